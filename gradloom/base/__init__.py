@@ -1,0 +1,1 @@
+"""dtypes, errors, settings: what everything else stands on."""

@@ -1,0 +1,51 @@
+"""The errors that a user can meet. Each message is one line: what was seen, what is needed, where, and a hint."""
+
+from __future__ import annotations
+
+
+class GradloomError(Exception):
+    """Base of every error that gradloom raises on purpose; the command line answers it with exit code 2."""
+
+
+class ShapeError(GradloomError, ValueError):
+    """Shapes that do not fit an op."""
+
+
+class DTypeError(GradloomError, TypeError):
+    """A dtype that an op does not take."""
+
+
+class GraphError(GradloomError, ValueError):
+    """A graph that cannot be what its builder meant: an unknown input, a missing feed, a name used twice."""
+
+
+class GradientError(GradloomError):
+    """A gradient that does not exist: a non-differentiable op, or one that was not kept."""
+
+
+class PlanError(GradloomError):
+    """A plan that its proof refuses. Always a fault of ours; the message names both nodes."""
+
+
+class BackendError(GradloomError):
+    """A backend, ISA or kernel that this machine does not have."""
+
+
+class SettingError(GradloomError, ValueError):
+    """A switch, environment variable or hyperparameter out of its range."""
+
+
+class DataError(GradloomError, ValueError):
+    """Data that cannot be trained on: a bad row, a missing column, a label out of range."""
+
+
+class FileError(GradloomError):
+    """A file that is missing, truncated, corrupted or cannot be written."""
+
+
+class TrainError(GradloomError):
+    """A training run that cannot go on."""
+
+
+class NonFiniteError(TrainError):
+    """The loss or a gradient became NaN or infinite; names the step and the first node that produced it."""

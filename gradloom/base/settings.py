@@ -1,0 +1,88 @@
+"""Every environment variable of gradloom, declared once. `gl.compile` takes arguments of the same names.
+
+| variable          | argument  | meaning                                                                    |
+|-------------------|-----------|----------------------------------------------------------------------------|
+| GRADLOOM_REUSE    | reuse     | 0: no two buffers share bytes                                              |
+| GRADLOOM_INPLACE  | inplace   | 0: no output takes an input's buffer                                       |
+| GRADLOOM_FUSE     | fuse      | 0: no node is fused                                                        |
+| GRADLOOM_POISON   | poison    | 1: dead ranges and scratch are filled with NaN                             |
+| GRADLOOM_ISA      | isa       | scalar, avx2 or avx512; the best that the machine has when unset           |
+| GRADLOOM_THREADS  | threads   | number of threads; the machine's cores when unset                          |
+| GRADLOOM_DEBUG    | debug     | 0..4: plan; time per step; graph; tape, printed to stderr at compile / run |
+| GRADLOOM_CHECK    | check     | 2: guard bytes round every buffer and a scan for NaN after each step       |
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from .errors import SettingError
+
+
+def _read_int(name: str, default: int | None, low: int, high: int) -> int | None:
+    text = os.environ.get(name, "")
+    if text == "":
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        value = low - 1
+    if not low <= value <= high:
+        raise SettingError(f"{name}={text!r} is not usable; need a whole number from {low} to {high}")
+    return value
+
+
+def core_count() -> int:
+    """Cores that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS
+        return os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Switches:
+    """How a graph is compiled and run; every field is an argument of `gl.compile`."""
+
+    reuse: bool = True
+    inplace: bool = True
+    fuse: bool = True
+    poison: bool = False
+    isa: str | None = None
+    threads: int = 1
+    debug: int = 0
+    check: int = 0
+
+
+def switches(
+    *,
+    reuse: bool | None = None,
+    inplace: bool | None = None,
+    fuse: bool | None = None,
+    poison: bool | None = None,
+    isa: str | None = None,
+    threads: int | None = None,
+    debug: int | None = None,
+    check: int | None = None,
+) -> Switches:
+    """The switches in force: an argument that is given wins over its environment variable, which wins over the default."""
+
+    def flag(given: bool | None, name: str, default: bool) -> bool:
+        return bool(_read_int(name, int(default), 0, 1)) if given is None else bool(given)
+
+    cores = core_count()
+    if threads is None:
+        threads = _read_int("GRADLOOM_THREADS", cores, 1, 1024)
+    if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
+        raise SettingError(f"threads={threads!r} is not usable; need a whole number of at least 1")
+    return Switches(
+        reuse=flag(reuse, "GRADLOOM_REUSE", True),
+        inplace=flag(inplace, "GRADLOOM_INPLACE", True),
+        fuse=flag(fuse, "GRADLOOM_FUSE", True),
+        poison=flag(poison, "GRADLOOM_POISON", False),
+        isa=isa if isa is not None else os.environ.get("GRADLOOM_ISA") or None,
+        threads=min(threads, cores),  # more spinning threads than cores only wait for each other
+        debug=debug if debug is not None else (_read_int("GRADLOOM_DEBUG", 0, 0, 4) or 0),
+        check=check if check is not None else (_read_int("GRADLOOM_CHECK", 0, 0, 2) or 0),
+    )

@@ -1,0 +1,61 @@
+"""Whole graphs: topological order, the shape checker, listings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ..base.errors import GraphError
+from .opspec import Spec
+from .value import Node, Value, describe
+
+
+def reachable(values: Iterable[Value], effects: bool = False) -> list[Node]:
+    """All nodes that the values need, in topological order (by id); with `effects`, also the updates that belong to them."""
+    found: set[Node] = set()
+    todo = [v.node for v in values]
+    while todo:
+        node = todo.pop()
+        if node in found:
+            continue
+        found.add(node)
+        todo.extend(v.node for v in node.inputs if v is not None)
+        todo.extend(node.after)
+        if effects:
+            todo.extend(v.node for v in node.effects)
+    return sorted(found, key=lambda node: node.id)
+
+
+def check_graph(nodes: Sequence[Node]) -> None:
+    """Infer every shape and dtype again and hold it against what the nodes say; inputs must come before their users."""
+    seen: set[Node] = set()
+    for node in nodes:
+        for value in node.inputs:
+            if value is not None and value.node not in seen:
+                raise GraphError(f"graph: {node.label} reads {value.node.label}, which comes later or is missing")
+        inferred = node.op.infer(node.inputs, node.attrs)
+        stated = [Spec(v.shape, v.dtype) for v in node.outputs]
+        if inferred != stated:
+            raise GraphError(f"graph: {node.label} says {stated}; its op infers {inferred}")
+        seen.add(node)
+
+
+def listing(values: Iterable[Value]) -> str:
+    """The graph as text, a line per node."""
+    lines = []
+    for node in reachable(values):
+        outputs = ", ".join(f"%{node.id}{f'.{i}' if i else ''} {describe(v)}" for i, v in enumerate(node.outputs))
+        inputs = ", ".join("-" if v is None else f"%{v.node.id}{f'.{v.index}' if v.index else ''}" for v in node.inputs)
+        attrs = "".join(f" {k}={v}" for k, v in node.attrs.items() if k not in ("data", "stored"))
+        name = f"  # {node.name}" if node.name else ""
+        lines.append(f"{outputs} = {node.op.name}({inputs}){attrs}{name}")
+    return "\n".join(lines)
+
+
+def dot(values: Iterable[Value]) -> str:
+    """The graph in Graphviz' language."""
+    lines = ["digraph gradloom {", '  node [shape=box, fontname="monospace"];']
+    for node in reachable(values):
+        text = f"{node.op.name}\\n{node.name}\\n{', '.join(map(describe, node.outputs))}"
+        lines.append(f'  n{node.id} [label="{text}"{", style=filled" if node.op.leaf else ""}];')
+        lines.extend(f"  n{v.node.id} -> n{node.id};" for v in node.inputs if v is not None)
+    return "\n".join([*lines, "}"])

@@ -1,0 +1,466 @@
+"""OpSpec: all that gradloom knows about an op, in one literal, and the registry that refuses gaps.
+
+The rules of an op (shape, vjp, reference, view, cost) are plain functions whose parameters are called by name: the
+op's inputs, outputs and attributes, `g` or `g_<output>` for incoming gradients. A rule asks for what it needs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..base.dtypes import DType, dtype, f32, i32
+from ..base.errors import DTypeError, GradloomError, GraphError, ShapeError
+from .value import Node, Shape, Value, describe
+
+REGISTRY: dict[str, OpSpec] = {}
+MAX_RANK = 6
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Shape and dtype of a value, as shape rules see and return them."""
+
+    shape: Shape
+    dtype: DType = f32
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        n = 1
+        for extent in self.shape:
+            n *= extent
+        return n
+
+
+class Reject(Exception):  # noqa: N818 (a signal between a shape rule and the op that called it)
+    """Raised by a shape rule: what is wrong, and what would be right."""
+
+    def __init__(self, seen: str, need: str, kind: type[GradloomError] = ShapeError) -> None:
+        super().__init__(seen)
+        self.seen, self.need, self.kind = seen, need, kind
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A declared input or output: `x`, `x?` (optional), or one of a repeated group after `|`."""
+
+    name: str
+    optional: bool = False
+    repeated: bool = False
+
+
+@dataclass(frozen=True)
+class Attr:
+    """A declared attribute. Kinds: int float bool ints dtype object, or choices as `none/relu`."""
+
+    name: str
+    kind: str
+    default: Any = inspect.Parameter.empty
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return tuple(self.kind.split("/")) if "/" in self.kind else ()
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Inputs (arrays in the order of declaration, None for an absent one, groups flat) and attributes to test an op with."""
+
+    inputs: tuple[Any, ...]
+    attrs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BadSample:
+    """Inputs that an op must refuse, with the exact beginning of the message that they get."""
+
+    inputs: tuple[Any, ...]
+    message: str
+    attrs: dict[str, Any] = field(default_factory=dict)
+
+
+def _slots(text: str) -> tuple[Slot, ...]:
+    fixed, _, repeated = text.partition("|")
+    slots = [Slot(w.rstrip("?"), w.endswith("?")) for w in fixed.split()]
+    return tuple(slots + [Slot(w.rstrip("?"), w.endswith("?"), True) for w in repeated.split()])
+
+
+def _attrs(text: str) -> tuple[Attr, ...]:
+    """Parse "axes:ints keepdims:bool=False"."""
+    found = []
+    for word in text.split():
+        match = re.fullmatch(r"(\w+):([\w/]+)(?:=(.*))?", word)
+        if match is None:
+            raise AssertionError(f"attribute {word!r} is not name:kind or name:kind=default")
+        name, kind, default = match.groups()
+        value = inspect.Parameter.empty if default is None else _coerce(kind, _literal(kind, default), name)
+        found.append(Attr(name, kind, value))
+    return tuple(found)
+
+
+def _literal(kind: str, text: str) -> Any:
+    if kind == "bool":
+        return {"True": True, "False": False}[text]
+    if kind == "ints":
+        return tuple(int(t) for t in text.split(",") if t)
+    return text
+
+
+def _coerce(kind: str, value: Any, name: str) -> Any:
+    """The attribute in its canonical Python form; Reject when it cannot be read as its kind."""
+    try:
+        if kind == "int":
+            if isinstance(value, bool) or int(value) != value and not isinstance(value, str):
+                raise ValueError
+            return int(value)
+        if kind == "float":
+            return float(value)
+        if kind == "bool":
+            return bool(value)
+        if kind == "ints":
+            return tuple(int(v) for v in value)
+        if kind == "dtype":
+            return dtype(value)
+    except (TypeError, ValueError):
+        raise Reject(f"{name}={value!r} is not usable", f"{name} of kind {kind}", GraphError) from None
+    if "/" in kind and value not in kind.split("/"):
+        raise Reject(f"{name}={value!r} is not a choice", f"one of {kind.replace('/', ', ')}", GraphError)
+    return value
+
+
+def _wanted(rule: Callable[..., Any] | None) -> tuple[str, ...]:
+    return () if rule is None else tuple(inspect.signature(rule).parameters)
+
+
+class OpSpec:
+    """One op. Calling it makes a node and returns its output, or a tuple of them. See `op` for the fields."""
+
+    def __init__(self, name: str, **fields: Any) -> None:
+        self.name = name
+        self.doc: str = fields["doc"]
+        self.inputs = _slots(fields["inputs"])
+        self.outputs = _slots(fields["outputs"])
+        self.attrs = _attrs(fields["attrs"])
+        self.shape: Callable[..., Any] = fields["shape"]
+        self.vjp: Callable[..., Any] | None = fields["vjp"]
+        self.no_gradient: str | None = fields["no_gradient"]
+        self.reference: Callable[..., Any] | None = fields["reference"]
+        self.view: Callable[..., Any] | None = fields["view"]
+        self.cost: Callable[..., tuple[float, float]] | None = fields["cost"]
+        self.samples: Callable[[np.random.Generator], Sequence[Sample]] | None = fields["samples"]
+        self.bad_samples: Sequence[BadSample] = fields["bad_samples"]
+        self.no_samples: str | None = fields["no_samples"]
+        self.leaf: bool = fields["leaf"]
+        self.guard: bool = fields["guard"]
+        self.foldable: bool = fields["foldable"]
+        self.may_overwrite: dict[str, tuple[str, ...]] = _overwrites(fields["may_overwrite"], self.outputs)
+        self.dense = frozenset(fields["dense"].split())
+        self.updates: dict[str, str] = dict(p.split("=") for p in fields["updates"].split())  # output -> input
+        self._wants = {rule: _wanted(getattr(self, rule)) for rule in ("shape", "vjp", "reference", "view", "cost")}
+        self.fixed_inputs = sum(not s.repeated for s in self.inputs)
+        self.group_size = len(self.inputs) - self.fixed_inputs
+        self.__doc__ = self.doc
+
+    # ---- calling -------------------------------------------------------------------------------------
+
+    def __call__(self, *inputs: Any, **attrs: Any) -> Any:
+        outputs = self.node(inputs, attrs).outputs
+        return outputs[0] if len(outputs) == 1 and not self.outputs[0].repeated else outputs
+
+    def node(self, inputs: Sequence[Any], attrs: Mapping[str, Any], name: str = "", where: str | None = None) -> Node:
+        """Make a node: inputs become values, attributes canonical, shapes are inferred. Errors name the user's line."""
+        values = [None if x is None else as_value(x) for x in inputs]
+        values += [None] * (self.fixed_inputs - len(values))
+        try:
+            canonical = self.canonical_attrs(attrs)
+            specs = self.infer(values, canonical)
+        except Reject as reject:
+            raise self._error(reject, values, name, where) from None
+        return Node(self, values, canonical, [(s.shape, s.dtype) for s in specs], name, where)
+
+    def canonical_attrs(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
+        canonical = {}
+        for attr in self.attrs:
+            value = attrs.get(attr.name, attr.default)
+            if value is inspect.Parameter.empty:
+                raise Reject(f"{attr.name} is missing", f"{attr.name} of kind {attr.kind}", GraphError)
+            canonical[attr.name] = _coerce(attr.kind, value, attr.name)
+        unknown = set(attrs) - set(canonical)
+        if unknown:
+            known = ", ".join(canonical) or "none"
+            raise Reject(f"{sorted(unknown)[0]} is not an attribute", f"one of: {known}", GraphError)
+        return canonical
+
+    def infer(self, values: Sequence[Value | None], attrs: Mapping[str, Any]) -> list[Spec]:
+        """Shapes and dtypes of the outputs, by the op's rule."""
+        given, least = len(values), self.fixed_inputs
+        if given < least or (given > least and (not self.group_size or (given - least) % self.group_size)):
+            need = f"{least}" + (f" and groups of {self.group_size}" if self.group_size else "")
+            raise Reject(f"{given} inputs", f"{need} inputs", GraphError)
+        for slot, value in zip(self.inputs, values[:least], strict=False):
+            if value is None and not slot.optional:
+                raise Reject(f"input {slot.name} is missing", slot.name, GraphError)
+        specs = [None if v is None else Spec(v.shape, v.dtype) for v in values]
+        found = self.call("shape", self.bind_inputs(specs) | dict(attrs))
+        found = [found] if isinstance(found, Spec) else list(found)
+        for spec in found:
+            if spec.ndim > MAX_RANK:
+                raise Reject(f"the result has {spec.ndim} axes", f"at most {MAX_RANK}")
+        return found
+
+    def _error(self, reject: Reject, values: Sequence[Value | None], name: str, where: str | None) -> GradloomError:
+        from .value import current_scope, user_location
+
+        shown = ", ".join(f"{n} {describe(v)}" for n, v in self.named_inputs(values) if v is not None)
+        called = name or current_scope()
+        place = f"node {called} at {where or user_location()}" if called else f"at {where or user_location()}"
+        parts = [f"{self.name}: {reject.seen}" + (f": {shown}" if shown else ""), f"need {reject.need}", place]
+        return reject.kind("; ".join(parts))
+
+    # ---- rules, called by name -----------------------------------------------------------------------
+
+    def call(self, rule: str, scope: Mapping[str, Any]) -> Any:
+        """Call a rule with what it asks for out of scope."""
+        return getattr(self, rule)(**{n: scope[n] for n in self._wants[rule]})
+
+    def bind_inputs(self, values: Sequence[Any]) -> dict[str, Any]:
+        return self._bind(self.inputs, values)
+
+    def bind_outputs(self, values: Sequence[Any]) -> dict[str, Any]:
+        return self._bind(self.outputs, values)
+
+    @staticmethod
+    def _bind(slots: tuple[Slot, ...], values: Sequence[Any]) -> dict[str, Any]:
+        """name -> value; name -> list of values for the repeated ones."""
+        fixed = [s for s in slots if not s.repeated]
+        repeated = slots[len(fixed) :]
+        bound: dict[str, Any] = {s.name: v for s, v in zip(fixed, values, strict=False)}
+        for i, slot in enumerate(repeated):
+            bound[slot.name] = list(values[len(fixed) + i :: len(repeated)])
+        return bound
+
+    def named_inputs(self, values: Sequence[Any]) -> list[tuple[str, Any]]:
+        """(name, value) flat; repeated ones are numbered: w0 g0 w1 g1."""
+        return self._named(self.inputs, values)
+
+    def named_outputs(self, values: Sequence[Any]) -> list[tuple[str, Any]]:
+        return self._named(self.outputs, values)
+
+    @staticmethod
+    def _named(slots: tuple[Slot, ...], values: Sequence[Any]) -> list[tuple[str, Any]]:
+        fixed = [s for s in slots if not s.repeated]
+        repeated = slots[len(fixed) :]
+        names = [s.name for s in fixed[: len(values)]]
+        for k in range(len(values) - len(names)):
+            names.append(f"{repeated[k % len(repeated)].name}{k // len(repeated)}")
+        return list(zip(names, values, strict=True))
+
+    def flatten(self, slots: tuple[Slot, ...], per_name: Sequence[Any]) -> list[Any]:
+        """One entry per declared name (lists for repeated names) -> one entry per value, in tape order."""
+        fixed = sum(not s.repeated for s in slots)
+        flat = list(per_name[:fixed])
+        for group in zip(*per_name[fixed:], strict=True):
+            flat.extend(group)
+        return flat
+
+    def slot(self, slots: tuple[Slot, ...], position: int) -> Slot:
+        """The declaration that a flat position belongs to."""
+        fixed = sum(not s.repeated for s in slots)
+        return slots[position] if position < fixed else slots[fixed + (position - fixed) % (len(slots) - fixed)]
+
+    def __repr__(self) -> str:
+        return f"op({self.name})"
+
+
+def _overwrites(text: str | Mapping[str, str], outputs: tuple[Slot, ...]) -> dict[str, tuple[str, ...]]:
+    if isinstance(text, str):
+        text = {outputs[0].name: text} if text else {}
+    return {out: tuple(names.split()) for out, names in text.items()}
+
+
+def op(
+    name: str,
+    *,
+    inputs: str,
+    outputs: str = "y",
+    attrs: str = "",
+    doc: str,
+    shape: Callable[..., Any],
+    vjp: Callable[..., Any] | None = None,
+    no_gradient: str | None = None,
+    reference: Callable[..., Any] | None = None,
+    may_overwrite: str | Mapping[str, str] = "",
+    view: Callable[..., Any] | None = None,
+    dense: str = "",
+    updates: str = "",
+    cost: Callable[..., tuple[float, float]] | None = None,
+    samples: Callable[[np.random.Generator], Sequence[Sample]] | None = None,
+    bad_samples: Sequence[BadSample] = (),
+    no_samples: str | None = None,
+    leaf: bool = False,
+    guard: bool = False,
+    foldable: bool = True,
+) -> OpSpec:
+    """Declare an op.
+
+    inputs, outputs   names; "b?" is optional; names after "|" repeat as groups ("| w g m v")
+    attrs             "axes:ints keepdims:bool=False act:none/relu"
+    doc               first line: the formula; then where it comes from
+    shape             rule: Spec of the output, or several; raises Reject
+    vjp               rule: one gradient (Value or None) per declared input, made of public ops; or no_gradient="why not"
+    reference         NumPy definition, float64 in, float64 out; a tuple for several outputs
+    may_overwrite     inputs whose buffer the (first) output may take, or {output: inputs}
+    view              rule (shape, strides of the first input, attributes) -> (offset, strides) in elements or None:
+                      the output needs no kernel
+    dense             inputs that must be row-major without gaps (the planner copies where they are not)
+    updates           "w=w m=m": outputs that are written to the storage of an input
+    cost              rule: (flops, bytes); by default one flop per output element, all bytes once
+    samples           rng -> samples that every test is generated from; no_samples="why there are none"
+    leaf              has no kernel: its bytes come from outside
+    guard             may stop the run; every update comes after it
+    foldable          False: never folded to a constant nor merged with its twin (random ops, updates)
+    """
+    fields = {k: v for k, v in locals().items() if k != "name"}
+    spec = OpSpec(name, **fields)
+    _refuse_gaps(spec)
+    REGISTRY[name] = spec
+    return spec
+
+
+def _refuse_gaps(spec: OpSpec) -> None:
+    gaps = []
+    if spec.name in REGISTRY:
+        gaps.append("the name is taken")
+    if (spec.vjp is None) == (spec.no_gradient is None):
+        gaps.append("exactly one of vjp and no_gradient")
+    if spec.reference is None and not spec.leaf:
+        gaps.append("a reference")
+    if (spec.samples is None) == (spec.no_samples is None):
+        gaps.append("exactly one of samples and no_samples")
+    known = {s.name for s in spec.inputs} | {s.name for s in spec.outputs} | {a.name for a in spec.attrs}
+    known |= {"g"} | {f"g_{s.name}" for s in spec.outputs} | {"strides", "layout_shape"}
+    for rule, wants in spec._wants.items():
+        gaps += [f"{rule} asks for {w!r}, which is not declared" for w in wants if w not in known]
+    inputs, outputs = {s.name for s in spec.inputs}, {s.name for s in spec.outputs}
+    for out, names in spec.may_overwrite.items():
+        if out not in outputs or not set(names) <= inputs:
+            gaps.append(f"may_overwrite names {out}: {names}")
+    if not set(spec.updates) <= outputs or not set(spec.updates.values()) <= inputs or not spec.dense <= inputs:
+        gaps.append("updates or dense name an unknown input or output")
+    if gaps:
+        raise AssertionError(f"op {spec.name} needs: {'; '.join(gaps)}")
+
+
+# ---- values from Python data -----------------------------------------------------------------------------
+
+
+def as_value(x: Any) -> Value:
+    """A value as it is; a number or array becomes a constant (f32 for floats, i32 for integer arrays, u8 for bools)."""
+    if isinstance(x, Value):
+        return x
+    return constant(x)
+
+
+def constant(data: Any, kind: str | DType | None = None, name: str = "") -> Value:
+    """A constant node holding `data` (copied)."""
+    array = np.asarray(data)
+    if kind is None:
+        if array.dtype.kind == "b":
+            kind = "u8"
+        elif array.dtype.kind in "iu" and array.ndim > 0:
+            kind = i32 if array.dtype.itemsize >= 4 else dtype(array.dtype)
+        else:
+            kind = f32
+    if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
+        raise DTypeError(f"constant: got {array.dtype} data; need numbers")
+    stored = np.array(array, dtype=dtype(kind).numpy, order="C")
+    stored.setflags(write=False)
+    return _CONSTANT.node((), {"data": stored}, name).outputs[0]
+
+
+_CONSTANT = op(
+    "constant", inputs="", attrs="data:object", leaf=True, foldable=False,
+    doc="An array known when the graph is built.",
+    shape=lambda data: Spec(data.shape, dtype(data.dtype)),
+    no_gradient="a constant has no gradient", no_samples="a leaf: its bytes come from the graph",
+)  # fmt: skip
+_INPUT = op(
+    "input", inputs="", attrs="key:object extents:ints kind:dtype", leaf=True, foldable=False,
+    doc="An array that the caller feeds.",
+    shape=lambda extents, kind: Spec(extents, kind),
+    no_gradient="an input has no gradient of its own; ask for it with gl.gradients", no_samples="a leaf",
+)  # fmt: skip
+_PARAMETER = op(
+    "parameter", inputs="", attrs="stored:object", leaf=True, foldable=False,
+    doc="An array that outlives the run and that update ops may write.",
+    shape=lambda stored: Spec(stored.shape, stored.dtype),
+    no_gradient="a parameter is where gradients end", no_samples="a leaf",
+)  # fmt: skip
+_SETTING = op(
+    "setting", inputs="", attrs="key:object kind:dtype=f32", leaf=True, foldable=False,
+    doc="A scalar from the settings table (learning rate, step, seed), evaluated ahead of the call.",
+    shape=lambda kind: Spec((), kind),
+    no_gradient="a setting is not differentiated", no_samples="a leaf",
+)  # fmt: skip
+
+
+def input(name: str, shape: Sequence[int] = (), dtype: str | DType = "f32") -> Value:  # noqa: A001 (PyTorch/Keras word)
+    """A value that the caller feeds by name. shape: NumPy order, slowest axis first."""
+    if not isinstance(name, str) or not name:
+        raise GraphError(f"input: name {name!r} is not usable; need a non-empty string")
+    extents = (shape,) if isinstance(shape, int) else tuple(shape)
+    if any(not isinstance(e, (int, np.integer)) or e < 0 for e in extents):
+        raise ShapeError(f"input {name}: shape {list(extents)} is not usable; need whole numbers >= 0")
+    return _INPUT.node((), {"key": name, "extents": extents, "kind": dtype}, name).outputs[0]
+
+
+def setting(key: str, kind: str | DType = "f32") -> Value:
+    """A run-time scalar of shape () out of the settings table."""
+    return _SETTING.node((), {"key": key, "kind": kind}, key).outputs[0]
+
+
+class Parameter(Value):
+    """A value whose array outlives the run. `numpy()` copies it out, `assign` replaces it."""
+
+    __slots__ = ()
+
+    @property
+    def stored(self) -> Any:
+        return self.node.attrs["stored"]
+
+    @property
+    def trainable(self) -> bool:
+        return self.stored.trainable
+
+    def numpy(self) -> np.ndarray:
+        """A copy of the current contents."""
+        return self.stored.array.copy()
+
+    def assign(self, data: Any) -> None:
+        """Replace the contents; ShapeError or DTypeError when they do not fit."""
+        self.stored.assign(data)
+
+
+def parameter(data: Any, name: str = "", dtype: str | DType = "f32", trainable: bool = True) -> Parameter:
+    """A trainable array, initialised with `data` (copied)."""
+    from .stored import Stored
+
+    node = _PARAMETER.node((), {"stored": Stored(name, data, dtype, trainable)}, name)
+    value = Parameter(node, 0, node.outputs[0].shape, node.outputs[0].dtype)
+    node.outputs = (value,)
+    return value
+
+
+def named(value: Value, name: str) -> Value:
+    """The same value under a name of its own (messages, listings, gradients by name)."""
+    value.node.name = name
+    return value

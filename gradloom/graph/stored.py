@@ -1,0 +1,55 @@
+"""Stored: an array that outlives a run (a parameter, an optimiser moment, running statistics).
+
+It lives once, in memory of its own, and every executable compiled for the CPU reads and writes it there.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..base.dtypes import DType, dtype
+from ..base.errors import DTypeError, ShapeError
+
+ALIGNMENT = 64
+
+
+def aligned_empty(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
+    """An uninitialised array that starts on a cache line."""
+    bytes_needed = math.prod(shape) * kind.itemsize
+    raw = np.empty(bytes_needed + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + bytes_needed].view(kind).reshape(shape)
+
+
+class Stored:
+    """A named array with a fixed shape and dtype. `version` counts the assignments from outside a run."""
+
+    __slots__ = ("array", "dtype", "name", "trainable", "version")
+
+    def __init__(self, name: str, data: object, kind: str | DType = "f32", trainable: bool = False) -> None:
+        given = np.asarray(data)
+        self.name = name
+        self.dtype = dtype(kind)
+        self.trainable = trainable
+        self.version = 0
+        self.array = aligned_empty(given.shape, self.dtype.numpy)
+        self.array[...] = given
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    def assign(self, data: object) -> None:
+        """Replace the contents; ShapeError when the shape differs, DTypeError when the data are not numbers."""
+        given = np.asarray(data)
+        if given.dtype.kind not in "fiub":
+            raise DTypeError(f"parameter {self.name}: got {given.dtype}; need numbers for {self.dtype.name}")
+        if given.shape != self.shape:
+            raise ShapeError(f"parameter {self.name}: got shape {list(given.shape)}; need {list(self.shape)}")
+        self.array[...] = given
+        self.version += 1
+
+    def __repr__(self) -> str:
+        return f"Stored({self.name}, {self.dtype.name}{list(self.shape)})"

@@ -1,0 +1,217 @@
+"""Node and Value: the graph itself.
+
+A node is one application of an op; a value is one of its outputs, and what users hold. Both never change.
+Node ids grow with creation, so the order of ids is always a topological order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..base.dtypes import DType
+
+if TYPE_CHECKING:
+    from .opspec import OpSpec
+
+Shape = tuple[int, ...]
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_ids = itertools.count()
+_scope: ContextVar[str] = ContextVar("gradloom_scope", default="")
+_operators: dict[str, Callable[..., Value]] = {}
+
+
+def user_location() -> str:
+    """file:line of the innermost frame outside the package: where the user asked for this node."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+@contextmanager
+def scope(name: str) -> Iterator[None]:
+    """Nodes made inside are called name.op; scopes nest with dots. Modules use it."""
+    outer = _scope.get()
+    token = _scope.set(f"{outer}.{name}" if outer else name)
+    try:
+        yield
+    finally:
+        _scope.reset(token)
+
+
+def current_scope() -> str:
+    return _scope.get()
+
+
+class Node:
+    """One application of an op.
+
+    inputs holds one entry per declared input: a Value, None for an absent optional one; the groups of a
+    variadic op follow flat. `effects` are update values that belong to whoever computes this node (running
+    statistics); `after` are nodes that must have run before (the guard before every update).
+    """
+
+    __slots__ = ("after", "attrs", "effects", "id", "inputs", "name", "op", "outputs", "where")
+
+    def __init__(
+        self,
+        op: OpSpec,
+        inputs: Sequence[Value | None],
+        attrs: Mapping[str, Any],
+        specs: Sequence[tuple[Shape, DType]],
+        name: str = "",
+        where: str | None = None,
+        after: Sequence[Node] = (),
+    ) -> None:
+        self.id = next(_ids)
+        self.op = op
+        self.inputs = tuple(inputs)
+        self.attrs = dict(attrs)
+        self.outputs = tuple(Value(self, i, shape, dtype) for i, (shape, dtype) in enumerate(specs))
+        self.name = name or _scope.get()
+        self.where = user_location() if where is None else where
+        self.effects: tuple[Value, ...] = ()
+        self.after = tuple(after)
+
+    @property
+    def label(self) -> str:
+        """How messages call this node: its name where it has one, else op#id; then the line of user code."""
+        called = self.name or f"{self.op.name}#{self.id}"
+        return f"{called} at {self.where}"
+
+    def __repr__(self) -> str:
+        return f"Node({self.op.name}, {self.label})"
+
+
+class Value:
+    """One output of a node: a shape, a dtype, and arithmetic that makes further nodes."""
+
+    __slots__ = ("__weakref__", "dtype", "index", "node", "shape")
+    __array_priority__ = 1000  # numpy_array * value asks the value
+
+    def __init__(self, node: Node, index: int, shape: Shape, dtype: DType) -> None:
+        self.node = node
+        self.index = index
+        self.shape = shape
+        self.dtype = dtype
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        n = 1
+        for extent in self.shape:
+            n *= extent
+        return n
+
+    @property
+    def bytes(self) -> int:
+        return self.size * self.dtype.bytes
+
+    @property
+    def T(self) -> Value:  # noqa: N802 (NumPy's name)
+        """All axes reversed."""
+        return _operators["permute"](self, axes=tuple(range(self.ndim))[::-1])
+
+    def __repr__(self) -> str:
+        return f"<{self.node.label}: {describe(self)}>"
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a value of shape ()")
+        return self.shape[0]
+
+    def __bool__(self) -> bool:
+        raise TypeError("a graph value has no truth; compile it and look at the result")
+
+    def __iter__(self) -> Iterator[Value]:
+        return (self[i] for i in range(len(self)))
+
+    def __array__(self, *_: object, **__: object) -> np.ndarray:
+        raise TypeError("a graph value is not an array; compile it (gl.compile) and call the result")
+
+    def __neg__(self) -> Value:
+        return _operators["neg"](self)
+
+    def __abs__(self) -> Value:
+        return _operators["abs"](self)
+
+    def __add__(self, other: object) -> Value:
+        return _operators["add"](self, other)
+
+    def __radd__(self, other: object) -> Value:
+        return _operators["add"](other, self)
+
+    def __sub__(self, other: object) -> Value:
+        return _operators["sub"](self, other)
+
+    def __rsub__(self, other: object) -> Value:
+        return _operators["sub"](other, self)
+
+    def __mul__(self, other: object) -> Value:
+        return _operators["mul"](self, other)
+
+    def __rmul__(self, other: object) -> Value:
+        return _operators["mul"](other, self)
+
+    def __truediv__(self, other: object) -> Value:
+        return _operators["div"](self, other)
+
+    def __rtruediv__(self, other: object) -> Value:
+        return _operators["div"](other, self)
+
+    def __pow__(self, other: object) -> Value:
+        return _operators["pow"](self, other)
+
+    def __rpow__(self, other: object) -> Value:
+        return _operators["pow"](other, self)
+
+    def __matmul__(self, other: object) -> Value:
+        return _operators["matmul"](self, other)
+
+    def __rmatmul__(self, other: object) -> Value:
+        return _operators["matmul"](other, self)
+
+    def __getitem__(self, index: Any) -> Value:
+        return _operators["getitem"](self, index)
+
+    def reshape(self, *shape: Any) -> Value:
+        return _operators["reshape"](self, shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
+
+    def transpose(self, *axes: Any) -> Value:
+        return _operators["transpose"](self, axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes or None)
+
+    def sum(self, axes: Any = None, keepdims: bool = False) -> Value:
+        return _operators["sum"](self, axes, keepdims)
+
+    def mean(self, axes: Any = None, keepdims: bool = False) -> Value:
+        return _operators["mean"](self, axes, keepdims)
+
+
+def define_operators(**functions: Callable[..., Value]) -> None:
+    """ops/ gives values their arithmetic; graph/ itself imports no op."""
+    _operators.update(functions)
+
+
+def describe(value: Value | None) -> str:
+    """dtype and shape, as messages print them: f32[32,784]."""
+    return "absent" if value is None else describe_spec(value.shape, value.dtype)
+
+
+def describe_spec(shape: Shape, dtype: DType) -> str:
+    return f"{dtype.name}[{','.join(map(str, shape))}]"
