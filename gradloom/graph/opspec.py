@@ -164,6 +164,7 @@ class OpSpec:
         self.foldable: bool = fields["foldable"]
         self.may_overwrite: dict[str, tuple[str, ...]] = _overwrites(fields["may_overwrite"], self.outputs)
         self.dense = frozenset(fields["dense"].split())
+        self.unit = frozenset(fields["unit"].split())
         self.updates: dict[str, str] = dict(p.split("=") for p in fields["updates"].split())  # output -> input
         self._wants = {rule: _wanted(getattr(self, rule)) for rule in ("shape", "vjp", "reference", "view", "cost")}
         self.fixed_inputs = sum(not s.repeated for s in self.inputs)
@@ -301,6 +302,7 @@ def op(
     may_overwrite: str | Mapping[str, str] = "",
     view: Callable[..., Any] | None = None,
     dense: str = "",
+    unit: str = "",
     updates: str = "",
     cost: Callable[..., tuple[float, float]] | None = None,
     samples: Callable[[np.random.Generator], Sequence[Sample]] | None = None,
@@ -322,6 +324,7 @@ def op(
     view              rule (shape, strides of the first input, attributes) -> (offset, strides) in elements or None:
                       the output needs no kernel
     dense             inputs that must be row-major without gaps (the planner copies where they are not)
+    unit              inputs of which one of the last two axes must have stride 1 (matrices, transposed or not)
     updates           "w=w m=m": outputs that are written to the storage of an input
     cost              rule: (flops, bytes); by default one flop per output element, all bytes once
     samples           rng -> samples that every test is generated from; no_samples="why there are none"
@@ -354,8 +357,8 @@ def _refuse_gaps(spec: OpSpec) -> None:
     for out, names in spec.may_overwrite.items():
         if out not in outputs or not set(names) <= inputs:
             gaps.append(f"may_overwrite names {out}: {names}")
-    if not set(spec.updates) <= outputs or not set(spec.updates.values()) <= inputs or not spec.dense <= inputs:
-        gaps.append("updates or dense name an unknown input or output")
+    if not set(spec.updates) <= outputs or not set(spec.updates.values()) <= inputs or not spec.dense | spec.unit <= inputs:
+        gaps.append("updates, dense or unit name an unknown input or output")
     if gaps:
         raise AssertionError(f"op {spec.name} needs: {'; '.join(gaps)}")
 

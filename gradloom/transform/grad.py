@@ -1,0 +1,89 @@
+"""Reverse-mode gradients: walks the graph once from the losses back and lets each op's vjp add its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..base.errors import GradientError, ShapeError
+from ..graph.graph import reachable
+from ..graph.opspec import REGISTRY, constant
+from ..graph.value import Node, Value, describe
+
+
+def gradients(
+    outputs: Value | Sequence[Value], wrt: Sequence[Value], seeds: Sequence[Value] | None = None
+) -> list[Value | None]:
+    """d(sum of the outputs)/d(each value of wrt), as nodes like any other.
+
+    outputs: one or several losses, which add up; a loss that is not a scalar counts with all its elements.
+    wrt: any values of the graph. seeds: the gradients to start from, one per output; ones when not given.
+    Returns one value per entry of wrt, of its shape; None where no output depends on it.
+    Raises GradientError where the way passes an op that has no gradient, naming the op, the node and its line.
+    """
+    losses = [outputs] if isinstance(outputs, Value) else list(outputs)
+    nodes = reachable(losses)
+    depends = _depending_on(nodes, wrt)
+    incoming: dict[Value, list[Value]] = {}
+    for i, loss in enumerate(losses):
+        seed = seeds[i] if seeds is not None else _ones(loss)
+        if seed.shape != loss.shape:
+            raise ShapeError(f"gradients: seed {describe(seed)} for {loss.node.label}; need shape {list(loss.shape)}")
+        if loss in depends:
+            incoming.setdefault(loss, []).append(seed)
+
+    done: dict[Value, Value] = {}
+    for node in reversed(nodes):
+        received = []
+        for value in node.outputs:
+            g = _total(incoming.pop(value, []))
+            if g is not None:
+                done[value] = g
+            received.append(g)
+        if all(g is None for g in received) or not any(v in depends for v in node.inputs if v is not None):
+            continue
+        for value, g in zip(node.inputs, _vjp(node, received), strict=True):
+            if value is not None and g is not None and value in depends:
+                if g.shape != value.shape:
+                    raise AssertionError(f"vjp of {node.op.name}: gradient {describe(g)} for an input {describe(value)}")
+                incoming.setdefault(value, []).append(g)
+    return [done.get(value) for value in wrt]
+
+
+def _depending_on(nodes: Sequence[Node], wrt: Sequence[Value]) -> set[Value]:
+    """The values through which a gradient must pass: wrt itself and everything differentiable computed from it."""
+    depends = set(wrt)
+    for node in nodes:
+        if any(v in depends for v in node.inputs if v is not None):
+            depends.update(v for v in node.outputs if v.dtype.is_float)
+    return depends
+
+
+def _vjp(node: Node, received: Sequence[Value | None]) -> list[Value | None]:
+    op = node.op
+    if op.vjp is None:
+        raise GradientError(
+            f"{op.name} has no gradient: {op.no_gradient}; node {node.label}; "
+            "keep it out of the path from the loss to the parameters"
+        )
+    fixed_or_list = op.bind_outputs(received)
+    scope = dict(node.attrs) | op.bind_inputs(node.inputs) | op.bind_outputs(node.outputs)
+    scope |= {f"g_{name}": g for name, g in fixed_or_list.items()}
+    scope["g"] = fixed_or_list[op.outputs[0].name]
+    return op.flatten(op.inputs, op.call("vjp", scope))
+
+
+def _total(terms: Sequence[Value]) -> Value | None:
+    """The terms added in the order in which they arrived."""
+    if not terms:
+        return None
+    total = terms[0]
+    for term in terms[1:]:
+        total = REGISTRY["add"](total, term)
+    return total
+
+
+def _ones(value: Value) -> Value:
+    one = constant(np.ones((), value.dtype.numpy), value.dtype)
+    return one if value.shape == () else REGISTRY["broadcast_to"](one, shape=value.shape)

@@ -1,0 +1,237 @@
+"""graph -> graph: dead code, constants, common subexpressions, simplifications, fusion.
+
+A rewrite never changes the arithmetic: a fused op computes, bit for bit, what the nodes that it replaces compute.
+Dead code needs no pass: only what the outputs and effects reach is ever visited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..base.errors import GradloomError
+from ..graph.graph import reachable
+from ..graph.opspec import REGISTRY, constant
+from ..graph.value import Node, Value
+
+FOLD_BYTES = 1 << 20  # a folded constant is at most this large
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is to be computed: the outputs that the caller reads, and the updates that a run leaves behind."""
+
+    outputs: tuple[Value, ...]
+    effects: tuple[Value, ...] = ()
+
+    @property
+    def nodes(self) -> list[Node]:
+        """Everything needed, in topological order."""
+        return reachable((*self.outputs, *self.effects))
+
+
+def gather_program(outputs: Sequence[Value], effects: Sequence[Value] = ()) -> Program:
+    """The outputs, the given updates, and the updates that belong to nodes on the way (running statistics)."""
+    found = list(effects)
+    for node in reachable((*outputs, *effects), effects=True):
+        found.extend(v for v in node.effects if v not in found)
+    return Program(tuple(outputs), tuple(found))
+
+
+def rewrite(program: Program, fuse: bool = True) -> Program:
+    """The program with constants folded and twins merged, and with `fuse` also fused."""
+    program = _rebuild(program, _Simplifier())
+    if fuse:
+        for pattern in FUSIONS:
+            program = _rebuild(program, _Fuser(program, pattern))
+        program = _rebuild(program, _Simplifier())
+    return program
+
+
+Replace = Callable[[Node, Sequence["Value | None"]], "Sequence[Value] | None"]
+
+
+def _rebuild(program: Program, replace: Replace) -> Program:
+    """Visit the nodes in order; `replace` sees each node and its new inputs and answers its new outputs or None (keep)."""
+    new: dict[Value, Value] = {}
+    for node in program.nodes:
+        inputs = [None if v is None else new[v] for v in node.inputs]
+        outputs = replace(node, inputs)
+        if outputs is None:
+            outputs = _copy_node(node, inputs, new).outputs
+        new.update(zip(node.outputs, outputs, strict=True))
+    return Program(tuple(new[v] for v in program.outputs), tuple(new[v] for v in program.effects))
+
+
+def _copy_node(node: Node, inputs: Sequence[Value | None], new: dict[Value, Value]) -> Node:
+    after = [new[b.outputs[0]].node for b in node.after if b.outputs[0] in new]
+    if list(inputs) == list(node.inputs) and after == list(node.after):
+        return node
+    specs = [(v.shape, v.dtype) for v in node.outputs]
+    return Node(node.op, inputs, node.attrs, specs, node.name, node.where, after)
+
+
+# ---- simplification --------------------------------------------------------------------------------------
+
+
+class _Simplifier:
+    """Folds constants, drops views and products that change nothing, merges nodes that compute the same."""
+
+    def __init__(self) -> None:
+        self.known: dict[Any, Node] = {}
+
+    def __call__(self, node: Node, inputs: Sequence[Value | None]) -> Sequence[Value] | None:
+        if node.op.name in ("setting", "input"):
+            return self.merged((node.op.name, node.attrs["key"], node.outputs[0].shape, node.outputs[0].dtype), node)
+        if node.op.name == "constant":
+            data = node.attrs["data"]
+            return self.merged(("constant", data.tobytes(), data.shape, data.dtype.str), node) if data.size < 64 else None
+        if not node.op.foldable or node.op.leaf or node.after or node.effects:
+            return None
+        same = _unchanged(node, inputs)
+        if same is not None:
+            return [same]
+        if inputs and all(v is None or v.node.op.name == "constant" for v in inputs) and _small(node):
+            folded = _fold(node, inputs)
+            if folded is not None:
+                return folded
+        key = (node.op.name, tuple(id(v) for v in inputs), tuple(sorted((k, repr(v)) for k, v in node.attrs.items())))
+        known = self.known.get(key)
+        if known is not None:
+            return known.outputs
+        made = _copy_node(node, inputs, {})
+        self.known[key] = made
+        return made.outputs
+
+    def merged(self, key: Any, node: Node) -> Sequence[Value]:
+        return self.known.setdefault(key, node).outputs
+
+
+def _unchanged(node: Node, inputs: Sequence[Value | None]) -> Value | None:
+    """The input that the node would only repeat: x * 1, x / 1, a view of the same shape."""
+    out = node.outputs[0]
+    x = inputs[0]
+    if x is None:
+        return None
+    name = node.op.name
+    if name in ("reshape", "broadcast_to") and x.shape == out.shape:
+        return x
+    if name == "permute" and node.attrs["axes"] == tuple(range(x.ndim)):
+        return x
+    if name in ("mul", "div"):
+        y = inputs[1]
+        assert y is not None
+        if _is_one(y) and x.shape == out.shape:
+            return x
+        if name == "mul" and _is_one(x) and y.shape == out.shape:
+            return y
+    return None
+
+
+def _is_one(value: Value) -> bool:
+    while value.node.op.name in ("broadcast_to", "reshape"):
+        base = value.node.inputs[0]
+        assert base is not None
+        value = base
+    return value.node.op.name == "constant" and bool(np.all(value.node.attrs["data"] == 1))
+
+
+def _small(node: Node) -> bool:
+    return sum(v.bytes for v in node.outputs) <= FOLD_BYTES
+
+
+def _fold(node: Node, inputs: Sequence[Value | None]) -> list[Value] | None:
+    arrays = [None if v is None else v.node.attrs["data"] for v in inputs]
+    try:
+        with np.errstate(all="ignore"):
+            results = node.op.call("reference", dict(node.attrs) | node.op.bind_inputs(arrays))
+    except GradloomError:
+        return None  # the run will say it, with the node's name
+    results = results if isinstance(results, tuple) else (results,)
+    return [constant(np.asarray(r), v.dtype) for r, v in zip(results, node.outputs, strict=True)]
+
+
+# ---- fusion ----------------------------------------------------------------------------------------------
+
+
+class _Fuser:
+    """Applies one pattern wherever the inner node is used by nobody else."""
+
+    def __init__(self, program: Program, pattern: Pattern) -> None:
+        self.pattern = pattern
+        self.uses: dict[Value, int] = dict.fromkeys((*program.outputs, *program.effects), 2)
+        for node in program.nodes:
+            for value in node.inputs:
+                if value is not None:
+                    self.uses[value] = self.uses.get(value, 0) + 1
+
+    def __call__(self, node: Node, inputs: Sequence[Value | None]) -> Sequence[Value] | None:
+        if node.op.name != self.pattern.outer or node.after or node.effects:
+            return None
+        position = self.pattern.position
+        for i in range(len(inputs)) if position is None else (position,):
+            old, inner = node.inputs[i], inputs[i]
+            if old is None or inner is None or inner.index or inner.node.op.name != self.pattern.inner:
+                continue
+            if self.uses[old] != 1 or inner.node.effects:
+                continue
+            fused = self.pattern.build(inner.node, node, [*inputs[:i], *inputs[i + 1 :]])
+            if fused is not None:
+                self.uses.setdefault(fused.outputs[0], self.uses[node.outputs[0]])
+                return fused.outputs
+        return None
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """outer(..., inner(...), ...) -> build(inner node, outer node, the outer's other inputs), or None if it does not apply."""
+
+    outer: str
+    inner: str
+    position: int | None  # of the inner value among the outer's inputs; None: any
+    build: Callable[[Node, Node, list[Value | None]], Node | None]
+
+
+def _make(name: str, inputs: Sequence[Value | None], attrs: dict[str, Any], like: Node) -> Node:
+    op = REGISTRY[name]
+    return op.node(inputs, attrs, like.name, like.where)
+
+
+def _add_bias(inner: Node, outer: Node, others: list[Value | None]) -> Node | None:
+    """matmul(x, y) + bias[N]"""
+    bias = _row_vector(others[0], outer.outputs[0].shape[-1:])
+    if bias is None or outer.outputs[0].shape != inner.outputs[0].shape:
+        return None
+    return _make("matmul_act", [*inner.inputs, bias], {"act": "none"}, outer)
+
+
+def _row_vector(value: Value | None, shape: tuple[int, ...]) -> Value | None:
+    """The value of shape [N] that was broadcast or reshaped to a row."""
+    while value is not None and value.shape != shape:
+        if value.node.op.name not in ("broadcast_to", "reshape") or value.size != shape[0] and value.node.op.name == "reshape":
+            return None
+        value = value.node.inputs[0]
+    return value
+
+
+def _relu_on(inner: Node, outer: Node, others: list[Value | None]) -> Node | None:
+    """relu of a matmul_act or conv2d that has no activation yet"""
+    if inner.attrs["act"] != "none":
+        return None
+    return _make(inner.op.name, inner.inputs, inner.attrs | {"act": "relu"}, outer)
+
+
+def _matmul_relu_back(inner: Node, outer: Node, others: list[Value | None]) -> Node | None:
+    """relu_back(matmul(x, y), h)"""
+    return _make("matmul_relu_back", [*inner.inputs, others[0]], {}, outer)
+
+
+FUSIONS: tuple[Pattern, ...] = (
+    Pattern("add", "matmul", None, _add_bias),
+    Pattern("relu", "matmul_act", 0, _relu_on),
+    Pattern("relu", "conv2d", 0, _relu_on),
+    Pattern("relu_back", "matmul", 0, _matmul_relu_back),
+)
