@@ -1,0 +1,325 @@
+"""Data sets in memory or mapped from files, their order, and batches of them.
+
+A data set never copies its rows: a batch is gathered and converted when it is asked for. Rows are grouped into shards
+of `shard_size` consecutive rows; a shard is the unit of shuffling, so that rows which belong together stay together.
+Nothing has to divide anything: the last shard and the last batch are simply shorter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from ..base.errors import DataError, DTypeError, SettingError, ShapeError
+
+_DATA = ("uint8", "int8", "int32", "int64", "float32", "float64", "float16")
+IGNORED = -100  # the label id of a row that counts for nothing
+
+# Streams of random numbers drawn from one seed; each use has its own, so that none of them repeats another.
+_SPLIT, _ORDER = 1, 2
+
+
+def generator(seed: int, *stream: int) -> np.random.Generator:
+    """A generator that depends on nothing but the seed and the stream."""
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise SettingError(f"seed={seed!r} is not usable; need a whole number of at least 0")
+    return np.random.default_rng(np.random.SeedSequence(int(seed), spawn_key=stream))
+
+
+class Batch(NamedTuple):
+    """Rows of a data set, converted: data f32 (or i32 ids), labels i32 ids or f32 rows or None, weights f32 or None."""
+
+    data: np.ndarray
+    labels: np.ndarray | None
+    weights: np.ndarray | None
+
+
+class Dataset:
+    """Rows of `data`, with labels and row weights when there are some.
+
+    data     (n, ...) u8 i8 i32 i64 f16 f32 f64; an array, a memory-mapped array, or anything NumPy makes an array of
+    labels   (n,) whole-number class ids, or (n, ...) float label rows or targets, or None
+    weights  (n,) finite and not negative, or None: every row weighs 1
+    """
+
+    def __init__(
+        self,
+        data: object,
+        labels: object | None = None,
+        shard_size: int = 1,
+        weights: object | None = None,
+    ) -> None:
+        self.data = _as_data(data, "data")
+        self.n = int(self.data.shape[0])
+        if self.n == 0:
+            raise DataError("data: 0 rows; need at least 1")
+        if isinstance(shard_size, bool) or not isinstance(shard_size, (int, np.integer)) or shard_size < 1:
+            raise SettingError(f"shard_size={shard_size!r} is not usable; need a whole number of at least 1")
+        self.shard_size = int(shard_size)
+        self.labels = None if labels is None else _as_labels(labels, self.n)
+        self.weights = None if weights is None else _as_weights(weights, self.n)
+        self._order = np.arange(self.shards, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __repr__(self) -> str:
+        labels = "no labels" if self.labels is None else f"labels {self.labels.dtype}{list(self.labels.shape[1:])}"
+        return f"Dataset({self.n} rows, data {self.data.dtype}{list(self.shape)}, {labels}, {self.shards} shards)"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one row of the data."""
+        return tuple(int(s) for s in self.data.shape[1:])
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        """Shape of one row of the labels: () for ids."""
+        return () if self.labels is None else tuple(int(s) for s in self.labels.shape[1:])
+
+    @property
+    def has_ids(self) -> bool:
+        """True when the labels are class ids."""
+        return self.labels is not None and self.labels.dtype.kind in "iu"
+
+    @property
+    def shards(self) -> int:
+        """Number of shards; the last one may be shorter."""
+        return -(-self.n // self.shard_size)
+
+    # -- order ---------------------------------------------------------------------------------------------------
+
+    def shuffle(self, rng: np.random.Generator, shards: int | None = None) -> None:
+        """Permute the first `shards` shards of the current order (all of them when None); the others keep their place."""
+        count = self.shards if shards is None else int(shards)
+        if not 0 <= count <= self.shards:
+            raise SettingError(f"shards={shards!r} is not usable; need 0..{self.shards}, the shards of this data set")
+        self._order[:count] = rng.permutation(self._order[:count])
+
+    def permutation(self, rng: np.random.Generator) -> np.ndarray:
+        """A fresh order of all rows, i64: shards permuted, the rows inside a shard in their own order."""
+        return self._rows(rng.permutation(self.shards).astype(np.int64))
+
+    def rows(self) -> np.ndarray:
+        """The current order of all rows, i64."""
+        return self._rows(self._order)
+
+    def order(self, seed: int, epoch: int, rows: np.ndarray | None = None) -> np.ndarray:
+        """The order of the rows in this epoch, i64: a function of seed and epoch only.
+
+        rows: the part of the data set to order (a training part); runs of rows of one shard stay together.
+        """
+        rng = generator(seed, _ORDER, int(epoch))
+        if rows is None:
+            return self.permutation(rng)
+        rows = np.asarray(rows, dtype=np.int64)
+        if self.shard_size == 1 or rows.size == 0:
+            return rng.permutation(rows)
+        shard = rows // self.shard_size
+        start = np.flatnonzero(np.concatenate(([True], shard[1:] != shard[:-1])))
+        length = np.diff(np.append(start, rows.size))
+        pick = rng.permutation(start.size)
+        # position of each row: its run's start, plus 0, 1, 2, ... inside the run
+        inside = np.arange(rows.size) - np.repeat(np.cumsum(length[pick]) - length[pick], length[pick])
+        return rows[np.repeat(start[pick], length[pick]) + inside]
+
+    def split(self, val_split: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """(training rows, validation rows), i64: one permutation by the seed, its last val_split share for validation.
+
+        Whole shards go to one side or the other; both sides get at least one.
+        """
+        return split_rows(self.n, val_split, seed, self.shard_size)
+
+    def _rows(self, shards: np.ndarray) -> np.ndarray:
+        if self.shard_size == 1:
+            return shards.copy()
+        return _shard_rows(shards, self.shard_size, self.n)
+
+    # -- batches -------------------------------------------------------------------------------------------------
+
+    def batch(self, i0: int, rows: int, order: np.ndarray | None = None, dtype: str = "f32") -> Batch:
+        """Rows i0 .. i0 + rows of an order (the current one when None), converted; fewer at the end of the data set.
+
+        dtype: "f32", or "i32" for data that holds ids.
+        """
+        if dtype not in ("f32", "i32"):
+            raise DTypeError(f"batch: dtype {dtype!r} is not usable; need f32 or i32")
+        total = self.n if order is None else len(order)
+        if i0 < 0 or rows < 1 or i0 >= total:
+            raise DataError(
+                f"batch: rows {i0}..{i0 + rows} of {total}; need a start in 0..{total - 1} and at least 1 row"
+            )
+        if order is not None:
+            pick = np.asarray(order[i0 : i0 + rows], dtype=np.int64)
+        elif self.shard_size == 1:
+            pick = self._order[i0 : i0 + rows]
+        else:
+            pick = self.rows()[i0 : i0 + rows]
+        return self.take(pick, dtype)
+
+    def take(self, rows: np.ndarray, dtype: str = "f32") -> Batch:
+        """These rows, converted."""
+        labels = None if self.labels is None else self.labels[rows]
+        if labels is not None:
+            labels = np.ascontiguousarray(labels, dtype=np.int32 if self.has_ids else np.float32)
+        weights = None if self.weights is None else self.weights[rows]
+        kind = np.float32 if dtype == "f32" else np.int32
+        return Batch(np.ascontiguousarray(self.data[rows], dtype=kind), labels, weights)
+
+    def get_batch(self, ibatch: int, batch_size: int, dtype: str = "f32") -> Batch:
+        """Batch number ibatch of the current order; the last one may be shorter."""
+        return self.batch(ibatch * batch_size, batch_size, None, dtype)
+
+    def check_labels(self, classes: int) -> None:
+        """Refuse label ids outside 0..classes-1 (-100 marks an ignored row) and label rows of another length."""
+        if self.labels is None:
+            raise DataError(f"labels: there are none; need ids 0..{classes - 1} or rows of {classes} numbers")
+        if not self.has_ids:
+            if self.label_shape != (classes,):
+                seen = list(self.labels.shape)
+                raise ShapeError(f"labels: shape {seen}; need ids 0..{classes - 1} or rows [{self.n}, {classes}]")
+            return
+        bad = np.flatnonzero(((self.labels < 0) & (self.labels != IGNORED)) | (self.labels >= classes))
+        if bad.size:
+            row = int(bad[0])
+            raise DataError(
+                f"labels: id {int(self.labels[row])} in row {row}; need 0..{classes - 1} for {classes} classes,"
+                f" or {IGNORED} for a row to ignore"
+            )
+
+
+class DataLoader:
+    """Iterates over (x, y) batches of two arrays, reshuffled each epoch by (seed, epoch); only x when y is None.
+
+    x comes as f32 (i32 when it holds i32 or i64 ids), y as i32 ids or f32 rows.
+    """
+
+    def __init__(
+        self,
+        x: object,
+        y: object | None = None,
+        batch_size: int = 32,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        self.dataset = Dataset(x, y)
+        if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
+            raise SettingError(f"batch_size={batch_size!r} is not usable; need a whole number of at least 1")
+        if drop_last and batch_size > self.dataset.n:
+            raise DataError(
+                f"batch_size={batch_size} is larger than the data ({self.dataset.n} rows) and drop_last leaves nothing;"
+                f" need at most {self.dataset.n}"
+            )
+        generator(seed)
+        self.batch_size = int(batch_size)
+        self.shuffle = bool(shuffle)
+        self.seed = int(seed)
+        self.drop_last = bool(drop_last)
+        self.epoch = 0  # how often the loader has been iterated; may be set to resume
+        self._dtype = "i32" if self.dataset.data.dtype in (np.int32, np.int64) else "f32"
+
+    def __len__(self) -> int:
+        n = self.dataset.n
+        return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray] | np.ndarray]:
+        order = self.dataset.order(self.seed, self.epoch) if self.shuffle else np.arange(self.dataset.n, dtype=np.int64)
+        self.epoch += 1
+        return self._batches(order)
+
+    def _batches(self, order: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray] | np.ndarray]:
+        for i in range(len(self)):
+            batch = self.dataset.batch(i * self.batch_size, self.batch_size, order, self._dtype)
+            yield batch.data if batch.labels is None else (batch.data, batch.labels)
+
+
+def split_rows(
+    n: int, share: float, seed: int, shard_size: int = 1, stream: int = _SPLIT
+) -> tuple[np.ndarray, np.ndarray]:
+    """(first rows, last share of the rows) of one permutation of n rows by the seed; both sides i64 and not empty."""
+    if not isinstance(share, (int, float, np.floating)) or not 0 <= share < 1:
+        raise SettingError(f"val_split={share!r} is not usable; need a number in [0, 1)")
+    shards = -(-n // shard_size)
+    order = generator(seed, stream).permutation(shards).astype(np.int64)
+    last = int(round(shards * float(share)))
+    if share > 0:
+        if shards < 2:
+            raise DataError(
+                f"val_split={share}: {n} rows in {shards} shard cannot be split; need at least 2 shards, or 0"
+            )
+        last = min(max(last, 1), shards - 1)
+    first, held = order[: shards - last], order[shards - last :]
+    if shard_size == 1:
+        return first, held
+    return _shard_rows(first, shard_size, n), _shard_rows(held, shard_size, n)
+
+
+def _shard_rows(shards: np.ndarray, size: int, n: int) -> np.ndarray:
+    rows = (shards[:, None] * size + np.arange(size, dtype=np.int64)).ravel()
+    return rows[rows < n]
+
+
+def _as_array(what: object, name: str) -> np.ndarray:
+    try:
+        array = what if isinstance(what, np.ndarray) else np.asarray(what)
+    except ValueError as error:
+        raise ShapeError(f"{name}: rows of different lengths ({error}); need one array") from None
+    if array.ndim == 0:
+        raise ShapeError(f"{name}: a single number; need an array whose first axis counts the rows")
+    return array
+
+
+def _as_data(what: object, name: str) -> np.ndarray:
+    array = _as_array(what, name)
+    if array.dtype.name not in _DATA or not array.dtype.isnative:
+        raise DTypeError(f"{name}: dtype {array.dtype}; need one of {' '.join(_DATA)} in native byte order")
+    return array
+
+
+def _as_labels(what: object, n: int) -> np.ndarray:
+    labels = _as_array(what, "labels")
+    if labels.shape[0] != n:
+        raise ShapeError(f"labels: {labels.shape[0]} rows; need {n}, one for each row of the data")
+    if labels.dtype.kind == "f":
+        return labels if labels.dtype.name in _DATA and labels.dtype.isnative else labels.astype(np.float32)
+    if labels.dtype.kind not in "iub":
+        raise DTypeError(f"labels: dtype {labels.dtype}; need whole-number class ids or float rows")
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1:
+        raise ShapeError(
+            f"labels: {labels.dtype} of shape {list(labels.shape)}; need ids [{n}] or float rows [{n}, classes]"
+        )
+    low = labels.min()
+    if low < 0:
+        bad = np.flatnonzero((labels < 0) & (labels != IGNORED))
+        if bad.size:
+            row = int(bad[0])
+            raise DataError(
+                f"labels: id {int(labels[row])} in row {row}; need ids of at least 0, or {IGNORED} to ignore a row"
+            )
+    if int(labels.max()) > np.iinfo(np.int32).max:
+        row = int(labels.argmax())
+        raise DataError(f"labels: id {int(labels[row])} in row {row}; need ids below 2147483648")
+    if labels.dtype.name in ("uint8", "int32", "int64") and labels.dtype.isnative:
+        return labels
+    return labels.astype(np.int32)
+
+
+def _as_weights(what: object, n: int) -> np.ndarray:
+    weights = np.ascontiguousarray(_as_array(what, "weights"))
+    if weights.dtype.kind not in "fiub":
+        raise DTypeError(f"weights: dtype {weights.dtype}; need numbers")
+    weights = weights.astype(np.float32)
+    if weights.shape != (n,):
+        raise ShapeError(f"weights: shape {list(weights.shape)}; need [{n}], one for each row of the data")
+    bad = np.flatnonzero(~np.isfinite(weights) | (weights < 0))
+    if bad.size:
+        row = int(bad[0])
+        raise DataError(f"weights: {weights[row]} in row {row}; need finite numbers of at least 0")
+    if not weights.any():
+        raise DataError("weights: all are 0; need at least one row that counts")
+    return weights

@@ -1,0 +1,172 @@
+import numpy as np
+import pytest
+
+from gradloom.base.errors import DataError, DTypeError, SettingError, ShapeError
+from gradloom.data import DataLoader, Dataset, split_rows
+
+
+def rows_of(batch):
+    return batch.data[:, 0].astype(int).tolist()
+
+
+def numbered(n, shard_size=1, **more):
+    return Dataset(np.arange(n, dtype=np.float32)[:, None], shard_size=shard_size, **more)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i1", "i4", "i8", "f2", "f4", "f8"])
+def test_data_is_converted_batch_by_batch_and_never_copied(dtype):
+    data = np.arange(30).reshape(10, 3).astype(dtype)
+    labels = np.arange(10, dtype="u1")
+    dataset = Dataset(data, labels)
+    assert dataset.data is data and dataset.labels is labels
+    batch = dataset.batch(4, 3)
+    assert batch.data.dtype == np.float32 and batch.labels.dtype == np.int32 and batch.weights is None
+    assert batch.data.flags.c_contiguous
+    np.testing.assert_array_equal(batch.data, data[4:7])
+    np.testing.assert_array_equal(batch.labels, [4, 5, 6])
+    assert dataset.batch(0, 2, dtype="i32").data.dtype == np.int32
+
+
+def test_memory_mapped_data_stays_mapped(tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(12, dtype="u1").reshape(4, 3))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    dataset = Dataset(mapped)
+    assert dataset.data is mapped and dataset.labels is None and dataset.shape == (3,)
+    np.testing.assert_array_equal(dataset.get_batch(1, 3).data, [[9, 10, 11]])
+
+
+@pytest.mark.parametrize("shard_size", [1, 2, 3, 5, 6, 7, 10])
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 6, 10])
+def test_batches_follow_the_shards(shard_size, batch_size):
+    # no divisibility: every row comes exactly once, shards whole and in the shuffled order
+    dataset = numbered(6, shard_size)
+    dataset.shuffle(np.random.default_rng(0))
+    seen = [row for i in range(-(-6 // batch_size)) for row in rows_of(dataset.get_batch(i, batch_size))]
+    assert sorted(seen) == list(range(6)) and seen == dataset.rows().tolist()
+    shards = [row // shard_size for row in seen]
+    order = list(dict.fromkeys(shards))
+    expected = [r for s in order for r in range(s * shard_size, min(6, (s + 1) * shard_size))]
+    assert seen == expected
+
+
+def test_shuffle_of_the_first_shards_leaves_the_rest():
+    dataset = numbered(12, 2)
+    for _ in range(5):
+        dataset.shuffle(np.random.default_rng(3), shards=4)
+        assert dataset.rows()[8:].tolist() == [8, 9, 10, 11]
+        assert sorted(dataset.rows()[:8].tolist()) == list(range(8))
+    assert dataset.rows()[:8].tolist() != list(range(8))
+    dataset.shuffle(np.random.default_rng(3), shards=0)
+    with pytest.raises(SettingError, match=r"shards=7 is not usable; need 0\.\.6"):
+        dataset.shuffle(np.random.default_rng(0), shards=7)
+
+
+def test_order_depends_on_seed_and_epoch_only():
+    dataset = numbered(100)
+    first = dataset.order(7, 0)
+    assert first.dtype == np.int64 and sorted(first) == list(range(100))
+    np.testing.assert_array_equal(first, numbered(100).order(7, 0))
+    assert any(first != dataset.order(7, 1)) and any(first != dataset.order(8, 0))
+
+
+@pytest.mark.parametrize("shard_size", [1, 4, 7])
+def test_order_of_a_part_keeps_its_shards_together(shard_size):
+    dataset = numbered(50, shard_size)
+    train, val = dataset.split(0.3, 5)
+    order = dataset.order(5, 2, train)
+    assert sorted(order) == sorted(train) and not set(order) & set(val)
+    shards = (order // shard_size).tolist()
+    assert len(list(dict.fromkeys(shards))) == 1 + sum(a != b for a, b in zip(shards, shards[1:], strict=False))
+    assert all(b == a + 1 for a, b in zip(order, order[1:], strict=False) if a // shard_size == b // shard_size)
+
+
+def test_split_takes_the_last_share_of_one_permutation():
+    train, val = split_rows(1000, 0.05, 0)
+    assert len(train) == 950 and len(val) == 50 and sorted([*train, *val]) == list(range(1000))
+    again, more = split_rows(1000, 0.1, 0)
+    np.testing.assert_array_equal(more[50:], val)
+    # a class-sorted file does not validate on one class
+    assert len({int(r) // 100 for r in val}) >= 8
+    assert len(split_rows(10, 0.0, 0)[1]) == 0
+    assert [len(p) for p in split_rows(2, 0.01, 0)] == [1, 1]
+    assert [len(p) for p in split_rows(6, 1 / 3, 0, shard_size=2)] == [4, 2]
+    with pytest.raises(DataError, match="cannot be split"):
+        split_rows(5, 0.5, 0, shard_size=5)
+    for bad in (-0.1, 1, 1.5, float("nan"), "x"):
+        with pytest.raises(SettingError, match="val_split"):
+            split_rows(10, bad, 0)
+
+
+def test_weights_and_label_rows():
+    dataset = Dataset(np.zeros((3, 2)), np.eye(3), weights=[1, 0, 2])
+    batch = dataset.batch(1, 2)
+    assert batch.labels.dtype == np.float32 and batch.labels.shape == (2, 3) and batch.weights.tolist() == [0, 2]
+    assert dataset.label_shape == (3,) and not dataset.has_ids
+    dataset.check_labels(3)
+    with pytest.raises(ShapeError, match=r"need ids 0\.\.3 or rows \[3, 4\]"):
+        dataset.check_labels(4)
+
+
+def test_labels_of_every_integer_type():
+    for dtype in ("u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "?", ">i4"):
+        dataset = Dataset(np.zeros((2, 1)), np.array([0, 1], dtype=dtype))
+        assert dataset.has_ids and dataset.batch(0, 2).labels.tolist() == [0, 1]
+    assert Dataset(np.zeros((2, 1)), np.array([[0], [1]])).label_shape == ()
+    assert Dataset(np.zeros((2, 1)), [-100, 1]).batch(0, 2).labels.tolist() == [-100, 1]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: Dataset(np.zeros((0, 3))), DataError, "data: 0 rows; need at least 1"),
+        (lambda: Dataset(1.0), ShapeError, "data: a single number; need an array whose first axis counts the rows"),
+        (lambda: Dataset([[1, 2], [3]]), ShapeError, "data: rows of different lengths"),
+        (lambda: Dataset(np.zeros((2, 1), "c8")), DTypeError, "data: dtype complex64; need one of uint8 int8"),
+        (lambda: Dataset(np.zeros((2, 1)), [1]), ShapeError, "labels: 1 rows; need 2, one for each row of the data"),
+        (lambda: Dataset(np.zeros((2, 1)), ["a", "b"]), DTypeError, "labels: dtype <U1; need whole-number class ids"),
+        (lambda: Dataset(np.zeros((2, 1)), [0, -1]), DataError, "labels: id -1 in row 1; need ids of at least 0"),
+        (lambda: Dataset(np.zeros((2, 1)), [0, 2**31]), DataError, "labels: id 2147483648 in row 1; need ids below"),
+        (
+            lambda: Dataset(np.zeros((2, 1)), [0, 3]).check_labels(3),
+            DataError,
+            "labels: id 3 in row 1; need 0..2 for 3",
+        ),
+        (
+            lambda: Dataset(np.zeros((2, 1)), np.eye(2, dtype=int)),
+            ShapeError,
+            "need ids [2] or float rows [2, classes]",
+        ),
+        (lambda: Dataset(np.zeros((2, 1)), weights=[1]), ShapeError, "weights: shape [1]; need [2]"),
+        (lambda: Dataset(np.zeros((2, 1)), weights=[1, -1]), DataError, "weights: -1.0 in row 1; need finite"),
+        (lambda: Dataset(np.zeros((2, 1)), weights=[0, 0]), DataError, "weights: all are 0"),
+        (lambda: Dataset(np.zeros((2, 1)), shard_size=0), SettingError, "shard_size=0 is not usable"),
+        (lambda: Dataset(np.zeros((2, 1))).batch(2, 1), DataError, "batch: rows 2..3 of 2; need a start in 0..1"),
+        (lambda: Dataset(np.zeros((2, 1))).order(-1, 0), SettingError, "seed=-1 is not usable"),
+        (lambda: DataLoader(np.zeros((2, 1)), batch_size=0), SettingError, "batch_size=0 is not usable"),
+        (lambda: DataLoader(np.zeros((2, 1)), batch_size=3, drop_last=True), DataError, "batch_size=3 is larger than"),
+    ],
+)
+def test_bad_input_is_named(make, error, message):
+    with pytest.raises(error) as caught:
+        make()
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_loader():
+    x, y = np.arange(10, dtype=np.float64)[:, None], np.arange(10)
+    loader = DataLoader(x, y, batch_size=4, shuffle=True, seed=3)
+    assert len(loader) == 3
+    first = [b for _, b in loader]
+    assert [len(b) for b in first] == [4, 4, 2] and sorted(np.concatenate(first)) == list(range(10))
+    second = [b for _, b in loader]
+    assert np.concatenate(first).tolist() != np.concatenate(second).tolist()
+    again = DataLoader(x, y, batch_size=4, shuffle=True, seed=3)
+    for epoch in (first, second):
+        for (a, b), c in zip(again, epoch, strict=True):
+            assert a.dtype == np.float32 and b.dtype == np.int32
+            np.testing.assert_array_equal(a[:, 0], b)
+            np.testing.assert_array_equal(b, c)
+    dropped = DataLoader(x, batch_size=4, drop_last=True)
+    assert len(dropped) == 2 and [b.shape for b in dropped] == [(4, 1), (4, 1)]
+    ids = DataLoader(np.arange(4, dtype=np.int64)[:, None], batch_size=4)
+    assert next(iter(ids)).dtype == np.int32
