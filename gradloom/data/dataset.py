@@ -92,7 +92,7 @@ class Dataset:
     # -- order ---------------------------------------------------------------------------------------------------
 
     def shuffle(self, rng: np.random.Generator, shards: int | None = None) -> None:
-        """Permute the first `shards` shards of the current order (all of them when None); the others keep their place."""
+        """Permute the first `shards` shards of the current order (all of them when None); the rest stay."""
         count = self.shards if shards is None else int(shards)
         if not 0 <= count <= self.shards:
             raise SettingError(f"shards={shards!r} is not usable; need 0..{self.shards}, the shards of this data set")
