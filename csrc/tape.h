@@ -8,6 +8,10 @@
 #include <cstdint>
 #include <cstring>
 
+// This header is compiled once per instruction set. Whatever it defines is inlined by force: the linker must not
+// find a copy compiled for a wider instruction set than the machine has.
+#define GL_INLINE inline __attribute__((always_inline))
+
 namespace gradloom {
 
 constexpr int kMaxRank = 6;
@@ -18,7 +22,7 @@ constexpr size_t kAlign = 64;                 // every buffer starts on a cache 
 // Codes shared with gradloom/base/dtypes.py.
 enum class DType : uint8_t { none = 0, f32 = 1, f16 = 2, bf16 = 3, f64 = 4, u8 = 5, i8 = 6, i32 = 7, i64 = 8 };
 
-inline constexpr size_t dtype_bytes(DType t) {
+GL_INLINE constexpr size_t dtype_bytes(DType t) {
   switch (t) {
     case DType::u8: case DType::i8: return 1;
     case DType::f16: case DType::bf16: return 2;
@@ -64,13 +68,13 @@ struct Tensor {
   DType dtype;                // none for an absent optional input
   uint8_t rank;
 
-  template <class T> T* as() const { return static_cast<T*>(data); }
-  int64_t size() const {
+  template <class T> GL_INLINE T* as() const { return static_cast<T*>(data); }
+  GL_INLINE int64_t size() const {
     int64_t n = 1;
     for (int i = 0; i < rank; i++) n *= shape[i];
     return n;
   }
-  bool dense() const {  // row-major without gaps
+  GL_INLINE bool dense() const {  // row-major without gaps
     int64_t n = 1;
     for (int i = rank - 1; i >= 0; i--) {
       if (shape[i] != 1 && strides[i] != n) return false;
@@ -85,12 +89,16 @@ enum class Stop : int32_t { none = 0, guard = 1 /* loss or gradient not finite *
                             nonfinite = 3 /* checked run: first bad output */, bounds = 4 /* guard bytes overwritten */ };
 
 struct Status {
-  volatile int32_t stop = 0;  // Stop
-  uint32_t node = 0;          // set by the VM: the instruction's node
-  int64_t index = 0;          // kernel: which element
-  int64_t value = 0;          // kernel: what it held
-  void fail(Stop why, int64_t at, int64_t seen) {
-    if (stop == 0) { index = at; value = seen; stop = static_cast<int32_t>(why); }
+  int32_t stop = 0;   // Stop
+  uint32_t node = 0;  // set by the VM: the instruction's node
+  int64_t index = 0;  // kernel: which element
+  int64_t value = 0;  // kernel: what it held
+  int32_t lock = 0;
+  // Several parts may fail at once: the smallest index is kept, so that the message does not depend on threads.
+  GL_INLINE void fail(Stop why, int64_t at, int64_t seen) {
+    while (__atomic_exchange_n(&lock, 1, __ATOMIC_ACQUIRE)) {}
+    if (stop == 0 || at < index) { index = at; value = seen; stop = static_cast<int32_t>(why); }
+    __atomic_store_n(&lock, 0, __ATOMIC_RELEASE);
   }
 };
 
@@ -101,12 +109,12 @@ struct Call {
   int attr_count;
   Status* status;
 
-  const Tensor& operator[](int i) const { return args[i]; }
-  const Tensor& workspace() const { return args[arg_count - 1]; }  // only when KernelPlan::workspace_bytes > 0
+  GL_INLINE const Tensor& operator[](int i) const { return args[i]; }
+  GL_INLINE const Tensor& workspace() const { return args[arg_count - 1]; }  // only when KernelPlan::workspace_bytes > 0
   // One word per int, bool, enum (index of the choice) and float (bits of the double);
   // a list of n ints takes n + 1 words, the first of them n.
-  int64_t attr_int(int word) const { return attrs[word]; }
-  double attr_float(int word) const { double d; std::memcpy(&d, attrs + word, 8); return d; }
+  GL_INLINE int64_t attr_int(int word) const { return attrs[word]; }
+  GL_INLINE double attr_float(int word) const { double d; std::memcpy(&d, attrs + word, 8); return d; }
 };
 
 // How a kernel wants to be run; asked once per instruction while planning, from shapes and attributes alone
@@ -137,13 +145,13 @@ struct KernelTable {
 
 // Split [0, n) into parts; every boundary is a multiple of `grain`.
 struct Range { int64_t begin, end; };
-inline Range part_range(int64_t n, int part, int parts, int64_t grain = 1) {
+GL_INLINE Range part_range(int64_t n, int part, int parts, int64_t grain = 1) {
   const int64_t blocks = (n + grain - 1) / grain;
   const int64_t b = blocks * part / parts * grain, e = blocks * (part + 1) / parts * grain;
   return {b < n ? b : n, e < n ? e : n};
 }
 // Number of parts for work of `cost` units: one below `grain_cost`, at most `most`. Never depends on threads.
-inline uint32_t parts_for(double cost, double grain_cost, uint32_t most = 16) {
+GL_INLINE uint32_t parts_for(double cost, double grain_cost, uint32_t most = 16) {
   const double p = cost / grain_cost;
   return p <= 1 ? 1u : p >= most ? most : static_cast<uint32_t>(p);
 }

@@ -1,0 +1,222 @@
+// module.cpp: gradloom._core, the native core as Python sees it.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "threads.h"
+#include "vm.h"
+
+namespace nb = nanobind;
+using namespace gradloom;
+
+namespace {
+
+// A C-contiguous buffer, held for as long as this lives.
+class Bytes {
+ public:
+  Bytes(nb::handle object, bool writable, const char* what) {
+    if (PyObject_GetBuffer(object.ptr(), &view_, writable ? PyBUF_CONTIG : PyBUF_CONTIG_RO) != 0) {
+      PyErr_Clear();
+      throw nb::type_error((std::string(what) + ": need a C-contiguous" + (writable ? " writable" : "") +
+                            " array").c_str());
+    }
+  }
+  ~Bytes() { PyBuffer_Release(&view_); }
+  Bytes(const Bytes&) = delete;
+  Bytes& operator=(const Bytes&) = delete;
+
+  uint8_t* data() const { return static_cast<uint8_t*>(view_.buf); }
+  size_t bytes() const { return static_cast<size_t>(view_.len); }
+  template <class T> const T* as(const char* what, size_t& count) const {
+    if (bytes() % sizeof(T))
+      throw std::invalid_argument(std::string(what) + ": " + std::to_string(bytes()) +
+                                  " bytes are no whole number of records of " + std::to_string(sizeof(T)));
+    if (reinterpret_cast<uintptr_t>(data()) % alignof(T))
+      throw std::invalid_argument(std::string(what) + ": not aligned to " + std::to_string(alignof(T)) + " bytes");
+    count = bytes() / sizeof(T);
+    return reinterpret_cast<const T*>(data());
+  }
+
+ private:
+  Py_buffer view_{};
+};
+
+// Rows for `steps` steps of `row` bytes each: None, or a two-dimensional array.
+void check_rows(const Bytes& rows, int64_t steps, uint64_t row, const char* what) {
+  if (row == 0 || rows.bytes() / row < static_cast<uint64_t>(steps) || rows.bytes() % row)
+    throw std::invalid_argument(std::string(what) + ": " + std::to_string(rows.bytes()) + " bytes; need " +
+                                std::to_string(steps) + " rows of " + std::to_string(row));
+}
+
+using ByteArray = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
+
+ByteArray arena_view(const Arena& arena) {
+  auto* held = new std::shared_ptr<Block>(arena.block());
+  nb::capsule owner(held, [](void* p) noexcept { delete static_cast<std::shared_ptr<Block>*>(p); });
+  return ByteArray(arena.data(), {arena.bytes()}, owner);
+}
+
+// What Python holds: the program and the arenas that it computes in.
+struct PyProgram {
+  std::vector<nb::object> arenas;
+  std::unique_ptr<Program> program;
+};
+
+std::vector<ByteRange> ranges(nb::handle list, bool with_instruction, const char* what) {
+  std::vector<ByteRange> out;
+  for (nb::handle item : list) {
+    nb::tuple t = nb::cast<nb::tuple>(item);
+    if (t.size() != (with_instruction ? 4u : 3u))
+      throw nb::type_error((std::string(what) + ": each is (" + (with_instruction ? "instruction, " : "") +
+                            "segment, offset, bytes)").c_str());
+    const size_t k = with_instruction ? 1 : 0;
+    out.push_back({with_instruction ? static_cast<uint32_t>(nb::cast<int64_t>(t[0])) : 0u, nb::cast<uint32_t>(t[k]),
+                   nb::cast<uint64_t>(t[k + 1]), nb::cast<uint64_t>(t[k + 2])});
+  }
+  return out;
+}
+
+void make_program(PyProgram* self, const std::string& isa, std::vector<std::pair<std::string, std::string>> kernels,
+                  nb::handle instructions, nb::handle args, nb::handle attrs, nb::sequence segments, nb::handle records,
+                  nb::handle dead, nb::handle guards) {
+  PyProgram made;
+  Program::Tape tape;
+  tape.kernels = std::move(kernels);
+  const Bytes b0(instructions, false, "instructions"), b1(args, false, "args"), b2(attrs, false, "attrs");
+  tape.instructions = b0.as<InstructionRecord>("instructions", tape.instruction_count);
+  tape.args = b1.as<ArgRecord>("args", tape.arg_count);
+  tape.attrs = b2.as<int64_t>("attrs", tape.attr_count);
+  for (nb::handle item : segments) {
+    nb::tuple t = nb::cast<nb::tuple>(item);
+    const std::string kind = t.size() ? nb::cast<std::string>(t[0]) : "";
+    Segment s{};
+    if (kind == "arena" && t.size() == 2) {
+      s.kind = Segment::arena;
+      s.from = nb::cast<Arena*>(t[1]);
+      made.arenas.push_back(nb::borrow(t[1]));
+    } else if ((kind == "memory" || kind == "readonly") && t.size() == 3) {
+      s.kind = kind == "memory" ? Segment::memory : Segment::readonly;
+      s.address = nb::cast<uint64_t>(t[1]);
+      s.bytes = nb::cast<uint64_t>(t[2]);
+    } else if ((kind == "scratch" || kind == "settings") && t.size() == 2) {
+      s.kind = kind == "scratch" ? Segment::scratch : Segment::settings;
+      s.bytes = nb::cast<uint64_t>(t[1]);
+    } else {
+      throw std::invalid_argument("segment " + std::to_string(tape.segments.size()) +
+                                  ": need (\"arena\", Arena), (\"memory\" or \"readonly\", address, bytes), "
+                                  "(\"scratch\", bytes) or (\"settings\", bytes)");
+    }
+    tape.segments.push_back(s);
+  }
+  tape.records = ranges(records, false, "records");
+  tape.dead = ranges(dead, true, "dead");
+  tape.guards = ranges(guards, false, "guards");
+  made.program = std::make_unique<Program>(find_table(isa), tape);
+  new (self) PyProgram(std::move(made));
+}
+
+nb::tuple run_program(PyProgram& self, int64_t steps, nb::handle settings, nb::handle records, int threads,
+                      double deadline, bool poison, bool check) {
+  Program& program = *self.program;
+  RunOptions options;
+  options.steps = steps;
+  options.threads = threads;
+  options.deadline = deadline;
+  options.poison = poison;
+  options.check = check;
+  if (steps < 0) throw std::invalid_argument("run: " + std::to_string(steps) + " steps; need 0 or more");
+  if (threads < 1) throw std::invalid_argument("run: " + std::to_string(threads) + " threads; need 1 or more");
+  // Too cheap to be worth an optional<>: a buffer is held only where one was given.
+  alignas(Bytes) unsigned char room[2][sizeof(Bytes)];
+  struct Held {
+    Bytes* b = nullptr;
+    ~Held() { if (b) b->~Bytes(); }
+  } rows, out;
+  if (!settings.is_none()) {
+    rows.b = new (room[0]) Bytes(settings, false, "settings");
+    check_rows(*rows.b, steps, program.settings_bytes(), "settings");
+    options.settings = rows.b->data();
+  }
+  if (!records.is_none()) {
+    out.b = new (room[1]) Bytes(records, true, "records");
+    check_rows(*out.b, steps, program.record_bytes(), "records");
+    options.records = out.b->data();
+  }
+  RunResult r;
+  {
+    nb::gil_scoped_release free;
+    r = program.run(options);
+  }
+  return nb::make_tuple(r.steps, r.stop, r.node, r.index, r.value);
+}
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+  m.doc() = "The native core: kernels, arenas, threads and the machine that runs tapes.";
+  nb::set_leak_warnings(false);
+
+  m.attr("ARG_BYTES") = sizeof(ArgRecord);
+  m.attr("INSTRUCTION_BYTES") = sizeof(InstructionRecord);
+  m.attr("STOP_NAMES") = nb::make_tuple("done", "guard", "index", "nonfinite", "bounds", "requested", "deadline");
+  m.attr("EACH_STEP") = kEachStep;
+
+  m.def("isas", [] {
+    std::vector<std::string> names;
+    for (const KernelTable* t : tables()) names.push_back(t->isa);
+    return names;
+  }, "Instruction sets that this machine runs, best first.");
+  m.def("kernels", [](const std::string& isa) {
+    const KernelTable& t = find_table(isa);
+    std::vector<std::pair<std::string, std::string>> rows;
+    for (size_t i = 0; i < t.count; i++) rows.emplace_back(t.rows[i].name, t.rows[i].signature);
+    return rows;
+  }, nb::arg("isa"), "(name, signature) of every kernel of an instruction set.");
+  m.def("kernel_plan", [](const std::string& isa, const std::string& name, const std::string& signature,
+                          nb::handle args, nb::handle attrs) {
+    const Bytes b0(args, false, "args"), b1(attrs, false, "attrs");
+    size_t arg_count, attr_count;
+    const ArgRecord* a = b0.as<ArgRecord>("args", arg_count);
+    const int64_t* w = b1.as<int64_t>("attrs", attr_count);
+    const KernelPlan plan = plan_kernel(find_kernel(find_table(isa), name, signature), a, arg_count, w, attr_count);
+    nb::list parts;
+    for (int i = 0; i < plan.phases; i++) parts.append(plan.parts[i]);
+    return nb::make_tuple(nb::tuple(parts), plan.scratch_bytes, plan.workspace_bytes);
+  }, nb::arg("isa"), nb::arg("name"), nb::arg("signature"), nb::arg("args"), nb::arg("attrs"),
+     "(parts of each phase, scratch bytes per thread, workspace bytes) of a kernel on these shapes.");
+  m.def("cores", &cores, "CPUs that this process may use: the most threads that a run gets.");
+  m.def("set_cores", &set_cores, nb::arg("n"), "Pretend to have n CPUs (0: ask the system): for tests of the pool.");
+  m.def("pool_threads", &pool_threads, "Threads that the pool has started so far.");
+
+  nb::class_<Arena>(m, "Arena", "One block of memory, 2 MiB aligned, in huge pages where the system has them.")
+      .def(nb::init<>())
+      .def("ensure", [](Arena& a, size_t bytes) {
+        nb::gil_scoped_release free;
+        a.ensure(bytes);
+      }, nb::arg("bytes"), "Grow to at least this many bytes: fresh, zeroed, each page touched once.")
+      .def_prop_ro("bytes", &Arena::bytes)
+      .def_prop_ro("address", [](const Arena& a) { return reinterpret_cast<uintptr_t>(a.data()); })
+      .def_prop_ro("generation", &Arena::generation)
+      .def_prop_ro("huge_bytes", [](const Arena& a) { return a.block() ? a.block()->huge_bytes() : 0; })
+      .def("view", &arena_view, "The bytes as a writable array; it stays valid, but no longer current, when the arena grows.");
+
+  nb::class_<PyProgram>(m, "Program", "A checked tape with its addresses: what runs.")
+      .def("__init__", &make_program, nb::arg("isa"), nb::arg("kernels"), nb::arg("instructions"), nb::arg("args"),
+           nb::arg("attrs"), nb::arg("segments"), nb::arg("records") = nb::tuple(), nb::arg("dead") = nb::tuple(),
+           nb::arg("guards") = nb::tuple())
+      .def("run", &run_program, nb::arg("steps") = 1, nb::arg("settings") = nb::none(), nb::arg("records") = nb::none(),
+           nb::arg("threads") = 1, nb::arg("deadline") = 0.0, nb::arg("poison") = false, nb::arg("check") = false)
+      .def("bind", [](PyProgram& p, uint32_t segment, uint64_t address, uint64_t bytes) {
+        p.program->bind(segment, address, bytes);
+      }, nb::arg("segment"), nb::arg("address"), nb::arg("bytes"))
+      .def("stop", [](PyProgram& p) { p.program->stop(); })
+      .def("profile", [](PyProgram& p, bool on) { p.program->profile(on); }, nb::arg("on"))
+      .def("timings", [](PyProgram& p) {
+        return nb::make_tuple(p.program->profile_steps(), p.program->profile_min(), p.program->profile_total());
+      })
+      .def_prop_ro("record_bytes", [](const PyProgram& p) { return p.program->record_bytes(); })
+      .def_prop_ro("settings_bytes", [](const PyProgram& p) { return p.program->settings_bytes(); })
+      .def("__len__", [](const PyProgram& p) { return p.program->instruction_count(); });
+}

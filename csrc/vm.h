@@ -1,0 +1,149 @@
+// vm.h: a program is a tape whose every argument has been checked and turned into an address. Running it allocates
+// nothing and decides nothing.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "arena.h"
+#include "tape.h"
+
+namespace gradloom {
+
+// Every instruction set that this machine can run, best first; "scalar" always.
+std::vector<const KernelTable*> tables();
+const KernelTable& find_table(const std::string& isa);  // throws std::invalid_argument
+const KernelRow& find_kernel(const KernelTable& table, const std::string& name, const std::string& signature);
+
+// How a kernel wants to run on these shapes. Throws std::invalid_argument for records that no kernel may see.
+KernelPlan plan_kernel(const KernelRow& row, const ArgRecord* args, size_t arg_count, const int64_t* attrs,
+                       size_t attr_count);
+
+struct Segment {
+  enum Kind { memory, readonly, arena, scratch, settings };
+  Kind kind;
+  uint64_t address = 0;  // memory, readonly
+  uint64_t bytes = 0;    // memory, readonly, scratch (per thread), settings
+  Arena* from = nullptr; // arena
+};
+
+struct ByteRange {  // packed like a NumPy record of (u4, u4, u8, u8)
+  uint32_t instruction;  // dead ranges: dead after this instruction; kEachStep: from the start of each step
+  uint32_t segment;
+  uint64_t offset;
+  uint64_t bytes;
+};
+constexpr uint32_t kEachStep = 0xffffffffu;
+
+// Reasons beyond Stop for which a run ends.
+constexpr int32_t kStopRequested = 5;  // Program::stop
+constexpr int32_t kStopDeadline = 6;
+
+struct RunOptions {
+  int64_t steps = 1;
+  const uint8_t* settings = nullptr;  // steps rows of the settings segment's bytes
+  uint8_t* records = nullptr;         // steps rows of record_bytes()
+  int threads = 1;
+  double deadline = 0;  // seconds; 0: none
+  bool poison = false;  // scratch and dead ranges are filled with NaN bytes
+  bool check = false;   // every output is searched for non-finite numbers, guard ranges for changes
+};
+
+struct RunResult {
+  int64_t steps = 0;
+  int32_t stop = 0;  // Stop, kStopRequested, kStopDeadline
+  uint32_t node = 0;
+  int64_t index = 0, value = 0;
+};
+
+class Program {
+ public:
+  struct Tape {
+    std::vector<std::pair<std::string, std::string>> kernels;  // (name, signature)
+    const InstructionRecord* instructions = nullptr;
+    size_t instruction_count = 0;
+    const ArgRecord* args = nullptr;
+    size_t arg_count = 0;
+    const int64_t* attrs = nullptr;
+    size_t attr_count = 0;
+    std::vector<Segment> segments;
+    std::vector<ByteRange> records;  // copied out after each step
+    std::vector<ByteRange> dead;     // filled with NaN bytes in a poisoned run
+    std::vector<ByteRange> guards;   // filled with a pattern before a checked run and compared after each instruction
+  };
+
+  // Copies what it needs; throws std::invalid_argument that names the instruction and the argument at fault.
+  Program(const KernelTable& table, const Tape& tape);
+  ~Program();
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+
+  RunResult run(const RunOptions& options);
+  void bind(uint32_t segment, uint64_t address, uint64_t bytes);
+  void stop() { stop_.store(true, std::memory_order_relaxed); }
+
+  void profile(bool on);
+  size_t instruction_count() const { return ops_.size(); }
+  const std::vector<int64_t>& profile_min() const { return profile_min_; }      // ns; 0 before the first run
+  const std::vector<int64_t>& profile_total() const { return profile_total_; }  // ns
+  int64_t profile_steps() const { return profile_steps_; }
+
+  uint64_t record_bytes() const { return record_bytes_; }
+  uint64_t settings_bytes() const { return settings_.size() * 8; }
+  bool has_settings() const { return settings_segment_ >= 0; }
+
+ private:
+  struct Op {  // an instruction, resolved
+    RunFn run;
+    Call call;
+    uint32_t parts[kMaxPhases];
+    uint32_t phases;
+    uint32_t node;
+    bool several;  // some phase has several parts
+  };
+  struct Place {  // a segment, resolved
+    Segment said;
+    uint8_t* base = nullptr;
+    uint64_t bytes = 0;
+    uint64_t needed = 0;      // end of the furthest byte that an argument or range touches
+    uint64_t align = 1;       // of the base, for the widest element in it
+    uint64_t generation = 0;  // of the arena
+    std::vector<uint32_t> args;
+  };
+  struct Phase;
+  struct Debug;
+
+  void resolve(Place& place);
+  void refresh_arenas();
+  uint8_t* at(const ByteRange& r) const { return places_[r.segment].base + r.offset; }
+  template <bool several> bool step_plain(class Team* team);
+  bool step_debug(class Team& team, const RunOptions& options);
+  static void run_phase(void* context, int thread, int threads);
+
+  std::vector<Op> ops_;
+  std::vector<Tensor> tensors_;
+  std::vector<uint64_t> offsets_;     // of each tensor in its segment
+  std::vector<uint8_t> written_;      // of each tensor: is it an output or the workspace
+  std::vector<int64_t> attrs_;
+  std::vector<Place> places_;
+  std::vector<ByteRange> records_, dead_, guards_;
+  std::vector<size_t> dead_first_;    // dead_[dead_first_[i] .. dead_first_[i+1]) die after instruction i - 1
+  std::vector<uint64_t> settings_;    // words, 64-byte aligned start not needed: rows are small
+  int settings_segment_ = -1;
+  uint64_t record_bytes_ = 0;
+  uint64_t scratch_bytes_ = 0, scratch_stride_ = 0;
+  std::unique_ptr<Block> scratch_;
+  int scratch_threads_ = 0;
+  bool several_ = false;
+  Status status_;
+  std::atomic<bool> stop_{false};
+  std::atomic<bool> running_{false};
+  bool profiling_ = false;
+  std::vector<int64_t> profile_min_, profile_total_;
+  int64_t profile_steps_ = 0;
+};
+
+}  // namespace gradloom
