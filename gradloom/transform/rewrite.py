@@ -86,6 +86,8 @@ class _Simplifier:
     def __call__(self, node: Node, inputs: Sequence[Value | None]) -> Sequence[Value] | None:
         if node.op.name in ("setting", "input"):
             return self.merged((node.op.name, node.attrs["key"], node.outputs[0].shape, node.outputs[0].dtype), node)
+        if node.op.name == "parameter":
+            return self.merged((node.op.name, id(node.attrs["stored"])), node)
         if node.op.name == "constant":
             data = node.attrs["data"]
             return self.merged(("constant", data.tobytes(), data.shape, data.dtype.str), node) if data.size < 64 else None

@@ -1,0 +1,1 @@
+"""graph -> order -> byte offsets -> tape, and the proof that they fit together."""

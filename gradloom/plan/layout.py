@@ -1,0 +1,152 @@
+"""Where a value lies inside its buffer, and the copies that make every kernel's inputs fit.
+
+Views (reshape, permute, slice, broadcast_to) need no kernel: their value is an offset and strides inside the buffer
+of the value that they look at. Where a consumer cannot take such strides, a copy node is put in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..graph.opspec import REGISTRY, Slot
+from ..graph.value import Node, Shape, Value
+from ..transform.rewrite import Program
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`value` is found in the buffer of `base`, `offset` elements in, with `strides` in elements."""
+
+    base: Value
+    offset: int
+    strides: tuple[int, ...]
+
+
+def dense_strides(shape: Shape) -> tuple[int, ...]:
+    """Row-major strides without gaps, in elements."""
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))
+
+
+def is_dense(shape: Shape, strides: Sequence[int]) -> bool:
+    step = 1
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if extent != 1 and stride != step:
+            return False
+        step *= extent
+    return True
+
+
+@dataclass(frozen=True)
+class Laid:
+    """A program in which every node's inputs have layouts that its kernel takes."""
+
+    program: Program
+    nodes: tuple[Node, ...]  # topological order, views and leaves included
+    layouts: dict[Value, Layout]
+    read: frozenset[Value]  # the base values that some node or the caller reads
+
+
+def lay_out(program: Program) -> Laid:
+    """Insert copies where a consumer cannot take a view, and compute the layout of every value."""
+    return _Layouter(program).run()
+
+
+class _Layouter:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.nodes: list[Node] = []
+        self.layouts: dict[Value, Layout] = {}
+        self.new: dict[Value, Value] = {}
+        self.copies: dict[Value, Value] = {}
+
+    def run(self) -> Laid:
+        for node in self.program.nodes:
+            self.visit(node)
+        outputs = []
+        for old in self.program.outputs:
+            # The caller reads dense bytes; a parameter asked for as an output means its value before the step.
+            value = self.new[old]
+            at = self.layouts[value]
+            plain = at.base is value and not value.node.op.leaf
+            outputs.append(value if plain else self.copied(value))
+        program = Program(tuple(outputs), tuple(self.new[v] for v in self.program.effects))
+        read = [v for n in self.nodes for v in n.inputs if v is not None] + outputs
+        bases = frozenset(self.layouts[v].base for v in read)
+        return Laid(program, tuple(sorted(self.nodes, key=lambda n: n.id)), self.layouts, bases)
+
+    def visit(self, node: Node) -> None:
+        op = node.op
+        inputs: list[Value | None] = []
+        for i, old in enumerate(node.inputs):
+            value = None if old is None else self.new[old]
+            if value is not None and not op.view and not self.fits(op.slot(op.inputs, i), node, value):
+                value = self.copied(value)
+            inputs.append(value)
+        view = None
+        if op.view:
+            view = self.view_of(node, inputs[0])
+            if view is None:
+                assert inputs[0] is not None
+                inputs[0] = self.copied(inputs[0])
+                view = self.view_of(node, inputs[0])
+                assert view is not None, f"{op.name} has no view of a dense input"
+        made = node
+        after = [self.new[b.outputs[0]].node for b in node.after]
+        if tuple(inputs) != node.inputs or tuple(after) != node.after:
+            specs = [(v.shape, v.dtype) for v in node.outputs]
+            made = Node(op, inputs, node.attrs, specs, node.name, node.where, after)
+        self.nodes.append(made)
+        for old, value in zip(node.outputs, made.outputs, strict=True):
+            self.new[old] = value
+            self.layouts[value] = view or Layout(value, 0, dense_strides(value.shape))
+
+    def fits(self, slot: Slot, node: Node, value: Value) -> bool:
+        strides = self.layouts[value].strides
+        if slot.name in node.op.dense:
+            return is_dense(value.shape, strides)
+        if slot.name in node.op.unit:
+            last = [(s, e) for s, e in zip(strides[-2:], value.shape[-2:], strict=True)]
+            return any(stride == 1 or extent == 1 for stride, extent in last) and all(s > 0 or e == 1 for s, e in last)
+        return True
+
+    def view_of(self, node: Node, x: Value | None) -> Layout | None:
+        assert x is not None
+        at = self.layouts[x]
+        scope = dict(node.attrs) | {"layout_shape": x.shape, "strides": at.strides}
+        found = node.op.call("view", scope)
+        return None if found is None else Layout(at.base, at.offset + found[0], tuple(found[1]))
+
+    def copied(self, value: Value) -> Value:
+        if value not in self.copies:
+            node = REGISTRY["copy"].node([value], {}, value.node.name, value.node.where)
+            self.nodes.append(node)
+            self.layouts[node.outputs[0]] = Layout(node.outputs[0], 0, dense_strides(value.shape))
+            self.copies[value] = node.outputs[0]
+        return self.copies[value]
+
+
+def update_target(value: Value) -> Value | None:
+    """The input whose storage this output of an update op is written to; None for other values."""
+    node = value.node
+    slot = node.op.slot(node.op.outputs, value.index)
+    into = node.op.updates.get(slot.name)
+    if into is None:
+        return None
+    fixed_out = sum(not s.repeated for s in node.op.outputs)
+    group_out = len(node.op.outputs) - fixed_out
+    names = [s.name for s in node.op.inputs]
+    position = names.index(into)
+    if slot.repeated:
+        position += (value.index - fixed_out) // group_out * node.op.group_size
+    return node.inputs[position]
+
+
+def storage_leaf(value: Value) -> Value:
+    """The parameter leaf that an update's output finally lives in (updates may follow one another)."""
+    target = update_target(value)
+    return value if target is None else storage_leaf(target)

@@ -1,0 +1,126 @@
+"""The linear order of the kernels, and how long each buffer must live.
+
+Ids grow in a topological order that follows the user's program, forward first and backward after it; that order is
+kept. Only updates move: an update overwrites storage, so it runs after the guard and after everything that still
+reads the old contents.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..base.errors import GraphError
+from ..graph.value import Node, Value
+from .layout import Laid, update_target
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Bytes in the arena: written first by step `birth`, last needed by step `death` (both inclusive)."""
+
+    value: Value
+    bytes: int
+    birth: int
+    death: int
+
+
+@dataclass(frozen=True)
+class Order:
+    steps: tuple[Node, ...]  # one instruction each
+    buffers: dict[Value, Buffer]  # by base value
+    end: int  # a death at `end` means: the caller reads it
+
+
+def linear_order(laid: Laid) -> Order:
+    """Order the kernel nodes and derive the lifetime of each buffer."""
+    steps = _sort(laid)
+    at = {node: i for i, node in enumerate(steps)}
+    end = len(steps)
+    birth: dict[Value, int] = {}
+    death: dict[Value, int] = {}
+    for i, node in enumerate(steps):
+        for value in node.outputs:
+            if update_target(value) is None and not is_absent(value, laid):
+                birth[value] = death[value] = i
+        for read in node.inputs:
+            if read is not None:
+                base = laid.layouts[read].base
+                if base in birth:
+                    death[base] = i
+    for value in laid.program.outputs:
+        base = laid.layouts[value].base
+        if base in birth:
+            death[base] = end
+    assert all(node in at for node in laid.nodes if not node.op.leaf and not node.op.view)
+    return Order(steps, {v: Buffer(v, v.bytes, b, death[v]) for v, b in birth.items()}, end)
+
+
+def is_absent(value: Value, laid: Laid) -> bool:
+    """An optional output that nobody reads gets no bytes."""
+    return value.node.op.slot(value.node.op.outputs, value.index).optional and value not in laid.read
+
+
+def _sort(laid: Laid) -> tuple[Node, ...]:
+    kernels = [n for n in laid.nodes if not n.op.leaf and not n.op.view]
+    waits: dict[Node, set[Node]] = {n: set(_producers(n, laid)) for n in kernels}
+    updates = [n for n in kernels if n.op.updates]
+    guards = [n for n in kernels if n.op.guard]
+    late = _late(kernels, updates, waits)
+    readers: dict[Value, list[Node]] = {}
+    for node in kernels:
+        for value in node.inputs:
+            if value is not None:
+                readers.setdefault(laid.layouts[value].base, []).append(node)
+    for update in updates:
+        waits[update].update(g for g in guards if update not in waits[g])
+        for value in update.outputs:
+            target = update_target(value)
+            if target is None:
+                continue
+            # Everybody who reads what the storage holds before this update goes first.
+            waits[update].update(r for r in readers.get(target, ()) if r is not update)
+
+    users: dict[Node, list[Node]] = {n: [] for n in kernels}
+    for node, before in waits.items():
+        for b in before:
+            users[b].append(node)
+    missing = {n: len(before) for n, before in waits.items()}
+    ready = [(n in late, n.id, n) for n in kernels if not missing[n]]
+    heapq.heapify(ready)
+    steps = []
+    while ready:
+        _, _, node = heapq.heappop(ready)
+        steps.append(node)
+        for user in users[node]:
+            missing[user] -= 1
+            if not missing[user]:
+                heapq.heappush(ready, (user in late, user.id, user))
+    if len(steps) != len(kernels):
+        stuck = next(n for n in kernels if missing[n])
+        raise GraphError(
+            f"order: {stuck.label} ({stuck.op.name}) needs a parameter's value both before and after its update; "
+            "copy the old value first"
+        )
+    return tuple(steps)
+
+
+def _producers(node: Node, laid: Laid) -> Iterator[Node]:
+    for value in node.inputs:
+        if value is not None:
+            base = laid.layouts[value].base
+            if not base.node.op.leaf:
+                yield base.node
+    for before in node.after:
+        if not before.op.leaf:
+            yield before
+
+
+def _late(kernels: list[Node], updates: list[Node], waits: dict[Node, set[Node]]) -> set[Node]:
+    """Updates and what depends on them: they go last among what is ready."""
+    late = set(updates)
+    for node in kernels:
+        if waits[node] & late:
+            late.add(node)
+    return late

@@ -1,0 +1,94 @@
+"""From a program to a proved tape: layouts, order, offsets, tape, proof."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..base.settings import Switches
+from ..graph.value import Node, Value
+from ..transform.rewrite import Program
+from .check import check
+from .layout import Laid, lay_out, storage_leaf
+from .memory import Placement, Workspace, place
+from .order import Order, linear_order
+from .tape import ARENA, GUARD_BYTES, SEGMENT_NAMES, KernelNeeds, Tape, disassemble, lower, planning_args
+
+Needs = Callable[[Node, np.ndarray], KernelNeeds]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A proved plan. `print(plan)` shows its steps, offsets and bytes."""
+
+    laid: Laid
+    order: Order
+    placement: Placement
+    needs: tuple[KernelNeeds, ...]
+    tape: Tape
+    output_places: tuple[tuple[int, int], ...]  # (segment, byte offset) of each output
+    threads: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes of the arena and of all threads' scratch: all that a run needs beside parameters, inputs, constants."""
+        return self.placement.arena_bytes + self.tape.scratch_bytes * self.threads
+
+    @property
+    def lower_bound_bytes(self) -> int:
+        """The largest sum of bytes alive at one step: no placement of this order can need less."""
+        return self.placement.lower_bound_bytes + self.tape.scratch_bytes * self.threads
+
+    @property
+    def unshared_bytes(self) -> int:
+        """What the same program takes when no two buffers share bytes."""
+        return self.placement.unshared_bytes + self.tape.scratch_bytes * self.threads
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of parameters and optimiser state that the program touches."""
+        return sum(s.array.nbytes for s in self.tape.stored)
+
+    def summary(self) -> str:
+        ratio = self.peak_bytes / self.lower_bound_bytes if self.lower_bound_bytes else 1.0
+        return (
+            f"{len(self.order.steps)} steps; peak {show_bytes(self.peak_bytes)}, lower bound "
+            f"{show_bytes(self.lower_bound_bytes)} (x{ratio:.3f}), unshared {show_bytes(self.unshared_bytes)}; "
+            f"{len(self.placement.inplace)} in place; parameters and state {show_bytes(self.stored_bytes)}"
+        )
+
+    def __str__(self) -> str:
+        return f"{self.summary()}\n{disassemble(self.tape)}"
+
+
+def show_bytes(n: int) -> str:
+    """1536 -> "1.50 KiB"."""
+    size = float(n)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{n} B" if unit == "B" else f"{size:.2f} {unit}"
+        size /= 1024
+    return f"{size:.2f} GiB"
+
+
+def make_plan(program: Program, needs_of: Needs, switches: Switches) -> Plan:
+    """Plan and prove. `needs_of` is the backend's word on parts, scratch and workspace of one instruction."""
+    laid = lay_out(program)
+    order = linear_order(laid)
+    needs = tuple(needs_of(node, planning_args(laid, node)) for node in order.steps)
+    workspaces = [Workspace(i, n.workspace_bytes) for i, n in enumerate(needs) if n.workspace_bytes]
+    guard = GUARD_BYTES if switches.check >= 2 else 0
+    placement = place(laid, order, workspaces, reuse=switches.reuse, inplace=switches.inplace, guard=guard)
+    tape = lower(laid, order, needs, placement, switches.poison)
+    places = {v: _place_of(v, tape, placement) for v in laid.program.outputs}
+    check(tape, laid.program.outputs, laid.program.effects, places)
+    return Plan(laid, order, placement, needs, tape, tuple(places[v] for v in laid.program.outputs), switches.threads)
+
+
+def _place_of(value: Value, tape: Tape, placement: Placement) -> tuple[int, int]:
+    if value in placement.offsets:
+        return ARENA, placement.offsets[value]
+    stored = storage_leaf(value).node.attrs["stored"]
+    return len(SEGMENT_NAMES) + next(i for i, s in enumerate(tape.stored) if s is stored), 0

@@ -1,0 +1,297 @@
+"""The tape: instructions, arguments and attribute words as csrc/tape.h lays them out, and their disassembly."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..base.dtypes import ALL, DType
+from ..graph.opspec import MAX_RANK, OpSpec
+from ..graph.stored import Stored
+from ..graph.value import Node, Value
+from .layout import Laid, dense_strides, storage_leaf
+from .memory import Placement, aligned
+from .order import Order, is_absent
+
+ARENA, CONSTANTS, INPUTS, SETTINGS = range(4)  # segments; each stored array follows as one of its own
+SEGMENT_NAMES = ("arena", "constants", "inputs", "settings")
+NO_SEGMENT = 0xFFFFFFFF
+ARG_WRITE = 1
+INSTRUCTION_GUARD = 1
+MAX_PHASES = 4
+NO_NODE = 0xFFFFFFFF  # instructions that belong to no node: poison
+SETTING_BYTES = 8
+GUARD_BYTES = 64
+
+ARG = np.dtype(
+    [
+        ("segment", "<u4"), ("dtype", "u1"), ("rank", "u1"), ("flags", "<u2"), ("offset", "<u8"), ("bytes", "<u8"),
+        ("shape", "<i8", (MAX_RANK,)), ("strides", "<i8", (MAX_RANK,)),
+    ]
+)  # fmt: skip
+INSTRUCTION = np.dtype(
+    [
+        ("kernel", "<u4"), ("node", "<u4"), ("arg_first", "<u4"), ("arg_count", "<u4"), ("attr_first", "<u4"),
+        ("attr_count", "<u4"), ("flags", "<u4"), ("phases", "<u4"), ("parts", "<u4", (MAX_PHASES,)),
+    ]
+)  # fmt: skip
+assert ARG.itemsize == 120 and INSTRUCTION.itemsize == 48
+
+
+@dataclass(frozen=True)
+class KernelNeeds:
+    """What a backend says about one instruction: parts per phase, bytes of scratch per thread and of workspace."""
+
+    parts: tuple[int, ...] = (1,)
+    scratch_bytes: int = 0
+    workspace_bytes: int = 0
+
+
+@dataclass
+class Tape:
+    """A program as bytes. Segment i < 4 is SEGMENT_NAMES[i]; segment 4 + k is stored[k]."""
+
+    kernels: list[tuple[str, str]]  # (op, signature)
+    instructions: np.ndarray
+    args: np.ndarray
+    attrs: np.ndarray
+    stored: list[Stored]
+    constants: bytes
+    input_offsets: dict[str, int]
+    settings: dict[str, int]  # key -> word in the settings row
+    arena_bytes: int
+    inputs_bytes: int
+    scratch_bytes: int  # per thread
+    nodes: dict[int, str] = field(default_factory=dict)  # node id -> label
+
+    @property
+    def segment_bytes(self) -> list[int]:
+        fixed = [self.arena_bytes, len(self.constants), self.inputs_bytes, SETTING_BYTES * len(self.settings)]
+        return fixed + [s.array.nbytes for s in self.stored]
+
+    def segment_name(self, segment: int) -> str:
+        if segment < len(SEGMENT_NAMES):
+            return SEGMENT_NAMES[segment]
+        return self.stored[segment - len(SEGMENT_NAMES)].name or f"stored{segment - len(SEGMENT_NAMES)}"
+
+    def __str__(self) -> str:
+        return disassemble(self)
+
+
+_DTYPES = {t.code: t for t in ALL}
+
+
+def signature(node: Node) -> str:
+    """dtypes of the present inputs and of all outputs, equal neighbours merged: which kernel of the op runs."""
+    names = [v.dtype.name for v in node.inputs if v is not None] + [v.dtype.name for v in node.outputs]
+    return "_".join(n for i, n in enumerate(names) if i == 0 or n != names[i - 1])
+
+
+def encode_attrs(op: OpSpec, attrs: dict[str, Any]) -> list[int]:
+    """Attribute words in the order of declaration: see Call in csrc/tape.h."""
+    words: list[int] = []
+    for attr in op.attrs:
+        value = attrs[attr.name]
+        if attr.kind == "ints":
+            words += [len(value), *value]
+        elif attr.kind == "float":
+            words.append(struct.unpack("<q", struct.pack("<d", value))[0])
+        elif attr.kind == "dtype":
+            words.append(value.code)
+        elif attr.choices:
+            words.append(attr.choices.index(value))
+        else:
+            words.append(int(value))
+    return words
+
+
+def arg_record(value: Value | None, segment: int = NO_SEGMENT, offset: int = 0, strides: Sequence[int] = (), write: bool = False) -> tuple:
+    """One row of the argument array; a value of None is an absent input."""
+    if value is None:
+        return (NO_SEGMENT, 0, 0, 0, 0, 0, (1,) * MAX_RANK, (0,) * MAX_RANK)
+    pad = MAX_RANK - value.ndim
+    shape = value.shape + (1,) * pad
+    if segment == NO_SEGMENT:
+        return (NO_SEGMENT, value.dtype.code, value.ndim, ARG_WRITE if write else 0, 0, 0, shape, (0,) * MAX_RANK)
+    extent = 0 if value.size == 0 else 1 + sum((e - 1) * s for e, s in zip(value.shape, strides, strict=True))
+    return (
+        segment, value.dtype.code, value.ndim, ARG_WRITE if write else 0, offset, extent * value.dtype.bytes,
+        shape, tuple(strides) + (0,) * pad,
+    )  # fmt: skip
+
+
+def planning_args(laid: Laid, node: Node) -> np.ndarray:
+    """The arguments of a node before offsets are known: shapes and strides, all that a kernel may decide by."""
+    rows = []
+    for value in node.inputs:
+        rows.append(arg_record(value, 0, 0, laid.layouts[value].strides) if value is not None else arg_record(None))
+    for value in node.outputs:
+        rows.append(arg_record(value, NO_SEGMENT if is_absent(value, laid) else 0, 0, dense_strides(value.shape), True))
+    return np.array(rows, ARG)
+
+
+def lower(laid: Laid, order: Order, needs: Sequence[KernelNeeds], placement: Placement, poison: bool = False) -> Tape:
+    """Write the tape. needs[i] belongs to order.steps[i]."""
+    return _Lowerer(laid, order, needs, placement, poison).run()
+
+
+class _Lowerer:
+    def __init__(
+        self, laid: Laid, order: Order, needs: Sequence[KernelNeeds], placement: Placement, poison: bool
+    ) -> None:
+        self.laid, self.order, self.needs, self.placement, self.poison = laid, order, needs, placement, poison
+        self.kernels: dict[tuple[str, str], int] = {}
+        self.instructions: list[tuple] = []
+        self.args: list[tuple] = []
+        self.attrs: list[int] = []
+        self.stored: dict[int, int] = {}
+        self.stored_list: list[Stored] = []
+        self.constants = bytearray()
+        self.constant_offsets: dict[Value, int] = {}
+        self.input_offsets: dict[str, int] = {}
+        self.inputs_bytes = 0
+        self.settings: dict[str, int] = {}
+
+    def run(self) -> Tape:
+        for node in self.laid.nodes:
+            if node.op.leaf:
+                self.locate_leaf(node)
+        dying = self.dead_after() if self.poison else {}
+        if self.poison:
+            self.poison_bytes(0, self.placement.arena_bytes)
+        for i, node in enumerate(self.order.steps):
+            self.instruction(i, node)
+            for offset, size in dying.get(i, ()):
+                self.poison_bytes(offset, size)
+        return Tape(
+            kernels=list(self.kernels),
+            instructions=np.array(self.instructions, INSTRUCTION),
+            args=np.array(self.args, ARG),
+            attrs=np.array(self.attrs, np.int64),
+            stored=self.stored_list,
+            constants=bytes(self.constants),
+            input_offsets=self.input_offsets,
+            settings=self.settings,
+            arena_bytes=self.placement.arena_bytes,
+            inputs_bytes=self.inputs_bytes,
+            scratch_bytes=max((n.scratch_bytes for n in self.needs), default=0),
+            nodes={n.id: n.label for n in self.order.steps},
+        )
+
+    def locate_leaf(self, node: Node) -> None:
+        value = node.outputs[0]
+        name = node.op.name
+        if name == "constant":
+            self.constant_offsets[value] = len(self.constants)
+            data = node.attrs["data"].tobytes()
+            self.constants += data + bytes(aligned(len(data)) - len(data))
+        elif name == "input":
+            if node.attrs["key"] not in self.input_offsets:
+                self.input_offsets[node.attrs["key"]] = self.inputs_bytes
+                self.inputs_bytes += aligned(value.bytes)
+        elif name == "setting":
+            self.settings.setdefault(node.attrs["key"], len(self.settings))
+        else:
+            stored = node.attrs["stored"]
+            if id(stored) not in self.stored:
+                self.stored[id(stored)] = len(SEGMENT_NAMES) + len(self.stored_list)
+                self.stored_list.append(stored)
+
+    def locate(self, base: Value) -> tuple[int, int]:
+        """(segment, byte offset) of a base value."""
+        if base in self.placement.offsets:
+            return ARENA, self.placement.offsets[base]
+        leaf = storage_leaf(base)
+        node = leaf.node
+        if node.op.name == "constant":
+            return CONSTANTS, self.constant_offsets[leaf]
+        if node.op.name == "input":
+            return INPUTS, self.input_offsets[node.attrs["key"]]
+        if node.op.name == "setting":
+            return SETTINGS, SETTING_BYTES * self.settings[node.attrs["key"]]
+        return self.stored[id(node.attrs["stored"])], 0
+
+    def arg(self, value: Value, write: bool) -> tuple:
+        at = self.laid.layouts[value]
+        segment, offset = self.locate(at.base)
+        return arg_record(value, segment, offset + at.offset * value.dtype.bytes, at.strides, write)
+
+    def instruction(self, i: int, node: Node) -> None:
+        first, attr_first, needs = len(self.args), len(self.attrs), self.needs[i]
+        for value in node.inputs:
+            self.args.append(arg_record(None) if value is None else self.arg(value, False))
+        for value in node.outputs:
+            absent = is_absent(value, self.laid)
+            self.args.append(arg_record(value, write=True) if absent else self.arg(value, True))
+        if needs.workspace_bytes:
+            offset = self.placement.workspace_offsets[i]
+            self.args.append(self.bytes_arg(offset, needs.workspace_bytes))
+        self.attrs += encode_attrs(node.op, node.attrs)
+        key = (node.op.name, signature(node))
+        kernel = self.kernels.setdefault(key, len(self.kernels))
+        parts = needs.parts + (1,) * (MAX_PHASES - len(needs.parts))
+        flags = INSTRUCTION_GUARD if node.op.guard else 0
+        counts = (len(self.args) - first, attr_first, len(self.attrs) - attr_first)
+        self.instructions.append((kernel, node.id & NO_NODE, first, *counts, flags, len(needs.parts), parts))
+
+    def bytes_arg(self, offset: int, size: int) -> tuple:
+        pad = MAX_RANK - 1
+        return (ARENA, 5, 1, ARG_WRITE, offset, size, (size,) + (1,) * pad, (1,) + (0,) * pad)
+
+    def poison_bytes(self, offset: int, size: int) -> None:
+        if size:
+            kernel = self.kernels.setdefault(("poison", "u8"), len(self.kernels))
+            self.args.append(self.bytes_arg(offset, size))
+            self.instructions.append((kernel, NO_NODE, len(self.args) - 1, 1, len(self.attrs), 0, 0, 1, (1, 1, 1, 1)))
+
+    def dead_after(self) -> dict[int, list[tuple[int, int]]]:
+        """step -> byte ranges whose last reader that step was."""
+        last: dict[Value, int] = {}  # root buffer -> its last step; values in place share the root's bytes
+        for value, buffer in self.order.buffers.items():
+            root = value
+            while root in self.placement.inplace:
+                root = self.placement.inplace[root]
+            last[root] = max(last.get(root, 0), buffer.death)
+        dying: dict[int, list[tuple[int, int]]] = {}
+        for root, death in last.items():
+            if death < self.order.end:
+                dying.setdefault(death, []).append((self.placement.offsets[root], aligned(root.bytes)))
+        for step, offset in self.placement.workspace_offsets.items():
+            dying.setdefault(step, []).append((offset, aligned(self.needs[step].workspace_bytes)))
+        return dying
+
+
+# ---- text ------------------------------------------------------------------------------------------------
+
+
+def disassemble(tape: Tape) -> str:
+    """The tape as text: a line per instruction, its operands as dtype[shape] @ segment + offset."""
+    lines = []
+    for i, ins in enumerate(tape.instructions):
+        name, sig = tape.kernels[ins["kernel"]]
+        first, count = int(ins["arg_first"]), int(ins["arg_count"])
+        shown = ", ".join(show_arg(tape, tape.args[k]) for k in range(first, first + count))
+        words = tape.attrs[int(ins["attr_first"]) : int(ins["attr_first"]) + int(ins["attr_count"])]
+        parts = "x".join(str(p) for p in ins["parts"][: int(ins["phases"])])
+        label = "" if ins["node"] == NO_NODE else f"  # {tape.nodes.get(int(ins['node']), '')}"
+        attrs = f" {{{' '.join(map(str, words))}}}" if len(words) else ""
+        lines.append(f"{i:4d}  {name}.{sig}{attrs} parts {parts}  {shown}{label}")
+    return "\n".join(lines)
+
+
+def show_arg(tape: Tape, arg: np.void) -> str:
+    if arg["segment"] == NO_SEGMENT:
+        return "-"
+    rank = int(arg["rank"])
+    shape = tuple(int(n) for n in arg["shape"][:rank])
+    strides = tuple(int(n) for n in arg["strides"][:rank])
+    kind: DType = _DTYPES[int(arg["dtype"])]
+    text = f"{kind.name}[{','.join(map(str, shape))}]"
+    if strides != dense_strides(shape):
+        text += f"({','.join(map(str, strides))})"
+    mark = "=>" if arg["flags"] & ARG_WRITE else ""
+    return f"{mark}{text}@{tape.segment_name(int(arg['segment']))}+{int(arg['offset'])}"

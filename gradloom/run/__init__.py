@@ -1,0 +1,1 @@
+"""Backends and executables: who computes."""

@@ -1,0 +1,62 @@
+"""What a caller feeds, held against what the graph asks for."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..base.dtypes import DType
+from ..base.errors import DTypeError, GraphError, ShapeError
+from ..graph.value import Node, Value, describe
+
+SETTING_DEFAULTS: dict[str, float] = {"seed": 0, "step": 1, "row": 0}
+
+
+def leaves(nodes: Sequence[Node], kind: str) -> dict[str, Value]:
+    """key -> value of all `input` or `setting` leaves; GraphError when one key means two things."""
+    found: dict[str, Value] = {}
+    for node in nodes:
+        if node.op.name == kind:
+            value = node.outputs[0]
+            known = found.setdefault(node.attrs["key"], value)
+            if (known.shape, known.dtype) != (value.shape, value.dtype):
+                raise GraphError(
+                    f"{kind} {node.attrs['key']!r} is {describe(known)} at {known.node.where} and {describe(value)} at "
+                    f"{node.where}; need one shape and dtype for a name"
+                )
+    return found
+
+
+def check_names(given: Mapping[str, Any], inputs: Mapping[str, Value], settings: Mapping[str, Value]) -> None:
+    """Every input fed, nothing unknown."""
+    missing = [k for k in inputs if k not in given]
+    missing += [k for k in settings if k not in given and k not in SETTING_DEFAULTS]
+    if missing:
+        value = inputs.get(missing[0], settings.get(missing[0]))
+        raise GraphError(f"run: {missing[0]} is not fed; need {missing[0]}={describe(value)}; got {sorted(given) or 'nothing'}")
+    for name in given:
+        if name not in inputs and name not in settings:
+            near = difflib.get_close_matches(name, [*inputs, *settings], 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise GraphError(f"run: {name} is not an input of this graph; it has {sorted([*inputs, *settings])}{hint}")
+
+
+def as_array(name: str, data: Any, shape: tuple[int, ...], kind: DType) -> np.ndarray:
+    """The data as an array of exactly this shape and dtype; ShapeError, DTypeError with what was seen."""
+    array = np.asarray(data)
+    if array.dtype != kind.numpy:
+        if array.dtype.kind not in "fiub":
+            raise DTypeError(f"run: {name} is {array.dtype}; need numbers for {kind.name}")
+        if array.dtype.kind == "f" and not kind.is_float:
+            raise DTypeError(f"run: {name} is {array.dtype}; need whole numbers for {kind.name}")
+        if not kind.is_float and array.size:
+            info = np.iinfo(kind.numpy)
+            if array.min() < info.min or array.max() > info.max:
+                raise DTypeError(f"run: {name} holds values beyond {kind.name} ({info.min}..{info.max})")
+        array = array.astype(kind.numpy)
+    if array.shape != shape:
+        raise ShapeError(f"run: {name} has shape {list(array.shape)}; need {kind.name}{list(shape)}")
+    return array

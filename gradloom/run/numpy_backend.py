@@ -1,0 +1,89 @@
+"""The definition: walks the graph and applies each op's NumPy reference, in float64 unless told otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..base.dtypes import DType
+from ..graph.graph import reachable
+from ..graph.value import Value
+from ..plan.layout import storage_leaf
+from ..transform.rewrite import Program
+from .feeds import SETTING_DEFAULTS, as_array, check_names, leaves
+
+
+def evaluate(
+    values: Sequence[Value],
+    feeds: Mapping[str, Any] | None = None,
+    overrides: Mapping[Value, np.ndarray] | None = None,
+    precision: str = "f64",
+) -> dict[Value, np.ndarray]:
+    """Every value that `values` need, computed by the references.
+
+    feeds: inputs and settings by name. overrides: contents to use instead of those of some values (parameters, usually).
+    precision: "f64" or "f32", what float values are computed in.
+    """
+    feeds = feeds or {}
+    overrides = overrides or {}
+    nodes = reachable(values)
+    inputs, settings = leaves(nodes, "input"), leaves(nodes, "setting")
+    check_names(feeds, inputs, settings)
+    real = np.dtype(np.float64 if precision == "f64" else np.float32)
+    known: dict[Value, np.ndarray] = {}
+    for node in nodes:
+        if node.op.leaf:
+            value = node.outputs[0]
+            known[value] = _cast(_leaf_data(value, feeds), value.dtype, real)
+        else:
+            arrays = [None if v is None else known[v] for v in node.inputs]
+            with np.errstate(all="ignore"):
+                results = node.op.call("reference", dict(node.attrs) | node.op.bind_inputs(arrays))
+            results = results if isinstance(results, (tuple, list)) else (results,)
+            for value, result in zip(node.outputs, results, strict=True):
+                array = np.asarray(result)
+                assert array.shape == value.shape, f"reference of {node.op.name}: {array.shape}, graph: {value!r}"
+                known[value] = _cast(array, value.dtype, real)
+        for value in node.outputs:
+            if value in overrides:
+                known[value] = _cast(np.asarray(overrides[value]), value.dtype, real)
+    return known
+
+
+def _leaf_data(value: Value, feeds: Mapping[str, Any]) -> Any:
+    node = value.node
+    if node.op.name == "constant":
+        return node.attrs["data"]
+    if node.op.name == "parameter":
+        return node.attrs["stored"].array
+    key = node.attrs["key"]
+    if node.op.name == "setting":
+        return np.asarray(feeds.get(key, SETTING_DEFAULTS.get(key)))
+    if value.dtype.is_float:
+        array = np.asarray(feeds[key])
+        as_array(key, array, value.shape, value.dtype)  # for its checks; the full precision is kept
+        return array
+    return as_array(key, feeds[key], value.shape, value.dtype)
+
+
+def _cast(array: np.ndarray, kind: DType, real: np.dtype) -> np.ndarray:
+    return array.astype(real if kind.is_float else kind.numpy, copy=False)
+
+
+class NumpyExecutable:
+    """A program run by the references; the same face as the CPU executable."""
+
+    def __init__(self, program: Program, precision: str = "f64") -> None:
+        self.program = program
+        self.precision = precision
+        nodes = program.nodes
+        self.inputs, self.settings = leaves(nodes, "input"), leaves(nodes, "setting")
+
+    def __call__(self, **feeds: Any) -> list[np.ndarray]:
+        known = evaluate([*self.program.outputs, *self.program.effects], feeds, precision=self.precision)
+        outputs = [known[v].copy() for v in self.program.outputs]
+        for value in sorted(self.program.effects, key=lambda v: v.node.id):
+            storage_leaf(value).node.attrs["stored"].array[...] = known[value]
+        return outputs
