@@ -16,6 +16,7 @@ import numpy as np
 
 from ..base.dtypes import DType, dtype, f32, i32
 from ..base.errors import DTypeError, GradloomError, GraphError, ShapeError
+from .stored import Stored
 from .value import Node, Shape, Value, describe
 
 REGISTRY: dict[str, OpSpec] = {}
@@ -437,7 +438,7 @@ class Parameter(Value):
     __slots__ = ()
 
     @property
-    def stored(self) -> Any:
+    def stored(self) -> Stored:
         return self.node.attrs["stored"]
 
     @property
@@ -455,9 +456,12 @@ class Parameter(Value):
 
 def parameter(data: Any, name: str = "", dtype: str | DType = "f32", trainable: bool = True) -> Parameter:
     """A trainable array, initialised with `data` (copied)."""
-    from .stored import Stored
+    return stored_value(Stored(name, data, dtype, trainable))
 
-    node = _PARAMETER.node((), {"stored": Stored(name, data, dtype, trainable)}, name)
+
+def stored_value(stored: Stored) -> Parameter:
+    """The leaf that reads (and, under an update, writes) a stored array."""
+    node = _PARAMETER.node((), {"stored": stored}, stored.name)
     value = Parameter(node, 0, node.outputs[0].shape, node.outputs[0].dtype)
     node.outputs = (value,)
     return value

@@ -37,6 +37,16 @@ class Stored:
         self.array = aligned_empty(given.shape, self.dtype.numpy)
         self.array[...] = given
 
+    @classmethod
+    def wrap(cls, name: str, array: np.ndarray) -> Stored:
+        """Stand for an array that exists already, without copying it (a data set, a mapped file)."""
+        if not array.flags.c_contiguous or not array.flags.aligned:
+            raise ShapeError(f"{name}: an array with gaps cannot be read in place; need a C-contiguous one")
+        stored = cls.__new__(cls)
+        stored.name, stored.dtype, stored.trainable, stored.version = name, dtype(array.dtype), False, 0
+        stored.array = array
+        return stored
+
     @property
     def shape(self) -> tuple[int, ...]:
         return self.array.shape

@@ -19,7 +19,19 @@ import numpy as np
 from ..base.errors import PlanError
 from ..graph.graph import reachable
 from ..graph.value import Node, Value
-from .tape import ARENA, ARG_WRITE, CONSTANTS, INPUTS, INSTRUCTION_GUARD, NO_NODE, NO_SEGMENT, SETTING_BYTES, SETTINGS, Tape
+from .tape import (
+    ARENA,
+    ARG_WRITE,
+    CONSTANTS,
+    EACH_STEP,
+    INPUTS,
+    INSTRUCTION_GUARD,
+    NO_SEGMENT,
+    NODE_MASK,
+    SETTING_BYTES,
+    SETTINGS,
+    Tape,
+)
 
 Place = tuple[int, int]  # segment, byte offset
 
@@ -113,13 +125,16 @@ def check(
 class _Checker:
     def __init__(self, tape: Tape, outputs: Sequence[Value], effects: Sequence[Value], places: Mapping[Value, Place]) -> None:
         self.tape, self.outputs, self.effects, self.places = tape, outputs, effects, places
-        self.nodes: dict[int, Node] = {n.id & NO_NODE: n for n in reachable((*outputs, *effects))}
+        self.nodes: dict[int, Node] = {n.id & NODE_MASK: n for n in reachable((*outputs, *effects))}
         self.map = _Intervals()
         self.memo: dict[Value, tuple[Value, int, tuple[int, ...]]] = {}
         self.done: set[Node] = set()
         self.guarded = not any(n.op.guard for n in self.nodes.values())
         self.read = self.values_read()
         self.homes: dict[Value, Place] = {}
+        self.dead: dict[int, list[tuple[int, int, int]]] = {}
+        for instruction, *rest in tape.dead:
+            self.dead.setdefault(instruction, []).append((rest[0], rest[1], rest[2]))
 
     def values_read(self) -> set[Value]:
         read = set(self.outputs)
@@ -129,8 +144,10 @@ class _Checker:
 
     def run(self) -> None:
         self.check_constants_and_leaves()
-        for ins in self.tape.instructions:
+        self.bury(EACH_STEP)
+        for i, ins in enumerate(self.tape.instructions):
             self.instruction(ins)
+            self.bury(i)
         missing = [n for n in self.nodes.values() if not n.op.leaf and n.op.view is None and n not in self.done]
         if missing:
             raise PlanError(f"proof: {missing[0].op.name} {missing[0].label} never runs")
@@ -142,6 +159,11 @@ class _Checker:
             segment, offset = self.home(value)
             if value in self.last_updates():
                 self.expect(value, segment, offset, value.bytes, f"the update {_say(value)} must last")
+
+    def bury(self, instruction: int) -> None:
+        """What the plan calls dead is overwritten here, as a poisoned run will do: nobody may read it again."""
+        for segment, offset, size in self.dead.get(instruction, ()):
+            self.map.write(segment, offset, offset + size, "dead bytes")
 
     # ---- leaves --------------------------------------------------------------------------------------
 
@@ -179,10 +201,6 @@ class _Checker:
 
     def instruction(self, ins: np.void) -> None:
         args = self.tape.args[int(ins["arg_first"]) : int(ins["arg_first"]) + int(ins["arg_count"])]
-        if ins["node"] == NO_NODE:  # poison
-            for arg in args:
-                self.map.write(*self.extent(arg), "poison")
-            return
         node = self.nodes.get(int(ins["node"]))
         if node is None:
             raise PlanError(f"proof: an instruction runs node {int(ins['node'])}, which the graph does not need")
@@ -332,13 +350,13 @@ class _Checker:
     def last_updates(self) -> set[Value]:
         """The updates after which nothing writes the same storage again."""
         last: dict[Place, Value] = {}
-        order = {int(ins["node"]): i for i, ins in enumerate(self.tape.instructions) if ins["node"] != NO_NODE}
+        order = {int(ins["node"]): i for i, ins in enumerate(self.tape.instructions) }
         for node in self.done:
             for value in node.outputs:
                 if node.op.slot(node.op.outputs, value.index).name in node.op.updates:
                     place = self.home(value)
                     known = last.get(place)
-                    if known is None or order[known.node.id & NO_NODE] < order[node.id & NO_NODE]:
+                    if known is None or order[known.node.id & NODE_MASK] < order[node.id & NODE_MASK]:
                         last[place] = value
         return set(last.values())
 

@@ -81,7 +81,7 @@ def make_plan(program: Program, needs_of: Needs, switches: Switches) -> Plan:
     workspaces = [Workspace(i, n.workspace_bytes) for i, n in enumerate(needs) if n.workspace_bytes]
     guard = GUARD_BYTES if switches.check >= 2 else 0
     placement = place(laid, order, workspaces, reuse=switches.reuse, inplace=switches.inplace, guard=guard)
-    tape = lower(laid, order, needs, placement, switches.poison)
+    tape = lower(laid, order, needs, placement, guard)
     places = {v: _place_of(v, tape, placement) for v in laid.program.outputs}
     check(tape, laid.program.outputs, laid.program.effects, places)
     return Plan(laid, order, placement, needs, tape, tuple(places[v] for v in laid.program.outputs), switches.threads)

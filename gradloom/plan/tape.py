@@ -23,7 +23,8 @@ NO_SEGMENT = 0xFFFFFFFF
 ARG_WRITE = 1
 INSTRUCTION_GUARD = 1
 MAX_PHASES = 4
-NO_NODE = 0xFFFFFFFF  # instructions that belong to no node: poison
+NODE_MASK = 0xFFFFFFFF  # node ids on the tape are 32 bits wide
+EACH_STEP = 0xFFFFFFFF  # dead ranges: from the start of each step
 SETTING_BYTES = 8
 GUARD_BYTES = 64
 
@@ -66,7 +67,9 @@ class Tape:
     arena_bytes: int
     inputs_bytes: int
     scratch_bytes: int  # per thread
-    nodes: dict[int, str] = field(default_factory=dict)  # node id -> label
+    dead: list[tuple[int, int, int, int]]  # (instruction or EACH_STEP, segment, offset, bytes): dead from there on
+    guards: list[tuple[int, int, int]]  # (segment, offset, bytes) that nothing may write
+    nodes: dict[int, Node] = field(default_factory=dict)  # id on the tape -> node, for messages
 
     @property
     def segment_bytes(self) -> list[int]:
@@ -134,16 +137,16 @@ def planning_args(laid: Laid, node: Node) -> np.ndarray:
     return np.array(rows, ARG)
 
 
-def lower(laid: Laid, order: Order, needs: Sequence[KernelNeeds], placement: Placement, poison: bool = False) -> Tape:
+def lower(laid: Laid, order: Order, needs: Sequence[KernelNeeds], placement: Placement, guard: int = 0) -> Tape:
     """Write the tape. needs[i] belongs to order.steps[i]."""
-    return _Lowerer(laid, order, needs, placement, poison).run()
+    return _Lowerer(laid, order, needs, placement, guard).run()
 
 
 class _Lowerer:
     def __init__(
-        self, laid: Laid, order: Order, needs: Sequence[KernelNeeds], placement: Placement, poison: bool
+        self, laid: Laid, order: Order, needs: Sequence[KernelNeeds], placement: Placement, guard: int
     ) -> None:
-        self.laid, self.order, self.needs, self.placement, self.poison = laid, order, needs, placement, poison
+        self.laid, self.order, self.needs, self.placement, self.guard = laid, order, needs, placement, guard
         self.kernels: dict[tuple[str, str], int] = {}
         self.instructions: list[tuple] = []
         self.args: list[tuple] = []
@@ -160,13 +163,9 @@ class _Lowerer:
         for node in self.laid.nodes:
             if node.op.leaf:
                 self.locate_leaf(node)
-        dying = self.dead_after() if self.poison else {}
-        if self.poison:
-            self.poison_bytes(0, self.placement.arena_bytes)
         for i, node in enumerate(self.order.steps):
             self.instruction(i, node)
-            for offset, size in dying.get(i, ()):
-                self.poison_bytes(offset, size)
+        buffers = self.arena_buffers()
         return Tape(
             kernels=list(self.kernels),
             instructions=np.array(self.instructions, INSTRUCTION),
@@ -179,7 +178,13 @@ class _Lowerer:
             arena_bytes=self.placement.arena_bytes,
             inputs_bytes=self.inputs_bytes,
             scratch_bytes=max((n.scratch_bytes for n in self.needs), default=0),
-            nodes={n.id: n.label for n in self.order.steps},
+            dead=[(step, ARENA, offset, size) for offset, size, step in buffers if size and (step < self.order.end or step == EACH_STEP)],
+            guards=[
+                (ARENA, start, self.guard)
+                for offset, size, _ in (buffers[1:] if self.guard else ())
+                for start in (offset - self.guard, offset + size)
+            ],
+            nodes={n.id & NODE_MASK: n for n in self.order.steps},
         )
 
     def locate_leaf(self, node: Node) -> None:
@@ -236,33 +241,25 @@ class _Lowerer:
         parts = needs.parts + (1,) * (MAX_PHASES - len(needs.parts))
         flags = INSTRUCTION_GUARD if node.op.guard else 0
         counts = (len(self.args) - first, attr_first, len(self.attrs) - attr_first)
-        self.instructions.append((kernel, node.id & NO_NODE, first, *counts, flags, len(needs.parts), parts))
+        self.instructions.append((kernel, node.id & NODE_MASK, first, *counts, flags, len(needs.parts), parts))
 
     def bytes_arg(self, offset: int, size: int) -> tuple:
         pad = MAX_RANK - 1
         return (ARENA, 5, 1, ARG_WRITE, offset, size, (size,) + (1,) * pad, (1,) + (0,) * pad)
 
-    def poison_bytes(self, offset: int, size: int) -> None:
-        if size:
-            kernel = self.kernels.setdefault(("poison", "u8"), len(self.kernels))
-            self.args.append(self.bytes_arg(offset, size))
-            self.instructions.append((kernel, NO_NODE, len(self.args) - 1, 1, len(self.attrs), 0, 0, 1, (1, 1, 1, 1)))
-
-    def dead_after(self) -> dict[int, list[tuple[int, int]]]:
-        """step -> byte ranges whose last reader that step was."""
+    def arena_buffers(self) -> list[tuple[int, int, int]]:
+        """(offset, bytes, last step) of each buffer; first the whole arena, dead when a step begins."""
         last: dict[Value, int] = {}  # root buffer -> its last step; values in place share the root's bytes
         for value, buffer in self.order.buffers.items():
             root = value
             while root in self.placement.inplace:
                 root = self.placement.inplace[root]
             last[root] = max(last.get(root, 0), buffer.death)
-        dying: dict[int, list[tuple[int, int]]] = {}
-        for root, death in last.items():
-            if death < self.order.end:
-                dying.setdefault(death, []).append((self.placement.offsets[root], aligned(root.bytes)))
+        buffers = [(0, self.placement.arena_bytes, EACH_STEP)]
+        buffers += [(self.placement.offsets[v], aligned(v.bytes), death) for v, death in last.items()]
         for step, offset in self.placement.workspace_offsets.items():
-            dying.setdefault(step, []).append((offset, aligned(self.needs[step].workspace_bytes)))
-        return dying
+            buffers.append((offset, aligned(self.needs[step].workspace_bytes), step))
+        return buffers
 
 
 # ---- text ------------------------------------------------------------------------------------------------
@@ -277,7 +274,7 @@ def disassemble(tape: Tape) -> str:
         shown = ", ".join(show_arg(tape, tape.args[k]) for k in range(first, first + count))
         words = tape.attrs[int(ins["attr_first"]) : int(ins["attr_first"]) + int(ins["attr_count"])]
         parts = "x".join(str(p) for p in ins["parts"][: int(ins["phases"])])
-        label = "" if ins["node"] == NO_NODE else f"  # {tape.nodes.get(int(ins['node']), '')}"
+        label = f"  # {tape.nodes[int(ins['node'])].label}"
         attrs = f" {{{' '.join(map(str, words))}}}" if len(words) else ""
         lines.append(f"{i:4d}  {name}.{sig}{attrs} parts {parts}  {shown}{label}")
     return "\n".join(lines)

@@ -1,0 +1,250 @@
+"""The CPU: hands proved tapes to the native core.
+
+All executables share one arena (the largest need, grown only at compile, in huge pages) and take turns in it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import _core
+from ..base.errors import BackendError, DataError, GraphError, NonFiniteError, TrainError
+from ..base.settings import Switches
+from ..graph.opspec import Spec
+from ..graph.stored import aligned_empty
+from ..graph.value import Node
+from ..plan.plan import Plan, make_plan
+from ..plan.tape import SETTING_BYTES, KernelNeeds, encode_attrs, signature
+from ..transform.rewrite import Program
+from .feeds import SETTING_DEFAULTS, as_array, check_names, leaves
+
+STOP_DONE, STOP_GUARD, STOP_INDEX, STOP_NONFINITE, STOP_BOUNDS, STOP_REQUESTED, STOP_DEADLINE = range(7)
+
+
+class _Device:
+    """The arena of this process and the turn to use it."""
+
+    def __init__(self) -> None:
+        self.arena = _core.Arena()
+        self.lock = threading.RLock()
+
+
+_device = _Device()
+
+
+def arena() -> _core.Arena:
+    """The arena that all CPU executables share: .bytes, .huge_bytes."""
+    return _device.arena
+
+
+def choose_isa(wanted: str | None) -> str:
+    """The instruction set to run: the best that this machine has, or the one that was asked for."""
+    have = _core.isas()
+    if wanted is None:
+        return have[0]
+    if wanted not in have:
+        raise BackendError(f"isa: {wanted!r} cannot run here; need one of {', '.join(have)}")
+    return wanted
+
+
+class _Kernels:
+    def __init__(self, isa: str) -> None:
+        self.isa = isa
+        self.known = set(_core.kernels(isa))
+
+    def needs(self, node: Node, args: np.ndarray) -> KernelNeeds:
+        attrs = np.array(encode_attrs(node.op, node.attrs), np.int64)
+        parts, scratch, workspace = _core.kernel_plan(self.isa, node.op.name, signature(node), args, attrs)
+        return KernelNeeds(tuple(parts), scratch, workspace)
+
+    def require(self, program: Program) -> None:
+        """All missing (op, dtypes) of a program at once, before anything is planned."""
+        missing = {}
+        for node in program.nodes:
+            key = (node.op.name, "" if node.op.leaf or node.op.view else signature(node))
+            if key[1] and key not in self.known:
+                missing.setdefault(key, node)
+        if missing:
+            listed = ", ".join(f"{op} {sig} ({node.label})" for (op, sig), node in missing.items())
+            raise BackendError(f"cpu {self.isa} has no kernel for: {listed}; backend='numpy' computes everything")
+
+
+class CpuExecutable:
+    """A compiled program. Call it with its inputs by name; it answers its outputs as NumPy arrays."""
+
+    def __init__(self, program: Program, switches: Switches) -> None:
+        isa = choose_isa(switches.isa)
+        kernels = _Kernels(isa)
+        nodes = program.nodes
+        self.inputs, self.settings = leaves(nodes, "input"), leaves(nodes, "setting")
+        kernels.require(program)
+        self.isa, self.switches, self.program = isa, switches, program
+        self.plan: Plan = make_plan(program, kernels.needs, switches)
+        self._load()
+
+    def _load(self) -> None:
+        tape = self.plan.tape
+        self._constants = aligned_empty((max(len(tape.constants), 1),), np.dtype(np.uint8))
+        self._constants[: len(tape.constants)] = np.frombuffer(tape.constants, np.uint8)
+        self._inputs = aligned_empty((max(tape.inputs_bytes, 1),), np.dtype(np.uint8))
+        self._inputs[...] = 0
+        self._slots = {
+            k: self._inputs[o : o + self.inputs[k].bytes].view(self.inputs[k].dtype.numpy).reshape(self.inputs[k].shape)
+            for k, o in tape.input_offsets.items()
+        }
+        self._bound: dict[str, np.ndarray] = {}
+        self.settings_words = {k: word for k, word in tape.settings.items()}
+        self.outputs = [Spec(v.shape, v.dtype) for v in self.program.outputs]
+        sizes = [v.bytes for v in self.program.outputs]
+        records = [(*place, size) for place, size in zip(self.plan.output_places, sizes, strict=True)]
+        with _device.lock:
+            _device.arena.ensure(max(tape.arena_bytes, 64))
+            self._native = _core.Program(
+                self.isa, tape.kernels, tape.instructions, tape.args, tape.attrs, self._segments(), records,
+                tape.dead, tape.guards,
+            )  # fmt: skip
+        self.record_bytes = sum(sizes)
+        self._starts = np.cumsum([0, *sizes[:-1]]).tolist() if sizes else []
+
+    def _segments(self) -> list[tuple[Any, ...]]:
+        tape = self.plan.tape
+        fixed: list[tuple[Any, ...]] = [
+            ("arena", _device.arena),
+            ("readonly", self._constants.ctypes.data, len(tape.constants)),
+            ("readonly", self._inputs.ctypes.data, tape.inputs_bytes),
+            ("settings", SETTING_BYTES * len(tape.settings)),
+        ]
+        stored = [
+            ("memory" if s.array.flags.writeable else "readonly", s.array.ctypes.data, s.array.nbytes) for s in tape.stored
+        ]
+        return [*fixed, *stored, ("scratch", tape.scratch_bytes)]
+
+    # ---- one call --------------------------------------------------------------------------------------
+
+    def __call__(self, **feeds: Any) -> list[np.ndarray]:
+        """Feed inputs and settings by name, run once, and read the outputs (fresh arrays)."""
+        if len(feeds) != len(self.inputs) or feeds.keys() != self.inputs.keys():
+            check_names(feeds, self.inputs, self.settings)
+        for key, value in self.inputs.items():
+            self._slots[key][...] = as_array(key, feeds[key], value.shape, value.dtype)
+        settings = None
+        if self.settings:
+            settings = self.settings_rows(1, {k: feeds.get(k, SETTING_DEFAULTS.get(k)) for k in self.settings})
+        records = np.empty((1, self.record_bytes), np.uint8) if self.record_bytes else None
+        self.run_steps(1, settings, records)
+        return [r[0] for r in self.read(records)] if records is not None else [np.empty(s.shape, s.dtype.numpy) for s in self.outputs]
+
+    def settings_rows(self, steps: int, values: dict[str, Any]) -> np.ndarray:
+        """The settings table for so many steps; each value is a number or an array of one number per step."""
+        rows = np.zeros((steps, len(self.settings_words)), np.int64)
+        for key, word in self.settings_words.items():
+            column = np.broadcast_to(np.asarray(values[key]), (steps,))
+            kind = self.settings[key].dtype
+            rows[:, word : word + 1].view(kind.numpy)[:, 0] = column
+        return rows
+
+    def run_steps(
+        self, steps: int, settings: np.ndarray | None = None, records: np.ndarray | None = None, deadline: float = 0.0
+    ) -> int:
+        """Run so many steps in one native call; returns how many were done (fewer when the deadline in seconds passed).
+
+        settings: one row per step (settings_rows). records: uint8 [steps, record_bytes], receives the outputs of each
+        step. Raises NonFiniteError, DataError as the step that failed demands; its updates are not applied.
+        """
+        switches = self.switches
+        with _device.lock:
+            done, stop, node, index, value = self._native.run(
+                steps, settings, records, switches.threads, deadline, switches.poison, switches.check >= 2
+            )
+        if stop not in (STOP_DONE, STOP_DEADLINE, STOP_REQUESTED):
+            raise self._failure(done, stop, node, index, value)
+        return int(done)
+
+    def read(self, records: np.ndarray) -> list[np.ndarray]:
+        """The outputs out of records: one array of shape [steps, *shape] each (a view)."""
+        found = []
+        for spec, start in zip(self.outputs, self._starts, strict=True):
+            size = spec.size * spec.dtype.bytes
+            column = records[:, start : start + size]
+            if not column.flags.c_contiguous:
+                column = np.ascontiguousarray(column)
+            found.append(column.view(spec.dtype.numpy).reshape((len(records), *spec.shape)))
+        return found
+
+    def stop(self) -> None:
+        """End the run in progress after its current step (from another thread or a callback)."""
+        self._native.stop()
+
+    def profile(self, on: bool = True) -> None:
+        """Collect nanoseconds per instruction from the next run on."""
+        self._native.profile(on)
+
+    def timings(self) -> list[tuple[str, int, int]]:
+        """(op and node, least ns, total ns) per instruction since `profile`."""
+        _, least, total = self._native.timings()
+        nodes = self.plan.order.steps
+        return [(f"{n.op.name} {n.label}", lo, t) for n, lo, t in zip(nodes, least, total, strict=True)]
+
+    def _failure(self, done: int, stop: int, node_id: int, index: int, value: int) -> Exception:
+        node = self.plan.tape.nodes.get(node_id)
+        where = f"{node.op.name} {node.label}" if node else f"node {node_id}"
+        if stop == STOP_INDEX:
+            return IndexOutOfRange(done, f"{where}: id {value} at position {index} is out of range")
+        if stop == STOP_GUARD:
+            return GuardTripped(done, f"{where}: the loss or a gradient is not finite")
+        if stop == STOP_NONFINITE:
+            return NotFinite(done, f"{where} produced a number that is not finite, at element {index}", node)
+        if stop == STOP_BOUNDS:
+            return TrainError(f"{where} wrote outside its output, at byte {index} of the arena")
+        return GraphError(f"{where}: stopped for reason {stop}")
+
+
+class GuardTripped(NonFiniteError):
+    """The guard stopped a step before its updates; `steps_done` were completed before it."""
+
+    def __init__(self, steps_done: int, message: str) -> None:
+        super().__init__(message)
+        self.steps_done = steps_done
+
+
+class NotFinite(NonFiniteError):
+    """A checked run found the first output that is not finite."""
+
+    def __init__(self, steps_done: int, message: str, node: Node | None) -> None:
+        super().__init__(message)
+        self.steps_done, self.node = steps_done, node
+
+
+class IndexOutOfRange(DataError):
+    """A label or row id out of range."""
+
+    def __init__(self, steps_done: int, message: str) -> None:
+        super().__init__(message)
+        self.steps_done = steps_done
+
+
+def print_debug(executable: CpuExecutable) -> None:
+    """What GRADLOOM_DEBUG asks for at compile time: 1 plan, 3 graph, 4 tape."""
+    level = executable.switches.debug
+    if level >= 1:
+        print(executable.plan.summary(), file=sys.stderr)
+    if level >= 3:
+        from ..graph.graph import listing
+
+        print(listing([*executable.program.outputs, *executable.program.effects]), file=sys.stderr)
+    if level >= 4:
+        print(executable.plan.tape, file=sys.stderr)
+
+
+def available() -> tuple[bool, str]:
+    return True, f"isas {', '.join(_core.isas())}"
+
+
+def kernels(isa: str | None = None) -> Sequence[tuple[str, str]]:
+    """(op, dtypes) of every kernel."""
+    return _core.kernels(choose_isa(isa))
