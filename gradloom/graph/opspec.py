@@ -234,6 +234,16 @@ class OpSpec:
         """Call a rule with what it asks for out of scope."""
         return getattr(self, rule)(**{n: scope[n] for n in self._wants[rule]})
 
+    def pull(self, node: Node, received: Sequence[Value | None]) -> list[Value | None]:
+        """Gradients of the node's inputs (flat), given those of its outputs: its vjp, called by name.
+
+        `g` is the gradient of the first output, unless the op has an input called g; then only g_<output> names it.
+        """
+        bound = self.bind_outputs(received)
+        scope = {"g": bound[self.outputs[0].name]} | {f"g_{name}": g for name, g in bound.items()}
+        scope |= dict(node.attrs) | self.bind_inputs(node.inputs) | self.bind_outputs(node.outputs)
+        return self.flatten(self.inputs, self.call("vjp", scope))
+
     def bind_inputs(self, values: Sequence[Any]) -> dict[str, Any]:
         return self._bind(self.inputs, values)
 

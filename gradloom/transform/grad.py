@@ -67,11 +67,7 @@ def _vjp(node: Node, received: Sequence[Value | None]) -> list[Value | None]:
             f"{op.name} has no gradient: {op.no_gradient}; node {node.label}; "
             "keep it out of the path from the loss to the parameters"
         )
-    fixed_or_list = op.bind_outputs(received)
-    scope = dict(node.attrs) | op.bind_inputs(node.inputs) | op.bind_outputs(node.outputs)
-    scope |= {f"g_{name}": g for name, g in fixed_or_list.items()}
-    scope["g"] = fixed_or_list[op.outputs[0].name]
-    return op.flatten(op.inputs, op.call("vjp", scope))
+    return op.pull(node, received)
 
 
 def _total(terms: Sequence[Value]) -> Value | None:

@@ -1,0 +1,232 @@
+"""What the op families share: shape rules, sums over broadcast axes, second derivatives, sample inputs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..base.dtypes import DType, f32
+from ..base.errors import DTypeError
+from ..graph.graph import reachable
+from ..graph.opspec import REGISTRY, BadSample, Reject, Sample, Spec
+from ..graph.value import Shape, Value
+
+
+# ---- shape rules -----------------------------------------------------------------------------------------
+
+
+def named(names: Sequence[str], rule: Callable[..., Any]) -> Callable[..., Any]:
+    """The rule, asking for these names."""
+    rule.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in names]
+    )
+    return rule
+
+
+def need(condition: bool, seen: str, wanted: str) -> None:
+    """Reject unless the condition holds."""
+    if not condition:
+        raise Reject(seen, wanted)
+
+
+def need_dtype(*specs: Spec | None, kind: DType | Sequence[DType] = f32) -> None:
+    """Reject inputs of another dtype; absent ones pass."""
+    kinds = [kind] if isinstance(kind, DType) else list(kind)
+    for spec in specs:
+        if spec is not None and spec.dtype not in kinds:
+            raise Reject(f"dtype {spec.dtype.name} is not taken", " or ".join(k.name for k in kinds), DTypeError)
+
+
+def same_as(*names: str) -> Callable[..., Spec]:
+    """Shape rule: all these inputs are f32 of one shape, and so is the output."""
+
+    def rule(**specs: Spec) -> Spec:
+        first = specs[names[0]]
+        need_dtype(*specs.values())
+        for name in names[1:]:
+            need(specs[name].shape == first.shape, "shapes differ", f"{names[0]} and {name} of one shape")
+        return Spec(first.shape)
+
+    return named(names, rule)
+
+
+def broadcast_shape(*specs: Spec) -> Shape:
+    """NumPy's broadcasting, or a Reject."""
+    ndim = max(s.ndim for s in specs)
+    padded = [(1,) * (ndim - s.ndim) + s.shape for s in specs]
+    shape = []
+    for extents in zip(*padded, strict=True):
+        wide = {e for e in extents if e != 1}
+        need(len(wide) <= 1, "shapes do not broadcast", "extents that are equal or 1, counted from the last axis")
+        shape.append(wide.pop() if wide else 1)
+    return tuple(shape)
+
+
+def broadcast_of(*names: str, kind: DType = f32) -> Callable[..., Spec]:
+    """Shape rule: f32 inputs broadcast together; the output is of dtype `kind`."""
+
+    def rule(**specs: Spec) -> Spec:
+        need_dtype(*specs.values())
+        return Spec(broadcast_shape(*specs.values()), kind)
+
+    return named(names, rule)
+
+
+def scalar_specs(*specs: Spec | None, kind: DType = f32) -> None:
+    """Reject run-time scalars of another shape or dtype."""
+    need_dtype(*specs, kind=kind)
+    for spec in specs:
+        need(spec is None or spec.shape == (), "a scalar is not of shape ()", "shape ()")
+
+
+def normal_axis(axis: int, ndim: int) -> int:
+    """A possibly negative axis as 0..ndim-1."""
+    need(-ndim <= axis < ndim, f"axis {axis} does not exist", f"an axis from {-ndim} to {ndim - 1}")
+    return axis % ndim
+
+
+def normal_axes(axes: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
+    """None (all), an int or several, possibly negative -> sorted, each once."""
+    if axes is None:
+        return tuple(range(ndim))
+    given = (axes,) if isinstance(axes, int) else tuple(axes)
+    found = sorted(normal_axis(a, ndim) for a in given)
+    need(len(set(found)) == len(found), f"axes {given} name one axis twice", "each axis once")
+    return tuple(found)
+
+
+def dense_strides(shape: Sequence[int]) -> list[int]:
+    """Row-major strides in elements."""
+    strides, n = [0] * len(shape), 1
+    for i in reversed(range(len(shape))):
+        strides[i] = n
+        n *= shape[i]
+    return strides
+
+
+# ---- gradients -------------------------------------------------------------------------------------------
+
+
+def unbroadcast(g: Value, like: Value) -> Value:
+    """g summed over the axes along which `like` was broadcast: the gradient of a broadcast input."""
+    if g.shape == like.shape:
+        return g
+    lead = g.ndim - like.ndim
+    axes = [i for i in range(g.ndim) if i < lead or (like.shape[i - lead] == 1 and g.shape[i] != 1)]
+    summed = REGISTRY["sum"](g, axes=axes) if axes else g
+    return summed if summed.shape == like.shape else REGISTRY["reshape"](summed, shape=like.shape)
+
+
+def pullback(function: Callable[..., Any], inputs: Sequence[Value], *gradients: Value | None) -> list[Value | None]:
+    """Gradients of a composition of public ops with respect to its inputs: how backward ops get theirs.
+
+    function(*inputs) -> one value or several; gradients: one per value, or None.
+    """
+    proxies = [REGISTRY["reshape"](v, shape=v.shape) for v in inputs]  # distinct even where two inputs are one value
+    made = function(*proxies)
+    made = [made] if isinstance(made, Value) else list(made)
+    start = {v.node for v in proxies}
+    order = [node for node in reachable(made) if node not in start]
+    depends: set[Value] = set(proxies)
+    for node in order:
+        if any(v in depends for v in node.inputs if v is not None):
+            depends.update(v for v in node.outputs if v.dtype.is_float)
+    incoming: dict[Value, Value] = {}
+
+    def receive(value: Value | None, g: Value | None) -> None:
+        if value is not None and g is not None and value in depends:
+            incoming[value] = REGISTRY["add"](incoming[value], g) if value in incoming else g
+
+    for value, g in zip(made, gradients, strict=True):
+        receive(value, g)
+    for node in reversed(order):
+        received = [incoming.get(v) for v in node.outputs]
+        if any(g is not None for g in received):
+            for value, g in zip(node.inputs, node.op.pull(node, received), strict=True):
+                receive(value, g)
+    return [incoming.get(v) for v in proxies]
+
+
+# ---- samples ---------------------------------------------------------------------------------------------
+
+SHAPES: tuple[Shape, ...] = ((), (1,), (7,), (3, 33), (2, 3, 1, 5), (65, 67))
+PAIRS: tuple[tuple[Shape, Shape], ...] = (
+    ((), ()), ((1,), (1,)), ((17,), (17,)), ((5, 33), (5, 33)), ((5, 33), (33,)), ((5, 33), (5, 1)),
+    ((4, 7), ()), ((), (7,)), ((2, 1, 5), (3, 1)), ((1, 6), (2, 5, 6)), ((2, 3, 1, 1), (1, 3, 4, 5)),
+)  # fmt: skip
+LARGE: Shape = (401, 751)  # enough elements for several parts
+
+
+def draw(
+    rng: np.random.Generator, shape: Sequence[int], low: float = -2.0, high: float = 2.0, avoid: Sequence[float] = ()
+) -> np.ndarray:
+    """Uniform f32 numbers, at least 0.05 away from the kinks in `avoid`."""
+    x = rng.uniform(low, high, shape)
+    for kink in avoid:
+        near = np.abs(x - kink) < 0.05
+        x = np.where(near, np.where((x >= kink) & (kink + 0.1 <= high), kink + 0.1, kink - 0.1), x)
+    return np.asarray(x, np.float32)
+
+
+def unary(
+    low: float = -2.0,
+    high: float = 2.0,
+    avoid: Sequence[float] = (),
+    special: Sequence[float] = (),
+    count: int = 1,
+    **attrs: Any,
+) -> Callable[[np.random.Generator], list[Sample]]:
+    """Samples of `count` inputs of one shape; the last input lies in the domain, others before it are in -2..2."""
+
+    def samples(rng: np.random.Generator) -> list[Sample]:
+        def one(shape: Shape) -> Sample:
+            others = [draw(rng, shape) for _ in range(count - 1)]
+            return Sample((*others, draw(rng, shape, low, high, avoid)), dict(attrs))
+
+        found = [one(shape) for shape in (*SHAPES, LARGE)]
+        if special:
+            x = np.array(special, np.float32)
+            found.append(Sample((*[draw(rng, x.shape) for _ in range(count - 1)], x), dict(attrs)))
+        return found
+
+    return samples
+
+
+def pairs(
+    low: float = -2.0,
+    high: float = 2.0,
+    avoid: Sequence[float] = (),
+    special: Sequence[tuple[float, float]] = (),
+    first: tuple[float, float] | None = None,
+) -> Callable[[np.random.Generator], list[Sample]]:
+    """Samples of two broadcasting inputs; y lies in low..high away from `avoid`, x in `first` (default the same)."""
+    x_low, x_high = first or (low, high)
+
+    def samples(rng: np.random.Generator) -> list[Sample]:
+        found = [
+            Sample((draw(rng, a, x_low, x_high, () if first else avoid), draw(rng, b, low, high, avoid)))
+            for a, b in (*PAIRS, (LARGE, LARGE), (LARGE, LARGE[1:]))
+        ]
+        if special:
+            x, y = np.array(special, np.float32).T
+            found.append(Sample((x.copy(), y.copy())))
+        return found
+
+    return samples
+
+
+def bad(message: str, *shapes: Any, **attrs: Any) -> BadSample:
+    """A refused call: inputs given as shapes (f32), as ("i32", shape), or None."""
+    kinds = {"f32": np.float32, "i32": np.int32, "u8": np.uint8, "i64": np.int64, "f64": np.float64}
+    inputs = []
+    for shape in shapes:
+        if shape is None:
+            inputs.append(None)
+        elif shape and isinstance(shape[0], str):
+            inputs.append(np.ones(shape[1], kinds[shape[0]]))
+        else:
+            inputs.append(np.ones(shape, np.float32))
+    return BadSample(tuple(inputs), message, dict(attrs))

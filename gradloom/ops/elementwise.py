@@ -1,0 +1,573 @@
+"""Elementwise ops: one element in, one element out, and their derivatives.
+
+x_back(g, ...) is g times the derivative of x; those that can take the output y instead of x do, so that x may go.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ..base.dtypes import DType, bf16, f16, f32, f64, i8, i32, i64, u8
+from ..base.dtypes import dtype as as_dtype
+from ..base.errors import DTypeError
+from ..graph.opspec import REGISTRY, as_value, op
+from ..graph.value import Value, define_operators
+from .common import (
+    LARGE,
+    PAIRS,
+    Reject,
+    Sample,
+    Spec,
+    bad,
+    broadcast_of,
+    broadcast_shape,
+    draw,
+    need,
+    need_dtype,
+    pairs,
+    pullback,
+    same_as,
+    unary,
+    unbroadcast,
+)
+
+INF, NAN = math.inf, math.nan
+EDGES = (0.0, -0.0, 1e-40, -1e-40, 1.0, -1.0, 3e38, -3e38, INF, -INF, NAN)
+
+
+def _wrong_dtype(name: str, **attrs: Any) -> list:
+    return [bad(f"{name}: dtype i32 is not taken: x i32[3]; need f32", ("i32", (3,)), **attrs)]
+
+
+def _differing(name: str, first: str, second: str, **attrs: Any) -> list:
+    return [
+        bad(
+            f"{name}: shapes differ: {first} f32[2,3], {second} f32[3,2]; need {first} and {second} of one shape",
+            (2, 3), (3, 2), **attrs,
+        )
+    ]  # fmt: skip
+
+
+def _unbroadcastable(name: str) -> list:
+    return [
+        bad(
+            f"{name}: shapes do not broadcast: x f32[2,3], y f32[4]; need extents that are equal or 1, "
+            "counted from the last axis",
+            (2, 3), (4,),
+        ),
+        bad(f"{name}: dtype i32 is not taken: x f32[2], y i32[2]; need f32", (2,), ("i32", (2,))),
+    ]  # fmt: skip
+
+
+# ---- NumPy pieces ----------------------------------------------------------------------------------------
+
+_erf_scalar = np.frompyfunc(math.erf, 1, 1)
+
+
+def np_erf(x: np.ndarray) -> np.ndarray:
+    return np.asarray(_erf_scalar(np.asarray(x, np.float64)), np.float64).astype(x.dtype)
+
+
+def np_sigmoid(x: np.ndarray) -> np.ndarray:
+    """Exact for both signs: never exp of a large number."""
+    e = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
+
+
+def np_phi(x: np.ndarray) -> np.ndarray:
+    """The normal distribution's density."""
+    return np.exp(-x * x / 2) * (1 / math.sqrt(2 * math.pi))
+
+
+def np_gelu_tanh(x: np.ndarray) -> np.ndarray:
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def np_gelu_tanh_slope(x: np.ndarray) -> np.ndarray:
+    c = math.sqrt(2 / math.pi)
+    t = np.tanh(c * (x + 0.044715 * x**3))
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * c * (1 + 3 * 0.044715 * x * x)
+
+
+def np_silu_slope(x: np.ndarray) -> np.ndarray:
+    s = np_sigmoid(x)
+    return s * (1 + x * (1 - s))
+
+
+# ---- one input -------------------------------------------------------------------------------------------
+
+neg = op(
+    "neg", inputs="x", doc="y = -x", shape=same_as("x"), may_overwrite="x",
+    vjp=lambda g: [neg(g)],
+    reference=lambda x: -x,
+    samples=unary(special=EDGES), bad_samples=_wrong_dtype("neg"),
+)  # fmt: skip
+abs = op(  # noqa: A001 (NumPy's name)
+    "abs", inputs="x", doc="y = |x|", shape=same_as("x"), may_overwrite="x",
+    vjp=lambda g, x: [mul(g, sgn(x))],
+    reference=lambda x: np.abs(x),
+    samples=unary(avoid=(0,), special=EDGES), bad_samples=_wrong_dtype("abs"),
+)  # fmt: skip
+sgn = op(
+    "sgn", inputs="x", doc="y = -1, 0 or 1: the sign of x; its slope is 0", shape=same_as("x"), may_overwrite="x",
+    vjp=lambda: [None],
+    reference=lambda x: np.sign(x),
+    samples=unary(avoid=(0,), special=EDGES), bad_samples=_wrong_dtype("sgn"),
+)  # fmt: skip
+step = op(
+    "step", inputs="x", doc="y = 1 where x > 0, else 0; its slope is 0", shape=same_as("x"), may_overwrite="x",
+    vjp=lambda: [None],
+    reference=lambda x: (x > 0).astype(x.dtype),
+    samples=unary(avoid=(0,), special=EDGES[:-1]), bad_samples=_wrong_dtype("step"),
+)  # fmt: skip
+sqr = op(
+    "sqr", inputs="x", doc="y = x * x", shape=same_as("x"), may_overwrite="x",
+    vjp=lambda g, x: [mul(g, scale(x, factor=2.0))],
+    reference=lambda x: x * x,
+    samples=unary(special=(0.0, -0.0, 1e19, -1e19, INF, -INF, NAN)), bad_samples=_wrong_dtype("sqr"),
+)  # fmt: skip
+sqrt = op(
+    "sqrt", inputs="x", doc="y = square root of x", shape=same_as("x"), may_overwrite="x",
+    vjp=lambda g, y: [div(g, scale(y, factor=2.0))],
+    reference=lambda x: np.sqrt(x),
+    samples=unary(0.05, 4.0, special=(0.0, -0.0, 1e-30, 3e38, INF, -1.0, NAN)), bad_samples=_wrong_dtype("sqrt"),
+)  # fmt: skip
+exp = op(
+    "exp", inputs="x", doc="y = e^x", shape=same_as("x"), may_overwrite="x",
+    vjp=lambda g, y: [mul(g, y)],
+    reference=lambda x: np.exp(x),
+    samples=unary(-5, 5, special=(0.0, -0.0, 1e-40, 88.0, -87.0, 100.0, -110.0, INF, -INF, NAN)),
+    bad_samples=_wrong_dtype("exp"),
+)  # fmt: skip
+expm1 = op(
+    "expm1", inputs="x", doc="y = e^x - 1, exact near 0", shape=same_as("x"), may_overwrite="x",
+    vjp=lambda g, y: [mul(g, scale(y, factor=1.0, bias=1.0))],
+    reference=lambda x: np.expm1(x),
+    samples=unary(-5, 5, special=(0.0, 1e-6, -1e-6, 1e-3, 88.0, -87.0, 100.0, -110.0, INF, -INF, NAN)),
+    bad_samples=_wrong_dtype("expm1"),
+)  # fmt: skip
+log = op(
+    "log", inputs="x", doc="y = natural logarithm of x", shape=same_as("x"), may_overwrite="x",
+    vjp=lambda g, x: [div(g, x)],
+    reference=lambda x: np.log(x),
+    samples=unary(0.05, 4.0, special=(0.0, 1.0, 1e-30, 3e38, INF, -1.0, NAN)), bad_samples=_wrong_dtype("log"),
+)  # fmt: skip
+sin = op(
+    "sin", inputs="x", doc="y = sine of x", shape=same_as("x"), may_overwrite="x",
+    vjp=lambda g, x: [mul(g, cos(x))],
+    reference=lambda x: np.sin(x),
+    samples=unary(-10, 10, special=(0.0, 1e-6, 1.5707964, 3.1415927, 100.5, -1000.25, INF, NAN)),
+    bad_samples=_wrong_dtype("sin"),
+)  # fmt: skip
+cos = op(
+    "cos", inputs="x", doc="y = cosine of x", shape=same_as("x"), may_overwrite="x",
+    vjp=lambda g, x: [neg(mul(g, sin(x)))],
+    reference=lambda x: np.cos(x),
+    samples=unary(-10, 10, special=(0.0, 1e-6, 1.5707964, 3.1415927, 100.5, -1000.25, INF, NAN)),
+    bad_samples=_wrong_dtype("cos"),
+)  # fmt: skip
+relu = op(
+    "relu", inputs="x", doc="y = max(x, 0)", shape=same_as("x"), may_overwrite="x",
+    vjp=lambda g, y: [relu_back(g, y)],
+    reference=lambda x: np.maximum(x, x.dtype.type(0)),
+    samples=unary(avoid=(0,), special=EDGES), bad_samples=_wrong_dtype("relu"),
+)  # fmt: skip
+leaky_relu = op(
+    "leaky_relu", inputs="x", attrs="slope:float=0.01", doc="y = x where x > 0, else slope * x",
+    shape=same_as("x"), may_overwrite="x",
+    vjp=lambda g, x, slope: [leaky_relu_back(g, x, slope=slope)],
+    reference=lambda x, slope: np.where(x > 0, x, slope * x),
+    samples=unary(avoid=(0,), special=EDGES, slope=0.1), bad_samples=_wrong_dtype("leaky_relu"),
+)  # fmt: skip
+elu = op(
+    "elu", inputs="x", attrs="alpha:float=1", doc="y = x where x > 0, else alpha * (e^x - 1)",
+    shape=same_as("x"), may_overwrite="x",
+    vjp=lambda g, x, alpha: [elu_back(g, x, alpha=alpha)],
+    reference=lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))),
+    samples=unary(-4, 4, avoid=(0,), special=EDGES, alpha=1.5), bad_samples=_wrong_dtype("elu"),
+)  # fmt: skip
+sigmoid = op(
+    "sigmoid", inputs="x", doc="y = 1 / (1 + e^-x)", shape=same_as("x"), may_overwrite="x",
+    vjp=lambda g, y: [sigmoid_back(g, y)],
+    reference=np_sigmoid,
+    samples=unary(-6, 6, special=(0.0, 20.0, -20.0, 80.0, -80.0, 200.0, -200.0, INF, -INF, NAN)),
+    bad_samples=_wrong_dtype("sigmoid"),
+)  # fmt: skip
+tanh = op(
+    "tanh", inputs="x", doc="y = hyperbolic tangent of x", shape=same_as("x"), may_overwrite="x",
+    vjp=lambda g, y: [tanh_back(g, y)],
+    reference=lambda x: np.tanh(x),
+    samples=unary(-4, 4, special=(0.0, 1e-6, -1e-3, 20.0, -20.0, 200.0, INF, -INF, NAN)),
+    bad_samples=_wrong_dtype("tanh"),
+)  # fmt: skip
+gelu = op(
+    "gelu", inputs="x", doc="y = x * P(normal < x), by erf", shape=same_as("x"), may_overwrite="x",
+    vjp=lambda g, x: [gelu_back(g, x)],
+    reference=lambda x: 0.5 * x * (1 + np_erf(x / math.sqrt(2))),
+    samples=unary(-4, 4, special=(0.0, 1e-6, 10.0, 100.0, -100.0, 1e30, NAN)), bad_samples=_wrong_dtype("gelu"),
+)  # fmt: skip
+gelu_tanh = op(
+    "gelu_tanh", inputs="x", doc="y = x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))",
+    shape=same_as("x"), may_overwrite="x",
+    vjp=lambda g, x: [gelu_tanh_back(g, x)],
+    reference=np_gelu_tanh,
+    samples=unary(-4, 4, special=(0.0, 1e-6, 10.0, 100.0, -100.0, NAN)), bad_samples=_wrong_dtype("gelu_tanh"),
+)  # fmt: skip
+silu = op(
+    "silu", inputs="x", doc="y = x * sigmoid(x)", shape=same_as("x"), may_overwrite="x",
+    vjp=lambda g, x: [silu_back(g, x)],
+    reference=lambda x: x * np_sigmoid(x),
+    samples=unary(-6, 6, special=(0.0, 1e-6, 30.0, -30.0, 100.0, -100.0, 1e30, NAN)), bad_samples=_wrong_dtype("silu"),
+)  # fmt: skip
+softplus = op(
+    "softplus", inputs="x", doc="y = log(1 + e^x)", shape=same_as("x"), may_overwrite="x",
+    vjp=lambda g, x: [mul(g, sigmoid(x))],
+    reference=lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
+    samples=unary(-6, 6, special=(0.0, 1e-6, 30.0, -30.0, 80.0, -80.0, 1e30, INF, NAN)),
+    bad_samples=_wrong_dtype("softplus"),
+)  # fmt: skip
+
+
+def _clamp_shape(x: Spec, min: float, max: float) -> Spec:  # noqa: A002 (the attributes' names)
+    need_dtype(x)
+    need(min <= max, f"min {min} lies above max {max}", "min <= max")
+    return Spec(x.shape)
+
+
+clamp = op(
+    "clamp", inputs="x", attrs="min:float=-inf max:float=inf", doc="y = x held between min and max",
+    shape=_clamp_shape, may_overwrite="x",
+    vjp=lambda g, x, min, max: [clamp_back(g, x, min=min, max=max)],
+    reference=lambda x, min, max: np.minimum(np.maximum(x, x.dtype.type(min)), x.dtype.type(max)),
+    samples=unary(avoid=(-1, 0.5), special=EDGES, min=-1.0, max=0.5),
+    bad_samples=[
+        *_wrong_dtype("clamp"),
+        bad("clamp: min 2.0 lies above max 1.0: x f32[3]; need min <= max", (3,), min=2.0, max=1.0),
+    ],
+)  # fmt: skip
+scale = op(
+    "scale", inputs="x", attrs="factor:float bias:float=0", doc="y = x * factor + bias",
+    shape=same_as("x"), may_overwrite="x",
+    vjp=lambda g, factor: [scale(g, factor=factor)],
+    reference=lambda x, factor, bias: x * factor + bias,
+    samples=lambda rng: [*unary(factor=-1.75, bias=0.5)(rng), *unary(factor=3.0)(rng)[:3]],
+    bad_samples=[*_wrong_dtype("scale", factor=2.0), bad(
+        "scale: factor is missing: x f32[3]; need factor of kind float", (3,),
+    )],
+)  # fmt: skip
+
+
+# ---- derivatives: g times the slope ----------------------------------------------------------------------
+
+relu_back = op(
+    "relu_back", inputs="g y", outputs="dx", doc="dx = g where y > 0, else 0; y = relu(x)",
+    shape=same_as("g", "y"), may_overwrite="g y",
+    vjp=lambda g_dx, y: [relu_back(g_dx, y), None],
+    reference=lambda g, y: np.where(y > 0, g, 0),
+    samples=unary(avoid=(0,), count=2, special=EDGES[:-1]), bad_samples=_differing("relu_back", "g", "y"),
+)  # fmt: skip
+leaky_relu_back = op(
+    "leaky_relu_back", inputs="g x", outputs="dx", attrs="slope:float=0.01", doc="dx = g where x > 0, else slope * g",
+    shape=same_as("g", "x"), may_overwrite="g x",
+    vjp=lambda g_dx, x, slope: [leaky_relu_back(g_dx, x, slope=slope), None],
+    reference=lambda g, x, slope: np.where(x > 0, g, slope * g),
+    samples=unary(avoid=(0,), count=2, slope=0.1), bad_samples=_differing("leaky_relu_back", "g", "x"),
+)  # fmt: skip
+elu_back = op(
+    "elu_back", inputs="g x", outputs="dx", attrs="alpha:float=1", doc="dx = g where x > 0, else g * alpha * e^x",
+    shape=same_as("g", "x"), may_overwrite="g x",
+    vjp=lambda g_dx, g, x, alpha: [
+        elu_back(g_dx, x, alpha=alpha),
+        mul(mul(g_dx, g), sub(elu_back(full_like(x, 1.0), x, alpha=alpha), step(x))),
+    ],
+    reference=lambda g, x, alpha: np.where(x > 0, g, g * (alpha * np.exp(np.minimum(x, 0)))),
+    samples=unary(-4, 4, avoid=(0,), count=2, alpha=1.5, special=(1.0, -1.0, 100.0, -100.0)),
+    bad_samples=_differing("elu_back", "g", "x"),
+)  # fmt: skip
+sigmoid_back = op(
+    "sigmoid_back", inputs="g y", outputs="dx", doc="dx = g * y * (1 - y); y = sigmoid(x)",
+    shape=same_as("g", "y"), may_overwrite="g y",
+    vjp=lambda g_dx, g, y: [sigmoid_back(g_dx, y), mul(mul(g_dx, g), scale(y, factor=-2.0, bias=1.0))],
+    reference=lambda g, y: g * (y * (1 - y)),
+    samples=unary(0, 1, count=2), bad_samples=_differing("sigmoid_back", "g", "y"),
+)  # fmt: skip
+tanh_back = op(
+    "tanh_back", inputs="g y", outputs="dx", doc="dx = g * (1 - y^2); y = tanh(x)",
+    shape=same_as("g", "y"), may_overwrite="g y",
+    vjp=lambda g_dx, g, y: [tanh_back(g_dx, y), mul(mul(g_dx, g), scale(y, factor=-2.0))],
+    reference=lambda g, y: g * (1 - y * y),
+    samples=unary(-1, 1, count=2), bad_samples=_differing("tanh_back", "g", "y"),
+)  # fmt: skip
+gelu_back = op(
+    "gelu_back", inputs="g x", outputs="dx", doc="dx = g * (P(normal < x) + x * density(x))",
+    shape=same_as("g", "x"), may_overwrite="g x",
+    vjp=lambda g_dx, g, x: [  # gelu'' = density(x) * (2 - x^2)
+        gelu_back(g_dx, x),
+        mul(
+            mul(g_dx, g),
+            mul(exp(scale(sqr(x), factor=-0.5)), scale(sqr(x), factor=-_RHO, bias=2 * _RHO)),
+        ),
+    ],
+    reference=lambda g, x: g * (0.5 * (1 + np_erf(x / math.sqrt(2))) + x * np_phi(x)),
+    samples=unary(-4, 4, count=2, special=(0.0, 10.0, -10.0, 100.0, -100.0)),
+    bad_samples=_differing("gelu_back", "g", "x"),
+)  # fmt: skip
+gelu_tanh_back = op(
+    "gelu_tanh_back", inputs="g x", outputs="dx", doc="dx = g * gelu_tanh'(x)",
+    shape=same_as("g", "x"), may_overwrite="g x",
+    vjp=lambda g_dx, g, x: pullback(_gelu_tanh_back, [g, x], g_dx),
+    reference=lambda g, x: g * np_gelu_tanh_slope(x),
+    samples=unary(-4, 4, count=2, special=(0.0, 10.0, -10.0, 100.0, -100.0)),
+    bad_samples=_differing("gelu_tanh_back", "g", "x"),
+)  # fmt: skip
+silu_back = op(
+    "silu_back", inputs="g x", outputs="dx", doc="dx = g * s * (1 + x * (1 - s)); s = sigmoid(x)",
+    shape=same_as("g", "x"), may_overwrite="g x",
+    vjp=lambda g_dx, g, x: pullback(_silu_back, [g, x], g_dx),
+    reference=lambda g, x: g * np_silu_slope(x),
+    samples=unary(-6, 6, count=2, special=(0.0, 30.0, -30.0, 100.0, -100.0)),
+    bad_samples=_differing("silu_back", "g", "x"),
+)  # fmt: skip
+clamp_back = op(
+    "clamp_back", inputs="g x", outputs="dx", attrs="min:float=-inf max:float=inf",
+    doc="dx = g where min <= x <= max, else 0",
+    shape=same_as("g", "x"), may_overwrite="g x",
+    vjp=lambda g_dx, x, min, max: [clamp_back(g_dx, x, min=min, max=max), None],
+    reference=lambda g, x, min, max: np.where((x >= min) & (x <= max), g, 0),
+    samples=unary(avoid=(-1, 0.5), count=2, min=-1.0, max=0.5), bad_samples=_differing("clamp_back", "g", "x"),
+)  # fmt: skip
+
+_RHO = 1 / math.sqrt(2 * math.pi)
+
+
+def _gelu_tanh_back(g: Value, x: Value) -> Value:
+    """gelu_tanh_back from simpler ops."""
+    c = math.sqrt(2 / math.pi)
+    t = tanh(mul(scale(x, factor=c), scale(sqr(x), factor=0.044715, bias=1.0)))
+    inner = scale(sqr(x), factor=3 * 0.044715 * c, bias=c)
+    slope = add(scale(t, factor=0.5, bias=0.5), mul(scale(x, factor=0.5), tanh_back(inner, t)))
+    return mul(g, slope)
+
+
+def _silu_back(g: Value, x: Value) -> Value:
+    """silu_back from simpler ops."""
+    s = sigmoid(x)
+    return mul(mul(g, s), scale(mul(x, scale(s, factor=-1.0, bias=1.0)), factor=1.0, bias=1.0))
+
+
+# ---- two inputs, broadcasting ----------------------------------------------------------------------------
+
+add = op(
+    "add", inputs="x y", outputs="z", doc="z = x + y", shape=broadcast_of("x", "y"), may_overwrite="x y",
+    vjp=lambda g, x, y: [unbroadcast(g, x), unbroadcast(g, y)],
+    reference=lambda x, y: x + y,
+    samples=pairs(special=((INF, 1.0), (3e38, 3e38), (NAN, 1.0), (1.0, -1.0))), bad_samples=_unbroadcastable("add"),
+)  # fmt: skip
+sub = op(
+    "sub", inputs="x y", outputs="z", doc="z = x - y", shape=broadcast_of("x", "y"), may_overwrite="x y",
+    vjp=lambda g, x, y: [unbroadcast(g, x), unbroadcast(neg(g), y)],
+    reference=lambda x, y: x - y,
+    samples=pairs(special=((INF, 1.0), (3e38, -3e38), (NAN, 1.0), (1.0, 1.0))), bad_samples=_unbroadcastable("sub"),
+)  # fmt: skip
+mul = op(
+    "mul", inputs="x y", outputs="z", doc="z = x * y", shape=broadcast_of("x", "y"), may_overwrite="x y",
+    vjp=lambda g, x, y: [unbroadcast(mul(g, y), x), unbroadcast(mul(g, x), y)],
+    reference=lambda x, y: x * y,
+    samples=pairs(special=((INF, 1.0), (3e38, 3e38), (NAN, 1.0), (0.0, INF))), bad_samples=_unbroadcastable("mul"),
+)  # fmt: skip
+div = op(
+    "div", inputs="x y", outputs="z", doc="z = x / y", shape=broadcast_of("x", "y"), may_overwrite="x y",
+    vjp=lambda g, x, y, z: [unbroadcast(div(g, y), x), unbroadcast(neg(div(mul(g, z), y)), y)],
+    reference=lambda x, y: x / y,
+    samples=pairs(-4, 4, avoid=(0, -0.1), first=(-2, 2), special=((1.0, 0.0), (0.0, 0.0), (1.0, INF), (1e-30, 1e30))),
+    bad_samples=_unbroadcastable("div"),
+)  # fmt: skip
+_pow = op(
+    "pow", inputs="x y", outputs="z", doc="z = x ^ y", shape=broadcast_of("x", "y"), may_overwrite="x y",
+    vjp=lambda g, x, y, z: [
+        unbroadcast(where(equal(y, 0.0), 0.0, mul(g, mul(y, _pow(x, sub(y, 1.0))))), x),
+        unbroadcast(mul(mul(g, z), log(where(equal(x, 0.0), 1.0, x))), y),
+    ],
+    reference=lambda x, y: np.power(x, y),
+    samples=pairs(
+        -2, 2, first=(0.2, 3),
+        special=((0.0, 0.0), (0.0, 2.0), (-2.0, 3.0), (-2.0, 2.0), (-2.0, 0.5), (2.0, 10.0), (0.0, -1.0), (NAN, 0.0)),
+    ),
+    bad_samples=_unbroadcastable("pow"),
+)  # fmt: skip
+maximum = op(
+    "maximum", inputs="x y", outputs="z", doc="z = the larger of x and y; equal ones share the gradient",
+    shape=broadcast_of("x", "y"), may_overwrite="x y",
+    vjp=lambda g, x, y: [unbroadcast(_share(g, y, x), x), unbroadcast(_share(g, x, y), y)],
+    reference=lambda x, y: np.maximum(x, y),
+    samples=pairs(special=((1.0, 1.0), (INF, 1.0), (NAN, 1.0), (1.0, NAN), (-INF, -3.0))),
+    bad_samples=_unbroadcastable("maximum"),
+)  # fmt: skip
+minimum = op(
+    "minimum", inputs="x y", outputs="z", doc="z = the smaller of x and y; equal ones share the gradient",
+    shape=broadcast_of("x", "y"), may_overwrite="x y",
+    vjp=lambda g, x, y: [unbroadcast(_share(g, x, y), x), unbroadcast(_share(g, y, x), y)],
+    reference=lambda x, y: np.minimum(x, y),
+    samples=pairs(special=((1.0, 1.0), (INF, 1.0), (NAN, 1.0), (1.0, NAN), (-INF, -3.0))),
+    bad_samples=_unbroadcastable("minimum"),
+)  # fmt: skip
+
+
+def _share(g: Value, low: Value, high: Value) -> Value:
+    """g where low < high, half of it where they are equal."""
+    return where(less(low, high), g, where(equal(low, high), scale(g, factor=0.5), 0.0))
+
+
+# ---- comparisons -----------------------------------------------------------------------------------------
+
+COMPARISON = "a comparison has no slope"
+
+
+def _equal_shape(x: Spec, y: Spec) -> Spec:
+    need_dtype(x, y, kind=(f32, i32))
+    if x.dtype is not y.dtype:
+        raise Reject("dtypes differ", "x and y of one dtype", DTypeError)
+    return Spec(broadcast_shape(x, y), u8)
+
+
+def _compared(rng: np.random.Generator) -> list[Sample]:
+    """Numbers of which many are equal."""
+    found = []
+    for a, b in (*PAIRS, (LARGE, LARGE[1:])):
+        found.append(Sample((rng.integers(-2, 3, a).astype(np.float32), rng.integers(-2, 3, b).astype(np.float32))))
+    edges = np.array([(NAN, NAN), (0.0, -0.0), (INF, INF), (-INF, INF), (1.0, NAN)], np.float32).T
+    return [*found, Sample((edges[0].copy(), edges[1].copy()))]
+
+
+equal = op(
+    "equal", inputs="x y", outputs="z", doc="z = 1 where x == y, else 0 (u8)", shape=_equal_shape,
+    no_gradient=COMPARISON,
+    reference=lambda x, y: np.equal(x, y).astype(np.uint8),
+    samples=lambda rng: [
+        *_compared(rng),
+        *[Sample(tuple(rng.integers(-2, 3, s).astype(np.int32) for s in p)) for p in (*PAIRS, (LARGE, LARGE))],
+    ],
+    bad_samples=[
+        bad("equal: dtypes differ: x f32[2], y i32[2]; need x and y of one dtype", (2,), ("i32", (2,))),
+        bad("equal: dtype u8 is not taken: x u8[2], y u8[2]; need f32 or i32", ("u8", (2,)), ("u8", (2,))),
+        _unbroadcastable("equal")[0],
+    ],
+)  # fmt: skip
+less = op(
+    "less", inputs="x y", outputs="z", doc="z = 1 where x < y, else 0 (u8)", shape=broadcast_of("x", "y", kind=u8),
+    no_gradient=COMPARISON,
+    reference=lambda x, y: np.less(x, y).astype(np.uint8),
+    samples=_compared, bad_samples=_unbroadcastable("less"),
+)  # fmt: skip
+greater = op(
+    "greater", inputs="x y", outputs="z", doc="z = 1 where x > y, else 0 (u8)", shape=broadcast_of("x", "y", kind=u8),
+    no_gradient=COMPARISON,
+    reference=lambda x, y: np.greater(x, y).astype(np.uint8),
+    samples=_compared, bad_samples=_unbroadcastable("greater"),
+)  # fmt: skip
+
+
+# ---- choice and conversion -------------------------------------------------------------------------------
+
+
+def _where_shape(cond: Spec, x: Spec, y: Spec) -> Spec:
+    need_dtype(cond, kind=u8)
+    need_dtype(x, y)
+    return Spec(broadcast_shape(cond, x, y))
+
+
+def _where_samples(rng: np.random.Generator) -> list[Sample]:
+    shapes: list[tuple] = [
+        ((), (), ()), ((7,), (7,), (7,)), ((5, 33), (5, 33), (5, 33)), ((5, 1), (5, 33), ()), ((5, 33), (), (33,)),
+        ((3, 1, 4), (2, 1), (4,)), (LARGE, LARGE, LARGE), (LARGE, LARGE, ()),
+    ]  # fmt: skip
+    found = [Sample((rng.integers(0, 2, c).astype(np.uint8), draw(rng, a), draw(rng, b))) for c, a, b in shapes]
+    edges = np.array([INF, NAN, 1.0, -INF], np.float32)
+    return [*found, Sample((np.array([0, 0, 1, 2], np.uint8), edges, np.float32([1, 2, 3, 4])))]
+
+
+where = op(
+    "where", inputs="cond x y", outputs="z", doc="z = x where cond (u8) is not 0, else y",
+    shape=_where_shape, may_overwrite="x y",
+    vjp=lambda g, cond, x, y: [None, unbroadcast(where(cond, g, 0.0), x), unbroadcast(where(cond, 0.0, g), y)],
+    reference=lambda cond, x, y: np.where(cond != 0, x, y),
+    samples=_where_samples,
+    bad_samples=[
+        bad("where: dtype f32 is not taken: cond f32[2], x f32[2], y f32[2]; need u8", (2,), (2,), (2,)),
+        bad(
+            "where: shapes do not broadcast: cond u8[3], x f32[2], y f32[2]; need extents that are equal or 1, "
+            "counted from the last axis",
+            ("u8", (3,)), (2,), (2,),
+        ),
+    ],
+)  # fmt: skip
+
+
+def mask(x: Value, mask: Any, value: float) -> Value:
+    """x with `value` wherever mask (u8 or bool) is not 0."""
+    return where(mask, value, x)
+
+
+CASTS = (
+    (u8, f32), (i8, f32), (i32, f32), (i64, f32), (f64, f32), (f16, f32), (f32, f16), (bf16, f32), (f32, bf16),
+    (f32, i32), (i64, i32), (u8, i32),
+)  # fmt: skip
+
+
+def _cast_shape(x: Spec, dtype: DType) -> Spec:
+    if (x.dtype, dtype) not in CASTS:
+        known = ", ".join(b.name for a, b in CASTS if a is x.dtype) or "another source"
+        raise Reject(f"{x.dtype.name} is not converted to {dtype.name}", f"one of: {known}", DTypeError)
+    return Spec(x.shape, dtype)
+
+
+def _cast_reference(x: np.ndarray, dtype: DType) -> np.ndarray:
+    if dtype.is_float and x.dtype == np.float64:
+        return x  # float64 stays: this is how gradients are checked
+    return x.astype(dtype.numpy)
+
+
+def _cast_samples(rng: np.random.Generator) -> list[Sample]:
+    found = []
+    for source, target in CASTS:
+        for shape in ((), (5, 33), LARGE):
+            low, high = (0, 200) if source is u8 else (-100, 100)
+            x = rng.uniform(low, high, shape) if source.is_float else rng.integers(low, high, shape)
+            found.append(Sample((np.asarray(x).astype(source.numpy),), {"dtype": target}))
+    return found
+
+
+_cast = op(
+    "cast", inputs="x", attrs="dtype:dtype",
+    doc="y = x in another dtype; to integers it cuts towards 0, to halves it rounds to nearest even",
+    shape=_cast_shape,
+    vjp=lambda g, x, dtype: [cast(g, x.dtype) if x.dtype.is_float and dtype.is_float else None],
+    reference=_cast_reference,
+    samples=_cast_samples,
+    bad_samples=[bad("cast: f32 is not converted to i64: x f32[2]; need one of: f16, bf16, i32", (2,), dtype="i64")],
+)  # fmt: skip
+
+
+def cast(x: Value, dtype: str | DType) -> Value:
+    """x in another dtype; x itself where it has it already."""
+    x = as_value(x)
+    kind = as_dtype(dtype)
+    return x if x.dtype is kind else _cast(x, dtype=kind)
+
+
+def pow(x: Any, y: Any) -> Value:  # noqa: A001 (Python's name)
+    """x ^ y; the exponents 1, 2 and 0.5 become x, sqr and sqrt."""
+    if isinstance(y, (int, float)) and y in (1, 2, 0.5):
+        return {1: lambda v: v, 2: sqr, 0.5: sqrt}[y](as_value(x))
+    return _pow(x, y)
+
+
+def full_like(x: Value, value: float) -> Value:
+    """One number, repeated to x's shape."""
+    return REGISTRY["broadcast_to"](value, shape=x.shape)
+
+
+define_operators(neg=neg, abs=abs, add=add, sub=sub, mul=mul, div=div, pow=pow)

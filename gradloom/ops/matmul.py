@@ -1,0 +1,168 @@
+"""Matrix products, batched, with either side transposed by its strides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..graph.opspec import as_value, op
+from ..graph.value import Value, define_operators
+from .common import BadSample, Sample, Spec, bad, broadcast_shape, draw, need, need_dtype, unbroadcast
+from .elementwise import relu_back
+from .layout import permute, product, reshape
+
+
+def _product_shape(x: Spec, y: Spec) -> Spec:
+    need_dtype(x, y)
+    need(x.ndim >= 2 and y.ndim >= 2, "operands are not matrices", "at least 2 axes each")
+    need(x.shape[-1] == y.shape[-2], "inner sizes differ", f"{x.shape[-1]} == {y.shape[-2]}")
+    batch = broadcast_shape(Spec(x.shape[:-2]), Spec(y.shape[:-2]))
+    return Spec((*batch, x.shape[-2], y.shape[-1]))
+
+
+def _act_shape(x: Spec, y: Spec, bias: Spec | None) -> Spec:
+    z = _product_shape(x, y)
+    need_dtype(bias)
+    need(bias is None or bias.shape == z.shape[-1:], "bias does not fit", f"bias of shape [{z.shape[-1]}]")
+    return z
+
+
+def _relu_back_shape(x: Spec, y: Spec, h: Spec) -> Spec:
+    z = _product_shape(x, y)
+    need_dtype(h)
+    need(h.shape == z.shape, "h does not fit", f"h of shape {list(z.shape)}")
+    return z
+
+
+def _t(x: Value) -> Value:
+    """The last two axes swapped."""
+    return permute(x, [*range(x.ndim - 2), x.ndim - 1, x.ndim - 2])
+
+
+def _back(g: Value, x: Value, y: Value) -> list[Value | None]:
+    """dx = g y^T, dy = x^T g, each summed over the batch axes that were broadcast."""
+    return [unbroadcast(_matmul(g, _t(y)), x), unbroadcast(_matmul(_t(x), g), y)]
+
+
+def _act_back(g: Value, x: Value, y: Value, bias: Value | None, z: Value, act: str) -> list[Value | None]:
+    inner = relu_back(g, z) if act == "relu" else g
+    return [*_back(inner, x, y), None if bias is None else unbroadcast(inner, bias)]
+
+
+def _act_reference(x: np.ndarray, y: np.ndarray, bias: np.ndarray | None, act: str) -> np.ndarray:
+    z = x @ y
+    if bias is not None:
+        z = z + bias
+    return np.maximum(z, z.dtype.type(0)) if act == "relu" else z
+
+
+def _cost(x: Spec, y: Spec, z: Spec) -> tuple[float, float]:
+    return 2.0 * z.size * x.shape[-1], 4.0 * (x.size + y.size + z.size)
+
+
+SIZES = (
+    ((1, 1), (1, 1)), ((1, 7), (7, 1)), ((3, 5), (5, 4)), ((33, 17), (17, 65)), ((64, 64), (64, 64)), ((1, 300), (300, 19)),
+    ((130, 3), (3, 1)), ((2, 1), (1, 40)), ((50, 90), (90, 10)), ((13, 400), (400, 33)),
+)  # fmt: skip
+BATCHED = (
+    ((2, 3, 5), (2, 5, 4)), ((2, 3, 5), (5, 4)), ((3, 5), (4, 5, 2)), ((2, 1, 3, 5), (4, 5, 6)), ((3, 1, 7, 9), (1, 2, 9, 5)),
+)  # fmt: skip
+LARGE_SIZES = (((200, 150), (150, 230)), ((257, 129), (129, 65)), ((500, 784), (784, 10)))
+
+
+def _samples(rng: np.random.Generator) -> list[Sample]:
+    return [Sample((draw(rng, a), draw(rng, b))) for a, b in (*SIZES, *BATCHED, *LARGE_SIZES)]
+
+
+def _act_samples(rng: np.random.Generator) -> list[Sample]:
+    found = []
+    for i, (a, b) in enumerate((*SIZES, BATCHED[0], BATCHED[1], *LARGE_SIZES)):
+        x, y = draw(rng, a), draw(rng, b)
+        bias = draw(rng, b[-1:]) if i % 3 else None
+        found.append(Sample((x, y, bias), {"act": "relu" if i % 2 else "none"}))
+    x, y = draw(rng, (40, 30)), draw(rng, (30, 50))
+    return [*found, Sample((x, y, None), {"act": "relu"}), Sample((x, y, draw(rng, (50,))), {"act": "none"})]
+
+
+def _bad(name: str, *others: Any) -> list[BadSample]:
+    return [
+        bad(f"{name}: operands are not matrices: x f32[3], y f32[3,2]; need at least 2 axes each", (3,), (3, 2), *others),
+        bad(f"{name}: dtype i32 is not taken: x i32[2,3], y f32[3,2]; need f32", ("i32", (2, 3)), (3, 2), *others),
+    ]
+
+
+_matmul = op(
+    "matmul", inputs="x y", outputs="z", doc="z = x @ y over the last two axes; batch axes broadcast",
+    shape=_product_shape, unit="x y",
+    vjp=lambda g, x, y: _back(g, x, y),
+    reference=lambda x, y: x @ y,
+    cost=_cost, samples=_samples,
+    bad_samples=[
+        bad("matmul: inner sizes differ: x f32[32,784], y f32[500,10]; need 784 == 500", (32, 784), (500, 10)),
+        bad(
+            "matmul: shapes do not broadcast: x f32[2,3,4], y f32[3,4,5]; need extents that are equal or 1, "
+            "counted from the last axis",
+            (2, 3, 4), (3, 4, 5),
+        ),
+        *_bad("matmul"),
+    ],
+)  # fmt: skip
+matmul_act = op(
+    "matmul_act", inputs="x y bias?", outputs="z", attrs="act:none/relu=none",
+    doc="z = act(x @ y + bias): the same bits as matmul, add, relu",
+    shape=_act_shape, unit="x y", dense="bias",
+    vjp=_act_back, reference=_act_reference, cost=_cost, samples=_act_samples,
+    bad_samples=[
+        bad("matmul_act: bias does not fit: x f32[2,3], y f32[3,4], bias f32[3]; need bias of shape [4]", (2, 3), (3, 4), (3,)),
+        bad(
+            "matmul_act: act='tanh' is not a choice: x f32[2,3], y f32[3,4]; need one of none, relu",
+            (2, 3), (3, 4), None, act="tanh",
+        ),
+        *_bad("matmul_act", None),
+    ],
+)  # fmt: skip
+matmul_relu_back = op(
+    "matmul_relu_back", inputs="x y h", outputs="z", doc="z = x @ y where h > 0, else 0: the same bits as relu_back(matmul, h)",
+    shape=_relu_back_shape, unit="x y", dense="h",
+    vjp=lambda g, x, y, h: [*_back(relu_back(g, h), x, y), None],
+    reference=lambda x, y, h: np.where(h > 0, x @ y, 0),
+    cost=_cost,
+    samples=lambda rng: [
+        Sample((draw(rng, a), draw(rng, b), draw(rng, (*np.broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1]), avoid=(0,))))
+        for a, b in (*SIZES, BATCHED[0], BATCHED[1], *LARGE_SIZES)
+    ],
+    bad_samples=[
+        bad(
+            "matmul_relu_back: h does not fit: x f32[2,3], y f32[3,4], h f32[4]; need h of shape [2, 4]",
+            (2, 3), (3, 4), (4,),
+        ),
+    ],
+)  # fmt: skip
+
+
+def matmul(x: Any, y: Any, transpose_x: bool = False, transpose_y: bool = False) -> Value:
+    """x @ y as NumPy: vectors count as a row (left) or a column (right), batch axes broadcast.
+
+    transpose_x, transpose_y: swap the last two axes first, without copying.
+    """
+    x, y = as_value(x), as_value(y)
+    row, column = x.ndim == 1, y.ndim == 1
+    if row:
+        x = reshape(x, (1, x.shape[0]))
+    elif transpose_x and x.ndim >= 2:
+        x = _t(x)
+    if column:
+        y = reshape(y, (y.shape[0], 1))
+    elif transpose_y and y.ndim >= 2:
+        y = _t(y)
+    if x.ndim > 2 and y.ndim == 2 and not transpose_x and x.shape[-1] == y.shape[0]:
+        z = reshape(_matmul(reshape(x, (product(x.shape[:-1]), x.shape[-1])), y), (*x.shape[:-1], y.shape[-1]))
+    else:
+        z = _matmul(x, y)
+    if row or column:
+        z = reshape(z, (*z.shape[:-2], *(() if row else z.shape[-2:-1]), *(() if column else z.shape[-1:])))
+    return z
+
+
+define_operators(matmul=matmul)
