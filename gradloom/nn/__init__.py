@@ -1,0 +1,45 @@
+"""Modules: parameters with dotted names and the graph that they build."""
+
+from .layers import (
+    GELU,
+    AvgPool2d,
+    BatchNorm,
+    Conv2d,
+    Dropout,
+    Embedding,
+    Flatten,
+    LayerNorm,
+    Linear,
+    MaxPool2d,
+    ReLU,
+    RMSNorm,
+    Sequential,
+    Sigmoid,
+    SiLU,
+    Softmax,
+    Standardize,
+    Tanh,
+)
+from .module import Module
+
+__all__ = [
+    "GELU",
+    "AvgPool2d",
+    "BatchNorm",
+    "Conv2d",
+    "Dropout",
+    "Embedding",
+    "Flatten",
+    "LayerNorm",
+    "Linear",
+    "MaxPool2d",
+    "Module",
+    "RMSNorm",
+    "ReLU",
+    "Sequential",
+    "SiLU",
+    "Sigmoid",
+    "Softmax",
+    "Standardize",
+    "Tanh",
+]

@@ -1,0 +1,271 @@
+"""The layers. Each builds nodes from public ops; initialisation as in PyTorch."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from .. import ops
+from ..base.errors import GraphError, SettingError, ShapeError
+from ..graph.value import Value, current_scope, describe
+from .module import Module, filled, normal, uniform
+
+ACTIVATIONS: dict[str, Callable[[Value], Value]] = {
+    "relu": ops.relu,
+    "gelu": ops.gelu,
+    "gelu_tanh": ops.gelu_tanh,
+    "silu": ops.silu,
+    "sigmoid": ops.sigmoid,
+    "tanh": ops.tanh,
+    "elu": ops.elu,
+    "leaky_relu": ops.leaky_relu,
+    "softplus": ops.softplus,
+}
+
+
+def _activation(name: str | None) -> Callable[[Value], Value]:
+    if name is None:
+        return lambda x: x
+    if name not in ACTIVATIONS:
+        raise SettingError(f"activation: {name!r} is not known; need one of {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def _pair(value: int | Sequence[int]) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+
+
+def _positive(layer: str, **sizes: int) -> None:
+    for name, size in sizes.items():
+        if not isinstance(size, (int, np.integer)) or size < 1:
+            raise ShapeError(f"{layer}: {name}={size!r} is not usable; need a whole number of at least 1")
+
+
+class Linear(Module):
+    """y = activation(x @ weight.T + bias): x [..., n_in] -> [..., n_out], weight [n_out, n_in], bias [n_out].
+
+    Initialisation as in PyTorch: both U(-1/sqrt(n_in), 1/sqrt(n_in)).
+    """
+
+    def __init__(self, n_in: int, n_out: int, activation: str | None = None, bias: bool = True) -> None:
+        super().__init__()
+        _positive("Linear", n_in=n_in, n_out=n_out)
+        self.n_in, self.n_out, self.activation = n_in, n_out, activation
+        self.act = _activation(activation)
+        bound = 1 / math.sqrt(n_in)
+        self.weight = self.parameter((n_out, n_in), uniform(bound))
+        self.bias = self.parameter((n_out,), uniform(bound)) if bias else None
+
+    def forward(self, x: Value) -> Value:
+        y = ops.matmul(x, self.weight, transpose_y=True)
+        return self.act(y if self.bias is None else y + self.bias)
+
+
+class Conv2d(Module):
+    """Cross-correlation over [N, C, H, W]: weight [channels_out, channels_in, kh, kw]; padding a number, a pair or "same".
+
+    Initialisation as in PyTorch: U(-b, b) with b = 1/sqrt(channels_in * kh * kw).
+    """
+
+    def __init__(
+        self,
+        channels_in: int,
+        channels_out: int,
+        kernel: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] | str = 0,
+        dilation: int | Sequence[int] = 1,
+        activation: str | None = None,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        _positive("Conv2d", channels_in=channels_in, channels_out=channels_out)
+        self.kernel, self.stride, self.padding, self.dilation = _pair(kernel), stride, padding, dilation
+        self.act = _activation(activation)
+        bound = 1 / math.sqrt(channels_in * math.prod(self.kernel))
+        self.weight = self.parameter((channels_out, channels_in, *self.kernel), uniform(bound))
+        self.bias = self.parameter((channels_out,), uniform(bound)) if bias else None
+
+    def forward(self, x: Value) -> Value:
+        return self.act(ops.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation))
+
+
+class MaxPool2d(Module):
+    """Largest element of each window over [N, C, H, W]; stride defaults to the window."""
+
+    def __init__(
+        self, kernel: int | Sequence[int], stride: int | Sequence[int] | None = None, padding: int | Sequence[int] = 0
+    ) -> None:
+        super().__init__()
+        self.kernel, self.stride, self.padding = kernel, stride, padding
+
+    def forward(self, x: Value) -> Value:
+        return ops.max_pool2d(x, self.kernel, self.stride, self.padding)
+
+
+class AvgPool2d(Module):
+    """Mean of each window over [N, C, H, W]; padding counts as zeros (PyTorch's count_include_pad=True)."""
+
+    def __init__(
+        self, kernel: int | Sequence[int], stride: int | Sequence[int] | None = None, padding: int | Sequence[int] = 0
+    ) -> None:
+        super().__init__()
+        self.kernel, self.stride, self.padding = kernel, stride, padding
+
+    def forward(self, x: Value) -> Value:
+        return ops.avg_pool2d(x, self.kernel, self.stride, self.padding)
+
+
+class Flatten(Module):
+    """[N, a, b, ...] -> [N, a*b*...]."""
+
+    def forward(self, x: Value) -> Value:
+        return ops.reshape(x, (x.shape[0], math.prod(x.shape[1:])))
+
+
+class BatchNorm(Module):
+    """Normalises each channel (axis 1) over all other axes: [N, C] or [N, C, H, W].
+
+    Training takes the batch's mean and biased variance and updates running_mean and running_var (unbiased, as in
+    PyTorch) by `momentum`; eval takes the running ones.
+    """
+
+    def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__()
+        _positive("BatchNorm", channels=channels)
+        self.eps, self.momentum = eps, momentum
+        self.weight = self.parameter((channels,), filled(1.0))
+        self.bias = self.parameter((channels,), filled(0.0))
+        self.running_mean = self.parameter((channels,), filled(0.0), trainable=False)
+        self.running_var = self.parameter((channels,), filled(1.0), trainable=False)
+
+    def forward(self, x: Value) -> Value:
+        if not self.training:
+            return ops.batch_norm_eval(x, self.weight, self.bias, self.running_mean, self.running_var, self.eps)
+        count = x.size // x.shape[1]
+        if count < 2:
+            raise ShapeError(f"BatchNorm: {describe(x)} has {count} value per channel; need at least 2 to train")
+        y, mean, var = ops.batch_norm(x, self.weight, self.bias, self.eps)
+        keep, take = 1 - self.momentum, self.momentum
+        y.node.effects = (
+            ops.assign(self.running_mean, self.running_mean * keep + mean * take)[0],
+            ops.assign(self.running_var, self.running_var * keep + var * (take * count / (count - 1)))[0],
+        )
+        return y
+
+
+class LayerNorm(Module):
+    """Normalises the last axis, of length `features`; weight and bias of that length."""
+
+    def __init__(self, features: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        _positive("LayerNorm", features=features)
+        self.eps = eps
+        self.weight = self.parameter((features,), filled(1.0))
+        self.bias = self.parameter((features,), filled(0.0))
+
+    def forward(self, x: Value) -> Value:
+        return ops.layer_norm(x, self.weight, self.bias, self.eps)
+
+
+class RMSNorm(Module):
+    """x / rms(x) * weight over the last axis."""
+
+    def __init__(self, features: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        _positive("RMSNorm", features=features)
+        self.eps = eps
+        self.weight = self.parameter((features,), filled(1.0))
+
+    def forward(self, x: Value) -> Value:
+        return ops.rms_norm(x, self.weight, self.eps)
+
+
+class Dropout(Module):
+    """In training, each element is 0 with probability `rate` and otherwise scaled by 1/(1-rate); in eval, nothing."""
+
+    def __init__(self, rate: float = 0.5) -> None:
+        super().__init__()
+        if not 0 <= rate < 1:
+            raise SettingError(f"Dropout: rate={rate!r} is not usable; need 0 <= rate < 1")
+        self.rate = rate
+
+    def forward(self, x: Value) -> Value:
+        if not self.training or self.rate == 0:
+            return x
+        return ops.dropout(x, self.rate, stream=zlib.crc32(current_scope().encode()))
+
+
+class Embedding(Module):
+    """ids [...] i32 -> rows of weight [count, features]: [..., features]. N(0, 1) as in PyTorch."""
+
+    def __init__(self, count: int, features: int) -> None:
+        super().__init__()
+        _positive("Embedding", count=count, features=features)
+        self.weight = self.parameter((count, features), normal())
+
+    def forward(self, ids: Value) -> Value:
+        return ops.get_rows(self.weight, ids)
+
+
+class Standardize(Module):
+    """(x - mean) / std, element by element, with fixed mean and std: data in their own units go in.
+
+    x [N, ...] with mean and std of a shape that broadcasts against it.
+    """
+
+    def __init__(self, mean: object, std: object) -> None:
+        super().__init__()
+        mean_array, std_array = np.asarray(mean, np.float32), np.asarray(std, np.float32)
+        if not np.all(std_array > 0):
+            raise SettingError("Standardize: std holds values that are not positive; need std > 0")
+        self.mean = self.parameter(mean_array.shape, lambda rng, shape: mean_array, trainable=False)
+        self.scale = self.parameter(std_array.shape, lambda rng, shape: 1 / std_array, trainable=False)
+
+    def forward(self, x: Value) -> Value:
+        return (x - self.mean) * self.scale
+
+
+def _activation_module(function: Callable[[Value], Value], doc: str) -> type[Module]:
+    class Activation(Module):
+        def forward(self, x: Value) -> Value:
+            return function(x)
+
+    Activation.__doc__ = doc
+    return Activation
+
+
+ReLU = _activation_module(ops.relu, "max(x, 0)")
+GELU = _activation_module(ops.gelu, "x * Phi(x), by erf")
+SiLU = _activation_module(ops.silu, "x * sigmoid(x)")
+Sigmoid = _activation_module(ops.sigmoid, "1 / (1 + exp(-x))")
+Tanh = _activation_module(ops.tanh, "tanh(x)")
+Softmax = _activation_module(ops.softmax, "softmax over the last axis")
+
+
+class Sequential(Module):
+    """Modules one after the other; parameters are called 0.weight, 2.bias, ... after their positions."""
+
+    def __init__(self, *layers: Module) -> None:
+        super().__init__()
+        for layer in layers:
+            if not isinstance(layer, Module):
+                raise GraphError(f"Sequential: got {type(layer).__name__}; need modules")
+        self.layers = list(layers)
+
+    def children(self):  # type: ignore[no-untyped-def]
+        return iter((str(i), layer) for i, layer in enumerate(self.layers))
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __getitem__(self, i: int) -> Module:
+        return self.layers[i]
+
+    def forward(self, x: Value) -> Value:
+        for name, layer in self.children():
+            x = self.call_child(name, layer, x)
+        return x
