@@ -1,5 +1,7 @@
 """Data sets, loaders, and readers of CSV, .npz and idx files."""
 
 from .dataset import Batch, DataLoader, Dataset, split_rows
+from .preprocess import Preprocess
+from .readers import Table, read_features, read_table
 
-__all__ = ["Batch", "DataLoader", "Dataset", "split_rows"]
+__all__ = ["Batch", "DataLoader", "Dataset", "Preprocess", "Table", "read_features", "read_table", "split_rows"]

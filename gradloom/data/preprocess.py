@@ -1,0 +1,314 @@
+"""What turns the cells of a file into the numbers that a model sees, and its outputs back: learned from training rows,
+saved with the model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+
+from ..base.errors import DataError
+from .csv_file import CsvColumns, find_column, is_missing, parse_numbers
+
+MOST_CATEGORIES = 100  # of a text column; the most frequent ones are kept
+
+
+@dataclass
+class Column:
+    """One input column: a number (imputed, standardised), a text (one-hot), or unused (with the reason)."""
+
+    name: str
+    kind: str  # number | text | unused
+    median: float = 0.0
+    mean: float = 0.0
+    std: float = 1.0
+    categories: list[str] = field(default_factory=list)
+    reason: str = ""
+
+    @property
+    def width(self) -> int:
+        """How many features it makes."""
+        return {"number": 1, "text": len(self.categories), "unused": 0}[self.kind]
+
+
+@dataclass
+class Preprocess:
+    """The way from a file's columns, or from arrays, to features, and from outputs to predictions.
+
+    kind "columns": CSV columns or the columns of a 2-D array, each encoded by its Column.
+    kind "array": images and the like, of shape `shape`; (x - mean) / std is part of the model, the data stay as read.
+    """
+
+    kind: str
+    task: str
+    target: str
+    columns: list[Column] = field(default_factory=list)
+    shape: list[int] = field(default_factory=list)
+    mean: float = 0.0
+    std: float = 1.0
+    classes: list[str] = field(default_factory=list)
+    target_mean: list[float] = field(default_factory=list)
+    target_std: list[float] = field(default_factory=list)
+    header: bool = True
+    separator: str = ","
+    target_index: int | None = None
+
+    @property
+    def inputs(self) -> int:
+        """Features per row."""
+        return int(np.prod(self.shape)) if self.kind == "array" else sum(c.width for c in self.columns)
+
+    @property
+    def outputs(self) -> int:
+        """Outputs per row: a logit per class, or a number per target."""
+        return len(self.classes) if self.task == "classification" else len(self.target_mean)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Preprocess:
+        try:
+            fields = json.loads(text)
+            columns = [Column(**c) for c in fields.pop("columns")]
+            made = cls(columns=columns, **fields)
+            if made.kind not in ("columns", "array") or made.task not in ("classification", "regression"):
+                raise ValueError(f"kind {made.kind!r}, task {made.task!r}")
+            if made.inputs < 1 or made.outputs < 1:
+                raise ValueError(f"{made.inputs} inputs, {made.outputs} outputs")
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise DataError(f"preprocess: the description is damaged ({error}); need one that to_json wrote") from None
+        return made
+
+    # -- features ----------------------------------------------------------------------------------------------------
+
+    def apply(self, data: CsvColumns | np.ndarray) -> tuple[np.ndarray, list[str]]:
+        """(features, notes on what had to be filled in) for rows of a file or of an array."""
+        if self.kind == "array":
+            if isinstance(data, CsvColumns):
+                raise DataError(f"{data.path}: is a table; the model needs arrays of shape {self.shape}")
+            return self._apply_array(data), []
+        if isinstance(data, CsvColumns):
+            return self._apply_csv(data)
+        return self._apply_matrix(data)
+
+    def _apply_array(self, data: np.ndarray) -> np.ndarray:
+        if data.dtype.kind not in "fiub":
+            raise DataError(
+                f"input: dtype {data.dtype}; need numbers of shape [rows, {', '.join(map(str, self.shape))}]"
+            )
+        if list(data.shape[1:]) != self.shape and list(data.shape[1:]) != [self.inputs]:
+            raise DataError(f"input: rows of shape {list(data.shape[1:])}; need {self.shape} as in training")
+        return np.reshape(data, (len(data), self.inputs))
+
+    def _apply_csv(self, data: CsvColumns) -> tuple[np.ndarray, list[str]]:
+        notes: list[str] = []
+        features = np.zeros((data.rows, self.inputs), np.float32)
+        at = 0
+        for index, column in zip(self._positions(data, notes), self.columns, strict=True):
+            out = features[:, at : at + column.width]
+            at += column.width
+            if column.kind == "number":
+                out[:, 0] = self._numbers(data, index, column, notes)
+            elif column.kind == "text":
+                _one_hot(data.columns[index], column, out, notes)
+        return features, notes
+
+    def _positions(self, data: CsvColumns, notes: list[str]) -> list[int]:
+        """Where each input column is in this file."""
+        if self.header:
+            if not data.header:
+                raise DataError(
+                    f"{data.path}: its first line holds no column names; need {_list([c.name for c in self.columns])}"
+                )
+            used = [c.name for c in self.columns if c.kind != "unused"]
+            lost = [name for name in used if name not in data.names]
+            if lost:
+                find_column(data.path, data.names, lost[0], True)  # raises, and names the nearest
+            known = {c.name for c in self.columns} | {self.target}
+            extra = [name for name in data.names if name not in known]
+            if extra:
+                notes.append(f"not used, because the model does not know them: {_list(extra)}")
+            return [data.names.index(c.name) if c.name in data.names else -1 for c in self.columns]
+        width = len(data.names)
+        assert self.target_index is not None
+        if width == len(self.columns) + 1:
+            return [i for i in range(width) if i != self.target_index]
+        if width == len(self.columns):
+            return list(range(width))
+        raise DataError(
+            f"{data.path}: {width} columns; need {len(self.columns)}, or {len(self.columns) + 1} with the target"
+        )
+
+    def _numbers(self, data: CsvColumns, index: int, column: Column, notes: list[str]) -> np.ndarray:
+        values, bad = parse_numbers(data.columns[index], self.separator)
+        if values is None:
+            if bad.any():
+                row = int(np.flatnonzero(bad)[0])
+                cell = data.columns[index][row].decode()
+                raise DataError(f"{data.path} line {data.lines[row]}: column {column.name!r}: {cell!r} is no number")
+            values = np.full(data.rows, np.nan)
+        _check_finite(values, f"{data.path}", column.name, data.lines)
+        return _standardise(values, column, notes)
+
+    def _apply_matrix(self, data: np.ndarray) -> tuple[np.ndarray, list[str]]:
+        data = np.reshape(data, (len(data), -1))
+        if data.dtype.kind not in "fiub":
+            raise DataError(f"input: dtype {data.dtype}; need numbers")
+        if data.shape[1] != len(self.columns):
+            raise DataError(f"input: {data.shape[1]} columns; need {len(self.columns)} as in training")
+        used = np.array([c.kind == "number" for c in self.columns])
+        values = data[:, used].astype(np.float64)
+        bad = np.argwhere(np.isinf(values))
+        if len(bad):
+            name = np.array([c.name for c in self.columns])[used][bad[0][1]]
+            raise DataError(f"input: row {bad[0][0]}: column {name!r} is inf; need finite numbers")
+        kept = [c for c in self.columns if c.kind == "number"]
+        empty = np.isnan(values)
+        notes = []
+        if empty.any():
+            counts = empty.sum(axis=0)
+            texts = [f"{c.name} ({n})" for c, n in zip(kept, counts, strict=True) if n]
+            notes.append(f"empty cells filled with the training median: {_list(texts)}")
+            values = np.where(empty, np.array([c.median for c in kept]), values)
+        mean, std = np.array([c.mean for c in kept]), np.array([c.std for c in kept])
+        return ((values - mean) / std).astype(np.float32), notes
+
+    # -- targets -----------------------------------------------------------------------------------------------------
+
+    def targets_to_outputs(self, targets: np.ndarray) -> np.ndarray:
+        """Regression targets in the units of the model."""
+        mean, std = np.array(self.target_mean), np.array(self.target_std)
+        return ((targets.reshape(len(targets), -1) - mean) / std).astype(np.float32)
+
+    def outputs_to_targets(self, outputs: np.ndarray) -> np.ndarray:
+        """Regression outputs of the model in the units of the target, f64 [rows, targets]."""
+        return outputs.astype(np.float64).reshape(len(outputs), -1) * np.array(self.target_std) + np.array(
+            self.target_mean
+        )
+
+
+# -- learning it ----------------------------------------------------------------------------------------------------
+
+
+def fit_csv(data: CsvColumns, train: np.ndarray, target: int, task: str, notes: list[str]) -> Preprocess:
+    """The columns of a CSV file, from its training rows; `notes` takes what a person should know."""
+    made = Preprocess(
+        "columns", task, data.names[target], header=data.header, separator=data.separator, target_index=target
+    )
+    for index, name in enumerate(data.names):
+        if index == target:
+            continue
+        cells = data.columns[index]
+        if is_missing(cells).all():
+            raise DataError(f"{data.path}: column {name!r} is empty in all {data.rows} rows; remove it from the file")
+        values, bad = parse_numbers(cells, data.separator)
+        if values is not None:
+            _check_finite(values, data.path, name, data.lines)
+            made.columns.append(_number_column(name, values[train]))
+        else:
+            made.columns.append(_text_column(data, name, cells, bad, train))
+    return _checked(made, data.path, notes)
+
+
+def fit_matrix(
+    path: str, data: np.ndarray, names: list[str], train: np.ndarray, task: str, target: str, notes: list[str]
+) -> Preprocess:
+    """The columns of a 2-D array, from its training rows."""
+    made = Preprocess("columns", task, target)
+    for index, name in enumerate(names):
+        values = data[:, index].astype(np.float64)
+        if np.isnan(values).all():
+            raise DataError(f"{path}: column {name!r} is NaN in all {len(values)} rows; remove it")
+        _check_finite(values, path, name, None)
+        made.columns.append(_number_column(name, values[train]))
+    return _checked(made, path, notes)
+
+
+def fit_array(path: str, data: np.ndarray, train: np.ndarray, task: str, target: str) -> Preprocess:
+    """One mean and one standard deviation for images and the like, from the training rows, in pieces."""
+    total = squares = 0.0
+    count = 0
+    for start in range(0, len(train), 1024):
+        part = data[train[start : start + 1024]].astype(np.float64)
+        total += part.sum()
+        squares += np.square(part).sum()
+        count += part.size
+    if not np.isfinite(total + squares):
+        raise DataError(f"{path}: some element is NaN or inf; need finite numbers")
+    mean = total / count
+    std = float(np.sqrt(max(squares / count - mean * mean, 0.0)))
+    if std == 0:
+        raise DataError(f"{path}: every element of every training row is {mean:g}; need data that differ")
+    return Preprocess("array", task, target, shape=[int(s) for s in data.shape[1:]], mean=float(mean), std=std)
+
+
+def _number_column(name: str, values: np.ndarray) -> Column:
+    known = values[~np.isnan(values)]
+    if known.size == 0:
+        return Column(name, "unused", reason="empty in the training rows")
+    median = float(np.median(known))
+    filled = np.where(np.isnan(values), median, values)
+    mean, std = float(filled.mean()), float(filled.std())
+    if known.min() == known.max() or std == 0 or not np.isfinite(std):
+        return Column(name, "unused", reason="constant")
+    return Column(name, "number", median=median, mean=mean, std=std)
+
+
+def _text_column(data: CsvColumns, name: str, cells: np.ndarray, bad: np.ndarray, train: np.ndarray) -> Column:
+    texts, counts = np.unique(cells[train], return_counts=True)
+    numbers = len(cells) - int(is_missing(cells).sum()) - int(bad.sum())
+    if len(texts) > 20 and numbers >= 9 * bad.sum():
+        row = int(np.flatnonzero(bad)[0])
+        raise DataError(
+            f"{data.path} line {data.lines[row]}: column {name!r}: {cells[row].decode()!r} is no number,"
+            f" as {numbers} of its other cells are; fix the cell or leave it empty"
+        )
+    if len(texts) == 1:
+        return Column(name, "unused", reason="constant")
+    if len(texts) > MOST_CATEGORIES and 2 * len(texts) > len(train):
+        return Column(name, "unused", reason=f"{len(texts)} different texts in {len(train)} rows")
+    most = np.sort(np.argsort(-counts, kind="stable")[:MOST_CATEGORIES])
+    return Column(name, "text", categories=[texts[i].decode() for i in most])
+
+
+def _checked(made: Preprocess, path: str, notes: list[str]) -> Preprocess:
+    unused = [f"{c.name} ({c.reason})" for c in made.columns if c.kind == "unused"]
+    if made.inputs == 0:
+        raise DataError(f"{path}: no column is left to learn from: {_list(unused) or 'the target is the only one'}")
+    if unused:
+        notes.append(f"columns left out: {_list(unused)}")
+    return made
+
+
+def _standardise(values: np.ndarray, column: Column, notes: list[str]) -> np.ndarray:
+    empty = np.isnan(values)
+    if empty.any():
+        count = int(empty.sum())
+        text = "1 empty cell" if count == 1 else f"{count} empty cells"
+        notes.append(f"{column.name}: {text} filled with the training median {column.median:g}")
+        values = np.where(empty, column.median, values)
+    return ((values - column.mean) / column.std).astype(np.float32)
+
+
+def _one_hot(cells: np.ndarray, column: Column, out: np.ndarray, notes: list[str]) -> None:
+    known = np.array([c.encode() for c in column.categories])
+    place = np.clip(np.searchsorted(known, cells), 0, len(known) - 1)
+    found = known[place] == cells
+    out[np.flatnonzero(found), place[found]] = 1
+    if not found.all():
+        new = sorted({c.decode() for c in cells[~found].tolist()})
+        rows = int((~found).sum())
+        notes.append(f"{column.name}: {rows} row{'s' * (rows != 1)} with a text unknown from training: {_list(new)}")
+
+
+def _check_finite(values: np.ndarray, path: str, name: str, lines: np.ndarray | None) -> None:
+    bad = np.flatnonzero(np.isinf(values))
+    if bad.size:
+        where = f"row {bad[0]}" if lines is None else f"line {lines[bad[0]]}"
+        raise DataError(f"{path} {where}: column {name!r} is {values[bad[0]]}; need a finite number or an empty cell")
+
+
+def _list(texts: list[str], most: int = 6) -> str:
+    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
