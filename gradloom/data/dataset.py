@@ -244,7 +244,7 @@ def split_rows(
         raise SettingError(f"val_split={share!r} is not usable; need a number in [0, 1)")
     shards = -(-n // shard_size)
     order = generator(seed, stream).permutation(shards).astype(np.int64)
-    last = int(round(shards * float(share)))
+    last = round(shards * float(share))
     if share > 0:
         if shards < 2:
             raise DataError(

@@ -271,16 +271,14 @@ def _load_npz(path: Path) -> dict[str, np.ndarray]:
             loaded = np.load(file, allow_pickle=False)
             if isinstance(loaded, np.ndarray):
                 raise DataError(f"{path}: holds one array without a name; need np.savez(path, x=..., y=...)")
-            for key in loaded.files:
-                try:
-                    arrays[key] = loaded[key]
-                except ValueError as error:
-                    if "allow_pickle" not in str(error):
-                        raise
-                    raise DataError(f"{path}: {key!r} holds Python objects; save it as numbers or texts") from None
+            arrays = {key: loaded[key] for key in loaded.files}
     except DataError:
         raise
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, OSError, KeyError, NotImplementedError) as error:
+    except ValueError as error:
+        if "allow_pickle" in str(error):
+            raise DataError(f"{path}: some array holds Python objects; save numbers or texts") from None
+        raise FileError(f"{path}: is truncated or damaged ({_one_line(error)}); write it again") from None
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, KeyError, NotImplementedError) as error:
         raise FileError(
             f"{path}: is truncated or damaged, or no .npz file ({_one_line(error)}); write it again"
         ) from None

@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 
@@ -76,14 +78,14 @@ def test_order_of_a_part_keeps_its_shards_together(shard_size):
     order = dataset.order(5, 2, train)
     assert sorted(order) == sorted(train) and not set(order) & set(val)
     shards = (order // shard_size).tolist()
-    assert len(list(dict.fromkeys(shards))) == 1 + sum(a != b for a, b in zip(shards, shards[1:], strict=False))
-    assert all(b == a + 1 for a, b in zip(order, order[1:], strict=False) if a // shard_size == b // shard_size)
+    assert len(list(dict.fromkeys(shards))) == 1 + sum(a != b for a, b in itertools.pairwise(shards))
+    assert all(b == a + 1 for a, b in itertools.pairwise(order) if a // shard_size == b // shard_size)
 
 
 def test_split_takes_the_last_share_of_one_permutation():
     train, val = split_rows(1000, 0.05, 0)
     assert len(train) == 950 and len(val) == 50 and sorted([*train, *val]) == list(range(1000))
-    again, more = split_rows(1000, 0.1, 0)
+    _, more = split_rows(1000, 0.1, 0)
     np.testing.assert_array_equal(more[50:], val)
     # a class-sorted file does not validate on one class
     assert len({int(r) // 100 for r in val}) >= 8
