@@ -275,7 +275,7 @@ def _load_npz(path: Path) -> dict[str, np.ndarray]:
     except DataError:
         raise
     except ValueError as error:
-        if "allow_pickle" in str(error):
+        if "Object arrays" in str(error):
             raise DataError(f"{path}: some array holds Python objects; save numbers or texts") from None
         raise FileError(f"{path}: is truncated or damaged ({_one_line(error)}); write it again") from None
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, KeyError, NotImplementedError) as error:
