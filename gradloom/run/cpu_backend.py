@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -97,7 +97,6 @@ class CpuExecutable:
             k: self._inputs[o : o + self.inputs[k].bytes].view(self.inputs[k].dtype.numpy).reshape(self.inputs[k].shape)
             for k, o in tape.input_offsets.items()
         }
-        self._bound: dict[str, np.ndarray] = {}
         self.settings_words = {k: word for k, word in tape.settings.items()}
         self.outputs = [Spec(v.shape, v.dtype) for v in self.program.outputs]
         sizes = [v.bytes for v in self.program.outputs]
@@ -124,22 +123,41 @@ class CpuExecutable:
         ]
         return [*fixed, *stored, ("scratch", tape.scratch_bytes)]
 
-    # ---- one call --------------------------------------------------------------------------------------
+    # ---- running ---------------------------------------------------------------------------------------
 
     def __call__(self, **feeds: Any) -> list[np.ndarray]:
         """Feed inputs and settings by name, run once, and read the outputs (fresh arrays)."""
-        if len(feeds) != len(self.inputs) or feeds.keys() != self.inputs.keys():
+        self.feed(feeds)
+        settings = {k: feeds.get(k, SETTING_DEFAULTS.get(k)) for k in self.settings}
+        return [r[0] for r in self.run_many(1, settings)[1]]
+
+    def feed(self, feeds: Mapping[str, Any]) -> None:
+        """Copy the inputs in; they keep their values until they are fed again."""
+        if feeds.keys() != self.inputs.keys():
             check_names(feeds, self.inputs, self.settings)
         for key, value in self.inputs.items():
             self._slots[key][...] = as_array(key, feeds[key], value.shape, value.dtype)
-        settings = None
-        if self.settings:
-            settings = self.settings_rows(1, {k: feeds.get(k, SETTING_DEFAULTS.get(k)) for k in self.settings})
-        records = np.empty((1, self.record_bytes), np.uint8) if self.record_bytes else None
-        self.run_steps(1, settings, records)
-        return [r[0] for r in self.read(records)] if records is not None else [np.empty(s.shape, s.dtype.numpy) for s in self.outputs]
 
-    def settings_rows(self, steps: int, values: dict[str, Any]) -> np.ndarray:
+    def run_many(self, steps: int, settings: Mapping[str, Any], deadline: float = 0.0) -> tuple[int, list[np.ndarray]]:
+        """Run so many steps in one native call: (steps done, the outputs of each as [steps done, *shape]).
+
+        settings: each value a number, or one number per step. deadline: seconds after which no further step begins.
+        Raises NonFiniteError or DataError as the step that failed demands; that step's updates are not applied.
+        """
+        rows = self.settings_rows(steps, settings) if self.settings else None
+        records = np.empty((steps, self.record_bytes), np.uint8) if self.record_bytes else None
+        switches = self.switches
+        with _device.lock:
+            done, stop, node, index, value = self._native.run(
+                steps, rows, records, switches.threads, deadline, switches.poison, switches.check >= 2
+            )
+        if stop not in (STOP_DONE, STOP_DEADLINE, STOP_REQUESTED):
+            raise self._failure(done, stop, node, index, value)
+        if records is None:
+            return done, [np.empty((done, *s.shape), s.dtype.numpy) for s in self.outputs]
+        return done, self.read(records[:done])
+
+    def settings_rows(self, steps: int, values: Mapping[str, Any]) -> np.ndarray:
         """The settings table for so many steps; each value is a number or an array of one number per step."""
         rows = np.zeros((steps, len(self.settings_words)), np.int64)
         for key, word in self.settings_words.items():
@@ -147,23 +165,6 @@ class CpuExecutable:
             kind = self.settings[key].dtype
             rows[:, word : word + 1].view(kind.numpy)[:, 0] = column
         return rows
-
-    def run_steps(
-        self, steps: int, settings: np.ndarray | None = None, records: np.ndarray | None = None, deadline: float = 0.0
-    ) -> int:
-        """Run so many steps in one native call; returns how many were done (fewer when the deadline in seconds passed).
-
-        settings: one row per step (settings_rows). records: uint8 [steps, record_bytes], receives the outputs of each
-        step. Raises NonFiniteError, DataError as the step that failed demands; its updates are not applied.
-        """
-        switches = self.switches
-        with _device.lock:
-            done, stop, node, index, value = self._native.run(
-                steps, settings, records, switches.threads, deadline, switches.poison, switches.check >= 2
-            )
-        if stop not in (STOP_DONE, STOP_DEADLINE, STOP_REQUESTED):
-            raise self._failure(done, stop, node, index, value)
-        return int(done)
 
     def read(self, records: np.ndarray) -> list[np.ndarray]:
         """The outputs out of records: one array of shape [steps, *shape] each (a view)."""

@@ -81,9 +81,25 @@ class NumpyExecutable:
         nodes = program.nodes
         self.inputs, self.settings = leaves(nodes, "input"), leaves(nodes, "setting")
 
+        self._fed: dict[str, Any] = {}
+
     def __call__(self, **feeds: Any) -> list[np.ndarray]:
-        known = evaluate([*self.program.outputs, *self.program.effects], feeds, precision=self.precision)
-        outputs = [known[v].copy() for v in self.program.outputs]
-        for value in sorted(self.program.effects, key=lambda v: v.node.id):
-            storage_leaf(value).node.attrs["stored"].array[...] = known[value]
-        return outputs
+        self.feed({k: v for k, v in feeds.items() if k not in self.settings})
+        return [r[0] for r in self.run_many(1, {k: v for k, v in feeds.items() if k in self.settings})[1]]
+
+    def feed(self, feeds: Mapping[str, Any]) -> None:
+        check_names(feeds, self.inputs, {})
+        self._fed = dict(feeds)
+
+    def run_many(self, steps: int, settings: Mapping[str, Any], deadline: float = 0.0) -> tuple[int, list[np.ndarray]]:
+        """So many steps, one after the other; see CpuExecutable.run_many."""
+        rows = {k: np.broadcast_to(np.asarray(v), (steps,)) for k, v in settings.items() if k in self.settings}
+        found: list[list[np.ndarray]] = [[] for _ in self.program.outputs]
+        for i in range(steps):
+            feeds = self._fed | {k: v[i] for k, v in rows.items()}
+            known = evaluate([*self.program.outputs, *self.program.effects], feeds, precision=self.precision)
+            for column, value in zip(found, self.program.outputs, strict=True):
+                column.append(known[value].copy())
+            for value in sorted(self.program.effects, key=lambda v: v.node.id):
+                storage_leaf(value).node.attrs["stored"].array[...] = known[value]
+        return steps, [np.stack(column) for column in found]

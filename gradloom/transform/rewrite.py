@@ -6,7 +6,7 @@ Dead code needs no pass: only what the outputs and effects reach is ever visited
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +72,16 @@ def _copy_node(node: Node, inputs: Sequence[Value | None], new: dict[Value, Valu
         return node
     specs = [(v.shape, v.dtype) for v in node.outputs]
     return Node(node.op, inputs, node.attrs, specs, node.name, node.where, after)
+
+
+def substitute(value: Value, replacements: Mapping[Value, Value]) -> Value:
+    """The same expression with some of its values replaced by others of the same shape."""
+    put = {v.node: v for v in replacements}
+
+    def replace(node: Node, inputs: Sequence[Value | None]) -> Sequence[Value] | None:
+        return [replacements[put[node]]] if node in put else None
+
+    return _rebuild(Program((value,)), replace).outputs[0]
 
 
 # ---- simplification --------------------------------------------------------------------------------------

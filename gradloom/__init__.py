@@ -1,0 +1,1 @@
+"""gradloom: training and fine-tuning as planned, proved static computation graphs on a small native core."""

@@ -1,0 +1,101 @@
+"""What a pass over data measured, with its uncertainties (ggml_opt_result)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..data.dataset import IGNORED
+
+
+class Result:
+    """Losses, weights and predictions of the batches that were added.
+
+    loss is the weighted mean over all rows (the plain total for the loss "sum"), loss_unc its standard error from the
+    scatter between batches: sqrt(var/(n-1)) with var weighted by the batches' weights, as in ggml for equal ones; nan
+    for fewer than two batches. accuracy is the share of rows whose largest output is the label, accuracy_unc
+    sqrt(a(1-a)/(n-1)); nan where there are no classes. predictions are the largest outputs, in the order of the rows.
+    """
+
+    def __init__(self) -> None:
+        self.is_total = False  # the loss adds up instead of being a mean
+        self.ndata = 0
+        self.counted = 0  # rows with a label that counts
+        self.correct = 0
+        self._losses: list[np.ndarray] = []
+        self._weights: list[np.ndarray] = []
+        self._predictions: list[np.ndarray] = []
+
+    def add(
+        self,
+        rows: int,
+        losses: np.ndarray,
+        weights: np.ndarray,
+        predictions: np.ndarray | None = None,
+        labels: np.ndarray | None = None,
+    ) -> None:
+        """Batches of `rows` rows in all: loss sums and weights, one per batch; predicted and true ids, one per row."""
+        self.ndata += rows
+        self._losses.append(np.asarray(losses, np.float64).ravel())
+        self._weights.append(np.asarray(weights, np.float64).ravel())
+        if predictions is not None:
+            found = predictions.ravel()
+            self._predictions.append(found)
+            if labels is not None:
+                true = labels if labels.dtype.kind in "iu" else labels.argmax(axis=-1)
+                true = true.ravel()
+                valid = true != IGNORED if true.dtype.kind == "i" else np.ones(len(true), bool)
+                self.counted += int(valid.sum())
+                self.correct += int(((found == true) & valid).sum())
+
+    @property
+    def batches(self) -> int:
+        return sum(len(a) for a in self._losses)
+
+    def _parts(self) -> tuple[np.ndarray, np.ndarray]:
+        if not self._losses:
+            return np.empty(0), np.empty(0)
+        return np.concatenate(self._losses), np.concatenate(self._weights)
+
+    @property
+    def loss(self) -> float:
+        sums, weights = self._parts()
+        if not len(sums):
+            return math.nan
+        total = float(weights.sum())
+        return float(sums.sum()) if self.is_total else float(sums.sum()) / total if total else math.nan
+
+    @property
+    def loss_unc(self) -> float:
+        sums, weights = self._parts()
+        n = len(sums)
+        if n < 2 or not weights.sum():
+            return math.nan
+        if self.is_total:
+            return math.sqrt(max(float(sums.var()), 0.0) * n / (n - 1))
+        used = weights > 0
+        per_batch = sums[used] / weights[used]
+        mean = float(np.average(per_batch, weights=weights[used]))
+        variance = float(np.average((per_batch - mean) ** 2, weights=weights[used]))
+        return math.sqrt(variance / (n - 1))
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / self.counted if self.counted else math.nan
+
+    @property
+    def accuracy_unc(self) -> float:
+        a = self.accuracy
+        return math.sqrt(a * (1 - a) / (self.counted - 1)) if self.counted > 1 else math.nan
+
+    @property
+    def predictions(self) -> np.ndarray:
+        """i32, one per row, in the order in which the rows were taken."""
+        return np.concatenate(self._predictions) if self._predictions else np.empty(0, np.int32)
+
+    def __repr__(self) -> str:
+        text = f"loss {self.loss:.6g} +- {self.loss_unc:.2g}"
+        if self.counted:
+            text += f", accuracy {self.accuracy:.4f} +- {self.accuracy_unc:.2g}"
+        return f"Result({self.ndata} rows, {text})"

@@ -1,0 +1,88 @@
+"""Where a step's rows come from: gathered by the tape itself out of a data set, or fed by the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+
+from .. import ops
+from ..base.dtypes import dtype
+from ..data.dataset import Dataset
+from ..graph.opspec import input as input_value
+from ..graph.opspec import setting, stored_value
+from ..graph.stored import Stored, aligned_empty
+from ..graph.value import Value
+
+Leaves = tuple[Value, "Value | None", "Value | None"]
+
+_GATHERED = ("uint8", "int8", "int32", "int64", "float32", "float64")  # what take_batch reads
+
+
+class RowSource:
+    """Rows of a data set in some order: x[i] = data[order[position + i]], converted, with position a setting."""
+
+    def __init__(self, data: Dataset) -> None:
+        self.data = data
+        self.order = Stored.wrap("order", aligned_empty((data.n,), np.dtype(np.int64)))
+        self.order.array[...] = np.arange(data.n)
+        self._order = stored_value(self.order)
+        self._data = _wrapped("data", data.data)
+        self._labels = None if data.labels is None else _wrapped("labels", data.labels)
+        self._weights = None if data.weights is None else _wrapped("weights", data.weights)
+
+    @property
+    def key(self) -> Hashable:
+        return ("rows", id(self.data))
+
+    def leaves(self, rows: int) -> Leaves:
+        """(data, labels, weights) of a batch of so many rows."""
+        position = setting("position", "i64")
+
+        def gather(leaf: Value | None) -> Value | None:
+            return None if leaf is None else ops.take_batch(leaf, self._order, position, rows)
+
+        x = gather(self._data)
+        assert x is not None
+        return x, gather(self._labels), gather(self._weights)
+
+    def labels_of(self, start: int, stop: int) -> np.ndarray | None:
+        return None if self.data.labels is None else self.data.labels[self.order.array[start:stop]]
+
+
+def _wrapped(name: str, array: np.ndarray) -> Value:
+    if array.dtype.name not in _GATHERED or not array.flags.c_contiguous or not array.flags.aligned:
+        array = np.require(array, np.float32 if array.dtype == np.float16 else None, ["C", "A"])
+    return stored_value(Stored.wrap(name, array))
+
+
+class FeedSource:
+    """Rows that the caller hands over with each step."""
+
+    def __init__(self, x: np.ndarray, labels: np.ndarray | None, weights: np.ndarray | None) -> None:
+        self.arrays = [
+            _as_fed(x, ids=np.asarray(x).dtype.name in ("int32", "int64")),
+            None if labels is None else _as_fed(labels, ids=np.asarray(labels).dtype.kind in "iub"),
+            None if weights is None else _as_fed(weights, ids=False),
+        ]
+
+    @property
+    def key(self) -> Hashable:
+        return ("feed", *(None if a is None else (a.shape, a.dtype.str) for a in self.arrays))
+
+    def leaves(self, rows: int) -> Leaves:
+        x, labels, weights = (
+            None if a is None else input_value(name, a.shape, dtype(a.dtype))
+            for name, a in zip(("batch", "labels", "weights"), self.arrays, strict=True)
+        )
+        assert x is not None
+        return x, labels, weights
+
+    @property
+    def feeds(self) -> dict[str, Any]:
+        return {n: a for n, a in zip(("batch", "labels", "weights"), self.arrays, strict=True) if a is not None}
+
+
+def _as_fed(array: Any, ids: bool) -> np.ndarray:
+    return np.ascontiguousarray(array, np.int32 if ids else np.float32)

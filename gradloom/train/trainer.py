@@ -1,0 +1,419 @@
+"""Trainer: one model, one loss, one optimiser, and the compiled steps that they need (ggml_opt_context)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .. import ops
+from ..base.errors import DataError, GradientError, GraphError, NonFiniteError, SettingError, ShapeError
+from ..data.dataset import Dataset
+from ..graph.graph import reachable
+from ..graph.opspec import Parameter, setting, stored_value
+from ..graph.stored import Stored
+from ..graph.value import Value, describe
+from ..nn.module import Module
+from ..optim.optimizer import AdamW, Optimizer
+from ..run.cpu_backend import GuardTripped, NotFinite
+from ..run.executable import compile as compile_program
+from ..transform.grad import gradients
+from ..transform.rewrite import substitute
+from .losses import loss_pair
+from .result import Result
+from .source import FeedSource, RowSource
+
+CALL_SECONDS = 0.2  # the longest that one native call may take: progress and Ctrl-C are answered in between
+CALL_BYTES = 64 << 20  # and the most that it may write down
+
+Model = Module | Callable[[Value], Value] | tuple[Value, Value]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A compiled micro-batch: what to run and what its outputs are."""
+
+    run: Any
+    rows: int
+    has_predictions: bool
+    parameters: tuple[Parameter, ...]
+
+
+@dataclass(frozen=True)
+class _Micro:
+    """Micro-batches that one executable runs one after the other."""
+
+    start: int  # first row
+    rows: int  # of each
+    count: int
+    update: bool  # each ends with an optimiser step
+    first: bool  # the first of them opens a new accumulation window
+    offset: int  # of its first row inside the logical batch
+
+
+class Trainer:
+    """Trains a model batch by batch.
+
+    model      a Module, a function from batch value to outputs, or a pair (input, outputs) of graph values
+    loss       "cross_entropy", "mse", "mean", "sum", or a function (see gradloom.train.losses.loss_pair)
+    optimizer  AdamW() when not given
+    build      "forward": losses only; "grad": gradients into accumulators, no update; "opt": the whole step
+    accumulate micro-batches per optimiser step
+    dynamic    the model's graph may change from call to call: it is built each time, and compiled once for each
+               distinct graph
+    seed       of the parameters that are not initialised yet, and of dropout
+    The other arguments are those of gl.compile.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        loss: str | Callable[..., Any] = "cross_entropy",
+        optimizer: Optimizer | None = None,
+        build: str = "opt",
+        accumulate: int = 1,
+        *,
+        dynamic: bool = False,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        if build not in ("forward", "grad", "opt"):
+            raise SettingError(f"build: {build!r} is not known; need forward, grad or opt")
+        if not isinstance(accumulate, int) or accumulate < 1:
+            raise SettingError(f"accumulate={accumulate!r} is not usable; need a whole number of at least 1")
+        self.model, self.loss, self.build, self.accumulate = model, loss, build, accumulate
+        self.loss_pair = loss_pair(loss)
+        self.optimizer = optimizer if optimizer is not None else AdamW()
+        self.dynamic, self.seed, self.options = dynamic, seed, options
+        self.steps = 0  # optimiser steps since the last reset of the optimiser
+        self.epoch = 0  # for schedules; `epoch` counts it up
+        if isinstance(model, Module):
+            model.ensure_init(seed)
+        self._keeps_gradients = build == "grad" or accumulate > 1
+        self._steps: dict[Hashable, _Step] = {}
+        self._sources: dict[int, RowSource] = {}
+        self._state: dict[Stored, dict[str, Parameter]] = {}
+        self._accumulators: dict[Stored, Parameter] = {}
+        self._weight = stored_value(Stored("accumulated weight", np.zeros(())))
+        self._in_window = 0  # micro-batches in the accumulation window so far
+        self._window_rows = 0
+
+    # ---- one batch ---------------------------------------------------------------------------------------
+
+    def step(
+        self,
+        batch: Any,
+        labels: Any = None,
+        weights: Any = None,
+        result: Result | None = None,
+        backward: bool = True,
+    ) -> Result:
+        """One micro-batch: forward, and with `backward` what `build` says. Every `accumulate`-th one updates.
+
+        batch [rows, ...]; labels ids [rows] or rows of numbers; weights [rows]. Adds to `result` (a new one by default)
+        and returns it. The weights may change; NonFiniteError leaves them as they were.
+        """
+        source = FeedSource(np.asarray(batch), labels, weights)
+        x = source.arrays[0]
+        assert x is not None
+        if x.ndim == 0 or x.shape[0] == 0:
+            raise ShapeError(f"step: batch has shape {list(x.shape)}; need rows along the first axis")
+        result = Result() if result is None else result
+        backward = backward and self.build != "forward"
+        update = backward and self.build == "opt" and self._in_window + 1 == self.accumulate
+        micro = _Micro(0, x.shape[0], 1, update, self._in_window == 0, self._window_rows)
+        step = self._step_for(source, micro.rows, backward, update)
+        step.run.feed(source.feeds)
+        _, outputs = self._run(step, micro, 1, backward)
+        self._count(micro, 1, backward)
+        self._add(result, step, micro.rows, outputs, source.arrays[1])
+        return result
+
+    # ---- rows of a data set ------------------------------------------------------------------------------
+
+    def source(self, data: Dataset) -> RowSource:
+        """The data set as the tape reads it; set_order before training on it."""
+        if id(data) not in self._sources:
+            self._sources[id(data)] = RowSource(data)
+        return self._sources[id(data)]
+
+    def run_rows(
+        self,
+        source: RowSource,
+        start: int,
+        stop: int,
+        result: Result,
+        *,
+        batch_size: int,
+        micro_batch_size: int | None = None,
+        backward: bool = True,
+        each: bool = False,
+        heard: Callable[[int], None] | None = None,
+    ) -> None:
+        """Train (or with backward=False evaluate) on rows start..stop of the source's order, all of them.
+
+        batch_size rows make one optimiser step, in micro-batches of at most micro_batch_size. `heard(rows done)` is
+        called after each native call: at least every 0.2 s, or after every micro-batch with `each`.
+        """
+        backward = backward and self.build != "forward"
+        micro_size = min(micro_batch_size or batch_size, batch_size)
+        if backward and self.build == "opt" and micro_size < batch_size and not self._keeps_gradients:
+            raise SettingError(
+                f"micro_batch_size={micro_size} is smaller than batch_size={batch_size}; need accumulate > 1 for that"
+            )
+        for group in self._micros(start, stop, batch_size, micro_size, backward):
+            step = self._step_for(source, group.rows, backward, group.update)
+            done = 0
+            while done < group.count:
+                most = 1 if each else max(1, min(group.count - done, CALL_BYTES // max(1, step.run.record_bytes)))
+                count, outputs = self._run(step, self._at(group, done), most, backward)
+                self._count(self._at(group, done), count, backward)
+                first = group.start + done * group.rows
+                labels = source.labels_of(first, first + count * group.rows) if step.has_predictions else None
+                self._add(result, step, count * group.rows, outputs, labels)
+                done += count
+                if heard is not None:
+                    heard(first + count * group.rows - start)
+
+    def _micros(self, start: int, stop: int, batch: int, micro: int, backward: bool) -> Iterable[_Micro]:
+        """Groups of equal micro-batches. Whole batches without accumulation form one long group."""
+        if not backward or not self._keeps_gradients:
+            size = batch if backward else micro
+            whole = (stop - start) // size
+            if whole:
+                yield _Micro(start, size, whole, backward, True, 0)
+            rest = stop - start - whole * size
+            if rest:
+                yield _Micro(stop - rest, rest, 1, backward, True, 0)
+            return
+        at = start
+        while at < stop:
+            end = min(at + batch, stop)
+            offset = 0
+            while at < end:
+                rows = min(micro, end - at)
+                count = max(1, (end - at - 1) // rows) if end - at > rows else 1
+                last = at + rows == end
+                yield _Micro(at, rows, count, last and self.build == "opt", offset == 0 and self._in_window == 0, offset)
+                at += rows * count
+                offset += rows * count
+
+    @staticmethod
+    def _at(group: _Micro, done: int) -> _Micro:
+        if not done:
+            return group
+        rows = done * group.rows
+        fresh = group.update or not group.count  # every micro-batch that updates opens a window of its own
+        return _Micro(group.start + rows, group.rows, group.count - done, group.update, fresh and group.first,
+                      group.offset + (0 if group.update else rows))  # fmt: skip
+
+    # ---- running -------------------------------------------------------------------------------------------
+
+    def _run(self, step: _Step, micro: _Micro, count: int, backward: bool) -> tuple[int, list[np.ndarray]]:
+        settings = self._settings(micro, count, backward)
+        try:
+            return step.run.run_many(count, settings, CALL_SECONDS)
+        except GuardTripped as tripped:
+            at = tripped.steps_done
+            self._count(micro, at, backward)
+            one = {k: np.broadcast_to(np.asarray(v), (count,))[at] for k, v in settings.items()}
+            raise NonFiniteError(
+                f"training stopped at step {self.steps + 1} (epoch {self.epoch + 1}): {self._first_bad(step, one)}; "
+                "the weights before this step are kept; a smaller learning rate or scaled inputs may help"
+            ) from None
+
+    def _settings(self, micro: _Micro, count: int, backward: bool) -> dict[str, Any]:
+        each = np.arange(count)
+        rows = micro.offset + (0 if micro.update else 1) * each * micro.rows
+        settings: dict[str, Any] = {"position": micro.start + each * micro.rows, "seed": self.seed, "row": rows}
+        settings["step"] = self.steps + 1 + (each if micro.update else 0)
+        if not backward:
+            return settings
+        settings["keep"] = np.where((each == 0) & micro.first, 0.0, 1.0)
+        if not micro.update:
+            return settings
+        if self.optimizer.constant:
+            settings |= self.optimizer.at(self.steps, self.epoch)
+            settings["opt.t"] = self.steps + 1 + each
+        else:
+            table = [self.optimizer.at(self.steps + i, self.epoch) for i in range(count)]
+            settings |= {k: np.array([row[k] for row in table]) for k in table[0]}
+        return settings
+
+    def _count(self, micro: _Micro, count: int, backward: bool) -> None:
+        if not backward or not count:
+            return
+        if micro.update:
+            self.steps += count
+            self._in_window = self._window_rows = 0
+        else:
+            self._in_window += count
+            self._window_rows += count * micro.rows
+
+    def _first_bad(self, step: _Step, settings: dict[str, Any]) -> str:
+        """Run the step again, unshared and checked, to name the first node that is not finite."""
+        program = step.run.program
+        options = self.options | {"reuse": False, "check": 2, "fuse": False, "debug": 0}
+        checked = compile_program(program.outputs, program.effects, **options)
+        if checked.inputs:
+            checked.feed({k: step.run._slots[k] for k in checked.inputs})
+        try:
+            checked.run_many(1, settings)
+        except NotFinite as found:
+            return str(found)
+        except GuardTripped:
+            return "the squared norm of the gradients overflows f32"
+        raise AssertionError("a step that tripped its guard passes it when run again")
+
+    @staticmethod
+    def _add(
+        result: Result, step: _Step, rows: int, outputs: list[np.ndarray], labels: np.ndarray | None
+    ) -> None:
+        predictions = outputs[2] if step.has_predictions else None
+        result.add(rows, outputs[0], outputs[1], predictions, labels)
+
+    # ---- building ------------------------------------------------------------------------------------------
+
+    def _step_for(self, source: RowSource | FeedSource, rows: int, backward: bool, update: bool) -> _Step:
+        key: Hashable = (source.key, rows, backward, update)
+        built = None
+        if self.dynamic:
+            built = self._build(source, rows, backward)
+            key = (key, structure([*built[0], *([] if built[1] is None else built[1])]))
+        if key not in self._steps:
+            self._steps[key] = self._compile(built or self._build(source, rows, backward), rows, backward, update)
+        return self._steps[key]
+
+    def _outputs(self, x: Value, backward: bool) -> Value:
+        if isinstance(self.model, Module):
+            was = self.model.training
+            self.model.train(backward)
+            try:
+                return self.model(x)
+            finally:
+                self.model.train(was)
+        if isinstance(self.model, tuple):
+            leaf, outputs = self.model
+            if leaf.shape != x.shape or leaf.dtype != x.dtype:
+                raise ShapeError(f"step: the batch is {describe(x)}; the graph's input {leaf.name} is {describe(leaf)}")
+            return substitute(outputs, {leaf: x})
+        found = self.model(x)
+        if not isinstance(found, Value):
+            raise GraphError(f"model: the function gave {type(found).__name__}; need a value of a graph")
+        return found
+
+    def _build(
+        self, source: RowSource | FeedSource, rows: int, backward: bool
+    ) -> tuple[list[Value], list[Value] | None, tuple[Parameter, ...]]:
+        """(loss, weight[, predictions]), gradients of the loss sum or None, parameters."""
+        x, labels, weights = source.leaves(rows)
+        pred = self._outputs(x, backward)
+        total, weight = self.loss_pair(pred, labels, weights)
+        outputs = [total, weight]
+        if self.loss == "cross_entropy":
+            self._check_classes(source, pred)
+            outputs.append(ops.argmax(pred, -1))
+        if not backward:
+            return outputs, None, ()
+        if isinstance(self.model, Module):
+            trained = tuple(self.model.parameters())
+        else:
+            found = {v.stored: v for n in reachable([total]) for v in n.outputs if isinstance(v, Parameter) and v.trainable}
+            trained = tuple(found.values())
+        grads = gradients(total, trained)
+        reached = [(p, g) for p, g in zip(trained, grads, strict=True) if g is not None]
+        if not reached:
+            raise GradientError("train: the loss depends on no trainable parameter; need at least one")
+        return outputs, [g for _, g in reached], tuple(p for p, _ in reached)
+
+    def _check_classes(self, source: RowSource | FeedSource, pred: Value) -> None:
+        if isinstance(source, RowSource) and pred.ndim == 2:
+            source.data.check_labels(pred.shape[-1])
+
+    def _compile(
+        self, built: tuple[list[Value], list[Value] | None, tuple[Parameter, ...]], rows: int, backward: bool, update: bool
+    ) -> _Step:
+        outputs, grads, parameters = built
+        updates: tuple[Value, ...] = ()
+        if grads is not None:
+            total, weight = outputs[0], outputs[1]
+            guard = ops.guard(total, weight, *grads)
+            updates = self._updates(parameters, grads, weight, update)
+            outputs = [*outputs, guard]
+        run = compile_program(outputs, updates, **self.options)
+        return _Step(run, rows, self.loss == "cross_entropy", parameters)
+
+    def _updates(
+        self, parameters: tuple[Parameter, ...], grads: list[Value], weight: Value, update: bool
+    ) -> tuple[Value, ...]:
+        sums, total = list(grads), weight
+        updates: tuple[Value, ...] = ()
+        if self._keeps_gradients:
+            for p in parameters:
+                if p.stored not in self._accumulators:
+                    self._accumulators[p.stored] = stored_value(Stored(f"{p.stored.name}.acc", np.zeros(p.shape)))
+            kept = [self._accumulators[p.stored] for p in parameters]
+            pairs = [v for pair in zip(kept, grads, strict=True) for v in pair]
+            updates = ops.accumulate(setting("keep"), *pairs, self._weight, weight)
+            sums, total = list(updates[:-1]), updates[-1]
+        if update:
+            for p in parameters:
+                if p.stored not in self._state:
+                    made = self.optimizer.make_state([p])
+                    self._state[p.stored] = {name: arrays[0] for name, arrays in made.items()}
+            state = {n: [self._state[p.stored][n] for p in parameters] for n in self.optimizer.state_names}
+            updates = (*updates, *self.optimizer.update(parameters, sums, total, state))
+        return tuple(v for v in updates if v is not None)
+
+    # ---- reading and resetting -----------------------------------------------------------------------------
+
+    def grad_acc(self, name: str) -> np.ndarray:
+        """The accumulated gradient of a parameter, divided by the weight of the window so far."""
+        if not self._keeps_gradients:
+            raise GradientError(f"grad_acc: gradients are not kept; need build='grad' or accumulate > 1, to read {name}")
+        found = {s.name: a for s, a in self._accumulators.items()}
+        if name not in found:
+            raise GradientError(f"grad_acc: no gradient of {name!r}; there are {', '.join(found) or 'none yet'}")
+        weight = float(self._weight.stored.array)
+        return found[name].numpy() / np.float32(weight) if weight else found[name].numpy()
+
+    def reset(self, optimizer: bool = False) -> None:
+        """Begin a new accumulation window; with `optimizer`, also forget its moments and its step count."""
+        self._in_window = self._window_rows = 0
+        for array in (*self._accumulators.values(), self._weight):
+            array.stored.array[...] = 0
+        if optimizer:
+            self.steps = 0
+            for arrays in self._state.values():
+                for moment in arrays.values():
+                    moment.stored.array[...] = 0
+
+
+def structure(values: Iterable[Value]) -> Hashable:
+    """What makes two graphs the same program: ops, attributes, shapes, wiring, and which arrays they touch."""
+    number: dict[Any, int] = {}
+    lines = []
+    values = list(values)
+    for i, node in enumerate(reachable(values)):
+        number[node] = i
+        attrs = []
+        for k, v in node.attrs.items():
+            if k == "stored":
+                attrs.append((k, id(v)))
+            elif k == "data":
+                attrs.append((k, v.tobytes()))
+            else:
+                attrs.append((k, repr(v)))
+        wires = tuple(None if v is None else (number[v.node], v.index) for v in node.inputs)
+        lines.append((node.op.name, tuple(attrs), wires, tuple((v.shape, v.dtype.name) for v in node.outputs)))
+    return (tuple(lines), tuple((number[v.node], v.index) for v in values))
+
+
+def check_batch(batch_size: int, rows: int, what: str = "batch_size") -> None:
+    """SettingError or DataError unless 1 <= batch_size <= rows."""
+    if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool) or batch_size < 1:
+        raise SettingError(f"{what}={batch_size!r} is not usable; need a whole number of at least 1")
+    if batch_size > rows:
+        raise DataError(f"{what}={batch_size} is larger than the training data ({rows} rows); need at most {rows}")
