@@ -1,5 +1,14 @@
 """What each op means: one declaration per op, a file per family, and the functions that users call."""
 
+from .conv import (
+    avg_pool2d,
+    avg_pool2d_back,
+    conv2d,
+    conv2d_back_input,
+    conv2d_back_weight,
+    max_pool2d,
+    max_pool2d_back,
+)
 from .elementwise import (
     abs,
     add,
@@ -47,6 +56,7 @@ from .elementwise import (
     tanh_back,
     where,
 )
+from .index import embedding, get_rows, scatter_rows, take_batch
 from .layout import (
     broadcast_to,
     concat,
@@ -65,5 +75,29 @@ from .layout import (
     stack,
     transpose,
 )
+from .loss import (
+    correct,
+    cross_entropy,
+    cross_entropy_pair,
+    cross_entropy_sum,
+    loss_pair,
+    mean_pair,
+    mse,
+    mse_pair,
+    sum_pair,
+)
 from .matmul import matmul, matmul_act, matmul_relu_back
+from .norm import (
+    batch_norm,
+    batch_norm_back,
+    batch_norm_eval,
+    group_norm,
+    layer_norm,
+    layer_norm_back,
+    rms_norm,
+    rms_norm_back,
+)
+from .random import dropout
 from .reduce import argmax, max, mean, min, sum
+from .softmax import log_softmax, log_softmax_back, softmax, softmax_back
+from .update import accumulate, adamw, guard, sgd, zero

@@ -1,0 +1,151 @@
+"""Rows by id: gather, its transpose, and the batch of a data set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..base.dtypes import DType, bf16, f16, f32, f64, i8, i32, i64, u8
+from ..base.errors import DataError, DTypeError
+from ..graph.opspec import as_value, op
+from ..graph.value import Value
+from .common import Reject, Sample, Spec, bad, draw, need, need_dtype, scalar_specs
+from .elementwise import cast
+
+
+def check_ids(name: str, ids: np.ndarray, rows: int, ignored: int | None = None) -> None:
+    """DataError for the first id outside 0..rows-1."""
+    wrong = (ids < 0) | (ids >= rows)
+    if ignored is not None:
+        wrong &= ids != ignored
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        also = "" if ignored is None else f" or {ignored}"
+        raise DataError(f"{name}: id {int(ids.flat[at])} at position {at}; need 0..{rows - 1}{also}")
+
+
+def _get_rows_shape(table: Spec, ids: Spec) -> Spec:
+    need_dtype(table)
+    need_dtype(ids, kind=i32)
+    need(table.ndim >= 1, "table has no rows", "at least one axis")
+    return Spec((*ids.shape, *table.shape[1:]))
+
+
+def _get_rows(table: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    check_ids("get_rows", ids, len(table))
+    return table[ids]
+
+
+def _scatter_shape(g: Spec, ids: Spec, rows: int) -> Spec:
+    need_dtype(g)
+    need_dtype(ids, kind=i32)
+    need(rows >= 0, f"{rows} rows", "rows >= 0")
+    need(g.shape[: ids.ndim] == ids.shape, "g does not begin with the shape of ids", f"g of shape {[*ids.shape, '...']}")
+    return Spec((rows, *g.shape[ids.ndim :]))
+
+
+def _scatter_rows(g: np.ndarray, ids: np.ndarray, rows: int) -> np.ndarray:
+    check_ids("scatter_rows", ids, rows)
+    y = np.zeros((rows, *g.shape[ids.ndim :]), g.dtype)
+    np.add.at(y, ids, g)
+    return y
+
+
+GATHERS = (((1, 1), (1,)), ((10, 7), (5,)), ((10, 7), (2, 3)), ((4,), (9,)), ((50, 33), ()), ((6, 2, 5), (4,)), ((500, 64), (1000,)),
+           ((3, 300), (700,)))  # fmt: skip
+
+get_rows = op(
+    "get_rows", inputs="table ids", dense="table ids", doc="y[i] = table[ids[i]]; ids are i32",
+    shape=_get_rows_shape,
+    vjp=lambda g, table, ids: [scatter_rows(g, ids, rows=table.shape[0]), None],
+    reference=_get_rows,
+    samples=lambda rng: [
+        Sample((draw(rng, table), rng.integers(0, table[0], ids).astype(np.int32))) for table, ids in GATHERS
+    ],
+    bad_samples=[
+        bad("get_rows: dtype f32 is not taken: table f32[4,3], ids f32[2]; need i32", (4, 3), (2,)),
+        bad("get_rows: table has no rows: table f32[], ids i32[2]; need at least one axis", (), ("i32", (2,))),
+    ],
+)  # fmt: skip
+scatter_rows = op(
+    "scatter_rows", inputs="g ids", attrs="rows:int", dense="g ids",
+    doc="y[ids[i]] += g[i], in the order of i; rows that no id names are 0",
+    shape=_scatter_shape,
+    vjp=lambda g_y, ids: [get_rows(g_y, ids), None],
+    reference=_scatter_rows,
+    samples=lambda rng: [
+        Sample((draw(rng, (*ids, *table[1:])), rng.integers(0, table[0], ids).astype(np.int32)), {"rows": table[0]})
+        for table, ids in GATHERS
+    ],
+    bad_samples=[
+        bad(
+            "scatter_rows: g does not begin with the shape of ids: g f32[3,2], ids i32[4]; need g of shape [4, '...']",
+            (3, 2), ("i32", (4,)), rows=5,
+        ),
+    ],
+)  # fmt: skip
+
+
+def embedding(table: Any, ids: Any) -> Value:
+    """Rows of the table by id; ids of i64 or u8 are taken as well."""
+    return get_rows(table, cast(ids, "i32"))
+
+
+# ---- batches ---------------------------------------------------------------------------------------------
+
+BATCH_KINDS: tuple[tuple[DType, DType], ...] = tuple(
+    (source, target)
+    for target, sources in ((f32, (f32, f16, bf16, f64, u8, i8, i32, i64)), (i32, (u8, i8, i32, i64)))
+    for source in sources
+)
+
+
+def _take_shape(data: Spec, order: Spec, position: Spec, rows: int, kind: DType) -> Spec:
+    if (data.dtype, kind) not in BATCH_KINDS:
+        wanted = ", ".join(b.name for a, b in BATCH_KINDS if a is data.dtype)
+        raise Reject(f"{data.dtype.name} is not converted to {kind.name}", f"one of: {wanted}", DTypeError)
+    need_dtype(order, kind=i64)
+    scalar_specs(position, kind=i64)
+    need(data.ndim >= 1 and order.ndim == 1, "data has no rows or order is no list", "data of rows, order of shape [n]")
+    need(0 <= rows <= order.shape[0], f"{rows} rows of an order of {order.shape[0]}", f"0 to {order.shape[0]} rows")
+    return Spec((rows, *data.shape[1:]), kind)
+
+
+def _take_batch(data: np.ndarray, order: np.ndarray, position: np.ndarray, rows: int, kind: DType) -> np.ndarray:
+    at = int(position)
+    if not 0 <= at <= len(order) - rows:
+        raise DataError(f"take_batch: {rows} rows from position {at} of {len(order)}; need position 0..{len(order) - rows}")
+    picked = order[at : at + rows]
+    check_ids("take_batch", picked, len(data))
+    wide = data.dtype == np.float64 and kind is f32
+    return data[picked] if wide else data[picked].astype(kind.numpy)
+
+
+def _take_samples(rng: np.random.Generator) -> list[Sample]:
+    found = []
+    cases = (((20,), 7, 3), ((20, 5), 7, 0), ((9, 3, 4), 9, 0), ((5, 33), 1, 4), ((600, 784), 500, 50))
+    for source, target in BATCH_KINDS:
+        for shape, rows, at in cases if source in (f32, u8) else cases[:4]:
+            x = rng.uniform(-5, 5, shape) if source.is_float else rng.integers(0, 100, shape)
+            order = rng.permutation(shape[0]).astype(np.int64)
+            found.append(Sample((x.astype(source.numpy), order, np.array(at, np.int64)), {"rows": rows, "kind": target}))
+    return found
+
+
+take_batch = op(
+    "take_batch", inputs="data order position", attrs="rows:int kind:dtype=f32", dense="data order",
+    doc="y[i] = data[order[position + i]] for i < rows, converted to f32 or i32",
+    shape=_take_shape, no_gradient="a data set is not trained", foldable=False,
+    reference=_take_batch, samples=_take_samples,
+    bad_samples=[
+        bad(
+            "take_batch: 9 rows of an order of 4: data f32[4,3], order i64[4], position i64[]; need 0 to 4 rows",
+            (4, 3), ("i64", (4,)), ("i64", ()), rows=9,
+        ),
+        bad(
+            "take_batch: f32 is not converted to i32: data f32[4,3], order i64[4], position i64[]; need one of: f32",
+            (4, 3), ("i64", (4,)), ("i64", ()), rows=2, kind="i32",
+        ),
+    ],
+)  # fmt: skip

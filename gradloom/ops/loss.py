@@ -1,0 +1,241 @@
+"""Losses. Each has a form that returns the pair (sum, weight): sums add up over micro-batches and are divided once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..base.dtypes import f32, i32
+from ..base.errors import SettingError, ShapeError
+from ..graph.opspec import as_value, op
+from ..graph.value import Value, describe, user_location
+from .common import Sample, Spec, bad, draw, need, need_dtype
+from .elementwise import cast, div, mul, sqr, sub
+from .index import check_ids
+from .layout import product, reshape
+from .reduce import sum as sum_over
+
+IGNORED = -100
+Pair = tuple[Value, Value]
+
+
+# ---- cross entropy ---------------------------------------------------------------------------------------
+
+
+def _rows_shape(logits: Spec, labels: Spec, weights: Spec | None) -> None:
+    need_dtype(logits, weights)
+    need_dtype(labels, kind=(f32, i32))
+    need(logits.ndim == 2 and logits.shape[1] > 0, "logits are no rows of classes", "logits of shape [N, C]")
+    if labels.dtype is i32:
+        need(labels.shape == logits.shape[:1], "labels do not fit", f"one id per row, i32[{logits.shape[0]}]")
+    else:
+        need(labels.shape == logits.shape, "labels do not fit", f"label rows f32{list(logits.shape)} or ids of i32")
+    need(weights is None or weights.shape == logits.shape[:1], "weights do not fit", f"a weight per row, [{logits.shape[0]}]")
+
+
+def _cross_entropy_shape(logits: Spec, labels: Spec, weights: Spec | None) -> list[Spec]:
+    _rows_shape(logits, labels, weights)
+    return [Spec(()), Spec(()), Spec(logits.shape)]
+
+
+def _correct_shape(logits: Spec, labels: Spec, weights: Spec | None) -> Spec:
+    _rows_shape(logits, labels, weights)
+    return Spec(())
+
+
+def _counted(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Which rows take part."""
+    if labels.ndim == 2:
+        return np.ones(len(logits), bool)
+    check_ids("cross_entropy", labels, logits.shape[1], IGNORED)
+    return labels != IGNORED
+
+
+def _cross_entropy(
+    logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    kind = logits.dtype
+    counted = _counted(logits, labels)
+    x = logits[counted]
+    w = np.ones(len(x), kind) if weights is None else weights[counted]
+    z = x - x.max(1, keepdims=True)
+    lse = np.log(np.exp(z).sum(1, keepdims=True))
+    p = np.exp(z - lse)
+    if labels.ndim == 2:
+        y = labels.astype(kind)
+        rows = np.where(y != 0, y * (lse - z), 0).sum(1)  # a class that the label does not name adds nothing
+        slope = y.sum(1, keepdims=True) * p - y
+    else:
+        ids = labels[counted]
+        at = np.arange(len(x)), ids
+        rows = (lse - z)[at]
+        slope = p.copy()
+        slope[at] -= 1
+    grad = np.zeros_like(logits)
+    grad[counted] = w[:, None] * slope
+    return np.asarray((w * rows).sum(), kind), np.asarray(w.sum(), kind), grad
+
+
+def _correct(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+    counted = _counted(logits, labels)
+    if weights is not None:
+        counted = counted & (weights != 0)
+    ids = np.argmax(labels, 1) if labels.ndim == 2 else labels
+    return np.asarray((counted & (np.argmax(logits, 1) == ids)).sum(), logits.dtype)
+
+
+def _labelled(rng: np.random.Generator) -> list[Sample]:
+    """Ids, some of them ignored; label rows of sum 1, of other sums and of sum 0; with and without weights."""
+    found = []
+    for i, (n, c) in enumerate(((1, 1), (1, 5), (7, 3), (33, 10), (5, 67), (64, 16), (300, 17), (500, 10), (40, 5000))):
+        x = draw(rng, (n, c), -4, 4)
+        ids = rng.integers(0, c, n).astype(np.int32)
+        if n > 4:
+            ids[rng.integers(0, n, n // 4)] = IGNORED
+            ids[0] = c - 1
+        rows = rng.uniform(0, 1, (n, c)).astype(np.float32)
+        if i % 2:
+            rows /= rows.sum(1, keepdims=True)
+        if n > 4:
+            rows[2] = 0
+        weights = rng.uniform(0.1, 2, n).astype(np.float32) if i % 3 else None
+        if weights is not None and n > 4:
+            weights[3] = 0
+        found += [Sample((x, ids, weights)), Sample((x, rows, weights))]
+    onehot = np.eye(4, dtype=np.float32)
+    extreme = np.float32([[1e4, 0, -1e4, 5], [3e38, 0, 1, 2], [-3e38, 1, 2, 3], [1, 2, 3, -np.inf]])
+    found += [Sample((extreme, np.int32([0, 0, 1, 2]), None)), Sample((extreme, onehot[[0, 0, 1, 2]], None))]
+    return found
+
+
+def _bad_labels(name: str) -> list:
+    return [
+        bad(f"{name}: labels do not fit: logits f32[4,3], labels i32[5]; need one id per row, i32[4]", (4, 3), ("i32", (5,))),
+        bad(
+            f"{name}: labels do not fit: logits f32[4,3], labels f32[4]; need label rows f32[4, 3] or ids of i32", (4, 3), (4,)
+        ),
+        bad(f"{name}: logits are no rows of classes: logits f32[4], labels i32[4]; need logits of shape [N, C]", (4,), ("i32", (4,))),
+        bad(
+            f"{name}: weights do not fit: logits f32[4,3], labels i32[4], weights f32[3]; need a weight per row, [4]",
+            (4, 3), ("i32", (4,)), (3,),
+        ),
+        bad(f"{name}: dtype i64 is not taken: logits f32[4,3], labels i64[4]; need f32 or i32", (4, 3), ("i64", (4,))),
+    ]  # fmt: skip
+
+
+def _cross_entropy_vjp(g_loss: Value | None, grad: Value) -> list[Value | None]:
+    """The gradient is an output of its own, only scaled here. Labels, weights, and `weight` and `grad` as outputs are
+    constants to it: for second derivatives write the loss with log_softmax."""
+    return [None if g_loss is None else mul(grad, g_loss), None, None]
+
+
+cross_entropy_sum = op(
+    "cross_entropy_sum", inputs="logits labels weights?", outputs="loss weight grad?", dense="logits labels weights",
+    doc="loss = sum of weight * -sum(label * log_softmax(logits)) over the rows, weight = sum of the row weights, "
+    "grad = weight * (sum(label) * softmax - label); labels: ids (i32, -100 is ignored) or rows (f32) of any sum",
+    shape=_cross_entropy_shape, may_overwrite={"grad": "logits"},
+    vjp=_cross_entropy_vjp, reference=_cross_entropy, samples=_labelled,
+    cost=lambda logits: (10.0 * logits.size, 8.0 * logits.size),
+    bad_samples=_bad_labels("cross_entropy_sum"),
+)  # fmt: skip
+_correct_op = op(
+    "correct", inputs="logits labels weights?", outputs="count", dense="logits labels weights",
+    doc="count of the rows whose first largest logit is at the label; ignored rows and rows of weight 0 do not count",
+    shape=_correct_shape, no_gradient="a count has no slope",
+    reference=_correct, samples=_labelled, bad_samples=_bad_labels("correct"),
+)  # fmt: skip
+
+
+# ---- what users call -------------------------------------------------------------------------------------
+
+
+def _as_rows(logits: Any, labels: Any, weights: Any) -> tuple[Value, Value, Value | None]:
+    """logits [..., C] with ids [...] or rows [..., C] -> [N, C] with [N] or [N, C]."""
+    logits, labels = as_value(logits), as_value(labels)
+    weights = None if weights is None else as_value(weights)
+    if not labels.dtype.is_float:
+        labels = cast(labels, i32)
+    if logits.ndim > 2:
+        n, classes = product(logits.shape[:-1]), logits.shape[-1]
+        if labels.shape == logits.shape:
+            labels = reshape(labels, (n, classes))
+        elif labels.shape == logits.shape[:-1]:
+            labels = reshape(labels, (n,))
+        if weights is not None and weights.shape == logits.shape[:-1]:
+            weights = reshape(weights, (n,))
+        logits = reshape(logits, (n, classes))
+    return logits, labels, weights
+
+
+def cross_entropy_pair(logits: Any, labels: Any, weights: Any = None) -> Pair:
+    """(sum of the weighted row losses, sum of the row weights); see cross_entropy."""
+    loss, weight, _ = cross_entropy_sum(*_as_rows(logits, labels, weights))
+    return loss, weight
+
+
+def cross_entropy(logits: Any, labels: Any, weights: Any = None) -> Value:
+    """Mean cross entropy of rows of logits.
+
+    labels: a class id per row (-100: the row is ignored) or a row of class probabilities (of any sum).
+    weights: one per row; the mean divides by their sum, never by what the labels sum to.
+    """
+    return div(*cross_entropy_pair(logits, labels, weights))
+
+
+def correct(logits: Any, labels: Any, weights: Any = None) -> Value:
+    """How many rows have their largest logit at the label."""
+    return _correct_op(*_as_rows(logits, labels, weights))
+
+
+def _weighted(name: str, values: Value, weights: Any) -> Pair:
+    """(sum of weight * row, weight of all elements); without weights every element weighs 1."""
+    if weights is None:
+        return sum_over(values), as_value(float(values.size))
+    weights = as_value(weights)
+    if values.ndim == 0 or weights.shape != values.shape[:1]:
+        shown = f"{describe(values)}, weights {describe(weights)}"
+        raise ShapeError(f"{name}: weights do not fit: {shown}; need a weight per row; at {user_location()}")
+    rows = reshape(weights, (*weights.shape, *(1,) * (values.ndim - 1)))
+    return sum_over(mul(values, rows)), mul(sum_over(weights), float(product(values.shape[1:])))
+
+
+def mse_pair(pred: Any, target: Any, weights: Any = None) -> Pair:
+    """(sum of squared differences, number of elements), rows weighted where weights are given."""
+    pred, target = as_value(pred), as_value(target)
+    target = cast(target, f32)
+    if pred.shape == (*target.shape, 1):
+        target = reshape(target, pred.shape)
+    if pred.shape != target.shape:
+        shown = f"pred {describe(pred)}, target {describe(target)}"
+        raise ShapeError(f"mse: shapes differ: {shown}; need one shape; at {user_location()}")
+    return _weighted("mse", sqr(sub(pred, target)), weights)
+
+
+def mse(pred: Any, target: Any, weights: Any = None) -> Value:
+    """Mean squared difference over all elements; rows weighted where weights are given."""
+    return div(*mse_pair(pred, target, weights))
+
+
+def mean_pair(values: Any, labels: Any = None, weights: Any = None) -> Pair:
+    """(sum, number of elements): the outputs are themselves the loss; labels are not looked at."""
+    return _weighted("mean", as_value(values), weights)
+
+
+def sum_pair(values: Any, labels: Any = None, weights: Any = None) -> Pair:
+    """(sum, 1): the outputs are themselves the loss, not divided; labels are not looked at."""
+    total, _ = _weighted("sum", as_value(values), weights)
+    return total, as_value(1.0)
+
+
+LOSSES: dict[str, Callable[..., Pair]] = {
+    "cross_entropy": cross_entropy_pair, "mse": mse_pair, "mean": mean_pair, "sum": sum_pair,
+}  # fmt: skip
+
+
+def loss_pair(name: str) -> Callable[..., Pair]:
+    """The loss of this name as a function (outputs, labels, weights=None) -> (sum, weight)."""
+    if name not in LOSSES:
+        raise SettingError(f"loss: {name!r} is not known; need one of {', '.join(LOSSES)}, or a function")
+    return LOSSES[name]

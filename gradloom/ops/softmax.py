@@ -1,0 +1,138 @@
+"""softmax and log_softmax along the last axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..graph.opspec import as_value, op
+from ..graph.value import Value
+from .common import Reject, Sample, Spec, bad, broadcast_shape, draw, need, need_dtype, unbroadcast
+from .elementwise import exp, mul, scale, sub
+from .layout import _axis, permute
+from .norm import ROWS, _rows
+from .reduce import sum as sum_over
+
+
+def _softmax_shape(x: Spec, mask: Spec | None) -> Spec:
+    need_dtype(x, mask)
+    need(x.ndim >= 1 and x.shape[-1] > 0, "no last axis to work along", "a last axis with an extent >= 1")
+    if mask is not None:
+        try:
+            fits = broadcast_shape(x, mask) == x.shape
+        except Reject:
+            fits = False
+        need(fits, "mask does not broadcast to x", f"a mask that broadcasts to {list(x.shape)}")
+    return Spec(x.shape)
+
+
+def _softmax(x: np.ndarray, mask: np.ndarray | None, scale: float) -> np.ndarray:
+    z = x * scale if mask is None else x * scale + mask
+    e = np.exp(z - z.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def _log_softmax(x: np.ndarray) -> np.ndarray:
+    z = x - x.max(-1, keepdims=True)
+    return z - np.log(np.exp(z).sum(-1, keepdims=True))
+
+
+def _softmax_back(g: np.ndarray, y: np.ndarray, scale: float) -> np.ndarray:
+    return scale * (y * (g - (g * y).sum(-1, keepdims=True)))
+
+
+def _along(g: Value, y: Value) -> Value:
+    """sum(g * y) along the last axis, kept."""
+    return sum_over(mul(g, y), -1, keepdims=True)
+
+
+def _softmax_back_vjp(g_dx: Value, g: Value, y: Value, scale: float) -> list[Value]:
+    # dx = scale * y * (g - sum(g y)):  d/dy = scale * (u * (g - sum(g y)) - g * sum(u y)), u = g_dx
+    from .elementwise import scale as scaled
+
+    dy = sub(mul(g_dx, sub(g, _along(g, y))), mul(g, _along(g_dx, y)))
+    return [softmax_back(g_dx, y, scale=scale), scaled(dy, factor=scale)]
+
+
+def _softmax_samples(rng: np.random.Generator) -> list[Sample]:
+    found = [Sample((draw(rng, s, -4, 4), None), {"scale": 1.0}) for s in ROWS]
+    found += [Sample((draw(rng, (2, 3, 5, 5)), draw(rng, m)), {"scale": 0.37}) for m in ((5, 5), (2, 1, 1, 5), (2, 3, 5, 1))]
+    causal = np.where(np.tri(9, dtype=bool), 0, -np.inf).astype(np.float32)
+    found.append(Sample((draw(rng, (2, 3, 9, 9)), causal), {"scale": 0.5}))
+    found.append(Sample((np.float32([[1e4, 1e4 - 1, -1e4], [-3e38, 0, 1], [-np.inf, 0, 1]]), None), {"scale": 1.0}))
+    return found
+
+
+def _probabilities(x: np.ndarray) -> np.ndarray:
+    return _softmax(np.asarray(x, np.float64), None, 1.0).astype(np.float32)
+
+
+def _back_samples(of: Callable[[np.ndarray], np.ndarray], **attrs: Any) -> Callable[[np.random.Generator], list[Sample]]:
+    return lambda rng: [Sample((draw(rng, s), of(draw(rng, s, -4, 4))), dict(attrs)) for s in ROWS]
+
+
+_softmax_op = op(
+    "softmax", inputs="x mask?", attrs="scale:float=1", doc="y = softmax(x * scale + mask) along the last axis",
+    shape=_softmax_shape, dense="x", may_overwrite="x",
+    vjp=lambda g, y, mask, scale: [
+        softmax_back(g, y, scale=scale),
+        None if mask is None else unbroadcast(softmax_back(g, y, scale=1.0), mask),
+    ],
+    reference=_softmax, samples=_softmax_samples,
+    bad_samples=[
+        bad("softmax: no last axis to work along: x f32[]; need a last axis with an extent >= 1", ()),
+        bad("softmax: mask does not broadcast to x: x f32[2,3], mask f32[4]; need a mask that broadcasts to [2, 3]", (2, 3), (4,)),
+        bad(
+            "softmax: mask does not broadcast to x: x f32[3], mask f32[2,3]; need a mask that broadcasts to [3]",
+            (3,), (2, 3),
+        ),
+    ],
+)  # fmt: skip
+softmax_back = op(
+    "softmax_back", inputs="g y", outputs="dx", attrs="scale:float=1", doc="dx = scale * y * (g - sum(g * y)); y = softmax(x * scale)",
+    shape=_rows("g", "y"), dense="g y", may_overwrite="g y",
+    vjp=_softmax_back_vjp, reference=_softmax_back, samples=_back_samples(_probabilities, scale=0.7),
+    bad_samples=[bad("softmax_back: shapes differ: g f32[2,3], y f32[3,2]; need g and y of one shape", (2, 3), (3, 2))],
+)  # fmt: skip
+_log_softmax_op = op(
+    "log_softmax", inputs="x", doc="y = x - log(sum(exp(x))) along the last axis",
+    shape=_rows("x"), dense="x", may_overwrite="x",
+    vjp=lambda g, y: [log_softmax_back(g, y)],
+    reference=_log_softmax,
+    samples=lambda rng: [Sample((draw(rng, s, -4, 4),)) for s in ROWS]
+    + [Sample((np.float32([[1e4, 1e4 - 1, -1e4], [-3e38, 0, 1], [-np.inf, 0, 1]]),))],
+    bad_samples=[bad("log_softmax: no last axis to work along: x f32[]; need a last axis with an extent >= 1", ())],
+)  # fmt: skip
+log_softmax_back = op(
+    "log_softmax_back", inputs="g y", outputs="dx", doc="dx = g - exp(y) * sum(g); y = log_softmax(x)",
+    shape=_rows("g", "y"), dense="g y", may_overwrite="g y",
+    vjp=lambda g_dx, g, y: [
+        sub(g_dx, _along(g_dx, exp(y))),
+        scale(mul(mul(g_dx, exp(y)), sum_over(g, -1, keepdims=True)), factor=-1.0),
+    ],
+    reference=lambda g, y: g - np.exp(y) * g.sum(-1, keepdims=True),
+    samples=_back_samples(lambda x: _log_softmax(np.asarray(x, np.float64)).astype(np.float32)),
+    bad_samples=[bad("log_softmax_back: shapes differ: g f32[2,3], y f32[3,2]; need g and y of one shape", (2, 3), (3, 2))],
+)  # fmt: skip
+
+
+def _swapped(function: Callable[[Value], Value], name: str, x: Value, axis: int) -> Value:
+    """function along `axis`, which changes places with the last."""
+    at = _axis(name, x, axis, x.ndim) if x.ndim else -1
+    if at in (-1, x.ndim - 1):
+        return function(x)
+    order = list(range(x.ndim))
+    order[at], order[-1] = order[-1], order[at]
+    return permute(function(permute(x, order)), order)
+
+
+def softmax(x: Any, axis: int = -1, mask: Any = None, scale: float = 1.0) -> Value:
+    """softmax(x * scale + mask) along an axis; the mask (0 or -inf, say) broadcasts to x with that axis last."""
+    return _swapped(lambda v: _softmax_op(v, mask, scale=scale), "softmax", as_value(x), axis)
+
+
+def log_softmax(x: Any, axis: int = -1) -> Value:
+    """Logarithm of softmax along an axis."""
+    return _swapped(_log_softmax_op, "log_softmax", as_value(x), axis)

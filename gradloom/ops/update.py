@@ -1,0 +1,182 @@
+"""Update ops: the end of a step. Their outputs lie where their inputs do; nothing flows through them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..graph.opspec import op
+from .common import Sample, Spec, bad, draw, need, need_dtype, scalar_specs
+
+ENDS = "an update ends a step; nothing flows through it"
+Arrays = list[np.ndarray]
+
+
+def _same(names: str, **groups: list[Spec | None]) -> None:
+    """Every group's members have one shape."""
+    for members in zip(*groups.values(), strict=True):
+        need_dtype(*members)
+        present = [m for m in members if m is not None]
+        need(all(m.shape == present[0].shape for m in present), "shapes differ within a group", f"{names} of one shape")
+
+
+def _sgd_shape(
+    lr: Spec, momentum: Spec, weight_decay: Spec, weight: Spec, w: list[Spec], g: list[Spec], m: list[Spec | None]
+) -> list[Spec]:
+    scalar_specs(lr, momentum, weight_decay, weight)
+    _same("w, g and m", w=list(w), g=list(g), m=m)
+    return [Spec(s.shape) for s in w for _ in range(2)]
+
+
+def _sgd(
+    lr: Any, momentum: Any, weight_decay: Any, weight: Any, w: Arrays, g: Arrays, m: list[np.ndarray | None]
+) -> Arrays:
+    found = []
+    for w_i, g_i, m_i in zip(w, g, m, strict=True):
+        step = g_i / weight
+        if m_i is not None:
+            step = momentum * m_i + step
+        found += [w_i * (1 - lr * weight_decay) - lr * step, np.zeros_like(w_i) if m_i is None else step]
+    return found
+
+
+def _adamw_shape(
+    lr: Spec, beta1: Spec, beta2: Spec, eps: Spec, weight_decay: Spec, step: Spec, weight: Spec,
+    w: list[Spec], g: list[Spec], m: list[Spec], v: list[Spec],
+) -> list[Spec]:  # fmt: skip
+    scalar_specs(lr, beta1, beta2, eps, weight_decay, step, weight)
+    _same("w, g, m and v", w=list(w), g=list(g), m=list(m), v=list(v))
+    return [Spec(s.shape) for s in w for _ in range(3)]
+
+
+def _adamw(
+    lr: Any, beta1: Any, beta2: Any, eps: Any, weight_decay: Any, step: Any, weight: Any,
+    w: Arrays, g: Arrays, m: Arrays, v: Arrays,
+) -> Arrays:  # fmt: skip
+    found = []
+    for w_i, g_i, m_i, v_i in zip(w, g, m, v, strict=True):
+        slope = g_i / weight
+        m_new = beta1 * m_i + (1 - beta1) * slope
+        v_new = beta2 * v_i + (1 - beta2) * slope * slope
+        m_hat, v_hat = m_new / (1 - beta1**step), v_new / (1 - beta2**step)
+        found += [w_i * (1 - lr * weight_decay) - lr * m_hat / (np.sqrt(v_hat) + eps), m_new, v_new]
+    return found
+
+
+def _accumulate_shape(keep: Spec, acc: list[Spec], g: list[Spec]) -> list[Spec]:
+    scalar_specs(keep)
+    _same("acc and g", acc=list(acc), g=list(g))
+    return [Spec(s.shape) for s in acc]
+
+
+def _zero_shape(acc: list[Spec]) -> list[Spec]:
+    need_dtype(*acc)
+    return [Spec(s.shape) for s in acc]
+
+
+def _guard_shape(loss: Spec, weight: Spec, g: list[Spec]) -> Spec:
+    scalar_specs(loss, weight)
+    need_dtype(*g)
+    return Spec(())
+
+
+def _norm(loss: Any, weight: Any, g: Arrays) -> np.ndarray:
+    total = sum(float(np.sum(np.square(x, dtype=np.float64))) for x in g)
+    return np.asarray(np.sqrt(total) / weight, loss.dtype)
+
+
+# ---- samples: several tensors at once, odd sizes, one large ----------------------------------------------
+
+GROUPS: tuple[tuple[tuple[int, ...], ...], ...] = (
+    ((),), ((1,),), ((7,), (33, 5)), ((4, 32), (32,), (32, 3), (3,)), ((65, 67), (1,), (401, 301), (), (17,)),
+)  # fmt: skip
+
+
+def _scalars(*values: float) -> tuple[np.ndarray, ...]:
+    return tuple(np.array(v, np.float32) for v in values)
+
+
+def _sgd_samples(rng: np.random.Generator) -> list[Sample]:
+    found = []
+    for i, shapes in enumerate(GROUPS):
+        for with_m in (True, False):
+            flat: list[Any] = []
+            for s in shapes:
+                flat += [draw(rng, s), draw(rng, s), draw(rng, s) if with_m else None]
+            scalars = _scalars(0.1, 0.9 if with_m else 0.0, 0.01 * (i % 2), 1.0 + i)
+            found.append(Sample((*scalars, *flat)))
+    return found
+
+
+def _adamw_samples(rng: np.random.Generator) -> list[Sample]:
+    found = []
+    for i, shapes in enumerate(GROUPS):
+        flat: list[Any] = []
+        for s in shapes:
+            flat += [draw(rng, s), draw(rng, s), draw(rng, s), draw(rng, s, 0.01, 2.0)]
+        found.append(Sample((*_scalars(1e-2, 0.9, 0.999, 1e-8, 0.1 * (i % 2), 1.0 + 3 * i, 1.0 + i), *flat)))
+    return found
+
+
+sgd = op(
+    "sgd", inputs="lr momentum weight_decay weight | w g m?", outputs="| w m", updates="w=w m=m", dense="w g m",
+    doc="m = momentum * m + g / weight; w = w * (1 - lr * weight_decay) - lr * m (- lr * g / weight without m)",
+    shape=_sgd_shape, no_gradient=ENDS, foldable=False,
+    reference=_sgd, samples=_sgd_samples,
+    bad_samples=[
+        bad(
+            "sgd: shapes differ within a group: lr f32[], momentum f32[], weight_decay f32[], weight f32[], w0 f32[3], "
+            "g0 f32[4]; need w, g and m of one shape",
+            (), (), (), (), (3,), (4,), None,
+        ),
+    ],
+)  # fmt: skip
+adamw = op(
+    "adamw", inputs="lr beta1 beta2 eps weight_decay step weight | w g m v", outputs="| w m v", updates="w=w m=m v=v",
+    dense="w g m v",
+    doc="g' = g / weight; m = beta1 m + (1 - beta1) g'; v = beta2 v + (1 - beta2) g'^2; "
+    "w = w * (1 - lr * weight_decay) - lr * m^ / (sqrt(v^) + eps); m^ = m / (1 - beta1^step), v^ = v / (1 - beta2^step)",
+    shape=_adamw_shape, no_gradient=ENDS, foldable=False,
+    reference=_adamw, samples=_adamw_samples,
+    bad_samples=[
+        bad(
+            "adamw: a scalar is not of shape (): lr f32[2], beta1 f32[], beta2 f32[], eps f32[], weight_decay f32[], "
+            "step f32[], weight f32[], w0 f32[3], g0 f32[3], m0 f32[3], v0 f32[3]; need shape ()",
+            (2,), (), (), (), (), (), (), (3,), (3,), (3,), (3,),
+        ),
+    ],
+)  # fmt: skip
+accumulate = op(
+    "accumulate", inputs="keep | acc g", outputs="| acc", updates="acc=acc", dense="acc g",
+    doc="acc = acc + g where keep is not 0, else g: the first of a window writes, so nothing need be zeroed",
+    shape=_accumulate_shape, no_gradient=ENDS, foldable=False,
+    reference=lambda keep, acc, g: [b + a if keep != 0 else a.copy() for b, a in zip(acc, g, strict=True)],
+    samples=lambda rng: [
+        Sample((np.array(keep, np.float32), *(draw(rng, s) for s in shapes for _ in range(2))))
+        for shapes in GROUPS
+        for keep in (0.0, 1.0)
+    ],
+    bad_samples=[
+        bad(
+            "accumulate: shapes differ within a group: keep f32[], acc0 f32[3], g0 f32[4]; need acc and g of one shape",
+            (), (3,), (4,),
+        ),
+        bad("accumulate: 2 inputs: keep f32[], acc0 f32[3]; need 1 and groups of 2 inputs", (), (3,)),
+    ],
+)  # fmt: skip
+zero = op(
+    "zero", inputs="| acc", updates="acc=acc", outputs="| acc", dense="acc", doc="acc = 0",
+    shape=_zero_shape, no_gradient=ENDS, foldable=False,
+    reference=lambda acc: [np.zeros_like(a) for a in acc],
+    samples=lambda rng: [Sample(tuple(draw(rng, s) for s in shapes)) for shapes in GROUPS],
+    bad_samples=[bad("zero: dtype i32 is not taken: acc0 i32[3]; need f32", ("i32", (3,)))],
+)  # fmt: skip
+guard = op(
+    "guard", inputs="loss weight | g", outputs="norm", dense="g", guard=True, foldable=False,
+    doc="norm = sqrt(sum of g^2) / weight; stops the run before any update when the loss or the norm is not finite",
+    shape=_guard_shape, no_gradient=ENDS,
+    reference=_norm,
+    samples=lambda rng: [Sample((*_scalars(1.5, 3.0), *(draw(rng, s) for s in shapes))) for shapes in GROUPS],
+    bad_samples=[bad("guard: a scalar is not of shape (): loss f32[2], weight f32[], g0 f32[3]; need shape ()", (2,), (), (3,))],
+)  # fmt: skip
