@@ -57,10 +57,10 @@ class Node:
 
     inputs holds one entry per declared input: a Value, None for an absent optional one; the groups of a
     variadic op follow flat. `effects` are update values that belong to whoever computes this node (running
-    statistics); `after` are nodes that must have run before (the guard before every update).
+    statistics); `after` are nodes that must have run before; `losses` are the outputs that gl.set_loss marked.
     """
 
-    __slots__ = ("after", "attrs", "effects", "id", "inputs", "name", "op", "outputs", "where")
+    __slots__ = ("after", "attrs", "effects", "id", "inputs", "losses", "name", "op", "outputs", "where")
 
     def __init__(
         self,
@@ -80,6 +80,7 @@ class Node:
         self.name = name or _scope.get()
         self.where = user_location() if where is None else where
         self.effects: tuple[Value, ...] = ()
+        self.losses: tuple[int, ...] = ()
         self.after = tuple(after)
 
     @property

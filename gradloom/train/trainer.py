@@ -205,9 +205,8 @@ class Trainer:
         if not done:
             return group
         rows = done * group.rows
-        fresh = group.update or not group.count  # every micro-batch that updates opens a window of its own
-        return _Micro(group.start + rows, group.rows, group.count - done, group.update, fresh and group.first,
-                      group.offset + (0 if group.update else rows))  # fmt: skip
+        offset = group.offset + (0 if group.update else rows)
+        return _Micro(group.start + rows, group.rows, group.count - done, group.update, False, offset)
 
     # ---- running -------------------------------------------------------------------------------------------
 

@@ -1,0 +1,8 @@
+"""fit, epoch, evaluate, predict; the trainer beneath them; results with uncertainties."""
+
+from .epoch import Progress, epoch
+from .fit import EpochResult, evaluate, fit, predict
+from .result import Result
+from .trainer import Trainer
+
+__all__ = ["EpochResult", "Progress", "Result", "Trainer", "epoch", "evaluate", "fit", "predict"]

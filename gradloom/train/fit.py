@@ -1,0 +1,170 @@
+"""fit, evaluate, predict: written with the public pieces only, and meant to be copied."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..base.errors import DataError, SettingError
+from ..data.dataset import Dataset
+from ..optim.optimizer import Optimizer
+from .epoch import Progress, epoch
+from .result import Result
+from .trainer import Model, Trainer, check_batch
+
+
+@dataclass(frozen=True)
+class EpochResult:
+    """One epoch of a fit: its number from 1, what training and validation measured (val is None without a split)."""
+
+    epoch: int
+    train: Result
+    val: Result | None
+    seconds: float
+
+    def __str__(self) -> str:
+        text = f"epoch {self.epoch}: loss {self.train.loss:.5g}"
+        if self.train.counted:
+            text += f" accuracy {self.train.accuracy:.4f}"
+        if self.val is not None:
+            text += f" | val loss {self.val.loss:.5g}"
+            if self.val.counted:
+                text += f" accuracy {self.val.accuracy:.4f}"
+        return f"{text} | {self.train.ndata / max(self.seconds, 1e-9):,.0f} rows/s"
+
+
+def fit(
+    model: Model,
+    data: Dataset | tuple[Any, Any],
+    *,
+    loss: str | Callable[..., Any] = "cross_entropy",
+    optimizer: Optimizer | None = None,
+    epochs: int = 1,
+    batch_size: int = 32,
+    micro_batch_size: int | None = None,
+    val_split: float = 0.0,
+    seed: int = 0,
+    progress: bool = True,
+    on_epoch: Callable[[EpochResult], None] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    on_train_batch: Callable[[Progress], None] | None = None,
+    on_eval_batch: Callable[[Progress], None] | None = None,
+    **options: Any,
+) -> list[EpochResult]:
+    """Train a model and return one EpochResult per epoch.
+
+    data: a Dataset, or (x, y). The rows are permuted once by the seed; the last `val_split` share of that order is for
+    validation and is never trained on; the training part is shuffled, by shards, before each epoch. batch_size rows
+    make one optimiser step, computed in micro-batches of at most micro_batch_size. seed: of the order, of dropout, and
+    of parameters that are not initialised yet. progress: show it on stderr. The listeners get each epoch's result, the
+    state of a pass at least every 0.2 s, or every batch. options go to gl.compile (threads=, isa=, ...).
+    Raises NonFiniteError when the loss or a gradient is not finite; the weights before that step are kept. On Ctrl-C,
+    KeyboardInterrupt leaves with the weights so far.
+    """
+    data = data if isinstance(data, Dataset) else Dataset(*data)
+    if not isinstance(epochs, int) or epochs < 0:
+        raise SettingError(f"epochs={epochs!r} is not usable; need a whole number of at least 0")
+    train_rows, val_rows = data.split(val_split, seed)
+    check_batch(batch_size, len(train_rows))
+    if micro_batch_size is not None:
+        check_batch(micro_batch_size, batch_size, "micro_batch_size")
+    accumulate = -(-batch_size // (micro_batch_size or batch_size))
+    trainer = Trainer(model, loss, optimizer, accumulate=accumulate, seed=seed, **options)
+    history: list[EpochResult] = []
+    show = ProgressLine(epochs) if progress else None
+    for number in range(1, epochs + 1):
+        order = np.concatenate([data.order(seed, number, train_rows), val_rows])
+        began = time.perf_counter()
+        train, val = epoch(
+            trainer,
+            data,
+            split=len(train_rows),
+            order=order,
+            batch_size=batch_size,
+            micro_batch_size=micro_batch_size or batch_size,
+            on_train_batch=on_train_batch,
+            on_eval_batch=on_eval_batch,
+            on_progress=on_progress or (show.update if show else None),
+        )
+        result = EpochResult(number, train, val if len(val_rows) else None, time.perf_counter() - began)
+        history.append(result)
+        if show:
+            show.epoch_done(result)
+        if on_epoch is not None:
+            on_epoch(result)
+    return history
+
+
+def evaluate(
+    model: Model,
+    data: Dataset | tuple[Any, Any],
+    *,
+    loss: str | Callable[..., Any] = "cross_entropy",
+    batch_size: int = 500,
+    **options: Any,
+) -> Result:
+    """Loss (and accuracy, for cross_entropy) on all rows, in their order; nothing is trained. options go to gl.compile."""
+    data = data if isinstance(data, Dataset) else Dataset(*data)
+    trainer = Trainer(model, loss, build="forward", **options)
+    result = Result()
+    trainer.run_rows(trainer.source(data), 0, data.n, result, batch_size=min(batch_size, data.n), backward=False)
+    return result
+
+
+def predict(model: Model, x: Any, *, batch_size: int = 500, **options: Any) -> np.ndarray:
+    """The model's outputs for all rows of x, in order: an array [rows, ...]. options go to gl.compile."""
+    from ..run.executable import compile as compile_program
+    from .trainer import FeedSource
+
+    x = np.asarray(x)
+    if x.ndim == 0 or not len(x):
+        raise DataError(f"predict: x has shape {list(x.shape)}; need rows along the first axis")
+    trainer = Trainer(model, "mean", build="forward", **options)
+    compiled: dict[int, Any] = {}
+    parts = []
+    for start in range(0, len(x), batch_size):
+        source = FeedSource(x[start : start + batch_size], None, None)
+        rows = source.arrays[0].shape[0]  # type: ignore[union-attr]
+        if rows not in compiled:
+            compiled[rows] = compile_program(trainer._outputs(source.leaves(rows)[0], False), **options)
+        parts.append(compiled[rows](**source.feeds)[0])
+    return np.concatenate(parts)
+
+
+class ProgressLine:
+    """One line on stderr, rewritten while an epoch runs when stderr is a terminal; one line per epoch in any case."""
+
+    def __init__(self, epochs: int, stream: Any = None) -> None:
+        self.epochs = epochs
+        self.stream = stream or sys.stderr
+        self.live = bool(getattr(self.stream, "isatty", lambda: False)())
+        self.number = 1
+        self.last = 0.0
+
+    def update(self, at: Progress) -> None:
+        if not self.live or at.seconds - self.last < 0.1 and at.rows < at.rows_total:
+            return
+        self.last = at.seconds if at.rows < at.rows_total else 0.0
+        rate = at.rows / max(at.seconds, 1e-9)
+        left = (at.rows_total - at.rows) / rate
+        what = "train" if at.training else "validate"
+        text = f"epoch {self.number}/{self.epochs} {what} {at.rows}/{at.rows_total} loss {at.result.loss:.5g}"
+        if at.result.counted:
+            text += f" accuracy {at.result.accuracy:.4f}"
+        self.stream.write(f"\r\x1b[K{text} | {rate:,.0f} rows/s | {left:.1f} s left")
+        self.stream.flush()
+
+    def epoch_done(self, result: EpochResult) -> None:
+        self.number = result.epoch + 1
+        self.stream.write(("\r\x1b[K" if self.live else "") + str(result).replace(":", f"/{self.epochs}:", 1) + "\n")
+        self.stream.flush()
+
+
+def losses(history: Sequence[EpochResult]) -> list[float]:
+    """The training loss of each epoch."""
+    return [h.train.loss for h in history]

@@ -1,0 +1,125 @@
+"""Graph: the ggml way to gradients: mark losses, backward, compile, reset, compute, read (ggml_build_backward_expand)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import ops
+from ..base.errors import GradientError, GraphError
+from ..graph.graph import dot, listing, reachable
+from ..graph.opspec import Parameter, setting, stored_value
+from ..graph.stored import Stored
+from ..graph.value import Value
+from ..run.executable import compile as compile_program
+from ..transform.grad import gradients
+
+
+class Graph:
+    """A graph with gradient accumulators.
+
+        g = gl.Graph(loss); g.backward(); r = g.compile(threads=1)
+        r.reset(); r(x=...); r.grad(w); r.grad_acc(w)
+
+    outputs: the values to compute; those marked with gl.set_loss (or, when none is, all) are the losses, which add up.
+    """
+
+    def __init__(self, *outputs: Value) -> None:
+        if not outputs:
+            raise GraphError("Graph: no outputs; need at least one value")
+        self.outputs = outputs
+        marked = [v for n in reachable(outputs) for v in n.outputs if is_loss(v)]
+        self.losses = marked or list(outputs)
+        self.parameters: list[Parameter] = []
+        self.kept: dict[Value, Value | None] = {}
+        self._has_backward = False
+
+    def backward(self, keep: Sequence[Value] = ()) -> None:
+        """Add gradient nodes and an accumulator for every trainable parameter. keep: further values whose gradients
+        can be read after a run."""
+        found = {v.stored: v for n in reachable(self.losses) for v in n.outputs if isinstance(v, Parameter) and v.trainable}
+        self.parameters = list(found.values())
+        wanted = [*self.parameters, *keep]
+        self.kept = dict(zip(wanted, gradients(self.losses, wanted), strict=True))
+        self._has_backward = True
+
+    def compile(self, **options: Any) -> Run:
+        """Plan and load; the arguments are those of gl.compile."""
+        return Run(self, options)
+
+    def dot(self) -> str:
+        """The graph in Graphviz' language."""
+        return dot(self.outputs)
+
+    def __str__(self) -> str:
+        return listing(self.outputs)
+
+
+class Run:
+    """A compiled Graph: call it with its inputs; read gradients of the last call and what has been accumulated."""
+
+    def __init__(self, graph: Graph, options: dict[str, Any]) -> None:
+        self.graph = graph
+        self._reached = [(v, g) for v, g in graph.kept.items() if g is not None]
+        self._accumulators: dict[Value, Parameter] = {}
+        pairs: list[Value] = []
+        for p in graph.parameters:
+            g = graph.kept[p]
+            if g is not None:
+                self._accumulators[p] = stored_value(Stored(f"{p.name}.acc", np.zeros(p.shape)))
+                pairs += [self._accumulators[p], g]
+        updates = ops.accumulate(setting("keep"), *pairs) if pairs else ()
+        self._run = compile_program([*graph.outputs, *[g for _, g in self._reached]], updates, **options)
+        self._grads: dict[Value, np.ndarray] = {}
+
+    @property
+    def plan(self) -> Any:
+        return self._run.plan
+
+    def reset(self) -> None:
+        """Zero the accumulators; the next call's losses have gradient 1 as every call's."""
+        for array in self._accumulators.values():
+            array.stored.array[...] = 0
+
+    def __call__(self, **feeds: Any) -> list[np.ndarray]:
+        """Compute the outputs and all gradients, and add the parameters' gradients to their accumulators."""
+        if self._accumulators:
+            feeds["keep"] = 1.0
+        found = self._run(**feeds)
+        count = len(self.graph.outputs)
+        self._grads = {v: a for (v, _), a in zip(self._reached, found[count:], strict=True)}
+        return found[:count]
+
+    def grad(self, value: Value) -> np.ndarray | None:
+        """The gradient of the losses with respect to `value` in the last call; None when no loss depends on it."""
+        if not self.graph._has_backward:
+            raise GradientError(f"grad: {value.node.label} has no gradient; call Graph.backward() before compile()")
+        if value not in self.graph.kept:
+            raise GradientError(
+                f"grad: the gradient of {value.node.label} was not kept; need Graph.backward(keep=[...]) with it"
+            )
+        if self.graph.kept[value] is None:
+            return None
+        if value not in self._grads:
+            raise GradientError(f"grad: {value.node.label} has no gradient yet; run the graph first")
+        return self._grads[value]
+
+    def grad_acc(self, value: Value) -> np.ndarray | None:
+        """The sum of a parameter's gradients since the last reset; None when no loss depends on it."""
+        if value in self.graph.kept and self.graph.kept[value] is None:
+            return None
+        if value not in self._accumulators:
+            raise GradientError(f"grad_acc: {value.node.label} has no accumulator; need a trainable parameter of the graph")
+        return self._accumulators[value].numpy()  # type: ignore[index]
+
+
+def set_loss(value: Value) -> Value:
+    """Mark a value as a loss for gl.Graph; several add up. Returns it."""
+    value.node.losses = (*value.node.losses, value.index)
+    return value
+
+
+def is_loss(value: Value) -> bool:
+    return value.index in value.node.losses
