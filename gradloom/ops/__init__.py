@@ -100,4 +100,4 @@ from .norm import (
 from .random import dropout
 from .reduce import argmax, max, mean, min, sum
 from .softmax import log_softmax, log_softmax_back, softmax, softmax_back
-from .update import accumulate, adamw, guard, sgd, zero
+from .update import accumulate, adamw, assign, guard, sgd, zero

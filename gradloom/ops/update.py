@@ -75,6 +75,11 @@ def _zero_shape(acc: list[Spec]) -> list[Spec]:
     return [Spec(s.shape) for s in acc]
 
 
+def _assign_shape(state: list[Spec], x: list[Spec]) -> list[Spec]:
+    _same("state and x", state=list(state), x=list(x))
+    return [Spec(s.shape) for s in state]
+
+
 def _guard_shape(loss: Spec, weight: Spec, g: list[Spec]) -> Spec:
     scalar_specs(loss, weight)
     need_dtype(*g)
@@ -171,6 +176,15 @@ zero = op(
     reference=lambda acc: [np.zeros_like(a) for a in acc],
     samples=lambda rng: [Sample(tuple(draw(rng, s) for s in shapes)) for shapes in GROUPS],
     bad_samples=[bad("zero: dtype i32 is not taken: acc0 i32[3]; need f32", ("i32", (3,)))],
+)  # fmt: skip
+assign = op(
+    "assign", inputs="| state x", updates="state=state", outputs="| state", dense="state x", doc="state = x",
+    shape=_assign_shape, no_gradient=ENDS, foldable=False,
+    reference=lambda state, x: [a.copy() for a in x],
+    samples=lambda rng: [Sample(tuple(draw(rng, s) for s in shapes for _ in range(2))) for shapes in GROUPS],
+    bad_samples=[
+        bad("assign: shapes differ within a group: state0 f32[3], x0 f32[4]; need state and x of one shape", (3,), (4,)),
+    ],
 )  # fmt: skip
 guard = op(
     "guard", inputs="loss weight | g", outputs="norm", dense="g", guard=True, foldable=False,

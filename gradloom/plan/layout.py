@@ -128,25 +128,3 @@ class _Layouter:
             self.layouts[node.outputs[0]] = Layout(node.outputs[0], 0, dense_strides(value.shape))
             self.copies[value] = node.outputs[0]
         return self.copies[value]
-
-
-def update_target(value: Value) -> Value | None:
-    """The input whose storage this output of an update op is written to; None for other values."""
-    node = value.node
-    slot = node.op.slot(node.op.outputs, value.index)
-    into = node.op.updates.get(slot.name)
-    if into is None:
-        return None
-    fixed_out = sum(not s.repeated for s in node.op.outputs)
-    group_out = len(node.op.outputs) - fixed_out
-    names = [s.name for s in node.op.inputs]
-    position = names.index(into)
-    if slot.repeated:
-        position += (value.index - fixed_out) // group_out * node.op.group_size
-    return node.inputs[position]
-
-
-def storage_leaf(value: Value) -> Value:
-    """The parameter leaf that an update's output finally lives in (updates may follow one another)."""
-    target = update_target(value)
-    return value if target is None else storage_leaf(target)

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..base.errors import GraphError
+from ..graph.graph import update_target
 from ..graph.value import Node, Value
-from .layout import Laid, update_target
+from .layout import Laid
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..base.settings import Switches
+from ..graph.graph import storage_leaf
 from ..graph.value import Node, Value
 from ..transform.rewrite import Program
 from .check import check
-from .layout import Laid, lay_out, storage_leaf
+from .layout import Laid, lay_out
 from .memory import Placement, Workspace, place
 from .order import Order, linear_order
 from .tape import ARENA, GUARD_BYTES, SEGMENT_NAMES, KernelNeeds, Tape, disassemble, lower, planning_args

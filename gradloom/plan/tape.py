@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from ..base.dtypes import ALL, DType
+from ..graph.graph import storage_leaf
 from ..graph.opspec import MAX_RANK, OpSpec
 from ..graph.stored import Stored
 from ..graph.value import Node, Value
-from .layout import Laid, dense_strides, storage_leaf
+from .layout import Laid, dense_strides
 from .memory import Placement, aligned
 from .order import Order, is_absent
 

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from ..base.dtypes import DType
-from ..graph.graph import reachable
+from ..graph.graph import reachable, storage_leaf
 from ..graph.value import Value
-from ..plan.layout import storage_leaf
 from ..transform.rewrite import Program
 from .feeds import SETTING_DEFAULTS, as_array, check_names, leaves
 
@@ -81,6 +80,7 @@ class NumpyExecutable:
         nodes = program.nodes
         self.inputs, self.settings = leaves(nodes, "input"), leaves(nodes, "setting")
 
+        self.record_bytes = sum(v.bytes for v in program.outputs)
         self._fed: dict[str, Any] = {}
 
     def __call__(self, **feeds: Any) -> list[np.ndarray]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from typing import Any
 
@@ -14,42 +13,17 @@ from ..graph.value import Value, describe
 LossPair = Callable[[Value, "Value | None", "Value | None"], tuple[Value, Value]]
 
 
-def _need_labels(name: str, labels: Value | None) -> Value:
-    if labels is None:
-        raise GraphError(f"loss {name}: the data have no labels; need labels, or the loss 'mean' or 'sum'")
-    return labels
-
-
-def _cross_entropy(pred: Value, labels: Value | None, weights: Value | None) -> tuple[Value, Value]:
-    return ops.cross_entropy_pair(pred, _need_labels("cross_entropy", labels), weights)
-
-
-def _mse(pred: Value, labels: Value | None, weights: Value | None) -> tuple[Value, Value]:
-    target = _need_labels("mse", labels)
-    if target.shape == pred.shape[:-1] and pred.shape[-1:] == (1,):
-        target = ops.reshape(target, pred.shape)
-    return ops.mse_pair(pred, target, weights)
-
-
-def _mean(pred: Value, labels: Value | None, weights: Value | None) -> tuple[Value, Value]:
-    return ops.mean_pair(pred)
-
-
-def _sum(pred: Value, labels: Value | None, weights: Value | None) -> tuple[Value, Value]:
-    return ops.sum_pair(pred)
-
-
-LOSSES: dict[str, LossPair] = {"cross_entropy": _cross_entropy, "mse": _mse, "mean": _mean, "sum": _sum}
-
-
 def loss_pair(loss: str | Callable[..., Any]) -> LossPair:
     """The (sum, weight) form of a loss: a name, or a function (outputs, labels) -> values per row or a pair (sum, weight)."""
     if isinstance(loss, str):
-        if loss not in LOSSES:
-            near = difflib.get_close_matches(loss, LOSSES, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise SettingError(f"loss: {loss!r} is not known; need one of {', '.join(LOSSES)} or a function{hint}")
-        return LOSSES[loss]
+        pair = ops.loss.loss_pair(loss)
+
+        def named(pred: Value, labels: Value | None, weights: Value | None) -> tuple[Value, Value]:
+            if labels is None and loss in ("cross_entropy", "mse"):
+                raise GraphError(f"loss {loss}: the data have no labels; need labels, or the loss 'mean' or 'sum'")
+            return pair(pred, labels, weights)
+
+        return named
     if not callable(loss):
         raise SettingError(f"loss: got {type(loss).__name__}; need a name or a function (outputs, labels)")
     return lambda pred, labels, weights: _own(loss, pred, labels, weights)

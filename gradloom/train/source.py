@@ -40,12 +40,14 @@ class RowSource:
         """(data, labels, weights) of a batch of so many rows."""
         position = setting("position", "i64")
 
-        def gather(leaf: Value | None) -> Value | None:
-            return None if leaf is None else ops.take_batch(leaf, self._order, position, rows)
+        def gather(leaf: Value, ids: bool) -> Value:
+            return ops.take_batch(leaf, self._order, position, rows=rows, kind="i32" if ids else "f32")
 
-        x = gather(self._data)
-        assert x is not None
-        return x, gather(self._labels), gather(self._weights)
+        data = self.data
+        x = gather(self._data, ids=data.data.dtype.name in ("int32", "int64"))
+        labels = None if self._labels is None else gather(self._labels, ids=data.has_ids)
+        weights = None if self._weights is None else gather(self._weights, ids=False)
+        return x, labels, weights
 
     def labels_of(self, start: int, stop: int) -> np.ndarray | None:
         return None if self.data.labels is None else self.data.labels[self.order.array[start:stop]]

@@ -97,7 +97,9 @@ class Trainer:
         self._state: dict[Stored, dict[str, Parameter]] = {}
         self._accumulators: dict[Stored, Parameter] = {}
         self._weight = stored_value(Stored("accumulated weight", np.zeros(())))
+        self._is_total = loss == "sum"  # a total is never divided by a weight
         self._in_window = 0  # micro-batches in the accumulation window so far
+        self._held = 0  # micro-batches that the accumulators hold
         self._window_rows = 0
 
     # ---- one batch ---------------------------------------------------------------------------------------
@@ -244,6 +246,7 @@ class Trainer:
     def _count(self, micro: _Micro, count: int, backward: bool) -> None:
         if not backward or not count:
             return
+        self._held = self._in_window + count
         if micro.update:
             self.steps += count
             self._in_window = self._window_rows = 0
@@ -266,10 +269,10 @@ class Trainer:
             return "the squared norm of the gradients overflows f32"
         raise AssertionError("a step that tripped its guard passes it when run again")
 
-    @staticmethod
     def _add(
-        result: Result, step: _Step, rows: int, outputs: list[np.ndarray], labels: np.ndarray | None
+        self, result: Result, step: _Step, rows: int, outputs: list[np.ndarray], labels: np.ndarray | None
     ) -> None:
+        result.is_total = self._is_total
         predictions = outputs[2] if step.has_predictions else None
         result.add(rows, outputs[0], outputs[1], predictions, labels)
 
@@ -355,8 +358,11 @@ class Trainer:
                     self._accumulators[p.stored] = stored_value(Stored(f"{p.stored.name}.acc", np.zeros(p.shape)))
             kept = [self._accumulators[p.stored] for p in parameters]
             pairs = [v for pair in zip(kept, grads, strict=True) for v in pair]
-            updates = ops.accumulate(setting("keep"), *pairs, self._weight, weight)
-            sums, total = list(updates[:-1]), updates[-1]
+            if self._is_total:
+                sums = list(updates := ops.accumulate(setting("keep"), *pairs))
+            else:
+                updates = ops.accumulate(setting("keep"), *pairs, self._weight, weight)
+                sums, total = list(updates[:-1]), updates[-1]
         if update:
             for p in parameters:
                 if p.stored not in self._state:
@@ -364,23 +370,29 @@ class Trainer:
                     self._state[p.stored] = {name: arrays[0] for name, arrays in made.items()}
             state = {n: [self._state[p.stored][n] for p in parameters] for n in self.optimizer.state_names}
             updates = (*updates, *self.optimizer.update(parameters, sums, total, state))
-        return tuple(v for v in updates if v is not None)
+        return updates
 
     # ---- reading and resetting -----------------------------------------------------------------------------
 
     def grad_acc(self, name: str) -> np.ndarray:
-        """The accumulated gradient of a parameter, divided by the weight of the window so far."""
+        """The accumulated gradient of a parameter, divided by the weight of the whole window.
+
+        While the window is still open, its weight is taken to be what `accumulate` micro-batches like those so far have.
+        """
         if not self._keeps_gradients:
             raise GradientError(f"grad_acc: gradients are not kept; need build='grad' or accumulate > 1, to read {name}")
         found = {s.name: a for s, a in self._accumulators.items()}
         if name not in found:
             raise GradientError(f"grad_acc: no gradient of {name!r}; there are {', '.join(found) or 'none yet'}")
+        total = found[name].numpy()
         weight = float(self._weight.stored.array)
-        return found[name].numpy() / np.float32(weight) if weight else found[name].numpy()
+        if self._is_total or not weight:
+            return total
+        return total / np.float32(weight * max(self.accumulate, self._held) / self._held)
 
     def reset(self, optimizer: bool = False) -> None:
         """Begin a new accumulation window; with `optimizer`, also forget its moments and its step count."""
-        self._in_window = self._window_rows = 0
+        self._in_window = self._window_rows = self._held = 0
         for array in (*self._accumulators.values(), self._weight):
             array.stored.array[...] = 0
         if optimizer:

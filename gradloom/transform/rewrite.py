@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import GradloomError
-from ..graph.graph import reachable
+from ..graph.graph import reachable, update_target
 from ..graph.opspec import REGISTRY, constant
 from ..graph.value import Node, Value
 
@@ -38,7 +38,7 @@ def gather_program(outputs: Sequence[Value], effects: Sequence[Value] = ()) -> P
     found = list(effects)
     for node in reachable((*outputs, *effects), effects=True):
         found.extend(v for v in node.effects if v not in found)
-    return Program(tuple(outputs), tuple(found))
+    return Program(tuple(outputs), tuple(v for v in found if update_target(v) is not None))
 
 
 def rewrite(program: Program, fuse: bool = True) -> Program:
