@@ -1,0 +1,68 @@
+"""What the benchmarks share: the machine's limits, peers in processes of their own, tables."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SHARED = HERE.parent.parent / "shared" / "data"  # real data beside the checkout, when there
+
+
+def rss_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def median_seconds(run: Callable[[], object], repeats: int = 5) -> float:
+    """Median wall time of `run` after one warm-up."""
+    run()
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def installed(peer: str) -> bool:
+    return importlib.util.find_spec("torch" if peer.startswith("torch") else "jax") is not None
+
+
+def peer(work: str, name: str, threads: int, blocks: int = 5) -> dict | None:
+    """A peer's figures, or None where it is not installed."""
+    if not installed(name):
+        return None
+    command = [sys.executable, str(HERE / "peers.py"), work, name, "--threads", str(threads), "--blocks", str(blocks)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        print(f"{name}: failed: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
+        return None
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def pin(threads: int) -> None:
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
+
+
+def fma_peak(threads: int) -> float:
+    """GFLOP/s of f32 fused multiply-adds in registers: what no kernel can exceed."""
+    from gradloom import _core
+
+    return _core.fma_peak(_core.isas()[0], threads)
+
+
+def table(rows: list[tuple], heads: tuple[str, ...]) -> None:
+    cells = [tuple(str(c) for c in row) for row in (heads, *rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(heads))]
+    for k, row in enumerate(cells):
+        print("  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))))
+        if k == 0:
+            print("  ".join("-" * w for w in widths))
