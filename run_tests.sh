@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Sets up .venv and passes the tests: formatter, linter, types, the whole suite.
+#   ./run_tests.sh           what a change needs
+#   ./run_tests.sh --full    also: PyTorch as the oracle, the suite under each switch, sanitizer builds of the core
+# The environment variable PYTHON chooses the interpreter (python3 by default).
+set -euo pipefail
+cd "$(dirname "$0")"
+full=false
+[ "${1:-}" = "--full" ] && full=true
+
+[ -d .venv ] || "${PYTHON:-python3}" -m venv .venv
+.venv/bin/pip install --quiet --upgrade pip
+.venv/bin/pip install --quiet '.[test,dev]'
+$full && .venv/bin/pip install --quiet torch==2.13.0
+py=.venv/bin/python
+
+echo "== format, lint, types"
+.venv/bin/ruff format --check .
+.venv/bin/ruff check .
+.venv/bin/mypy
+
+echo "== tests"
+jobs=$($py -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())')
+$py -m pytest -q -n "$jobs"
+
+if $full; then
+  # One suite, many configurations: plans and kernels must not care.
+  for switch in GRADLOOM_REUSE=0 GRADLOOM_INPLACE=0 GRADLOOM_FUSE=0 GRADLOOM_POISON=1 GRADLOOM_CHECK=2 \
+                GRADLOOM_ISA=scalar GRADLOOM_DEBUG=4; do
+    echo "== tests with $switch"
+    env "$switch" $py -m pytest -q -n "$jobs" tests/train tests/nn tests/run 2>.ci-debug.log || { tail -50 .ci-debug.log; exit 1; }
+  done
+  rm -f .ci-debug.log
+  bash tests/sanitize.sh
+fi
