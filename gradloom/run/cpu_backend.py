@@ -5,6 +5,7 @@ All executables share one arena (the largest need, grown only at compile, in hug
 
 from __future__ import annotations
 
+import atexit
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -191,6 +192,14 @@ class CpuExecutable:
         nodes = self.plan.order.steps
         return [(f"{n.op.name} {n.label}", lo, t) for n, lo, t in zip(nodes, least, total, strict=True)]
 
+    def report(self) -> str:
+        """The timings as a table: microseconds, GB/s and GFLOP/s of each instruction at its fastest."""
+        lines = [f"{'us':>10} {'GB/s':>8} {'GFLOP/s':>8}  {self.isa}, {self.switches.threads} threads"]
+        for node, (what, least, _) in zip(self.plan.order.steps, self.timings(), strict=True):
+            flops, moved = node_cost(node)
+            lines.append(f"{least / 1e3:10.2f} {moved / max(least, 1):8.1f} {flops / max(least, 1):8.1f}  {what}")
+        return "\n".join(lines)
+
     def _failure(self, done: int, stop: int, node_id: int, index: int, value: int) -> Exception:
         node = self.plan.tape.nodes.get(node_id)
         where = f"{node.op.name} {node.label}" if node else f"node {node_id}"
@@ -229,9 +238,24 @@ class IndexOutOfRange(DataError):
         self.steps_done = steps_done
 
 
+def node_cost(node: Node) -> tuple[float, float]:
+    """(flops, bytes) of one node: its op's rule, or one flop per output element and every operand's bytes once."""
+    op = node.op
+    if op.cost is not None:
+        specs = [None if v is None else Spec(v.shape, v.dtype) for v in node.inputs]
+        outputs = [Spec(v.shape, v.dtype) for v in node.outputs]
+        flops, moved = op.call("cost", dict(node.attrs) | op.bind_inputs(specs) | op.bind_outputs(outputs))
+        return float(flops), float(moved)
+    read = sum(v.bytes for v in node.inputs if v is not None)
+    return float(sum(v.size for v in node.outputs)), float(read + sum(v.bytes for v in node.outputs))
+
+
 def print_debug(executable: CpuExecutable) -> None:
-    """What GRADLOOM_DEBUG asks for at compile time: 1 plan, 3 graph, 4 tape."""
+    """What GRADLOOM_DEBUG asks for: 1 plan, 2 time per step (when the process ends), 3 graph, 4 tape."""
     level = executable.switches.debug
+    if level >= 2:
+        executable.profile()
+        atexit.register(lambda: print(executable.report(), file=sys.stderr))
     if level >= 1:
         print(executable.plan.summary(), file=sys.stderr)
     if level >= 3:
