@@ -33,15 +33,13 @@ struct Product {
   int64_t m, n, k;
   Operand a, b;
   float* c;
-  const float* bias;
-  int64_t bias_stride;
-  const float* gate;
-  int64_t gate_rows, gate_columns;
+  const float* bias;  // [n], or nullptr
+  const float* gate;  // laid out as c, or nullptr
   bool relu;
 
   int batch_rank;  // axes left after folding what can be rows
   int64_t batches;
-  int64_t batch[kMaxRank], a_batch[kMaxRank], b_batch[kMaxRank], gate_batch[kMaxRank];
+  int64_t batch[kMaxRank], a_batch[kMaxRank], b_batch[kMaxRank];
 
   bool pack_a, pack_b;
   int64_t depth;   // of a block of k, at most kDepth
@@ -99,9 +97,8 @@ inline void describe(const Call& call, const Tensor& z, Product& p) {
     const int64_t size = z.shape[i];
     if (size == 1) continue;
     const int64_t sa = batch_stride(x, rank, i), sb = batch_stride(y, rank, i);
-    const int64_t sg = p.gate ? batch_stride(call[2], rank, i) : 0;
-    if (folding && sb == 0 && (p.m == 1 || sa == p.a.along * p.m) && (!p.gate || p.m == 1 || sg == p.gate_rows * p.m)) {
-      if (p.m == 1) p.a.along = sa, p.gate_rows = sg;
+    if (folding && sb == 0 && (p.m == 1 || sa == p.a.along * p.m)) {
+      if (p.m == 1) p.a.along = sa;
       p.m *= size;
       continue;
     }
@@ -109,7 +106,6 @@ inline void describe(const Call& call, const Tensor& z, Product& p) {
     p.batch[p.batch_rank] = size;
     p.a_batch[p.batch_rank] = sa;
     p.b_batch[p.batch_rank] = sb;
-    p.gate_batch[p.batch_rank] = sg;
     p.batch_rank++;
     p.batches *= size;
   }
@@ -146,13 +142,6 @@ inline size_t packed_b_floats(const Product& p) {
   return p.pack_b ? static_cast<size_t>(kTileColumns * p.depth) : 0;
 }
 
-// A gate whose columns are not side by side: a pass of its own over the finished rectangle.
-inline void close_gate(const Product& p, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
-  for (int64_t i = m0; i < m1; i++)
-    for (int64_t j = n0; j < n1; j++)
-      if (!(p.gate[i * p.gate_rows + j * p.gate_columns] > 0.0f)) p.c[i * p.n + j] = 0.0f;
-}
-
 // Rows m0 .. m1 and columns n0 .. n1 of one matrix.
 inline void run_rectangle(const Product& p, int64_t m0, int64_t m1, int64_t n0, int64_t n1, float* scratch) {
   constexpr int L = Lanes::N;
@@ -161,8 +150,6 @@ inline void run_rectangle(const Product& p, int64_t m0, int64_t m1, int64_t n0, 
   const StridedSource a_source{p.a.data, p.a.along, p.a.deep}, b_source{p.b.data, p.b.along, p.b.deep};
   const int64_t rows_once = p.pack_a ? kRowsPacked / kTileRows * kTileRows : m1 - m0;
   const bool a_rows = !p.pack_a && p.a.deep == 1;
-  const bool gated = p.gate && p.gate_columns == 1;
-  float bias_strip[kTileColumns];
   for (int64_t r0 = m0; r0 < m1; r0 += rows_once) {
     const int64_t r1 = r0 + rows_once < m1 ? r0 + rows_once : m1;
     int64_t k0 = 0;
@@ -183,14 +170,8 @@ inline void run_rectangle(const Product& p, int64_t m0, int64_t m1, int64_t n0, 
         Finish finish{};
         if (ends) {
           finish.relu = p.relu;
-          if (p.bias) {
-            finish.bias = p.bias + j;
-            if (p.bias_stride != 1) {
-              for (int i = 0; i < columns; i++) bias_strip[i] = p.bias[(j + i) * p.bias_stride];
-              finish.bias = bias_strip;
-            }
-          }
-          finish.gate_rows = p.gate_rows;
+          finish.bias = p.bias ? p.bias + j : nullptr;
+          finish.gate_rows = p.n;
         }
         const auto& tiles = kTiles.fn[a_rows][columns % L != 0][vectors - 1];
         for (int64_t i = r0; i < r1; i += kTileRows) {
@@ -201,30 +182,27 @@ inline void run_rectangle(const Product& p, int64_t m0, int64_t m1, int64_t n0, 
             a = a_strips + (i - r0) * depth;
             a_stride = rows;
           }
-          if (gated && ends) finish.gate = p.gate + i * p.gate_rows + j;
+          if (p.gate && ends) finish.gate = p.gate + i * p.n + j;
           tiles[rows - 1](a, a_stride, b, ldb, depth, columns, p.c + i * p.n + j, p.n, k0 != 0, finish);
         }
       }
       k0 += p.depth;
     } while (k0 < p.k);
   }
-  if (p.gate && !gated) close_gate(p, m0, m1, n0, n1);
 }
 
 // Moves p to matrix `t` of the batch.
 inline void select_matrix(Product& p, const Product& first, int64_t t) {
-  p.c = first.c + t * first.m * first.n;
-  int64_t a = 0, b = 0, gate = 0;
+  const int64_t at = t * first.m * first.n;
+  p.c = first.c + at;
+  if (first.gate) p.gate = first.gate + at;
+  p.a.data = first.a.data;
+  p.b.data = first.b.data;
   for (int i = 0; i < first.batch_rank; i++) {  // innermost axis first
-    const int64_t at = t % first.batch[i];
+    p.a.data += t % first.batch[i] * first.a_batch[i];
+    p.b.data += t % first.batch[i] * first.b_batch[i];
     t /= first.batch[i];
-    a += at * first.a_batch[i];
-    b += at * first.b_batch[i];
-    gate += at * first.gate_batch[i];
   }
-  p.a.data = first.a.data + a;
-  p.b.data = first.b.data + b;
-  if (first.gate) p.gate = first.gate + gate;
 }
 
 inline void run_product(const Call& call, const Tensor& z, Product& p, int part, int parts, void* scratch) {
@@ -244,70 +222,45 @@ inline void run_product(const Call& call, const Tensor& z, Product& p, int part,
   }
 }
 
-inline void plan_product(const Call& call, const Tensor& z, Product& p, KernelPlan& plan) {
+inline void plan_product(const Call& call, const Tensor& z, KernelPlan& plan) {
+  Product p;
   describe(call, z, p);
   plan.parts[0] = static_cast<uint32_t>(p.parts);
-  const size_t floats = packed_a_floats(p) + packed_b_floats(p);
-  plan.scratch_bytes = floats * sizeof(float);
-}
-
-inline void plain(Product& p) {
-  p.bias = p.gate = nullptr;
-  p.bias_stride = p.gate_rows = p.gate_columns = 0;
-  p.relu = false;
+  plan.scratch_bytes = (packed_a_floats(p) + packed_b_floats(p)) * sizeof(float);
 }
 
 // (x, y) -> z
-inline void plan_matmul(const Call& call, KernelPlan& plan) {
-  Product p;
-  plain(p);
-  plan_product(call, call[2], p, plan);
-}
+inline void plan_matmul(const Call& call, KernelPlan& plan) { plan_product(call, call[2], plan); }
 inline void run_matmul(const Call& call, int, int part, int parts, void* scratch) {
   Product p;
-  plain(p);
+  p.bias = p.gate = nullptr;
+  p.relu = false;
   run_product(call, call[2], p, part, parts, scratch);
 }
 
-// (x, y, bias; activation) -> z
-inline void plan_matmul_act(const Call& call, KernelPlan& plan) {
-  Product p;
-  plain(p);
-  plan_product(call, call[3], p, plan);
-}
+// (x, y, bias dense; activation none/relu) -> z
+inline void plan_matmul_act(const Call& call, KernelPlan& plan) { plan_product(call, call[3], plan); }
 inline void run_matmul_act(const Call& call, int, int part, int parts, void* scratch) {
   Product p;
-  plain(p);
   p.bias = call[2].as<const float>();
-  p.bias_stride = call[2].rank ? call[2].strides[call[2].rank - 1] : 0;
+  p.gate = nullptr;
   p.relu = call.attr_int(0) == 1;
   run_product(call, call[3], p, part, parts, scratch);
 }
 
-// (x, y, h) -> z
-inline void gate_of(const Call& call, Product& p) {
-  const Tensor& h = call[2];
-  plain(p);
-  // While planning there is no address; whether there is a gate decides which batch axes fold.
-  p.gate = h.data ? h.as<const float>() : reinterpret_cast<const float*>(alignof(float));
-  p.gate_rows = h.strides[h.rank - 2];
-  p.gate_columns = h.strides[h.rank - 1];
-}
-inline void plan_matmul_relu_back(const Call& call, KernelPlan& plan) {
-  Product p;
-  gate_of(call, p);
-  plan_product(call, call[3], p, plan);
-}
+// (x, y, h dense) -> z
 inline void run_matmul_relu_back(const Call& call, int, int part, int parts, void* scratch) {
   Product p;
-  gate_of(call, p);
+  p.bias = nullptr;
+  p.gate = call[2].as<const float>();
+  p.relu = false;
   run_product(call, call[3], p, part, parts, scratch);
 }
 
 inline constexpr KernelRow kMatmulRows[] = {
     {"matmul", "f32", plan_matmul, run_matmul},
     {"matmul_act", "f32", plan_matmul_act, run_matmul_act},
-    {"matmul_relu_back", "f32", plan_matmul_relu_back, run_matmul_relu_back},
+    {"matmul_relu_back", "f32", plan_matmul_act, run_matmul_relu_back},
 };
 
 }  // namespace gradloom::GL_ISA
