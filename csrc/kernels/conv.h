@@ -20,15 +20,15 @@ inline ConvShape conv_shape(const Tensor& x, const Tensor& w, const Tensor& y, c
   return s;
 }
 
-// Planes of x for the grid of y.
-inline ConvBand conv_band_forward(const ConvShape& s) {
+// Planes of x for the grid of y; `gh` rows of it, in multiples of `grain`.
+inline ConvBand conv_band_forward(const ConvShape& s, int64_t gh, int64_t grain = 1) {
   ConvBand b{};
   b.images = s.n, b.channels = s.c, b.h = s.h, b.w = s.w;
   b.sy = s.sh, b.sx = s.sw, b.y0 = -s.ph, b.x0 = -s.pw;
   b.fy = conv_min(s.sh, (s.kh - 1) * s.dh + 1), b.fx = conv_min(s.sw, (s.kw - 1) * s.dw + 1);
-  b.gh = s.oh, b.gw = s.ow;
+  b.gh = gh, b.gw = s.ow;
   b.reach_y = (s.kh - 1) * s.dh / s.sh, b.reach_x = (s.kw - 1) * s.dw / s.sw;
-  b.derive(s.flops());
+  b.derive(s.flops(), s.o, grain);
   return b;
 }
 
@@ -46,73 +46,127 @@ inline void conv_offsets_forward(const ConvShape& s, const ConvBand& b, int32_t*
 }
 
 // Workspace: offsets, then the weights as (tile of output channels, k, channel in the tile).
-inline void conv2d_plan(const Call& call, KernelPlan& plan) {
-  const ConvShape s = conv_shape(call[0], call[1], call[3], call, 0);
-  const ConvBand b = conv_band_forward(s);
-  const int64_t taps = s.taps();
+inline void conv_plan(const ConvBand& b, int64_t outs, int64_t taps, KernelPlan& plan) {
   plan.phases = 2;
-  plan.parts[0] = parts_for(static_cast<double>(s.o * taps), 3e4);
-  plan.parts[1] = static_cast<uint32_t>(conv_max(1, conv_min(b.items(), parts_for(s.flops(), kConvGrain, kConvParts))));
-  plan.scratch_bytes = conv_aligned(static_cast<size_t>(b.floats) * 4);
-  if (!b.by_rows) plan.scratch_bytes += static_cast<size_t>(kOutTile * b.buffer_pitch) * 4;
-  plan.workspace_bytes = conv_aligned(static_cast<size_t>(taps) * 4) + static_cast<size_t>(s.o * taps) * 4;
+  plan.parts[0] = parts_for(static_cast<double>(outs * taps), 3e4);
+  plan.parts[1] = static_cast<uint32_t>(b.groups * b.slices);
+  plan.scratch_bytes = b.scratch_bytes();
+  plan.workspace_bytes = conv_aligned(static_cast<size_t>(taps) * 4) + static_cast<size_t>(outs * taps) * 4;
+}
+inline int32_t* conv_offsets(const Call& call) { return call.workspace().as<int32_t>(); }
+inline float* conv_packed(const Call& call, int64_t taps) {
+  return reinterpret_cast<float*>(call.workspace().as<char>() + conv_aligned(static_cast<size_t>(taps) * 4));
 }
 
-// Rows of a chunk from the buffer to their places; columns [lo, hi) of the grid are real, others are left out.
-template <class Store>
-inline void conv_drain(const ConvBand& b, const float* buffer, int ot, int64_t rows, const Store& store) {
-  for (int o = 0; o < ot; o++) {
-    for (int64_t r = 0; r < rows; r++) store(o, r, buffer + o * b.buffer_pitch + r * b.pitch);
+inline void conv_pack_forward(const ConvShape& s, const ConvBand& b, const Call& call, int part, int parts) {
+  const int64_t taps = s.taps();
+  const float* w = call[1].as<float>();
+  if (part == 0) conv_offsets_forward(s, b, conv_offsets(call));
+  const Range tiles = part_range(s.o, part, parts, kOutTile);
+  for (int64_t o = tiles.begin; o < tiles.end;) {
+    const int ot = conv_tile_width(tiles.end - o);
+    float* to = conv_packed(call, taps) + o * taps;
+    for (int64_t k = 0; k < taps; k++) {
+      for (int j = 0; j < ot; j++) *to++ = w[(o + j) * taps + k];
+    }
+    o += ot;
   }
+}
+
+inline void conv2d_plan(const Call& call, KernelPlan& plan) {
+  const ConvShape s = conv_shape(call[0], call[1], call[3], call, 0);
+  conv_plan(conv_band_forward(s, s.oh), s.o, s.taps(), plan);
 }
 
 inline void conv2d_run(const Call& call, int phase, int part, int parts, void* scratch) {
   const ConvShape s = conv_shape(call[0], call[1], call[3], call, 0);
-  const ConvBand b = conv_band_forward(s);
-  const int64_t taps = s.taps();
-  int32_t* offsets = call.workspace().as<int32_t>();
-  float* packed = reinterpret_cast<float*>(call.workspace().as<char>() + conv_aligned(static_cast<size_t>(taps) * 4));
-  if (phase == 0) {
-    if (part == 0) conv_offsets_forward(s, b, offsets);
-    const float* w = call[1].as<float>();
-    const Range tiles = part_range(s.o, part, parts, kOutTile);
-    for (int64_t o = tiles.begin; o < tiles.end;) {
-      const int ot = conv_tile_width(tiles.end - o);
-      float* to = packed + o * taps;
-      for (int64_t k = 0; k < taps; k++) {
-        for (int j = 0; j < ot; j++) *to++ = w[(o + j) * taps + k];
+  const ConvBand b = conv_band_forward(s, s.oh);
+  if (phase == 0) return conv_pack_forward(s, b, call, part, parts);
+  const int64_t taps = s.taps(), size = s.oh * s.ow;
+  const int32_t* offsets = conv_offsets(call);
+  const float* x = call[0].as<float>();
+  const float* bias = call[2].as<float>();
+  const bool relu = call.attr_int(9) == 1;
+  float* planes = static_cast<float*>(scratch);
+  float* buffer = b.buffer(planes);
+  const auto [items, outs] = conv_part(b, s.o, part);
+  for (int64_t item = items.begin; item < items.end; item++) {
+    conv_fill(b, x, item, planes);
+    ConvAhead ahead = conv_ahead(b, x, item, items.end, outs.end - outs.begin);
+    const int64_t rows = b.rows_of(item);
+    float* y = call[3].as<float>() + item / b.bands * s.o * size + item % b.bands * b.band * s.ow;
+    for (int64_t o = outs.begin; o < outs.end;) {
+      const int ot = conv_tile_width(outs.end - o);
+      const float* w = conv_packed(call, taps) + o * taps;
+      float* to = y + o * size;
+      if (b.by_rows) {
+        conv_grid(ot, b, planes, w, offsets, taps, {to, size, s.ow, bias ? bias + o : nullptr, relu}, ahead, rows);
+      } else {
+        const ConvOut out{buffer, b.buffer_pitch, 0, bias ? bias + o : nullptr, relu};
+        for (int64_t r0 = 0; r0 < rows; r0 += b.chunk) {
+          const int64_t some = conv_min(b.chunk, rows - r0);
+          conv_grid(ot, b, planes + r0 * b.pitch, w, offsets, taps, out, ahead, some);
+          for (int j = 0; j < ot; j++) {
+            for (int64_t r = 0; r < some; r++) {
+              conv_copy(buffer + j * b.buffer_pitch + r * b.pitch, s.ow, to + j * size + (r0 + r) * s.ow);
+            }
+          }
+        }
       }
       o += ot;
     }
-    return;
   }
-  float* planes = static_cast<float*>(scratch);
-  float* buffer = planes + conv_aligned(static_cast<size_t>(b.floats) * 4) / 4;
+}
+
+// ---- conv2d_max_pool(x, w, bias; stride, padding, dilation, activation) -> y, index ----------------------
+//
+// max_pool2d(conv2d(...), kernel 2, stride 2), the same bits; the output of the convolution stays in scratch.
+
+inline ConvShape conv2d_max_pool_shape(const Call& call) {
+  ConvShape s = conv_shape(call[0], call[1], call[3], call, 0);
+  s.oh = (s.h + 2 * s.ph - (s.kh - 1) * s.dh - 1) / s.sh + 1;
+  s.ow = (s.w + 2 * s.pw - (s.kw - 1) * s.dw - 1) / s.sw + 1;
+  return s;
+}
+inline ConvBand conv2d_max_pool_band(const ConvShape& s) {
+  ConvBand b = conv_band_forward(s, s.oh / 2 * 2, 2);  // the last row of an odd number has no window
+  b.by_rows = false;
+  return b;
+}
+inline void conv2d_max_pool_plan(const Call& call, KernelPlan& plan) {
+  const ConvShape s = conv2d_max_pool_shape(call);
+  conv_plan(conv2d_max_pool_band(s), s.o, s.taps(), plan);
+}
+
+inline void conv2d_max_pool_run(const Call& call, int phase, int part, int parts, void* scratch) {
+  const ConvShape s = conv2d_max_pool_shape(call);
+  const ConvBand b = conv2d_max_pool_band(s);
+  if (phase == 0) return conv_pack_forward(s, b, call, part, parts);
+  const int64_t taps = s.taps(), ph = s.oh / 2, pw = s.ow / 2;
+  const int32_t* offsets = conv_offsets(call);
+  const float* x = call[0].as<float>();
   const float* bias = call[2].as<float>();
   const bool relu = call.attr_int(9) == 1;
-  const int64_t size = s.oh * s.ow;
-  const Range items = part_range(b.items(), part, parts);
+  float* planes = static_cast<float*>(scratch);
+  float* buffer = b.buffer(planes);
+  const auto [items, outs] = conv_part(b, s.o, part);
   for (int64_t item = items.begin; item < items.end; item++) {
-    conv_fill(b, call[0].as<float>(), item, planes);
-    const int64_t rows = b.rows_of(item);
-    float* y = call[3].as<float>() + item / b.bands * s.o * size + item % b.bands * b.band * s.ow;
-    for (int64_t o = 0; o < s.o;) {
-      const int ot = conv_tile_width(s.o - o);
-      const ConvOut out{y + o * size, size, s.ow, bias ? bias + o : nullptr, relu};
-      const float* w = packed + o * taps;
-      if (b.by_rows) {
-        conv_rows(ot, b, planes, w, offsets, taps, out, rows);
-      } else {
-        for (int64_t r0 = 0; r0 < rows; r0 += b.chunk) {
-          const int64_t count = conv_min(b.chunk, rows - r0);
-          conv_flat(ot, b, planes + r0 * b.pitch, w, offsets, taps, buffer, count);
-          conv_drain(b, buffer, ot, count, [&](int j, int64_t r, const float* from) {
-            float* to = out.y + j * size + (r0 + r) * s.ow;
-            int64_t i = 0;
-            for (; i + F::N <= s.ow; i += F::N) conv_finish(F::load(from + i), out.bias, j, relu).store(to + i);
-            const int n = static_cast<int>(s.ow - i);
-            if (n) conv_finish(F::load_n(from + i, n), out.bias, j, relu).store_n(to + i, n);
-          });
+    conv_fill(b, x, item, planes);
+    ConvAhead ahead = conv_ahead(b, x, item, items.end, outs.end - outs.begin);
+    const int64_t rows = b.rows_of(item), first = item % b.bands * b.band;
+    for (int64_t o = outs.begin; o < outs.end;) {
+      const int ot = conv_tile_width(outs.end - o);
+      const ConvOut out{buffer, b.buffer_pitch, 0, bias ? bias + o : nullptr, false};
+      for (int64_t r0 = 0; r0 < rows; r0 += b.chunk) {
+        const int64_t some = conv_min(b.chunk, rows - r0);
+        conv_grid(ot, b, planes + r0 * b.pitch, conv_packed(call, taps) + o * taps, offsets, taps, out, ahead, some);
+        for (int j = 0; j < ot; j++) {
+          const int64_t at = (item / b.bands * s.o + o + j) * ph * pw + (first + r0) / 2 * pw;
+          const float* from = buffer + j * b.buffer_pitch;
+          float* y = call[3].as<float>() + at;
+          uint8_t* index = call[4].data ? call[4].as<uint8_t>() + at : nullptr;
+          if (relu) pool_pairs<true>(from, b.pitch, some / 2, pw, y, index);
+          else pool_pairs<false>(from, b.pitch, some / 2, pw, y, index);
         }
       }
       o += ot;
@@ -142,22 +196,14 @@ inline ConvBand conv_band_back(const ConvBack& k) {
   b.sy = b.sx = b.fy = b.fx = 1;
   b.y0 = k.i0 - b.reach_y, b.x0 = k.j0 - b.reach_x;
   b.gh = (s.h - 1 + s.ph) / s.sh - k.i0 + 1, b.gw = (s.w - 1 + s.pw) / s.sw - k.j0 + 1;
-  b.derive(s.flops());
+  b.derive(s.flops(), s.c);
   if (s.sh != 1 || s.sw != 1) b.by_rows = false;
   return b;
 }
 
 inline void conv2d_back_input_plan(const Call& call, KernelPlan& plan) {
   const ConvBack k = conv_back(call);
-  const ConvBand b = conv_band_back(k);
-  const int64_t taps = k.s.o * k.s.kh * k.s.kw;
-  plan.phases = 2;
-  plan.parts[0] = parts_for(static_cast<double>(k.s.c * taps), 3e4);
-  plan.parts[1] =
-      static_cast<uint32_t>(conv_max(1, conv_min(b.items(), parts_for(k.s.flops(), kConvGrain, kConvParts))));
-  plan.scratch_bytes = conv_aligned(static_cast<size_t>(b.floats) * 4);
-  if (!b.by_rows) plan.scratch_bytes += static_cast<size_t>(kOutTile * b.buffer_pitch) * 4;
-  plan.workspace_bytes = conv_aligned(static_cast<size_t>(taps) * 4) + static_cast<size_t>(k.s.c * taps) * 4;
+  conv_plan(conv_band_back(k), k.s.c, k.s.o * k.s.kh * k.s.kw, plan);
 }
 
 // Calls each(ry, rx, first tap, taps) for each stride phase; taps are numbered phase by phase, (o, ky, kx) inside.
@@ -175,74 +221,77 @@ template <class Each> inline void conv_back_phases(const ConvShape& s, const Eac
   }
 }
 
+inline void conv_pack_back(const ConvShape& s, const ConvBand& b, const Call& call, int part, int parts) {
+  const float* w = call[1].as<float>();
+  int32_t* offsets = conv_offsets(call);
+  float* packed = conv_packed(call, s.o * s.kh * s.kw);
+  const Range tiles = part_range(s.c, part, parts, kOutTile);
+  conv_back_phases(s, [&](int64_t ry, int64_t rx, int64_t first, int64_t count) {
+    int64_t tap = 0;
+    for (int64_t o = 0; o < s.o; o++) {
+      for (int64_t ky = 0; ky < s.kh; ky++) {
+        if (ky * s.dh % s.sh != ry) continue;
+        for (int64_t kx = 0; kx < s.kw; kx++) {
+          if (kx * s.dw % s.sw != rx) continue;
+          if (part == 0) {
+            const int64_t up = b.reach_y - ky * s.dh / s.sh, left = b.reach_x - kx * s.dw / s.sw;
+            offsets[first + tap] = static_cast<int32_t>(o * b.plane + up * b.pitch + left);
+          }
+          for (int64_t c = tiles.begin; c < tiles.end;) {
+            const int ot = conv_tile_width(tiles.end - c);
+            float* to = packed + s.c * first + c * count + tap * ot;
+            for (int j = 0; j < ot; j++) to[j] = w[((o * s.c + c + j) * s.kh + ky) * s.kw + kx];
+            c += ot;
+          }
+          tap++;
+        }
+      }
+    }
+  });
+}
+
 inline void conv2d_back_input_run(const Call& call, int phase, int part, int parts, void* scratch) {
   const ConvBack k = conv_back(call);
   const ConvShape& s = k.s;
   const ConvBand b = conv_band_back(k);
-  const int64_t taps = s.o * s.kh * s.kw;
-  int32_t* offsets = call.workspace().as<int32_t>();
-  float* packed = reinterpret_cast<float*>(call.workspace().as<char>() + conv_aligned(static_cast<size_t>(taps) * 4));
-  if (phase == 0) {
-    const float* w = call[1].as<float>();
-    const Range tiles = part_range(s.c, part, parts, kOutTile);
-    conv_back_phases(s, [&](int64_t ry, int64_t rx, int64_t first, int64_t count) {
-      int64_t tap = 0;
-      for (int64_t o = 0; o < s.o; o++) {
-        for (int64_t ky = 0; ky < s.kh; ky++) {
-          if (ky * s.dh % s.sh != ry) continue;
-          for (int64_t kx = 0; kx < s.kw; kx++) {
-            if (kx * s.dw % s.sw != rx) continue;
-            if (part == 0) {
-              const int64_t up = b.reach_y - ky * s.dh / s.sh, left = b.reach_x - kx * s.dw / s.sw;
-              offsets[first + tap] = static_cast<int32_t>(o * b.plane + up * b.pitch + left);
-            }
-            for (int64_t c = tiles.begin; c < tiles.end;) {
-              const int ot = conv_tile_width(tiles.end - c);
-              float* to = packed + s.c * first + c * count + tap * ot;
-              for (int j = 0; j < ot; j++) to[j] = w[((o * s.c + c + j) * s.kh + ky) * s.kw + kx];
-              c += ot;
-            }
-            tap++;
-          }
-        }
-      }
-    });
-    return;
-  }
-  float* planes = static_cast<float*>(scratch);
-  float* buffer = planes + conv_aligned(static_cast<size_t>(b.floats) * 4) / 4;
+  if (phase == 0) return conv_pack_back(s, b, call, part, parts);
   const int64_t size = s.h * s.w;
-  const Range items = part_range(b.items(), part, parts);
+  const int32_t* offsets = conv_offsets(call);
+  const float* packed = conv_packed(call, s.o * s.kh * s.kw);
+  const float* g = call[0].as<float>();
+  float* planes = static_cast<float*>(scratch);
+  float* buffer = b.buffer(planes);
+  const auto [items, outs] = conv_part(b, s.c, part);
   for (int64_t item = items.begin; item < items.end; item++) {
-    conv_fill(b, call[0].as<float>(), item, planes);
+    conv_fill(b, g, item, planes);
+    ConvAhead ahead = conv_ahead(b, g, item, items.end, outs.end - outs.begin);
     const int64_t rows = b.rows_of(item), row0 = item % b.bands * b.band;
     float* dx = call[2].as<float>() + item / b.bands * s.c * size;
-    conv_back_phases(s, [&](int64_t ry, int64_t rx, int64_t first, int64_t count) {
+    conv_back_phases(s, [&, outs = outs](int64_t ry, int64_t rx, int64_t first, int64_t count) {
       const int64_t y0 = (k.i0 + row0) * s.sh + ry - s.ph;  // input row of grid row 0 of this band
       const int64_t x0 = k.j0 * s.sw + rx - s.pw;
       const int64_t lo = conv_first(x0, s.sw), hi = conv_min(b.gw, conv_last(x0, s.sw, s.w));
-      for (int64_t c = 0; c < s.c;) {
-        const int ot = conv_tile_width(s.c - c);
+      for (int64_t c = outs.begin; c < outs.end;) {
+        const int ot = conv_tile_width(outs.end - c);
         const float* w = packed + s.c * first + c * count;
         if (b.by_rows) {
-          const ConvOut out{dx + c * size + row0 * s.w, size, s.w, nullptr, false};
-          conv_rows(ot, b, planes, w, offsets + first, count, out, rows);
+          float* to = dx + c * size + row0 * s.w;
+          conv_grid(ot, b, planes, w, offsets + first, count, {to, size, s.w, nullptr, false}, ahead, rows);
         } else {
+          const ConvOut out{buffer, b.buffer_pitch, 0, nullptr, false};
           for (int64_t r0 = 0; r0 < rows; r0 += b.chunk) {
             const int64_t some = conv_min(b.chunk, rows - r0);
-            conv_flat(ot, b, planes + r0 * b.pitch, w, offsets + first, count, buffer, some);
-            conv_drain(b, buffer, ot, some, [&](int j, int64_t r, const float* from) {
-              const int64_t y = y0 + (r0 + r) * s.sh;
-              if (y < 0 || y >= s.h) return;
-              float* to = dx + (c + j) * size + y * s.w + x0;
-              if (s.sw == 1) {
-                int64_t i = lo;
-                for (; i + F::N <= hi; i += F::N) F::load(from + i).store(to + i);
-                if (i < hi) F::load_n(from + i, static_cast<int>(hi - i)).store_n(to + i, static_cast<int>(hi - i));
-              } else {
-                for (int64_t i = lo; i < hi; i++) to[i * s.sw] = from[i];
+            conv_grid(ot, b, planes + r0 * b.pitch, w, offsets + first, count, out, ahead, some);
+            for (int j = 0; j < ot; j++) {
+              for (int64_t r = 0; r < some; r++) {
+                const int64_t y = y0 + (r0 + r) * s.sh;
+                if (y < 0 || y >= s.h || lo >= hi) continue;
+                const float* from = buffer + j * b.buffer_pitch + r * b.pitch;
+                float* to = dx + (c + j) * size + y * s.w + x0;
+                if (s.sw == 1) conv_copy(from + lo, hi - lo, to + lo);
+                else for (int64_t i = lo; i < hi; i++) to[i * s.sw] = from[i];
               }
-            });
+            }
           }
         }
         c += ot;
@@ -259,25 +308,34 @@ inline void conv2d_back_input_run(const Call& call, int phase, int part, int par
 struct ConvWeight {
   ConvShape s;
   ConvBand b;
+  bool flat;               // g is copied with the pitch of the planes (zeros between rows), one loop runs over it all
+  int64_t g_floats;        // of that copy for one output channel of one band
   int64_t groups, slices;  // of images, of output channels
   int64_t block;           // bands in scratch at once, so that a tile works long enough before its lanes are added up
   int64_t size() const { return s.o * s.taps(); }
 };
 inline ConvWeight conv_weight(const Call& call) {
-  ConvWeight k{conv_shape(call[1], call[2], call[0], call, 3), {}, 1, 1, 1};
+  constexpr int64_t N = F::N;
+  ConvWeight k{};
+  k.s = conv_shape(call[1], call[2], call[0], call, 3);
   k.s.sh = call.attr_int(4), k.s.sw = call.attr_int(5);
-  k.b = conv_band_forward(k.s);
+  k.b = conv_band_forward(k.s, k.s.oh);
+  const int64_t flat_vectors = conv_ceil(k.b.band * k.b.pitch, N);
+  k.flat = k.s.taps() >= 32 && flat_vectors <= k.b.band * k.b.row_vectors;
+  const int64_t vectors = k.flat ? flat_vectors : k.b.band * k.b.row_vectors;
+  k.g_floats = k.flat ? flat_vectors * N + N : 0;
+  k.block = conv_max(1, conv_min(conv_min(8, 64 / vectors), kBandFloats / (k.b.floats + kOutTile * k.g_floats)));
   const int64_t parts = parts_for(k.s.flops(), kConvGrain, 32);
-  k.block = conv_max(1, conv_min(conv_min(8, 64 / (k.b.band * k.b.row_vectors)), kBandFloats / k.b.floats));
-  k.groups = conv_min(parts, conv_min(conv_ceil(k.b.items(), k.block), conv_max(1, (1 << 22) / k.size())));
-  k.slices = conv_min(parts / k.groups, conv_ceil(k.s.o, kOutTile));
+  const int64_t most = conv_max(1, (1 << 22) / conv_max(1, k.size()));  // 16 MiB of partial sums
+  k.groups = conv_max(1, conv_min(parts, conv_min(conv_ceil(k.b.items(), k.block), most)));
+  k.slices = conv_max(1, conv_min(parts / k.groups, conv_ceil(k.s.o, kOutTile)));
   return k;
 }
 inline void conv2d_back_weight_plan(const Call& call, KernelPlan& plan) {
   const ConvWeight k = conv_weight(call);
   plan.parts[0] = static_cast<uint32_t>(k.groups * k.slices);
   plan.scratch_bytes = conv_aligned(static_cast<size_t>(k.s.taps()) * 4);
-  plan.scratch_bytes += static_cast<size_t>(k.block * k.b.floats) * 4;
+  plan.scratch_bytes += static_cast<size_t>(k.block * (k.b.floats + kOutTile * k.g_floats)) * 4;
   if (k.groups > 1) {
     plan.phases = 2;
     plan.parts[1] = parts_for(static_cast<double>(k.groups * k.size()), 1e5);
@@ -285,49 +343,54 @@ inline void conv2d_back_weight_plan(const Call& call, KernelPlan& plan) {
   }
 }
 
-// OT output channels x KT taps over `count` bands.
+// One vector of positions into the tile: acc[o][t] += g[o] * x[t], n lanes of them.
+template <int OT, int KT, bool whole>
+inline __attribute__((always_inline)) void conv_weight_step(F (&acc)[OT][KT], const float* g, int64_t channel,
+                                                            const float* const (&x)[KT], int64_t at, int n) {
+  F xv[KT];
+#pragma GCC unroll 8
+  for (int t = 0; t < KT; t++) xv[t] = whole ? F::load(x[t] + at) : F::load_n(x[t] + at, n);
+#pragma GCC unroll 8
+  for (int o = 0; o < OT; o++) {
+    const F gv = conv_hold(whole ? F::load(g + o * channel + at) : F::load_n(g + o * channel + at, n));
+#pragma GCC unroll 8
+    for (int t = 0; t < KT; t++) acc[o][t] = mul_add(gv, xv[t], acc[o][t]);
+  }
+}
+
+// OT output channels x KT taps over `count` bands. g: output channel 0 of the tile in image 0, or the flat copy.
 template <int OT, int KT>
 void conv_weight_tile(const ConvWeight& k, const float* g, const float* planes, const int32_t* offsets, int64_t item0,
                       int64_t count, float* dw, bool add) {
   constexpr int64_t N = F::N;
   const ConvBand& b = k.b;
-  const int64_t size = k.s.oh * k.s.ow, full = k.s.ow / N * N;
-  const int tail = static_cast<int>(k.s.ow - full);
+  const float* x[KT];
   F acc[OT][KT];
 #pragma GCC unroll 8
   for (int o = 0; o < OT; o++) {
 #pragma GCC unroll 8
     for (int t = 0; t < KT; t++) acc[o][t] = F::zero();
   }
-  for (int64_t item = item0; item < item0 + count; item++, planes += b.floats) {
-    const float* gi = g + item / b.bands * k.s.o * size + item % b.bands * b.band * k.s.ow;
-    const int64_t rows = b.rows_of(item);
-    for (int64_t r = 0; r < rows; r++) {
-      const float* gr = gi + r * k.s.ow;
-      const float* x[KT];
+  if (k.flat) {
+    const int64_t length = k.g_floats - N;
+    for (int64_t q = 0; q < count; q++, planes += b.floats, g += kOutTile * k.g_floats) {
 #pragma GCC unroll 8
-      for (int t = 0; t < KT; t++) x[t] = planes + offsets[t] + r * b.pitch;
-      for (int64_t j = 0; j < full; j += N) {
-        F xv[KT];
+      for (int t = 0; t < KT; t++) x[t] = planes + offsets[t];
+      for (int64_t j = 0; j < length; j += N) conv_weight_step<OT, KT, true>(acc, g, k.g_floats, x, j, 0);
+    }
+  } else {
+    const int64_t ow = k.s.ow, size = k.s.oh * ow, full = ow / N * N;
+    const int tail = static_cast<int>(ow - full);
+    for (int64_t item = item0; item < item0 + count; item++, planes += b.floats) {
+      const float* row = g + item / b.bands * k.s.o * size + item % b.bands * b.band * ow;
+      const int64_t rows = b.rows_of(item);
 #pragma GCC unroll 8
-        for (int t = 0; t < KT; t++) xv[t] = F::load(x[t] + j);
+      for (int t = 0; t < KT; t++) x[t] = planes + offsets[t];
+      for (int64_t r = 0; r < rows; r++, row += ow) {
+        for (int64_t j = 0; j < full; j += N) conv_weight_step<OT, KT, true>(acc, row, size, x, j, 0);
+        if (tail) conv_weight_step<OT, KT, false>(acc, row, size, x, full, tail);
 #pragma GCC unroll 8
-        for (int o = 0; o < OT; o++) {
-          const F gv = F::load(gr + o * size + j);
-#pragma GCC unroll 8
-          for (int t = 0; t < KT; t++) acc[o][t] = mul_add(gv, xv[t], acc[o][t]);
-        }
-      }
-      if (tail) {
-        F xv[KT];
-#pragma GCC unroll 8
-        for (int t = 0; t < KT; t++) xv[t] = F::load_n(x[t] + full, tail);
-#pragma GCC unroll 8
-        for (int o = 0; o < OT; o++) {
-          const F gv = F::load_n(gr + o * size + full, tail);
-#pragma GCC unroll 8
-          for (int t = 0; t < KT; t++) acc[o][t] = mul_add(gv, xv[t], acc[o][t]);
-        }
+        for (int t = 0; t < KT; t++) x[t] += b.pitch;
       }
     }
   }
@@ -350,6 +413,20 @@ void conv_weight_taps(const ConvWeight& k, const float* g, const float* planes, 
     conv_weight_tile<OT, KT>(k, g, planes, offsets + first, item0, count, dw + first, add);
   }
   if constexpr (KT > 1) conv_weight_taps<OT, 1>(k, g, planes, offsets, item0, count, dw, add, first);
+}
+
+// g of one band for ot output channels, rows at the pitch of the planes, zeros between and after them.
+inline void conv_weight_copy(const ConvWeight& k, const float* g, int64_t item, int ot, float* to) {
+  constexpr int64_t N = F::N;
+  const ConvBand& b = k.b;
+  const int64_t ow = k.s.ow, size = k.s.oh * ow, rows = b.rows_of(item);
+  const F zero = F::zero();
+  for (int o = 0; o < ot; o++, to += k.g_floats) {
+    const float* from = g + (item / b.bands * k.s.o + o) * size + item % b.bands * b.band * ow;
+    float* row = to;  // whole vectors: what they put beyond their row is written again by the next
+    for (int64_t r = 0; r < rows; r++, row += b.pitch, from += ow) conv_row(from, 0, ow, b.pitch, row);
+    for (; row < to + k.g_floats - N; row += N) zero.store(row);
+  }
 }
 
 inline void conv2d_back_weight_run(const Call& call, int phase, int part, int parts, void* scratch) {
@@ -375,12 +452,12 @@ inline void conv2d_back_weight_run(const Call& call, int phase, int part, int pa
   }
   int32_t* offsets = static_cast<int32_t*>(scratch);
   float* planes = reinterpret_cast<float*>(static_cast<char*>(scratch) + conv_aligned(static_cast<size_t>(taps) * 4));
+  float* copies = planes + k.block * k.b.floats;
   conv_offsets_forward(k.s, k.b, offsets);
   const int group = static_cast<int>(part / k.slices), slice = static_cast<int>(part % k.slices);
   if (k.groups > 1) dw = call.workspace().as<float>() + group * size;
   const Range items = part_range(k.b.items(), group, static_cast<int>(k.groups), k.block);
   const Range outs = part_range(k.s.o, slice, static_cast<int>(k.slices), kOutTile);
-  const float* g = call[0].as<float>();
   if (items.begin == items.end) {
     for (int64_t i = outs.begin * taps; i < outs.end * taps; i++) dw[i] = 0.0f;
   }
@@ -390,15 +467,19 @@ inline void conv2d_back_weight_run(const Call& call, int phase, int part, int pa
     const bool add = item != items.begin;
     for (int64_t o = outs.begin; o < outs.end;) {
       const int ot = conv_tile_width(outs.end - o);
-      const float* go = g + o * k.s.oh * k.s.ow;
+      const float* g = call[0].as<float>() + o * k.s.oh * k.s.ow;
       float* to = dw + o * taps;
+      if (k.flat) {
+        for (int64_t q = 0; q < count; q++) conv_weight_copy(k, g, item + q, ot, copies + q * kOutTile * k.g_floats);
+        g = copies;
+      }
       switch (ot) {
         case 8:
-          if constexpr (kOutTile == 8) conv_weight_taps<8, 3>(k, go, planes, offsets, item, count, to, add, 0);
+          if constexpr (kOutTile == 8) conv_weight_taps<8, 3>(k, g, planes, offsets, item, count, to, add, 0);
           break;
-        case 4: conv_weight_taps<4, 3>(k, go, planes, offsets, item, count, to, add, 0); break;
-        case 2: conv_weight_taps<2, 5>(k, go, planes, offsets, item, count, to, add, 0); break;
-        default: conv_weight_taps<1, 8>(k, go, planes, offsets, item, count, to, add, 0);
+        case 4: conv_weight_taps<4, 3>(k, g, planes, offsets, item, count, to, add, 0); break;
+        case 2: conv_weight_taps<2, 5>(k, g, planes, offsets, item, count, to, add, 0); break;
+        default: conv_weight_taps<1, 8>(k, g, planes, offsets, item, count, to, add, 0);
       }
       o += ot;
     }
@@ -407,6 +488,8 @@ inline void conv2d_back_weight_run(const Call& call, int phase, int part, int pa
 
 inline constexpr KernelRow kConvRows[] = {
     {"conv2d", "f32", conv2d_plan, conv2d_run},
+    {"conv2d_max_pool", "f32_u8", conv2d_max_pool_plan, conv2d_max_pool_run},
+    {"conv2d_max_pool", "f32", conv2d_max_pool_plan, conv2d_max_pool_run},
     {"conv2d_back_input", "f32", conv2d_back_input_plan, conv2d_back_input_run},
     {"conv2d_back_weight", "f32", conv2d_back_weight_plan, conv2d_back_weight_run},
     {"max_pool2d", "f32_u8", max_pool2d_plan, max_pool2d_run},

@@ -76,12 +76,17 @@ inline void pool_merge(float* p, int n, F even, F odd) {
 inline void pool_store_u8(uint8_t* p, I v, int n, int64_t room) {
 #if defined(GL_ISA_AVX512)
   const __m128i b = _mm512_cvtepi32_epi8(v.v);
-  if (room >= 16) _mm_storeu_si128(reinterpret_cast<__m128i*>(p), b);
-  else {
-    alignas(16) uint8_t t[16];
-    _mm_store_si128(reinterpret_cast<__m128i*>(t), b);
-    for (int i = 0; i < n; i++) p[i] = t[i];
+  if (room >= 16) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), b);
+    return;
   }
+  alignas(16) uint8_t t[16];
+  _mm_store_si128(reinterpret_cast<__m128i*>(t), b);
+  const uint8_t* from = t;
+  if (n & 8) std::memcpy(p, from, 8), p += 8, from += 8;
+  if (n & 4) std::memcpy(p, from, 4), p += 4, from += 4;
+  if (n & 2) std::memcpy(p, from, 2), p += 2, from += 2;
+  if (n & 1) *p = *from;
 #else
   alignas(64) int32_t t[I::N];
   v.store(t);
@@ -94,9 +99,37 @@ inline F pool_load_u8(const uint8_t* p, int n, int64_t room) { return room >= F:
 
 // v in place of m where it is larger, or the first NaN.
 inline void pool_max(F v, I at, F& m, I& index) {
-  const auto take = gt(v, m) | (is_nan(v) & eq(m, m));
+  const auto take = eq(m, m) & ~le(v, m);
   m = select(take, v, m);
   index = select(take, at, index);
+}
+
+// rows x columns windows of 2 x 2 at x, whose rows are `pitch` apart, into y and index (or nullptr), both dense.
+// relu: as if of relu(x). Where the largest is not above 0, all of the window becomes 0 and its first element wins.
+template <bool relu = false>
+void pool_pairs(const float* x, int64_t pitch, int64_t rows, int64_t columns, float* y, uint8_t* index) {
+  constexpr int64_t N = F::N;
+  int64_t room = rows * columns;
+  for (int64_t r = 0; r < rows; r++, x += 2 * pitch, y += columns, room -= columns) {
+    for (int64_t i = 0; i < columns; i += N) {
+      const int n = static_cast<int>(columns - i < N ? columns - i : N);
+      F m, b, c, d;
+      I at = I::zero();
+      pool_split(x + 2 * i, n, m, b);
+      pool_split(x + pitch + 2 * i, n, c, d);
+      pool_max(b, I::set1(1), m, at);
+      pool_max(c, I::set1(2), m, at);
+      pool_max(d, I::set1(3), m, at);
+      if constexpr (relu) {
+        const auto off = le(m, F::zero());
+        m = select(off, F::zero(), m);
+        at = select(off, I::zero(), at);
+      }
+      m.store_n(y + i, n);
+      if (index) pool_store_u8(index + i, at, n, room - i);
+    }
+    if (index) index += columns;
+  }
 }
 
 // ---- max_pool2d(x; kernel, stride, padding) -> y, index --------------------------------------------------
@@ -129,51 +162,40 @@ inline void max_pool2d_run(const Call& call, int, int part, int parts, void*) {
   float* y = call[1].as<float>() + planes.begin * s.oh * s.ow;
   uint8_t* index = call[2].as<uint8_t>();
   if (index) index += planes.begin * s.oh * s.ow;
-  int64_t room = (planes.end - planes.begin) * s.oh * s.ow;  // elements of this part not yet written
   // Columns [c0, c1) whose windows lie inside x from left to right.
   int64_t c0 = (s.pw + s.sw - 1) / s.sw, c1 = s.w + s.pw >= s.kw ? (s.w + s.pw - s.kw) / s.sw + 1 : 0;
   c0 = c0 < s.ow ? c0 : s.ow, c1 = c1 < c0 ? c0 : c1 < s.ow ? c1 : s.ow;
   for (int64_t p = planes.begin; p < planes.end; p++, x += s.h * s.w) {
-    for (int64_t oy = 0; oy < s.oh; oy++, y += s.ow, room -= s.ow) {
-      if (s.pairs()) {
-        const float* row = x + 2 * oy * s.w;
-        for (int64_t i = 0; i < s.ow; i += N) {
-          const int n = static_cast<int>(s.ow - i < N ? s.ow - i : N);
-          F m, b, c, d;
-          I at = I::zero();
-          pool_split(row + 2 * i, n, m, b);
-          pool_split(row + s.w + 2 * i, n, c, d);
-          pool_max(b, I::set1(1), m, at);
-          pool_max(c, I::set1(2), m, at);
-          pool_max(d, I::set1(3), m, at);
-          m.store_n(y + i, n);
-          if (index) pool_store_u8(index + i, at, n, room - i);
-        }
-      } else {
-        const PoolSpan r = pool_span(oy, s.sh, s.ph, s.kh, s.h);
-        const bool inside = r.hi > r.lo;
-        int64_t i = 0;
-        for (; i < (inside ? c0 : s.ow); i++) max_pool2d_one(s, x, r, i, y + i, index ? index + i : nullptr);
-        for (; inside && i < c1; i += N) {
-          const int n = static_cast<int>(c1 - i < N ? c1 - i : N);
-          F m = F::zero();
-          I at = I::set1(static_cast<int32_t>(r.lo * s.kw));
-          for (int64_t ky = r.lo; ky < r.hi; ky++) {
-            const float* row = x + (r.first + ky) * s.w + i * s.sw - s.pw;
-            for (int64_t kx = 0; kx < s.kw; kx++) {
-              F v;
-              if (s.sw == 1) v = n == N ? F::load(row + kx) : F::load_n(row + kx, n);
-              else v = n == N ? F::gather(row + kx, s.sw) : F::gather_n(row + kx, s.sw, n);
-              if (ky == r.lo && kx == 0) m = v;
-              else pool_max(v, I::set1(static_cast<int32_t>(ky * s.kw + kx)), m, at);
-            }
+    if (s.pairs()) {
+      pool_pairs(x, s.w, s.oh, s.ow, y, index);
+      y += s.oh * s.ow;
+      if (index) index += s.oh * s.ow;
+      continue;
+    }
+    for (int64_t oy = 0; oy < s.oh; oy++, y += s.ow) {
+      const PoolSpan r = pool_span(oy, s.sh, s.ph, s.kh, s.h);
+      const bool inside = r.hi > r.lo;
+      int64_t i = 0;
+      for (; i < (inside ? c0 : s.ow); i++) max_pool2d_one(s, x, r, i, y + i, index ? index + i : nullptr);
+      for (; inside && i < c1; i += N) {
+        const int n = static_cast<int>(c1 - i < N ? c1 - i : N);
+        F m = F::zero();
+        I at = I::set1(static_cast<int32_t>(r.lo * s.kw));
+        for (int64_t ky = r.lo; ky < r.hi; ky++) {
+          const float* row = x + (r.first + ky) * s.w + i * s.sw - s.pw;
+          for (int64_t kx = 0; kx < s.kw; kx++) {
+            F v;
+            if (s.sw == 1) v = n == N ? F::load(row + kx) : F::load_n(row + kx, n);
+            else v = n == N ? F::gather(row + kx, s.sw) : F::gather_n(row + kx, s.sw, n);
+            if (ky == r.lo && kx == 0) m = v;
+            else pool_max(v, I::set1(static_cast<int32_t>(ky * s.kw + kx)), m, at);
           }
-          m.store_n(y + i, n);
-          if (index) pool_store_u8(index + i, at, n, 0);
         }
-        for (i = i < c1 ? i : inside ? c1 : s.ow; i < s.ow; i++) {
-          max_pool2d_one(s, x, r, i, y + i, index ? index + i : nullptr);
-        }
+        m.store_n(y + i, n);
+        if (index) pool_store_u8(index + i, at, n, n);
+      }
+      for (i = i < c1 ? i : inside ? c1 : s.ow; i < s.ow; i++) {
+        max_pool2d_one(s, x, r, i, y + i, index ? index + i : nullptr);
       }
       if (index) index += s.ow;
     }

@@ -34,7 +34,18 @@ constexpr int kOutTile = 4;
 template <int OT> constexpr int kVectors = OT == 4 ? 2 : OT == 2 ? 4 : 8;
 #endif
 
+// Hold a loaded vector in a register: without this, compilers load it again for each of its uses.
+inline __attribute__((always_inline)) F conv_hold(F v) {
+#if defined(GL_ISA_AVX512) && defined(__GNUC__)
+  asm("" : "+v"(v.v));
+#elif defined(GL_ISA_AVX2) && defined(__GNUC__)
+  asm("" : "+x"(v.v));
+#endif
+  return v;
+}
+
 constexpr int64_t kBandFloats = 96 * 1024;  // most of a padded band: it should stay in the second-level cache
+constexpr int64_t kBandRows = 8;            // fewer rows are not worth a band of their own
 constexpr int64_t kBufferFloats = 768;      // of positions that wait in the first-level cache for their output rows
 constexpr double kConvGrain = 4e6;          // flops in a part, about 40 us
 constexpr uint32_t kConvParts = 64;
@@ -58,32 +69,74 @@ struct ConvBand {
   int64_t reach_y, reach_x;        // taps look this far beyond a position
   int64_t band, bands;             // grid rows in a band, bands in an image
   int64_t pitch, plane, floats;    // floats in a row, in one plane, in all planes of a band
+  int64_t groups, slices;          // parts: ranges of items times ranges of output channels
   int64_t row_vectors;
   bool by_rows;                    // vectors start at row starts (stored at once); else they run over the flat plane
   int64_t chunk, buffer_pitch;     // and their results pass through a buffer of (OT, chunk rows)
 
   int64_t items() const { return images * bands; }
-  void derive(double flops) {
+  // Bands and chunks hold whole multiples of `grain` rows; so does gh then.
+  void derive(double flops, int64_t outs, int64_t grain = 1) {
     constexpr int64_t N = F::N;
-    pitch = gw + reach_x;
-    const int64_t row = channels * fy * fx * pitch;
-    band = conv_max(1, conv_min(gh, kBandFloats / row - reach_y));
-    // Few images, much work: smaller bands give more parts.
+    pitch = conv_max(1, gw + reach_x);
+    const int64_t row = conv_max(1, channels * fy * fx * pitch);
+    band = conv_max(grain, conv_min(gh, kBandFloats / row - reach_y));
+    // Few images, much work: smaller bands, and slices of the output channels, give more parts.
     const int64_t wanted = parts_for(flops, kConvGrain, kConvParts);
-    if (images < wanted) band = conv_max(1, conv_min(band, conv_ceil(gh * images, wanted)));
-    bands = conv_ceil(gh, band);
-    band = conv_ceil(gh, bands);
-    bands = conv_ceil(gh, band);
+    if (images < wanted) band = conv_min(band, conv_max(kBandRows, conv_ceil(gh * images, wanted)));
+    bands = conv_max(1, conv_ceil(gh, band));
+    band = conv_max(grain, conv_ceil(conv_ceil(gh, bands), grain) * grain);
+    bands = conv_max(1, conv_ceil(gh, band));
+    groups = conv_max(1, conv_min(items(), wanted));
+    slices = conv_max(1, conv_min(wanted / groups, conv_ceil(outs, 2 * kOutTile)));
     plane = (band + reach_y) * pitch;
     floats = channels * fy * fx * plane + reach_x + 2 * N;
-    row_vectors = conv_ceil(gw, N);
+    row_vectors = conv_max(1, conv_ceil(gw, N));
     const int64_t flat_vectors = conv_ceil(band * pitch, N);
     by_rows = band * row_vectors * 17 <= flat_vectors * 20;
     chunk = conv_min(band, conv_max(1, kBufferFloats / pitch));
+    chunk = conv_ceil(conv_ceil(band, conv_ceil(band, chunk)), grain) * grain;
     buffer_pitch = conv_ceil(chunk * pitch, N) * N + N;
   }
+  size_t scratch_bytes() const {
+    return static_cast<size_t>(conv_ceil(floats, 16) * 16 + (by_rows ? 0 : kOutTile * buffer_pitch)) * 4;
+  }
+  float* buffer(float* planes) const { return planes + conv_ceil(floats, 16) * 16; }
   int64_t rows_of(int64_t item) const { return conv_min(band, gh - item % bands * band); }
 };
+
+// Lanes [lo, hi) of p, zeros in the others; nothing outside them is touched. 0 <= lo <= hi <= N.
+inline F conv_load_span(const float* p, int lo, int hi) {
+#if defined(GL_ISA_AVX512)
+  return {_mm512_maskz_loadu_ps(static_cast<__mmask16>(lanes_on(hi) & ~lanes_on(lo)), p)};
+#elif defined(GL_ISA_AVX2)
+  return {_mm256_maskload_ps(p, _mm256_andnot_si256(lanes_on(lo), lanes_on(hi)))};
+#else
+  return lo < hi ? F::load(p) : F::zero();
+#endif
+}
+// to[j] = from[j] for lo <= j < hi, else 0, for 0 <= j < pitch; whole vectors are stored.
+inline __attribute__((always_inline)) void conv_row(const float* from, int64_t lo, int64_t hi, int64_t pitch,
+                                                    float* to) {
+  constexpr int64_t N = F::N;
+  if (pitch <= N) {
+    conv_load_span(from, static_cast<int>(lo), static_cast<int>(hi)).store(to);
+    return;
+  }
+  for (int64_t j = 0; j < pitch; j += N) {
+    const int64_t a = conv_max(0, lo - j), z = conv_min(N, hi - j);
+    if (z <= a) F::zero().store(to + j);
+    else if (a == 0 && z == N) F::load(from + j).store(to + j);
+    else conv_load_span(from + j, static_cast<int>(a), static_cast<int>(z)).store(to + j);
+  }
+}
+
+// n floats, nothing beyond them.
+inline void conv_copy(const float* from, int64_t n, float* to) {
+  int64_t i = 0;
+  for (; i + F::N <= n; i += F::N) F::load(from + i).store(to + i);
+  if (i < n) F::load_n(from + i, static_cast<int>(n - i)).store_n(to + i, static_cast<int>(n - i));
+}
 
 // Copy one band with its padding. Rows are written from the first to the last with whole vectors: what a store puts
 // beyond its row is written again by the next row, and after the last row lies the slack counted in `floats`.
@@ -104,35 +157,60 @@ inline void conv_fill(const ConvBand& b, const float* source, int64_t item, floa
             for (int64_t j = 0; j < b.pitch; j += N) zero.store(planes + j);
             continue;
           }
-          const float* row = from + y * b.w + lo * b.sx + first;
-          int64_t j = 0;
-          for (; j < lo; j += N) zero.store(planes + j);
-          j = lo;
+          const float* row = from + y * b.w + first;
           if (b.sx == 1) {
-            for (; j + N <= hi; j += N) F::load(row + (j - lo)).store(planes + j);
-            if (j < hi) F::load_n(row + (j - lo), static_cast<int>(hi - j)).store(planes + j), j += N;
+            conv_row(row, lo, hi, b.pitch, planes);
           } else {
-            for (; j < hi; j++) planes[j] = row[(j - lo) * b.sx];
+            int64_t j = 0;
+            for (; j < lo; j++) planes[j] = 0.0f;
+            for (; j < hi; j++) planes[j] = row[j * b.sx];
+            for (; j < b.pitch; j++) planes[j] = 0.0f;
           }
-          for (; j < b.pitch; j += N) zero.store(planes + j);
         }
       }
     }
   }
+  for (int64_t j = 0; j < b.reach_x + N; j += N) zero.store(planes + j);
 }
 
 // Where a tile of the grid goes: to the output row by row, or to a buffer of (OT, flat positions).
 struct ConvOut {
-  float* y;         // output channel 0 of the tile, first grid row of the band
-  int64_t channel;  // floats between output channels
-  int64_t row;      // floats between grid rows
+  float* y;           // output channel 0 of the tile, first position
+  int64_t channel;    // floats between output channels
+  int64_t row;        // floats between grid rows (unused in a buffer)
   const float* bias;  // of the tile, or nullptr
   bool relu;
 };
 
-inline F conv_finish(F v, const float* bias, int o, bool relu) {
-  if (bias) v += F::set1(bias[o]);
-  return relu ? max(v, F::zero()) : v;
+// What the next item reads is fetched while this one is computed, some lines with each tile.
+struct ConvAhead {
+  const char* at;
+  const char* end;
+  int64_t lines;  // with each tile
+  void step() {
+#if defined(__GNUC__)
+    for (int64_t i = 0; i < lines && at < end; i++, at += 64) __builtin_prefetch(at, 0, 2);
+#endif
+  }
+};
+
+template <int OT, int VT>
+inline __attribute__((always_inline)) void conv_finish(F (&acc)[OT][VT], const float* bias, bool relu) {
+  if (bias) {
+#pragma GCC unroll 8
+    for (int o = 0; o < OT; o++) {
+      const F add = F::set1(bias[o]);
+#pragma GCC unroll 8
+      for (int v = 0; v < VT; v++) acc[o][v] += add;
+    }
+  }
+  if (relu) {
+#pragma GCC unroll 8
+    for (int o = 0; o < OT; o++) {
+#pragma GCC unroll 8
+      for (int v = 0; v < VT; v++) acc[o][v] = max(acc[o][v], F::zero());
+    }
+  }
 }
 
 // One register tile: OT output channels x VT vectors of positions.
@@ -160,57 +238,76 @@ inline __attribute__((always_inline)) void conv_tile(const float* w, const int32
   emit(acc);
 }
 
-// All positions of a band for OT output channels, vectors [first, count).
+// Vectors [first, count) of a band, from row starts, for OT output channels.
 template <int OT, int VT>
 void conv_walk_rows(const ConvBand& b, const float* planes, const float* w, const int32_t* offsets, int64_t taps,
-                    const ConvOut& out, int64_t first, int64_t count) {
+                    const ConvOut& out, ConvAhead& ahead, int64_t first, int64_t count) {
   constexpr int64_t N = F::N;
+  float* const y = out.y;
+  const float* const bias = out.bias;
+  const bool relu = out.relu;
+  const int64_t channel = out.channel;
   int64_t row = first / b.row_vectors, column = first % b.row_vectors;
   for (; first + VT <= count; first += VT) {
     const float* at[VT];
     int64_t to[VT];
     int lanes[VT];
+    bool whole = true;
     for (int v = 0; v < VT; v++) {
       at[v] = planes + row * b.pitch + column * N;
       to[v] = row * out.row + column * N;
       lanes[v] = static_cast<int>(conv_min(N, b.gw - column * N));
+      whole = whole && lanes[v] == N;
       if (++column == b.row_vectors) column = 0, row++;
     }
+    ahead.step();
     conv_tile<OT, VT>(w, offsets, taps, at, [&](F (&acc)[OT][VT]) __attribute__((always_inline)) {
+      conv_finish(acc, bias, relu);
+      float* p = y;
+      if (whole) {
 #pragma GCC unroll 8
-      for (int o = 0; o < OT; o++) {
+        for (int o = 0; o < OT; o++, p += channel) {
 #pragma GCC unroll 8
-        for (int v = 0; v < VT; v++) {
-          const F r = conv_finish(acc[o][v], out.bias, o, out.relu);
-          float* p = out.y + o * out.channel + to[v];
-          if (lanes[v] == N) r.store(p);
-          else r.store_n(p, lanes[v]);
+          for (int v = 0; v < VT; v++) acc[o][v].store(p + to[v]);
+        }
+      } else {
+#pragma GCC unroll 8
+        for (int o = 0; o < OT; o++, p += channel) {
+#pragma GCC unroll 8
+          for (int v = 0; v < VT; v++) acc[o][v].store_n(p + to[v], lanes[v]);
         }
       }
     });
   }
-  if constexpr (VT > 1) conv_walk_rows<OT, VT / 2>(b, planes, w, offsets, taps, out, first, count);
+  if constexpr (VT > 1) conv_walk_rows<OT, VT / 2>(b, planes, w, offsets, taps, out, ahead, first, count);
 }
 
+// Vectors [first, count) of the flat planes, into a buffer.
 template <int OT, int VT>
-void conv_walk_flat(const float* planes, const float* w, const int32_t* offsets, int64_t taps, float* buffer,
-                    int64_t buffer_pitch, int64_t first, int64_t count) {
+void conv_walk_flat(const float* planes, const float* w, const int32_t* offsets, int64_t taps, const ConvOut& out,
+                    ConvAhead& ahead, int64_t first, int64_t count) {
   constexpr int64_t N = F::N;
+  const float* const bias = out.bias;
+  const bool relu = out.relu;
+  const int64_t channel = out.channel;
   for (; first + VT <= count; first += VT) {
     const float* at[VT];
     for (int v = 0; v < VT; v++) at[v] = planes + (first + v) * N;
+    ahead.step();
     conv_tile<OT, VT>(w, offsets, taps, at, [&](F (&acc)[OT][VT]) __attribute__((always_inline)) {
+      conv_finish(acc, bias, relu);
+      float* p = out.y + first * N;
 #pragma GCC unroll 8
-      for (int o = 0; o < OT; o++) {
+      for (int o = 0; o < OT; o++, p += channel) {
 #pragma GCC unroll 8
-        for (int v = 0; v < VT; v++) acc[o][v].store(buffer + o * buffer_pitch + (first + v) * N);
+        for (int v = 0; v < VT; v++) acc[o][v].store(p + v * N);
       }
     });
   }
-  if constexpr (VT > 1) conv_walk_flat<OT, VT / 2>(planes, w, offsets, taps, buffer, buffer_pitch, first, count);
+  if constexpr (VT > 1) conv_walk_flat<OT, VT / 2>(planes, w, offsets, taps, out, ahead, first, count);
 }
 
-// Width of the tile that starts at output channel o0: 8, 4, 2 or 1.
+// Width of the tile that starts with `left` output channels left: 8, 4, 2 or 1.
 inline int conv_tile_width(int64_t left) {
   int t = kOutTile;
   while (t > left) t /= 2;
@@ -218,39 +315,42 @@ inline int conv_tile_width(int64_t left) {
 }
 
 template <int OT>
-void conv_grid_rows(const ConvBand& b, const float* planes, const float* w, const int32_t* offsets, int64_t taps,
-                    const ConvOut& out, int64_t rows) {
-  conv_walk_rows<OT, kVectors<OT>>(b, planes, w, offsets, taps, out, 0, rows * b.row_vectors);
+void conv_grid_tile(const ConvBand& b, const float* planes, const float* w, const int32_t* offsets, int64_t taps,
+                    const ConvOut& out, ConvAhead& ahead, int64_t rows) {
+  if (b.by_rows) {
+    conv_walk_rows<OT, kVectors<OT>>(b, planes, w, offsets, taps, out, ahead, 0, rows * b.row_vectors);
+  } else {
+    conv_walk_flat<OT, kVectors<OT>>(planes, w, offsets, taps, out, ahead, 0, conv_ceil(rows * b.pitch, F::N));
+  }
 }
-template <int OT>
-void conv_grid_flat(const ConvBand& b, const float* planes, const float* w, const int32_t* offsets, int64_t taps,
-                    float* buffer, int64_t rows) {
-  conv_walk_flat<OT, kVectors<OT>>(planes, w, offsets, taps, buffer, b.buffer_pitch, 0,
-                                   conv_ceil(rows * b.pitch, F::N));
+// `rows` grid rows for ot output channels: to out row by row, or flat (b.by_rows says which).
+inline void conv_grid(int ot, const ConvBand& b, const float* planes, const float* w, const int32_t* offsets,
+                      int64_t taps, const ConvOut& out, ConvAhead& ahead, int64_t rows) {
+  switch (ot) {
+    case 8:
+      if constexpr (kOutTile == 8) conv_grid_tile<8>(b, planes, w, offsets, taps, out, ahead, rows);
+      break;
+    case 4: conv_grid_tile<4>(b, planes, w, offsets, taps, out, ahead, rows); break;
+    case 2: conv_grid_tile<2>(b, planes, w, offsets, taps, out, ahead, rows); break;
+    default: conv_grid_tile<1>(b, planes, w, offsets, taps, out, ahead, rows);
+  }
 }
 
-// The two above for a tile width known at run time.
-inline void conv_rows(int ot, const ConvBand& b, const float* planes, const float* w, const int32_t* offsets,
-                      int64_t taps, const ConvOut& out, int64_t rows) {
-  switch (ot) {
-    case 8:
-      if constexpr (kOutTile == 8) conv_grid_rows<8>(b, planes, w, offsets, taps, out, rows);
-      break;
-    case 4: conv_grid_rows<4>(b, planes, w, offsets, taps, out, rows); break;
-    case 2: conv_grid_rows<2>(b, planes, w, offsets, taps, out, rows); break;
-    default: conv_grid_rows<1>(b, planes, w, offsets, taps, out, rows);
-  }
+// The part's items and output channels.
+struct ConvPart { Range items, outs; };
+inline ConvPart conv_part(const ConvBand& b, int64_t outs, int part) {
+  const int slices = static_cast<int>(b.slices);
+  return {part_range(b.items(), part / slices, static_cast<int>(b.groups)),
+          part_range(outs, part % slices, slices, kOutTile)};
 }
-inline void conv_flat(int ot, const ConvBand& b, const float* planes, const float* w, const int32_t* offsets,
-                      int64_t taps, float* buffer, int64_t rows) {
-  switch (ot) {
-    case 8:
-      if constexpr (kOutTile == 8) conv_grid_flat<8>(b, planes, w, offsets, taps, buffer, rows);
-      break;
-    case 4: conv_grid_flat<4>(b, planes, w, offsets, taps, buffer, rows); break;
-    case 2: conv_grid_flat<2>(b, planes, w, offsets, taps, buffer, rows); break;
-    default: conv_grid_flat<1>(b, planes, w, offsets, taps, buffer, rows);
-  }
+// Fetches the source of the item after this one while `outs` channels of this one are computed.
+inline ConvAhead conv_ahead(const ConvBand& b, const float* source, int64_t item, int64_t end, int64_t outs) {
+  if (b.bands > 1 || item + 1 >= end) return {nullptr, nullptr, 0};
+  const int64_t floats = b.channels * b.h * b.w;
+  const int64_t vectors = b.by_rows ? b.band * b.row_vectors : conv_ceil(b.band * b.pitch, F::N);
+  const int64_t tiles = conv_max(1, outs * vectors / (kOutTile * kVectors<kOutTile>));
+  const char* at = reinterpret_cast<const char*>(source + (item + 1) * floats);
+  return {at, at + floats * 4, conv_ceil(floats * 4, 64 * tiles)};
 }
 
 }  // namespace gradloom::GL_ISA

@@ -135,6 +135,15 @@ def test_bias_and_relu_are_the_separate_steps(case, isa):
 
 
 @pytest.mark.parametrize("isa", ISAS)
+def test_nothing_in_gives_nothing_or_zero(isa):
+    for case in [(0, 2, 8, 8, 3, (3, 3)), (2, 0, 8, 8, 3, (3, 3)), (2, 2, 8, 8, 0, (3, 3))]:
+        c = Case(*case)
+        assert not c.forward(isa=isa).any()
+        assert not c.back_input(isa=isa).any()
+        assert not c.back_weight(isa=isa).any()
+
+
+@pytest.mark.parametrize("isa", ISAS)
 def test_same_bits_for_any_threads(isa):
     for case in [(64, 8, 14, 14, 16, (3, 3), (1, 1), (1, 1)), (1, 8, 60, 60, 16, (3, 3), (2, 2), (1, 1))]:
         c = Case(*case)
@@ -215,6 +224,41 @@ def test_max_pool2d(pool, isa, special):
     np.add.at(dx, (n[ok], c[ok], iy[ok], ix[ok]), g[ok].astype(np.float64))
     (got,) = run("max_pool2d_back", [g, index], [("f32", x.shape)], [h, w, *attrs], isa=isa)
     np.testing.assert_allclose(got, dx, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("case", [*CASES[:14], *CASES[17:]], ids=str)
+def test_conv2d_max_pool_is_the_separate_steps(case, isa):
+    c = Case(*case)
+    c.x[c.x > 2.2] = np.nan  # here and there
+    shape = (*c.y.shape[:2], c.y.shape[2] // 2, c.y.shape[3] // 2)
+    outputs = [("f32", shape), ("u8", shape)]
+    for bias, relu in itertools.product((False, True), (False, True)):
+        y = c.forward(bias=bias, relu=relu, isa=isa)
+        want = run("max_pool2d", [y], outputs, [[2, 2], [2, 2], [0, 0]], isa=isa)
+        attrs = [list(c.s), list(c.p), list(c.d), int(relu)]
+        for threads in (1, 2):
+            got = run("conv2d_max_pool", [c.x, c.w, c.b if bias else None], outputs, attrs, isa=isa, threads=threads)
+            assert got[0].tobytes() == want[0].tobytes()
+            np.testing.assert_array_equal(got[1], want[1])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_relu_back_may_move_before_max_pool_back(isa):
+    """relu_back(max_pool2d_back(g, index), h) = max_pool2d_back(relu_back(g, y), index), the same bits."""
+    rng = np.random.default_rng(7)
+    for h, w, k, s, p in POOLS:
+        x = np.maximum(rng.standard_normal((2, 3, h, w)), 0).astype(np.float32)
+        y, _ = pool_reference(x, k, s, p)
+        attrs = [list(k), list(s), list(p)]
+        y, index = run("max_pool2d", [x], [("f32", y.shape), ("u8", y.shape)], attrs, isa=isa)
+        g = rng.standard_normal(y.shape).astype(np.float32)
+        outputs = [("f32", x.shape)]
+        (late,) = run("max_pool2d_back", [g, index], outputs, [h, w, *attrs], isa=isa)
+        late = np.where(x > 0, late, np.float32(0))
+        g = np.where(y > 0, g, np.float32(0))
+        (early,) = run("max_pool2d_back", [g, index], outputs, [h, w, *attrs], isa=isa)
+        assert late.tobytes() == early.tobytes()
 
 
 @pytest.mark.parametrize("isa", ISAS)
