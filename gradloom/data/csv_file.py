@@ -90,7 +90,7 @@ def _open(path: str | os.PathLike[str]) -> io.TextIOWrapper:
         if os.stat(path).st_size == 0:
             raise FileError(f"{path}: is empty (0 bytes); need a CSV file")
         if str(path).endswith(".gz"):
-            return io.TextIOWrapper(gzip.open(path), encoding="utf-8-sig", newline="")  # type: ignore[arg-type]
+            return io.TextIOWrapper(gzip.open(path), encoding="utf-8-sig", newline="")
         return open(path, encoding="utf-8-sig", newline="")
     except OSError as error:
         raise FileError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from None

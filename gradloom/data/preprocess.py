@@ -100,7 +100,8 @@ class Preprocess:
             )
         if list(data.shape[1:]) != self.shape and list(data.shape[1:]) != [self.inputs]:
             raise DataError(f"input: rows of shape {list(data.shape[1:])}; need {self.shape} as in training")
-        return np.reshape(data, (len(data), self.inputs))
+        rows = np.reshape(data, (len(data), self.inputs))
+        return rows if rows.dtype in (np.uint8, np.float32) else rows.astype(np.float32)
 
     def _apply_csv(self, data: CsvColumns) -> tuple[np.ndarray, list[str]]:
         notes: list[str] = []

@@ -85,7 +85,7 @@ def read_table(
 
     target      the column (CSV) or array (.npz) to predict; None: the last column, or the conventional name
     task        "classification" or "regression"; None: decided from the target
-    test_split  share of the rows held out for the test when the file brings no test rows; 0: none
+    test_split  share of the rows (of each class) held out for the test when the file brings no test rows; 0: none
     val_split   the validation share that fit will take from the training rows: they are kept out of the statistics
     """
     if task not in (None, "classification", "regression"):
@@ -99,7 +99,7 @@ def read_table(
     if raw.test_x is None and test_split:
         if n < 2:
             raise DataError(f"{raw.path}: {n} row; need at least 2, one of them for the test")
-        rows, held = split_rows(n, test_split, seed, stream=_TEST)
+        rows, held = _hold_out(y if task == "classification" else np.zeros(n, np.int32), test_split, seed)
     else:
         rows, held = np.arange(n, dtype=np.int64), np.zeros(0, np.int64)
     known = rows[split_rows(len(rows), val_split, seed)[0]] if val_split else rows
@@ -453,6 +453,20 @@ def _as_class(value: object) -> str:
         except ValueError:
             return text
     return class_name(value)
+
+
+def _hold_out(ids: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """(training rows, test rows): one permutation by the seed, of which each class gives its last share to the test."""
+    order = np.concatenate(split_rows(len(ids), share, seed, stream=_TEST))
+    total = min(max(round(len(ids) * share), 1), len(ids) - 1)
+    want = np.bincount(ids) * share
+    take = np.floor(want).astype(np.int64)
+    take[np.argsort(take - want, kind="stable")[: total - take.sum()]] += 1  # the largest remainders
+    held = np.zeros(len(ids), bool)
+    for label, count in enumerate(take):
+        if count:
+            held[np.flatnonzero(ids[order] == label)[-count:]] = True
+    return order[~held], order[held]
 
 
 # -- features --------------------------------------------------------------------------------------------------------

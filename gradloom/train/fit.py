@@ -26,6 +26,7 @@ class EpochResult:
     train: Result
     val: Result | None
     seconds: float
+    planned_bytes: int = 0  # the arena that the steps so far planned for
 
     def __str__(self) -> str:
         text = f"epoch {self.epoch}: loss {self.train.loss:.5g}"
@@ -91,7 +92,8 @@ def fit(
             on_eval_batch=on_eval_batch,
             on_progress=on_progress or (show.update if show else None),
         )
-        result = EpochResult(number, train, val if len(val_rows) else None, time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        result = EpochResult(number, train, val if len(val_rows) else None, seconds, trainer.planned_bytes)
         history.append(result)
         if show:
             show.epoch_done(result)

@@ -372,6 +372,11 @@ class Trainer:
             updates = (*updates, *self.optimizer.update(parameters, sums, total, state))
         return updates
 
+    @property
+    def planned_bytes(self) -> int:
+        """The largest arena that a compiled step of this trainer plans for."""
+        return max((s.run.plan.peak_bytes for s in self._steps.values() if hasattr(s.run, "plan")), default=0)
+
     # ---- reading and resetting -----------------------------------------------------------------------------
 
     def grad_acc(self, name: str) -> np.ndarray:

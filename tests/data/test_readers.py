@@ -74,6 +74,17 @@ def test_validation_rows_are_kept_out_of_the_statistics(tmp_path):
     assert len(val) == 6 and abs(table.train.data[:, 0].mean()) > 1e-3
 
 
+def test_each_class_gives_its_share_to_the_test(tmp_path):
+    rows = "".join(f"{i},{'aaaaaabbbc'[i % 10]}\n" for i in range(100)) + "100,rare\n"
+    for seed in range(5):
+        table = read_table(write(tmp_path / "t.csv", "x,y\n" + rows), seed=seed)
+        assert np.bincount(table.test.labels, minlength=4).tolist() == [12, 6, 2, 0] and table.train.n == 81
+    for n, share, test in ((3, 0.2, 1), (4, 0.5, 2), (9, 0.5, 4), (10, 0.2, 2)):
+        write(tmp_path / "t.csv", "x,y\n" + "".join(f"{i},{i}.5\n" for i in range(n)))
+        table = read_table(tmp_path / "t.csv", test_split=share)
+        assert (table.train.n, table.test.n) == (n - test, test)
+
+
 def test_same_seed_same_rows(tmp_path):
     path = table_csv(tmp_path)
     first, again, other = (read_table(path, target="price", seed=s) for s in (1, 1, 2))

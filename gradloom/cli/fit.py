@@ -1,0 +1,389 @@
+"""gradloom fit: train a model on a table, arrays or images, and save it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from ..data import Dataset, Table
+
+
+def fit(
+    data: Annotated[str, typer.Argument(help="A .csv or .csv.gz file, an .npz file, or a folder of idx files.")],
+    target: Annotated[str | None, typer.Option(help="Column or array to predict. [default: the last column]")] = None,
+    task: Annotated[str | None, typer.Option(help="classification or regression. [default: from the target]")] = None,
+    hidden: Annotated[
+        str | None, typer.Option(help="Widths of the hidden layers, such as 64,64. [default: 64,64; images 500]")
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Passes over the training rows. [default: by their number]")
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Rows per step. [default: by their number]")] = None,
+    micro_batch_size: Annotated[
+        int | None, typer.Option(help="Rows computed at a time; gradients add up to the batch. [default: the batch]")
+    ] = None,
+    lr: Annotated[
+        float | None,
+        typer.Option(help="Learning rate at the start; it falls to 0 by a cosine. [default: 0.003; sgd 0.05]"),
+    ] = None,
+    optimizer: Annotated[str, typer.Option(help="adamw (weight decay 0.01) or sgd (momentum 0.9).")] = "adamw",
+    loss: Annotated[
+        str | None, typer.Option(help="cross_entropy or mse. [default: cross_entropy for classes, else mse]")
+    ] = None,
+    val_split: Annotated[
+        float | None, typer.Option(help="Share of the training rows to validate on. [default: 0.05 for idx, else 0]")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the weights, the split and the order of the rows.")] = 0,
+    threads: Annotated[int | None, typer.Option(help="[default: the machine's cores]")] = None,
+    out: Annotated[str, typer.Option(help="Folder for model.safetensors and result.json.")] = "gradloom-out",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")] = False,
+) -> int:
+    """Train a model on a table, arrays or images, and save it.
+
+    Text targets and whole-number targets with at most 20 values are classes, other numbers a regression. Where the data
+    bring no test rows, a fifth of them is held out and measured at the end.
+    """
+    from ..base.errors import SettingError
+
+    wanted = {"epochs": epochs, "batch-size": batch_size, "micro-batch-size": micro_batch_size, "threads": threads}
+    for name, value in wanted.items():
+        if value is not None and value < 1:
+            raise SettingError(f"--{name} {value}: need a whole number of at least 1")
+    if lr is not None and not 0 < lr < float("inf"):
+        raise SettingError(f"--lr {lr:g}: need a finite number above 0")
+    if seed < 0:
+        raise SettingError(f"--seed {seed}: need a whole number of at least 0")
+    if val_split is not None and not 0 <= val_split < 1:
+        raise SettingError(f"--val-split {val_split:g}: need a number of at least 0 and below 1")
+    _one_of("optimizer", optimizer, ("adamw", "sgd"))
+    _one_of("loss", loss, ("cross_entropy", "mse"))
+    _one_of("task", task, ("classification", "regression"))
+    widths = None if hidden is None else _widths(hidden)
+    if val_split is None:
+        val_split = 0.05 if os.path.isdir(data) else 0.0
+    return _run(
+        _Options(
+            data, target, task, widths, epochs, batch_size, micro_batch_size, lr, optimizer, loss, val_split, seed,
+            threads, out, json,
+        )
+    )  # fmt: skip
+
+
+def _one_of(option: str, value: str | None, known: tuple[str, ...]) -> None:
+    from ..base.errors import SettingError
+
+    if value is not None and value not in known:
+        raise SettingError(f"--{option} {value}: is not known; need {' or '.join(known)}")
+
+
+def _widths(text: str) -> list[int]:
+    from ..base.errors import SettingError
+
+    try:
+        widths = [int(part) for part in text.split(",")] if text.strip() else []
+    except ValueError:
+        widths = [0]
+    if any(w < 1 for w in widths):
+        raise SettingError(
+            f"--hidden {text}: need whole numbers of at least 1, such as 64,64, or nothing for no hidden layer"
+        )
+    return widths
+
+
+@dataclass
+class _Options:
+    """What the user asked for; None: not said."""
+
+    data: str
+    target: str | None
+    task: str | None
+    hidden: list[int] | None
+    epochs: int | None
+    batch_size: int | None
+    micro_batch_size: int | None
+    lr: float | None
+    optimizer: str
+    loss: str | None
+    val_split: float
+    seed: int
+    threads: int | None
+    out: str
+    json: bool
+
+
+@dataclass
+class _Settings:
+    """What the run does."""
+
+    hidden: list[int]
+    epochs: int
+    batch_size: int
+    micro_batch_size: int
+    lr: float
+    loss: str
+
+
+def _settle(asked: _Options, table: Table) -> _Settings:
+    """Defaults for what was not said, by the kind and the number of the training rows."""
+    from ..base.errors import DataError, SettingError
+
+    rows = table.train.n - (len(table.train.split(asked.val_split, asked.seed)[1]) if asked.val_split else 0)
+    images = table.preprocess.kind == "array"
+    batch = min(rows, 32 if rows < 5000 else 500 if images else 128)
+    if asked.batch_size is not None:
+        batch = asked.batch_size
+        if batch > rows:
+            raise DataError(f"--batch-size {batch}: is larger than the training data; need at most {rows}, their rows")
+    micro = batch if asked.micro_batch_size is None else asked.micro_batch_size
+    if micro > batch:
+        raise SettingError(f"--micro-batch-size {micro}: need at most {batch}, the batch size")
+    loss = asked.loss or ("cross_entropy" if table.task == "classification" else "mse")
+    if loss == "cross_entropy" and table.task == "regression":
+        raise SettingError("--loss cross_entropy: the task is a regression; need mse, or --task classification")
+    return _Settings(
+        hidden=asked.hidden if asked.hidden is not None else [500] if images else [64, 64],
+        epochs=asked.epochs or (100 if rows < 1000 else 10 if images and rows >= 20000 else 50),
+        batch_size=batch,
+        micro_batch_size=micro,
+        lr=asked.lr or (0.003 if asked.optimizer == "adamw" else 0.05),
+        loss=loss,
+    )
+
+
+def _run(asked: _Options) -> int:
+    from ..base.errors import TrainError
+    from ..data import read_table
+    from ..files import check_writable
+    from .model import build_model, save_model
+
+    table = read_table(asked.data, asked.target, asked.task, val_split=asked.val_split, seed=asked.seed)
+    use = _settle(asked, table)
+    check_writable(asked.out)
+    net = build_model(table.preprocess, use.hidden)
+    _announce(asked, use, table, net)
+    path = os.path.join(asked.out, "model.safetensors")
+
+    def save(ending: str) -> None:
+        about = {"data": asked.data, "seed": asked.seed, "ending": ending, **asdict(use)}
+        with _uninterrupted():
+            save_model(path, net, table.preprocess, use.hidden, about)
+
+    start = time.perf_counter()
+    try:
+        history = _train(asked, use, table, net)
+    except KeyboardInterrupt:
+        save("interrupted")
+        _say(f"interrupted; the weights so far are in {path}")
+        return 130
+    except TrainError as error:
+        save(f"stopped: {error}")
+        raise type(error)(f"{error}; the last good weights are in {path}") from None
+    seconds = time.perf_counter() - start
+    save("done")
+    result = _measure(asked, use, table, net, history, seconds)
+    result["model"] = path
+    _write_result(os.path.join(asked.out, "result.json"), result)
+    _summarise(asked, table, result)
+    if asked.json:
+        print(json_text(result))
+    return 0
+
+
+def _train(asked: _Options, use: _Settings, table: Table, net: Any) -> list[Any]:
+    import gradloom as gl
+
+    from .progress import Progress
+
+    steps = use.epochs * -(-(table.train.n - len(table.train.split(asked.val_split, asked.seed)[1])) // use.batch_size)
+
+    def cosine(step: int, epoch: int) -> float:
+        return use.lr * 0.5 * (1 + math.cos(math.pi * min(step / steps, 1)))
+
+    optimizer: Any
+    if asked.optimizer == "adamw":
+        optimizer = gl.optim.AdamW(lr=cosine, weight_decay=0.01)
+    else:
+        optimizer = gl.optim.SGD(lr=cosine, momentum=0.9)
+    with Progress(use.epochs) as progress:
+        return gl.fit(
+            net,
+            _for_loss(table.train, table, use.loss),
+            loss=use.loss,
+            optimizer=optimizer,
+            epochs=use.epochs,
+            batch_size=use.batch_size,
+            micro_batch_size=use.micro_batch_size,
+            val_split=asked.val_split,
+            seed=asked.seed,
+            progress=False,
+            on_epoch=progress.epoch,
+            on_progress=progress.rows,
+            threads=asked.threads,
+        )
+
+
+def _for_loss(data: Dataset, table: Table, loss: str) -> Dataset:
+    """The data set with labels as the loss takes them: mse over classes compares with rows of 0 and 1."""
+    import numpy as np
+
+    from ..data import Dataset
+
+    if loss != "mse" or table.task != "classification":
+        return data
+    return Dataset(data.data, np.eye(table.preprocess.outputs, dtype=np.float32)[data.labels])
+
+
+def _measure(
+    asked: _Options, use: _Settings, table: Table, net: Any, history: list[Any], seconds: float
+) -> dict[str, Any]:
+    """The numbers of the run: the last epoch, the test rows, time and memory."""
+    import resource
+
+    import gradloom as gl
+
+    last = history[-1]
+    val_rows = 0 if last.val is None else last.val.ndata
+    train_rows = table.train.n - val_rows
+    found: dict[str, Any] = {
+        "data": asked.data,
+        "task": table.task,
+        "target": table.preprocess.target,
+        "rows_train": train_rows,
+        "rows_val": val_rows,
+        "rows_test": 0 if table.test is None else table.test.n,
+        **_of(last.train, "train"),
+        **(_of(last.val, "val") if val_rows else {}),
+    }
+    if table.test is not None:
+        test = gl.evaluate(net, _for_loss(table.test, table, use.loss), loss=use.loss, threads=asked.threads)
+        found.update(_of(test, "test"))
+        if table.task == "regression":
+            outputs = gl.predict(net, table.test.data, threads=asked.threads)
+            found.update(regression_scores(table.preprocess.outputs_to_targets(outputs), table.test_targets, "test_"))
+    found.update(asdict(use))
+    found.update(
+        optimizer=asked.optimizer,
+        seed=asked.seed,
+        steps=use.epochs * -(-train_rows // use.batch_size),
+        seconds=round(seconds, 3),
+        rows_per_second=round(train_rows * use.epochs / seconds),
+        parameters=net.parameter_count(),
+        planned_bytes=last.planned_bytes,
+        peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+        notes=table.notes,
+    )
+    return found
+
+
+def _of(result: Any, name: str) -> dict[str, Any]:
+    """Loss and accuracy of a Result with their uncertainties; accuracy where there are classes."""
+    found = {f"{name}_loss": result.loss, f"{name}_loss_unc": result.loss_unc}
+    if not math.isnan(result.accuracy):
+        found |= {f"{name}_accuracy": result.accuracy, f"{name}_accuracy_unc": result.accuracy_unc}
+    return found
+
+
+def regression_scores(predicted: Any, true: Any, name: str = "") -> dict[str, float]:
+    """r2 (share of the variance explained, 1 is perfect) and rmse in the units of the target, averaged over targets."""
+    import numpy as np
+
+    true = np.reshape(true, predicted.shape).astype(np.float64)
+    error = np.square(predicted - true).mean(axis=0)
+    spread = np.square(true - true.mean(axis=0)).mean(axis=0)
+    r2 = float(np.mean(1 - error / spread)) if (spread > 0).all() else math.nan
+    return {f"{name}r2": r2, f"{name}rmse": float(np.sqrt(error.mean()))}
+
+
+def json_text(result: dict[str, Any]) -> str:
+    """One line of strict JSON: what is not a number becomes null."""
+    import json
+
+    plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in result.items()}
+    return json.dumps(plain, ensure_ascii=False)
+
+
+def _write_result(path: str, result: dict[str, Any]) -> None:
+    from ..files import atomic_write
+
+    text = json_text(result) + "\n"
+    with atomic_write(path, len(text)) as file:
+        file.write(text.encode())
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """A second Ctrl-C does not stop the saving that the first one asked for."""
+    try:
+        old = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except ValueError:  # not the main thread: no signal arrives here
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, old)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _announce(asked: _Options, use: _Settings, table: Table, net: Any) -> None:
+    """What is about to happen, and everything that was decided for the user."""
+    from .progress import plural
+
+    made = table.preprocess
+    what = f"{table.train.n:,} rows"
+    if asked.val_split:
+        what += f" ({asked.val_split:g} of them for validation)"
+    if table.test is not None:
+        what += f", {table.test.n:,} test rows " + ("from the file" if table.test_from == "file" else "held out")
+    _say(f"{asked.data}: {what}, {plural(made.inputs, 'feature')}")
+    for note in table.notes:
+        _say(f"  {note}")
+    if table.task == "classification":
+        classes = ", ".join(made.classes[:10]) + (", ..." if len(made.classes) > 10 else "")
+        _say(f"  {len(made.classes)} classes: {classes}")
+    sizes = "-".join(str(s) for s in (made.inputs, *use.hidden, made.outputs))
+    _say(
+        f"model: {sizes}, {net.parameter_count():,} parameters; {use.loss}, {asked.optimizer}, rate {use.lr:g} falling,"
+        f" {plural(use.epochs, 'epoch')}, batches of {use.batch_size}, seed {asked.seed}"
+    )
+
+
+def _summarise(asked: _Options, table: Table, result: dict[str, Any]) -> None:
+    from .progress import duration, rate
+
+    def line(part: str) -> str:
+        shown = f"loss {result[f'{part}_loss']:.4f}"
+        if f"{part}_accuracy" in result:
+            shown += f"  accuracy {result[f'{part}_accuracy']:.4f}"
+            unc = result[f"{part}_accuracy_unc"]
+            shown += "" if math.isnan(unc) else f" +- {unc:.4f}"
+        if f"{part}_r2" in result:
+            shown += f"  R2 {result[f'{part}_r2']:.4f}  rmse {result[f'{part}_rmse']:.6g}"
+        return shown
+
+    lines = [("training", line("train"))]
+    if "val_loss" in result:
+        lines.append(("validation", line("val")))
+    if "test_loss" in result:
+        lines.append((f"test ({table.test_from})", line("test")))
+    lines.append(("time", f"{duration(result['seconds'])}, {rate(result['rows_per_second'])} rows/s"))
+    lines.append(("memory", f"{rate(result['peak_bytes'])}B, {rate(result['planned_bytes'])}B of them planned"))
+    lines.append(("saved", result["model"]))
+    lines.append(("use it", f"gradloom predict {shlex.quote(result['model'])} {shlex.quote(asked.data)}"))
+    width = max(len(name) for name, _ in lines)
+    for name, text in lines:
+        print(f"{name:<{width}}  {text}", file=sys.stderr if asked.json else sys.stdout, flush=True)

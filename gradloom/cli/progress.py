@@ -1,0 +1,107 @@
+"""What a person sees while a command works: a bar on a terminal, one line per epoch elsewhere. All of it on stderr."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+
+def rate(number: float) -> str:
+    """1234567 -> 1.23 M."""
+    for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """75.3 -> 1:15; short times keep a decimal."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def plural(count: int, noun: str) -> str:
+    """1 epoch, 2 epochs."""
+    return f"{count:,} {noun}" + "s" * (count != 1)
+
+
+def numbers(result: Any, name: str = "") -> str:
+    """loss 0.123 and accuracy 0.98 of a Result, where it has them."""
+    if result is None or not result.ndata:
+        return ""
+    text = f"{name}loss {result.loss:.4g}"
+    accuracy = result.accuracy
+    return text if accuracy is None or math.isnan(accuracy) else f"{text}  {name}accuracy {accuracy:.4f}"
+
+
+class Progress:
+    """Shows a fit: a context, whose `epoch` and `rows` are the listeners of gl.fit."""
+
+    def __init__(self, epochs: int, stream: Any = None) -> None:
+        self.epochs = epochs
+        self.stream = sys.stderr if stream is None else stream
+        self.done = 0
+        self.start = time.perf_counter()
+        self._bar: Any = None
+        self._task: Any = None
+        self._shown = ""
+
+    def __enter__(self) -> Progress:
+        self.start = time.perf_counter()
+        if self.stream.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, TextColumn
+            from rich.progress import Progress as Bar
+
+            columns = (
+                TextColumn("epoch {task.fields[epoch]}"),
+                BarColumn(bar_width=20),
+                TextColumn("{task.description}"),
+            )
+            self._bar = Bar(*columns, console=Console(file=self.stream))
+            self._task = self._bar.add_task("", total=self.epochs, epoch=f"1/{self.epochs}")
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def rows(self, at: Any) -> None:
+        """Somewhere inside a pass (a gradloom.train.Progress)."""
+        if self._bar is None:
+            return
+        share = at.rows / at.rows_total if at.training else 1.0
+        shown = numbers(at.result) if at.training else self._shown
+        self._show(self.done + share, shown, at.rows / max(at.seconds, 1e-9))
+
+    def epoch(self, done: Any) -> None:
+        """An epoch has ended (a gradloom.EpochResult)."""
+        self.done = done.epoch
+        shown = "  ".join(part for part in (numbers(done.train), numbers(done.val, "val ")) if part)
+        speed = done.train.ndata / max(done.seconds, 1e-9)
+        self._shown = shown
+        if self._bar is not None:
+            self._show(self.done, shown, speed)
+            return
+        line = f"epoch {done.epoch}/{self.epochs}  {shown}  {rate(speed)} rows/s  {self._left(self.done)} left"
+        print(line, file=self.stream, flush=True)
+
+    def _show(self, passed: float, shown: str, speed: float) -> None:
+        text = f"{shown}  {rate(speed)} rows/s  {self._left(passed)} left"
+        epoch = f"{min(int(passed) + 1, self.epochs)}/{self.epochs}"
+        self._bar.update(self._task, completed=passed, description=text, epoch=epoch)
+
+    def _left(self, passed: float) -> str:
+        took = time.perf_counter() - self.start
+        return duration(took / max(passed, 1e-9) * (self.epochs - passed))

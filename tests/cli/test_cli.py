@@ -1,0 +1,179 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradloom.cli.main import main
+from gradloom.cli.model import build_model, load_model, save_model
+from gradloom.data import Preprocess
+from gradloom.files import load_arrays, save_arrays
+
+ROOT = Path(__file__).parents[2]
+DIGITS = ROOT / "examples" / "data" / "digits.npz"
+
+
+def write(path, text):
+    path.write_text(text)
+    return str(path)
+
+
+def run(capsys, *arguments):
+    code = main([str(a) for a in arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+# -- the command itself ------------------------------------------------------------------------------------------------
+
+
+def test_help_is_quick_to_start():
+    code = "import sys; from gradloom.cli.main import main; main(['--help']); print(sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "fit" in done.stdout and "predict" in done.stdout
+    for heavy in ("'rich'", "'gguf'", "'safetensors'", "'torch'", "'sklearn'"):
+        assert heavy not in done.stdout
+
+
+def test_version_and_module():
+    done = subprocess.run([sys.executable, "-m", "gradloom", "--version"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("gradloom ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fit", "x.csv", "--finesse", "3"], "gradloom: No such option: --finesse; see gradloom fit --help"),
+        (["fit", "x.csv", "--epochs", "many"], "gradloom: Invalid value for '--epochs': "),
+        (["fit"], "gradloom: Missing argument "),
+        (["fly"], "gradloom: No such command 'fly'; see gradloom --help"),
+        (["fit", "x.csv", "--lr", "-0.1"], "gradloom: --lr -0.1: need a finite number above 0"),
+        (["fit", "x.csv", "--lr", "nan"], "gradloom: --lr nan: need a finite number above 0"),
+        (["fit", "x.csv", "--epochs", "0"], "gradloom: --epochs 0: need a whole number of at least 1"),
+        (["fit", "x.csv", "--batch-size", "-5"], "gradloom: --batch-size -5: need a whole number of at least 1"),
+        (["fit", "x.csv", "--micro-batch-size", "0"], "gradloom: --micro-batch-size 0: need a whole number of at lea"),
+        (["fit", "x.csv", "--threads", "0"], "gradloom: --threads 0: need a whole number of at least 1"),
+        (["fit", "x.csv", "--seed", "-1"], "gradloom: --seed -1: need a whole number of at least 0"),
+        (["fit", "x.csv", "--val-split", "1"], "gradloom: --val-split 1: need a number of at least 0 and below 1"),
+        (["fit", "x.csv", "--hidden", "64,x"], "gradloom: --hidden 64,x: need whole numbers of at least 1, such as 64"),
+        (["fit", "x.csv", "--hidden", "0"], "gradloom: --hidden 0: need whole numbers of at least 1, such as 64,64"),
+        (["fit", "x.csv", "--optimizer", "lion"], "gradloom: --optimizer lion: is not known; need adamw or sgd"),
+        (["fit", "x.csv", "--loss", "hinge"], "gradloom: --loss hinge: is not known; need cross_entropy or mse"),
+        (
+            ["fit", "x.csv", "--task", "guess"],
+            "gradloom: --task guess: is not known; need classification or regression",
+        ),
+        (["fit", "x.csv"], "gradloom: x.csv: no such file or folder"),
+        (["predict", "m.safetensors", "x.csv"], "gradloom: m.safetensors: no such file or directory"),
+        (["predict", "m", "x.csv"], "gradloom: m: suffix (none) is not known; need .safetensors or .gguf"),
+    ],
+)
+def test_bad_options(capsys, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "") and err.startswith(message) and err.count("\n") == 1
+    assert not any(tmp_path.iterdir())
+
+
+def rows(text, count):
+    return "".join(text.format(i=i, c=i % 2) for i in range(count))
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("", [], "t.csv: is empty (0 bytes); need a CSV file"),
+        ("a,b,y\n1,2,0\n3,4\n", [], "t.csv line 3: 2 cells, needs 3 as in line 1; fix or remove that line"),
+        (
+            "size,price\n" + rows("{i},{i}.5\n", 30),
+            ["--target", "prize"],
+            "t.csv: no column 'prize'; the nearest is 'price' (columns: size, price)",
+        ),
+        ("a,b,y\n" + rows("{i},,{c}\n", 30), [], "t.csv: column 'b' is empty in all 30 rows; remove it from the file"),
+        ("a,y\n" + rows("{i},1\n", 30), [], "t.csv: a single class, '1', in all 24 training rows; need at least 2"),
+        (
+            "a,y\n" + rows("{i},{c}\n", 30),
+            ["--batch-size", "25"],
+            "--batch-size 25: is larger than the training data; need at most 24, their rows",
+        ),
+        (
+            "a,y\n" + rows("{i},{c}\n", 30),
+            ["--batch-size", "20", "--val-split", "0.25"],
+            "--batch-size 20: is larger than the training data; need at most 18, their rows",
+        ),
+        (
+            "a,y\n" + rows("{i},{c}\n", 30),
+            ["--batch-size", "8", "--micro-batch-size", "9"],
+            "--micro-batch-size 9: need at most 8, the batch size",
+        ),
+        (
+            "a,y\n" + rows("{i},{i}.5\n", 30),
+            ["--loss", "cross_entropy"],
+            "--loss cross_entropy: the task is a regression; need mse, or --task classification",
+        ),
+    ],
+)
+def test_bad_data(capsys, tmp_path, text, options, message):
+    path = write(tmp_path / "t.csv", text)
+    code, out, err = run(capsys, "fit", path, *options, "--out", tmp_path / "out")
+    assert (code, out) == (2, "") and err.endswith(f"{message}\n") and err.count("\n") == 1
+    assert sorted(os.listdir(tmp_path)) == ["t.csv"]
+
+
+def test_output_folder_that_cannot_be(capsys, tmp_path):
+    write(tmp_path / "file", "")
+    code, _, err = run(
+        capsys, "fit", write(tmp_path / "t.csv", "a,y\n" + rows("{i},{c}\n", 30)), "--out", tmp_path / "file"
+    )
+    assert (
+        code == 2 and err == f"gradloom: {tmp_path / 'file'}: cannot be written: file exists; choose another folder\n"
+    )
+
+
+# -- the model file ----------------------------------------------------------------------------------------------------
+
+
+def test_model_file(tmp_path):
+    made = Preprocess("array", "classification", "y", shape=[4, 4], mean=1.0, std=2.0, classes=["a", "b"])
+    net = build_model(made, [3])
+    net.init(0)
+    path = tmp_path / "m.safetensors"
+    save_model(path, net, made, [3], {"seed": 0})
+    again, preprocess = load_model(path)
+    assert preprocess == made
+    for name, array in net.state_dict().items():
+        assert array.tobytes() == again.state_dict()[name].tobytes()
+
+
+def test_damaged_model_files(capsys, tmp_path):
+    made = Preprocess("array", "classification", "y", shape=[4, 4], mean=1.0, std=2.0, classes=["a", "b"])
+    path = tmp_path / "m.safetensors"
+    net = build_model(made, [3])
+    save_model(path, net, made, [3], {})
+    arrays, metadata = load_arrays(path)
+    whole = path.read_bytes()
+    described = json.loads(metadata["gradloom.model"])
+    del described["preprocess"]["columns"]
+    cases = [
+        (lambda: path.write_bytes(whole[:-100]), "is no whole safetensors file"),
+        (
+            lambda: save_arrays(path, arrays),
+            "holds arrays but no model of gradloom; need a file that `gradloom fit` saved",
+        ),
+        (lambda: save_arrays(path, {}, metadata), "its description is damaged (load: missing "),
+        (lambda: save_arrays(path, arrays, {"gradloom.model": "{"}), "its description is damaged"),
+        (
+            lambda: save_arrays(path, arrays, {"gradloom.model": '{"format": 9}'}),
+            "format 9; this version reads format 1",
+        ),
+        (
+            lambda: save_arrays(path, arrays, {"gradloom.model": json.dumps(described)}),
+            "its description is damaged (prepro",
+        ),
+    ]
+    for damage, message in cases:
+        damage()
+        code, out, err = run(capsys, "predict", path, DIGITS)
+        assert (code, out) == (2, "") and message in err and err.count("\n") == 1
