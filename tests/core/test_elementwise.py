@@ -7,7 +7,7 @@ import math
 import ml_dtypes
 import numpy as np
 import pytest
-from harness import isas, run
+from tests.core.harness import isas, run
 
 f32 = np.float32
 INF, NAN = np.inf, np.nan

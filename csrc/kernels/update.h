@@ -1,0 +1,210 @@
+// update.h: the end of a step. One instruction covers many tensors: they are taken as one long run of elements, in the
+// order of the arguments, and parts are ranges of that run. Outputs are the inputs' own storage, so they are not
+// looked at; everything is dense.
+#pragma once
+#include "../simd/simd.h"
+#include "../tape.h"
+
+namespace gradloom::GL_ISA::update {
+
+constexpr int64_t kGrain = 1024;
+
+inline uint32_t update_parts(int64_t n) { return parts_for(static_cast<double>(n), 32768, 64); }
+inline float scalar(const Call& c, int i) { return *c[i].as<float>(); }
+inline float* floats(const Tensor& t) { return t.as<float>(); }
+
+// Groups of `size` arguments each, the first tensor of group k at arg `first + k * size`.
+inline int64_t total_size(const Call& c, int first, int size, int groups) {
+  int64_t n = 0;
+  for (int k = 0; k < groups; k++) n += c[first + k * size].size();
+  return n;
+}
+
+// body(index of the group's first argument, begin, end) for every piece of this part's range.
+template <class Body>
+inline void for_pieces(const Call& c, int first, int size, int groups, int part, int parts, const Body& body) {
+  int64_t n = 0;
+  if (parts > 1) n = total_size(c, first, size, groups);
+  const Range r = parts > 1 ? part_range(n, part, parts, kGrain) : Range{0, INT64_MAX};
+  int64_t base = 0;
+  for (int k = 0; k < groups && base < r.end; k++) {
+    const int arg = first + k * size;
+    const int64_t here = c[arg].size(), begin = r.begin > base ? r.begin - base : 0;
+    const int64_t end = r.end - base < here ? r.end - base : here;
+    if (begin < end) body(arg, begin, end);
+    base += here;
+  }
+}
+
+// step(i, n) for every vector of [begin, end): n lanes from element i. n is a constant but for the last.
+template <class Step> inline __attribute__((always_inline)) void vectors(int64_t begin, int64_t end, const Step& step) {
+  int64_t i = begin;
+  for (; i + F::N <= end; i += F::N) step(i, F::N);
+  if (i < end) step(i, static_cast<int>(end - i));
+}
+inline __attribute__((always_inline)) F get(const float* p, int n) { return n == F::N ? F::load(p) : F::load_n(p, n); }
+inline __attribute__((always_inline)) void put(float* p, F v, int n) {
+  if (n == F::N) v.store(p);
+  else v.store_n(p, n);
+}
+#define GL_LANES [&](int64_t i, int n) __attribute__((always_inline))
+
+// ---- sgd: lr momentum weight_decay weight | w g m? -> | w m ---------------------------------------------------
+
+inline int sgd_groups(const Call& c) { return (c.arg_count - 4) / 5; }
+inline void plan_sgd(const Call& c, KernelPlan& plan) {
+  plan.parts[0] = update_parts(total_size(c, 4, 3, sgd_groups(c)));
+}
+inline void run_sgd(const Call& c, int, int part, int parts, void*) {
+  const float lr = scalar(c, 0), weight = scalar(c, 3);
+  const F decay = F::set1(static_cast<float>(1.0 - static_cast<double>(lr) * scalar(c, 2)));
+  const F rate = F::set1(lr), momentum = F::set1(scalar(c, 1)), divisor = F::set1(weight);
+  // Division, not a product with the reciprocal: 6 rows of gradient 1 and weight 6 give exactly 1. A step in which
+  // no row counts (weight 0) has no gradient.
+  const bool divides = weight != 1.0f, nothing = weight == 0.0f;
+  for_pieces(c, 4, 3, sgd_groups(c), part, parts, [&](int arg, int64_t begin, int64_t end) {
+    float *w = floats(c[arg]), *m = floats(c[arg + 2]);
+    const float* g = floats(c[arg + 1]);
+    vectors(begin, end, GL_LANES {
+      F step = get(g + i, n);
+      if (divides) step = nothing ? F::zero() : step / divisor;
+      if (m) {
+        step = mul_add(momentum, get(m + i, n), step);
+        put(m + i, step, n);
+      }
+      put(w + i, get(w + i, n) * decay - rate * step, n);
+    });
+  });
+}
+
+// ---- adamw: lr beta1 beta2 eps weight_decay step weight | w g m v -> | w m v ------------------------------------
+
+inline int adamw_groups(const Call& c) { return (c.arg_count - 7) / 7; }
+inline void plan_adamw(const Call& c, KernelPlan& plan) {
+  plan.parts[0] = update_parts(total_size(c, 7, 4, adamw_groups(c)));
+}
+inline void run_adamw(const Call& c, int, int part, int parts, void*) {
+  const double lr = scalar(c, 0), beta1 = scalar(c, 1), beta2 = scalar(c, 2), t = scalar(c, 5), weight = scalar(c, 6);
+  const F b1 = F::set1(static_cast<float>(beta1)), a1 = F::set1(static_cast<float>(1.0 - beta1));
+  const F b2 = F::set1(static_cast<float>(beta2)), a2 = F::set1(static_cast<float>(1.0 - beta2));
+  const F inverse = F::set1(static_cast<float>(weight == 0.0 ? 0.0 : 1.0 / weight));
+  // m^ and v^ are never stored: their divisors go into the rate and under the root.
+  const F rate = F::set1(static_cast<float>(lr / (1.0 - __builtin_pow(beta1, t))));
+  const F unbias = F::set1(static_cast<float>(1.0 / (1.0 - __builtin_pow(beta2, t))));
+  const F decay = F::set1(static_cast<float>(1.0 - lr * scalar(c, 4))), eps = F::set1(scalar(c, 3));
+  for_pieces(c, 7, 4, adamw_groups(c), part, parts, [&](int arg, int64_t begin, int64_t end) {
+    float *w = floats(c[arg]), *m = floats(c[arg + 2]), *v = floats(c[arg + 3]);
+    const float* g = floats(c[arg + 1]);
+    vectors(begin, end, GL_LANES {
+      const F slope = get(g + i, n) * inverse;
+      const F m_new = mul_add(b1, get(m + i, n), a1 * slope);
+      const F v_new = mul_add(b2, get(v + i, n), a2 * slope * slope);
+      put(m + i, m_new, n);
+      put(v + i, v_new, n);
+      put(w + i, get(w + i, n) * decay - rate * m_new / (sqrt(v_new * unbias) + eps), n);
+    });
+  });
+}
+
+// ---- accumulate: keep | acc g -> | acc --------------------------------------------------------------------------
+
+inline int accumulate_groups(const Call& c) { return (c.arg_count - 1) / 3; }
+inline void plan_accumulate(const Call& c, KernelPlan& plan) {
+  plan.parts[0] = update_parts(total_size(c, 1, 2, accumulate_groups(c)));
+}
+inline void run_accumulate(const Call& c, int, int part, int parts, void*) {
+  const bool keep = scalar(c, 0) != 0.0f;
+  for_pieces(c, 1, 2, accumulate_groups(c), part, parts, [&](int arg, int64_t begin, int64_t end) {
+    float* acc = floats(c[arg]);
+    const float* g = floats(c[arg + 1]);
+    if (!keep) std::memcpy(acc + begin, g + begin, static_cast<size_t>(end - begin) * sizeof(float));
+    else vectors(begin, end, GL_LANES { put(acc + i, get(acc + i, n) + get(g + i, n), n); });
+  });
+}
+
+// ---- zero: | acc -> | acc ---------------------------------------------------------------------------------------
+
+inline void plan_zero(const Call& c, KernelPlan& plan) {
+  plan.parts[0] = update_parts(total_size(c, 0, 1, c.arg_count / 2));
+}
+inline void run_zero(const Call& c, int, int part, int parts, void*) {
+  for_pieces(c, 0, 1, c.arg_count / 2, part, parts, [&](int arg, int64_t begin, int64_t end) {
+    std::memset(floats(c[arg]) + begin, 0, static_cast<size_t>(end - begin) * sizeof(float));
+  });
+}
+
+// ---- guard: loss weight | g -> norm -------------------------------------------------------------------------------
+
+// With several parts, each leaves its sum in the workspace, and the second phase adds them in order.
+inline int guard_groups(const Call& c) {
+  const bool shared = c[c.arg_count - 1].dtype == DType::u8;
+  return c.arg_count - 3 - (shared ? 1 : 0);
+}
+inline void plan_guard(const Call& c, KernelPlan& plan) {
+  plan.parts[0] = update_parts(total_size(c, 2, 1, guard_groups(c)));
+  if (plan.parts[0] > 1) {
+    plan.phases = 2;
+    plan.parts[1] = 1;
+    plan.workspace_bytes = plan.parts[0] * sizeof(double);
+  }
+}
+
+// The sum of squares of n numbers: blocks of 4096 in float, their sums in double.
+inline double squares(const float* g, int64_t n) {
+  double total = 0;
+  for (int64_t at = 0; at < n; at += 4096) {
+    const int64_t end = n - at < 4096 ? n : at + 4096;
+    F s[4] = {F::zero(), F::zero(), F::zero(), F::zero()};
+    int64_t i = at;
+    for (; i + 4 * F::N <= end; i += 4 * F::N)
+      for (int k = 0; k < 4; k++) {
+        const F x = F::load(g + i + k * F::N);
+        s[k] = mul_add(x, x, s[k]);
+      }
+    vectors(i, end, [&](int64_t j, int lanes) __attribute__((always_inline)) {
+      const F x = get(g + j, lanes);
+      s[0] = mul_add(x, x, s[0]);
+    });
+    total += static_cast<double>(reduce_add((s[0] + s[1]) + (s[2] + s[3])));
+  }
+  return total;
+}
+
+inline void finish_guard(const Call& c, double total, int groups) {
+  const float loss = scalar(c, 0), weight = scalar(c, 1);
+  const double norm = weight == 0.0f ? 0.0 : __builtin_sqrt(total) / static_cast<double>(weight);
+  *c[2 + groups].as<float>() = static_cast<float>(norm);
+  const float sum = static_cast<float>(total);  // what overflows float is no use to any update
+  if (!(__builtin_fabsf(loss) < __builtin_inff())) {
+    c.status->fail(Stop::guard, 0, __builtin_bit_cast(int32_t, loss));  // 0: the loss
+  } else if (!(sum < __builtin_inff())) {
+    c.status->fail(Stop::guard, 1, __builtin_bit_cast(int32_t, sum));  // 1: the gradient
+  }
+}
+
+inline void run_guard(const Call& c, int phase, int part, int parts, void*) {
+  const int groups = guard_groups(c);
+  double total = 0;
+  if (phase == 0) {
+    for_pieces(c, 2, 1, groups, part, parts, [&](int arg, int64_t begin, int64_t end) {
+      total += squares(floats(c[arg]) + begin, end - begin);
+    });
+    if (parts == 1) return finish_guard(c, total, groups);
+    c.workspace().as<double>()[part] = total;
+    return;
+  }
+  const int64_t sums = c.workspace().size() / static_cast<int64_t>(sizeof(double));
+  for (int64_t i = 0; i < sums; i++) total += c.workspace().as<double>()[i];
+  finish_guard(c, total, groups);
+}
+#undef GL_LANES
+
+inline constexpr KernelRow kUpdateRows[] = {
+    {"sgd", "f32", plan_sgd, run_sgd},
+    {"adamw", "f32", plan_adamw, run_adamw},
+    {"accumulate", "f32", plan_accumulate, run_accumulate},
+    {"zero", "f32", plan_zero, run_zero},
+    {"guard", "f32", plan_guard, run_guard},
+};
+
+}  // namespace gradloom::GL_ISA::update
