@@ -221,7 +221,7 @@ def pairs(
 def bad(message: str, *shapes: Any, **attrs: Any) -> BadSample:
     """A refused call: inputs given as shapes (f32), as ("i32", shape), or None."""
     kinds = {"f32": np.float32, "i32": np.int32, "u8": np.uint8, "i64": np.int64, "f64": np.float64}
-    inputs = []
+    inputs: list[np.ndarray | None] = []
     for shape in shapes:
         if shape is None:
             inputs.append(None)

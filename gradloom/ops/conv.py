@@ -9,7 +9,7 @@ import numpy as np
 
 from ..base.dtypes import i32, u8
 from ..base.errors import ShapeError
-from ..graph.opspec import as_value, op
+from ..graph.opspec import OpSpec, as_value, op
 from ..graph.value import Shape, Value, describe, user_location
 from .common import Sample, Spec, bad, draw, need, need_dtype
 from .elementwise import add, cast, equal, relu_back, where
@@ -215,7 +215,7 @@ def _conv_out(x: Shape, w: Shape, how: dict[str, Any]) -> Shape:
 WINDOW = "stride:ints=1,1 padding:ints=0,0 dilation:ints=1,1"
 BAD_G = "g is no gradient of this convolution"
 
-_conv2d = op(
+_conv2d: OpSpec = op(
     "conv2d", inputs="x w bias?", attrs=f"{WINDOW} act:none/relu=none", dense="x w bias",
     doc="y = act(sum over window and input channels of x * w, + bias); x [N, I, H, W], w [O, I, KH, KW]",
     shape=_conv_shape, vjp=_conv_vjp, reference=_conv, samples=_conv_samples,
@@ -236,7 +236,7 @@ _conv2d = op(
             (1, 1, 3, 3), (2, 1, 3, 3), (3,)),
     ],
 )  # fmt: skip
-conv2d_back_input = op(
+conv2d_back_input: OpSpec = op(
     "conv2d_back_input", inputs="g w", outputs="dx", attrs=f"height:int width:int {WINDOW}", dense="g w",
     doc="dx of conv2d for an input of height x width",
     shape=_back_input_shape,
@@ -256,7 +256,7 @@ conv2d_back_input = op(
         ),
     ],
 )  # fmt: skip
-conv2d_back_weight = op(
+conv2d_back_weight: OpSpec = op(
     "conv2d_back_weight", inputs="g x", outputs="dw", attrs=f"kernel:ints {WINDOW}", dense="g x",
     doc="dw of conv2d for a kernel [KH, KW]",
     shape=_back_weight_shape,
@@ -344,13 +344,13 @@ def _pool(kernel: Pair, stride: Pair, padding: Pair) -> dict[str, Any]:
 def _spread(rng: np.random.Generator, shape: Shape) -> np.ndarray:
     """Numbers no two of which are close: finite differences cannot swap them."""
     n = product(shape)
-    return np.float32(rng.permutation(n).reshape(shape) / n * 4 - 2)
+    return np.asarray(rng.permutation(n).reshape(shape) / n * 4 - 2, np.float32)
 
 
 def _max_pool_samples(rng: np.random.Generator) -> list[Sample]:
     found = [Sample((_spread(rng, x),), _pool(k, s, p)) for x, k, s, p in POOLS]
     ties = rng.integers(-1, 2, (2, 3, 9, 8)).astype(np.float32)
-    edges = np.float32([[[[np.nan, 1, 2, np.inf], [3, np.nan, -np.inf, 5], [-np.inf, -np.inf, 1, 2], [-np.inf, -np.inf, 3, np.nan]]]])
+    edges = np.array([[[[np.nan, 1, 2, np.inf], [3, np.nan, -np.inf, 5], [-np.inf, -np.inf, 1, 2], [-np.inf, -np.inf, 3, np.nan]]]], np.float32)
     return [*found, Sample((ties,), _pool((3, 3), (2, 2), (1, 1))), Sample((ties,), _pool((2, 2), (2, 2), (0, 0))),
             Sample((edges,), _pool((2, 2), (2, 2), (0, 0)))]  # fmt: skip
 
@@ -382,7 +382,7 @@ def _bad_pool(name: str) -> list:
     ]  # fmt: skip
 
 
-_max_pool2d = op(
+_max_pool2d: OpSpec = op(
     "max_pool2d", inputs="x", outputs="y index?", attrs=POOL, dense="x",
     doc="y = largest of each window, index (u8) = its position in the window; the first of equal ones, NaN is largest",
     shape=_max_pool_shape,
@@ -394,7 +394,7 @@ _max_pool2d = op(
     reference=_max_pool, samples=_max_pool_samples, bad_samples=_bad_pool("max_pool2d"),
     cost=lambda x, y, kernel: (float(y.size * product(kernel)), 4.0 * (x.size + y.size)),
 )  # fmt: skip
-max_pool2d_back = op(
+max_pool2d_back: OpSpec = op(
     "max_pool2d_back", inputs="g index", outputs="dx", attrs=f"height:int width:int {POOL}", dense="g index",
     doc="dx of max_pool2d: each g goes to the element that was picked",
     shape=_max_pool_back_shape,
@@ -407,7 +407,7 @@ max_pool2d_back = op(
         ),
     ],
 )  # fmt: skip
-_avg_pool2d = op(
+_avg_pool2d: OpSpec = op(
     "avg_pool2d", inputs="x", attrs=POOL, dense="x", doc="y = mean of each window; padding counts as zeros",
     shape=_pool_shape,
     vjp=lambda g, x, kernel, stride, padding: [
@@ -417,7 +417,7 @@ _avg_pool2d = op(
     cost=lambda x, y, kernel: (float(y.size * product(kernel)), 4.0 * (x.size + y.size)),
     samples=lambda rng: [Sample((draw(rng, x),), _pool(k, s, p)) for x, k, s, p in POOLS],
 )  # fmt: skip
-avg_pool2d_back = op(
+avg_pool2d_back: OpSpec = op(
     "avg_pool2d_back", inputs="g", outputs="dx", attrs=f"height:int width:int {POOL}", dense="g",
     doc="dx of avg_pool2d: each g is shared by its window",
     shape=_pool_back_shape,

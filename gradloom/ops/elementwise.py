@@ -13,7 +13,7 @@ import numpy as np
 from ..base.dtypes import DType, bf16, f16, f32, f64, i8, i32, i64, u8
 from ..base.dtypes import dtype as as_dtype
 from ..base.errors import DTypeError
-from ..graph.opspec import REGISTRY, as_value, op
+from ..graph.opspec import REGISTRY, OpSpec, as_value, op
 from ..graph.value import Value, define_operators
 from .common import (
     LARGE,
@@ -35,6 +35,7 @@ from .common import (
 )
 
 INF, NAN = math.inf, math.nan
+_RHO = 1 / math.sqrt(2 * math.pi)  # the normal density at 0
 EDGES = (0.0, -0.0, 1e-40, -1e-40, 1.0, -1.0, 3e38, -3e38, INF, -INF, NAN)
 
 
@@ -79,7 +80,7 @@ def np_sigmoid(x: np.ndarray) -> np.ndarray:
 
 def np_phi(x: np.ndarray) -> np.ndarray:
     """The normal distribution's density."""
-    return np.exp(-x * x / 2) * (1 / math.sqrt(2 * math.pi))
+    return np.exp(-x * x / 2) * _RHO
 
 
 def np_gelu_tanh(x: np.ndarray) -> np.ndarray:
@@ -99,130 +100,130 @@ def np_silu_slope(x: np.ndarray) -> np.ndarray:
 
 # ---- one input -------------------------------------------------------------------------------------------
 
-neg = op(
+neg: OpSpec = op(
     "neg", inputs="x", doc="y = -x", shape=same_as("x"), may_overwrite="x",
     vjp=lambda g: [neg(g)],
     reference=lambda x: -x,
     samples=unary(special=EDGES), bad_samples=_wrong_dtype("neg"),
 )  # fmt: skip
-abs = op(  # noqa: A001 (NumPy's name)
+abs: OpSpec = op(  # noqa: A001 (NumPy's name)
     "abs", inputs="x", doc="y = |x|", shape=same_as("x"), may_overwrite="x",
     vjp=lambda g, x: [mul(g, sgn(x))],
     reference=lambda x: np.abs(x),
     samples=unary(avoid=(0,), special=EDGES), bad_samples=_wrong_dtype("abs"),
 )  # fmt: skip
-sgn = op(
+sgn: OpSpec = op(
     "sgn", inputs="x", doc="y = -1, 0 or 1: the sign of x; its slope is 0", shape=same_as("x"), may_overwrite="x",
     vjp=lambda: [None],
     reference=lambda x: np.sign(x),
     samples=unary(avoid=(0,), special=EDGES), bad_samples=_wrong_dtype("sgn"),
 )  # fmt: skip
-step = op(
+step: OpSpec = op(
     "step", inputs="x", doc="y = 1 where x > 0, else 0; its slope is 0", shape=same_as("x"), may_overwrite="x",
     vjp=lambda: [None],
     reference=lambda x: (x > 0).astype(x.dtype),
     samples=unary(avoid=(0,), special=EDGES[:-1]), bad_samples=_wrong_dtype("step"),
 )  # fmt: skip
-sqr = op(
+sqr: OpSpec = op(
     "sqr", inputs="x", doc="y = x * x", shape=same_as("x"), may_overwrite="x",
     vjp=lambda g, x: [mul(g, scale(x, factor=2.0))],
     reference=lambda x: x * x,
     samples=unary(special=(0.0, -0.0, 1e19, -1e19, INF, -INF, NAN)), bad_samples=_wrong_dtype("sqr"),
 )  # fmt: skip
-sqrt = op(
+sqrt: OpSpec = op(
     "sqrt", inputs="x", doc="y = square root of x", shape=same_as("x"), may_overwrite="x",
     vjp=lambda g, y: [div(g, scale(y, factor=2.0))],
     reference=lambda x: np.sqrt(x),
     samples=unary(0.05, 4.0, special=(0.0, -0.0, 1e-30, 3e38, INF, -1.0, NAN)), bad_samples=_wrong_dtype("sqrt"),
 )  # fmt: skip
-exp = op(
+exp: OpSpec = op(
     "exp", inputs="x", doc="y = e^x", shape=same_as("x"), may_overwrite="x",
     vjp=lambda g, y: [mul(g, y)],
     reference=lambda x: np.exp(x),
     samples=unary(-5, 5, special=(0.0, -0.0, 1e-40, 88.0, -87.0, 100.0, -110.0, INF, -INF, NAN)),
     bad_samples=_wrong_dtype("exp"),
 )  # fmt: skip
-expm1 = op(
+expm1: OpSpec = op(
     "expm1", inputs="x", doc="y = e^x - 1, exact near 0", shape=same_as("x"), may_overwrite="x",
     vjp=lambda g, y: [mul(g, scale(y, factor=1.0, bias=1.0))],
     reference=lambda x: np.expm1(x),
     samples=unary(-5, 5, special=(0.0, 1e-6, -1e-6, 1e-3, 88.0, -87.0, 100.0, -110.0, INF, -INF, NAN)),
     bad_samples=_wrong_dtype("expm1"),
 )  # fmt: skip
-log = op(
+log: OpSpec = op(
     "log", inputs="x", doc="y = natural logarithm of x", shape=same_as("x"), may_overwrite="x",
     vjp=lambda g, x: [div(g, x)],
     reference=lambda x: np.log(x),
     samples=unary(0.05, 4.0, special=(0.0, 1.0, 1e-30, 3e38, INF, -1.0, NAN)), bad_samples=_wrong_dtype("log"),
 )  # fmt: skip
-sin = op(
+sin: OpSpec = op(
     "sin", inputs="x", doc="y = sine of x", shape=same_as("x"), may_overwrite="x",
     vjp=lambda g, x: [mul(g, cos(x))],
     reference=lambda x: np.sin(x),
     samples=unary(-10, 10, special=(0.0, 1e-6, 1.5707964, 3.1415927, 100.5, -1000.25, INF, NAN)),
     bad_samples=_wrong_dtype("sin"),
 )  # fmt: skip
-cos = op(
+cos: OpSpec = op(
     "cos", inputs="x", doc="y = cosine of x", shape=same_as("x"), may_overwrite="x",
     vjp=lambda g, x: [neg(mul(g, sin(x)))],
     reference=lambda x: np.cos(x),
     samples=unary(-10, 10, special=(0.0, 1e-6, 1.5707964, 3.1415927, 100.5, -1000.25, INF, NAN)),
     bad_samples=_wrong_dtype("cos"),
 )  # fmt: skip
-relu = op(
+relu: OpSpec = op(
     "relu", inputs="x", doc="y = max(x, 0)", shape=same_as("x"), may_overwrite="x",
     vjp=lambda g, y: [relu_back(g, y)],
     reference=lambda x: np.maximum(x, x.dtype.type(0)),
     samples=unary(avoid=(0,), special=EDGES), bad_samples=_wrong_dtype("relu"),
 )  # fmt: skip
-leaky_relu = op(
+leaky_relu: OpSpec = op(
     "leaky_relu", inputs="x", attrs="slope:float=0.01", doc="y = x where x > 0, else slope * x",
     shape=same_as("x"), may_overwrite="x",
     vjp=lambda g, x, slope: [leaky_relu_back(g, x, slope=slope)],
     reference=lambda x, slope: np.where(x > 0, x, slope * x),
     samples=unary(avoid=(0,), special=EDGES, slope=0.1), bad_samples=_wrong_dtype("leaky_relu"),
 )  # fmt: skip
-elu = op(
+elu: OpSpec = op(
     "elu", inputs="x", attrs="alpha:float=1", doc="y = x where x > 0, else alpha * (e^x - 1)",
     shape=same_as("x"), may_overwrite="x",
     vjp=lambda g, x, alpha: [elu_back(g, x, alpha=alpha)],
     reference=lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))),
     samples=unary(-4, 4, avoid=(0,), special=EDGES, alpha=1.5), bad_samples=_wrong_dtype("elu"),
 )  # fmt: skip
-sigmoid = op(
+sigmoid: OpSpec = op(
     "sigmoid", inputs="x", doc="y = 1 / (1 + e^-x)", shape=same_as("x"), may_overwrite="x",
     vjp=lambda g, y: [sigmoid_back(g, y)],
     reference=np_sigmoid,
     samples=unary(-6, 6, special=(0.0, 20.0, -20.0, 80.0, -80.0, 200.0, -200.0, INF, -INF, NAN)),
     bad_samples=_wrong_dtype("sigmoid"),
 )  # fmt: skip
-tanh = op(
+tanh: OpSpec = op(
     "tanh", inputs="x", doc="y = hyperbolic tangent of x", shape=same_as("x"), may_overwrite="x",
     vjp=lambda g, y: [tanh_back(g, y)],
     reference=lambda x: np.tanh(x),
     samples=unary(-4, 4, special=(0.0, 1e-6, -1e-3, 20.0, -20.0, 200.0, INF, -INF, NAN)),
     bad_samples=_wrong_dtype("tanh"),
 )  # fmt: skip
-gelu = op(
+gelu: OpSpec = op(
     "gelu", inputs="x", doc="y = x * P(normal < x), by erf", shape=same_as("x"), may_overwrite="x",
     vjp=lambda g, x: [gelu_back(g, x)],
     reference=lambda x: 0.5 * x * (1 + np_erf(x / math.sqrt(2))),
     samples=unary(-4, 4, special=(0.0, 1e-6, 10.0, 100.0, -100.0, 1e30, NAN)), bad_samples=_wrong_dtype("gelu"),
 )  # fmt: skip
-gelu_tanh = op(
+gelu_tanh: OpSpec = op(
     "gelu_tanh", inputs="x", doc="y = x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))",
     shape=same_as("x"), may_overwrite="x",
     vjp=lambda g, x: [gelu_tanh_back(g, x)],
     reference=np_gelu_tanh,
     samples=unary(-4, 4, special=(0.0, 1e-6, 10.0, 100.0, -100.0, NAN)), bad_samples=_wrong_dtype("gelu_tanh"),
 )  # fmt: skip
-silu = op(
+silu: OpSpec = op(
     "silu", inputs="x", doc="y = x * sigmoid(x)", shape=same_as("x"), may_overwrite="x",
     vjp=lambda g, x: [silu_back(g, x)],
     reference=lambda x: x * np_sigmoid(x),
     samples=unary(-6, 6, special=(0.0, 1e-6, 30.0, -30.0, 100.0, -100.0, 1e30, NAN)), bad_samples=_wrong_dtype("silu"),
 )  # fmt: skip
-softplus = op(
+softplus: OpSpec = op(
     "softplus", inputs="x", doc="y = log(1 + e^x)", shape=same_as("x"), may_overwrite="x",
     vjp=lambda g, x: [mul(g, sigmoid(x))],
     reference=lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
@@ -237,7 +238,7 @@ def _clamp_shape(x: Spec, min: float, max: float) -> Spec:  # noqa: A002 (the at
     return Spec(x.shape)
 
 
-clamp = op(
+clamp: OpSpec = op(
     "clamp", inputs="x", attrs="min:float=-inf max:float=inf", doc="y = x held between min and max",
     shape=_clamp_shape, may_overwrite="x",
     vjp=lambda g, x, min, max: [clamp_back(g, x, min=min, max=max)],
@@ -248,7 +249,7 @@ clamp = op(
         bad("clamp: min 2.0 lies above max 1.0: x f32[3]; need min <= max", (3,), min=2.0, max=1.0),
     ],
 )  # fmt: skip
-scale = op(
+scale: OpSpec = op(
     "scale", inputs="x", attrs="factor:float bias:float=0", doc="y = x * factor + bias",
     shape=same_as("x"), may_overwrite="x",
     vjp=lambda g, factor: [scale(g, factor=factor)],
@@ -262,21 +263,21 @@ scale = op(
 
 # ---- derivatives: g times the slope ----------------------------------------------------------------------
 
-relu_back = op(
+relu_back: OpSpec = op(
     "relu_back", inputs="g y", outputs="dx", doc="dx = g where y > 0, else 0; y = relu(x)",
     shape=same_as("g", "y"), may_overwrite="g y",
     vjp=lambda g_dx, y: [relu_back(g_dx, y), None],
     reference=lambda g, y: np.where(y > 0, g, 0),
     samples=unary(avoid=(0,), count=2, special=EDGES[:-1]), bad_samples=_differing("relu_back", "g", "y"),
 )  # fmt: skip
-leaky_relu_back = op(
+leaky_relu_back: OpSpec = op(
     "leaky_relu_back", inputs="g x", outputs="dx", attrs="slope:float=0.01", doc="dx = g where x > 0, else slope * g",
     shape=same_as("g", "x"), may_overwrite="g x",
     vjp=lambda g_dx, x, slope: [leaky_relu_back(g_dx, x, slope=slope), None],
     reference=lambda g, x, slope: np.where(x > 0, g, slope * g),
     samples=unary(avoid=(0,), count=2, slope=0.1), bad_samples=_differing("leaky_relu_back", "g", "x"),
 )  # fmt: skip
-elu_back = op(
+elu_back: OpSpec = op(
     "elu_back", inputs="g x", outputs="dx", attrs="alpha:float=1", doc="dx = g where x > 0, else g * alpha * e^x",
     shape=same_as("g", "x"), may_overwrite="g x",
     vjp=lambda g_dx, g, x, alpha: [
@@ -287,21 +288,21 @@ elu_back = op(
     samples=unary(-4, 4, avoid=(0,), count=2, alpha=1.5, special=(1.0, -1.0, 100.0, -100.0)),
     bad_samples=_differing("elu_back", "g", "x"),
 )  # fmt: skip
-sigmoid_back = op(
+sigmoid_back: OpSpec = op(
     "sigmoid_back", inputs="g y", outputs="dx", doc="dx = g * y * (1 - y); y = sigmoid(x)",
     shape=same_as("g", "y"), may_overwrite="g y",
     vjp=lambda g_dx, g, y: [sigmoid_back(g_dx, y), mul(mul(g_dx, g), scale(y, factor=-2.0, bias=1.0))],
     reference=lambda g, y: g * (y * (1 - y)),
     samples=unary(0, 1, count=2), bad_samples=_differing("sigmoid_back", "g", "y"),
 )  # fmt: skip
-tanh_back = op(
+tanh_back: OpSpec = op(
     "tanh_back", inputs="g y", outputs="dx", doc="dx = g * (1 - y^2); y = tanh(x)",
     shape=same_as("g", "y"), may_overwrite="g y",
     vjp=lambda g_dx, g, y: [tanh_back(g_dx, y), mul(mul(g_dx, g), scale(y, factor=-2.0))],
     reference=lambda g, y: g * (1 - y * y),
     samples=unary(-1, 1, count=2), bad_samples=_differing("tanh_back", "g", "y"),
 )  # fmt: skip
-gelu_back = op(
+gelu_back: OpSpec = op(
     "gelu_back", inputs="g x", outputs="dx", doc="dx = g * (P(normal < x) + x * density(x))",
     shape=same_as("g", "x"), may_overwrite="g x",
     vjp=lambda g_dx, g, x: [  # gelu'' = density(x) * (2 - x^2)
@@ -315,7 +316,7 @@ gelu_back = op(
     samples=unary(-4, 4, count=2, special=(0.0, 10.0, -10.0, 100.0, -100.0)),
     bad_samples=_differing("gelu_back", "g", "x"),
 )  # fmt: skip
-gelu_tanh_back = op(
+gelu_tanh_back: OpSpec = op(
     "gelu_tanh_back", inputs="g x", outputs="dx", doc="dx = g * gelu_tanh'(x)",
     shape=same_as("g", "x"), may_overwrite="g x",
     vjp=lambda g_dx, g, x: pullback(_gelu_tanh_back, [g, x], g_dx),
@@ -323,7 +324,7 @@ gelu_tanh_back = op(
     samples=unary(-4, 4, count=2, special=(0.0, 10.0, -10.0, 100.0, -100.0)),
     bad_samples=_differing("gelu_tanh_back", "g", "x"),
 )  # fmt: skip
-silu_back = op(
+silu_back: OpSpec = op(
     "silu_back", inputs="g x", outputs="dx", doc="dx = g * s * (1 + x * (1 - s)); s = sigmoid(x)",
     shape=same_as("g", "x"), may_overwrite="g x",
     vjp=lambda g_dx, g, x: pullback(_silu_back, [g, x], g_dx),
@@ -331,7 +332,7 @@ silu_back = op(
     samples=unary(-6, 6, count=2, special=(0.0, 30.0, -30.0, 100.0, -100.0)),
     bad_samples=_differing("silu_back", "g", "x"),
 )  # fmt: skip
-clamp_back = op(
+clamp_back: OpSpec = op(
     "clamp_back", inputs="g x", outputs="dx", attrs="min:float=-inf max:float=inf",
     doc="dx = g where min <= x <= max, else 0",
     shape=same_as("g", "x"), may_overwrite="g x",
@@ -339,8 +340,6 @@ clamp_back = op(
     reference=lambda g, x, min, max: np.where((x >= min) & (x <= max), g, 0),
     samples=unary(avoid=(-1, 0.5), count=2, min=-1.0, max=0.5), bad_samples=_differing("clamp_back", "g", "x"),
 )  # fmt: skip
-
-_RHO = 1 / math.sqrt(2 * math.pi)
 
 
 def _gelu_tanh_back(g: Value, x: Value) -> Value:
@@ -360,32 +359,32 @@ def _silu_back(g: Value, x: Value) -> Value:
 
 # ---- two inputs, broadcasting ----------------------------------------------------------------------------
 
-add = op(
+add: OpSpec = op(
     "add", inputs="x y", outputs="z", doc="z = x + y", shape=broadcast_of("x", "y"), may_overwrite="x y",
     vjp=lambda g, x, y: [unbroadcast(g, x), unbroadcast(g, y)],
     reference=lambda x, y: x + y,
     samples=pairs(special=((INF, 1.0), (3e38, 3e38), (NAN, 1.0), (1.0, -1.0))), bad_samples=_unbroadcastable("add"),
 )  # fmt: skip
-sub = op(
+sub: OpSpec = op(
     "sub", inputs="x y", outputs="z", doc="z = x - y", shape=broadcast_of("x", "y"), may_overwrite="x y",
     vjp=lambda g, x, y: [unbroadcast(g, x), unbroadcast(neg(g), y)],
     reference=lambda x, y: x - y,
     samples=pairs(special=((INF, 1.0), (3e38, -3e38), (NAN, 1.0), (1.0, 1.0))), bad_samples=_unbroadcastable("sub"),
 )  # fmt: skip
-mul = op(
+mul: OpSpec = op(
     "mul", inputs="x y", outputs="z", doc="z = x * y", shape=broadcast_of("x", "y"), may_overwrite="x y",
     vjp=lambda g, x, y: [unbroadcast(mul(g, y), x), unbroadcast(mul(g, x), y)],
     reference=lambda x, y: x * y,
     samples=pairs(special=((INF, 1.0), (3e38, 3e38), (NAN, 1.0), (0.0, INF))), bad_samples=_unbroadcastable("mul"),
 )  # fmt: skip
-div = op(
+div: OpSpec = op(
     "div", inputs="x y", outputs="z", doc="z = x / y", shape=broadcast_of("x", "y"), may_overwrite="x y",
     vjp=lambda g, x, y, z: [unbroadcast(div(g, y), x), unbroadcast(neg(div(mul(g, z), y)), y)],
     reference=lambda x, y: x / y,
     samples=pairs(-4, 4, avoid=(0, -0.1), first=(-2, 2), special=((1.0, 0.0), (0.0, 0.0), (1.0, INF), (1e-30, 1e30))),
     bad_samples=_unbroadcastable("div"),
 )  # fmt: skip
-_pow = op(
+_pow: OpSpec = op(
     "pow", inputs="x y", outputs="z", doc="z = x ^ y", shape=broadcast_of("x", "y"), may_overwrite="x y",
     vjp=lambda g, x, y, z: [
         unbroadcast(where(equal(y, 0.0), 0.0, mul(g, mul(y, _pow(x, sub(y, 1.0))))), x),
@@ -398,7 +397,7 @@ _pow = op(
     ),
     bad_samples=_unbroadcastable("pow"),
 )  # fmt: skip
-maximum = op(
+maximum: OpSpec = op(
     "maximum", inputs="x y", outputs="z", doc="z = the larger of x and y; equal ones share the gradient",
     shape=broadcast_of("x", "y"), may_overwrite="x y",
     vjp=lambda g, x, y: [unbroadcast(_share(g, y, x), x), unbroadcast(_share(g, x, y), y)],
@@ -406,7 +405,7 @@ maximum = op(
     samples=pairs(special=((1.0, 1.0), (INF, 1.0), (NAN, 1.0), (1.0, NAN), (-INF, -3.0))),
     bad_samples=_unbroadcastable("maximum"),
 )  # fmt: skip
-minimum = op(
+minimum: OpSpec = op(
     "minimum", inputs="x y", outputs="z", doc="z = the smaller of x and y; equal ones share the gradient",
     shape=broadcast_of("x", "y"), may_overwrite="x y",
     vjp=lambda g, x, y: [unbroadcast(_share(g, x, y), x), unbroadcast(_share(g, y, x), y)],
@@ -442,7 +441,7 @@ def _compared(rng: np.random.Generator) -> list[Sample]:
     return [*found, Sample((edges[0].copy(), edges[1].copy()))]
 
 
-equal = op(
+equal: OpSpec = op(
     "equal", inputs="x y", outputs="z", doc="z = 1 where x == y, else 0 (u8)", shape=_equal_shape,
     no_gradient=COMPARISON,
     reference=lambda x, y: np.equal(x, y).astype(np.uint8),
@@ -456,13 +455,13 @@ equal = op(
         _unbroadcastable("equal")[0],
     ],
 )  # fmt: skip
-less = op(
+less: OpSpec = op(
     "less", inputs="x y", outputs="z", doc="z = 1 where x < y, else 0 (u8)", shape=broadcast_of("x", "y", kind=u8),
     no_gradient=COMPARISON,
     reference=lambda x, y: np.less(x, y).astype(np.uint8),
     samples=_compared, bad_samples=_unbroadcastable("less"),
 )  # fmt: skip
-greater = op(
+greater: OpSpec = op(
     "greater", inputs="x y", outputs="z", doc="z = 1 where x > y, else 0 (u8)", shape=broadcast_of("x", "y", kind=u8),
     no_gradient=COMPARISON,
     reference=lambda x, y: np.greater(x, y).astype(np.uint8),
@@ -486,10 +485,10 @@ def _where_samples(rng: np.random.Generator) -> list[Sample]:
     ]  # fmt: skip
     found = [Sample((rng.integers(0, 2, c).astype(np.uint8), draw(rng, a), draw(rng, b))) for c, a, b in shapes]
     edges = np.array([INF, NAN, 1.0, -INF], np.float32)
-    return [*found, Sample((np.array([0, 0, 1, 2], np.uint8), edges, np.float32([1, 2, 3, 4])))]
+    return [*found, Sample((np.array([0, 0, 1, 2], np.uint8), edges, np.array([1, 2, 3, 4], np.float32)))]
 
 
-where = op(
+where: OpSpec = op(
     "where", inputs="cond x y", outputs="z", doc="z = x where cond (u8) is not 0, else y",
     shape=_where_shape, may_overwrite="x y",
     vjp=lambda g, cond, x, y: [None, unbroadcast(where(cond, g, 0.0), x), unbroadcast(where(cond, 0.0, g), y)],
@@ -540,7 +539,7 @@ def _cast_samples(rng: np.random.Generator) -> list[Sample]:
     return found
 
 
-_cast = op(
+_cast: OpSpec = op(
     "cast", inputs="x", attrs="dtype:dtype",
     doc="y = x in another dtype; to integers it cuts towards 0, to halves it rounds to nearest even",
     shape=_cast_shape,
@@ -561,7 +560,7 @@ def cast(x: Value, dtype: str | DType) -> Value:
 def pow(x: Any, y: Any) -> Value:  # noqa: A001 (Python's name)
     """x ^ y; the exponents 1, 2 and 0.5 become x, sqr and sqrt."""
     if isinstance(y, (int, float)) and y in (1, 2, 0.5):
-        return {1: lambda v: v, 2: sqr, 0.5: sqrt}[y](as_value(x))
+        return as_value(x) if y == 1 else sqr(x) if y == 2 else sqrt(x)
     return _pow(x, y)
 
 

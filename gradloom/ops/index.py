@@ -8,7 +8,7 @@ import numpy as np
 
 from ..base.dtypes import DType, bf16, f16, f32, f64, i8, i32, i64, u8
 from ..base.errors import DataError, DTypeError
-from ..graph.opspec import as_value, op
+from ..graph.opspec import OpSpec, as_value, op
 from ..graph.value import Value
 from .common import Reject, Sample, Spec, bad, draw, need, need_dtype, scalar_specs
 from .elementwise import cast
@@ -55,7 +55,7 @@ def _scatter_rows(g: np.ndarray, ids: np.ndarray, rows: int) -> np.ndarray:
 GATHERS = (((1, 1), (1,)), ((10, 7), (5,)), ((10, 7), (2, 3)), ((4,), (9,)), ((50, 33), ()), ((6, 2, 5), (4,)), ((500, 64), (1000,)),
            ((3, 300), (700,)))  # fmt: skip
 
-get_rows = op(
+get_rows: OpSpec = op(
     "get_rows", inputs="table ids", dense="table ids", doc="y[i] = table[ids[i]]; ids are i32",
     shape=_get_rows_shape,
     vjp=lambda g, table, ids: [scatter_rows(g, ids, rows=table.shape[0]), None],
@@ -68,7 +68,7 @@ get_rows = op(
         bad("get_rows: table has no rows: table f32[], ids i32[2]; need at least one axis", (), ("i32", (2,))),
     ],
 )  # fmt: skip
-scatter_rows = op(
+scatter_rows: OpSpec = op(
     "scatter_rows", inputs="g ids", attrs="rows:int", dense="g ids",
     doc="y[ids[i]] += g[i], in the order of i; rows that no id names are 0",
     shape=_scatter_shape,
@@ -133,7 +133,7 @@ def _take_samples(rng: np.random.Generator) -> list[Sample]:
     return found
 
 
-take_batch = op(
+take_batch: OpSpec = op(
     "take_batch", inputs="data order position", attrs="rows:int kind:dtype=f32", dense="data order",
     doc="y[i] = data[order[position + i]] for i < rows, converted to f32 or i32",
     shape=_take_shape, no_gradient="a data set is not trained", foldable=False,

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..base.dtypes import f32, i32, i64, u8
 from ..base.errors import GraphError, ShapeError
-from ..graph.opspec import as_value, op
+from ..graph.opspec import OpSpec, as_value, op
 from ..graph.value import Shape, Value, define_operators, describe, user_location
 from .common import LARGE, Reject, Sample, Spec, bad, dense_strides, draw, need, need_dtype, normal_axis, unbroadcast
 
@@ -69,7 +69,7 @@ def _viewed(*cases: tuple[Any, dict[str, Any]]) -> Any:
     return lambda rng: [Sample((draw(rng, shape),), attrs) for shape, attrs in cases]
 
 
-_reshape = op(
+_reshape: OpSpec = op(
     "reshape", inputs="x", attrs="shape:ints", doc="The same elements in the same order under another shape (a view).",
     shape=_reshape_shape, view=_reshape_view,
     vjp=lambda g, x: [reshape(g, x.shape)],
@@ -91,7 +91,7 @@ def _permute_shape(x: Spec, axes: Shape) -> Spec:
     return Spec(tuple(x.shape[a] for a in axes), x.dtype)
 
 
-_permute = op(
+_permute: OpSpec = op(
     "permute", inputs="x", attrs="axes:ints", doc="The axes in another order (a view).",
     shape=_permute_shape,
     view=lambda strides, axes: (0, [strides[a] for a in axes]),
@@ -128,7 +128,7 @@ def _slice_back(g: Value, x: Value, starts: Shape, steps: Shape) -> Value:
     return _pad(g, before=starts, after=after, interior=[s - 1 for s in steps])
 
 
-_slice = op(
+_slice: OpSpec = op(
     "slice", inputs="x", attrs="starts:ints stops:ints steps:ints", doc="Every step-th element from start up to stop (a view).",
     shape=_slice_shape,
     view=lambda strides, starts, steps: (
@@ -168,7 +168,7 @@ def _broadcast_view(layout_shape: Shape, strides: Sequence[int], shape: Shape) -
     return 0, [0] * lead + kept
 
 
-_broadcast_to = op(
+_broadcast_to: OpSpec = op(
     "broadcast_to", inputs="x", attrs="shape:ints", doc="x repeated along axes of extent 1 and new leading axes (a view).",
     shape=_broadcast_shape, view=_broadcast_view,
     vjp=lambda g, x: [unbroadcast(g, x)],
@@ -197,13 +197,13 @@ def _copy_shape(x: Spec) -> Spec:
 
 def _copy_samples(rng: np.random.Generator) -> list[Sample]:
     found = [Sample((draw(rng, s),)) for s in ((), (1,), (7,), (5, 33), (2, 3, 4, 5), (2, 3, 2, 3, 2, 3), (65, 67), LARGE)]
-    found.append(Sample((np.float32([np.inf, -np.inf, np.nan, 1.0, -0.0]),)))
+    found.append(Sample((np.array([np.inf, -np.inf, np.nan, 1.0, -0.0], np.float32),)))
     for kind in (np.int32, np.uint8, np.int64):
         found += [Sample((rng.integers(0, 100, s).astype(kind),)) for s in ((), (5, 33), (2, 3, 4), (65, 67))]
     return found
 
 
-copy = op(
+copy: OpSpec = op(
     "copy", inputs="x", doc="y = x, row-major and in memory of its own", shape=_copy_shape,
     vjp=lambda g: [g],
     reference=lambda x: np.array(x, order="C"),
@@ -233,7 +233,7 @@ def _pieces(g: Value, sizes: Sequence[int], axis: int) -> list[Value]:
     return found
 
 
-_concat = op(
+_concat: OpSpec = op(
     "concat", inputs="| x", attrs="axis:int", doc="The values one after the other along an axis.",
     shape=_concat_shape,
     vjp=lambda g, x, axis: [_pieces(g, [v.shape[axis] for v in x], axis)],
@@ -285,7 +285,7 @@ def _pad_back(g: Value, x: Value, before: Shape, interior: Shape) -> Value:
     return _slice(g, starts=[s.start for s in inside], stops=[s.stop for s in inside], steps=[s.step for s in inside])
 
 
-_pad = op(
+_pad: OpSpec = op(
     "pad", inputs="x", attrs="before:ints after:ints interior:ints value:float=0",
     doc="x with `value` before, after and between its elements along each axis",
     shape=_pad_shape,
@@ -465,7 +465,10 @@ def getitem(x: Any, index: Any) -> Value:
     at = next(i for i, e in enumerate(entries) if e is Ellipsis)
     entries[at : at + 1] = [builtins.slice(None)] * (x.ndim - named)
 
-    starts, stops, steps, shape = [], [], [], []
+    starts: list[int] = []
+    stops: list[int] = []
+    steps: list[int] = []
+    shape: list[int] = []
     for entry in entries:
         axis = len(starts)
         if entry is None:

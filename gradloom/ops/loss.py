@@ -9,7 +9,7 @@ import numpy as np
 
 from ..base.dtypes import f32, i32
 from ..base.errors import SettingError, ShapeError
-from ..graph.opspec import as_value, op
+from ..graph.opspec import OpSpec, as_value, op
 from ..graph.value import Value, describe, user_location
 from .common import Sample, Spec, bad, draw, need, need_dtype
 from .elementwise import cast, div, mul, sqr, sub
@@ -105,8 +105,8 @@ def _labelled(rng: np.random.Generator) -> list[Sample]:
             weights[3] = 0
         found += [Sample((x, ids, weights)), Sample((x, rows, weights))]
     onehot = np.eye(4, dtype=np.float32)
-    extreme = np.float32([[1e4, 0, -1e4, 5], [3e38, 0, 1, 2], [-3e38, 1, 2, 3], [1, 2, 3, -np.inf]])
-    found += [Sample((extreme, np.int32([0, 0, 1, 2]), None)), Sample((extreme, onehot[[0, 0, 1, 2]], None))]
+    extreme = np.array([[1e4, 0, -1e4, 5], [3e38, 0, 1, 2], [-3e38, 1, 2, 3], [1, 2, 3, -np.inf]], np.float32)
+    found += [Sample((extreme, np.array([0, 0, 1, 2], np.int32), None)), Sample((extreme, onehot[[0, 0, 1, 2]], None))]
     return found
 
 
@@ -131,7 +131,7 @@ def _cross_entropy_vjp(g_loss: Value | None, grad: Value) -> list[Value | None]:
     return [None if g_loss is None else mul(grad, g_loss), None, None]
 
 
-cross_entropy_sum = op(
+cross_entropy_sum: OpSpec = op(
     "cross_entropy_sum", inputs="logits labels weights?", outputs="loss weight grad?", dense="logits labels weights",
     doc="loss = sum of weight * -sum(label * log_softmax(logits)) over the rows, weight = sum of the row weights, "
     "grad = weight * (sum(label) * softmax - label); labels: ids (i32, -100 is ignored) or rows (f32) of any sum",
@@ -140,7 +140,7 @@ cross_entropy_sum = op(
     cost=lambda logits: (10.0 * logits.size, 8.0 * logits.size),
     bad_samples=_bad_labels("cross_entropy_sum"),
 )  # fmt: skip
-_correct_op = op(
+_correct_op: OpSpec = op(
     "correct", inputs="logits labels weights?", outputs="count", dense="logits labels weights",
     doc="count of the rows whose first largest logit is at the label; ignored rows and rows of weight 0 do not count",
     shape=_correct_shape, no_gradient="a count has no slope",

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..graph.opspec import as_value, op
+from ..graph.opspec import OpSpec, as_value, op
 from ..graph.value import Value, define_operators
 from .common import BadSample, Sample, Spec, bad, broadcast_shape, draw, need, need_dtype, unbroadcast
 from .elementwise import relu_back
@@ -92,7 +92,7 @@ def _bad(name: str, *others: Any) -> list[BadSample]:
     ]
 
 
-_matmul = op(
+_matmul: OpSpec = op(
     "matmul", inputs="x y", outputs="z", doc="z = x @ y over the last two axes; batch axes broadcast",
     shape=_product_shape, unit="x y",
     vjp=lambda g, x, y: _back(g, x, y),
@@ -108,7 +108,7 @@ _matmul = op(
         *_bad("matmul"),
     ],
 )  # fmt: skip
-matmul_act = op(
+matmul_act: OpSpec = op(
     "matmul_act", inputs="x y bias?", outputs="z", attrs="act:none/relu=none",
     doc="z = act(x @ y + bias): the same bits as matmul, add, relu",
     shape=_act_shape, unit="x y", dense="bias",
@@ -122,7 +122,7 @@ matmul_act = op(
         *_bad("matmul_act", None),
     ],
 )  # fmt: skip
-matmul_relu_back = op(
+matmul_relu_back: OpSpec = op(
     "matmul_relu_back", inputs="x y h", outputs="z", doc="z = x @ y where h > 0, else 0: the same bits as relu_back(matmul, h)",
     shape=_relu_back_shape, unit="x y", dense="h",
     vjp=lambda g, x, y, h: [*_back(relu_back(g, h), x, y), None],

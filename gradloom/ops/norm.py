@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..graph.opspec import as_value, op
+from ..graph.opspec import OpSpec, as_value, op
 from ..graph.value import Shape, Value
 from .common import BadSample, Sample, Spec, bad, draw, need, need_dtype, pullback
 from .elementwise import add, div, mul, scale, sqr, sqrt, sub
@@ -105,14 +105,14 @@ def _rms_back_graph(eps: float) -> Callable[[Value, Value], Value]:
     return compose
 
 
-_layer_norm = op(
+_layer_norm: OpSpec = op(
     "layer_norm", inputs="x", attrs="eps:float=1e-5", doc="y = (x - mean) / sqrt(var + eps) along the last axis",
     shape=_rows("x"), dense="x", may_overwrite="x",
     vjp=lambda g, x, eps: [layer_norm_back(g, x, eps=eps)],
     reference=lambda x, eps: _unit(x, eps, centre=True)[0],
     samples=_row_samples(1, least=2), bad_samples=_bad_rows("layer_norm", 1),
 )  # fmt: skip
-layer_norm_back = op(
+layer_norm_back: OpSpec = op(
     "layer_norm_back", inputs="g x", outputs="dx", attrs="eps:float=1e-5",
     doc="dx = (g - mean(g) - h * mean(g * h)) / sqrt(var + eps); h = layer_norm(x)",
     shape=_rows("g", "x"), dense="g x", may_overwrite="g x",
@@ -120,14 +120,14 @@ layer_norm_back = op(
     reference=_layer_back,
     samples=_row_samples(2, least=3), bad_samples=_bad_rows("layer_norm_back", 2),
 )  # fmt: skip
-_rms_norm = op(
+_rms_norm: OpSpec = op(
     "rms_norm", inputs="x", attrs="eps:float=1e-5", doc="y = x / sqrt(mean(x^2) + eps) along the last axis",
     shape=_rows("x"), dense="x", may_overwrite="x",
     vjp=lambda g, x, eps: [rms_norm_back(g, x, eps=eps)],
     reference=lambda x, eps: _unit(x, eps, centre=False)[0],
     samples=_row_samples(1), bad_samples=_bad_rows("rms_norm", 1),
 )  # fmt: skip
-rms_norm_back = op(
+rms_norm_back: OpSpec = op(
     "rms_norm_back", inputs="g x", outputs="dx", attrs="eps:float=1e-5",
     doc="dx = (g - h * mean(g * h)) / sqrt(mean(x^2) + eps); h = rms_norm(x)",
     shape=_rows("g", "x"), dense="g x", may_overwrite="g x",
@@ -242,7 +242,7 @@ def _batch_back_samples(rng: np.random.Generator) -> list[Sample]:
     return found
 
 
-_batch_norm = op(
+_batch_norm: OpSpec = op(
     "batch_norm", inputs="x weight bias", outputs="y mean var", attrs="eps:float=1e-5",
     doc="y = (x - mean) / sqrt(var + eps) * weight + bias per channel (axis 1); mean, var (biased) over all other axes",
     shape=_batch_shape, dense="x weight bias", may_overwrite={"y": "x"},
@@ -256,7 +256,7 @@ _batch_norm = op(
         ),
     ],
 )  # fmt: skip
-batch_norm_back = op(
+batch_norm_back: OpSpec = op(
     "batch_norm_back", inputs="g x weight mean var", outputs="dx dweight dbias", attrs="eps:float=1e-5",
     doc="dx = weight / sqrt(var + eps) * (g - mean(g) - h * mean(g * h)), dweight = sum(g * h), dbias = sum(g); "
     "h = (x - mean) / sqrt(var + eps)",

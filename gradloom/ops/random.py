@@ -9,7 +9,7 @@ import numpy as np
 
 from ..base.dtypes import i64
 from ..graph.graph import reachable
-from ..graph.opspec import as_value, op, setting
+from ..graph.opspec import OpSpec, as_value, op, setting
 from ..graph.value import Value, current_scope, user_location
 from .common import Sample, Spec, bad, draw, need, need_dtype, scalar_specs
 from .philox import keep_mask
@@ -41,7 +41,7 @@ def _samples(rng: np.random.Generator) -> list[Sample]:
     return found
 
 
-_dropout_op = op(
+_dropout_op: OpSpec = op(
     "dropout", inputs="x seed step row", attrs="rate:float stream:int", may_overwrite="x", foldable=False,
     doc="y = x / (1 - rate) with probability 1 - rate, else 0; the same mask for the same seed, step, stream and row",
     shape=_dropout_shape,

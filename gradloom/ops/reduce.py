@@ -54,7 +54,7 @@ def _reduced(distinct: bool = False) -> Callable[[np.random.Generator], list[Sam
             x = draw(rng, shape, -1.0, 3.0)
             if distinct:
                 order = rng.permutation(x.size).reshape(shape)
-                x = np.float32(order / x.size * 4 - 2)
+                x = np.asarray(order / x.size * 4 - 2, np.float32)
             found.append(Sample((x,), {"axes": axes, "keepdims": keepdims}))
         return found
 
@@ -62,7 +62,7 @@ def _reduced(distinct: bool = False) -> Callable[[np.random.Generator], list[Sam
 
 
 def _extreme_samples(rng: np.random.Generator) -> list[Sample]:
-    edges = np.float32([[1, np.inf, 3], [-np.inf, 2, 1], [np.nan, 1, 2], [1, 2, np.nan], [-np.inf, -np.inf, -np.inf]])
+    edges = np.array([[1, np.inf, 3], [-np.inf, 2, 1], [np.nan, 1, 2], [1, 2, np.nan], [-np.inf, -np.inf, -np.inf]], np.float32)
     return [*_reduced(distinct=True)(rng), Sample((edges,), {"axes": (1,)}), Sample((edges,), {"axes": (0,)})]
 
 
@@ -77,14 +77,14 @@ def _bad(name: str) -> list:
 _EMPTY = "{}: nothing to reduce: x f32[0]; need extents >= 1"
 AXES = "axes:ints keepdims:bool=False"
 
-_sum = op(
+_sum: OpSpec = op(
     "sum", inputs="x", attrs=AXES, doc="y = sum over the axes", shape=_reduce_shape(filled=False),
     vjp=lambda g, x, axes: [broadcast_to(_keep(g, x, axes), x.shape)],
     reference=lambda x, axes, keepdims: np.sum(x, axis=axes, keepdims=keepdims, dtype=x.dtype),
     cost=lambda x: (x.size, 4 * x.size),
     samples=_reduced(), bad_samples=_bad("sum"),
 )  # fmt: skip
-_mean = op(
+_mean: OpSpec = op(
     "mean", inputs="x", attrs=AXES, doc="y = mean over the axes", shape=_reduce_shape(filled=True),
     vjp=lambda g, x, axes: [
         broadcast_to(_keep(scale(g, factor=1 / product([x.shape[a] for a in axes])), x, axes), x.shape)
@@ -93,7 +93,7 @@ _mean = op(
     cost=lambda x: (x.size, 4 * x.size),
     samples=_reduced(), bad_samples=[*_bad("mean"), bad(_EMPTY.format("mean"), (0,), axes=(0,))],
 )  # fmt: skip
-_max = op(
+_max: OpSpec = op(
     "max", inputs="x", attrs=AXES, doc="y = largest over the axes; equal ones share the gradient",
     shape=_reduce_shape(filled=True),
     vjp=lambda g, x, y, axes: [_share(g, x, y, axes)],
@@ -101,7 +101,7 @@ _max = op(
     cost=lambda x: (x.size, 4 * x.size),
     samples=_extreme_samples, bad_samples=[*_bad("max"), bad(_EMPTY.format("max"), (0,), axes=(0,))],
 )  # fmt: skip
-_min = op(
+_min: OpSpec = op(
     "min", inputs="x", attrs=AXES, doc="y = smallest over the axes; equal ones share the gradient",
     shape=_reduce_shape(filled=True),
     vjp=lambda g, x, y, axes: [_share(g, x, y, axes)],
@@ -124,7 +124,7 @@ def _argmax_shape(x: Spec, axis: int) -> Spec:
     return Spec((*x.shape[:axis], *x.shape[axis + 1 :]), i32)
 
 
-_argmax = op(
+_argmax: OpSpec = op(
     "argmax", inputs="x", attrs="axis:int", doc="y = position of the first largest along the axis (i32); NaN is largest",
     shape=_argmax_shape, no_gradient="a position has no slope",
     reference=lambda x, axis: np.argmax(x, axis=axis).astype(np.int32),
@@ -135,7 +135,7 @@ _argmax = op(
             for s, a in (((1,), 0), ((7,), 0), ((33, 10), 1), ((10, 33), 0), ((3, 4, 5), 1), ((5, 67), 1), ((500, 10), 1))
         ],
         Sample((draw(rng, LARGE),), {"axis": 1}),
-        Sample((np.float32([[1, np.nan, 3], [np.inf, 2, np.inf], [np.nan, np.nan, 1], [-np.inf, 2, 5]]),), {"axis": 1}),
+        Sample((np.array([[1, np.nan, 3], [np.inf, 2, np.inf], [np.nan, np.nan, 1], [-np.inf, 2, 5]], np.float32),), {"axis": 1}),
     ],
     bad_samples=[bad("argmax: axis 2 does not exist: x f32[2,3]; need an axis from 0 to 1", (2, 3), axis=2)],
 )  # fmt: skip

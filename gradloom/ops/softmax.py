@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..graph.opspec import as_value, op
+from ..graph.opspec import OpSpec, as_value, op
 from ..graph.value import Value
 from .common import Reject, Sample, Spec, bad, broadcast_shape, draw, need, need_dtype, unbroadcast
 from .elementwise import exp, mul, scale, sub
@@ -61,7 +61,7 @@ def _softmax_samples(rng: np.random.Generator) -> list[Sample]:
     found += [Sample((draw(rng, (2, 3, 5, 5)), draw(rng, m)), {"scale": 0.37}) for m in ((5, 5), (2, 1, 1, 5), (2, 3, 5, 1))]
     causal = np.where(np.tri(9, dtype=bool), 0, -np.inf).astype(np.float32)
     found.append(Sample((draw(rng, (2, 3, 9, 9)), causal), {"scale": 0.5}))
-    found.append(Sample((np.float32([[1e4, 1e4 - 1, -1e4], [-3e38, 0, 1], [-np.inf, 0, 1]]), None), {"scale": 1.0}))
+    found.append(Sample((np.array([[1e4, 1e4 - 1, -1e4], [-3e38, 0, 1], [-np.inf, 0, 1]], np.float32), None), {"scale": 1.0}))
     return found
 
 
@@ -73,7 +73,7 @@ def _back_samples(of: Callable[[np.ndarray], np.ndarray], **attrs: Any) -> Calla
     return lambda rng: [Sample((draw(rng, s), of(draw(rng, s, -4, 4))), dict(attrs)) for s in ROWS]
 
 
-_softmax_op = op(
+_softmax_op: OpSpec = op(
     "softmax", inputs="x mask?", attrs="scale:float=1", doc="y = softmax(x * scale + mask) along the last axis",
     shape=_softmax_shape, dense="x", may_overwrite="x",
     vjp=lambda g, y, mask, scale: [
@@ -90,22 +90,22 @@ _softmax_op = op(
         ),
     ],
 )  # fmt: skip
-softmax_back = op(
+softmax_back: OpSpec = op(
     "softmax_back", inputs="g y", outputs="dx", attrs="scale:float=1", doc="dx = scale * y * (g - sum(g * y)); y = softmax(x * scale)",
     shape=_rows("g", "y"), dense="g y", may_overwrite="g y",
     vjp=_softmax_back_vjp, reference=_softmax_back, samples=_back_samples(_probabilities, scale=0.7),
     bad_samples=[bad("softmax_back: shapes differ: g f32[2,3], y f32[3,2]; need g and y of one shape", (2, 3), (3, 2))],
 )  # fmt: skip
-_log_softmax_op = op(
+_log_softmax_op: OpSpec = op(
     "log_softmax", inputs="x", doc="y = x - log(sum(exp(x))) along the last axis",
     shape=_rows("x"), dense="x", may_overwrite="x",
     vjp=lambda g, y: [log_softmax_back(g, y)],
     reference=_log_softmax,
     samples=lambda rng: [Sample((draw(rng, s, -4, 4),)) for s in ROWS]
-    + [Sample((np.float32([[1e4, 1e4 - 1, -1e4], [-3e38, 0, 1], [-np.inf, 0, 1]]),))],
+    + [Sample((np.array([[1e4, 1e4 - 1, -1e4], [-3e38, 0, 1], [-np.inf, 0, 1]], np.float32),))],
     bad_samples=[bad("log_softmax: no last axis to work along: x f32[]; need a last axis with an extent >= 1", ())],
 )  # fmt: skip
-log_softmax_back = op(
+log_softmax_back: OpSpec = op(
     "log_softmax_back", inputs="g y", outputs="dx", doc="dx = g - exp(y) * sum(g); y = log_softmax(x)",
     shape=_rows("g", "y"), dense="g y", may_overwrite="g y",
     vjp=lambda g_dx, g, y: [

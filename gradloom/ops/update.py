@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..graph.opspec import op
+from ..graph.opspec import OpSpec, op
 from .common import Sample, Spec, bad, draw, need, need_dtype, scalar_specs
 
 ENDS = "an update ends a step; nothing flows through it"
@@ -124,7 +124,7 @@ def _adamw_samples(rng: np.random.Generator) -> list[Sample]:
     return found
 
 
-sgd = op(
+sgd: OpSpec = op(
     "sgd", inputs="lr momentum weight_decay weight | w g m?", outputs="| w m", updates="w=w m=m", dense="w g m",
     doc="m = momentum * m + g / weight; w = w * (1 - lr * weight_decay) - lr * m (- lr * g / weight without m)",
     shape=_sgd_shape, no_gradient=ENDS, foldable=False,
@@ -137,7 +137,7 @@ sgd = op(
         ),
     ],
 )  # fmt: skip
-adamw = op(
+adamw: OpSpec = op(
     "adamw", inputs="lr beta1 beta2 eps weight_decay step weight | w g m v", outputs="| w m v", updates="w=w m=m v=v",
     dense="w g m v",
     doc="g' = g / weight; m = beta1 m + (1 - beta1) g'; v = beta2 v + (1 - beta2) g'^2; "
@@ -152,7 +152,7 @@ adamw = op(
         ),
     ],
 )  # fmt: skip
-accumulate = op(
+accumulate: OpSpec = op(
     "accumulate", inputs="keep | acc g", outputs="| acc", updates="acc=acc", dense="acc g",
     doc="acc = acc + g where keep is not 0, else g: the first of a window writes, so nothing need be zeroed",
     shape=_accumulate_shape, no_gradient=ENDS, foldable=False,
@@ -170,14 +170,14 @@ accumulate = op(
         bad("accumulate: 2 inputs: keep f32[], acc0 f32[3]; need 1 and groups of 2 inputs", (), (3,)),
     ],
 )  # fmt: skip
-zero = op(
+zero: OpSpec = op(
     "zero", inputs="| acc", updates="acc=acc", outputs="| acc", dense="acc", doc="acc = 0",
     shape=_zero_shape, no_gradient=ENDS, foldable=False,
     reference=lambda acc: [np.zeros_like(a) for a in acc],
     samples=lambda rng: [Sample(tuple(draw(rng, s) for s in shapes)) for shapes in GROUPS],
     bad_samples=[bad("zero: dtype i32 is not taken: acc0 i32[3]; need f32", ("i32", (3,)))],
 )  # fmt: skip
-assign = op(
+assign: OpSpec = op(
     "assign", inputs="| state x", updates="state=state", outputs="| state", dense="state x", doc="state = x",
     shape=_assign_shape, no_gradient=ENDS, foldable=False,
     reference=lambda state, x: [a.copy() for a in x],
@@ -186,7 +186,7 @@ assign = op(
         bad("assign: shapes differ within a group: state0 f32[3], x0 f32[4]; need state and x of one shape", (3,), (4,)),
     ],
 )  # fmt: skip
-guard = op(
+guard: OpSpec = op(
     "guard", inputs="loss weight | g", outputs="norm", dense="g", guard=True, foldable=False,
     doc="norm = sqrt(sum of g^2) / weight; stops the run before any update when the loss or the norm is not finite",
     shape=_guard_shape, no_gradient=ENDS,

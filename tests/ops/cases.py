@@ -1,0 +1,251 @@
+"""Cases made from the registry: every op x sample, and how its kernels are held against its reference.
+
+A failing kernel case prints the line that repeats it; by hand:
+
+    PYTHONPATH=. python -c 'from tests.ops.cases import check; check("relu", 3, "avx2", layout="gaps", threads=2)'
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import gradloom.ops  # noqa: F401 (fills the registry)
+from gradloom.base.dtypes import dtype as as_dtype
+from gradloom.graph.opspec import REGISTRY, OpSpec, Sample, constant
+from gradloom.graph.value import Node, Value
+from gradloom.plan.tape import signature
+
+# Ops whose kernels give the very bits of the f32 reference.
+EXACT = set(
+    "neg abs sgn step sqr sqrt relu leaky_relu clamp add sub mul div maximum minimum equal less greater where cast "
+    "relu_back leaky_relu_back clamp_back copy concat pad max min argmax get_rows take_batch max_pool2d correct zero".split()
+)
+# Error allowed, relative to the output's scale; elementwise ops also relative to each element.
+TOLERANCE = {"rms_norm_back": 1e-5, "layer_norm_back": 1e-5, "batch_norm_back": 1e-5, "pow": 1e-5}
+DEFAULT_TOLERANCE = 4e-6
+ELEMENTWISE_FLOOR = 4e-7  # absolute error allowed to elementwise ops
+CAST_TOLERANCE = {"f16": 2.0**-11, "bf16": 2.0**-8}
+LAYOUTS = ("dense", "reversed", "gaps", "repeated")
+SMALL = 20_000  # elements; larger samples run in fewer combinations
+
+
+def sampled_ops() -> list[OpSpec]:
+    return [spec for spec in REGISTRY.values() if spec.samples is not None]
+
+
+def kernel_ops() -> list[OpSpec]:
+    """Ops that run: no leaves, no views."""
+    return [spec for spec in sampled_ops() if not spec.leaf and spec.view is None]
+
+
+@functools.cache
+def samples_of(name: str) -> tuple[Sample, ...]:
+    """The op's samples, the same in every run; absent optional inputs are written out."""
+    spec = REGISTRY[name]
+    assert spec.samples is not None
+    found = spec.samples(np.random.default_rng(zlib.crc32(name.encode())))
+    missing = [spec.fixed_inputs - len(s.inputs) for s in found]
+    return tuple(Sample((*s.inputs, *[None] * m), s.attrs) for s, m in zip(found, missing, strict=True))
+
+
+def cases() -> list[tuple[str, int]]:
+    return [(spec.name, i) for spec in sampled_ops() for i in range(len(samples_of(spec.name)))]
+
+
+def case_id(case: Any) -> str:
+    return f"{case[0]}-{case[1]}" if isinstance(case, tuple) else str(case)
+
+
+def node_of(spec: OpSpec, inputs: Sequence[Any], attrs: dict[str, Any]) -> Node:
+    """A node of the op on constants."""
+    return spec.node([None if x is None else constant(x, x.dtype) for x in inputs], attrs)
+
+
+def reference(node: Node, inputs: Sequence[Any], real: Any = np.float64) -> list[np.ndarray]:
+    """The op's reference in float64 or float32; halves and f64 data stay as they are."""
+    arrays = [x.astype(real) if x is not None and x.dtype == np.float32 else x for x in inputs]
+    with np.errstate(all="ignore"):
+        results = node.op.call("reference", node.attrs | node.op.bind_inputs(arrays))
+    return [np.asarray(r) for r in (results if isinstance(results, (tuple, list)) else (results,))]
+
+
+def telling(arrays: Sequence[np.ndarray]) -> bool:
+    """Is there something to compare: not all zeros, not all NaN, more than a few numbers."""
+    every = np.concatenate([a.astype(np.float64).ravel() for a in arrays])
+    useful = int((np.isfinite(every) & (every != 0)).sum())
+    return useful >= 5 and useful >= 0.1 * every.size
+
+
+def difference(name: str, got: np.ndarray, want: np.ndarray, want_f32: np.ndarray, kind: Value) -> str:
+    """What is wrong with a result, or nothing."""
+    if name in EXACT and kind.dtype.name not in CAST_TOLERANCE:
+        if np.array_equal(got, want_f32, equal_nan=got.dtype.kind == "f"):
+            return ""
+        at = np.unravel_index(int(np.argmax(~((got == want_f32) | ((got != got) & (want_f32 != want_f32))))), got.shape)
+        return f"at {list(map(int, at))}: got {got[at]!r}, need {want_f32[at]!r} exactly"
+    got64, want64 = got.astype(np.float64), want.astype(np.float64)
+    with np.errstate(all="ignore"):
+        want64 = np.where(np.abs(want64) > np.finfo(np.float32).max, np.sign(want64) * np.inf, want64)
+    finite = np.isfinite(want64)
+    same = np.where(finite, True, (got64 == want64) | (np.isnan(got64) & np.isnan(want64)))
+    tolerance = TOLERANCE.get(name, DEFAULT_TOLERANCE)
+    if is_elementwise(name):
+        tolerance = CAST_TOLERANCE.get(kind.dtype.name, tolerance)
+        room = tolerance * np.abs(want64) + ELEMENTWISE_FLOOR
+    else:
+        scale = float(np.max(np.abs(want64[finite]), initial=0.0))
+        room = np.full(want64.shape, tolerance * scale + 1e-30)
+    with np.errstate(all="ignore"):
+        close = np.where(finite, np.abs(got64 - want64) <= room, same)
+    if close.all():
+        return ""
+    at = np.unravel_index(int(np.argmax(~close)), got.shape)
+    return f"at {list(map(int, at))}: got {got64[at]!r}, need {want64[at]!r} within {room[at]:.3g}"
+
+
+def is_elementwise(name: str) -> bool:
+    return REGISTRY[name].shape.__module__.endswith(("elementwise", "common")) and name not in ("sum", "mean")
+
+
+# ---- layouts: the same numbers, stored differently ---------------------------------------------------------
+
+
+def laid_out(x: np.ndarray, layout: str, unit: bool = False) -> np.ndarray:
+    """x under other strides. unit: one of the last two strides stays 1, none is 0 (what matrices may look like)."""
+    if layout == "reversed" and unit:  # the last two axes swapped in memory
+        return np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2)
+    if layout == "reversed":
+        return np.asfortranarray(x)
+    if layout == "gaps":
+        steps = [2] * x.ndim if not unit else [1] * x.ndim
+        wide = np.full([n * s + 3 for n, s in zip(x.shape, steps, strict=True)], np.nan if x.dtype.kind == "f" else 99, x.dtype)
+        view = wide[tuple(slice(1, 1 + n * s, s) for n, s in zip(x.shape, steps, strict=True))]
+        view[...] = x
+        return view
+    if layout == "repeated" and x.ndim:  # stride 0 along the first axis: other numbers
+        return np.broadcast_to(x[:1], x.shape)
+    return x
+
+
+def arranged(spec: OpSpec, inputs: Sequence[Any], layout: str) -> list[Any] | None:
+    """The inputs in a layout that the op says it takes; None where none of them can differ from dense."""
+    found, changed = [], False
+    for i, x in enumerate(inputs):
+        slot = spec.slot(spec.inputs, i)
+        free = x is not None and x.ndim > 0 and slot.name not in spec.dense
+        matrix = slot.name in spec.unit
+        if not free or (matrix and layout == "repeated" and x.ndim < 3):
+            found.append(x)
+            continue
+        changed = True
+        found.append(laid_out(x, layout, matrix))
+    return found if changed else None
+
+
+# ---- one kernel run against its reference ------------------------------------------------------------------
+
+
+def aliases_of(node: Node, inputs: Sequence[Any]) -> list[dict[int, int]]:
+    """{output: input} for every pair that may share bytes: same shape and dtype."""
+    found = []
+    for k, (out_name, value) in enumerate(node.op.named_outputs(node.outputs)):
+        for i, (name, x) in enumerate(node.op.named_inputs(inputs)):
+            if name in node.op.may_overwrite.get(out_name, ()) and x is not None:
+                if x.shape == value.shape and x.dtype == value.dtype.numpy:
+                    found.append({k: i})
+    return found
+
+
+def update_aliases(node: Node, inputs: Sequence[Any]) -> tuple[dict[int, int], list[int]]:
+    """For update ops: outputs lie in their inputs; outputs of absent inputs are not wanted."""
+    op = node.op
+    into, unwanted = {}, []
+    names = [s.name for s in op.inputs]
+    for k in range(len(node.outputs)):
+        slot = op.slot(op.outputs, k)
+        if slot.name in op.updates:
+            i = names.index(op.updates[slot.name]) + k // len(op.outputs) * op.group_size
+            if inputs[i] is None:
+                unwanted.append(k)
+            else:
+                into[k] = i
+    return into, unwanted
+
+
+def attr_list(node: Node) -> list[Any]:
+    """Attributes in the order of declaration, for the harness."""
+    found: list[Any] = []
+    for attr in node.op.attrs:
+        value = node.attrs[attr.name]
+        if attr.kind == "dtype":
+            value = value.code
+        elif attr.choices:
+            value = attr.choices.index(value)
+        elif attr.kind == "float":
+            value = float(value)
+        elif attr.kind == "ints":
+            value = list(value)
+        found.append(value)
+    return found
+
+
+def check(
+    name: str,
+    number: int,
+    isa: str,
+    layout: str = "dense",
+    threads: int = 1,
+    alias: dict[int, int] | None = None,
+    twice: Sequence[int] = (),
+) -> list[np.ndarray | None]:
+    """Run sample `number` of the op and hold it against the reference. alias: {output: input} shares bytes; twice:
+    these two inputs are one value. Guard bytes, untouched inputs: tests/core/harness.py. Returns the outputs."""
+    from tests.core.harness import run
+
+    spec = REGISTRY[name]
+    sample = samples_of(name)[number]
+    inputs: list[Any] = list(sample.inputs)
+    if twice:
+        inputs[twice[1]] = inputs[twice[0]]
+    node = node_of(spec, inputs, sample.attrs)
+    placed = arranged(spec, inputs, layout) if layout != "dense" else inputs
+    assert placed is not None, f"{name} takes dense inputs only"
+    if twice:
+        placed[twice[1]] = placed[twice[0]]
+    want, want_f32 = _wanted(name, number, layout, tuple(twice), node, placed)
+    shared, unwanted = update_aliases(node, inputs)
+    shared |= alias or {}
+    outputs = [(v.dtype.name, v.shape) for v in node.outputs]
+    got = run(
+        name, placed, outputs, attr_list(node), isa=isa, sig=signature(node), alias=shared, threads=threads, unwanted=unwanted
+    )
+    for k, value in enumerate(node.outputs):
+        if k in unwanted:
+            continue
+        wrong = difference(name, got[k], want[k], want_f32[k], value)
+        if wrong:
+            line = f'check("{name}", {number}, "{isa}", layout="{layout}", threads={threads}, alias={alias}, twice={tuple(twice)})'
+            raise AssertionError(f"{name}: output {k} {value!r} {wrong}\nrepeat: {line}")
+    return got
+
+
+@functools.lru_cache(maxsize=64)
+def _cached(key: Any) -> dict:
+    return {}
+
+
+def _wanted(name: str, number: int, layout: str, twice: tuple, node: Node, placed: Sequence[Any]) -> Any:
+    """References of a case; layouts other than `repeated` hold the same numbers."""
+    held = _cached((name, number, layout == "repeated", twice))
+    if not held:
+        held["f64"] = reference(node, placed)
+        held["f32"] = reference(node, placed, np.float32) if name in EXACT else held["f64"]
+        for k, v in enumerate(node.outputs):
+            if v.dtype is as_dtype("f32") and name in EXACT:
+                held["f32"][k] = held["f32"][k].astype(np.float32)
+    return held["f64"], held["f32"]

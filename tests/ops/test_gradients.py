@@ -1,0 +1,145 @@
+"""Every vjp against central differences of the float64 references, along one random direction."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import pytest
+
+from gradloom.graph.graph import reachable
+from gradloom.graph.opspec import REGISTRY, constant, input
+from gradloom.graph.value import Value
+from gradloom.ops import add, mul
+from gradloom.ops import sum as sum_over
+from gradloom.run.feeds import leaves
+from gradloom.run.numpy_backend import evaluate
+from gradloom.transform.grad import gradients
+from tests.ops.cases import case_id, samples_of, sampled_ops
+
+MOST = 1500  # elements in all inputs together
+
+# What an op declares constant although it is not: (op, input) -> why.
+HELD_CONSTANT = {
+    ("cross_entropy_sum", "labels"): "labels are data",
+    ("cross_entropy_sum", "weights"): "row weights are data",
+}
+FIRST_OUTPUT_ONLY = {"cross_entropy_sum"}  # weight and grad are constants to it
+# No second derivatives: op -> why.
+FIRST_ORDER_ONLY = {"cross_entropy_sum": "its gradient is an output, held constant"}
+
+
+def usable(name: str) -> list[int]:
+    """Samples small and tame enough for finite differences."""
+    found = []
+    for i, sample in enumerate(samples_of(name)):
+        floats = [x for x in sample.inputs if x is not None and x.dtype == np.float32]
+        tame = all(np.isfinite(x).all() and (x.size == 0 or np.abs(x).max() <= 100) for x in floats)
+        if floats and tame and sum(x.size for x in floats) <= MOST:
+            found.append(i)
+    return found
+
+
+CASES = [(s.name, i) for s in sampled_ops() if s.vjp is not None for i in usable(s.name)]
+
+
+class Differentiated:
+    """A sample as a graph with a scalar loss: the outputs weighted with random numbers."""
+
+    def __init__(self, name: str, number: int) -> None:
+        self.rng = np.random.default_rng(zlib.crc32(f"{name}{number}".encode()))
+        spec, sample = REGISTRY[name], samples_of(name)[number]
+        self.names: dict[Value, str] = {}
+        self.at: dict[str, np.ndarray] = {}
+        values: list[Value | None] = []
+        for key, x in spec.named_inputs(sample.inputs):
+            if x is None:
+                values.append(None)
+            elif x.dtype == np.float32:
+                value = input(key, x.shape)
+                self.names[value], self.at[key] = key, x.astype(np.float64)
+                values.append(value)
+            else:
+                values.append(constant(x, x.dtype))
+        self.node = spec.node(values, sample.attrs)
+        outputs = [v for v in self.node.outputs if v.dtype.is_float]
+        self.loss = self.weighted(outputs[:1] if name in FIRST_OUTPUT_ONLY else outputs)
+        self.wrt = list(self.names)
+        self.grads = gradients(self.loss, self.wrt)
+
+    def weighted(self, values: list[Value]) -> Value:
+        total = None
+        for value in values:
+            term = sum_over(mul(value, self.rng.uniform(0.5, 1.5, value.shape)))
+            total = term if total is None else add(total, term)
+        assert total is not None
+        return total
+
+    def slope(self, loss: Value, direction: dict[str, np.ndarray]) -> float:
+        """d loss / d direction, by central differences of fourth order."""
+        h, total = 1e-3, 0.0
+        for k, weight in ((1, 8), (-1, -8), (2, -1), (-2, 1)):
+            moved = {n: x + k * h * direction[n] if n in direction else x for n, x in self.at.items()}
+            total += weight * float(self.evaluate([loss], moved)[loss])
+        return total / (12 * h)
+
+    def evaluate(self, values: list[Value], at: dict[str, np.ndarray]) -> dict[Value, np.ndarray]:
+        used = leaves(reachable(values), "input")
+        return evaluate(values, {k: x for k, x in at.items() if k in used})
+
+    def check(self, loss: Value, grads: list[Value | None], what: str) -> None:
+        """The gradients that exist agree; those that do not are 0 or declared constant."""
+        known = self.evaluate([loss, *[g for g in grads if g is not None]], self.at)
+        direction = {}
+        expected = size = 0.0
+        for value, g in zip(self.wrt, grads, strict=True):
+            if g is not None:
+                d = self.rng.uniform(-1, 1, value.shape) * 0.1
+                direction[self.names[value]] = d
+                expected += float(np.sum(known[g] * d))
+                size += float(np.sum(np.abs(known[g] * d)))
+        room = 2e-8 * size + 1e-9 * (1 + abs(float(known[loss])))
+        if direction:
+            measured = self.slope(loss, direction)
+            assert abs(measured - expected) <= room, f"{what}: vjp {expected}, finite differences {measured}, room {room:.2g}"
+        for value, g in zip(self.wrt, grads, strict=True):
+            name = self.names[value]
+            if g is None and (self.node.op.name, name.rstrip("0123456789")) not in HELD_CONSTANT:
+                measured = self.slope(loss, {name: self.rng.uniform(-1, 1, value.shape) * 0.1})
+                assert abs(measured) <= room, f"{what}: no gradient for {name}, but the slope is {measured}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_gradient(case):
+    made = Differentiated(*case)
+    made.check(made.loss, made.grads, "gradient")
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c[0] not in FIRST_ORDER_ONLY], ids=case_id)
+def test_second_gradient(case):
+    """Gradients are nodes like any other: differentiate their weighted sum again."""
+    made = Differentiated(*case)
+    present = [g for g in made.grads if g is not None]
+    if not present:
+        return  # slope 0 everywhere; test_gradient has seen that
+    again = made.weighted(present)
+    made.check(again, gradients(again, made.wrt), "second gradient")
+
+
+def test_every_vjp_is_checked_and_says_something():
+    """Each op with a vjp has cases, and at least one whose gradients are not all zero."""
+    silent = []
+    for spec in sampled_ops():
+        if spec.vjp is None or spec.name in ("sgn", "step"):  # slope 0 everywhere
+            continue
+        heard = False
+        for number in usable(spec.name):
+            made = Differentiated(spec.name, number)
+            grads = [g for g in made.grads if g is not None]
+            known = made.evaluate(grads, made.at) if grads else {}
+            heard = any(np.any(known[g] != 0) for g in grads)
+            if heard:
+                break
+        if not heard:
+            silent.append(spec.name)
+    assert silent == ["cast"] or silent == []
