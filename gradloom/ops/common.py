@@ -161,13 +161,17 @@ LARGE: Shape = (401, 751)  # enough elements for several parts
 
 
 def draw(
-    rng: np.random.Generator, shape: Sequence[int], low: float = -2.0, high: float = 2.0, avoid: Sequence[float] = ()
+    rng: np.random.Generator,
+    shape: Sequence[int],
+    low: float = -2.0,
+    high: float = 2.0,
+    avoid: Sequence[float] = (),
+    margin: float = 0.05,
 ) -> np.ndarray:
-    """Uniform f32 numbers, at least 0.05 away from the kinks in `avoid`."""
+    """Uniform f32 numbers, at least `margin` away from the points in `avoid` (kinks, poles)."""
     x = rng.uniform(low, high, shape)
     for kink in avoid:
-        near = np.abs(x - kink) < 0.05
-        x = np.where(near, np.where((x >= kink) & (kink + 0.1 <= high), kink + 0.1, kink - 0.1), x)
+        x = np.where(np.abs(x - kink) < margin, kink + np.where(x >= kink, 2, -2) * margin, x)
     return np.asarray(x, np.float32)
 
 
@@ -201,13 +205,14 @@ def pairs(
     avoid: Sequence[float] = (),
     special: Sequence[tuple[float, float]] = (),
     first: tuple[float, float] | None = None,
+    margin: float = 0.05,
 ) -> Callable[[np.random.Generator], list[Sample]]:
     """Samples of two broadcasting inputs; y lies in low..high away from `avoid`, x in `first` (default the same)."""
     x_low, x_high = first or (low, high)
 
     def samples(rng: np.random.Generator) -> list[Sample]:
         found = [
-            Sample((draw(rng, a, x_low, x_high, () if first else avoid), draw(rng, b, low, high, avoid)))
+            Sample((draw(rng, a, x_low, x_high, () if first else avoid), draw(rng, b, low, high, avoid, margin)))
             for a, b in (*PAIRS, (LARGE, LARGE), (LARGE, LARGE[1:]))
         ]
         if special:

@@ -117,6 +117,8 @@ def is_elementwise(name: str) -> bool:
 
 def laid_out(x: np.ndarray, layout: str, unit: bool = False) -> np.ndarray:
     """x under other strides. unit: one of the last two strides stays 1, none is 0 (what matrices may look like)."""
+    if x.ndim == 0:
+        return x
     if layout == "reversed" and unit:  # the last two axes swapped in memory
         return np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2)
     if layout == "reversed":
@@ -127,7 +129,7 @@ def laid_out(x: np.ndarray, layout: str, unit: bool = False) -> np.ndarray:
         view = wide[tuple(slice(1, 1 + n * s, s) for n, s in zip(x.shape, steps, strict=True))]
         view[...] = x
         return view
-    if layout == "repeated" and x.ndim:  # stride 0 along the first axis: other numbers
+    if layout == "repeated":  # stride 0 along the first axis: other numbers
         return np.broadcast_to(x[:1], x.shape)
     return x
 

@@ -64,7 +64,7 @@ def test_view_rule_is_what_numpy_does(case, layout):
     spec = REGISTRY[name]
     sample = samples_of(name)[number]
     node = node_of(spec, sample.inputs, sample.attrs)
-    x = laid_out(np.ascontiguousarray(sample.inputs[0]), layout)
+    x = laid_out(sample.inputs[0], layout)
     strides = [s // x.itemsize for s in x.strides]
     found = spec.call("view", node.attrs | {"layout_shape": x.shape, "strides": strides})
     want = spec.call("reference", node.attrs | {"x": x})
@@ -74,13 +74,10 @@ def test_view_rule_is_what_numpy_does(case, layout):
     offset, new_strides = found
     shape = node.outputs[0].shape
     assert len(new_strides) == len(shape)
-    got = np.lib.stride_tricks.as_strided(x.ravel("K")[:0] if x.size == 0 else x, shape, [s * x.itemsize for s in new_strides])
-    if x.size:
-        start = x.__array_interface__["data"][0] + offset * x.itemsize
-        got = _at(x, start, shape, new_strides)
+    got = _at(x, x.__array_interface__["data"][0] + offset * x.itemsize, shape, new_strides)
     assert np.array_equal(got, want)
     if layout != "repeated":
-        assert np.shares_memory(want, x) or want.size == 0
+        assert np.shares_memory(want, x)
 
 
 def _at(x: np.ndarray, start: int, shape: tuple[int, ...], strides: list[int]) -> np.ndarray:

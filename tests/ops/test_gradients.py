@@ -10,7 +10,7 @@ import pytest
 from gradloom.graph.graph import reachable
 from gradloom.graph.opspec import REGISTRY, constant, input
 from gradloom.graph.value import Value
-from gradloom.ops import add, mul
+from gradloom.ops import add, cast, mul
 from gradloom.ops import sum as sum_over
 from gradloom.run.feeds import leaves
 from gradloom.run.numpy_backend import evaluate
@@ -25,6 +25,7 @@ HELD_CONSTANT = {
     ("cross_entropy_sum", "weights"): "row weights are data",
 }
 FIRST_OUTPUT_ONLY = {"cross_entropy_sum"}  # weight and grad are constants to it
+PICKERS = {"max", "min", "max_pool2d"}
 # No second derivatives: op -> why.
 FIRST_ORDER_ONLY = {"cross_entropy_sum": "its gradient is an output, held constant"}
 
@@ -35,6 +36,10 @@ def usable(name: str) -> list[int]:
     for i, sample in enumerate(samples_of(name)):
         floats = [x for x in sample.inputs if x is not None and x.dtype == np.float32]
         tame = all(np.isfinite(x).all() and (x.size == 0 or np.abs(x).max() <= 100) for x in floats)
+        if name in PICKERS:
+            tame = tame and all(np.unique(x).size == x.size for x in floats)  # a tie is a kink
+        if name == "cast":
+            tame = tame and sample.attrs["dtype"].is_float
         if floats and tame and sum(x.size for x in floats) <= MOST:
             found.append(i)
     return found
@@ -70,7 +75,7 @@ class Differentiated:
     def weighted(self, values: list[Value]) -> Value:
         total = None
         for value in values:
-            term = sum_over(mul(value, self.rng.uniform(0.5, 1.5, value.shape)))
+            term = sum_over(mul(cast(value, "f32"), self.rng.uniform(0.5, 1.5, value.shape)))
             total = term if total is None else add(total, term)
         assert total is not None
         return total
@@ -142,4 +147,4 @@ def test_every_vjp_is_checked_and_says_something():
                 break
         if not heard:
             silent.append(spec.name)
-    assert silent == ["cast"] or silent == []
+    assert silent == []

@@ -1,0 +1,133 @@
+"""Every kernel of every instruction set against the references: op x sample x layout x threads x aliases."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gradloom import _core
+from gradloom.graph.opspec import REGISTRY
+from gradloom.plan.tape import signature
+from tests.ops.cases import LAYOUTS, SMALL, aliases_of, arranged, case_id, check, kernel_ops, node_of, samples_of
+
+ISAS = _core.isas()
+KERNELS = {isa: set(_core.kernels(isa)) for isa in ISAS}
+CASES = [(spec.name, i) for spec in kernel_ops() for i in range(len(samples_of(spec.name)))]
+TAKES_VIEWS = [(n, i) for n, i in CASES if {s.name for s in REGISTRY[n].inputs} - REGISTRY[n].dense]
+OVERWRITES = [(n, i) for n, i in CASES if REGISTRY[n].may_overwrite]
+
+
+def size_of(case: tuple[str, int]) -> int:
+    return sum(x.size for x in samples_of(case[0])[case[1]].inputs if x is not None)
+
+
+def need_kernel(isa: str, name: str, kinds: str) -> None:
+    if (name, kinds) not in KERNELS[isa]:
+        pytest.skip(f"no kernel {name} {kinds} on {isa}")
+
+
+def in_threads(case: tuple[str, int], isa: str, **options) -> None:
+    """One thread and two: the same bits."""
+    spec, sample = REGISTRY[case[0]], samples_of(case[0])[case[1]]
+    need_kernel(isa, case[0], signature(node_of(spec, sample.inputs, sample.attrs)))
+    one = check(*case, isa, threads=1, **options)
+    two = check(*case, isa, threads=2, **options)
+    for a, b in zip(one, two, strict=True):
+        assert a is None or a.tobytes() == b.tobytes(), f"{case} on {isa}: other bits with two threads, {options}"
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_kernel(case, isa):
+    in_threads(case, isa)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("case", TAKES_VIEWS, ids=case_id)
+def test_kernel_on_strided_inputs(case, isa):
+    spec, sample = REGISTRY[case[0]], samples_of(case[0])[case[1]]
+    for layout in LAYOUTS[1:]:
+        if (size_of(case) <= SMALL or layout == "reversed") and arranged(spec, sample.inputs, layout) is not None:
+            if case[0] == "max_pool2d" and layout == "repeated":
+                continue
+            in_threads(case, isa, layout=layout)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("case", OVERWRITES, ids=case_id)
+def test_kernel_over_its_inputs(case, isa):
+    """The output in the place of each input that may_overwrite names; also where two inputs are one value."""
+    spec, sample = REGISTRY[case[0]], samples_of(case[0])[case[1]]
+    inputs = sample.inputs
+    for alias in aliases_of(node_of(spec, inputs, sample.attrs), inputs):
+        in_threads(case, isa, alias=alias)
+        (i,) = alias.values()
+        for j, x in enumerate(inputs):
+            if j != i and x is not None and x.shape == inputs[i].shape and x.dtype == inputs[i].dtype:
+                in_threads(case, isa, alias=alias, twice=(i, j))
+                in_threads(case, isa, twice=(i, j))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_no_kernel_is_missing(isa):
+    """Every signature of every sample of every op that is no view has a kernel."""
+    needed = set()
+    for name, i in CASES:
+        sample = samples_of(name)[i]
+        needed.add((name, signature(node_of(REGISTRY[name], sample.inputs, sample.attrs))))
+    for name, kinds in sorted(needed):
+        need_kernel(isa, name, kinds)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_every_kernel_has_an_op(isa):
+    assert sorted({name for name, _ in KERNELS[isa]} - set(REGISTRY)) == []
+
+
+def test_kernels_are_the_same_on_every_isa():
+    assert all(KERNELS[isa] == KERNELS[ISAS[0]] for isa in ISAS)
+
+
+STOPPING = [
+    ("get_rows", [np.ones((4, 3), np.float32), np.array([0, 4, 1], np.int32)], (1, 4)),
+    ("get_rows", [np.ones((4, 3), np.float32), np.array([-1], np.int32)], (0, -1)),
+    ("scatter_rows", [np.ones((3, 2), np.float32), np.array([0, 1, 7], np.int32), {"rows": 5}], (2, 7)),
+    ("take_batch", [np.ones((4, 3), np.float32), np.array([0, 9, 1], np.int64), np.array(0), {"rows": 3}], None),
+    ("cross_entropy_sum", [np.ones((2, 3), np.float32), np.array([1, 3], np.int32)], (1, 3)),
+    ("cross_entropy_sum", [np.ones((2, 3), np.float32), np.array([-7, 0], np.int32)], (0, -7)),
+    ("correct", [np.ones((2, 3), np.float32), np.array([1, 3], np.int32)], (1, 3)),
+]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("case", STOPPING, ids=lambda c: c[0])
+def test_an_id_out_of_range_stops_the_run(case, isa):
+    from tests.core.harness import run
+    from tests.ops.cases import attr_list
+
+    name, inputs, place = case
+    attrs = inputs[-1] if isinstance(inputs[-1], dict) else {}
+    inputs = [x for x in inputs if not isinstance(x, dict)]
+    inputs += [None] * (REGISTRY[name].fixed_inputs - len(inputs))
+    node = node_of(REGISTRY[name], inputs, attrs)
+    outputs = [(v.dtype.name, v.shape) for v in node.outputs]
+    need_kernel(isa, name, signature(node))
+    _, result, _ = run(name, inputs, outputs, attr_list(node), isa=isa, sig=signature(node), full=True)
+    assert _core.STOP_NAMES[result[1]] == "index"
+    assert place is None or tuple(result[3:]) == place
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["loss", "small", "large"])
+def test_the_guard_stops_for_what_is_not_finite(where, wrong, isa):
+    from tests.core.harness import run
+
+    loss, weight = np.array(1.0, np.float32), np.array(2.0, np.float32)
+    small, large = np.ones(3, np.float32), np.ones((401, 301), np.float32)
+    {"loss": loss, "small": small, "large": large}[where].flat[-1] = wrong
+    inputs = [loss, weight, small, large]
+    node = node_of(REGISTRY["guard"], inputs, {})
+    need_kernel(isa, "guard", "f32")
+    _, result, _ = run("guard", inputs, [("f32", ())], [], isa=isa, sig=signature(node), full=True, threads=2)
+    assert _core.STOP_NAMES[result[1]] == "guard"
