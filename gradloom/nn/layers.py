@@ -196,7 +196,8 @@ class Dropout(Module):
     def forward(self, x: Value) -> Value:
         if not self.training or self.rate == 0:
             return x
-        return ops.dropout(x, self.rate, stream=zlib.crc32(current_scope().encode()))
+        number = self.call_number()  # every place of the model has masks of its own, also where a module is used twice
+        return ops.dropout(x, self.rate, None if number is None else zlib.crc32(f"{current_scope()}|{number}".encode()))
 
 
 class Embedding(Module):
@@ -266,6 +267,6 @@ class Sequential(Module):
         return self.layers[i]
 
     def forward(self, x: Value) -> Value:
-        for name, layer in self.children():
-            x = self.call_child(name, layer, x)
+        for layer in self.layers:
+            x = layer(x)
         return x

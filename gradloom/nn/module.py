@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..base.errors import GraphError, ShapeError
+from ..base.errors import DTypeError, GraphError, ShapeError
 from ..graph.opspec import Parameter, stored_value
 from ..graph.stored import Stored
-from ..graph.value import Value, current_scope, scope
+from ..graph.value import Value, scope
 
 Init = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
+
+
+class _Call(NamedTuple):
+    """A forward under way: the modules from the outermost to the innermost, and how often each has been called."""
+
+    modules: tuple[Module, ...]
+    counts: dict[Module, int]
+
+
+_call: ContextVar[_Call | None] = ContextVar("gradloom_call", default=None)
 
 
 def uniform(bound: float) -> Init:
@@ -32,16 +43,16 @@ def filled(value: float) -> Init:
 class Module:
     """Base of all layers and models.
 
-    Assign modules and `self.parameter(...)` to attributes in __init__, and write `forward(x)`. Parameters are called by
-    their path: "0.weight", "encoder.fc1.bias". They are initialised from an explicit seed: by `init(seed)`, by the first
-    `fit` (its seed), or by seed 0 when the module is called before either.
+    Assign modules (or lists or dicts of them) and `self.parameter(...)` to attributes in __init__, and write
+    `forward(x)`. Parameters are called by their path: "0.weight", "encoder.fc1.bias"; one that is reached by several
+    paths counts once, under the first. They are initialised from an explicit seed: by `init(seed)`, by the first `fit`
+    (its seed), or by seed 0 when the module is called before either; what was assigned or loaded before stays.
     """
 
     training: bool = True
 
     def __init__(self) -> None:
         self._inits: dict[str, Init] = {}
-        self._initialised = False
 
     # ---- declaring -------------------------------------------------------------------------------------
 
@@ -69,17 +80,31 @@ class Module:
                 yield name, value
             elif isinstance(value, (list, tuple)):
                 yield from ((f"{name}.{i}", m) for i, m in enumerate(value) if isinstance(m, Module))
+            elif isinstance(value, dict):
+                yield from ((f"{name}.{k}", m) for k, m in value.items() if isinstance(m, Module))
 
     def modules(self) -> Iterator[Module]:
         yield self
         for _, child in self.children():
             yield from child.modules()
 
-    def _named_stored(self, prefix: str = "") -> Iterator[tuple[str, Parameter, Init]]:
+    def _named_stored(self) -> Iterator[tuple[str, Parameter, Init]]:
+        """(path, parameter or buffer, its initialisation), each once."""
+        seen: set[Stored] = set()
+        for name, parameter, init in self._paths(""):
+            if parameter.stored not in seen:
+                seen.add(parameter.stored)
+                yield name, parameter, init
+
+    def _paths(self, prefix: str) -> Iterator[tuple[str, Parameter, Init]]:
         for name, init in self._inits.items():
+            if name.startswith("#"):
+                raise GraphError(
+                    f"{type(self).__name__}: a parameter was declared, not assigned; need self.name = self.parameter(...)"
+                )
             yield prefix + name, getattr(self, name), init
         for name, child in self.children():
-            yield from child._named_stored(f"{prefix}{name}.")
+            yield from child._paths(f"{prefix}{name}.")
 
     def named_parameters(self) -> dict[str, Parameter]:
         """Dotted name -> trainable parameter."""
@@ -99,20 +124,19 @@ class Module:
 
     def init(self, seed: int = 0) -> Module:
         """Draw all parameters anew: parameter i from its own stream (seed, i)."""
-        for i, (name, parameter, init) in enumerate(self._named_stored()):
-            parameter.stored.name = parameter.node.name = name
-            rng = np.random.Generator(np.random.Philox(key=[seed % (1 << 64), i]))
-            parameter.assign(init(rng, parameter.shape))
-        for module in self.modules():
-            module._initialised = True
-        return self
+        return self._draw(seed, lambda parameter: True)
 
     def ensure_init(self, seed: int = 0) -> None:
-        """`init(seed)` unless that has happened; names the parameters by their path in either case."""
-        if not all(m._initialised for m in self.modules() if m._inits):
-            self.init(seed)
-        for name, parameter, _ in self._named_stored():
+        """`init(seed)` for what has never been drawn, assigned or loaded."""
+        self._draw(seed, lambda parameter: parameter.stored.version == 0)
+
+    def _draw(self, seed: int, wanted: Callable[[Parameter], bool]) -> Module:
+        for i, (name, parameter, init) in enumerate(self._named_stored()):
             parameter.stored.name = parameter.node.name = name
+            if wanted(parameter):
+                rng = np.random.Generator(np.random.Philox(key=[seed % (1 << 64), i]))
+                parameter.assign(init(rng, parameter.shape))
+        return self
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Dotted name -> copy of every parameter and buffer."""
@@ -120,7 +144,7 @@ class Module:
         return {name: p.numpy() for name, p, _ in self._named_stored()}
 
     def load_state_dict(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Assign all parameters and buffers; GraphError names what is missing or left over, and then nothing is changed."""
+        """Assign all parameters and buffers. GraphError names what is missing or left over; then nothing is changed."""
         mine = {name: p for name, p, _ in self._named_stored()}
         missing, extra = sorted(set(mine) - set(arrays)), sorted(set(arrays) - set(mine))
         if missing or extra:
@@ -130,10 +154,11 @@ class Module:
             if tuple(np.shape(arrays[name])) != parameter.shape:
                 seen = list(np.shape(arrays[name]))
                 raise ShapeError(f"load: {name} has shape {seen}; need {list(parameter.shape)}")
+            kind = np.asarray(arrays[name]).dtype
+            if kind.kind not in "fiub":
+                raise DTypeError(f"load: {name} is {kind}; need numbers for {parameter.dtype.name}")
         for name, parameter in mine.items():
             parameter.assign(arrays[name])
-        for module in self.modules():
-            module._initialised = True
 
     def train(self, mode: bool = True) -> Module:
         """Dropout drops, batch norm takes the batch's statistics. Takes effect where a graph is built next."""
@@ -147,12 +172,36 @@ class Module:
     # ---- building --------------------------------------------------------------------------------------
 
     def __call__(self, x: Value) -> Value:
-        if not current_scope():
+        outer = _call.get()
+        if outer is None:
             self.ensure_init()
-            return self.forward(x)
-        return self.forward(x)
+            outer = _Call((), {})
+        token = _call.set(_Call((*outer.modules, self), outer.counts))
+        try:
+            if not outer.modules:
+                return self.forward(x)
+            with scope(outer.modules[-1]._path_to(self) or type(self).__name__):
+                return self.forward(x)
+        finally:
+            _call.reset(token)
 
-    def call_child(self, name: str, child: Module, x: Value) -> Value:
-        """Call a child so that its nodes are named after it."""
-        with scope(name):
-            return child(x)
+    def call_number(self) -> int | None:
+        """In forward: how often the outermost module has called this one before; None in the outermost itself."""
+        call = _call.get()
+        if call is None or len(call.modules) < 2:
+            return None
+        call.counts[self] = call.counts.get(self, -1) + 1
+        return call.counts[self]
+
+    def _path_to(self, module: Module) -> str:
+        """The path from this module to one below it, "" for a module from elsewhere."""
+        children = list(self.children())
+        for name, child in children:
+            if child is module:
+                return name
+        for name, child in children:
+            below = child._path_to(module)
+            if below:
+                return f"{name}.{below}"
+        return ""
+

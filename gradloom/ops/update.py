@@ -21,6 +21,11 @@ def _same(names: str, **groups: list[Spec | None]) -> None:
         need(all(m.shape == present[0].shape for m in present), "shapes differ within a group", f"{names} of one shape")
 
 
+def _per_weight(g: np.ndarray, weight: Any) -> np.ndarray:
+    """g / weight; a step in which no row counts (weight 0) has no gradient."""
+    return g / weight if weight != 0 else np.zeros_like(g)
+
+
 def _sgd_shape(
     lr: Spec, momentum: Spec, weight_decay: Spec, weight: Spec, w: list[Spec], g: list[Spec], m: list[Spec | None]
 ) -> list[Spec]:
@@ -34,7 +39,7 @@ def _sgd(
 ) -> Arrays:
     found = []
     for w_i, g_i, m_i in zip(w, g, m, strict=True):
-        step = g_i / weight
+        step = _per_weight(g_i, weight)
         if m_i is not None:
             step = momentum * m_i + step
         found += [w_i * (1 - lr * weight_decay) - lr * step, np.zeros_like(w_i) if m_i is None else step]
@@ -56,7 +61,7 @@ def _adamw(
 ) -> Arrays:  # fmt: skip
     found = []
     for w_i, g_i, m_i, v_i in zip(w, g, m, v, strict=True):
-        slope = g_i / weight
+        slope = _per_weight(g_i, weight)
         m_new = beta1 * m_i + (1 - beta1) * slope
         v_new = beta2 * v_i + (1 - beta2) * slope * slope
         m_hat, v_hat = m_new / (1 - beta1**step), v_new / (1 - beta2**step)
@@ -88,7 +93,7 @@ def _guard_shape(loss: Spec, weight: Spec, g: list[Spec]) -> Spec:
 
 def _norm(loss: Any, weight: Any, g: Arrays) -> np.ndarray:
     total = sum(float(np.sum(np.square(x, dtype=np.float64))) for x in g)
-    return np.asarray(np.sqrt(total) / weight, loss.dtype)
+    return np.asarray(np.sqrt(total) / weight if weight != 0 else 0.0, loss.dtype)
 
 
 # ---- samples: several tensors at once, odd sizes, one large ----------------------------------------------
@@ -125,7 +130,7 @@ def _adamw_samples(rng: np.random.Generator) -> list[Sample]:
 
 
 sgd: OpSpec = op(
-    "sgd", inputs="lr momentum weight_decay weight | w g m?", outputs="| w m?", updates="w=w m=m", dense="w g m",
+    "sgd", inputs="lr momentum weight_decay weight | w g m?", outputs="| w m", updates="w=w m=m", dense="w g m",
     doc="m = momentum * m + g / weight; w = w * (1 - lr * weight_decay) - lr * m (- lr * g / weight without m)",
     shape=_sgd_shape, no_gradient=ENDS, foldable=False,
     reference=_sgd, samples=_sgd_samples,
