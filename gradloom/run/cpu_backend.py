@@ -139,6 +139,10 @@ class CpuExecutable:
         for key, value in self.inputs.items():
             self._slots[key][...] = as_array(key, feeds[key], value.shape, value.dtype)
 
+    def fed(self) -> dict[str, np.ndarray]:
+        """The inputs that were fed last."""
+        return dict(self._slots)
+
     def run_many(self, steps: int, settings: Mapping[str, Any], deadline: float = 0.0) -> tuple[int, list[np.ndarray]]:
         """Run so many steps in one native call: (steps done, the outputs of each as [steps done, *shape]).
 

@@ -58,7 +58,7 @@ def compile(  # noqa: A001 (the field's word)
     program = gather_program(values, updates)
     check_graph(program.nodes)
     if backend == "numpy":
-        return NumpyExecutable(program)
+        return NumpyExecutable(program, check=chosen.check)
     program = rewrite(program, fuse=chosen.fuse)
     check_graph(program.nodes)
     if backend == "null":

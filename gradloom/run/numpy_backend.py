@@ -11,6 +11,7 @@ from ..base.dtypes import DType
 from ..graph.graph import reachable, storage_leaf
 from ..graph.value import Value
 from ..transform.rewrite import Program
+from .cpu_backend import GuardTripped, NotFinite
 from .feeds import SETTING_DEFAULTS, as_array, check_names, leaves
 
 
@@ -74,9 +75,10 @@ def _cast(array: np.ndarray, kind: DType, real: np.dtype) -> np.ndarray:
 class NumpyExecutable:
     """A program run by the references; the same face as the CPU executable."""
 
-    def __init__(self, program: Program, precision: str = "f64") -> None:
+    def __init__(self, program: Program, precision: str = "f64", check: int = 0) -> None:
         self.program = program
         self.precision = precision
+        self.check = check
         nodes = program.nodes
         self.inputs, self.settings = leaves(nodes, "input"), leaves(nodes, "setting")
 
@@ -98,8 +100,34 @@ class NumpyExecutable:
         for i in range(steps):
             feeds = self._fed | {k: v[i] for k, v in rows.items()}
             known = evaluate([*self.program.outputs, *self.program.effects], feeds, precision=self.precision)
+            self._judge(i, known)
             for column, value in zip(found, self.program.outputs, strict=True):
                 column.append(known[value].copy())
             for value in sorted(self.program.effects, key=lambda v: v.node.id):
                 storage_leaf(value).node.attrs["stored"].array[...] = known[value]
         return steps, [np.stack(column) for column in found]
+
+    def fed(self) -> dict[str, Any]:
+        """The inputs that were fed last."""
+        return dict(self._fed)
+
+    def _judge(self, done: int, known: Mapping[Value, np.ndarray]) -> None:
+        """What the native core refuses, in the same order: with check 2 a number that is not finite; the guards."""
+        for node in self.program.nodes:
+            if self.check >= 2 and not node.op.leaf:
+                for value in node.outputs:
+                    bad = np.flatnonzero(~_finite(known[value])) if value.dtype.is_float else np.empty(0)
+                    if len(bad):
+                        what = f"a number that is not finite, at element {bad[0]}"
+                        raise NotFinite(done, f"{node.op.name} {node.label} produced {what}", node)
+            if node.op.guard:
+                loss, _, *gradients = (known[v] for v in node.inputs if v is not None)
+                squares = sum(float(np.sum(np.square(g))) for g in gradients)
+                if not _finite(loss) or not _finite(np.asarray(squares)):
+                    raise GuardTripped(done, f"guard {node.label}: the loss or a gradient is not finite")
+
+
+def _finite(array: np.ndarray) -> np.ndarray:
+    """Which numbers are finite in f32, which is what is trained in."""
+    with np.errstate(over="ignore"):
+        return np.isfinite(array.astype(np.float32))

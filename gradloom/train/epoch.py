@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from ..base.errors import SettingError
+from ..base.errors import DataError, SettingError
 from ..data.dataset import Dataset
 from .result import Result
 from .trainer import Trainer, check_batch
@@ -44,45 +45,59 @@ def epoch(
 ) -> tuple[Result, Result]:
     """Train on the first `split` rows of an order, then evaluate on the rest; all rows take part.
 
-    order: i64, every row of the data set once; the data set's current order (Dataset.shuffle) when None.
+    order: every row of the data set once; the data set's current order (Dataset.shuffle) when None.
     split: all rows when None. batch_size rows make one optimiser step, in micro-batches of at most micro_batch_size
     (by default batch_size / trainer.accumulate, rounded up). on_*_batch is called after every micro-batch; on_progress
-    at least every 0.2 s of work, which costs nothing per batch. Same bits with and without listeners.
+    at least every 0.2 s of work, which costs nothing per batch; both when both are given. Same bits with and without
+    listeners.
     Returns (result_train, result_eval).
     """
     split = data.n if split is None else split
-    if not isinstance(split, int) or not 0 <= split <= data.n:
+    if not isinstance(split, (int, np.integer)) or not 0 <= split <= data.n:
         raise SettingError(f"split={split!r} is not usable; need 0..{data.n}, rows to train on")
-    if split:
-        check_batch(batch_size, split)
+    check_batch(batch_size, split or sys.maxsize)
     if micro_batch_size is not None:
         check_batch(micro_batch_size, batch_size, "micro_batch_size")
     micro = micro_batch_size or -(-batch_size // trainer.accumulate)
     result_train = Result() if result_train is None else result_train
     result_eval = Result() if result_eval is None else result_eval
     source = trainer.source(data)
-    source.order.array[...] = data.rows() if order is None else order
+    source.order.array[...] = data.rows() if order is None else _checked(order, data.n)
     for training, first, last, result, listener in (
         (True, 0, split, result_train, on_train_batch),
         (False, split, data.n, result_eval, on_eval_batch),
     ):
         if first == last:
             continue
-        began = time.perf_counter()
-
-        def heard(done: int, say: Listener | None = listener or on_progress, training: bool = training,
-                  total: int = last - first, result: Result = result, began: float = began) -> None:  # fmt: skip
-            if say is not None:
-                say(Progress(training, done, total, time.perf_counter() - began, result))
-
+        say = [each for each in (listener, on_progress) if each is not None]
         trainer.run_rows(
             source, first, last, result,
             batch_size=batch_size if training else micro,
             micro_batch_size=micro,
             backward=training,
             each=listener is not None,
-            heard=heard,
+            heard=_reporter(say, training, last - first, result) if say else None,
         )  # fmt: skip
         if training:
             trainer.epoch += 1
     return result_train, result_eval
+
+
+def _reporter(say: list[Listener], training: bool, total: int, result: Result) -> Callable[[int], None]:
+    began = time.perf_counter()
+
+    def heard(done: int) -> None:
+        at = Progress(training, done, total, time.perf_counter() - began, result)
+        for listener in say:
+            listener(at)
+
+    return heard
+
+
+def _checked(order: np.ndarray, n: int) -> np.ndarray:
+    """The order, if it names each of n rows once."""
+    order = np.asarray(order)
+    usable = order.dtype.kind in "iu" and order.shape == (n,) and order.min() >= 0 and order.max() < n
+    if not usable or not np.bincount(order, minlength=n).all():
+        raise DataError(f"order: {order.dtype}{list(order.shape)} is not usable; need each of the rows 0..{n - 1} once")
+    return order

@@ -78,6 +78,13 @@ def fit(
     trainer = Trainer(model, loss, optimizer, accumulate=accumulate, seed=seed, **options)
     history: list[EpochResult] = []
     show = ProgressLine(epochs) if progress else None
+
+    def listener(at: Progress) -> None:
+        if show is not None:
+            show.update(at)
+        if on_progress is not None:
+            on_progress(at)
+
     for number in range(1, epochs + 1):
         order = np.concatenate([data.order(seed, number, train_rows), val_rows])
         began = time.perf_counter()
@@ -90,7 +97,7 @@ def fit(
             micro_batch_size=micro_batch_size or batch_size,
             on_train_batch=on_train_batch,
             on_eval_batch=on_eval_batch,
-            on_progress=on_progress or (show.update if show else None),
+            on_progress=listener,
         )
         seconds = time.perf_counter() - began
         result = EpochResult(number, train, val if len(val_rows) else None, seconds, trainer.planned_bytes)

@@ -17,7 +17,7 @@ from ..graph.stored import Stored
 from ..graph.value import Value, describe
 from ..nn.module import Module
 from ..optim.optimizer import AdamW, Optimizer
-from ..run.cpu_backend import GuardTripped, NotFinite
+from ..run.cpu_backend import GuardTripped, IndexOutOfRange, NotFinite
 from ..run.executable import compile as compile_program
 from ..transform.grad import gradients
 from ..transform.rewrite import substitute
@@ -128,7 +128,11 @@ class Trainer:
         micro = _Micro(0, x.shape[0], 1, update, self._in_window == 0, self._window_rows)
         step = self._step_for(source, micro.rows, backward, update)
         step.run.feed(source.feeds)
-        _, outputs = self._run(step, micro, 1, backward)
+        try:
+            _, outputs = self._run(step, micro, 1, backward)
+        except BaseException:
+            self._drop_window()
+            raise
         self._count(micro, 1, backward)
         self._add(result, step, micro.rows, outputs, source.arrays[1])
         return result
@@ -165,10 +169,28 @@ class Trainer:
             raise SettingError(
                 f"micro_batch_size={micro_size} is smaller than batch_size={batch_size}; need accumulate > 1 for that"
             )
+        try:
+            self._run_groups(source, start, stop, result, batch_size, micro_size, backward, each or self.dynamic, heard)
+        except BaseException:
+            self._drop_window()
+            raise
+
+    def _run_groups(
+        self,
+        source: RowSource,
+        start: int,
+        stop: int,
+        result: Result,
+        batch_size: int,
+        micro_size: int,
+        backward: bool,
+        each: bool,
+        heard: Callable[[int], None] | None,
+    ) -> None:
         for group in self._micros(start, stop, batch_size, micro_size, backward):
-            step = self._step_for(source, group.rows, backward, group.update)
             done = 0
             while done < group.count:
+                step = self._step_for(source, group.rows, backward, group.update)
                 most = 1 if each else max(1, min(group.count - done, CALL_BYTES // max(1, step.run.record_bytes)))
                 count, outputs = self._run(step, self._at(group, done), most, backward)
                 self._count(self._at(group, done), count, backward)
@@ -198,7 +220,8 @@ class Trainer:
                 rows = min(micro, end - at)
                 count = max(1, (end - at - 1) // rows) if end - at > rows else 1
                 last = at + rows == end
-                yield _Micro(at, rows, count, last and self.build == "opt", offset == 0 and self._in_window == 0, offset)
+                first = offset == 0 and self._in_window == 0
+                yield _Micro(at, rows, count, last and self.build == "opt", first, offset)
                 at += rows * count
                 offset += rows * count
 
@@ -216,6 +239,9 @@ class Trainer:
         settings = self._settings(micro, count, backward)
         try:
             return step.run.run_many(count, settings, CALL_SECONDS)
+        except IndexOutOfRange as found:
+            self._count(micro, found.steps_done, backward)
+            raise
         except GuardTripped as tripped:
             at = tripped.steps_done
             self._count(micro, at, backward)
@@ -254,13 +280,18 @@ class Trainer:
             self._in_window += count
             self._window_rows += count * micro.rows
 
+    def _drop_window(self) -> None:
+        """What an accumulation window holds when its optimiser step cannot be completed."""
+        if self.build == "opt":
+            self._in_window = self._window_rows = 0
+
     def _first_bad(self, step: _Step, settings: dict[str, Any]) -> str:
         """Run the step again, unshared and checked, to name the first node that is not finite."""
         program = step.run.program
         options = self.options | {"reuse": False, "check": 2, "fuse": False, "debug": 0}
         checked = compile_program(program.outputs, program.effects, **options)
         if checked.inputs:
-            checked.feed({k: step.run._slots[k] for k in checked.inputs})
+            checked.feed({k: v for k, v in step.run.fed().items() if k in checked.inputs})
         try:
             checked.run_many(1, settings)
         except NotFinite as found:
@@ -290,12 +321,14 @@ class Trainer:
 
     def _outputs(self, x: Value, backward: bool) -> Value:
         if isinstance(self.model, Module):
-            was = self.model.training
-            self.model.train(backward)
+            modes = {module: module.training for module in self.model.modules()}
+            if not backward or not self.model.training:  # else parts in eval mode stay as they are
+                self.model.train(backward)
             try:
                 return self.model(x)
             finally:
-                self.model.train(was)
+                for module, mode in modes.items():
+                    module.training = mode
         if isinstance(self.model, tuple):
             leaf, outputs = self.model
             if leaf.shape != x.shape or leaf.dtype != x.dtype:
@@ -387,6 +420,9 @@ class Trainer:
         if not self._keeps_gradients:
             raise GradientError(f"grad_acc: gradients are not kept; need build='grad' or accumulate > 1, to read {name}")
         found = {s.name: a for s, a in self._accumulators.items()}
+        if isinstance(self.model, Module):
+            known = self.model.named_parameters().items()
+            found = {n: self._accumulators[p.stored] for n, p in known if p.stored in self._accumulators}
         if name not in found:
             raise GradientError(f"grad_acc: no gradient of {name!r}; there are {', '.join(found) or 'none yet'}")
         total = found[name].numpy()
