@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "limits.h"
 #include "threads.h"
 #include "vm.h"
 
@@ -188,6 +189,16 @@ NB_MODULE(_core, m) {
      "(parts of each phase, scratch bytes per thread, workspace bytes) of a kernel on these shapes.");
   m.def("cores", &cores, "CPUs that this process may use: the most threads that a run gets.");
   m.def("set_cores", &set_cores, nb::arg("n"), "Pretend to have n CPUs (0: ask the system): for tests of the pool.");
+  m.def("fma_peak", [](const std::string& isa, int threads, int repeats) {
+    nb::gil_scoped_release free;
+    return fma_peak(find_table(isa), threads, repeats);
+  }, nb::arg("isa"), nb::arg("threads") = 1, nb::arg("repeats") = 9,
+     "GFLOP/s of multiply-adds in registers: the median of `repeats` short stretches.");
+  m.def("copy_rate", [](const std::string& isa, int threads, int repeats) {
+    nb::gil_scoped_release free;
+    return copy_rate(find_table(isa), threads, repeats);
+  }, nb::arg("isa"), nb::arg("threads") = 1, nb::arg("repeats") = 5,
+     "GB/s read and written by a copy of 128 MiB per thread.");
   m.def("pool_threads", &pool_threads, "Threads that the pool has started so far.");
 
   nb::class_<Arena>(m, "Arena", "One block of memory, 2 MiB aligned, in huge pages where the system has them.")

@@ -1,27 +1,36 @@
 """gradloom: training and fine-tuning as planned, proved static computation graphs on a small native core."""
 
-from . import data, nn, ops, optim, train
-from .base.errors import (
-    BackendError,
-    DataError,
-    DTypeError,
-    FileError,
-    GradientError,
-    GradloomError,
-    GraphError,
-    NonFiniteError,
-    PlanError,
-    SettingError,
-    ShapeError,
-    TrainError,
-)
-from .graph.opspec import Parameter, constant, input, named, parameter, setting
-from .graph.value import Node, Value, scope
-from .run.executable import check_gradients, compare, compile
-from .train import EpochResult, Result, Trainer, epoch, evaluate, fit, predict
-from .train.saving import load, save
-from .train.session import Graph, set_loss
-from .transform.grad import gradients
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import data, nn, ops, optim, train
+    from .base.errors import (
+        BackendError,
+        DataError,
+        DTypeError,
+        FileError,
+        GradientError,
+        GradloomError,
+        GraphError,
+        NonFiniteError,
+        PlanError,
+        SettingError,
+        ShapeError,
+        TrainError,
+    )
+    from .graph.opspec import Parameter, constant, input, named, parameter, setting
+    from .graph.value import Node, Value, scope
+    from .run.executable import check_gradients, compare, compile
+    from .train.epoch import epoch
+    from .train.fit import EpochResult, evaluate, fit, predict
+    from .train.result import Result
+    from .train.saving import load, save
+    from .train.session import Graph, set_loss
+    from .train.trainer import Trainer
+    from .transform.grad import gradients
 
 __version__ = "0.1.0"
 
@@ -68,3 +77,36 @@ __all__ = [
     "setting",
     "train",
 ]
+
+# Where each name lives. A name is loaded when it is first used, so that the command line starts quickly.
+_HOMES = {
+    ".base.errors": "BackendError DataError DTypeError FileError GradientError GradloomError GraphError NonFiniteError "
+    "PlanError SettingError ShapeError TrainError",
+    ".graph.opspec": "Parameter constant input named parameter setting",
+    ".graph.value": "Node Value scope",
+    ".run.executable": "check_gradients compare compile",
+    ".train.epoch": "epoch",
+    ".train.fit": "EpochResult evaluate fit predict",
+    ".train.result": "Result",
+    ".train.saving": "load save",
+    ".train.session": "Graph set_loss",
+    ".train.trainer": "Trainer",
+    ".transform.grad": "gradients",
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
+_MODULES = ("data", "nn", "ops", "optim", "train")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(import_module(_HOME[name], __name__), name)
+    elif name in _MODULES:
+        value = import_module(f".{name}", __name__)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -6,6 +6,7 @@ from .conv import (
     conv2d,
     conv2d_back_input,
     conv2d_back_weight,
+    conv2d_max_pool,
     max_pool2d,
     max_pool2d_back,
 )

@@ -432,6 +432,46 @@ avg_pool2d_back: OpSpec = op(
 )  # fmt: skip
 
 
+# ---- convolution and pool in one -------------------------------------------------------------------------
+
+HALVES: dict[str, Any] = {"kernel": (2, 2), "stride": (2, 2), "padding": (0, 0)}
+
+
+def _conv_pool_shape(x: Spec, w: Spec, bias: Spec | None, stride: Shape, padding: Shape, dilation: Shape) -> list[Spec]:
+    return _max_pool_shape(_conv_shape(x, w, bias, stride, padding, dilation), **HALVES)
+
+
+def _conv_pool_vjp(
+    g_y: Value | None, x: Value, w: Value, bias: Value | None, y: Value, index: Value,
+    stride: Pair, padding: Pair, dilation: Pair, act: str,
+) -> list[Value | None]:  # fmt: skip
+    if g_y is None:
+        return [None, None, None]
+    picked = relu_back(g_y, y) if act == "relu" else g_y  # only what was picked has a gradient: y tells its sign
+    height, width = _out_shape(Spec(x.shape), w.shape[2:], stride, padding, dilation)
+    inner = max_pool2d_back(picked, index, height=height, width=width, **HALVES)
+    return _conv_vjp(inner, x, w, bias, inner, stride, padding, dilation, "none")
+
+
+conv2d_max_pool: OpSpec = op(
+    "conv2d_max_pool", inputs="x w bias?", outputs="y index?", attrs=f"{WINDOW} act:none/relu=none", dense="x w bias",
+    doc="y, index = max_pool2d(conv2d(x, w, bias), kernel 2, stride 2): the same bits, without the image between",
+    shape=_conv_pool_shape, vjp=_conv_pool_vjp,
+    reference=lambda x, w, bias, stride, padding, dilation, act: _max_pool(
+        _conv(x, w, bias, stride, padding, dilation, act), **HALVES
+    ),
+    cost=lambda x, w, y: (8.0 * y.size * product(w.shape[1:]), 4.0 * (x.size + w.size + y.size)),
+    samples=lambda rng: [s for s in _conv_samples(rng) if min(_conv_out(s.inputs[0].shape, s.inputs[1].shape, s.attrs)[2:]) > 1],
+    bad_samples=[
+        bad(
+            "conv2d_max_pool: kernel [2, 2] does not fit into the padded image: x f32[1,1,3,3], w f32[1,1,3,3]; "
+            "need a smaller kernel or more padding",
+            (1, 1, 3, 3), (1, 1, 3, 3),
+        ),
+    ],
+)  # fmt: skip
+
+
 # ---- what users call -------------------------------------------------------------------------------------
 
 

@@ -130,7 +130,7 @@ def _adamw_samples(rng: np.random.Generator) -> list[Sample]:
 
 
 sgd: OpSpec = op(
-    "sgd", inputs="lr momentum weight_decay weight | w g m?", outputs="| w m", updates="w=w m=m", dense="w g m",
+    "sgd", inputs="lr momentum weight_decay weight | w g m?", outputs="| w m?", updates="w=w m=m", dense="w g m",
     doc="m = momentum * m + g / weight; w = w * (1 - lr * weight_decay) - lr * m (- lr * g / weight without m)",
     shape=_sgd_shape, no_gradient=ENDS, foldable=False,
     reference=_sgd, samples=_sgd_samples,

@@ -195,7 +195,9 @@ class _Checker:
 
     def home(self, value: Value) -> Place:
         """The storage that an update's output lives in."""
-        return self.homes[_home_leaf(value)]
+        leaf = _home_leaf(value)
+        assert leaf is not None
+        return self.homes[leaf]
 
     # ---- instructions --------------------------------------------------------------------------------
 
@@ -300,7 +302,7 @@ class _Checker:
         segment, start, end = self.extent(arg)
         if end - start != value.bytes:
             raise PlanError(f"proof: {op.name} {node.label} does not write {slot.name} densely")
-        updated = slot.name in op.updates
+        updated = _home_leaf(value) is not None
         if updated:
             if (segment, start) != self.home(value):
                 raise PlanError(f"proof: {op.name} {node.label} writes {slot.name} outside the storage that it updates")
@@ -353,7 +355,7 @@ class _Checker:
         order = {int(ins["node"]): i for i, ins in enumerate(self.tape.instructions) }
         for node in self.done:
             for value in node.outputs:
-                if node.op.slot(node.op.outputs, value.index).name in node.op.updates:
+                if not node.op.leaf and _home_leaf(value) is not None:
                     place = self.home(value)
                     known = last.get(place)
                     if known is None or order[known.node.id & NODE_MASK] < order[node.id & NODE_MASK]:
@@ -371,15 +373,18 @@ def _dense(arg: np.void) -> bool:
     return True
 
 
-def _home_leaf(value: Value) -> Value:
-    """The parameter leaf behind an update's output: follow the declared output=input pairs down."""
+def _home_leaf(value: Value) -> Value | None:
+    """The parameter leaf behind an update's output: follow the declared output=input pairs down; None for other values."""
     while not value.node.op.leaf:
         op, node = value.node.op, value.node
-        into = op.updates[op.slot(op.outputs, value.index).name]
+        into = op.updates.get(op.slot(op.outputs, value.index).name)
+        if into is None:
+            return None
         names = [n for n, _ in op.named_outputs(node.outputs)]
         suffix = names[value.index][len(op.slot(op.outputs, value.index).name) :]
         pair = dict(op.named_inputs(node.inputs))[into + suffix]
-        assert pair is not None
+        if pair is None:
+            return None
         value = pair
     return value
 

@@ -59,7 +59,9 @@ def linear_order(laid: Laid) -> Order:
 
 
 def is_absent(value: Value, laid: Laid) -> bool:
-    """An optional output that nobody reads gets no bytes."""
+    """An optional output that nobody reads and that updates nothing gets no bytes."""
+    if update_target(value) is not None:
+        return False
     return value.node.op.slot(value.node.op.outputs, value.index).optional and value not in laid.read
 
 

@@ -26,6 +26,7 @@ HELD_CONSTANT = {
 }
 FIRST_OUTPUT_ONLY = {"cross_entropy_sum"}  # weight and grad are constants to it
 PICKERS = {"max", "min", "max_pool2d"}
+STEPS = {"conv2d_max_pool": 1e-6}  # which element of a window is the largest may change within a step
 # No second derivatives: op -> why.
 FIRST_ORDER_ONLY = {"cross_entropy_sum": "its gradient is an output, held constant"}
 
@@ -82,7 +83,7 @@ class Differentiated:
 
     def slope(self, loss: Value, direction: dict[str, np.ndarray]) -> float:
         """d loss / d direction, by central differences of fourth order."""
-        h, total = 1e-3, 0.0
+        h, total = STEPS.get(self.node.op.name, 1e-3), 0.0
         for k, weight in ((1, 8), (-1, -8), (2, -1), (-2, 1)):
             moved = {n: x + k * h * direction[n] if n in direction else x for n, x in self.at.items()}
             total += weight * float(self.evaluate([loss], moved)[loss])

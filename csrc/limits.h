@@ -1,0 +1,11 @@
+// limits.h: the machine's limits, measured beside what is compared with them.
+#pragma once
+#include "tape.h"
+
+namespace gradloom {
+
+// Medians over `repeats` stretches of some 10 ms, all threads at once.
+double fma_peak(const KernelTable& table, int threads, int repeats);   // GFLOP/s of multiply-adds in registers
+double copy_rate(const KernelTable& table, int threads, int repeats);  // GB/s read and written, out of every cache
+
+}  // namespace gradloom

@@ -1,0 +1,23 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gradloom as gl
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_public_name_is_there():
+    for name in gl.__all__:
+        assert getattr(gl, name) is not None
+    assert set(gl.__all__) <= set(dir(gl))
+    with pytest.raises(AttributeError, match="module 'gradloom' has no attribute 'nope'"):
+        gl.nope  # noqa: B018
+
+
+def test_import_loads_nothing_heavy():
+    code = "import sys, gradloom; print('numpy' in sys.modules); gradloom.fit; print('rich' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]

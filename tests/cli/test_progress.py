@@ -1,0 +1,57 @@
+import io
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from gradloom.cli.progress import Progress, duration, plural, rate
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def result(loss, accuracy=math.nan, ndata=100):
+    return SimpleNamespace(loss=loss, accuracy=accuracy, ndata=ndata)
+
+
+def epoch(number, train, val=None):
+    return SimpleNamespace(epoch=number, train=train, val=val, seconds=0.5)
+
+
+def test_a_line_per_epoch_where_there_is_no_terminal():
+    stream = io.StringIO()
+    with Progress(3, stream) as progress:
+        progress.rows(SimpleNamespace(training=True, rows=10, rows_total=100, seconds=0.1, result=result(1.0)))
+        progress.epoch(epoch(1, result(0.5, 0.75), result(0.6, 0.7, 10)))
+        progress.epoch(epoch(2, result(0.25)))
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("epoch 1/3  loss 0.5  accuracy 0.7500  val loss 0.6  val accuracy 0.7000  200 rows/s  ")
+    assert lines[1].startswith("epoch 2/3  loss 0.25  200 rows/s  ") and lines[1].endswith(" s left")
+
+
+def test_a_bar_on_a_terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "140")
+    stream = Terminal()
+    with Progress(2, stream) as progress:
+        progress.rows(SimpleNamespace(training=True, rows=50, rows_total=100, seconds=0.1, result=result(1.5, 0.5)))
+        progress.rows(SimpleNamespace(training=False, rows=5, rows_total=10, seconds=0.1, result=result(1.4, 0.5)))
+        progress.epoch(epoch(1, result(0.5, 0.75)))
+        progress.epoch(epoch(2, result(0.4, 0.80)))
+    shown = stream.getvalue()
+    assert "2/2" in shown and "accuracy 0.8000" in shown and "rows/s" in shown and "left" in shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.04, "0.0 s"), (9.96, "10.0 s"), (12.3, "12 s"), (75 + 60, "2:15"), (3700, "1:01:40")]
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_numbers():
+    assert [rate(x) for x in (3.14159, 1234, 5.6e6, 7e9)] == ["3.14", "1.23 k", "5.6 M", "7 G"]
+    assert [plural(1, "row"), plural(2000, "row")] == ["1 row", "2,000 rows"]

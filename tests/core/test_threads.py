@@ -1,0 +1,164 @@
+"""The pool: same bits for any number of threads, sleeping and waking, forking."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from gradloom import _core
+from tests.core.test_vm import Tape, vec
+
+N = 1 << 19
+
+
+@pytest.fixture
+def four_cores() -> Iterator[None]:
+    _core.set_cores(4)
+    yield
+    _core.set_cores(0)
+
+
+def wide() -> Tape:
+    """Several parts, one part, two phases: a = exp(x), b = a * x, norm of b, c = b + norm."""
+    t = Tape()
+    t.arena.ensure(4 * 4 * N + 65536)
+    x = t.arena.view()[: 4 * N].view(np.float32)
+    x[:] = np.random.default_rng(0).standard_normal(N)
+    at = 4 * 4 * N
+    t.add("exp", [vec(0, 0, N), vec(0, 4 * N, N, write=True)])
+    t.add("mul", [vec(0, 4 * N, N), vec(0, 0, N), vec(0, 8 * N, N, write=True)])
+    t.add("relu", [vec(1, 0, 4), vec(1, 16, 4, write=True)])
+    from tests.core.harness import ARG, arg
+
+    args = [arg("f32", (), 1, 4), arg("f32", (), 1, 4), vec(0, 8 * N, N), arg("f32", (), 1, 32, write=True)]
+    parts, _, workspace = _core.kernel_plan(t.isa, "guard", "f32", np.array(args, ARG), np.zeros(0, np.int64))
+    parts = np.array([*parts] + [0] * (4 - len(parts)))
+    t.add("guard", [*args, arg("u8", (workspace,), 0, at, write=True)], phases=2, parts=parts)
+    t.add("add", [vec(0, 8 * N, N), arg("f32", (), 1, 32), vec(0, 12 * N, N, write=True)])
+    return t
+
+
+@pytest.mark.parametrize("isa", _core.isas())
+def test_same_bits(isa: str, four_cores: None) -> None:
+    results = []
+    for threads in (1, 2, 3, 4, 1, 4, 2):
+        t = wide()
+        t.isa = isa
+        p = t.program()
+        assert p.run(3, threads=threads)[:2] == (3, 0)
+        results.append(t.arena.view()[4 * N : 16 * N].copy())
+    assert all(np.array_equal(r, results[0]) for r in results)
+    x = np.random.default_rng(0).standard_normal(N).astype(np.float32)
+    b = np.exp(x) * x
+    norm = np.sqrt(np.sum(b.astype(np.float64) ** 2))
+    assert np.allclose(results[0][8 * N :].view(np.float32), b + norm, rtol=1e-5)
+
+
+def test_threads_are_limited_and_reused(four_cores: None) -> None:
+    t = wide()
+    p = t.program()
+    p.run(2, threads=64)
+    assert _core.pool_threads() <= 3
+    before = _core.pool_threads()
+    for threads in (2, 4, 3, 2, 4):
+        p.run(2, threads=threads)
+    assert _core.pool_threads() == before == 3
+
+
+def test_single_parts_wake_nobody() -> None:
+    if os.name != "posix":
+        pytest.skip("needs fork")
+
+    def child() -> int:
+        t = Tape().add("relu", [vec(1), vec(0, 0, write=True)])
+        t.program().run(10, threads=2)
+        return 0 if _core.pool_threads() == 0 else 1
+
+    assert in_child(child) == 0
+
+
+def test_after_sleeping(four_cores: None) -> None:
+    t = wide()
+    p = t.program()
+    p.run(1, threads=4)
+    expected = t.arena.view()[12 * N : 16 * N].copy()
+    for pause in (0.0, 0.0001, 0.001, 0.05):
+        t.arena.view()[4 * N : 16 * N] = 0
+        time.sleep(pause)
+        p.run(1, threads=4)
+        assert np.array_equal(t.arena.view()[12 * N : 16 * N], expected)
+
+
+def test_sleepers_use_no_time() -> None:
+    t = wide()
+    t.program().run(1, threads=2)
+    time.sleep(0.01)
+    before = time.process_time()
+    time.sleep(0.2)
+    assert time.process_time() - before < 0.1
+
+
+def test_runs_of_several_python_threads_take_turns(four_cores: None) -> None:
+    tapes = [wide() for _ in range(3)]
+    programs = [t.program() for t in tapes]
+    errors: list[BaseException] = []
+
+    def work(p: _core.Program, threads: int) -> None:
+        try:
+            for _ in range(5):
+                assert p.run(2, threads=threads)[:2] == (2, 0)
+        except BaseException as e:
+            errors.append(e)
+
+    threads = [threading.Thread(target=work, args=(p, 2 + i)) for i, p in enumerate(programs)]
+    for th in threads:
+        th.start()
+    for th in threads:
+        th.join()
+    assert not errors
+    results = [t.arena.view()[12 * N : 16 * N] for t in tapes]
+    assert np.array_equal(results[0], results[1]) and np.array_equal(results[0], results[2])
+
+
+def in_child(work: object) -> int:
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        code = 3
+        try:
+            code = work()  # type: ignore[operator]
+        finally:
+            os._exit(code)
+    for _ in range(3000):
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    return -1
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_fork(four_cores: None) -> None:
+    t = wide()
+    p = t.program()
+    p.run(1, threads=3)
+    expected = t.arena.view()[12 * N : 16 * N].copy()
+
+    def child() -> int:
+        if _core.pool_threads() != 0:
+            return 4
+        p.run(2, threads=3)
+        return 0 if np.array_equal(t.arena.view()[12 * N : 16 * N], expected) else 5
+
+    assert in_child(child) == 0
+    p.run(1, threads=3)  # and the parent's pool works on
+    assert np.array_equal(t.arena.view()[12 * N : 16 * N], expected)
