@@ -1,7 +1,8 @@
 // random.h: dropout from a counter-based generator, Philox4x32-10.
 //
 // The word that decides element e of row r depends on (seed, step, stream, row + r, e) alone:
-//   key     = words 0 and 1 of philox(counter = (step low, step high, stream low, stream high), key = (seed low, seed high))
+//   key     = words 0 and 1 of philox(counter = (step low, step high, stream low, stream high),
+//                                     key = (seed low, seed high))
 //   block   = philox(counter = (row low, row high, e / 4 low, e / 4 high), key), row = the `row` input + r
 //   word    = block[e % 4];  element e is kept when word < threshold = floor((1 - rate) * 2^32)
 // r counts along the first axis of x, e along the others flattened. gradloom/ops/philox.py is the same in NumPy.

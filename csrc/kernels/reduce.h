@@ -176,96 +176,104 @@ template <class Op, bool Unit> inline F fold_load_n(const float* p, int64_t stri
   return select(Mask<float>::first_n(n), v, Op::unit());
 }
 
-// Fold of n elements in a line.
-template <class Op, bool Unit> inline double fold_row(const float* p, int64_t n, int64_t stride) {
-  constexpr int64_t N = F::N;
-  const int64_t s = Unit ? 1 : stride;
-  double total = Op::start();
-  int64_t i = 0;
-  while (i < n) {
-    const int64_t stop = n - i > kFoldBlock ? i + kFoldBlock : n;
-    F a[8];
-    for (int k = 0; k < 8; k++) a[k] = Op::unit();
-    for (; i + 8 * N <= stop; i += 8 * N)
-      for (int k = 0; k < 8; k++) a[k] = Op::merge(a[k], fold_load<Unit>(p + (i + k * N) * s, s));
-    for (; i + N <= stop; i += N) a[0] = Op::merge(a[0], fold_load<Unit>(p + i * s, s));
-    if (i < stop) a[1] = Op::merge(a[1], fold_load_n<Op, Unit>(p + i * s, s, static_cast<int>(stop - i)));
-    i = stop;
-    for (int k = 0; k < 4; k++) a[k] = Op::merge(a[k], a[k + 4]);
-    total = Op::join(total, Op::across(Op::merge(Op::merge(a[0], a[2]), Op::merge(a[1], a[3]))));
-  }
-  return total;
-}
-
 // Add v to the pair (hi, lo): hi + lo carries the sum with an error far below one rounding of hi.
 inline void pair_add(F v, F& hi, F& lo) {
   const F s = hi + v, t = s - hi;
   lo += (hi - (s - t)) + (v - t);
   hi = s;
 }
+template <class Op> inline void fold_into(F v, F& hi, F& lo) {
+  if constexpr (Op::paired) pair_add(v, hi, lo);
+  else hi = Op::merge(v, hi);
+}
 // Once a sum is not finite its correction is NaN and means nothing.
+inline F pair_value(F hi, F lo) {
+  const F sum = hi + lo;
+  return select(is_nan(sum), hi, sum);
+}
 inline double pair_value(float hi, float lo) {
   const double sum = static_cast<double>(hi) + static_cast<double>(lo);
-  return __builtin_isfinite(hi) && !__builtin_isnan(lo) ? sum : static_cast<double>(hi);
+  return __builtin_isnan(sum) ? static_cast<double>(hi) : sum;
 }
 
-// Fold `rows` rows of `width` columns into hi (and lo for sums), one accumulator per column.
+// Fold n elements in a line into the lanes of (hi, lo).
+template <class Op, bool Unit> inline void fold_row(const float* p, int64_t n, int64_t stride, F& hi, F& lo) {
+  constexpr int64_t N = F::N;
+  const int64_t s = Unit ? 1 : stride;
+  int64_t i = 0;
+  while (i < n) {
+    const int64_t stop = n - i > kFoldBlock ? i + kFoldBlock : n;
+    F a[8];
+    for (int k = 0; k < 8; k++) a[k] = Op::unit();
+    for (; i + 8 * N <= stop; i += 8 * N)
+      for (int k = 0; k < 8; k++) a[k] = Op::merge(fold_load<Unit>(p + (i + k * N) * s, s), a[k]);
+    if (i + 4 * N <= stop) {
+      for (int k = 0; k < 4; k++) a[k] = Op::merge(fold_load<Unit>(p + (i + k * N) * s, s), a[k]);
+      i += 4 * N;
+    }
+    if (i + 2 * N <= stop) {
+      for (int k = 0; k < 2; k++) a[4 + k] = Op::merge(fold_load<Unit>(p + (i + k * N) * s, s), a[4 + k]);
+      i += 2 * N;
+    }
+    if (i + N <= stop) {
+      a[6] = Op::merge(fold_load<Unit>(p + i * s, s), a[6]);
+      i += N;
+    }
+    if (i < stop) a[7] = Op::merge(fold_load_n<Op, Unit>(p + i * s, s, static_cast<int>(stop - i)), a[7]);
+    i = stop;
+    for (int k = 0; k < 4; k++) a[k] = Op::merge(a[k], a[k + 4]);
+    fold_into<Op>(Op::merge(Op::merge(a[0], a[2]), Op::merge(a[1], a[3])), hi, lo);
+  }
+}
+template <class Op> inline double lanes_value(F hi, F lo) {
+  if constexpr (Op::paired) return pair_value(reduce_add(hi), reduce_add(lo));
+  return static_cast<double>(Op::across(hi));
+}
+
+// Fold `rows` rows of `width` columns into hi (and lo for sums), one accumulator per column. Rows go in blocks that
+// stay in the first cache: within one, a vector of columns is summed in registers.
 template <class Op, bool Unit>
 inline void fold_columns(const float* p, int64_t rows, int64_t row_stride, int64_t width, int64_t stride, float* hi,
                          float* lo) {
   constexpr int64_t N = F::N;
   const int64_t s = Unit ? 1 : stride, down = row_stride;
-  int64_t r = 0;
-  for (; r + 8 <= rows; r += 8, p += 8 * down) {
+  int64_t block = 4096 / (width ? width : 1) / 16 * 16;
+  block = block < 16 ? 16 : block > 256 ? 256 : block;
+  const auto four = [&](const float* q, auto load) {
+    return Op::merge(Op::merge(load(q), load(q + down)), Op::merge(load(q + 2 * down), load(q + 3 * down)));
+  };
+  const auto sixteen = [&](const float* q, auto load) {
+    const F a = four(q, load), b = four(q + 4 * down, load), c = four(q + 8 * down, load);
+    return Op::merge(Op::merge(a, b), Op::merge(c, four(q + 12 * down, load)));
+  };
+  const auto column = [&](const float* q, int64_t count, auto load) {  // count rows of one vector of columns
+    if (count == 16) return sixteen(q, load);
+    F a = Op::unit(), b = Op::unit();
+    int64_t r = 0;
+    for (; r + 16 <= count; r += 16, q += 16 * down) a = Op::merge(sixteen(q, load), a);
+    for (; r + 4 <= count; r += 4, q += 4 * down) b = Op::merge(four(q, load), b);
+    for (; r < count; r++, q += down) a = Op::merge(load(q), a);
+    return Op::merge(a, b);
+  };
+  for (int64_t r = 0; r < rows; r += block, p += block * down) {
+    const int64_t count = rows - r < block ? rows - r : block;
     int64_t c = 0;
     for (; c + N <= width; c += N) {
-      const float* q = p + c * s;
-      F v[8];
-      for (int k = 0; k < 8; k++) v[k] = fold_load<Unit>(q + k * down, s);
-      for (int k = 0; k < 4; k++) v[k] = Op::merge(v[k], v[k + 4]);
-      const F sum = Op::merge(Op::merge(v[0], v[2]), Op::merge(v[1], v[3]));
-      F h = F::load(hi + c);
-      if constexpr (Op::paired) {
-        F l = F::load(lo + c);
-        pair_add(sum, h, l);
-        l.store(lo + c);
-      } else {
-        h = Op::merge(h, sum);
-      }
+      const F sum = column(p + c * s, count, [&](const float* q) { return fold_load<Unit>(q, s); });
+      F h = F::load(hi + c), l = F::load(lo + c);
+      fold_into<Op>(sum, h, l);
       h.store(hi + c);
+      if constexpr (Op::paired) l.store(lo + c);
     }
     if (c < width) {
       const int left = static_cast<int>(width - c);
-      const float* q = p + c * s;
-      F v[8];
-      for (int k = 0; k < 8; k++) v[k] = fold_load_n<Op, Unit>(q + k * down, s, left);
-      for (int k = 0; k < 4; k++) v[k] = Op::merge(v[k], v[k + 4]);
-      const F sum = Op::merge(Op::merge(v[0], v[2]), Op::merge(v[1], v[3]));
-      F h = F::load_n(hi + c, left);
-      if constexpr (Op::paired) {
-        F l = F::load_n(lo + c, left);
-        pair_add(sum, h, l);
-        l.store_n(lo + c, left);
-      } else {
-        h = Op::merge(h, sum);
-      }
+      const F sum = column(p + c * s, count, [&](const float* q) { return fold_load_n<Op, Unit>(q, s, left); });
+      F h = F::load_n(hi + c, left), l = F::load_n(lo + c, left);
+      fold_into<Op>(sum, h, l);
       h.store_n(hi + c, left);
+      if constexpr (Op::paired) l.store_n(lo + c, left);
     }
   }
-  for (; r < rows; r++, p += down)
-    for (int64_t c = 0; c < width; c += N) {
-      const int left = width - c < N ? static_cast<int>(width - c) : F::N;
-      const F v = fold_load_n<Op, Unit>(p + c * s, s, left);
-      F h = F::load_n(hi + c, left);
-      if constexpr (Op::paired) {
-        F l = F::load_n(lo + c, left);
-        pair_add(v, h, l);
-        l.store_n(lo + c, left);
-      } else {
-        h = Op::merge(h, v);
-      }
-      h.store_n(hi + c, left);
-    }
 }
 
 // ---- a reduction laid out: kept and reduced axes by falling stride, neighbours merged --------------------
@@ -373,7 +381,7 @@ inline Reduction reduction_layout(const Call& call) {
 inline void reduce_plan(const Call& call, KernelPlan& plan) {
   const Reduction r = reduction_layout(call);
   plan.parts[0] = static_cast<uint32_t>(r.parts);
-  if (r.across) plan.scratch_bytes = 2 * sizeof(float) * static_cast<size_t>(kFoldChunk);
+  if (r.across || r.split > 1) plan.scratch_bytes = 2 * sizeof(float) * static_cast<size_t>(kFoldChunk);
   if (r.split > 1) {
     plan.phases = 2;
     plan.parts[1] = parts_for(static_cast<double>(r.outputs) * r.split, 32 * 1024);
@@ -381,65 +389,68 @@ inline void reduce_plan(const Call& call, KernelPlan& plan) {
   }
 }
 
+// Fold what belongs to the output at p, over a slice of the outermost folded axis, into the lanes of (hi, lo).
 template <class Op, bool Unit>
-inline double reduce_line(const Reduction& r, const float* p, Walk<1>& outer, Range slice) {
+inline void reduce_line(const Reduction& r, const float* p, Walk<1>& outer, Range slice, F& hi, F& lo) {
   const int last = r.folded - 1;
   const int64_t n = r.fold_n[last], s = r.fold_in[last];
-  if (last == 0) return fold_row<Op, Unit>(p + slice.begin * s, slice.end - slice.begin, s);
+  if (last == 0) {
+    fold_row<Op, Unit>(p + slice.begin * s, slice.end - slice.begin, s, hi, lo);
+    return;
+  }
+  if (last == 1) {
+    for (int64_t i = slice.begin; i < slice.end; i++) fold_row<Op, Unit>(p + i * r.fold_in[0], n, s, hi, lo);
+    return;
+  }
   const int64_t inside = r.length / (n * r.fold_n[0]);  // positions of the axes between the first and the last
-  const int64_t from = slice.begin * inside, count = (slice.end - slice.begin) * inside;
-  double total = Op::start();
-  outer.seek(from);
-  for (int64_t i = 0; i < count; i++, outer.next()) total = Op::join(total, fold_row<Op, Unit>(p + outer.at[0], n, s));
-  return total;
+  outer.seek(slice.begin * inside);
+  for (int64_t i = (slice.end - slice.begin) * inside; i > 0; i--, outer.next())
+    fold_row<Op, Unit>(p + outer.at[0], n, s, hi, lo);
 }
 
 // One task down columns: `width` columns from p, folded over a slice of the outermost folded axis, into hi and lo.
+// Narrow dense rows are taken several at a time, as one row of whole vectors; their number is the result, and what
+// they left is folded by column_value.
 template <class Op, bool Unit>
 inline int64_t reduce_chunk(const Reduction& r, const float* p, int64_t width, Walk<1>& outer, Range slice, float* hi,
                             float* lo) {
   const int last = r.folded - 1;
-  const int64_t s = r.kept_in[r.kept - 1];
-  int64_t rows = r.fold_n[last];
-  const int64_t down = r.fold_in[last];
-  int64_t wrap = 1;  // narrow dense rows: several of them make one row of `wrap * width` columns, folded at the end
-  if (Unit && down == width && width < 4 * F::N && rows > 1) {
-    wrap = (4 * F::N + width - 1) / width;
-    if (wrap > rows) wrap = rows;
+  const int64_t s = r.kept_in[r.kept - 1], down = r.fold_in[last];
+  int64_t rows = last == 0 ? slice.end - slice.begin : r.fold_n[last], wrap = 1;
+  if (Unit && down == width && width < 2 * F::N && rows >= 128) {
+    wrap = F::N;  // over the largest power of two that divides width
+    for (int64_t w = width; wrap > 1 && w % 2 == 0; w /= 2) wrap /= 2;
   }
   const int64_t columns = wrap * width;
-  for (int64_t c = 0; c < columns; c += F::N) {
-    const int left = columns - c < F::N ? static_cast<int>(columns - c) : F::N;
-    Op::unit().store_n(hi + c, left);
-    F::zero().store_n(lo + c, left);
-  }
-  const auto fold = [&](const float* q, int64_t count) {
-    if (wrap == 1) {
-      fold_columns<Op, Unit>(q, count, down, width, s, hi, lo);
-      return;
-    }
-    const int64_t whole = count / wrap, rest = count - whole * wrap;
-    fold_columns<Op, Unit>(q, whole, columns, columns, s, hi, lo);
+  row_each(columns, [&](int64_t c, auto t) {
+    row_store(hi + c, Op::unit(), t);
+    row_store(lo + c, F::zero(), t);
+  });
+  const auto fold = [&](const float* q) {
+    const int64_t whole = rows / wrap, rest = rows - whole * wrap;
+    fold_columns<Op, Unit>(q, whole, wrap * down, columns, s, hi, lo);
     if (rest) fold_columns<Op, Unit>(q + whole * columns, 1, columns, rest * width, s, hi, lo);
   };
   if (last == 0) {
-    fold(p + slice.begin * down, slice.end - slice.begin);
+    fold(p + slice.begin * down);
   } else {
     const int64_t inside = r.length / (rows * r.fold_n[0]);
     outer.seek(slice.begin * inside);
-    for (int64_t i = 0; i < (slice.end - slice.begin) * inside; i++, outer.next()) fold(p + outer.at[0], rows);
+    for (int64_t i = (slice.end - slice.begin) * inside; i > 0; i--, outer.next()) fold(p + outer.at[0]);
   }
   return wrap;
 }
 
-template <class Op>
-inline double chunk_value(const float* hi, const float* lo, int64_t width, int64_t wrap, int64_t c) {
-  double v = Op::start();
-  for (int64_t k = 0; k < wrap; k++) {
-    const int64_t i = k * width + c;
-    v = Op::join(v, Op::paired ? pair_value(hi[i], lo[i]) : static_cast<double>(hi[i]));
+// The folds of the columns from c on, rounded to f32.
+template <class Op, class Some>
+inline F column_value(const float* hi, const float* lo, int64_t width, int64_t wrap, int64_t c, Some t) {
+  F h = row_load(hi + c, t), l = row_load(lo + c, t);
+  for (int64_t k = 1; k < wrap; k++) {
+    fold_into<Op>(row_load(hi + k * width + c, t), h, l);
+    if constexpr (Op::paired) l += row_load(lo + k * width + c, t);
   }
-  return v;
+  if constexpr (Op::paired) return pair_value(h, l);
+  return h;
 }
 
 template <class Op, bool Mean> inline float reduce_result(const Reduction& r, double total) {
@@ -477,23 +488,46 @@ inline void reduce_body(const Call& call, const Reduction& r, int phase, int par
   double* partial = r.split > 1 ? call.workspace().as<double>() + part * r.outputs : nullptr;
 
   if (!r.across) {
+    const auto one = [&](const float* p, Range slice) {
+      F hi = Op::unit(), lo = F::zero();
+      reduce_line<Op, Unit>(r, p, outer, slice, hi, lo);
+      return lanes_value<Op>(hi, lo);
+    };
     if (r.split == 1) {
       const Range range = part_range(r.outputs, part, parts);
       line.seek(range.begin);
       for (int64_t o = range.begin; o < range.end; o++, line.next())
-        y[line.at[1]] = reduce_result<Op, Mean>(r, reduce_line<Op, Unit>(r, x + line.at[0], outer, all));
+        y[line.at[1]] = reduce_result<Op, Mean>(r, one(x + line.at[0], all));
     } else if (r.folded == 1) {
       const Range slice = part_range(r.fold_n[0], part, parts, kFoldBlock);
       line.seek(0);
-      for (int64_t o = 0; o < r.outputs; o++, line.next())
-        partial[o] = reduce_line<Op, Unit>(r, x + line.at[0], outer, slice);
-    } else {  // the slice outermost, so that memory is read in its order
+      for (int64_t o = 0; o < r.outputs; o++, line.next()) partial[o] = one(x + line.at[0], slice);
+    } else if (r.outputs * F::N <= kFoldChunk) {  // the slice outermost, so that memory is read in its order
+      const Range slice = part_range(r.fold_n[0], part, parts);
+      float* hi = static_cast<float*>(scratch);
+      float* lo = hi + kFoldChunk;
+      for (int64_t o = 0; o < r.outputs; o++) {
+        Op::unit().store(hi + o * F::N);
+        F::zero().store(lo + o * F::N);
+      }
+      for (int64_t i = slice.begin; i < slice.end; i++) {
+        line.seek(0);
+        for (int64_t o = 0; o < r.outputs; o++, line.next()) {
+          F h = F::load(hi + o * F::N), l = F::load(lo + o * F::N);
+          reduce_line<Op, Unit>(r, x + line.at[0], outer, {i, i + 1}, h, l);
+          h.store(hi + o * F::N);
+          l.store(lo + o * F::N);
+        }
+      }
+      for (int64_t o = 0; o < r.outputs; o++)
+        partial[o] = lanes_value<Op>(F::load(hi + o * F::N), F::load(lo + o * F::N));
+    } else {
       const Range slice = part_range(r.fold_n[0], part, parts);
       for (int64_t o = 0; o < r.outputs; o++) partial[o] = Op::start();
       for (int64_t i = slice.begin; i < slice.end; i++) {
         line.seek(0);
         for (int64_t o = 0; o < r.outputs; o++, line.next())
-          partial[o] = Op::join(partial[o], reduce_line<Op, Unit>(r, x + line.at[0], outer, {i, i + 1}));
+          partial[o] = Op::join(partial[o], one(x + line.at[0], {i, i + 1}));
       }
     }
     return;
@@ -508,14 +542,26 @@ inline void reduce_body(const Call& call, const Reduction& r, int phase, int par
   for (int64_t t = tasks.begin, chunk = tasks.begin % r.chunks; t < tasks.end; t++) {
     const int64_t c0 = chunk * r.chunk, width = r.width - c0 < r.chunk ? r.width - c0 : r.chunk;
     const int64_t wrap = reduce_chunk<Op, Unit>(r, x + line.at[0] + c0 * in, width, outer, slice, hi, lo);
-    if (r.split > 1) {
-      double* to = partial + t / r.chunks * r.width + c0;
-      for (int64_t c = 0; c < width; c++) to[c] = chunk_value<Op>(hi, lo, width, wrap, c);
-    } else {
-      float* to = y + line.at[1] + c0 * out;
-      for (int64_t c = 0; c < width; c++)
-        to[c * out] = reduce_result<Op, Mean>(r, chunk_value<Op>(hi, lo, width, wrap, c));
-    }
+    float* to = y + line.at[1] + c0 * out;
+    double* to_partial = partial ? partial + t / r.chunks * r.width + c0 : nullptr;
+    const F factor = F::set1(static_cast<float>(r.repeat)), count = F::set1(static_cast<float>(r.length));
+    row_each(width, [&](int64_t c, auto v) {
+      F value = column_value<Op>(hi, lo, width, wrap, c, v);
+      if (!to_partial) {
+        if constexpr (Mean) value /= count;
+        else if constexpr (Op::paired) value *= factor;
+        if (out == 1) {
+          row_store(to + c, value, v);
+          return;
+        }
+      }
+      float lanes[F::N];
+      value.store(lanes);
+      for (int k = 0; k < v.n; k++) {
+        if (to_partial) to_partial[c + k] = static_cast<double>(lanes[k]);
+        else to[(c + k) * out] = lanes[k];
+      }
+    });
     if (++chunk == r.chunks) chunk = 0, line.next();
   }
 }
