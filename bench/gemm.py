@@ -1,0 +1,192 @@
+"""GFLOP/s of the f32 matrix product beside the FMA peak measured in the same run, on one and on two threads.
+
+    python bench/gemm.py [--isa avx512|avx2|scalar] [--threads 1,2] [--rounds N] [--only 500x500x784] [--no-peers]
+
+Each figure is the median over the rounds; every round measures the peak, then all shapes in turn, each through the
+machine that runs training steps. NN, NT, TN: which of the operands lies transposed in memory. `%` is of the peak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+import numpy as np
+from common import table
+
+SHAPES = (
+    (500, 500, 784), (784, 500, 500), (512, 576, 576), (512, 1536, 576), (512, 576, 1536), (512, 49152, 576),
+    (2048, 2048, 2048), (64, 64, 64), (500, 10, 500),
+)  # fmt: skip
+TARGETS = {(64, 64, 64): 65, (500, 10, 500): 35}  # percent of the peak; 80 for the others
+FORMS = ("NN", "NT", "TN")
+PEERS = ("numpy", "torch")
+STRETCH = 0.02  # seconds of one measurement, or one call where that is longer
+
+
+class Ours:
+    """x @ y as a tape of one instruction, in huge pages like every plan."""
+
+    def __init__(self, isa: str, shape: tuple[int, int, int], form: str) -> None:
+        from gradloom import _core
+        from gradloom.plan import tape
+
+        m, n, k = shape
+        layouts = [((m, k), (k, 1) if form[0] == "N" else (1, m)), ((k, n), (n, 1) if form[1] == "N" else (1, k))]
+        args, offset = [], 0
+        for i, (dims, strides) in enumerate([*layouts, ((m, n), (n, 1))]):
+            nbytes = dims[0] * dims[1] * 4
+            args.append(
+                (0, 1, 2, tape.ARG_WRITE if i == 2 else 0, offset, nbytes, (*dims, 1, 1, 1, 1), (*strides, 0, 0, 0, 0))
+            )
+            offset += -(-nbytes // 4096) * 4096 + 64
+        records = np.array(args, tape.ARG)
+        words = np.zeros(0, np.int64)
+        parts, scratch, workspace = _core.kernel_plan(isa, "matmul", "f32", records, words)
+        self.arena = _core.Arena()
+        self.arena.ensure(offset + workspace)
+        numbers = self.arena.view()[: offset // 4 * 4].view(np.float32)
+        numbers[:] = np.resize(np.random.default_rng(0).standard_normal(99991).astype(np.float32), numbers.size)
+        if workspace:
+            args.append((0, 4, 1, tape.ARG_WRITE, offset, workspace, (workspace, 1, 1, 1, 1, 1), (1, 0, 0, 0, 0, 0)))
+            records = np.array(args, tape.ARG)
+        step = np.zeros(1, tape.INSTRUCTION)
+        step["arg_count"], step["phases"] = len(args), len(parts)
+        step["parts"][0, : len(parts)] = parts
+        segments = [("arena", self.arena), ("scratch", scratch)]
+        self.program = _core.Program(isa, [("matmul", "f32")], step, records, words, segments)
+        self.flops = 2e-9 * m * n * k
+        x, y, z = (
+            np.lib.stride_tricks.as_strided(numbers[int(r["offset"]) // 4 :], r["shape"][:2], r["strides"][:2] * 4)
+            for r in records[:3]
+        )
+        self.run(1, 2)
+        rows = np.unique(np.linspace(0, m - 1, 5).astype(int))
+        want = x[rows].astype(np.float64) @ y.astype(np.float64) if n * k < 1 << 22 else x[rows] @ y
+        assert np.allclose(z[rows], want, rtol=1e-3, atol=1e-5 * k), f"{shape} {form}: wrong product"
+        self.repeats = 1
+        self.repeats = max(1, int(STRETCH / self.seconds(1)))
+
+    def run(self, steps: int, threads: int) -> None:
+        done = self.program.run(steps, threads=threads)
+        assert done[0] == steps
+
+    def seconds(self, threads: int) -> float:
+        self.run(1, threads)
+        began = time.perf_counter()
+        self.run(self.repeats, threads)
+        return (time.perf_counter() - began) / self.repeats
+
+    def rate(self, threads: int) -> float:
+        return self.flops / self.seconds(threads)
+
+
+def peer_rates(name: str, threads: int, rounds: int, shapes: list[tuple[int, int, int]]) -> None:
+    """Runs in a process of its own, where the peer sees its threads: prints {"MxNxK form": GFLOP/s}."""
+    if name == "torch":
+        import torch
+
+        torch.set_num_threads(threads)
+    found: dict[str, float] = {}
+    for m, n, k in shapes:
+        for form in FORMS:
+            x = np.random.default_rng(0).standard_normal((m, k) if form[0] == "N" else (k, m)).astype(np.float32)
+            y = np.random.default_rng(1).standard_normal((k, n) if form[1] == "N" else (n, k)).astype(np.float32)
+            z = np.empty((m, n), np.float32)
+            if name == "torch":
+                x, y, z = torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(z)
+            x, y = x if form[0] == "N" else x.T, y if form[1] == "N" else y.T
+            call = (
+                (lambda x=x, y=y, z=z: torch.matmul(x, y, out=z))
+                if name == "torch"
+                else (lambda x=x, y=y, z=z: np.matmul(x, y, out=z))
+            )
+            call()
+            began = time.perf_counter()
+            call()
+            repeats = max(1, int(STRETCH / (time.perf_counter() - began)))
+            times = []
+            for _ in range(rounds):
+                began = time.perf_counter()
+                for _ in range(repeats):
+                    call()
+                times.append((time.perf_counter() - began) / repeats)
+            found[f"{m}x{n}x{k} {form}"] = 2e-9 * m * n * k / statistics.median(times)
+    print(json.dumps(found))
+
+
+def ask_peer(name: str, threads: int, args: argparse.Namespace) -> dict[str, float]:
+    command = [sys.executable, __file__, "--peer", name, "--threads", str(threads), "--rounds", str(args.rounds)]
+    if args.only:
+        command += ["--only", args.only]
+    env = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--isa", help="default: the best that the machine has")
+    parser.add_argument("--threads", default="1,2")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--only", help="one shape, as MxNxK; any sizes")
+    parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--json", action="store_true", help="one object on the last line")
+    parser.add_argument("--peer", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    shapes = [tuple(int(v) for v in args.only.split("x"))] if args.only else list(SHAPES)
+    if args.peer:
+        return peer_rates(args.peer, int(args.threads), args.rounds, shapes)
+
+    from gradloom import _core
+
+    isa = args.isa or _core.isas()[0]
+    threads = [int(t) for t in args.threads.split(",")]
+    cases = [(shape, form) for shape in shapes for form in FORMS]
+    peaks: dict[int, list[float]] = {t: [] for t in threads}
+    rates: dict[tuple, list[float]] = {(*case, t): [] for case in cases for t in threads}
+    for shape in shapes:  # operands of one shape at a time are held
+        works = {form: Ours(isa, shape, form) for form in FORMS}
+        for _ in range(args.rounds):
+            for t in threads:
+                peaks[t].append(_core.fma_peak(isa, t, 1))
+                for form, work in works.items():
+                    rates[shape, form, t].append(work.rate(t))
+    peers = {} if args.no_peers else {(p, t): ask_peer(p, t, args) for p in PEERS for t in threads}
+
+    peak = {t: statistics.median(peaks[t]) for t in threads}
+    rows, short, result = [], 0, {}
+    for shape, form in cases:
+        name = "x".join(str(v) for v in shape)
+        row = [name, form]
+        for t in threads:
+            rate = statistics.median(rates[shape, form, t])
+            percent = 100 * rate / peak[t]
+            short += percent < TARGETS.get(shape, 80)
+            row += [f"{rate:.0f}", f"{percent:.0f} %"]
+            row += [
+                f"{peers[p, t][f'{name} {form}']:.0f}" if peers.get((p, t)) else "-" for p in PEERS if not args.no_peers
+            ]
+            result[f"{name} {form} {t}"] = round(rate, 1)
+        rows.append(tuple(row))
+    heads = ["m x n x k", "form"]
+    for t in threads:
+        heads += [f"{t} thread{'s' * (t > 1)}", "of peak", *(p for p in PEERS if not args.no_peers)]
+    print(f"{isa}: f32 GFLOP/s; FMA peak " + ", ".join(f"{peak[t]:.0f} on {t}" for t in threads))
+    table(rows, tuple(heads))
+    print(
+        "all at or above their targets"
+        if not short
+        else f"{short} below target (80 %; 65 for 64x64x64, 35 for 500x10x500)"
+    )
+    if args.json:
+        print(json.dumps({"isa": isa, "peak": peak, "gflops": result}))
+
+
+if __name__ == "__main__":
+    main()
