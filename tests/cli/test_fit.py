@@ -1,0 +1,197 @@
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gradloom.cli.main import main
+from gradloom.cli.model import load_model
+from gradloom.files import load_arrays
+
+ROOT = Path(__file__).parents[2]
+DIGITS = ROOT / "examples" / "data" / "digits.npz"
+
+
+def write(path, text):
+    path.write_text(text)
+    return str(path)
+
+
+def houses(path, rows=300, seed=0):
+    """A regression with a text column and empty cells: price = 3 size + 5 (north) + noise."""
+    rng = np.random.default_rng(seed)
+    size, north = rng.uniform(0, 10, rows), rng.integers(0, 2, rows)
+    price = 3 * size + 5 * north + rng.normal(0, 0.1, rows)
+    lines = [
+        f"{'' if i % 50 == 7 else round(s, 4)},{'north' if n else 'south'},{p:.4f}"
+        for i, (s, n, p) in enumerate(zip(size, north, price, strict=True))
+    ]
+    return write(path, "size,side,price\n" + "\n".join(lines) + "\n")
+
+
+def flowers(path, rows=120, seed=0):
+    """Three classes of two numbers, without a header."""
+    rng = np.random.default_rng(seed)
+    lines = [f"{i % 3 + rng.normal(0, 0.15):.4f},{-(i % 3) + rng.normal(0, 0.15):.4f},kind{i % 3}" for i in range(rows)]
+    return write(path, "\n".join(lines) + "\n")
+
+
+def run(capsys, *arguments):
+    code = main([str(a) for a in arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def fitted(capsys, tmp_path, *arguments):
+    code, out, err = run(capsys, "fit", *arguments, "--json", "--out", tmp_path / "out")
+    assert code == 0, err
+    return json.loads(out.splitlines()[-1])
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+def test_classification(capsys, tmp_path):
+    path = flowers(tmp_path / "t.csv")
+    code, out, err = run(capsys, "fit", path, "--epochs", 30, "--out", tmp_path / "out")
+    assert code == 0
+    assert "task: classification, because the target 'column 3' holds texts" in err
+    assert "epoch 30/30  loss " in err and "rows/s" in err and err.count("\nepoch ") == 30
+    assert "test (held out)" in out and "gradloom predict" in out
+    found = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert found["test_accuracy"] >= 0.95 and (found["rows_train"], found["rows_test"]) == (96, 24)
+
+    code, out, err = run(capsys, "predict", tmp_path / "out", path)
+    lines = out.splitlines()
+    assert code == 0 and lines[0] == "column 3,p(kind0),p(kind1),p(kind2)" and len(lines) == 121
+    assert sum(line.startswith(f"kind{i % 3},") for i, line in enumerate(lines[1:])) >= 115
+    assert "on 120 rows that have a 'column 3'" in err
+    shares = np.array([[float(p) for p in line.split(",")[1:]] for line in lines[1:]])
+    np.testing.assert_allclose(shares.sum(axis=1), 1, atol=1e-5)
+
+
+def test_regression(capsys, tmp_path):
+    path = houses(tmp_path / "t.csv")
+    found = fitted(capsys, tmp_path, path, "--target", "price", "--val-split", 0.1, "--epochs", 60)
+    assert found["task"] == "regression" and found["test_r2"] > 0.9 and found["test_rmse"] < 3
+    assert (found["rows_train"], found["rows_val"], found["rows_test"]) == (216, 24, 60)
+    assert "test_accuracy" not in found and found["val_loss"] < 0.2
+    new = write(tmp_path / "new.csv", "side,size\nsouth,1\nnorth,9\nwest,2\n")
+    code, out, err = run(capsys, "predict", tmp_path / "out" / "model.safetensors", new, "--out", tmp_path / "p.csv")
+    assert code == 0 and out == "" and "side: 1 row with a text unknown from training: west" in err
+    lines = (tmp_path / "p.csv").read_text().splitlines()
+    assert lines[0] == "price" and abs(float(lines[1]) - 3) < 3 and abs(float(lines[2]) - 32) < 4
+
+
+def test_digits_and_the_same_bits_for_any_number_of_threads(capsys, tmp_path):
+    first = fitted(capsys, tmp_path, DIGITS, "--hidden", "32", "--epochs", 4, "--threads", 1)
+    weights, _ = load_arrays(tmp_path / "out" / "model.safetensors")
+    second = fitted(capsys, tmp_path, DIGITS, "--hidden", "32", "--epochs", 4, "--threads", 2)
+    again, _ = load_arrays(tmp_path / "out" / "model.safetensors")
+    other = fitted(capsys, tmp_path, DIGITS, "--hidden", "32", "--epochs", 4, "--seed", 1)
+    assert first["test_accuracy"] > 0.85 and first["test_accuracy"] == second["test_accuracy"]
+    assert first["train_loss"] == second["train_loss"] != other["train_loss"]
+    for name, array in weights.items():
+        assert array.tobytes() == again[name].tobytes(), name
+    keys = "rows_train rows_test train_loss train_loss_unc train_accuracy test_loss test_accuracy epochs steps seconds"
+    for key in [*keys.split(), "peak_bytes", "planned_bytes", "parameters", "model"]:
+        assert key in first, key
+    assert (first["epochs"], first["steps"], first["parameters"]) == (4, 4 * 45, 64 * 32 + 32 + 32 * 10 + 10)
+    assert 0 < first["planned_bytes"] < first["peak_bytes"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--optimizer", "sgd"],
+        ["--optimizer", "sgd", "--lr", "0.02"],
+        ["--micro-batch-size", "7"],
+        ["--batch-size", "96", "--lr", "0.01"],
+        ["--loss", "mse"],
+        ["--hidden", "", "--lr", "0.1"],
+        ["--hidden", "8,8,8", "--lr", "0.02"],
+        ["--val-split", "0.2"],
+        ["--task", "classification"],
+        ["--target", "column 3"],
+    ],
+)
+def test_every_option_trains(capsys, tmp_path, options):
+    found = fitted(capsys, tmp_path, flowers(tmp_path / "t.csv"), *options, "--epochs", 40)
+    code, _, err = run(capsys, "predict", tmp_path / "out", tmp_path / "t.csv")
+    accuracy = float(err.split("accuracy ")[1].split()[0])
+    assert code == 0 and accuracy > 0.9, (found, err)
+
+
+def test_micro_batches_give_the_same_training(capsys, tmp_path):
+    path = houses(tmp_path / "t.csv")
+    options = ("--optimizer", "sgd", "--epochs", 3, "--batch-size", 30)
+    whole = fitted(capsys, tmp_path, path, *options)
+    parts = fitted(capsys, tmp_path, path, *options, "--micro-batch-size", 7)
+    assert whole["steps"] == parts["steps"] == 24
+    np.testing.assert_allclose(whole["test_loss"], parts["test_loss"], rtol=1e-4)
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_weights(capsys, tmp_path):
+    path = houses(tmp_path / "t.csv")
+    options = ("--optimizer", "sgd", "--lr", "1e30", "--epochs", 3, "--out", tmp_path / "out")
+    code, out, err = run(capsys, "fit", path, *options)
+    last = err.splitlines()[-1]
+    assert code == 2 and out == "" and last.startswith("gradloom: training stopped at step ")
+    assert last.endswith(f"the last good weights are in {tmp_path / 'out' / 'model.safetensors'}")
+    arrays, _ = load_arrays(tmp_path / "out" / "model.safetensors")
+    assert all(np.isfinite(a).all() for a in arrays.values())
+
+
+# -- when something goes wrong outside ---------------------------------------------------------------------------------
+
+
+def start(*arguments, **options):
+    command = [sys.executable, "-m", "gradloom", *(str(a) for a in arguments)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def test_ctrl_c_saves_the_weights_so_far(tmp_path):
+    job = start("fit", DIGITS, "--epochs", 100000, "--out", tmp_path / "out")
+    for line in job.stderr:
+        if line.startswith("epoch 2/"):
+            break
+    job.send_signal(signal.SIGINT)
+    started = time.monotonic()
+    out, err = job.communicate(timeout=60)
+    assert job.returncode == 130 and out == "" and time.monotonic() - started < 20
+    path = tmp_path / "out" / "model.safetensors"
+    assert err.splitlines()[-1] == f"interrupted; the weights so far are in {path}"
+    assert "Traceback" not in err and os.listdir(tmp_path / "out") == ["model.safetensors"]
+    net, preprocess = load_model(path)
+    assert preprocess.classes == list("0123456789") and net.parameter_count() == 37510
+
+
+def test_full_disk_leaves_the_old_model(tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "model.safetensors").write_bytes(b"old")
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50000, 50000))
+
+    job = start("fit", DIGITS, "--epochs", 1, "--out", out, preexec_fn=limit)
+    _, err = job.communicate(timeout=60)
+    assert job.returncode == 2
+    last = err.splitlines()[-1]
+    assert last.startswith(
+        f"gradloom: {out / 'model.safetensors'}: cannot be written (150048 bytes needed): file too large;"
+    )
+    assert (out / "model.safetensors").read_bytes() == b"old" and os.listdir(out) == ["model.safetensors"]
+
+
+def test_output_that_nobody_reads(tmp_path, capsys):
+    fitted(capsys, tmp_path, DIGITS, "--epochs", 1, "--hidden", "4")
+    job = start("predict", tmp_path / "out", DIGITS)
+    job.stdout.close()
+    assert "Traceback" not in job.stderr.read() and job.wait(timeout=60) == 1
