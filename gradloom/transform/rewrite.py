@@ -44,11 +44,9 @@ def gather_program(outputs: Sequence[Value], effects: Sequence[Value] = ()) -> P
 def rewrite(program: Program, fuse: bool = True) -> Program:
     """The program with constants folded and twins merged, and with `fuse` also fused."""
     program = _rebuild(program, _Simplifier())
-    if fuse:
-        for pattern in FUSIONS:
-            program = _rebuild(program, _Fuser(program, pattern))
-        program = _rebuild(program, _Simplifier())
-    return program
+    for pattern in (*TURNS, *FUSIONS) if fuse else TURNS:
+        program = _rebuild(program, _Fuser(program, pattern))
+    return _rebuild(program, _Simplifier())
 
 
 Replace = Callable[[Node, Sequence["Value | None"]], "Sequence[Value] | None"]
@@ -221,11 +219,14 @@ def _add_bias(inner: Node, outer: Node, others: list[Value | None]) -> Node | No
 
 
 def _row_vector(value: Value | None, shape: tuple[int, ...]) -> Value | None:
-    """The value of shape [N] that was broadcast or reshaped to a row."""
+    """The value of shape [N] that `value` repeats along all other axes; None when it is anything else."""
     while value is not None and value.shape != shape:
-        if value.node.op.name not in ("broadcast_to", "reshape") or value.size != shape[0] and value.node.op.name == "reshape":
+        source, name = value.node.inputs[0] if value.node.inputs else None, value.node.op.name
+        if source is None or name not in ("broadcast_to", "reshape") or value.shape[-1:] != shape:
             return None
-        value = value.node.inputs[0]
+        if source.size != shape[0] or source.shape[-1:] != shape:
+            return None
+        value = source
     return value
 
 
@@ -241,9 +242,43 @@ def _matmul_relu_back(inner: Node, outer: Node, others: list[Value | None]) -> N
     return _make("matmul_relu_back", [*inner.inputs, others[0]], {}, outer)
 
 
+def _relu_back_before_pool(inner: Node, outer: Node, others: list[Value | None]) -> Node | None:
+    """relu_back(max_pool2d_back(g, index), c) with y, index = max_pool2d(c): what was picked is y, the rest is 0 anyway"""
+    g, index = inner.inputs
+    assert index is not None
+    pool = index.node
+    if pool.op.name != "max_pool2d" or pool.inputs[0] is not others[0]:
+        return None
+    picked = _make("relu_back", [g, pool.outputs[0]], {}, outer)
+    return _make("max_pool2d_back", [picked.outputs[0], index], inner.attrs, outer)
+
+
+def _conv_pool(inner: Node, outer: Node, others: list[Value | None]) -> Node | None:
+    """max_pool2d(conv2d(...)) over halves: the image between is never stored"""
+    if any(outer.attrs[k] != v for k, v in {"kernel": (2, 2), "stride": (2, 2), "padding": (0, 0)}.items()):
+        return None
+    return _make("conv2d_max_pool", inner.inputs, inner.attrs, outer)
+
+
+def _turned_product(inner: Node, outer: Node, others: list[Value | None]) -> Node | None:
+    """(x @ y) with its last two axes swapped = y^T @ x^T: the product is written where it is needed, without a copy"""
+    axes = outer.attrs["axes"]
+    last = len(axes) - 1
+    x, y = inner.inputs
+    assert x is not None and y is not None
+    if last < 1 or axes != (*range(last - 1), last, last - 1) or x.ndim != last + 1 or y.ndim != last + 1:
+        return None
+    turned = [_make("permute", [v], {"axes": axes}, outer).outputs[0] for v in (y, x)]
+    return _make("matmul", turned, {}, outer)
+
+
+TURNS: tuple[Pattern, ...] = (Pattern("permute", "matmul", 0, _turned_product),)  # done whether or not nodes are fused
+
 FUSIONS: tuple[Pattern, ...] = (
     Pattern("add", "matmul", None, _add_bias),
     Pattern("relu", "matmul_act", 0, _relu_on),
     Pattern("relu", "conv2d", 0, _relu_on),
     Pattern("relu_back", "matmul", 0, _matmul_relu_back),
+    Pattern("relu_back", "max_pool2d_back", 0, _relu_back_before_pool),
+    Pattern("max_pool2d", "conv2d", 0, _conv_pool),
 )
