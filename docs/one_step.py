@@ -38,6 +38,10 @@ def _renumber(text: str) -> str:
     return re.sub(r" at \w+\.py:\d+", "", text)
 
 
+def page() -> str:
+    """The forms as one block of Markdown."""
+    return "\n".join(f"*{name}*\n\n" + "\n".join(f"    {line}" for line in text.splitlines()) + "\n" for name, text in forms().items())
+
+
 if __name__ == "__main__":
-    for name, text in forms().items():
-        print(f"-- {name}\n{text}\n")
+    print(page())

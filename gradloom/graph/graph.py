@@ -45,8 +45,10 @@ def listing(values: Iterable[Value]) -> str:
     for node in reachable(values):
         outputs = ", ".join(f"%{node.id}{f'.{i}' if i else ''} {describe(v)}" for i, v in enumerate(node.outputs))
         inputs = ", ".join("-" if v is None else f"%{v.node.id}{f'.{v.index}' if v.index else ''}" for v in node.inputs)
-        attrs = "".join(f" {k}={v}" for k, v in node.attrs.items() if k not in ("data", "stored"))
-        name = f"  # {node.name}" if node.name else ""
+        hidden = node.op.attrs[1:] if node.op.name in ("input", "setting") else ()  # shape and dtype stand on the left
+        hidden_names = {"data", "stored"} | {a.name for a in hidden}
+        attrs = "".join(f" {k}={v}" for k, v in node.attrs.items() if k not in hidden_names)
+        name = f"  # {node.name}" if node.name and node.attrs.get("key") != node.name else ""
         lines.append(f"{outputs} = {node.op.name}({inputs}){attrs}{name}")
     return "\n".join(lines)
 

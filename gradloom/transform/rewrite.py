@@ -129,8 +129,13 @@ def _unchanged(node: Node, inputs: Sequence[Value | None]) -> Value | None:
     name = node.op.name
     if name in ("reshape", "broadcast_to") and x.shape == out.shape:
         return x
-    if name == "permute" and node.attrs["axes"] == tuple(range(x.ndim)):
-        return x
+    if name == "permute":
+        axes, source = node.attrs["axes"], x
+        if x.node.op.name == "permute":  # two turns: do they undo each other?
+            assert x.node.inputs[0] is not None
+            axes, source = tuple(x.node.attrs["axes"][a] for a in axes), x.node.inputs[0]
+        if axes == tuple(range(x.ndim)):
+            return source
     if name in ("mul", "div"):
         y = inputs[1]
         assert y is not None

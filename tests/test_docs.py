@@ -1,0 +1,38 @@
+"""The documents tell the truth: generated parts are regenerated and compared (GRADLOOM_UPDATE_GOLDEN=1 rewrites them)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+UPDATE = os.environ.get("GRADLOOM_UPDATE_GOLDEN") == "1"
+
+
+def _load(path: Path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_architecture_shows_the_step_as_it_is() -> None:
+    page = ROOT / "ARCHITECTURE.md"
+    fresh = f"<!-- one_step -->\n\n{_load(ROOT / 'docs' / 'one_step.py').page()}\n<!-- /one_step -->"
+    text = page.read_text()
+    if UPDATE:
+        page.write_text(re.sub(r"<!-- one_step -->.*?<!-- /one_step -->", lambda _: fresh, text, flags=re.S))
+    found = re.search(r"<!-- one_step -->.*?<!-- /one_step -->", page.read_text(), re.S)
+    assert found and found[0] == fresh, "run GRADLOOM_UPDATE_GOLDEN=1 pytest tests/test_docs.py"
+
+
+@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_files_that_the_documents_name_exist(name: str) -> None:
+    text = (ROOT / name).read_text()
+    named = re.findall(r"`((?:gradloom|csrc|tests|bench|examples|docs|plan|run|ops|graph|train|data|base|transform)/[\w/]+\.\w+)", text)
+    missing = [f for f in named if not (ROOT / f).exists() and not (ROOT / "gradloom" / f).exists()]
+    assert named and not missing, f"{name} names {missing}"
