@@ -36,7 +36,31 @@ def check_graph(nodes: Sequence[Node]) -> None:
         stated = [Spec(v.shape, v.dtype) for v in node.outputs]
         if inferred != stated:
             raise GraphError(f"graph: {node.label} says {stated}; its op infers {inferred}")
+        _check_updates(node)
         seen.add(node)
+
+
+def _check_updates(node: Node) -> None:
+    """An update writes to parameters; what it does not write cannot be read."""
+    for value in node.outputs if node.op.updates else ():
+        target = update_target(value)
+        if target is None:
+            continue
+        leaf = storage_leaf(value)
+        if leaf.node.op.name != "parameter":
+            raise GraphError(
+                f"{node.op.name}: it would write to {describe(target)} of {target.node.op.name} {target.node.label}; "
+                f"need a parameter (gl.parameter); node {node.label}"
+            )
+        if not leaf.node.attrs["stored"].array.flags.writeable:
+            raise GraphError(f"{node.op.name}: {leaf.node.label} is read-only; need a parameter; node {node.label}")
+    for value in node.inputs:
+        if value is not None and is_unwritten(value):
+            name = value.node.op.slot(value.node.op.outputs, value.index).name
+            raise GraphError(
+                f"{node.op.name}: it reads {name} of {value.node.op.name} {value.node.label}, which was called without "
+                f"{name}; node {node.label}"
+            )
 
 
 def listing(values: Iterable[Value]) -> str:
@@ -80,6 +104,12 @@ def update_target(value: Value) -> Value | None:
     if slot.repeated:
         position += (value.index - fixed_out) // group_out * node.op.group_size
     return node.inputs[position]
+
+
+def is_unwritten(value: Value) -> bool:
+    """An update's output whose input was not given: nothing is written."""
+    op = value.node.op
+    return bool(op.updates) and op.slot(op.outputs, value.index).name in op.updates and update_target(value) is None
 
 
 def storage_leaf(value: Value) -> Value:

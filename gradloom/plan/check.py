@@ -1,18 +1,22 @@
 """The proof: replays a tape over an interval map "byte range -> value that wrote it".
 
 It shares no code with what placed the buffers or chose the order. It knows the graph, reads the tape, and demands:
-every read finds exactly the value that the graph says it reads, at the place inside that value where the graph's
-views say it is; every write is dense, stays in the arena or in the storage that an update op declares, and overwrites
-an input of its own instruction only where the op allows it; updates come after the guard; outputs and updates are
-there at the end. One replay catches overlap, wrong order, illegal in-place, stale views, early reuse and lost writes.
+every instruction runs the kernel of its node, with its attributes, in the parts and with the workspace that the
+backend asked for; every read finds exactly the value that the graph says it reads, at the place inside that value
+where the graph's views say it is, in a layout that the op takes; every write is dense, stays in the arena or in the
+storage that an update op declares, and overwrites an input of its own instruction only where the op allows it; updates
+come after the guard; outputs, updates, untouched parameters, inputs and guard bytes are there at the end. One replay
+catches overlap, wrong order, illegal in-place, stale views, early reuse and lost writes.
 
 Where a view lies is asked of NumPy: the op's reference is applied to an array that is never touched.
 """
 
 from __future__ import annotations
 
+import mmap
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,12 +32,17 @@ from .tape import (
     INSTRUCTION_GUARD,
     NO_SEGMENT,
     NODE_MASK,
+    SEGMENT_NAMES,
     SETTING_BYTES,
     SETTINGS,
+    KernelNeeds,
     Tape,
 )
 
 Place = tuple[int, int]  # segment, byte offset
+View = tuple[Value, int, tuple[int, ...]]  # base value, offset and strides in elements
+ITEM_BYTES = {1: 4, 2: 2, 3: 2, 4: 8, 5: 1, 6: 1, 7: 4, 8: 8}  # by dtype code
+CACHE_LINE = 64
 
 
 class _Intervals:
@@ -55,9 +64,9 @@ class _Intervals:
         kept = []
         for old_start, old_end, old in ranges[first:last]:
             if old_start < start:
-                kept.append((old_start, start, _Torn(old)))
+                kept.append((old_start, start, _Torn(old, owner)))
             if old_end > end:
-                kept.append((end, old_end, _Torn(old)))
+                kept.append((end, old_end, _Torn(old, owner)))
         put = sorted([*kept, (start, end, owner)], key=lambda r: r[0])
         ranges[first:last] = put
         starts[first:last] = [r[0] for r in put]
@@ -69,47 +78,150 @@ class _Intervals:
             return self.ranges[segment][i]
         return None
 
+    def within(self, segment: int, start: int, end: int) -> list[tuple[int, int, object]]:
+        """The ranges that meet [start, end)."""
+        starts = self.starts.get(segment, [])
+        first = max(bisect_right(starts, start) - 1, 0)
+        return [r for r in self.ranges.get(segment, [])[first : bisect_left(starts, end)] if r[1] > start]
+
 
 class _Torn:
-    """What is left of a value after part of its bytes were overwritten."""
+    """What is left of a value after part of its bytes were overwritten by another."""
 
-    def __init__(self, value: object) -> None:
+    def __init__(self, value: object, by: object) -> None:
         self.value = value.value if isinstance(value, _Torn) else value
+        self.by = by
+
+
+class _Dead:
+    """Bytes that the plan calls dead, and what they held."""
+
+    def __init__(self, held: object) -> None:
+        self.held = held
 
 
 def _say(owner: object) -> str:
     if owner is None:
         return "bytes that nothing wrote"
     if isinstance(owner, _Torn):
-        return f"what is left of {_say(owner.value)}"
+        return f"what {_say(owner.by)} left of {_say(owner.value)}"
+    if isinstance(owner, _Dead):
+        return "dead bytes" + (f" of {_say(owner.held)}" if owner.held else "")
     if isinstance(owner, Value):
         return f"{owner.node.op.name} {owner.node.label}"
     return str(owner)
 
 
-def view_place(value: Value, memo: dict[Value, tuple[Value, int, tuple[int, ...]]]) -> tuple[Value, int, tuple[int, ...]]:
-    """(base value, byte offset, byte strides) of a value, by applying references of view ops to untouched arrays."""
-    if value in memo:
-        return memo[value]
-    chain = [value]
-    while chain[-1].node.op.view is not None:
-        source = chain[-1].node.inputs[0]
-        assert source is not None
-        chain.append(source)
-    base = chain.pop()
-    whole = np.empty(base.shape, base.dtype.numpy)
-    array = whole
-    for viewed in reversed(chain):
-        node = viewed.node
-        first = node.op.inputs[0].name
-        array = node.op.call("reference", dict(node.attrs) | {first: array})
-        if array.shape != viewed.shape:
-            raise PlanError(f"proof: {node.label} views {array.shape} where the graph says {viewed.shape}")
-    offset = array.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
-    if chain and base.size and not np.may_share_memory(array, whole):
-        raise PlanError(f"proof: {value.node.label} is laid out as a view, but no view of {base.node.label} exists")
-    memo[value] = (base, offset if base.size and value.size else 0, array.strides)
-    return memo[value]
+# ---- views -----------------------------------------------------------------------------------------------
+
+
+class _Views:
+    """Where values lie inside their bases: references of view ops applied to bytes that are reserved and never touched."""
+
+    def __init__(self) -> None:
+        self.memo: dict[Value, View] = {}
+        self.reserved: Any = b""
+
+    def __call__(self, value: Value) -> View:
+        if value not in self.memo:
+            self.memo[value] = self.place(value)
+        return self.memo[value]
+
+    def place(self, value: Value) -> View:
+        chain = [value]
+        while chain[-1].node.op.view is not None:
+            source = chain[-1].node.inputs[0]
+            assert source is not None
+            chain.append(source)
+        base = chain.pop()
+        if not chain or not value.size:
+            return base, 0, _row_major(value.shape)
+        whole = array = np.frombuffer(self.reserve(base.size), np.uint8, base.size).reshape(base.shape)
+        for viewed in reversed(chain):
+            node = viewed.node
+            array = node.op.call("reference", dict(node.attrs) | {node.op.inputs[0].name: array})
+            if array.shape != viewed.shape:
+                raise PlanError(f"proof: {node.label} views {array.shape} where the graph says {viewed.shape}")
+        if not np.may_share_memory(array, whole):
+            raise PlanError(f"proof: {value.node.label} is laid out as a view, but no view of {_say(base)} exists")
+        return base, _address(array) - _address(whole), array.strides
+
+    def reserve(self, size: int) -> Any:
+        """A byte for each element: address space only."""
+        if len(self.reserved) < size:
+            flags = {}
+            if hasattr(mmap, "MAP_PRIVATE"):
+                lazy = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux' number; Python < 3.13 does not name it
+                flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | lazy}
+            self.reserved = mmap.mmap(-1, size, **flags)
+        return self.reserved
+
+
+def _address(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
+
+
+def _row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for n in reversed(shape):
+        strides.append(step)
+        step *= n
+    return tuple(reversed(strides))
+
+
+def _is_row_major(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    return all(n == 1 or s == dense for n, s, dense in zip(shape, strides, _row_major(shape), strict=True))
+
+
+# ---- the tape, decoded -----------------------------------------------------------------------------------
+
+
+class _Arg(NamedTuple):
+    segment: int
+    dtype: int
+    writes: bool
+    offset: int
+    bytes: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def _decode(args: np.ndarray) -> list[_Arg]:
+    columns = [
+        args[name].tolist() for name in ("segment", "dtype", "flags", "offset", "bytes", "rank", "shape", "strides")
+    ]
+    return [
+        _Arg(segment, kind, bool(flags & ARG_WRITE), offset, size, tuple(shape[:rank]), tuple(strides[:rank]))
+        for segment, kind, flags, offset, size, rank, shape, strides in zip(*columns, strict=True)
+    ]
+
+
+def _expected_words(node: Node) -> list[int]:
+    """The attribute words that csrc/tape.h describes for a node."""
+    words: list[int] = []
+    for attr in node.op.attrs:
+        value = node.attrs[attr.name]
+        if attr.kind == "ints":
+            words.append(len(value))
+            words.extend(value)
+        elif attr.kind == "float":
+            words.append(int(np.float64(value).view(np.int64)))
+        elif attr.kind == "dtype":
+            words.append(value.code)
+        elif attr.choices:
+            words.append(attr.choices.index(value))
+        else:
+            words.append(int(value))
+    return words
+
+
+def _expected_signature(node: Node) -> str:
+    """dtypes of the inputs that are present and of the outputs, each run of equal ones once."""
+    merged: list[str] = []
+    for value in (*node.inputs, *node.outputs):
+        if value is not None and value.dtype.name not in merged[-1:]:
+            merged.append(value.dtype.name)
+    return "_".join(merged)
 
 
 def check(
@@ -117,21 +229,35 @@ def check(
     outputs: Sequence[Value],
     effects: Sequence[Value],
     places: Mapping[Value, Place],
+    needs: Mapping[Node, KernelNeeds] | None = None,
 ) -> None:
-    """Prove a tape or raise PlanError naming both nodes. `places` says where the caller will look for each output's base."""
-    _Checker(tape, outputs, effects, places).run()
+    """Prove a tape or raise PlanError naming both nodes.
+
+    places: where the caller will look for each output's base. needs: what the backend asked for each node.
+    """
+    _Checker(tape, outputs, effects, places, needs or {}).run()
 
 
 class _Checker:
-    def __init__(self, tape: Tape, outputs: Sequence[Value], effects: Sequence[Value], places: Mapping[Value, Place]) -> None:
-        self.tape, self.outputs, self.effects, self.places = tape, outputs, effects, places
+    def __init__(
+        self,
+        tape: Tape,
+        outputs: Sequence[Value],
+        effects: Sequence[Value],
+        places: Mapping[Value, Place],
+        needs: Mapping[Node, KernelNeeds],
+    ) -> None:
+        self.tape, self.outputs, self.effects, self.places, self.needs = tape, outputs, effects, places, needs
         self.nodes: dict[int, Node] = {n.id & NODE_MASK: n for n in reachable((*outputs, *effects))}
+        self.args = _decode(tape.args)
+        self.segment_bytes = tape.segment_bytes
         self.map = _Intervals()
-        self.memo: dict[Value, tuple[Value, int, tuple[int, ...]]] = {}
+        self.views = _Views()
         self.done: set[Node] = set()
-        self.guarded = not any(n.op.guard for n in self.nodes.values())
+        self.guards_left = {n for n in self.nodes.values() if n.op.guard}
         self.read = self.values_read()
         self.homes: dict[Value, Place] = {}
+        self.last_update: dict[Place, Value] = {}  # storage -> the update that wrote it last
         self.dead: dict[int, list[tuple[int, int, int]]] = {}
         for instruction, *rest in tape.dead:
             self.dead.setdefault(instruction, []).append((rest[0], rest[1], rest[2]))
@@ -140,34 +266,66 @@ class _Checker:
         read = set(self.outputs)
         for node in self.nodes.values():
             read.update(v for v in node.inputs if v is not None)
-        return read | {view_place(v, self.memo)[0] for v in read}
+        return read | {self.views(v)[0] for v in read}
 
     def run(self) -> None:
-        self.check_constants_and_leaves()
+        self.check_leaves()
+        for segment, offset, size in self.tape.guards:
+            if segment != ARENA or not 0 <= offset <= offset + size <= self.segment_bytes[ARENA]:
+                raise PlanError(f"proof: guard bytes at {offset} of segment {segment} lie outside the arena")
+            self.map.write(segment, offset, offset + size, "guard bytes")
         self.bury(EACH_STEP)
-        for i, ins in enumerate(self.tape.instructions):
-            self.instruction(ins)
+        for i, ins in enumerate(self.tape.instructions.tolist()):
+            self.instruction(*ins)
             self.bury(i)
-        missing = [n for n in self.nodes.values() if not n.op.leaf and n.op.view is None and n not in self.done]
-        if missing:
-            raise PlanError(f"proof: {missing[0].op.name} {missing[0].label} never runs")
-        for value in self.outputs:
-            base, _, _ = view_place(value, self.memo)
-            segment, offset = self.places[base]
-            self.expect(base, segment, offset, base.bytes, f"the caller reads {_say(value)}")
-        for value in self.effects:
-            segment, offset = self.home(value)
-            if value in self.last_updates():
-                self.expect(value, segment, offset, value.bytes, f"the update {_say(value)} must last")
+        if self.dead:
+            raise PlanError(f"proof: bytes are dead after instruction {min(self.dead)}, which does not exist")
+        self.check_end()
 
     def bury(self, instruction: int) -> None:
         """What the plan calls dead is overwritten here, as a poisoned run will do: nobody may read it again."""
-        for segment, offset, size in self.dead.get(instruction, ()):
-            self.map.write(segment, offset, offset + size, "dead bytes")
+        for segment, offset, size in self.dead.pop(instruction, ()):
+            if segment != ARENA or not 0 <= offset <= offset + size <= self.segment_bytes[ARENA]:
+                raise PlanError(
+                    f"proof: dead bytes at {offset} of {self.tape.segment_name(segment)} lie outside the arena"
+                )
+            held = self.map.at(segment, offset)
+            self.map.write(segment, offset, offset + size, _Dead(None if held is None else held[2]))
+
+    def check_end(self) -> None:
+        for node in self.nodes.values():
+            if not node.op.leaf and node.op.view is None and node not in self.done:
+                raise PlanError(f"proof: {node.op.name} {node.label} never runs, and {self.readers(node)} it")
+        for value in self.outputs:
+            base = self.views(value)[0]
+            segment, offset = self.places[base]
+            self.expect(base, segment, offset, f"the caller reads {_say(value)}")
+        for value in self.effects:
+            place = self.home(value)
+            if place not in self.last_update:
+                raise PlanError(
+                    f"proof: the update {_say(value)} of {self.tape.segment_name(place[0])} is never written"
+                )
+        for leaf, place in self.homes.items():
+            kept = self.last_update.get(place, leaf)
+            self.expect(kept, *place, f"{_say(kept)} must last until the end")
+        for segment, offset, size in self.tape.guards:
+            for _, _, owner in self.map.within(segment, offset, offset + size):
+                if owner != "guard bytes" and not (isinstance(owner, _Torn) and owner.value == "guard bytes"):
+                    raise PlanError(
+                        f"proof: {_say(owner)} lies on guard bytes at {self.tape.segment_name(segment)}+{offset}"
+                    )
+
+    def readers(self, node: Node) -> str:
+        """Who needs a node, for messages."""
+        for other in self.nodes.values():
+            if any(v is not None and self.views(v)[0].node is node for v in other.inputs if other.op.view is None):
+                return f"{other.op.name} {other.label} reads"
+        return "the caller wants"
 
     # ---- leaves --------------------------------------------------------------------------------------
 
-    def check_constants_and_leaves(self) -> None:
+    def check_leaves(self) -> None:
         at = 0
         for node in self.nodes.values():
             if not node.op.leaf:
@@ -175,217 +333,251 @@ class _Checker:
             value, name = node.outputs[0], node.op.name
             if name == "constant":
                 data = node.attrs["data"].tobytes()
-                found = bytes(self.tape.constants[at : at + len(data)])
-                if found != data:
-                    raise PlanError(f"proof: the tape's constants do not hold {node.label}")
-                self.homes[value] = (CONSTANTS, at)
-                at += -(-len(data) // 64) * 64
+                if self.tape.constants[at : at + len(data)] != data:
+                    raise PlanError(
+                        f"proof: the tape's constants do not hold {_say(value)}, which {self.readers(node)}"
+                    )
+                place = (CONSTANTS, at)
+                at += -(-len(data) // CACHE_LINE) * CACHE_LINE
             elif name == "input":
-                self.homes[value] = (INPUTS, self.tape.input_offsets[node.attrs["key"]])
+                place = (INPUTS, self.tape.input_offsets.get(node.attrs["key"], -1))
             elif name == "setting":
-                self.homes[value] = (SETTINGS, SETTING_BYTES * self.tape.settings[node.attrs["key"]])
+                place = (SETTINGS, SETTING_BYTES * self.tape.settings.get(node.attrs["key"], -1))
             else:
-                index = next(i for i, s in enumerate(self.tape.stored) if s is node.attrs["stored"])
-                self.homes[value] = (4 + index, 0)
-            segment, offset = self.homes[value]
-            held = self.map.at(segment, offset)
-            if held is not None and value.bytes and not _same_leaf(held[2], value):
-                raise PlanError(f"proof: {node.label} and {_say(held[2])} lie on the same bytes")
+                found = [i for i, s in enumerate(self.tape.stored) if s is node.attrs["stored"]]
+                place = (len(SEGMENT_NAMES) + found[0], 0) if len(found) == 1 else (ARENA, -1)
+            segment, offset = self.homes[value] = place
+            if offset < 0 or offset + value.bytes > self.segment_bytes[segment]:
+                raise PlanError(
+                    f"proof: {_say(value)}, which {self.readers(node)}, has no place in {self.tape.segment_name(segment)}"
+                )
+            for _, _, owner in self.map.within(segment, offset, offset + value.bytes):
+                if not _same_leaf(owner, value):
+                    raise PlanError(f"proof: {_say(value)} and {_say(owner)} lie on the same bytes")
             self.map.write(segment, offset, offset + value.bytes, value)
 
     def home(self, value: Value) -> Place:
         """The storage that an update's output lives in."""
-        leaf = _home_leaf(value)
-        assert leaf is not None
-        return self.homes[leaf]
+        return self.homes[_home_leaf(value)]
 
     # ---- instructions --------------------------------------------------------------------------------
 
-    def instruction(self, ins: np.void) -> None:
-        args = self.tape.args[int(ins["arg_first"]) : int(ins["arg_first"]) + int(ins["arg_count"])]
-        node = self.nodes.get(int(ins["node"]))
-        if node is None:
-            raise PlanError(f"proof: an instruction runs node {int(ins['node'])}, which the graph does not need")
-        kernel = self.tape.kernels[int(ins["kernel"])][0]
-        if node in self.done or kernel != node.op.name:
-            raise PlanError(f"proof: {node.op.name} {node.label} runs twice or as {kernel}")
-        if len(args) not in (len(node.inputs) + len(node.outputs), len(node.inputs) + len(node.outputs) + 1):
-            raise PlanError(f"proof: {node.op.name} {node.label} has {len(args)} arguments")
-        if bool(ins["flags"] & INSTRUCTION_GUARD) != node.op.guard:
-            raise PlanError(f"proof: {node.label} is marked as a guard and is none, or the other way round")
+    def instruction(
+        self, kernel: int, node_id: int, arg_first: int, arg_count: int, attr_first: int, attr_count: int,
+        flags: int, phases: int, parts: Sequence[int],
+    ) -> None:  # fmt: skip
+        node = self.nodes.get(node_id)
+        if node is None or node.op.leaf or node.op.view is not None:
+            raise PlanError(f"proof: an instruction runs node {node_id}, which the graph does not need")
+        op, who = node.op, f"{node.op.name} {node.label}"
+        run, signature = self.tape.kernels[kernel] if kernel < len(self.tape.kernels) else ("nothing", "")
+        if node in self.done:
+            raise PlanError(f"proof: {who} runs twice")
+        if (run, signature) != (op.name, _expected_signature(node)):
+            raise PlanError(
+                f"proof: {who} runs the kernel {run} {signature}; need {op.name} {_expected_signature(node)}"
+            )
+        words = self.tape.attrs[attr_first : attr_first + attr_count].tolist()
+        if words != _expected_words(node):
+            raise PlanError(f"proof: {who} gets attributes {words}; need {_expected_words(node)}")
+        if bool(flags & INSTRUCTION_GUARD) != op.guard:
+            raise PlanError(f"proof: {who} is marked as a guard and is none, or the other way round")
+        args = self.args[arg_first : arg_first + arg_count]
+        declared = len(node.inputs) + len(node.outputs)
+        needs = self.needs.get(node)
+        if needs is not None:
+            if tuple(parts[:phases]) != needs.parts:
+                raise PlanError(f"proof: {who} runs in parts {tuple(parts[:phases])}; its kernel wants {needs.parts}")
+            if needs.scratch_bytes > self.tape.scratch_bytes:
+                raise PlanError(
+                    f"proof: {who} wants {needs.scratch_bytes} bytes of scratch; there are {self.tape.scratch_bytes}"
+                )
+            given = sum(a.bytes for a in args[declared:])
+            if given < needs.workspace_bytes:
+                raise PlanError(f"proof: {who} wants a workspace of {needs.workspace_bytes} bytes; it gets {given}")
+        if len(args) - declared not in (0, 1):
+            raise PlanError(f"proof: {who} has {len(args)} arguments; need {declared} and perhaps a workspace")
         self.done.add(node)
-        inputs, outputs = args[: len(node.inputs)], args[len(node.inputs) : len(node.inputs) + len(node.outputs)]
-        for value, arg in zip(node.inputs, inputs, strict=True):
-            self.check_read(node, value, arg)
+        inputs, outputs = args[: len(node.inputs)], args[len(node.inputs) : declared]
+        for i, (value, arg) in enumerate(zip(node.inputs, inputs, strict=True)):
+            self.check_read(node, op.slot(op.inputs, i).name, value, arg)
         for before in node.after:
-            if not before.op.leaf and before not in self.done:
-                raise PlanError(f"proof: {node.op.name} {node.label} runs before {before.label}, which it must follow")
+            if not before.op.leaf and before.op.view is None and before not in self.done:
+                raise PlanError(f"proof: {who} runs before {before.op.name} {before.label}, which it must follow")
         written: list[tuple[int, int, int, object]] = []
         for value, arg in zip(node.outputs, outputs, strict=True):
             self.check_write(node, value, arg, inputs, written)
-        for arg in args[len(node.inputs) + len(node.outputs) :]:
+        for arg in args[declared:]:
             self.check_workspace(node, arg, inputs, written)
         for segment, start, end, owner in written:
             self.map.write(segment, start, end, owner)
-        if node.op.guard:
-            self.guarded = all(n in self.done for n in self.nodes.values() if n.op.guard)
+        self.guards_left.discard(node)
 
-    def extent(self, arg: np.void) -> tuple[int, int, int]:
+    def extent(self, arg: _Arg, who: str) -> tuple[int, int, int]:
         """(segment, first byte, end) that an argument may touch, recomputed from shape and strides."""
-        segment, offset = int(arg["segment"]), int(arg["offset"])
-        rank, item = int(arg["rank"]), self.item_bytes(arg)
-        shape, strides = arg["shape"][:rank].tolist(), arg["strides"][:rank].tolist()
+        segment, offset = arg.segment, arg.offset
+        if segment >= len(self.segment_bytes):
+            raise PlanError(f"proof: {who} lies in segment {segment}; there are {len(self.segment_bytes)}")
         touched = 0
-        if all(n > 0 for n in shape):
-            if any(s < 0 for s in strides):
-                raise PlanError(f"proof: negative strides {strides}")
-            touched = (1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))) * item
-        if touched != int(arg["bytes"]) or offset + touched > self.tape.segment_bytes[segment]:
+        if 0 not in arg.shape:
+            if any(s < 0 for s in arg.strides) or any(n < 0 for n in arg.shape):
+                raise PlanError(f"proof: {who} has negative strides {list(arg.strides)} or extents")
+            touched = (1 + sum((n - 1) * s for n, s in zip(arg.shape, arg.strides, strict=True))) * ITEM_BYTES[
+                arg.dtype
+            ]
+        if touched != arg.bytes or offset + touched > self.segment_bytes[segment]:
+            held = self.map.at(segment, offset)
             raise PlanError(
-                f"proof: an operand of {touched} bytes at {offset} says {int(arg['bytes'])}; "
-                f"{self.tape.segment_name(segment)} holds {self.tape.segment_bytes[segment]}"
+                f"proof: {who}, {touched} bytes at {self.tape.segment_name(segment)}+{offset}, is said to have {arg.bytes} "
+                f"bytes; the segment holds {self.segment_bytes[segment]}, and there {_say(None if held is None else held[2])}"
             )
         return segment, offset, offset + touched
 
-    @staticmethod
-    def item_bytes(arg: np.void) -> int:
-        return {1: 4, 2: 2, 3: 2, 4: 8, 5: 1, 6: 1, 7: 4, 8: 8}[int(arg["dtype"])]
-
-    def check_read(self, node: Node, value: Value | None, arg: np.void) -> None:
+    def check_read(self, node: Node, name: str, value: Value | None, arg: _Arg) -> None:
+        who = f"{node.op.name} {node.label}"
         if value is None:
-            if arg["segment"] != NO_SEGMENT:
-                raise PlanError(f"proof: {node.label} reads an input that the graph does not give it")
+            if arg.segment != NO_SEGMENT or arg.dtype:
+                raise PlanError(f"proof: {who} reads {name}, which the graph does not give it")
             return
-        if arg["segment"] == NO_SEGMENT:
-            raise PlanError(f"proof: {node.label} does not read {_say(value)}, which the graph gives it")
-        self.check_form(node, value, arg)
+        reads = f"{who} reads {name}, {_say(value)}"
+        if arg.segment == NO_SEGMENT:
+            raise PlanError(f"proof: {reads}, which the tape does not give it")
+        if arg.writes:
+            raise PlanError(f"proof: {reads}, but the tape marks it as written")
+        self.check_form(reads, value, arg)
         if not value.size:
             return
-        base, offset, strides = view_place(value, self.memo)
-        rank = int(arg["rank"])
-        given = [int(s) * value.dtype.bytes for s in arg["strides"][:rank]]
-        if [s for s, n in zip(given, value.shape, strict=True) if n > 1] != [s for s, n in zip(strides, value.shape, strict=True) if n > 1]:
-            raise PlanError(f"proof: {node.label} reads {_say(value)} with strides {given}; need {list(strides)}")
-        segment, start, end = self.extent(arg)
-        self.expect(base, segment, start - offset, base.bytes, f"{node.op.name} {node.label} reads {_say(value)}")
-        if end > start - offset + base.bytes:
-            raise PlanError(f"proof: {node.label} reads beyond {_say(base)}")
+        base, offset, strides = self.views(value)
+        wide = [i for i, n in enumerate(value.shape) if n > 1]
+        if any(arg.strides[i] != strides[i] for i in wide):
+            raise PlanError(
+                f"proof: {reads} with strides {list(arg.strides)}; need {list(strides)} inside {_say(base)}"
+            )
+        if name in node.op.dense and not _is_row_major(arg.shape, arg.strides):
+            raise PlanError(f"proof: {reads} with gaps (strides {list(arg.strides)}); its kernel takes none")
+        if name in node.op.unit:
+            last = list(zip(arg.shape, arg.strides, strict=True))[-2:]
+            if any(s == 0 and n > 1 for n, s in last) or not any(s == 1 or n == 1 for n, s in last):
+                raise PlanError(
+                    f"proof: {reads} with strides {list(arg.strides)}; its kernel takes a matrix with a stride of 1"
+                )
+        segment, start, _ = self.extent(arg, reads)
+        self.expect(base, segment, start - offset * value.dtype.bytes, reads)
 
-    def expect(self, base: Value, segment: int, start: int, size: int, who: str) -> None:
-        """[start, start + size) must hold exactly `base`."""
-        if size == 0:
+    def expect(self, base: Value, segment: int, start: int, who: str) -> None:
+        """The bytes from start on must hold exactly `base`."""
+        if not base.bytes:
             return
         held = self.map.at(segment, start)
-        if held is None or held[0] != start or held[1] != start + size or not _same_leaf(held[2], base):
+        if held is None or held[0] != start or held[1] != start + base.bytes or not _same_leaf(held[2], base):
             seen = _say(None if held is None else held[2])
-            raise PlanError(f"proof: {who}, but finds {seen} at {self.tape.segment_name(segment)}+{start}")
+            raise PlanError(
+                f"proof: {who}, but finds {seen} at {self.tape.segment_name(segment)}+{start}; need {_say(base)}"
+            )
 
-    def check_form(self, node: Node, value: Value, arg: np.void) -> None:
-        shape = tuple(int(n) for n in arg["shape"][: int(arg["rank"])])
-        if shape != value.shape or int(arg["dtype"]) != value.dtype.code:
-            raise PlanError(f"proof: an operand of {node.label} has shape {shape}; the graph says {value!r}")
+    def check_form(self, who: str, value: Value, arg: _Arg) -> None:
+        if arg.shape != value.shape or arg.dtype != value.dtype.code:
+            raise PlanError(
+                f"proof: {who} as shape {list(arg.shape)}, dtype code {arg.dtype}; the graph says {value!r}"
+            )
 
     def check_write(
-        self, node: Node, value: Value, arg: np.void, inputs: np.ndarray, written: list[tuple[int, int, int, object]]
+        self, node: Node, value: Value, arg: _Arg, inputs: Sequence[_Arg], written: list[tuple[int, int, int, object]]
     ) -> None:
         op = node.op
         slot = op.slot(op.outputs, value.index)
-        if not arg["flags"] & ARG_WRITE:
-            raise PlanError(f"proof: the output of {op.name} {node.label} is not marked as written")
-        self.check_form(node, value, arg)
-        if arg["segment"] == NO_SEGMENT:
-            if not slot.optional or value in self.read:
-                raise PlanError(f"proof: {op.name} {node.label} does not write {slot.name}, which is needed")
+        who = f"{op.name} {node.label} writes {slot.name}"
+        if not arg.writes:
+            raise PlanError(f"proof: {who}, but the tape does not mark it as written")
+        self.check_form(who, value, arg)
+        updated = slot.name in op.updates
+        if arg.segment == NO_SEGMENT:
+            if value in self.read or not (_updated_input(value) is None if updated else slot.optional):
+                raise PlanError(f"proof: {op.name} {node.label} does not write {slot.name}, which {self.readers(node)}")
             return
         if not value.size:
             return
-        segment, start, end = self.extent(arg)
-        if end - start != value.bytes:
-            raise PlanError(f"proof: {op.name} {node.label} does not write {slot.name} densely")
-        updated = _home_leaf(value) is not None
+        segment, start, end = self.extent(arg, who)
+        if not _is_row_major(arg.shape, arg.strides):
+            raise PlanError(f"proof: {who} with gaps (strides {list(arg.strides)})")
+        if start % CACHE_LINE:
+            raise PlanError(
+                f"proof: {who} to {self.tape.segment_name(segment)}+{start}, which is no multiple of {CACHE_LINE}"
+            )
         if updated:
-            if (segment, start) != self.home(value):
-                raise PlanError(f"proof: {op.name} {node.label} writes {slot.name} outside the storage that it updates")
-            if not self.guarded:
-                raise PlanError(f"proof: {op.name} {node.label} changes state before the guard has passed")
+            home = self.home(value)
+            if (segment, start) != home:
+                raise PlanError(
+                    f"proof: {who} to {self.tape.segment_name(segment)}+{start}, outside {_say(_home_leaf(value))}, "
+                    "the storage that it updates"
+                )
+            if self.guards_left:
+                raise PlanError(
+                    f"proof: {who}: state changes before {next(iter(self.guards_left)).label} has guarded it"
+                )
             allowed = {op.updates[slot.name]}
         else:
             if segment != ARENA:
-                raise PlanError(f"proof: {op.name} {node.label} writes to {self.tape.segment_name(segment)}; no update op may")
+                held = self.map.at(segment, start)
+                raise PlanError(
+                    f"proof: {who} over {_say(None if held is None else held[2])} in "
+                    f"{self.tape.segment_name(segment)}; only an update op may"
+                )
             allowed = set(op.may_overwrite.get(slot.name, ()))
         for i, (read, given) in enumerate(zip(node.inputs, inputs, strict=True)):
-            if read is None or not read.size or given["segment"] == NO_SEGMENT:
-                continue
-            other, other_start, other_end = self.extent(given)
-            if other != segment or other_end <= start or end <= other_start:
+            if read is None or not read.size:
                 continue
             name = op.slot(op.inputs, i).name
-            exact = (other_start, other_end) == (start, end) and read.shape == value.shape and _dense(given)
-            if name not in allowed or not exact or read.dtype.bytes != value.dtype.bytes:
-                raise PlanError(
-                    f"proof: {op.name} {node.label} writes {slot.name} over its input {name}, {_say(read)}, "
-                    "which it does not allow"
-                )
-        self.keep_apart(node, segment, start, end, written)
+            other, other_start, other_end = self.extent(given, name)
+            if other != segment or other_end <= start or end <= other_start:
+                continue
+            exact = (other_start, other_end) == (start, end) and read.shape == value.shape
+            exact = exact and _is_row_major(given.shape, given.strides) and read.dtype.bytes == value.dtype.bytes
+            if name not in allowed or not exact:
+                raise PlanError(f"proof: {who} over its input {name}, {_say(read)}, which it does not allow")
+        self.keep_apart(who, segment, start, end, written)
         written.append((segment, start, end, value))
+        if updated:
+            self.last_update[segment, start] = value
 
     def check_workspace(
-        self, node: Node, arg: np.void, inputs: np.ndarray, written: list[tuple[int, int, int, object]]
+        self, node: Node, arg: _Arg, inputs: Sequence[_Arg], written: list[tuple[int, int, int, object]]
     ) -> None:
-        segment, start, end = self.extent(arg)
-        if segment != ARENA:
-            raise PlanError(f"proof: the workspace of {node.label} is not in the arena")
+        who = f"the workspace of {node.op.name} {node.label}"
+        segment, start, end = self.extent(arg, who)
+        if segment != ARENA or start % CACHE_LINE or not arg.writes:
+            raise PlanError(f"proof: {who} is no cache lines of the arena that are marked as written")
         for read, given in zip(node.inputs, inputs, strict=True):
             if read is None or not read.size:
                 continue
-            other, other_start, other_end = self.extent(given)
+            other, other_start, other_end = self.extent(given, who)
             if other == segment and other_start < end and start < other_end:
-                raise PlanError(f"proof: the workspace of {node.label} lies on its input {_say(read)}")
-        self.keep_apart(node, segment, start, end, written)
-        written.append((segment, start, end, f"the workspace of {node.label}"))
+                raise PlanError(f"proof: {who} lies on its input {_say(read)}")
+        self.keep_apart(who, segment, start, end, written)
+        written.append((segment, start, end, who))
 
-    def keep_apart(self, node: Node, segment: int, start: int, end: int, written: list[tuple[int, int, int, object]]) -> None:
+    @staticmethod
+    def keep_apart(who: str, segment: int, start: int, end: int, written: list[tuple[int, int, int, object]]) -> None:
         for other, other_start, other_end, owner in written:
             if other == segment and other_start < end and start < other_end:
-                raise PlanError(f"proof: {node.op.name} {node.label} writes two outputs to the same bytes as {_say(owner)}")
-
-    def last_updates(self) -> set[Value]:
-        """The updates after which nothing writes the same storage again."""
-        last: dict[Place, Value] = {}
-        order = {int(ins["node"]): i for i, ins in enumerate(self.tape.instructions) }
-        for node in self.done:
-            for value in node.outputs:
-                if not node.op.leaf and _home_leaf(value) is not None:
-                    place = self.home(value)
-                    known = last.get(place)
-                    if known is None or order[known.node.id & NODE_MASK] < order[node.id & NODE_MASK]:
-                        last[place] = value
-        return set(last.values())
+                raise PlanError(f"proof: {who} to the same bytes as {_say(owner)}")
 
 
-def _dense(arg: np.void) -> bool:
-    step = 1
-    rank = int(arg["rank"])
-    for n, stride in zip(reversed(arg["shape"][:rank].tolist()), reversed(arg["strides"][:rank].tolist()), strict=True):
-        if n != 1 and stride != step:
-            return False
-        step *= n
-    return True
+def _updated_input(value: Value) -> Value | None:
+    """The input whose storage an update's output is written to, by the declared output=input pair; None: not given."""
+    op, node = value.node.op, value.node
+    slot = op.slot(op.outputs, value.index).name
+    suffix = op.named_outputs(node.outputs)[value.index][0][len(slot) :]
+    return dict(op.named_inputs(node.inputs))[op.updates[slot] + suffix]
 
 
-def _home_leaf(value: Value) -> Value | None:
-    """The parameter leaf behind an update's output: follow the declared output=input pairs down; None for other values."""
-    while not value.node.op.leaf:
-        op, node = value.node.op, value.node
-        into = op.updates.get(op.slot(op.outputs, value.index).name)
+def _home_leaf(value: Value) -> Value:
+    """The parameter leaf behind an update's output."""
+    while value.node.op.name != "parameter":
+        into = None if value.node.op.leaf or value.node.op.view else _updated_input(value)
         if into is None:
-            return None
-        names = [n for n, _ in op.named_outputs(node.outputs)]
-        suffix = names[value.index][len(op.slot(op.outputs, value.index).name) :]
-        pair = dict(op.named_inputs(node.inputs))[into + suffix]
-        if pair is None:
-            return None
-        value = pair
+            raise PlanError(f"proof: {_say(value)} is updated and is no parameter")
+        value = into
     return value
 
 

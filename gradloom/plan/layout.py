@@ -1,7 +1,9 @@
 """Where a value lies inside its buffer, and the copies that make every kernel's inputs fit.
 
 Views (reshape, permute, slice, broadcast_to) need no kernel: their value is an offset and strides inside the buffer
-of the value that they look at. Where a consumer cannot take such strides, a copy node is put in between.
+of the value that they look at. Where a consumer cannot take such strides, a copy node is put in between; so it is where
+an update reads, beside the storage that it writes, a value that some update overwrites (a gradient that is itself a
+parameter): updates may then run in any order.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..graph.graph import update_target
 from ..graph.opspec import REGISTRY, Slot
 from ..graph.value import Node, Shape, Value
 from ..transform.rewrite import Program
@@ -63,16 +66,19 @@ class _Layouter:
         self.layouts: dict[Value, Layout] = {}
         self.new: dict[Value, Value] = {}
         self.copies: dict[Value, Value] = {}
+        targets = (update_target(v) for n in program.nodes if n.op.updates for v in n.outputs)
+        self.overwritten = {v for v in targets if v is not None}  # by some update
 
     def run(self) -> Laid:
         for node in self.program.nodes:
             self.visit(node)
         outputs = []
         for old in self.program.outputs:
-            # The caller reads dense bytes; a parameter asked for as an output means its value before the step.
+            # The caller reads dense bytes; a parameter asked for as an output means its value before the step, and an
+            # update's output its value before the next update.
             value = self.new[old]
             at = self.layouts[value]
-            plain = at.base is value and not value.node.op.leaf
+            plain = at.base is value and not value.node.op.leaf and old not in self.overwritten
             outputs.append(value if plain else self.copied(value))
         program = Program(tuple(outputs), tuple(self.new[v] for v in self.program.effects))
         read = [v for n in self.nodes for v in n.inputs if v is not None] + outputs
@@ -84,8 +90,11 @@ class _Layouter:
         inputs: list[Value | None] = []
         for i, old in enumerate(node.inputs):
             value = None if old is None else self.new[old]
-            if value is not None and not op.view and not self.fits(op.slot(op.inputs, i), node, value):
-                value = self.copied(value)
+            if old is not None and value is not None and not op.view:
+                slot = op.slot(op.inputs, i)
+                torn = op.updates and slot.name not in op.updates.values() and _base(old) in self.overwritten
+                if torn or not self.fits(slot, node, value):
+                    value = self.copied(value)
             inputs.append(value)
         view = None
         if op.view:
@@ -128,3 +137,12 @@ class _Layouter:
             self.layouts[node.outputs[0]] = Layout(node.outputs[0], 0, dense_strides(value.shape))
             self.copies[value] = node.outputs[0]
         return self.copies[value]
+
+
+def _base(value: Value) -> Value:
+    """The value that a chain of views looks at."""
+    while value.node.op.view is not None:
+        source = value.node.inputs[0]
+        assert source is not None
+        value = source
+    return value

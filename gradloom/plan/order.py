@@ -59,10 +59,12 @@ def linear_order(laid: Laid) -> Order:
 
 
 def is_absent(value: Value, laid: Laid) -> bool:
-    """An optional output that nobody reads and that updates nothing gets no bytes."""
-    if update_target(value) is not None:
-        return False
-    return value.node.op.slot(value.node.op.outputs, value.index).optional and value not in laid.read
+    """An optional output that nobody reads gets no bytes, nor does an update of an input that was not given."""
+    op = value.node.op
+    slot = op.slot(op.outputs, value.index)
+    if slot.name in op.updates:
+        return update_target(value) is None
+    return slot.optional and value not in laid.read
 
 
 def _sort(laid: Laid) -> tuple[Node, ...]:

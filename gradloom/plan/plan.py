@@ -84,7 +84,7 @@ def make_plan(program: Program, needs_of: Needs, switches: Switches) -> Plan:
     placement = place(laid, order, workspaces, reuse=switches.reuse, inplace=switches.inplace, guard=guard)
     tape = lower(laid, order, needs, placement, guard)
     places = {v: _place_of(v, tape, placement) for v in laid.program.outputs}
-    check(tape, laid.program.outputs, laid.program.effects, places)
+    check(tape, laid.program.outputs, laid.program.effects, places, dict(zip(order.steps, needs, strict=True)))
     return Plan(laid, order, placement, needs, tape, tuple(places[v] for v in laid.program.outputs), switches.threads)
 
 

@@ -180,11 +180,7 @@ class _Lowerer:
             inputs_bytes=self.inputs_bytes,
             scratch_bytes=max((n.scratch_bytes for n in self.needs), default=0),
             dead=[(step, ARENA, offset, size) for offset, size, step in buffers if size and (step < self.order.end or step == EACH_STEP)],
-            guards=[
-                (ARENA, start, self.guard)
-                for offset, size, _ in (buffers[1:] if self.guard else ())
-                for start in (offset - self.guard, offset + size)
-            ],
+            guards=self.guard_ranges(buffers) if self.guard else [],
             nodes={n.id & NODE_MASK: n for n in self.order.steps},
         )
 
@@ -224,6 +220,8 @@ class _Lowerer:
     def arg(self, value: Value, write: bool) -> tuple:
         at = self.laid.layouts[value]
         segment, offset = self.locate(at.base)
+        if not value.size:
+            return arg_record(value, segment, offset, dense_strides(value.shape), write)
         return arg_record(value, segment, offset + at.offset * value.dtype.bytes, at.strides, write)
 
     def instruction(self, i: int, node: Node) -> None:
@@ -249,18 +247,44 @@ class _Lowerer:
         return (ARENA, 5, 1, ARG_WRITE, offset, size, (size,) + (1,) * pad, (1,) + (0,) * pad)
 
     def arena_buffers(self) -> list[tuple[int, int, int]]:
-        """(offset, bytes, last step) of each buffer; first the whole arena, dead when a step begins."""
+        """(offset, bytes, last step) of each buffer; what is dead when a step begins comes first."""
         last: dict[Value, int] = {}  # root buffer -> its last step; values in place share the root's bytes
         for value, buffer in self.order.buffers.items():
             root = value
             while root in self.placement.inplace:
                 root = self.placement.inplace[root]
             last[root] = max(last.get(root, 0), buffer.death)
-        buffers = [(0, self.placement.arena_bytes, EACH_STEP)]
-        buffers += [(self.placement.offsets[v], aligned(v.bytes), death) for v, death in last.items()]
-        for step, offset in self.placement.workspace_offsets.items():
-            buffers.append((offset, aligned(self.needs[step].workspace_bytes), step))
-        return buffers
+        found = [(self.placement.offsets[v], v.bytes, death) for v, death in last.items()]
+        found += [(o, self.needs[step].workspace_bytes, step) for step, o in self.placement.workspace_offsets.items()]
+        if self.guard:  # what lies between the buffers keeps its pattern
+            return [(offset, size, EACH_STEP) for offset, size, _ in found] + found
+        return [(0, self.placement.arena_bytes, EACH_STEP)] + [(o, aligned(size), death) for o, size, death in found]
+
+    def guard_ranges(self, buffers: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+        """What lies up to `guard` bytes before or after a buffer and in no buffer, at any step."""
+        used = _union([(offset, offset + size) for offset, size, _ in buffers])
+        near = _union([(offset - self.guard, offset + aligned(size) + self.guard) for offset, size, _ in buffers if size])
+        guards, k = [], 0
+        for start, end in near:
+            while k < len(used) and used[k][0] < end:
+                if start < used[k][0]:
+                    guards.append((ARENA, start, used[k][0] - start))
+                start = max(start, used[k][1])
+                k += 1
+            if start < end:
+                guards.append((ARENA, start, end - start))
+        return guards
+
+
+def _union(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same bytes as disjoint ranges, in order."""
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(r for r in ranges if r[0] < r[1]):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
 
 
 # ---- text ------------------------------------------------------------------------------------------------
