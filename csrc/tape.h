@@ -146,6 +146,7 @@ struct KernelTable {
 // Split [0, n) into parts; every boundary is a multiple of `grain`.
 struct Range { int64_t begin, end; };
 GL_INLINE Range part_range(int64_t n, int part, int parts, int64_t grain = 1) {
+  if (parts == 1) return {0, n};
   const int64_t blocks = (n + grain - 1) / grain;
   const int64_t b = blocks * part / parts * grain, e = blocks * (part + 1) / parts * grain;
   return {b < n ? b : n, e < n ? e : n};

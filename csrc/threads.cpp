@@ -1,9 +1,12 @@
-// How a job reaches the helpers: the board is one cache line with a counter (phase), the job and its context. The
-// caller writes the job and bumps the counter; every helper of the team waits for the counter, runs, and copies it
-// into a line of its own (done), which the caller watches. A job costs two passages of a cache line.
+// How a job reaches the helpers. A job has parts; thread t owns the t-th stretch of them. Each stretch is one word
+// (phase, begin, end) in a cache line of its own: its owner takes parts from the front, and who has finished his own
+// takes from the back of the others'. The caller writes the job and the stretches, then bumps the counter (phase) that
+// the helpers watch. It goes on when all parts have ended, not when all helpers have come: one that sleeps or has lost
+// its core is not waited for, its parts are done by others. When it comes late, the phase in the words has changed,
+// and it finds nothing to take.
 //
 // Helpers stay with the board between runs, so that a run of the same width starts at once. A team of another width
-// sends them home first (a job of nullptr): at home each helper waits on a word of its own.
+// sends them home first: there each helper waits on a word of its own.
 #include "threads.h"
 
 #include <atomic>
@@ -12,7 +15,6 @@
 #include <mutex>
 #include <system_error>
 #include <thread>
-#include <vector>
 
 #ifdef __linux__
 #include <sched.h>
@@ -26,6 +28,7 @@ namespace gradloom {
 namespace {
 
 constexpr auto kSpin = std::chrono::microseconds(50);
+constexpr int kMaxHelpers = 1023;
 
 inline void pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -52,99 +55,161 @@ inline bool spin_while(const std::atomic<uint32_t>& word, uint32_t seen) {
 }
 
 // A word that one side bumps and others wait for. The sequentially consistent order of (store word, load asleep)
-// against (add asleep, load word) makes sure that no sleeper is missed.
+// against (store asleep, load word) makes sure that no sleeper is missed.
 struct Bell {
   alignas(64) std::atomic<uint32_t> word{0};
   alignas(64) std::atomic<uint32_t> asleep{0};
 
   void ring(uint32_t value) {
     word.store(value, std::memory_order_seq_cst);
-    if (asleep.load(std::memory_order_seq_cst)) word.notify_all();
+    if (asleep.load(std::memory_order_seq_cst) && asleep.exchange(0, std::memory_order_seq_cst)) word.notify_all();
   }
   uint32_t wait(uint32_t seen) {
     if (!spin_while(word, seen)) {
-      asleep.fetch_add(1, std::memory_order_seq_cst);
-      while (word.load(std::memory_order_seq_cst) == seen) word.wait(seen, std::memory_order_seq_cst);
-      asleep.fetch_sub(1, std::memory_order_seq_cst);
+      for (;;) {
+        asleep.store(1, std::memory_order_seq_cst);
+        if (word.load(std::memory_order_seq_cst) != seen) break;
+        word.wait(seen, std::memory_order_seq_cst);
+      }
     }
     return word.load(std::memory_order_acquire);
   }
 };
 
+struct Stretch {
+  alignas(64) std::atomic<uint64_t> word{0};  // phase << 32 | begin << 16 | end
+
+  static uint64_t pack(uint32_t phase, int begin, int end) {
+    return uint64_t{phase} << 32 | static_cast<uint64_t>(begin) << 16 | static_cast<uint64_t>(end);
+  }
+  // A part of this phase, or -1 when none is left.
+  int take(uint32_t phase, bool front) {
+    uint64_t seen = word.load(std::memory_order_acquire);
+    for (;;) {
+      const int begin = static_cast<int>(seen >> 16 & 0xffff), end = static_cast<int>(seen & 0xffff);
+      if (static_cast<uint32_t>(seen >> 32) != phase || begin >= end) return -1;
+      const uint64_t next = front ? pack(phase, begin + 1, end) : pack(phase, begin, end - 1);
+      if (word.compare_exchange_weak(seen, next, std::memory_order_acq_rel, std::memory_order_acquire))
+        return front ? begin : end - 1;
+    }
+  }
+};
+
 struct Board {
   Bell phase;
-  alignas(64) Job job = nullptr;
+  alignas(64) Job job = nullptr;  // these are read by who has taken a part, or when leaving
   void* context = nullptr;
   int threads = 1;
+  std::atomic<bool> leave{false};
+  alignas(64) std::atomic<int> ended{0};  // parts
 };
 
 struct Helper {
   Bell home;          // bumped to call the helper to the board
   uint32_t from = 0;  // the phase that it has seen when it arrives there
-  alignas(64) std::atomic<uint32_t> done{0};
+  Stretch stretch;
+  uint32_t called = 0;  // times that it has been called to the board
+  alignas(64) std::atomic<uint32_t> left{0};  // times that it has gone home
 };
 
 struct Pool {
   std::mutex one_team;
   Board board;
-  std::vector<Helper*> helpers;  // helper i is thread i + 1
-  int engaged = 1;               // threads at the board, the caller counted
+  Stretch own;                    // the caller's
+  Helper* helpers[kMaxHelpers];  // helper i is thread i + 1
   std::atomic<int> started{0};
+  int engaged = 1;  // threads at the board, the caller counted
 
-  static void work(Board* board, Helper* self, int thread) {
-    uint32_t home = 0;
+  // The array is read while others are started; an entry is there before its thread takes part in any phase.
+  Stretch& stretch(int thread) { return thread == 0 ? own : helpers[thread - 1]->stretch; }
+
+  void take_parts(uint32_t phase, int thread, int threads) {
+    int ended = 0, part;
+    for (int k = 0; k < threads; k++) {
+      const int victim = thread + k < threads ? thread + k : thread + k - threads;
+      while ((part = stretch(victim).take(phase, k == 0)) >= 0) {
+        board.job(board.context, part, thread);
+        ended++;
+      }
+    }
+    if (ended) board.ended.fetch_add(ended, std::memory_order_release);
+  }
+
+  static void work(Pool* pool, Helper* self, int thread) {
+    uint32_t home = 0, times = 0;
     for (;;) {
       home = self->home.wait(home);
       uint32_t seen = self->from;
+      const int threads = pool->board.threads;
       for (;;) {
-        seen = board->phase.wait(seen);
-        const Job job = board->job;
-        if (job) job(board->context, thread, board->threads);
-        self->done.store(seen, std::memory_order_release);
-        if (!job) break;
+        seen = pool->board.phase.wait(seen);
+        if (pool->board.leave.load(std::memory_order_acquire)) break;
+        pool->take_parts(seen, thread, threads);
       }
+      self->left.store(++times, std::memory_order_release);
     }
   }
 
-  uint32_t post(Job job, void* context) {
+  void wait_for(const std::atomic<int>& count, int until) {
+    int looks = 0;
+    while (count.load(std::memory_order_acquire) != until) {
+      if (++looks < 4096) pause();
+      else std::this_thread::yield();  // more threads than free cores: let the others have this one
+    }
+  }
+
+  void run(Job job, void* context, int parts) {
+    const uint32_t phase = board.phase.word.load(std::memory_order_relaxed) + 1;
     board.job = job;
     board.context = context;
-    board.threads = engaged;
-    const uint32_t now = board.phase.word.load(std::memory_order_relaxed) + 1;
-    board.phase.ring(now);
-    return now;
+    board.ended.store(0, std::memory_order_relaxed);
+    for (int64_t t = 0; t < engaged; t++)
+      stretch(static_cast<int>(t))
+          .word.store(Stretch::pack(phase, static_cast<int>(parts * t / engaged),
+                                    static_cast<int>(parts * (t + 1) / engaged)),
+                      std::memory_order_release);
+    board.phase.ring(phase);
+    take_parts(phase, 0, engaged);
+    wait_for(board.ended, parts);
   }
 
-  void join(uint32_t now) {
+  void send_home() {
+    if (engaged == 1) return;
+    board.leave.store(true, std::memory_order_release);
+    const uint32_t phase = board.phase.word.load(std::memory_order_relaxed) + 1;
+    board.phase.ring(phase);
     for (int i = 0; i + 1 < engaged; i++) {
       int looks = 0;
-      while (helpers[i]->done.load(std::memory_order_acquire) != now) {
+      while (helpers[i]->left.load(std::memory_order_acquire) != helpers[i]->called) {
         if (++looks < 4096) pause();
-        else std::this_thread::yield();  // more threads than free cores: let the helper have this one
+        else std::this_thread::yield();
       }
     }
+    board.leave.store(false, std::memory_order_relaxed);
+    engaged = 1;
   }
 
   // Returns the width of the team: less than asked for where the system gives no more threads.
   int engage(int threads) {
     if (threads == engaged) return threads;
-    if (engaged > 1) join(post(nullptr, nullptr));
-    engaged = 1;
-    while (static_cast<int>(helpers.size()) < threads - 1) {
-      Helper* helper = new Helper;
+    send_home();
+    int have = started.load(std::memory_order_relaxed);
+    while (have < threads - 1) {
+      helpers[have] = new Helper;
       try {
-        std::thread(work, &board, helper, static_cast<int>(helpers.size()) + 1).detach();
+        std::thread(work, this, helpers[have], have + 1).detach();
       } catch (const std::system_error&) {
-        delete helper;
-        threads = static_cast<int>(helpers.size()) + 1;
+        delete helpers[have];
+        threads = have + 1;
         break;
       }
-      helpers.push_back(helper);
-      started.store(static_cast<int>(helpers.size()), std::memory_order_relaxed);
+      started.store(++have, std::memory_order_relaxed);
     }
+    board.threads = threads;
     const uint32_t now = board.phase.word.load(std::memory_order_relaxed);
     for (int i = 0; i + 1 < threads; i++) {
       helpers[i]->from = now;
+      helpers[i]->called++;
       helpers[i]->home.ring(helpers[i]->home.word.load(std::memory_order_relaxed) + 1);
     }
     return engaged = threads;
@@ -154,7 +219,7 @@ struct Pool {
 // Never destroyed: helpers may outlive static destructors. A forked child has none of the helpers: it drops the pool.
 std::atomic<Pool*> the_pool{nullptr};
 std::mutex making;
-std::atomic<int> pretended{0};
+std::atomic<int> known_cores{0};  // 0: not asked yet
 
 #ifdef GL_FORK
 void before_fork() { making.lock(); }
@@ -191,18 +256,24 @@ int system_cores() {
 }  // namespace
 
 int cores() {
-  const int n = pretended.load(std::memory_order_relaxed);
-  return n > 0 ? n : system_cores();
+  int n = known_cores.load(std::memory_order_relaxed);
+  if (n == 0) {
+    n = system_cores();
+    if (n > kMaxHelpers + 1) n = kMaxHelpers + 1;
+    known_cores.store(n, std::memory_order_relaxed);
+  }
+  return n;
 }
 
-void set_cores(int n) { pretended.store(n, std::memory_order_relaxed); }
+void set_cores(int n) { known_cores.store(n < 0 ? 0 : n > kMaxHelpers + 1 ? kMaxHelpers + 1 : n); }
 
 int pool_threads() {
   Pool* found = the_pool.load();
-  return found ? found->started.load() : 0;
+  return found ? found->started.load(std::memory_order_relaxed) : 0;
 }
 
 Team::Team(int threads) : threads_(threads < 1 ? 1 : threads) {
+  if (threads_ == 1) return;
   const int most = cores();
   if (threads_ > most) threads_ = most;
   if (threads_ == 1) return;
@@ -216,12 +287,9 @@ Team::~Team() {
   if (threads_ > 1) pool().one_team.unlock();
 }
 
-void Team::run(Job job, void* context) {
-  if (threads_ == 1) return job(context, 0, 1);
-  Pool& p = pool();
-  const uint32_t now = p.post(job, context);
-  job(context, 0, threads_);
-  p.join(now);
+void Team::run(Job job, void* context, int parts) {
+  if (threads_ > 1) return pool().run(job, context, parts);
+  for (int part = 0; part < parts; part++) job(context, part, 0);
 }
 
 }  // namespace gradloom

@@ -265,7 +265,7 @@ Program::Program(const KernelTable& table, const Tape& tape) {
     if (plan.phases != static_cast<int>(in.phases))
       refuse("%s: %u phases; on isa %s it has %d", who, in.phases, table.isa, plan.phases);
     for (int phase = 0; phase < plan.phases; phase++)
-      if (plan.parts[phase] != in.parts[phase] || in.parts[phase] < 1 || in.parts[phase] > INT32_MAX)
+      if (plan.parts[phase] != in.parts[phase] || in.parts[phase] < 1 || in.parts[phase] > kMaxParts)
         refuse("%s: %u parts in phase %d; on isa %s it has %u", who, in.parts[phase], phase, table.isa,
                plan.parts[phase]);
     if (plan.scratch_bytes > scratch_bytes_)
@@ -316,7 +316,12 @@ Program::Program(const KernelTable& table, const Tape& tape) {
     if (p.said.kind != Segment::arena && p.said.kind != Segment::memory) refuse("%s: lies in no memory", who.c_str());
   }
 
-  for (Place& p : places_) resolve(p);
+  for (Place& p : places_) {
+    if (p.said.kind == Segment::arena) arenas_.push_back(p.said.from);
+    resolve(p);
+  }
+  std::sort(arenas_.begin(), arenas_.end());
+  arenas_.erase(std::unique(arenas_.begin(), arenas_.end()), arenas_.end());
 }
 
 Program::~Program() = default;
@@ -382,16 +387,11 @@ struct Program::Phase {
   size_t poison;  // bytes of scratch to fill before each part
 };
 
-// A thread's share of a phase: parts [t * parts / threads, (t + 1) * parts / threads).
-void Program::run_phase(void* context, int thread, int threads) {
+void Program::run_part(void* context, int part, int thread) {
   const Phase& p = *static_cast<const Phase*>(context);
-  const int64_t parts = p.op->parts[p.phase];
-  const int end = static_cast<int>(parts * (thread + 1) / threads);
   uint8_t* scratch = p.scratch ? p.scratch + p.stride * static_cast<size_t>(thread) : nullptr;
-  for (int part = static_cast<int>(parts * thread / threads); part < end; part++) {
-    if (p.poison) fill_nan(scratch, p.poison);
-    p.op->run(p.op->call, p.phase, part, static_cast<int>(parts), scratch);
-  }
+  if (p.poison) fill_nan(scratch, p.poison);
+  p.op->run(p.op->call, p.phase, part, static_cast<int>(p.op->parts[p.phase]), scratch);
 }
 
 template <bool several>
@@ -402,7 +402,7 @@ bool Program::step_plain(Team* team) {
       const int parts = static_cast<int>(op.parts[phase]);
       if (several && parts > 1) {
         Phase job{&op, static_cast<int>(phase), scratch, scratch_stride_, 0};
-        team->run(run_phase, &job);
+        team->run(run_part, &job, parts);
       } else {
         for (int part = 0; part < parts; part++) op.run(op.call, static_cast<int>(phase), part, parts, scratch);
       }
@@ -441,8 +441,8 @@ bool Program::step_debug(Team& team, const RunOptions& options) {
     for (uint32_t phase = 0; phase < op.phases; phase++) {
       Phase job{&op, static_cast<int>(phase), scratch_ ? scratch_->data() : nullptr, scratch_stride_,
                 options.poison && scratch_ ? scratch_bytes_ : 0};
-      if (op.parts[phase] > 1) team.run(run_phase, &job);
-      else run_phase(&job, 0, 1);
+      if (op.parts[phase] > 1) team.run(run_part, &job, static_cast<int>(op.parts[phase]));
+      else run_part(&job, 0, 0);
     }
     if (profiling_) {
       const int64_t ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
@@ -479,21 +479,14 @@ bool Program::step_debug(Team& team, const RunOptions& options) {
 
 RunResult Program::run(const RunOptions& options) {
   if (running_.exchange(true)) throw std::runtime_error("run: the program is running already");
-  // Arenas are held in the order of their addresses, so that two runs never wait for each other.
-  std::vector<Arena*> held;
   struct Leave {
     Program& program;
-    std::vector<Arena*>& held;
     ~Leave() {
-      for (Arena* a : held) a->mutex().unlock();
+      for (Arena* a : program.arenas_) a->mutex().unlock();
       program.running_ = false;
     }
-  } leave{*this, held};
-  for (const Place& p : places_)
-    if (p.said.kind == Segment::arena) held.push_back(p.said.from);
-  std::sort(held.begin(), held.end());
-  held.erase(std::unique(held.begin(), held.end()), held.end());
-  for (Arena* a : held) a->mutex().lock();
+  } leave{*this};
+  for (Arena* a : arenas_) a->mutex().lock();
   refresh_arenas();
 
   const bool debug = options.poison || options.check || profiling_;
@@ -507,8 +500,10 @@ RunResult Program::run(const RunOptions& options) {
     for (const ByteRange& g : guards_) std::memset(at(g), kGuardByte, g.bytes);
 
   using Clock = std::chrono::steady_clock;
-  const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(
-                                        options.deadline > 0 && options.deadline < 1e9 ? options.deadline : 1e9));
+  const bool timed = options.deadline > 0 && options.deadline < 1e9;
+  Clock::time_point until{};
+  if (timed) until = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                        std::chrono::duration<double>(options.deadline));
   const size_t row = settings_.size() * 8;
   RunResult result;
   status_ = Status{};
@@ -537,7 +532,7 @@ RunResult Program::run(const RunOptions& options) {
       result.stop = kStopRequested;
       break;
     }
-    if (options.deadline > 0 && result.steps < options.steps && Clock::now() >= until) {
+    if (timed && result.steps < options.steps && Clock::now() >= until) {
       result.stop = kStopDeadline;
       break;
     }

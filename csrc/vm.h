@@ -121,7 +121,7 @@ class Program {
   uint8_t* at(const ByteRange& r) const { return places_[r.segment].base + r.offset; }
   template <bool several> bool step_plain(class Team* team);
   bool step_debug(class Team& team, const RunOptions& options);
-  static void run_phase(void* context, int thread, int threads);
+  static void run_part(void* context, int part, int thread);
 
   std::vector<Op> ops_;
   std::vector<Tensor> tensors_;
@@ -129,6 +129,7 @@ class Program {
   std::vector<uint8_t> written_;      // of each tensor: is it an output or the workspace
   std::vector<int64_t> attrs_;
   std::vector<Place> places_;
+  std::vector<Arena*> arenas_;        // each once, in the order of their addresses: two runs never wait for each other
   std::vector<ByteRange> records_, dead_, guards_;
   std::vector<size_t> dead_first_;    // dead_[dead_first_[i] .. dead_first_[i+1]) die after instruction i - 1
   std::vector<uint64_t> settings_;    // words, 64-byte aligned start not needed: rows are small

@@ -114,7 +114,12 @@ inline void walk_apply(const Axes<K>& axes, const float* const* in, float* out, 
         if (axes.stride[k][0]) continue;
         int64_t fill = kChunk + width;
         if (fill > end - begin + width) fill = end - begin + width;
-        for (int64_t i = 0; i < fill; i++) room[k][i] = i < width ? in[k][i] : room[k][i - width];
+        int64_t have = width;
+        std::memcpy(room[k], in[k], static_cast<size_t>(width) * sizeof(float));
+        for (; have < fill; have *= 2) {
+          const int64_t more = fill - have < have ? fill - have : have;
+          std::memcpy(room[k] + have, room[k], static_cast<size_t>(more) * sizeof(float));
+        }
       }
       while (begin < end) {
         const int64_t n = end - begin < kChunk ? end - begin : kChunk;

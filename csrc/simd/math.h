@@ -89,7 +89,8 @@ inline F log1p(F x) {
   const F lost = select(gt(x, one), one - (u - x), x - (u - one));
   const LogParts p = log_reduce(select(gt(u, F::zero()) & lt(u, inf), u, one));
   const I down = (I::set1(127) - to_i32(p.e)) << 23;  // e <= 126 where the lost part still counts
-  const F low = select(lt(p.e, F::set1(100.0f)), lost * from_int_bits(down) / p.m, F::zero());
+  // Divided by m; 2 - m is near enough to 1 / m for so small a term.
+  const F low = select(lt(p.e, F::set1(100.0f)), lost * from_int_bits(down) * (F::set1(2.0f) - p.m), F::zero());
   const Mask<float> near = eq(p.e, F::zero());  // then x itself is f, nothing is lost
   const F y = log_sum(select(near, x, p.m - one), p.e, select(near, F::zero(), low));
   const F nan = from_int_bits(I::set1(0x7fc00000));
@@ -179,7 +180,13 @@ inline F sigmoid(F x) {  // no overflow on either side
   return select(lt(x, F::zero()), e, one) / (one + e);
 }
 
-inline F softplus(F x) { return max(x, F::zero()) + log1p(exp(-abs(x))); }
+inline F softplus(F x) {  // max(x, 0) + log1p(t), t = exp(-|x|) in [0, 1]: log1p without its edges
+  const F t = exp(-abs(x)), one = F::set1(1.0f), half = F::set1(0.5f), u = one + t;
+  const Mask<float> near = lt(u, F::set1(1.41421354f));
+  const F m = half * u, lost = half * (t - (u - one)) * (F::set1(2.0f) - m);
+  return max(x, F::zero()) + log_sum(select(near, t, m - one), select(near, F::zero(), one),
+                                     select(near, F::zero(), lost));
+}
 
 // erf for |x| < 1, else 1 - erf(|x|): what each caller can use without cancellation.
 struct ErfParts { Mask<float> near; F erf_near, rest_far; };
