@@ -133,6 +133,17 @@ inline void run_zero(const Call& c, int, int part, int parts, void*) {
   });
 }
 
+// ---- assign: | state x -> | state ---------------------------------------------------------------------------------
+
+inline void plan_assign(const Call& c, KernelPlan& plan) {
+  plan.parts[0] = update_parts(total_size(c, 0, 2, c.arg_count / 3));
+}
+inline void run_assign(const Call& c, int, int part, int parts, void*) {
+  for_pieces(c, 0, 2, c.arg_count / 3, part, parts, [&](int arg, int64_t begin, int64_t end) {
+    std::memcpy(floats(c[arg]) + begin, floats(c[arg + 1]) + begin, static_cast<size_t>(end - begin) * sizeof(float));
+  });
+}
+
 // ---- guard: loss weight | g -> norm -------------------------------------------------------------------------------
 
 // With several parts, each leaves its sum in the workspace, and the second phase adds them in order.
@@ -204,6 +215,7 @@ inline constexpr KernelRow kUpdateRows[] = {
     {"adamw", "f32", plan_adamw, run_adamw},
     {"accumulate", "f32", plan_accumulate, run_accumulate},
     {"zero", "f32", plan_zero, run_zero},
+    {"assign", "f32", plan_assign, run_assign},
     {"guard", "f32", plan_guard, run_guard},
 };
 
