@@ -128,8 +128,12 @@ class CpuExecutable:
 
     def __call__(self, **feeds: Any) -> list[np.ndarray]:
         """Feed inputs and settings by name, run once, and read the outputs (fresh arrays)."""
+        if self.settings:
+            check_names(feeds, self.inputs, self.settings)
         self.feed(feeds)
-        settings = {k: feeds.get(k, SETTING_DEFAULTS.get(k)) for k in self.settings}
+        settings = {
+            k: as_array(k, feeds.get(k, SETTING_DEFAULTS.get(k)), (), v.dtype) for k, v in self.settings.items()
+        }
         return [r[0] for r in self.run_many(1, settings)[1]]
 
     def feed(self, feeds: Mapping[str, Any]) -> None:

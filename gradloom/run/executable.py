@@ -50,6 +50,12 @@ def compile(  # noqa: A001 (the field's word)
     for value in (*values, *updates):
         if not isinstance(value, Value):
             raise GraphError(f"compile: got {type(value).__name__}; need values of a graph")
+    for value in updates:
+        if not value.node.op.updates:
+            raise GraphError(
+                f"compile: the update {value.node.op.name} {value.node.label} writes to nothing; need outputs of update "
+                "ops (sgd, adamw, accumulate, zero, assign)"
+            )
     if backend not in BACKENDS:
         raise BackendError(f"backend: {backend!r} is not known; need one of {', '.join(BACKENDS)}")
     chosen = switches(
@@ -130,9 +136,15 @@ def compare(
     values = [outputs] if isinstance(outputs, Value) else list(outputs)
     every = [v for n in gather_program(values).nodes if not n.op.updates for v in n.outputs if v.dtype.is_float]
     feeds = dict(feeds or {})
-    first, second = (
-        compile(every, backend=name, **(options | {"fuse": False} if name == "cpu" else {}))(**feeds) for name in backends
-    )
+    found = []
+    for name in backends:
+        run = compile(every, backend=name, **(options | {"fuse": False} if name == "cpu" else {}))
+        state = [n.attrs["stored"] for n in run.program.nodes if n.op.name == "parameter"]
+        before = [(stored, stored.array.copy()) for stored in state if stored.array.flags.writeable]
+        found.append(run(**feeds))
+        for stored, data in before:  # a comparison leaves running statistics as they were
+            stored.array[...] = data
+    first, second = found
     for value, a, b in zip(every, first, second, strict=True):
         if a.size == 0:
             continue

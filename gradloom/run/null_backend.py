@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from ..base.errors import BackendError
 from ..base.settings import Switches
 from ..graph.value import Node
 from ..plan.plan import Plan, make_plan
@@ -21,3 +24,7 @@ class NullExecutable:
     def __init__(self, program: Program, switches: Switches) -> None:
         self.program = program
         self.plan: Plan = make_plan(program, needs, switches)
+
+    def __call__(self, **feeds: Any) -> Any:
+        """Always a BackendError."""
+        raise BackendError("null: it plans and does not run; need backend='cpu' or backend='numpy' to run")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..base.dtypes import DType
-from ..graph.graph import reachable, storage_leaf
+from ..graph.graph import reachable, storage_leaf, update_target
 from ..graph.value import Value
 from ..transform.rewrite import Program
 from .cpu_backend import GuardTripped, NotFinite
@@ -82,6 +82,7 @@ class NumpyExecutable:
         nodes = program.nodes
         self.inputs, self.settings = leaves(nodes, "input"), leaves(nodes, "setting")
 
+        self._updates = [v for n in nodes if n.op.updates for v in n.outputs if update_target(v) is not None]
         self.record_bytes = sum(v.bytes for v in program.outputs)
         self._fed: dict[str, Any] = {}
 
@@ -103,7 +104,7 @@ class NumpyExecutable:
             self._judge(i, known)
             for column, value in zip(found, self.program.outputs, strict=True):
                 column.append(known[value].copy())
-            for value in sorted(self.program.effects, key=lambda v: v.node.id):
+            for value in self._updates:
                 storage_leaf(value).node.attrs["stored"].array[...] = known[value]
         return steps, [np.stack(column) for column in found]
 

@@ -39,7 +39,7 @@ class Graph:
     def backward(self, keep: Sequence[Value] = ()) -> None:
         """Add gradient nodes and an accumulator for every trainable parameter. keep: further values whose gradients
         can be read after a run."""
-        found = {v.stored: v for n in reachable(self.losses) for v in n.outputs if isinstance(v, Parameter) and v.trainable}
+        found = {v.stored: v for n in reachable(self.outputs) for v in n.outputs if isinstance(v, Parameter) and v.trainable}
         self.parameters = list(found.values())
         wanted = [*self.parameters, *keep]
         self.kept = dict(zip(wanted, gradients(self.losses, wanted), strict=True))

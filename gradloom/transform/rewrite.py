@@ -1,6 +1,7 @@
 """graph -> graph: dead code, constants, common subexpressions, simplifications, fusion.
 
-A rewrite never changes the arithmetic: a fused op computes, bit for bit, what the nodes that it replaces compute.
+A fusion never changes the arithmetic: a fused op computes, bit for bit, what the nodes that it replaces compute.
+Simplifications, which `fuse` does not switch off, may change the sign of a zero, no more.
 Dead code needs no pass: only what the outputs and effects reach is ever visited.
 """
 
@@ -44,6 +45,7 @@ def gather_program(outputs: Sequence[Value], effects: Sequence[Value] = ()) -> P
 def rewrite(program: Program, fuse: bool = True) -> Program:
     """The program with constants folded and twins merged, and with `fuse` also fused."""
     program = _rebuild(program, _Simplifier())
+    program = _rebuild(program, _Joiner(program))
     for pattern in (*TURNS, *FUSIONS) if fuse else TURNS:
         program = _rebuild(program, _Fuser(program, pattern))
     return _rebuild(program, _Simplifier())
@@ -73,13 +75,20 @@ def _copy_node(node: Node, inputs: Sequence[Value | None], new: dict[Value, Valu
 
 
 def substitute(value: Value, replacements: Mapping[Value, Value]) -> Value:
-    """The same expression with some of its values replaced by others of the same shape."""
-    put = {v.node: v for v in replacements}
-
-    def replace(node: Node, inputs: Sequence[Value | None]) -> Sequence[Value] | None:
-        return [replacements[put[node]]] if node in put else None
-
-    return _rebuild(Program((value,)), replace).outputs[0]
+    """The same expression with some of its values replaced by others of the same shape; its updates and marked losses
+    come along."""
+    new: dict[Value, Value] = {}
+    copies: list[tuple[Node, Node]] = []
+    for node in reachable([value], effects=True):
+        made = _copy_node(node, [None if v is None else new[v] for v in node.inputs], new)
+        if made is not node:
+            copies.append((node, made))
+        for old, own in zip(node.outputs, made.outputs, strict=True):
+            new[old] = replacements.get(old, own)
+    for node, made in copies:
+        made.effects = tuple(new[v] for v in node.effects)
+        made.losses = node.losses
+    return new[value]
 
 
 # ---- simplification --------------------------------------------------------------------------------------
@@ -159,7 +168,7 @@ def _small(node: Node) -> bool:
 
 
 def _fold(node: Node, inputs: Sequence[Value | None]) -> list[Value] | None:
-    arrays = [None if v is None else v.node.attrs["data"] for v in inputs]
+    arrays = [None if v is None else _wide(v.node.attrs["data"], v) for v in inputs]
     try:
         with np.errstate(all="ignore"):
             results = node.op.call("reference", dict(node.attrs) | node.op.bind_inputs(arrays))
@@ -167,6 +176,87 @@ def _fold(node: Node, inputs: Sequence[Value | None]) -> list[Value] | None:
         return None  # the run will say it, with the node's name
     results = results if isinstance(results, tuple) else (results,)
     return [constant(np.asarray(r), v.dtype) for r, v in zip(results, node.outputs, strict=True)]
+
+
+def _wide(data: np.ndarray, value: Value) -> np.ndarray:
+    """Real numbers as the references take them: in float64."""
+    return data.astype(np.float64) if value.dtype.is_float else data
+
+
+# ---- sums of pads ----------------------------------------------------------------------------------------
+
+Pieces = tuple[int, list[tuple[int, int, "Value"]]]  # axis, (start, stop, value) in order; zeros between them
+
+
+class _Joiner:
+    """A sum of pads over disjoint ranges of one axis (the gradient of a split) becomes one concat.
+
+    Where a piece holds -0 the concat keeps it; the sum had 0.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.pieces: dict[Value, Pieces] = {}  # of values of the old program; their parts belong to the new one
+        self.ends: set[Value] = {v for v in (*program.outputs, *program.effects) if v.node.op.name == "add"}
+        for node in program.nodes:
+            for value in node.inputs:
+                if value is not None and value.node.op.name == "add" and node.op.name != "add":
+                    self.ends.add(value)
+        self.inner: dict[Value, list[Value]] = {}  # sum -> the sums that it is added to
+        for node in program.nodes:
+            found = self.found(node, node.inputs)
+            if found is not None:
+                self.pieces[node.outputs[0]] = found
+            for value in node.inputs:
+                if value is not None and node.op.name == "add":
+                    self.inner.setdefault(value, []).append(node.outputs[0])
+        # A sum is written down where somebody reads it who is no larger sum of pads.
+        self.ends |= {v for v, sums in self.inner.items() if any(s not in self.pieces for s in sums)}
+        self.ends &= self.pieces.keys()
+        self.pieces.clear()
+
+    def found(self, node: Node, inputs: Sequence[Value | None]) -> Pieces | None:
+        """What the node is a sum of; its pads' values are taken from `inputs`."""
+        if node.op.name == "pad":
+            before, after = node.attrs["before"], node.attrs["after"]
+            axes = [i for i, sides in enumerate(zip(before, after, strict=True)) if sides != (0, 0)]
+            x = inputs[0]
+            if x is None or len(axes) != 1 or any(node.attrs["interior"]) or node.attrs["value"] != 0 or not x.size:
+                return None
+            start = before[axes[0]]
+            return axes[0], [(start, start + x.shape[axes[0]], x)]
+        if node.op.name != "add":
+            return None
+        first, second = (self.pieces.get(v) for v in node.inputs if v is not None)
+        if first is None or second is None or first[0] != second[0]:
+            return None
+        if any(v is not None and v.shape != node.outputs[0].shape for v in node.inputs):
+            return None
+        joined = sorted([*first[1], *second[1]], key=lambda p: p[0])
+        if any(a[1] > b[0] for a, b in zip(joined, joined[1:], strict=False)):
+            return None
+        return first[0], joined
+
+    def __call__(self, node: Node, inputs: Sequence[Value | None]) -> Sequence[Value] | None:
+        pieces = self.found(node, inputs)
+        if pieces is None:
+            return None
+        out = node.outputs[0]
+        self.pieces[out] = pieces
+        if out not in self.ends or node.op.name == "pad":
+            return None
+        axis, parts = pieces
+        values, at = [], 0
+        for start, stop, value in [*parts, (out.shape[axis], out.shape[axis], None)]:
+            if start > at:
+                values.append(_zeros((*out.shape[:axis], start - at, *out.shape[axis + 1 :]), node))
+            if value is not None:
+                values.append(value)
+            at = stop
+        return _make("concat", values, {"axis": axis}, node).outputs
+
+
+def _zeros(shape: tuple[int, ...], like: Node) -> Value:
+    return _make("broadcast_to", [constant(np.float32(0))], {"shape": shape}, like).outputs[0]
 
 
 # ---- fusion ----------------------------------------------------------------------------------------------
