@@ -19,9 +19,9 @@ struct Work {
   int64_t rounds;
   std::vector<Status> status;
 
-  static void on_thread(void* context, int thread, int) {
+  static void on_thread(void* context, int part, int) {
     Work& w = *static_cast<Work*>(context);
-    const size_t t = static_cast<size_t>(thread);
+    const size_t t = static_cast<size_t>(part);
     const Call call{&w.tensors[t * static_cast<size_t>(w.per_thread)], w.per_thread, &w.rounds, 1, &w.status[t]};
     w.run(call, 0, 0, 1, nullptr);
   }
@@ -41,10 +41,10 @@ Tensor vector_of(float* data, int64_t n) {
 double median_seconds(Team& team, Work& work, int repeats) {
   using Clock = std::chrono::steady_clock;
   std::vector<double> seconds;
-  team.run(Work::on_thread, &work);
+  team.run(Work::on_thread, &work, team.threads());
   for (int r = 0; r < repeats; r++) {
     const auto began = Clock::now();
-    team.run(Work::on_thread, &work);
+    team.run(Work::on_thread, &work, team.threads());
     seconds.push_back(std::chrono::duration<double>(Clock::now() - began).count());
   }
   std::sort(seconds.begin(), seconds.end());

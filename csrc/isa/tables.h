@@ -1,13 +1,7 @@
-// tables.h: the kernel tables that this build holds, one per instruction set.
+// tables.h: the kernel tables, one per instruction set that this build holds.
 #pragma once
 #include "../tape.h"
 
 namespace gradloom {
-extern const KernelTable kTable_scalar;
-#ifdef GL_HAVE_AVX2
-extern const KernelTable kTable_avx2;
-#endif
-#ifdef GL_HAVE_AVX512
-extern const KernelTable kTable_avx512;
-#endif
+extern const KernelTable kTable_scalar, kTable_avx2, kTable_avx512;  // the wide ones only where GL_HAVE_AVX2, _AVX512
 }  // namespace gradloom

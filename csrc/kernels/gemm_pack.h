@@ -7,23 +7,29 @@
 #pragma once
 #include "gemm_tile.h"
 
+#if defined(__clang__) || __GNUC__ >= 12
+#define GL_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define GL_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Pick{__VA_ARGS__})
+#endif
+
 namespace gradloom::GL_ISA {
 
 // Four by four: rows of x (stride x_stride) become columns of y (stride y_stride).
 inline void transpose_4x4(const float* x, int64_t x_stride, float* y, int64_t y_stride) {
   typedef float Four __attribute__((vector_size(16)));
-  typedef int32_t Pick __attribute__((vector_size(16)));
+  [[maybe_unused]] typedef int32_t Pick __attribute__((vector_size(16)));
   Four r0, r1, r2, r3;
   std::memcpy(&r0, x, 16);
   std::memcpy(&r1, x + x_stride, 16);
   std::memcpy(&r2, x + 2 * x_stride, 16);
   std::memcpy(&r3, x + 3 * x_stride, 16);
-  const Four a = __builtin_shuffle(r0, r1, Pick{0, 4, 1, 5}), b = __builtin_shuffle(r2, r3, Pick{0, 4, 1, 5});
-  const Four c = __builtin_shuffle(r0, r1, Pick{2, 6, 3, 7}), d = __builtin_shuffle(r2, r3, Pick{2, 6, 3, 7});
-  r0 = __builtin_shuffle(a, b, Pick{0, 1, 4, 5});
-  r1 = __builtin_shuffle(a, b, Pick{2, 3, 6, 7});
-  r2 = __builtin_shuffle(c, d, Pick{0, 1, 4, 5});
-  r3 = __builtin_shuffle(c, d, Pick{2, 3, 6, 7});
+  const Four a = GL_SHUFFLE(r0, r1, 0, 4, 1, 5), b = GL_SHUFFLE(r2, r3, 0, 4, 1, 5);
+  const Four c = GL_SHUFFLE(r0, r1, 2, 6, 3, 7), d = GL_SHUFFLE(r2, r3, 2, 6, 3, 7);
+  r0 = GL_SHUFFLE(a, b, 0, 1, 4, 5);
+  r1 = GL_SHUFFLE(a, b, 2, 3, 6, 7);
+  r2 = GL_SHUFFLE(c, d, 0, 1, 4, 5);
+  r3 = GL_SHUFFLE(c, d, 2, 3, 6, 7);
   std::memcpy(y, &r0, 16);
   std::memcpy(y + y_stride, &r1, 16);
   std::memcpy(y + 2 * y_stride, &r2, 16);
