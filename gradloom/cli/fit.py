@@ -72,12 +72,15 @@ def fit(
     widths = None if hidden is None else _widths(hidden)
     if val_split is None:
         val_split = 0.05 if os.path.isdir(data) else 0.0
-    return _run(
-        _Options(
-            data, target, task, widths, epochs, batch_size, micro_batch_size, lr, optimizer, loss, val_split, seed,
-            threads, out, json,
-        )
+    asked = _Options(
+        data, target, task, widths, epochs, batch_size, micro_batch_size, lr, optimizer, loss, val_split, seed, threads,
+        out, json,
     )  # fmt: skip
+    try:
+        return _run(asked)
+    except KeyboardInterrupt:  # before there were weights to save
+        _say("gradloom: interrupted")
+        return 130
 
 
 def _one_of(option: str, value: str | None, known: tuple[str, ...]) -> None:

@@ -9,7 +9,7 @@ import io
 import os
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -30,6 +30,7 @@ class CsvColumns:
     lines: np.ndarray
     header: bool
     separator: str
+    _numbers: dict[int, tuple[np.ndarray | None, np.ndarray]] = field(default_factory=dict, repr=False)
 
     @property
     def rows(self) -> int:
@@ -38,6 +39,12 @@ class CsvColumns:
     def find(self, name: str) -> int:
         """Index of a column by name (or by number, 1 for the first, where there is no header)."""
         return find_column(self.path, self.names, name, self.header)
+
+    def numbers(self, index: int) -> tuple[np.ndarray | None, np.ndarray]:
+        """parse_numbers of a column, done once."""
+        if index not in self._numbers:
+            self._numbers[index] = parse_numbers(self.columns[index], self.separator)
+        return self._numbers[index]
 
     def keep(self, rows: np.ndarray) -> CsvColumns:
         """The same file with these rows only."""

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 
 from ..base.errors import DataError
-from .csv_file import CsvColumns, find_column, is_missing, parse_numbers
+from .csv_file import CsvColumns, find_column, is_missing
 
 MOST_CATEGORIES = 100  # of a text column; the most frequent ones are kept
 
@@ -143,7 +143,7 @@ class Preprocess:
         )
 
     def _numbers(self, data: CsvColumns, index: int, column: Column, notes: list[str]) -> np.ndarray:
-        values, bad = parse_numbers(data.columns[index], self.separator)
+        values, bad = data.numbers(index)
         if values is None:
             if bad.any():
                 row = int(np.flatnonzero(bad)[0])
@@ -202,9 +202,9 @@ def fit_csv(data: CsvColumns, train: np.ndarray, target: int, task: str, notes: 
         if index == target:
             continue
         cells = data.columns[index]
-        if is_missing(cells).all():
+        values, bad = data.numbers(index)
+        if values is None and is_missing(cells).all():
             raise DataError(f"{data.path}: column {name!r} is empty in all {data.rows} rows; remove it from the file")
-        values, bad = parse_numbers(cells, data.separator)
         if values is not None:
             _check_finite(values, data.path, name, data.lines)
             made.columns.append(_number_column(name, values[train]))

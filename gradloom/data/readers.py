@@ -305,7 +305,7 @@ def _check_pair(path: Path, keys: tuple[str, str], x: np.ndarray, y: np.ndarray)
 def _drop_rows_without_target(raw: _Raw) -> _Raw:
     y = raw.y
     if isinstance(raw.x, CsvColumns):
-        numbers = parse_numbers(y, raw.x.separator)[0]
+        numbers = raw.x.numbers(raw.target_index)[0]
         empty = is_missing(y) if numbers is not None else y == b""
     elif y.dtype.kind == "f":
         empty = np.isnan(y.reshape(len(y), -1)).any(axis=1)
@@ -325,7 +325,7 @@ def _targets(raw: _Raw, task: str | None) -> tuple[str, np.ndarray, np.ndarray |
     """(task, targets, test targets, class names); ids i32 when they are classes, else f64."""
     y, test_y = raw.y, raw.test_y
     if isinstance(raw.x, CsvColumns):
-        values, bad = parse_numbers(y, raw.x.separator)
+        values, bad = raw.x.numbers(raw.target_index)
         if values is None and task == "regression":
             row = int(np.flatnonzero(bad)[0])
             where = f"{raw.path} line {raw.x.lines[row]}"

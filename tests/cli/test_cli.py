@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gradloom.cli.main import main
@@ -120,6 +121,34 @@ def test_bad_data(capsys, tmp_path, text, options, message):
     code, out, err = run(capsys, "fit", path, *options, "--out", tmp_path / "out")
     assert (code, out) == (2, "") and err.endswith(f"{message}\n") and err.count("\n") == 1
     assert sorted(os.listdir(tmp_path)) == ["t.csv"]
+
+
+def test_bad_arrays(capsys, tmp_path):
+    whole = DIGITS.read_bytes()
+    (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
+    x = np.arange(40.0).reshape(20, 2)
+    np.savez(tmp_path / "range.npz", x=x, y=np.arange(20) % 4, classes=["a", "b", "c"])
+    folder = tmp_path / "images"
+    folder.mkdir()
+    head = bytes([0, 0, 8, 3, 0, 0, 0, 9, 0, 0, 0, 2, 0, 0, 0, 2])
+    (folder / "train-images-idx3-ubyte").write_bytes(head + bytes(30))
+    (folder / "train-labels-idx1-ubyte").write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 9]) + bytes(9))
+    for name, message in (
+        ("cut.npz", "is truncated or damaged"),
+        ("range.npz", "row 3: 'y' is 3; need 0..2, the 3 classes that the file names"),
+        ("images", "train-images-idx3-ubyte: is truncated: 30 bytes of elements; its head needs 36 (9 x 2 x 2 uint8)"),
+    ):
+        code, out, err = run(capsys, "fit", tmp_path / name, "--out", tmp_path / "out")
+        assert (code, out) == (2, "") and message in err and err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_interrupted_before_there_is_anything_to_save(capsys, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gradloom.data.read_table", stop)
+    assert run(capsys, "fit", DIGITS) == (130, "", "gradloom: interrupted\n")
 
 
 def test_output_folder_that_cannot_be(capsys, tmp_path):
