@@ -1,0 +1,106 @@
+"""Imports point one way (ARCHITECTURE.md); nothing heavy is loaded before it is needed."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "gradloom"
+LINE = ["base", "graph", "ops", "transform", "plan", "run"]  # each sees those before it
+SEES: dict[str, set[str]] = {part: set(LINE[:i]) for i, part in enumerate(LINE)}
+SEES |= {
+    "nn": {"base", "graph", "ops"},
+    "optim": {"base", "graph", "ops"},
+    "files": {"base"},
+    "data": {"base", "files"},
+    "_core": set(),
+}
+SEES["train"] = set(SEES)
+SEES["llm"] = set(SEES)
+SEES["cli"] = set(SEES)
+NEVER = {"plan/check.py": {"plan/memory.py", "plan/order.py", "plan/layout.py"}}  # the proof shares no code with the planner
+CORE_USERS = {"run", "train"}  # who may talk to the native core
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def imported(path: Path) -> Iterator[tuple[str, int]]:
+    """(module inside the package as "plan/check.py" or "plan", line) of every import, wherever it stands."""
+    here = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [a.name for a in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = list(here[: len(here) - node.level]) if node.level else []
+            source = [*above, *(node.module.split(".") if node.module else [])]
+            names = [".".join([*source, a.name]) for a in node.names]
+        else:
+            continue
+        for name in names:
+            parts = name.split(".")
+            if parts[0] != "gradloom":
+                continue
+            inside = parts[1:]
+            while inside and not (PACKAGE.joinpath(*inside).is_dir() or PACKAGE.joinpath(*inside).with_suffix(".py").exists()):
+                if inside == ["_core"]:
+                    break
+                inside = inside[:-1]  # a name of the module before it
+            as_file = inside and PACKAGE.joinpath(*inside).with_suffix(".py").exists()
+            yield "/".join(inside) + (".py" if as_file else ""), node.lineno
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_point_one_way(path: Path) -> None:
+    relative = path.relative_to(PACKAGE)
+    if len(relative.parts) == 1:
+        return  # gradloom/__init__.py collects everything
+    part = relative.parts[0]
+    assert part in SEES, f"{part} has no place in the order of imports"
+    for module, line in imported(path):
+        other = module.split("/")[0]
+        place = f"{relative}:{line} imports {module}"
+        assert module not in NEVER.get(str(relative), set()), place
+        if other == "_core":
+            assert part in CORE_USERS, f"{place}; only {sorted(CORE_USERS)} talk to the core"
+        elif other and other != part:
+            assert other in SEES[part], f"{place}; {part} sees {sorted(SEES[part])}"
+
+
+def test_the_reader_of_imports_sees_them_all(tmp_path: Path) -> None:
+    """Function-level, aliased, absolute and relative imports are all found."""
+    path = PACKAGE / "plan" / "check.py"
+    text = "from ..run import executable\nimport gradloom.nn.module as m\ndef f():\n    from .memory import place\n    from .. import ops\n"
+    original = Path.read_text
+    try:
+        Path.read_text = lambda self, *a, **k: text if self == path else original(self, *a, **k)  # type: ignore[method-assign]
+        found = {module for module, _ in imported(path)}
+    finally:
+        Path.read_text = original  # type: ignore[method-assign]
+    assert found == {"run/executable.py", "nn/module.py", "plan/memory.py", "ops"}
+
+
+HEAVY = ("torch", "jax", "rich", "typer", "click", "gguf", "safetensors", "pandas", "scipy", "matplotlib", "hypothesis")
+
+
+@pytest.mark.parametrize("statement", ["import gradloom", "import gradloom as gl; gl.compile([gl.input('x') * 2])"])
+def test_nothing_heavy_is_imported(statement: str) -> None:
+    code = f"import sys; {statement}; print(' '.join(m for m in {HEAVY!r} if m in sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent, timeout=60
+    )
+    assert done.stdout.split() == []
+
+
+def test_every_public_name_exists() -> None:
+    import gradloom
+
+    for name in gradloom.__all__:
+        assert getattr(gradloom, name) is not None
+    assert set(gradloom.__all__) <= set(dir(gradloom))
