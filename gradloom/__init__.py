@@ -99,6 +99,8 @@ _MODULES = ("data", "nn", "ops", "optim", "train")
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
+        if _HOME[name].startswith(".graph"):
+            import_module(".ops", __name__)  # gives values their arithmetic
         value = getattr(import_module(_HOME[name], __name__), name)
     elif name in _MODULES:
         value = import_module(f".{name}", __name__)

@@ -17,7 +17,7 @@ SEES |= {
     "nn": {"base", "graph", "ops"},
     "optim": {"base", "graph", "ops"},
     "files": {"base"},
-    "data": {"base", "files"},
+    "data": {"base"},
     "_core": set(),
 }
 SEES["train"] = set(SEES)
