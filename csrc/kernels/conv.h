@@ -300,10 +300,11 @@ inline void conv2d_back_input_run(const Call& call, int phase, int part, int par
   }
 }
 
-// ---- conv2d_back_weight(g, x; kernel, stride, padding, dilation) -> dw ----------------------------------
+// ---- conv2d_back_weight(g, x; kernel, stride, padding, dilation) -> dw, db -------------------------------
 //
-// dw[o][k] = sum over images and positions p of g[o][p] * planes[offset[k] + p]. A part takes a range of images and a
-// range of output channels; the sums of the image ranges are added in a fixed tree in a second phase.
+// dw[o][k] = sum over images and positions p of g[o][p] * planes[offset[k] + p], db[o] = sum of g[o][p] (optional).
+// A part takes a range of images and a range of output channels; the sums of the image ranges are added in a fixed
+// tree in a second phase.
 
 struct ConvWeight {
   ConvShape s;
@@ -339,7 +340,7 @@ inline void conv2d_back_weight_plan(const Call& call, KernelPlan& plan) {
   if (k.groups > 1) {
     plan.phases = 2;
     plan.parts[1] = parts_for(static_cast<double>(k.groups * k.size()), 1e5);
-    plan.workspace_bytes = static_cast<size_t>(k.groups * k.size()) * 4;
+    plan.workspace_bytes = static_cast<size_t>(k.groups * (k.size() + k.s.o)) * 4;
   }
 }
 
@@ -405,14 +406,36 @@ void conv_weight_tile(const ConvWeight& k, const float* g, const float* planes, 
   }
 }
 
+// All taps of OT output channels.
 template <int OT, int KT>
 void conv_weight_taps(const ConvWeight& k, const float* g, const float* planes, const int32_t* offsets, int64_t item0,
-                      int64_t count, float* dw, bool add, int64_t first) {
+                      int64_t count, float* dw, bool add, ConvAhead (&ahead)[2], int64_t first = 0) {
   const int64_t taps = k.s.taps();
   for (; first + KT <= taps; first += KT) {
+    ahead[0].step();
+    ahead[1].step();
     conv_weight_tile<OT, KT>(k, g, planes, offsets + first, item0, count, dw + first, add);
   }
-  if constexpr (KT > 1) conv_weight_taps<OT, 1>(k, g, planes, offsets, item0, count, dw, add, first);
+  if constexpr (KT > 1) conv_weight_taps<OT, 1>(k, g, planes, offsets, item0, count, dw, add, ahead, first);
+}
+
+// db of one output channel over `count` bands, from g itself.
+inline float conv_weight_bias(const ConvWeight& k, const float* g, int64_t item0, int64_t count) {
+  constexpr int64_t N = F::N;
+  const ConvBand& b = k.b;
+  F sum[4] = {F::zero(), F::zero(), F::zero(), F::zero()};
+  for (int64_t item = item0; item < item0 + count; item++) {
+    const float* from = g + item / b.bands * k.s.o * k.s.oh * k.s.ow + item % b.bands * b.band * k.s.ow;
+    const int64_t n = b.rows_of(item) * k.s.ow;
+    int64_t i = 0;
+    for (; i + 4 * N <= n; i += 4 * N) {
+#pragma GCC unroll 4
+      for (int q = 0; q < 4; q++) sum[q] += F::load(from + i + q * N);
+    }
+    for (; i + N <= n; i += N) sum[0] += F::load(from + i);
+    if (i < n) sum[1] += F::load_n(from + i, static_cast<int>(n - i));
+  }
+  return reduce_add((sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
 
 // g of one band for ot output channels, rows at the pitch of the planes, zeros between and after them.
@@ -433,21 +456,27 @@ inline void conv2d_back_weight_run(const Call& call, int phase, int part, int pa
   const ConvWeight k = conv_weight(call);
   const int64_t size = k.size(), taps = k.s.taps();
   float* dw = call[2].as<float>();
+  float* db = call[3].as<float>();
   if (phase == 1) {
-    // groups rows of `size` floats, added pairwise: (0 + 1) + (2 + 3), ...
+    // Rows of partial sums (dw, db), one from each group, added pairwise: (0 + 1) + (2 + 3), ...
     const float* from = call.workspace().as<float>();
-    const Range r = part_range(size, part, parts, F::N);
-    for (int64_t i = r.begin; i < r.end; i += F::N) {
-      const int n = static_cast<int>(conv_min(F::N, r.end - i));
-      F sum[kConvParts];
-      int64_t rows = k.groups;
-      for (int64_t q = 0; q < rows; q++) sum[q] = F::load_n(from + q * size + i, n);
-      for (; rows > 1; rows = (rows + 1) / 2) {
-        for (int64_t q = 0; q < rows / 2; q++) sum[q] = sum[2 * q] + sum[2 * q + 1];
-        if (rows % 2) sum[rows / 2] = sum[rows - 1];
+    const int64_t row = size + k.s.o;
+    const auto combine = [&](int64_t first, int64_t begin, int64_t end, float* to) {
+      for (int64_t i = begin; i < end; i += F::N) {
+        const int n = static_cast<int>(conv_min(F::N, end - i));
+        F sum[kConvParts];
+        int64_t rows = k.groups;
+        for (int64_t q = 0; q < rows; q++) sum[q] = F::load_n(from + q * row + first + i, n);
+        for (; rows > 1; rows = (rows + 1) / 2) {
+          for (int64_t q = 0; q < rows / 2; q++) sum[q] = sum[2 * q] + sum[2 * q + 1];
+          if (rows % 2) sum[rows / 2] = sum[rows - 1];
+        }
+        sum[0].store_n(to + i, n);
       }
-      sum[0].store_n(dw + i, n);
-    }
+    };
+    const Range r = part_range(size, part, parts, F::N);
+    combine(0, r.begin, r.end, dw);
+    if (db && part == 0) combine(size, 0, k.s.o, db);
     return;
   }
   int32_t* offsets = static_cast<int32_t*>(scratch);
@@ -455,31 +484,48 @@ inline void conv2d_back_weight_run(const Call& call, int phase, int part, int pa
   float* copies = planes + k.block * k.b.floats;
   conv_offsets_forward(k.s, k.b, offsets);
   const int group = static_cast<int>(part / k.slices), slice = static_cast<int>(part % k.slices);
-  if (k.groups > 1) dw = call.workspace().as<float>() + group * size;
+  if (k.groups > 1) {
+    dw = call.workspace().as<float>() + group * (size + k.s.o);
+    if (db) db = dw + size;
+  }
   const Range items = part_range(k.b.items(), group, static_cast<int>(k.groups), k.block);
   const Range outs = part_range(k.s.o, slice, static_cast<int>(k.slices), kOutTile);
+  const float* x = call[1].as<float>();
   if (items.begin == items.end) {
     for (int64_t i = outs.begin * taps; i < outs.end * taps; i++) dw[i] = 0.0f;
+    for (int64_t o = outs.begin; db && o < outs.end; o++) db[o] = 0.0f;
   }
   for (int64_t item = items.begin; item < items.end; item += k.block) {
     const int64_t count = conv_min(k.block, items.end - item);
-    for (int64_t q = 0; q < count; q++) conv_fill(k.b, call[1].as<float>(), item + q, planes + q * k.b.floats);
+    for (int64_t q = 0; q < count; q++) conv_fill(k.b, x, item + q, planes + q * k.b.floats);
+    // The next block is fetched meanwhile.
+    ConvAhead ahead[2] = {};
+    if (k.b.bands == 1 && k.slices == 1) {
+      const int64_t next = conv_min(k.block, items.end - item - count), tiles = conv_max(1, size / (kOutTile * 3));
+      const int64_t x_floats = k.s.c * k.s.h * k.s.w, g_floats = k.s.o * k.s.oh * k.s.ow;
+      ahead[0] = conv_fetch(x + (item + count) * x_floats, next * x_floats, tiles);
+      ahead[1] = conv_fetch(call[0].as<float>() + (item + count) * g_floats, next * g_floats, tiles);
+    }
     const bool add = item != items.begin;
     for (int64_t o = outs.begin; o < outs.end;) {
       const int ot = conv_tile_width(outs.end - o);
       const float* g = call[0].as<float>() + o * k.s.oh * k.s.ow;
       float* to = dw + o * taps;
+      for (int j = 0; db && j < ot; j++) {
+        const float v = conv_weight_bias(k, g + j * k.s.oh * k.s.ow, item, count);
+        db[o + j] = add ? db[o + j] + v : v;
+      }
       if (k.flat) {
         for (int64_t q = 0; q < count; q++) conv_weight_copy(k, g, item + q, ot, copies + q * kOutTile * k.g_floats);
         g = copies;
       }
       switch (ot) {
         case 8:
-          if constexpr (kOutTile == 8) conv_weight_taps<8, 3>(k, g, planes, offsets, item, count, to, add, 0);
+          if constexpr (kOutTile == 8) conv_weight_taps<8, 3>(k, g, planes, offsets, item, count, to, add, ahead);
           break;
-        case 4: conv_weight_taps<4, 3>(k, g, planes, offsets, item, count, to, add, 0); break;
-        case 2: conv_weight_taps<2, 5>(k, g, planes, offsets, item, count, to, add, 0); break;
-        default: conv_weight_taps<1, 8>(k, g, planes, offsets, item, count, to, add, 0);
+        case 4: conv_weight_taps<4, 3>(k, g, planes, offsets, item, count, to, add, ahead); break;
+        case 2: conv_weight_taps<2, 5>(k, g, planes, offsets, item, count, to, add, ahead); break;
+        default: conv_weight_taps<1, 8>(k, g, planes, offsets, item, count, to, add, ahead);
       }
       o += ot;
     }

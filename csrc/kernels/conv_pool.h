@@ -109,26 +109,26 @@ inline void pool_max(F v, I at, F& m, I& index) {
 template <bool relu = false>
 void pool_pairs(const float* x, int64_t pitch, int64_t rows, int64_t columns, float* y, uint8_t* index) {
   constexpr int64_t N = F::N;
-  int64_t room = rows * columns;
-  for (int64_t r = 0; r < rows; r++, x += 2 * pitch, y += columns, room -= columns) {
-    for (int64_t i = 0; i < columns; i += N) {
-      const int n = static_cast<int>(columns - i < N ? columns - i : N);
-      F m, b, c, d;
-      I at = I::zero();
-      pool_split(x + 2 * i, n, m, b);
-      pool_split(x + pitch + 2 * i, n, c, d);
-      pool_max(b, I::set1(1), m, at);
-      pool_max(c, I::set1(2), m, at);
-      pool_max(d, I::set1(3), m, at);
+  const I one = I::set1(1), two = I::set1(2), three = I::set1(3);
+  for (int64_t i = 0; i < columns; i += N) {
+    const int n = static_cast<int>(columns - i < N ? columns - i : N);
+    const float* from = x + 2 * i;
+    for (int64_t r = 0; r < rows; r++, from += 2 * pitch) {
+      F a, b, c, d;
+      I at = I::zero(), below = two;
+      pool_split(from, n, a, b);
+      pool_split(from + pitch, n, c, d);
+      pool_max(b, one, a, at);
+      pool_max(d, three, c, below);
+      pool_max(c, below, a, at);
       if constexpr (relu) {
-        const auto off = le(m, F::zero());
-        m = select(off, F::zero(), m);
+        const auto off = le(a, F::zero());
+        a = select(off, F::zero(), a);
         at = select(off, I::zero(), at);
       }
-      m.store_n(y + i, n);
-      if (index) pool_store_u8(index + i, at, n, room - i);
+      a.store_n(y + r * columns + i, n);
+      if (index) pool_store_u8(index + r * columns + i, at, n, columns <= N ? (rows - r) * columns : n);
     }
-    if (index) index += columns;
   }
 }
 

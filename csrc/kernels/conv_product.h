@@ -343,14 +343,19 @@ inline ConvPart conv_part(const ConvBand& b, int64_t outs, int part) {
   return {part_range(b.items(), part / slices, static_cast<int>(b.groups)),
           part_range(outs, part % slices, slices, kOutTile)};
 }
+inline ConvAhead conv_fetch(const float* from, int64_t floats, int64_t tiles) {
+  // More lines than that at once only get in the way of the loads.
+  const char* at = reinterpret_cast<const char*>(from);
+  const int64_t lines = conv_ceil(floats * 4, 64 * tiles);
+  return {at, lines > 32 ? at : at + floats * 4, lines};
+}
 // Fetches the source of the item after this one while `outs` channels of this one are computed.
 inline ConvAhead conv_ahead(const ConvBand& b, const float* source, int64_t item, int64_t end, int64_t outs) {
   if (b.bands > 1 || item + 1 >= end) return {nullptr, nullptr, 0};
   const int64_t floats = b.channels * b.h * b.w;
   const int64_t vectors = b.by_rows ? b.band * b.row_vectors : conv_ceil(b.band * b.pitch, F::N);
   const int64_t tiles = conv_max(1, outs * vectors / (kOutTile * kVectors<kOutTile>));
-  const char* at = reinterpret_cast<const char*>(source + (item + 1) * floats);
-  return {at, at + floats * 4, conv_ceil(floats * 4, 64 * tiles)};
+  return conv_fetch(source + (item + 1) * floats, floats, tiles);
 }
 
 }  // namespace gradloom::GL_ISA

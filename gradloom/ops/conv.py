@@ -13,9 +13,8 @@ from ..graph.opspec import OpSpec, as_value, op
 from ..graph.value import Shape, Value, describe, user_location
 from .common import Sample, Spec, bad, draw, need, need_dtype
 from .elementwise import add, cast, equal, relu_back, where
-from .layout import pad, product
+from .layout import broadcast_to, pad, product, reshape
 from .layout import slice as slice_of
-from .reduce import sum as sum_over
 
 Pair = tuple[int, int]
 
@@ -85,13 +84,13 @@ def _conv_back_input(
 
 def _conv_back_weight(
     g: np.ndarray, x: np.ndarray, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair
-) -> np.ndarray:
+) -> tuple[np.ndarray, np.ndarray]:
     xp = _padded(x, padding)
     dw = np.zeros((g.shape[1], x.shape[1], *kernel), g.dtype)
     for ky, kx in np.ndindex(*kernel):
         v = _window(xp, ky, kx, stride, dilation, (g.shape[2], g.shape[3]))
         dw[:, :, ky, kx] = np.tensordot(g, v, ([0, 2, 3], [0, 2, 3]))
-    return dw
+    return dw, g.sum((0, 2, 3))
 
 
 def _max_pool(x: np.ndarray, kernel: Pair, stride: Pair, padding: Pair) -> tuple[np.ndarray, np.ndarray]:
@@ -159,14 +158,16 @@ def _back_input_shape(
     return x
 
 
-def _back_weight_shape(g: Spec, x: Spec, kernel: Shape, stride: Shape, padding: Shape, dilation: Shape) -> Spec:
+def _back_weight_shape(
+    g: Spec, x: Spec, kernel: Shape, stride: Shape, padding: Shape, dilation: Shape
+) -> list[Spec]:
     _need_images(g, "g")
     _need_images(x)
     _need_pairs({}, kernel=kernel)
     w = Spec((g.shape[1], x.shape[1], *kernel))
     forward = _conv_shape(x, w, None, stride, padding, dilation)
     need(g.shape == forward.shape, "g is no gradient of this convolution", f"g of shape {list(forward.shape)}")
-    return w
+    return [w, Spec(w.shape[:1])]
 
 
 def _conv_vjp(
@@ -174,11 +175,23 @@ def _conv_vjp(
 ) -> list[Value | None]:
     inner = relu_back(g, y) if act == "relu" else g
     how = {"stride": stride, "padding": padding, "dilation": dilation}
-    return [
-        conv2d_back_input(inner, w, height=x.shape[2], width=x.shape[3], **how),
-        conv2d_back_weight(inner, x, kernel=w.shape[2:], **how),
-        None if bias is None else sum_over(inner, (0, 2, 3)),
-    ]
+    dx = conv2d_back_input(inner, w, height=x.shape[2], width=x.shape[3], **how)
+    dw, db = conv2d_back_weight(inner, x, kernel=w.shape[2:], **how)
+    return [dx, dw, None if bias is None else db]
+
+
+def _back_weight_vjp(
+    g_dw: Value | None, g_db: Value | None, g: Value, x: Value, stride: Pair, padding: Pair, dilation: Pair
+) -> list[Value | None]:
+    how = {"stride": stride, "padding": padding, "dilation": dilation}
+    to_g = to_x = None
+    if g_dw is not None:
+        to_g = _conv2d(x, g_dw, **how)
+        to_x = conv2d_back_input(g, g_dw, height=x.shape[2], width=x.shape[3], **how)
+    if g_db is not None:
+        wide = broadcast_to(reshape(g_db, (g_db.shape[0], 1, 1)), g.shape)
+        to_g = wide if to_g is None else add(to_g, wide)
+    return [to_g, to_x]
 
 
 def _how(stride: Pair = (1, 1), padding: Pair = (0, 0), dilation: Pair = (1, 1)) -> dict[str, Any]:
@@ -242,7 +255,7 @@ conv2d_back_input: OpSpec = op(
     shape=_back_input_shape,
     vjp=lambda g_dx, g, w, stride, padding, dilation: [
         _conv2d(g_dx, w, stride=stride, padding=padding, dilation=dilation),
-        conv2d_back_weight(g, g_dx, kernel=w.shape[2:], stride=stride, padding=padding, dilation=dilation),
+        conv2d_back_weight(g, g_dx, kernel=w.shape[2:], stride=stride, padding=padding, dilation=dilation)[0],
     ],
     reference=_conv_back_input,
     cost=lambda g, w, dx: (2.0 * g.size * product(w.shape[1:]), 4.0 * (g.size + w.size + dx.size)),
@@ -257,15 +270,9 @@ conv2d_back_input: OpSpec = op(
     ],
 )  # fmt: skip
 conv2d_back_weight: OpSpec = op(
-    "conv2d_back_weight", inputs="g x", outputs="dw", attrs=f"kernel:ints {WINDOW}", dense="g x",
-    doc="dw of conv2d for a kernel [KH, KW]",
-    shape=_back_weight_shape,
-    vjp=lambda g_dw, g, x, stride, padding, dilation: [
-        _conv2d(x, g_dw, stride=stride, padding=padding, dilation=dilation),
-        conv2d_back_input(
-            g, g_dw, height=x.shape[2], width=x.shape[3], stride=stride, padding=padding, dilation=dilation
-        ),
-    ],
+    "conv2d_back_weight", inputs="g x", outputs="dw db?", attrs=f"kernel:ints {WINDOW}", dense="g x",
+    doc="dw of conv2d for a kernel [KH, KW], and db = g summed over images and positions",
+    shape=_back_weight_shape, vjp=_back_weight_vjp,
     reference=_conv_back_weight,
     cost=lambda g, x, dw: (2.0 * g.size * product(dw.shape[1:]), 4.0 * (g.size + x.size + dw.size)),
     samples=lambda rng: [

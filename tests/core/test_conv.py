@@ -58,19 +58,25 @@ class Case:
         attrs = [h, w, list(self.s), list(self.p), list(self.d)]
         return run("conv2d_back_input", [self.g, self.w], [("f32", self.x.shape)], attrs, **options)[0]
 
-    def back_weight(self, **options):
+    def back_weight(self, bias=True, **options):
+        """dw, then db, in one row."""
         attrs = [list(self.k), list(self.s), list(self.p), list(self.d)]
-        return run("conv2d_back_weight", [self.g, self.x], [("f32", self.w.shape)], attrs, **options)[0]
+        outputs = [("f32", self.w.shape), ("f32", self.b.shape) if bias else None]
+        dw, db = run("conv2d_back_weight", [self.g, self.x], outputs, attrs, **options)
+        return np.concatenate([dw.ravel(), db]) if bias else dw.ravel()
 
     def check(self, isa, **options):
         close(self.forward(isa=isa, **options), self.y)
         close(self.back_input(isa=isa, **options), self.dx)
-        close(self.back_weight(isa=isa, **options), self.dw)
+        both = self.back_weight(isa=isa, **options)
+        close(both[: self.dw.size], self.dw.ravel())
+        close(both[self.dw.size :], self.g.sum((0, 2, 3), dtype=np.float64))
+        assert np.array_equal(self.back_weight(bias=False, isa=isa, **options), both[: self.dw.size])
 
 
 def close(got: np.ndarray, want: np.ndarray) -> None:
     assert np.isfinite(got).all()
-    scale = np.abs(want).max() + 1e-30
+    scale = np.abs(want).max(initial=1e-30)
     assert np.abs(got - want).max() <= 1e-5 * scale, (np.abs(got - want).max(), scale)
 
 
@@ -140,7 +146,7 @@ def test_nothing_in_gives_nothing_or_zero(isa):
         c = Case(*case)
         assert not c.forward(isa=isa).any()
         assert not c.back_input(isa=isa).any()
-        assert not c.back_weight(isa=isa).any()
+        assert not c.back_weight(bias=False, isa=isa).any()
 
 
 @pytest.mark.parametrize("isa", ISAS)
