@@ -1,4 +1,4 @@
-"""ggml's own training tests (tests/test-opt.cpp) with their numbers: outputs = x + w, w = 3, x = 0..5, gradients of 1."""
+"""ggml's own training tests (test-opt.cpp) with their numbers: outputs = x + w, w = 3, x = 0..5, gradients of 1."""
 
 import math
 
@@ -79,7 +79,8 @@ def test_order_that_training_sees(backend, shard, batch):
 
 @pytest.mark.parametrize("loss", ["sum", "mean"])
 def test_accumulated_gradients(backend, loss):
-    trainer = gl.Trainer(lambda x, w=weight(): x + w, loss, build="grad", accumulate=6, backend=backend)
+    w = weight()
+    trainer = gl.Trainer(lambda x: x + w, loss, build="grad", accumulate=6, backend=backend)
     found = []
     for x in X:
         trainer.step([x])
@@ -168,8 +169,17 @@ def test_epoch_is_fit(backend):
     """fit is made of the public pieces: the same order gives the same bits."""
     data = gl.data.Dataset(X)
     a, b = weight(), weight()
-    history = gl.fit(lambda x: x + a, data, loss="sum", optimizer=gl.optim.AdamW(), batch_size=1, seed=4, progress=False,
-                     epochs=2, backend=backend)  # fmt: skip
+    history = gl.fit(
+        lambda x: x + a,
+        data,
+        loss="sum",
+        optimizer=gl.optim.AdamW(),
+        batch_size=1,
+        seed=4,
+        progress=False,
+        epochs=2,
+        backend=backend,
+    )
     trainer = gl.Trainer(lambda x: x + b, "sum", gl.optim.AdamW(), seed=4, backend=backend)
     rows, _ = data.split(0, 4)
     for epoch in (1, 2):
@@ -208,7 +218,9 @@ def test_split(backend, optimizer, high_level):
 @pytest.mark.parametrize("loss", ["sum", "mean"])
 def test_accumulation(backend, optimizer, loss, physical, high_level):
     w = weight()
-    trainer = gl.Trainer(lambda x: x + w, loss, unit_step(optimizer, loss, 6), accumulate=6 // physical, backend=backend)
+    trainer = gl.Trainer(
+        lambda x: x + w, loss, unit_step(optimizer, loss, 6), accumulate=6 // physical, backend=backend
+    )
     divisor = 1 if loss == "sum" else 6
     for epoch in range(1, 5):
         result = gl.Result()
@@ -229,9 +241,7 @@ def test_accumulation(backend, optimizer, loss, physical, high_level):
 def test_dynamic_accumulation(backend):
     """Each call builds its graph anew: w goes 2, 1, 0, -1 (2, 0, -3, -7 when nobody clears the accumulators)."""
     w = weight()
-    trainer = gl.Trainer(
-        lambda x: x + w, "mean", gl.optim.SGD(lr=1.0), accumulate=6, dynamic=True, backend=backend
-    )
+    trainer = gl.Trainer(lambda x: x + w, "mean", gl.optim.SGD(lr=1.0), accumulate=6, dynamic=True, backend=backend)
     found = []
     for _ in range(4):
         for x in X:
@@ -250,7 +260,15 @@ def test_regression(backend, batch):
     y = (1.2 * x + 3.4 + 0.1 * rng.standard_normal(201)).astype(np.float32)
     a, b = gl.parameter(1.0, name="a"), gl.parameter(3.0, name="b")
     rate = gl.optim.AdamW(lr=lambda step, epoch: 0.1 * 0.95**epoch) if batch < 201 else gl.optim.AdamW(lr=0.1)
-    gl.fit(lambda v: v * a + b, (x, y), loss="mse", optimizer=rate, epochs=100, batch_size=batch, progress=False,
-           backend=backend)  # fmt: skip
+    gl.fit(
+        lambda v: v * a + b,
+        (x, y),
+        loss="mse",
+        optimizer=rate,
+        epochs=100,
+        batch_size=batch,
+        progress=False,
+        backend=backend,
+    )
     assert float(a.numpy()) == pytest.approx(1.2, abs=1e-2)
     assert float(b.numpy()) == pytest.approx(3.4, abs=1e-2)

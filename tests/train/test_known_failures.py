@@ -1,6 +1,5 @@
 """What the systems before us got wrong while training; one test each. (Dynamic accumulation: test_ggml_numbers.py.)"""
 
-
 import numpy as np
 import pytest
 
@@ -38,13 +37,18 @@ def test_unequal_micro_batches_add_up(backend, kind, micro, weighted):
         labels[[0, 3, 4, 5, 6, 9]] = -100  # a whole micro-batch without a row that counts, too
         data = gl.data.Dataset(data.data, labels, weights=data.weights)
     elif kind == "rows":
-        data = gl.data.Dataset(data.data, np.random.default_rng(2).uniform(0, 1, (23, 3)).astype("f4"), weights=data.weights)
+        data = gl.data.Dataset(
+            data.data, np.random.default_rng(2).uniform(0, 1, (23, 3)).astype("f4"), weights=data.weights
+        )
     elif kind == "mse":
         loss = kind
-        data = gl.data.Dataset(data.data, np.random.default_rng(2).standard_normal((23, 3)).astype("f4"), weights=data.weights)
+        data = gl.data.Dataset(
+            data.data, np.random.default_rng(2).standard_normal((23, 3)).astype("f4"), weights=data.weights
+        )
     elif kind == "mean":
         loss = kind
     else:
+
         def loss(out, labels):
             return gl.ops.sum(gl.ops.sqr(out), -1)
 
@@ -99,8 +103,17 @@ def test_every_row_trains_once_per_epoch(backend, shard, batch, micro):
     n, epochs = 23, 2
     w = gl.parameter(np.zeros(n), name="w")
     data = gl.data.Dataset(np.eye(n, dtype=np.float32), shard_size=shard)
-    history = gl.fit(lambda x: x * w, data, loss="sum", optimizer=gl.optim.SGD(lr=1.0), epochs=epochs, batch_size=batch,
-                     micro_batch_size=micro and min(micro, batch), progress=False, backend=backend)  # fmt: skip
+    history = gl.fit(
+        lambda x: x * w,
+        data,
+        loss="sum",
+        optimizer=gl.optim.SGD(lr=1.0),
+        epochs=epochs,
+        batch_size=batch,
+        micro_batch_size=micro and min(micro, batch),
+        progress=False,
+        backend=backend,
+    )
     assert [h.train.ndata for h in history] == [n] * epochs
     np.testing.assert_array_equal(w.numpy(), np.full(n, -epochs))
 
@@ -111,8 +124,18 @@ def test_validation_rows_are_never_trained_on(backend, share, shard):
     n, epochs = 40, 3
     w = gl.parameter(np.zeros(n), name="w")
     data = gl.data.Dataset(np.eye(n, dtype=np.float32), shard_size=shard)
-    history = gl.fit(lambda x: x * w, data, loss="sum", optimizer=gl.optim.SGD(lr=1.0), epochs=epochs, batch_size=7,
-                     val_split=share, seed=9, progress=False, backend=backend)  # fmt: skip
+    history = gl.fit(
+        lambda x: x * w,
+        data,
+        loss="sum",
+        optimizer=gl.optim.SGD(lr=1.0),
+        epochs=epochs,
+        batch_size=7,
+        val_split=share,
+        seed=9,
+        progress=False,
+        backend=backend,
+    )
     held = data.split(share, 9)[1]
     counts = np.full(n, -epochs)
     counts[held] = 0
@@ -129,7 +152,9 @@ def test_validation_is_not_one_class():
 
 def test_evaluate_counts_every_row(backend):
     w = gl.parameter(0.0, name="w")
-    result = gl.evaluate(lambda x: x + w, gl.data.Dataset(np.arange(23, dtype="f4")), loss="sum", batch_size=5, backend=backend)
+    result = gl.evaluate(
+        lambda x: x + w, gl.data.Dataset(np.arange(23, dtype="f4")), loss="sum", batch_size=5, backend=backend
+    )
     assert (result.ndata, result.loss, result.batches) == (23, 253, 5)
     x = np.arange(23, dtype=np.float32)[:, None]
     np.testing.assert_array_equal(gl.predict(lambda v: v * 2, x, batch_size=5, backend=backend), x * 2)
@@ -157,8 +182,10 @@ def test_a_schedule_reaches_every_parameter_and_setting(backend):
         if name == "sgd":
             optimizer = gl.optim.SGD(lr=lr, momentum=beta, weight_decay=decay)
         else:
-            optimizer = gl.optim.AdamW(lr=lr, beta1=beta, beta2=beta, eps=lambda s, e: 1e-3 * (s + 1), weight_decay=decay)
-        trainer = gl.Trainer(lambda v: v * a * b, "mean", optimizer, backend=backend)
+            optimizer = gl.optim.AdamW(
+                lr=lr, beta1=beta, beta2=beta, eps=lambda s, e: 1e-3 * (s + 1), weight_decay=decay
+            )
+        trainer = gl.Trainer(lambda v, a=a, b=b: v * a * b, "mean", optimizer, backend=backend)
         w = {"a": np.ones(3), "b": np.full(3, 2.0)}
         m = {k: np.zeros(3) for k in w}
         s = {k: np.zeros(3) for k in w}
@@ -191,15 +218,25 @@ def test_a_schedule_is_asked_once_per_optimiser_step(backend, micro):
         asked.append((step, epoch))
         return 0.0
 
-    gl.fit(mlp(), rows(10), optimizer=gl.optim.SGD(lr=lr), batch_size=4, micro_batch_size=micro, epochs=2, progress=False,
-           backend=backend)  # fmt: skip
+    gl.fit(
+        mlp(),
+        rows(10),
+        optimizer=gl.optim.SGD(lr=lr),
+        batch_size=4,
+        micro_batch_size=micro,
+        epochs=2,
+        progress=False,
+        backend=backend,
+    )
     assert sorted(set(asked)) == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 1), (5, 1)]
 
 
 def test_a_schedule_out_of_range_is_refused(backend):
     net = mlp()
     with pytest.raises(gl.SettingError, match=r"SGD: lr=-1.0 is not usable"):
-        gl.fit(net, rows(10), optimizer=gl.optim.SGD(lr=lambda s, e: -1.0), batch_size=5, progress=False, backend=backend)
+        gl.fit(
+            net, rows(10), optimizer=gl.optim.SGD(lr=lambda s, e: -1.0), batch_size=5, progress=False, backend=backend
+        )
 
 
 # ---- callbacks -----------------------------------------------------------------------------------------------
@@ -216,10 +253,20 @@ def test_listeners_are_called_in_order_and_number(backend, batch, micro, with_pr
     data = rows(20)
     net = mlp()
     kept = {}
-    gl.fit(net, data, epochs=2, batch_size=batch, micro_batch_size=micro, val_split=0.2, progress=with_progress,
-           on_train_batch=hear("train"), on_eval_batch=hear("eval"), on_progress=hear("progress"),
-           on_epoch=lambda result: (said.append(("epoch", result.epoch)), kept.update(last=result)),
-           backend=backend)  # fmt: skip
+    gl.fit(
+        net,
+        data,
+        epochs=2,
+        batch_size=batch,
+        micro_batch_size=micro,
+        val_split=0.2,
+        progress=with_progress,
+        on_train_batch=hear("train"),
+        on_eval_batch=hear("eval"),
+        on_progress=hear("progress"),
+        on_epoch=lambda result: (said.append(("epoch", result.epoch)), kept.update(last=result)),
+        backend=backend,
+    )
     size = micro or batch
     train = []
     for start in range(0, 16, batch):
@@ -240,8 +287,16 @@ def test_listeners_are_called_in_order_and_number(backend, batch, micro, with_pr
 
 def test_progress_alone_is_heard_at_the_end_of_each_pass(backend):
     said = []
-    gl.fit(mlp(), rows(20), epochs=2, batch_size=4, val_split=0.2, progress=False, backend=backend,
-           on_progress=lambda at: said.append((at.training, at.rows)))  # fmt: skip
+    gl.fit(
+        mlp(),
+        rows(20),
+        epochs=2,
+        batch_size=4,
+        val_split=0.2,
+        progress=False,
+        backend=backend,
+        on_progress=lambda at: said.append((at.training, at.rows)),
+    )
     assert [p for p in said if p in ((True, 16), (False, 4))] == [(True, 16), (False, 4)] * 2
 
 
@@ -269,8 +324,17 @@ def test_micro_batches_see_the_masks_of_the_whole(backend, micro):
     found = []
     for size in (12, micro):
         net = gl.nn.Sequential(gl.nn.Linear(5, 16), gl.nn.Dropout(0.5), gl.nn.Linear(16, 3)).init(2)
-        gl.fit(net, rows(24), optimizer=gl.optim.SGD(lr=0.2), batch_size=12, micro_batch_size=size, epochs=2, seed=1,
-               progress=False, backend=backend)  # fmt: skip
+        gl.fit(
+            net,
+            rows(24),
+            optimizer=gl.optim.SGD(lr=0.2),
+            batch_size=12,
+            micro_batch_size=size,
+            epochs=2,
+            seed=1,
+            progress=False,
+            backend=backend,
+        )
         found.append(state(net))
     for name, array in found[0].items():
         np.testing.assert_allclose(found[1][name], array, atol=2e-6, rtol=0, err_msg=name)
@@ -296,7 +360,9 @@ def test_dropout_is_off_where_nothing_trains(backend):
     net = gl.nn.Sequential(gl.nn.Linear(5, 16), gl.nn.Dropout(0.5), gl.nn.Linear(16, 3)).init(2)
     plain = gl.nn.Sequential(net[0], net[2])
     data = rows(12)
-    np.testing.assert_array_equal(gl.predict(net, data.data, backend=backend), gl.predict(plain, data.data, backend=backend))
+    np.testing.assert_array_equal(
+        gl.predict(net, data.data, backend=backend), gl.predict(plain, data.data, backend=backend)
+    )
     assert gl.evaluate(net, data, backend=backend).loss == gl.evaluate(plain, data, backend=backend).loss
     trainer = gl.Trainer(net, "cross_entropy", backend=backend)
     assert trainer.step(data.data, data.labels, backward=False).loss == gl.evaluate(net, data, backend=backend).loss
@@ -337,7 +403,10 @@ def test_batch_norm_has_its_full_gradient(backend, shape):
     rng = np.random.default_rng(1)
     x0 = rng.standard_normal(shape) * 2 + 3
     x = gl.parameter(x0, name="x")
-    weight, bias = gl.parameter(rng.uniform(0.5, 2, 5), name="weight"), gl.parameter(rng.standard_normal(5), name="bias")
+    weight, bias = (
+        gl.parameter(rng.uniform(0.5, 2, 5), name="weight"),
+        gl.parameter(rng.standard_normal(5), name="bias"),
+    )
     coefficients = gl.constant(rng.standard_normal(shape))
     y, _, _ = gl.ops.batch_norm(x, weight, bias)
     loss = gl.ops.sum(y * coefficients)
