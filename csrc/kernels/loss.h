@@ -1,9 +1,10 @@
 // loss.h: cross entropy from logits, with its gradient in the same pass, and the count of correct rows.
 //
-// A row's loss is logsumexp(x) - x[label]; for label rows it is the sum of label * (logsumexp(x) - x). Nothing is
-// clamped: a row with NaN or +inf has a loss that is not finite, and so has a row whose label stands at -inf. A class
-// at -inf that the label does not name has probability 0 and adds nothing. An ignored row (id -100) adds exactly 0 to
-// loss, weight and gradient, whatever its logits hold. The gradient may be the logits' own storage. Inputs dense.
+// A row's loss is logsumexp(x) - x[label]; for label rows it is the sum of label * (logsumexp(x) - x) over the
+// classes whose label is not 0. Nothing is clamped: a row with NaN or +inf has a loss that is not finite, and so has a
+// row whose label stands at -inf. A class at -inf that the label does not name has probability 0 and adds nothing. An
+// ignored row (id -100) adds exactly 0 to loss, weight and gradient, whatever its logits hold. The gradient may lie in
+// the logits' or the label rows' own storage. Inputs dense.
 #pragma once
 #include "norm.h"
 
@@ -67,16 +68,17 @@ template <bool Ids> inline void loss_narrow(const LossCall& k, Range rows, LossS
   constexpr int64_t N = F::N;
   constexpr int kGroups = 4;  // of N rows each, so that what is slow in one group overlaps with the next
   const int64_t C = k.classes, room = kLossNarrow * N;
-  alignas(64) float x_all[kGroups * kLossNarrow * F::N], l_all[Ids ? 1 : kGroups * kLossNarrow * F::N];
+  constexpr int64_t kSize = kGroups * kLossNarrow * F::N, kSizeRows = Ids ? 1 : kSize;
+  alignas(64) float x_all[kSize], l_all[kSizeRows], v_all[kSizeRows];  // exp(x - top), label, x - top
   struct Group {
     Mask<float> on;
     I id;
-    F w, sum, away, total;  // away: sum of label * (top - x); total: sum of the labels
+    F w, sum, away;  // away: top - x at the label
   } groups[kGroups];
   for (int64_t r0 = rows.begin; r0 < rows.end; r0 += kGroups * N) {
     int count = 0;
     for (int64_t r = r0; count < kGroups && r < rows.end; r += N, count++) {
-      float *x = x_all + count * room, *l = Ids ? l_all : l_all + count * room;
+      float *x = x_all + count * room, *l = l_all + (Ids ? 0 : count * room), *vs = v_all + (Ids ? 0 : count * room);
       const int left = rows.end - r < N ? static_cast<int>(rows.end - r) : F::N;
       Group& g = groups[count];
       g.on = Mask<float>::first_n(left);
@@ -90,33 +92,36 @@ template <bool Ids> inline void loss_narrow(const LossCall& k, Range rows, LossS
       lanes_from_rows(k.logits + r * C, C, left, x);
       F top = F::set1(-__builtin_inff());
       for (int64_t c = 0; c < C; c++) top = max_number(F::load(x + c * N), top);
-      F sum = F::zero(), away = F::zero(), total = F::zero();
+      F sum = F::zero(), away = F::zero();
       for (int64_t c = 0; c < C; c++) {
         const F v = F::load(x + c * N) - top, e = exp(v);
         sum += e;
         e.store(x + c * N);
-        if constexpr (Ids) {
-          away = select(eq(g.id, I::set1(static_cast<int32_t>(c))), -v, away);
-        } else {
+        if constexpr (Ids) away = select(eq(g.id, I::set1(static_cast<int32_t>(c))), -v, away);
+        else v.store(vs + c * N);
+      }
+      g.sum = sum, g.away = away;
+    }
+    for (int j = 0; j < count; j++) {
+      float *x = x_all + j * room, *l = l_all + (Ids ? 0 : j * room), *vs = v_all + (Ids ? 0 : j * room);
+      const Group& g = groups[j];
+      const int64_t r = r0 + j * N;
+      F loss = log(g.sum), total = F::set1(1.0f);
+      if constexpr (Ids) {
+        loss += g.away;
+      } else {
+        const F log_sum = loss;
+        loss = total = F::zero();
+        for (int64_t c = 0; c < C; c++) {
           const F label = F::load(l + c * N);
-          away = fnma(label, v, away);
+          loss = select(eq(label, F::zero()), loss, fma(label, log_sum - F::load(vs + c * N), loss));
           total += label;
         }
       }
-      g.sum = sum, g.away = away, g.total = total;
-    }
-    for (int j = 0; j < count; j++) {
-      float *x = x_all + j * room, *l = Ids ? l_all : l_all + j * room;
-      const Group& g = groups[j];
-      const int64_t r = r0 + j * N;
-      F loss = log(g.sum);
-      if constexpr (Ids) loss += g.away;
-      else loss = fma(g.total, loss, g.away);
       sums.loss += static_cast<double>(reduce_add(select(g.on, loss * g.w, F::zero())));
       sums.weight += static_cast<double>(reduce_add(g.w));
       if (!k.grad) continue;
-      F share = g.w / g.sum;
-      if constexpr (!Ids) share *= g.total;
+      const F share = Ids ? g.w / g.sum : g.w / g.sum * total;
       for (int64_t c = 0; c < C; c++) {
         F target;
         if constexpr (Ids) target = select(eq(g.id, I::set1(static_cast<int32_t>(c))), g.w, F::zero());
@@ -140,8 +145,7 @@ template <bool Ids> inline void loss_wide(const LossCall& k, Range rows, LossSum
     float* const g0 = k.grad ? k.grad + r0 * C : nullptr;
     bool on[kRowBlock];
     float top[kRowBlock], logs[kRowBlock];
-    double sum[kRowBlock];
-    Sums label[kRowBlock];  // sum of label * (top - x), sum of the labels
+    double sum[kRowBlock], away[kRowBlock];  // away: top - x at the label
     for (int j = 0; j < count; j++) {
       on[j] = true;
       sum[j] = 1;
@@ -158,17 +162,8 @@ template <bool Ids> inline void loss_wide(const LossCall& k, Range rows, LossSum
       if (!on[j]) continue;
       const float* x = x0 + j * C;
       const F high = F::set1(top[j]);
-      if constexpr (Ids) {
-        label[j] = {static_cast<double>(top[j]) - static_cast<double>(x[k.ids[r0 + j]]), 1};
-      } else {
-        const float* l = l0 + j * C;
-        label[j] = row_sums_of(C, [&](int64_t i, auto t, F& a, F& b) {
-          const F li = row_load(l + i, t);
-          a = mul_add(li, high - row_load(x + i, t), a);
-          b += li;
-        });
-      }
-      if (g0) {
+      if constexpr (Ids) away[j] = static_cast<double>(top[j]) - static_cast<double>(x[k.ids[r0 + j]]);
+      if (Ids && g0) {
         float* grad = g0 + j * C;
         sum[j] = row_sum_of(C, [&](int64_t i, auto t) {
           const F e = exp(row_load(x + i, t) - high);
@@ -187,18 +182,31 @@ template <bool Ids> inline void loss_wide(const LossCall& k, Range rows, LossSum
         continue;
       }
       const float w = k.weights ? k.weights[r0 + j] : 1.0f;
-      sums.loss += static_cast<double>(w) * (label[j].a + label[j].b * static_cast<double>(logs[j]));
+      Sums row;  // its loss, and the sum of its labels
+      if constexpr (Ids) {
+        row = {away[j] + static_cast<double>(logs[j]), 1};
+      } else {
+        const float *x = x0 + j * C, *l = l0 + j * C;
+        const F high = F::set1(top[j]), log_sum = F::set1(logs[j]);
+        row = row_sums_of(C, [&](int64_t i, auto t, F& a, F& b) {
+          const F li = row_load(l + i, t);
+          a = select(eq(li, F::zero()), a, mul_add(li, (high - row_load(x + i, t)) + log_sum, a));
+          b += li;
+        });
+      }
+      sums.loss += static_cast<double>(w) * row.a;
       sums.weight += static_cast<double>(w);
       if (!grad) continue;
-      const F share = F::set1(static_cast<float>(static_cast<double>(w) * label[j].b / sum[j]));
+      const F share = F::set1(static_cast<float>(static_cast<double>(w) * row.b / sum[j]));
       if constexpr (Ids) {
         row_each(C, [&](int64_t i, auto t) { row_store(grad + i, row_load(grad + i, t) * share, t); });
         grad[k.ids[r0 + j]] -= w;
       } else {
         const float* l = l0 + j * C;
-        const F weight = F::set1(w);
-        row_each(C, [&](int64_t i, auto t) {
-          row_store(grad + i, row_load(grad + i, t) * share - weight * row_load(l + i, t), t);
+        const float* x = x0 + j * C;
+        const F weight = F::set1(w), high = F::set1(top[j]);
+        row_each(C, [&](int64_t i, auto t) {  // exp once more: grad may be logits and labels both
+          row_store(grad + i, exp(row_load(x + i, t) - high) * share - weight * row_load(l + i, t), t);
         });
       }
     }

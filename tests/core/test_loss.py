@@ -42,7 +42,7 @@ def reference(x, labels, weights=None):
     if labels.dtype == np.int32:
         losses = -log_p[np.arange(len(x)), np.where(labels == -100, 0, labels)]
     else:
-        losses = -(rows * log_p).sum(-1)
+        losses = -np.where(rows == 0, 0, rows * log_p).sum(-1)
     grad = w[:, None] * (rows.sum(-1, keepdims=True) * np.exp(log_p) - rows)
     return (losses * w).sum(), w.sum(), grad
 
@@ -158,3 +158,28 @@ def test_more_axes_than_two(isa):
     flat = loss(x.reshape(20, 7), ids.reshape(20), isa=isa)
     whole = loss(x, ids, isa=isa)
     assert whole[0] == flat[0] and np.array_equal(whole[2].reshape(20, 7), flat[2])
+
+
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("classes", [3, 16, 17, 5000])
+def test_rows_as_their_own_labels(isa, classes):
+    """One value as logits and as labels, and the gradient in its place."""
+    x = rng.random((40, classes)).astype(np.float32)
+    got = run("cross_entropy_sum", [x, x, None], ["f32()", "f32()", ("f32", x.shape)], sig="f32", isa=isa)
+    np.testing.assert_allclose(got[2], reference(x, x)[2], atol=3e-7 * x.sum(-1).max())
+    for alias in (0, 1):
+        options = {"sig": "f32", "isa": isa, "alias": {2: alias}}
+        again = run("cross_entropy_sum", [x, x, None], ["f32()", "f32()", ("f32", x.shape)], **options)
+        assert all(np.array_equal(p, q) for p, q in zip(got, again, strict=True))
+
+
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("classes", [4, 40])
+def test_a_class_that_a_label_row_does_not_name_may_stand_at_minus_inf(isa, classes):
+    x, rows = some((20, classes)), rng.random((20, classes)).astype(np.float32)
+    x[:, 1], rows[:, 1] = -np.inf, 0
+    total, _, grad = loss(x, rows, isa=isa)
+    with np.errstate(invalid="ignore"):
+        want = reference(x, rows)
+    np.testing.assert_allclose(total, want[0], rtol=1e-6)
+    assert np.all(grad[:, 1] == 0) and np.isfinite(grad).all()
