@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import gradloom
 from gradloom.cli.main import main
 from gradloom.cli.model import build_model, load_model, save_model
 from gradloom.data import Preprocess
@@ -14,6 +15,7 @@ from gradloom.files import load_arrays, save_arrays
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "data" / "digits.npz"
+ENV = {**os.environ, "PYTHONPATH": str(Path(gradloom.__file__).parents[1])}  # the package that is tested here
 
 
 def write(path, text):
@@ -32,14 +34,14 @@ def run(capsys, *arguments):
 
 def test_help_is_quick_to_start():
     code = "import sys; from gradloom.cli.main import main; main(['--help']); print(sorted(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], env=ENV, capture_output=True, text=True, check=True)
     assert "fit" in done.stdout and "predict" in done.stdout
     for heavy in ("'rich'", "'gguf'", "'safetensors'", "'torch'", "'sklearn'"):
         assert heavy not in done.stdout
 
 
 def test_version_and_module():
-    done = subprocess.run([sys.executable, "-m", "gradloom", "--version"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "gradloom", "--version"], env=ENV, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("gradloom ")
 
 

@@ -10,12 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import gradloom
 from gradloom.cli.main import main
 from gradloom.cli.model import load_model
 from gradloom.files import load_arrays
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "data" / "digits.npz"
+ENV = {**os.environ, "PYTHONPATH": str(Path(gradloom.__file__).parents[1])}  # the package that is tested here
 
 
 def write(path, text):
@@ -153,7 +155,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_weights(capsys, tmp_path)
 
 def start(*arguments, **options):
     command = [sys.executable, "-m", "gradloom", *(str(a) for a in arguments)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+    return subprocess.Popen(command, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
 def test_ctrl_c_saves_the_weights_so_far(tmp_path):

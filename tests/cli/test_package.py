@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -6,7 +7,7 @@ import pytest
 
 import gradloom as gl
 
-ROOT = Path(__file__).parents[2]
+ENV = {**os.environ, "PYTHONPATH": str(Path(gl.__file__).parents[1])}  # the package that is tested here
 
 
 def test_every_public_name_is_there():
@@ -19,5 +20,5 @@ def test_every_public_name_is_there():
 
 def test_import_loads_nothing_heavy():
     code = "import sys, gradloom; print('numpy' in sys.modules); gradloom.fit; print('rich' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], env=ENV, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]

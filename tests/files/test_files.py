@@ -1,14 +1,17 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+import gradloom
 from gradloom.base.errors import FileError
 from gradloom.files import atomic_path, atomic_write, check_writable, load_arrays, save_arrays
 
+ENV = {**os.environ, "PYTHONPATH": str(Path(gradloom.__file__).parents[1])}  # the package that is tested here
 SUFFIXES = [".safetensors", ".gguf"]
 
 
@@ -159,7 +162,7 @@ def test_full_disk(tmp_path, suffix, old):
     path = tmp_path / f"m{suffix}"
     if old:
         path.write_bytes(b"old")
-    done = subprocess.run([sys.executable, "-c", FULL_DISK, path], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", FULL_DISK, path], env=ENV, capture_output=True, text=True, check=True)
     need = "" if suffix == ".txt" else " (400000 bytes needed)"
     kept = "the file of that name is as it was" if old else "no part of it is left behind"
     hint = "free some space or choose another place"
