@@ -8,12 +8,15 @@ FOLDER holds iris.csv and winequality-red.csv (UCI, without header, the target l
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from gradloom.cli.main import main as gradloom
 
 TABLES = (
     ("iris.csv", [], "test_accuracy"),
@@ -31,13 +34,14 @@ def main(folder: Path) -> int:
         found = []
         with tempfile.TemporaryDirectory() as out:
             for seed in ("0", "1", "2"):
-                command = [sys.executable, "-m", "gradloom", "fit", str(folder / name), *options]
-                command += ["--seed", seed, "--json", "--out", out]
-                done = subprocess.run(command, capture_output=True, text=True)
-                if done.returncode:
-                    print(done.stderr, end="", file=sys.stderr)
-                    return done.returncode
-                found.append(json.loads(done.stdout.splitlines()[-1]))
+                command = ["fit", str(folder / name), *options, "--seed", seed, "--json", "--out", out]
+                said = io.StringIO()
+                with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+                    code = gradloom(command)
+                if code:
+                    print(said.getvalue(), end="", file=sys.stderr)
+                    return code
+                found.append(json.loads(said.getvalue().splitlines()[-1]))
         values = [f[measure] for f in found]
         shown = "".join(f"{v:>8.4f}" for v in [*values, statistics.median(values)])
         print(f"{name:<24}{measure:<16}{shown}{statistics.median(f['seconds'] for f in found):>9.2f}")

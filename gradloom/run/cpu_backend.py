@@ -6,6 +6,7 @@ All executables share one arena (the largest need, grown only at compile, in hug
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from .. import _core
+try:
+    from .. import _core
+except ImportError as error:  # a source tree on the path that was never built hides the installed package
+    raise ImportError(
+        f"gradloom: the native core is not in {os.path.dirname(os.path.dirname(__file__))}: this is a source tree; "
+        "run from another folder, install it with `pip install -e .`, or build it in place (CONTRIBUTING.md)"
+    ) from error
 from ..base.errors import BackendError, DataError, GraphError, NonFiniteError, TrainError
 from ..base.settings import Switches
 from ..graph.opspec import Spec
