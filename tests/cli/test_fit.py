@@ -17,7 +17,13 @@ from gradloom.files import load_arrays
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "data" / "digits.npz"
-ENV = {**os.environ, "PYTHONPATH": str(Path(gradloom.__file__).parents[1])}  # the package that is tested here
+ENV = {**os.environ, "PYTHONPATH": str(Path(gradloom.__file__).parents[1]), "GRADLOOM_THREADS": "1"}
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    """Small models: a second thread only waits, and many tests may run side by side."""
+    monkeypatch.setenv("GRADLOOM_THREADS", "1")
 
 
 def write(path, text):
