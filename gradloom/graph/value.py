@@ -30,9 +30,11 @@ _operators: dict[str, Callable[..., Value]] = {}
 
 
 def user_location() -> str:
-    """file:line of the innermost frame outside the package: where the user asked for this node."""
+    """file:line of the innermost frame outside the package and other installed ones: where the user asked for this."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame.f_back is not None and (
+        frame.f_code.co_filename.startswith(_PACKAGE) or "site-packages" in frame.f_code.co_filename
+    ):
         frame = frame.f_back
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
