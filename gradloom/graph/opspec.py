@@ -42,7 +42,7 @@ class Spec:
         return n
 
 
-class Reject(Exception):  # noqa: N818 (a signal between a shape rule and the op that called it)
+class Reject(Exception):
     """Raised by a shape rule: what is wrong, and what would be right."""
 
     def __init__(self, seen: str, need: str, kind: type[GradloomError] = ShapeError) -> None:
@@ -120,7 +120,7 @@ def _coerce(kind: str, value: Any, name: str) -> Any:
     """The attribute in its canonical Python form; Reject when it cannot be read as its kind."""
     try:
         if kind == "int":
-            if isinstance(value, bool) or int(value) != value and not isinstance(value, str):
+            if isinstance(value, bool) or (int(value) != value and not isinstance(value, str)):
                 raise ValueError
             return int(value)
         if kind == "float":
@@ -273,7 +273,7 @@ class OpSpec:
         repeated = slots[len(fixed) :]
         names = [s.name for s in fixed[: len(values)]]
         for k in range(len(values) - len(names)):
-            names.append(f"{repeated[k % len(repeated)].name}{k // len(repeated)}")
+            names.append(f"{repeated[k % len(repeated)].name}{k // len(repeated)}" if repeated else "unexpected")
         return list(zip(names, values, strict=True))
 
     def flatten(self, slots: tuple[Slot, ...], per_name: Sequence[Any]) -> list[Any]:
@@ -427,7 +427,7 @@ _SETTING = op(
 )  # fmt: skip
 
 
-def input(name: str, shape: Sequence[int] = (), dtype: str | DType = "f32") -> Value:  # noqa: A001 (PyTorch/Keras word)
+def input(name: str, shape: Sequence[int] = (), dtype: str | DType = "f32") -> Value:
     """A value that the caller feeds by name. shape: NumPy order, slowest axis first."""
     if not isinstance(name, str) or not name:
         raise GraphError(f"input: name {name!r} is not usable; need a non-empty string")

@@ -127,7 +127,7 @@ class Value:
         return self.size * self.dtype.bytes
 
     @property
-    def T(self) -> Value:  # noqa: N802 (NumPy's name)
+    def T(self) -> Value:
         """All axes reversed."""
         return _operators["permute"](self, axes=tuple(range(self.ndim))[::-1])
 

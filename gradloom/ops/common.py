@@ -14,7 +14,6 @@ from ..graph.graph import reachable
 from ..graph.opspec import REGISTRY, BadSample, Reject, Sample, Spec
 from ..graph.value import Shape, Value
 
-
 # ---- shape rules -----------------------------------------------------------------------------------------
 
 

@@ -32,7 +32,11 @@ def _need_pairs(least: dict[str, int], **pairs: Shape) -> None:
 def _out_shape(x: Spec, kernel: Shape, stride: Shape, padding: Shape, dilation: Shape = (1, 1)) -> Pair:
     _need_pairs({"padding": 0}, kernel=kernel, stride=stride, padding=padding, dilation=dilation)
     height, width = (_out(*a) for a in zip(x.shape[2:], kernel, stride, padding, dilation, strict=True))
-    need(height > 0 and width > 0, f"kernel {list(kernel)} does not fit into the padded image", "a smaller kernel or more padding")
+    need(
+        height > 0 and width > 0,
+        f"kernel {list(kernel)} does not fit into the padded image",
+        "a smaller kernel or more padding",
+    )
     return height, width
 
 
@@ -234,7 +238,10 @@ _conv2d: OpSpec = op(
     shape=_conv_shape, vjp=_conv_vjp, reference=_conv, samples=_conv_samples,
     cost=lambda x, w, y: (2.0 * y.size * product(w.shape[1:]), 4.0 * (x.size + w.size + y.size)),
     bad_samples=[
-        bad("conv2d: x is no batch of images: x f32[3,4], w f32[5,3,3,3]; need x of shape [N, C, H, W]", (3, 4), (5, 3, 3, 3)),
+        bad(
+            "conv2d: x is no batch of images: x f32[3,4], w f32[5,3,3,3]; need x of shape [N, C, H, W]",
+            (3, 4), (5, 3, 3, 3),
+        ),
         bad("conv2d: channels differ: x f32[2,4,8,8], w f32[5,3,3,3]; need 4 == 3", (2, 4, 8, 8), (5, 3, 3, 3)),
         bad(
             "conv2d: kernel [5, 5] does not fit into the padded image: x f32[1,1,3,3], w f32[1,1,5,5]; "
@@ -260,7 +267,8 @@ conv2d_back_input: OpSpec = op(
     reference=_conv_back_input,
     cost=lambda g, w, dx: (2.0 * g.size * product(w.shape[1:]), 4.0 * (g.size + w.size + dx.size)),
     samples=lambda rng: [
-        Sample((draw(rng, _conv_out(x, w, how)), draw(rng, w)), {"height": x[2], "width": x[3]} | how) for x, w, how in CONVS
+        Sample((draw(rng, _conv_out(x, w, how)), draw(rng, w)), {"height": x[2], "width": x[3]} | how) for x, w,
+        how in CONVS
     ],
     bad_samples=[
         bad(
@@ -338,9 +346,12 @@ def _picked(x: Value, index: Value, kernel: Pair, stride: Pair, padding: Pair) -
 
 
 POOLS: tuple[tuple[Shape, Pair, Pair, Pair], ...] = (
-    ((1, 1, 1, 1), (1, 1), (1, 1), (0, 0)), ((2, 3, 8, 8), (2, 2), (2, 2), (0, 0)), ((2, 3, 7, 9), (2, 2), (2, 2), (0, 0)),
-    ((2, 2, 9, 8), (3, 3), (2, 2), (1, 1)), ((1, 2, 7, 12), (3, 2), (1, 3), (1, 0)), ((3, 1, 5, 33), (2, 4), (1, 1), (0, 2)),
-    ((2, 2, 6, 6), (2, 2), (3, 3), (0, 0)), ((20, 8, 28, 28), (2, 2), (2, 2), (0, 0)), ((8, 16, 28, 28), (3, 3), (2, 2), (1, 1)),
+    ((1, 1, 1, 1), (1, 1), (1, 1), (0, 0)), ((2, 3, 8, 8), (2, 2), (2, 2), (0, 0)),
+    ((2, 3, 7, 9), (2, 2), (2, 2), (0, 0)),
+    ((2, 2, 9, 8), (3, 3), (2, 2), (1, 1)), ((1, 2, 7, 12), (3, 2), (1, 3), (1, 0)),
+    ((3, 1, 5, 33), (2, 4), (1, 1), (0, 2)),
+    ((2, 2, 6, 6), (2, 2), (3, 3), (0, 0)), ((20, 8, 28, 28), (2, 2), (2, 2), (0, 0)),
+    ((8, 16, 28, 28), (3, 3), (2, 2), (1, 1)),
 )  # fmt: skip
 
 
@@ -357,7 +368,10 @@ def _spread(rng: np.random.Generator, shape: Shape) -> np.ndarray:
 def _max_pool_samples(rng: np.random.Generator) -> list[Sample]:
     found = [Sample((_spread(rng, x),), _pool(k, s, p)) for x, k, s, p in POOLS]
     ties = rng.integers(-1, 2, (2, 3, 9, 8)).astype(np.float32)
-    edges = np.array([[[[np.nan, 1, 2, np.inf], [3, np.nan, -np.inf, 5], [-np.inf, -np.inf, 1, 2], [-np.inf, -np.inf, 3, np.nan]]]], np.float32)
+    edges = np.array(
+        [[[[np.nan, 1, 2, np.inf], [3, np.nan, -np.inf, 5], [-np.inf, -np.inf, 1, 2], [-np.inf, -np.inf, 3, np.nan]]]],
+        np.float32,
+    )
     return [*found, Sample((ties,), _pool((3, 3), (2, 2), (1, 1))), Sample((ties,), _pool((2, 2), (2, 2), (0, 0))),
             Sample((edges,), _pool((2, 2), (2, 2), (0, 0)))]  # fmt: skip
 
@@ -383,7 +397,8 @@ def _bad_pool(name: str) -> list:
     return [
         bad(f"{name}: x is no batch of images: x f32[4,4]; need x of shape [N, C, H, W]", (4, 4), **square),
         bad(
-            f"{name}: padding [2, 2] is more than half of the kernel [3, 3]: x f32[1,1,4,4]; need padding <= kernel / 2",
+            f"{name}: padding [2, 2] is more than half of the kernel [3, 3]: x f32[1,1,4,4]; "
+            "need padding <= kernel / 2",
             (1, 1, 4, 4), **square, padding=(2, 2),
         ),
     ]  # fmt: skip
@@ -409,7 +424,8 @@ max_pool2d_back: OpSpec = op(
     reference=_max_pool_back, samples=_max_pool_back_samples,
     bad_samples=[
         bad(
-            "max_pool2d_back: g is no gradient of this pool: g f32[1,1,2,2], index u8[1,1,2,2]; need g of shape [1, 1, 4, 4]",
+            "max_pool2d_back: g is no gradient of this pool: g f32[1,1,2,2], index u8[1,1,2,2]; "
+            "need g of shape [1, 1, 4, 4]",
             (1, 1, 2, 2), ("u8", (1, 1, 2, 2)), height=8, width=8, kernel=(2, 2), stride=(2, 2),
         ),
     ],
@@ -468,7 +484,9 @@ conv2d_max_pool: OpSpec = op(
         _conv(x, w, bias, stride, padding, dilation, act), **HALVES
     ),
     cost=lambda x, w, y: (8.0 * y.size * product(w.shape[1:]), 4.0 * (x.size + w.size + y.size)),
-    samples=lambda rng: [s for s in _conv_samples(rng) if min(_conv_out(s.inputs[0].shape, s.inputs[1].shape, s.attrs)[2:]) > 1],
+    samples=lambda rng: [
+        s for s in _conv_samples(rng) if min(_conv_out(s.inputs[0].shape, s.inputs[1].shape, s.attrs)[2:]) > 1
+    ],
     bad_samples=[
         bad(
             "conv2d_max_pool: kernel [2, 2] does not fit into the padded image: x f32[1,1,3,3], w f32[1,1,3,3]; "
@@ -503,7 +521,9 @@ def conv2d(
     if padding == "same":
         if any(s != 1 for s in steps) or w.ndim != 4 or x.ndim != 4 or len(gaps) != 2:
             shown = f"x {describe(x)}, w {describe(w)}"
-            raise ShapeError(f'conv2d: padding "same": {shown}; need images, kernels and stride 1; at {user_location()}')
+            raise ShapeError(
+                f'conv2d: padding "same": {shown}; need images, kernels and stride 1; at {user_location()}'
+            )
         total = [d * (k - 1) for d, k in zip(gaps, w.shape[2:], strict=True)]
         if any(t % 2 for t in total):  # one more after than before
             x = pad(x, [(0, 0), (0, 0), *((t // 2, t - t // 2) for t in total)])
@@ -511,7 +531,9 @@ def conv2d(
         else:
             sides = tuple(t // 2 for t in total)
     elif isinstance(padding, str):
-        raise ShapeError(f'conv2d: padding {padding!r} is not known; need a number, a pair or "same"; at {user_location()}')
+        raise ShapeError(
+            f'conv2d: padding {padding!r} is not known; need a number, a pair or "same"; at {user_location()}'
+        )
     else:
         sides = _pair(padding)
     return _conv2d(x, w, bias, stride=steps, padding=sides, dilation=gaps)
@@ -521,7 +543,9 @@ def max_pool2d(
     x: Any, kernel: int | Sequence[int], stride: int | Sequence[int] | None = None, padding: int | Sequence[int] = 0
 ) -> Value:
     """Largest of each window; the stride is the kernel where not given."""
-    y, _ = _max_pool2d(x, kernel=_pair(kernel), stride=_pair(kernel if stride is None else stride), padding=_pair(padding))
+    y, _ = _max_pool2d(
+        x, kernel=_pair(kernel), stride=_pair(kernel if stride is None else stride), padding=_pair(padding)
+    )
     return y
 
 
@@ -529,4 +553,6 @@ def avg_pool2d(
     x: Any, kernel: int | Sequence[int], stride: int | Sequence[int] | None = None, padding: int | Sequence[int] = 0
 ) -> Value:
     """Mean of each window, padding included; the stride is the kernel where not given."""
-    return _avg_pool2d(x, kernel=_pair(kernel), stride=_pair(kernel if stride is None else stride), padding=_pair(padding))
+    return _avg_pool2d(
+        x, kernel=_pair(kernel), stride=_pair(kernel if stride is None else stride), padding=_pair(padding)
+    )

@@ -106,7 +106,7 @@ neg: OpSpec = op(
     reference=lambda x: -x,
     samples=unary(special=EDGES), bad_samples=_wrong_dtype("neg"),
 )  # fmt: skip
-abs: OpSpec = op(  # noqa: A001 (NumPy's name)
+abs: OpSpec = op(
     "abs", inputs="x", doc="y = |x|", shape=same_as("x"), may_overwrite="x",
     vjp=lambda g, x: [mul(g, sgn(x))],
     reference=lambda x: np.abs(x),
@@ -232,7 +232,7 @@ softplus: OpSpec = op(
 )  # fmt: skip
 
 
-def _clamp_shape(x: Spec, min: float, max: float) -> Spec:  # noqa: A002 (the attributes' names)
+def _clamp_shape(x: Spec, min: float, max: float) -> Spec:
     need_dtype(x)
     need(min <= max, f"min {min} lies above max {max}", "min <= max")
     return Spec(x.shape)
@@ -381,7 +381,9 @@ div: OpSpec = op(
     "div", inputs="x y", outputs="z", doc="z = x / y", shape=broadcast_of("x", "y"), may_overwrite="x y",
     vjp=lambda g, x, y, z: [unbroadcast(div(g, y), x), unbroadcast(neg(div(mul(g, z), y)), y)],
     reference=lambda x, y: x / y,
-    samples=pairs(-4, 4, avoid=(0,), margin=0.3, first=(-2, 2), special=((1.0, 0.0), (0.0, 0.0), (1.0, INF), (1e-30, 1e30))),
+    samples=pairs(
+        -4, 4, avoid=(0,), margin=0.3, first=(-2, 2), special=((1.0, 0.0), (0.0, 0.0), (1.0, INF), (1e-30, 1e30)),
+    ),
     bad_samples=_unbroadcastable("div"),
 )  # fmt: skip
 _pow: OpSpec = op(
@@ -557,7 +559,7 @@ def cast(x: Value, dtype: str | DType) -> Value:
     return x if x.dtype is kind else _cast(x, dtype=kind)
 
 
-def pow(x: Any, y: Any) -> Value:  # noqa: A001 (Python's name)
+def pow(x: Any, y: Any) -> Value:
     """x ^ y; the exponents 1, 2 and 0.5 become x, sqr and sqrt."""
     if isinstance(y, (int, float)) and y in (1, 2, 0.5):
         return as_value(x) if y == 1 else sqr(x) if y == 2 else sqrt(x)

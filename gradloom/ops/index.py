@@ -41,7 +41,9 @@ def _scatter_shape(g: Spec, ids: Spec, rows: int) -> Spec:
     need_dtype(g)
     need_dtype(ids, kind=i32)
     need(rows >= 0, f"{rows} rows", "rows >= 0")
-    need(g.shape[: ids.ndim] == ids.shape, "g does not begin with the shape of ids", f"g of shape {[*ids.shape, '...']}")
+    need(
+        g.shape[: ids.ndim] == ids.shape, "g does not begin with the shape of ids", f"g of shape {[*ids.shape, '...']}"
+    )
     return Spec((rows, *g.shape[ids.ndim :]))
 
 
@@ -52,8 +54,10 @@ def _scatter_rows(g: np.ndarray, ids: np.ndarray, rows: int) -> np.ndarray:
     return y
 
 
-GATHERS = (((1, 1), (1,)), ((10, 7), (5,)), ((10, 7), (2, 3)), ((4,), (9,)), ((50, 33), ()), ((6, 2, 5), (4,)), ((500, 64), (1000,)),
-           ((3, 300), (700,)))  # fmt: skip
+GATHERS = (
+    ((1, 1), (1,)), ((10, 7), (5,)), ((10, 7), (2, 3)), ((4,), (9,)), ((50, 33), ()), ((6, 2, 5), (4,)),
+    ((500, 64), (1000,)), ((3, 300), (700,)),
+)  # fmt: skip
 
 get_rows: OpSpec = op(
     "get_rows", inputs="table ids", dense="table ids", doc="y[i] = table[ids[i]]; ids are i32",
@@ -89,7 +93,8 @@ scatter_rows: OpSpec = op(
 
 def embedding(table: Any, ids: Any) -> Value:
     """Rows of the table by id; ids of i64 or u8 are taken as well."""
-    return get_rows(table, cast(ids, "i32"))
+    ids = as_value(ids)
+    return get_rows(table, ids if ids.dtype.is_float else cast(ids, "i32"))
 
 
 # ---- batches ---------------------------------------------------------------------------------------------
@@ -115,7 +120,9 @@ def _take_shape(data: Spec, order: Spec, position: Spec, rows: int, kind: DType)
 def _take_batch(data: np.ndarray, order: np.ndarray, position: np.ndarray, rows: int, kind: DType) -> np.ndarray:
     at = int(position)
     if not 0 <= at <= len(order) - rows:
-        raise DataError(f"take_batch: {rows} rows from position {at} of {len(order)}; need position 0..{len(order) - rows}")
+        raise DataError(
+            f"take_batch: {rows} rows from position {at} of {len(order)}; need position 0..{len(order) - rows}"
+        )
     picked = order[at : at + rows]
     check_ids("take_batch", picked, len(data))
     wide = data.dtype == np.float64 and kind is f32
@@ -129,7 +136,9 @@ def _take_samples(rng: np.random.Generator) -> list[Sample]:
         for shape, rows, at in cases if source in (f32, u8) else cases[:4]:
             x = rng.uniform(-5, 5, shape) if source.is_float else rng.integers(0, 100, shape)
             order = rng.permutation(shape[0]).astype(np.int64)
-            found.append(Sample((x.astype(source.numpy), order, np.array(at, np.int64)), {"rows": rows, "kind": target}))
+            found.append(
+                Sample((x.astype(source.numpy), order, np.array(at, np.int64)), {"rows": rows, "kind": target})
+            )
     return found
 
 

@@ -1,4 +1,4 @@
-"""Layout ops. reshape, permute, slice and broadcast_to are views: they move no bytes where their reader takes strides."""
+"""Layout ops. reshape, permute, slice and broadcast_to are views: no bytes move where the reader takes strides."""
 
 from __future__ import annotations
 
@@ -87,7 +87,11 @@ _reshape: OpSpec = op(
 
 
 def _permute_shape(x: Spec, axes: Shape) -> Spec:
-    need(sorted(axes) == list(range(x.ndim)), f"axes {list(axes)} are no order of the axes", f"each of 0..{x.ndim - 1} once")
+    need(
+        sorted(axes) == list(range(x.ndim)),
+        f"axes {list(axes)} are no order of the axes",
+        f"each of 0..{x.ndim - 1} once",
+    )
     return Spec(tuple(x.shape[a] for a in axes), x.dtype)
 
 
@@ -122,14 +126,13 @@ def _slice_shape(x: Spec, starts: Shape, stops: Shape, steps: Shape) -> Spec:
 
 def _slice_back(g: Value, x: Value, starts: Shape, steps: Shape) -> Value:
     """g back in its place, zeros elsewhere; nothing of x is read."""
-    after = [
-        n - a - ((k - 1) * s + 1 if k else 0) for n, a, s, k in zip(x.shape, starts, steps, g.shape, strict=True)
-    ]
+    after = [n - a - ((k - 1) * s + 1 if k else 0) for n, a, s, k in zip(x.shape, starts, steps, g.shape, strict=True)]
     return _pad(g, before=starts, after=after, interior=[s - 1 for s in steps])
 
 
 _slice: OpSpec = op(
-    "slice", inputs="x", attrs="starts:ints stops:ints steps:ints", doc="Every step-th element from start up to stop (a view).",
+    "slice", inputs="x", attrs="starts:ints stops:ints steps:ints",
+    doc="Every step-th element from start up to stop (a view).",
     shape=_slice_shape,
     view=lambda strides, starts, steps: (
         sum(a * t for a, t in zip(starts, strides, strict=True)),
@@ -150,7 +153,10 @@ _slice: OpSpec = op(
             "slice: starts [0], stops [9], steps [1] leave the shape: x f32[7]; need 0 <= start, stop <= extent",
             (7,), starts=(0,), stops=(9,), steps=(1,),
         ),
-        bad("slice: steps [-1] are not all positive: x f32[7]; need steps >= 1", (7,), starts=(0,), stops=(7,), steps=(-1,)),
+        bad(
+            "slice: steps [-1] are not all positive: x f32[7]; need steps >= 1",
+            (7,), starts=(0,), stops=(7,), steps=(-1,),
+        ),
     ],
 )  # fmt: skip
 
@@ -169,12 +175,14 @@ def _broadcast_view(layout_shape: Shape, strides: Sequence[int], shape: Shape) -
 
 
 _broadcast_to: OpSpec = op(
-    "broadcast_to", inputs="x", attrs="shape:ints", doc="x repeated along axes of extent 1 and new leading axes (a view).",
+    "broadcast_to", inputs="x", attrs="shape:ints",
+    doc="x repeated along axes of extent 1 and new leading axes (a view).",
     shape=_broadcast_shape, view=_broadcast_view,
     vjp=lambda g, x: [unbroadcast(g, x)],
     reference=lambda x, shape: np.broadcast_to(x, shape),
     samples=_viewed(
-        ((), {"shape": (3, 4)}), ((4,), {"shape": (3, 4)}), ((3, 1), {"shape": (3, 4)}), ((3, 1, 5), {"shape": (2, 3, 4, 5)}),
+        ((), {"shape": (3, 4)}), ((4,), {"shape": (3, 4)}), ((3, 1), {"shape": (3, 4)}),
+        ((3, 1, 5), {"shape": (2, 3, 4, 5)}),
         ((3, 4), {"shape": (3, 4)}), ((1,), {"shape": (7,)}),
     ),
     bad_samples=[
@@ -196,7 +204,9 @@ def _copy_shape(x: Spec) -> Spec:
 
 
 def _copy_samples(rng: np.random.Generator) -> list[Sample]:
-    found = [Sample((draw(rng, s),)) for s in ((), (1,), (7,), (5, 33), (2, 3, 4, 5), (2, 3, 2, 3, 2, 3), (65, 67), LARGE)]
+    found = [
+        Sample((draw(rng, s),)) for s in ((), (1,), (7,), (5, 33), (2, 3, 4, 5), (2, 3, 2, 3, 2, 3), (65, 67), LARGE)
+    ]
     found.append(Sample((np.array([np.inf, -np.inf, np.nan, 1.0, -0.0], np.float32),)))
     for kind in (np.int32, np.uint8, np.int64):
         found += [Sample((rng.integers(0, 100, s).astype(kind),)) for s in ((), (5, 33), (2, 3, 4), (65, 67))]
@@ -218,7 +228,9 @@ def _concat_shape(x: list[Spec], axis: int) -> Spec:
     first = x[0]
     need(0 <= axis < first.ndim, f"axis {axis} does not exist", f"an axis from 0 to {first.ndim - 1}")
     for spec in x[1:]:
-        alike = spec.ndim == first.ndim and all(i == axis or a == b for i, (a, b) in enumerate(zip(spec.shape, first.shape, strict=True)))
+        alike = spec.ndim == first.ndim and all(
+            i == axis or a == b for i, (a, b) in enumerate(zip(spec.shape, first.shape, strict=True))
+        )
         need(alike, f"shapes differ outside axis {axis}", "equal extents along the other axes")
     return Spec((*first.shape[:axis], sum(s.shape[axis] for s in x), *first.shape[axis + 1 :]))
 
@@ -256,7 +268,9 @@ _concat: OpSpec = op(
 
 
 def _padded(extents: Shape, before: Shape, after: Shape, interior: Shape) -> Shape:
-    return tuple(a + (n + (n - 1) * i if n else 0) + b for n, a, b, i in zip(extents, before, after, interior, strict=True))
+    return tuple(
+        a + (n + (n - 1) * i if n else 0) + b for n, a, b, i in zip(extents, before, after, interior, strict=True)
+    )
 
 
 def _pad_shape(x: Spec, before: Shape, after: Shape, interior: Shape) -> Spec:
@@ -334,7 +348,9 @@ def reshape(x: Any, shape: int | Sequence[int]) -> Value:
     if extents.count(-1) == 1:
         rest = product([e for e in extents if e != -1])
         if rest == 0 or x.size % rest:
-            raise _refuse("reshape", x, f"{x.size} elements do not fill shape {extents}", f"a multiple of {rest} elements")
+            raise _refuse(
+                "reshape", x, f"{x.size} elements do not fill shape {extents}", f"a multiple of {rest} elements"
+            )
         extents[extents.index(-1)] = x.size // rest
     return x if tuple(extents) == x.shape else _reshape(x, shape=extents)
 
@@ -441,7 +457,7 @@ def pad(x: Any, pads: Sequence[tuple[int, int]], value: float = 0.0) -> Value:
     return _pad(x, before=[a for a, _ in sides], after=[b for _, b in sides], interior=[0] * len(sides), value=value)
 
 
-def slice(x: Any, starts: Sequence[int], stops: Sequence[int], steps: Sequence[int] | None = None) -> Value:  # noqa: A001
+def slice(x: Any, starts: Sequence[int], stops: Sequence[int], steps: Sequence[int] | None = None) -> Value:
     """Elements from start up to stop along each axis, as Python slices count them; all axes are named."""
     x = as_value(x)
     steps = [1] * x.ndim if steps is None else steps

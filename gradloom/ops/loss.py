@@ -32,7 +32,11 @@ def _rows_shape(logits: Spec, labels: Spec, weights: Spec | None) -> None:
         need(labels.shape == logits.shape[:1], "labels do not fit", f"one id per row, i32[{logits.shape[0]}]")
     else:
         need(labels.shape == logits.shape, "labels do not fit", f"label rows f32{list(logits.shape)} or ids of i32")
-    need(weights is None or weights.shape == logits.shape[:1], "weights do not fit", f"a weight per row, [{logits.shape[0]}]")
+    need(
+        weights is None or weights.shape == logits.shape[:1],
+        "weights do not fit",
+        f"a weight per row, [{logits.shape[0]}]",
+    )
 
 
 def _cross_entropy_shape(logits: Spec, labels: Spec, weights: Spec | None) -> list[Spec]:
@@ -112,11 +116,18 @@ def _labelled(rng: np.random.Generator) -> list[Sample]:
 
 def _bad_labels(name: str) -> list:
     return [
-        bad(f"{name}: labels do not fit: logits f32[4,3], labels i32[5]; need one id per row, i32[4]", (4, 3), ("i32", (5,))),
         bad(
-            f"{name}: labels do not fit: logits f32[4,3], labels f32[4]; need label rows f32[4, 3] or ids of i32", (4, 3), (4,)
+            f"{name}: labels do not fit: logits f32[4,3], labels i32[5]; need one id per row, i32[4]",
+            (4, 3), ("i32", (5,)),
         ),
-        bad(f"{name}: logits are no rows of classes: logits f32[4], labels i32[4]; need logits of shape [N, C]", (4,), ("i32", (4,))),
+        bad(
+            f"{name}: labels do not fit: logits f32[4,3], labels f32[4]; need label rows f32[4, 3] or ids of i32",
+            (4, 3), (4,)
+        ),
+        bad(
+            f"{name}: logits are no rows of classes: logits f32[4], labels i32[4]; need logits of shape [N, C]",
+            (4,), ("i32", (4,)),
+        ),
         bad(
             f"{name}: weights do not fit: logits f32[4,3], labels i32[4], weights f32[3]; need a weight per row, [4]",
             (4, 3), ("i32", (4,)), (3,),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..graph.opspec import OpSpec, as_value, op
-from ..graph.value import Value, define_operators
+from ..graph.value import Shape, Value, define_operators
 from .common import BadSample, Sample, Spec, bad, broadcast_shape, draw, need, need_dtype, unbroadcast
 from .elementwise import relu_back
 from .layout import permute, product, reshape
@@ -62,13 +62,19 @@ def _cost(x: Spec, y: Spec, z: Spec) -> tuple[float, float]:
 
 
 SIZES = (
-    ((1, 1), (1, 1)), ((1, 7), (7, 1)), ((3, 5), (5, 4)), ((33, 17), (17, 65)), ((64, 64), (64, 64)), ((1, 300), (300, 19)),
+    ((1, 1), (1, 1)), ((1, 7), (7, 1)), ((3, 5), (5, 4)), ((33, 17), (17, 65)), ((64, 64), (64, 64)),
+    ((1, 300), (300, 19)),
     ((130, 3), (3, 1)), ((2, 1), (1, 40)), ((50, 90), (90, 10)), ((13, 400), (400, 33)),
 )  # fmt: skip
 BATCHED = (
-    ((2, 3, 5), (2, 5, 4)), ((2, 3, 5), (5, 4)), ((3, 5), (4, 5, 2)), ((2, 1, 3, 5), (4, 5, 6)), ((3, 1, 7, 9), (1, 2, 9, 5)),
+    ((2, 3, 5), (2, 5, 4)), ((2, 3, 5), (5, 4)), ((3, 5), (4, 5, 2)), ((2, 1, 3, 5), (4, 5, 6)),
+    ((3, 1, 7, 9), (1, 2, 9, 5)),
 )  # fmt: skip
 LARGE_SIZES = (((200, 150), (150, 230)), ((257, 129), (129, 65)), ((500, 784), (784, 10)))
+
+
+def _out(x: Shape, y: Shape) -> Shape:
+    return (*np.broadcast_shapes(x[:-2], y[:-2]), x[-2], y[-1])
 
 
 def _samples(rng: np.random.Generator) -> list[Sample]:
@@ -87,7 +93,9 @@ def _act_samples(rng: np.random.Generator) -> list[Sample]:
 
 def _bad(name: str, *others: Any) -> list[BadSample]:
     return [
-        bad(f"{name}: operands are not matrices: x f32[3], y f32[3,2]; need at least 2 axes each", (3,), (3, 2), *others),
+        bad(
+            f"{name}: operands are not matrices: x f32[3], y f32[3,2]; need at least 2 axes each", (3,), (3, 2), *others
+        ),
         bad(f"{name}: dtype i32 is not taken: x i32[2,3], y f32[3,2]; need f32", ("i32", (2, 3)), (3, 2), *others),
     ]
 
@@ -114,7 +122,10 @@ matmul_act: OpSpec = op(
     shape=_act_shape, unit="x y", dense="bias",
     vjp=_act_back, reference=_act_reference, cost=_cost, samples=_act_samples,
     bad_samples=[
-        bad("matmul_act: bias does not fit: x f32[2,3], y f32[3,4], bias f32[3]; need bias of shape [4]", (2, 3), (3, 4), (3,)),
+        bad(
+            "matmul_act: bias does not fit: x f32[2,3], y f32[3,4], bias f32[3]; need bias of shape [4]",
+            (2, 3), (3, 4), (3,),
+        ),
         bad(
             "matmul_act: act='tanh' is not a choice: x f32[2,3], y f32[3,4]; need one of none, relu",
             (2, 3), (3, 4), None, act="tanh",
@@ -123,13 +134,14 @@ matmul_act: OpSpec = op(
     ],
 )  # fmt: skip
 matmul_relu_back: OpSpec = op(
-    "matmul_relu_back", inputs="x y h", outputs="z", doc="z = x @ y where h > 0, else 0: the same bits as relu_back(matmul, h)",
+    "matmul_relu_back", inputs="x y h", outputs="z",
+    doc="z = x @ y where h > 0, else 0: the same bits as relu_back(matmul, h)",
     shape=_relu_back_shape, unit="x y", dense="h",
     vjp=lambda g, x, y, h: [*_back(relu_back(g, h), x, y), None],
     reference=lambda x, y, h: np.where(h > 0, x @ y, 0),
     cost=_cost,
     samples=lambda rng: [
-        Sample((draw(rng, a), draw(rng, b), draw(rng, (*np.broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1]), avoid=(0,))))
+        Sample((draw(rng, a), draw(rng, b), draw(rng, _out(a, b), avoid=(0,))))
         for a, b in (*SIZES, BATCHED[0], BATCHED[1], *LARGE_SIZES)
     ],
     bad_samples=[

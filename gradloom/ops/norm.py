@@ -169,7 +169,14 @@ def _batch_reference(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, eps: f
 
 
 def _batch_vjp(
-    g_y: Value | None, g_mean: Value | None, g_var: Value | None, x: Value, weight: Value, mean: Value, var: Value, eps: float
+    g_y: Value | None,
+    g_mean: Value | None,
+    g_var: Value | None,
+    x: Value,
+    weight: Value,
+    mean: Value,
+    var: Value,
+    eps: float,
 ) -> list[Value | None]:
     dx = dweight = dbias = None
     if g_y is not None:
@@ -219,7 +226,17 @@ def _batch_back_graph(eps: float) -> Callable[..., list[Value]]:
     return compose
 
 
-IMAGES: tuple[Shape, ...] = ((6, 3), (4, 1), (33, 17), (4, 3, 5), (3, 2, 4, 5), (5, 7, 1, 1), (20, 8, 14, 14), (300, 500), (7, 3, 5, 5))
+IMAGES: tuple[Shape, ...] = (
+    (6, 3),
+    (4, 1),
+    (33, 17),
+    (4, 3, 5),
+    (3, 2, 4, 5),
+    (5, 7, 1, 1),
+    (20, 8, 14, 14),
+    (300, 500),
+    (7, 3, 5, 5),
+)
 
 
 def _batch_samples(rng: np.random.Generator) -> list[Sample]:
@@ -248,7 +265,10 @@ _batch_norm: OpSpec = op(
     shape=_batch_shape, dense="x weight bias", may_overwrite={"y": "x"},
     vjp=_batch_vjp, reference=_batch_reference, samples=_batch_samples,
     bad_samples=[
-        bad("batch_norm: x has no channels: x f32[3], weight f32[3], bias f32[3]; need x of shape [N, C, ...]", (3,), (3,), (3,)),
+        bad(
+            "batch_norm: x has no channels: x f32[3], weight f32[3], bias f32[3]; need x of shape [N, C, ...]",
+            (3,), (3,), (3,),
+        ),
         bad(
             "batch_norm: weight or bias does not fit: x f32[5,3], weight f32[5], bias f32[3]; "
             "need weight and bias of shape [3]",
@@ -316,7 +336,9 @@ def group_norm(x: Any, groups: int, weight: Any = None, bias: Any = None, eps: f
     """layer_norm of each group of channels of each row; x is [N, C, ...], weight and bias are [C]."""
     x = as_value(x)
     if x.ndim < 2 or groups < 1 or x.shape[1] % groups:
-        raise _refuse("group_norm", x, f"channels do not form {groups} groups", "[N, C, ...] with C a multiple of groups")
+        raise _refuse(
+            "group_norm", x, f"channels do not form {groups} groups", "[N, C, ...] with C a multiple of groups"
+        )
     per_group = product(x.shape[1:]) // groups
     y = reshape(_layer_norm(reshape(x, (x.shape[0], groups, per_group)), eps=eps), x.shape)
     weight = None if weight is None else _wide(as_value(weight), x.ndim)

@@ -32,7 +32,8 @@ def _dropout(
 def _samples(rng: np.random.Generator) -> list[Sample]:
     found = []
     cases: tuple[tuple[tuple[int, ...], float, int], ...] = (
-        ((50,), 0.5, 0), ((1, 7), 0.0, 1), ((5, 33), 0.5, 7), ((3, 4, 5), 0.25, 2**40), ((300, 401), 0.1, 3), ((64, 1), 0.5, 0),
+        ((50,), 0.5, 0), ((1, 7), 0.0, 1), ((5, 33), 0.5, 7), ((3, 4, 5), 0.25, 2**40), ((300, 401), 0.1, 3),
+        ((64, 1), 0.5, 0),
         ((3, 10000), 0.9, 5),
     )  # fmt: skip
     for shape, rate, stream in cases:

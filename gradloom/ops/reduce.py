@@ -62,7 +62,9 @@ def _reduced(distinct: bool = False) -> Callable[[np.random.Generator], list[Sam
 
 
 def _extreme_samples(rng: np.random.Generator) -> list[Sample]:
-    edges = np.array([[1, np.inf, 3], [-np.inf, 2, 1], [np.nan, 1, 2], [1, 2, np.nan], [-np.inf, -np.inf, -np.inf]], np.float32)
+    edges = np.array(
+        [[1, np.inf, 3], [-np.inf, 2, 1], [np.nan, 1, 2], [1, 2, np.nan], [-np.inf, -np.inf, -np.inf]], np.float32
+    )
     return [*_reduced(distinct=True)(rng), Sample((edges,), {"axes": (1,)}), Sample((edges,), {"axes": (0,)})]
 
 
@@ -124,18 +126,21 @@ def _argmax_shape(x: Spec, axis: int) -> Spec:
     return Spec((*x.shape[:axis], *x.shape[axis + 1 :]), i32)
 
 
+_EDGES = np.array([[1, np.nan, 3], [np.inf, 2, np.inf], [np.nan, np.nan, 1], [-np.inf, 2, 5]], np.float32)
 _argmax: OpSpec = op(
-    "argmax", inputs="x", attrs="axis:int", doc="y = position of the first largest along the axis (i32); NaN is largest",
+    "argmax", inputs="x", attrs="axis:int",
+    doc="y = position of the first largest along the axis (i32); NaN is largest",
     shape=_argmax_shape, no_gradient="a position has no slope",
     reference=lambda x, axis: np.argmax(x, axis=axis).astype(np.int32),
     cost=lambda x: (x.size, 4 * x.size),
     samples=lambda rng: [
         *[
             Sample((rng.integers(-5, 6, s).astype(np.float32),), {"axis": a})  # ties: the first one counts
-            for s, a in (((1,), 0), ((7,), 0), ((33, 10), 1), ((10, 33), 0), ((3, 4, 5), 1), ((5, 67), 1), ((500, 10), 1))
+            for s,
+            a in (((1,), 0), ((7,), 0), ((33, 10), 1), ((10, 33), 0), ((3, 4, 5), 1), ((5, 67), 1), ((500, 10), 1))
         ],
         Sample((draw(rng, LARGE),), {"axis": 1}),
-        Sample((np.array([[1, np.nan, 3], [np.inf, 2, np.inf], [np.nan, np.nan, 1], [-np.inf, 2, 5]], np.float32),), {"axis": 1}),
+        Sample((_EDGES,), {"axis": 1}),
     ],
     bad_samples=[bad("argmax: axis 2 does not exist: x f32[2,3]; need an axis from 0 to 1", (2, 3), axis=2)],
 )  # fmt: skip
@@ -155,7 +160,7 @@ def _reduce(reduction: OpSpec, x: Any, axes: Axes, keepdims: bool) -> Value:
     return reduction(x, axes=found, keepdims=keepdims) if found else x
 
 
-def sum(x: Any, axes: Axes = None, keepdims: bool = False) -> Value:  # noqa: A001 (NumPy's name)
+def sum(x: Any, axes: Axes = None, keepdims: bool = False) -> Value:
     """Sum over the axes (all when none is given)."""
     return _reduce(_sum, x, axes, keepdims)
 
@@ -165,12 +170,12 @@ def mean(x: Any, axes: Axes = None, keepdims: bool = False) -> Value:
     return _reduce(_mean, x, axes, keepdims)
 
 
-def max(x: Any, axes: Axes = None, keepdims: bool = False) -> Value:  # noqa: A001 (NumPy's name)
+def max(x: Any, axes: Axes = None, keepdims: bool = False) -> Value:
     """Largest over the axes (all when none is given)."""
     return _reduce(_max, x, axes, keepdims)
 
 
-def min(x: Any, axes: Axes = None, keepdims: bool = False) -> Value:  # noqa: A001 (NumPy's name)
+def min(x: Any, axes: Axes = None, keepdims: bool = False) -> Value:
     """Smallest over the axes (all when none is given)."""
     return _reduce(_min, x, axes, keepdims)
 

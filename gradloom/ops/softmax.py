@@ -58,10 +58,14 @@ def _softmax_back_vjp(g_dx: Value, g: Value, y: Value, scale: float) -> list[Val
 
 def _softmax_samples(rng: np.random.Generator) -> list[Sample]:
     found = [Sample((draw(rng, s, -4, 4), None), {"scale": 1.0}) for s in ROWS]
-    found += [Sample((draw(rng, (2, 3, 5, 5)), draw(rng, m)), {"scale": 0.37}) for m in ((5, 5), (2, 1, 1, 5), (2, 3, 5, 1))]
+    found += [
+        Sample((draw(rng, (2, 3, 5, 5)), draw(rng, m)), {"scale": 0.37}) for m in ((5, 5), (2, 1, 1, 5), (2, 3, 5, 1))
+    ]
     causal = np.where(np.tri(9, dtype=bool), 0, -np.inf).astype(np.float32)
     found.append(Sample((draw(rng, (2, 3, 9, 9)), causal), {"scale": 0.5}))
-    found.append(Sample((np.array([[1e4, 1e4 - 1, -1e4], [-3e38, 0, 1], [-np.inf, 0, 1]], np.float32), None), {"scale": 1.0}))
+    found.append(
+        Sample((np.array([[1e4, 1e4 - 1, -1e4], [-3e38, 0, 1], [-np.inf, 0, 1]], np.float32), None), {"scale": 1.0})
+    )
     return found
 
 
@@ -69,7 +73,9 @@ def _probabilities(x: np.ndarray) -> np.ndarray:
     return _softmax(np.asarray(x, np.float64), None, 1.0).astype(np.float32)
 
 
-def _back_samples(of: Callable[[np.ndarray], np.ndarray], **attrs: Any) -> Callable[[np.random.Generator], list[Sample]]:
+def _back_samples(
+    of: Callable[[np.ndarray], np.ndarray], **attrs: Any
+) -> Callable[[np.random.Generator], list[Sample]]:
     return lambda rng: [Sample((draw(rng, s), of(draw(rng, s, -4, 4))), dict(attrs)) for s in ROWS]
 
 
@@ -83,7 +89,10 @@ _softmax_op: OpSpec = op(
     reference=_softmax, samples=_softmax_samples,
     bad_samples=[
         bad("softmax: no last axis to work along: x f32[]; need a last axis with an extent >= 1", ()),
-        bad("softmax: mask does not broadcast to x: x f32[2,3], mask f32[4]; need a mask that broadcasts to [2, 3]", (2, 3), (4,)),
+        bad(
+            "softmax: mask does not broadcast to x: x f32[2,3], mask f32[4]; need a mask that broadcasts to [2, 3]",
+            (2, 3), (4,),
+        ),
         bad(
             "softmax: mask does not broadcast to x: x f32[3], mask f32[2,3]; need a mask that broadcasts to [3]",
             (3,), (2, 3),
@@ -91,7 +100,8 @@ _softmax_op: OpSpec = op(
     ],
 )  # fmt: skip
 softmax_back: OpSpec = op(
-    "softmax_back", inputs="g y", outputs="dx", attrs="scale:float=1", doc="dx = scale * y * (g - sum(g * y)); y = softmax(x * scale)",
+    "softmax_back", inputs="g y", outputs="dx", attrs="scale:float=1",
+    doc="dx = scale * y * (g - sum(g * y)); y = softmax(x * scale)",
     shape=_rows("g", "y"), dense="g y", may_overwrite="g y",
     vjp=_softmax_back_vjp, reference=_softmax_back, samples=_back_samples(_probabilities, scale=0.7),
     bad_samples=[bad("softmax_back: shapes differ: g f32[2,3], y f32[3,2]; need g and y of one shape", (2, 3), (3, 2))],
@@ -114,7 +124,12 @@ log_softmax_back: OpSpec = op(
     ],
     reference=lambda g, y: g - np.exp(y) * g.sum(-1, keepdims=True),
     samples=_back_samples(lambda x: _log_softmax(np.asarray(x, np.float64)).astype(np.float32)),
-    bad_samples=[bad("log_softmax_back: shapes differ: g f32[2,3], y f32[3,2]; need g and y of one shape", (2, 3), (3, 2))],
+    bad_samples=[
+        bad(
+            "log_softmax_back: shapes differ: g f32[2,3], y f32[3,2]; need g and y of one shape",
+            (2, 3), (3, 2),
+        ),
+    ],
 )  # fmt: skip
 
 

@@ -146,7 +146,8 @@ adamw: OpSpec = op(
     "adamw", inputs="lr beta1 beta2 eps weight_decay step weight | w g m v", outputs="| w m v", updates="w=w m=m v=v",
     dense="w g m v",
     doc="g' = g / weight; m = beta1 m + (1 - beta1) g'; v = beta2 v + (1 - beta2) g'^2; "
-    "w = w * (1 - lr * weight_decay) - lr * m^ / (sqrt(v^) + eps); m^ = m / (1 - beta1^step), v^ = v / (1 - beta2^step)",
+    "w = w * (1 - lr * weight_decay) - lr * m^ / (sqrt(v^) + eps); "
+    "m^ = m / (1 - beta1^step), v^ = v / (1 - beta2^step)",
     shape=_adamw_shape, no_gradient=ENDS, foldable=False,
     reference=_adamw, samples=_adamw_samples,
     bad_samples=[
@@ -188,7 +189,10 @@ assign: OpSpec = op(
     reference=lambda state, x: [a.copy() for a in x],
     samples=lambda rng: [Sample(tuple(draw(rng, s) for s in shapes for _ in range(2))) for shapes in GROUPS],
     bad_samples=[
-        bad("assign: shapes differ within a group: state0 f32[3], x0 f32[4]; need state and x of one shape", (3,), (4,)),
+        bad(
+            "assign: shapes differ within a group: state0 f32[3], x0 f32[4]; need state and x of one shape",
+            (3,), (4,),
+        ),
     ],
 )  # fmt: skip
 guard: OpSpec = op(
@@ -197,5 +201,10 @@ guard: OpSpec = op(
     shape=_guard_shape, no_gradient=ENDS,
     reference=_norm,
     samples=lambda rng: [Sample((*_scalars(1.5, 3.0), *(draw(rng, s) for s in shapes))) for shapes in GROUPS],
-    bad_samples=[bad("guard: a scalar is not of shape (): loss f32[2], weight f32[], g0 f32[3]; need shape ()", (2,), (), (3,))],
+    bad_samples=[
+        bad(
+            "guard: a scalar is not of shape (): loss f32[2], weight f32[], g0 f32[3]; need shape ()",
+            (2,), (), (3,),
+        ),
+    ],
 )  # fmt: skip

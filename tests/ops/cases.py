@@ -21,10 +21,11 @@ from gradloom.graph.value import Node, Value
 from gradloom.plan.tape import signature
 
 # Ops whose kernels give the very bits of the f32 reference.
-EXACT = set(
-    "neg abs sgn step sqr sqrt relu leaky_relu clamp add sub mul div maximum minimum equal less greater where cast "
-    "relu_back leaky_relu_back clamp_back copy concat pad max min argmax get_rows take_batch max_pool2d correct zero".split()
-)
+EXACT_NAMES = """
+neg abs sgn step sqr sqrt relu leaky_relu clamp add sub mul div maximum minimum equal less greater where cast relu_back
+leaky_relu_back clamp_back copy concat pad max min argmax get_rows take_batch max_pool2d correct zero assign
+"""
+EXACT = set(EXACT_NAMES.split())
 # Error allowed, relative to the output's scale; elementwise ops also relative to each element.
 TOLERANCE = {"rms_norm_back": 1e-5, "layer_norm_back": 1e-5, "batch_norm_back": 1e-5, "pow": 1e-5}
 DEFAULT_TOLERANCE = 4e-6
@@ -129,7 +130,9 @@ def laid_out(x: np.ndarray, layout: str, unit: bool = False) -> np.ndarray:
         return np.asfortranarray(x)
     if layout == "gaps":
         steps = [2] * x.ndim if not unit else [1] * x.ndim
-        wide = np.full([n * s + 3 for n, s in zip(x.shape, steps, strict=True)], np.nan if x.dtype.kind == "f" else 99, x.dtype)
+        wide = np.full(
+            [n * s + 3 for n, s in zip(x.shape, steps, strict=True)], np.nan if x.dtype.kind == "f" else 99, x.dtype
+        )
         view = wide[tuple(slice(1, 1 + n * s, s) for n, s in zip(x.shape, steps, strict=True))]
         view[...] = x
         return view
@@ -161,9 +164,9 @@ def aliases_of(node: Node, inputs: Sequence[Any]) -> list[dict[int, int]]:
     found = []
     for k, (out_name, value) in enumerate(node.op.named_outputs(node.outputs)):
         for i, (name, x) in enumerate(node.op.named_inputs(inputs)):
-            if name in node.op.may_overwrite.get(out_name, ()) and x is not None:
-                if x.shape == value.shape and x.dtype == value.dtype.numpy:
-                    found.append({k: i})
+            allowed = x is not None and name in node.op.may_overwrite.get(out_name, ())
+            if allowed and x.shape == value.shape and x.dtype == value.dtype.numpy:
+                found.append({k: i})
     return found
 
 
@@ -228,14 +231,23 @@ def check(
     shared |= alias or {}
     outputs = [(v.dtype.name, v.shape) for v in node.outputs]
     got = run(
-        name, placed, outputs, attr_list(node), isa=isa, sig=signature(node), alias=shared, threads=threads, unwanted=unwanted
+        name,
+        placed,
+        outputs,
+        attr_list(node),
+        isa=isa,
+        sig=signature(node),
+        alias=shared,
+        threads=threads,
+        unwanted=unwanted,
     )
     for k, value in enumerate(node.outputs):
         if k in unwanted:
             continue
         wrong = difference(name, got[k], want[k], want_f32[k], value)
         if wrong:
-            line = f'check("{name}", {number}, "{isa}", layout="{layout}", threads={threads}, alias={alias}, twice={tuple(twice)})'
+            how = f'layout="{layout}", threads={threads}, alias={alias}, twice={tuple(twice)}'
+            line = f'check("{name}", {number}, "{isa}", {how})'
             raise AssertionError(f"{name}: output {k} {value!r} {wrong}\nrepeat: {line}")
     return got
 

@@ -117,7 +117,8 @@ def test_like_numpy(name, build, want):
 
 INDICES = [
     0, -1, slice(None), slice(1, None), slice(None, None, 2), slice(-2, -1), None, ..., (0, 1), (0, 1, 2), (..., 0),
-    (slice(None), None, 1), (None, ..., slice(0, 3, 2)), (1, ..., None), (slice(5, 9),), (slice(2, 1),), np.int64(1), (),
+    (slice(None), None, 1), (None, ..., slice(0, 3, 2)), (1, ..., None), (slice(5, 9),), (slice(2, 1),), np.int64(1),
+    (),
 ]  # fmt: skip
 
 
@@ -131,7 +132,10 @@ def test_values_iterate_along_the_first_axis():
     assert len(list(c(M))) == 3
 
 
-@pytest.mark.parametrize("padding,dilation,k", [(0, 1, (3, 3)), ((1, 2), 1, (3, 2)), ("same", 1, (3, 3)), ("same", 2, (3, 5)), ("same", 1, (2, 4))])
+@pytest.mark.parametrize(
+    "padding,dilation,k",
+    [(0, 1, (3, 3)), ((1, 2), 1, (3, 2)), ("same", 1, (3, 3)), ("same", 2, (3, 5)), ("same", 1, (2, 4))],
+)
 def test_conv2d_is_a_sum_over_windows(padding, dilation, k):
     w = RNG.normal(size=(5, 3, *k)).astype(np.float32)
     b = RNG.normal(size=5).astype(np.float32)
@@ -179,39 +183,54 @@ REFUSED = [
     (lambda: c(M) + c(V3), ShapeError, "add: shapes do not broadcast: x f32[3,4], y f32[3]; need extents"),
     (lambda: c(M) + "one", DTypeError, "constant: got <U3 data; need numbers"),
     (lambda: ops.sum(c(M), 2), ShapeError, "sum: axis 2 does not exist: f32[3,4]; need an axis from -2 to 1"),
-    (lambda: ops.sum(c(M), (0, -2)), ShapeError, "sum: axes (0, -2) name one axis twice: f32[3,4]; need each axis once"),
+    (lambda: ops.sum(c(M), (0, -2)), ShapeError,
+     "sum: axes (0, -2) name one axis twice: f32[3,4]; need each axis once"),
     (lambda: c(M)[3], ShapeError, "getitem: index 3 leaves axis 0: f32[3,4]; need -3 to 2"),
     (lambda: c(M)[0, 0, 0], ShapeError, "getitem: 3 indices: f32[3,4]; need at most 2"),
     (lambda: c(M)[::-1], ShapeError, "getitem: step -1: f32[3,4]; need a step >= 1"),
     (lambda: c(M)[[0, 1]], ShapeError, "getitem: index of type list: f32[3,4]; need whole numbers, slices"),
     (lambda: c(M)[..., ...], ShapeError, "getitem: two ... in one index: f32[3,4]; need at most one"),
     (lambda: c(M)[True], ShapeError, "getitem: index of type bool: f32[3,4]; need whole numbers"),
-    (lambda: c(M)[0.5:], ShapeError, "getitem: slice slice(0.5, None, None) is not usable: f32[3,4]; need whole numbers"),
+    (lambda: c(M)[0.5:], ShapeError,
+     "getitem: slice slice(0.5, None, None) is not usable: f32[3,4]; need whole numbers"),
     (lambda: ops.reshape(c(M), (5, -1)), ShapeError, "reshape: 12 elements do not fill shape [5, -1]: f32[3,4]; need"),
     (lambda: ops.squeeze(c(M), 0), ShapeError, "squeeze: axis 0 has extent 3: f32[3,4]; need extent 1"),
-    (lambda: ops.split(c(M), 5), ShapeError, "split: axis 0 does not split into 5 equal pieces: f32[3,4]; need a divisor of 3"),
-    (lambda: ops.split(c(M), [1, 1]), ShapeError, "split: sizes [1, 1] do not add up to axis 0: f32[3,4]; need a sum of 3"),
+    (lambda: ops.split(c(M), 5), ShapeError,
+     "split: axis 0 does not split into 5 equal pieces: f32[3,4]; need a divisor of 3"),
+    (lambda: ops.split(c(M), [1, 1]), ShapeError,
+     "split: sizes [1, 1] do not add up to axis 0: f32[3,4]; need a sum of 3"),
     (lambda: ops.repeat(c(M), (2,)), ShapeError, "repeat: reps [2] are not usable: f32[3,4]; need at least 2"),
     (lambda: ops.concat([]), GraphError, "concat: nothing to join; need at least one value"),
     (lambda: ops.concat([c(M), c(N)]), ShapeError, "concat: shapes differ outside axis 0: x0 f32[3,4], x1 f32[4,5]"),
     (lambda: ops.slice(c(M), (0,), (1,)), ShapeError, "slice: 1 starts, 1 stops, 2 steps: f32[3,4]; need 2 of each"),
     (lambda: ops.mse(c(M), c(V3)), ShapeError, "mse: shapes differ: pred f32[3,4], target f32[3]; need one shape"),
-    (lambda: ops.mse(c(M), c(M), c(V4)), ShapeError, "mse: weights do not fit: f32[3,4], weights f32[4]; need a weight per row"),
-    (lambda: ops.cross_entropy(c(M), c(V3)), ShapeError, "cross_entropy_sum: labels do not fit: logits f32[3,4], labels f32[3]"),
-    (lambda: ops.loss_pair("hinge"), SettingError, "loss: 'hinge' is not known; need one of cross_entropy, mse, mean, sum"),
-    (lambda: ops.group_norm(c(A), 2), ShapeError, "group_norm: channels do not form 2 groups: f32[2,3,4]; need [N, C, ...]"),
-    (lambda: ops.conv2d(c(IMG), c(N)), ShapeError, "conv2d: w is no set of kernels: x f32[2,3,7,8], w f32[4,5]; need w of shape"),
-    (lambda: ops.conv2d(c(IMG), c(IMG), padding="valid"), ShapeError, "conv2d: padding 'valid' is not known; need a number"),
-    (lambda: ops.conv2d(c(IMG), c(IMG), stride=2, padding="same"), ShapeError, 'conv2d: padding "same": x f32[2,3,7,8], w'),
-    (lambda: ops.dropout(c(M), 2), ShapeError, "dropout: rate 2.0 is not usable: x f32[3,4], seed i64[], step i64[], row i64[]"),
+    (lambda: ops.mse(c(M), c(M), c(V4)), ShapeError,
+     "mse: weights do not fit: f32[3,4], weights f32[4]; need a weight per row"),
+    (lambda: ops.cross_entropy(c(M), c(V3)), ShapeError,
+     "cross_entropy_sum: labels do not fit: logits f32[3,4], labels f32[3]"),
+    (lambda: ops.loss_pair("hinge"), SettingError,
+     "loss: 'hinge' is not known; need one of cross_entropy, mse, mean, sum"),
+    (lambda: ops.group_norm(c(A), 2), ShapeError,
+     "group_norm: channels do not form 2 groups: f32[2,3,4]; need [N, C, ...]"),
+    (lambda: ops.conv2d(c(IMG), c(N)), ShapeError,
+     "conv2d: w is no set of kernels: x f32[2,3,7,8], w f32[4,5]; need w of shape"),
+    (lambda: ops.conv2d(c(IMG), c(IMG), padding="valid"), ShapeError,
+     "conv2d: padding 'valid' is not known; need a number"),
+    (lambda: ops.conv2d(c(IMG), c(IMG), stride=2, padding="same"), ShapeError,
+     'conv2d: padding "same": x f32[2,3,7,8], w'),
+    (lambda: ops.dropout(c(M), 2), ShapeError,
+     "dropout: rate 2.0 is not usable: x f32[3,4], seed i64[], step i64[], row i64[]"),
     (lambda: ops.relu(), GraphError, "relu: input x is missing; need x"),
     (lambda: ops.relu(c(M), c(M)), GraphError, "relu: 2 inputs: x f32[3,4]"),
     (lambda: ops.relu(c(M), slope=1), GraphError, "relu: slope is not an attribute: x f32[3,4]; need one of: none"),
-    (lambda: ops.leaky_relu(c(M), slope="steep"), GraphError, "leaky_relu: slope='steep' is not usable: x f32[3,4]; need slope"),
+    (lambda: ops.leaky_relu(c(M), slope="steep"), GraphError,
+     "leaky_relu: slope='steep' is not usable: x f32[3,4]; need slope"),
     (lambda: ops.softmax(c(M), 2), ShapeError, "softmax: axis 2 does not exist: f32[3,4]; need an axis from -2 to 1"),
     (lambda: ops.softmax(2.0), ShapeError, "softmax: no last axis to work along: x f32[]; need a last axis"),
-    (lambda: ops.embedding(c(M), c(V3)), DTypeError, "get_rows: dtype f32 is not taken: table f32[3,4], ids f32[3]; need i32"),
-    (lambda: ops.pad(c(M), [(1, 1)]), ShapeError, "pad: before [1], after [1], interior [0] are not 2 each: x f32[3,4]"),
+    (lambda: ops.embedding(c(M), c(V3)), DTypeError,
+     "get_rows: dtype f32 is not taken: table f32[3,4], ids f32[3]; need i32"),
+    (lambda: ops.pad(c(M), [(1, 1)]), ShapeError,
+     "pad: before [1], after [1], interior [0] are not 2 each: x f32[3,4]"),
 ]  # fmt: skip
 
 
@@ -241,5 +260,7 @@ def test_positions_and_comparisons_cut_the_gradient(build):
 def test_an_op_without_gradient_says_so():
     x = input("x", (3, 4))
     count = ops.correct(x, c(np.zeros(3, np.int32)))
-    with pytest.raises(GradientError, match=r"correct has no gradient: a count has no slope; node correct#\d+ at test_fun"):
+    with pytest.raises(
+        GradientError, match=r"correct has no gradient: a count has no slope; node correct#\d+ at test_fun"
+    ):
         gradients(count, [x])

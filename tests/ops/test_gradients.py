@@ -15,7 +15,7 @@ from gradloom.ops import sum as sum_over
 from gradloom.run.feeds import leaves
 from gradloom.run.numpy_backend import evaluate
 from gradloom.transform.grad import gradients
-from tests.ops.cases import case_id, samples_of, sampled_ops
+from tests.ops.cases import case_id, sampled_ops, samples_of
 
 MOST = 1500  # elements in all inputs together
 
@@ -107,7 +107,9 @@ class Differentiated:
         room = 2e-8 * size + 1e-9 * (1 + abs(float(known[loss])))
         if direction:
             measured = self.slope(loss, direction)
-            assert abs(measured - expected) <= room, f"{what}: vjp {expected}, finite differences {measured}, room {room:.2g}"
+            assert abs(measured - expected) <= room, (
+                f"{what}: vjp {expected}, finite differences {measured}, room {room:.2g}"
+            )
         for value, g in zip(self.wrt, grads, strict=True):
             name = self.names[value]
             if g is None and (self.node.op.name, name.rstrip("0123456789")) not in HELD_CONSTANT:

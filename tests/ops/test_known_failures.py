@@ -19,7 +19,9 @@ everywhere = pytest.mark.parametrize("backend,isa", BACKENDS)
 
 def compute(values, backend, isa, **feeds):
     options = {"isa": isa, "threads": 2} if backend == "cpu" else {}
-    return compile_graph(list(values), backend=backend, **options)(**feeds)
+    nodes = reachable(values)
+    asked = {n.attrs["key"] for n in nodes if n.op.name in ("input", "setting")}
+    return compile_graph(list(values), backend=backend, **options)(**{k: x for k, x in feeds.items() if k in asked})
 
 
 def near(got, want, tolerance=2e-6):
@@ -48,7 +50,7 @@ def test_cross_entropy_gradient_of_weighted_and_ignored_rows(backend, isa):
     rows, counted = softmax(x.astype(np.float64)), ids >= 0
     total = weights[counted].sum()
     onehot = np.eye(5)[np.where(counted, ids, 0)]
-    near(got, (weights * -np.log(rows[np.arange(6), ids]))[counted].sum() / total)
+    near(got, (weights * -np.log(rows[np.arange(6), np.where(counted, ids, 0)]))[counted].sum() / total)
     near(g, np.where(counted, weights, 0)[:, None] * (rows - onehot) / total)
     assert np.all(g[[1, 4, 5]] == 0)  # exactly
 
@@ -93,7 +95,11 @@ def test_ids_never_expand():
     loss = ops.cross_entropy(ops.matmul(ops.embedding(table, ids), w), ids)
     grads = gradients(loss, [table, w])
     wide = [v for n in reachable([loss, *grads]) for v in n.outputs if v.shape == (rows, classes)]
-    assert sorted({v.node.op.name for v in wide}) == ["cross_entropy_sum", "matmul", "mul"]  # logits, gradient, its scale
+    assert sorted({v.node.op.name for v in wide}) == [
+        "cross_entropy_sum",
+        "matmul",
+        "mul",
+    ]  # logits, gradient, its scale
     plan = compile_graph([loss, *grads], backend="null").plan
     assert plan.peak_bytes < 4 * (3 * rows * classes + 4 * classes * width)
 
@@ -124,9 +130,7 @@ def test_gradients_are_summed_over_broadcast_axes(name, backend, isa):
 @everywhere
 def test_a_scalar_added_gets_the_sum_not_the_mean(backend, isa):
     x, b = input("x", (5,)), input("b")
-    (g,) = compute(gradients(ops.sum(x + b), [b]), backend, isa) if backend == "none" else compute(
-        gradients(ops.sum(ops.mul(x + b, x)), [b]), backend, isa, x=np.arange(5), b=1.0
-    )
+    (g,) = compute(gradients(ops.sum((x + b) * x), [b]), backend, isa, x=np.arange(5), b=1.0)
     assert g == 10
 
 
@@ -205,7 +209,10 @@ def test_dropout_of_micro_batches_is_that_of_the_batch(backend, isa):
     x, part = input("x", (12, 7)), input("x", (4, 7))
     ones = np.ones((12, 7), np.float32)
     (whole,) = compute([ops.dropout(x, 0.5, stream=1)], backend, isa, x=ones, seed=1, step=2)
-    pieces = [compute([ops.dropout(part, 0.5, stream=1)], backend, isa, x=ones[:4], seed=1, step=2, row=r)[0] for r in (0, 4, 8)]
+    pieces = [
+        compute([ops.dropout(part, 0.5, stream=1)], backend, isa, x=ones[:4], seed=1, step=2, row=r)[0]
+        for r in (0, 4, 8)
+    ]
     assert np.array_equal(whole, np.concatenate(pieces))
 
 
@@ -224,7 +231,12 @@ def test_dropouts_without_a_stream_do_not_share_masks():
 def test_batch_norm_backward_has_the_terms_of_mean_and_variance(shape, backend, isa):
     """The gradient is at right angles to 1 and to x in every channel, and agrees with the chain rule in full."""
     rng = np.random.default_rng(5)
-    data = {"x": rng.normal(1, 2, shape), "w": rng.uniform(0.5, 2, 3), "b": rng.normal(size=3), "r": rng.normal(size=shape)}
+    data = {
+        "x": rng.normal(1, 2, shape),
+        "w": rng.uniform(0.5, 2, 3),
+        "b": rng.normal(size=3),
+        "r": rng.normal(size=shape),
+    }
     x, w, b, r = (input(k, v.shape) for k, v in data.items())
     axes = tuple(i for i in range(len(shape)) if i != 1)
     y, mean, var = ops.batch_norm(x, w, b)
