@@ -83,20 +83,23 @@ def _choose_inplace(laid: Laid, order: Order) -> dict[Value, Value]:
 
 
 def _candidates(node: Node, out: Value) -> list[Value]:
+    return [v for i, v in enumerate(node.inputs) if v is not None and _allowed(node, out, i)]
+
+
+def _allowed(node: Node, out: Value, position: int) -> bool:
+    """Does the op declare that `out` may overwrite the input at this position?"""
     op = node.op
-    names = op.may_overwrite.get(op.slot(op.outputs, out.index).name, ())
-    return [v for i, v in enumerate(node.inputs) if v is not None and op.slot(op.inputs, i).name in names]
+    return op.slot(op.inputs, position).name in op.may_overwrite.get(op.slot(op.outputs, out.index).name, ())
 
 
 def _same_place(laid: Laid, node: Node, base: Value, out: Value) -> bool:
     """Every input of the node that looks into base's buffer is one that `out` may overwrite and covers it exactly."""
-    allowed = _candidates(node, out)
-    for value in node.inputs:
+    for i, value in enumerate(node.inputs):
         if value is None or laid.layouts[value].base is not base:
             continue
         at = laid.layouts[value]
         exact = value.shape == out.shape and at.offset == 0 and is_dense(value.shape, at.strides)
-        if value not in allowed or not exact or value.dtype.bytes != out.dtype.bytes or base.bytes != out.bytes:
+        if not _allowed(node, out, i) or not exact or value.dtype.bytes != out.dtype.bytes or base.bytes != out.bytes:
             return False
     return True
 
