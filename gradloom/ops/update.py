@@ -114,7 +114,7 @@ def _sgd_samples(rng: np.random.Generator) -> list[Sample]:
             flat: list[Any] = []
             for s in shapes:
                 flat += [draw(rng, s), draw(rng, s), draw(rng, s) if with_m else None]
-            scalars = _scalars(0.1, 0.9 if with_m else 0.0, 0.01 * (i % 2), 1.0 + i)
+            scalars = _scalars(0.1, 0.9 if with_m else 0.0, 0.01 * (i % 2), i)
             found.append(Sample((*scalars, *flat)))
     return found
 
@@ -125,7 +125,7 @@ def _adamw_samples(rng: np.random.Generator) -> list[Sample]:
         flat: list[Any] = []
         for s in shapes:
             flat += [draw(rng, s), draw(rng, s), draw(rng, s), draw(rng, s, 0.01, 2.0)]
-        found.append(Sample((*_scalars(1e-2, 0.9, 0.999, 1e-8, 0.1 * (i % 2), 1.0 + 3 * i, 1.0 + i), *flat)))
+        found.append(Sample((*_scalars(1e-2, 0.9, 0.999, 1e-8, 0.1 * (i % 2), 1.0 + 3 * i, i), *flat)))
     return found
 
 
@@ -200,7 +200,9 @@ guard: OpSpec = op(
     doc="norm = sqrt(sum of g^2) / weight; stops the run before any update when the loss or the norm is not finite",
     shape=_guard_shape, no_gradient=ENDS,
     reference=_norm,
-    samples=lambda rng: [Sample((*_scalars(1.5, 3.0), *(draw(rng, s) for s in shapes))) for shapes in GROUPS],
+    samples=lambda rng: [
+        Sample((*_scalars(1.5, i), *(draw(rng, s) for s in shapes))) for i, shapes in enumerate(GROUPS)
+    ],
     bad_samples=[
         bad(
             "guard: a scalar is not of shape (): loss f32[2], weight f32[], g0 f32[3]; need shape ()",

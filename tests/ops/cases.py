@@ -203,6 +203,11 @@ def attr_list(node: Node) -> list[Any]:
     return found
 
 
+def call_line(name: str, number: int, isa: str, **options: Any) -> str:
+    """The line that repeats a case."""
+    return f'check("{name}", {number}, "{isa}"{"".join(f", {k}={v!r}" for k, v in options.items() if v)})'
+
+
 def check(
     name: str,
     number: int,
@@ -249,8 +254,7 @@ def check(
             continue
         wrong = difference(name, got[k], want[k], want_f32[k], value)
         if wrong:
-            how = f'layout="{layout}", threads={threads}, alias={alias}, twice={tuple(twice)}'
-            line = f'check("{name}", {number}, "{isa}", {how})'
+            line = call_line(name, number, isa, layout=layout, threads=threads, alias=alias, twice=tuple(twice))
             raise AssertionError(f"{name}: output {k} {value!r} {wrong}\nrepeat: {line}")
     return got
 

@@ -8,7 +8,18 @@ import pytest
 from gradloom import _core
 from gradloom.graph.opspec import REGISTRY
 from gradloom.plan.tape import signature
-from tests.ops.cases import LAYOUTS, SMALL, aliases_of, arranged, case_id, check, kernel_ops, node_of, samples_of
+from tests.ops.cases import (
+    LAYOUTS,
+    SMALL,
+    aliases_of,
+    arranged,
+    call_line,
+    case_id,
+    check,
+    kernel_ops,
+    node_of,
+    samples_of,
+)
 
 ISAS = _core.isas()
 KERNELS = {isa: set(_core.kernels(isa)) for isa in ISAS}
@@ -26,17 +37,21 @@ def need_kernel(isa: str, name: str, kinds: str) -> None:
         pytest.skip(f"no kernel {name} {kinds} on {isa}")
 
 
-def same_bits(want: list, got: list, what: object) -> None:
-    for a, b in zip(want, got, strict=True):
-        assert a is None or a.tobytes() == b.tobytes(), f"other bits with {what}"
+def same_bits(want: list, case: tuple[str, int], isa: str, **options) -> None:
+    """The case run with these options gives the very bits of `want`."""
+    got = check(*case, isa, compare=False, **options)
+    for k, (a, b) in enumerate(zip(want, got, strict=True)):
+        assert a is None or a.tobytes() == b.tobytes(), (
+            f"{case[0]}: output {k} has other bits than one thread with a separate output\n"
+            f"repeat: {call_line(*case, isa, **options)}"
+        )
 
 
-def in_threads(case: tuple[str, int], isa: str, **options) -> None:
-    """One thread and two: the same bits."""
+def in_threads(case: tuple[str, int], isa: str, layout: str = "dense") -> None:
+    """One thread against the reference; two give the same bits."""
     spec, sample = REGISTRY[case[0]], samples_of(case[0])[case[1]]
     need_kernel(isa, case[0], signature(node_of(spec, sample.inputs, sample.attrs)))
-    one = check(*case, isa, threads=1, **options)
-    same_bits(one, check(*case, isa, threads=2, compare=False, **options), "two threads")
+    same_bits(check(*case, isa, layout=layout), case, isa, layout=layout, threads=2)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -59,28 +74,17 @@ def test_kernel_on_strided_inputs(case, isa):
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("case", OVERWRITES, ids=case_id)
 def test_kernel_over_its_inputs(case, isa):
-    """The output in the place of each input that may_overwrite names; also where two such inputs are one value: the
-    bits of a separate output."""
+    """The output in the place of each input that may_overwrite names; also where two such inputs are one value."""
     spec, sample = REGISTRY[case[0]], samples_of(case[0])[case[1]]
-    inputs = sample.inputs
-    aliases = aliases_of(node_of(spec, inputs, sample.attrs), inputs)
-    need_kernel(isa, case[0], signature(node_of(spec, inputs, sample.attrs)))
-    twins = [
-        (a, b)
-        for x in aliases
-        for y in aliases
-        for a, b in [(*x.values(), *y.values())]
-        if x.keys() == y.keys() and a < b
-    ]
+    node = node_of(spec, sample.inputs, sample.attrs)
+    need_kernel(isa, case[0], signature(node))
+    aliases = aliases_of(node, sample.inputs)
+    twins = [(i, j) for a in aliases for b in aliases for k, i in a.items() for m, j in b.items() if k == m and i < j]
     for twice in ((), *twins):
         separate = check(*case, isa, twice=twice, compare=not twice)
         for alias in aliases:
             for threads in (1, 2):
-                same_bits(
-                    separate,
-                    check(*case, isa, threads=threads, alias=alias, twice=twice, compare=False),
-                    (alias, twice),
-                )
+                same_bits(separate, case, isa, threads=threads, alias=alias, twice=twice)
 
 
 @pytest.mark.parametrize("isa", ISAS)

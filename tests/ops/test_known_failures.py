@@ -183,6 +183,18 @@ def test_a_deep_stack_of_norms_has_the_gradients_of_the_definition(isa):
         near(a, b, 2e-5)
 
 
+@everywhere
+def test_an_input_that_is_also_another_input_keeps_its_bytes(backend, isa):
+    """The gradient may take the place of the logits, but not where they are the labels as well."""
+    rng = np.random.default_rng(6)
+    p = ops.exp(input("x", (7, 40)))  # a value of the arena, last read by the loss
+    loss, _, grad = ops.cross_entropy_sum(p, p)
+    data = {"x": rng.uniform(-1, 1, (7, 40)).astype(np.float32)}
+    got, want = compute([loss, grad], backend, isa, **data), compute([loss, grad], "numpy", None, **data)
+    near(got[0], want[0], 4e-6)
+    near(got[1], want[1], 4e-6)
+
+
 # ---- layers that are less than their names ------------------------------------------------------------------
 
 
