@@ -201,7 +201,7 @@ guard: OpSpec = op(
     shape=_guard_shape, no_gradient=ENDS,
     reference=_norm,
     samples=lambda rng: [
-        Sample((*_scalars(1.5, i), *(draw(rng, s) for s in shapes))) for i, shapes in enumerate(GROUPS)
+        Sample((*_scalars(1.5, i), *(draw(rng, s) for s in shapes))) for i, shapes in enumerate((*GROUPS, GROUPS[3]))
     ],
     bad_samples=[
         bad(

@@ -218,8 +218,11 @@ def check(
     twice: Sequence[int] = (),
     compare: bool = True,
 ) -> list[np.ndarray | None]:
-    """Run sample `number` of the op and hold it against the reference. alias: {output: input} shares bytes; twice:
-    these two inputs are one value; compare=False: only run. Guard bytes, untouched inputs: tests/core/harness.py. Returns the outputs."""
+    """Run sample `number` of the op and hold it against the reference. Returns the outputs.
+
+    alias: {output: input} shares bytes; twice: these two inputs are one value; compare=False: only run. The harness
+    puts guard bytes around every buffer, fills outputs and scratch with NaN and sees that inputs stay as they are.
+    """
     from tests.core.harness import run
 
     spec = REGISTRY[name]
