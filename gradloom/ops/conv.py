@@ -162,9 +162,7 @@ def _back_input_shape(
     return x
 
 
-def _back_weight_shape(
-    g: Spec, x: Spec, kernel: Shape, stride: Shape, padding: Shape, dilation: Shape
-) -> list[Spec]:
+def _back_weight_shape(g: Spec, x: Spec, kernel: Shape, stride: Shape, padding: Shape, dilation: Shape) -> list[Spec]:
     _need_images(g, "g")
     _need_images(x)
     _need_pairs({}, kernel=kernel)
