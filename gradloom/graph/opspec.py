@@ -139,7 +139,11 @@ def _coerce(kind: str, value: Any, name: str) -> Any:
 
 
 def _wanted(rule: Callable[..., Any] | None) -> tuple[str, ...]:
-    return () if rule is None else tuple(inspect.signature(rule).parameters)
+    """The names of a rule's parameters, or those that it says it wants."""
+    if rule is None:
+        return ()
+    code = rule.__code__
+    return getattr(rule, "wants", code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
 
 
 class OpSpec:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,9 +18,7 @@ from ..graph.value import Shape, Value
 
 def named(names: Sequence[str], rule: Callable[..., Any]) -> Callable[..., Any]:
     """The rule, asking for these names."""
-    rule.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in names]
-    )
+    rule.wants = tuple(names)  # type: ignore[attr-defined]
     return rule
 
 

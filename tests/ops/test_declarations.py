@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from gradloom.base.errors import GradloomError
 from gradloom.graph.opspec import REGISTRY, constant
+from gradloom.ops.table import op_table
 from tests.ops.cases import case_id, cases, laid_out, node_of, reference, sampled_ops, samples_of, telling
 
 BAD = [(spec.name, i) for spec in REGISTRY.values() for i in range(len(spec.bad_samples))]
@@ -105,3 +108,8 @@ accumulate zero assign guard constant input parameter setting
 
 def test_the_catalogue_is_complete():
     assert set(CATALOGUE.split()) <= set(REGISTRY)
+
+
+def test_the_op_table_of_the_docs_is_that_of_the_registry():
+    page = Path(__file__).parents[2] / "docs" / "ops.md"
+    assert page.read_text() == op_table(), "python -m gradloom.ops.table > docs/ops.md"

@@ -1,0 +1,76 @@
+"""The op table of docs/ops.md, printed from the registry: `python -m gradloom.ops.table > docs/ops.md`."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+
+from ..graph.opspec import REGISTRY, Attr, OpSpec, Slot
+
+HEAD = """# Ops
+
+Printed from the registry by `python -m gradloom.ops.table`; a test keeps it so. `b?` is optional; names after `|`
+repeat as groups. *in place*: inputs whose buffer the first output (or the one named) may take. The functions of
+`gradloom.ops` are these ops, some with friendlier arguments (negative axes, numbers for pairs, weights and biases).
+"""
+
+
+def _slots(slots: tuple[Slot, ...]) -> str:
+    fixed = [s.name + "?" * s.optional for s in slots if not s.repeated]
+    groups = [s.name + "?" * s.optional for s in slots if s.repeated]
+    return " ".join([*fixed, *(["\\|", *groups] if groups else [])])
+
+
+def _attr(attr: Attr) -> str:
+    kind = " or ".join(attr.choices) or attr.kind
+    if attr.default is inspect.Parameter.empty:
+        return f"{attr.name}: {kind}"
+    default = list(attr.default) if isinstance(attr.default, tuple) else attr.default
+    return f"{attr.name}: {kind} = {default}"
+
+
+def _gradient(spec: OpSpec) -> str:
+    return "yes" if spec.vjp is not None else f"no: {spec.no_gradient}"
+
+
+def _in_place(spec: OpSpec) -> str:
+    if spec.view is not None:
+        return "a view"
+    if spec.updates:
+        return "writes " + ", ".join(dict.fromkeys(spec.updates.values()))
+    parts = []
+    for out, names in spec.may_overwrite.items():
+        parts.append((f"{out}: " if out != spec.outputs[0].name else "") + " ".join(names))
+    return ", ".join(parts)
+
+
+def op_table() -> str:
+    """All ops as Markdown, a table per family."""
+    families: dict[str, list[OpSpec]] = {}
+    for spec in REGISTRY.values():
+        families.setdefault(_family(spec), []).append(spec)
+    lines = [HEAD]
+    for family, specs in families.items():
+        lines += [
+            f"## {family}",
+            "",
+            "| op | inputs -> outputs | attributes | what it computes | gradient | in place |",
+        ]
+        lines.append("|---|---|---|---|---|---|")
+        for s in specs:
+            flow = f"{_slots(s.inputs)} -> {_slots(s.outputs)}".strip()
+            what = s.doc.replace("|", "\\|")
+            cells = (s.name, flow, ", ".join(map(_attr, s.attrs)), what, _gradient(s), _in_place(s))
+            lines.append("| " + " | ".join(cells) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _family(spec: OpSpec) -> str:
+    return "leaves" if spec.reference is None else spec.reference.__module__.rpartition(".")[2]
+
+
+if __name__ == "__main__":
+    import gradloom.ops  # noqa: F401 (fills the registry)
+
+    sys.stdout.write(op_table())
