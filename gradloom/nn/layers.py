@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -65,7 +65,9 @@ class Linear(Module):
 
 
 class Conv2d(Module):
-    """Cross-correlation over [N, C, H, W]: weight [channels_out, channels_in, kh, kw]; padding a number, a pair or "same".
+    """Cross-correlation over [N, C, H, W]: weight [channels_out, channels_in, kh, kw].
+
+    padding: a number, a pair or "same".
 
     Initialisation as in PyTorch: U(-b, b) with b = 1/sqrt(channels_in * kh * kw).
     """
@@ -147,7 +149,10 @@ class BatchNorm(Module):
             return ops.batch_norm_eval(x, self.weight, self.bias, self.running_mean, self.running_var, self.eps)
         count = x.size // x.shape[1]
         if count < 2:
-            raise ShapeError(f"BatchNorm: {describe(x)} has {count} value per channel; need at least 2 to train")
+            raise ShapeError(
+                f"BatchNorm: {describe(x)} has {count} value per channel; need at least 2 to train: "
+                "choose a batch size that leaves no single row"
+            )
         y, mean, var = ops.batch_norm(x, self.weight, self.bias, self.eps)
         keep, take = 1 - self.momentum, self.momentum
         y.node.effects = (
@@ -257,7 +262,7 @@ class Sequential(Module):
                 raise GraphError(f"Sequential: got {type(layer).__name__}; need modules")
         self.layers = list(layers)
 
-    def children(self):  # type: ignore[no-untyped-def]
+    def children(self) -> Iterator[tuple[str, Module]]:
         return iter((str(i), layer) for i, layer in enumerate(self.layers))
 
     def __len__(self) -> int:

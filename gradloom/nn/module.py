@@ -100,7 +100,7 @@ class Module:
         for name, init in self._inits.items():
             if name.startswith("#"):
                 raise GraphError(
-                    f"{type(self).__name__}: a parameter was declared, not assigned; need self.name = self.parameter(...)"
+                    f"{type(self).__name__}: a parameter was made, not assigned; need self.name = self.parameter(...)"
                 )
             yield prefix + name, getattr(self, name), init
         for name, child in self.children():
@@ -204,4 +204,3 @@ class Module:
             if below:
                 return f"{name}.{below}"
         return ""
-

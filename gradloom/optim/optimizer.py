@@ -67,7 +67,7 @@ class Optimizer:
 
 
 class SGD(Optimizer):
-    """w <- w(1 - lr*wd) - lr*m with m = momentum*m + g; without momentum m is g. Plain SGD of ggml, PyTorch's momentum."""
+    """w <- w(1 - lr*wd) - lr*m with m = momentum*m + g; without momentum m is g. ggml's SGD, PyTorch's momentum."""
 
     def __init__(self, *, lr: Schedule = 1e-3, momentum: Schedule = 0.0, weight_decay: Schedule = 0.0) -> None:
         super().__init__(lr=lr, momentum=momentum, weight_decay=weight_decay)

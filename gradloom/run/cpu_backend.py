@@ -217,16 +217,31 @@ class CpuExecutable:
 
     def _failure(self, done: int, stop: int, node_id: int, index: int, value: int) -> Exception:
         node = self.plan.tape.nodes.get(node_id)
-        where = f"{node.op.name} {node.label}" if node else f"node {node_id}"
+        where = called(node) if node else f"node {node_id}"
         if stop == STOP_INDEX:
-            return IndexOutOfRange(done, f"{where}: id {value} at position {index} is out of range")
+            return IndexOutOfRange(done, f"{where}: id {value} at position {index} is out of range{ids_taken(node)}")
         if stop == STOP_GUARD:
             return GuardTripped(done, f"{where}: the loss or a gradient is not finite")
         if stop == STOP_NONFINITE:
-            return NotFinite(done, f"{where} produced a number that is not finite, at element {index}", node)
+            return NotFinite(done, f"{where} produced a number that is not finite, at element {index}", node, index)
         if stop == STOP_BOUNDS:
             return TrainError(f"{where} wrote outside its output, at byte {index} of the arena")
         return GraphError(f"{where}: stopped for reason {stop}")
+
+
+def called(node: Node) -> str:
+    """The op and what messages call the node."""
+    return f"{node.op.name} {node.label}" if node.name else node.label
+
+
+def ids_taken(node: Node | None) -> str:
+    """Which ids an op takes, for messages."""
+    table = node.inputs[0] if node else None
+    if node is None or table is None:
+        return ""
+    if node.op.name in ("cross_entropy_sum", "correct"):
+        return f"; need 0..{table.shape[1] - 1}, or -100 for a row to ignore"
+    return f"; need 0..{node.attrs['rows'] - 1 if node.op.name == 'scatter_rows' else table.shape[0] - 1}"
 
 
 class GuardTripped(NonFiniteError):
@@ -240,9 +255,9 @@ class GuardTripped(NonFiniteError):
 class NotFinite(NonFiniteError):
     """A checked run found the first output that is not finite."""
 
-    def __init__(self, steps_done: int, message: str, node: Node | None) -> None:
+    def __init__(self, steps_done: int, message: str, node: Node | None, index: int) -> None:
         super().__init__(message)
-        self.steps_done, self.node = steps_done, node
+        self.steps_done, self.node, self.index = steps_done, node, index
 
 
 class IndexOutOfRange(DataError):

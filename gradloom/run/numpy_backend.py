@@ -11,7 +11,7 @@ from ..base.dtypes import DType
 from ..graph.graph import reachable, storage_leaf, update_target
 from ..graph.value import Value
 from ..transform.rewrite import Program
-from .cpu_backend import GuardTripped, NotFinite
+from .cpu_backend import GuardTripped, NotFinite, called
 from .feeds import SETTING_DEFAULTS, as_array, check_names, leaves
 
 
@@ -120,7 +120,7 @@ class NumpyExecutable:
                     bad = np.flatnonzero(~_finite(known[value])) if value.dtype.is_float else np.empty(0)
                     if len(bad):
                         what = f"a number that is not finite, at element {bad[0]}"
-                        raise NotFinite(done, f"{node.op.name} {node.label} produced {what}", node)
+                        raise NotFinite(done, f"{called(node)} produced {what}", node, int(bad[0]))
             if node.op.guard:
                 loss, _, *gradients = (known[v] for v in node.inputs if v is not None)
                 squares = sum(float(np.sum(np.square(g))) for g in gradients)

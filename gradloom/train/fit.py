@@ -17,6 +17,8 @@ from .epoch import Progress, epoch
 from .result import Result
 from .trainer import Model, Trainer, check_batch
 
+Data = Dataset | tuple[Any, Any] | np.ndarray
+
 
 @dataclass(frozen=True)
 class EpochResult:
@@ -41,7 +43,7 @@ class EpochResult:
 
 def fit(
     model: Model,
-    data: Dataset | tuple[Any, Any],
+    data: Data,
     *,
     loss: str | Callable[..., Any] = "cross_entropy",
     optimizer: Optimizer | None = None,
@@ -59,15 +61,15 @@ def fit(
 ) -> list[EpochResult]:
     """Train a model and return one EpochResult per epoch.
 
-    data: a Dataset, or (x, y). The rows are permuted once by the seed; the last `val_split` share of that order is for
-    validation and is never trained on; the training part is shuffled, by shards, before each epoch. batch_size rows
-    make one optimiser step, computed in micro-batches of at most micro_batch_size. seed: of the order, of dropout, and
-    of parameters that are not initialised yet. progress: show it on stderr. The listeners get each epoch's result, the
-    state of a pass at least every 0.2 s, or every batch. options go to gl.compile (threads=, isa=, ...).
+    data: a Dataset, (x, y), or one array. The rows are permuted once by the seed; the last `val_split` share of that
+    order is for validation and is never trained on; the training part is shuffled, by shards, before each epoch.
+    batch_size rows make one optimiser step, computed in micro-batches of at most micro_batch_size. seed: of the order,
+    of dropout, and of parameters that are not initialised yet. progress: show it on stderr. The listeners get each
+    epoch's result, the state of a pass at least every 0.2 s, or every batch. options go to gl.compile (threads=, ...).
     Raises NonFiniteError when the loss or a gradient is not finite; the weights before that step are kept. On Ctrl-C,
     KeyboardInterrupt leaves with the weights so far.
     """
-    data = data if isinstance(data, Dataset) else Dataset(*data)
+    data = as_dataset(data)
     if not isinstance(epochs, int) or epochs < 0:
         raise SettingError(f"epochs={epochs!r} is not usable; need a whole number of at least 0")
     train_rows, val_rows = data.split(val_split, seed)
@@ -111,14 +113,18 @@ def fit(
 
 def evaluate(
     model: Model,
-    data: Dataset | tuple[Any, Any],
+    data: Data,
     *,
     loss: str | Callable[..., Any] = "cross_entropy",
     batch_size: int = 500,
     **options: Any,
 ) -> Result:
-    """Loss (and accuracy, for cross_entropy) on all rows, in their order; nothing is trained. options go to gl.compile."""
-    data = data if isinstance(data, Dataset) else Dataset(*data)
+    """Loss (and accuracy, for cross_entropy) on all rows, in their order; nothing is trained.
+
+    options go to gl.compile.
+    """
+    data = as_dataset(data)
+    check_batch(batch_size)
     trainer = Trainer(model, loss, build="forward", **options)
     result = Result()
     trainer.run_rows(trainer.source(data), 0, data.n, result, batch_size=min(batch_size, data.n), backward=False)
@@ -131,18 +137,30 @@ def predict(model: Model, x: Any, *, batch_size: int = 500, **options: Any) -> n
     from .trainer import FeedSource
 
     x = np.asarray(x)
+    check_batch(batch_size)
     if x.ndim == 0 or not len(x):
         raise DataError(f"predict: x has shape {list(x.shape)}; need rows along the first axis")
     trainer = Trainer(model, "mean", build="forward", **options)
     compiled: dict[int, Any] = {}
     parts = []
     for start in range(0, len(x), batch_size):
-        source = FeedSource(x[start : start + batch_size], None, None)
-        rows = source.arrays[0].shape[0]  # type: ignore[union-attr]
+        source = FeedSource(x[start : start + batch_size])
+        rows = source.rows
         if rows not in compiled:
             compiled[rows] = compile_program(trainer._outputs(source.leaves(rows)[0], False), **options)
         parts.append(compiled[rows](**source.feeds)[0])
     return np.concatenate(parts)
+
+
+def as_dataset(data: Data) -> Dataset:
+    """The data set itself, or one of (x, y) or of an array without labels."""
+    if isinstance(data, Dataset):
+        return data
+    if isinstance(data, np.ndarray):
+        return Dataset(data)
+    if isinstance(data, (tuple, list)) and len(data) == 2:
+        return Dataset(*data)
+    raise DataError(f"data: got {type(data).__name__}; need a Dataset, a pair (x, y) or an array")
 
 
 class ProgressLine:
@@ -156,7 +174,7 @@ class ProgressLine:
         self.last = 0.0
 
     def update(self, at: Progress) -> None:
-        if not self.live or at.seconds - self.last < 0.1 and at.rows < at.rows_total:
+        if not self.live or (at.seconds - self.last < 0.1 and at.rows < at.rows_total):
             return
         self.last = at.seconds if at.rows < at.rows_total else 0.0
         rate = at.rows / max(at.seconds, 1e-9)

@@ -14,7 +14,10 @@ LossPair = Callable[[Value, "Value | None", "Value | None"], tuple[Value, Value]
 
 
 def loss_pair(loss: str | Callable[..., Any]) -> LossPair:
-    """The (sum, weight) form of a loss: a name, or a function (outputs, labels) -> values per row or a pair (sum, weight)."""
+    """The (sum, weight) form of a loss.
+
+    loss: a name, or a function (outputs, labels) -> values per row or a pair (sum, weight).
+    """
     if isinstance(loss, str):
         pair = ops.loss.loss_pair(loss)
 
@@ -29,9 +32,7 @@ def loss_pair(loss: str | Callable[..., Any]) -> LossPair:
     return lambda pred, labels, weights: _own(loss, pred, labels, weights)
 
 
-def _own(
-    loss: Callable[..., Any], pred: Value, labels: Value | None, weights: Value | None
-) -> tuple[Value, Value]:
+def _own(loss: Callable[..., Any], pred: Value, labels: Value | None, weights: Value | None) -> tuple[Value, Value]:
     found = loss(pred) if labels is None else loss(pred, labels)
     if isinstance(found, tuple) and len(found) == 2 and all(isinstance(v, Value) for v in found):
         total, weight = found
@@ -40,7 +41,8 @@ def _own(
         return total, weight
     if not isinstance(found, Value) or found.shape != (pred.shape[0],):
         seen = describe(found) if isinstance(found, Value) else type(found).__name__
-        raise ShapeError(f"loss: the function gave {seen}; need one value per row [{pred.shape[0]}] or a pair (sum, weight)")
+        need = f"one value per row [{pred.shape[0]}] or a pair (sum, weight)"
+        raise ShapeError(f"loss: the function gave {seen}; need {need}")
     if weights is None:
         return ops.sum(found), constant(float(pred.shape[0]))
     return ops.sum(found * weights), ops.sum(weights)

@@ -1,4 +1,4 @@
-"""Graph: the ggml way to gradients: mark losses, backward, compile, reset, compute, read (ggml_build_backward_expand)."""
+"""Graph: the ggml way to gradients: mark losses, backward, compile, reset, compute, read."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Graph:
     def backward(self, keep: Sequence[Value] = ()) -> None:
         """Add gradient nodes and an accumulator for every trainable parameter. keep: further values whose gradients
         can be read after a run."""
-        found = {v.stored: v for n in reachable(self.outputs) for v in n.outputs if isinstance(v, Parameter) and v.trainable}
-        self.parameters = list(found.values())
+        leaves = [v for n in reachable(self.outputs) for v in n.outputs if isinstance(v, Parameter) and v.trainable]
+        self.parameters = list({v.stored: v for v in leaves}.values())
         wanted = [*self.parameters, *keep]
         self.kept = dict(zip(wanted, gradients(self.losses, wanted), strict=True))
         self._has_backward = True
@@ -111,8 +111,8 @@ class Run:
         if value in self.graph.kept and self.graph.kept[value] is None:
             return None
         if value not in self._accumulators:
-            raise GradientError(f"grad_acc: {value.node.label} has no accumulator; need a trainable parameter of the graph")
-        return self._accumulators[value].numpy()  # type: ignore[index]
+            raise GradientError(f"grad_acc: {value.node.label} has no accumulator; need a trainable parameter")
+        return self._accumulators[value].numpy()
 
 
 def set_loss(value: Value) -> Value:

@@ -9,6 +9,7 @@ import numpy as np
 
 from .. import ops
 from ..base.dtypes import dtype
+from ..base.errors import DataError, DTypeError, ShapeError
 from ..data.dataset import Dataset
 from ..graph.opspec import input as input_value
 from ..graph.opspec import setting, stored_value
@@ -62,12 +63,21 @@ def _wrapped(name: str, array: np.ndarray) -> Value:
 class FeedSource:
     """Rows that the caller hands over with each step."""
 
-    def __init__(self, x: np.ndarray, labels: np.ndarray | None, weights: np.ndarray | None) -> None:
-        self.arrays = [
-            _as_fed(x, ids=np.asarray(x).dtype.name in ("int32", "int64")),
-            None if labels is None else _as_fed(labels, ids=np.asarray(labels).dtype.kind in "iub"),
-            None if weights is None else _as_fed(weights, ids=False),
-        ]
+    def __init__(self, x: Any, labels: Any = None, weights: Any = None) -> None:
+        data = _numbers("batch", x)
+        if data.ndim == 0 or data.shape[0] == 0:
+            raise ShapeError(f"batch: shape {list(data.shape)}; need rows along the first axis")
+        ids = data.dtype.name in ("int32", "int64")
+        self.arrays: list[np.ndarray | None] = [_as_fed("batch", data, ids), None, None]
+        if labels is not None:
+            given = _numbers("labels", labels)
+            self.arrays[1] = _as_fed("labels", given, ids=given.dtype.kind in "iub")
+        if weights is not None:
+            per_row = self.arrays[2] = _as_fed("weights", _numbers("weights", weights), ids=False)
+            bad = np.flatnonzero(~(np.isfinite(per_row) & (per_row >= 0)))
+            if bad.size:
+                row = int(bad[0])
+                raise DataError(f"weights: {per_row.flat[row]} in row {row}; need finite numbers of at least 0")
 
     @property
     def key(self) -> Hashable:
@@ -82,9 +92,27 @@ class FeedSource:
         return x, labels, weights
 
     @property
+    def rows(self) -> int:
+        assert self.arrays[0] is not None
+        return len(self.arrays[0])
+
+    @property
     def feeds(self) -> dict[str, Any]:
         return {n: a for n, a in zip(("batch", "labels", "weights"), self.arrays, strict=True) if a is not None}
 
 
-def _as_fed(array: Any, ids: bool) -> np.ndarray:
+def _numbers(name: str, what: Any) -> np.ndarray:
+    try:
+        array = np.asarray(what)
+    except ValueError as error:
+        raise ShapeError(f"{name}: rows of different lengths ({error}); need one array") from None
+    if array.dtype.kind not in "fiub":
+        raise DTypeError(f"{name}: dtype {array.dtype}; need numbers")
+    return array
+
+
+def _as_fed(name: str, array: np.ndarray, ids: bool) -> np.ndarray:
+    limit = np.iinfo(np.int32)
+    if ids and array.dtype.itemsize >= 4 and array.size and not limit.min <= array.min() <= array.max() <= limit.max:
+        raise DataError(f"{name}: ids from {array.min()} to {array.max()}; need ids below {limit.max + 1}")
     return np.ascontiguousarray(array, np.int32 if ids else np.float32)

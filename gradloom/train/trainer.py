@@ -28,6 +28,7 @@ from .source import FeedSource, RowSource
 CALL_SECONDS = 0.2  # the longest that one native call may take: progress and Ctrl-C are answered in between
 CALL_BYTES = 64 << 20  # and the most that it may write down
 
+_Built = tuple[list[Value], "list[Value] | None", tuple[Parameter, ...]]
 Model = Module | Callable[[Value], Value] | tuple[Value, Value]
 
 
@@ -38,7 +39,8 @@ class _Step:
     run: Any
     rows: int
     has_predictions: bool
-    parameters: tuple[Parameter, ...]
+    outputs: list[Value]
+    updates: tuple[Value, ...]
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,10 @@ class Trainer:
             raise SettingError(f"accumulate={accumulate!r} is not usable; need a whole number of at least 1")
         self.model, self.loss, self.build, self.accumulate = model, loss, build, accumulate
         self.loss_pair = loss_pair(loss)
+        if not callable(model) and not _is_pair(model):
+            raise GraphError(f"model: got {type(model).__name__}; need a module, a function or a pair (input, outputs)")
+        if optimizer is not None and not isinstance(optimizer, Optimizer):
+            raise SettingError(f"optimizer: got {optimizer!r}; need one of gl.optim, such as AdamW(lr=1e-3)")
         self.optimizer = optimizer if optimizer is not None else AdamW()
         self.dynamic, self.seed, self.options = dynamic, seed, options
         self.steps = 0  # optimiser steps since the last reset of the optimiser
@@ -117,15 +123,11 @@ class Trainer:
         batch [rows, ...]; labels ids [rows] or rows of numbers; weights [rows]. Adds to `result` (a new one by default)
         and returns it. The weights may change; NonFiniteError leaves them as they were.
         """
-        source = FeedSource(np.asarray(batch), labels, weights)
-        x = source.arrays[0]
-        assert x is not None
-        if x.ndim == 0 or x.shape[0] == 0:
-            raise ShapeError(f"step: batch has shape {list(x.shape)}; need rows along the first axis")
+        source = FeedSource(batch, labels, weights)
         result = Result() if result is None else result
         backward = backward and self.build != "forward"
         update = backward and self.build == "opt" and self._in_window + 1 == self.accumulate
-        micro = _Micro(0, x.shape[0], 1, update, self._in_window == 0, self._window_rows)
+        micro = _Micro(0, source.rows, 1, update, self._in_window == 0, self._window_rows)
         step = self._step_for(source, micro.rows, backward, update)
         step.run.feed({k: v for k, v in source.feeds.items() if k in step.run.inputs})  # some losses take no labels
         try:
@@ -187,6 +189,11 @@ class Trainer:
         each: bool,
         heard: Callable[[int], None] | None,
     ) -> None:
+        if not self.dynamic:  # what cannot be built is said before anything is trained
+            last = start + (stop - start - 1) // batch_size * batch_size
+            for first, end in ((start, min(start + batch_size, stop)), (last, stop)):
+                for group in self._micros(first, end, batch_size, micro_size, backward):
+                    self._step_for(source, group.rows, backward, group.update)
         for group in self._micros(start, stop, batch_size, micro_size, backward):
             done = 0
             while done < group.count:
@@ -246,9 +253,11 @@ class Trainer:
             at = tripped.steps_done
             self._count(micro, at, backward)
             one = {k: np.broadcast_to(np.asarray(v), (count,))[at] for k, v in settings.items()}
+            cause = self._first_bad(step, one)
+            hint = "clean the data" if cause.startswith("row") else "a smaller learning rate or scaled inputs may help"
             raise NonFiniteError(
-                f"training stopped at step {self.steps + 1} (epoch {self.epoch + 1}): {self._first_bad(step, one)}; "
-                "the weights before this step are kept; a smaller learning rate or scaled inputs may help"
+                f"training stopped at step {self.steps + 1} (epoch {self.epoch + 1}): {cause}; "
+                f"the weights before this step are kept; {hint}"
             ) from None
 
     def _settings(self, micro: _Micro, count: int, backward: bool) -> dict[str, Any]:
@@ -287,15 +296,23 @@ class Trainer:
 
     def _first_bad(self, step: _Step, settings: dict[str, Any]) -> str:
         """Run the step again, unshared and checked, to name the first node that is not finite."""
-        program = step.run.program
         options = self.options | {"reuse": False, "check": 2, "fuse": False, "debug": 0}
-        checked = compile_program(program.outputs, program.effects, **options)
-        if checked.inputs:
-            checked.feed({k: v for k, v in step.run.fed().items() if k in checked.inputs})
+        checked = compile_program(step.outputs, step.updates, **options)
+        fed = {k: v for k, v in step.run.fed().items() if k in checked.inputs}
+        for name, array in fed.items():
+            bad = np.flatnonzero(~np.isfinite(array))
+            if bad.size:
+                return f"row {bad[0] * len(array) // array.size} of the {name} is not finite"
+        checked.feed(fed)
         try:
             checked.run_many(1, settings)
         except NotFinite as found:
-            return str(found)
+            node = found.node
+            if node is None or node.op.name != "take_batch":
+                return str(found)
+            order = _stored(node.inputs[1]).array
+            row = order[int(settings["position"]) + found.index * step.rows // node.outputs[0].size]
+            return f"row {row} of the {_stored(node.inputs[0]).name} is not finite"
         except GuardTripped:
             return "the squared norm of the gradients overflows f32"
         raise AssertionError("a step that tripped its guard passes it when run again")
@@ -316,7 +333,7 @@ class Trainer:
             built = self._build(source, rows, backward)
             key = (key, structure([*built[0], *([] if built[1] is None else built[1])]))
         if key not in self._steps:
-            self._steps[key] = self._compile(built or self._build(source, rows, backward), rows, backward, update)
+            self._steps[key] = self._compile(built or self._build(source, rows, backward), rows, update)
         return self._steps[key]
 
     def _outputs(self, x: Value, backward: bool) -> Value:
@@ -339,9 +356,7 @@ class Trainer:
             raise GraphError(f"model: the function gave {type(found).__name__}; need a value of a graph")
         return found
 
-    def _build(
-        self, source: RowSource | FeedSource, rows: int, backward: bool
-    ) -> tuple[list[Value], list[Value] | None, tuple[Parameter, ...]]:
+    def _build(self, source: RowSource | FeedSource, rows: int, backward: bool) -> _Built:
         """(loss, weight[, predictions]), gradients of the loss sum or None, parameters."""
         x, labels, weights = source.leaves(rows)
         pred = self._outputs(x, backward)
@@ -355,8 +370,8 @@ class Trainer:
         if isinstance(self.model, Module):
             trained = tuple(self.model.parameters())
         else:
-            found = {v.stored: v for n in reachable([total]) for v in n.outputs if isinstance(v, Parameter) and v.trainable}
-            trained = tuple(found.values())
+            leaves = [v for n in reachable([total]) for v in n.outputs if isinstance(v, Parameter) and v.trainable]
+            trained = tuple({v.stored: v for v in leaves}.values())
         grads = gradients(total, trained)
         reached = [(p, g) for p, g in zip(trained, grads, strict=True) if g is not None]
         if not reached:
@@ -367,9 +382,7 @@ class Trainer:
         if isinstance(source, RowSource) and pred.ndim == 2:
             source.data.check_labels(pred.shape[-1])
 
-    def _compile(
-        self, built: tuple[list[Value], list[Value] | None, tuple[Parameter, ...]], rows: int, backward: bool, update: bool
-    ) -> _Step:
+    def _compile(self, built: _Built, rows: int, update: bool) -> _Step:
         outputs, grads, parameters = built
         updates: tuple[Value, ...] = ()
         if grads is not None:
@@ -378,7 +391,7 @@ class Trainer:
             updates = self._updates(parameters, grads, weight, update)
             outputs = [*outputs, guard]
         run = compile_program(outputs, updates, **self.options)
-        return _Step(run, rows, self.loss == "cross_entropy", parameters)
+        return _Step(run, rows, self.loss == "cross_entropy", outputs, updates)
 
     def _updates(
         self, parameters: tuple[Parameter, ...], grads: list[Value], weight: Value, update: bool
@@ -415,10 +428,10 @@ class Trainer:
     def grad_acc(self, name: str) -> np.ndarray:
         """The accumulated gradient of a parameter, divided by the weight of the whole window.
 
-        While the window is still open, its weight is taken to be what `accumulate` micro-batches like those so far have.
+        While the window is open, its weight is taken to be that of `accumulate` micro-batches like those so far.
         """
         if not self._keeps_gradients:
-            raise GradientError(f"grad_acc: gradients are not kept; need build='grad' or accumulate > 1, to read {name}")
+            raise GradientError(f"grad_acc: gradients are not kept; need build='grad' or accumulate > 1 for {name}")
         found = {s.name: a for s, a in self._accumulators.items()}
         if isinstance(self.model, Module):
             known = self.model.named_parameters().items()
@@ -450,7 +463,7 @@ def structure(values: Iterable[Value]) -> Hashable:
     values = list(values)
     for i, node in enumerate(reachable(values)):
         number[node] = i
-        attrs = []
+        attrs: list[tuple[str, Any]] = []
         for k, v in node.attrs.items():
             if k == "stored":
                 attrs.append((k, id(v)))
@@ -463,9 +476,20 @@ def structure(values: Iterable[Value]) -> Hashable:
     return (tuple(lines), tuple((number[v.node], v.index) for v in values))
 
 
-def check_batch(batch_size: int, rows: int, what: str = "batch_size") -> None:
-    """SettingError or DataError unless 1 <= batch_size <= rows."""
+def _is_pair(model: Any) -> bool:
+    return isinstance(model, tuple) and len(model) == 2 and all(isinstance(v, Value) for v in model)
+
+
+def _stored(value: Value | None) -> Stored:
+    assert value is not None
+    return value.node.attrs["stored"]
+
+
+def check_batch(batch_size: int, rows: int | None = None, what: str = "batch_size") -> None:
+    """SettingError or DataError unless 1 <= batch_size, and <= rows where they are given."""
     if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool) or batch_size < 1:
         raise SettingError(f"{what}={batch_size!r} is not usable; need a whole number of at least 1")
-    if batch_size > rows:
+    if what == "micro_batch_size" and rows is not None and batch_size > rows:
+        raise SettingError(f"{what}={batch_size} is larger than batch_size={rows}; need at most {rows}")
+    if rows is not None and batch_size > rows:
         raise DataError(f"{what}={batch_size} is larger than the training data ({rows} rows); need at most {rows}")
