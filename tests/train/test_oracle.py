@@ -93,51 +93,61 @@ class Twin:
         return found
 
 
-def mlp():
+def mlp(smooth=False):
     nn, tn = gl.nn, torch.nn
     return Twin(
-        nn.Sequential(nn.Linear(784, 500), nn.ReLU(), nn.Linear(500, 10)),
-        tn.Sequential(tn.Linear(784, 500), tn.ReLU(), tn.Linear(500, 10)),
+        nn.Sequential(nn.Linear(784, 500), nn.Tanh() if smooth else nn.ReLU(), nn.Linear(500, 10)),
+        tn.Sequential(tn.Linear(784, 500), tn.Tanh() if smooth else tn.ReLU(), tn.Linear(500, 10)),
     )
 
 
-def cnn():
-    nn, tn = gl.nn, torch.nn
-    return Twin(
-        nn.Sequential(
-            nn.Conv2d(1, 8, 3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(8, 16, 3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Linear(784, 10),
-        ),
-        tn.Sequential(
-            tn.Conv2d(1, 8, 3, padding=1),
-            tn.ReLU(),
-            tn.MaxPool2d(2),
-            tn.Conv2d(8, 16, 3, padding=1),
-            tn.ReLU(),
-            tn.MaxPool2d(2),
-            tn.Flatten(),
-            tn.Linear(784, 10),
-        ),
-    )
+def cnn(smooth=False):
+    def layers(nn):
+        act, pool = (nn.Tanh, nn.AvgPool2d) if smooth else (nn.ReLU, nn.MaxPool2d)
+        convolutions = [nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 16, 3, padding=1)]
+        return [*(x for c in convolutions for x in (c, act(), pool(2))), nn.Flatten(), nn.Linear(784, 10)]
+
+    return Twin(gl.nn.Sequential(*layers(gl.nn)), torch.nn.Sequential(*layers(torch.nn)))
+
+
+def shaped(make, x):
+    return x.reshape(-1, 1, 28, 28) if make is cnn else x
+
+
+def clear_rows(model, x, count, margin=2e-6):
+    """The first `count` rows that keep a distance from the kinks of ReLU and of max pooling: on a kink, the gradient of
+    f32 may be the one of the other side, in PyTorch as here."""
+    clear = np.ones(len(x), bool)
+
+    def keep(distance):
+        near = (distance > 0) & (distance < margin)  # equal numbers stay equal
+        clear[near.flatten(1).any(1).numpy()] = False
+
+    with torch.no_grad():
+        at = torch.tensor(x.astype(np.float64))
+        for layer in model:
+            if isinstance(layer, torch.nn.ReLU):
+                keep(at.abs())
+            elif isinstance(layer, torch.nn.MaxPool2d):
+                windows = at.unfold(2, 2, 2).unfold(3, 2, 2).flatten(4).sort(-1).values
+                keep(windows[..., 3] - windows[..., 2])
+            at = layer(at)
+    found = np.flatnonzero(clear)[:count]
+    assert len(found) == count
+    return found
 
 
 @pytest.mark.parametrize(("make", "batch"), [(mlp, 500), (cnn, 100)], ids=["mlp", "cnn"])
 def test_ten_sgd_steps(make, batch):
-    """Step by step from equal weights: every loss, every gradient; the step is w - lr * g to the bit."""
+    """Step by step from equal weights: every loss, every gradient; the step is w - lr * g to the last place."""
     twin = make()
-    x, y = images(10 * batch)
-    if make is cnn:
-        x = x.reshape(-1, 1, 28, 28)
+    x, y = images(3000)
+    x = shaped(make, x)
     trainer = gl.Trainer(twin.net, "cross_entropy", gl.optim.SGD(lr=0.25))
     losses = []
     for i in range(10):
-        rows = slice(i * batch, (i + 1) * batch)
+        near = np.random.default_rng(i).permutation(len(x))[: 2 * batch]
+        rows = near[clear_rows(twin.models[np.float64], x[near], batch)]
         before = twin.net.state_dict()
         grads = twin.compare(x[rows], y[rows], f"step {i}")
         losses.append(trainer.step(x[rows], y[rows]).loss)
@@ -148,13 +158,12 @@ def test_ten_sgd_steps(make, batch):
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize(("make", "batch"), [(mlp, 500), (cnn, 100)], ids=["mlp", "cnn"])
+@pytest.mark.parametrize(("make", "batch"), [(mlp, 250), (cnn, 100)], ids=["mlp", "cnn"])
 def test_ten_sgd_steps_on_their_own(make, batch):
-    """All three run from the first weights on without being set equal again."""
-    twin = make()
+    """All three run on from the first weights, never set equal again; smooth, so that no kink tells them apart."""
+    twin = make(smooth=True)
     x, y = images(10 * batch)
-    if make is cnn:
-        x = x.reshape(-1, 1, 28, 28)
+    x = shaped(make, x)
     trainer = gl.Trainer(twin.net, "cross_entropy", gl.optim.SGD(lr=0.1))
     gl.epoch(trainer, gl.data.Dataset(x, y), batch_size=batch)
     for kind, model in twin.models.items():
@@ -171,13 +180,13 @@ def test_ten_sgd_steps_on_their_own(make, batch):
 def test_one_adamw_step(make):
     """Where a gradient is nearly 0, Adam makes its rounding large: the worst entry says nothing there."""
     twin = make()
-    x, y = images(100)
-    if make is cnn:
-        x = x.reshape(-1, 1, 28, 28)
+    x, y = images(200)
+    x = shaped(make, x)
+    rows = clear_rows(twin.models[np.float64], x, 100)
     options = {"lr": 1e-3, "weight_decay": 0.01}
-    gl.Trainer(twin.net, "cross_entropy", gl.optim.AdamW(**options)).step(x, y)
+    gl.Trainer(twin.net, "cross_entropy", gl.optim.AdamW(**options)).step(x[rows], y[rows])
     for kind, model in twin.models.items():
-        twin.torch_step(kind, x, y)
+        twin.torch_step(kind, x[rows], y[rows])
         torch.optim.AdamW(model.parameters(), **options).step()
     single, double = (dict(m.named_parameters()) for m in twin.models.values())
     for name, ours in twin.net.state_dict().items():
