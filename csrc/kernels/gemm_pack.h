@@ -15,8 +15,12 @@
 
 namespace gradloom::GL_ISA {
 
-// Four by four: rows of x (stride x_stride) become columns of y (stride y_stride).
-inline void transpose_4x4(const float* x, int64_t x_stride, float* y, int64_t y_stride) {
+// Blocks of T x T: rows of x (stride x_stride) become columns of y (stride y_stride).
+template <int T>
+void transpose(const float* x, int64_t x_stride, float* y, int64_t y_stride);
+
+template <>
+inline void transpose<4>(const float* x, int64_t x_stride, float* y, int64_t y_stride) {
   typedef float Four __attribute__((vector_size(16)));
   [[maybe_unused]] typedef int32_t Pick __attribute__((vector_size(16)));
   Four r0, r1, r2, r3;
@@ -36,66 +40,95 @@ inline void transpose_4x4(const float* x, int64_t x_stride, float* y, int64_t y_
   std::memcpy(y + 3 * y_stride, &r3, 16);
 }
 
+#if defined(GL_ISA_SCALAR)
+constexpr int kTurn = 4;
+#else
+constexpr int kTurn = 8;
+template <>
+inline void transpose<8>(const float* x, int64_t x_stride, float* y, int64_t y_stride) {
+  // Row i beside row i + 4, once for each half of the columns: what is left to do stays within 128 bits.
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; half++, x += 4, y += 4 * y_stride) {
+    __m256 r[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++)
+      r[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(x + i * x_stride)),
+                                  _mm_loadu_ps(x + (i + 4) * x_stride), 1);
+    const __m256 a = _mm256_unpacklo_ps(r[0], r[1]), b = _mm256_unpacklo_ps(r[2], r[3]);
+    const __m256 c = _mm256_unpackhi_ps(r[0], r[1]), d = _mm256_unpackhi_ps(r[2], r[3]);
+    _mm256_storeu_ps(y, _mm256_shuffle_ps(a, b, 0x44));
+    _mm256_storeu_ps(y + y_stride, _mm256_shuffle_ps(a, b, 0xee));
+    _mm256_storeu_ps(y + 2 * y_stride, _mm256_shuffle_ps(c, d, 0x44));
+    _mm256_storeu_ps(y + 3 * y_stride, _mm256_shuffle_ps(c, d, 0xee));
+  }
+}
+#endif
+
 struct StridedSource {
   const float* data;
   int64_t along, deep;  // strides of i and of p
 
   void strips(int64_t i0, int64_t i1, int64_t p0, int64_t depth, int width, int round, float* to) const {
     const float* from = data + i0 * along + p0 * deep;
-    const int64_t whole = (i1 - i0) / width;
-    const int rest = static_cast<int>(i1 - i0 - whole * width);
+    int64_t left = i1 - i0;
     if (along == 1) {
-      // Rows of k are contiguous: several strips side by side, so that whole lines are read.
-      int64_t s = 0;
-      for (; s + 4 <= whole; s += 4) copy<4>(from + s * width, depth, width, to + s * width * depth);
-      for (; s < whole; s++) copy<1>(from + s * width, depth, width, to + s * width * depth);
-    } else if (deep == 1) {
-      for (int64_t s = 0; s < whole; s++) turn(from + s * width * along, depth, width, width, to + s * width * depth);
-    } else {
-      for (int64_t s = 0; s < whole; s++) any(from + s * width * along, depth, width, width, to + s * width * depth);
+      // Neighbours along the strip lie side by side: several strips at a time, so that whole lines are read.
+      for (; left >= 4 * width; left -= 4 * width, from += 4 * width, to += 4 * width * depth)
+        width == kTileColumns ? copy<4, kTileColumns>(from, depth, to) : copy<4, kTileRows>(from, depth, to);
+      for (; left >= width; left -= width, from += width, to += width * depth)
+        width == kTileColumns ? copy<1, kTileColumns>(from, depth, to) : copy<1, kTileRows>(from, depth, to);
+      if (left) copy_rest(from, depth, static_cast<int>(left), ceil_to(static_cast<int>(left), round), to);
+      return;
     }
-    if (rest) {
-      const int padded = (rest + round - 1) / round * round;
-      from += whole * width * along;
-      to += whole * width * depth;
-      if (deep == 1) turn(from, depth, rest, padded, to);
-      else any(from, depth, rest, padded, to);
+    for (; left > 0; left -= width, from += width * along, to += width * depth) {
+      const int rows = static_cast<int>(left < width ? left : width);
+      turn(from, depth, rows, ceil_to(rows, round), to);
     }
   }
 
  private:
-  template <int strips>
-  void copy(const float* from, int64_t depth, int width, float* to) const {
-    constexpr int L = Lanes::N;
-    const int64_t next = width * depth;
+  static int ceil_to(int n, int round) { return (n + round - 1) / round * round; }
+
+  template <int strips, int width>
+  void copy(const float* from, int64_t depth, float* to) const {
+    constexpr int L = Lanes::N, vectors = width / L;
     for (int64_t p = 0; p < depth; p++, from += deep, to += width)
+#pragma GCC unroll 4
       for (int s = 0; s < strips; s++) {
-        int i = 0;
-        for (; i + L <= width; i += L) Lanes::load(from + s * width + i).store(to + s * next + i);
-        if (i < width) Lanes::load_n(from + s * width + i, width - i).store_n(to + s * next + i, width - i);
+        const float* x = from + s * width;
+        float* y = to + s * width * depth;
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) Lanes::load(x + v * L).store(y + v * L);
+        std::memcpy(y + vectors * L, x + vectors * L, (width - vectors * L) * sizeof(float));
       }
   }
-  // k is contiguous: blocks of four rows by four steps, a stretch of k at a time so that the strip stays in cache.
+  void copy_rest(const float* from, int64_t depth, int rows, int width, float* to) const {
+    constexpr int L = Lanes::N;
+    for (int64_t p = 0; p < depth; p++, from += deep, to += width)
+      for (int i = 0; i < width; i += L) {
+        const int n = rows - i < L ? (rows > i ? rows - i : 0) : L;
+        Lanes::load_n(from + i, n).store_n(to + i, width - i < L ? width - i : L);
+      }
+  }
+  // Square blocks, a stretch of k at a time so that the strip stays in the first-level cache; the rest one by one.
   void turn(const float* from, int64_t depth, int rows, int width, float* to) const {
-    constexpr int64_t stretch = 64;
-    if (rows < width) any(from, depth, rows, width, to);
+    constexpr int64_t stretch = 128;
     for (int64_t p0 = 0; p0 < depth; p0 += stretch) {
       const int64_t p1 = p0 + stretch < depth ? p0 + stretch : depth;
+      const int64_t blocks = deep == 1 ? p0 + (p1 - p0) / kTurn * kTurn : p0;
       int i = 0;
-      for (; i + 4 <= rows; i += 4) {
-        int64_t p = p0;
-        for (; p + 4 <= p1; p += 4) transpose_4x4(from + i * along + p, along, to + p * width + i, width);
-        for (; p < p1; p++)
-          for (int j = 0; j < 4; j++) to[p * width + i + j] = from[(i + j) * along + p];
-      }
+      for (; i + kTurn <= rows; i += kTurn)
+        for (int64_t p = p0; p < blocks; p += kTurn)
+          transpose<kTurn>(from + i * along + p, along, to + p * width + i, width);
+      for (; i + 4 <= rows; i += 4)
+        for (int64_t p = p0; p < blocks; p += 4)
+          transpose<4>(from + i * along + p, along, to + p * width + i, width);
       for (; i < rows; i++)
-        for (int64_t p = p0; p < p1; p++) to[p * width + i] = from[i * along + p];
-    }
-  }
-  void any(const float* from, int64_t depth, int rows, int width, float* to) const {
-    for (int64_t p = 0; p < depth; p++, to += width) {
-      for (int i = 0; i < rows; i++) to[i] = from[i * along + p * deep];
-      for (int i = rows; i < width; i++) to[i] = 0.0f;
+        for (int64_t p = p0; p < blocks; p++) to[p * width + i] = from[i * along + p];
+      for (int64_t p = blocks; p < p1; p++)
+        for (i = 0; i < rows; i++) to[p * width + i] = from[i * along + p * deep];
+      for (int64_t p = p0; p < p1; p++)
+        for (i = rows; i < width; i++) to[p * width + i] = 0.0f;
     }
   }
 };

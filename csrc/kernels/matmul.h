@@ -1,37 +1,42 @@
 // matmul.h: matrix products. C[M, N] = A[M, K] B[K, N], batched, either operand in either orientation.
 //
-// A part owns a rectangle of C and computes it whole: for each block of k, for each strip of columns, for each tile.
-// Operands are read in place where that is as fast, otherwise packed into strips in the part's scratch (gemm_pack.h).
+// A part owns a rectangle of C and computes it whole: for each block of k, each group of columns, each block of rows,
+// tile after tile. Operands are read in place where that is as fast, otherwise from packed strips (gemm_pack.h):
+//   A, packed once by a phase of its own into the workspace (`shared_a`), or by the part into its scratch;
+//   B, packed by the part that owns the columns, or by the first phase where several parts need it (`shared_b`).
+// Where C has few columns its transpose is computed instead (`narrow`): then A is what fills the vectors.
 // k is cut into blocks by its length alone and the blocks are added in order, so that the bits do not depend on parts.
 #pragma once
 #include "gemm_pack.h"
 
 namespace gradloom::GL_ISA {
 
-constexpr int64_t kDepth = 1024;       // longest block of k
-constexpr int64_t kRowsPacked = 512;   // rows of A packed at a time
+constexpr int64_t kDepth = 1024;                                // longest block of k
+constexpr int64_t kGroup = 128 / kTileColumns * kTileColumns;   // columns of B that stay in the second-level cache
+constexpr int64_t kRows = 48 / kTileRows * kTileRows;           // rows of A that stay there with them
+constexpr int64_t kRowsPacked = 504;                            // rows of A packed at a time into scratch
+constexpr double kShareMost = 1 << 23;                          // numbers of one operand in the workspace
+constexpr double kPartCost = 1 << 17;                           // multiply-adds: about a microsecond
 #if defined(GL_ISA_AVX512)
-constexpr int64_t kRowsInPlace = 768;  // B is read in place up to this many rows of A
+constexpr int64_t kRowsInPlace = 640;  // B is read in place up to this many rows of A
 constexpr int64_t kColumnGrain = Lanes::N;
-constexpr bool kPlaceColumns = true;   // A read in place where its rows are contiguous
+constexpr bool kColumnsInPlace = true;  // A is read in place where its rows lie side by side
+constexpr double kTurnCost = 0.3;       // of packing a number, in multiply-adds of one vector
 #else
 constexpr int64_t kRowsInPlace = 96;
 constexpr int64_t kColumnGrain = kTileColumns;
-constexpr bool kPlaceColumns = false;
+constexpr bool kColumnsInPlace = false;
+constexpr double kTurnCost = 0.5;
 #endif
-constexpr double kPartCost = 1 << 17;  // multiply-adds: about a microsecond
+constexpr int64_t kNarrow = 12;  // columns of the widest C that may be computed as its transpose
+static_assert(kRowsPacked % kTileRows == 0 && kRows % kTileRows == 0 && kGroup % kTileColumns == 0);
 
-// Strides at which neighbours in a column fall into the same few sets of the first-level cache.
-inline bool crowds(int64_t stride) { return stride >= 512 && stride % 256 == 0; }
-
-struct Operand {
-  const float* data;
-  int64_t along, deep;  // strides of the row or column, and of k
-};
+// A stride (in floats) that brings its steps back to the same `sets`-th of the first-level cache (4 KiB a way).
+inline bool crowds(int64_t stride, int64_t sets) { return stride > 0 && stride % (1024 / sets) == 0; }
 
 struct Product {
   int64_t m, n, k;
-  Operand a, b;
+  StridedSource a, b;
   float* c;
   const float* bias;  // [n], or nullptr
   const float* gate;  // laid out as c, or nullptr
@@ -41,10 +46,12 @@ struct Product {
   int64_t batches;
   int64_t batch[kMaxRank], a_batch[kMaxRank], b_batch[kMaxRank];
 
-  bool pack_a, pack_b;
-  int64_t depth;   // of a block of k, at most kDepth
+  bool narrow;  // C^T = B^T A^T: for few columns, rows fill the vectors better
+  bool pack_a, pack_b, shared_a, shared_b;
+  int64_t depth;         // of a block of k, at most kDepth
   int parts_m, parts_n;  // rectangles of one matrix
   int parts;
+  float *a_shared, *b_shared;  // strips in the workspace: [block of k][strip][depth][width]
 };
 
 // The stride of z's axis `axis` in an operand of equal or smaller rank; 0 where it broadcasts.
@@ -61,18 +68,17 @@ inline void choose_grid(Product& p, int most) {
   const double work = static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k ? p.k : 1);
   int parts = 1;
   while (parts < most && work >= 2 * parts * kPartCost && 2 * parts <= tiles_m * tiles_n) parts *= 2;
-  p.parts_m = p.parts_n = 1;
   for (; parts > 1; parts /= 2) {
     double best = 0;
     for (int pm = 1; pm <= parts; pm *= 2) {
       const int pn = parts / pm;
       if (pm > tiles_m || pn > tiles_n) continue;
-      // Cost per k of a quarter of the list, in steps of one vector: multiply-adds, then what packing repeats.
+      // Cost per k of a quarter of the list, in multiply-adds of one vector; packing costs about half of one each.
       const int quarters = parts < 4 ? parts : 4, qm = pm < quarters ? pm : quarters, qn = quarters / qm;
       double cost = static_cast<double>(ceil_div(tiles_m, qm) * kTileRows * ceil_div(tiles_n, qn) * kColumnGrain) /
                     Lanes::N;
-      if (p.pack_a) cost += 0.5 * static_cast<double>(p.m * pn) / quarters;
-      if (p.pack_b) cost += 0.5 * static_cast<double>(p.n * pm) / quarters;
+      if (p.pack_a && !p.shared_a) cost += 0.5 * static_cast<double>(p.m * pn) / quarters;
+      if (p.pack_b && pm > 1) cost *= 1.05;  // one more phase
       if (best == 0 || cost < best) best = cost, p.parts_m = pm, p.parts_n = pn;
     }
     if (best != 0) return;
@@ -114,17 +120,36 @@ inline void describe(const Call& call, const Tensor& z, Product& p) {
   if (p.m == 1) p.a.along = p.a.deep == 1 ? 0 : 1;
   if (p.n == 1) p.b.along = 1;
 
-  if (p.a.deep == 1) p.pack_a = crowds(p.a.along) && p.k > 32 && p.n > kTileColumns && p.m > 8;
-  else p.pack_a = p.a.along != 1 || (p.n > 4 * kTileColumns && (!kPlaceColumns || crowds(p.a.deep)));
-  p.pack_b = p.b.along != 1 || p.m > kRowsInPlace || (p.m > 3 * kTileRows && crowds(p.b.deep) && p.k > 32);
+  // What is packed: each number costs about half a vector, once per use of its strip.
   const int64_t blocks = p.k > kDepth ? ceil_div(p.k, kDepth) : 1;
   p.depth = blocks == 1 ? p.k : (ceil_div(p.k, blocks) + 7) / 8 * 8;
-
+  p.shared_a = p.shared_b = false;
   p.parts_m = p.parts_n = p.parts = 1;
   const double work = static_cast<double>(p.m * p.n) * static_cast<double>(p.k ? p.k : 1);
+  p.narrow = false;
+  if (p.n <= kNarrow && p.m >= Lanes::N && p.k > 0 && (p.b.along == 1 || p.b.deep == 1)) {
+    const double vectors = static_cast<double>(ceil_div(p.n, Lanes::N));
+    p.narrow = static_cast<double>(p.n) / Lanes::N + (p.a.along == 1 ? 0 : kTurnCost) < 0.9 * vectors;
+  }
+  if (p.narrow) {
+    p.pack_a = p.a.along != 1;
+    p.pack_b = false;
+    const int most = p.m / kTileColumns < 16 ? static_cast<int>(p.m / kTileColumns) : 16;
+    if (p.batches == 1) p.parts = p.parts_m = static_cast<int>(parts_for(work, kPartCost, most > 1 ? most : 1));
+    else p.parts = static_cast<int>(parts_for(work * static_cast<double>(p.batches), kPartCost,
+                                              p.batches < 16 ? static_cast<uint32_t>(p.batches) : 16));
+    return;
+  }
+  const bool often = p.n > 2 * kTileColumns;
+  if (p.a.deep == 1) p.pack_a = often && kTileRows > 8 && p.m > 8 && p.k > 32 && crowds(p.a.along, 1);
+  else p.pack_a = p.a.along != 1 || (often && (!kColumnsInPlace || (p.k > 32 && crowds(p.a.deep, 2))));
+  p.pack_b = p.b.along != 1 || p.m > kRowsInPlace || (p.m > 256 && p.k > 32 && crowds(p.b.deep, 1));
   if (work * static_cast<double>(p.batches) < 2 * kPartCost || p.m * p.n == 0) return;
   if (p.batches == 1) {
+    p.shared_a = p.pack_a && static_cast<double>(p.m * p.k) <= kShareMost;
     choose_grid(p, 16);
+    p.shared_a = p.shared_a && p.parts_n > 1;
+    p.shared_b = p.pack_b && p.parts_m > 1 && static_cast<double>(p.n * p.k) <= kShareMost;
     p.parts = p.parts_m * p.parts_n;
   } else if (p.batches >= 16) {
     p.parts = static_cast<int>(parts_for(work * static_cast<double>(p.batches), kPartCost,
@@ -135,59 +160,141 @@ inline void describe(const Call& call, const Tensor& z, Product& p) {
   }
 }
 
-inline size_t packed_a_floats(const Product& p) {
-  return p.pack_a ? static_cast<size_t>((p.m < kRowsPacked ? p.m : kRowsPacked) * p.depth + 15) / 16 * 16 : 0;
+inline int64_t round_up(int64_t n, int64_t to) { return ceil_div(n, to) * to; }
+inline size_t shared_a_floats(const Product& p) { return p.shared_a ? static_cast<size_t>(round_up(p.m * p.k, 16)) : 0; }
+inline size_t shared_b_floats(const Product& p) {
+  return p.shared_b ? static_cast<size_t>(round_up(p.n, Lanes::N) * p.k) : 0;
 }
-inline size_t packed_b_floats(const Product& p) {
-  return p.pack_b ? static_cast<size_t>(kTileColumns * p.depth) : 0;
+inline size_t scratch_a_floats(const Product& p) {
+  if (!p.pack_a || p.shared_a) return 0;
+  if (p.narrow) return static_cast<size_t>(kTileColumns * p.depth);
+  return static_cast<size_t>(round_up((p.m < kRowsPacked ? p.m : kRowsPacked) * p.depth, 16));
+}
+inline size_t scratch_b_floats(const Product& p) {
+  if (!p.pack_b || p.shared_b) return 0;
+  return static_cast<size_t>(round_up(p.n < kGroup ? p.n : kGroup, Lanes::N) * p.depth);
+}
+
+// The first phase: a share of A's strips and of B's.
+inline void pack_shared(const Product& p, int part, int parts) {
+  for (int64_t k0 = 0; k0 < p.k; k0 += p.depth) {
+    const int64_t depth = p.k - k0 < p.depth ? p.k - k0 : p.depth;
+    if (p.shared_a) {
+      const Range r = part_range(p.m, part, parts, kTileRows);
+      p.a.strips(r.begin, r.end, k0, depth, kTileRows, 1, p.a_shared + p.m * k0 + r.begin * depth);
+    }
+    if (p.shared_b) {
+      const Range r = part_range(p.n, part, parts, kTileColumns);
+      p.b.strips(r.begin, r.end, k0, depth, kTileColumns, Lanes::N,
+                 p.b_shared + round_up(p.n, Lanes::N) * k0 + r.begin * depth);
+    }
+  }
+}
+
+// Columns n0 .. n1 of rows m0 .. m1 over one block of k. a, b: where the first row and column are found.
+struct Block {
+  int64_t k0, depth;
+  const float *a, *b;
+  bool a_strips, b_strips;
+};
+inline void run_block(const Product& p, const Block& x, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
+  constexpr int L = Lanes::N;
+  const bool a_rows = !x.a_strips && p.a.deep == 1, ends = x.k0 + x.depth >= p.k;
+  Finish finish{nullptr, nullptr, p.n, ends && p.relu};
+  for (int64_t i0 = m0; i0 < m1; i0 += kRows) {
+    const int64_t i1 = i0 + kRows < m1 ? i0 + kRows : m1;
+    for (int64_t j = n0; j < n1; j += kTileColumns) {
+      const int columns = static_cast<int>(n1 - j < kTileColumns ? n1 - j : kTileColumns);
+      const int vectors = (columns + L - 1) / L;
+      const float* b = x.b_strips ? x.b + (j - n0) * x.depth : x.b + (j - n0);
+      const int64_t ldb = x.b_strips ? vectors * L : p.b.deep;
+      if (ends && p.bias) finish.bias = p.bias + j;
+      const auto& tiles = kTiles.fn[a_rows][columns % L != 0][vectors - 1];
+      for (int64_t i = i0; i < i1; i += kTileRows) {
+        const int64_t rows = i1 - i < kTileRows ? i1 - i : kTileRows;
+        const float* a = x.a_strips ? x.a + (i - m0) * x.depth : x.a + (i - m0) * p.a.along;
+        const int64_t a_stride = x.a_strips ? rows : a_rows ? p.a.along : p.a.deep;
+        if (ends && p.gate) finish.gate = p.gate + i * p.n + j;
+        tiles[rows - 1](a, a_stride, b, ldb, x.depth, columns, p.c + i * p.n + j, p.n, x.k0 != 0, finish);
+      }
+    }
+  }
 }
 
 // Rows m0 .. m1 and columns n0 .. n1 of one matrix.
 inline void run_rectangle(const Product& p, int64_t m0, int64_t m1, int64_t n0, int64_t n1, float* scratch) {
-  constexpr int L = Lanes::N;
-  float* const a_strips = scratch;
-  float* const b_strip = scratch + packed_a_floats(p);
-  const StridedSource a_source{p.a.data, p.a.along, p.a.deep}, b_source{p.b.data, p.b.along, p.b.deep};
-  const int64_t rows_once = p.pack_a ? kRowsPacked / kTileRows * kTileRows : m1 - m0;
-  const bool a_rows = !p.pack_a && p.a.deep == 1;
+  float* const a_room = scratch;
+  float* const b_room = scratch + scratch_a_floats(p);
+  const bool pack_a = p.pack_a && !p.shared_a, pack_b = p.pack_b && !p.shared_b;
+  const int64_t rows_once = pack_a ? kRowsPacked : m1 - m0, columns_once = pack_b ? kGroup : n1 - n0;
   for (int64_t r0 = m0; r0 < m1; r0 += rows_once) {
     const int64_t r1 = r0 + rows_once < m1 ? r0 + rows_once : m1;
-    int64_t k0 = 0;
-    do {
-      const int64_t depth = p.k - k0 < p.depth ? p.k - k0 : p.depth;
-      const bool ends = k0 + depth >= p.k;
-      if (p.pack_a) a_source.strips(r0, r1, k0, depth, kTileRows, 1, a_strips);
-      for (int64_t j = n0; j < n1; j += kTileColumns) {
-        const int columns = static_cast<int>(n1 - j < kTileColumns ? n1 - j : kTileColumns);
-        const int vectors = (columns + L - 1) / L;
-        const float* b = p.b.data + j + k0 * p.b.deep;
-        int64_t ldb = p.b.deep;
-        if (p.pack_b) {
-          b_source.strips(j, j + columns, k0, depth, kTileColumns, L, b_strip);
-          b = b_strip;
-          ldb = vectors * L;
-        }
-        Finish finish{};
-        if (ends) {
-          finish.relu = p.relu;
-          finish.bias = p.bias ? p.bias + j : nullptr;
-          finish.gate_rows = p.n;
-        }
-        const auto& tiles = kTiles.fn[a_rows][columns % L != 0][vectors - 1];
-        for (int64_t i = r0; i < r1; i += kTileRows) {
-          const int64_t rows = r1 - i < kTileRows ? r1 - i : kTileRows;
-          const float* a = p.a.data + i * p.a.along + k0 * p.a.deep;
-          int64_t a_stride = a_rows ? p.a.along : p.a.deep;
-          if (p.pack_a) {
-            a = a_strips + (i - r0) * depth;
-            a_stride = rows;
-          }
-          if (p.gate && ends) finish.gate = p.gate + i * p.n + j;
-          tiles[rows - 1](a, a_stride, b, ldb, depth, columns, p.c + i * p.n + j, p.n, k0 != 0, finish);
-        }
+    Block x{};
+    x.a_strips = p.pack_a;
+    x.b_strips = p.pack_b;
+    do {  // at least once: where k is 0, C is what the epilogue makes of 0
+      x.depth = p.k - x.k0 < p.depth ? p.k - x.k0 : p.depth;
+      x.a = p.shared_a ? p.a_shared + p.m * x.k0 + r0 * x.depth : p.a.data + r0 * p.a.along + x.k0 * p.a.deep;
+      if (pack_a) {
+        p.a.strips(r0, r1, x.k0, x.depth, kTileRows, 1, a_room);
+        x.a = a_room;
       }
-      k0 += p.depth;
-    } while (k0 < p.k);
+      for (int64_t j0 = n0; j0 < n1; j0 += columns_once) {
+        const int64_t j1 = j0 + columns_once < n1 ? j0 + columns_once : n1;
+        x.b = p.shared_b ? p.b_shared + round_up(p.n, Lanes::N) * x.k0 + j0 * x.depth
+                         : p.b.data + j0 * p.b.along + x.k0 * p.b.deep;
+        if (pack_b) {
+          p.b.strips(j0, j1, x.k0, x.depth, kTileColumns, Lanes::N, b_room);
+          x.b = b_room;
+        }
+        run_block(p, x, r0, r1, j0, j1);
+      }
+      x.k0 += x.depth;
+    } while (x.k0 < p.k);
+  }
+}
+
+// Rows m0 .. m1 of a narrow C: 32 or so rows of A at a time become the columns of a product with B^T, whose tile lies in
+// a buffer [n][kTileColumns] until it is whole.
+inline void run_narrow(const Product& p, int64_t m0, int64_t m1, float* scratch) {
+  constexpr int L = Lanes::N;
+  alignas(64) float sums[kNarrow * kTileColumns];
+  const bool b_rows = p.b.deep == 1;
+  const Finish keep{};
+  for (int64_t i = m0; i < m1; i += kTileColumns) {
+    const int rows = static_cast<int>(m1 - i < kTileColumns ? m1 - i : kTileColumns);
+    const int vectors = (rows + L - 1) / L;
+    for (int64_t k0 = 0; k0 < p.k; k0 += p.depth) {
+      const int64_t depth = p.k - k0 < p.depth ? p.k - k0 : p.depth;
+      const float* a = p.a.data + i + k0 * p.a.deep;
+      int64_t lda = p.a.deep;
+      if (p.pack_a) {
+        p.a.strips(i, i + rows, k0, depth, kTileColumns, L, scratch);
+        a = scratch;
+        lda = vectors * L;
+      }
+      const auto& tiles = kTiles.fn[b_rows][rows % L != 0][vectors - 1];
+      for (int64_t j = 0; j < p.n; j += kTileRows) {
+        const int64_t count = p.n - j < kTileRows ? p.n - j : kTileRows;
+        tiles[count - 1](p.b.data + j * p.b.along + k0 * p.b.deep, b_rows ? p.b.along : p.b.deep, a, lda, depth, rows,
+                         sums + j * kTileColumns, kTileColumns, k0 != 0, keep);
+      }
+    }
+    float* const c = p.c + i * p.n;
+    const float* const gate = p.gate ? p.gate + i * p.n : nullptr;
+    for (int64_t j = 0; j < p.n; j++) {
+      float* const row = sums + j * kTileColumns;
+      if (p.bias || p.relu) {
+        const Lanes floor = Lanes::set1(p.relu ? 0.0f : -__builtin_inff());
+        const Lanes bias = Lanes::set1(p.bias ? p.bias[j] : -0.0f);
+        for (int v = 0; v < vectors; v++) max(Lanes::load(row + v * L) + bias, floor).store(row + v * L);
+      }
+      if (gate) {
+        for (int r = 0; r < rows; r++) c[r * p.n + j] = gate[r * p.n + j] > 0.0f ? row[r] : 0.0f;
+      } else {
+        for (int r = 0; r < rows; r++) c[r * p.n + j] = row[r];
+      }
+    }
   }
 }
 
@@ -205,19 +312,30 @@ inline void select_matrix(Product& p, const Product& first, int64_t t) {
   }
 }
 
-inline void run_product(const Call& call, const Tensor& z, Product& p, int part, int parts, void* scratch) {
+inline void run_product(const Call& call, const Tensor& z, Product& p, int phase, int part, int parts, void* scratch) {
   describe(call, z, p);
   if (p.m == 0 || p.n == 0 || p.batches == 0) return;
+  if (p.shared_a || p.shared_b) {
+    p.a_shared = call.workspace().as<float>();
+    p.b_shared = p.a_shared + shared_a_floats(p);
+    if (phase == 0) return pack_shared(p, part, parts);
+  }
   float* const room = static_cast<float*>(scratch);
-  if (p.batches == 1 && parts == 1) return run_rectangle(p, 0, p.m, 0, p.n, room);
+  if (p.batches == 1 && parts == 1) return p.narrow ? run_narrow(p, 0, p.m, room) : run_rectangle(p, 0, p.m, 0, p.n, room);
   const int grid = p.parts_m * p.parts_n;
   const Range jobs = part_range(p.batches * grid, part, parts);
   const Product first = p;
   for (int64_t job = jobs.begin; job < jobs.end; job++) {
     if (p.batches > 1) select_matrix(p, first, job / grid);
     const int at = static_cast<int>(job % grid);
+    if (p.narrow) {
+      const Range rows = part_range(p.m, at, grid, kTileColumns);
+      run_narrow(p, rows.begin, rows.end, room);
+      continue;
+    }
     const Range rows = part_range(p.m, at / p.parts_n, p.parts_m, kTileRows);
-    const Range columns = part_range(p.n, at % p.parts_n, p.parts_n, kColumnGrain);
+    // A part's columns start at a strip where strips are shared.
+    const Range columns = part_range(p.n, at % p.parts_n, p.parts_n, p.shared_b ? kTileColumns : kColumnGrain);
     run_rectangle(p, rows.begin, rows.end, columns.begin, columns.end, room);
   }
 }
@@ -225,36 +343,43 @@ inline void run_product(const Call& call, const Tensor& z, Product& p, int part,
 inline void plan_product(const Call& call, const Tensor& z, KernelPlan& plan) {
   Product p;
   describe(call, z, p);
+  plan.scratch_bytes = (scratch_a_floats(p) + scratch_b_floats(p)) * sizeof(float);
   plan.parts[0] = static_cast<uint32_t>(p.parts);
-  plan.scratch_bytes = (packed_a_floats(p) + packed_b_floats(p)) * sizeof(float);
+  if (p.shared_a || p.shared_b) {
+    plan.phases = 2;
+    plan.parts[1] = plan.parts[0];
+    plan.workspace_bytes = (shared_a_floats(p) + shared_b_floats(p)) * sizeof(float);
+    const double packed = static_cast<double>(shared_a_floats(p) + shared_b_floats(p));
+    plan.parts[0] = parts_for(packed, 4096);
+  }
 }
 
 // (x, y) -> z
 inline void plan_matmul(const Call& call, KernelPlan& plan) { plan_product(call, call[2], plan); }
-inline void run_matmul(const Call& call, int, int part, int parts, void* scratch) {
+inline void run_matmul(const Call& call, int phase, int part, int parts, void* scratch) {
   Product p;
   p.bias = p.gate = nullptr;
   p.relu = false;
-  run_product(call, call[2], p, part, parts, scratch);
+  run_product(call, call[2], p, phase, part, parts, scratch);
 }
 
 // (x, y, bias dense; activation none/relu) -> z
 inline void plan_matmul_act(const Call& call, KernelPlan& plan) { plan_product(call, call[3], plan); }
-inline void run_matmul_act(const Call& call, int, int part, int parts, void* scratch) {
+inline void run_matmul_act(const Call& call, int phase, int part, int parts, void* scratch) {
   Product p;
   p.bias = call[2].as<const float>();
   p.gate = nullptr;
   p.relu = call.attr_int(0) == 1;
-  run_product(call, call[3], p, part, parts, scratch);
+  run_product(call, call[3], p, phase, part, parts, scratch);
 }
 
 // (x, y, h dense) -> z
-inline void run_matmul_relu_back(const Call& call, int, int part, int parts, void* scratch) {
+inline void run_matmul_relu_back(const Call& call, int phase, int part, int parts, void* scratch) {
   Product p;
   p.bias = nullptr;
   p.gate = call[2].as<const float>();
   p.relu = false;
-  run_product(call, call[3], p, part, parts, scratch);
+  run_product(call, call[3], p, phase, part, parts, scratch);
 }
 
 inline constexpr KernelRow kMatmulRows[] = {
