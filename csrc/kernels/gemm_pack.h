@@ -13,7 +13,7 @@
 #define GL_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Pick{__VA_ARGS__})
 #endif
 
-namespace gradloom::GL_ISA {
+namespace gradloom::GL_ISA::gemm {
 
 // Blocks of T x T: rows of x (stride x_stride) become columns of y (stride y_stride).
 template <int T>
@@ -121,8 +121,7 @@ struct StridedSource {
         for (int64_t p = p0; p < blocks; p += kTurn)
           transpose<kTurn>(from + i * along + p, along, to + p * width + i, width);
       for (; i + 4 <= rows; i += 4)
-        for (int64_t p = p0; p < blocks; p += 4)
-          transpose<4>(from + i * along + p, along, to + p * width + i, width);
+        for (int64_t p = p0; p < blocks; p += 4) transpose<4>(from + i * along + p, along, to + p * width + i, width);
       for (; i < rows; i++)
         for (int64_t p = p0; p < blocks; p++) to[p * width + i] = from[i * along + p];
       for (int64_t p = blocks; p < p1; p++)
@@ -133,4 +132,4 @@ struct StridedSource {
   }
 };
 
-}  // namespace gradloom::GL_ISA
+}  // namespace gradloom::GL_ISA::gemm

@@ -7,7 +7,7 @@
 #include "../simd/simd.h"
 #include "../tape.h"
 
-namespace gradloom::GL_ISA {
+namespace gradloom::GL_ISA::gemm {
 
 #if defined(GL_ISA_SCALAR)
 // Four lanes of plain C++ vector extension: what any compiler turns into the machine's smallest vectors.
@@ -74,7 +74,7 @@ template <int MR, int NV, Side side, bool partial>
 __attribute__((noinline)) void tile(const float* a, int64_t a_stride, const float* b, int64_t ldb, int64_t k, int n,
                                     float* c, int64_t ldc, bool add, const Finish& finish) {
   constexpr int L = Lanes::N;
-  const int last = n - (NV - 1) * L;           // columns in the last vector
+  const int last = n - (NV - 1) * L;  // columns in the last vector
   Lanes sum[MR][NV];
 #pragma GCC unroll 12
   for (int i = 0; i < MR; i++)
@@ -135,8 +135,10 @@ __attribute__((noinline)) void tile(const float* a, int64_t a_stride, const floa
   for (int i = 0; i < MR; i++)
 #pragma GCC unroll 4
     for (int j = 0; j < NV; j++) {
-      if (!partial || j < NV - 1) sum[i][j].store(c + i * ldc + j * L);
-      else sum[i][j].store_n(c + i * ldc + j * L, last);
+      if (!partial || j < NV - 1)
+        sum[i][j].store(c + i * ldc + j * L);
+      else
+        sum[i][j].store_n(c + i * ldc + j * L, last);
     }
 }
 
@@ -167,4 +169,4 @@ constexpr Tiles all_tiles() {
 }
 inline constexpr Tiles kTiles = all_tiles();
 
-}  // namespace gradloom::GL_ISA
+}  // namespace gradloom::GL_ISA::gemm

@@ -2,7 +2,9 @@
 #pragma once
 #include "gemm_tile.h"
 
-namespace gradloom::GL_ISA {
+namespace gradloom::GL_ISA::limits {
+
+using gemm::Lanes;
 
 constexpr int kLimitSums = 12;  // independent: enough to hide the latency of two units
 
@@ -39,4 +41,4 @@ inline constexpr KernelRow kLimitRows[] = {
     {"limit_copy", "f32", nullptr, run_limit_copy},
 };
 
-}  // namespace gradloom::GL_ISA
+}  // namespace gradloom::GL_ISA::limits

@@ -9,14 +9,14 @@
 #pragma once
 #include "gemm_pack.h"
 
-namespace gradloom::GL_ISA {
+namespace gradloom::GL_ISA::gemm {
 
-constexpr int64_t kDepth = 1024;                                // longest block of k
-constexpr int64_t kGroup = 128 / kTileColumns * kTileColumns;   // columns of B that stay in the second-level cache
-constexpr int64_t kRows = 48 / kTileRows * kTileRows;           // rows of A that stay there with them
-constexpr int64_t kRowsPacked = 504;                            // rows of A packed at a time into scratch
-constexpr double kShareMost = 1 << 23;                          // numbers of one operand in the workspace
-constexpr double kPartCost = 1 << 17;                           // multiply-adds: about a microsecond
+constexpr int64_t kDepth = 1024;                               // longest block of k
+constexpr int64_t kGroup = 128 / kTileColumns * kTileColumns;  // columns of B that stay in the second-level cache
+constexpr int64_t kRows = 48 / kTileRows * kTileRows;          // rows of A that stay there with them
+constexpr int64_t kRowsPacked = 504;                           // rows of A packed at a time into scratch
+constexpr double kShareMost = 1 << 23;                         // numbers of one operand in the workspace
+constexpr double kPartCost = 1 << 17;                          // multiply-adds: about a microsecond
 #if defined(GL_ISA_AVX512)
 constexpr int64_t kRowsInPlace = 640;  // B is read in place up to this many rows of A
 constexpr int64_t kColumnGrain = Lanes::N;
@@ -75,8 +75,8 @@ inline void choose_grid(Product& p, int most) {
       if (pm > tiles_m || pn > tiles_n) continue;
       // Cost per k of a quarter of the list, in multiply-adds of one vector; packing costs about half of one each.
       const int quarters = parts < 4 ? parts : 4, qm = pm < quarters ? pm : quarters, qn = quarters / qm;
-      double cost = static_cast<double>(ceil_div(tiles_m, qm) * kTileRows * ceil_div(tiles_n, qn) * kColumnGrain) /
-                    Lanes::N;
+      double cost =
+          static_cast<double>(ceil_div(tiles_m, qm) * kTileRows * ceil_div(tiles_n, qn) * kColumnGrain) / Lanes::N;
       if (p.pack_a && !p.shared_a) cost += 0.5 * static_cast<double>(p.m * pn) / quarters;
       if (p.pack_b && pm > 1) cost *= 1.05;  // one more phase
       if (best == 0 || cost < best) best = cost, p.parts_m = pm, p.parts_n = pn;
@@ -135,14 +135,18 @@ inline void describe(const Call& call, const Tensor& z, Product& p) {
     p.pack_a = p.a.along != 1;
     p.pack_b = false;
     const int most = p.m / kTileColumns < 16 ? static_cast<int>(p.m / kTileColumns) : 16;
-    if (p.batches == 1) p.parts = p.parts_m = static_cast<int>(parts_for(work, kPartCost, most > 1 ? most : 1));
-    else p.parts = static_cast<int>(parts_for(work * static_cast<double>(p.batches), kPartCost,
-                                              p.batches < 16 ? static_cast<uint32_t>(p.batches) : 16));
+    if (p.batches == 1)
+      p.parts = p.parts_m = static_cast<int>(parts_for(work, kPartCost, most > 1 ? most : 1));
+    else
+      p.parts = static_cast<int>(parts_for(work * static_cast<double>(p.batches), kPartCost,
+                                           p.batches < 16 ? static_cast<uint32_t>(p.batches) : 16));
     return;
   }
   const bool often = p.n > 2 * kTileColumns;
-  if (p.a.deep == 1) p.pack_a = often && kTileRows > 8 && p.m > 8 && p.k > 32 && crowds(p.a.along, 1);
-  else p.pack_a = p.a.along != 1 || (often && (!kColumnsInPlace || (p.k > 32 && crowds(p.a.deep, 2))));
+  if (p.a.deep == 1)
+    p.pack_a = often && kTileRows > 8 && p.m > 8 && p.k > 32 && crowds(p.a.along, 1);
+  else
+    p.pack_a = p.a.along != 1 || (often && (!kColumnsInPlace || (p.k > 32 && crowds(p.a.deep, 2))));
   p.pack_b = p.b.along != 1 || p.m > kRowsInPlace || (p.m > 256 && p.k > 32 && crowds(p.b.deep, 1));
   if (work * static_cast<double>(p.batches) < 2 * kPartCost || p.m * p.n == 0) return;
   if (p.batches == 1) {
@@ -161,7 +165,9 @@ inline void describe(const Call& call, const Tensor& z, Product& p) {
 }
 
 inline int64_t round_up(int64_t n, int64_t to) { return ceil_div(n, to) * to; }
-inline size_t shared_a_floats(const Product& p) { return p.shared_a ? static_cast<size_t>(round_up(p.m * p.k, 16)) : 0; }
+inline size_t shared_a_floats(const Product& p) {
+  return p.shared_a ? static_cast<size_t>(round_up(p.m * p.k, 16)) : 0;
+}
 inline size_t shared_b_floats(const Product& p) {
   return p.shared_b ? static_cast<size_t>(round_up(p.n, Lanes::N) * p.k) : 0;
 }
@@ -254,8 +260,8 @@ inline void run_rectangle(const Product& p, int64_t m0, int64_t m1, int64_t n0, 
   }
 }
 
-// Rows m0 .. m1 of a narrow C: 32 or so rows of A at a time become the columns of a product with B^T, whose tile lies in
-// a buffer [n][kTileColumns] until it is whole.
+// Rows m0 .. m1 of a narrow C: 32 or so rows of A at a time become the columns of a product with B^T, whose tile lies
+// in a buffer [n][kTileColumns] until it is whole.
 inline void run_narrow(const Product& p, int64_t m0, int64_t m1, float* scratch) {
   constexpr int L = Lanes::N;
   alignas(64) float sums[kNarrow * kTileColumns];
@@ -321,7 +327,8 @@ inline void run_product(const Call& call, const Tensor& z, Product& p, int phase
     if (phase == 0) return pack_shared(p, part, parts);
   }
   float* const room = static_cast<float*>(scratch);
-  if (p.batches == 1 && parts == 1) return p.narrow ? run_narrow(p, 0, p.m, room) : run_rectangle(p, 0, p.m, 0, p.n, room);
+  if (p.batches == 1 && parts == 1)
+    return p.narrow ? run_narrow(p, 0, p.m, room) : run_rectangle(p, 0, p.m, 0, p.n, room);
   const int grid = p.parts_m * p.parts_n;
   const Range jobs = part_range(p.batches * grid, part, parts);
   const Product first = p;
@@ -388,4 +395,4 @@ inline constexpr KernelRow kMatmulRows[] = {
     {"matmul_relu_back", "f32", plan_matmul_act, run_matmul_relu_back},
 };
 
-}  // namespace gradloom::GL_ISA
+}  // namespace gradloom::GL_ISA::gemm
