@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #if defined(__unix__) || defined(__APPLE__)
 #include <sys/mman.h>
@@ -65,12 +66,16 @@ size_t Block::huge_bytes() const {
 }
 
 void Arena::ensure(size_t bytes) {
-  std::lock_guard<std::mutex> hold(mutex_);
-  if (block_ && bytes <= block_->bytes()) return;
-  if (bytes == 0) return;
-  block_.reset();  // first, unless a view holds it: the peak is the new size, not the sum
-  generation_++;
-  block_ = std::make_shared<Block>(bytes);
+  std::lock_guard<std::mutex> run(mutex_);
+  if (bytes <= this->bytes()) return;
+  {
+    std::lock_guard<std::mutex> hold(block_mutex_);
+    block_.reset();  // first, unless a view holds it: the peak is the new size, not the sum
+    generation_.fetch_add(1, std::memory_order_release);
+  }
+  auto grown = std::make_shared<Block>(bytes);
+  std::lock_guard<std::mutex> hold(block_mutex_);
+  block_ = std::move(grown);
 }
 
 }  // namespace gradloom

@@ -1,5 +1,6 @@
 // arena.h: one block of memory for everything that a run computes: 2 MiB aligned, in huge pages, touched once.
 #pragma once
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -28,16 +29,26 @@ class Arena {
   // Grows to at least `bytes`; never shrinks. Growing moves the arena to fresh zeroed memory and waits for a run
   // that is using it.
   void ensure(size_t bytes);
-  uint8_t* data() const { return block_ ? block_->data() : nullptr; }
-  size_t bytes() const { return block_ ? block_->bytes() : 0; }
-  uint64_t generation() const { return generation_; }
-  const std::shared_ptr<Block>& block() const { return block_; }
+  std::shared_ptr<Block> block() const {
+    std::lock_guard<std::mutex> hold(block_mutex_);
+    return block_;
+  }
+  uint8_t* data() const {
+    const std::shared_ptr<Block> b = block();
+    return b ? b->data() : nullptr;
+  }
+  size_t bytes() const {
+    const std::shared_ptr<Block> b = block();
+    return b ? b->bytes() : 0;
+  }
+  uint64_t generation() const { return generation_.load(std::memory_order_acquire); }
   std::mutex& mutex() { return mutex_; }  // held by a run: runs that share an arena take turns
 
  private:
   std::shared_ptr<Block> block_;
-  uint64_t generation_ = 0;
+  std::atomic<uint64_t> generation_{0};
   std::mutex mutex_;
+  mutable std::mutex block_mutex_;  // guards block_ alone, for a moment: views are taken while others run
 };
 
 }  // namespace gradloom

@@ -56,7 +56,8 @@ using ByteArray = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
 ByteArray arena_view(const Arena& arena) {
   auto* held = new std::shared_ptr<Block>(arena.block());
   nb::capsule owner(held, [](void* p) noexcept { delete static_cast<std::shared_ptr<Block>*>(p); });
-  return ByteArray(arena.data(), {arena.bytes()}, owner);
+  const Block* block = held->get();
+  return ByteArray(block ? block->data() : nullptr, {block ? block->bytes() : 0}, owner);
 }
 
 // What Python holds: the program and the arenas that it computes in.

@@ -346,8 +346,13 @@ void Program::resolve(Place& p) {
 }
 
 void Program::refresh_arenas() {
-  for (Place& p : places_)
-    if (p.said.kind == Segment::arena && p.generation != p.said.from->generation()) resolve(p);
+  for (Place& p : places_) {
+    if (p.said.kind != Segment::arena || p.generation == p.said.from->generation()) continue;
+    if (p.said.from->bytes() < p.needed)  // growing it failed
+      throw std::runtime_error("run: the arena has " + std::to_string(p.said.from->bytes()) + " bytes; need " +
+                               std::to_string(p.needed));
+    resolve(p);
+  }
 }
 
 void Program::bind(uint32_t segment, uint64_t address, uint64_t bytes) {

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+
 from tests.core.harness import NUMPY as KIND
 from tests.core.harness import isas, run
 
 
-def padded(x: np.ndarray, before: Sequence[int], after: Sequence[int], interior: Sequence[int], value: float) -> np.ndarray:
+def padded(
+    x: np.ndarray, before: Sequence[int], after: Sequence[int], interior: Sequence[int], value: float
+) -> np.ndarray:
     shape = [b + (n + (n - 1) * i if n else 0) + a for n, b, a, i in zip(x.shape, before, after, interior, strict=True)]
     y = np.full(shape, value, x.dtype)
     window = tuple(
@@ -30,7 +33,8 @@ def test_copy(dtype: str, isa: str) -> None:
     views = [
         base, base.T, base.transpose(1, 2, 0), base.transpose(0, 2, 1), base.transpose(2, 0, 1), base[::3, 1:5, ::2],
         base[:, 0, :].T, np.broadcast_to(base[:, :, :1], base.shape), np.broadcast_to(base[:1], base.shape),
-        base[5:6, :, 7], base[2, 3, 4], base[:0], big, big.T, big[::2].T, big[:, 3:].T, big.reshape(7, 100, 300).transpose(2, 0, 1),
+        base[5:6, :, 7], base[2, 3, 4], base[:0], big, big.T, big[::2].T, big[:, 3:].T,
+        big.reshape(7, 100, 300).transpose(2, 0, 1),
         big.reshape(70, 10, 20, 15).transpose(0, 2, 1, 3),
     ]  # fmt: skip
     for v in views:
