@@ -63,12 +63,12 @@ def test_same_bits(isa: str, four_cores: None) -> None:
 def test_threads_are_limited_and_reused(four_cores: None) -> None:
     t = wide()
     p = t.program()
+    most = max(3, _core.pool_threads())  # other tests may have pretended more cores
     p.run(2, threads=64)
-    assert _core.pool_threads() <= 3
-    before = _core.pool_threads()
+    assert _core.pool_threads() == most
     for threads in (2, 4, 3, 2, 4):
         p.run(2, threads=threads)
-    assert _core.pool_threads() == before == 3
+    assert _core.pool_threads() == most
 
 
 def test_single_parts_wake_nobody() -> None:
