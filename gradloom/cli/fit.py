@@ -206,8 +206,6 @@ def _run(asked: _Options) -> int:
 def _train(asked: _Options, use: _Settings, table: Table, net: Any) -> list[Any]:
     import gradloom as gl
 
-    from .progress import Progress
-
     steps = use.epochs * -(-(table.train.n - len(table.train.split(asked.val_split, asked.seed)[1])) // use.batch_size)
 
     def cosine(step: int, epoch: int) -> float:
@@ -218,22 +216,18 @@ def _train(asked: _Options, use: _Settings, table: Table, net: Any) -> list[Any]
         optimizer = gl.optim.AdamW(lr=cosine, weight_decay=0.01)
     else:
         optimizer = gl.optim.SGD(lr=cosine, momentum=0.9)
-    with Progress(use.epochs) as progress:
-        return gl.fit(
-            net,
-            _for_loss(table.train, table, use.loss),
-            loss=use.loss,
-            optimizer=optimizer,
-            epochs=use.epochs,
-            batch_size=use.batch_size,
-            micro_batch_size=use.micro_batch_size,
-            val_split=asked.val_split,
-            seed=asked.seed,
-            progress=False,
-            on_epoch=progress.epoch,
-            on_progress=progress.rows,
-            threads=asked.threads,
-        )
+    return gl.fit(
+        net,
+        _for_loss(table.train, table, use.loss),
+        loss=use.loss,
+        optimizer=optimizer,
+        epochs=use.epochs,
+        batch_size=use.batch_size,
+        micro_batch_size=use.micro_batch_size,
+        val_split=asked.val_split,
+        seed=asked.seed,
+        threads=asked.threads,
+    )
 
 
 def _for_loss(data: Dataset, table: Table, loss: str) -> Dataset:
@@ -344,7 +338,7 @@ def _say(text: str) -> None:
 
 def _announce(asked: _Options, use: _Settings, table: Table, net: Any) -> None:
     """What is about to happen, and everything that was decided for the user."""
-    from .progress import plural
+    from ..train.display import plural
 
     made = table.preprocess
     what = f"{table.train.n:,} rows"
@@ -366,7 +360,7 @@ def _announce(asked: _Options, use: _Settings, table: Table, net: Any) -> None:
 
 
 def _summarise(asked: _Options, table: Table, result: dict[str, Any]) -> None:
-    from .progress import duration, rate
+    from ..train.display import duration, rate
 
     def line(part: str) -> str:
         shown = f"loss {result[f'{part}_loss']:.4f}"

@@ -84,7 +84,7 @@ def _agreement(outputs: np.ndarray, targets: np.ndarray, preprocess: Preprocess)
     import numpy as np
 
     from .fit import regression_scores
-    from .progress import plural
+    from ..train.display import plural
 
     if preprocess.task == "classification":
         known = targets >= 0

@@ -54,11 +54,11 @@ def _check_updates(node: Node) -> None:
             )
         if not leaf.node.attrs["stored"].array.flags.writeable:
             raise GraphError(f"{node.op.name}: {leaf.node.label} is read-only; need a parameter; node {node.label}")
-    for value in node.inputs:
-        if value is not None and is_unwritten(value):
-            name = value.node.op.slot(value.node.op.outputs, value.index).name
+    for read in node.inputs:
+        if read is not None and is_unwritten(read):
+            name = read.node.op.slot(read.node.op.outputs, read.index).name
             raise GraphError(
-                f"{node.op.name}: it reads {name} of {value.node.op.name} {value.node.label}, which was called without "
+                f"{node.op.name}: it reads {name} of {read.node.op.name} {read.node.label}, which was called without "
                 f"{name}; node {node.label}"
             )
 

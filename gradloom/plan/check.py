@@ -89,7 +89,7 @@ class _Torn:
     """What is left of a value after part of its bytes were overwritten by another."""
 
     def __init__(self, value: object, by: object) -> None:
-        self.value = value.value if isinstance(value, _Torn) else value
+        self.value: object = value.value if isinstance(value, _Torn) else value
         self.by = by
 
 

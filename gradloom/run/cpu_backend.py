@@ -72,7 +72,7 @@ class _Kernels:
 
     def require(self, program: Program) -> None:
         """All missing (op, dtypes) of a program at once, before anything is planned."""
-        missing = {}
+        missing: dict[tuple[str, str], Node] = {}
         for node in program.nodes:
             key = (node.op.name, "" if node.op.leaf or node.op.view else signature(node))
             if key[1] and key not in self.known:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from ..base.errors import DataError, SettingError
 from ..data.dataset import Dataset
 from ..optim.optimizer import Optimizer
+from .display import Display
 from .epoch import Progress, epoch
 from .result import Result
 from .trainer import Model, Trainer, check_batch
@@ -29,16 +30,6 @@ class EpochResult:
     val: Result | None
     seconds: float
     planned_bytes: int = 0  # the arena that the steps so far planned for
-
-    def __str__(self) -> str:
-        text = f"epoch {self.epoch}: loss {self.train.loss:.5g}"
-        if self.train.counted:
-            text += f" accuracy {self.train.accuracy:.4f}"
-        if self.val is not None:
-            text += f" | val loss {self.val.loss:.5g}"
-            if self.val.counted:
-                text += f" accuracy {self.val.accuracy:.4f}"
-        return f"{text} | {self.train.ndata / max(self.seconds, 1e-9):,.0f} rows/s"
 
 
 def fit(
@@ -79,35 +70,36 @@ def fit(
     accumulate = -(-batch_size // (micro_batch_size or batch_size))
     trainer = Trainer(model, loss, optimizer, accumulate=accumulate, seed=seed, **options)
     history: list[EpochResult] = []
-    show = ProgressLine(epochs) if progress else None
+    display = Display(epochs) if progress else None
 
-    def listener(at: Progress) -> None:
-        if show is not None:
-            show.update(at)
+    def heard(at: Progress) -> None:
+        if display is not None:
+            display.rows(at)
         if on_progress is not None:
             on_progress(at)
 
-    for number in range(1, epochs + 1):
-        order = np.concatenate([data.order(seed, number, train_rows), val_rows])
-        began = time.perf_counter()
-        train, val = epoch(
-            trainer,
-            data,
-            split=len(train_rows),
-            order=order,
-            batch_size=batch_size,
-            micro_batch_size=micro_batch_size or batch_size,
-            on_train_batch=on_train_batch,
-            on_eval_batch=on_eval_batch,
-            on_progress=listener,
-        )
-        seconds = time.perf_counter() - began
-        result = EpochResult(number, train, val if len(val_rows) else None, seconds, trainer.planned_bytes)
-        history.append(result)
-        if show:
-            show.epoch_done(result)
-        if on_epoch is not None:
-            on_epoch(result)
+    with display or contextlib.nullcontext():
+        for number in range(1, epochs + 1):
+            order = np.concatenate([data.order(seed, number, train_rows), val_rows])
+            began = time.perf_counter()
+            train, val = epoch(
+                trainer,
+                data,
+                split=len(train_rows),
+                order=order,
+                batch_size=batch_size,
+                micro_batch_size=micro_batch_size or batch_size,
+                on_train_batch=on_train_batch,
+                on_eval_batch=on_eval_batch,
+                on_progress=heard,
+            )
+            seconds = time.perf_counter() - began
+            result = EpochResult(number, train, val if len(val_rows) else None, seconds, trainer.planned_bytes)
+            history.append(result)
+            if display is not None:
+                display.epoch(result)
+            if on_epoch is not None:
+                on_epoch(result)
     return history
 
 
@@ -161,37 +153,3 @@ def as_dataset(data: Data) -> Dataset:
     if isinstance(data, (tuple, list)) and len(data) == 2:
         return Dataset(*data)
     raise DataError(f"data: got {type(data).__name__}; need a Dataset, a pair (x, y) or an array")
-
-
-class ProgressLine:
-    """One line on stderr, rewritten while an epoch runs when stderr is a terminal; one line per epoch in any case."""
-
-    def __init__(self, epochs: int, stream: Any = None) -> None:
-        self.epochs = epochs
-        self.stream = stream or sys.stderr
-        self.live = bool(getattr(self.stream, "isatty", lambda: False)())
-        self.number = 1
-        self.last = 0.0
-
-    def update(self, at: Progress) -> None:
-        if not self.live or (at.seconds - self.last < 0.1 and at.rows < at.rows_total):
-            return
-        self.last = at.seconds if at.rows < at.rows_total else 0.0
-        rate = at.rows / max(at.seconds, 1e-9)
-        left = (at.rows_total - at.rows) / rate
-        what = "train" if at.training else "validate"
-        text = f"epoch {self.number}/{self.epochs} {what} {at.rows}/{at.rows_total} loss {at.result.loss:.5g}"
-        if at.result.counted:
-            text += f" accuracy {at.result.accuracy:.4f}"
-        self.stream.write(f"\r\x1b[K{text} | {rate:,.0f} rows/s | {left:.1f} s left")
-        self.stream.flush()
-
-    def epoch_done(self, result: EpochResult) -> None:
-        self.number = result.epoch + 1
-        self.stream.write(("\r\x1b[K" if self.live else "") + str(result).replace(":", f"/{self.epochs}:", 1) + "\n")
-        self.stream.flush()
-
-
-def losses(history: Sequence[EpochResult]) -> list[float]:
-    """The training loss of each epoch."""
-    return [h.train.loss for h in history]

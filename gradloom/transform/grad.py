@@ -43,11 +43,11 @@ def gradients(
             received.append(g)
         if all(g is None for g in received) or not any(v in depends for v in node.inputs if v is not None):
             continue
-        for value, g in zip(node.inputs, _vjp(node, received), strict=True):
-            if value is not None and g is not None and value in depends:
-                if g.shape != value.shape:
-                    raise AssertionError(f"vjp of {node.op.name}: gradient {describe(g)} for an input {describe(value)}")
-                incoming.setdefault(value, []).append(g)
+        for read, g in zip(node.inputs, _vjp(node, received), strict=True):
+            if read is not None and g is not None and read in depends:
+                if g.shape != read.shape:
+                    raise AssertionError(f"vjp of {node.op.name}: gradient {describe(g)} for an input {describe(read)}")
+                incoming.setdefault(read, []).append(g)
     return [done.get(value) for value in wrt]
 
 

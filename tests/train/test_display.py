@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gradloom.cli.progress import Progress, duration, plural, rate
+from gradloom.train.display import Display, duration, plural, rate
 
 
 class Terminal(io.StringIO):
@@ -22,10 +22,10 @@ def epoch(number, train, val=None):
 
 def test_a_line_per_epoch_where_there_is_no_terminal():
     stream = io.StringIO()
-    with Progress(3, stream) as progress:
-        progress.rows(SimpleNamespace(training=True, rows=10, rows_total=100, seconds=0.1, result=result(1.0)))
-        progress.epoch(epoch(1, result(0.5, 0.75), result(0.6, 0.7, 10)))
-        progress.epoch(epoch(2, result(0.25)))
+    with Display(3, stream) as display:
+        display.rows(SimpleNamespace(training=True, rows=10, rows_total=100, seconds=0.1, result=result(1.0)))
+        display.epoch(epoch(1, result(0.5, 0.75), result(0.6, 0.7, 10)))
+        display.epoch(epoch(2, result(0.25)))
     lines = stream.getvalue().splitlines()
     assert len(lines) == 2
     assert lines[0].startswith("epoch 1/3  loss 0.5  accuracy 0.7500  val loss 0.6  val accuracy 0.7000  200 rows/s  ")
@@ -36,11 +36,11 @@ def test_a_bar_on_a_terminal(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "140")
     stream = Terminal()
-    with Progress(2, stream) as progress:
-        progress.rows(SimpleNamespace(training=True, rows=50, rows_total=100, seconds=0.1, result=result(1.5, 0.5)))
-        progress.rows(SimpleNamespace(training=False, rows=5, rows_total=10, seconds=0.1, result=result(1.4, 0.5)))
-        progress.epoch(epoch(1, result(0.5, 0.75)))
-        progress.epoch(epoch(2, result(0.4, 0.80)))
+    with Display(2, stream) as display:
+        display.rows(SimpleNamespace(training=True, rows=50, rows_total=100, seconds=0.1, result=result(1.5, 0.5)))
+        display.rows(SimpleNamespace(training=False, rows=5, rows_total=10, seconds=0.1, result=result(1.4, 0.5)))
+        display.epoch(epoch(1, result(0.5, 0.75)))
+        display.epoch(epoch(2, result(0.4, 0.80)))
     shown = stream.getvalue()
     assert "2/2" in shown and "accuracy 0.8000" in shown and "rows/s" in shown and "left" in shown
 

@@ -1,4 +1,4 @@
-"""What a person sees while a command works: a bar on a terminal, one line per epoch elsewhere. All of it on stderr."""
+"""What a person sees while a fit works: a bar on a terminal, one line per epoch elsewhere. All of it on stderr."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def numbers(result: Any, name: str = "") -> str:
     return text if accuracy is None or math.isnan(accuracy) else f"{text}  {name}accuracy {accuracy:.4f}"
 
 
-class Progress:
-    """Shows a fit: a context, whose `epoch` and `rows` are the listeners of gl.fit."""
+class Display:
+    """Shows a fit: a context, told of the rows of a pass and of each epoch's end."""
 
     def __init__(self, epochs: int, stream: Any = None) -> None:
         self.epochs = epochs
@@ -54,7 +54,7 @@ class Progress:
         self._task: Any = None
         self._shown = ""
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Display:
         self.start = time.perf_counter()
         if self.stream.isatty():
             from rich.console import Console
