@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from ..base.dtypes import DType
+from ..base.errors import DataError
 from ..graph.graph import reachable, storage_leaf, update_target
 from ..graph.value import Value
 from ..transform.rewrite import Program
-from .cpu_backend import GuardTripped, NotFinite, called
+from .cpu_backend import GuardTripped, IndexOutOfRange, NotFinite, called
 from .feeds import SETTING_DEFAULTS, as_array, check_names, leaves
 
 
@@ -100,7 +101,10 @@ class NumpyExecutable:
         found: list[list[np.ndarray]] = [[] for _ in self.program.outputs]
         for i in range(steps):
             feeds = self._fed | {k: v[i] for k, v in rows.items()}
-            known = evaluate([*self.program.outputs, *self.program.effects], feeds, precision=self.precision)
+            try:
+                known = evaluate([*self.program.outputs, *self.program.effects], feeds, precision=self.precision)
+            except DataError as error:
+                raise IndexOutOfRange(i, str(error)) from None
             self._judge(i, known)
             for column, value in zip(found, self.program.outputs, strict=True):
                 column.append(known[value].copy())
