@@ -155,10 +155,10 @@ class Module:
                 seen = list(np.shape(arrays[name]))
                 raise ShapeError(f"load: {name} has shape {seen}; need {list(parameter.shape)}")
             kind = np.asarray(arrays[name]).dtype
-            if kind.kind not in "fiub":
+            if kind.kind not in "fiub" and kind.name != "bfloat16":
                 raise DTypeError(f"load: {name} is {kind}; need numbers for {parameter.dtype.name}")
         for name, parameter in mine.items():
-            parameter.assign(arrays[name])
+            parameter.assign(np.asarray(arrays[name]).astype(parameter.dtype.numpy))
 
     def train(self, mode: bool = True) -> Module:
         """Dropout drops, batch norm takes the batch's statistics. Takes effect where a graph is built next."""

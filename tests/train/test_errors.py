@@ -406,7 +406,7 @@ except KeyboardInterrupt:
 
 
 def test_ctrl_c(tmp_path):
-    """A real SIGINT in the middle of a long fit: within half a second the caller holds finite weights and saves them."""
+    """A real SIGINT in the middle of a long fit: within half a second the caller has finite weights and saves them."""
     file = tmp_path / "weights.safetensors"
     env = os.environ | {"PYTHONPATH": str(Path(gl.__file__).parents[1])}
     process = subprocess.Popen([sys.executable, "-c", CTRL_C, str(file)], stdout=subprocess.PIPE, text=True, env=env)

@@ -1,0 +1,232 @@
+"""Modules: names, initialisation, modes, sharing."""
+
+import numpy as np
+import pytest
+
+import gradloom as gl
+
+nn = gl.nn
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(width, width), nn.Linear(width, width)
+        self.scale = self.parameter((width,), lambda rng, shape: np.ones(shape))
+
+    def forward(self, x):
+        return x + self.fc2(gl.ops.relu(self.fc1(x))) * self.scale
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Linear(4, 6)
+        self.blocks = [Block(6), Block(6)]
+        self.heads = {"a": nn.Linear(6, 3)}
+
+    def forward(self, x):
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.heads["a"](x)
+
+
+NAMES = [
+    "stem.weight", "stem.bias", "blocks.0.scale", "blocks.0.fc1.weight", "blocks.0.fc1.bias", "blocks.0.fc2.weight",
+    "blocks.0.fc2.bias", "blocks.1.scale", "blocks.1.fc1.weight", "blocks.1.fc1.bias", "blocks.1.fc2.weight",
+    "blocks.1.fc2.bias", "heads.a.weight", "heads.a.bias",
+]  # fmt: skip
+
+
+def data():
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((12, 4)).astype(np.float32), rng.integers(0, 3, 12)
+
+
+def test_names_of_nested_modules():
+    net = Net()
+    assert list(net.named_parameters()) == NAMES
+    assert list(net.state_dict()) == NAMES
+    assert net.parameter_count() == 4 * 6 + 6 + 2 * (6 + 2 * (36 + 6)) + 18 + 3
+    assert [m.__class__.__name__ for m in net.modules()] == [
+        "Net",
+        "Linear",
+        *["Block", "Linear", "Linear"] * 2,
+        "Linear",
+    ]
+
+
+def test_every_nested_parameter_trains():
+    net = Net().init(0)
+    before = net.state_dict()
+    trainer = gl.Trainer(net, "cross_entropy", accumulate=2)
+    for _ in range(2):
+        trainer.step(*data())
+    for name, array in net.state_dict().items():
+        assert (array != before[name]).any(), name
+        assert np.isfinite(trainer.grad_acc(name)).all()
+
+
+def test_nodes_are_named_by_their_path():
+    from gradloom.graph.graph import reachable
+
+    out = Net()(gl.input("x", (2, 4)))
+    names = {n.name for n in reachable([out]) if n.op.name == "matmul"}
+    assert names == {"stem", "blocks.0.fc1", "blocks.0.fc2", "blocks.1.fc1", "blocks.1.fc2", "heads.a"}
+    with pytest.raises(gl.ShapeError, match=r"node stem at test_module\.py"):
+        Net()(gl.input("x", (2, 5)))
+
+
+def test_init_is_reproducible():
+    a, b, c = Net().init(1), Net().init(1), Net().init(2)
+    for name, array in a.state_dict().items():
+        np.testing.assert_array_equal(array, b.state_dict()[name])
+        if not name.endswith("scale"):
+            assert (array != c.state_dict()[name]).any()
+
+
+def test_parameters_have_streams_of_their_own():
+    net = nn.Sequential(nn.Linear(5, 7), nn.Linear(5, 7)).init(0)
+    assert (net[0].weight.numpy() != net[1].weight.numpy()).all()
+
+
+@pytest.mark.parametrize(
+    ("layer", "fan_in"),
+    [(nn.Linear(300, 200), 300), (nn.Conv2d(30, 40, (3, 5)), 450), (nn.Conv2d(3, 64, 1), 3)],
+)
+def test_bounds_are_those_of_pytorch(layer, fan_in):
+    """Weights and biases U(-1/sqrt(fan_in), 1/sqrt(fan_in))."""
+    layer.init(0)
+    bound = 1 / np.sqrt(fan_in)
+    for array in (layer.weight.numpy(), layer.bias.numpy()):
+        assert np.abs(array).max() <= bound
+        assert np.abs(array).max() > 0.8 * bound
+        assert abs(array.mean()) < 4 * bound / np.sqrt(3 * array.size)
+    assert layer.weight.numpy().std() == pytest.approx(bound / np.sqrt(3), rel=0.15)
+
+
+def test_constant_beginnings():
+    for layer in (nn.BatchNorm(3), nn.LayerNorm(3), nn.RMSNorm(3)):
+        for name, array in layer.state_dict().items():
+            np.testing.assert_array_equal(array, 1 if name in ("weight", "running_var") else 0)
+    embedding = nn.Embedding(100, 50).init(0).weight.numpy()
+    assert embedding.std() == pytest.approx(1, abs=0.05) and abs(embedding.mean()) < 0.05
+
+
+def test_a_fit_draws_by_its_seed_and_only_once():
+    x, y = data()
+    options = {"optimizer": gl.optim.SGD(lr=0.0), "batch_size": 4, "progress": False}
+    net = Net()
+    gl.fit(net, (x, y), seed=5, **options)
+    expected = Net().init(5).state_dict()
+    for name, array in net.state_dict().items():
+        np.testing.assert_array_equal(array, expected[name])
+    gl.fit(net, (x, y), seed=6, **options)
+    for name, array in net.state_dict().items():
+        np.testing.assert_array_equal(array, expected[name])
+
+
+def test_what_was_assigned_is_not_drawn_anew():
+    """A pretrained part under a new head keeps its weights."""
+    net = Net()
+    net.stem.load_state_dict({"weight": np.full((6, 4), 0.5), "bias": np.arange(6.0)})
+    net.blocks[1].scale.assign(np.full(6, 7.0))
+    gl.fit(net, data(), optimizer=gl.optim.SGD(lr=0.0), batch_size=4, seed=3, progress=False)
+    state = net.state_dict()
+    np.testing.assert_array_equal(state["stem.weight"], 0.5)
+    np.testing.assert_array_equal(state["stem.bias"], np.arange(6))
+    np.testing.assert_array_equal(state["blocks.1.scale"], 7)
+    np.testing.assert_array_equal(state["heads.a.weight"], Net().init(3).state_dict()["heads.a.weight"])
+
+
+def test_a_call_draws_what_was_never_drawn():
+    """Also inside a scope of the caller's."""
+    x = data()[0]
+    with gl.scope("encoder"):
+        out = Net()(gl.input("x", (12, 4)))
+    found = gl.compile(out)(x=x)[0]
+    np.testing.assert_array_equal(found, gl.predict(Net().init(0), x))
+
+
+def test_a_part_called_on_its_own_keeps_its_name():
+    net = Net().init(0)
+    trainer = gl.Trainer(net, "cross_entropy", accumulate=2)
+    trainer.step(*data())
+    gl.predict(net.stem, data()[0])
+    assert trainer.grad_acc("stem.weight").shape == (6, 4)
+
+
+def test_shared_modules_count_once():
+    """Tied weights: one parameter, one update with the sum of both gradients."""
+    shared = nn.Linear(4, 4)
+    net = nn.Sequential(shared, nn.Tanh(), shared).init(0)
+    assert list(net.named_parameters()) == ["0.weight", "0.bias"]
+    assert list(net.state_dict()) == ["0.weight", "0.bias"]
+    x = data()[0]
+    w, b = (net[0].weight.numpy().astype(float), net[0].bias.numpy().astype(float))
+    gl.Trainer(net, "mean", gl.optim.SGD(lr=1.0)).step(x)
+    h = np.tanh(x @ w.T + b)
+    g = np.full((12, 4), 1 / 48)
+    back = (g @ w) * (1 - h * h)
+    np.testing.assert_allclose(net[0].weight.numpy(), w - (g.T @ h + back.T @ x), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(net[0].bias.numpy(), b - (g.sum(0) + back.sum(0)), rtol=1e-5, atol=1e-6)
+
+
+def test_modes():
+    net = nn.Sequential(nn.Dropout(0.5), nn.Sequential(nn.BatchNorm(4)))
+    assert all(m.training for m in net.modules())
+    assert net.eval() is net and not any(m.training for m in net.modules())
+    net.train()
+    assert all(m.training for m in net.modules())
+
+
+def test_training_leaves_the_modes_as_they_were():
+    """fit trains a model that is in eval mode, too; a part that is kept in eval mode keeps its statistics."""
+    x, y = data()
+    net = nn.Sequential(nn.BatchNorm(4), nn.Linear(4, 3)).init(0).eval()
+    gl.fit(net, (x, y), batch_size=4, progress=False)
+    assert not any(m.training for m in net.modules())
+    assert (net[0].running_mean.numpy() != 0).all()
+    net = nn.Sequential(nn.BatchNorm(4), nn.Linear(4, 3)).init(0)
+    net[0].eval()
+    gl.fit(net, (x, y), batch_size=4, val_split=0.5, progress=False)
+    assert (net.training, net[0].training, net[1].training) == (True, False, True)
+    np.testing.assert_array_equal(net[0].running_mean.numpy(), 0)
+
+
+def test_buffers_do_not_train():
+    net = nn.Sequential(nn.Standardize([1, 2, 3, 4], [2, 2, 2, 2]), nn.Linear(4, 3)).init(0)
+    assert list(net.named_buffers()) == ["0.mean", "0.scale"]
+    gl.fit(net, data(), batch_size=4, progress=False)
+    np.testing.assert_array_equal(net[0].mean.numpy(), [1, 2, 3, 4])
+    np.testing.assert_array_equal(net[0].scale.numpy(), 0.5)
+    x = np.float32([[3, 2, 1, 0]])
+    np.testing.assert_allclose(gl.predict(nn.Sequential(net[0]), x), [[1, 0, -1, -2]])
+
+
+def test_what_is_refused():
+    class Unassigned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.ws = [self.parameter((2,), lambda rng, shape: np.zeros(shape))]
+
+    for build, kind, message in (
+        (lambda: nn.Linear(0, 3), gl.ShapeError, "Linear: n_in=0"),
+        (lambda: nn.Linear(3, 2.5), gl.ShapeError, r"Linear: n_out=2\.5"),
+        (
+            lambda: nn.Linear(3, 2, activation="rely"),
+            gl.SettingError,
+            "activation: 'rely' is not known; need one of relu",
+        ),
+        (lambda: nn.Conv2d(1, 0, 3), gl.ShapeError, "Conv2d: channels_out=0"),
+        (lambda: nn.Dropout(1.0), gl.SettingError, r"Dropout: rate=1\.0 is not usable"),
+        (lambda: nn.Dropout(-0.1), gl.SettingError, r"rate=-0\.1"),
+        (lambda: nn.Standardize([0], [0]), gl.SettingError, "need std > 0"),
+        (lambda: nn.Sequential(nn.Linear(2, 2), gl.ops.relu), gl.GraphError, "Sequential: got"),
+        (lambda: nn.Module()(gl.input("x", (2,))), gl.GraphError, "Module has no forward"),
+        (lambda: Unassigned().state_dict(), gl.GraphError, r"need self\.name = self\.parameter"),
+        (lambda: nn.Flatten()(gl.input("x", (2, 3))).reshape(7), gl.ShapeError, "reshape"),
+    ):
+        with pytest.raises(kind, match=message):
+            build()

@@ -1,0 +1,127 @@
+"""save and load: what comes back is what was there, or nothing changes."""
+
+import numpy as np
+import pytest
+
+import gradloom as gl
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
+SUFFIXES = (".safetensors", ".gguf")
+
+
+def net():
+    nn = gl.nn
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.2),
+        nn.Linear(64, 3),
+    )  # fmt: skip
+
+
+def trained():
+    rng = np.random.default_rng(0)
+    model = net()
+    gl.fit(model, (rng.standard_normal((30, 1, 8, 8)), rng.integers(0, 3, 30)), batch_size=10, progress=False, seed=3)
+    return model
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_round_trip(tmp_path, suffix):
+    """Weights and running statistics to the bit, the text beside them, and so the predictions."""
+    model, file = trained(), tmp_path / f"model{suffix}"
+    gl.save(model, file, {"classes": "a,b,c", "note": "zwölf"})
+    other = net()
+    assert gl.load(other, file) == {"classes": "a,b,c", "note": "zwölf"}
+    before, after = model.state_dict(), other.state_dict()
+    assert before.keys() == after.keys()
+    for name, array in before.items():
+        assert array.tobytes() == after[name].tobytes(), name
+    x = np.random.default_rng(1).standard_normal((5, 1, 8, 8))
+    np.testing.assert_array_equal(gl.predict(model, x), gl.predict(other, x))
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_fit_goes_on_from_what_was_loaded(tmp_path, suffix):
+    """A fit does not draw loaded weights anew, whatever its seed."""
+    model, file = trained(), tmp_path / f"model{suffix}"
+    gl.save(model, file)
+    other = net()
+    gl.load(other, file)
+    data = (np.zeros((4, 1, 8, 8), np.float32), np.arange(4) % 3)
+    gl.fit(other, data, optimizer=gl.optim.SGD(lr=0.0), batch_size=4, seed=99, progress=False)
+    for name, array in model.named_parameters().items():
+        assert array.numpy().tobytes() == other.named_parameters()[name].numpy().tobytes()
+
+
+def test_names():
+    assert list(net().state_dict()) == [
+        "0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var", "6.weight", "6.bias",
+    ]  # fmt: skip
+
+
+def narrow():
+    return gl.nn.Sequential(gl.nn.Linear(2, 3))
+
+
+def wide():
+    return gl.nn.Sequential(gl.nn.Linear(2, 4, bias=False))
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize(
+    ("other", "kind", "message"),
+    [
+        (narrow, gl.GraphError, r"load: missing 0\.bias; unknown 0\.extra; need exactly the 2"),
+        (wide, gl.ShapeError, r"load: 0\.weight has shape \[3, 2\]; need \[4, 2\]"),
+    ],
+)
+def test_a_mismatch_changes_nothing(tmp_path, suffix, other, kind, message):
+    file = tmp_path / f"w{suffix}"
+    arrays = {"0.weight": np.ones((3, 2), np.float32)}
+    if kind is gl.GraphError:
+        arrays["0.extra"] = np.ones(1, np.float32)
+    gl.files.save_arrays(file, arrays)
+    model = other().init(4)
+    before = model.state_dict()
+    with pytest.raises(kind, match=message):
+        gl.load(model, file)
+    for name, array in model.state_dict().items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+def test_arrays_that_are_no_numbers_change_nothing():
+    model = gl.nn.Sequential(gl.nn.Linear(2, 3)).init(0)
+    before = model.state_dict()
+    with pytest.raises(gl.DTypeError, match=r"load: 0\.bias is <U1; need numbers"):
+        model.load_state_dict({"0.weight": np.zeros((3, 2)), "0.bias": np.array(["a"] * 3)})
+    np.testing.assert_array_equal(model[0].weight.numpy(), before["0.weight"])
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float64, ml_dtypes.bfloat16])
+def test_other_float_types_are_converted(tmp_path, kind):
+    file = tmp_path / "w.safetensors"
+    weight = np.array([[1.5, -2.25]]).astype(kind)
+    gl.files.save_arrays(file, {"0.weight": weight})
+    model = gl.nn.Sequential(gl.nn.Linear(2, 1, bias=False))
+    gl.load(model, file)
+    np.testing.assert_array_equal(model[0].weight.numpy(), [[1.5, -2.25]])
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_damaged_files(tmp_path, suffix):
+    file = tmp_path / f"w{suffix}"
+    model = gl.nn.Sequential(gl.nn.Linear(20, 30)).init(0)
+    gl.save(model, file)
+    whole = file.read_bytes()
+    before = model.state_dict()
+    for damage in (b"", whole[:7], whole[: len(whole) // 2], whole[:-64], b"nonsense" * 40):
+        file.write_bytes(damage)
+        with pytest.raises(gl.FileError) as error:
+            gl.load(model, file)
+        assert "\n" not in str(error.value)
+    with pytest.raises(gl.FileError, match="no such file"):
+        gl.load(model, tmp_path / f"none{suffix}")
+    with pytest.raises(gl.FileError, match=r"need \.safetensors or \.gguf"):
+        gl.save(model, tmp_path / "w.bin")
+    for name, array in model.state_dict().items():
+        np.testing.assert_array_equal(array, before[name])
