@@ -36,3 +36,24 @@ def test_files_that_the_documents_name_exist(name: str) -> None:
     named = re.findall(r"`((?:gradloom|csrc|tests|bench|examples|docs|plan|run|ops|graph|train|data|base|transform)/[\w/]+\.\w+)", text)
     missing = [f for f in named if not (ROOT / f).exists() and not (ROOT / "gradloom" / f).exists()]
     assert named and not missing, f"{name} names {missing}"
+
+
+def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import numpy as np
+
+    import gradloom as gl
+
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "README.md").read_text()
+    section = re.search(r"## From Python\n(.*?)\n## ", text, re.S)
+    assert section
+    blocks = re.findall(r"(?:^    .*\n(?:^\s*\n)?)+", section[1] + "\n", re.M)
+    assert len(blocks) == 2
+    rng = np.random.default_rng(0)
+    images, labels = rng.random((600, 784), dtype=np.float32), rng.integers(0, 10, 600)
+    names = {"images": images, "labels": labels, "test": gl.data.Dataset(images, labels), "x": images}
+    first, second = (re.sub(r"^    ", "", b, flags=re.M) for b in blocks)
+    exec(first.replace("epochs=30", "epochs=1, progress=False"), names)
+    assert (tmp_path / "net.safetensors").exists() and 0 <= names["hist"][-1].val.accuracy <= 1
+    exec(second, names)
+    assert [float(v) for v in names["run"](a=3.0, b=4.0)] == [16.0, 12.0]
