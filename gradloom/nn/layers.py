@@ -147,6 +147,8 @@ class BatchNorm(Module):
     def forward(self, x: Value) -> Value:
         if not self.training:
             return ops.batch_norm_eval(x, self.weight, self.bias, self.running_mean, self.running_var, self.eps)
+        if self.call_number():
+            raise GraphError("BatchNorm: one module at two places of a model mixes their statistics; need one for each")
         count = x.size // x.shape[1]
         if count < 2:
             raise ShapeError(

@@ -34,8 +34,12 @@ class Result:
         weights: np.ndarray,
         predictions: np.ndarray | None = None,
         labels: np.ndarray | None = None,
+        row_weights: np.ndarray | None = None,
     ) -> None:
-        """Batches of `rows` rows in all: loss sums and weights, one per batch; predicted and true ids, one per row."""
+        """Batches of `rows` rows in all: loss sums and weights, one per batch; predicted and true ids, one per row.
+
+        Rows of weight 0 and rows that are ignored do not count for the accuracy.
+        """
         self.ndata += rows
         self._losses.append(np.asarray(losses, np.float64).ravel())
         self._weights.append(np.asarray(weights, np.float64).ravel())
@@ -46,6 +50,8 @@ class Result:
                 true = labels if labels.dtype.kind in "iu" else labels.argmax(axis=-1)
                 true = true.ravel()
                 valid = true != IGNORED if true.dtype.kind == "i" else np.ones(len(true), bool)
+                if row_weights is not None:
+                    valid &= np.repeat(row_weights != 0, len(true) // len(row_weights))
                 self.counted += int(valid.sum())
                 self.correct += int(((found == true) & valid).sum())
 
@@ -56,7 +62,9 @@ class Result:
     def _parts(self) -> tuple[np.ndarray, np.ndarray]:
         if not self._losses:
             return np.empty(0), np.empty(0)
-        return np.concatenate(self._losses), np.concatenate(self._weights)
+        if len(self._losses) > 1:
+            self._losses, self._weights = [np.concatenate(self._losses)], [np.concatenate(self._weights)]
+        return self._losses[0], self._weights[0]
 
     @property
     def loss(self) -> float:

@@ -50,8 +50,10 @@ class RowSource:
         weights = None if self._weights is None else gather(self._weights, ids=False)
         return x, labels, weights
 
-    def labels_of(self, start: int, stop: int) -> np.ndarray | None:
-        return None if self.data.labels is None else self.data.labels[self.order.array[start:stop]]
+    def truth(self, start: int, stop: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Labels and weights of these rows."""
+        rows, data = self.order.array[start:stop], self.data
+        return None if data.labels is None else data.labels[rows], None if data.weights is None else data.weights[rows]
 
 
 def _wrapped(name: str, array: np.ndarray) -> Value:

@@ -136,7 +136,7 @@ class Trainer:
             self._drop_window()
             raise
         self._count(micro, 1, backward)
-        self._add(result, step, micro.rows, outputs, source.arrays[1])
+        self._add(result, step, micro.rows, outputs, *source.arrays[1:])
         return result
 
     # ---- rows of a data set ------------------------------------------------------------------------------
@@ -202,8 +202,8 @@ class Trainer:
                 count, outputs = self._run(step, self._at(group, done), most, backward)
                 self._count(self._at(group, done), count, backward)
                 first = group.start + done * group.rows
-                labels = source.labels_of(first, first + count * group.rows) if step.has_predictions else None
-                self._add(result, step, count * group.rows, outputs, labels)
+                truth = source.truth(first, first + count * group.rows) if step.has_predictions else (None, None)
+                self._add(result, step, count * group.rows, outputs, *truth)
                 done += count
                 if heard is not None:
                     heard(first + count * group.rows - start)
@@ -318,11 +318,17 @@ class Trainer:
         raise AssertionError("a step that tripped its guard passes it when run again")
 
     def _add(
-        self, result: Result, step: _Step, rows: int, outputs: list[np.ndarray], labels: np.ndarray | None
+        self,
+        result: Result,
+        step: _Step,
+        rows: int,
+        outputs: list[np.ndarray],
+        labels: np.ndarray | None,
+        weights: np.ndarray | None,
     ) -> None:
         result.is_total = self._is_total
         predictions = outputs[2] if step.has_predictions else None
-        result.add(rows, outputs[0], outputs[1], predictions, labels)
+        result.add(rows, outputs[0], outputs[1], predictions, labels, weights)
 
     # ---- building ------------------------------------------------------------------------------------------
 

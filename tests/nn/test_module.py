@@ -230,3 +230,24 @@ def test_what_is_refused():
     ):
         with pytest.raises(kind, match=message):
             build()
+
+
+def test_one_batch_norm_at_two_places_is_refused():
+    norm = nn.BatchNorm(4)
+    with pytest.raises(gl.GraphError, match="BatchNorm: one module at two places"):
+        gl.fit(nn.Sequential(norm, nn.Linear(4, 4), norm, nn.Linear(4, 3)), data(), batch_size=4, progress=False)
+    assert gl.predict(nn.Sequential(norm, norm), data()[0]).shape == (12, 4)
+
+
+def test_a_model_may_be_a_pair_of_values():
+    x, y = data()
+    net = nn.Linear(4, 3).init(0)
+    leaf = gl.input("x", (6, 4))
+    pair = (leaf, net(leaf))
+    history = gl.fit(pair, (x, y), batch_size=6, progress=False, optimizer=gl.optim.SGD(lr=0.1))
+    twin = nn.Linear(4, 3).init(0)
+    expected = gl.fit(twin, (x, y), batch_size=6, progress=False, optimizer=gl.optim.SGD(lr=0.1))
+    assert history[-1].train.loss == expected[-1].train.loss
+    np.testing.assert_array_equal(net.weight.numpy(), twin.weight.numpy())
+    with pytest.raises(gl.ShapeError, match=r"the batch is f32\[5,4\]; the graph's input x is f32\[6,4\]"):
+        gl.fit(pair, (x, y), batch_size=5, progress=False)

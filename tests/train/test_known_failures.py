@@ -473,9 +473,24 @@ def test_accuracy_and_predictions(backend, rows_per_step, labelled):
     if labelled == "ids":
         labels[[2, 11]] = -100
     counted = np.ones(n, bool) if labelled == "rows" else labels != -100
-    result = gl.evaluate(lambda v: v * 1.0, gl.data.Dataset(x, labels), batch_size=rows_per_step, backend=backend)
+    weights = rng.integers(0, 3, n).astype(np.float32)
+    counted &= weights != 0
+    result = gl.evaluate(
+        lambda v: v * 1.0, gl.data.Dataset(x, labels, weights=weights), batch_size=rows_per_step, backend=backend
+    )
     a = (x.argmax(1) == ids)[counted].mean()
     np.testing.assert_array_equal(result.predictions, x.argmax(1))
     assert result.ndata == n
     assert result.accuracy == pytest.approx(a)
     assert result.accuracy_unc == pytest.approx(np.sqrt(a * (1 - a) / (counted.sum() - 1)))
+    fed = gl.Trainer(lambda v: v * 1.0, "cross_entropy", build="forward", backend=backend).step(x, labels, weights)
+    assert (fed.accuracy, fed.counted) == (result.accuracy, result.counted)
+    assert fed.loss == pytest.approx(result.loss, rel=1e-6)
+
+
+def test_what_a_listener_reads_is_the_sum_so_far():
+    result = gl.Result()
+    for i in range(1, 5):
+        result.add(2, np.array([i, i]), np.array([1.0, 3.0]))
+        assert result.loss == pytest.approx(np.arange(1, i + 1).mean() / 2)
+        assert result.batches == 2 * i
