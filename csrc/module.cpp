@@ -164,6 +164,7 @@ NB_MODULE(_core, m) {
   m.attr("INSTRUCTION_BYTES") = sizeof(InstructionRecord);
   m.attr("STOP_NAMES") = nb::make_tuple("done", "guard", "index", "nonfinite", "bounds", "requested", "deadline");
   m.attr("EACH_STEP") = kEachStep;
+  m.attr("ADDRESS_SANITIZER") = kAddressSanitizer;
 
   m.def("isas", [] {
     std::vector<std::string> names;

@@ -10,13 +10,6 @@
 #include "isa/tables.h"
 #include "threads.h"
 
-#if defined(__SANITIZE_ADDRESS__)
-#define GL_ASAN 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define GL_ASAN 1
-#endif
-#endif
 #ifdef GL_ASAN
 #include <sanitizer/asan_interface.h>
 #endif

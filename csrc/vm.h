@@ -11,7 +11,22 @@
 #include "arena.h"
 #include "tape.h"
 
+#if defined(__SANITIZE_ADDRESS__)
+#define GL_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define GL_ASAN 1
+#endif
+#endif
+
 namespace gradloom {
+
+// In such a build a poisoned run marks dead ranges, so that touching one ends the process with a report.
+#ifdef GL_ASAN
+constexpr bool kAddressSanitizer = true;
+#else
+constexpr bool kAddressSanitizer = false;
+#endif
 
 // Every instruction set that this machine can run, best first; "scalar" always.
 std::vector<const KernelTable*> tables();

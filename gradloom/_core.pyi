@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 ARG_BYTES: int
 INSTRUCTION_BYTES: int
 EACH_STEP: int
+ADDRESS_SANITIZER: bool
 STOP_NAMES: tuple[str, ...]
 
 def isas() -> list[str]: ...

@@ -17,7 +17,7 @@ compiler=${CXX:-c++}
 
 for kind in "$@"; do
   case $kind in
-    address) flags=address,undefined; library=libasan.so; what="tests/core" ;;
+    address) flags=address,undefined; library=libasan.so; what="-n 2 tests/core" ;;
     thread) flags=thread; library=libtsan.so; what="tests/core/test_vm.py tests/core/test_threads.py" ;;
     *) echo "sanitize.sh: $kind: need address or thread" >&2; exit 2 ;;
   esac

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +11,8 @@ import numpy as np
 import pytest
 
 from gradloom import _core
-from tests.core.test_vm import Tape, vec
+from tests.core.harness import ARG, arg
+from tests.core.test_vm import Tape, in_child, vec
 
 N = 1 << 19
 
@@ -34,8 +34,6 @@ def wide() -> Tape:
     t.add("exp", [vec(0, 0, N), vec(0, 4 * N, N, write=True)])
     t.add("mul", [vec(0, 4 * N, N), vec(0, 0, N), vec(0, 8 * N, N, write=True)])
     t.add("relu", [vec(1, 0, 4), vec(1, 16, 4, write=True)])
-    from tests.core.harness import ARG, arg
-
     args = [arg("f32", (), 1, 4), arg("f32", (), 1, 4), vec(0, 8 * N, N), arg("f32", (), 1, 32, write=True)]
     parts, _, workspace = _core.kernel_plan(t.isa, "guard", "f32", np.array(args, ARG), np.zeros(0, np.int64))
     parts = np.array([*parts] + [0] * (4 - len(parts)))
@@ -124,25 +122,6 @@ def test_runs_of_several_python_threads_take_turns(four_cores: None) -> None:
     assert not errors
     results = [t.arena.view()[12 * N : 16 * N] for t in tapes]
     assert np.array_equal(results[0], results[1]) and np.array_equal(results[0], results[2])
-
-
-def in_child(work: object) -> int:
-    sys.stdout.flush()
-    pid = os.fork()
-    if pid == 0:
-        code = 3
-        try:
-            code = work()  # type: ignore[operator]
-        finally:
-            os._exit(code)
-    for _ in range(3000):
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
-    os.kill(pid, 9)
-    os.waitpid(pid, 0)
-    return -1
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs fork")
