@@ -23,7 +23,9 @@ SEES |= {
 SEES["train"] = set(SEES)
 SEES["llm"] = set(SEES)
 SEES["cli"] = set(SEES)
-NEVER = {"plan/check.py": {"plan/memory.py", "plan/order.py", "plan/layout.py"}}  # the proof shares no code with the planner
+NEVER = {
+    "plan/check.py": {"plan/memory.py", "plan/order.py", "plan/layout.py"}
+}  # the proof shares no code with the planner
 CORE_USERS = {"run", "train"}  # who may talk to the native core
 
 
@@ -48,7 +50,9 @@ def imported(path: Path) -> Iterator[tuple[str, int]]:
             if parts[0] != "gradloom":
                 continue
             inside = parts[1:]
-            while inside and not (PACKAGE.joinpath(*inside).is_dir() or PACKAGE.joinpath(*inside).with_suffix(".py").exists()):
+            while inside and not (
+                PACKAGE.joinpath(*inside).is_dir() or PACKAGE.joinpath(*inside).with_suffix(".py").exists()
+            ):
                 if inside == ["_core"]:
                     break
                 inside = inside[:-1]  # a name of the module before it
@@ -76,7 +80,10 @@ def test_imports_point_one_way(path: Path) -> None:
 def test_the_reader_of_imports_sees_them_all(tmp_path: Path) -> None:
     """Function-level, aliased, absolute and relative imports are all found."""
     path = PACKAGE / "plan" / "check.py"
-    text = "from ..run import executable\nimport gradloom.nn.module as m\ndef f():\n    from .memory import place\n    from .. import ops\n"
+    text = (
+        "from ..run import executable\nimport gradloom.nn.module as m\n"
+        "def f():\n    from .memory import place\n    from .. import ops\n"
+    )
     original = Path.read_text
     try:
         Path.read_text = lambda self, *a, **k: text if self == path else original(self, *a, **k)  # type: ignore[method-assign]

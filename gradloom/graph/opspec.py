@@ -179,6 +179,11 @@ class OpSpec:
     # ---- calling -------------------------------------------------------------------------------------
 
     def __call__(self, *inputs: Any, **attrs: Any) -> Any:
+        """op(inputs..., attributes...): attributes by name, or in their order after all inputs (unless inputs repeat)."""
+        if not self.group_size and len(inputs) > self.fixed_inputs:
+            names = [a.name for a in self.attrs if a.name not in attrs]
+            attrs |= dict(zip(names, inputs[self.fixed_inputs :], strict=False))
+            inputs = inputs[: self.fixed_inputs] + inputs[self.fixed_inputs + len(names) :]
         outputs = self.node(inputs, attrs).outputs
         return outputs[0] if len(outputs) == 1 and not self.outputs[0].repeated else outputs
 

@@ -106,17 +106,22 @@ def _say(owner: object) -> str:
     if isinstance(owner, _Torn):
         return f"what {_say(owner.by)} left of {_say(owner.value)}"
     if isinstance(owner, _Dead):
-        return "dead bytes" + (f" of {_say(owner.held)}" if owner.held else "")
+        return "dead bytes" + ("" if owner.held is None else f" of {_say(owner.held)}")
     if isinstance(owner, Value):
-        return f"{owner.node.op.name} {owner.node.label}"
+        return _called(owner.node)
     return str(owner)
+
+
+def _called(node: Node) -> str:
+    """How the proof calls a node: by its id as well, for several nodes may stand under one name on one line."""
+    return f"{node.op.name}#{node.id}{f' {node.name}' if node.name else ''} at {node.where}"
 
 
 # ---- views -----------------------------------------------------------------------------------------------
 
 
 class _Views:
-    """Where values lie inside their bases: references of view ops applied to bytes that are reserved and never touched."""
+    """Where values lie inside their bases: references of view ops applied to bytes that are reserved, never touched."""
 
     def __init__(self) -> None:
         self.memo: dict[Value, View] = {}
@@ -141,9 +146,9 @@ class _Views:
             node = viewed.node
             array = node.op.call("reference", dict(node.attrs) | {node.op.inputs[0].name: array})
             if array.shape != viewed.shape:
-                raise PlanError(f"proof: {node.label} views {array.shape} where the graph says {viewed.shape}")
+                raise PlanError(f"proof: {_called(node)} views {array.shape} where the graph says {viewed.shape}")
         if not np.may_share_memory(array, whole):
-            raise PlanError(f"proof: {value.node.label} is laid out as a view, but no view of {_say(base)} exists")
+            raise PlanError(f"proof: {_say(value)} is laid out as a view, but no view of {_say(base)} exists")
         return base, _address(array) - _address(whole), array.strides
 
     def reserve(self, size: int) -> Any:
@@ -295,7 +300,7 @@ class _Checker:
     def check_end(self) -> None:
         for node in self.nodes.values():
             if not node.op.leaf and node.op.view is None and node not in self.done:
-                raise PlanError(f"proof: {node.op.name} {node.label} never runs, and {self.readers(node)} it")
+                raise PlanError(f"proof: {_called(node)} never runs, and {self.readers(node)} it")
         for value in self.outputs:
             base = self.views(value)[0]
             segment, offset = self.places[base]
@@ -320,7 +325,7 @@ class _Checker:
         """Who needs a node, for messages."""
         for other in self.nodes.values():
             if any(v is not None and self.views(v)[0].node is node for v in other.inputs if other.op.view is None):
-                return f"{other.op.name} {other.label} reads"
+                return f"{_called(other)} reads"
         return "the caller wants"
 
     # ---- leaves --------------------------------------------------------------------------------------
@@ -349,7 +354,8 @@ class _Checker:
             segment, offset = self.homes[value] = place
             if offset < 0 or offset + value.bytes > self.segment_bytes[segment]:
                 raise PlanError(
-                    f"proof: {_say(value)}, which {self.readers(node)}, has no place in {self.tape.segment_name(segment)}"
+                    f"proof: {_say(value)}, which {self.readers(node)}, "
+                    f"has no place in {self.tape.segment_name(segment)}"
                 )
             for _, _, owner in self.map.within(segment, offset, offset + value.bytes):
                 if not _same_leaf(owner, value):
@@ -369,7 +375,7 @@ class _Checker:
         node = self.nodes.get(node_id)
         if node is None or node.op.leaf or node.op.view is not None:
             raise PlanError(f"proof: an instruction runs node {node_id}, which the graph does not need")
-        op, who = node.op, f"{node.op.name} {node.label}"
+        op, who = node.op, _called(node)
         run, signature = self.tape.kernels[kernel] if kernel < len(self.tape.kernels) else ("nothing", "")
         if node in self.done:
             raise PlanError(f"proof: {who} runs twice")
@@ -403,7 +409,7 @@ class _Checker:
             self.check_read(node, op.slot(op.inputs, i).name, value, arg)
         for before in node.after:
             if not before.op.leaf and before.op.view is None and before not in self.done:
-                raise PlanError(f"proof: {who} runs before {before.op.name} {before.label}, which it must follow")
+                raise PlanError(f"proof: {who} runs before {_called(before)}, which it must follow")
         written: list[tuple[int, int, int, object]] = []
         for value, arg in zip(node.outputs, outputs, strict=True):
             self.check_write(node, value, arg, inputs, written)
@@ -428,13 +434,13 @@ class _Checker:
         if touched != arg.bytes or offset + touched > self.segment_bytes[segment]:
             held = self.map.at(segment, offset)
             raise PlanError(
-                f"proof: {who}, {touched} bytes at {self.tape.segment_name(segment)}+{offset}, is said to have {arg.bytes} "
-                f"bytes; the segment holds {self.segment_bytes[segment]}, and there {_say(None if held is None else held[2])}"
+                f"proof: {who}, {touched} bytes at {self.tape.segment_name(segment)}+{offset}, says {arg.bytes}"
+                f"; the segment holds {self.segment_bytes[segment]}, there {_say(None if held is None else held[2])}"
             )
         return segment, offset, offset + touched
 
     def check_read(self, node: Node, name: str, value: Value | None, arg: _Arg) -> None:
-        who = f"{node.op.name} {node.label}"
+        who = _called(node)
         if value is None:
             if arg.segment != NO_SEGMENT or arg.dtype:
                 raise PlanError(f"proof: {who} reads {name}, which the graph does not give it")
@@ -486,14 +492,14 @@ class _Checker:
     ) -> None:
         op = node.op
         slot = op.slot(op.outputs, value.index)
-        who = f"{op.name} {node.label} writes {slot.name}"
+        who = f"{_called(node)} writes {slot.name}"
         if not arg.writes:
             raise PlanError(f"proof: {who}, but the tape does not mark it as written")
         self.check_form(who, value, arg)
         updated = slot.name in op.updates
         if arg.segment == NO_SEGMENT:
             if value in self.read or not (_updated_input(value) is None if updated else slot.optional):
-                raise PlanError(f"proof: {op.name} {node.label} does not write {slot.name}, which {self.readers(node)}")
+                raise PlanError(f"proof: {_called(node)} does not write {slot.name}, which {self.readers(node)}")
             return
         if not value.size:
             return
@@ -513,7 +519,7 @@ class _Checker:
                 )
             if self.guards_left:
                 raise PlanError(
-                    f"proof: {who}: state changes before {next(iter(self.guards_left)).label} has guarded it"
+                    f"proof: {who}: state changes before {_called(next(iter(self.guards_left)))} has guarded it"
                 )
             allowed = {op.updates[slot.name]}
         else:
@@ -543,7 +549,7 @@ class _Checker:
     def check_workspace(
         self, node: Node, arg: _Arg, inputs: Sequence[_Arg], written: list[tuple[int, int, int, object]]
     ) -> None:
-        who = f"the workspace of {node.op.name} {node.label}"
+        who = f"the workspace of {_called(node)}"
         segment, start, end = self.extent(arg, who)
         if segment != ARENA or start % CACHE_LINE or not arg.writes:
             raise PlanError(f"proof: {who} is no cache lines of the arena that are marked as written")
