@@ -173,6 +173,7 @@ class OpSpec:
         self.updates: dict[str, str] = dict(p.split("=") for p in fields["updates"].split())  # output -> input
         self._wants = {rule: _wanted(getattr(self, rule)) for rule in ("shape", "vjp", "reference", "view", "cost")}
         self.fixed_inputs = sum(not s.repeated for s in self.inputs)
+        self.fixed_outputs = sum(not s.repeated for s in self.outputs)
         self.group_size = len(self.inputs) - self.fixed_inputs
         self.__doc__ = self.doc
 
@@ -295,7 +296,7 @@ class OpSpec:
 
     def slot(self, slots: tuple[Slot, ...], position: int) -> Slot:
         """The declaration that a flat position belongs to."""
-        fixed = sum(not s.repeated for s in slots)
+        fixed = self.fixed_inputs if slots is self.inputs else self.fixed_outputs
         return slots[position] if position < fixed else slots[fixed + (position - fixed) % (len(slots) - fixed)]
 
     def __repr__(self) -> str:

@@ -40,6 +40,7 @@ from .tape import (
 )
 
 Place = tuple[int, int]  # segment, byte offset
+Written = dict[int, list[tuple[int, int, object]]]  # segment -> (start, end, what) that one instruction writes
 View = tuple[Value, int, tuple[int, ...]]  # base value, offset and strides in elements
 ITEM_BYTES = {1: 4, 2: 2, 3: 2, 4: 8, 5: 1, 6: 1, 7: 4, 8: 8}  # by dtype code
 CACHE_LINE = 64
@@ -191,6 +192,16 @@ class _Arg(NamedTuple):
     strides: tuple[int, ...]
 
 
+class _Read(NamedTuple):
+    """Bytes that an instruction reads."""
+
+    start: int
+    end: int
+    name: str
+    value: Value
+    row_major: bool
+
+
 def _decode(args: np.ndarray) -> list[_Arg]:
     columns = [
         args[name].tolist() for name in ("segment", "dtype", "flags", "offset", "bytes", "rank", "shape", "strides")
@@ -255,6 +266,7 @@ class _Checker:
         self.tape, self.outputs, self.effects, self.places, self.needs = tape, outputs, effects, places, needs
         self.nodes: dict[int, Node] = {n.id & NODE_MASK: n for n in reachable((*outputs, *effects))}
         self.args = _decode(tape.args)
+        self.words = tape.attrs.tolist()
         self.segment_bytes = tape.segment_bytes
         self.map = _Intervals()
         self.views = _Views()
@@ -332,6 +344,7 @@ class _Checker:
 
     def check_leaves(self) -> None:
         at = 0
+        stored = {id(s): (len(SEGMENT_NAMES) + i, 0) for i, s in enumerate(self.tape.stored)}
         for node in self.nodes.values():
             if not node.op.leaf:
                 continue
@@ -349,8 +362,7 @@ class _Checker:
             elif name == "setting":
                 place = (SETTINGS, SETTING_BYTES * self.tape.settings.get(node.attrs["key"], -1))
             else:
-                found = [i for i, s in enumerate(self.tape.stored) if s is node.attrs["stored"]]
-                place = (len(SEGMENT_NAMES) + found[0], 0) if len(found) == 1 else (ARENA, -1)
+                place = stored.get(id(node.attrs["stored"]), (ARENA, -1))
             segment, offset = self.homes[value] = place
             if offset < 0 or offset + value.bytes > self.segment_bytes[segment]:
                 raise PlanError(
@@ -383,7 +395,7 @@ class _Checker:
             raise PlanError(
                 f"proof: {who} runs the kernel {run} {signature}; need {op.name} {_expected_signature(node)}"
             )
-        words = self.tape.attrs[attr_first : attr_first + attr_count].tolist()
+        words = self.words[attr_first : attr_first + attr_count]
         if words != _expected_words(node):
             raise PlanError(f"proof: {who} gets attributes {words}; need {_expected_words(node)}")
         if bool(flags & INSTRUCTION_GUARD) != op.guard:
@@ -405,18 +417,22 @@ class _Checker:
             raise PlanError(f"proof: {who} has {len(args)} arguments; need {declared} and perhaps a workspace")
         self.done.add(node)
         inputs, outputs = args[: len(node.inputs)], args[len(node.inputs) : declared]
+        reads: dict[int, list[_Read]] = {}
         for i, (value, arg) in enumerate(zip(node.inputs, inputs, strict=True)):
-            self.check_read(node, op.slot(op.inputs, i).name, value, arg)
+            read = self.check_read(node, op.slot(op.inputs, i).name, value, arg)
+            if read is not None:
+                reads.setdefault(arg.segment, []).append(read)
         for before in node.after:
             if not before.op.leaf and before.op.view is None and before not in self.done:
                 raise PlanError(f"proof: {who} runs before {_called(before)}, which it must follow")
-        written: list[tuple[int, int, int, object]] = []
+        written: Written = {}
         for value, arg in zip(node.outputs, outputs, strict=True):
-            self.check_write(node, value, arg, inputs, written)
+            self.check_write(node, value, arg, reads, written)
         for arg in args[declared:]:
-            self.check_workspace(node, arg, inputs, written)
-        for segment, start, end, owner in written:
-            self.map.write(segment, start, end, owner)
+            self.check_workspace(node, arg, reads, written)
+        for segment, ranges in written.items():
+            for start, end, owner in ranges:
+                self.map.write(segment, start, end, owner)
         self.guards_left.discard(node)
 
     def extent(self, arg: _Arg, who: str) -> tuple[int, int, int]:
@@ -439,12 +455,12 @@ class _Checker:
             )
         return segment, offset, offset + touched
 
-    def check_read(self, node: Node, name: str, value: Value | None, arg: _Arg) -> None:
+    def check_read(self, node: Node, name: str, value: Value | None, arg: _Arg) -> _Read | None:
         who = _called(node)
         if value is None:
             if arg.segment != NO_SEGMENT or arg.dtype:
                 raise PlanError(f"proof: {who} reads {name}, which the graph does not give it")
-            return
+            return None
         reads = f"{who} reads {name}, {_say(value)}"
         if arg.segment == NO_SEGMENT:
             raise PlanError(f"proof: {reads}, which the tape does not give it")
@@ -452,7 +468,7 @@ class _Checker:
             raise PlanError(f"proof: {reads}, but the tape marks it as written")
         self.check_form(reads, value, arg)
         if not value.size:
-            return
+            return None
         base, offset, strides = self.views(value)
         wide = [i for i, n in enumerate(value.shape) if n > 1]
         if any(arg.strides[i] != strides[i] for i in wide):
@@ -467,8 +483,9 @@ class _Checker:
                 raise PlanError(
                     f"proof: {reads} with strides {list(arg.strides)}; its kernel takes a matrix with a stride of 1"
                 )
-        segment, start, _ = self.extent(arg, reads)
+        segment, start, end = self.extent(arg, reads)
         self.expect(base, segment, start - offset * value.dtype.bytes, reads)
+        return _Read(start, end, name, value, _is_row_major(arg.shape, arg.strides))
 
     def expect(self, base: Value, segment: int, start: int, who: str) -> None:
         """The bytes from start on must hold exactly `base`."""
@@ -488,7 +505,7 @@ class _Checker:
             )
 
     def check_write(
-        self, node: Node, value: Value, arg: _Arg, inputs: Sequence[_Arg], written: list[tuple[int, int, int, object]]
+        self, node: Node, value: Value, arg: _Arg, reads: Mapping[int, Sequence[_Read]], written: Written
     ) -> None:
         op = node.op
         slot = op.slot(op.outputs, value.index)
@@ -530,51 +547,44 @@ class _Checker:
                     f"{self.tape.segment_name(segment)}; only an update op may"
                 )
             allowed = set(op.may_overwrite.get(slot.name, ()))
-        for i, (read, given) in enumerate(zip(node.inputs, inputs, strict=True)):
-            if read is None or not read.size:
+        for read in reads.get(segment, ()):
+            if read.end <= start or end <= read.start:
                 continue
-            name = op.slot(op.inputs, i).name
-            other, other_start, other_end = self.extent(given, name)
-            if other != segment or other_end <= start or end <= other_start:
-                continue
-            exact = (other_start, other_end) == (start, end) and read.shape == value.shape
-            exact = exact and _is_row_major(given.shape, given.strides) and read.dtype.bytes == value.dtype.bytes
-            if name not in allowed or not exact:
-                raise PlanError(f"proof: {who} over its input {name}, {_say(read)}, which it does not allow")
-        self.keep_apart(who, segment, start, end, written)
-        written.append((segment, start, end, value))
+            exact = (read.start, read.end) == (start, end) and read.value.shape == value.shape and read.row_major
+            if read.name not in allowed or not exact or read.value.dtype.bytes != value.dtype.bytes:
+                raise PlanError(f"proof: {who} over its input {read.name}, {_say(read.value)}, which it does not allow")
+        self.put(who, segment, start, end, value, written)
         if updated:
             self.last_update[segment, start] = value
 
-    def check_workspace(
-        self, node: Node, arg: _Arg, inputs: Sequence[_Arg], written: list[tuple[int, int, int, object]]
-    ) -> None:
+    def check_workspace(self, node: Node, arg: _Arg, reads: Mapping[int, Sequence[_Read]], written: Written) -> None:
         who = f"the workspace of {_called(node)}"
         segment, start, end = self.extent(arg, who)
         if segment != ARENA or start % CACHE_LINE or not arg.writes:
             raise PlanError(f"proof: {who} is no cache lines of the arena that are marked as written")
-        for read, given in zip(node.inputs, inputs, strict=True):
-            if read is None or not read.size:
-                continue
-            other, other_start, other_end = self.extent(given, who)
-            if other == segment and other_start < end and start < other_end:
-                raise PlanError(f"proof: {who} lies on its input {_say(read)}")
-        self.keep_apart(who, segment, start, end, written)
-        written.append((segment, start, end, who))
+        for read in reads.get(segment, ()):
+            if read.start < end and start < read.end:
+                raise PlanError(f"proof: {who} lies on its input {_say(read.value)}")
+        self.put(who, segment, start, end, who, written)
 
     @staticmethod
-    def keep_apart(who: str, segment: int, start: int, end: int, written: list[tuple[int, int, int, object]]) -> None:
-        for other, other_start, other_end, owner in written:
-            if other == segment and other_start < end and start < other_end:
-                raise PlanError(f"proof: {who} to the same bytes as {_say(owner)}")
+    def put(who: str, segment: int, start: int, end: int, owner: object, written: Written) -> None:
+        """Note what an instruction writes; nothing of it may meet what it writes besides."""
+        ranges = written.setdefault(segment, [])
+        for other_start, other_end, other in ranges:
+            if other_start < end and start < other_end:
+                raise PlanError(f"proof: {who} to the same bytes as {_say(other)}")
+        ranges.append((start, end, owner))
 
 
 def _updated_input(value: Value) -> Value | None:
     """The input whose storage an update's output is written to, by the declared output=input pair; None: not given."""
     op, node = value.node.op, value.node
-    slot = op.slot(op.outputs, value.index).name
-    suffix = op.named_outputs(node.outputs)[value.index][0][len(slot) :]
-    return dict(op.named_inputs(node.inputs))[op.updates[slot] + suffix]
+    fixed = sum(not slot.repeated for slot in op.outputs)
+    group, member = divmod(value.index - fixed, max(len(op.outputs) - fixed, 1))
+    slot = op.outputs[value.index if value.index < fixed else fixed + member]
+    position = [s.name for s in op.inputs].index(op.updates[slot.name])
+    return node.inputs[position + group * op.group_size if slot.repeated else position]
 
 
 def _home_leaf(value: Value) -> Value:

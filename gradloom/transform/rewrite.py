@@ -47,7 +47,8 @@ def rewrite(program: Program, fuse: bool = True) -> Program:
     program = _rebuild(program, _Simplifier())
     program = _rebuild(program, _Joiner(program))
     for pattern in (*TURNS, *FUSIONS) if fuse else TURNS:
-        program = _rebuild(program, _Fuser(program, pattern))
+        if {pattern.outer, pattern.inner} <= {node.op.name for node in program.nodes}:
+            program = _rebuild(program, _Fuser(program, pattern))
     return _rebuild(program, _Simplifier())
 
 
