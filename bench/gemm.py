@@ -53,7 +53,7 @@ class Ours:
         numbers = self.arena.view()[: offset // 4 * 4].view(np.float32)
         numbers[:] = np.resize(np.random.default_rng(0).standard_normal(99991).astype(np.float32), numbers.size)
         if workspace:
-            args.append((0, 4, 1, tape.ARG_WRITE, offset, workspace, (workspace, 1, 1, 1, 1, 1), (1, 0, 0, 0, 0, 0)))
+            args.append((0, 5, 1, tape.ARG_WRITE, offset, workspace, (workspace, 1, 1, 1, 1, 1), (1, 0, 0, 0, 0, 0)))
             records = np.array(args, tape.ARG)
         step = np.zeros(1, tape.INSTRUCTION)
         step["arg_count"], step["phases"] = len(args), len(parts)

@@ -87,6 +87,10 @@ __attribute__((noinline)) void tile(const float* a, int64_t a_stride, const floa
     for (int g = 0; g < (MR + 2) / 3; g++) row[g] = a + 3 * g * a_stride;
 
   for (int64_t p = 0; p < k; p++) {
+    if constexpr (side == Side::columns && MR == kTileRows) {  // a stride that the machine does not foresee
+      __builtin_prefetch(a + 16 * a_stride);
+      __builtin_prefetch(a + 16 * a_stride + MR - 1);
+    }
     Lanes y[NV];
 #pragma GCC unroll 4
     for (int j = 0; j < NV; j++)

@@ -147,7 +147,10 @@ inline void describe(const Call& call, const Tensor& z, Product& p) {
     p.pack_a = often && kTileRows > 8 && p.m > 8 && p.k > 32 && crowds(p.a.along, 1);
   else
     p.pack_a = p.a.along != 1 || (often && (!kColumnsInPlace || (p.k > 32 && crowds(p.a.deep, 2))));
-  p.pack_b = p.b.along != 1 || p.m > kRowsInPlace || (p.m > 256 && p.k > 32 && crowds(p.b.deep, 1));
+  p.pack_b = p.b.along != 1 || p.m > kRowsInPlace;
+  // In place each row of a strip is an odd piece of memory: dear once B leaves the second-level cache and either its
+  // rows start within lines or they crowd.
+  if (!p.pack_b && p.m > 128 && p.n * p.k > 1 << 18) p.pack_b = p.b.deep % 16 != 0 || crowds(p.b.deep, 1);
   if (work * static_cast<double>(p.batches) < 2 * kPartCost || p.m * p.n == 0) return;
   if (p.batches == 1) {
     p.shared_a = p.pack_a && static_cast<double>(p.m * p.k) <= kShareMost;
