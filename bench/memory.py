@@ -37,7 +37,8 @@ def measure(work: str) -> dict:
         gl.epoch(trainer, data, batch_size=500)
     plan = next(iter(trainer._steps.values())).run.plan
     return {
-        "peak": plan.peak_bytes, "lower": plan.lower_bound_bytes, "unshared": plan.unshared_bytes, "arena": arena().bytes,
+        "peak": plan.peak_bytes, "lower": plan.lower_bound_bytes, "unshared": plan.unshared_bytes,
+        "arena": arena().bytes,
         "huge": arena().huge_bytes, "grown": arena().bytes - compiled, "rss": rss_mib(), "run": rss_mib() - before,
     }  # fmt: skip
 
@@ -57,7 +58,20 @@ def main() -> None:
         torch = None if args.no_peers else peer(work, "torch", 2, blocks=2)
         mib = [f"{m[k] / 2**20:.2f}" for k in ("peak", "lower", "unshared", "arena", "huge", "grown")]
         lines.append((work, *mib, f"{m['rss']:.0f}", f"{torch['rss_mib']:.0f}" if torch else "-"))
-    table(lines, ("MiB", "planned", "lower bound", "unshared", "arena", "in huge pages", "grown", "resident", "PyTorch resident"))
+    table(
+        lines,
+        (
+            "MiB",
+            "planned",
+            "lower bound",
+            "unshared",
+            "arena",
+            "in huge pages",
+            "grown",
+            "resident",
+            "PyTorch resident",
+        ),
+    )
 
 
 if __name__ == "__main__":

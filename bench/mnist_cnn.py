@@ -1,6 +1,6 @@
-"""Milliseconds per step of a small CNN (3x3x8 conv, pool, 3x3x16 conv, pool, dense), batch 500, AdamW, beside the peers.
+"""Milliseconds per step of a small CNN (3x3x8 conv, pool, 3x3x16 conv, pool, dense), batch 500, AdamW, beside peers.
 
-    python bench/mnist_cnn.py [--threads 2] [--no-peers]
+python bench/mnist_cnn.py [--threads 2] [--no-peers]
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ def main() -> None:
            on_epoch=lambda e: seconds.append(e.seconds))  # fmt: skip
     ours = statistics.median(seconds[1:]) * BATCH / ROWS * 1e3
     peak = fma_peak(args.threads)
-    lines = [("arithmetic at the FMA peak", f"{FLOP / peak / 1e6:.2f}", "", ""), ("gradloom fit", f"{ours:.2f}", "1.00", f"{rss_mib():.0f}")]
+    lines = [
+        ("arithmetic at the FMA peak", f"{FLOP / peak / 1e6:.2f}", "", ""),
+        ("gradloom fit", f"{ours:.2f}", "1.00", f"{rss_mib():.0f}"),
+    ]
     for name, found in peers.items():
         if found:
             per_step = found["seconds_per_step"] * 1e3

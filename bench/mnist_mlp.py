@@ -26,7 +26,9 @@ def main() -> None:
     parser.add_argument("--no-peers", action="store_true")
     args = parser.parse_args()
     pin(args.threads)
-    peers = {} if args.no_peers else {n: peer("mlp", n, args.threads) for n in ("torch", "torch-fused", "jax", "jax-scan")}
+    peers = (
+        {} if args.no_peers else {n: peer("mlp", n, args.threads) for n in ("torch", "torch-fused", "jax", "jax-scan")}
+    )
 
     import gradloom as gl
 
@@ -37,7 +39,10 @@ def main() -> None:
            threads=args.threads, on_epoch=lambda e: seconds.append(e.seconds))  # fmt: skip
     ours = statistics.median(seconds[1:])
     peak = fma_peak(args.threads)
-    lines = [("arithmetic at the FMA peak", f"{FLOP / peak / 1e9:.3f}", "", ""), ("gradloom fit", f"{ours:.3f}", "1.00", f"{rss_mib():.0f}")]
+    lines = [
+        ("arithmetic at the FMA peak", f"{FLOP / peak / 1e9:.3f}", "", ""),
+        ("gradloom fit", f"{ours:.3f}", "1.00", f"{rss_mib():.0f}"),
+    ]
     for name, found in peers.items():
         if found:
             per_epoch = found["seconds_per_step"] * ROWS / BATCH

@@ -97,7 +97,14 @@ def _jax(args, x, y, batch, steps):
 
     if args.work == "cnn":
         x = x.transpose(0, 2, 3, 1)
-        params = [he(3, 3, 1, 8, fan=9), jnp.zeros(8), he(3, 3, 8, 16, fan=72), jnp.zeros(16), he(784, 10, fan=784), jnp.zeros(10)]
+        params = [
+            he(3, 3, 1, 8, fan=9),
+            jnp.zeros(8),
+            he(3, 3, 8, 16, fan=72),
+            jnp.zeros(16),
+            he(784, 10, fan=784),
+            jnp.zeros(10),
+        ]
 
         def conv(h, w, b):
             form = ("NHWC", "HWIO", "NHWC")
@@ -127,10 +134,10 @@ def _jax(args, x, y, batch, steps):
         a, b = jax.lax.dynamic_slice_in_dim(data, at, batch), jax.lax.dynamic_slice_in_dim(labels, at, batch)
         value, g = jax.value_and_grad(loss)(p, a, b)
         t = t + 1
-        m = [0.9 * mi + 0.1 * gi for mi, gi in zip(m, g)]
-        v = [0.999 * vi + 0.001 * gi * gi for vi, gi in zip(v, g)]
+        m = [0.9 * mi + 0.1 * gi for mi, gi in zip(m, g, strict=True)]
+        v = [0.999 * vi + 0.001 * gi * gi for vi, gi in zip(v, g, strict=True)]
         scale = 1e-3 / (1 - 0.9**t)
-        p = [pi - scale * mi / (jnp.sqrt(vi / (1 - 0.999**t)) + 1e-8) for pi, mi, vi in zip(p, m, v)]
+        p = [pi - scale * mi / (jnp.sqrt(vi / (1 - 0.999**t)) + 1e-8) for pi, mi, vi in zip(p, m, v, strict=True)]
         return (p, m, v, t), value
 
     held = {"state": (params, [jnp.zeros_like(p) for p in params], [jnp.zeros_like(p) for p in params], jnp.float32(0))}

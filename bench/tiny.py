@@ -1,6 +1,6 @@
 """Microseconds per AdamW step of a 4-32-3 MLP at batch 32, inside gl.fit, on one thread, beside the peers.
 
-    python bench/tiny.py [--no-peers]
+python bench/tiny.py [--no-peers]
 """
 
 from __future__ import annotations
@@ -28,7 +28,15 @@ def main() -> None:
     x, y = rng.random((ROWS, 4), dtype=np.float32), rng.integers(0, 3, ROWS)
     net = gl.nn.Sequential(gl.nn.Linear(4, 32), gl.nn.ReLU(), gl.nn.Linear(32, 3))
     seconds: list[float] = []
-    gl.fit(net, (x, y), epochs=21, batch_size=BATCH, progress=False, threads=1, on_epoch=lambda e: seconds.append(e.seconds))
+    gl.fit(
+        net,
+        (x, y),
+        epochs=21,
+        batch_size=BATCH,
+        progress=False,
+        threads=1,
+        on_epoch=lambda e: seconds.append(e.seconds),
+    )
     ours = statistics.median(seconds[1:]) / (ROWS / BATCH) * 1e6
     lines = [("gradloom fit", f"{ours:.2f}", "1.0")]
     for name, found in peers.items():

@@ -40,7 +40,10 @@ def _renumber(text: str) -> str:
 
 def page() -> str:
     """The forms as one block of Markdown."""
-    return "\n".join(f"*{name}*\n\n" + "\n".join(f"    {line}" for line in text.splitlines()) + "\n" for name, text in forms().items())
+    return "\n".join(
+        f"*{name}*\n\n" + "\n".join(f"    {line}" for line in text.splitlines()) + "\n"
+        for name, text in forms().items()
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The documents tell the truth: generated parts are regenerated and compared (GRADLOOM_UPDATE_GOLDEN=1 rewrites them)."""
+"""The documents tell the truth: generated parts are made again and compared (GRADLOOM_UPDATE_GOLDEN=1 rewrites them)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def test_architecture_shows_the_step_as_it_is() -> None:
 @pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
 def test_files_that_the_documents_name_exist(name: str) -> None:
     text = (ROOT / name).read_text()
-    named = re.findall(r"`((?:gradloom|csrc|tests|bench|examples|docs|plan|run|ops|graph|train|data|base|transform)/[\w/]+\.\w+)", text)
+    named = re.findall(
+        r"`((?:gradloom|csrc|tests|bench|examples|docs|plan|run|ops|graph|train|data|base|transform)/[\w/]+\.\w+)", text
+    )
     missing = [f for f in named if not (ROOT / f).exists() and not (ROOT / "gradloom" / f).exists()]
     assert named and not missing, f"{name} names {missing}"
 

@@ -66,7 +66,7 @@ def switches(
     debug: int | None = None,
     check: int | None = None,
 ) -> Switches:
-    """The switches in force: an argument that is given wins over its environment variable, which wins over the default."""
+    """The switches in force: an argument wins over its environment variable, which wins over the default."""
 
     def flag(given: bool | None, name: str, default: bool) -> bool:
         return bool(_read_int(name, int(default), 0, 1)) if given is None else bool(given)

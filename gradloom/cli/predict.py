@@ -83,8 +83,8 @@ def _agreement(outputs: np.ndarray, targets: np.ndarray, preprocess: Preprocess)
     """How well the predictions agree with the targets that the file holds."""
     import numpy as np
 
-    from .fit import regression_scores
     from ..train.display import plural
+    from .fit import regression_scores
 
     if preprocess.task == "classification":
         known = targets >= 0

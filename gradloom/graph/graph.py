@@ -10,7 +10,7 @@ from .value import Node, Value, describe
 
 
 def reachable(values: Iterable[Value], effects: bool = False) -> list[Node]:
-    """All nodes that the values need, in topological order (by id); with `effects`, also the updates that belong to them."""
+    """All nodes that the values need, in topological order (by id); with `effects`, also the updates of theirs."""
     found: set[Node] = set()
     todo = [v.node for v in values]
     while todo:

@@ -197,7 +197,9 @@ class Value:
         return _operators["reshape"](self, shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
 
     def transpose(self, *axes: Any) -> Value:
-        return _operators["transpose"](self, axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes or None)
+        return _operators["transpose"](
+            self, axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes or None
+        )
 
     def sum(self, axes: Any = None, keepdims: bool = False) -> Value:
         return _operators["sum"](self, axes, keepdims)

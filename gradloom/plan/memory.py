@@ -43,7 +43,13 @@ class Placement:
 
 
 def place(
-    laid: Laid, order: Order, workspaces: Sequence[Workspace] = (), *, reuse: bool = True, inplace: bool = True, guard: int = 0
+    laid: Laid,
+    order: Order,
+    workspaces: Sequence[Workspace] = (),
+    *,
+    reuse: bool = True,
+    inplace: bool = True,
+    guard: int = 0,
 ) -> Placement:
     """Place all buffers. `guard` bytes stay free on both sides of each (for guard patterns)."""
     taken = _choose_inplace(laid, order) if inplace and reuse else {}
@@ -61,7 +67,8 @@ def place(
         inplace=taken,
         arena_bytes=arena,
         lower_bound_bytes=_most_alive(sizes, births, deaths, order.end),
-        unshared_bytes=sum(aligned(b.bytes) for b in order.buffers.values()) + sum(aligned(w.bytes) for w in workspaces),
+        unshared_bytes=sum(aligned(b.bytes) for b in order.buffers.values())
+        + sum(aligned(w.bytes) for w in workspaces),
     )
 
 

@@ -113,7 +113,9 @@ def encode_attrs(op: OpSpec, attrs: dict[str, Any]) -> list[int]:
     return words
 
 
-def arg_record(value: Value | None, segment: int = NO_SEGMENT, offset: int = 0, strides: Sequence[int] = (), write: bool = False) -> tuple:
+def arg_record(
+    value: Value | None, segment: int = NO_SEGMENT, offset: int = 0, strides: Sequence[int] = (), write: bool = False
+) -> tuple:
     """One row of the argument array; a value of None is an absent input."""
     if value is None:
         return (NO_SEGMENT, 0, 0, 0, 0, 0, (1,) * MAX_RANK, (0,) * MAX_RANK)
@@ -130,11 +132,10 @@ def arg_record(value: Value | None, segment: int = NO_SEGMENT, offset: int = 0, 
 
 def planning_args(laid: Laid, node: Node) -> np.ndarray:
     """The arguments of a node before offsets are known: shapes and strides, all that a kernel may decide by."""
-    rows = []
-    for value in node.inputs:
-        rows.append(arg_record(value, 0, 0, laid.layouts[value].strides) if value is not None else arg_record(None))
+    rows = [arg_record(None) if v is None else arg_record(v, 0, 0, laid.layouts[v].strides) for v in node.inputs]
     for value in node.outputs:
-        rows.append(arg_record(value, NO_SEGMENT if is_absent(value, laid) else 0, 0, dense_strides(value.shape), True))
+        segment = NO_SEGMENT if is_absent(value, laid) else 0
+        rows += [arg_record(value, segment, 0, dense_strides(value.shape), True)]
     return np.array(rows, ARG)
 
 
@@ -179,7 +180,11 @@ class _Lowerer:
             arena_bytes=self.placement.arena_bytes,
             inputs_bytes=self.inputs_bytes,
             scratch_bytes=max((n.scratch_bytes for n in self.needs), default=0),
-            dead=[(step, ARENA, offset, size) for offset, size, step in buffers if size and (step < self.order.end or step == EACH_STEP)],
+            dead=[
+                (step, ARENA, offset, size)
+                for offset, size, step in buffers
+                if size and (step < self.order.end or step == EACH_STEP)
+            ],
             guards=self.guard_ranges(buffers) if self.guard else [],
             nodes={n.id & NODE_MASK: n for n in self.order.steps},
         )
@@ -263,7 +268,9 @@ class _Lowerer:
     def guard_ranges(self, buffers: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
         """What lies up to `guard` bytes before or after a buffer and in no buffer, at any step."""
         used = _union([(offset, offset + size) for offset, size, _ in buffers])
-        near = _union([(offset - self.guard, offset + aligned(size) + self.guard) for offset, size, _ in buffers if size])
+        near = _union(
+            [(offset - self.guard, offset + aligned(size) + self.guard) for offset, size, _ in buffers if size]
+        )
         guards, k = [], 0
         for start, end in near:
             while k < len(used) and used[k][0] < end:

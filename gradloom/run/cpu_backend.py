@@ -105,7 +105,7 @@ class CpuExecutable:
             k: self._inputs[o : o + self.inputs[k].bytes].view(self.inputs[k].dtype.numpy).reshape(self.inputs[k].shape)
             for k, o in tape.input_offsets.items()
         }
-        self.settings_words = {k: word for k, word in tape.settings.items()}
+        self.settings_words = dict(tape.settings)
         self.outputs = [Spec(v.shape, v.dtype) for v in self.program.outputs]
         sizes = [v.bytes for v in self.program.outputs]
         records = [(*place, size) for place, size in zip(self.plan.output_places, sizes, strict=True)]
@@ -127,7 +127,8 @@ class CpuExecutable:
             ("settings", SETTING_BYTES * len(tape.settings)),
         ]
         stored = [
-            ("memory" if s.array.flags.writeable else "readonly", s.array.ctypes.data, s.array.nbytes) for s in tape.stored
+            ("memory" if s.array.flags.writeable else "readonly", s.array.ctypes.data, s.array.nbytes)
+            for s in tape.stored
         ]
         return [*fixed, *stored, ("scratch", tape.scratch_bytes)]
 

@@ -14,7 +14,6 @@ from ..graph.opspec import Parameter
 from ..graph.value import Value
 from ..transform.grad import gradients
 from ..transform.rewrite import gather_program, rewrite
-
 from .cpu_backend import CpuExecutable, print_debug
 from .null_backend import NullExecutable
 from .numpy_backend import NumpyExecutable, evaluate
@@ -22,7 +21,7 @@ from .numpy_backend import NumpyExecutable, evaluate
 BACKENDS = ("cpu", "numpy", "null")
 
 
-def compile(  # noqa: A001 (the field's word)
+def compile(
     outputs: Value | Sequence[Value],
     updates: Sequence[Value] = (),
     *,
@@ -53,8 +52,8 @@ def compile(  # noqa: A001 (the field's word)
     for value in updates:
         if not value.node.op.updates:
             raise GraphError(
-                f"compile: the update {value.node.op.name} {value.node.label} writes to nothing; need outputs of update "
-                "ops (sgd, adamw, accumulate, zero, assign)"
+                f"compile: the update {value.node.op.name} {value.node.label} writes to nothing; need outputs of "
+                "update ops (sgd, adamw, accumulate, zero, assign)"
             )
     if backend not in BACKENDS:
         raise BackendError(f"backend: {backend!r} is not known; need one of {', '.join(BACKENDS)}")
@@ -88,7 +87,7 @@ def check_gradients(
 
     loss: any shape; its elements are summed. parameters: by default all trainable ones that the loss reaches. Up to
     `entries` randomly chosen entries of each are moved by `step` (relative to their size). Returns the worst error,
-    |analytic - numeric| / max(1, |numeric|); raises GradientCheckError naming the worst entry when it exceeds tolerance.
+    |analytic - numeric| / max(1, |numeric|); raises GradientError naming the worst entry beyond tolerance.
     """
     from ..base.errors import GradientError
 
@@ -129,7 +128,7 @@ def compare(
     tolerance: float = 1e-4,
     **options: Any,
 ) -> tuple[Value, float] | None:
-    """The first node, in order, at which two backends differ by more than `tolerance`, and by how much; None when they agree.
+    """The first node, in order, at which two backends differ by more than `tolerance`, and by how much; or None.
 
     Compares every float value of the graph, unfused: max |a - b| / max(1, max |a|). options go to compile.
     """
@@ -153,5 +152,3 @@ def compare(
         if not difference <= tolerance and not np.array_equal(a, b, equal_nan=True):
             return value, difference
     return None
-
-

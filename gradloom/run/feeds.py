@@ -36,7 +36,9 @@ def check_names(given: Mapping[str, Any], inputs: Mapping[str, Value], settings:
     missing += [k for k in settings if k not in given and k not in SETTING_DEFAULTS]
     if missing:
         value = inputs.get(missing[0], settings.get(missing[0]))
-        raise GraphError(f"run: {missing[0]} is not fed; need {missing[0]}={describe(value)}; got {sorted(given) or 'nothing'}")
+        raise GraphError(
+            f"run: {missing[0]} is not fed; need {missing[0]}={describe(value)}; got {sorted(given) or 'nothing'}"
+        )
     for name in given:
         if name not in inputs and name not in settings:
             near = difflib.get_close_matches(name, [*inputs, *settings], 1)

@@ -24,7 +24,7 @@ def evaluate(
 ) -> dict[Value, np.ndarray]:
     """Every value that `values` need, computed by the references.
 
-    feeds: inputs and settings by name. overrides: contents to use instead of those of some values (parameters, usually).
+    feeds: inputs and settings by name. overrides: contents to use instead of those of some values (parameters).
     precision: "f64" or "f32", what float values are computed in.
     """
     feeds = feeds or {}
