@@ -249,7 +249,7 @@ class Trainer:
         except IndexOutOfRange as found:
             self._count(micro, found.steps_done, backward)
             raise
-        except GuardTripped as tripped:
+        except (GuardTripped, NotFinite) as tripped:  # NotFinite: with check 2
             at = tripped.steps_done
             self._count(micro, at, backward)
             one = {k: np.broadcast_to(np.asarray(v), (count,))[at] for k, v in settings.items()}

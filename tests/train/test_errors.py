@@ -127,8 +127,9 @@ def test_a_gradient_that_overflows_without_the_loss(backend):
     np.testing.assert_allclose(w.numpy(), -2, rtol=1e-6)
 
 
-def test_a_fed_batch_that_is_not_finite(backend):
-    trainer = gl.Trainer(net(), backend=backend)
+@pytest.mark.parametrize("check", [0, 2])
+def test_a_fed_batch_that_is_not_finite(backend, check):
+    trainer = gl.Trainer(net(), backend=backend, check=check)
     bad = X[:5].copy()
     bad[3, 1] = np.inf
     with pytest.raises(gl.NonFiniteError, match=r"step 1 .*: row 3 of the batch is not finite"):
