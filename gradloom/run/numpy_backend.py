@@ -88,6 +88,10 @@ class NumpyExecutable:
         self._fed: dict[str, Any] = {}
 
     def __call__(self, **feeds: Any) -> list[np.ndarray]:
+        if self.settings:
+            check_names(feeds, self.inputs, self.settings)
+        for key, value in self.settings.items():
+            as_array(key, feeds.get(key, SETTING_DEFAULTS.get(key)), (), value.dtype)  # for its checks
         self.feed({k: v for k, v in feeds.items() if k not in self.settings})
         return [r[0] for r in self.run_many(1, {k: v for k, v in feeds.items() if k in self.settings})[1]]
 

@@ -34,7 +34,7 @@ class Graph:
         self.losses = marked or list(outputs)
         self.parameters: list[Parameter] = []
         self.kept: dict[Value, Value | None] = {}
-        self._has_backward = False
+        self.has_backward = False
 
     def backward(self, keep: Sequence[Value] = ()) -> None:
         """Add gradient nodes and an accumulator for every trainable parameter. keep: further values whose gradients
@@ -43,7 +43,7 @@ class Graph:
         self.parameters = list({v.stored: v for v in leaves}.values())
         wanted = [*self.parameters, *keep]
         self.kept = dict(zip(wanted, gradients(self.losses, wanted), strict=True))
-        self._has_backward = True
+        self.has_backward = True
 
     def compile(self, **options: Any) -> Run:
         """Plan and load; the arguments are those of gl.compile."""
@@ -62,11 +62,13 @@ class Run:
 
     def __init__(self, graph: Graph, options: dict[str, Any]) -> None:
         self.graph = graph
-        self._reached = [(v, g) for v, g in graph.kept.items() if g is not None]
+        self._kept = dict(graph.kept)
+        self._backward = graph.has_backward
+        self._reached = [(v, g) for v, g in self._kept.items() if g is not None]
         self._accumulators: dict[Value, Parameter] = {}
         pairs: list[Value] = []
         for p in graph.parameters:
-            g = graph.kept[p]
+            g = self._kept[p]
             if g is not None:
                 self._accumulators[p] = stored_value(Stored(f"{p.name}.acc", np.zeros(p.shape)))
                 pairs += [self._accumulators[p], g]
@@ -94,21 +96,28 @@ class Run:
 
     def grad(self, value: Value) -> np.ndarray | None:
         """The gradient of the losses with respect to `value` in the last call; None when no loss depends on it."""
-        if not self.graph._has_backward:
+        if not self._backward:
             raise GradientError(f"grad: {value.node.label} has no gradient; call Graph.backward() before compile()")
-        if value not in self.graph.kept:
+        if self._unreached(value):
+            return None
+        if value not in self._kept:
             raise GradientError(
                 f"grad: the gradient of {value.node.label} was not kept; need Graph.backward(keep=[...]) with it"
             )
-        if self.graph.kept[value] is None:
-            return None
         if value not in self._grads:
             raise GradientError(f"grad: {value.node.label} has no gradient yet; run the graph first")
         return self._grads[value]
 
+    def _unreached(self, value: Value) -> bool:
+        """No loss depends on it: a kept value without a gradient, or a trainable parameter from elsewhere."""
+        if value in self._kept:
+            return self._kept[value] is None
+        known = {p.stored for p in self.graph.parameters}
+        return isinstance(value, Parameter) and value.trainable and value.stored not in known
+
     def grad_acc(self, value: Value) -> np.ndarray | None:
         """The sum of a parameter's gradients since the last reset; None when no loss depends on it."""
-        if value in self.graph.kept and self.graph.kept[value] is None:
+        if self._backward and self._unreached(value):
             return None
         if value not in self._accumulators:
             raise GradientError(f"grad_acc: {value.node.label} has no accumulator; need a trainable parameter")

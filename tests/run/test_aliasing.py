@@ -1,0 +1,130 @@
+"""Kernels whose output takes the buffer of an input, through the planner: what went wrong unseen in ggml for 17 months."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradloom as gl
+from gradloom import _core, ops
+from gradloom.graph.value import Value
+
+ISAS = _core.isas()
+WAYS: tuple[dict[str, Any], ...] = (
+    {}, {"reuse": False}, {"inplace": False}, {"poison": True}, {"fuse": False}, {"threads": 2}, {"check": 2},
+)  # fmt: skip
+
+
+def in_arena(name: str, data: np.ndarray) -> tuple[Value, dict[str, np.ndarray]]:
+    """A value with a buffer of its own that a reader may take over."""
+    return ops.copy(gl.input(name, data.shape)), {name: data}
+
+
+def taken(run: Any, op: str) -> list[str]:
+    """The inputs whose buffers outputs of the op took."""
+    found = []
+    for out, base in run.plan.placement.inplace.items():
+        if out.node.op.name == op:
+            names = [n for n, v in out.node.op.named_inputs(out.node.inputs) if v is not None and v is base]
+            found += names
+    return found
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("shared", [False, True])
+def test_rms_norm_back_over_its_input(isa: str, shared: bool) -> None:
+    """dz = x = [1, 0, 0, 0]: 0.00079952 first. A kernel that reads x after it has overwritten it gives other numbers."""
+    row = np.float32([[1, 0, 0, 0]])
+    x, feeds = in_arena("x", row)
+    g, more = (x, {}) if shared else in_arena("g", row)
+    run = gl.compile(ops.rms_norm_back(g, x, eps=1e-4), isa=isa)
+    assert taken(run, "rms_norm_back")
+    (dx,) = run(**feeds, **more)
+    assert dx[0, 0] == pytest.approx(0.00079952, rel=1e-4) and not dx[0, 1:].any()
+
+
+BACKWARD = {
+    "softmax_back over y": (lambda x, g: ops.softmax_back(g, ops.softmax(x), scale=0.5), "softmax_back", "y"),
+    "softmax_back over g": (
+        lambda x, g: ops.softmax_back(ops.sin(g), ops.softmax(x)) + ops.softmax(x),
+        "softmax_back",
+        "g",
+    ),
+    "log_softmax_back over y": (lambda x, g: ops.log_softmax_back(g, ops.log_softmax(x)), "log_softmax_back", "y"),
+    "layer_norm_back over x": (lambda x, g: ops.layer_norm_back(g, ops.sin(x)), "layer_norm_back", "x"),
+    "rms_norm_back over x": (lambda x, g: ops.rms_norm_back(g, ops.sin(x)), "rms_norm_back", "x"),
+    "rms_norm_back over g": (lambda x, g: ops.rms_norm_back(ops.sin(g), x), "rms_norm_back", "g"),
+    "silu_back over x": (lambda x, g: ops.silu_back(g, ops.sin(x)), "silu_back", "x"),
+    "softmax over x": (lambda x, g: ops.softmax(ops.sin(x), mask=g) * g, "softmax", "x"),
+}
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("case", BACKWARD)
+def test_in_place_gives_the_same_bits(case: str, isa: str) -> None:
+    """Over one input, the other being fed and so never overwritten; odd sizes and one large."""
+    build, op, name = BACKWARD[case]
+    rng = np.random.default_rng(0)
+    for shape in ((1, 1), (3, 5), (7, 33), (600, 65)):
+        feeds = {k: rng.standard_normal(shape).astype(np.float32) for k in "xg"}
+        value = build(gl.input("x", shape), gl.input("g", shape))
+        run = gl.compile(value, isa=isa)
+        assert taken(run, op) == [name]
+        (right,) = gl.compile(value, isa=isa, inplace=False)(**feeds)
+        (exact,) = gl.compile(value, backend="numpy")(**feeds)
+        (found,) = run(**feeds)
+        assert found.tobytes() == right.tobytes()
+        assert np.abs(found - exact).max() < 1e-5 * max(1, np.abs(exact).max())
+
+
+def deep(layers: int = 12, tokens: int = 9, width: int = 16) -> tuple[list[Value], list[gl.Parameter]]:
+    """Norm, product, SiLU, softmax, residual adds."""
+    rng = np.random.default_rng(1)
+    weights = [gl.parameter(rng.normal(0, width**-0.5, (width, width)), f"w{i}") for i in range(layers)]
+    gains = [gl.parameter(rng.uniform(0.5, 1.5, width), f"gain{i}") for i in range(layers)]
+    h = gl.input("x", (tokens, width))
+    for i, (w, gain) in enumerate(zip(weights, gains, strict=True)):
+        n = ops.rms_norm(h, gain) if i % 2 else ops.layer_norm(h, gain)
+        y = n @ w
+        h = h + (ops.silu(y) if i % 3 else ops.softmax(y, scale=2.0) * y)
+    loss = ops.cross_entropy(h, gl.input("labels", (tokens,), "i32"))
+    parameters = [*weights, *gains]
+    grads = gl.gradients(loss, parameters)
+    return [loss, *[g for g in grads if g is not None]], parameters
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_deep_chain_has_the_right_gradients_however_it_is_planned(isa: str) -> None:
+    outputs, parameters = deep()
+    assert len(outputs) == 1 + len(parameters)
+    rng = np.random.default_rng(2)
+    feeds = {"x": rng.standard_normal((9, 16)), "labels": rng.integers(0, 16, 9)}
+    run = gl.compile(outputs, isa=isa, threads=1)
+    right = run(**feeds)
+    assert len(run.plan.placement.inplace) > 20
+    for options in WAYS:
+        found = gl.compile(outputs, isa=isa, **options)(**feeds)
+        assert all(a.tobytes() == b.tobytes() for a, b in zip(found, right, strict=True)), options
+    exact = gl.compile(outputs, backend="numpy")(**feeds)
+    for value, a, b in zip(outputs, right, exact, strict=True):
+        assert np.abs(b).max() > 1e-3, "a gradient of nothing proves nothing"
+        assert np.abs(a - b).max() < 2e-6 * max(1.0, np.abs(b).max()), value
+    assert gl.check_gradients(outputs[0], feeds, parameters=parameters[::5], entries=6) < 1e-5
+
+
+def test_training_twelve_layers_is_the_same_in_place_and_not() -> None:
+    """Twenty steps of SGD: the losses of the planned run are those of the unshared one, bit for bit, and they fall."""
+    losses = []
+    for options in ({"poison": True}, {"reuse": False, "fuse": False}):
+        outputs, parameters = deep()
+        one, none = gl.constant(1.0), gl.constant(0.0)
+        groups = [v for p, g in zip(parameters, outputs[1:], strict=True) for v in (p, g, None)]
+        updates = ops.sgd(gl.constant(0.5), none, none, one, *groups)[::2]
+        run = gl.compile(outputs[:1], updates, **options)
+        rng = np.random.default_rng(2)
+        feeds = {"x": rng.standard_normal((9, 16)), "labels": rng.integers(0, 16, 9)}
+        losses.append([float(run(**feeds)[0]) for _ in range(20)])
+    assert losses[0] == losses[1]
+    assert losses[0][-1] < 0.25 * losses[0][0]
