@@ -396,7 +396,10 @@ def as_value(x: Any) -> Value:
 
 def constant(data: Any, kind: str | DType | None = None, name: str = "") -> Value:
     """A constant node holding `data` (copied)."""
-    array = np.asarray(data)
+    try:
+        array = np.asarray(data)
+    except ValueError:
+        raise ShapeError(f"constant {name}: rows differ in length; need a rectangular array") from None
     if kind is None:
         if array.dtype.kind == "b":
             kind = "u8"

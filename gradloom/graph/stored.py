@@ -29,7 +29,7 @@ class Stored:
     __slots__ = ("array", "dtype", "name", "trainable", "version")
 
     def __init__(self, name: str, data: object, kind: str | DType = "f32", trainable: bool = False) -> None:
-        given = np.asarray(data)
+        given = _numbers(name, data, kind)
         self.name = name
         self.dtype = dtype(kind)
         self.trainable = trainable
@@ -53,9 +53,7 @@ class Stored:
 
     def assign(self, data: object) -> None:
         """Replace the contents; ShapeError when the shape differs, DTypeError when the data are not numbers."""
-        given = np.asarray(data)
-        if given.dtype.kind not in "fiub":
-            raise DTypeError(f"parameter {self.name}: got {given.dtype}; need numbers for {self.dtype.name}")
+        given = _numbers(self.name, data, self.dtype)
         if given.shape != self.shape:
             raise ShapeError(f"parameter {self.name}: got shape {list(given.shape)}; need {list(self.shape)}")
         self.array[...] = given
@@ -63,3 +61,14 @@ class Stored:
 
     def __repr__(self) -> str:
         return f"Stored({self.name}, {self.dtype.name}{list(self.shape)})"
+
+
+def _numbers(name: str, data: object, kind: str | DType) -> np.ndarray:
+    """The data as an array; DTypeError when they are no numbers, ShapeError when rows differ in length."""
+    try:
+        given = np.asarray(data)
+    except ValueError:
+        raise ShapeError(f"parameter {name}: rows differ in length; need a rectangular array") from None
+    if given.dtype.kind not in "fiub" and given.dtype.name != "bfloat16":
+        raise DTypeError(f"parameter {name}: got {given.dtype}; need numbers for {dtype(kind).name}")
+    return given

@@ -48,7 +48,10 @@ def check_names(given: Mapping[str, Any], inputs: Mapping[str, Value], settings:
 
 def as_array(name: str, data: Any, shape: tuple[int, ...], kind: DType) -> np.ndarray:
     """The data as an array of exactly this shape and dtype; ShapeError, DTypeError with what was seen."""
-    array = np.asarray(data)
+    try:
+        array = np.asarray(data)
+    except ValueError:
+        raise ShapeError(f"run: {name} has rows of different lengths; need {kind.name}{list(shape)}") from None
     if array.dtype != kind.numpy:
         if array.dtype.kind not in "fiub":
             raise DTypeError(f"run: {name} is {array.dtype}; need numbers for {kind.name}")

@@ -221,10 +221,10 @@ class _Joiner:
             before, after = node.attrs["before"], node.attrs["after"]
             axes = [i for i, sides in enumerate(zip(before, after, strict=True)) if sides != (0, 0)]
             x = inputs[0]
-            if x is None or len(axes) != 1 or any(node.attrs["interior"]) or node.attrs["value"] != 0 or not x.size:
+            if x is None or len(axes) != 1 or any(node.attrs["interior"]) or node.attrs["value"] != 0:
                 return None
             start = before[axes[0]]
-            return axes[0], [(start, start + x.shape[axes[0]], x)]
+            return axes[0], [(start, start + x.shape[axes[0]], x)] if x.size else []
         if node.op.name != "add":
             return None
         first, second = (self.pieces.get(v) for v in node.inputs if v is not None)
@@ -233,7 +233,7 @@ class _Joiner:
         if any(v is not None and v.shape != node.outputs[0].shape for v in node.inputs):
             return None
         joined = sorted([*first[1], *second[1]], key=lambda p: p[0])
-        if any(a[1] > b[0] for a, b in zip(joined, joined[1:], strict=False)):
+        if any(joined[i][1] > joined[i + 1][0] for i in range(len(joined) - 1)):
             return None
         return first[0], joined
 
