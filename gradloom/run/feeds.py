@@ -53,7 +53,7 @@ def as_array(name: str, data: Any, shape: tuple[int, ...], kind: DType) -> np.nd
     except ValueError:
         raise ShapeError(f"run: {name} has rows of different lengths; need {kind.name}{list(shape)}") from None
     if array.dtype != kind.numpy:
-        if array.dtype.kind not in "fiub":
+        if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
             raise DTypeError(f"run: {name} is {array.dtype}; need numbers for {kind.name}")
         if array.dtype.kind == "f" and not kind.is_float:
             raise DTypeError(f"run: {name} is {array.dtype}; need whole numbers for {kind.name}")

@@ -63,9 +63,8 @@ def _leaf_data(value: Value, feeds: Mapping[str, Any]) -> Any:
     if node.op.name == "setting":
         return np.asarray(feeds.get(key, SETTING_DEFAULTS.get(key)))
     if value.dtype.is_float:
-        array = np.asarray(feeds[key])
-        as_array(key, array, value.shape, value.dtype)  # for its checks; the full precision is kept
-        return array
+        as_array(key, feeds[key], value.shape, value.dtype)  # for its checks; the full precision is kept
+        return np.asarray(feeds[key])
     return as_array(key, feeds[key], value.shape, value.dtype)
 
 
