@@ -39,8 +39,52 @@ inline LossCall loss_call(const Call& call, int grad_arg) {
   return c;
 }
 
+// Lane i is v[at[i]].
+inline F lanes_pick(F v, I at) {
+#if defined(GL_ISA_AVX512)
+  return {_mm512_permutexvar_ps(at.v, v.v)};
+#elif defined(GL_ISA_AVX2)
+  return {_mm256_permutevar8x32_ps(v.v, at.v)};
+#else
+  (void)at;
+  return v;
+#endif
+}
+constexpr int kLaneBits = F::N == 16 ? 4 : F::N == 8 ? 3 : 0;
+static_assert(F::N == 1 << kLaneBits);
+
+// Few columns: the rows lie in `columns` whole vectors, and every lane is picked from one of them.
+template <int columns> inline void lanes_from_few(const float* p, int left, float* lanes) {
+  F flat[columns];
+  for (int j = 0; j < columns; j++) {
+    const int more = left * columns - j * F::N;
+    flat[j] = F::load_n(p + j * F::N, more < 0 ? 0 : more > F::N ? F::N : more);
+  }
+  for (int c = 0; c < columns; c++) {
+    const I place = I::iota() * I::set1(columns) + I::set1(c), vector = place >> kLaneBits;
+    const I lane = place & I::set1(F::N - 1);
+    F v = lanes_pick(flat[0], lane);
+    for (int j = 1; j < columns; j++) v = select(eq(vector, I::set1(j)), lanes_pick(flat[j], lane), v);
+    v.store(lanes + c * F::N);
+  }
+}
+template <int columns> inline void few_from_lanes(const float* lanes, int left, float* p) {
+  for (int j = 0; j < columns; j++) {
+    const I place = I::iota() + I::set1(j * F::N);
+    const I row = (place * I::set1(65536 / columns + 1)) >> 16, column = place - row * I::set1(columns);
+    F v = lanes_pick(F::load(lanes), row);
+    for (int c = 1; c < columns; c++)
+      v = select(eq(column, I::set1(c)), lanes_pick(F::load(lanes + c * F::N), row), v);
+    const int more = left * columns - j * F::N;
+    v.store_n(p + j * F::N, more < 0 ? 0 : more > F::N ? F::N : more);
+  }
+}
+
 // `columns` of `left` rows: lane i of vector c is p[i * columns + c].
 inline void lanes_from_rows(const float* p, int64_t columns, int left, float* lanes) {
+  if (columns == 2) return lanes_from_few<2>(p, left, lanes);
+  if (columns == 3) return lanes_from_few<3>(p, left, lanes);
+  if (columns == 4) return lanes_from_few<4>(p, left, lanes);
   if (left == F::N) {
     for (int64_t c = 0; c < columns; c++) F::gather(p + c, columns).store(lanes + c * F::N);
     return;
@@ -48,6 +92,9 @@ inline void lanes_from_rows(const float* p, int64_t columns, int left, float* la
   for (int64_t c = 0; c < columns; c++) F::gather_n(p + c, columns, left).store(lanes + c * F::N);
 }
 inline void rows_from_lanes(const float* lanes, int64_t columns, int left, float* p) {
+  if (columns == 2) return few_from_lanes<2>(lanes, left, p);
+  if (columns == 3) return few_from_lanes<3>(lanes, left, p);
+  if (columns == 4) return few_from_lanes<4>(lanes, left, p);
   for (int i = 0; i < left; i++)
     for (int64_t c = 0; c < columns; c++) p[i * columns + c] = lanes[c * F::N + i];
 }
