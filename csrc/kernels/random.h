@@ -33,22 +33,18 @@ inline PhiloxKey philox_key(uint64_t seed, uint64_t step, uint64_t stream) {
   return {c[0], c[1]};
 }
 
-// kPhiloxWords words of one row at once: words[i] belongs to element 4 * block + i.
+// Several blocks at once: words[4 * i ...] are those of (rows[i], blocks[i]); in philox_line of (row, block + i).
 // Each 64-bit lane holds one counter word in its low half: a multiply gives both halves of the product in place, and
-// what remains in the high half is never read.
+// what remains in the high half is never read. Lanes stand in an order (0 4 1 5 2 6 3 7) that the unpacks at the end
+// turn into the order of the elements.
 #if defined(GL_ISA_AVX512)
-constexpr int64_t kPhiloxWords = 64;
-inline void philox_words(uint64_t row, uint64_t block, PhiloxKey key, uint32_t* words) {
+constexpr int kPhiloxBlocks = 16;
+inline void philox_rounds(__m512i a0, __m512i a1, __m512i c0, __m512i c1, PhiloxKey key, uint32_t* words) {
   const __m512i m0 = _mm512_set1_epi64(0xD2511F53), m1 = _mm512_set1_epi64(0xCD9E8D57);
-  // Lanes in the order 0 4 1 5 2 6 3 7: the unpacks at the end then leave the elements in order.
-  const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
-  __m512i a[2], b[2], c[2], d[2];
+  __m512i a[2] = {a0, a1}, c[2] = {c0, c1}, b[2], d[2];
   for (int h = 0; h < 2; h++) {
-    const __m512i at = _mm512_add_epi64(_mm512_set1_epi64(static_cast<int64_t>(block) + 8 * h), order);
-    a[h] = _mm512_set1_epi64(static_cast<int64_t>(row & 0xffffffffu));
-    b[h] = _mm512_set1_epi64(static_cast<int64_t>(row >> 32));
-    c[h] = at;
-    d[h] = _mm512_srli_epi64(at, 32);
+    b[h] = _mm512_srli_epi64(a[h], 32);
+    d[h] = _mm512_srli_epi64(c[h], 32);
   }
   for (int round = 0; round < 10; round++) {
     const __m512i k0 = _mm512_set1_epi64(key.k0), k1 = _mm512_set1_epi64(key.k1);
@@ -69,18 +65,25 @@ inline void philox_words(uint64_t row, uint64_t block, PhiloxKey key, uint32_t* 
     _mm512_storeu_si512(words + 32 * h + 16, _mm512_unpackhi_epi64(ab, cd));
   }
 }
+inline void philox_words(const uint64_t* rows, const uint64_t* blocks, PhiloxKey key, uint32_t* words) {
+  const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+  const auto load = [&](const uint64_t* p) { return _mm512_permutexvar_epi64(order, _mm512_loadu_si512(p)); };
+  philox_rounds(load(rows), load(rows + 8), load(blocks), load(blocks + 8), key, words);
+}
+inline void philox_line(uint64_t row, uint64_t block, PhiloxKey key, uint32_t* words) {
+  const __m512i r = _mm512_set1_epi64(static_cast<int64_t>(row));
+  const __m512i b = _mm512_set1_epi64(static_cast<int64_t>(block));
+  philox_rounds(r, r, _mm512_add_epi64(b, _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7)),
+                _mm512_add_epi64(b, _mm512_setr_epi64(8, 12, 9, 13, 10, 14, 11, 15)), key, words);
+}
 #elif defined(GL_ISA_AVX2)
-constexpr int64_t kPhiloxWords = 32;
-inline void philox_words(uint64_t row, uint64_t block, PhiloxKey key, uint32_t* words) {
+constexpr int kPhiloxBlocks = 8;
+inline void philox_rounds(__m256i a0, __m256i a1, __m256i c0, __m256i c1, PhiloxKey key, uint32_t* words) {
   const __m256i m0 = _mm256_set1_epi64x(0xD2511F53), m1 = _mm256_set1_epi64x(0xCD9E8D57);
-  const __m256i order = _mm256_setr_epi64x(0, 2, 1, 3);  // as above
-  __m256i a[2], b[2], c[2], d[2];
+  __m256i a[2] = {a0, a1}, c[2] = {c0, c1}, b[2], d[2];
   for (int h = 0; h < 2; h++) {
-    const __m256i at = _mm256_add_epi64(_mm256_set1_epi64x(static_cast<int64_t>(block) + 4 * h), order);
-    a[h] = _mm256_set1_epi64x(static_cast<int64_t>(row & 0xffffffffu));
-    b[h] = _mm256_set1_epi64x(static_cast<int64_t>(row >> 32));
-    c[h] = at;
-    d[h] = _mm256_srli_epi64(at, 32);
+    b[h] = _mm256_srli_epi64(a[h], 32);
+    d[h] = _mm256_srli_epi64(c[h], 32);
   }
   for (int round = 0; round < 10; round++) {
     const __m256i k0 = _mm256_set1_epi64x(key.k0), k1 = _mm256_set1_epi64x(key.k1);
@@ -101,12 +104,27 @@ inline void philox_words(uint64_t row, uint64_t block, PhiloxKey key, uint32_t* 
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(words + 16 * h + 8), _mm256_unpackhi_epi64(ab, cd));
   }
 }
+inline void philox_words(const uint64_t* rows, const uint64_t* blocks, PhiloxKey key, uint32_t* words) {
+  const auto load = [](const uint64_t* p) {  // 0 2 1 3
+    return _mm256_permute4x64_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), 0xd8);
+  };
+  philox_rounds(load(rows), load(rows + 4), load(blocks), load(blocks + 4), key, words);
+}
+inline void philox_line(uint64_t row, uint64_t block, PhiloxKey key, uint32_t* words) {
+  const __m256i r = _mm256_set1_epi64x(static_cast<int64_t>(row));
+  const __m256i b = _mm256_set1_epi64x(static_cast<int64_t>(block));
+  philox_rounds(r, r, _mm256_add_epi64(b, _mm256_setr_epi64x(0, 2, 1, 3)),
+                _mm256_add_epi64(b, _mm256_setr_epi64x(4, 6, 5, 7)), key, words);
+}
 #else
-constexpr int64_t kPhiloxWords = 4;
-inline void philox_words(uint64_t row, uint64_t block, PhiloxKey key, uint32_t* words) {
+constexpr int kPhiloxBlocks = 1;
+inline void philox_line(uint64_t row, uint64_t block, PhiloxKey key, uint32_t* words) {
   words[0] = static_cast<uint32_t>(row), words[1] = static_cast<uint32_t>(row >> 32);
   words[2] = static_cast<uint32_t>(block), words[3] = static_cast<uint32_t>(block >> 32);
   philox_block(words, key);
+}
+inline void philox_words(const uint64_t* rows, const uint64_t* blocks, PhiloxKey key, uint32_t* words) {
+  philox_line(rows[0], blocks[0], key, words);
 }
 #endif
 
@@ -129,32 +147,62 @@ inline void dropout_run(const Call& call, int, int part, int parts, void*) {
   const I limit = I::set1(static_cast<int32_t>(threshold ^ 0x80000000u));
   const PhiloxKey key = philox_key(seed, step, static_cast<uint64_t>(call.attr_int(1)));
   const int64_t rows = x.rank ? x.shape[0] : 1, size = x.size(), width = rows ? size / rows : 0;
+  if (!size) return;
   const bool dense = x.dense();
-  const int64_t pieces = (width + 4095) / 4096 < 1 ? 1 : (width + 4095) / 4096;  // a task: up to 4096 elements of a row
-  const Range tasks = part_range(rows * pieces, part, parts);
   Walk<1> walk;  // only for strided x
   walk.rank = x.rank;
   for (int i = 0; i < x.rank; i++) walk.shape[i] = x.shape[i], walk.stride[0][i] = x.strides[i];
-  for (int64_t t = tasks.begin; t < tasks.end; t++) {
-    const int64_t r = t / pieces, e0 = (t - r * pieces) * 4096, e1 = width - e0 < 4096 ? width : e0 + 4096;
-    if (!dense && e0 < e1) walk.seek(r * width + e0);
-    for (int64_t e = e0; e < e1; e += kPhiloxWords) {
-      alignas(64) uint32_t words[kPhiloxWords];
-      alignas(64) float values[kPhiloxWords];
-      philox_words(row0 + static_cast<uint64_t>(r), static_cast<uint64_t>(e) / 4, key, words);
-      const int64_t n = e1 - e < kPhiloxWords ? e1 - e : kPhiloxWords;
-      const float* from = x.as<const float>() + r * width + e;
-      if (!dense) {
-        for (int64_t i = 0; i < n; i++, walk.next()) values[i] = x.as<const float>()[walk.at[0]];
-        from = values;
+
+  // Blocks of four elements, those of each row in turn; the last of a row may be shorter.
+  const int64_t row_blocks = (width + 3) / 4;
+  const Range range = part_range(rows * row_blocks, part, parts, kPhiloxBlocks);
+  int64_t r = range.begin / row_blocks, b = range.begin - r * row_blocks;
+  int64_t at = r * width + 4 * b;  // the next element
+  if (!dense) walk.seek(at);
+  alignas(64) uint64_t row_of[kPhiloxBlocks], block_of[kPhiloxBlocks];
+  alignas(64) uint32_t words[4 * kPhiloxBlocks];
+  alignas(64) float values[4 * kPhiloxBlocks];
+  int count = 0;
+  for (int64_t q = range.begin; q < range.end; q += count) {
+    int64_t most = row_blocks >= kPhiloxBlocks ? row_blocks - b : kPhiloxBlocks;  // wide rows: no further than the row
+    if (most > range.end - q) most = range.end - q;
+    count = most < kPhiloxBlocks ? static_cast<int>(most) : kPhiloxBlocks;
+    int64_t n = 4 * count;
+    if (b + count <= row_blocks) {  // all in one row; only the last block of the row may be short
+      philox_line(row0 + static_cast<uint64_t>(r), static_cast<uint64_t>(b), key, words);
+      b += count;
+      if (b == row_blocks) {
+        n -= 4 * row_blocks - width;
+        b = 0, r++;
       }
-      float* to = y + r * width + e;
-      row_each(n, [&](int64_t i, auto v) {
-        const I word = I::load(reinterpret_cast<const int32_t*>(words + i));
-        const F kept = row_load(from + i, v) * scale;
-        row_store(to + i, all ? kept : select(lt(word ^ flip, limit), kept, F::zero()), v);
-      });
+    } else {
+      for (int i = 0; i < kPhiloxBlocks; i++) {
+        row_of[i] = row0 + static_cast<uint64_t>(r);
+        block_of[i] = static_cast<uint64_t>(b);
+        if (i < count && ++b == row_blocks) b = 0, r++;
+      }
+      philox_words(row_of, block_of, key, words);
+      if (width % 4) {  // close the gaps after short blocks
+        n = 0;
+        for (int i = 0; i < count; i++) {
+          const int64_t left = width - 4 * static_cast<int64_t>(block_of[i]);
+          for (int64_t k = 0; k < 4; k++) words[n + k] = words[4 * i + k];
+          n += left < 4 ? left : 4;
+        }
+      }
     }
+    const float* from = x.as<const float>() + at;
+    if (!dense) {
+      for (int64_t i = 0; i < n; i++, walk.next()) values[i] = x.as<const float>()[walk.at[0]];
+      from = values;
+    }
+    float* to = y + at;
+    row_each(n, [&](int64_t i, auto v) {
+      const I word = I::load(reinterpret_cast<const int32_t*>(words + i));
+      const F kept = row_load(from + i, v) * scale;
+      row_store(to + i, all ? kept : select(lt(word ^ flip, limit), kept, F::zero()), v);
+    });
+    at += n;
   }
 }
 
