@@ -1,4 +1,4 @@
-"""The documents tell the truth: generated parts are made again and compared (GRADLOOM_UPDATE_GOLDEN=1 rewrites them)."""
+"""The documents tell the truth: generated parts are made again (GRADLOOM_UPDATE_GOLDEN=1 rewrites them)."""
 
 from __future__ import annotations
 

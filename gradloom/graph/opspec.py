@@ -74,7 +74,7 @@ class Attr:
 
 @dataclass(frozen=True)
 class Sample:
-    """Inputs (arrays in the order of declaration, None for an absent one, groups flat) and attributes to test an op with."""
+    """What to test an op with: inputs (arrays in declared order, None for an absent one, groups flat), attributes."""
 
     inputs: tuple[Any, ...]
     attrs: dict[str, Any] = field(default_factory=dict)
@@ -180,7 +180,7 @@ class OpSpec:
     # ---- calling -------------------------------------------------------------------------------------
 
     def __call__(self, *inputs: Any, **attrs: Any) -> Any:
-        """op(inputs..., attributes...): attributes by name, or in their order after all inputs (unless inputs repeat)."""
+        """op(inputs..., attributes...): attributes by name, or in order after all inputs (unless inputs repeat)."""
         if not self.group_size and len(inputs) > self.fixed_inputs:
             names = [a.name for a in self.attrs if a.name not in attrs]
             attrs |= dict(zip(names, inputs[self.fixed_inputs :], strict=False))
@@ -282,8 +282,10 @@ class OpSpec:
         fixed = [s for s in slots if not s.repeated]
         repeated = slots[len(fixed) :]
         names = [s.name for s in fixed[: len(values)]]
-        for k in range(len(values) - len(names)):
-            names.append(f"{repeated[k % len(repeated)].name}{k // len(repeated)}" if repeated else "unexpected")
+        names += [
+            f"{repeated[k % len(repeated)].name}{k // len(repeated)}" if repeated else "unexpected"
+            for k in range(len(values) - len(names))
+        ]
         return list(zip(names, values, strict=True))
 
     def flatten(self, slots: tuple[Slot, ...], per_name: Sequence[Any]) -> list[Any]:
@@ -339,7 +341,7 @@ def op(
     attrs             "axes:ints keepdims:bool=False act:none/relu"
     doc               first line: the formula; then where it comes from
     shape             rule: Spec of the output, or several; raises Reject
-    vjp               rule: one gradient (Value or None) per declared input, made of public ops; or no_gradient="why not"
+    vjp               rule: one gradient (Value or None) per declared input, of public ops; or no_gradient="why not"
     reference         NumPy definition, float64 in, float64 out; a tuple for several outputs
     may_overwrite     inputs whose buffer the (first) output may take, or {output: inputs}
     view              rule (shape, strides of the first input, attributes) -> (offset, strides) in elements or None:
@@ -378,7 +380,11 @@ def _refuse_gaps(spec: OpSpec) -> None:
     for out, names in spec.may_overwrite.items():
         if out not in outputs or not set(names) <= inputs:
             gaps.append(f"may_overwrite names {out}: {names}")
-    if not set(spec.updates) <= outputs or not set(spec.updates.values()) <= inputs or not spec.dense | spec.unit <= inputs:
+    if (
+        not set(spec.updates) <= outputs
+        or not set(spec.updates.values()) <= inputs
+        or not spec.dense | spec.unit <= inputs
+    ):
         gaps.append("updates, dense or unit name an unknown input or output")
     if gaps:
         raise AssertionError(f"op {spec.name} needs: {'; '.join(gaps)}")

@@ -56,7 +56,7 @@ Replace = Callable[[Node, Sequence["Value | None"]], "Sequence[Value] | None"]
 
 
 def _rebuild(program: Program, replace: Replace) -> Program:
-    """Visit the nodes in order; `replace` sees each node and its new inputs and answers its new outputs or None (keep)."""
+    """Visit the nodes in order; `replace` sees a node and its new inputs, answers new outputs or None (keep)."""
     new: dict[Value, Value] = {}
     for node in program.nodes:
         inputs = [None if v is None else new[v] for v in node.inputs]
@@ -108,7 +108,9 @@ class _Simplifier:
             return self.merged((node.op.name, id(node.attrs["stored"])), node)
         if node.op.name == "constant":
             data = node.attrs["data"]
-            return self.merged(("constant", data.tobytes(), data.shape, data.dtype.str), node) if data.size < 64 else None
+            return (
+                self.merged(("constant", data.tobytes(), data.shape, data.dtype.str), node) if data.size < 64 else None
+            )
         if not node.op.foldable or node.op.leaf or node.after or node.effects:
             return None
         same = _unchanged(node, inputs)
@@ -293,7 +295,7 @@ class _Fuser:
 
 @dataclass(frozen=True)
 class Pattern:
-    """outer(..., inner(...), ...) -> build(inner node, outer node, the outer's other inputs), or None if it does not apply."""
+    """outer(..., inner(...), ...) -> build(inner node, outer node, the outer's other inputs), or None: not here."""
 
     outer: str
     inner: str
@@ -339,7 +341,7 @@ def _matmul_relu_back(inner: Node, outer: Node, others: list[Value | None]) -> N
 
 
 def _relu_back_before_pool(inner: Node, outer: Node, others: list[Value | None]) -> Node | None:
-    """relu_back(max_pool2d_back(g, index), c) with y, index = max_pool2d(c): what was picked is y, the rest is 0 anyway"""
+    """relu_back(max_pool2d_back(g, index), c) where y, index = max_pool2d(c): what was picked is y, the rest is 0"""
     g, index = inner.inputs
     assert index is not None
     pool = index.node
