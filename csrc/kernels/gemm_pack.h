@@ -3,7 +3,8 @@
 // Both operands are packed alike. Seen by the packer an operand is a matrix X(i, p): i runs along the strip (rows of A,
 // columns of B), p along k. `strips` lays i0 .. i1 out as consecutive strips of `width`, each [depth][width]; what is
 // left over makes a last strip whose width is rounded up to a multiple of `round` and filled with zeros.
-// A source is any type with that member: another storage format is another source.
+// A source is any type with that member and `at`: another storage format is another source. One whose numbers cannot be
+// read in place gives nullptr there, and its product says pack.
 #pragma once
 #include "gemm_tile.h"
 
@@ -68,8 +69,9 @@ struct StridedSource {
   const float* data;
   int64_t along, deep;  // strides of i and of p
 
+  const float* at(int64_t i, int64_t p) const { return data + i * along + p * deep; }
   void strips(int64_t i0, int64_t i1, int64_t p0, int64_t depth, int width, int round, float* to) const {
-    const float* from = data + i0 * along + p0 * deep;
+    const float* from = at(i0, p0);
     int64_t left = i1 - i0;
     if (along == 1) {
       // Neighbours along the strip lie side by side: several strips at a time, so that whole lines are read.

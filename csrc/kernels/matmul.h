@@ -34,9 +34,12 @@ static_assert(kRowsPacked % kTileRows == 0 && kRows % kTileRows == 0 && kGroup %
 // A stride (in floats) that brings its steps back to the same `sets`-th of the first-level cache (4 KiB a way).
 inline bool crowds(int64_t stride, int64_t sets) { return stride > 0 && stride % (1024 / sets) == 0; }
 
-struct Product {
+// A product of two sources (gemm_pack.h).
+template <class A, class B>
+struct ProductOf {
   int64_t m, n, k;
-  StridedSource a, b;
+  A a;
+  B b;
   float* c;
   const float* bias;  // [n], or nullptr
   const float* gate;  // laid out as c, or nullptr
@@ -53,6 +56,7 @@ struct Product {
   int parts;
   float *a_shared, *b_shared;  // strips in the workspace: [block of k][strip][depth][width]
 };
+using Product = ProductOf<StridedSource, StridedSource>;
 
 // The stride of z's axis `axis` in an operand of equal or smaller rank; 0 where it broadcasts.
 inline int64_t batch_stride(const Tensor& t, int z_rank, int axis) {
@@ -63,7 +67,8 @@ inline int64_t batch_stride(const Tensor& t, int z_rank, int axis) {
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // The parts of one matrix: powers of two, so that halves and quarters of the list are equal work.
-inline void choose_grid(Product& p, int most) {
+template <class P>
+void choose_grid(P& p, int most) {
   const int64_t tiles_m = ceil_div(p.m, kTileRows), tiles_n = ceil_div(p.n, kColumnGrain);
   const double work = static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k ? p.k : 1);
   int parts = 1;
@@ -168,24 +173,29 @@ inline void describe(const Call& call, const Tensor& z, Product& p) {
 }
 
 inline int64_t round_up(int64_t n, int64_t to) { return ceil_div(n, to) * to; }
-inline size_t shared_a_floats(const Product& p) {
+template <class P>
+size_t shared_a_floats(const P& p) {
   return p.shared_a ? static_cast<size_t>(round_up(p.m * p.k, 16)) : 0;
 }
-inline size_t shared_b_floats(const Product& p) {
+template <class P>
+size_t shared_b_floats(const P& p) {
   return p.shared_b ? static_cast<size_t>(round_up(p.n, Lanes::N) * p.k) : 0;
 }
-inline size_t scratch_a_floats(const Product& p) {
+template <class P>
+size_t scratch_a_floats(const P& p) {
   if (!p.pack_a || p.shared_a) return 0;
   if (p.narrow) return static_cast<size_t>(kTileColumns * p.depth);
   return static_cast<size_t>(round_up((p.m < kRowsPacked ? p.m : kRowsPacked) * p.depth, 16));
 }
-inline size_t scratch_b_floats(const Product& p) {
+template <class P>
+size_t scratch_b_floats(const P& p) {
   if (!p.pack_b || p.shared_b) return 0;
   return static_cast<size_t>(round_up(p.n < kGroup ? p.n : kGroup, Lanes::N) * p.depth);
 }
 
 // The first phase: a share of A's strips and of B's.
-inline void pack_shared(const Product& p, int part, int parts) {
+template <class P>
+void pack_shared(const P& p, int part, int parts) {
   for (int64_t k0 = 0; k0 < p.k; k0 += p.depth) {
     const int64_t depth = p.k - k0 < p.depth ? p.k - k0 : p.depth;
     if (p.shared_a) {
@@ -206,7 +216,8 @@ struct Block {
   const float *a, *b;
   bool a_strips, b_strips;
 };
-inline void run_block(const Product& p, const Block& x, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
+template <class P>
+void run_block(const P& p, const Block& x, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
   constexpr int L = Lanes::N;
   const bool a_rows = !x.a_strips && p.a.deep == 1, ends = x.k0 + x.depth >= p.k;
   Finish finish{nullptr, nullptr, p.n, ends && p.relu};
@@ -231,7 +242,8 @@ inline void run_block(const Product& p, const Block& x, int64_t m0, int64_t m1, 
 }
 
 // Rows m0 .. m1 and columns n0 .. n1 of one matrix.
-inline void run_rectangle(const Product& p, int64_t m0, int64_t m1, int64_t n0, int64_t n1, float* scratch) {
+template <class P>
+void run_rectangle(const P& p, int64_t m0, int64_t m1, int64_t n0, int64_t n1, float* scratch) {
   float* const a_room = scratch;
   float* const b_room = scratch + scratch_a_floats(p);
   const bool pack_a = p.pack_a && !p.shared_a, pack_b = p.pack_b && !p.shared_b;
@@ -243,15 +255,14 @@ inline void run_rectangle(const Product& p, int64_t m0, int64_t m1, int64_t n0, 
     x.b_strips = p.pack_b;
     do {  // at least once: where k is 0, C is what the epilogue makes of 0
       x.depth = p.k - x.k0 < p.depth ? p.k - x.k0 : p.depth;
-      x.a = p.shared_a ? p.a_shared + p.m * x.k0 + r0 * x.depth : p.a.data + r0 * p.a.along + x.k0 * p.a.deep;
+      x.a = p.shared_a ? p.a_shared + p.m * x.k0 + r0 * x.depth : p.a.at(r0, x.k0);
       if (pack_a) {
         p.a.strips(r0, r1, x.k0, x.depth, kTileRows, 1, a_room);
         x.a = a_room;
       }
       for (int64_t j0 = n0; j0 < n1; j0 += columns_once) {
         const int64_t j1 = j0 + columns_once < n1 ? j0 + columns_once : n1;
-        x.b = p.shared_b ? p.b_shared + round_up(p.n, Lanes::N) * x.k0 + j0 * x.depth
-                         : p.b.data + j0 * p.b.along + x.k0 * p.b.deep;
+        x.b = p.shared_b ? p.b_shared + round_up(p.n, Lanes::N) * x.k0 + j0 * x.depth : p.b.at(j0, x.k0);
         if (pack_b) {
           p.b.strips(j0, j1, x.k0, x.depth, kTileColumns, Lanes::N, b_room);
           x.b = b_room;
@@ -275,7 +286,7 @@ inline void run_narrow(const Product& p, int64_t m0, int64_t m1, float* scratch)
     const int vectors = (rows + L - 1) / L;
     for (int64_t k0 = 0; k0 < p.k; k0 += p.depth) {
       const int64_t depth = p.k - k0 < p.depth ? p.k - k0 : p.depth;
-      const float* a = p.a.data + i + k0 * p.a.deep;
+      const float* a = p.a.at(i, k0);
       int64_t lda = p.a.deep;
       if (p.pack_a) {
         p.a.strips(i, i + rows, k0, depth, kTileColumns, L, scratch);
@@ -285,8 +296,8 @@ inline void run_narrow(const Product& p, int64_t m0, int64_t m1, float* scratch)
       const auto& tiles = kTiles.fn[b_rows][rows % L != 0][vectors - 1];
       for (int64_t j = 0; j < p.n; j += kTileRows) {
         const int64_t count = p.n - j < kTileRows ? p.n - j : kTileRows;
-        tiles[count - 1](p.b.data + j * p.b.along + k0 * p.b.deep, b_rows ? p.b.along : p.b.deep, a, lda, depth, rows,
-                         sums + j * kTileColumns, kTileColumns, k0 != 0, keep);
+        tiles[count - 1](p.b.at(j, k0), b_rows ? p.b.along : p.b.deep, a, lda, depth, rows, sums + j * kTileColumns,
+                         kTileColumns, k0 != 0, keep);
       }
     }
     float* const c = p.c + i * p.n;
@@ -330,8 +341,12 @@ inline void run_product(const Call& call, const Tensor& z, Product& p, int phase
     if (phase == 0) return pack_shared(p, part, parts);
   }
   float* const room = static_cast<float*>(scratch);
-  if (p.batches == 1 && parts == 1)
-    return p.narrow ? run_narrow(p, 0, p.m, room) : run_rectangle(p, 0, p.m, 0, p.n, room);
+  if (p.batches == 1 && parts == 1) {
+    if (p.narrow) return run_narrow(p, 0, p.m, room);
+    if (!p.pack_a && !p.pack_b && p.k <= p.depth)
+      return run_block(p, Block{0, p.k, p.a.data, p.b.data, false, false}, 0, p.m, 0, p.n);
+    return run_rectangle(p, 0, p.m, 0, p.n, room);
+  }
   const int grid = p.parts_m * p.parts_n;
   const Range jobs = part_range(p.batches * grid, part, parts);
   const Product first = p;
