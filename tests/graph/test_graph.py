@@ -67,7 +67,8 @@ def test_arithmetic_with_numbers_and_arrays_on_either_side() -> None:
         "1 - x": (1 - x, [-2, -3]), "x - 1": (x - 1, [2, 3]), "6 / x": (6 / x, [2, 1.5]), "x / 2": (x / 2, [1.5, 2]),
         "x ** 2": (x**2, [9, 16]), "2 ** x": (2**x, [8, 16]), "-x": (-x, [-3, -4]), "abs": (abs(-x), [3, 4]),
         "array + x": (data + x, [4, 6]), "x + array": (x + data, [4, 6]), "array * x": (data * x, [3, 8]),
-        "matrix @ x": (np.float32([[1, 0], [1, 1]]) @ x, [3, 7]), "x @ x": (x @ x, 25), "sum": (x.sum(), 7), "mean": (x.mean(0), 3.5),
+        "matrix @ x": (np.float32([[1, 0], [1, 1]]) @ x, [3, 7]), "x @ x": (x @ x, 25), "sum": (x.sum(), 7),
+        "mean": (x.mean(0), 3.5),
     }  # fmt: skip
     for what, (value, right) in cases.items():
         assert np.allclose(gl.compile(value)(x=[3, 4])[0], right), what

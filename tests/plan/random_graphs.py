@@ -1,5 +1,5 @@
-"""Random programs out of public ops. A program is a list of numbers (a recipe): each picks an op and its operands, so that
-a failing recipe shrinks to a short one."""
+"""Random programs out of public ops. A program is a list of numbers (a recipe): each picks an op and its operands, so
+that a failing recipe shrinks to a short one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels whose output takes the buffer of an input, through the planner: what went wrong unseen in ggml for 17 months."""
+"""Kernels whose output takes the buffer of an input, through the planner: what went wrong in ggml for 17 months."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def taken(run: Any, op: str) -> list[str]:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("shared", [False, True])
 def test_rms_norm_back_over_its_input(isa: str, shared: bool) -> None:
-    """dz = x = [1, 0, 0, 0]: 0.00079952 first. A kernel that reads x after it has overwritten it gives other numbers."""
+    """dz = x = [1, 0, 0, 0]: 0.00079952 first. A kernel that reads x after overwriting it gives other numbers."""
     row = np.float32([[1, 0, 0, 0]])
     x, feeds = in_arena("x", row)
     g, more = (x, {}) if shared else in_arena("g", row)
