@@ -8,7 +8,7 @@ the report says how close.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,7 +53,7 @@ def place(
 ) -> Placement:
     """Place all buffers. `guard` bytes stay free on both sides of each (for guard patterns)."""
     taken = _choose_inplace(laid, order) if inplace and reuse else {}
-    roots = {v: _root(v, taken) for v in order.buffers}
+    roots = _roots(order.buffers, taken)
     items = _merge(order.buffers, roots)
     sizes = [aligned(b.bytes) + 2 * guard for b in items] + [aligned(w.bytes) + 2 * guard for w in workspaces]
     births = [b.birth for b in items] + [w.step for w in workspaces]
@@ -111,10 +111,12 @@ def _same_place(laid: Laid, node: Node, base: Value, out: Value) -> bool:
     return True
 
 
-def _root(value: Value, taken: Mapping[Value, Value]) -> Value:
-    while value in taken:
-        value = taken[value]
-    return value
+def _roots(values: Iterable[Value], taken: Mapping[Value, Value]) -> dict[Value, Value]:
+    """The value whose buffer each lives in, through chains of in-place steps; `values` in the order of their birth."""
+    roots: dict[Value, Value] = {}
+    for value in values:
+        roots[value] = roots[taken[value]] if value in taken else value
+    return roots
 
 
 def _merge(buffers: Mapping[Value, Buffer], roots: Mapping[Value, Value]) -> list[Buffer]:

@@ -254,10 +254,9 @@ class _Lowerer:
     def arena_buffers(self) -> list[tuple[int, int, int]]:
         """(offset, bytes, last step) of each buffer; what is dead when a step begins comes first."""
         last: dict[Value, int] = {}  # root buffer -> its last step; values in place share the root's bytes
-        for value, buffer in self.order.buffers.items():
-            root = value
-            while root in self.placement.inplace:
-                root = self.placement.inplace[root]
+        roots: dict[Value, Value] = {}
+        for value, buffer in self.order.buffers.items():  # in the order of their birth
+            root = roots[value] = roots[self.placement.inplace[value]] if value in self.placement.inplace else value
             last[root] = max(last.get(root, 0), buffer.death)
         found = [(self.placement.offsets[v], v.bytes, death) for v, death in last.items()]
         found += [(o, self.needs[step].workspace_bytes, step) for step, o in self.placement.workspace_offsets.items()]

@@ -147,7 +147,7 @@ def graph() -> Any:
 GOOD = {"features": np.zeros((2, 3), np.float32), "labels": [0, 2], "rate": 1.0}
 FEEDS = {
     "missing input": ({"labels": [0, 1], "rate": 1.0}, gl.GraphError, r"features is not fed; need features=f32\[2,3\]"),
-    "missing setting": ({k: GOOD[k] for k in ("features", "labels")}, gl.GraphError, r"rate is not fed; need rate=f32\[\]"),
+    "missing setting": ({k: GOOD[k] for k in ("features", "labels")}, gl.GraphError, r"rate is not fed; need rate=f32"),
     "nothing": ({}, gl.GraphError, "is not fed.*got nothing"),
     "unknown": (GOOD | {"feature": 1.0}, gl.GraphError, "feature is not an input of .*did you mean features?"),
     "unknown, nothing near": (GOOD | {"zzz": 1.0}, gl.GraphError, "zzz is not an input of this graph; it has "),
