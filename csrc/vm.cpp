@@ -417,6 +417,9 @@ bool Program::step_plain(Team* team) {
 bool Program::step_debug(Team& team, const RunOptions& options) {
   auto dead = [&](size_t slot) {
     for (size_t i = dead_first_[slot]; i < dead_first_[slot + 1]; i++) {
+#ifdef GL_ASAN
+      __asan_unpoison_memory_region(at(dead_[i]), dead_[i].bytes);  // it may be dead since the step before
+#endif
       fill_nan(at(dead_[i]), dead_[i].bytes);
 #ifdef GL_ASAN
       __asan_poison_memory_region(at(dead_[i]), dead_[i].bytes);

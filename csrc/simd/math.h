@@ -220,8 +220,8 @@ inline float pow_one(float x, float y) {
   const float ax = __builtin_fabsf(x);
   // log2 |x| = e + log2 m, m in [sqrt(1/2), sqrt(2)): 2/ln 2 artanh(s), s = (m - 1) / (m + 1)
   const double d = ax;  // exact, normal also where x is denormal
-  const int64_t bits = __builtin_bit_cast(int64_t, d) + (0x3ff0000000000000 - 0x3fe6a09e667f3bcd);
-  const int64_t e = (bits >> 52) - 1023;
+  const uint64_t bits = __builtin_bit_cast(uint64_t, d) + (0x3ff0000000000000 - 0x3fe6a09e667f3bcd);
+  const int64_t e = static_cast<int64_t>(bits >> 52) - 1023;
   const double m = __builtin_bit_cast(double, (bits & 0x000fffffffffffff) + 0x3fe6a09e667f3bcd);
   const double s = (m - 1.0) / (m + 1.0), z = s * s;
   double a = 1.0 / 15;
@@ -252,7 +252,7 @@ inline float pow_one(float x, float y) {
   q = q * f + 0.5;
   q = q * f + 1.0;
   q = q * f + 1.0;
-  const int64_t scale = (__builtin_bit_cast(int64_t, p + shift) + 1023) << 52;  // the low bits of the sum hold n
+  const uint64_t scale = (__builtin_bit_cast(uint64_t, p + shift) + 1023) << 52;  // the low bits of the sum hold n
   float r = static_cast<float>(q * __builtin_bit_cast(double, scale));
   r = p != p ? static_cast<float>(p) : r;
   // Negative base: a whole y gives the sign by its parity, any other y gives NaN.
