@@ -47,6 +47,7 @@ inline __attribute__((always_inline)) F conv_hold(F v) {
 constexpr int64_t kBandFloats = 96 * 1024;  // most of a padded band: it should stay in the second-level cache
 constexpr int64_t kBandRows = 8;            // fewer rows are not worth a band of their own
 constexpr int64_t kBufferFloats = 768;      // of positions that wait in the first-level cache for their output rows
+constexpr int64_t kTapBlock = 256;
 constexpr double kConvGrain = 4e6;          // flops in a part, about 40 us
 constexpr uint32_t kConvParts = 64;
 
@@ -131,11 +132,13 @@ inline __attribute__((always_inline)) void conv_row(const float* from, int64_t l
   }
 }
 
-// n floats, nothing beyond them.
+// n floats, nothing beyond them; the last vector may repeat some of the one before.
 inline void conv_copy(const float* from, int64_t n, float* to) {
+  constexpr int64_t N = F::N;
+  if (n < N) return F::load_n(from, static_cast<int>(n)).store_n(to, static_cast<int>(n));
   int64_t i = 0;
-  for (; i + F::N <= n; i += F::N) F::load(from + i).store(to + i);
-  if (i < n) F::load_n(from + i, static_cast<int>(n - i)).store_n(to + i, static_cast<int>(n - i));
+  for (; i + N <= n; i += N) F::load(from + i).store(to + i);
+  if (i < n) F::load(from + n - N).store(to + n - N);
 }
 
 // Copy one band with its padding. Rows are written from the first to the last with whole vectors: what a store puts
@@ -213,11 +216,10 @@ inline __attribute__((always_inline)) void conv_finish(F (&acc)[OT][VT], const f
   }
 }
 
-// One register tile: OT output channels x VT vectors of positions.
-template <int OT, int VT, class Emit>
-inline __attribute__((always_inline)) void conv_tile(const float* w, const int32_t* offsets, int64_t taps,
-                                                     const float* const (&at)[VT], const Emit& emit) {
-  F acc[OT][VT];
+// acc[o][v] = sum of `taps` terms for OT output channels x VT vectors of positions.
+template <int OT, int VT>
+inline __attribute__((always_inline)) void conv_sum(const float* w, const int32_t* offsets, int64_t taps,
+                                                    const float* const (&at)[VT], F (&acc)[OT][VT]) {
 #pragma GCC unroll 8
   for (int o = 0; o < OT; o++) {
 #pragma GCC unroll 8
@@ -235,11 +237,33 @@ inline __attribute__((always_inline)) void conv_tile(const float* w, const int32
       for (int v = 0; v < VT; v++) acc[o][v] = mul_add(wo, x[v], acc[o][v]);
     }
   }
-  emit(acc);
+}
+// One register tile. Sums of more than kTapBlock terms are added up block by block: the rounding error of one chain
+// would grow with its length.
+template <int OT, int VT, bool blocks>
+inline __attribute__((always_inline)) void conv_tile(const float* w, const int32_t* offsets, int64_t taps,
+                                                     const float* const (&at)[VT], F (&acc)[OT][VT]) {
+  if constexpr (!blocks) return conv_sum<OT, VT>(w, offsets, taps, at, acc);
+  constexpr int N = F::N;
+  alignas(64) float before[OT * VT * N] = {};
+  int64_t k = 0;
+  do {
+    conv_sum<OT, VT>(w + k * OT, offsets + k, conv_min(taps - k, kTapBlock), at, acc);
+    k += kTapBlock;
+#pragma GCC unroll 8
+    for (int o = 0; o < OT; o++) {
+#pragma GCC unroll 8
+      for (int v = 0; v < VT; v++) {
+        float* sum = before + (o * VT + v) * N;
+        acc[o][v] = F::load(sum) + acc[o][v];
+        acc[o][v].store(sum);
+      }
+    }
+  } while (k < taps);
 }
 
 // Vectors [first, count) of a band, from row starts, for OT output channels.
-template <int OT, int VT>
+template <int OT, int VT, bool blocks>
 void conv_walk_rows(const ConvBand& b, const float* planes, const float* w, const int32_t* offsets, int64_t taps,
                     const ConvOut& out, ConvAhead& ahead, int64_t first, int64_t count) {
   constexpr int64_t N = F::N;
@@ -261,29 +285,29 @@ void conv_walk_rows(const ConvBand& b, const float* planes, const float* w, cons
       if (++column == b.row_vectors) column = 0, row++;
     }
     ahead.step();
-    conv_tile<OT, VT>(w, offsets, taps, at, [&](F (&acc)[OT][VT]) __attribute__((always_inline)) {
-      conv_finish(acc, bias, relu);
-      float* p = y;
-      if (whole) {
+    F acc[OT][VT];
+    conv_tile<OT, VT, blocks>(w, offsets, taps, at, acc);
+    conv_finish(acc, bias, relu);
+    float* p = y;
+    if (whole) {
 #pragma GCC unroll 8
-        for (int o = 0; o < OT; o++, p += channel) {
+      for (int o = 0; o < OT; o++, p += channel) {
 #pragma GCC unroll 8
-          for (int v = 0; v < VT; v++) acc[o][v].store(p + to[v]);
-        }
-      } else {
-#pragma GCC unroll 8
-        for (int o = 0; o < OT; o++, p += channel) {
-#pragma GCC unroll 8
-          for (int v = 0; v < VT; v++) acc[o][v].store_n(p + to[v], lanes[v]);
-        }
+        for (int v = 0; v < VT; v++) acc[o][v].store(p + to[v]);
       }
-    });
+    } else {
+#pragma GCC unroll 8
+      for (int o = 0; o < OT; o++, p += channel) {
+#pragma GCC unroll 8
+        for (int v = 0; v < VT; v++) acc[o][v].store_n(p + to[v], lanes[v]);
+      }
+    }
   }
-  if constexpr (VT > 1) conv_walk_rows<OT, VT / 2>(b, planes, w, offsets, taps, out, ahead, first, count);
+  if constexpr (VT > 1) conv_walk_rows<OT, VT / 2, blocks>(b, planes, w, offsets, taps, out, ahead, first, count);
 }
 
 // Vectors [first, count) of the flat planes, into a buffer.
-template <int OT, int VT>
+template <int OT, int VT, bool blocks>
 void conv_walk_flat(const float* planes, const float* w, const int32_t* offsets, int64_t taps, const ConvOut& out,
                     ConvAhead& ahead, int64_t first, int64_t count) {
   constexpr int64_t N = F::N;
@@ -294,17 +318,17 @@ void conv_walk_flat(const float* planes, const float* w, const int32_t* offsets,
     const float* at[VT];
     for (int v = 0; v < VT; v++) at[v] = planes + (first + v) * N;
     ahead.step();
-    conv_tile<OT, VT>(w, offsets, taps, at, [&](F (&acc)[OT][VT]) __attribute__((always_inline)) {
-      conv_finish(acc, bias, relu);
-      float* p = out.y + first * N;
+    F acc[OT][VT];
+    conv_tile<OT, VT, blocks>(w, offsets, taps, at, acc);
+    conv_finish(acc, bias, relu);
+    float* p = out.y + first * N;
 #pragma GCC unroll 8
-      for (int o = 0; o < OT; o++, p += channel) {
+    for (int o = 0; o < OT; o++, p += channel) {
 #pragma GCC unroll 8
-        for (int v = 0; v < VT; v++) acc[o][v].store(p + v * N);
-      }
-    });
+      for (int v = 0; v < VT; v++) acc[o][v].store(p + v * N);
+    }
   }
-  if constexpr (VT > 1) conv_walk_flat<OT, VT / 2>(planes, w, offsets, taps, out, ahead, first, count);
+  if constexpr (VT > 1) conv_walk_flat<OT, VT / 2, blocks>(planes, w, offsets, taps, out, ahead, first, count);
 }
 
 // Width of the tile that starts with `left` output channels left: 8, 4, 2 or 1.
@@ -317,11 +341,13 @@ inline int conv_tile_width(int64_t left) {
 template <int OT>
 void conv_grid_tile(const ConvBand& b, const float* planes, const float* w, const int32_t* offsets, int64_t taps,
                     const ConvOut& out, ConvAhead& ahead, int64_t rows) {
-  if (b.by_rows) {
-    conv_walk_rows<OT, kVectors<OT>>(b, planes, w, offsets, taps, out, ahead, 0, rows * b.row_vectors);
-  } else {
-    conv_walk_flat<OT, kVectors<OT>>(planes, w, offsets, taps, out, ahead, 0, conv_ceil(rows * b.pitch, F::N));
-  }
+  constexpr int VT = kVectors<OT>;
+  const int64_t count = b.by_rows ? rows * b.row_vectors : conv_ceil(rows * b.pitch, F::N);
+  const bool blocks = taps > kTapBlock;
+  if (b.by_rows && blocks) conv_walk_rows<OT, VT, true>(b, planes, w, offsets, taps, out, ahead, 0, count);
+  else if (b.by_rows) conv_walk_rows<OT, VT, false>(b, planes, w, offsets, taps, out, ahead, 0, count);
+  else if (blocks) conv_walk_flat<OT, VT, true>(planes, w, offsets, taps, out, ahead, 0, count);
+  else conv_walk_flat<OT, VT, false>(planes, w, offsets, taps, out, ahead, 0, count);
 }
 // `rows` grid rows for ot output channels: to out row by row, or flat (b.by_rows says which).
 inline void conv_grid(int ot, const ConvBand& b, const float* planes, const float* w, const int32_t* offsets,

@@ -160,6 +160,14 @@ def test_same_bits_for_any_threads(isa):
 
 
 @pytest.mark.parametrize("isa", ISAS)
+def test_long_sums(isa):
+    """Thousands of terms: the error is that of short chains."""
+    c = Case(2, 300, 5, 6, 9, (3, 3), (1, 1), (1, 1))
+    for got, want in ((c.forward(isa=isa), c.y), (c.back_input(isa=isa), c.dx)):
+        assert np.sqrt(((got - want) ** 2).mean()) < 3e-7 * np.sqrt((want**2).mean())
+
+
+@pytest.mark.parametrize("isa", ISAS)
 def test_many_images(isa):
     """Several parts, the fixed tree and blocks of images; an odd number of images."""
     Case(133, 1, 28, 28, 8, (3, 3), (1, 1), (1, 1)).check(isa)
