@@ -71,6 +71,13 @@ def switches(
     def flag(given: bool | None, name: str, default: bool) -> bool:
         return bool(_read_int(name, int(default), 0, 1)) if given is None else bool(given)
 
+    def level(given: int | None, name: str, high: int) -> int:
+        if given is None:
+            return _read_int(name, 0, 0, high) or 0
+        if not isinstance(given, int) or not 0 <= given <= high:
+            raise SettingError(f"{name.removeprefix('GRADLOOM_').lower()}={given!r} is not usable; need 0 to {high}")
+        return int(given)
+
     cores = core_count()
     if threads is None:
         threads = _read_int("GRADLOOM_THREADS", cores, 1, 1024)
@@ -83,6 +90,6 @@ def switches(
         poison=flag(poison, "GRADLOOM_POISON", False),
         isa=isa if isa is not None else os.environ.get("GRADLOOM_ISA") or None,
         threads=min(threads, cores),  # more spinning threads than cores only wait for each other
-        debug=debug if debug is not None else (_read_int("GRADLOOM_DEBUG", 0, 0, 4) or 0),
-        check=check if check is not None else (_read_int("GRADLOOM_CHECK", 0, 0, 2) or 0),
+        debug=level(debug, "GRADLOOM_DEBUG", 4),
+        check=level(check, "GRADLOOM_CHECK", 2),
     )

@@ -36,10 +36,10 @@ from .tape import (
     SETTING_BYTES,
     SETTINGS,
     KernelNeeds,
+    Place,
     Tape,
 )
 
-Place = tuple[int, int]  # segment, byte offset
 Written = dict[int, list[tuple[int, int, object]]]  # segment -> (start, end, what) that one instruction writes
 View = tuple[Value, int, tuple[int, ...]]  # base value, offset and strides in elements
 ITEM_BYTES = {1: 4, 2: 2, 3: 2, 4: 8, 5: 1, 6: 1, 7: 4, 8: 8}  # by dtype code
@@ -249,7 +249,7 @@ def check(
 ) -> None:
     """Prove a tape or raise PlanError naming both nodes.
 
-    places: where the caller will look for each output's base. needs: what the backend asked for each node.
+    places: where the caller will look for each output. needs: what the backend asked for each node.
     """
     _Checker(tape, outputs, effects, places, needs or {}).run()
 
@@ -314,9 +314,15 @@ class _Checker:
             if not node.op.leaf and node.op.view is None and node not in self.done:
                 raise PlanError(f"proof: {_called(node)} never runs, and {self.readers(node)} it")
         for value in self.outputs:
-            base = self.views(value)[0]
-            segment, offset = self.places[base]
-            self.expect(base, segment, offset, f"the caller reads {_say(value)}")
+            base, offset, strides = self.views(value)
+            segment, start = self.places[value]
+            if not _is_row_major(value.shape, strides):
+                raise PlanError(
+                    f"proof: the caller reads {_say(value)} inside {_say(base)} with strides {list(strides)}"
+                )
+            if value.size:
+                start -= offset * value.dtype.bytes
+                self.expect(base, segment, start, f"the caller reads {_say(value)}")
         for value in self.effects:
             place = self.home(value)
             if place not in self.last_update:
@@ -423,7 +429,8 @@ class _Checker:
             if read is not None:
                 reads.setdefault(arg.segment, []).append(read)
         for before in node.after:
-            if not before.op.leaf and before.op.view is None and before not in self.done:
+            made = self.views(before.outputs[0])[0].node
+            if not made.op.leaf and made not in self.done:
                 raise PlanError(f"proof: {who} runs before {_called(before)}, which it must follow")
         written: Written = {}
         for value, arg in zip(node.outputs, outputs, strict=True):

@@ -74,12 +74,11 @@ class _Layouter:
             self.visit(node)
         outputs = []
         for old in self.program.outputs:
-            # The caller reads dense bytes; a parameter asked for as an output means its value before the step, and an
-            # update's output its value before the next update.
+            # The caller reads dense bytes after the step; a parameter asked for as an output means its value before the
+            # step, and an update's output its value before the next update.
             value = self.new[old]
-            at = self.layouts[value]
-            plain = at.base is value and not value.node.op.leaf and old not in self.overwritten
-            outputs.append(value if plain else self.copied(value))
+            dense = is_dense(value.shape, self.layouts[value].strides)
+            outputs.append(value if dense and _base(old) not in self.overwritten else self.copied(value))
         program = Program(tuple(outputs), tuple(self.new[v] for v in self.program.effects))
         read = [v for n in self.nodes for v in n.inputs if v is not None] + outputs
         bases = frozenset(self.layouts[v].base for v in read)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..base.errors import GraphError
-from ..graph.graph import update_target
+from ..graph.graph import reachable, update_target
 from ..graph.value import Node, Value
 from .layout import Laid
 
@@ -73,13 +73,19 @@ def _sort(laid: Laid) -> tuple[Node, ...]:
     updates = [n for n in kernels if n.op.updates]
     guards = [n for n in kernels if n.op.guard]
     late = _late(kernels, updates, waits)
+    if early := [g for g in guards if g in late]:
+        changed = next(n for n in reachable(early[0].outputs) if n.op.updates)
+        raise GraphError(
+            f"order: {early[0].op.name} {early[0].label} reads what {changed.op.name} {changed.label} has updated; "
+            "a guard comes before every update: give it the values that the updates read"
+        )
     readers: dict[Value, list[Node]] = {}
     for node in kernels:
         for value in node.inputs:
             if value is not None:
                 readers.setdefault(laid.layouts[value].base, []).append(node)
     for update in updates:
-        waits[update].update(g for g in guards if update not in waits[g])
+        waits[update].update(guards)
         for value in update.outputs:
             target = update_target(value)
             if target is None:
@@ -118,8 +124,9 @@ def _producers(node: Node, laid: Laid) -> Iterator[Node]:
             if not base.node.op.leaf:
                 yield base.node
     for before in node.after:
-        if not before.op.leaf:
-            yield before
+        made = laid.layouts[before.outputs[0]].base.node
+        if not made.op.leaf:
+            yield made
 
 
 def _late(kernels: list[Node], updates: list[Node], waits: dict[Node, set[Node]]) -> set[Node]:

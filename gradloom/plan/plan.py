@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..base.settings import Switches
-from ..graph.graph import storage_leaf
-from ..graph.value import Node, Value
+from ..graph.value import Node
 from ..transform.rewrite import Program
 from .check import check
 from .layout import Laid, lay_out
 from .memory import Placement, Workspace, place
 from .order import Order, linear_order
-from .tape import ARENA, GUARD_BYTES, SEGMENT_NAMES, KernelNeeds, Tape, disassemble, lower, planning_args
+from .tape import GUARD_BYTES, KernelNeeds, Place, Tape, disassemble, lower, planning_args
 
 Needs = Callable[[Node, np.ndarray], KernelNeeds]
 
@@ -29,7 +28,7 @@ class Plan:
     placement: Placement
     needs: tuple[KernelNeeds, ...]
     tape: Tape
-    output_places: tuple[tuple[int, int], ...]  # (segment, byte offset) of each output
+    output_places: tuple[Place, ...]  # of each output
     threads: int
 
     @property
@@ -82,14 +81,6 @@ def make_plan(program: Program, needs_of: Needs, switches: Switches) -> Plan:
     workspaces = [Workspace(i, n.workspace_bytes) for i, n in enumerate(needs) if n.workspace_bytes]
     guard = GUARD_BYTES if switches.check >= 2 else 0
     placement = place(laid, order, workspaces, reuse=switches.reuse, inplace=switches.inplace, guard=guard)
-    tape = lower(laid, order, needs, placement, guard)
-    places = {v: _place_of(v, tape, placement) for v in laid.program.outputs}
+    tape, places = lower(laid, order, needs, placement, guard)
     check(tape, laid.program.outputs, laid.program.effects, places, dict(zip(order.steps, needs, strict=True)))
     return Plan(laid, order, placement, needs, tape, tuple(places[v] for v in laid.program.outputs), switches.threads)
-
-
-def _place_of(value: Value, tape: Tape, placement: Placement) -> tuple[int, int]:
-    if value in placement.offsets:
-        return ARENA, placement.offsets[value]
-    stored = storage_leaf(value).node.attrs["stored"]
-    return len(SEGMENT_NAMES) + next(i for i, s in enumerate(tape.stored) if s is stored), 0

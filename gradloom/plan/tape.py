@@ -139,9 +139,15 @@ def planning_args(laid: Laid, node: Node) -> np.ndarray:
     return np.array(rows, ARG)
 
 
-def lower(laid: Laid, order: Order, needs: Sequence[KernelNeeds], placement: Placement, guard: int = 0) -> Tape:
-    """Write the tape. needs[i] belongs to order.steps[i]."""
-    return _Lowerer(laid, order, needs, placement, guard).run()
+Place = tuple[int, int]  # segment, byte offset
+
+
+def lower(
+    laid: Laid, order: Order, needs: Sequence[KernelNeeds], placement: Placement, guard: int = 0
+) -> tuple[Tape, dict[Value, Place]]:
+    """Write the tape; and say where each output of the program begins. needs[i] belongs to order.steps[i]."""
+    lowerer = _Lowerer(laid, order, needs, placement, guard)
+    return lowerer.run(), {v: lowerer.place(v) for v in laid.program.outputs}
 
 
 class _Lowerer:
@@ -208,7 +214,7 @@ class _Lowerer:
                 self.stored[id(stored)] = len(SEGMENT_NAMES) + len(self.stored_list)
                 self.stored_list.append(stored)
 
-    def locate(self, base: Value) -> tuple[int, int]:
+    def locate(self, base: Value) -> Place:
         """(segment, byte offset) of a base value."""
         if base in self.placement.offsets:
             return ARENA, self.placement.offsets[base]
@@ -222,12 +228,15 @@ class _Lowerer:
             return SETTINGS, SETTING_BYTES * self.settings[node.attrs["key"]]
         return self.stored[id(node.attrs["stored"])], 0
 
-    def arg(self, value: Value, write: bool) -> tuple:
+    def place(self, value: Value) -> Place:
+        """Where a value's first element lies; an empty one lies where its base does."""
         at = self.laid.layouts[value]
         segment, offset = self.locate(at.base)
-        if not value.size:
-            return arg_record(value, segment, offset, dense_strides(value.shape), write)
-        return arg_record(value, segment, offset + at.offset * value.dtype.bytes, at.strides, write)
+        return segment, offset + (at.offset * value.dtype.bytes if value.size else 0)
+
+    def arg(self, value: Value, write: bool) -> tuple:
+        strides = self.laid.layouts[value].strides if value.size else dense_strides(value.shape)
+        return arg_record(value, *self.place(value), strides, write)
 
     def instruction(self, i: int, node: Node) -> None:
         first, attr_first, needs = len(self.args), len(self.attrs), self.needs[i]

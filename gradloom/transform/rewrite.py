@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..base.errors import GradloomError
-from ..graph.graph import reachable, update_target
+from ..base.errors import GradloomError, GraphError
+from ..graph.graph import is_unwritten, reachable, update_target
 from ..graph.opspec import REGISTRY, constant
 from ..graph.value import Node, Value
 
@@ -36,6 +36,12 @@ class Program:
 
 def gather_program(outputs: Sequence[Value], effects: Sequence[Value] = ()) -> Program:
     """The outputs, the given updates, and the updates that belong to nodes on the way (running statistics)."""
+    for value in outputs:
+        if is_unwritten(value):
+            node = value.node
+            raise GraphError(
+                f"{node.op.name}: output {value.index} of {node.label} is never written: its input is absent"
+            )
     found = list(effects)
     for node in reachable((*outputs, *effects), effects=True):
         found.extend(v for v in node.effects if v not in found)
