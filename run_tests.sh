@@ -10,7 +10,7 @@ full=false
 
 [ -d .venv ] || "${PYTHON:-python3}" -m venv .venv
 .venv/bin/pip install --quiet --upgrade pip
-.venv/bin/pip install --quiet '.[test,dev]'
+.venv/bin/pip install --quiet -e '.[test,dev]'
 $full && .venv/bin/pip install --quiet torch==2.13.0
 py=.venv/bin/python
 
