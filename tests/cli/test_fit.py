@@ -161,7 +161,13 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_weights(capsys, tmp_path)
 
 def start(*arguments, **options):
     command = [sys.executable, "-m", "gradloom", *(str(a) for a in arguments)]
-    return subprocess.Popen(command, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=ENV, text=True, preexec_fn=heed_ctrl_c, **pipes, **options)
+
+
+def heed_ctrl_c():
+    """A shell starts background jobs with SIGINT ignored, and their children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def test_ctrl_c_saves_the_weights_so_far(tmp_path):

@@ -406,11 +406,18 @@ except KeyboardInterrupt:
 """
 
 
+def heed_ctrl_c():
+    """A shell starts background jobs with SIGINT ignored, and their children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c(tmp_path):
     """A real SIGINT in the middle of a long fit: within half a second the caller has finite weights and saves them."""
     file = tmp_path / "weights.safetensors"
     env = os.environ | {"PYTHONPATH": str(Path(gl.__file__).parents[1])}
-    process = subprocess.Popen([sys.executable, "-c", CTRL_C, str(file)], stdout=subprocess.PIPE, text=True, env=env)
+    process = subprocess.Popen(
+        [sys.executable, "-c", CTRL_C, str(file)], stdout=subprocess.PIPE, text=True, env=env, preexec_fn=heed_ctrl_c
+    )
     assert process.stdout is not None
     try:
         assert process.stdout.readline() == "ready\n"
