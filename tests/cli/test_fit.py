@@ -161,8 +161,8 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_weights(capsys, tmp_path)
 
 def start(*arguments, **options):
     command = [sys.executable, "-m", "gradloom", *(str(a) for a in arguments)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, env=ENV, text=True, preexec_fn=heed_ctrl_c, **pipes, **options)
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": heed_ctrl_c} | options
+    return subprocess.Popen(command, env=ENV, text=True, **options)
 
 
 def heed_ctrl_c():
