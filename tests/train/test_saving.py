@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import gradloom as gl
+from gradloom.files import save_arrays
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 SUFFIXES = (".safetensors", ".gguf")
@@ -80,7 +81,7 @@ def test_a_mismatch_changes_nothing(tmp_path, suffix, other, kind, message):
     arrays = {"0.weight": np.ones((3, 2), np.float32)}
     if kind is gl.GraphError:
         arrays["0.extra"] = np.ones(1, np.float32)
-    gl.files.save_arrays(file, arrays)
+    save_arrays(file, arrays)
     model = other().init(4)
     before = model.state_dict()
     with pytest.raises(kind, match=message):
@@ -101,7 +102,7 @@ def test_arrays_that_are_no_numbers_change_nothing():
 def test_other_float_types_are_converted(tmp_path, kind):
     file = tmp_path / "w.safetensors"
     weight = np.array([[1.5, -2.25]]).astype(kind)
-    gl.files.save_arrays(file, {"0.weight": weight})
+    save_arrays(file, {"0.weight": weight})
     model = gl.nn.Sequential(gl.nn.Linear(2, 1, bias=False))
     gl.load(model, file)
     np.testing.assert_array_equal(model[0].weight.numpy(), [[1.5, -2.25]])
