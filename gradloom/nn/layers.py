@@ -95,27 +95,25 @@ class Conv2d(Module):
         return self.act(ops.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation))
 
 
-class MaxPool2d(Module):
-    """Largest element of each window over [N, C, H, W]; stride defaults to the window."""
+class _Pool2d(Module):
+    """A window over [N, C, H, W]; stride defaults to the window."""
 
     def __init__(
         self, kernel: int | Sequence[int], stride: int | Sequence[int] | None = None, padding: int | Sequence[int] = 0
     ) -> None:
         super().__init__()
         self.kernel, self.stride, self.padding = kernel, stride, padding
+
+
+class MaxPool2d(_Pool2d):
+    """Largest element of each window over [N, C, H, W]; stride defaults to the window."""
 
     def forward(self, x: Value) -> Value:
         return ops.max_pool2d(x, self.kernel, self.stride, self.padding)
 
 
-class AvgPool2d(Module):
+class AvgPool2d(_Pool2d):
     """Mean of each window over [N, C, H, W]; padding counts as zeros (PyTorch's count_include_pad=True)."""
-
-    def __init__(
-        self, kernel: int | Sequence[int], stride: int | Sequence[int] | None = None, padding: int | Sequence[int] = 0
-    ) -> None:
-        super().__init__()
-        self.kernel, self.stride, self.padding = kernel, stride, padding
 
     def forward(self, x: Value) -> Value:
         return ops.avg_pool2d(x, self.kernel, self.stride, self.padding)

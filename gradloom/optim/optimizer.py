@@ -6,6 +6,7 @@ Each number may be a function of the step (optimiser steps done, from 0) and the
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -19,7 +20,7 @@ from ..graph.value import Value
 Schedule = float | Callable[[int, int], float]
 
 
-class Optimizer:
+class Optimizer(ABC):
     """Base: named settings, and per-parameter state that lives between steps."""
 
     state_names: tuple[str, ...] = ()
@@ -59,11 +60,11 @@ class Optimizer:
             for name in self.state_names
         }
 
+    @abstractmethod
     def update(
         self, parameters: Sequence[Value], grads: Sequence[Value], weight: Value, state: dict[str, list[Parameter]]
     ) -> tuple[Value, ...]:
         """Update nodes for all parameters at once. grads are sums; they are divided by `weight` (a scalar) here."""
-        raise NotImplementedError(type(self).__name__)
 
 
 class SGD(Optimizer):
