@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import shlex
-import signal
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from .common import (
+    columns,
+    json_text,
+    need_one_of,
+    need_rate,
+    need_share,
+    need_whole,
+    resident_peak,
+    say,
+    uninterrupted,
+)
 
 if TYPE_CHECKING:
     from ..data import Dataset, Table
@@ -54,21 +63,16 @@ def fit(
     Text targets and whole-number targets with at most 20 values are classes, other numbers a regression. Where the data
     bring no test rows, a fifth of them is held out and measured at the end.
     """
-    from ..base.errors import SettingError
-
-    wanted = {"epochs": epochs, "batch-size": batch_size, "micro-batch-size": micro_batch_size, "threads": threads}
-    for name, value in wanted.items():
-        if value is not None and value < 1:
-            raise SettingError(f"--{name} {value}: need a whole number of at least 1")
-    if lr is not None and not 0 < lr < float("inf"):
-        raise SettingError(f"--lr {lr:g}: need a finite number above 0")
-    if seed < 0:
-        raise SettingError(f"--seed {seed}: need a whole number of at least 0")
-    if val_split is not None and not 0 <= val_split < 1:
-        raise SettingError(f"--val-split {val_split:g}: need a number of at least 0 and below 1")
-    _one_of("optimizer", optimizer, ("adamw", "sgd"))
-    _one_of("loss", loss, ("cross_entropy", "mse"))
-    _one_of("task", task, ("classification", "regression"))
+    for name, value in (
+        ("epochs", epochs), ("batch-size", batch_size), ("micro-batch-size", micro_batch_size), ("threads", threads),
+    ):  # fmt: skip
+        need_whole(name, value)
+    need_rate("lr", lr)
+    need_whole("seed", seed, 0)
+    need_share("val-split", val_split)
+    need_one_of("optimizer", optimizer, ("adamw", "sgd"))
+    need_one_of("loss", loss, ("cross_entropy", "mse"))
+    need_one_of("task", task, ("classification", "regression"))
     widths = None if hidden is None else _widths(hidden)
     if val_split is None:
         val_split = 0.05 if os.path.isdir(data) else 0.0
@@ -79,15 +83,8 @@ def fit(
     try:
         return _run(asked)
     except KeyboardInterrupt:  # before there were weights to save
-        _say("gradloom: interrupted")
+        say("gradloom: interrupted")
         return 130
-
-
-def _one_of(option: str, value: str | None, known: tuple[str, ...]) -> None:
-    from ..base.errors import SettingError
-
-    if value is not None and value not in known:
-        raise SettingError(f"--{option} {value}: is not known; need {' or '.join(known)}")
 
 
 def _widths(text: str) -> list[int]:
@@ -179,7 +176,7 @@ def _run(asked: _Options) -> int:
 
     def save(ending: str) -> None:
         about = {"data": asked.data, "seed": asked.seed, "ending": ending, **asdict(use)}
-        with _uninterrupted():
+        with uninterrupted():
             save_model(path, net, table.preprocess, use.hidden, about)
 
     start = time.perf_counter()
@@ -187,7 +184,7 @@ def _run(asked: _Options) -> int:
         history = _train(asked, use, table, net)
     except KeyboardInterrupt:
         save("interrupted")
-        _say(f"interrupted; the weights so far are in {path}")
+        say(f"interrupted; the weights so far are in {path}")
         return 130
     except TrainError as error:
         save(f"stopped: {error}")
@@ -245,8 +242,6 @@ def _measure(
     asked: _Options, use: _Settings, table: Table, net: Any, history: list[Any], seconds: float
 ) -> dict[str, Any]:
     """The numbers of the run: the last epoch, the test rows, time and memory."""
-    import resource
-
     import gradloom as gl
 
     last = history[-1]
@@ -277,7 +272,7 @@ def _measure(
         rows_per_second=round(train_rows * use.epochs / seconds),
         parameters=net.parameter_count(),
         planned_bytes=last.planned_bytes,
-        peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+        peak_bytes=resident_peak(),
         notes=table.notes,
     )
     return found
@@ -302,38 +297,12 @@ def regression_scores(predicted: Any, true: Any, name: str = "") -> dict[str, fl
     return {f"{name}r2": r2, f"{name}rmse": float(np.sqrt(error.mean()))}
 
 
-def json_text(result: dict[str, Any]) -> str:
-    """One line of strict JSON: what is not a number becomes null."""
-    import json
-
-    plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in result.items()}
-    return json.dumps(plain, ensure_ascii=False)
-
-
 def _write_result(path: str, result: dict[str, Any]) -> None:
     from ..files import atomic_write
 
     text = json_text(result) + "\n"
     with atomic_write(path, len(text)) as file:
         file.write(text.encode())
-
-
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """A second Ctrl-C does not stop the saving that the first one asked for."""
-    try:
-        old = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except ValueError:  # not the main thread: no signal arrives here
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, old)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _announce(asked: _Options, use: _Settings, table: Table, net: Any) -> None:
@@ -346,14 +315,14 @@ def _announce(asked: _Options, use: _Settings, table: Table, net: Any) -> None:
         what += f" ({asked.val_split:g} of them for validation)"
     if table.test is not None:
         what += f", {table.test.n:,} test rows " + ("from the file" if table.test_from == "file" else "held out")
-    _say(f"{asked.data}: {what}, {plural(made.inputs, 'feature')}")
+    say(f"{asked.data}: {what}, {plural(made.inputs, 'feature')}")
     for note in table.notes:
-        _say(f"  {note}")
+        say(f"  {note}")
     if table.task == "classification":
         classes = ", ".join(made.classes[:10]) + (", ..." if len(made.classes) > 10 else "")
-        _say(f"  {len(made.classes)} classes: {classes}")
+        say(f"  {len(made.classes)} classes: {classes}")
     sizes = "-".join(str(s) for s in (made.inputs, *use.hidden, made.outputs))
-    _say(
+    say(
         f"model: {sizes}, {net.parameter_count():,} parameters; {use.loss}, {asked.optimizer}, rate {use.lr:g} falling,"
         f" {plural(use.epochs, 'epoch')}, batches of {use.batch_size}, seed {asked.seed}"
     )
@@ -381,6 +350,4 @@ def _summarise(asked: _Options, table: Table, result: dict[str, Any]) -> None:
     lines.append(("memory", f"{rate(result['peak_bytes'])}B, {rate(result['planned_bytes'])}B of them planned"))
     lines.append(("saved", result["model"]))
     lines.append(("use it", f"gradloom predict {shlex.quote(result['model'])} {shlex.quote(asked.data)}"))
-    width = max(len(name) for name, _ in lines)
-    for name, text in lines:
-        print(f"{name:<{width}}  {text}", file=sys.stderr if asked.json else sys.stdout, flush=True)
+    columns(lines, sys.stderr if asked.json else None)

@@ -1,0 +1,92 @@
+"""What the commands share: checks of options, lines on stderr, the JSON line, saving past a second Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+
+def say(text: str) -> None:
+    """A line on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def need_whole(option: str, value: int | None, least: int = 1) -> None:
+    """SettingError unless the option was not given or is at least `least`."""
+    from ..base.errors import SettingError
+
+    if value is not None and value < least:
+        raise SettingError(f"--{option} {value}: need a whole number of at least {least}")
+
+
+def need_rate(option: str, value: float | None) -> None:
+    """SettingError unless the option was not given or is finite and above 0."""
+    from ..base.errors import SettingError
+
+    if value is not None and not 0 < value < math.inf:
+        raise SettingError(f"--{option} {value:g}: need a finite number above 0")
+
+
+def need_share(option: str, value: float | None) -> None:
+    """SettingError unless the option was not given or lies in [0, 1)."""
+    from ..base.errors import SettingError
+
+    if value is not None and not 0 <= value < 1:
+        raise SettingError(f"--{option} {value:g}: need a number of at least 0 and below 1")
+
+
+def need_one_of(option: str, value: str | None, known: tuple[str, ...]) -> None:
+    """SettingError unless the option was not given or is one of the known words."""
+    from ..base.errors import SettingError
+
+    if value is not None and value not in known:
+        raise SettingError(f"--{option} {value}: is not known; need {' or '.join(known)}")
+
+
+def json_text(result: dict[str, Any]) -> str:
+    """One line of strict JSON: what is not a finite number becomes null."""
+    import json
+
+    return json.dumps(_plain(result), ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value
+
+
+def columns(lines: list[tuple[str, str]], file: Any = None) -> None:
+    """Names and texts in two columns, on stdout by default."""
+    width = max(len(name) for name, _ in lines)
+    for name, text in lines:
+        print(f"{name:<{width}}  {text}".rstrip(), file=file or sys.stdout, flush=True)
+
+
+def resident_peak() -> int:
+    """The most bytes of memory that this process has held so far."""
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """A second Ctrl-C does not stop the saving that the first one asked for."""
+    try:
+        old = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except ValueError:  # not the main thread: no signal arrives here
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, old)
