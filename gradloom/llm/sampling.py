@@ -1,0 +1,96 @@
+"""Sampling: from the logits of a position to the id of the next token. Pure functions of logits, settings and position.
+
+The order is that of nucleus sampling's authors (Holtzman et al. 2020): logits / temperature, then the top_k largest,
+then the smallest set of them whose probability reaches top_p; the rest is renormalised and drawn from. All of it in
+float64, ids of equal logits in rising order, so that one (seed, position) gives one token.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..base.errors import NonFiniteError, SettingError
+from ..ops.philox import row_words
+
+STREAM = 0x746F6B656E  # "token": tells these draws from those of dropout
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is chosen.
+
+    temperature: 0 takes the largest logit, 1 draws from the model's own distribution. top_k: only the k largest
+    logits, 0 for all. top_p: only the smallest set that holds at least this probability, 1 for all. seed: of the draws.
+    Raises SettingError for a value out of its range.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not _number(self.temperature) or not 0 <= self.temperature < math.inf:
+            raise SettingError(f"temperature={self.temperature!r} is not usable; need a finite number of at least 0")
+        if not _whole(self.top_k) or self.top_k < 0:
+            raise SettingError(f"top_k={self.top_k!r} is not usable; need a whole number of at least 0 (0: all tokens)")
+        if not _number(self.top_p) or not 0 < self.top_p <= 1:
+            raise SettingError(f"top_p={self.top_p!r} is not usable; need a number above 0 and up to 1 (1: all tokens)")
+        if not _whole(self.seed):
+            raise SettingError(f"seed={self.seed!r} is not usable; need a whole number")
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+
+
+def candidates(logits: np.ndarray, how: Sampling) -> tuple[np.ndarray, np.ndarray]:
+    """(ids, probabilities) that a token is drawn from, the likeliest first; probabilities add up to 1.
+
+    logits: f32 [V]; -inf excludes a token. At least one token is left, whatever top_k and top_p say.
+    """
+    logits = np.asarray(logits, np.float64)
+    if how.temperature == 0:
+        return np.array([int(np.argmax(logits))]), np.ones(1)
+    keep = len(logits) if how.top_k == 0 else min(how.top_k, len(logits))
+    if keep < len(logits):  # all that could be among the k largest, those that equal the k-th included
+        least = np.partition(logits, len(logits) - keep)[len(logits) - keep]
+        ids = np.flatnonzero(logits >= least)
+    else:
+        ids = np.arange(len(logits))
+    ids = ids[np.argsort(-logits[ids], kind="stable")][:keep]
+    with np.errstate(over="ignore", under="ignore"):
+        share = np.exp((logits[ids] - logits[ids[0]]) / how.temperature)
+    share /= share.sum()
+    if how.top_p < 1:
+        before = np.cumsum(share) - share  # of those that are likelier
+        ids, share = ids[before < how.top_p], share[before < how.top_p]
+        share /= share.sum()
+    return ids, share
+
+
+def uniform(seed: int, position: int) -> float:
+    """The draw for a position of the text: a number in [0, 1) of 53 random bits, by seed and position alone."""
+    high, low = (int(w) for w in row_words(seed, position, STREAM, 0, 1, 2)[0])
+    return ((high >> 5) * 2.0**26 + (low >> 6)) * 2.0**-53
+
+
+def sample(logits: np.ndarray, how: Sampling, position: int) -> int:
+    """The id of the next token. position: of that token in the text; NonFiniteError when the logits are no numbers."""
+    largest = float(np.max(logits))  # NaN anywhere is NaN here
+    if not math.isfinite(largest):
+        raise NonFiniteError(
+            f"generate: the logits of position {position} hold {largest}; the weights or the adapter are not finite"
+        )
+    ids, share = candidates(logits, how)
+    if len(ids) == 1:
+        return int(ids[0])
+    drawn = int(np.searchsorted(np.cumsum(share), uniform(how.seed, position), side="right"))
+    return int(ids[min(drawn, np.flatnonzero(share)[-1])])  # a last step that rounding left below 1
