@@ -119,6 +119,12 @@ void make_program(PyProgram* self, const std::string& isa, std::vector<std::pair
   new (self) PyProgram(std::move(made));
 }
 
+// Handles the signals that have arrived (Ctrl-C); true when a handler raised. Only the main thread ever sees one.
+bool signalled() {
+  nb::gil_scoped_acquire gil;
+  return PyErr_CheckSignals() != 0;
+}
+
 nb::tuple run_program(PyProgram& self, int64_t steps, nb::handle settings, nb::handle records, int threads,
                       double deadline, bool poison, bool check) {
   Program& program = *self.program;
@@ -128,6 +134,7 @@ nb::tuple run_program(PyProgram& self, int64_t steps, nb::handle settings, nb::h
   options.deadline = deadline;
   options.poison = poison;
   options.check = check;
+  options.poll = signalled;
   if (steps < 0) throw std::invalid_argument("run: " + std::to_string(steps) + " steps; need 0 or more");
   if (threads < 1) throw std::invalid_argument("run: " + std::to_string(threads) + " threads; need 1 or more");
   // Too cheap to be worth an optional<>: a buffer is held only where one was given.
@@ -151,6 +158,7 @@ nb::tuple run_program(PyProgram& self, int64_t steps, nb::handle settings, nb::h
     nb::gil_scoped_release free;
     r = program.run(options);
   }
+  if (PyErr_Occurred()) throw nb::python_error();  // what a signal's handler raised
   return nb::make_tuple(r.steps, r.stop, r.node, r.index, r.value);
 }
 

@@ -216,6 +216,7 @@ Program::Program(const KernelTable& table, const Tape& tape) {
   tensors_.reserve(total);
   ops_.reserve(tape.instruction_count);
 
+  bool stateful = false;  // some instruction so far writes outside the arena
   for (size_t i = 0; i < tape.instruction_count; i++) {
     const InstructionRecord& in = tape.instructions[i];
     if (in.kernel >= rows.size()) refuse("instruction %zu: kernel %u; there are %zu", i, in.kernel, rows.size());
@@ -282,7 +283,10 @@ Program::Program(const KernelTable& table, const Tape& tape) {
       op.several |= in.parts[phase] > 1;
     }
     several_ |= op.several;
+    for (uint32_t a = 0; a < in.arg_count; a++)
+      stateful |= written_[first + a] && places_[args[a].segment].said.kind == Segment::memory;
     ops_.push_back(op);
+    if (!stateful) state_first_ = ops_.size();
   }
 
   records_ = tape.records;
@@ -392,10 +396,25 @@ void Program::run_part(void* context, int part, int thread) {
   p.op->run(p.op->call, p.phase, part, static_cast<int>(p.op->parts[p.phase]), scratch);
 }
 
+// Whether the step is to be given up before instruction i. Asked only where that is cheap: before instructions of
+// several parts, and while nothing has been written that outlives the step.
+bool Program::given_up(size_t i, const RunOptions& options) {
+  using Clock = std::chrono::steady_clock;
+  if (!options.poll || i > state_first_) return false;
+  const auto now = Clock::now();
+  if (now < poll_next_) return false;
+  const bool stop = options.poll();
+  poll_next_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(kPollSeconds));
+  if (stop) status_.stop = kStopRequested;
+  return stop;
+}
+
 template <bool several>
-bool Program::step_plain(Team* team) {
+bool Program::step_plain(Team* team, const RunOptions& options) {
   uint8_t* const scratch = scratch_ ? scratch_->data() : nullptr;
-  for (const Op& op : ops_) {
+  for (size_t i = 0; i < ops_.size(); i++) {
+    const Op& op = ops_[i];
+    if (op.several && given_up(i, options)) return false;
     for (uint32_t phase = 0; phase < op.phases; phase++) {
       const int parts = static_cast<int>(op.parts[phase]);
       if (several && parts > 1) {
@@ -430,6 +449,7 @@ bool Program::step_debug(Team& team, const RunOptions& options) {
   if (options.poison) dead(0);
   for (size_t i = 0; i < ops_.size(); i++) {
     const Op& op = ops_[i];
+    if (op.several && given_up(i, options)) return false;
 #ifdef GL_ASAN
     if (options.poison)
       for (int a = 0; a < op.call.arg_count; a++) {
@@ -505,14 +525,15 @@ RunResult Program::run(const RunOptions& options) {
   Clock::time_point until{};
   if (timed) until = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                         std::chrono::duration<double>(options.deadline));
+  poll_next_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(kPollSeconds));
   const size_t row = settings_.size() * 8;
   RunResult result;
   status_ = Status{};
   while (result.steps < options.steps) {
     if (options.settings) std::memcpy(settings_.data(), options.settings + row * static_cast<size_t>(result.steps), row);
     const bool done = debug                ? step_debug(team, options)
-                      : team.threads() > 1 ? step_plain<true>(&team)
-                                           : step_plain<false>(nullptr);
+                      : team.threads() > 1 ? step_plain<true>(&team, options)
+                                           : step_plain<false>(nullptr, options);
     if (!done) {
       result.stop = status_.stop;
       result.node = status_.node;

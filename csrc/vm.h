@@ -2,6 +2,7 @@
 // nothing and decides nothing.
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -56,6 +57,7 @@ constexpr uint32_t kEachStep = 0xffffffffu;
 // Reasons beyond Stop for which a run ends.
 constexpr int32_t kStopRequested = 5;  // Program::stop
 constexpr int32_t kStopDeadline = 6;
+constexpr double kPollSeconds = 0.1;
 
 struct RunOptions {
   int64_t steps = 1;
@@ -63,6 +65,7 @@ struct RunOptions {
   uint8_t* records = nullptr;         // steps rows of record_bytes()
   int threads = 1;
   double deadline = 0;  // seconds; 0: none
+  bool (*poll)() = nullptr;  // asked every kPollSeconds of a long step; true: give the step up (no state written yet)
   bool poison = false;  // scratch and dead ranges are filled with NaN bytes
   bool check = false;   // every output is searched for non-finite numbers, guard ranges for changes
 };
@@ -134,7 +137,8 @@ class Program {
   void resolve(Place& place);
   void refresh_arenas();
   uint8_t* at(const ByteRange& r) const { return places_[r.segment].base + r.offset; }
-  template <bool several> bool step_plain(class Team* team);
+  bool given_up(size_t i, const RunOptions& options);
+  template <bool several> bool step_plain(class Team* team, const RunOptions& options);
   bool step_debug(class Team& team, const RunOptions& options);
   static void run_part(void* context, int part, int thread);
 
@@ -154,6 +158,8 @@ class Program {
   std::unique_ptr<Block> scratch_;
   int scratch_threads_ = 0;
   bool several_ = false;
+  size_t state_first_ = 0;  // the first instruction that writes outside the arena: from there on a step is completed
+  std::chrono::steady_clock::time_point poll_next_{};
   Status status_;
   std::atomic<bool> stop_{false};
   std::atomic<bool> running_{false};
