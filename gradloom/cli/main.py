@@ -11,6 +11,7 @@ import typer
 
 from .. import __version__
 from ..base.errors import GradloomError
+from .doctor import doctor
 from .fit import fit
 from .predict import predict
 
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 app.command()(fit)
 app.command()(predict)
+app.command()(doctor)
 
 
 def _version(wanted: bool) -> None:

@@ -1,0 +1,140 @@
+"""gradloom doctor: what this machine and this installation are, what they can do, and what is wrong with them."""
+
+from __future__ import annotations
+
+import platform
+from typing import Annotated, Any
+
+import typer
+
+from .common import columns, json_text, need_whole
+
+# Every package that gradloom needs (as in pyproject.toml), and what for.
+PACKAGES = {
+    "numpy": "everything",
+    "ml_dtypes": "bf16",
+    "safetensors": "saved models",
+    "gguf": "GGUF files",
+    "typer": "the command",
+    "rich": "the progress bar",
+}
+
+
+def doctor(
+    threads: Annotated[int | None, typer.Option(help="Measure with so many. [default: the machine's cores]")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure nothing; only look.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")] = False,
+) -> int:
+    """Say what this machine and this installation are, measure them, and check the kernels.
+
+    Exit code 0: all is well; 1: something is missing, stale or wrong, and the last lines say what to do.
+    """
+    need_whole("threads", threads)
+    found, lines, wrong = examine(threads, quick)
+    columns(lines)
+    for line in wrong:
+        print(f"problem: {line}")
+    print("all is well" if not wrong else f"{len(wrong)} problem{'s' * (len(wrong) > 1)}")
+    if json:
+        print(json_text(found | {"problems": wrong}))
+    return 1 if wrong else 0
+
+
+def examine(threads: int | None, quick: bool) -> tuple[dict[str, Any], list[tuple[str, str]], list[str]]:
+    """(numbers by name, lines to show, what is wrong)."""
+    from .. import __version__
+
+    system = f"{platform.system()} {platform.machine()}"
+    found: dict[str, Any] = {"gradloom": __version__, "python": platform.python_version(), "system": system}
+    lines = [("gradloom", f"{__version__}, Python {found['python']}, {system}")]
+    found["packages"], wrong = _packages()
+    lines.append(("packages", "  ".join(f"{name} {version or '-'}" for name, version in found["packages"].items())))
+    try:
+        import gradloom.ops  # noqa: F401 (fills the registry of what is checked)
+
+        from ..run import machine
+    except ImportError as error:
+        lines.append(("core", "none"))
+        return found, lines, [*wrong, " ".join(str(error).split())]
+    _core(machine, found, lines, wrong)
+    _memory(machine, found, lines)
+    if not quick:
+        _limits(machine, found, lines, threads)
+        _kernels(machine, found, lines, wrong, threads)
+    return found, lines, wrong
+
+
+def _packages() -> tuple[dict[str, str | None], list[str]]:
+    from importlib import metadata
+
+    def version(name: str) -> str | None:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            return None
+
+    versions = {name: version(name) for name in PACKAGES}
+    missing = [name for name, known in versions.items() if known is None]
+    return versions, [f"the package {n} ({PACKAGES[n]}) is not installed; run `pip install {n}`" for n in missing]
+
+
+def _core(machine: Any, found: dict[str, Any], lines: list[tuple[str, str]], wrong: list[str]) -> None:
+    from ..base.errors import GradloomError
+    from ..base.settings import switches
+
+    found["core"] = str(machine.core_path())
+    found["stale_sources"] = machine.stale_sources()
+    lines.append(("core", found["core"]))
+    if found["stale_sources"]:
+        newest = ", ".join(found["stale_sources"][:3]) + (", ..." if len(found["stale_sources"]) > 3 else "")
+        wrong.append(f"the core is older than its sources ({newest}); build it again (CONTRIBUTING.md)")
+    found["isas"] = machine.isas()
+    try:
+        chosen = switches()
+        found["isa"], found["threads"] = machine.choose_isa(chosen.isa), chosen.threads
+    except GradloomError as error:
+        found["isa"], found["threads"] = found["isas"][0], machine.core_count()
+        wrong.append(f"the environment: {error}")
+    others = [isa for isa in found["isas"] if isa != found["isa"]]
+    lines.append(("isa", f"{found['isa']}" + (f" (this machine also runs {', '.join(others)})" if others else "")))
+    lines.append(("cores", f"{machine.core_count()}, of which {found['threads']} are used"))
+    found["cores"] = machine.core_count()
+
+
+def _memory(machine: Any, found: dict[str, Any], lines: list[tuple[str, str]]) -> None:
+    from ..plan.plan import show_bytes
+
+    memory, found["huge_pages"] = machine.memory(), machine.huge_pages()
+    text = "unknown"
+    if memory is not None:
+        found["memory_bytes"], found["memory_available_bytes"] = memory.total, memory.available
+        text = f"{show_bytes(memory.total)}, {show_bytes(memory.available)} available"
+    lines.append(("memory", f"{text}; huge pages: {found['huge_pages']}"))
+
+
+def _limits(machine: Any, found: dict[str, Any], lines: list[tuple[str, str]], threads: int | None) -> None:
+    most = min(threads or found["threads"], machine.core_count())
+    for key, name, unit, measure in (
+        ("fma_gflops", "multiply-add", "GFLOP/s", machine.fma_peak),
+        ("copy_gbs", "copy", "GB/s", machine.copy_rate),
+    ):
+        measured = {n: measure(n, found["isa"]) for n in sorted({1, most})}
+        found[key] = {str(n): round(value, 1) for n, value in measured.items()}
+        shown = [f"{value:.0f} {unit} with {n} thread{'s' * (n > 1)}" for n, value in measured.items()]
+        lines.append((name, ", ".join(shown)))
+
+
+def _kernels(
+    machine: Any, found: dict[str, Any], lines: list[tuple[str, str]], wrong: list[str], threads: int | None
+) -> None:
+    found["kernels"] = {}
+    for isa in found["isas"]:
+        result = machine.self_check(isa, min(threads or found["threads"], machine.core_count()))
+        found["kernels"][isa] = result.checked
+        good = result.checked - len(result.failed)
+        worst = f"the largest error is {result.worst:.1e} ({result.worst_op})"
+        lines.append((f"kernels {isa}", f"{good} ops agree with their definitions; {worst}"))
+        wrong += [f"{isa}: {failure}; build the core again, and report it if it stays" for failure in result.failed]
+        if result.missing:
+            listed = ", ".join(result.missing)
+            wrong.append(f"{isa}: the core has no kernel for {listed}; it belongs to other sources: build it again")

@@ -1,0 +1,221 @@
+"""The machine as gradloom sees it: core, memory, limits, and whether kernels agree with their definitions."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..base.errors import GradloomError
+from ..base.settings import core_count
+from ..graph.opspec import REGISTRY, OpSpec, Sample, stored_value
+from ..graph.stored import Stored, aligned_empty
+from ..graph.value import Node
+from .cpu_backend import _core, choose_isa
+from .executable import compile as compile_program
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def isas() -> list[str]:
+    """Instruction sets that this machine runs, best first."""
+    return list(_core.isas())
+
+
+def core_path() -> Path:
+    """The file of the native core."""
+    return Path(_core.__file__)
+
+
+def stale_sources(package: Path = PACKAGE) -> list[str]:
+    """Sources beside this package that are newer than the core, if it is a source tree: the core is not theirs."""
+    root = package.parent
+    built = core_path().stat().st_mtime
+    sources = [p for p in (root / "csrc").rglob("*") if p.suffix in (".h", ".cpp")]
+    return sorted(str(p.relative_to(root)) for p in sources if p.stat().st_mtime > built)
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of memory: of the machine or of the limit that this process lives under, and what of it is free."""
+
+    total: int
+    available: int
+
+
+def memory(root: str = "/") -> Memory | None:
+    """What this process may use, or None where the system does not say (root: where proc and sys are, for tests)."""
+    base = Path(root)
+    said = {}
+    with contextlib.suppress(OSError, ValueError):
+        for line in (base / "proc/meminfo").read_text().splitlines():
+            name, _, rest = line.partition(":")
+            said[name] = int(rest.split()[0]) * 1024
+    if "MemTotal" not in said:
+        return None
+    total = said["MemTotal"]
+    available = said.get("MemAvailable", said.get("MemFree", total))
+    for limit, used in _group_limits(base):
+        total = min(total, limit)
+        available = min(available, max(limit - used, 0))
+    return Memory(total, available)
+
+
+def _group_limits(base: Path) -> Iterator[tuple[int, int]]:
+    """(limit, bytes in use that cannot be given back) of the control groups that hold this process."""
+    with contextlib.suppress(OSError):
+        for line in (base / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == "":  # version 2
+                top, names = base / "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")
+            elif "memory" in controllers.split(","):
+                top = base / "sys/fs/cgroup/memory"
+                names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            else:
+                continue
+            parts = Path(path.lstrip("/")).parts
+            for depth in range(len(parts), -1, -1):  # the limits of the groups above hold, too
+                with contextlib.suppress(OSError, ValueError):
+                    folder = top.joinpath(*parts[:depth])
+                    limit = int((folder / names[0]).read_text())  # "max": no limit
+                    stat = dict(w.split() for w in (folder / "memory.stat").read_text().splitlines())
+                    yield limit, int((folder / names[1]).read_text()) - int(stat.get(names[2], 0))
+
+
+def huge_pages() -> str:
+    """When the system gives huge pages: always, madvise, never, or unknown."""
+    with contextlib.suppress(OSError):
+        text = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+        return text.partition("[")[2].partition("]")[0] or "unknown"
+    return "unknown"
+
+
+# ---- limits ----------------------------------------------------------------------------------------------------------
+
+
+def fma_peak(threads: int, isa: str | None = None) -> float:
+    """GFLOP/s of f32 multiply-adds in registers, all threads at once: what no kernel can exceed."""
+    return float(_core.fma_peak(choose_isa(isa), min(threads, core_count())))
+
+
+def copy_rate(threads: int, isa: str | None = None) -> float:
+    """GB/s read and written by a copy out of every cache (takes 256 MiB per thread while it runs)."""
+    return float(_core.copy_rate(choose_isa(isa), min(threads, core_count())))
+
+
+# ---- kernels against their definitions -------------------------------------------------------------------------------
+
+TOLERANCE = {"f16": 2e-3, "bf16": 2e-2}  # of the largest number
+SMALL = 1_000_000  # elements of the inputs of a sample that is still quick
+
+
+@dataclass(frozen=True)
+class SelfCheck:
+    """What self_check found: ops checked, ops that the core has no kernel for, those that failed and why.
+
+    worst: the largest f32 error, relative to the largest number of its output.
+    """
+
+    checked: int
+    missing: tuple[str, ...]
+    failed: tuple[str, ...]
+    worst: float
+    worst_op: str
+
+
+def self_check(isa: str | None = None, threads: int = 2) -> SelfCheck:
+    """Run a sample of every op on the CPU and hold it against the op's definition in float64 (some 2 s).
+
+    The whole truth is in the tests; this finds a core that was built wrongly or belongs to other sources.
+    """
+    chosen = choose_isa(isa)
+    have = {name for name, _ in _core.kernels(chosen)}
+    checked, missing, failed, worst = 0, [], [], (0.0, "")
+    for spec in REGISTRY.values():
+        if spec.leaf or spec.view is not None or spec.samples is None:
+            continue
+        if spec.name not in have:
+            missing.append(spec.name)
+            continue
+        sample = _sample(spec)
+        if sample is None:
+            continue
+        try:
+            error, beyond = _difference(spec, sample, chosen, threads)
+        except GradloomError as found:
+            failed.append(f"{spec.name}: {found}")
+            continue
+        checked += 1
+        if not beyond <= 1:
+            failed.append(f"{spec.name}: differs from its definition by {beyond:.3g} times what is allowed")
+        worst = max(worst, (error, spec.name))
+    return SelfCheck(checked, tuple(missing), tuple(failed), worst[0], worst[1])
+
+
+def _sample(spec: OpSpec) -> Sample | None:
+    """The largest of the small samples of plain numbers."""
+    assert spec.samples is not None
+    found = spec.samples(np.random.default_rng(zlib.crc32(spec.name.encode())))
+    plain = [s for s in found if all(x is None or isinstance(x, np.ndarray) for x in s.inputs)]
+    sizes = [sum(x.size for x in s.inputs if x is not None) for s in plain]
+    small = [(size, -i) for i, size in enumerate(sizes) if size <= SMALL]
+    return plain[-max(small)[1]] if small else None
+
+
+def _difference(spec: OpSpec, sample: Sample, isa: str, threads: int) -> tuple[float, float]:
+    """The worst error of the outputs: of f32, relative to the largest number; of all, in units of what is allowed."""
+    node = spec.node([None if x is None else stored_value(_copied(x)) for x in sample.inputs], sample.attrs)
+    wanted = _reference(node, sample)
+    if spec.updates:
+        places = _updated(node)
+        compile_program([], [node.outputs[k] for k in places], isa=isa, threads=threads)()
+        got = {k: stored.array for k, stored in places.items()}
+    else:
+        got = dict(enumerate(compile_program(list(node.outputs), isa=isa, threads=threads, fuse=False)()))
+    worst = beyond = 0.0
+    for k, array in got.items():
+        have, want = np.asarray(array, np.float64), np.asarray(wanted[k], np.float64)
+        finite = np.isfinite(want)
+        if not np.array_equal(np.isfinite(have), finite):
+            return math.inf, math.inf
+        scale = float(np.max(np.abs(want[finite]), initial=0.0)) or 1.0
+        error = float(np.max(np.abs(have - want)[finite], initial=0.0)) / scale
+        kind = node.outputs[k].dtype.name
+        worst = max(worst, error) if kind == "f32" else worst
+        beyond = max(beyond, error / TOLERANCE.get(kind, 2e-4))
+    return worst, beyond
+
+
+def _copied(array: np.ndarray) -> Stored:
+    place = aligned_empty(array.shape, array.dtype)
+    place[...] = array
+    return Stored.wrap("sample", place)
+
+
+def _reference(node: Node, sample: Sample) -> list[np.ndarray]:
+    arrays = [x.astype(np.float64) if x is not None and x.dtype == np.float32 else x for x in sample.inputs]
+    with np.errstate(all="ignore"):
+        found = node.op.call("reference", dict(node.attrs) | node.op.bind_inputs(arrays))
+    return [np.asarray(a) for a in (found if isinstance(found, (tuple, list)) else (found,))]
+
+
+def _updated(node: Node) -> dict[int, Stored]:
+    """output -> the array that it is written to."""
+    op = node.op
+    names = [s.name for s in op.inputs]
+    places = {}
+    for k in range(len(node.outputs)):
+        target = op.updates.get(op.slot(op.outputs, k).name)
+        if target is not None:
+            value = node.inputs[names.index(target) + k // len(op.outputs) * op.group_size]
+            if value is not None:
+                places[k] = value.node.attrs["stored"]
+    return places

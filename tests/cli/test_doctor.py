@@ -1,0 +1,148 @@
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gradloom.base.settings import core_count
+from gradloom.cli.doctor import PACKAGES
+from gradloom.cli.main import main
+from gradloom.graph.opspec import REGISTRY
+from gradloom.run import machine
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(capsys, *arguments):
+    code = main(["doctor", *arguments])
+    out, err = capsys.readouterr()
+    assert err == ""
+    return code, out
+
+
+@pytest.fixture
+def fresh(monkeypatch):
+    """A core that is as new as its sources, whoever edits them meanwhile."""
+    monkeypatch.setattr(machine, "stale_sources", list)
+
+
+def test_all_is_well(capsys, fresh, monkeypatch):
+    monkeypatch.setattr(machine, "fma_peak", lambda n, isa: 100.0 * n)
+    monkeypatch.setattr(machine, "copy_rate", lambda n, isa: 10.0 * n)
+    code, out = run(capsys, "--json", "--threads", "1")
+    lines = out.splitlines()
+    found = json.loads(lines[-1])
+    assert code == 0 and lines[-2] == "all is well" and found["problems"] == []
+    assert found["isa"] in found["isas"] == list(found["kernels"]) and min(found["kernels"].values()) > 50
+    assert found["cores"] == core_count() and found["memory_bytes"] > found["memory_available_bytes"] > 0
+    assert "multiply-add    100 GFLOP/s with 1 thread" in out and found["copy_gbs"] == {"1": 10.0}
+    assert re.search(r"kernels scalar +\d+ ops agree with their definitions; the largest error is \d\.\de-\d+ \(", out)
+
+
+def test_the_limits_are_measured():
+    assert machine.fma_peak(1) > 0.1 and machine.copy_rate(1) > 0.1
+
+
+def test_quick_measures_nothing(capsys, fresh):
+    code, out = run(capsys, "--quick", "--json")
+    assert code == 0 and "GFLOP/s" not in out and "kernels" not in json.loads(out.splitlines()[-1])
+
+
+def test_a_core_older_than_its_sources(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "stale_sources", lambda: ["csrc/a.h", "csrc/b.h", "csrc/c.h", "csrc/d.h"])
+    code, out = run(capsys, "--quick")
+    said = "problem: the core is older than its sources (csrc/a.h, csrc/b.h, csrc/c.h, ...); build it again"
+    assert code == 1 and said in out and out.endswith("1 problem\n")
+
+
+def test_how_a_stale_core_is_found(tmp_path, monkeypatch):
+    core, source = tmp_path / "core.so", tmp_path / "csrc" / "kernels" / "x.h"
+    source.parent.mkdir(parents=True)
+    for path in (core, source, source.with_suffix(".txt")):
+        path.write_text("")
+    monkeypatch.setattr(machine, "core_path", lambda: core)
+    os.utime(core, (1000, 1000))
+    os.utime(source, (999, 999))
+    assert machine.stale_sources(tmp_path / "gradloom") == []
+    os.utime(source, (1001, 1001))
+    assert machine.stale_sources(tmp_path / "gradloom") == ["csrc/kernels/x.h"]
+    assert machine.stale_sources(tmp_path / "elsewhere" / "gradloom") == []  # installed: no sources beside it
+
+
+def test_missing_packages(capsys, fresh, monkeypatch):
+    monkeypatch.setitem(PACKAGES, "no-such-package", "nothing")
+    code, out = run(capsys, "--quick")
+    said = "problem: the package no-such-package (nothing) is not installed; run `pip install no-such-package`"
+    assert code == 1 and said in out
+
+
+def test_it_looks_for_every_package_that_gradloom_needs():
+    text = (ROOT / "pyproject.toml").read_text()
+    listed = re.search(r"^dependencies = \[(.*?)\]", text, re.M | re.S)
+    assert listed and set(re.findall(r'"([\w-]+)', listed[1])) == set(PACKAGES)
+
+
+def test_an_environment_that_cannot_be(capsys, fresh, monkeypatch):
+    monkeypatch.setenv("GRADLOOM_ISA", "mmx")
+    code, out = run(capsys, "--quick")
+    assert code == 1 and "problem: the environment: isa: 'mmx' cannot run here; need one of " in out
+
+
+def test_kernels_that_are_wrong_or_missing_are_named(capsys, fresh, monkeypatch):
+    """A core of other sources: its relu is another function, and an op has no kernel."""
+    spec = REGISTRY["relu"]
+    monkeypatch.setattr(spec, "reference", lambda x: np.maximum(x, 0) + 1e-3)
+    monkeypatch.setattr(machine._core, "kernels", without("tanh", machine._core.kernels))
+    found = machine.self_check("scalar", 1)
+    assert found.missing == ("tanh",)
+    assert len(found.failed) == 1 and found.failed[0].startswith("relu: differs from its definition by ")
+
+
+def without(op, kernels):
+    return lambda isa: [row for row in kernels(isa) if row[0] != op]
+
+
+def test_bad_options(capsys):
+    code = main(["doctor", "--threads", "0"])
+    assert code == 2 and capsys.readouterr().err == "gradloom: --threads 0: need a whole number of at least 1\n"
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def system(root, files):
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return str(root)
+
+
+INFO = {"proc/meminfo": "MemTotal:       8000 kB\nMemFree:  1000 kB\nMemAvailable:    6000 kB\n"}
+
+
+def test_memory_of_the_machine(tmp_path):
+    assert machine.memory(system(tmp_path, INFO)) == machine.Memory(8000 * 1024, 6000 * 1024)
+    assert machine.memory(str(tmp_path / "nowhere")) is None
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_memory_within_a_limit(tmp_path, version):
+    top = "sys/fs/cgroup/" if version == 2 else "sys/fs/cgroup/memory/"
+    limit, used = (
+        ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    )
+    group = "0::/box/job\n" if version == 2 else "3:cpu:/x\n2:memory:/box/job\n"
+    cached = ("" if version == 2 else "total_") + "inactive_file 96\n"
+    files = INFO | {
+        "proc/self/cgroup": group,
+        f"{top}box/{limit}": "1000000",
+        f"{top}box/{used}": "400096",
+        f"{top}box/memory.stat": f"anon 7\n{cached}",
+        f"{top}box/job/{limit}": "max" if version == 2 else str(2**63 - 4096),
+        f"{top}box/job/{used}": "300000",
+        f"{top}box/job/memory.stat": cached,
+    }
+    assert machine.memory(system(tmp_path, files)) == machine.Memory(1000000, 600000)
