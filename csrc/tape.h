@@ -19,11 +19,27 @@ constexpr int kMaxPhases = 4;
 constexpr uint32_t kNoSegment = 0xffffffffu;  // an absent optional argument: data == nullptr
 constexpr size_t kAlign = 64;                 // every buffer starts on a cache line
 
-// Codes shared with gradloom/base/dtypes.py.
-enum class DType : uint8_t { none = 0, f32 = 1, f16 = 2, bf16 = 3, f64 = 4, u8 = 5, i8 = 6, i32 = 7, i64 = 8 };
+// Codes shared with gradloom/base/dtypes.py. Quantised types hold blocks of neighbours (kernels/quant.h).
+enum class DType : uint8_t {
+  none = 0, f32 = 1, f16 = 2, bf16 = 3, f64 = 4, u8 = 5, i8 = 6, i32 = 7, i64 = 8,
+  q4_0 = 16, q4_1 = 17, q5_0 = 18, q5_1 = 19, q8_0 = 20, q2_k = 21, q3_k = 22, q4_k = 23, q5_k = 24, q6_k = 25
+};
 
+// Elements of a block; 1 for plain types.
+GL_INLINE constexpr int64_t dtype_block(DType t) { return t < DType::q4_0 ? 1 : t < DType::q2_k ? 32 : 256; }
+// Bytes of a block.
 GL_INLINE constexpr size_t dtype_bytes(DType t) {
   switch (t) {
+    case DType::q4_0: return 18;
+    case DType::q4_1: return 20;
+    case DType::q5_0: return 22;
+    case DType::q5_1: return 24;
+    case DType::q8_0: return 34;
+    case DType::q2_k: return 84;
+    case DType::q3_k: return 110;
+    case DType::q4_k: return 144;
+    case DType::q5_k: return 176;
+    case DType::q6_k: return 210;
     case DType::u8: case DType::i8: return 1;
     case DType::f16: case DType::bf16: return 2;
     case DType::f32: case DType::i32: return 4;
@@ -31,6 +47,9 @@ GL_INLINE constexpr size_t dtype_bytes(DType t) {
     default: return 0;
   }
 }
+
+// What an address must be a multiple of; blocks are read byte by byte.
+GL_INLINE constexpr size_t dtype_align(DType t) { return dtype_block(t) == 1 ? dtype_bytes(t) : 1; }
 
 // ---- records on the tape: NumPy structured arrays, packed as C lays them out -------------------------
 
@@ -43,7 +62,7 @@ struct ArgRecord {            // 120 bytes
   uint64_t bytes;             // extent of the bytes that may be touched, from offset
   int64_t shape[kMaxRank];    // slowest axis first; unused entries are 1
   int64_t strides[kMaxRank];  // in elements, 0 along broadcast axes; unused entries are 0
-};
+};                            // of quantised values, one axis has stride 1 and whole blocks, the others step by blocks
 constexpr uint16_t kArgWrite = 1;
 static_assert(sizeof(ArgRecord) == 120);
 

@@ -30,12 +30,27 @@ using ull = unsigned long long;
 
 const char* dtype_name(DType t) {
   static const char* const names[] = {"none", "f32", "f16", "bf16", "f64", "u8", "i8", "i32", "i64"};
-  return names[static_cast<int>(t)];
+  static const char* const blocks[] = {"q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"};
+  return t < DType::q4_0 ? names[static_cast<int>(t)] : blocks[static_cast<int>(t) - static_cast<int>(DType::q4_0)];
+}
+bool is_dtype(uint8_t code) {
+  return code <= static_cast<uint8_t>(DType::i64) ||
+         (code >= static_cast<uint8_t>(DType::q4_0) && code <= static_cast<uint8_t>(DType::q6_k));
+}
+// Do whole blocks of neighbours run along one axis, and do all other axes step by whole blocks?
+bool whole_blocks(const ArgRecord& r, int64_t block) {
+  int along = 0;
+  for (int i = 0; i < r.rank; i++) {
+    if (r.shape[i] == 1 || r.strides[i] % block == 0) continue;
+    if (r.strides[i] != 1 || r.shape[i] % block) return false;
+    along++;
+  }
+  return along == 1;
 }
 
 // One record into a tensor without an address. `who` says which instruction and argument, for messages.
 Tensor read_arg(const ArgRecord& r, const char* who) {
-  if (r.dtype > static_cast<uint8_t>(DType::i64)) refuse("%s: dtype code %u; 0..8 exist", who, r.dtype);
+  if (!is_dtype(r.dtype)) refuse("%s: dtype code %u; 0..8 and 16..25 exist", who, r.dtype);
   if (r.rank > kMaxRank) refuse("%s: rank %u; at most %d is possible", who, r.rank, kMaxRank);
   Tensor t{};
   t.dtype = static_cast<DType>(r.dtype);
@@ -59,7 +74,11 @@ Tensor read_arg(const ArgRecord& r, const char* who) {
   if (empty) elements = 0;
   if (!absent) {
     const size_t size = dtype_bytes(t.dtype);
-    if (elements * size > r.bytes)
+    const int64_t block = dtype_block(t.dtype);
+    if (block > 1 && !empty && !whole_blocks(r, block))
+      refuse("%s: its shape and strides cut blocks of %lld of %s", who, (long long)block, dtype_name(t.dtype));
+    if (block > 1 && (r.flags & kArgWrite)) refuse("%s: is written, but %s is only read", who, dtype_name(t.dtype));
+    if ((elements + block - 1) / block * size > r.bytes)
       refuse("%s: its shape and strides reach %llu elements of %s, but it has %llu bytes", who,
              (ull)(elements > UINT64_MAX ? UINT64_MAX : (uint64_t)elements), dtype_name(t.dtype), (ull)r.bytes);
     if ((r.flags & kArgWrite) && !t.dense()) refuse("%s: is written, but not dense", who);
@@ -243,7 +262,7 @@ Program::Program(const KernelTable& table, const Tape& tape) {
                  dtype_name(t.dtype));
         if ((args[a].flags & kArgWrite) && (p.said.kind == Segment::readonly || p.said.kind == Segment::settings))
           refuse("%s: is written, but segment %u is read only", which, args[a].segment);
-        p.align = std::max<uint64_t>(p.align, size);
+        p.align = std::max<uint64_t>(p.align, dtype_align(t.dtype));
         p.args.push_back(static_cast<uint32_t>(tensors_.size()));
       }
       tensors_.push_back(t);

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ..base.errors import GraphError
 from .opspec import Spec
@@ -110,6 +110,12 @@ def is_unwritten(value: Value) -> bool:
     """An update's output whose input was not given: nothing is written."""
     op = value.node.op
     return bool(op.updates) and op.slot(op.outputs, value.index).name in op.updates and update_target(value) is None
+
+
+def mapped_checks(nodes: Iterable[Node]) -> list[Callable[[], object]]:
+    """The checks of the stored arrays that a program reads, each once; all are called before each run."""
+    stored = (node.attrs["stored"] for node in nodes if node.op.name == "parameter")
+    return list(dict.fromkeys(s.check for s in stored if s.check is not None))
 
 
 def storage_leaf(value: Value) -> Value:

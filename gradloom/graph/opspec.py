@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..base.dtypes import DType, dtype, f32, i32
+from ..base.dtypes import dtype as as_dtype
 from ..base.errors import DTypeError, GradloomError, GraphError, ShapeError
 from .stored import Stored
 from .value import Node, Shape, Value, describe
@@ -40,6 +41,10 @@ class Spec:
         for extent in self.shape:
             n *= extent
         return n
+
+    @property
+    def bytes(self) -> int:
+        return self.dtype.bytes_of(self.size)
 
 
 class Reject(Exception):
@@ -415,6 +420,8 @@ def constant(data: Any, kind: str | DType | None = None, name: str = "") -> Valu
             kind = f32
     if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
         raise DTypeError(f"constant: got {array.dtype} data; need numbers")
+    if dtype(kind).is_quantised:
+        raise DTypeError(f"constant {name}: numbers do not become {dtype(kind).name}; need Stored.map of its bytes")
     stored = np.array(array, dtype=dtype(kind).numpy, order="C")
     stored.setflags(write=False)
     return _CONSTANT.node((), {"data": stored}, name).outputs[0]
@@ -453,6 +460,8 @@ def input(name: str, shape: Sequence[int] = (), dtype: str | DType = "f32") -> V
     extents = (shape,) if isinstance(shape, int) else tuple(shape)
     if any(not isinstance(e, (int, np.integer)) or e < 0 for e in extents):
         raise ShapeError(f"input {name}: shape {list(extents)} is not usable; need whole numbers >= 0")
+    if isinstance(dtype, (str, DType)) and as_dtype(dtype).is_quantised:
+        raise DTypeError(f"input {name}: {as_dtype(dtype).name} cannot be fed; need a plain dtype, or Stored.map")
     return _INPUT.node((), {"key": name, "extents": extents, "kind": dtype}, name).outputs[0]
 
 
@@ -475,8 +484,8 @@ class Parameter(Value):
         return self.stored.trainable
 
     def numpy(self) -> np.ndarray:
-        """A copy of the current contents."""
-        return self.stored.array.copy()
+        """A copy of the current contents; quantised ones as f32."""
+        return self.stored.numpy()
 
     def assign(self, data: Any) -> None:
         """Replace the contents; ShapeError or DTypeError when they do not fit."""

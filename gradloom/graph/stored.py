@@ -1,4 +1,4 @@
-"""Stored: an array that outlives a run (a parameter, an optimiser moment, running statistics).
+"""Stored: an array that outlives a run (a parameter, an optimiser moment, running statistics, a mapped tensor).
 
 It lives once, in memory of its own, and every executable compiled for the CPU reads and writes it there.
 """
@@ -6,11 +6,12 @@ It lives once, in memory of its own, and every executable compiled for the CPU r
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ..base.dtypes import DType, dtype
-from ..base.errors import DTypeError, ShapeError
+from ..base.errors import DTypeError, GraphError, ShapeError
 
 ALIGNMENT = 64
 
@@ -24,16 +25,22 @@ def aligned_empty(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
 
 
 class Stored:
-    """A named array with a fixed shape and dtype. `version` counts the assignments from outside a run."""
+    """A named array with a fixed shape and dtype. `version` counts the assignments from outside a run.
 
-    __slots__ = ("array", "dtype", "name", "trainable", "version")
+    `array` holds the numbers; of a quantised dtype it holds the bytes of the blocks. `check`, where there is one, is
+    called before each run that reads the array.
+    """
+
+    __slots__ = ("array", "check", "dtype", "name", "shape", "trainable", "version")
 
     def __init__(self, name: str, data: object, kind: str | DType = "f32", trainable: bool = False) -> None:
         given = _numbers(name, data, kind)
         self.name = name
         self.dtype = dtype(kind)
+        self.shape: tuple[int, ...] = given.shape
         self.trainable = trainable
         self.version = 0
+        self.check: Callable[[], object] | None = None
         self.array = aligned_empty(given.shape, self.dtype.numpy)
         self.array[...] = given
 
@@ -44,15 +51,55 @@ class Stored:
             raise ShapeError(f"{name}: an array with gaps cannot be read in place; need a C-contiguous one")
         stored = cls.__new__(cls)
         stored.name, stored.dtype, stored.trainable, stored.version = name, dtype(array.dtype), False, 0
-        stored.array = array
+        stored.array, stored.shape, stored.check = array, array.shape, None
         return stored
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.array.shape
+    @classmethod
+    def map(
+        cls,
+        name: str,
+        data: np.ndarray,
+        kind: str | DType,
+        shape: Sequence[int],
+        check: Callable[[], object] | None = None,
+    ) -> Stored:
+        """Stand for the bytes of a mapped file: read where they lie, never copied, never written, never trained.
+
+        data: C-contiguous bytes (u8), or numbers of `kind`. kind: any dtype, quantised ones too. shape: in NumPy's
+        order; blocks run along its last axis. check: called before each run; raises FileError when the file changed.
+        Raises ShapeError when the bytes are not those of the shape, or lie where the machine cannot read them.
+        """
+        found = dtype(kind)
+        extents = tuple(int(n) for n in shape)
+        if found.is_quantised and (not extents or extents[-1] % found.block):
+            raise ShapeError(f"{name}: {found.name}{list(extents)}; need a last axis of whole blocks of {found.block}")
+        if not data.flags.c_contiguous or data.dtype not in (np.dtype(np.uint8), found.numpy):
+            raise ShapeError(f"{name}: got {data.dtype}{list(data.shape)}; need the bytes of {found.name} without gaps")
+        need = found.bytes_of(math.prod(extents))
+        if data.nbytes != need:
+            raise ShapeError(f"{name}: {data.nbytes} bytes; need {need} for {found.name}{list(extents)}")
+        if data.ctypes.data % found.numpy.itemsize:
+            raise ShapeError(
+                f"{name}: its bytes begin at no multiple of {found.numpy.itemsize}, the size of {found.name}"
+            )
+        array: np.ndarray = data.reshape(-1).view(np.uint8)
+        if not found.is_quantised:
+            array = array.view(found.numpy).reshape(extents)
+        array.flags.writeable = False
+        stored = cls.wrap(name, array)
+        stored.dtype, stored.shape, stored.check = found, extents, check
+        return stored
+
+    def numpy(self) -> np.ndarray:
+        """A copy of the contents as numbers; quantised ones as f32, by the gguf package."""
+        if not self.dtype.is_quantised:
+            return self.array.copy()
+        return dequantised(self.array, self.dtype, self.shape)
 
     def assign(self, data: object) -> None:
         """Replace the contents; ShapeError when the shape differs, DTypeError when the data are not numbers."""
+        if not self.array.flags.writeable:
+            raise GraphError(f"parameter {self.name}: it is read-only; need one of gl.parameter")
         given = _numbers(self.name, data, self.dtype)
         if given.shape != self.shape:
             raise ShapeError(f"parameter {self.name}: got shape {list(given.shape)}; need {list(self.shape)}")
@@ -63,8 +110,18 @@ class Stored:
         return f"Stored({self.name}, {self.dtype.name}{list(self.shape)})"
 
 
+def dequantised(data: np.ndarray, kind: DType, shape: tuple[int, ...]) -> np.ndarray:
+    """The numbers of quantised bytes as f32, computed by the gguf package: the definition."""
+    from gguf import GGMLQuantizationType, quants  # takes a while to import
+
+    rows = data.reshape(-1, max(kind.bytes_of(shape[-1]), 1))
+    return quants.dequantize(rows, GGMLQuantizationType[kind.name.upper()]).reshape(shape)
+
+
 def _numbers(name: str, data: object, kind: str | DType) -> np.ndarray:
     """The data as an array; DTypeError when they are no numbers, ShapeError when rows differ in length."""
+    if dtype(kind).is_quantised:
+        raise DTypeError(f"parameter {name}: numbers do not become {dtype(kind).name}; need Stored.map of its bytes")
     try:
         given = np.asarray(data)
     except ValueError:

@@ -124,7 +124,7 @@ class Value:
 
     @property
     def bytes(self) -> int:
-        return self.size * self.dtype.bytes
+        return self.dtype.bytes_of(self.size)
 
     @property
     def T(self) -> Value:

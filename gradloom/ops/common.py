@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..base.dtypes import DType, f32
+from ..base.dtypes import DType, dtype, f32
 from ..base.errors import DTypeError
 from ..graph.graph import reachable
 from ..graph.opspec import REGISTRY, BadSample, Reject, Sample, Spec
@@ -169,6 +170,28 @@ def draw(
     for kink in avoid:
         x = np.where(np.abs(x - kink) < margin, kink + np.where(x >= kink, 2, -2) * margin, x)
     return np.asarray(x, np.float32)
+
+
+# Byte positions of the scales of a block, all of them f16.
+BLOCK_SCALES = {
+    "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "q2_k": (80, 82), "q3_k": (108,),
+    "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,),
+}  # fmt: skip
+
+
+def draw_blocks(
+    rng: np.random.Generator, kind: str | DType, shape: Sequence[int], low: float = -0.01, high: float = 0.01
+) -> np.ndarray:
+    """Random bytes (u8, one axis) of a quantised array of `shape`, blocks along its last axis.
+
+    Any integers make valid blocks; the scales are drawn from low..high, so that all numbers are finite.
+    """
+    known = dtype(kind)
+    count = math.prod(shape) // known.block
+    data = rng.integers(0, 256, (count, known.bytes), np.uint8)
+    for at in BLOCK_SCALES[known.name]:
+        data[:, at : at + 2] = rng.uniform(low, high, (count, 1)).astype(np.float16).view(np.uint8)
+    return data.reshape(-1)
 
 
 def unary(

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.dtypes import DType, bf16, f16, f32, f64, i8, i32, i64, u8
+from ..base.dtypes import QUANTISED, DType, bf16, f16, f32, f64, i8, i32, i64, u8
 from ..base.dtypes import dtype as as_dtype
 from ..base.errors import DTypeError
 from ..graph.opspec import REGISTRY, OpSpec, as_value, op
@@ -514,7 +514,7 @@ def mask(x: Value, mask: Any, value: float) -> Value:
 
 CASTS = (
     (u8, f32), (i8, f32), (i32, f32), (i64, f32), (f64, f32), (f16, f32), (f32, f16), (bf16, f32), (f32, bf16),
-    (f32, i32), (i64, i32), (u8, i32),
+    (f32, i32), (i64, i32), (u8, i32), *((q, f32) for q in QUANTISED),
 )  # fmt: skip
 
 
@@ -534,6 +534,8 @@ def _cast_reference(x: np.ndarray, dtype: DType) -> np.ndarray:
 def _cast_samples(rng: np.random.Generator) -> list[Sample]:
     found = []
     for source, target in CASTS:
+        if source.is_quantised:
+            continue
         for shape in ((), (5, 33), LARGE):
             low, high = (0, 200) if source is u8 else (-100, 100)
             x = rng.uniform(low, high, shape) if source.is_float else rng.integers(low, high, shape)

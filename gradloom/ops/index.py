@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.dtypes import DType, bf16, f16, f32, f64, i8, i32, i64, u8
+from ..base.dtypes import QUANTISED, DType, bf16, f16, f32, f64, i8, i32, i64, u8
 from ..base.errors import DataError, DTypeError
 from ..graph.opspec import OpSpec, as_value, op
 from ..graph.value import Value
@@ -26,7 +26,7 @@ def check_ids(name: str, ids: np.ndarray, rows: int, ignored: int | None = None)
 
 
 def _get_rows_shape(table: Spec, ids: Spec) -> Spec:
-    need_dtype(table)
+    need_dtype(table, kind=(f32, f16, bf16, *QUANTISED))
     need_dtype(ids, kind=i32)
     need(table.ndim >= 1, "table has no rows", "at least one axis")
     return Spec((*ids.shape, *table.shape[1:]))
@@ -60,9 +60,10 @@ GATHERS = (
 )  # fmt: skip
 
 get_rows: OpSpec = op(
-    "get_rows", inputs="table ids", dense="table ids", doc="y[i] = table[ids[i]]; ids are i32",
+    "get_rows", inputs="table ids", dense="table ids",
+    doc="y[i] = table[ids[i]] as f32; ids are i32; the table may be f16, bf16 or quantised",
     shape=_get_rows_shape,
-    vjp=lambda g, table, ids: [scatter_rows(g, ids, rows=table.shape[0]), None],
+    vjp=lambda g, table, ids: [scatter_rows(g, ids, rows=table.shape[0]) if table.dtype is f32 else None, None],
     reference=_get_rows,
     samples=lambda rng: [
         Sample((draw(rng, table), rng.integers(0, table[0], ids).astype(np.int32))) for table, ids in GATHERS

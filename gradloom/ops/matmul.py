@@ -6,15 +6,19 @@ from typing import Any
 
 import numpy as np
 
+from ..base.dtypes import QUANTISED, DType, bf16, f16, f32
 from ..graph.opspec import OpSpec, as_value, op
 from ..graph.value import Shape, Value, define_operators
 from .common import BadSample, Sample, Spec, bad, broadcast_shape, draw, need, need_dtype, unbroadcast
 from .elementwise import relu_back
 from .layout import permute, product, reshape
 
+FROZEN: tuple[DType, ...] = (f16, bf16, *QUANTISED)  # dtypes of a right operand that is not trained
+
 
 def _product_shape(x: Spec, y: Spec) -> Spec:
-    need_dtype(x, y)
+    need_dtype(x)
+    need_dtype(y, kind=(f32, *FROZEN))
     need(x.ndim >= 2 and y.ndim >= 2, "operands are not matrices", "at least 2 axes each")
     need(x.shape[-1] == y.shape[-2], "inner sizes differ", f"{x.shape[-1]} == {y.shape[-2]}")
     batch = broadcast_shape(Spec(x.shape[:-2]), Spec(y.shape[:-2]))
@@ -41,8 +45,9 @@ def _t(x: Value) -> Value:
 
 
 def _back(g: Value, x: Value, y: Value) -> list[Value | None]:
-    """dx = g y^T, dy = x^T g, each summed over the batch axes that were broadcast."""
-    return [unbroadcast(_matmul(g, _t(y)), x), unbroadcast(_matmul(_t(x), g), y)]
+    """dx = g y^T, dy = x^T g (none for a frozen y), each summed over the batch axes that were broadcast."""
+    dy = unbroadcast(_matmul(_t(x), g), y) if y.dtype is f32 else None
+    return [unbroadcast(_matmul(g, _t(y)), x), dy]
 
 
 def _act_back(g: Value, x: Value, y: Value, bias: Value | None, z: Value, act: str) -> list[Value | None]:
@@ -58,7 +63,7 @@ def _act_reference(x: np.ndarray, y: np.ndarray, bias: np.ndarray | None, act: s
 
 
 def _cost(x: Spec, y: Spec, z: Spec) -> tuple[float, float]:
-    return 2.0 * z.size * x.shape[-1], 4.0 * (x.size + y.size + z.size)
+    return 2.0 * z.size * x.shape[-1], float(x.bytes + y.bytes + z.bytes)
 
 
 SIZES = (
@@ -101,7 +106,8 @@ def _bad(name: str, *others: Any) -> list[BadSample]:
 
 
 _matmul: OpSpec = op(
-    "matmul", inputs="x y", outputs="z", doc="z = x @ y over the last two axes; batch axes broadcast",
+    "matmul", inputs="x y", outputs="z",
+    doc="z = x @ y over the last two axes; batch axes broadcast; y may be frozen: f16, bf16 or quantised",
     shape=_product_shape, unit="x y",
     vjp=lambda g, x, y: _back(g, x, y),
     reference=lambda x, y: x @ y,

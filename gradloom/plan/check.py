@@ -42,7 +42,12 @@ from .tape import (
 
 Written = dict[int, list[tuple[int, int, object]]]  # segment -> (start, end, what) that one instruction writes
 View = tuple[Value, int, tuple[int, ...]]  # base value, offset and strides in elements
-ITEM_BYTES = {1: 4, 2: 2, 3: 2, 4: 8, 5: 1, 6: 1, 7: 4, 8: 8}  # by dtype code
+# By dtype code: elements of a block and its bytes, as csrc/tape.h has them.
+BLOCKS = {
+    1: (1, 4), 2: (1, 2), 3: (1, 2), 4: (1, 8), 5: (1, 1), 6: (1, 1), 7: (1, 4), 8: (1, 8),
+    16: (32, 18), 17: (32, 20), 18: (32, 22), 19: (32, 24), 20: (32, 34),
+    21: (256, 84), 22: (256, 110), 23: (256, 144), 24: (256, 176), 25: (256, 210),
+}  # fmt: skip
 CACHE_LINE = 64
 
 
@@ -177,6 +182,15 @@ def _row_major(shape: Sequence[int]) -> tuple[int, ...]:
 
 def _is_row_major(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return all(n == 1 or s == dense for n, s, dense in zip(shape, strides, _row_major(shape), strict=True))
+
+
+def _whole_blocks(shape: Sequence[int], strides: Sequence[int], offset: int, block: int) -> bool:
+    """Is a view of blocks of neighbours made of whole blocks? Every index along all axes but one starts a block."""
+    if block == 1:
+        return True
+    walks = [n for n, s in zip(shape, strides, strict=True) if s == 1 and n > 1]
+    jumps = [s for n, s in zip(shape, strides, strict=True) if s != 1 and n > 1]
+    return len(walks) == 1 and walks[0] % block == 0 and not any(s % block for s in (*jumps, offset))
 
 
 # ---- the tape, decoded -----------------------------------------------------------------------------------
@@ -321,7 +335,7 @@ class _Checker:
                     f"proof: the caller reads {_say(value)} inside {_say(base)} with strides {list(strides)}"
                 )
             if value.size:
-                start -= offset * value.dtype.bytes
+                start -= offset * value.dtype.bytes // value.dtype.block
                 self.expect(base, segment, start, f"the caller reads {_say(value)}")
         for value in self.effects:
             place = self.home(value)
@@ -451,9 +465,11 @@ class _Checker:
         if 0 not in arg.shape:
             if any(s < 0 for s in arg.strides) or any(n < 0 for n in arg.shape):
                 raise PlanError(f"proof: {who} has negative strides {list(arg.strides)} or extents")
-            touched = (1 + sum((n - 1) * s for n, s in zip(arg.shape, arg.strides, strict=True))) * ITEM_BYTES[
-                arg.dtype
-            ]
+            elements = 1 + sum((n - 1) * s for n, s in zip(arg.shape, arg.strides, strict=True))
+            block, size = BLOCKS[arg.dtype]
+            if elements % block:
+                raise PlanError(f"proof: {who} ends inside a block: {elements} elements in blocks of {block}")
+            touched = elements // block * size
         if touched != arg.bytes or offset + touched > self.segment_bytes[segment]:
             held = self.map.at(segment, offset)
             raise PlanError(
@@ -490,8 +506,13 @@ class _Checker:
                 raise PlanError(
                     f"proof: {reads} with strides {list(arg.strides)}; its kernel takes a matrix with a stride of 1"
                 )
+        block, size = BLOCKS[arg.dtype]
+        if not _whole_blocks(arg.shape, arg.strides, offset, block):
+            raise PlanError(
+                f"proof: {reads} from element {offset} with strides {list(arg.strides)}, which cuts blocks of {block}"
+            )
         segment, start, end = self.extent(arg, reads)
-        self.expect(base, segment, start - offset * value.dtype.bytes, reads)
+        self.expect(base, segment, start - offset // block * size, reads)
         return _Read(start, end, name, value, _is_row_major(arg.shape, arg.strides))
 
     def expect(self, base: Value, segment: int, start: int, who: str) -> None:

@@ -4,6 +4,8 @@ Views (reshape, permute, slice, broadcast_to) need no kernel: their value is an 
 of the value that they look at. Where a consumer cannot take such strides, a copy node is put in between; so it is where
 an update reads, beside the storage that it writes, a value that some update overwrites (a gradient that is itself a
 parameter): updates may then run in any order.
+
+Quantised values are never copied. Offsets and strides count their elements as well; a view of them keeps whole blocks.
 """
 
 from __future__ import annotations
@@ -11,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..base.errors import ShapeError
 from ..graph.graph import update_target
 from ..graph.opspec import REGISTRY, Slot
-from ..graph.value import Node, Shape, Value
+from ..graph.value import Node, Shape, Value, describe
 from ..transform.rewrite import Program
 
 
@@ -42,6 +45,13 @@ def is_dense(shape: Shape, strides: Sequence[int]) -> bool:
             return False
         step *= extent
     return True
+
+
+def keeps_blocks(shape: Shape, strides: Sequence[int], offset: int, block: int) -> bool:
+    """Do whole blocks of `block` neighbours run along one axis, and do all other steps go from block to block?"""
+    axes = [(n, s) for n, s in zip(shape, strides, strict=True) if n != 1]
+    along = [(n, s) for n, s in axes if s % block]
+    return offset % block == 0 and len(along) == 1 and along[0][1] == 1 and along[0][0] % block == 0
 
 
 @dataclass(frozen=True)
@@ -127,9 +137,23 @@ class _Layouter:
         at = self.layouts[x]
         scope = dict(node.attrs) | {"layout_shape": x.shape, "strides": at.strides}
         found = node.op.call("view", scope)
-        return None if found is None else Layout(at.base, at.offset + found[0], tuple(found[1]))
+        if found is None:
+            return None
+        layout, out = Layout(at.base, at.offset + found[0], tuple(found[1])), node.outputs[0]
+        block = out.dtype.block
+        if block > 1 and out.size and not keeps_blocks(out.shape, layout.strides, layout.offset, block):
+            raise ShapeError(
+                f"{node.op.name}: {describe(out)} cuts blocks of {describe(at.base)}: x {describe(x)}; "
+                f"need whole blocks of {block} along one axis, or a cast to f32 first; node {node.label}"
+            )
+        return layout
 
     def copied(self, value: Value) -> Value:
+        if value.dtype.is_quantised:
+            raise ShapeError(
+                f"{value.node.op.name}: {describe(value)} is a view that cannot be read in place; need "
+                f"{describe(self.layouts[value].base)} as it is stored, or a cast to f32 first; node {value.node.label}"
+            )
         if value not in self.copies:
             node = REGISTRY["copy"].node([value], {}, value.node.name, value.node.where)
             self.nodes.append(node)

@@ -124,8 +124,9 @@ def arg_record(
     if segment == NO_SEGMENT:
         return (NO_SEGMENT, value.dtype.code, value.ndim, ARG_WRITE if write else 0, 0, 0, shape, (0,) * MAX_RANK)
     extent = 0 if value.size == 0 else 1 + sum((e - 1) * s for e, s in zip(value.shape, strides, strict=True))
+    size = value.dtype.bytes_of(extent)
     return (
-        segment, value.dtype.code, value.ndim, ARG_WRITE if write else 0, offset, extent * value.dtype.bytes,
+        segment, value.dtype.code, value.ndim, ARG_WRITE if write else 0, offset, size,
         shape, tuple(strides) + (0,) * pad,
     )  # fmt: skip
 
@@ -232,7 +233,7 @@ class _Lowerer:
         """Where a value's first element lies; an empty one lies where its base does."""
         at = self.laid.layouts[value]
         segment, offset = self.locate(at.base)
-        return segment, offset + (at.offset * value.dtype.bytes if value.size else 0)
+        return segment, offset + (value.dtype.bytes_of(at.offset) if value.size else 0)
 
     def arg(self, value: Value, write: bool) -> tuple:
         strides = self.laid.layouts[value].strides if value.size else dense_strides(value.shape)

@@ -23,6 +23,7 @@ except ImportError as error:  # a source tree on the path that was never built h
     ) from error
 from ..base.errors import BackendError, DataError, GraphError, NonFiniteError, TrainError
 from ..base.settings import Switches
+from ..graph.graph import mapped_checks
 from ..graph.opspec import Spec
 from ..graph.stored import aligned_empty
 from ..graph.value import Node
@@ -93,6 +94,7 @@ class CpuExecutable:
         kernels.require(program)
         self.isa, self.switches, self.program = isa, switches, program
         self.plan: Plan = make_plan(program, kernels.needs, switches)
+        self._checks = mapped_checks(nodes)
         self._load()
 
     def _load(self) -> None:
@@ -160,7 +162,10 @@ class CpuExecutable:
 
         settings: each value a number, or one number per step. deadline: seconds after which no further step begins.
         Raises NonFiniteError or DataError as the step that failed demands; that step's updates are not applied.
+        FileError, before anything runs, when a mapped file has changed.
         """
+        for check in self._checks:
+            check()
         rows = self.settings_rows(steps, settings) if self.settings else None
         records = np.empty((steps, self.record_bytes), np.uint8) if self.record_bytes else None
         switches = self.switches

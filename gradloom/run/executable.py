@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ..base.errors import BackendError, GraphError
+from ..base.errors import BackendError, DTypeError, GraphError
 from ..base.settings import switches
 from ..graph.graph import check_graph
 from ..graph.opspec import Parameter
-from ..graph.value import Value
+from ..graph.value import Value, describe
 from ..transform.grad import gradients
 from ..transform.rewrite import gather_program, rewrite
 from .cpu_backend import CpuExecutable, print_debug
@@ -49,6 +49,12 @@ def compile(
     for value in (*values, *updates):
         if not isinstance(value, Value):
             raise GraphError(f"compile: got {type(value).__name__}; need values of a graph")
+    for value in values:
+        if value.dtype.is_quantised:
+            raise DTypeError(
+                f"compile: the output {value.node.label} is {describe(value)}, which is not read out; "
+                "need a cast to f32"
+            )
     for value in updates:
         if not value.node.op.updates:
             raise GraphError(

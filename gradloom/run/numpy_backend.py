@@ -9,7 +9,7 @@ import numpy as np
 
 from ..base.dtypes import DType
 from ..base.errors import DataError
-from ..graph.graph import reachable, storage_leaf, update_target
+from ..graph.graph import mapped_checks, reachable, storage_leaf, update_target
 from ..graph.value import Value
 from ..transform.rewrite import Program
 from .cpu_backend import GuardTripped, IndexOutOfRange, NotFinite, called
@@ -58,7 +58,8 @@ def _leaf_data(value: Value, feeds: Mapping[str, Any]) -> Any:
     if node.op.name == "constant":
         return node.attrs["data"]
     if node.op.name == "parameter":
-        return node.attrs["stored"].array
+        stored = node.attrs["stored"]
+        return stored.numpy() if stored.dtype.is_quantised else stored.array
     key = node.attrs["key"]
     if node.op.name == "setting":
         return np.asarray(feeds.get(key, SETTING_DEFAULTS.get(key)))
@@ -69,7 +70,7 @@ def _leaf_data(value: Value, feeds: Mapping[str, Any]) -> Any:
 
 
 def _cast(array: np.ndarray, kind: DType, real: np.dtype) -> np.ndarray:
-    return array.astype(real if kind.is_float else kind.numpy, copy=False)
+    return array.astype(real if kind.is_float or kind.is_quantised else kind.numpy, copy=False)
 
 
 class NumpyExecutable:
@@ -82,6 +83,7 @@ class NumpyExecutable:
         nodes = program.nodes
         self.inputs, self.settings = leaves(nodes, "input"), leaves(nodes, "setting")
 
+        self._checks = mapped_checks(nodes)
         self._updates = [v for n in nodes if n.op.updates for v in n.outputs if update_target(v) is not None]
         self.record_bytes = sum(v.bytes for v in program.outputs)
         self._fed: dict[str, Any] = {}
@@ -100,6 +102,8 @@ class NumpyExecutable:
 
     def run_many(self, steps: int, settings: Mapping[str, Any], deadline: float = 0.0) -> tuple[int, list[np.ndarray]]:
         """So many steps, one after the other; see CpuExecutable.run_many."""
+        for check in self._checks:
+            check()
         rows = {k: np.broadcast_to(np.asarray(v), (steps,)) for k, v in settings.items() if k in self.settings}
         found: list[list[np.ndarray]] = [[] for _ in self.program.outputs]
         for i in range(steps):

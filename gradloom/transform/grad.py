@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..base.dtypes import f32, f64
 from ..base.errors import GradientError, ShapeError
 from ..graph.graph import reachable
 from ..graph.opspec import REGISTRY, constant
@@ -20,8 +21,15 @@ def gradients(
     outputs: one or several losses, which add up; a loss that is not a scalar counts with all its elements.
     wrt: any values of the graph. seeds: the gradients to start from, one per output; ones when not given.
     Returns one value per entry of wrt, of its shape; None where no output depends on it.
-    Raises GradientError where the way passes an op that has no gradient, naming the op, the node and its line.
+    Raises GradientError where the way passes an op that has no gradient, naming the op, the node and its line; and for
+    a quantised value or a parameter of halves.
     """
+    for value in wrt:
+        if value.dtype.is_quantised or (value.node.op.name == "parameter" and value.dtype not in (f32, f64)):
+            raise GradientError(
+                f"gradients: {describe(value)} has no gradient: steps that small are lost in its dtype; need an f32 "
+                f"parameter: train a copy (--train-dtype f32); {value.node.op.name} {value.node.label}"
+            )
     losses = [outputs] if isinstance(outputs, Value) else list(outputs)
     nodes = reachable(losses)
     depends = _depending_on(nodes, wrt)

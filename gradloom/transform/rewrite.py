@@ -372,6 +372,8 @@ def _turned_product(inner: Node, outer: Node, others: list[Value | None]) -> Nod
     assert x is not None and y is not None
     if last < 1 or axes != (*range(last - 1), last, last - 1) or x.ndim != last + 1 or y.ndim != last + 1:
         return None
+    if y.dtype is not x.dtype:  # a frozen operand stays on the right
+        return None
     turned = [_make("permute", [v], {"axes": axes}, outer).outputs[0] for v in (y, x)]
     return _make("matmul", turned, {}, outer)
 

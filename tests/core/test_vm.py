@@ -126,7 +126,12 @@ BAD_ARGS = [
     (changed(vec(1), shape=(3, 2)), "unused axis 3 has size 2"),
     (changed(vec(1), strides=(3, 2)), "unused axis 3 has size 1, stride 2"),
     (changed(vec(1), rank=7), "rank 7; at most 6"),
-    (changed(vec(1), dtype=9), "dtype code 9"),
+    (changed(vec(1), dtype=9), "dtype code 9; 0..8 and 16..25 exist"),
+    (changed(vec(1), dtype=26), "dtype code 26"),
+    (changed(vec(1), dtype=16), "its shape and strides cut blocks of 32 of q4_0"),
+    (changed(vec(1), dtype=16, shape=(0, 64)), "reach 64 elements of q4_0, but it has 32 bytes"),
+    (changed(vec(1), dtype=16, shape=(0, 32), offset=4), "offset 4 is no multiple of 18, the size of q4_0"),
+    (changed(vec(1), dtype=20, shape=(0, 32), bytes=34, flags=1), "is written, but q8_0 is only read"),
     (changed(vec(1), dtype=0), "has a segment, but no dtype"),
     (changed(vec(1), dtype=7), "arguments are of other dtypes"),
 ]  # fmt: skip
