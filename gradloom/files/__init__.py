@@ -2,5 +2,15 @@
 
 from .arrays import load_arrays, save_arrays
 from .atomic import atomic_path, atomic_write, check_writable
+from .gguf import GGUF, open_gguf, write_gguf
 
-__all__ = ["atomic_path", "atomic_write", "check_writable", "load_arrays", "save_arrays"]
+__all__ = [
+    "GGUF",
+    "atomic_path",
+    "atomic_write",
+    "check_writable",
+    "load_arrays",
+    "open_gguf",
+    "save_arrays",
+    "write_gguf",
+]

@@ -20,11 +20,11 @@ import numpy as np
 
 from ..base.errors import FileError
 from .atomic import atomic_path
+from .gguf import PLAIN, field, open_gguf, write_gguf
 
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 _SAFETENSORS = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
-_GGUF = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8")
-_GGUF_NAME_BYTES = 63  # ggml's GGML_MAX_NAME, less its terminator
+_GGUF = tuple(plain.name for plain in PLAIN.values())
 _SCALARS = "gradloom.scalars"  # names of the arrays of shape (), which GGUF has no way to say
 
 
@@ -146,87 +146,35 @@ def _read_bf16(path: str | os.PathLike[str], names: list[str]) -> dict[str, np.n
 
 
 def _save_gguf(path: str | os.PathLike[str], arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
-    from gguf import GGMLQuantizationType, GGUFWriter
-
-    for name, array in arrays.items():
-        if len(name.encode()) > _GGUF_NAME_BYTES:
-            raise FileError(f"{path}: array name {name!r} has {len(name.encode())} bytes; a .gguf file takes 63")
-        if array.ndim > 4:
-            raise FileError(f"{path}: array {name!r} has {array.ndim} axes; a .gguf file takes 4")
-        if array.size == 0:
-            raise FileError(
-                f"{path}: array {name!r} of shape {list(array.shape)} is empty; a .gguf file needs elements"
-            )
-    with atomic_path(path, _bytes_of(arrays)) as part:
-        writer = GGUFWriter(part, metadata.get("general.architecture", "gradloom"))
-        try:
-            for key, text in metadata.items():
-                if key != "general.architecture":
-                    if not text:
-                        raise FileError(f"{path}: metadata {key!r} is an empty text, which a .gguf file cannot hold")
-                    writer.add_string(key, text)
-            scalars = [name for name, a in arrays.items() if a.ndim == 0]
-            if scalars:
-                writer.add_string(_SCALARS, json.dumps(scalars))
-            for name, a in arrays.items():
-                kind = GGMLQuantizationType.BF16 if a.dtype == _BF16 else None
-                writer.add_tensor_info(name, a.shape or (1,), a.dtype, a.nbytes, kind)
-            writer.write_header_to_file()
-            writer.write_kv_data_to_file()
-            writer.write_ti_data_to_file()
-            assert writer.fout is not None
-            file = writer.fout[0]
-            writer.write_padding(file, file.tell())
-            for a in arrays.values():
-                file.write(a.reshape(-1).view(np.uint8).data)  # ndarray.tofile would not say why it failed
-                writer.write_padding(file, a.nbytes)
-            writer.flush()
-        finally:
-            writer.close()
+    texts = {"general.architecture": "gradloom", **metadata}
+    scalars = [name for name, a in arrays.items() if a.ndim == 0]
+    if scalars:
+        texts[_SCALARS] = json.dumps(scalars)
+    ready = {name: a.reshape(a.shape or (1,)) for name, a in arrays.items()}
+    write_gguf(path, {key: field("string", text) for key, text in texts.items()}, ready)
 
 
 def _load_gguf(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType
-
-    with open(path, "rb") as file:
-        head = file.read(24)
-    size = os.stat(path).st_size
-    if len(head) < 24 or head[:4] != b"GGUF":
-        raise FileError(f"{path}: starts with {head[:4]!r} and has {size} bytes; a .gguf file starts with b'GGUF'")
-    tensors, keys = struct.unpack("<QQ", head[8:24])
-    if tensors * 24 + keys * 13 > size:  # the smallest records that the format allows
-        raise FileError(f"{path}: its head counts {tensors} arrays and {keys} keys, which {size} bytes cannot hold")
+    file = open_gguf(path)
+    metadata: dict[str, str] = {key: file.metadata[key] for key, f in file.fields.items() if f.kind == "string"}
+    scalars = _scalar_names(path, metadata.pop(_SCALARS, "[]"))
     arrays: dict[str, np.ndarray] = {}
-    metadata: dict[str, str] = {}
-    try:
-        with np.errstate(all="ignore"):
-            reader = GGUFReader(path)
-        for key, field in reader.fields.items():
-            if field.types[:1] == [GGUFValueType.STRING]:
-                metadata[key] = field.contents()
-        scalars = json.loads(metadata.pop(_SCALARS, "[]"))
-        for tensor in reader.tensors:
-            data = tensor.data
-            if tensor.data_offset + tensor.n_bytes > size:
-                raise ValueError(f"array {tensor.name!r} ends at byte {tensor.data_offset + tensor.n_bytes}")
-            if tensor.tensor_type == GGMLQuantizationType.BF16:
-                data = np.ascontiguousarray(data).view(_BF16)
-            elif data.dtype == np.uint8:
-                kind = tensor.tensor_type.name
-                raise FileError(
-                    f"{path}: array {tensor.name!r} is quantised ({kind}); need f32 f16 bf16 f64 or integers"
-                )
-            data = np.array(data)  # a copy: the file may change or go away
-            arrays[tensor.name] = data.reshape(()) if tensor.name in scalars else data
-    except FileError:
-        raise
-    except Exception as error:  # the package raises whatever its slicing of bad bytes happens to end in
-        raise FileError(
-            f"{path}: is no whole .gguf file of {size} bytes ({_one_line(error)}); write it again"
-        ) from None
+    for name, tensor in file.tensors.items():
+        array = np.array(file.array(name))  # a copy: the file may change or go away
+        arrays[name] = array.reshape(() if name in scalars and array.size == 1 else tensor.shape)
     if metadata.get("general.architecture") == "gradloom":
         del metadata["general.architecture"]
     return arrays, metadata
+
+
+def _scalar_names(path: str | os.PathLike[str], text: str) -> list[str]:
+    try:
+        names = json.loads(text)
+    except (ValueError, RecursionError):
+        names = None
+    if not isinstance(names, list):
+        raise FileError(f"{path}: key {_SCALARS!r} is {text!r:.60}; need a list of names")
+    return names
 
 
 def _one_line(error: Exception) -> str:
