@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import data, nn, ops, optim, train
+    from . import data, llm, nn, ops, optim, train
     from .base.errors import (
         BackendError,
         DataError,
@@ -64,6 +64,7 @@ __all__ = [
     "fit",
     "gradients",
     "input",
+    "llm",
     "load",
     "named",
     "nn",
@@ -94,7 +95,7 @@ _HOMES = {
     ".transform.grad": "gradients",
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
-_MODULES = ("data", "nn", "ops", "optim", "train")
+_MODULES = ("data", "llm", "nn", "ops", "optim", "train")
 
 
 def __getattr__(name: str) -> Any:

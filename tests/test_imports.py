@@ -93,7 +93,8 @@ def test_the_reader_of_imports_sees_them_all(tmp_path: Path) -> None:
     assert found == {"run/executable.py", "nn/module.py", "plan/memory.py", "ops"}
 
 
-HEAVY = ("torch", "jax", "rich", "typer", "click", "gguf", "safetensors", "pandas", "scipy", "matplotlib", "hypothesis")
+HEAVY = ("torch", "jax", "rich", "typer", "click", "gguf", "safetensors", "tokenizers", "jinja2", "pandas", "scipy")
+HEAVY += ("matplotlib", "hypothesis")
 
 
 @pytest.mark.parametrize("statement", ["import gradloom", "import gradloom as gl; gl.compile([gl.input('x') * 2])"])

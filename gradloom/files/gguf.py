@@ -352,7 +352,6 @@ def _open(path: str | os.PathLike[str]) -> Any:
         raise FileError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from None
     except ValueError as error:  # a NUL in the name
         raise FileError(f"{os.fspath(path)!r}: cannot be read ({error})") from None
-    file = os.fdopen(handle, "rb")
     state = os.fstat(handle)
     reason = ""
     if stat.S_ISDIR(state.st_mode):
@@ -362,9 +361,9 @@ def _open(path: str | os.PathLike[str]) -> Any:
     elif state.st_size == 0:
         reason = "is empty (0 bytes); need a .gguf file"
     if reason:
-        file.close()
+        os.close(handle)
         raise FileError(f"{path}: {reason}")
-    return file
+    return os.fdopen(handle, "rb", buffering=0)
 
 
 def _checked(message: str, at: int) -> NoReturn:
@@ -557,9 +556,7 @@ class _Parser:
         shape = tuple(reversed(sizes))
         elements = math.prod(sizes)  # of any length: nothing wraps
         if any(not 0 < n < 1 << 63 for n in sizes) or elements >= 1 << 63:
-            self.fail(
-                f"tensor {shown} has shape {list(shape)}", at, "need sizes of at least 1 and below 2^63 elements in all"
-            )
+            self.fail(f"tensor {shown} has shape {list(shape)}", at, "need sizes of at least 1, below 2^63 in all")
         (number,) = _u32(self.data, self._take(4, what))
         if number not in _TYPES:
             self.fail(f"tensor {shown} has type {number}, which is not known", self.at - 4, _NEED_TYPE)
@@ -657,7 +654,7 @@ def _source(path: str | os.PathLike[str], name: str, given: Source) -> tuple[str
     return kind, array.shape, lambda: np.require(array, PLAIN[kind], "C").reshape(-1).view(np.uint8).data
 
 
-_NEED_TYPE = f"need one of {len(_TYPES)} known types, the highest of which is {max(_TYPES)}"
+_NEED_TYPE = f"need one of ggml's {len(_TYPES)} types, 0 to {max(_TYPES)}"
 
 
 def _show(name: str) -> str:
