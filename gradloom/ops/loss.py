@@ -159,6 +159,98 @@ _correct_op: OpSpec = op(
 )  # fmt: skip
 
 
+# ---- cross entropy of a large vocabulary -------------------------------------------------------------------
+
+
+def _linear_shape(x: Spec, w: Spec, labels: Spec, weights: Spec | None) -> list[Spec]:
+    need_dtype(x, w, weights)
+    need_dtype(labels, kind=i32)
+    need(x.ndim == 2 and w.ndim == 2, "x and w are not matrices", "x of shape [N, d] and w of shape [V, d]")
+    need(x.shape[1] == w.shape[1], "inner sizes differ", f"w of shape [V, {x.shape[1]}]")
+    need(w.size > 0, "w is empty", "at least one class and one feature")
+    need(labels.shape == x.shape[:1], "labels do not fit", f"one id per row, i32[{x.shape[0]}]")
+    need(weights is None or weights.shape == x.shape[:1], "weights do not fit", f"a weight per row, [{x.shape[0]}]")
+    return [Spec(()), Spec(()), Spec(x.shape), Spec(w.shape)]
+
+
+def _linear_cross_entropy(
+    x: np.ndarray, w: np.ndarray, labels: np.ndarray, weights: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """cross_entropy_sum(x @ w.T, labels, weights) of the rows that weigh something; the others are never looked at."""
+    kind = x.dtype
+    check_ids("linear_cross_entropy", labels, w.shape[0], IGNORED)
+    row_weights = np.ones(len(x), kind) if weights is None else weights.astype(kind)
+    used = (labels != IGNORED) & (row_weights != 0)
+    loss, weight, slope = _cross_entropy(x[used] @ w.T, labels[used], row_weights[used])
+    dx = np.zeros_like(x)
+    dx[used] = slope @ w
+    return loss, weight, dx, slope.T @ x[used]
+
+
+def _linear_samples(rng: np.random.Generator) -> list[Sample]:
+    """One row and many blocks of rows; one class and several blocks of classes; ignored rows, rows of weight 0."""
+    found = []
+    sizes = ((1, 1, 1), (1, 3, 5), (7, 4, 3), (33, 10, 17), (13, 70, 401), (40, 8, 1000), (300, 5, 50), (530, 17, 390))
+    for i, (n, d, v) in enumerate((*sizes, (64, 48, 3000))):
+        x, w = draw(rng, (n, d)), draw(rng, (v, d))
+        ids = rng.integers(0, v, n).astype(np.int32)
+        if n > 4:
+            ids[rng.integers(0, n, n // 4)] = IGNORED
+            ids[0] = v - 1
+        weights = rng.uniform(0.1, 2, n).astype(np.float32) if i % 2 == 0 else None
+        if weights is not None and n > 4:
+            weights[3] = 0
+        found.append(Sample((x, w, ids, weights)))
+    return found
+
+
+def _linear_vjp(g_loss: Value | None, dx: Value, dw: Value) -> list[Value | None]:
+    """Both gradients are outputs of their own, only scaled here."""
+    if g_loss is None:
+        return [None, None, None, None]
+    return [mul(dx, g_loss), mul(dw, g_loss), None, None]
+
+
+linear_cross_entropy: OpSpec = op(
+    "linear_cross_entropy", inputs="x w labels weights?", outputs="loss weight dx? dw?",
+    unit="w", dense="labels weights",
+    doc="cross_entropy_sum(x w^T, labels, weights) and its gradients, block by block of the vocabulary: the logits "
+    "[N, V] are never held; rows of label -100 or weight 0 cost nothing, and what they hold does not matter",
+    shape=_linear_shape, vjp=_linear_vjp, reference=_linear_cross_entropy, samples=_linear_samples,
+    cost=lambda x, w: (4.0 * x.size * w.shape[0], 4.0 * (2.0 * x.size + w.size)),
+    bad_samples=[
+        bad(
+            "linear_cross_entropy: inner sizes differ: x f32[4,3], w f32[9,4], labels i32[4]; need w of shape [V, 3]",
+            (4, 3), (9, 4), ("i32", (4,)),
+        ),
+        bad(
+            "linear_cross_entropy: x and w are not matrices: x f32[3], w f32[9,3], labels i32[4]; need x of shape "
+            "[N, d] and w of shape [V, d]",
+            (3,), (9, 3), ("i32", (4,)),
+        ),
+        bad(
+            "linear_cross_entropy: labels do not fit: x f32[4,3], w f32[9,3], labels i32[5]; need one id per row, "
+            "i32[4]",
+            (4, 3), (9, 3), ("i32", (5,)),
+        ),
+        bad(
+            "linear_cross_entropy: weights do not fit: x f32[4,3], w f32[9,3], labels i32[4], weights f32[3]; need a "
+            "weight per row, [4]",
+            (4, 3), (9, 3), ("i32", (4,)), (3,),
+        ),
+        bad(
+            "linear_cross_entropy: w is empty: x f32[4,3], w f32[0,3], labels i32[4]; need at least one class and one "
+            "feature",
+            (4, 3), (0, 3), ("i32", (4,)),
+        ),
+        bad(
+            "linear_cross_entropy: dtype f32 is not taken: x f32[4,3], w f32[9,3], labels f32[4]; need i32",
+            (4, 3), (9, 3), (4,),
+        ),
+    ],
+)  # fmt: skip
+
+
 # ---- what users call -------------------------------------------------------------------------------------
 
 
@@ -193,6 +285,29 @@ def cross_entropy(logits: Any, labels: Any, weights: Any = None) -> Value:
     weights: one per row; the mean divides by their sum, never by what the labels sum to.
     """
     return div(*cross_entropy_pair(logits, labels, weights))
+
+
+def linear_cross_entropy_pair(x: Any, w: Any, labels: Any, weights: Any = None) -> Pair:
+    """cross_entropy_pair(x @ w.T, labels, weights) without ever holding the logits: for large vocabularies.
+
+    x: f32 [..., d], what the output layer reads. w: [V, d], a row per class (often the embedding table itself).
+    labels: a class id per row, [...]; -100: the row is ignored. weights: one per row, [...]; rows of weight 0 cost
+    nothing. Returns (sum of the weighted row losses, sum of the row weights). First derivatives only.
+    Raises ShapeError, DTypeError; a run stops with IndexError at an id that is neither a class nor -100.
+    """
+    x, labels = as_value(x), as_value(labels)
+    weights = None if weights is None else as_value(weights)
+    if not labels.dtype.is_float:
+        labels = cast(labels, i32)
+    if x.ndim != 2 and x.ndim > 0:
+        rows = product(x.shape[:-1])
+        if labels.shape == x.shape[:-1]:
+            labels = reshape(labels, (rows,))
+        if weights is not None and weights.shape == x.shape[:-1]:
+            weights = reshape(weights, (rows,))
+        x = reshape(x, (rows, x.shape[-1]))
+    loss, weight, _, _ = linear_cross_entropy(x, w, labels, weights)
+    return loss, weight
 
 
 def correct(logits: Any, labels: Any, weights: Any = None) -> Value:

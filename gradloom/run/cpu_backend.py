@@ -247,6 +247,8 @@ def ids_taken(node: Node | None) -> str:
         return ""
     if node.op.name in ("cross_entropy_sum", "correct"):
         return f"; need 0..{table.shape[1] - 1}, or -100 for a row to ignore"
+    if node.op.name == "linear_cross_entropy" and node.inputs[1] is not None:
+        return f"; need 0..{node.inputs[1].shape[0] - 1}, or -100 for a row to ignore"
     return f"; need 0..{node.attrs['rows'] - 1 if node.op.name == 'scatter_rows' else table.shape[0] - 1}"
 
 

@@ -103,7 +103,8 @@ gelu_back gelu_tanh_back silu_back clamp_back where cast reshape permute slice b
 min argmax matmul matmul_act matmul_relu_back get_rows scatter_rows take_batch layer_norm layer_norm_back rms_norm
 rms_norm_back
 batch_norm batch_norm_back softmax softmax_back log_softmax log_softmax_back conv2d conv2d_back_input conv2d_back_weight
-conv2d_max_pool max_pool2d max_pool2d_back avg_pool2d avg_pool2d_back dropout cross_entropy_sum correct sgd adamw
+conv2d_max_pool max_pool2d max_pool2d_back avg_pool2d avg_pool2d_back dropout cross_entropy_sum
+linear_cross_entropy correct sgd adamw
 accumulate zero assign guard constant input parameter setting
 """
 

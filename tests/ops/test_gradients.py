@@ -23,12 +23,13 @@ MOST = 1500  # elements in all inputs together
 HELD_CONSTANT = {
     ("cross_entropy_sum", "labels"): "labels are data",
     ("cross_entropy_sum", "weights"): "row weights are data",
+    ("linear_cross_entropy", "weights"): "row weights are data",
 }
-FIRST_OUTPUT_ONLY = {"cross_entropy_sum"}  # weight and grad are constants to it
+FIRST_OUTPUT_ONLY = {"cross_entropy_sum", "linear_cross_entropy"}  # weight and gradients are constants to them
 PICKERS = {"max", "min", "max_pool2d"}
 STEPS = {"conv2d_max_pool": 1e-6}  # which element of a window is the largest may change within a step
 # No second derivatives: op -> why.
-FIRST_ORDER_ONLY = {"cross_entropy_sum": "its gradient is an output, held constant"}
+FIRST_ORDER_ONLY = dict.fromkeys(FIRST_OUTPUT_ONLY, "its gradient is an output, held constant")
 
 
 def usable(name: str) -> list[int]:

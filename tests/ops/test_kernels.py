@@ -131,6 +131,11 @@ STOPPING = [
     ("cross_entropy_sum", [np.ones((2, 3), np.float32), np.array([1, 3], np.int32)], (1, 3)),
     ("cross_entropy_sum", [np.ones((2, 3), np.float32), np.array([-7, 0], np.int32)], (0, -7)),
     ("correct", [np.ones((2, 3), np.float32), np.array([1, 3], np.int32)], (1, 3)),
+    (
+        "linear_cross_entropy",
+        [np.ones((2, 5), np.float32), np.ones((3, 5), np.float32), np.array([1, 3], np.int32)],
+        (1, 3),
+    ),
 ]
 
 
