@@ -86,13 +86,15 @@ class _Kernels:
 class CpuExecutable:
     """A compiled program. Call it with its inputs by name; it answers its outputs as NumPy arrays."""
 
-    def __init__(self, program: Program, switches: Switches) -> None:
+    def __init__(self, program: Program, switches: Switches, own: _core.Arena | None = None) -> None:
+        """own: an arena for this executable alone, instead of the one that all share."""
         isa = choose_isa(switches.isa)
         kernels = _Kernels(isa)
         nodes = program.nodes
         self.inputs, self.settings = leaves(nodes, "input"), leaves(nodes, "setting")
         kernels.require(program)
         self.isa, self.switches, self.program = isa, switches, program
+        self.arena = _device.arena if own is None else own
         self.plan: Plan = make_plan(program, kernels.needs, switches)
         self._checks = mapped_checks(nodes)
         self._load()
@@ -112,7 +114,7 @@ class CpuExecutable:
         sizes = [v.bytes for v in self.program.outputs]
         records = [(*place, size) for place, size in zip(self.plan.output_places, sizes, strict=True)]
         with _device.lock:
-            _device.arena.ensure(max(tape.arena_bytes, 64))
+            self.arena.ensure(max(tape.arena_bytes, 64))
             self._native = _core.Program(
                 self.isa, tape.kernels, tape.instructions, tape.args, tape.attrs, self._segments(), records,
                 tape.dead, tape.guards,
@@ -123,7 +125,7 @@ class CpuExecutable:
     def _segments(self) -> list[tuple[Any, ...]]:
         tape = self.plan.tape
         fixed: list[tuple[Any, ...]] = [
-            ("arena", _device.arena),
+            ("arena", self.arena),
             ("readonly", self._constants.ctypes.data, len(tape.constants)),
             ("readonly", self._inputs.ctypes.data, tape.inputs_bytes),
             ("settings", SETTING_BYTES * len(tape.settings)),

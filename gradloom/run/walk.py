@@ -1,0 +1,221 @@
+"""Walk: a program run one instruction at a time, so that each value can be read before its bytes are given away.
+
+Two walks of one program hold their steps side by side: the first node whose bits differ is where one of the plans is
+wrong. A walk held against the references names the first kernel that is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..base.settings import Switches
+from ..graph.graph import storage_leaf, update_target
+from ..graph.stored import Stored
+from ..graph.value import Node, Value, describe
+from ..plan.plan import Plan
+from ..plan.tape import ARENA, EACH_STEP, NO_SEGMENT, SEGMENT_NAMES
+from ..transform.rewrite import Program
+from .cpu_backend import STOP_DONE, CpuExecutable, _core, called
+from .feeds import SETTING_DEFAULTS
+from .numpy_backend import _cast, _leaf_data
+
+
+class Walk(CpuExecutable):
+    """A compiled program in an arena of its own. Call it to run it whole, or `begin` and then `run_step` for each step.
+
+    The values of a plan that shares no bytes (reuse=False) are all there when it has run.
+    """
+
+    def __init__(self, program: Program, switches: Switches) -> None:
+        super().__init__(program, switches, _core.Arena())
+        self._bytes = self.arena.view()
+        self._rows: np.ndarray | None = None
+        self._settings: dict[str, Any] = {}
+
+    @property
+    def steps(self) -> tuple[Node, ...]:
+        """The nodes in the order in which they run."""
+        return self.plan.order.steps
+
+    def begin(self, feeds: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+        """Feed inputs and settings for the steps to come."""
+        self.feed(feeds)
+        self._settings = {k: settings.get(k, SETTING_DEFAULTS.get(k)) for k in self.settings}
+        self._rows = self.settings_rows(1, self._settings) if self.settings else None
+
+    def run_step(self, k: int) -> None:
+        """Run instruction k alone. Raises what a whole run would raise."""
+        tape = self.plan.tape
+        dead = [(0, s, o, n) for at, s, o, n in tape.dead if at == k]
+        dead += [(EACH_STEP, s, o, n) for at, s, o, n in tape.dead if at == EACH_STEP and k == 0]
+        one = tape.instructions[k : k + 1]
+        native = _core.Program(self.isa, tape.kernels, one, tape.args, tape.attrs, self._segments(), [], dead, ())
+        done, stop, node, index, value = native.run(
+            1, self._rows, None, self.switches.threads, 0.0, self.switches.poison
+        )
+        if stop != STOP_DONE:
+            raise self._failure(done, stop, node, index, value)
+
+    def written(self, k: int) -> Iterator[tuple[Value, np.ndarray]]:
+        """(value, its bytes) of what step k has just written; what it wrote to stored arrays, as they are now."""
+        node, tape = self.steps[k], self.plan.tape
+        first = int(tape.instructions[k]["arg_first"]) + len(node.inputs)
+        for value, arg in zip(node.outputs, tape.args[first : first + len(node.outputs)], strict=True):
+            segment, offset = int(arg["segment"]), int(arg["offset"])
+            if segment == NO_SEGMENT or not value.size:
+                continue
+            place = self._bytes if segment == ARENA else _flat(tape.stored[segment - len(SEGMENT_NAMES)].array)
+            yield value, place[offset : offset + value.bytes].view(value.dtype.numpy).reshape(value.shape)
+
+    def run_all(self) -> list[dict[int, np.ndarray]]:
+        """Run every step (after `begin`); what each wrote, by output. For a plan that shares no bytes: what lies in the
+        arena is not copied."""
+        found = []
+        for k in range(len(self.steps)):
+            self.run_step(k)
+            found.append({v.index: a.copy() if update_target(v) is not None else a for v, a in self.written(k)})
+        return found
+
+    def leaf(self, value: Value) -> np.ndarray:
+        """The numbers of an input, setting, constant or stored array."""
+        return np.asarray(_leaf_data(value, self.fed() | self._settings))
+
+
+def _flat(array: np.ndarray) -> np.ndarray:
+    return array.reshape(-1).view(np.uint8)
+
+
+def stored_of(plan: Plan) -> list[Stored]:
+    """The stored arrays that a program writes."""
+    found: dict[Stored, None] = {}
+    for node in plan.order.steps:
+        for value in node.outputs if node.op.updates else ():
+            if update_target(value) is not None:
+                found[storage_leaf(value).node.attrs["stored"]] = None
+    return list(found)
+
+
+# ---- two plans of one program --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two runs part: the node, which of its outputs, and by how much of the largest number there."""
+
+    node: Node
+    value: Value
+    amount: float
+
+    def __str__(self) -> str:
+        return f"{called(self.node)} ({describe(self.value)}), by {self.amount:.3g} of its largest number"
+
+
+def first_difference(walk: Walk, values: Sequence[Mapping[int, np.ndarray]]) -> Difference | None:
+    """Run `walk` step by step (after `begin`); the first output whose bits are not those of values[step][output]."""
+    for k, node in enumerate(walk.steps):
+        walk.run_step(k)
+        for value, array in walk.written(k):
+            wanted = values[k].get(value.index)
+            if wanted is not None and array.tobytes() != wanted.tobytes():
+                return Difference(node, value, distance(array, wanted))
+    return None
+
+
+def distance(array: np.ndarray, wanted: np.ndarray) -> float:
+    """max |array - wanted| / max |wanted|; inf where one is finite and the other is not."""
+    have, want = np.asarray(array, np.float64), np.asarray(wanted, np.float64)
+    finite = np.isfinite(want)
+    if not want.size:
+        return 0.0
+    if not np.array_equal(np.isfinite(have), finite) or not np.array_equal(
+        have[~finite], want[~finite], equal_nan=True
+    ):
+        return math.inf
+    scale = float(np.max(np.abs(want[finite]), initial=0.0)) or 1.0
+    return float(np.max(np.abs(have[finite] - want[finite]), initial=0.0)) / scale
+
+
+# ---- a program against its definition --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An output held against the float64 references.
+
+    own: the error that its kernel made on the inputs that it saw. total: its distance from the whole program in
+    float64. excess: own error in units of what f32 arithmetic may cost there.
+    """
+
+    node: Node
+    value: Value
+    own: float
+    total: float
+    excess: float
+
+
+OWN_TOLERANCE = 1e-4  # of the largest number of an output
+
+
+def judge(walk: Walk, values: Sequence[Mapping[int, np.ndarray]]) -> Iterator[Judged]:
+    """Every output of a program that ran, held against the references, in the order of the steps.
+
+    values[step][output]: what the steps wrote. Stored arrays must be as they were before the run. Float64 numbers are
+    dropped after their last use, and weights are converted where they are used: what is held at a time is about twice
+    what the plan holds, and the largest weight.
+    """
+    last: dict[Value, int] = {}
+    for k, node in enumerate(walk.steps):
+        last.update((base, k) for v in node.inputs if v is not None and (base := _base(v)) is not None)
+    seen: dict[Value, np.ndarray] = {}  # what the CPU computed
+    exact: dict[Value, np.ndarray] = {}  # what float64 makes of the same leaves
+    for k, node in enumerate(walk.steps):
+        own = _apply(walk, node, seen, np.float64)
+        total = _apply(walk, node, exact, np.float64)
+        for value, own_result, total_result in zip(node.outputs, own, total, strict=True):
+            got = values[k].get(value.index)
+            if got is None:
+                continue
+            error = distance(got, own_result)
+            excess = error / OWN_TOLERANCE
+            if excess > 1:  # terms may cancel: four times what f32 costs the reference itself is allowed
+                noise = distance(_apply(walk, node, seen, np.float32)[value.index], own_result)
+                excess = min(excess, error / (4 * noise)) if noise else excess
+            yield Judged(node, value, error, distance(got, total_result), excess)
+            if k < last.get(value, -1):
+                seen[value], exact[value] = got, total_result
+        for value in [v for v in seen if last[v] == k]:
+            del seen[value], exact[value]
+
+
+def _base(value: Value) -> Value | None:
+    """What a chain of views looks at; None for a leaf."""
+    while value.node.op.view is not None:
+        source = value.node.inputs[0]
+        assert source is not None
+        value = source
+    return None if value.node.op.leaf else value
+
+
+def _apply(walk: Walk, node: Node, known: Mapping[Value, np.ndarray], real: type) -> list[np.ndarray]:
+    """The node's reference on what is known, computed in `real`."""
+
+    def number(value: Value | None) -> np.ndarray | None:
+        if value is None:
+            return None
+        if value in known:
+            found = known[value]
+        elif value.node.op.leaf:
+            found = walk.leaf(value)
+        else:
+            found = _apply(walk, value.node, known, real)[value.index]
+        return _cast(found, value.dtype, np.dtype(real))
+
+    arrays = [number(v) for v in node.inputs]
+    with np.errstate(all="ignore"):
+        found = node.op.call("reference", dict(node.attrs) | node.op.bind_inputs(arrays))
+    return [np.asarray(a) for a in (found if isinstance(found, (tuple, list)) else (found,))]
