@@ -1,0 +1,636 @@
+"""The tokenizer that a GGUF file describes in its own metadata; the same ids as llama.cpp gives.
+
+Two kinds exist. "llama" is SentencePiece's byte-pair merging: the neighbours whose joint piece has the highest score
+are merged first. "gpt2" is byte-level BPE: the text is split into words by regular expressions that the key
+`tokenizer.ggml.pre` names, and merges are ranked. Both run as a BPE model of the `tokenizers` package; what is written
+here is what that package does not know: merges that follow from scores, and llama.cpp's treatment of special tokens and
+of leading spaces.
+"""
+
+from __future__ import annotations
+
+import codecs
+import heapq
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..base.errors import DataError, FileError, SettingError
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # tokenizer.ggml.token_type
+SPACE = "\u2581"  # how SentencePiece writes a space
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA3 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+END|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*END|DIGITS"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+class Pre(NamedTuple):
+    """How a byte-level tokenizer splits text into words."""
+
+    patterns: tuple[str, ...]  # applied one after the other, each inside the words of the one before
+    whole_words: bool = False  # a word that is a token is taken whole, whatever the merges say
+    add_bos: bool = False  # unless the file says otherwise
+
+
+def _pres() -> dict[str, Pre]:
+    families = {
+        "default": Pre((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
+        "gpt-2 phi-2 mpt olmo exaone4 mellum gigachat a.x-4.0 trillion": Pre((_GPT2,)),
+        "smollm starcoder refact command-r codeshell exaone minerva-7b": Pre((r"\p{N}", _GPT2)),
+        "falcon": Pre((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]")),
+        "llama-bpe llama3 llama-v3 falcon3 lfm2 pixtral midm-2.0": Pre((_LLAMA3,), whole_words=True, add_bos=True),
+        "dbrx smaug-bpe": Pre((_LLAMA3,)),
+        "qwen2 stablelm2 deepseek-r1-qwen megrez kormo hunyuan": Pre((_QWEN2,)),
+        "deepseek-v3": Pre(
+            (
+                r"\p{N}{1,3}",
+                r"[一-龥぀-ゟ゠-ヿ]+",
+                r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+                r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+            )
+        ),
+        "seed-coder": Pre(
+            (_CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",)
+        ),
+        "tekken": Pre((_CASED.replace("END", "").replace("DIGITS", r"\p{N}"),), whole_words=True, add_bos=True),
+        "gpt-4o llama4 kanana2": Pre((_CASED.replace("END", _CONTRACTIONS + "?").replace("DIGITS", r"\p{N}{1,3}"),)),
+    }
+    return {name: pre for names, pre in families.items() for name in names.split()}
+
+
+PRE_TOKENIZERS = _pres()
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+# Tokens known by their text, as llama.cpp knows them; files forget to mark them.
+_ENDS = _words(
+    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT> _<EOT> [EOT]"
+    " [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <｜end▁of▁sentence｜>"
+    " <|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD] <|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame> <|file_sep|>"
+)
+_TURN_ENDS = _words(
+    "<|eot_id|> <|im_end|> <|end|> <end_of_turn> <|endoftext|> <|end_of_text|> <EOT> _<EOT> [EOT]"
+    " <｜end▁of▁sentence｜> <end_of_utterance>"
+)
+_MARKED = _words(
+    "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> <|fim_suffix|> <fim-suffix> <fim_suffix>"
+    " <｜fim▁hole｜> <SUF> ▁<SUF> <|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID>"
+)
+
+# Where a long text may be cut without changing its tokens: every pattern above ends a word at these places, and looks
+# at nothing beyond them. The first form is preferred.
+_CUT_BPE = re.compile(r"(?<=\w\n)(?=[^\W\d_])|(?<=[^\W\d_])(?= [^\W\d_])")
+_SPM_WORDS = re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+")
+_CUT_SPM = re.compile(f"(?<=[^ {SPACE}])(?=[ {SPACE}])")
+_BLOCK = 1 << 18  # characters that are handed to the tokenizer at once
+_WORDS_KEPT = 1 << 18  # words whose tokens are remembered where scores are tied
+
+
+class Tokenizer:
+    """Text to ids and back, as the metadata of a GGUF file says.
+
+    metadata  the file's keys; used are tokenizer.ggml.{model, pre, tokens, scores, token_type, merges, *_token_id,
+              add_bos_token, add_eos_token, add_space_prefix} and tokenizer.chat_template
+    name      the file's name, for messages
+    bos, eos, eot, eom, unk, sep, pad   ids, or None where the file has none
+    end_ids   ids that end a generation: eos, eot and what else is known to end a turn
+    add_bos, add_eos   what encode() puts around a text unless told otherwise
+
+    Raises FileError for metadata that describes no tokenizer.
+    """
+
+    def __init__(self, metadata: Mapping[str, Any], name: str = "") -> None:
+        self.name = name
+        self._where = f"{name}: " if name else ""
+        model = metadata.get("tokenizer.ggml.model")
+        if model not in ("llama", "gpt2"):
+            seen = "is missing" if model is None else f"is {model!r}"
+            raise FileError(
+                f"{self._where}tokenizer.ggml.model {seen}; need 'llama' (SentencePiece) or 'gpt2' (byte-level BPE)"
+            )
+        self.kind = "spm" if model == "llama" else "bpe"
+        tokens = metadata.get("tokenizer.ggml.tokens")
+        if tokens is None or isinstance(tokens, (str, bytes)) or len(tokens) == 0:
+            raise FileError(f"{self._where}tokenizer.ggml.tokens is missing or empty; need the vocabulary's pieces")
+        self.pieces: list[str] = [
+            t if isinstance(t, str) else bytes(t).decode("utf-8", "surrogateescape") for t in tokens
+        ]
+        n: int = len(self.pieces)
+        self.vocab_size = n
+        for i, piece in enumerate(self.pieces):
+            if not piece:
+                self.pieces[i] = f"[EMPTY_{i}]"
+        self._ids = {piece: i for i, piece in enumerate(self.pieces)}
+        types = self._numbers(metadata, "tokenizer.ggml.token_type", np.int32)
+        self._types = np.full(n, NORMAL, np.int32) if types is None else types
+        for text in (*_ENDS, *_MARKED):
+            known = self._ids.get(text)
+            if known is not None and self._types[known] == NORMAL:
+                self._types[known] = CONTROL
+
+        self.pre = ""
+        pre = Pre(())
+        if self.kind == "bpe":
+            self.pre = str(metadata.get("tokenizer.ggml.pre") or "default")
+            if self.pre not in PRE_TOKENIZERS:
+                raise FileError(
+                    f"{self._where}tokenizer.ggml.pre is {self.pre!r}, a way to split text that is not known here;"
+                    f" known are {' '.join(sorted(PRE_TOKENIZERS))}"
+                )
+            pre = PRE_TOKENIZERS[self.pre]
+
+        defaults = (1, 2, 0) if self.kind == "spm" else (11, 11, None)
+
+        def special(key: str, default: int | None = None) -> int | None:
+            given = metadata.get(f"tokenizer.ggml.{key}_token_id")
+            if isinstance(given, (int, np.integer)) and 0 <= given < n:
+                return int(given)
+            return default if default is not None and default < n else None
+
+        self.bos = special("bos", defaults[0])
+        self.eos = special("eos", defaults[1])
+        self.unk = special("unknown", defaults[2])
+        self.eot, self.eom = special("eot"), special("eom")
+        self.sep, self.pad = special("seperator"), special("padding")
+        if self.eot is None:
+            self.eot = next((self._ids[t] for t in _TURN_ENDS if t in self._ids), None)
+        if self.eom is None:
+            self.eom = self._ids.get("<|eom_id|>")
+        ends = [self.eos, self.eot, self.eom, *(self._ids.get(t) for t in _ENDS)]
+        self.end_ids = frozenset(i for i in ends if i is not None)
+
+        def flag(key: str, default: bool) -> bool:
+            given = metadata.get(f"tokenizer.ggml.{key}")
+            return default if given is None else bool(given)
+
+        self.add_bos = flag("add_bos_token", self.kind == "spm" or pre.add_bos) and self.bos is not None
+        self.add_eos = flag("add_eos_token", False) and self.eos is not None
+        self.add_space_prefix = self.kind == "spm" and flag("add_space_prefix", True)
+        template = metadata.get("tokenizer.chat_template")
+        self.chat_template: str | None = template if isinstance(template, str) and template else None
+
+        self._special = _Specials(self.pieces, self._types, (CONTROL, USER_DEFINED, UNKNOWN))
+        self._defined = _Specials(self.pieces, self._types, (USER_DEFINED,))
+        self._by_hand: Callable[[str], list[int]] | None = None  # merges what the package cannot
+        self._pairs: set[str] | None = None  # neighbours inside pieces, where words cannot be told apart
+        if self.kind == "spm":
+            self._build_spm(metadata)
+        else:
+            self._build_bpe(metadata, pre)
+        self._piece_bytes: dict[int, bytes] = {}
+
+    def __repr__(self) -> str:
+        kind = "SentencePiece" if self.kind == "spm" else f"byte-level BPE, pre-tokenizer {self.pre}"
+        return f"Tokenizer({self.vocab_size} tokens, {kind}, bos {self.bos}, eos {self.eos})"
+
+    def _numbers(self, metadata: Mapping[str, Any], key: str, kind: Any) -> np.ndarray | None:
+        given = metadata.get(key)
+        if given is None:
+            return None
+        try:
+            array = np.array(given, dtype=kind)
+        except (TypeError, ValueError, OverflowError):
+            raise FileError(f"{self._where}{key} is not a list of numbers; need one for each token") from None
+        if array.ndim != 1 or len(array) < self.vocab_size:
+            raise FileError(
+                f"{self._where}{key} has {array.size} entries; need {self.vocab_size}, one for each of the tokens"
+            )
+        return array[: self.vocab_size]
+
+    # -- building ------------------------------------------------------------------------------------------------
+
+    def _build_bpe(self, metadata: Mapping[str, Any], pre: Pre) -> None:
+        from tokenizers import Regex, pre_tokenizers
+
+        given = metadata.get("tokenizer.ggml.merges")
+        if given is None or isinstance(given, (str, bytes)):
+            raise FileError(f"{self._where}tokenizer.ggml.merges is missing; a byte-level BPE tokenizer needs it")
+        merges: dict[tuple[str, str], None] = {}  # of a merge named twice the first rank counts
+        for line in given:
+            text = line if isinstance(line, str) else bytes(line).decode("utf-8", "surrogateescape")
+            at = text.find(" ", 1)
+            if at > 0:
+                merges[text[:at], text[at + 1 :]] = None
+        self._load(merges, ignore_merges=pre.whole_words)
+        splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
+        self._hf.pre_tokenizer = pre_tokenizers.Sequence(
+            [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
+
+    def _build_spm(self, metadata: Mapping[str, Any]) -> None:
+        """Merges from scores: every way to put a piece together from two pieces, the highest score first."""
+        from tokenizers import Regex, pre_tokenizers
+
+        scores = self._numbers(metadata, "tokenizer.ggml.scores", np.float32)
+        if scores is None:
+            scores = np.zeros(self.vocab_size, np.float32)
+        if np.isnan(scores).any():
+            at = int(np.flatnonzero(np.isnan(scores))[0])
+            raise FileError(f"{self._where}tokenizer.ggml.scores: entry {at} is not a number; need finite scores")
+        ids = self._ids
+        long = [(i, p) for p, i in ids.items() if len(p) > 1]
+        ties: dict[float, set[str]] = {}
+        splits: list[tuple[float, int, int, str, str]] = []
+        for i, piece in long:
+            ways = [k for k in range(1, len(piece)) if _known(piece[:k], ids) and _known(piece[k:], ids)]
+            score = float(scores[i])
+            splits += [(-score, -len(piece), -k, piece[:k], piece[k:]) for k in ways]
+            if ways:
+                ties.setdefault(score, set()).add(piece)
+        splits.sort()
+        self._load(dict.fromkeys((a, b) for *_, a, b in splits), byte_fallback=True)
+        # No piece holds a space behind anything but spaces: then words can be merged one by one.
+        if any(SPACE in piece.lstrip(SPACE) for _, piece in long):
+            self._pairs = {p[k : k + 2] for _, p in long for k in range(len(p) - 1)}
+        else:
+            self._hf.pre_tokenizer = pre_tokenizers.Split(Regex(_SPM_WORDS.pattern), "isolated")
+        # Of tied neighbours the leftmost are merged first, which ranks cannot say; runs of one character excepted,
+        # where the order of ranks above, the longest first, comes to the same. Nor does the package know what to do
+        # with a byte that is no token.
+        tied = any(len(group) > 1 and len(set("".join(group))) > 1 for group in ties.values())
+        if tied or any(f"<0x{byte:02X}>" not in ids for byte in range(256)):
+            self._by_hand = _ScoreMerger(ids, scores, self._bytes_of).encode
+
+    def _load(self, merges: Mapping[tuple[str, str], None], **options: Any) -> None:
+        """self._hf: a BPE model of the package. Parts that are no tokens get ids of their own, above the vocabulary."""
+        from tokenizers import Tokenizer as Model
+        from tokenizers import models
+
+        vocab = self._ids
+        extra = {part: None for a, b in merges for part in (a, b, a + b) if part not in vocab}
+        if extra or any(0xD800 <= ord(c) <= 0xDFFF for c in "".join(self.pieces)):
+            vocab = {p: i for p, i in vocab.items() if _is_text(p)}
+            n = self.vocab_size
+            vocab |= {p: n + k for k, p in enumerate(p for p in extra if _is_text(p))}
+            merges = {(a, b): None for a, b in merges if _is_text(a) and _is_text(b)}
+        self._parts = {i: p for p, i in vocab.items() if i >= self.vocab_size}
+        try:
+            self._hf = Model(models.BPE(vocab, list(merges), **options))
+        except Exception as error:  # the package raises bare Exceptions
+            raise FileError(f"{self._where}the tokenizer's merges cannot be used: {error}") from None
+
+    # -- text to ids ---------------------------------------------------------------------------------------------
+
+    def encode(self, text: str, special: bool = True, bos: bool | None = None, eos: bool | None = None) -> list[int]:
+        """Ids of a text, as llama.cpp gives them.
+
+        special   True: the names of control tokens in the text become these tokens; False: they are text
+        bos, eos  whether the text begins and ends with the model's tokens for that; None: as the file says
+        """
+        return self.encode_batch([text], special, bos, eos)[0].tolist()
+
+    def encode_batch(
+        self, texts: Sequence[str], special: bool = True, bos: bool | None = None, eos: bool | None = None
+    ) -> list[np.ndarray]:
+        """Ids of several texts, i32 each; options as in encode. Large batches use every core."""
+        first, last = self._around(bos, eos)
+        jobs: list[str] = []
+        plans: list[list[list[int] | int]] = []  # per text: ids that are known, or the number of a job
+        for text in texts:
+            plan: list[list[int] | int] = [first]
+            plans.append(plan)
+            for part, after_special in self._parts_of(text, special):
+                if isinstance(part, int):
+                    plan.append([part])
+                    continue
+                for block in self._blocks(self._prepared(part, after_special)):
+                    plan.append(len(jobs))
+                    jobs.append(block)
+            plan.append(last)
+        ids = self._run(jobs)
+        done = []
+        for plan in plans:
+            flat = [i for step in plan for i in (ids[step] if isinstance(step, int) else step)]
+            done.append(np.array(flat, dtype=np.int32))
+        return done
+
+    def encode_stream(
+        self, blocks: Iterable[str], special: bool = False, bos: bool | None = None, eos: bool | None = None
+    ) -> Iterator[np.ndarray]:
+        """Ids of one long text that comes in blocks of any size, i32 arrays one after the other.
+
+        Together they are what encode gives for the whole text, except that a stretch of more than 2^18 characters
+        without a space or a line's end may be cut inside a token. Holds one such stretch, never the whole text.
+        """
+        first, last = self._around(bos, eos)
+        if first:
+            yield np.array(first, dtype=np.int32)
+        known = self._special if special else self._defined
+        rest, after_special, done = "", True, False
+        source = iter(blocks)
+        while not done:
+            while len(rest) < 2 * _BLOCK and not done:
+                block = next(source, None)
+                if block is None:
+                    done = True
+                else:
+                    rest += _checked(block)
+            cut = len(rest) if done else self._cut(rest, _BLOCK, known)
+            out: list[np.ndarray] = []
+            jobs: list[str] = []
+            order: list[int] = []
+            for part, _ in self._parts_of(rest[:cut], special):
+                if isinstance(part, int):
+                    order.append(part)
+                    after_special = True
+                    continue
+                for piece in self._blocks(self._prepared(part, after_special)):
+                    order.append(-1 - len(jobs))
+                    jobs.append(piece)
+                after_special = False
+            ids = self._run(jobs)
+            out = [np.array(ids[-1 - k] if k < 0 else [k], dtype=np.int32) for k in order]
+            if out:
+                yield np.concatenate(out)
+            rest = rest[cut:]
+        if last:
+            yield np.array(last, dtype=np.int32)
+
+    def token_id(self, piece: str) -> int | None:
+        """The id of a piece as the vocabulary writes it, or None."""
+        return self._ids.get(piece)
+
+    def is_special(self, token: int) -> bool:
+        """True for control tokens and the unknown token: they are no text."""
+        return bool(self._types[self._checked_id(token)] in (CONTROL, UNKNOWN))
+
+    def _around(self, bos: bool | None, eos: bool | None) -> tuple[list[int], list[int]]:
+        around: list[list[int]] = []
+        for what, wanted, default, token in (
+            ("bos", bos, self.add_bos, self.bos),
+            ("eos", eos, self.add_eos, self.eos),
+        ):
+            wanted = default if wanted is None else wanted
+            if wanted and token is None:
+                raise SettingError(f"{what}=True: this tokenizer has no {what} token; need {what}=False")
+            around.append([token] if wanted and token is not None else [])
+        return around[0], around[1]
+
+    def _parts_of(self, text: str, special: bool) -> Iterator[tuple[str | int, bool]]:
+        """(text or the id of a special token, whether a special token or nothing stands before it)."""
+        after = True
+        for part in (self._special if special else self._defined).split(_checked(text)):
+            yield part, after
+            after = isinstance(part, int)
+
+    def _prepared(self, text: str, after_special: bool) -> str:
+        if self.kind == "bpe":
+            return text
+        return (" " * (self.add_space_prefix and after_special) + text).replace(" ", SPACE)
+
+    def _blocks(self, text: str) -> Iterator[str]:
+        while len(text) > 2 * _BLOCK:
+            cut = self._cut(text, _BLOCK)
+            yield text[:cut]
+            text = text[cut:]
+        yield text
+
+    def _cut(self, text: str, near: int, known: _Specials | None = None) -> int:
+        """A place in text, behind `near` if there is one, where cutting changes no token; else the text's end."""
+        for at in (*self._cuts(text, near, len(text)), *reversed([*self._cuts(text, 1, near)])):
+            if known is None or not known.covers(text, at):
+                return at
+        return len(text)
+
+    def _cuts(self, text: str, start: int, stop: int) -> Iterator[int]:
+        if self._pairs is not None:
+            return (k for k in range(start, stop) if text[k - 1 : k + 1].replace(" ", SPACE) not in self._pairs)
+        pattern = _CUT_BPE if self.kind == "bpe" else _CUT_SPM
+        return (m.start() for m in pattern.finditer(text, start, stop))
+
+    def _run(self, texts: list[str]) -> list[list[int]]:
+        if not texts:
+            return []
+        if self._by_hand is not None:
+            words = ([text] if self._pairs is not None else _SPM_WORDS.findall(text) for text in texts)
+            return [[i for word in found for i in self._by_hand(word)] for found in words]
+        found = [e.ids for e in self._hf.encode_batch_fast(texts, add_special_tokens=False)]
+        if self._parts:
+            found = [self._as_bytes(ids) for ids in found]
+        return found
+
+    def _as_bytes(self, ids: list[int]) -> list[int]:
+        """Parts of merges that are no tokens themselves, written in bytes."""
+        done: list[int] = []
+        for i in ids:
+            if i < self.vocab_size:
+                done.append(i)
+            elif self.kind == "spm":
+                done += self._bytes_of(self._parts[i])
+            else:
+                done += [self._ids[c] for c in self._parts[i] if c in self._ids]
+        return done
+
+    def _bytes_of(self, text: str) -> list[int]:
+        done = []
+        for byte in text.encode():
+            i = self._ids.get(f"<0x{byte:02X}>", self.unk)
+            if i is None:
+                raise DataError(
+                    f"{self._where}{text!r} is not in the vocabulary, which has neither the byte <0x{byte:02X}>"
+                    " nor an unknown token"
+                )
+            done.append(i)
+        return done
+
+    # -- ids to text ---------------------------------------------------------------------------------------------
+
+    def decode(self, ids: Iterable[int], skip_special: bool = False, continued: bool = False) -> str:
+        """The text of ids; the inverse of encode wherever one exists. Bytes that are not UTF-8 become U+FFFD.
+
+        skip_special  leave control tokens out
+        continued     the ids continue a text: a leading space is kept, which a SentencePiece tokenizer otherwise
+                      takes for the one that encode put there
+        """
+        stream = self.stream(skip_special, continued)
+        return "".join([*map(stream.push, ids), stream.finish()])
+
+    def stream(self, skip_special: bool = True, continued: bool = False) -> TextStream:
+        """Ids to text one by one, never half a character: `push(id)` returns what became readable."""
+        return TextStream(self, skip_special, continued)
+
+    def piece_bytes(self, token: int) -> bytes:
+        """The bytes that a token stands for; of a control token, its name."""
+        token = self._checked_id(token)
+        done = self._piece_bytes.get(token)
+        if done is None:
+            done = self._piece_bytes[token] = self._to_bytes(token)
+        return done
+
+    def _to_bytes(self, token: int) -> bytes:
+        piece, kind = self.pieces[token], int(self._types[token])
+        if kind in (CONTROL, UNKNOWN, USER_DEFINED):
+            return piece.encode("utf-8", "surrogateescape")
+        if kind == BYTE and re.fullmatch("<0x[0-9A-Fa-f]{2}>", piece):
+            return bytes([int(piece[3:5], 16)])
+        if kind == UNUSED:
+            return b""
+        if self.kind == "spm":
+            return piece.replace(SPACE, " ").encode("utf-8", "surrogateescape")
+        return b"".join(bytes([_BYTE_OF[c]]) if c in _BYTE_OF else c.encode("utf-8", "surrogateescape") for c in piece)
+
+    def _checked_id(self, token: int) -> int:
+        try:
+            i = int(token)
+        except (TypeError, ValueError):
+            raise DataError(f"{self._where}{token!r} is no token id; need whole numbers") from None
+        if not 0 <= i < self.vocab_size:
+            raise DataError(f"{self._where}token id {i} is not in the vocabulary; need 0..{self.vocab_size - 1}")
+        return i
+
+
+class TextStream:
+    """Text of ids that come one by one."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool, continued: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._strip = tokenizer.add_space_prefix and not continued
+
+    def push(self, token: int) -> str:
+        """What this token makes readable; bytes of an unfinished character wait for the next."""
+        tokenizer = self._tokenizer
+        data = tokenizer.piece_bytes(token)
+        if tokenizer.is_special(token):
+            text = self._decoder.decode(b"", final=True)
+            self._strip = tokenizer.add_space_prefix
+            return text if self._skip else text + data.decode("utf-8", "replace")
+        if self._strip and data:
+            data = data[1:] if data[:1] == b" " else data
+            self._strip = False
+        return self._decoder.decode(data)
+
+    def finish(self) -> str:
+        """What is left when no more ids come: U+FFFD for an unfinished character."""
+        return self._decoder.decode(b"", final=True)
+
+
+class _Specials:
+    """Tokens that are found in a text before anything else is done to it."""
+
+    def __init__(self, pieces: list[str], types: np.ndarray, kinds: tuple[int, ...]) -> None:
+        ids = [int(i) for i in np.flatnonzero(np.isin(types, kinds))]
+        # the longest in bytes comes first, all over the text, as in llama.cpp
+        self._tokens = sorted(
+            ((pieces[i], i) for i in ids), key=lambda t: -len(t[0].encode("utf-8", "surrogateescape"))
+        )
+        self._any = re.compile("|".join(re.escape(t) for t, _ in self._tokens)) if self._tokens else None
+
+    def split(self, text: str) -> list[str | int]:
+        """The text in order: stretches of text, and the ids of tokens between them."""
+        if not text:
+            return []
+        if self._any is None or self._any.search(text) is None:
+            return [text]
+        parts: list[str | int] = [text]
+        for token, i in self._tokens:
+            if token not in text:
+                continue
+            found: list[str | int] = []
+            for part in parts:
+                if isinstance(part, int):
+                    found.append(part)
+                    continue
+                first, *others = part.split(token)
+                found.append(first)
+                for other in others:
+                    found += [i, other]
+            parts = [p for p in found if p != ""]
+        return parts
+
+    def covers(self, text: str, at: int) -> bool:
+        """True when a token in the text lies on both sides of this place."""
+        return any(text.startswith(t, k) for t, _ in self._tokens for k in range(max(0, at - len(t) + 1), at))
+
+
+class _ScoreMerger:
+    """Merges by score, of equal scores the leftmost: what ranks cannot express when different pieces are tied."""
+
+    def __init__(self, ids: Mapping[str, int], scores: np.ndarray, to_bytes: Callable[[str], list[int]]) -> None:
+        self._ids = ids
+        self._scores = scores
+        self._to_bytes = to_bytes
+        self._kept: dict[str, list[int]] = {}
+
+    def encode(self, text: str) -> list[int]:
+        done = self._kept.get(text)
+        if done is None:
+            done = [i for piece in self._merge(text) for i in self._id(piece)]
+            if len(self._kept) >= _WORDS_KEPT:
+                self._kept.clear()
+            self._kept[text] = done
+        return done
+
+    def _id(self, piece: str) -> list[int]:
+        i = self._ids.get(piece)
+        return self._to_bytes(piece) if i is None else [i]
+
+    def _merge(self, text: str) -> list[str]:
+        pieces: list[str] = list(text)  # "" once it is merged into its left neighbour
+        before, after = list(range(-1, len(text) - 1)), [*range(1, len(text)), -1]
+        queue: list[tuple[float, int, int, int]] = []  # (-score, left, right, length)
+
+        def offer(left: int, right: int) -> None:
+            if left >= 0 and right >= 0:
+                i = self._ids.get(pieces[left] + pieces[right])
+                if i is not None:
+                    heapq.heappush(queue, (-float(self._scores[i]), left, right, len(pieces[left] + pieces[right])))
+
+        for k in range(len(text) - 1):
+            offer(k, k + 1)
+        while queue:
+            _, left, right, length = heapq.heappop(queue)
+            if not pieces[left] or not pieces[right] or len(pieces[left]) + len(pieces[right]) != length:
+                continue
+            pieces[left] += pieces[right]
+            pieces[right] = ""
+            after[left] = after[right]
+            if after[right] >= 0:
+                before[after[right]] = left
+            offer(before[left], left)
+            offer(left, after[left])
+        return [p for p in pieces if p]
+
+
+def _known(part: str, ids: Mapping[str, int]) -> bool:
+    return len(part) == 1 or part in ids
+
+
+def _is_text(text: str) -> bool:
+    return not any(0xD800 <= ord(c) <= 0xDFFF for c in text)
+
+
+def _checked(text: str) -> str:
+    if not isinstance(text, str):
+        raise DataError(f"{type(text).__name__} is no text to encode; need str")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"character {error.start} of the text is U+{ord(text[error.start]):04X}, half of a pair;"
+            " need whole characters"
+        ) from None
+    return text
+
+
+def _byte_characters() -> dict[str, int]:
+    """The printable character that byte-level BPE writes for each byte, as in GPT-2."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in set(plain)]
+    return {chr(b): b for b in plain} | {chr(256 + k): b for k, b in enumerate(others)}
+
+
+_BYTE_OF = _byte_characters()
