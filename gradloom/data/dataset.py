@@ -40,7 +40,8 @@ class Dataset:
     """Rows of `data`, with labels and row weights when there are some.
 
     data     (n, ...) u8 i8 i32 i64 f16 f32 f64; an array, a memory-mapped array, or anything NumPy makes an array of
-    labels   (n,) whole-number class ids, or (n, ...) float label rows or targets, or None
+    labels   (n,) whole-number class ids; or (n, T) ids, one for each position of data (n, ..., T); or (n, ...) float
+             label rows or targets; or None
     weights  (n,) finite and not negative, or None: every row weighs 1
     """
 
@@ -58,7 +59,7 @@ class Dataset:
         if isinstance(shard_size, bool) or not isinstance(shard_size, (int, np.integer)) or shard_size < 1:
             raise SettingError(f"shard_size={shard_size!r} is not usable; need a whole number of at least 1")
         self.shard_size = int(shard_size)
-        self.labels = None if labels is None else _as_labels(labels, self.n)
+        self.labels = None if labels is None else _as_labels(labels, self.data.shape)
         self.weights = None if weights is None else _as_weights(weights, self.n)
         self._order = np.arange(self.shards, dtype=np.int64)
 
@@ -183,9 +184,10 @@ class Dataset:
             return
         bad = np.flatnonzero(((self.labels < 0) & (self.labels != IGNORED)) | (self.labels >= classes))
         if bad.size:
-            row = int(bad[0])
+            at = int(bad[0])
+            row = at * self.n // self.labels.size
             raise DataError(
-                f"labels: id {int(self.labels[row])} in row {row}; need 0..{classes - 1} for {classes} classes,"
+                f"labels: id {int(self.labels.flat[at])} in row {row}; need 0..{classes - 1} for {classes} classes,"
                 f" or {IGNORED} for a row to ignore"
             )
 
@@ -279,8 +281,8 @@ def _as_data(what: object, name: str) -> np.ndarray:
     return array
 
 
-def _as_labels(what: object, n: int) -> np.ndarray:
-    labels = _as_array(what, "labels")
+def _as_labels(what: object, data_shape: tuple[int, ...]) -> np.ndarray:
+    labels, n = _as_array(what, "labels"), data_shape[0]
     if labels.shape[0] != n:
         raise ShapeError(f"labels: {labels.shape[0]} rows; need {n}, one for each row of the data")
     if labels.dtype.kind == "f":
@@ -289,7 +291,7 @@ def _as_labels(what: object, n: int) -> np.ndarray:
         raise DTypeError(f"labels: dtype {labels.dtype}; need whole-number class ids or float rows")
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
-    if labels.ndim != 1:
+    if labels.ndim != 1 and (labels.ndim != 2 or len(data_shape) < 2 or labels.shape[1] != data_shape[-1]):
         raise ShapeError(
             f"labels: {labels.dtype} of shape {list(labels.shape)}; need ids [{n}] or float rows [{n}, classes]"
         )
@@ -297,13 +299,14 @@ def _as_labels(what: object, n: int) -> np.ndarray:
     if low < 0:
         bad = np.flatnonzero((labels < 0) & (labels != IGNORED))
         if bad.size:
-            row = int(bad[0])
+            at = int(bad[0])
+            row = at * n // labels.size
             raise DataError(
-                f"labels: id {int(labels[row])} in row {row}; need ids of at least 0, or {IGNORED} to ignore a row"
+                f"labels: id {int(labels.flat[at])} in row {row}; need ids of at least 0, or {IGNORED} to ignore a row"
             )
     if int(labels.max()) > np.iinfo(np.int32).max:
-        row = int(labels.argmax())
-        raise DataError(f"labels: id {int(labels[row])} in row {row}; need ids below 2147483648")
+        at = int(labels.argmax())
+        raise DataError(f"labels: id {int(labels.flat[at])} in row {at * n // labels.size}; need ids below 2147483648")
     if labels.dtype.name in ("uint8", "int32", "int64") and labels.dtype.isnative:
         return labels
     return labels.astype(np.int32)

@@ -117,6 +117,20 @@ def test_labels_of_every_integer_type():
     assert Dataset(np.zeros((2, 1)), [-100, 1]).batch(0, 2).labels.tolist() == [-100, 1]
 
 
+def test_an_id_for_each_position():
+    data = np.zeros((3, 2, 4), np.int32)
+    dataset = Dataset(data, np.arange(12).reshape(3, 4))
+    assert dataset.has_ids and dataset.label_shape == (4,)
+    assert dataset.batch(1, 1, dtype="i32").labels.tolist() == [[4, 5, 6, 7]]
+    dataset.check_labels(12)
+    with pytest.raises(DataError, match=r"labels: id 9 in row 2; need 0\.\.8 for 9 classes"):
+        dataset.check_labels(9)
+    with pytest.raises(DataError, match="labels: id -3 in row 1; need ids of at least 0"):
+        Dataset(data, [[0, 0, 0, 0], [0, -100, -3, 0], [0, 0, 0, 0]])
+    with pytest.raises(DataError, match="labels: id 4294967296 in row 1; need ids below"):
+        Dataset(data, [[0, 0, 0, 0], [0, 1 << 32, 0, 0], [0, 0, 0, 0]])
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
