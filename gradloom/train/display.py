@@ -105,3 +105,76 @@ class Display:
     def _left(self, passed: float) -> str:
         took = time.perf_counter() - self.start
         return duration(took / max(passed, 1e-9) * (self.epochs - passed))
+
+
+class StepDisplay:
+    """Shows a run that is counted in optimiser steps: a bar on a terminal, elsewhere a line every ten seconds.
+
+    row_tokens: tokens in a row of data.
+    """
+
+    SECONDS = 10.0  # between two lines
+    RECENT = 20  # batches that the shown loss is a mean of
+
+    def __init__(self, steps: int, row_tokens: int, stream: Any = None) -> None:
+        self.steps, self.row_tokens = steps, row_tokens
+        self.stream = sys.stderr if stream is None else stream
+        self._start = self._told = time.perf_counter()
+        self._rows = self._rows_before = 0
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> StepDisplay:
+        if self.stream.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+            from rich.progress import Progress as Bar
+
+            columns = (
+                TextColumn("step"),
+                MofNCompleteColumn(),
+                BarColumn(bar_width=20),
+                TextColumn("{task.description}"),
+            )
+            self._bar = Bar(*columns, console=Console(file=self.stream))
+            self._task = self._bar.add_task("", total=self.steps)
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def begin(self) -> None:
+        """The first step is about to run."""
+        self._start = self._told = time.perf_counter()
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        if self._bar is not None:
+            self._bar.console.print(text, highlight=False, soft_wrap=True)
+        else:
+            print(text, file=self.stream, flush=True)
+
+    def step(self, steps: int, rows: int, result: Any) -> None:
+        """After so many steps of the run, and so many rows of this pass."""
+        self._rows = self._rows_before + rows
+        if self._bar is not None:
+            self._bar.update(self._task, completed=steps, description=self._text(steps, result))
+        elif time.perf_counter() - self._told >= self.SECONDS and steps < self.steps:
+            self._told = time.perf_counter()
+            print(f"step {steps}/{self.steps}  {self._text(steps, result)}", file=self.stream, flush=True)
+
+    def epoch(self, done: Any, epochs: int) -> None:
+        """A pass has ended (a gradloom.EpochResult)."""
+        self._rows_before = self._rows
+        parts = [f"epoch {done.epoch}/{epochs}", numbers(done.train), numbers(done.val, "validation ")]
+        self.say("  ".join(part for part in parts if part))
+
+    def _text(self, steps: int, result: Any) -> str:
+        took = max(time.perf_counter() - self._start, 1e-9)
+        speed = rate(self._rows * self.row_tokens / took)
+        left = duration(took / max(steps, 1) * (self.steps - steps)) if steps else "?"
+        return f"loss {result.recent(self.RECENT):.4f}  {speed} tokens/s  {left} left"

@@ -74,6 +74,12 @@ class Result:
         total = float(weights.sum())
         return float(sums.sum()) if self.is_total else float(sums.sum()) / total if total else math.nan
 
+    def recent(self, batches: int) -> float:
+        """The loss of the last so many batches."""
+        sums, weights = (a[-batches:] for a in self._parts())
+        total = float(weights.sum())
+        return float(sums.sum()) / total if total else math.nan
+
     @property
     def loss_unc(self) -> float:
         sums, weights = self._parts()

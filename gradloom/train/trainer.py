@@ -177,6 +177,28 @@ class Trainer:
             self._drop_window()
             raise
 
+    def prepare(
+        self,
+        source: RowSource,
+        start: int,
+        stop: int,
+        *,
+        batch_size: int,
+        micro_batch_size: int | None = None,
+        backward: bool = True,
+    ) -> None:
+        """Compile what run_rows of the same arguments needs; nothing runs. Then planned_bytes is known."""
+        micro_size = min(micro_batch_size or batch_size, batch_size)
+        self._compile_all(source, start, stop, batch_size, micro_size, backward and self.build != "forward")
+
+    def _compile_all(
+        self, source: RowSource, start: int, stop: int, batch_size: int, micro_size: int, backward: bool
+    ) -> None:
+        last = start + (stop - start - 1) // batch_size * batch_size
+        for first, end in ((start, min(start + batch_size, stop)), (last, stop)):
+            for group in self._micros(first, end, batch_size, micro_size, backward):
+                self._step_for(source, group.rows, backward, group.update)
+
     def _run_groups(
         self,
         source: RowSource,
@@ -190,10 +212,7 @@ class Trainer:
         heard: Callable[[int], None] | None,
     ) -> None:
         if not self.dynamic:  # what cannot be built is said before anything is trained
-            last = start + (stop - start - 1) // batch_size * batch_size
-            for first, end in ((start, min(start + batch_size, stop)), (last, stop)):
-                for group in self._micros(first, end, batch_size, micro_size, backward):
-                    self._step_for(source, group.rows, backward, group.update)
+            self._compile_all(source, start, stop, batch_size, micro_size, backward)
         for group in self._micros(start, stop, batch_size, micro_size, backward):
             done = 0
             while done < group.count:
