@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .finetune import Run, finetune
+    from .lora import LoRA, TrainedTensors
+    from .model import Model, load
     from .sampling import Sampling
 
-__all__ = ["Sampling"]
+__all__ = ["LoRA", "Model", "Run", "Sampling", "TrainedTensors", "finetune", "load"]
 
 # Where each name lives
-_HOMES = {".sampling": "Sampling"}
+_HOMES = {
+    ".finetune": "Run finetune",
+    ".lora": "LoRA TrainedTensors",
+    ".model": "Model load",
+    ".sampling": "Sampling",
+}
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 
 
@@ -21,6 +31,17 @@ def __getattr__(name: str) -> Any:
     value = getattr(import_module(_HOME[name], __name__), name)
     globals()[name] = value
     return value
+
+
+class _Package(ModuleType):
+    """`llm.finetune` is the function, also after something has imported the file of that name."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOME and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __dir__() -> list[str]:

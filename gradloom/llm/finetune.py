@@ -1,0 +1,378 @@
+"""finetune: train an adapter, or the model's own tensors, on text. Built on gl.train.Trainer, and meant to be copied.
+
+A row of data is a sequence of `context` tokens that may hold several packed samples; `batch_size` rows make one
+optimiser step, computed in micro-batches. The loss is a mean over all tokens that count in the batch, however they are
+spread over its micro-batches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..base.errors import DataError, FileError, SettingError
+from ..data.dataset import Dataset, split_rows
+from ..graph.opspec import Parameter
+from ..graph.value import Value
+from ..nn.module import Module
+from ..optim.optimizer import AdamW, Optimizer
+from ..train.display import StepDisplay
+from ..train.epoch import Progress
+from ..train.fit import EpochResult
+from ..train.result import Result
+from ..train.trainer import Trainer, check_batch
+from .lora import LoRA, TrainedTensors
+from .model import Adapter, Model, load
+
+METHODS = ("lora", "full")
+SCHEDULES = ("cosine", "linear", "constant")
+MICRO_TOKENS = 512  # a micro-batch has about so many: enough for the matrix products to be fast
+VAL_SHARE, VAL_ROWS = 0.05, 100  # validation rows when not said: a share of all rows, and at most so many
+
+
+class TokenData(Protocol):
+    """Rows of tokens i32 [rows, T]; positions, from 0 in each sample; labels, the id of the next token or -100."""
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    labels: np.ndarray
+
+
+def finetune(
+    model: Model | str | os.PathLike[str],
+    data: TokenData | str | os.PathLike[str],
+    adapter: Adapter | None = None,
+    *,
+    method: str = "lora",
+    progress: bool = True,
+    **settings: Any,
+) -> Run:
+    """Train and return the run: .history, .report, .adapter, .save(path). Arguments: see Run.
+
+    On Ctrl-C the run so far comes back, with .interrupted set. Raises DataError, SettingError, FileError for what
+    cannot be trained, before anything runs; NonFiniteError when the loss or a gradient is not finite.
+    """
+    return Run(model, data, adapter, method=method, **settings).train(progress=progress)
+
+
+class Run:
+    """One fine-tuning: everything that was decided is known before `train` begins.
+
+    model        a Model, or the path of a GGUF file
+    data         a path (.txt, .jsonl) or TokenData; data_options go to its reader
+    adapter      what is trained: a LoRA or TrainedTensors; by default one made for the method
+    method       "lora", or "full": the model's own `tensors` (all of them, or names and patterns; see TrainedTensors)
+    context      tokens per row, at most the model's
+    batch_size   rows per optimiser step; micro_batch_size: rows computed at once, by default about 512 tokens
+    epochs       passes over the training rows; or steps: optimiser steps (then as many passes as that takes)
+    lr           the highest rate; schedule: "cosine" or "linear" down to 0, or "constant", after `warmup` (a share of
+                 the steps) of linear growth. optimizer: another than AdamW(weight_decay); then lr, schedule, warmup and
+                 weight_decay are its own affair
+    val_split    share of the rows that is never trained on; by default 5 % and at most 100 rows; 0: none
+    seed         of the order of the rows, of the validation rows, of dropout and of an adapter made here
+    options      go to gl.compile (threads=, ...)
+    """
+
+    def __init__(
+        self,
+        model: Model | str | os.PathLike[str],
+        data: TokenData | str | os.PathLike[str],
+        adapter: Adapter | None = None,
+        *,
+        method: str = "lora",
+        tensors: Any = "all",
+        train_dtype: str | None = None,
+        context: int | None = None,
+        batch_size: int = 4,
+        micro_batch_size: int | None = None,
+        epochs: int | None = None,
+        steps: int | None = None,
+        lr: float = 2e-4,
+        schedule: str = "cosine",
+        warmup: float = 0.03,
+        weight_decay: float = 0.0,
+        optimizer: Optimizer | None = None,
+        val_split: float | None = None,
+        seed: int = 0,
+        data_options: Mapping[str, Any] | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+        on_epoch: Callable[[EpochResult], None] | None = None,
+        **options: Any,
+    ) -> None:
+        self.model = model if isinstance(model, Model) else load(model)
+        _check_one_of("method", method, METHODS)
+        _check_one_of("schedule", schedule, SCHEDULES)
+        _check_number("lr", lr, 0.0, math.inf)
+        _check_number("warmup", warmup, 0.0, 1.0)
+        if epochs is not None and steps is not None:
+            raise SettingError("finetune: both epochs and steps are given; need one of them")
+        for name, count in (("epochs", epochs), ("steps", steps)):
+            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+                raise SettingError(f"finetune: {name}={count!r} is not usable; need a whole number of at least 1")
+        self.adapter = _adapter(adapter, method, tensors, train_dtype, seed)
+        self.method = "lora" if isinstance(self.adapter, LoRA) else "full"
+        self.seed, self.on_progress, self.on_epoch = seed, on_progress, on_epoch
+        self.data = token_data(self.model, data, context, **(data_options or {}))
+        self.context = int(self.data.tokens.shape[1])
+        self.train_rows, self.val_rows = _split(len(self.data.tokens), val_split, seed)
+        check_batch(batch_size)
+        self.batch_size = min(batch_size, len(self.train_rows))
+        if micro_batch_size is not None:
+            check_batch(micro_batch_size, batch_size, "micro_batch_size")
+        micro = max(1, MICRO_TOKENS // self.context) if micro_batch_size is None else micro_batch_size
+        self.micro_batch_size = min(micro, self.batch_size)
+        per_epoch = -(-len(self.train_rows) // self.batch_size)
+        self.steps_total = per_epoch * (epochs or 1) if steps is None else steps
+        self.epochs_total = -(-self.steps_total // per_epoch)
+        self.lr, self.warmup, self.schedule = float(lr), float(warmup), schedule
+        self.optimizer = optimizer or AdamW(lr=self.rate, weight_decay=weight_decay)
+        self.adapter.bind(self.model)
+        self.trainer = Trainer(
+            _Step(self.model, self.adapter),
+            self._loss,
+            self.optimizer,
+            accumulate=-(-self.batch_size // self.micro_batch_size),
+            seed=seed,
+            **options,
+        )
+        self.dataset = Dataset(np.stack([self.data.tokens, self.data.positions], 1), self.data.labels)
+        self.before: Result | None = None  # validation before the first step
+        self.history: list[EpochResult] = []
+        self.interrupted = False
+        self.seconds = 0.0
+        self.tokens = 0  # trained on, with all positions of a row counted
+        self.steps = 0
+
+    def rate(self, step: int, epoch: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        warm = round(self.warmup * self.steps_total)
+        if step < warm:
+            return self.lr * (step + 1) / warm
+        done = min((step - warm) / max(1, self.steps_total - warm), 1.0)
+        if self.schedule == "constant":
+            return self.lr
+        return self.lr * (1 - done if self.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done)))
+
+    def _loss(self, hidden: Value, labels: Value) -> tuple[Value, Value]:
+        return self.model.loss_pair(hidden, labels, self.adapter)
+
+    # ---- running -------------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Compile the step (nothing runs yet): after this, planned_bytes is known."""
+        source = self.trainer.source(self.dataset)
+        rows = min(len(self.train_rows), self.steps_total * self.batch_size)
+        self.trainer.prepare(source, 0, rows, batch_size=self.batch_size, micro_batch_size=self.micro_batch_size)
+
+    def train(self, progress: bool = True) -> Run:
+        """All steps; see finetune."""
+        self.prepare()
+        display = StepDisplay(self.steps_total, self.context) if progress else None
+        source = self.trainer.source(self.dataset)
+        began = time.perf_counter()
+        try:
+            with display or contextlib.nullcontext():
+                self.before = self._evaluate(source)
+                if display is not None and self.before is not None:
+                    display.say(f"before training: validation {_shown(self.before)}")
+                if display is not None:
+                    display.begin()
+                for number in range(1, self.epochs_total + 1):
+                    self._epoch(number, source, display)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            print(f"interrupted after {self.steps} of {self.steps_total} steps", file=sys.stderr, flush=True)
+        finally:
+            self.seconds += time.perf_counter() - began
+        return self
+
+    def _epoch(self, number: int, source: Any, display: StepDisplay | None) -> None:
+        """One pass over the training rows (the last may be cut by `steps`), then validation."""
+        self.model.check()
+        order = self.dataset.order(self.seed, number, self.train_rows)
+        source.order.array[...] = np.concatenate([order, self.val_rows])
+        rows = min(len(order), (self.steps_total - self.trainer.steps) * self.batch_size)
+        result, began, first = Result(), time.perf_counter(), self.trainer.steps
+
+        def heard(done: int) -> None:
+            self.steps = self.trainer.steps
+            at = Progress(True, done, rows, time.perf_counter() - began, result)
+            if display is not None:
+                display.step(self.steps, done, result)
+            if self.on_progress is not None:
+                self.on_progress(at)
+
+        try:
+            self.trainer.run_rows(
+                source, 0, rows, result,
+                batch_size=self.batch_size, micro_batch_size=self.micro_batch_size, heard=heard,
+            )  # fmt: skip
+        finally:
+            self.steps = self.trainer.steps
+            self.tokens += min((self.steps - first) * self.batch_size, rows) * self.context
+        self.trainer.epoch += 1
+        seconds = time.perf_counter() - began
+        found = EpochResult(number, result, self._evaluate(source), seconds, self.trainer.planned_bytes)
+        self.history.append(found)
+        if display is not None:
+            display.epoch(found, self.epochs_total)
+        if self.on_epoch is not None:
+            self.on_epoch(found)
+
+    def _evaluate(self, source: Any) -> Result | None:
+        """The loss on the validation rows; None when there are none."""
+        if not len(self.val_rows):
+            return None
+        source.order.array[len(self.train_rows) :] = self.val_rows
+        result, first = Result(), len(self.train_rows)
+        size = min(self.micro_batch_size, len(self.val_rows))
+        self.trainer.run_rows(source, first, self.dataset.n, result, batch_size=size, backward=False)
+        return result
+
+    # ---- what came of it -----------------------------------------------------------------------------------
+
+    @property
+    def planned_bytes(self) -> int:
+        """The arena of the step: activations, gradients, workspace."""
+        return self.trainer.planned_bytes
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The numbers of the run, as --json prints them. Losses are those of the last epoch, in nats per token."""
+        trained = self.adapter.parameters()
+        found: dict[str, Any] = {
+            "model": self.model.path,
+            "method": self.method,
+            "parameters_trained": sum(p.size for p in trained.values()),
+            "context": self.context,
+            "rows_train": len(self.train_rows),
+            "rows_val": len(self.val_rows),
+            "batch_size": self.batch_size,
+            "micro_batch_size": self.micro_batch_size,
+            "epochs": len(self.history),
+            "steps": self.steps,
+            "seconds": round(self.seconds, 3),
+            "tokens": self.tokens,
+            "tokens_per_second": round(self.tokens / self.seconds, 1) if self.seconds else None,
+            "planned_bytes": self.planned_bytes,
+            "peak_bytes": resident_peak(),
+            "seed": self.seed,
+            "interrupted": self.interrupted,
+        }
+        if self.history:
+            last = self.history[-1]
+            found |= {"train_loss": last.train.loss, "train_loss_unc": last.train.loss_unc}
+            if last.val is not None:
+                found |= {"val_loss": last.val.loss, "val_loss_unc": last.val.loss_unc}
+        if self.before is not None:
+            found |= {"val_loss_before": self.before.loss, "val_loss_before_unc": self.before.loss_unc}
+        return found
+
+    def __repr__(self) -> str:
+        return f"Run({self.method}, {self.steps} of {self.steps_total} steps)"
+
+
+class _Step(Module):
+    """The model as the Trainer calls it: i32 [rows, 2, T] (tokens, positions) -> [rows*T, d]."""
+
+    def __init__(self, model: Model, adapter: Adapter) -> None:
+        super().__init__()
+        self._model, self._adapter = model, adapter
+
+    def named_parameters(self) -> dict[str, Parameter]:
+        return self._adapter.parameters()
+
+    def forward(self, x: Value) -> Value:
+        return self._model.hidden(x[:, 0], x[:, 1], self._adapter, training=self.training)
+
+
+def token_data(model: Model, data: Any, context: int | None = None, **options: Any) -> Any:
+    """Token rows for a model out of a file (or TokenData as they are), checked against its vocabulary and context."""
+    limit = model.config.context_length
+    if context is not None and not 2 <= context <= limit:
+        raise SettingError(f"context={context} is not usable; need 2 to {limit}, the model's context")
+    if isinstance(data, (str, os.PathLike)):
+        data = _read(model, data, context or min(512, limit), **options)
+    rows, length = data.tokens.shape
+    if length > limit:
+        raise SettingError(f"data: rows of {length} tokens; the model's context is {limit}")
+    ids, labels = data.tokens, data.labels
+    if rows and (ids.min() < 0 or ids.max() >= model.config.vocab_size):
+        at = int(np.argmax((ids < 0) | (ids >= model.config.vocab_size)))
+        raise DataError(
+            f"data: token id {int(ids.flat[at])} in row {at // length}; need 0..{model.config.vocab_size - 1}, the "
+            "model's vocabulary"
+        )
+    if not (labels >= 0).any():
+        raise DataError("data: no token counts for the loss; need at least one label")
+    if labels.max() >= model.config.vocab_size:
+        raise DataError(f"data: label {int(labels.max())}; need ids below {model.config.vocab_size}")
+    return data
+
+
+@dataclass(frozen=True)
+class Windows:
+    """A text cut into windows of T tokens; each token's label is the next one."""
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    labels: np.ndarray
+
+
+def _read(model: Model, path: Any, context: int) -> Windows:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"{path}: cannot be read as text ({error})") from None
+    ids = np.array(model.tokenizer.encode(text), np.int32)
+    rows = (len(ids) - 1) // context
+    if rows < 1:
+        raise DataError(f"{path}: {len(ids)} tokens; need more than the context, {context}")
+    positions = np.tile(np.arange(context, dtype=np.int32), (rows, 1))
+    inputs, labels = ids[: rows * context], ids[1 : rows * context + 1]
+    return Windows(inputs.reshape(rows, context), positions, labels.reshape(rows, context))
+
+
+def resident_peak() -> int:
+    """The most bytes that this process has held in memory so far."""
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _adapter(adapter: Adapter | None, method: str, tensors: Any, train_dtype: str | None, seed: int) -> Any:
+    if adapter is not None:
+        return adapter
+    return LoRA(seed=seed) if method == "lora" else TrainedTensors(tensors, train_dtype)
+
+
+def _split(rows: int, share: float | None, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    if rows < 1:
+        raise DataError("data: 0 rows; need at least 1")
+    if share is None:
+        share = 0.0 if rows < 2 else min(VAL_SHARE, VAL_ROWS / rows)
+    return split_rows(rows, share, seed)
+
+
+def _check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise SettingError(f"finetune: {name}={value!r} is not known; need one of {', '.join(known)}")
+
+
+def _check_number(name: str, value: float, low: float, high: float) -> None:
+    if not isinstance(value, (int, float, np.number)) or not low <= value < high:
+        raise SettingError(f"finetune: {name}={value!r} is not usable; need {low:g} <= {name} < {high:g}")
+
+
+def _shown(result: Result) -> str:
+    unc = "" if math.isnan(result.loss_unc) else f" +- {result.loss_unc:.2g}"
+    return f"loss {result.loss:.4f}{unc}"

@@ -1,0 +1,263 @@
+"""LoRA (Hu et al., arXiv 2106.09685): y = x W^T + s (x A^T) B^T with A [r, n_in], B [n_out, r], s = alpha / r.
+
+Also training of the model's own tensors: f32 copies that stand in for them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import math
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .. import ops
+from ..base.errors import DTypeError, FileError, SettingError
+from ..data.dataset import generator
+from ..graph.opspec import Parameter, stored_value
+from ..graph.stored import Stored
+from ..graph.value import Value, scope
+
+if TYPE_CHECKING:
+    from .model import Model
+
+ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
+# What other tools call the tensors.
+ALIASES = {
+    "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output", "gate_proj": "ffn_gate",
+    "up_proj": "ffn_up", "down_proj": "ffn_down", "embed_tokens": "token_embd", "lm_head": "output",
+}  # fmt: skip
+_STREAM = 3  # of the random numbers drawn from one seed (data.dataset has 1 and 2)
+
+
+def choose_tensors(names: Sequence[str], wanted: Sequence[str], everything: Sequence[str], what: str) -> list[str]:
+    """The names, in their order, that `wanted` asks for: "all" (those of `everything`), a tensor's full name, its short
+    name (attn_q, or q_proj) for all layers, or a pattern (blk.[0-3].attn_*). SettingError names the nearest tensor for
+    what matches none."""
+    if isinstance(wanted, str):
+        wanted = [part.strip() for part in wanted.split(",") if part.strip()]
+    if not wanted:
+        raise SettingError(f"{what}: none given; need at least one tensor, or 'all'")
+    chosen: set[str] = set()
+    for target in wanted:
+        if target == "all":
+            found = [n for n in names if n in set(everything)]
+        else:
+            pattern = ALIASES.get(target, target)
+            found = [n for n in names if any(fnmatch.fnmatchcase(form, pattern) for form in _forms(n))]
+        if not found:
+            known = sorted({form for n in names for form in _forms(n)} | set(ALIASES))
+            near = difflib.get_close_matches(target, known, 1, 0.4)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            short = ", ".join(dict.fromkeys(_forms(n)[-1] for n in names))
+            raise SettingError(f"{what}: {target!r} matches no tensor that can be trained; need some of {short}{hint}")
+        chosen.update(found)
+    return [n for n in names if n in chosen]
+
+
+def _forms(name: str) -> tuple[str, ...]:
+    """blk.3.attn_q.weight, blk.3.attn_q, attn_q.weight and attn_q are one tensor; a bias keeps its ending."""
+    stem = name.removesuffix(".weight")
+    short = stem.split(".", 2)[2] if stem.startswith("blk.") else stem
+    return (name, stem, name.split(".", 2)[2], short) if stem.startswith("blk.") else (name, stem)
+
+
+class LoRA:
+    """An adapter: two thin matrices beside each target, which are all that is trained.
+
+    rank     r; alpha: the scale's numerator (by default 2 * rank)
+    targets  tensors by name, short name or pattern, or "all" for the linear layers of all blocks; by default the four
+             projections of the attention. token_embd and output are possible where the model has both.
+    dropout  share of the adapter's inputs that is dropped in training
+    rslora   scale by alpha / sqrt(rank) instead (Kalajdzievski, arXiv 2312.03732)
+    seed     A is drawn from U(-1/sqrt(n_in), 1/sqrt(n_in)), as in PEFT, each target from a stream of its own (adding a
+             target changes no other); B is 0, so that training starts at the model itself. For token_embd A is 0 and
+             B normal, as in PEFT.
+
+    The arrays are made for one model, when it is first trained or used with it.
+    """
+
+    def __init__(
+        self,
+        rank: int = 8,
+        alpha: float | None = None,
+        targets: str | Sequence[str] = ATTENTION,
+        dropout: float = 0.0,
+        rslora: bool = False,
+        seed: int = 0,
+    ) -> None:
+        if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)) or rank < 1:
+            raise SettingError(f"LoRA: rank={rank!r} is not usable; need a whole number of at least 1")
+        alpha = 2.0 * rank if alpha is None else alpha
+        if not isinstance(alpha, (int, float, np.number)) or not 0 < alpha < math.inf:
+            raise SettingError(f"LoRA: alpha={alpha!r} is not usable; need a positive number")
+        if not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
+            raise SettingError(f"LoRA: dropout={dropout!r} is not usable; need 0 <= dropout < 1")
+        generator(seed)  # refuses what is no seed
+        self.rank, self.alpha, self.dropout, self.rslora, self.seed = int(rank), float(alpha), dropout, rslora, seed
+        self.targets = targets
+        self.architecture = ""
+        self.a: dict[str, Parameter] = {}  # tensor -> [r, n_in]; for token_embd [vocabulary, r]
+        self.b: dict[str, Parameter] = {}  # tensor -> [n_out, r]
+        self._model: Model | None = None
+
+    @property
+    def scale(self) -> float:
+        """s."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+    @property
+    def file_alpha(self) -> float:
+        """The alpha that gives s as alpha / rank, the only form that adapter files know."""
+        return self.scale * self.rank
+
+    def bind(self, model: Model) -> None:
+        """Draw the arrays for this model, unless they are there; SettingError for unknown targets, FileError when the
+        arrays belong to a model of other shapes."""
+        if self._model is model:
+            return
+        if self.a:
+            self._check_fits(model)
+        else:
+            for name in self.choose(model):
+                self._draw(name, model.weights[name].shape)
+        self.architecture = model.config.architecture
+        self._model = model
+
+    def choose(self, model: Model) -> list[str]:
+        """The targets in this model."""
+        return choose_tensors(adaptable(model), self.targets, block_linears(model), "targets")
+
+    def _draw(self, name: str, shape: tuple[int, ...]) -> None:
+        n_out, n_in = shape
+        rng = generator(self.seed, _STREAM, zlib.crc32(name.encode()))
+        if name == "token_embd.weight":  # [vocabulary, d]: a row of A for each token
+            a, b = np.zeros((n_out, self.rank)), rng.standard_normal((n_in, self.rank))
+        else:
+            bound = 1 / math.sqrt(n_in)  # kaiming_uniform(a=sqrt(5))
+            a, b = rng.uniform(-bound, bound, (self.rank, n_in)), np.zeros((n_out, self.rank))
+        self._set(name, a, b)
+
+    def _set(self, name: str, a: np.ndarray, b: np.ndarray) -> None:
+        self.a[name] = stored_value(Stored(f"{name}.lora_a", a, "f32", trainable=True))
+        self.b[name] = stored_value(Stored(f"{name}.lora_b", b, "f32", trainable=True))
+
+    def _check_fits(self, model: Model) -> None:
+        possible = adaptable(model)
+        for name in self.a:
+            if name not in possible:
+                raise FileError(
+                    f"adapter: has arrays for {name}, which {model.path} does not have; need an adapter that was "
+                    "trained on this model"
+                )
+            n_out, n_in = model.weights[name].shape
+            a, b = self.a[name].shape, self.b[name].shape
+            need = ((n_out, a[-1]), (n_in, a[-1])) if name == "token_embd.weight" else ((a[0], n_in), (n_out, a[0]))
+            if (a, b) != need:
+                raise FileError(
+                    f"adapter: {name} has shapes {list(a)} and {list(b)}; {model.path} needs {list(need[0])} and "
+                    f"{list(need[1])}: the adapter is for another model"
+                )
+
+    # ---- what a model asks ---------------------------------------------------------------------------------
+
+    def parameters(self) -> dict[str, Parameter]:
+        return {p.stored.name: p for name in self.a for p in (self.a[name], self.b[name])}
+
+    def weight(self, name: str) -> Parameter | None:
+        return None
+
+    def linear(self, name: str, x: Value, rows: int, training: bool) -> Value | None:
+        if name not in self.a or name == "token_embd.weight":
+            return None
+        with scope("lora"):
+            if training and self.dropout:
+                per_row = x.reshape(rows, x.shape[0] // rows, x.shape[1])  # masks belong to sequences: see ops.dropout
+                x = ops.dropout(per_row, self.dropout, stream=zlib.crc32(name.encode())).reshape(x.shape)
+            thin = ops.scale(ops.matmul(x, self.a[name], transpose_y=True), factor=self.scale)  # [N, r]
+            return ops.matmul(thin, self.b[name], transpose_y=True)
+
+    def embed(self, name: str, tokens: Value) -> Value | None:
+        if name not in self.a:
+            return None
+        with scope("lora"):
+            thin = ops.scale(ops.get_rows(self.a[name], tokens), factor=self.scale)
+            return ops.matmul(thin, self.b[name], transpose_y=True)
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(p.size for p in self.parameters().values())
+
+    def __repr__(self) -> str:
+        bound = f", {self.parameter_count} parameters" if self.a else ""
+        return f"LoRA(rank {self.rank}, alpha {self.alpha:g}, targets {self.targets}{bound})"
+
+
+class TrainedTensors:
+    """Trains the model's own tensors: f32 copies stand in for the mapped ones.
+
+    tensors      names, short names or patterns; "all" for the whole model
+    train_dtype  "f32" allows this for quantised and half-precision tensors, whose copies are then f32
+    """
+
+    def __init__(self, tensors: str | Sequence[str] = "all", train_dtype: str | None = None) -> None:
+        if train_dtype not in (None, "f32"):
+            raise SettingError(f"train_dtype={train_dtype!r} is not usable; need f32")
+        self.tensors, self.train_dtype = tensors, train_dtype
+        self.arrays: dict[str, Parameter] = {}
+        self._model: Model | None = None
+
+    def choose(self, model: Model) -> list[str]:
+        """The tensors of this model that train; DTypeError where they need train_dtype."""
+        names = [n for n in model.weights if n != "rope_freqs.weight"]
+        chosen = choose_tensors(names, self.tensors, names, "tensors")
+        if self.train_dtype is None:
+            for name in chosen:
+                kind = model.file.tensors[name].kind
+                if kind != "f32":
+                    raise DTypeError(
+                        f"{model.path}: {name} is {kind} and cannot be trained as it is; need --train-dtype f32 "
+                        "(train_dtype='f32'), which trains f32 copies, or LoRA, which leaves it as it is"
+                    )
+        return chosen
+
+    def bind(self, model: Model) -> None:
+        """Copy the chosen tensors, once."""
+        if self._model is model:
+            return
+        if self._model is not None:
+            raise SettingError(f"trained tensors: belong to {self._model.path}; need that model")
+        for name in self.choose(model):
+            self.arrays[name] = stored_value(Stored(name, model.array(name), "f32", trainable=True))
+        self._model = model
+
+    def parameters(self) -> dict[str, Parameter]:
+        return dict(self.arrays)
+
+    def weight(self, name: str) -> Parameter | None:
+        return self.arrays.get(name)
+
+    def linear(self, name: str, x: Value, rows: int, training: bool) -> Value | None:
+        return None
+
+    def embed(self, name: str, tokens: Value) -> Value | None:
+        return None
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(p.size for p in self.arrays.values())
+
+
+def block_linears(model: Model) -> list[str]:
+    """The linear layers of all blocks: what "all" means for LoRA."""
+    c, family = model.config, model.family
+    return [f"blk.{i}.{name}.weight" for i in range(c.layers) for name in family.linears]
+
+
+def adaptable(model: Model) -> list[str]:
+    """What LoRA can be put on. A shared embedding cannot: one pair of matrices would have to serve two orientations."""
+    ends = [] if model.tied else ["token_embd.weight", "output.weight"]
+    return [*ends[:1], *block_linears(model), *ends[1:]]

@@ -1,0 +1,322 @@
+"""Model: a GGUF file as weights that stay mapped, and the graph of its forward pass."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from .. import ops
+from ..base import dtypes
+from ..base.errors import FileError, ShapeError
+from ..graph.opspec import Parameter, constant, stored_value
+from ..graph.stored import Stored
+from ..graph.value import Shape, Value, scope
+from ..run.cpu_backend import kernels
+from .config import Config, read_config
+from .llama import Llama
+from .qwen2 import Qwen2
+from .qwen3 import Qwen3
+
+FAMILIES: dict[str, Llama] = {"llama": Llama(), "qwen2": Qwen2(), "qwen3": Qwen3()}
+
+
+class Adapter(Protocol):
+    """What training adds to a model or puts in the place of its tensors (LoRA, TrainedTensors)."""
+
+    def bind(self, model: Model) -> None:
+        """Make the arrays for this model, once; FileError for a model that they do not fit."""
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Name -> what is trained."""
+
+    def weight(self, name: str) -> Parameter | None:
+        """What stands in for the tensor of this name."""
+
+    def linear(self, name: str, x: Value, rows: int, training: bool) -> Value | None:
+        """What is added to x @ W^T: x [N, n_in], W the tensor of this name; the N tokens form `rows` sequences."""
+
+    def embed(self, name: str, tokens: Value) -> Value | None:
+        """What is added to the rows of the embedding for tokens i32 [N]."""
+
+
+class Caches(Protocol):
+    """Keys and values of earlier tokens."""
+
+    def attend(self, layer: int, q: Value, k: Value, v: Value, positions: Value, scale: float) -> Value:
+        """Store k, v [B, T, KVH, D] at the positions and attend with q [B, T, H, D] to all that is stored."""
+
+
+def load(path: str | os.PathLike[str]) -> Model:
+    """A model of the llama family from a GGUF file. The weights stay mapped from the file, quantised or not.
+
+    Raises FileError for a damaged file, an architecture or a tensor that is not supported, missing metadata.
+    """
+    return Model(path)
+
+
+class Model:
+    """config; file (gradloom.files.GGUF); tokenizer; weights: tensor name -> Stored, read-only, never trained.
+
+    copied_bytes: f32 copies of the tensors of types that no kernel reads; notes say which.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        from ..files.gguf import open_gguf
+
+        self.file = open_gguf(path)
+        self.path = str(path)
+        metadata = self.file.metadata
+        architecture = metadata.get("general.architecture")
+        if architecture is None:
+            raise FileError(f"{path}: metadata general.architecture is missing; need a GGUF model")
+        if metadata.get("general.type", "model") != "model":
+            raise FileError(f"{path}: is of type {metadata['general.type']}; need a model")
+        if architecture not in FAMILIES:
+            raise FileError(f"{path}: the architecture {architecture} is not supported; need {', '.join(FAMILIES)}")
+        self.family = FAMILIES[architecture]
+        if not self.file.tensors:
+            raise FileError(f"{path}: holds no tensors, only metadata; need a model with its weights")
+        embedding = self.file.tensors.get("token_embd.weight")
+        if embedding is None or len(embedding.shape) != 2:
+            raise FileError(f"{path}: the tensor token_embd.weight [vocabulary, width] is missing; need a whole model")
+        self.config: Config = read_config(self.path, metadata, embedding.shape[0])
+        self._check_tensors()
+        self.copied_bytes = 0
+        self._copied: dict[str, int] = {}
+        self._check = self.file.check
+        self.weights: dict[str, Stored] = {name: self._stored(name) for name in self.file.tensors}
+        self._leaves: dict[str, Parameter] = {}
+        self.notes = [
+            f"tensors of type {kind} are held as f32 copies, {size} bytes: no kernel reads that type"
+            for kind, size in self._copied.items()
+        ]
+        self.frequencies = self._frequencies()
+
+    # ---- the file ------------------------------------------------------------------------------------------
+
+    def _check_tensors(self) -> None:
+        """Every tensor of the file is known, every tensor that is needed is there, and all have their shape."""
+        c, family = self.config, self.family
+        needed: dict[str, Shape] = {"token_embd.weight": (c.vocab_size, c.width), "output_norm.weight": (c.width,)}
+        possible: dict[str, Shape] = {
+            "output.weight": (c.vocab_size, c.width),
+            "rope_freqs.weight": (c.rope_dims // 2,),
+        }
+        for i in range(c.layers):
+            needed |= {f"blk.{i}.{name}": shape for name, shape in family.shapes(c).items()}
+            possible |= {f"blk.{i}.{name}": shape for name, shape in family.shapes_possible(c).items()}
+        missing = [name for name in needed if name not in self.file.tensors]
+        if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise FileError(f"{self.path}: the tensor {missing[0]}{more} is missing; need it for {c.architecture}")
+        for name, tensor in self.file.tensors.items():
+            shape = needed.get(name, possible.get(name))
+            if shape is None:
+                near = difflib.get_close_matches(name, [*needed, *possible], 1)
+                hint = f"; the nearest that is known is {near[0]}" if near else ""
+                raise FileError(f"{self.path}: unsupported tensor {name} for the architecture {c.architecture}{hint}")
+            if tensor.shape != shape:
+                raise FileError(f"{self.path}: the tensor {name} has shape {list(tensor.shape)}; need {list(shape)}")
+
+    def _stored(self, name: str) -> Stored:
+        """Mapped where kernels read the type as it is, else an f32 copy."""
+        tensor = self.file.tensors[name]
+        data = self.file.bytes(name)
+        if tensor.kind == "f32" or (len(tensor.shape) == 2 and tensor.kind in readable_kinds()):
+            return Stored.map(name, data, tensor.kind, tensor.shape, self._check)
+        copy = dequantized(data, tensor.kind, tensor.shape)
+        self.copied_bytes += copy.nbytes
+        self._copied[tensor.kind] = self._copied.get(tensor.kind, 0) + copy.nbytes
+        return Stored.wrap(name, copy)
+
+    def array(self, name: str) -> np.ndarray:
+        """A tensor as f32 numbers (NumPy order); read-only where no conversion was needed."""
+        weight = self.weights[name]
+        return (
+            weight.array
+            if weight.dtype is dtypes.f32
+            else dequantized(weight.array.view(np.uint8), weight.dtype.name, weight.shape)
+        )
+
+    def check(self) -> None:
+        """FileError when the file has changed since it was opened."""
+        self.file.check()
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:
+        from .tokenizer import Tokenizer
+
+        return Tokenizer(self.file.metadata)
+
+    # ---- the graph -----------------------------------------------------------------------------------------
+
+    def leaf(self, name: str) -> Parameter:
+        """The graph's leaf for a tensor: one and the same in every graph."""
+        if name not in self._leaves:
+            self._leaves[name] = stored_value(self.weights[name])
+        return self._leaves[name]
+
+    @property
+    def tied(self) -> bool:
+        """The embedding is also the output's matrix."""
+        return "output.weight" not in self.weights
+
+    @property
+    def head_name(self) -> str:
+        return "token_embd.weight" if self.tied else "output.weight"
+
+    @property
+    def head(self) -> Parameter:
+        """The output's matrix [vocabulary, d]."""
+        return self.leaf(self.head_name)
+
+    def hidden(
+        self,
+        tokens: Value,
+        positions: Value,
+        adapter: Adapter | None = None,
+        caches: Caches | None = None,
+        training: bool = False,
+    ) -> Value:
+        """tokens, positions i32 [B, T] -> [B*T, d] after the final norm.
+
+        A position counts from the start of its own sample: query t sees the tokens t - positions[b, t] .. t.
+        training: dropout drops. Raises ShapeError for tokens of another shape.
+        """
+        if tokens.ndim != 2 or tokens.shape != positions.shape:
+            seen = f"{list(tokens.shape)} and {list(positions.shape)}"
+            raise ShapeError(f"hidden: tokens and positions have shapes {seen}; need one shape [B, T]")
+        return self.family.hidden(Net(self, tokens.shape, adapter, caches, training), tokens, positions)
+
+    def project(self, x: Value, adapter: Adapter | None = None) -> Value:
+        """Logits [N, vocabulary] of rows of `hidden`, [N, d]."""
+        return Net(self, (1, x.shape[0]), adapter, None, False).linear(self.head_name.removesuffix(".weight"), x)
+
+    def logits(
+        self, tokens: Value, positions: Value, adapter: Adapter | None = None, caches: Caches | None = None
+    ) -> Value:
+        """[B*T, vocabulary]."""
+        return self.project(self.hidden(tokens, positions, adapter, caches), adapter)
+
+    def loss_pair(self, x: Value, labels: Value, adapter: Adapter | None = None) -> tuple[Value, Value]:
+        """(sum, number of tokens that count) of the cross entropy of rows of `hidden` with ids i32 [N]; -100: ignored.
+
+        Logits are never held whole, unless an adapter changes them.
+        """
+        labels = labels.reshape(x.shape[0])
+        net = Net(self, (1, x.shape[0]), adapter, None, False)
+        if adapter is not None and not self.tied and adapter.linear(self.head_name, x, 1, False) is not None:
+            return ops.cross_entropy_pair(self.project(x, adapter), labels)
+        return ops.linear_cross_entropy_pair(x, net.weight(self.head_name), labels)
+
+    def _frequencies(self) -> np.ndarray:
+        """Angle per position of each pair, f32 [rope_dims / 2]: base^(-2i/dims), over the linear factor and over the
+        factors that the file brings (llama3's scaling)."""
+        c = self.config
+        found = c.rope_base ** (-np.arange(0, c.rope_dims, 2, dtype=np.float64) / c.rope_dims) / c.rope_factor
+        if "rope_freqs.weight" in self.weights:
+            found = found / self.weights["rope_freqs.weight"].array.astype(np.float64)
+        return found.astype(np.float32)
+
+    def __repr__(self) -> str:
+        return f"Model({self.path}: {self.config})"
+
+
+class Net:
+    """One forward pass under construction: finds the weights, and asks the adapter what it adds."""
+
+    def __init__(
+        self, model: Model, shape: Sequence[int], adapter: Adapter | None, caches: Caches | None, training: bool
+    ) -> None:
+        self.model, self.config, self.adapter, self.caches, self.training = (
+            model, model.config, adapter, caches, training
+        )  # fmt: skip
+        self.batch, self.length = shape
+        self.frequencies = constant(model.frequencies)
+
+    def weight(self, name: str) -> Value:
+        own = None if self.adapter is None else self.adapter.weight(name)
+        return self.model.leaf(name) if own is None else own
+
+    def embed(self, tokens: Value) -> Value:
+        """[B, T] -> [B*T, d]."""
+        with scope("token_embd"):
+            ids = tokens.reshape(self.batch * self.length)
+            x = ops.get_rows(self.weight("token_embd.weight"), ids)
+            more = None if self.adapter is None else self.adapter.embed("token_embd.weight", ids)
+            return x if more is None else x + more
+
+    def norm(self, name: str, x: Value) -> Value:
+        with scope(name.rpartition(".")[2]):
+            return ops.rms_norm(x, self.weight(f"{name}.weight"), eps=self.config.rms_eps)
+
+    def linear(self, name: str, x: Value) -> Value:
+        """x [N, n_in] -> [N, n_out]."""
+        with scope(name.rpartition(".")[2]):
+            y = ops.matmul(x, self.weight(f"{name}.weight"), transpose_y=True)
+            more = None
+            if self.adapter is not None:
+                more = self.adapter.linear(f"{name}.weight", x, self.batch, self.training)
+            if more is not None:
+                y = y + more
+            return y + self.weight(f"{name}.bias") if f"{name}.bias" in self.model.weights else y
+
+    def layers(self, positions: Value) -> Iterator[Layer]:
+        for i in range(self.config.layers):
+            with scope(f"blk.{i}"):
+                yield Layer(self, i, positions)
+
+
+class Layer:
+    """One block: the same questions, with the block's names."""
+
+    def __init__(self, net: Net, number: int, positions: Value) -> None:
+        self.net, self.number, self.positions, self.config = net, number, positions, net.config
+
+    def norm(self, name: str, x: Value) -> Value:
+        return self.net.norm(f"blk.{self.number}.{name}", x)
+
+    def linear(self, name: str, x: Value) -> Value:
+        return self.net.linear(f"blk.{self.number}.{name}", x)
+
+    def heads(self, x: Value, count: int) -> Value:
+        """[B*T, heads*D] -> [B, T, heads, D]."""
+        return x.reshape(self.net.batch, self.net.length, count, self.config.head_dim)
+
+    def rope(self, x: Value) -> Value:
+        from .compose import rope
+
+        return rope(x, self.positions, self.net.frequencies, pairing=self.net.model.family.pairing)
+
+    def attend(self, q: Value, k: Value, v: Value) -> Value:
+        from .compose import attention
+
+        scale = self.config.attention_scale
+        if self.net.caches is not None:
+            return self.net.caches.attend(self.number, q, k, v, self.positions, scale)
+        return attention(q, k, v, self.positions, scale=scale)
+
+
+@functools.cache
+def readable_kinds() -> frozenset[str]:
+    """The types of matrices that kernels read as they lie in the file."""
+    found = {tuple(kernel) for kernel in kernels()}
+    return frozenset(
+        t.name
+        for t in dtypes.ALL
+        if ("matmul", f"f32_{t.name}_f32") in found and ("get_rows", f"{t.name}_i32_f32") in found
+    )
+
+
+def dequantized(data: np.ndarray, kind: str, shape: Shape) -> np.ndarray:
+    """u8 bytes of a tensor of any ggml type that the gguf package knows, as f32 of this shape (NumPy order)."""
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    found = dequantize(data, GGMLQuantizationType[kind.upper()])
+    return np.ascontiguousarray(found, np.float32).reshape(shape)
