@@ -183,6 +183,9 @@ inline Vec<float> to_f32(Vec<int32_t> a) { return {_mm256_cvtepi32_ps(a.v)}; }
 inline Vec<int32_t> to_i32(Vec<float> a) { return {_mm256_cvttps_epi32(a.v)}; }
 inline Vec<int32_t> round_to_i32(Vec<float> a) { return {_mm256_cvtps_epi32(a.v)}; }
 
+inline Vec<int32_t> load_bytes(const uint8_t* p) {
+  return {_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))};
+}
 inline Vec<float> load_u8(const uint8_t* p) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
 }
@@ -192,6 +195,7 @@ inline Vec<float> load_i8(const int8_t* p) {
 inline Vec<float> load_f16(const uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
+inline float half_to_float(uint16_t h) { return _cvtsh_ss(h); }
 inline void store_f16(uint16_t* p, Vec<float> a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
 }

@@ -130,6 +130,7 @@ inline Vec<int32_t> to_i32(Vec<float> a) {
 }
 inline Vec<int32_t> round_to_i32(Vec<float> a) { return to_i32(round(a)); }
 
+inline Vec<int32_t> load_bytes(const uint8_t* p) { return {*p}; }
 inline Vec<float> load_u8(const uint8_t* p) { return {static_cast<float>(*p)}; }
 inline Vec<float> load_i8(const int8_t* p) { return {static_cast<float>(*p)}; }
 inline Vec<float> load_bf16(const uint16_t* p) {
@@ -151,6 +152,7 @@ inline Vec<float> load_f16(const uint16_t* p) {
   }
   return {__builtin_bit_cast(float, sign | ((exponent + 112u) << 23) | (fraction << 13))};
 }
+inline float half_to_float(uint16_t h) { return load_f16(&h).v; }
 inline void store_f16(uint16_t* p, Vec<float> a) {
   const uint32_t u = __builtin_bit_cast(uint32_t, a.v), sign = (u >> 16) & 0x8000u, m = u & 0x7fffffffu;
   uint32_t h;

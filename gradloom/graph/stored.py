@@ -114,7 +114,9 @@ def dequantised(data: np.ndarray, kind: DType, shape: tuple[int, ...]) -> np.nda
     """The numbers of quantised bytes as f32, computed by the gguf package: the definition."""
     from gguf import GGMLQuantizationType, quants  # takes a while to import
 
-    rows = data.reshape(-1, max(kind.bytes_of(shape[-1]), 1))
+    if not data.size:
+        return np.zeros(shape, np.float32)
+    rows = data.reshape(-1, kind.bytes_of(shape[-1]))
     return quants.dequantize(rows, GGMLQuantizationType[kind.name.upper()]).reshape(shape)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ import numpy as np
 from ..base.dtypes import DType, dtype, f32
 from ..base.errors import DTypeError
 from ..graph.graph import reachable
-from ..graph.opspec import REGISTRY, BadSample, Reject, Sample, Spec
+from ..graph.opspec import REGISTRY, BadSample, Reject, Sample, Spec, stored_value
+from ..graph.stored import Stored, dequantised
 from ..graph.value import Shape, Value
 
 # ---- shape rules -----------------------------------------------------------------------------------------
@@ -192,6 +194,46 @@ def draw_blocks(
     for at in BLOCK_SCALES[known.name]:
         data[:, at : at + 2] = rng.uniform(low, high, (count, 1)).astype(np.float16).view(np.uint8)
     return data.reshape(-1)
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """A quantised operand of a sample: bytes, and the view of them that the op sees (shape, strides in elements)."""
+
+    dtype: DType
+    data: np.ndarray
+    shape: Shape
+    strides: Shape
+
+    @classmethod
+    def draw(
+        cls, rng: np.random.Generator, kind: str | DType, shape: Sequence[int], axes: Sequence[int] | None = None
+    ) -> Quantised:
+        """Random blocks along the last axis of an array of `shape`, seen with its axes in the order `axes`."""
+        order = tuple(range(len(shape))) if axes is None else tuple(axes)
+        strides = dense_strides(shape)
+        data = draw_blocks(rng, kind, shape)
+        return cls(dtype(kind), data, tuple(shape[a] for a in order), tuple(strides[a] for a in order))
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def numpy(self) -> np.ndarray:
+        """The numbers, as f32."""
+        flat = dequantised(self.data, self.dtype, (self.data.size // self.dtype.bytes * self.dtype.block,))
+        view = np.lib.stride_tricks.as_strided(flat, self.shape, [4 * s for s in self.strides])
+        return np.array(view) if self.size else np.zeros(self.shape, np.float32)
+
+    def value(self) -> Value:
+        """A leaf that holds the bytes, its axes turned to the operand's shape."""
+        order = sorted(range(self.ndim), key=lambda a: -self.strides[a])
+        stored = stored_value(Stored.map("quantised", self.data, self.dtype, [self.shape[a] for a in order]))
+        return REGISTRY["permute"](stored, axes=tuple(order.index(a) for a in range(self.ndim)))
 
 
 def unary(

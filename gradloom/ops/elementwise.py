@@ -18,6 +18,7 @@ from ..graph.value import Value, define_operators
 from .common import (
     LARGE,
     PAIRS,
+    Quantised,
     Reject,
     Sample,
     Spec,
@@ -535,6 +536,9 @@ def _cast_samples(rng: np.random.Generator) -> list[Sample]:
     found = []
     for source, target in CASTS:
         if source.is_quantised:
+            n = source.block
+            for blocks, axes in (((n,), None), ((5, 2 * n), (1, 0)), ((3, 2, n), (1, 2, 0)), ((101, 4 * n), None)):
+                found.append(Sample((Quantised.draw(rng, source, blocks, axes),), {"dtype": target}))
             continue
         for shape in ((), (5, 33), LARGE):
             low, high = (0, 200) if source is u8 else (-100, 100)
@@ -545,7 +549,7 @@ def _cast_samples(rng: np.random.Generator) -> list[Sample]:
 
 _cast: OpSpec = op(
     "cast", inputs="x", attrs="dtype:dtype",
-    doc="y = x in another dtype; to integers it cuts towards 0, to halves it rounds to nearest even",
+    doc="y = x in another dtype; to integers it cuts towards 0, to halves it rounds to nearest even; quantised to f32",
     shape=_cast_shape,
     vjp=lambda g, x, dtype: [cast(g, x.dtype) if x.dtype.is_float and dtype.is_float else None],
     reference=_cast_reference,

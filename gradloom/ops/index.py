@@ -10,7 +10,7 @@ from ..base.dtypes import QUANTISED, DType, bf16, f16, f32, f64, i8, i32, i64, u
 from ..base.errors import DataError, DTypeError
 from ..graph.opspec import OpSpec, as_value, op
 from ..graph.value import Value
-from .common import Reject, Sample, Spec, bad, draw, need, need_dtype, scalar_specs
+from .common import Quantised, Reject, Sample, Spec, bad, draw, need, need_dtype, scalar_specs
 from .elementwise import cast
 
 
@@ -54,6 +54,19 @@ def _scatter_rows(g: np.ndarray, ids: np.ndarray, rows: int) -> np.ndarray:
     return y
 
 
+def _gather_samples(rng: np.random.Generator) -> list[Sample]:
+    found = []
+    for table, ids in GATHERS:
+        found.append(Sample((draw(rng, table), rng.integers(0, table[0], ids).astype(np.int32))))
+    for kind in (f16, bf16, *QUANTISED):
+        n = max(kind.block, 24)
+        for table, ids in (((9, 3 * n), (5, 2)), ((4, 2, n), (6,)), ((2 * n,), (7,)), ((30, 2 * n), (400,))):
+            picked = rng.integers(0, table[0], ids).astype(np.int32)
+            rows = Quantised.draw(rng, kind, table) if kind.is_quantised else draw(rng, table).astype(kind.numpy)
+            found.append(Sample((rows, picked)))
+    return found
+
+
 GATHERS = (
     ((1, 1), (1,)), ((10, 7), (5,)), ((10, 7), (2, 3)), ((4,), (9,)), ((50, 33), ()), ((6, 2, 5), (4,)),
     ((500, 64), (1000,)), ((3, 300), (700,)),
@@ -65,9 +78,7 @@ get_rows: OpSpec = op(
     shape=_get_rows_shape,
     vjp=lambda g, table, ids: [scatter_rows(g, ids, rows=table.shape[0]) if table.dtype is f32 else None, None],
     reference=_get_rows,
-    samples=lambda rng: [
-        Sample((draw(rng, table), rng.integers(0, table[0], ids).astype(np.int32))) for table, ids in GATHERS
-    ],
+    samples=_gather_samples,
     bad_samples=[
         bad("get_rows: dtype f32 is not taken: table f32[4,3], ids f32[2]; need i32", (4, 3), (2,)),
         bad("get_rows: table has no rows: table f32[], ids i32[2]; need at least one axis", (), ("i32", (2,))),

@@ -1,1 +1,5 @@
 """Backends and executables: who computes."""
+
+from .dequantise import dequantize
+
+__all__ = ["dequantize"]

@@ -4,7 +4,8 @@
     z, = run("add", [x, y], [("f32", (3, 4))], alias={0: 0})  # output 0 lies in the bytes of input 0
     run("clamp", [x], ["f32(5)"], attrs=[-1.0, 1.0])          # int, float, bool; a list takes its length first
 
-Inputs may be strided or broadcast views (non-negative strides), or None for an absent optional one. Every buffer has
+Inputs may be strided or broadcast views (non-negative strides), quantised ones (anything with the dtype's name, data,
+shape and strides, as gradloom.ops.common.Quantised has them), or None for an absent optional one. Every buffer has
 guard bytes on both sides; a changed guard byte, or a changed input that is no alias, is an AssertionError.
 """
 
@@ -19,7 +20,13 @@ import numpy as np
 
 from gradloom import _core
 
+BLOCKS = {  # of quantised dtypes: code, elements and bytes of a block
+    "q4_0": (16, 32, 18), "q4_1": (17, 32, 20), "q5_0": (18, 32, 22), "q5_1": (19, 32, 24), "q8_0": (20, 32, 34),
+    "q2_k": (21, 256, 84), "q3_k": (22, 256, 110), "q4_k": (23, 256, 144), "q5_k": (24, 256, 176),
+    "q6_k": (25, 256, 210),
+}  # fmt: skip
 CODES = {"none": 0, "f32": 1, "f16": 2, "bf16": 3, "f64": 4, "u8": 5, "i8": 6, "i32": 7, "i64": 8}
+CODES |= {k: v[0] for k, v in BLOCKS.items()}
 NUMPY = {
     "f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16),
     "f64": np.dtype(np.float64), "u8": np.dtype(np.uint8), "i8": np.dtype(np.int8),
@@ -145,21 +152,28 @@ def run(
             records.append(arg("none", ()))
             input_segment.append(-1)
             continue
-        t = NAMES[x.dtype]
-        size = x.dtype.itemsize
+        quantised = not isinstance(x, np.ndarray)
+        t = x.dtype.name if quantised else NAMES[x.dtype]
+        size = 1 if quantised else x.dtype.itemsize
         strides = [s // size if n > 1 else 0 for n, s in zip(x.shape, x.strides, strict=True)]
         if i in aliased:
             assert x.flags.c_contiguous
             strides = [s // size for s in x.strides]
         reach = 0 if x.size == 0 else 1 + sum((n - 1) * s for n, s in zip(x.shape, strides, strict=True))
+        if quantised:
+            reach = -(-reach // BLOCKS[t][1]) * BLOCKS[t][2]  # bytes
+            assert reach == x.data.size or not all(x.strides)
         same = next((j for j in range(i) if inputs[j] is x), None)  # one value passed twice: one buffer
         if same is not None:
             segment = input_segment[same]
         else:
             g = Guarded(reach * size)
             if reach:
-                view = np.lib.stride_tricks.as_strided(x, (reach,), (size,), writeable=False)
-                g.bytes.view(x.dtype)[:] = view
+                if quantised:
+                    g.bytes[:] = x.data[:reach]
+                else:
+                    view = np.lib.stride_tricks.as_strided(x, (reach,), (size,), writeable=False)
+                    g.bytes.view(x.dtype)[:] = view
             segment = len(segments)
             segments.append(("memory", g.address, g.nbytes))
             guarded.append(g)

@@ -198,6 +198,8 @@ int main() {
     for (int l = 0; l < F::N; l++)
       expect("load_f16", x, want[l], l, float(in[l]), 0),
           expect("load_bf16", b, __builtin_bit_cast(float, uint32_t(in[l]) << 16), l, float(in[l]), 0);
+    for (int l = 0; l < F::N; l++) x[l] = half_to_float(in[l]);
+    for (int l = 0; l < F::N; l++) expect("half_to_float", x, want[l], l, float(in[l]), 0);
     int32_t got[16];
     store_f16(out, F::load(x));
     for (int l = 0; l < F::N; l++)
@@ -228,7 +230,9 @@ int main() {
     int8_t s[16];
     float x[16], y[16];
     for (int l = 0; l < F::N; l++) u[l] = uint8_t(b + l), s[l] = int8_t(b + l);
-    load_u8(u).store(x), load_i8(s).store(y);
+    int32_t i[16];
+    load_u8(u).store(x), load_i8(s).store(y), load_bytes(u).store(i);
+    for (int l = 0; l < F::N; l++) expect("load_bytes", i, int32_t(u[l]), l, 0, 0);
     for (int l = 0; l < F::N; l++)
       expect("load_u8", x, float(u[l]), l, 0, 0), expect("load_i8", y, float(s[l]), l, 0, 0);
   }

@@ -18,6 +18,7 @@ import gradloom.ops  # noqa: F401 (fills the registry)
 from gradloom.base.dtypes import dtype as as_dtype
 from gradloom.graph.opspec import REGISTRY, OpSpec, Sample, constant
 from gradloom.graph.value import Node, Value
+from gradloom.ops.common import Quantised
 from gradloom.plan.tape import signature
 
 # Ops whose kernels give the very bits of the f32 reference.
@@ -31,6 +32,7 @@ TOLERANCE = {"rms_norm_back": 1e-5, "layer_norm_back": 1e-5, "batch_norm_back": 
 DEFAULT_TOLERANCE = 4e-6
 ELEMENTWISE_FLOOR = 4e-7  # absolute error allowed to elementwise ops
 CAST_TOLERANCE = {"f16": 2.0**-11, "bf16": 2.0**-8}
+REAL = ("float32", "float16", "bfloat16")
 LAYOUTS = ("dense", "reversed", "gaps", "repeated")
 SMALL = 20_000  # elements; larger samples run in fewer combinations
 
@@ -63,13 +65,25 @@ def case_id(case: Any) -> str:
 
 
 def node_of(spec: OpSpec, inputs: Sequence[Any], attrs: dict[str, Any]) -> Node:
-    """A node of the op on constants."""
-    return spec.node([None if x is None else constant(x, x.dtype) for x in inputs], attrs)
+    """A node of the op on constants and quantised leaves."""
+    return spec.node([None if x is None else operand(x) for x in inputs], attrs)
+
+
+def operand(x: Any) -> Value:
+    return x.value() if isinstance(x, Quantised) else constant(x, x.dtype)
+
+
+def without_rows(x: Any) -> Any:
+    """The same operand with nothing along its first axis."""
+    if isinstance(x, Quantised):
+        return Quantised(x.dtype, x.data[:0], (0, *x.shape[1:]), x.strides)
+    return x[:0].copy()
 
 
 def reference(node: Node, inputs: Sequence[Any], real: Any = np.float64) -> list[np.ndarray]:
-    """The op's reference in float64 or float32; halves and f64 data stay as they are."""
-    arrays = [x.astype(real) if x is not None and x.dtype == np.float32 else x for x in inputs]
+    """The op's reference in float64 or float32; f64 data stay as they are."""
+    arrays = [x.numpy() if isinstance(x, Quantised) else x for x in inputs]
+    arrays = [x.astype(real) if x is not None and x.dtype.name in REAL else x for x in arrays]
     with np.errstate(all="ignore"):
         results = node.op.call("reference", node.attrs | node.op.bind_inputs(arrays))
     return [np.asarray(r) for r in (results if isinstance(results, (tuple, list)) else (results,))]
@@ -125,6 +139,8 @@ def laid_out(x: np.ndarray, layout: str, unit: bool = False) -> np.ndarray:
     """x under other strides. unit: one of the last two strides stays 1, none is 0 (what matrices may look like)."""
     if x.ndim == 0:
         return x
+    if isinstance(x, Quantised):
+        return blocks_laid_out(x, layout)
     if layout == "reversed" and unit:  # the last two axes swapped in memory
         return np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2)
     if layout == "reversed":
@@ -139,6 +155,19 @@ def laid_out(x: np.ndarray, layout: str, unit: bool = False) -> np.ndarray:
         return view
     if layout == "repeated":  # stride 0 along the first axis: other numbers
         return np.broadcast_to(x[:1], x.shape)
+    return x
+
+
+def blocks_laid_out(x: Quantised, layout: str) -> Quantised:
+    """The same blocks with one more after each row, or the first of all rows again and again; blocks cannot turn."""
+    if layout == "gaps":
+        along = x.shape[x.strides.index(1)]
+        rows = x.data.reshape(-1, along // x.dtype.block, x.dtype.bytes)
+        wide = np.concatenate([rows, np.full_like(rows[:, :1], 255)], 1)
+        strides = tuple(s if s == 1 else s // along * (along + x.dtype.block) for s in x.strides)
+        return Quantised(x.dtype, wide.reshape(-1)[: -x.dtype.bytes], x.shape, strides)
+    if layout == "repeated" and x.strides[0] != 1:
+        return Quantised(x.dtype, x.data, x.shape, (0, *x.strides[1:]))
     return x
 
 

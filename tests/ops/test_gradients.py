@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from gradloom.graph.graph import reachable
-from gradloom.graph.opspec import REGISTRY, constant, input
+from gradloom.graph.opspec import REGISTRY, input
 from gradloom.graph.value import Value
 from gradloom.ops import add, cast, mul
 from gradloom.ops import sum as sum_over
 from gradloom.run.feeds import leaves
 from gradloom.run.numpy_backend import evaluate
 from gradloom.transform.grad import gradients
-from tests.ops.cases import case_id, sampled_ops, samples_of
+from tests.ops.cases import case_id, operand, sampled_ops, samples_of
 
 MOST = 1500  # elements in all inputs together
 
@@ -67,7 +67,7 @@ class Differentiated:
                 self.names[value], self.at[key] = key, x.astype(np.float64)
                 values.append(value)
             else:
-                values.append(constant(x, x.dtype))
+                values.append(operand(x))
         self.node = spec.node(values, sample.attrs)
         outputs = [v for v in self.node.outputs if v.dtype.is_float]
         self.loss = self.weighted(outputs[:1] if name in FIRST_OUTPUT_ONLY else outputs)

@@ -24,6 +24,7 @@ from tests.ops.cases import (
     reference,
     samples_of,
     update_aliases,
+    without_rows,
 )
 
 ISAS = _core.isas()
@@ -89,7 +90,7 @@ def test_kernel_over_its_inputs(case, isa):
 def test_kernel_on_no_rows(spec, isa):
     """Every input without its rows, where the op takes that: nothing is touched, sums are 0."""
     sample = samples_of(spec.name)[-1]
-    inputs = [x if x is None or x.ndim == 0 else x[:0].copy() for x in sample.inputs]
+    inputs = [x if x is None or x.ndim == 0 else without_rows(x) for x in sample.inputs]
     try:
         node = node_of(spec, inputs, sample.attrs)
     except GradloomError:

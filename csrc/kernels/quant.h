@@ -1,0 +1,327 @@
+// quant.h: blocks of quantised numbers as f32.
+//
+// A block holds `kElements` neighbours: scales (f16, little-endian, unaligned) and packed integers. All formats and the
+// order of their arithmetic are those of the gguf package, bit for bit: products are rounded before anything is added.
+// The unit of work is a chunk of 32 neighbours: a whole small block, or an eighth of a block of 256. A decoder names
+// the chunk's numbers by position and hands vectors to `put(position, vector)`.
+#pragma once
+#include "index.h"
+
+namespace gradloom::GL_ISA::quant {
+
+constexpr int64_t kChunk = 32;
+
+// A little-endian f16 at any address.
+inline float half_at(const uint8_t* p) {
+  uint16_t bits;
+  std::memcpy(&bits, p, 2);
+  return half_to_float(bits);
+}
+
+// Bit `lane` of a word, tested per lane: word & kBits[lane].
+alignas(64) inline constexpr uint32_t kBits[32] = {
+    1u << 0,  1u << 1,  1u << 2,  1u << 3,  1u << 4,  1u << 5,  1u << 6,  1u << 7,  1u << 8,  1u << 9,  1u << 10,
+    1u << 11, 1u << 12, 1u << 13, 1u << 14, 1u << 15, 1u << 16, 1u << 17, 1u << 18, 1u << 19, 1u << 20, 1u << 21,
+    1u << 22, 1u << 23, 1u << 24, 1u << 25, 1u << 26, 1u << 27, 1u << 28, 1u << 29, 1u << 30, 1u << 31};
+
+inline I low(I x, int32_t mask) { return x & I::set1(mask); }
+
+// Four bits a number: the first half of the block in the low ones.
+template <bool offset> struct Q4 {  // q4_0: d (q - 8); q4_1: d q + m
+  static constexpr int64_t kElements = 32, kBytes = offset ? 20 : 18;
+  template <class Put> static void chunk(const uint8_t* block, int, Put put) {
+    const F d = F::set1(half_at(block)), m = F::set1(offset ? half_at(block + 2) : 0.0f);
+    const uint8_t* const q = block + (offset ? 4 : 2);
+    auto number = [&](I x) { return offset ? d * to_f32(x) + m : d * to_f32(x - I::set1(8)); };
+#pragma GCC unroll 2
+    for (int i = 0; i < 16; i += F::N) {
+      const I x = load_bytes(q + i);
+      put(i, number(low(x, 15)));
+      put(i + 16, number(shift_right_logical(x, 4)));
+    }
+  }
+};
+
+// The fifth bit of number i is bit i of a word.
+template <bool offset> struct Q5 {  // q5_0: d (q - 16); q5_1: d q + m
+  static constexpr int64_t kElements = 32, kBytes = offset ? 24 : 22;
+  template <class Put> static void chunk(const uint8_t* block, int, Put put) {
+    const F d = F::set1(half_at(block)), m = F::set1(offset ? half_at(block + 2) : 0.0f);
+    const uint8_t* const q = block + (offset ? 8 : 6);
+    int32_t word;
+    std::memcpy(&word, q - 4, 4);
+    const I high = I::set1(word);
+    auto number = [&](I x, int at) {
+      const I bit = high & I::load(reinterpret_cast<const int32_t*>(kBits + at));
+      x = x | select(ne(bit, I::zero()), I::set1(16), I::zero());
+      return offset ? d * to_f32(x) + m : d * to_f32(x - I::set1(16));
+    };
+#pragma GCC unroll 2
+    for (int i = 0; i < 16; i += F::N) {
+      const I x = load_bytes(q + i);
+      put(i, number(low(x, 15), i));
+      put(i + 16, number(shift_right_logical(x, 4), i + 16));
+    }
+  }
+};
+
+struct Q8 {  // q8_0: d q
+  static constexpr int64_t kElements = 32, kBytes = 34;
+  template <class Put> static void chunk(const uint8_t* block, int, Put put) {
+    const F d = F::set1(half_at(block));
+#pragma GCC unroll 4
+    for (int i = 0; i < 32; i += F::N) put(i, d * load_i8(reinterpret_cast<const int8_t*>(block + 2 + i)));
+  }
+};
+
+// Blocks of 256. Chunk c of q2_k and q3_k: bits 2 (c % 4) and up of 32 bytes; a scale for 16 numbers.
+struct Q2K {  // d (s & 15) q - dmin (s >> 4)
+  static constexpr int64_t kElements = 256, kBytes = 84;
+  template <class Put> static void chunk(const uint8_t* block, int c, Put put) {
+    const float d = half_at(block + 80), least = half_at(block + 82);
+    const uint8_t* const q = block + 16 + 32 * (c / 4);
+    const int shift = 2 * (c % 4);
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; h++) {
+      const int s = block[2 * c + h];
+      const F scale = F::set1(d * static_cast<float>(s & 15)), min = F::set1(least * static_cast<float>(s >> 4));
+#pragma GCC unroll 2
+      for (int i = 16 * h; i < 16 * h + 16; i += F::N)
+        put(i, scale * to_f32(low(shift_right_logical(load_bytes(q + i), shift), 3)) - min);
+    }
+  }
+};
+
+struct Q3K {  // d (s - 32) (q - 4 where bit c of the mask is 0)
+  static constexpr int64_t kElements = 256, kBytes = 110;
+  template <class Put> static void chunk(const uint8_t* block, int c, Put put) {
+    const float d = half_at(block + 108);
+    const uint8_t* const q = block + 32 + 32 * (c / 4);
+    const uint8_t* const scales = block + 96;
+    const int shift = 2 * (c % 4);
+    const I bit = I::set1(1 << c);
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; h++) {
+      const int k = 2 * c + h;
+      const int s = ((k < 8 ? scales[k] & 15 : scales[k - 8] >> 4) | ((scales[8 + k % 4] >> (2 * (k / 4)) & 3) << 4)) - 32;
+      const F scale = F::set1(d * static_cast<float>(s));
+#pragma GCC unroll 2
+      for (int i = 16 * h; i < 16 * h + 16; i += F::N) {
+        const I x = low(shift_right_logical(load_bytes(q + i), shift), 3);
+        const I less = select(ne(load_bytes(block + i) & bit, I::zero()), I::zero(), I::set1(4));
+        put(i, scale * to_f32(x - less));
+      }
+    }
+  }
+};
+
+// The six-bit scale and minimum of chunk c of q4_k and q5_k, out of 12 bytes.
+struct ScaleMin { float scale, min; };
+inline ScaleMin scale_min(const uint8_t* block, int c) {
+  const uint8_t* const s = block + 4;
+  const int scale = c < 4 ? s[c] & 63 : (s[c + 4] & 15) | (s[c - 4] >> 2 & 0x30);
+  const int min = c < 4 ? s[c + 4] & 63 : s[c + 4] >> 4 | (s[c] >> 2 & 0x30);
+  return {half_at(block) * static_cast<float>(scale), half_at(block + 2) * static_cast<float>(min)};
+}
+
+struct Q4K {  // d s q - dmin m; chunks 2 i and 2 i + 1 share 32 bytes
+  static constexpr int64_t kElements = 256, kBytes = 144;
+  template <class Put> static void chunk(const uint8_t* block, int c, Put put) {
+    const ScaleMin s = scale_min(block, c);
+    const F scale = F::set1(s.scale), min = F::set1(s.min);
+    const uint8_t* const q = block + 16 + 32 * (c / 2);
+    const int shift = 4 * (c % 2);
+#pragma GCC unroll 4
+    for (int i = 0; i < 32; i += F::N)
+      put(i, scale * to_f32(low(shift_right_logical(load_bytes(q + i), shift), 15)) - min);
+  }
+};
+
+struct Q5K {  // as q4_k; the fifth bit of chunk c is bit c of 32 bytes
+  static constexpr int64_t kElements = 256, kBytes = 176;
+  template <class Put> static void chunk(const uint8_t* block, int c, Put put) {
+    const ScaleMin s = scale_min(block, c);
+    const F scale = F::set1(s.scale), min = F::set1(s.min);
+    const uint8_t* const q = block + 48 + 32 * (c / 2);
+    const int shift = 4 * (c % 2);
+    const I bit = I::set1(1 << c);
+#pragma GCC unroll 4
+    for (int i = 0; i < 32; i += F::N) {
+      const I high = select(ne(load_bytes(block + 16 + i) & bit, I::zero()), I::set1(16), I::zero());
+      put(i, scale * to_f32(low(shift_right_logical(load_bytes(q + i), shift), 15) | high) - min);
+    }
+  }
+};
+
+struct Q6K {  // d s (q - 32); a signed scale for 16 numbers
+  static constexpr int64_t kElements = 256, kBytes = 210;
+  template <class Put> static void chunk(const uint8_t* block, int c, Put put) {
+    const float d = half_at(block + 208);
+    const uint8_t* const q = block + 64 * (c / 4) + 32 * (c % 2);
+    const uint8_t* const top = block + 128 + 32 * (c / 4);
+    const int shift = 4 * (c / 2 % 2), shift_top = 2 * (c % 4);
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; h++) {
+      const F scale = F::set1(d * static_cast<float>(static_cast<int8_t>(block[192 + 2 * c + h])));
+#pragma GCC unroll 2
+      for (int i = 16 * h; i < 16 * h + 16; i += F::N) {
+        const I x = low(shift_right_logical(load_bytes(q + i), shift), 15);
+        const I high = low(shift_right_logical(load_bytes(top + i), shift_top), 3) << 4;
+        put(i, scale * to_f32((x | high) - I::set1(32)));
+      }
+    }
+  }
+};
+
+// Halves, 32 at a time as well.
+template <bool brain> struct Halves {
+  static constexpr int64_t kElements = 32, kBytes = 64;
+  static F load(const uint8_t* p) {
+    const uint16_t* const x = reinterpret_cast<const uint16_t*>(p);
+    return brain ? load_bf16(x) : load_f16(x);
+  }
+  template <class Put> static void chunk(const uint8_t* block, int, Put put) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 32; i += F::N) put(i, load(block + 2 * i));
+  }
+};
+
+// ---- runs of neighbours ---------------------------------------------------------------------------------
+
+// Numbers first .. first + count of an array whose blocks lie one after the other. Both may cut blocks; what is read
+// stays inside the bytes of those numbers' blocks (of halves: of those numbers).
+template <class Q> void decode(const uint8_t* data, int64_t first, int64_t count, float* to) {
+  auto block_of = [&](int64_t at) { return data + at / Q::kElements * Q::kBytes; };
+  auto part = [&](int64_t at, int64_t n) {  // less than a chunk, inside one
+    alignas(64) float room[kChunk];
+    const int64_t start = at % kChunk;
+    Q::chunk(block_of(at), static_cast<int>(at % Q::kElements / kChunk), [&](int i, F x) { x.store(room + i); });
+    std::memcpy(to, room + start, static_cast<size_t>(n) * sizeof(float));
+    to += n;
+  };
+  const int64_t end = first + count;
+  int64_t at = first;
+  if (at % kChunk && count) {
+    const int64_t n = kChunk - at % kChunk < count ? kChunk - at % kChunk : count;
+    part(at, n);
+    at += n;
+  }
+  for (; at + kChunk <= end; at += kChunk, to += kChunk)
+    Q::chunk(block_of(at), static_cast<int>(at % Q::kElements / kChunk), [&](int i, F x) { x.store(to + i); });
+  if (at < end) part(at, end - at);
+}
+template <bool brain> void decode_halves(const uint8_t* data, int64_t first, int64_t count, float* to) {
+  data += 2 * first;
+  int64_t i = 0;
+  for (; i + F::N <= count; i += F::N) Halves<brain>::load(data + 2 * i).store(to + i);
+  if (i == count) return;
+  const int n = static_cast<int>(count - i);
+  const uint16_t* const x = reinterpret_cast<const uint16_t*>(data + 2 * i);
+  (brain ? load_bf16_n(x, n) : load_f16_n(x, n)).store_n(to + i, n);
+}
+
+using DecodeFn = void (*)(const uint8_t* data, int64_t first, int64_t count, float* to);
+inline DecodeFn decoder(DType t) {
+  switch (t) {
+    case DType::f16: return decode_halves<false>;
+    case DType::bf16: return decode_halves<true>;
+    case DType::q4_0: return decode<Q4<false>>;
+    case DType::q4_1: return decode<Q4<true>>;
+    case DType::q5_0: return decode<Q5<false>>;
+    case DType::q5_1: return decode<Q5<true>>;
+    case DType::q8_0: return decode<Q8>;
+    case DType::q2_k: return decode<Q2K>;
+    case DType::q3_k: return decode<Q3K>;
+    case DType::q4_k: return decode<Q4K>;
+    case DType::q5_k: return decode<Q5K>;
+    case DType::q6_k: return decode<Q6K>;
+    default: return nullptr;
+  }
+}
+
+// ---- cast(x) -> y ---------------------------------------------------------------------------------------
+
+// Jobs of up to kRun neighbours along the axis of x's blocks.
+constexpr int64_t kRun = 256;
+struct CastJobs {
+  int axis;  // of the blocks; all other axes are walked
+  int64_t extent, runs, jobs;
+};
+inline CastJobs cast_jobs(const Tensor& x) {
+  CastJobs c{0, x.size(), 0, 0};
+  if (!x.dense()) {
+    while (c.axis < x.rank - 1 && (x.strides[c.axis] != 1 || x.shape[c.axis] == 1)) c.axis++;
+    c.extent = x.shape[c.axis];
+  }
+  c.runs = (c.extent + kRun - 1) / kRun;
+  c.jobs = c.extent ? x.size() / c.extent * c.runs : 0;
+  return c;
+}
+inline void plan_cast(const Call& c, KernelPlan& plan) {
+  plan.parts[0] = parts_for(static_cast<double>(c[1].size()), 65536, 64);
+}
+inline void run_cast(const Call& c, int, int part, int parts, void*) {
+  const Tensor &x = c[0], &y = c[1];
+  const CastJobs w = cast_jobs(x);
+  const DecodeFn decode_run = decoder(x.dtype);
+  const uint8_t* const data = x.as<const uint8_t>();
+  const Range mine = part_range(w.jobs, part, parts);
+  if (x.dense()) {
+    const int64_t end = mine.end * kRun < w.extent ? mine.end * kRun : w.extent;
+    decode_run(data, mine.begin * kRun, end - mine.begin * kRun, y.as<float>() + mine.begin * kRun);
+    return;
+  }
+  int64_t y_strides[kMaxRank], step = 1;
+  for (int i = x.rank - 1; i >= 0; i--) {
+    y_strides[i] = step;
+    step *= x.shape[i];
+  }
+  alignas(64) float room[kRun];
+  for (int64_t job = mine.begin; job < mine.end; job++) {
+    const int64_t at = job % w.runs * kRun, count = w.extent - at < kRun ? w.extent - at : kRun;
+    int64_t from = at, to = at * y_strides[w.axis], left = job / w.runs;
+    for (int i = x.rank - 1; i >= 0; i--) {
+      if (i == w.axis) continue;
+      from += left % x.shape[i] * x.strides[i];
+      to += left % x.shape[i] * y_strides[i];
+      left /= x.shape[i];
+    }
+    float* const out = y.as<float>() + to;
+    if (y_strides[w.axis] == 1) {
+      decode_run(data, from, count, out);
+    } else {
+      decode_run(data, from, count, room);
+      for (int64_t i = 0; i < count; i++) out[i * y_strides[w.axis]] = room[i];
+    }
+  }
+}
+
+// ---- get_rows(table, ids) -> y --------------------------------------------------------------------------
+
+inline void run_get_rows(const Call& call, int, int part, int parts, void*) {
+  const DecodeFn decode_run = decoder(call[0].dtype);
+  const int32_t* ids = call[1].as<const int32_t>();
+  float* y = call[2].as<float>();
+  const int64_t width = row_elements(call[0]), rows = call[0].shape[0];
+  const Range range = part_range(call[1].size(), part, parts);
+  for (int64_t i = range.begin; i < range.end; i++) {
+    const int64_t id = ids[i];
+    if (id < 0 || id >= rows) {
+      call.status->fail(Stop::index, i, id);
+      continue;
+    }
+    decode_run(call[0].as<const uint8_t>(), id * width, width, y + i * width);
+  }
+}
+
+#define GL_QUANTISED(type)                                                            \
+  {"cast", type "_f32", plan_cast, run_cast}, {"get_rows", type "_i32_f32", get_rows_plan, run_get_rows}
+inline constexpr KernelRow kQuantRows[] = {
+    {"get_rows", "f16_i32_f32", get_rows_plan, run_get_rows},
+    {"get_rows", "bf16_i32_f32", get_rows_plan, run_get_rows},
+    GL_QUANTISED("q4_0"), GL_QUANTISED("q4_1"), GL_QUANTISED("q5_0"), GL_QUANTISED("q5_1"), GL_QUANTISED("q8_0"),
+    GL_QUANTISED("q2_k"), GL_QUANTISED("q3_k"), GL_QUANTISED("q4_k"), GL_QUANTISED("q5_k"), GL_QUANTISED("q6_k"),
+};
+#undef GL_QUANTISED
+
+}  // namespace gradloom::GL_ISA::quant
