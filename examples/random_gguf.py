@@ -57,6 +57,7 @@ def write_random(
     eps: float = 1e-5,
     tied: bool = True,
     std: float = 0.02,
+    embedding_std: float | None = None,
     seed: int = 0,
     chat: bool = False,
     metadata: dict[str, Any] | None = None,
@@ -69,6 +70,7 @@ def write_random(
     rope_factors numbers [rope_dims / 2], stored as rope_freqs.weight (what llama 3.1 has)
     tied         no output.weight: the embedding is the output layer
     std          of the matrices; norm weights lie in 0.9 .. 1.1, biases (qwen2) have 5 times std
+    embedding_std of the embedding and the output, std when not given
     chat         adds <|im_start|>, <|im_end|> and a ChatML template
     metadata     further keys, such as {"llama.rope.scaling.type": "linear"}; text, whole numbers, numbers, truth values
     """
@@ -137,6 +139,8 @@ def write_random(
             makers.append(functools.partial(np.asarray, rope_factors, np.float32))
         else:
             spread = -0.1 if name.endswith("norm.weight") else std * (5 if name.endswith("bias") else 1)
+            if name in ("token_embd.weight", "output.weight"):
+                spread = embedding_std or std
             makers.append(functools.partial(random_tensor, shape, stored, spread, (seed, place)))
         elements, size = gguf.GGML_QUANT_SIZES[ggml_type(stored)]
         dtype = np.dtype({"f32": np.float32, "f16": np.float16}.get(stored, np.uint8))
