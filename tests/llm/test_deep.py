@@ -1,0 +1,70 @@
+"""The deep case at reduced width: the plan changes no bit; the losses are PyTorch's, which the golden file keeps."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.llm.deep_case import WAYS, DeepCase
+from tests.llm.ours import Ours
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "deep_losses.json"  # of torch_model.py in float64
+oracle = pytest.mark.oracle
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> DeepCase:
+    return DeepCase(tmp_path_factory.mktemp("deep"), "deep")
+
+
+def test_twenty_steps_are_the_same_bits_however_they_are_planned(case: DeepCase) -> None:
+    losses, arrays, plan = case.ours()
+    print(f"planned peak {plan.peak_bytes} B, unshared {plan.unshared_bytes} B, lower bound {plan.lower_bound_bytes} B")
+    assert len(plan.placement.inplace) > 60 and plan.peak_bytes < 0.6 * plan.unshared_bytes
+    for way, options in WAYS.items():
+        found, others, _ = case.ours(**options)
+        assert found == losses, way
+        assert all(a.tobytes() == others[k].tobytes() for k, a in arrays.items()), way
+    right = json.loads(GOLDEN.read_text())
+    assert np.abs(np.subtract(losses, right)).max() < 1e-5
+    assert right[-1] < 0.5 * right[0]
+
+
+@oracle
+@needs_torch
+def test_the_losses_are_pytorchs(case: DeepCase) -> None:
+    import torch
+
+    from tests.llm.twin import assert_noise
+
+    torch.set_num_threads(1)
+    single, double = (case.theirs(kind) for kind in (torch.float32, torch.float64))
+    assert_noise("losses", case.ours()[0], single, double)
+    assert np.allclose(double, json.loads(GOLDEN.read_text()), rtol=0, atol=1e-12)
+
+
+@oracle
+@needs_torch
+@pytest.mark.parametrize("b_std", [0.0, 0.05])
+def test_every_gradient_of_the_first_step(case: DeepCase, b_std: float) -> None:
+    import torch
+
+    from tests.llm.twin import Theirs, assert_noise
+
+    torch.set_num_threads(1)
+    arrays = case.arrays(b_std)
+    loss, grads = Ours(case.path, arrays).gradients(*case.batch)
+    (loss32, grads32), (loss64, grads64) = (
+        Theirs(case.path, arrays, kind).gradients(*case.batch) for kind in (torch.float32, torch.float64)
+    )
+    assert_noise("loss", loss, loss32, loss64)
+    assert grads.keys() == grads64.keys() and len(grads) == 30 * 4 * 2
+    for name, grad in grads.items():
+        zero = not b_std and name.endswith("lora_a")
+        assert zero == (not np.abs(grads64[name]).max() > 1e-6), f"{name}: a gradient of nothing proves nothing"
+        assert_noise(name, grad, grads32[name], grads64[name])

@@ -1,0 +1,48 @@
+"""One model of a GGUF file in gradloom and in PyTorch, with the same LoRA arrays and the same batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.llm.ours import LINEAR, Arrays, Ours, lora_arrays, packed
+from tests.llm.torch_model import TorchModel
+from tests.train.test_oracle import assert_noise
+
+__all__ = ["LINEAR", "Ours", "Theirs", "assert_noise", "lora_arrays", "packed"]
+
+
+class Theirs:
+    """PyTorch in one precision, with the same adapter."""
+
+    def __init__(self, path: Path, arrays: Arrays, dtype: torch.dtype, alpha: float = 16.0) -> None:
+        self.model = TorchModel(path, dtype)
+        self.adapter = self.model.adapter(arrays)
+        self.scale = alpha / len(next(iter(arrays.values()))[0]) if arrays else 1.0
+
+    def named(self) -> dict[str, torch.Tensor]:
+        """Trained arrays by our names."""
+        return {f"{k}.lora_{n}": t for k, pair in self.adapter.items() for n, t in zip("ab", pair, strict=True)}
+
+    def loss(self, tokens: Any, positions: Any, labels: Any) -> torch.Tensor:
+        return self.model.loss(tokens, positions, labels, self.adapter, self.scale)
+
+    def gradients(self, tokens: Any, positions: Any, labels: Any) -> tuple[float, dict[str, np.ndarray]]:
+        named = self.named()
+        loss = self.loss(tokens, positions, labels)
+        found = torch.autograd.grad(loss, list(named.values()))
+        return loss.item(), {k: g.numpy() for k, g in zip(named, found, strict=True)}
+
+    def sgd(self, tokens: Any, positions: Any, labels: Any, lr: float, steps: int) -> list[float]:
+        """The loss before each step."""
+        losses, trained = [], list(self.named().values())
+        for _ in range(steps):
+            loss = self.loss(tokens, positions, labels)
+            losses.append(loss.item())
+            with torch.no_grad():
+                for t, g in zip(trained, torch.autograd.grad(loss, trained), strict=True):
+                    t -= lr * g
+        return losses
