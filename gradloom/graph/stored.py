@@ -5,8 +5,10 @@ It lives once, in memory of its own, and every executable compiled for the CPU r
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 
 import numpy as np
 
@@ -22,6 +24,25 @@ def aligned_empty(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
     raw = np.empty(bytes_needed + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + bytes_needed].view(kind).reshape(shape)
+
+
+_sketching: ContextVar[bool] = ContextVar("sketching", default=False)
+
+
+@contextlib.contextmanager
+def sketched() -> Iterator[None]:
+    """Inside, new Stored arrays get a shape and no contents, so that they take no memory: for plans of what may not
+    fit. They must not be run."""
+    token = _sketching.set(True)
+    try:
+        yield
+    finally:
+        _sketching.reset(token)
+
+
+def sketching() -> bool:
+    """Inside of `sketched`."""
+    return _sketching.get()
 
 
 class Stored:
@@ -42,7 +63,8 @@ class Stored:
         self.version = 0
         self.check: Callable[[], object] | None = None
         self.array = aligned_empty(given.shape, self.dtype.numpy)
-        self.array[...] = given
+        if not sketching():
+            self.array[...] = given
 
     @classmethod
     def wrap(cls, name: str, array: np.ndarray) -> Stored:

@@ -61,7 +61,9 @@ def choose_isa(wanted: str | None) -> str:
     return wanted
 
 
-class _Kernels:
+class Kernels:
+    """The kernels of an instruction set, and what they need."""
+
     def __init__(self, isa: str) -> None:
         self.isa = isa
         self.known = set(_core.kernels(isa))
@@ -89,7 +91,7 @@ class CpuExecutable:
     def __init__(self, program: Program, switches: Switches, own: _core.Arena | None = None) -> None:
         """own: an arena for this executable alone, instead of the one that all share."""
         isa = choose_isa(switches.isa)
-        kernels = _Kernels(isa)
+        kernels = Kernels(isa)
         nodes = program.nodes
         self.inputs, self.settings = leaves(nodes, "input"), leaves(nodes, "setting")
         kernels.require(program)

@@ -1,4 +1,4 @@
-"""Plans programs of any size without computing: one part, no scratch, no workspace, nothing allocated."""
+"""Plans programs of any size without computing, exactly as the CPU would run them; nothing is allocated."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from ..base.errors import BackendError
 from ..base.settings import Switches
 from ..graph.value import Node
 from ..plan.plan import Plan, make_plan
-from ..plan.tape import KernelNeeds
+from ..plan.tape import KernelNeeds, signature
 from ..transform.rewrite import Program
-
-
-def needs(node: Node, args: np.ndarray) -> KernelNeeds:
-    return KernelNeeds()
+from .cpu_backend import Kernels, choose_isa
 
 
 class NullExecutable:
-    """A proved plan, and nothing that could run."""
+    """A proved plan, and nothing that could run. What the CPU has no kernel for needs one part and no scratch."""
 
     def __init__(self, program: Program, switches: Switches) -> None:
-        self.program = program
+        self.program, self.switches = program, switches
+        kernels = Kernels(choose_isa(switches.isa))
+
+        def needs(node: Node, args: np.ndarray) -> KernelNeeds:
+            return kernels.needs(node, args) if (node.op.name, signature(node)) in kernels.known else KernelNeeds()
+
         self.plan: Plan = make_plan(program, needs, switches)
 
     def __call__(self, **feeds: Any) -> Any:

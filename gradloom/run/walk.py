@@ -170,7 +170,7 @@ def judge(walk: Walk, values: Sequence[Mapping[int, np.ndarray]]) -> Iterator[Ju
     """
     last: dict[Value, int] = {}
     for k, node in enumerate(walk.steps):
-        last.update((base, k) for v in node.inputs if v is not None and (base := _base(v)) is not None)
+        last.update((base_of(v), k) for v in node.inputs if v is not None)
     seen: dict[Value, np.ndarray] = {}  # what the CPU computed
     exact: dict[Value, np.ndarray] = {}  # what float64 makes of the same leaves
     for k, node in enumerate(walk.steps):
@@ -192,13 +192,13 @@ def judge(walk: Walk, values: Sequence[Mapping[int, np.ndarray]]) -> Iterator[Ju
             del seen[value], exact[value]
 
 
-def _base(value: Value) -> Value | None:
-    """What a chain of views looks at; None for a leaf."""
+def base_of(value: Value) -> Value:
+    """What a chain of views looks at."""
     while value.node.op.view is not None:
         source = value.node.inputs[0]
         assert source is not None
         value = source
-    return None if value.node.op.leaf else value
+    return value
 
 
 def _apply(walk: Walk, node: Node, known: Mapping[Value, np.ndarray], real: type) -> list[np.ndarray]:

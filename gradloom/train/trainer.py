@@ -17,6 +17,7 @@ from ..graph.stored import Stored
 from ..graph.value import Value, describe
 from ..nn.module import Module
 from ..optim.optimizer import AdamW, Optimizer
+from ..plan.plan import Plan
 from ..run.cpu_backend import GuardTripped, IndexOutOfRange, NotFinite
 from ..run.executable import compile as compile_program
 from ..transform.grad import gradients
@@ -33,7 +34,7 @@ Model = Module | Callable[[Value], Value] | tuple[Value, Value]
 
 
 @dataclass(frozen=True)
-class _Step:
+class Step:
     """A compiled micro-batch: what to run and what its outputs are."""
 
     run: Any
@@ -98,7 +99,7 @@ class Trainer:
         if isinstance(model, Module):
             model.ensure_init(seed)
         self._keeps_gradients = build == "grad" or accumulate > 1
-        self._steps: dict[Hashable, _Step] = {}
+        self._steps: dict[Hashable, Step] = {}
         self._sources: dict[int, RowSource] = {}
         self._state: dict[Stored, dict[str, Parameter]] = {}
         self._accumulators: dict[Stored, Parameter] = {}
@@ -191,6 +192,10 @@ class Trainer:
         micro_size = min(micro_batch_size or batch_size, batch_size)
         self._compile_all(source, start, stop, batch_size, micro_size, backward and self.build != "forward")
 
+    def whole_step(self, source: RowSource, rows: int) -> Step:
+        """A step on so many rows with its update: what it computes, and the executable."""
+        return self._step_for(source, rows, True, True)
+
     def _compile_all(
         self, source: RowSource, start: int, stop: int, batch_size: int, micro_size: int, backward: bool
     ) -> None:
@@ -261,7 +266,7 @@ class Trainer:
 
     # ---- running -------------------------------------------------------------------------------------------
 
-    def _run(self, step: _Step, micro: _Micro, count: int, backward: bool) -> tuple[int, list[np.ndarray]]:
+    def _run(self, step: Step, micro: _Micro, count: int, backward: bool) -> tuple[int, list[np.ndarray]]:
         settings = self._settings(micro, count, backward)
         try:
             return step.run.run_many(count, settings, CALL_SECONDS)
@@ -313,7 +318,7 @@ class Trainer:
         if self.build == "opt":
             self._in_window = self._window_rows = 0
 
-    def _first_bad(self, step: _Step, settings: dict[str, Any]) -> str:
+    def _first_bad(self, step: Step, settings: dict[str, Any]) -> str:
         """Run the step again, unshared and checked, to name the first node that is not finite."""
         options = self.options | {"reuse": False, "check": 2, "fuse": False, "debug": 0}
         checked = compile_program(step.outputs, step.updates, **options)
@@ -339,7 +344,7 @@ class Trainer:
     def _add(
         self,
         result: Result,
-        step: _Step,
+        step: Step,
         rows: int,
         outputs: list[np.ndarray],
         labels: np.ndarray | None,
@@ -351,7 +356,7 @@ class Trainer:
 
     # ---- building ------------------------------------------------------------------------------------------
 
-    def _step_for(self, source: RowSource | FeedSource, rows: int, backward: bool, update: bool) -> _Step:
+    def _step_for(self, source: RowSource | FeedSource, rows: int, backward: bool, update: bool) -> Step:
         key: Hashable = (source.key, rows, backward, update)
         built = None
         if self.dynamic:
@@ -407,7 +412,7 @@ class Trainer:
         if isinstance(source, RowSource) and pred.ndim == 2:
             source.data.check_labels(pred.shape[-1])
 
-    def _compile(self, built: _Built, rows: int, update: bool) -> _Step:
+    def _compile(self, built: _Built, rows: int, update: bool) -> Step:
         outputs, grads, parameters = built
         updates: tuple[Value, ...] = ()
         if grads is not None:
@@ -416,7 +421,7 @@ class Trainer:
             updates = self._updates(parameters, grads, weight, update)
             outputs = [*outputs, guard]
         run = compile_program(outputs, updates, **self.options)
-        return _Step(run, rows, self.loss == "cross_entropy", outputs, updates)
+        return Step(run, rows, self.loss == "cross_entropy", outputs, updates)
 
     def _updates(
         self, parameters: tuple[Parameter, ...], grads: list[Value], weight: Value, update: bool
@@ -444,9 +449,24 @@ class Trainer:
         return updates
 
     @property
+    def plans(self) -> list[Plan]:
+        """The plans of the steps that were compiled so far."""
+        return [s.run.plan for s in self._steps.values() if hasattr(s.run, "plan")]
+
+    @property
     def planned_bytes(self) -> int:
         """The largest arena that a compiled step of this trainer plans for."""
-        return max((s.run.plan.peak_bytes for s in self._steps.values() if hasattr(s.run, "plan")), default=0)
+        return max((p.peak_bytes for p in self.plans), default=0)
+
+    @property
+    def state(self) -> dict[Stored, dict[str, Parameter]]:
+        """The optimiser's arrays by name, for each parameter that was trained so far."""
+        return self._state
+
+    @property
+    def accumulators(self) -> list[Stored]:
+        """The arrays that hold gradients from micro-batch to micro-batch."""
+        return [p.stored for p in self._accumulators.values()]
 
     # ---- reading and resetting -----------------------------------------------------------------------------
 

@@ -397,3 +397,13 @@ def test_null_plans_what_no_machine_could_hold() -> None:
 def test_null_has_no_kernels_to_miss() -> None:
     y = ops.cast(gl.input("x", (3,), "f16"), "f32")
     assert len(gl.compile(y, backend="null").plan.order.steps) == 1
+
+
+def test_null_plans_what_the_cpu_would_run() -> None:
+    x, w = gl.input("x", (300, 400)), gl.parameter(np.ones((400, 500)), "w")
+    y = ops.sum(ops.softmax(x @ w))
+    values = [y, *gl.gradients(y, [w])]
+    null, cpu = (gl.compile(values, backend=name, threads=2).plan for name in ("null", "cpu"))
+    assert null.tape.args.tobytes() == cpu.tape.args.tobytes() and null.tape.scratch_bytes == cpu.tape.scratch_bytes > 0
+    assert null.tape.instructions["parts"].tobytes() == cpu.tape.instructions["parts"].tobytes()
+    assert null.peak_bytes == cpu.peak_bytes
