@@ -13,6 +13,7 @@ from .. import __version__
 from ..base.errors import GradloomError
 from .doctor import doctor
 from .fit import fit
+from .plan import plan
 from .predict import predict
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 app.command()(fit)
 app.command()(predict)
+app.command()(plan)
 app.command()(doctor)
 
 

@@ -11,15 +11,17 @@ if TYPE_CHECKING:
     from .finetune import Run, finetune
     from .lora import LoRA, TrainedTensors
     from .model import Model, load
+    from .plan import MemoryPlan, plan
     from .sampling import Sampling
 
-__all__ = ["LoRA", "Model", "Run", "Sampling", "TrainedTensors", "finetune", "load"]
+__all__ = ["LoRA", "MemoryPlan", "Model", "Run", "Sampling", "TrainedTensors", "finetune", "load", "plan"]
 
 # Where each name lives
 _HOMES = {
     ".finetune": "Run finetune",
     ".lora": "LoRA TrainedTensors",
     ".model": "Model load",
+    ".plan": "MemoryPlan plan",
     ".sampling": "Sampling",
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}

@@ -1,0 +1,56 @@
+"""gradloom plan: how much memory a fine-tuning needs, before anything runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .common import columns, json_text, need_one_of, need_whole
+
+
+def plan(
+    model: Annotated[str, typer.Argument(help="A GGUF model.")],
+    method: Annotated[str, typer.Option(help="lora, or full: the model's own tensors.")] = "lora",
+    rank: Annotated[int, typer.Option(help="Of the adapter.")] = 8,
+    targets: Annotated[
+        str | None, typer.Option(help="Tensors to adapt or train: names or patterns, or all. [default: see finetune]")
+    ] = None,
+    context: Annotated[int | None, typer.Option(help="Tokens per row. [default: 512, or the model's]")] = None,
+    batch_size: Annotated[int, typer.Option(help="Rows per step.")] = 4,
+    micro_batch_size: Annotated[
+        int | None, typer.Option(help="Rows computed at a time. [default: about 512 tokens]")
+    ] = None,
+    optimizer: Annotated[str, typer.Option(help="adamw or sgd.")] = "adamw",
+    train_dtype: Annotated[str | None, typer.Option(help="f32: quantised and half tensors train as copies.")] = None,
+    threads: Annotated[int | None, typer.Option(help="[default: the machine's cores]")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")] = False,
+) -> int:
+    """Say how many bytes weights, adapter, optimiser and activations need, and whether this machine has them.
+
+    Nothing runs and nothing large is allocated. Exit code 0: it fits; 2: it does not, and stderr says what would.
+    """
+    for name, value in (
+        ("rank", rank), ("context", context), ("batch-size", batch_size), ("micro-batch-size", micro_batch_size),
+        ("threads", threads),
+    ):  # fmt: skip
+        need_whole(name, value)
+    need_one_of("method", method, ("lora", "full"))
+    need_one_of("optimizer", optimizer, ("adamw", "sgd"))
+    need_one_of("train-dtype", train_dtype, ("f32",))
+    from ..llm.model import load
+    from ..llm.plan import plan as plan_model
+    from ..optim import SGD, AdamW
+    from .adapters import adapter_for
+
+    loaded = load(model)
+    adapter = adapter_for(method, targets, train_dtype, rank=rank)
+    found = plan_model(
+        loaded, adapter, context=context, batch_size=batch_size, micro_batch_size=micro_batch_size,
+        optimizer=SGD() if optimizer == "sgd" else AdamW(), threads=threads,
+    )  # fmt: skip
+    columns([("model", str(loaded.config)), *found.lines()])
+    if json:
+        print(json_text({"model": model, "method": method, "optimizer": optimizer} | found.report()))
+    found.check()
+    return 0

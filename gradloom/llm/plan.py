@@ -1,0 +1,169 @@
+"""plan: how many bytes a fine-tuning needs, and whether this machine has them, before anything runs.
+
+The plan is the very one that a run would use: graph, gradients and update are built, placed and proved; only nothing is
+allocated, and no weight is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..base.errors import SettingError
+from ..graph.stored import Stored, sketched
+from ..plan.plan import show_bytes
+from ..run import machine
+
+if TYPE_CHECKING:
+    from .finetune import Run
+    from .model import Adapter, Model
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes, by what they hold.
+
+    weights        of the model, mapped from its file: memory that the system may take back, at the price of reading
+                   them again
+    copies         f32 copies of tensors of types that no kernel reads
+    trained        the adapter, or the tensors that train
+    state          the optimiser's moments
+    gradients      accumulators, where several micro-batches make a step; else gradients lie in the arena
+    inputs         a batch, constants and settings
+    arena          activations, gradients and workspace of the largest step, all of them in one block
+    scratch        of each thread; threads: how many; steps: instructions of the largest step
+    lower_bound    the most bytes of the arena that are alive at once
+    unshared       the arena if no two buffers shared bytes
+    available      of this machine (or of the limit that the process lives under), or None where it is not known
+    """
+
+    weights: int
+    copies: int
+    trained: int
+    state: int
+    gradients: int
+    inputs: int
+    arena: int
+    scratch: int
+    threads: int
+    lower_bound: int
+    unshared: int
+    steps: int
+    available: int | None
+
+    @property
+    def own(self) -> int:
+        """What has to be in memory, the mapped weights aside."""
+        parts = (self.copies, self.trained, self.state, self.gradients, self.inputs, self.arena)
+        return sum(parts) + self.scratch * self.threads
+
+    @property
+    def total(self) -> int:
+        """The peak: all of it."""
+        return self.weights + self.own
+
+    @property
+    def fits(self) -> bool:
+        return self.available is None or self.total <= self.available
+
+    def check(self) -> None:
+        """SettingError when this machine has not the memory: before anything runs."""
+        if not self.fits and self.available is not None:
+            raise SettingError(
+                f"plan: {show_bytes(self.total)} of memory are needed, {show_bytes(self.available)} are available; "
+                f"{self.hint()}"
+            )
+
+    def hint(self) -> str:
+        """What would need less, by what needs the most."""
+        if self.trained + self.state + self.gradients > self.arena:
+            return "need fewer trained tensors: --method lora, a smaller --rank, fewer --targets"
+        if self.arena > self.weights:
+            return "need a smaller --context or --micro-batch-size"
+        return "need a smaller model, or one of a smaller type, such as q8_0 or q4_0"
+
+    def lines(self) -> list[tuple[str, str]]:
+        """What is printed: names and texts."""
+        shared = f"; lower bound {show_bytes(self.lower_bound)}, without sharing {show_bytes(self.unshared)}"
+        found = [("weights", f"{show_bytes(self.weights)}, mapped from the file")]
+        if self.copies:
+            found.append(("f32 copies", show_bytes(self.copies)))
+        found += [("trained", show_bytes(self.trained)), ("optimiser state", show_bytes(self.state))]
+        if self.gradients:
+            found.append(("gradient sums", show_bytes(self.gradients)))
+        found += [
+            ("inputs", show_bytes(self.inputs)),
+            ("activations", show_bytes(self.arena) + shared),
+            ("scratch", f"{show_bytes(self.scratch)} for each of {self.threads} threads"),
+            ("peak", show_bytes(self.total)),
+        ]
+        if self.available is not None:
+            found.append(
+                ("available", f"{show_bytes(self.available)}: {'it fits' if self.fits else 'it does not fit'}")
+            )
+        return found
+
+    def report(self) -> dict[str, Any]:
+        """For --json: each number under <name>_bytes."""
+        found = {f"{k}_bytes" if k not in ("threads", "steps") else k: v for k, v in asdict(self).items()}
+        return found | {"peak_bytes": self.total, "planned_bytes": self.own, "fits": self.fits}
+
+
+def plan(model: Model, adapter: Adapter | None = None, **settings: Any) -> MemoryPlan:
+    """The memory that `finetune` would need with these settings (see finetune.Run), whatever the data.
+
+    Raises SettingError for settings that finetune refuses.
+    """
+    from .finetune import Run
+
+    context = settings.pop("context", None)
+    limit = model.config.context_length
+    length = min(512, limit) if context is None else context
+    if not isinstance(length, (int, np.integer)) or not 2 <= length <= limit:
+        raise SettingError(f"context={context!r} is not usable; need 2 to {limit}, the model's context")
+    rows = settings.get("batch_size", 4)
+    zeros = np.zeros((max(rows, 1), length), np.int32)
+    data: Any = SimpleNamespace(tokens=zeros, positions=zeros + np.arange(length, dtype=np.int32), labels=zeros)
+    with sketched():
+        run = Run(model, data, adapter, backend="null", val_split=0.0, **settings)
+        run.prepare()
+        return plan_of(run)
+
+
+def plan_of(run: Run) -> MemoryPlan:
+    """The memory of a run that is prepared."""
+    plans = run.trainer.plans
+    largest = max(plans, key=lambda p: p.peak_bytes)
+    trained = {p.stored for p in run.adapter.parameters().values()}
+    state = {p.stored for arrays in run.trainer.state.values() for p in arrays.values()}
+    sums = set(run.trainer.accumulators)
+    touched = {s for p in plans for s in p.tape.stored}
+    weights = {s for s in touched if _is_mapped(s, run.model)}
+    inputs = touched - weights - trained - state - sums - set(run.model.weights.values())
+    memory = machine.memory()
+    return MemoryPlan(
+        weights=_bytes(weights),
+        copies=run.model.copied_bytes,
+        trained=_bytes(trained),
+        state=_bytes(state),
+        gradients=_bytes(sums),
+        inputs=_bytes(inputs) + max(p.tape.inputs_bytes + len(p.tape.constants) for p in plans),
+        arena=max(p.tape.arena_bytes for p in plans),
+        scratch=max(p.tape.scratch_bytes for p in plans),
+        threads=largest.threads,
+        lower_bound=largest.placement.lower_bound_bytes,
+        unshared=largest.placement.unshared_bytes,
+        steps=len(largest.order.steps),
+        available=None if memory is None else memory.available,
+    )
+
+
+def _is_mapped(stored: Stored, model: Model) -> bool:
+    return stored.check is not None and model.weights.get(stored.name) is stored
+
+
+def _bytes(stored: set[Stored]) -> int:
+    return sum(s.array.nbytes for s in stored)

@@ -1,0 +1,132 @@
+import json
+
+import numpy as np
+import pytest
+
+import gradloom as gl
+from gradloom.base.errors import DTypeError, SettingError
+from gradloom.cli.main import main
+from gradloom.graph.stored import Stored, sketched
+from gradloom.llm import LoRA, TrainedTensors, load
+from gradloom.llm.finetune import Run
+from gradloom.llm.plan import plan, plan_of
+from gradloom.run import machine
+from tests.llm.small import rows_of, write
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("plan"), "llama")
+
+
+def test_the_plan_is_that_of_the_run(path):
+    """Planned on nothing, and made of a run that is ready: the same bytes."""
+    settings = {"context": 24, "batch_size": 4, "micro_batch_size": 2, "threads": 2}
+    planned = plan(load(path), LoRA(rank=4), **settings)
+    run = Run(load(path), rows_of(4), LoRA(rank=4), val_split=0.0, **settings | {"context": None})
+    run.prepare()
+    made = plan_of(run)
+    for name in (
+        "weights",
+        "copies",
+        "trained",
+        "state",
+        "gradients",
+        "arena",
+        "scratch",
+        "threads",
+        "lower_bound",
+        "steps",
+    ):
+        assert getattr(planned, name) == getattr(made, name), name
+    assert planned.weights == sum(t.bytes for t in load(path).file.tensors.values())
+    parameters = 2 * 2 * (4 * (48 + 48) + 4 * (48 + 16))  # layers, matrices of one shape, r (n_in + n_out)
+    assert (planned.trained, planned.state, planned.gradients) == (4 * parameters, 8 * parameters, 4 * parameters)
+    assert made.lower_bound <= made.arena < made.unshared and made.total > made.own > made.arena
+    assert run.planned_bytes == made.arena + 2 * made.scratch
+
+
+def test_full_training_and_other_optimisers(path):
+    model = load(path)
+    count = sum(w.array.size for w in model.weights.values())
+    full = plan(model, TrainedTensors("all"), context=16, batch_size=1)
+    assert (full.trained, full.state, full.gradients) == (4 * count, 8 * count, 0)
+    assert plan(load(path), TrainedTensors("all"), context=16, batch_size=1, optimizer=gl.optim.SGD()).state == 0
+
+
+def test_planning_takes_no_memory():
+    """A full fine-tuning whose copies and moments alone would take 64 GiB."""
+    with sketched():
+        stored = [Stored("w", np.broadcast_to(np.float32(0), (1 << 15, 1 << 15))) for _ in range(16)]
+    assert sum(s.array.nbytes for s in stored) == 64 << 30
+    assert Stored("w", np.ones(3)).array.tolist() == [1, 1, 1]
+
+
+def test_what_does_not_fit_is_refused_and_says_what_would(path, monkeypatch):
+    monkeypatch.setattr(machine, "memory", lambda: machine.Memory(1 << 30, 400_000))
+    model = load(path)
+    found = plan(model, LoRA(rank=2), context=512, batch_size=1)
+    assert not found.fits
+    with pytest.raises(
+        SettingError, match=r"^plan: .* MiB of memory are needed, 390.62 KiB are available; need a smaller"
+    ):
+        found.check()
+    assert "--method lora" in plan(model, TrainedTensors("all"), context=4, batch_size=1).hint()
+    assert "q8_0" in plan(model, LoRA(rank=1), context=4, batch_size=1).hint()
+    monkeypatch.setattr(machine, "memory", lambda: None)
+    assert plan(model, LoRA(rank=2), context=512, batch_size=1).fits
+
+
+@pytest.mark.parametrize("context", [1, 2049, "many"])
+def test_a_context_that_cannot_be(path, context):
+    with pytest.raises(SettingError, match="need 2 to 2048, the model's context"):
+        plan(load(path), context=context)
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def command(capsys, *arguments):
+    code = main(["plan", *map(str, arguments)])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_command(capsys, path):
+    code, out, err = command(capsys, path, "--context", 64, "--rank", 4, "--json")
+    found = json.loads(out.splitlines()[-1])
+    assert code == 0 and err == "" and "it fits" in out and "mapped from the file" in out
+    assert found["peak_bytes"] == found["weights_bytes"] + found["planned_bytes"] and found["fits"] is True
+    assert found["lower_bound_bytes"] <= found["arena_bytes"] < found["unshared_bytes"]
+
+
+def test_command_where_it_does_not_fit(capsys, path, monkeypatch):
+    monkeypatch.setattr(machine, "memory", lambda: machine.Memory(1 << 30, 1 << 16))
+    code, out, err = command(capsys, path)
+    assert code == 2 and "it does not fit" in out
+    assert err.startswith("gradloom: plan: ") and err.count("\n") == 1 and "64.00 KiB are available; need" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--rank", "0"], "--rank 0: need a whole number of at least 1"),
+        (["--method", "qlora"], "--method qlora: is not known; need lora or full"),
+        (["--optimizer", "lion"], "--optimizer lion: is not known; need adamw or sgd"),
+        (["--context", "5000"], "context=5000 is not usable; need 2 to 2048, the model's context"),
+        (["--targets", "attn_z"], "targets: 'attn_z' matches no tensor that can be trained"),
+    ],
+)
+def test_bad_options(capsys, path, options, message):
+    code, out, err = command(capsys, path, *options)
+    assert (code, out) == (2, "") and err.startswith(f"gradloom: {message}") and err.count("\n") == 1
+
+
+def test_tensors_that_need_copies_to_train(capsys, tmp_path):
+    half = write(tmp_path, "llama", kind="f16")
+    code, _, err = command(capsys, half, "--method", "full")
+    assert code == 2 and "f16 and cannot be trained as it is; need --train-dtype f32" in err
+    code, out, _ = command(capsys, half, "--method", "full", "--train-dtype", "f32", "--context", "8")
+    assert code == 0 and "it fits" in out
+    with pytest.raises(DTypeError):
+        plan(load(half), TrainedTensors("all"))
