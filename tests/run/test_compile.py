@@ -404,6 +404,6 @@ def test_null_plans_what_the_cpu_would_run() -> None:
     y = ops.sum(ops.softmax(x @ w))
     values = [y, *gl.gradients(y, [w])]
     null, cpu = (gl.compile(values, backend=name, threads=2).plan for name in ("null", "cpu"))
-    assert null.tape.args.tobytes() == cpu.tape.args.tobytes() and null.tape.scratch_bytes == cpu.tape.scratch_bytes > 0
-    assert null.tape.instructions["parts"].tobytes() == cpu.tape.instructions["parts"].tobytes()
-    assert null.peak_bytes == cpu.peak_bytes
+    assert null.tape.args.tobytes() == cpu.tape.args.tobytes() and null.tape.scratch_bytes == cpu.tape.scratch_bytes
+    assert null.tape.instructions["parts"].tolist() == cpu.tape.instructions["parts"].tolist()
+    assert null.peak_bytes == cpu.peak_bytes and null.tape.instructions["parts"].max() > 1
