@@ -322,6 +322,27 @@ class GGUF:
             raise FileError(f"{self.path}: array {name!r} is quantised ({tensor.kind}); need {' '.join(PLAIN)}")
         return self.bytes(name).view(PLAIN[tensor.kind]).reshape(tensor.shape)
 
+    def floats(self, name: str, begin: int = 0, end: int | None = None) -> np.ndarray:
+        """Rows begin:end of a tensor as f32 [rows, row length], a copy; all axes but the last are counted as rows.
+
+        Quantised types are dequantised by the gguf package; FileError for those that it cannot.
+        """
+        tensor = self.tensor(name)
+        length = tensor.shape[-1] if tensor.shape else 1
+        rows = self.bytes(name).reshape(math.prod(tensor.shape[:-1]), -1)[begin:end]
+        if tensor.kind in PLAIN:
+            with np.errstate(over="ignore"):  # an f64 beyond f32 is infinite
+                return rows.view(PLAIN[tensor.kind]).astype(np.float32)
+        from gguf import GGMLQuantizationType, dequantize
+
+        try:
+            values = dequantize(np.ascontiguousarray(rows), GGMLQuantizationType[tensor.kind.upper()])
+        except (KeyError, NotImplementedError):
+            raise FileError(
+                f"{self.path}: tensor {_show(name)} is {tensor.kind}, which cannot be dequantised"
+            ) from None
+        return np.asarray(values, np.float32).reshape(-1, length)
+
     def tensor(self, name: str) -> Tensor:
         """FileError when the file has no tensor of that name."""
         if name not in self.tensors:
@@ -571,7 +592,7 @@ class _Parser:
 
 # -- writing -----------------------------------------------------------------------------------------------------------
 
-# what a tensor to write may be: an array of a plain type, or (kind, shape, its bytes or a function that makes them)
+# what a tensor to write may be: an array of a plain type, or (kind, shape, its bytes or a function that gives pieces)
 Source = np.ndarray | tuple[str, tuple[int, ...], Any]
 
 
@@ -580,8 +601,9 @@ def write_gguf(path: str | os.PathLike[str], fields: Mapping[str, Field], tensor
 
     `fields` are written as they are, in their order; those of an open file give the same bytes again. A tensor is an
     array of a plain type, or (kind, shape in NumPy's order, source): `source` is what the buffer protocol takes (a
-    mapped file's bytes), or a function without arguments that returns it, called when the tensor's turn comes, so that
-    one tensor at a time is in memory. FileError: a name, shape or type that the format does not take; a disk too small.
+    mapped file's bytes), or a function without arguments that gives an iterable of those, called when the tensor's
+    turn comes, so that a piece at a time is in memory. FileError: a name, shape or type that the format does not take;
+    a disk too small.
     """
     alignment = ALIGNMENT
     if "general.alignment" in fields:
@@ -620,11 +642,11 @@ def write_gguf(path: str | os.PathLike[str], fields: Mapping[str, Field], tensor
         with open(part, "wb") as file:
             file.write(head)
             for name, size, source in sources:
-                data = memoryview(source() if callable(source) else source)
-                assert data.nbytes == size, f"tensor {name!r} has {data.nbytes} bytes; its kind and shape say {size}"
-                file.write(data)
+                written = 0
+                for piece in source() if callable(source) else [source]:
+                    written += file.write(memoryview(piece))
+                assert written == size, f"tensor {name!r} has {written} bytes; its kind and shape say {size}"
                 file.write(bytes(_padded(size, alignment) - size))
-                del data
     return total
 
 
@@ -651,7 +673,7 @@ def _source(path: str | os.PathLike[str], name: str, given: Source) -> tuple[str
     if array.dtype.name not in kinds:
         raise FileError(f"{path}: tensor {_show(name)} is {array.dtype}; a .gguf file holds {' '.join(kinds)}")
     kind = kinds[array.dtype.name]
-    return kind, array.shape, lambda: np.require(array, PLAIN[kind], "C").reshape(-1).view(np.uint8).data
+    return kind, array.shape, lambda: [np.require(array, PLAIN[kind], "C").reshape(-1).view(np.uint8).data]
 
 
 _NEED_TYPE = f"need one of ggml's {len(_TYPES)} types, 0 to {max(_TYPES)}"

@@ -1,5 +1,6 @@
 """The GGUF reader and writer: against the gguf package, and against files that are wrong."""
 
+import contextlib
 import os
 import struct
 import subprocess
@@ -94,6 +95,30 @@ def test_oddities_of_real_files():
     metadata = open_gguf(real("stories260K.gguf")).metadata
     assert metadata["tokenizer.ggml.padding_token_id"] == 4294967295 and "llama.rope.freq_base" not in metadata
     assert open_gguf(real(REAL[1])).tensors == {}  # ends before its data would begin
+
+
+def test_rows_as_floats(tmp_path):
+    """Every kind that the package can dequantise, whole and in part; a copy."""
+    rng = np.random.default_rng(0)
+    tensors, expected = {}, {}
+    for kind, (block, size) in KINDS.items():
+        data = rng.integers(0, 60, (2, 3, 2 * size), np.uint8)  # scales stay finite
+        tensors[kind] = (kind, (2, 3, 2 * block), data)
+        if kind in ours.PLAIN:
+            expected[kind] = data.view(ours.PLAIN[kind]).astype("f4")
+        else:
+            with contextlib.suppress(NotImplementedError):
+                expected[kind] = gguf.dequantize(data, gguf.GGMLQuantizationType[kind.upper()])
+    write_gguf(tmp_path / "m.gguf", {}, tensors)
+    file = open_gguf(tmp_path / "m.gguf")
+    assert {"f32", "f16", "bf16", "q8_0", "q4_0", "q4_k", "q6_k", "iq4_xs"} <= set(expected)
+    for kind, values in expected.items():
+        got = file.floats(kind)
+        assert got.dtype == np.float32 and got.flags.writeable and got.shape == (6, tensors[kind][1][-1]), kind
+        assert got.tobytes() == np.ascontiguousarray(values).tobytes(), kind
+        assert file.floats(kind, 2, 5).tobytes() == got[2:5].tobytes(), kind
+    with pytest.raises(FileError, match=r"tensor 'q8_k' is q8_k, which cannot be dequantised"):
+        file.floats("q8_k")
 
 
 def test_versions_2_and_3(tmp_path):
@@ -447,7 +472,8 @@ def test_strided_tensors_and_functions(tmp_path):
 
     def make():
         made.append(1)
-        return array.tobytes()
+        yield array[:1].tobytes()
+        yield array[1:]
 
     write_gguf(tmp_path / "m.gguf", {}, {"t": array.T[::2], "f": ("f32", (4, 6), make)})
     file = open_gguf(tmp_path / "m.gguf")
@@ -517,7 +543,7 @@ import resource, sys
 from gradloom.base.errors import FileError
 from gradloom.files import write_gguf
 resource.setrlimit(resource.RLIMIT_FSIZE, (200000, 200000))
-tensors = {f"w{i}": ("f32", (10000,), lambda: bytes(40000)) for i in range(10)}
+tensors = {f"w{i}": ("f32", (10000,), lambda: [bytes(40000)]) for i in range(10)}
 try:
     write_gguf(sys.argv[1], {}, tensors)
 except FileError as error:
@@ -554,7 +580,7 @@ def test_one_tensor_at_a_time_is_in_memory(tmp_path):
     import tracemalloc
 
     array = np.zeros(250_000, "f4")
-    tensors = {f"w{i}": ("f32", array.shape, lambda: array.copy()) for i in range(20)}
+    tensors = {f"w{i}": ("f32", array.shape, lambda: [array.copy()]) for i in range(20)}
     tracemalloc.start()
     write_gguf(tmp_path / "m.gguf", {}, tensors)
     file = open_gguf(tmp_path / "m.gguf")
