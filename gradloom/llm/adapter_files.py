@@ -1,0 +1,427 @@
+"""Adapter files: GGUF as llama.cpp loads it, and PEFT's safetensors with its adapter_config.json.
+
+GGUF (llama.cpp: src/llama-adapter.cpp, convert_lora_to_gguf.py). Keys: general.type "adapter", general.architecture,
+adapter.type "lora", adapter.lora.alpha f32. Tensors, for a base tensor W [n_out, n_in] and rank r, in NumPy's order:
+
+    <base>.lora_a [r, n_in], <base>.lora_b [n_out, r]            W += s B A
+    token_embd.weight.lora_a [vocabulary, r], .lora_b [d, r]     W += s A B^T: rows of A are looked up by token
+
+with s = alpha / r, or s = 1 where alpha is 0 or absent: r is read from each pair, alpha is one number for the file.
+A scale of alpha / sqrt(r) (rsLoRA, arXiv 2312.03732) has no key of its own: alpha * sqrt(r) is written instead.
+
+PEFT: adapter_model.safetensors and adapter_config.json in a folder. Names are those of Hugging Face's modules. GGUF
+files of the llama architecture hold the rows of q and k in another order (pairs side by side, where Hugging Face has
+halves), so the rows of B of q and k are reordered on the way; qwen2 and qwen3 keep the order.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..base.errors import FileError
+from ..files import atomic_write, load_arrays, open_gguf, save_arrays, write_gguf
+from ..files.gguf import GGUF
+from ..files.gguf import field as gguf_field
+
+EMBEDDING = "token_embd.weight"
+PEFT_WEIGHTS, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_PREFIX = "base_model.model."
+# Hugging Face's module -> GGUF's tensor, for the architectures of _PEFT_ARCHITECTURES
+_BLOCK = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_MODULES = {tensor: module for module, tensor in _BLOCK.items()}
+_ENDS = {"model.embed_tokens": EMBEDDING, "lm_head": "output.weight"}
+_END_MODULES = {tensor: module for module, tensor in _ENDS.items()}
+_PEFT_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+
+
+@dataclass
+class AdapterArrays:
+    """What an adapter file says.
+
+    architecture  of the base, as in its general.architecture
+    alpha         numerator of the scale: s = alpha / r for each pair, 1 where alpha is 0
+    pairs         base tensor -> (lora_a, lora_b), f32, shaped as in the GGUF file (see above)
+    rslora        alpha is the user's alpha * sqrt(r): what PEFT's use_rslora makes of it
+    texts         further keys of the GGUF file that are texts: general.name and the like
+    """
+
+    architecture: str
+    alpha: float
+    pairs: dict[str, tuple[np.ndarray, np.ndarray]]
+    rslora: bool = False
+    texts: dict[str, str] = field(default_factory=dict)
+
+    def rank(self, name: str) -> int:
+        return int(self.pairs[name][1].shape[1])
+
+    def scale(self, name: str) -> float:
+        return self.alpha / self.rank(name) if self.alpha else 1.0
+
+    def delta(self, name: str, begin: int = 0, end: int | None = None) -> np.ndarray:
+        """Rows begin:end of what is added to the base tensor, s B A, f64 [rows, n_in]."""
+        a, b = self.pairs[name]
+        if name == EMBEDDING:
+            a, b = b.T, a
+        return self.scale(name) * (b[begin:end].astype(np.float64) @ a.astype(np.float64))
+
+
+# -- GGUF --------------------------------------------------------------------------------------------------------------
+
+
+def write_adapter_gguf(path: str | os.PathLike[str], adapter: AdapterArrays) -> int:
+    """Write an adapter that llama.cpp loads; whole or not at all. Returns its bytes. FileError when it cannot be."""
+    if not adapter.pairs:
+        raise FileError(f"{path}: the adapter has no tensors; need at least one pair")
+    if not math.isfinite(adapter.alpha):
+        raise FileError(f"{path}: alpha is {adapter.alpha}; need a finite number")
+    fields = {
+        "general.architecture": gguf_field("string", adapter.architecture),
+        "general.type": gguf_field("string", "adapter"),
+        "adapter.type": gguf_field("string", "lora"),
+        "adapter.lora.alpha": gguf_field("f32", adapter.alpha),
+    }
+    fields |= {key: gguf_field("string", text) for key, text in adapter.texts.items() if key not in fields}
+    tensors: dict[str, Any] = {}
+    for name, (a, b) in adapter.pairs.items():
+        for ending, array in ((".lora_a", a), (".lora_b", b)):
+            tensors[name + ending] = _finite(f"{path}: {name}{ending}", array)
+    return write_gguf(path, fields, tensors)
+
+
+def read_adapter_gguf(path: str | os.PathLike[str], base: GGUF | None = None) -> AdapterArrays:
+    """Read an adapter; with a base, also check that it fits.
+
+    FileError: no whole GGUF file, no LoRA adapter, half of a pair, shapes that do not fit each other or the base, a
+    tensor that the base does not have, another architecture, numbers that are not finite.
+    """
+    file = open_gguf(path)
+    if _text(file, "general.type") != "adapter":
+        raise FileError(f"{path}: general.type is {_text(file, 'general.type')!r}; an adapter's is 'adapter'")
+    if _text(file, "adapter.type") != "lora":
+        raise FileError(f"{path}: adapter.type is {_text(file, 'adapter.type')!r}; need 'lora'")
+    architecture = _text(file, "general.architecture")
+    if not architecture:
+        raise FileError(f"{path}: general.architecture is missing; need that of the base")
+    alpha = file.metadata.get("adapter.lora.alpha", 0.0)
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
+        raise FileError(f"{path}: adapter.lora.alpha is {alpha!r:.60}; need a finite f32")
+    if "adapter.alora.invocation_tokens" in file.fields:
+        raise FileError(f"{path}: is an activated LoRA (adapter.alora.invocation_tokens), which is not supported")
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for name, tensor in file.tensors.items():
+        stem, _, ending = name.rpartition(".")
+        if ending not in ("lora_a", "lora_b") or not stem:
+            raise FileError(f"{path}: tensor {name!r} is no part of a pair; need names that end in .lora_a and .lora_b")
+        if len(tensor.shape) != 2:
+            raise FileError(f"{path}: {name} has shape {list(tensor.shape)}; need 2 axes")
+        found.setdefault(stem, {})[ending] = _finite(f"{path}: {name}", file.floats(name))
+    known = ("general.architecture", "general.type", "adapter.type")
+    texts = {k: file.metadata[k] for k, f in file.fields.items() if f.kind == "string" and k not in known}
+    adapter = AdapterArrays(architecture, float(alpha), _pairs(path, found, ".lora_a", ".lora_b"), texts=texts)
+    if base is not None:
+        check_fits(adapter, base, path)
+    return adapter
+
+
+def check_fits(adapter: AdapterArrays, base: GGUF, path: str | os.PathLike[str] = "adapter") -> None:
+    """FileError, naming `path`, unless every pair fits the tensor of that name in the base."""
+    architecture = _text(base, "general.architecture")
+    if adapter.architecture != architecture:
+        raise FileError(
+            f"{path}: is an adapter for architecture {adapter.architecture!r}, and {base.path} is {architecture!r}; "
+            "need the model that it was made for"
+        )
+    if EMBEDDING in adapter.pairs and "output.weight" not in base.tensors:
+        raise FileError(
+            f"{path}: adapts {EMBEDDING}, which is also the output layer of {base.path}; "
+            "one pair cannot be both: need an adapter without it"
+        )
+    for name, (a, b) in adapter.pairs.items():
+        if name not in base.tensors:
+            raise FileError(f"{path}: is for another base: {base.path} has no tensor {name!r}")
+        shape = base.tensors[name].shape
+        fits = (a.shape[0], b.shape[0]) if name == EMBEDDING else (b.shape[0], a.shape[1])
+        if shape != fits:
+            raise FileError(
+                f"{path}: is for another base: {name} is {list(shape)} in {base.path}; "
+                f"lora_a {list(a.shape)} and lora_b {list(b.shape)} fit {list(fits)}"
+            )
+
+
+def _pairs(
+    path: str | os.PathLike[str], found: Mapping[str, Mapping[str, np.ndarray]], first: str, second: str
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Base tensor -> (lora_a, lora_b) in the file's shapes; FileError for halves and ranks that differ."""
+    pairs = {}
+    for name, halves in found.items():
+        if len(halves) != 2:
+            missing = second if "lora_a" in halves else first
+            raise FileError(f"{path}: {name} has only half of its pair; {name}{missing} is missing")
+        a, b = halves["lora_a"], halves["lora_b"]
+        ranks = (a.shape[1] if name == EMBEDDING else a.shape[0], b.shape[1])
+        if ranks[0] != ranks[1]:
+            raise FileError(
+                f"{path}: {name} has lora_a {list(a.shape)} and lora_b {list(b.shape)}, of ranks {ranks[0]} and "
+                f"{ranks[1]}; need one rank"
+            )
+        pairs[name] = (a, b)
+    if not pairs:
+        raise FileError(f"{path}: has no tensors; need at least one pair")
+    return pairs
+
+
+def _finite(where: str, array: Any) -> np.ndarray:
+    values = np.asarray(array, np.float32)
+    if not np.isfinite(values).all():
+        raise FileError(f"{where} holds numbers that are not finite")
+    return values
+
+
+def _text(file: GGUF, key: str) -> str:
+    value = file.metadata.get(key, "")
+    return value if isinstance(value, str) else repr(value)[:60]
+
+
+# -- PEFT --------------------------------------------------------------------------------------------------------------
+
+
+def write_peft(folder: str | os.PathLike[str], adapter: AdapterArrays, base: GGUF, base_name: str = "") -> None:
+    """Write adapter_model.safetensors and adapter_config.json, as PEFT loads them for the base on Hugging Face.
+
+    base       the GGUF model, which says how many heads q and k have
+    base_name  base_model_name_or_path of the config; PEFT's user may also load the base himself
+    FileError: an architecture or tensor that has no name there, ranks whose scales one config cannot say.
+    """
+    check_fits(adapter, base, folder)
+    arrays: dict[str, np.ndarray] = {}
+    modules: list[str] = []
+    for name, (a, b) in adapter.pairs.items():
+        module = _module(folder, adapter.architecture, name)
+        modules.append(module.rpartition(".")[2])
+        a, b = _finite(f"{folder}: {name}.lora_a", a), _finite(f"{folder}: {name}.lora_b", b)
+        if name == EMBEDDING:
+            arrays[f"{_PREFIX}{module}.lora_embedding_A"] = a.T
+            arrays[f"{_PREFIX}{module}.lora_embedding_B"] = b
+        else:
+            heads = _heads(base, adapter.architecture, name)
+            arrays[f"{_PREFIX}{module}.lora_A.weight"] = a
+            arrays[f"{_PREFIX}{module}.lora_B.weight"] = _halves(b, heads) if heads else b
+    ranks = {name: adapter.rank(name) for name in adapter.pairs}
+    rank = max(ranks.values(), key=list(ranks.values()).count)
+    alphas = {}
+    for name, r in ranks.items():
+        alphas[name] = adapter.scale(name) * (math.sqrt(r) if adapter.rslora else r)
+    alpha = alphas[next(name for name, r in ranks.items() if r == rank)]
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_name or None,
+        "r": rank,
+        "lora_alpha": _whole(alpha),
+        "use_rslora": adapter.rslora,
+        "rank_pattern": {_pattern(n): r for n, r in ranks.items() if r != rank},
+        "alpha_pattern": {_pattern(n): _whole(x) for n, x in alphas.items() if not math.isclose(x, alpha)},
+        "target_modules": sorted(set(modules)),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "init_lora_weights": True,
+        "inference_mode": True,
+        "modules_to_save": None,
+        "layers_to_transform": None,
+        "layers_pattern": None,
+    }
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"{folder}: cannot be made: {(error.strerror or str(error)).lower()}") from None
+    save_arrays(Path(folder) / PEFT_WEIGHTS, arrays)
+    with atomic_write(Path(folder) / PEFT_CONFIG) as file:
+        file.write((json.dumps(config, indent=2) + "\n").encode())
+
+
+def read_peft(folder: str | os.PathLike[str], base: GGUF) -> AdapterArrays:
+    """Read PEFT's folder (or the .safetensors in it) for a base; FileError as read_adapter_gguf, or an unknown module.
+
+    Scales that differ from pair to pair (alpha_pattern, or ranks under rsLoRA) are folded into lora_b.
+    """
+    folder = Path(folder)
+    folder = folder.parent if folder.suffix == ".safetensors" else folder
+    path, config_path = folder / PEFT_WEIGHTS, folder / PEFT_CONFIG
+    config = _config(config_path)
+    architecture = _text(base, "general.architecture")
+    found: dict[str, dict[str, np.ndarray]] = {}
+    modules: dict[str, str] = {}
+    for key, array in load_arrays(path)[0].items():
+        match = re.fullmatch(
+            r"(?:base_model\.model\.)?(.+?)\.lora_(?:embedding_)?([AB])(?:\.default)?(?:\.weight)?", key
+        )
+        if match is None:
+            raise FileError(f"{path}: tensor {key!r} is no part of a pair; need names with lora_A and lora_B")
+        module, half = match[1], "lora_" + match[2].lower()
+        name = _tensor(path, architecture, module)
+        if array.ndim != 2:
+            raise FileError(f"{path}: {key} has shape {list(array.shape)}; need 2 axes")
+        array = _finite(f"{path}: {key}", array)
+        if name == EMBEDDING:
+            array = array.T if half == "lora_a" else array
+        elif half == "lora_b":
+            heads = _heads(base, architecture, name)
+            if heads and array.shape[0] % (2 * heads):
+                raise FileError(f"{path}: {key} has {array.shape[0]} rows; {base.path} has {heads} heads of even size")
+            array = _side_by_side(array, heads) if heads else array
+        found.setdefault(name, {})[half] = np.ascontiguousarray(array)
+        modules[name] = module
+    pairs = _pairs(path, found, ".lora_a", ".lora_b")
+    scales = {name: _peft_scale(config, modules[name], pair[1].shape[1]) for name, pair in pairs.items()}
+    first = next(iter(pairs))
+    alpha = scales[first] * pairs[first][1].shape[1]
+    adapter = AdapterArrays(architecture, alpha, pairs, bool(config.get("use_rslora", False)))
+    for name, (a, b) in pairs.items():
+        factor = scales[name] / adapter.scale(name)
+        if not math.isclose(factor, 1):
+            pairs[name] = (a, (b * factor).astype(np.float32))
+            adapter.rslora = False
+    check_fits(adapter, base, path)
+    return adapter
+
+
+def read_adapter(path: str | os.PathLike[str], base: GGUF) -> AdapterArrays:
+    """Read a .gguf adapter, or a folder (or .safetensors) of PEFT, for a base; FileError when it does not fit."""
+    if os.path.isdir(path) or Path(path).suffix == ".safetensors":
+        return read_peft(path, base)
+    return read_adapter_gguf(path, base)
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_bytes())
+    except OSError as error:
+        raise FileError(
+            f"{path}: {(error.strerror or 'cannot be read').lower()}; PEFT writes it beside the weights"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{path}: is no JSON ({' '.join(str(error).split())[:80]})") from None
+    kind = config.get("peft_type") if isinstance(config, dict) else None
+    if kind != "LORA":
+        raise FileError(f"{path}: peft_type is {kind!r:.60}; need 'LORA'")
+    for key in ("use_dora", "fan_in_fan_out", "modules_to_save", "alora_invocation_tokens"):
+        if config.get(key):
+            raise FileError(f"{path}: {key} is {config[key]!r:.60}, which is not supported")
+    if config.get("bias", "none") != "none":
+        raise FileError(f"{path}: bias is {config['bias']!r:.60}; need 'none'")
+    for key in ("r", "lora_alpha"):
+        if not _is_scale(config.get(key)):
+            raise FileError(f"{path}: {key} is {config.get(key)!r:.60}; need a finite number above 0")
+    for key in ("rank_pattern", "alpha_pattern"):
+        pattern = config.get(key) or {}
+        if not isinstance(pattern, dict) or not all(_is_scale(v) for v in pattern.values()):
+            raise FileError(f"{path}: {key} is {pattern!r:.60}; need numbers above 0 by module")
+    return config
+
+
+def _is_scale(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _peft_scale(config: dict[str, Any], module: str, rank: int) -> float:
+    """lora_alpha / r of one module, or lora_alpha / sqrt(r) with use_rslora."""
+    alpha = config["lora_alpha"]
+    for key, value in (config.get("alpha_pattern") or {}).items():
+        if _matches(key, module):
+            alpha = value
+            break
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def _matches(key: str, module: str) -> bool:
+    """As PEFT: the key is a pattern for the end of the module's name."""
+    try:
+        return re.match(rf"(.*\.)?({key})$", module) is not None
+    except re.error:
+        return False
+
+
+def _module(path: str | os.PathLike[str], architecture: str, name: str) -> str:
+    """Hugging Face's module of a GGUF tensor; FileError when it has none."""
+    _check_architecture(path, architecture)
+    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
+    if match and match[2] in _MODULES:
+        return f"model.layers.{match[1]}.{_MODULES[match[2]]}"
+    if name in _END_MODULES:
+        return _END_MODULES[name]
+    raise FileError(f"{path}: tensor {name!r} has no module in PEFT's format; need {', '.join(_MODULES)} of a block")
+
+
+def _tensor(path: str | os.PathLike[str], architecture: str, module: str) -> str:
+    """The GGUF tensor of Hugging Face's module; FileError when it has none."""
+    _check_architecture(path, architecture)
+    match = re.fullmatch(r"model\.layers\.(\d+)\.([\w.]+)", module)
+    if match and match[2] in _BLOCK:
+        return f"blk.{match[1]}.{_BLOCK[match[2]]}.weight"
+    if module in _ENDS:
+        return _ENDS[module]
+    raise FileError(f"{path}: module {module!r} has no tensor in a {architecture} GGUF file; is it for another base?")
+
+
+def _check_architecture(path: str | os.PathLike[str], architecture: str) -> None:
+    if architecture not in _PEFT_ARCHITECTURES:
+        raise FileError(
+            f"{path}: PEFT's names for architecture {architecture!r} are not known; need one of "
+            + " ".join(_PEFT_ARCHITECTURES)
+        )
+
+
+def _pattern(name: str) -> str:
+    """The module's name as a pattern that no other module matches."""
+    return re.escape(_module("", "llama", name))
+
+
+def _heads(base: GGUF, architecture: str, name: str) -> int:
+    """Heads whose rows are reordered: those of q and k of the llama architecture, else 0."""
+    match = re.fullmatch(r"blk\.(\d+)\.attn_([qk])\.weight", name)
+    if architecture != "llama" or match is None:
+        return 0
+    key = f"{architecture}.attention.head_count"
+    heads = base.metadata.get(key)
+    if match[2] == "k":
+        heads = base.metadata.get(key + "_kv", heads)
+    if isinstance(heads, np.ndarray):  # one number per layer
+        layer = int(match[1])
+        heads = int(heads[layer]) if layer < heads.size else None
+    if not isinstance(heads, int) or heads < 1:
+        raise FileError(f"{base.path}: {key} is {heads!r:.60}; need the number of heads to order the rows of {name}")
+    return heads
+
+
+def _side_by_side(b: np.ndarray, heads: int) -> np.ndarray:
+    """Rows from Hugging Face's order (halves) into GGUF's (pairs): (0, D/2, 1, D/2+1, ...) of each head."""
+    return b.reshape(heads, 2, -1, b.shape[1]).swapaxes(1, 2).reshape(b.shape)
+
+
+def _halves(b: np.ndarray, heads: int) -> np.ndarray:
+    """The way back."""
+    return b.reshape(heads, -1, 2, b.shape[1]).swapaxes(1, 2).reshape(b.shape)
+
+
+def _whole(value: float) -> float | int:
+    """16 rather than 16.0, and what rounding left beside a whole number."""
+    near = round(value)
+    return near if math.isclose(value, near, rel_tol=1e-9) else value
