@@ -1,0 +1,153 @@
+"""merge: a GGUF model whose weights are W + s B A, in a chosen type; some rows of it in memory at a time."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..base.errors import FileError, SettingError
+from ..files import open_gguf, write_gguf
+from ..files.gguf import GGUF, KINDS, Field, Tensor, kind_bytes
+from ..files.gguf import field as gguf_field
+from .adapter_files import AdapterArrays, read_adapter
+
+# types that can be written, and what general.file_type says of a model that is mostly of them (llama.cpp's llama_ftype)
+FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7, "q5_1": 9, "q5_0": 8, "q4_1": 3, "q4_0": 2}
+FALLBACK = "f16"  # of rows that are no whole blocks, as in llama.cpp's converter
+_STILL = ("i8", "i16", "i32", "i64", "f64")  # copied as they are: no weights
+_PIECE = 1 << 20  # elements that are converted at a time
+
+
+@dataclass
+class Merged:
+    """What merge wrote: bytes of the file, tensors by type, the names that the adapter changed, and what to tell."""
+
+    bytes: int
+    kinds: dict[str, int]
+    changed: list[str]
+    notes: list[str] = field(default_factory=list)
+
+
+def merge(
+    model_path: str | os.PathLike[str],
+    adapter_path: str | os.PathLike[str],
+    out_path: str | os.PathLike[str],
+    kind: str | None = None,
+) -> Merged:
+    """Write the model with the adapter added to its weights; whole or not at all.
+
+    kind  f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0: the type of all matrices; vectors (norms, biases) become f32, as in
+          llama.cpp; matrices whose rows are no whole blocks become f16, which the notes say. By default each tensor
+          keeps its type; one that the adapter changes and whose type cannot be written (k-quants) becomes q8_0.
+
+    Sums are taken in f64 and rounded once to f32, then to the type by the gguf package. A tensor that stays as it is
+    (same type, no change) is copied byte for byte; metadata too, but for general.file_type. The adapter is a .gguf file
+    or PEFT's folder. FileError: files that are no such, an adapter for another base, numbers beyond the type's range.
+    """
+    if kind is not None and kind not in FILE_TYPES:
+        raise SettingError(f"merge: type {kind!r} is not one that can be written; need one of {' '.join(FILE_TYPES)}")
+    base = open_gguf(model_path)
+    check_model(base)
+    adapter = read_adapter(adapter_path, base)
+    tensors: dict[str, Any] = {}
+    fallen: dict[str, list[str]] = {}
+    for tensor in base.tensors.values():
+        new, why = _new_kind(tensor, kind, tensor.name in adapter.pairs)
+        if why:
+            fallen.setdefault(f"{new}: {why}", []).append(tensor.name)
+        if new == tensor.kind and tensor.name not in adapter.pairs:
+            tensors[tensor.name] = (new, tensor.shape, base.bytes(tensor.name))
+        else:
+            tensors[tensor.name] = (new, tensor.shape, _Pieces(base, tensor, new, adapter))
+    notes = [f"{len(names)} tensors as {what} ({_some(names)})" for what, names in fallen.items()]
+    base.check()
+    size = write_gguf(out_path, _metadata(base, kind, tensors), tensors)
+    kinds = Counter(new for new, _, _ in tensors.values())
+    return Merged(size, dict(kinds.most_common()), list(adapter.pairs), notes)
+
+
+def check_model(base: GGUF) -> None:
+    """FileError unless the file holds a whole model."""
+    if base.metadata.get("general.type", "model") != "model":
+        raise FileError(f"{base.path}: general.type is {base.metadata['general.type']!r:.60}; need a model")
+    parts = base.metadata.get("split.count", 1)
+    if isinstance(parts, int) and parts > 1:
+        raise FileError(f"{base.path}: is one of {parts} parts of a model; join them (llama-gguf-split --merge) first")
+    if not base.tensors:
+        raise FileError(f"{base.path}: has no tensors (a vocabulary only?); need a model")
+
+
+def _new_kind(tensor: Tensor, kind: str | None, changed: bool) -> tuple[str, str]:
+    """(type to write, why it is another one than was asked for)."""
+    old = tensor.kind
+    if old in _STILL:
+        return old, ""
+    if kind is None:
+        if not changed or old in FILE_TYPES:
+            return old, ""
+        return _whole_blocks(tensor, "q8_0", f"{old} cannot be written")
+    if len(tensor.shape) < 2 or tensor.name.endswith("_norm.weight"):
+        return "f32", ""
+    if old == kind:
+        return old, ""
+    return _whole_blocks(tensor, kind, "")
+
+
+def _whole_blocks(tensor: Tensor, kind: str, why: str) -> tuple[str, str]:
+    block = KINDS[kind][0]
+    if tensor.shape[-1] % block:
+        return FALLBACK, f"rows are no whole blocks of {block}"
+    return kind, why
+
+
+class _Pieces:
+    """The bytes of one tensor of the new file, some rows at a time."""
+
+    def __init__(self, base: GGUF, tensor: Tensor, kind: str, adapter: AdapterArrays) -> None:
+        self.base, self.tensor, self.kind, self.adapter = base, tensor, kind, adapter
+
+    def __call__(self) -> Iterator[np.ndarray]:
+        name, shape = self.tensor.name, self.tensor.shape
+        rows, length = math.prod(shape[:-1]), shape[-1] if shape else 1
+        step = max(1, _PIECE // length)
+        for begin in range(0, rows, step):
+            values = self.base.floats(name, begin, begin + step)
+            if name in self.adapter.pairs:
+                with np.errstate(over="ignore"):
+                    values = (values + self.adapter.delta(name, begin, begin + step)).astype(np.float32)
+            yield _rounded(f"{self.base.path}: tensor {name!r}", values, self.kind)
+
+
+def _rounded(where: str, values: np.ndarray, kind: str) -> np.ndarray:
+    """f32 [rows, length] -> bytes of the type; FileError where that is not finite any more."""
+    from gguf import GGMLQuantizationType, quantize
+
+    if not np.isfinite(values).all():
+        raise FileError(f"{where} holds numbers that are not finite, with the adapter added")
+    if kind == "f32":
+        return values
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        made = quantize(values, GGMLQuantizationType[kind.upper()])
+    if kind == "f16" and not np.isfinite(made).all():
+        raise FileError(f"{where} has numbers above 65504, the most that f16 holds; need f32 or bf16")
+    assert made.nbytes == kind_bytes(kind, values.shape)
+    return np.ascontiguousarray(made).view(np.uint8)
+
+
+def _metadata(base: GGUF, kind: str | None, tensors: dict[str, Any]) -> dict[str, Field]:
+    fields = dict(base.fields)
+    if kind is not None:
+        fields["general.file_type"] = gguf_field("u32", FILE_TYPES[kind])
+    if any(KINDS[new][0] > 1 for new, _, _ in tensors.values()):
+        fields.setdefault("general.quantization_version", gguf_field("u32", 2))
+    return fields
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
