@@ -1,0 +1,229 @@
+"""finetune: steps against PyTorch, accumulation, the same bits however it is run, interruptions, bad input."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradloom as gl
+from gradloom import DataError, NonFiniteError, SettingError
+from gradloom.llm.finetune import Run, finetune
+from gradloom.llm.lora import LoRA, TrainedTensors
+from gradloom.llm.model import load
+from tests.llm.models import assert_f32_noise, error, packed, write
+
+ROOT = Path(__file__).parents[3] / "shared" / "data"
+STORIES, SHAKESPEARE = ROOT / "gguf" / "stories260K.gguf", ROOT / "text" / "tinyshakespeare.txt"
+
+
+def run_on(path: Path, data: Any, adapter: Any = None, **options: Any) -> Run:
+    settings = {"val_split": 0.0, "batch_size": 4, "micro_batch_size": 2, "lr": 1e-3, "progress": False, "threads": 1}
+    return finetune(load(path), data, adapter, **(settings | options))
+
+
+def trained(run: Run) -> dict[str, np.ndarray]:
+    return {name: p.numpy() for name, p in run.adapter.parameters().items()}
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("method", ["lora", "full"])
+@pytest.mark.parametrize("case", ["llama", "qwen2", "qwen3_untied"])
+def test_steps_of_sgd_are_those_of_pytorch(tmp_path: Path, case: str, method: str) -> None:
+    """Five steps on one batch of four packed rows, in micro-batches of 1, 2 and 4: losses and all that was trained."""
+    torch = pytest.importorskip("torch")
+    torch.set_num_threads(1)  # more would only wait for each other
+    from tests.llm.torch_model import TorchModel
+
+    path, data, rate = write(tmp_path, case), packed(4, 24), 0.5 if method == "lora" else 0.05
+    first = LoRA(rank=3, alpha=6, targets="all", seed=4)
+    first.bind(load(path))
+    start = {n: (first.a[n].numpy(), first.b[n].numpy()) for n in first.a}
+    references = []
+    for kind in (torch.float32, torch.float64):
+        oracle = TorchModel(path, kind)
+        lora = oracle.adapter(start) if method == "lora" else None
+        leaves = (
+            {f"{n}.lora_{s}": t for n, pair in lora.items() for s, t in zip("ab", pair, strict=True)}
+            if lora is not None
+            else oracle.train(list(oracle.weights))
+        )
+        optimizer = torch.optim.SGD(leaves.values(), lr=rate)
+        losses = []
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss = oracle.loss(data.tokens, data.positions, data.labels, lora, first.scale)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        references.append({n: t.detach().numpy() for n, t in leaves.items()} | {"losses": np.array(losses)})
+    for micro in (1, 2, 4):
+        adapter: Any = LoRA(rank=3, alpha=6, targets="all", seed=4) if method == "lora" else TrainedTensors()
+        run = run_on(
+            path, data, adapter, epochs=5, micro_batch_size=micro, optimizer=gl.optim.SGD(lr=rate)
+        )  # fmt: skip
+        losses = np.array([e.train.loss for e in run.history])
+        assert losses[-1] < losses[0] - 0.05
+        assert_f32_noise(trained(run) | {"losses": losses}, *references)
+
+
+def test_micro_batches_are_weighted_by_their_tokens(tmp_path: Path) -> None:
+    """Rows of 1 to 20 tokens that count: one big batch, single rows, and uneven micro-batches give one gradient."""
+    path, data = write(tmp_path, "llama"), packed(5, 24)
+    for row, count in enumerate((1, 20, 3, 7, 12)):
+        data.labels[row] = -100
+        data.labels[row, :count] = 5
+    found = []
+    for micro in (5, 1, 2):
+        adapter = LoRA(rank=2, targets="all", seed=1)
+        sgd = gl.optim.SGD(lr=1.0)
+        run = run_on(path, data, adapter, batch_size=5, micro_batch_size=micro, steps=2, optimizer=sgd)
+        found.append(trained(run) | {"loss": np.array([e.train.loss for e in run.history])})
+    for other in found[1:]:
+        for name, array in other.items():
+            assert error(array, found[0][name].astype(np.float64)) < 2e-6, name
+
+
+def test_the_same_bits_however_it_is_run(tmp_path: Path) -> None:
+    path, data = write(tmp_path, "qwen3"), packed(7, 24)
+    runs = [
+        trained(run_on(path, copy.deepcopy(data), LoRA(rank=4, dropout=0.2, seed=1), epochs=2, seed=3, **options))
+        for options in ({}, {"threads": 2}, {"reuse": False}, {"inplace": False}, {"fuse": False}, {"poison": True})
+    ]
+    for other in runs[1:]:
+        for name, array in other.items():
+            np.testing.assert_array_equal(array, runs[0][name], err_msg=name)
+    other_seed = trained(run_on(path, data, LoRA(rank=4, dropout=0.2, seed=1), epochs=2, seed=4))
+    assert any((other_seed[n] != a).any() for n, a in runs[0].items())
+
+
+def test_validation_rows_are_never_trained_on(tmp_path: Path) -> None:
+    path, data = write(tmp_path, "llama"), packed(10, 16)
+    run = Run(load(path), data, LoRA(rank=2, seed=0), val_split=0.3, batch_size=2, epochs=2, lr=1e-3, threads=1)
+    assert len(run.val_rows) == 3 and not set(run.val_rows) & set(run.train_rows)
+    first = trained(run.train(progress=False))
+    changed = packed(10, 16)
+    changed.labels[run.val_rows] = 7
+    changed.tokens[run.val_rows] = 9
+    again = run_on(path, changed, LoRA(rank=2, seed=0), val_split=0.3, batch_size=2, epochs=2, micro_batch_size=None)
+    for name, array in trained(again).items():
+        np.testing.assert_array_equal(array, first[name])
+    assert again.before is not None and run.before is not None and again.before.loss != run.before.loss
+
+
+def test_dropout_does_not_touch_validation(tmp_path: Path) -> None:
+    path, data = write(tmp_path, "llama"), packed(6, 16)
+    found = []
+    for dropout in (0.0, 0.9):
+        adapter = LoRA(rank=2, dropout=dropout)
+        adapter.bind(load(path))
+        for b in adapter.b.values():
+            b.assign(np.ones(b.shape))
+        run = run_on(path, data, adapter, val_split=0.5, steps=1, optimizer=gl.optim.SGD(lr=0.0))
+        found.append((run.before.loss, run.history[-1].train.loss))
+    assert found[0][0] == found[1][0] and found[0][1] != found[1][1]
+
+
+def test_steps_and_epochs(tmp_path: Path) -> None:
+    path, data = write(tmp_path, "llama", layers=1), packed(10, 16)
+    run = run_on(path, data, epochs=2)
+    assert (run.steps, run.steps_total, len(run.history)) == (6, 6, 2) and run.tokens == 2 * 10 * 16
+    run = run_on(path, data, steps=7)
+    assert (run.steps, len(run.history)) == (7, 3) and [e.train.ndata for e in run.history] == [10, 10, 4]
+    assert run.tokens == 24 * 16
+    run = run_on(path, data, batch_size=64, micro_batch_size=None)  # more than there are
+    assert (run.batch_size, run.steps) == (10, 1)
+
+
+def test_rates(tmp_path: Path) -> None:
+    path, data = write(tmp_path, "llama", layers=1), packed(10, 16)
+    run = Run(load(path), data, steps=100, lr=1.0, warmup=0.1, schedule="linear", val_split=0.0)
+    rates = [run.rate(i, 0) for i in range(100)]
+    assert rates[:10] == pytest.approx([0.1 * (i + 1) for i in range(10)]) and rates[10] == 1
+    assert rates[55] == pytest.approx(0.5) and 0 < rates[99] < 0.02
+    run = Run(load(path), data, steps=100, lr=1.0, warmup=0.0, val_split=0.0)
+    assert run.rate(0, 0) == 1 and run.rate(50, 0) == pytest.approx(0.5) and run.rate(25, 0) > 0.8
+    run = Run(load(path), data, steps=100, lr=1.0, warmup=0.5, schedule="constant", val_split=0.0)
+    assert run.rate(24, 0) == 0.5 and run.rate(99, 0) == 1
+
+
+def test_ctrl_c_leaves_with_the_work_so_far(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, data = write(tmp_path, "llama", layers=1), packed(40, 16)
+    calls = []
+
+    def interrupt(at: Any) -> None:
+        calls.append(at.rows)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    adapter = LoRA(rank=2)
+    run = run_on(path, data, adapter, epochs=1000, on_progress=interrupt)
+    assert run.interrupted and 0 < run.steps < 10000
+    assert any(b.numpy().any() for b in adapter.b.values())
+    assert run.report["interrupted"] and run.report["steps"] == run.steps
+    assert f"interrupted after {run.steps} of 10000 steps" in capsys.readouterr().err
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_weights(tmp_path: Path) -> None:
+    path, data = write(tmp_path, "llama"), packed(8, 16)
+    adapter = TrainedTensors("all")
+    with pytest.raises(NonFiniteError, match="training stopped at step"):
+        run_on(path, data, adapter, epochs=5, optimizer=gl.optim.SGD(lr=1e30))
+    assert all(np.isfinite(p.numpy()).all() for p in adapter.parameters().values())
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"method": "qlora"}, SettingError, "method='qlora' is not known; need one of lora, full"),
+        ({"schedule": "cosin"}, SettingError, "schedule='cosin' is not known"),
+        ({"epochs": 1, "steps": 2}, SettingError, "both epochs and steps are given"),
+        ({"steps": 0}, SettingError, "steps=0 is not usable"),
+        ({"batch_size": 0}, SettingError, "batch_size=0 is not usable"),
+        ({"micro_batch_size": 5}, SettingError, "micro_batch_size=5 is larger than batch_size=4"),
+        ({"lr": -1.0}, SettingError, "lr=-1.0 is not usable"),
+        ({"warmup": 1.5}, SettingError, "warmup=1.5 is not usable"),
+        ({"val_split": 1.0}, SettingError, "val_split=1.0 is not usable"),
+        ({"nonsense": 1}, TypeError, "nonsense"),
+    ],
+)
+def test_settings_that_cannot_be(tmp_path: Path, options: dict[str, Any], kind: type, message: str) -> None:
+    with pytest.raises(kind, match=message):
+        run_on(write(tmp_path, "llama", layers=1), packed(8, 16), **options)
+
+
+def test_data_that_do_not_fit_the_model(tmp_path: Path) -> None:
+    path = write(tmp_path, "llama", layers=1, context=32)
+    data = packed(3, 16)
+    data.tokens[1, 4] = 300
+    with pytest.raises(DataError, match=r"token id 300 in row 1; need 0\.\.299, the model's vocabulary"):
+        run_on(path, data)
+    data = packed(3, 16)
+    data.labels[2, 0] = 512
+    with pytest.raises(DataError, match="label 512; need ids below 300"):
+        run_on(path, data)
+    data.labels[...] = -100
+    with pytest.raises(DataError, match="no token counts for the loss"):
+        run_on(path, data)
+    with pytest.raises(SettingError, match="rows of 33 tokens; the model's context is 32"):
+        run_on(path, packed(3, 33))
+    with pytest.raises(SettingError, match="context=64 is not usable; need 2 to 32, the model's context"):
+        run_on(path, tmp_path / "a.txt", context=64)
+
+
+@pytest.mark.skipif(not STORIES.exists() or not SHAKESPEARE.exists(), reason=f"{ROOT} has not the model and the text")
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_a_real_model_learns_a_real_text(tmp_path: Path, method: str) -> None:
+    text = tmp_path / "part.txt"
+    text.write_text(SHAKESPEARE.read_text()[:60000])
+    adapter = LoRA(rank=8, targets="all") if method == "lora" else None
+    settings = {"context": 128, "steps": 40, "lr": 2e-3, "progress": False}
+    run = finetune(str(STORIES), text, adapter, method=method, **settings)
+    found = run.report
+    assert run.before is not None and run.before.loss > 4.5
+    drop = found["val_loss_before"] - found["val_loss"]
+    assert drop > 1 and drop > 5 * (found["val_loss_before_unc"] + found["val_loss_unc"])
+    assert found["steps"] == 40 and found["planned_bytes"] > 0 and found["peak_bytes"] > found["planned_bytes"]

@@ -1,0 +1,244 @@
+"""Forward pass and gradients of each family against PyTorch; files that are not what they should be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradloom as gl
+from examples.random_gguf import write_random
+from gradloom import DTypeError, FileError
+from gradloom.llm.lora import LoRA, TrainedTensors
+from gradloom.llm.model import Model, load
+from tests.llm.models import CASES, SMALL, assert_f32_noise, packed, write
+
+STORIES = Path(__file__).parents[3] / "shared" / "data" / "gguf" / "stories260K.gguf"
+torch = pytest.importorskip("torch", reason="PyTorch is the oracle of these tests")
+torch.set_num_threads(1)
+if True:  # after torch is known to be there
+    from tests.llm.torch_model import TorchModel
+
+
+def compiled(model: Model, batch: Any, adapter: Any = None, gradients: bool = True, **options: Any) -> dict[str, Any]:
+    """Logits, mean loss and the gradient of the loss's sum for all that the adapter trains."""
+    shape = batch.tokens.shape
+    tokens, positions, labels = (gl.input(n, shape, "i32") for n in ("tokens", "positions", "labels"))
+    if adapter is not None:
+        adapter.bind(model)
+    hidden = model.hidden(tokens, positions, adapter, training=gradients)
+    total, weight = model.loss_pair(hidden, labels, adapter)
+    trained = adapter.parameters() if adapter is not None and gradients else {}
+    grads = gl.gradients(total, list(trained.values())) if trained else []
+    run = gl.compile([model.project(hidden, adapter), total, weight, *grads], **options)
+    logits, total_, weight_, *found = run(tokens=batch.tokens, positions=batch.positions, labels=batch.labels)
+    return {"logits": logits, "loss": total_ / weight_} | {n: g / weight_ for n, g in zip(trained, found, strict=True)}
+
+
+def with_torch(path: Path, batch: Any, adapter: Any = None, dtype: Any = None) -> dict[str, Any]:
+    """The same from PyTorch."""
+    oracle = TorchModel(path, torch.float32 if dtype is None else dtype)
+    lora, scale, trained = None, 1.0, {}
+    if isinstance(adapter, LoRA):
+        lora = oracle.adapter({n: (adapter.a[n].numpy(), adapter.b[n].numpy()) for n in adapter.a})
+        scale = adapter.scale
+        trained = {f"{n}.lora_{s}": t for n, pair in lora.items() for s, t in zip("ab", pair, strict=True)}
+    elif adapter is not None:
+        trained = oracle.train(list(adapter.arrays))
+    loss = oracle.loss(batch.tokens, batch.positions, batch.labels, lora, scale)
+    if trained:
+        loss.backward()
+    logits = oracle.logits(batch.tokens, batch.positions, lora, scale)
+    found = {"logits": logits.reshape(-1, logits.shape[-1]).detach().numpy(), "loss": loss.detach().numpy()}
+    return found | {n: t.grad.numpy() for n, t in trained.items()}
+
+
+def compare_with_torch(path: Path, batch: Any, adapter: Any) -> None:
+    found = compiled(load(path), batch, adapter)
+    assert_f32_noise(found, with_torch(path, batch, adapter), with_torch(path, batch, adapter, torch.float64))
+
+
+def random_b(adapter: LoRA, model: Model, seed: int = 5) -> LoRA:
+    """An adapter that has been trained: B is not 0."""
+    adapter.bind(model)
+    rng = np.random.default_rng(seed)
+    for b in adapter.b.values():
+        b.assign(rng.standard_normal(b.shape) * 0.1)
+    return adapter
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("case", CASES)
+def test_lora_gradients_are_those_of_pytorch(tmp_path: Path, case: str) -> None:
+    path = write(tmp_path, case)
+    compare_with_torch(path, packed(), random_b(LoRA(rank=3, alpha=5, targets="all", seed=1), load(path)))
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("case", CASES)
+def test_full_gradients_are_those_of_pytorch(tmp_path: Path, case: str) -> None:
+    path = write(tmp_path, case)
+    compare_with_torch(path, packed(), TrainedTensors("all"))
+
+
+@pytest.mark.parametrize("name", ["token_embd.weight", "output.weight"])
+def test_lora_on_the_ends_of_an_untied_model(tmp_path: Path, name: str) -> None:
+    """It moves the matrix by s B A (s A B^T for the embedding, whose rows are looked up)."""
+    model = load(write(tmp_path, "qwen2_partial"))
+    adapter = random_b(LoRA(rank=2, targets=name), model)
+    adapter.a[name].assign(np.random.default_rng(0).standard_normal(adapter.a[name].shape))
+    batch = packed()
+    moved = TrainedTensors(name)
+    moved.bind(model)
+    a, b = adapter.a[name].numpy(), adapter.b[name].numpy()
+    moved.arrays[name].assign(model.array(name) + adapter.scale * (a @ b.T if name.startswith("token") else b @ a))
+    ours, other = compiled(model, batch, adapter), compiled(model, batch, moved)
+    np.testing.assert_allclose(ours["logits"], other["logits"], atol=5e-5)
+    np.testing.assert_allclose(ours["loss"], other["loss"], rtol=1e-5)
+    g = other[name]
+    expected = (g @ b, g.T @ a) if name.startswith("token") else (b.T @ g, g @ a.T)
+    for end, slope in zip("ab", expected, strict=True):
+        np.testing.assert_allclose(ours[f"{name}.lora_{end}"], adapter.scale * slope, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["llama", "qwen2", "qwen3"])
+def test_packed_samples_do_not_see_each_other(tmp_path: Path, case: str) -> None:
+    model = load(write(tmp_path, case))
+    batch = packed(1, 20)
+    start = int(np.flatnonzero(batch.positions[0] == 0)[1])
+    before = compiled(model, batch, gradients=False)["logits"]
+    batch.tokens[0, : start - 1] = (batch.tokens[0, : start - 1] + 7) % 300
+    after = compiled(model, batch, gradients=False)["logits"]
+    np.testing.assert_array_equal(before[start:], after[start:])
+    assert (np.abs(before[: start - 1] - after[: start - 1]).max(1) > 1e-3).all()
+
+
+@pytest.mark.parametrize("case", ["llama_untied", "qwen2", "qwen3"])
+def test_the_same_bits_however_it_is_run(tmp_path: Path, case: str) -> None:
+    model = load(write(tmp_path, case))
+    adapter = random_b(LoRA(rank=4, targets="all"), model)
+    batch = packed(3, 40)
+    first = compiled(model, batch, adapter, threads=1)
+    for options in (
+        {"threads": 2}, {"reuse": False}, {"inplace": False}, {"fuse": False}, {"poison": True}, {"check": 2},
+    ):  # fmt: skip
+        for name, array in compiled(model, batch, adapter, **options).items():
+            np.testing.assert_array_equal(array, first[name], err_msg=f"{name} with {options}")
+
+
+@pytest.mark.skipif(not STORIES.exists(), reason=f"{STORIES} is not here")
+def test_a_real_model_knows_its_story() -> None:
+    model = load(STORIES)
+    assert model.tied is False and model.config.rope_base == 10000 and model.config.context_length == 2048
+    ids = [1, 403, 407, 261, 378]  # <s> Once upon a time
+    tokens, positions = gl.input("tokens", (1, 5), "i32"), gl.input("positions", (1, 5), "i32")
+    run = gl.compile(model.logits(tokens, positions))
+    best = run(tokens=[ids], positions=[np.arange(5)])[0].argmax(-1)
+    assert best[:4].tolist() == ids[1:] and model.file.metadata["tokenizer.ggml.tokens"][best[4]] == ","
+
+
+# ---- files that cannot be used -----------------------------------------------------------------------------
+
+
+def rewritten(
+    path: Path, out: Path, drop: tuple[str, ...] = (), keys: dict[str, Any] | None = None, **tensors: Any
+) -> Path:
+    """The file again, with other metadata (None: without the key) and other tensors (None: without it)."""
+    import gguf
+
+    reader = gguf.GGUFReader(path)
+    keys = dict(keys or {})
+    arch = keys.get("general.architecture", reader.fields["general.architecture"].contents())
+    writer = gguf.GGUFWriter(out, arch)
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture" or name in drop:
+            continue
+        value = keys.pop(name, field.contents())
+        writer.add_key_value(name, value, field.types[0], field.types[-1] if len(field.types) > 1 else None)
+    for name, value in keys.items():
+        if name != "general.architecture":
+            kind = {bool: "BOOL", int: "UINT32", float: "FLOAT32", str: "STRING"}[type(value)]
+            writer.add_key_value(name, value, gguf.GGUFValueType[kind])
+    arrays = {t.name: np.array(t.data) for t in reader.tensors}
+    arrays = {n: a for n, a in arrays.items() if n not in drop} | tensors
+    for name, array in arrays.items():
+        writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"keys": {"general.architecture": "gpt2"}},
+            "the architecture gpt2 is not supported; need llama, qwen2, qwen3",
+        ),
+        ({"drop": ("llama.block_count",)}, "metadata llama.block_count is missing"),
+        ({"drop": ("llama.attention.layer_norm_rms_epsilon",)}, "llama.attention.layer_norm_rms_epsilon is missing"),
+        ({"drop": ("llama.context_length",)}, "metadata llama.context_length is missing"),
+        ({"keys": {"llama.block_count": 0}}, "metadata llama.block_count is 0; need a whole number of at least 1"),
+        ({"keys": {"llama.block_count": 3}}, "the tensor blk.2.attn_norm.weight and 8 more is missing"),
+        ({"keys": {"llama.attention.head_count_kv": 4}}, "head_count_kv is 4; need a divisor of head_count, 6"),
+        ({"keys": {"llama.attention.head_count": 5}}, "head_count is 5; need a divisor of embedding_length, 48"),
+        ({"keys": {"llama.rope.dimension_count": 10}}, "rope.dimension_count is 10; need an even number up to 8"),
+        ({"keys": {"llama.rope.scaling.type": "yarn"}}, "rope.scaling.type is 'yarn'; need none or linear"),
+        ({"keys": {"llama.expert_count": 8}}, "mixtures of experts are not supported"),
+        ({"keys": {"llama.attention.value_length": 16}}, "attention.value_length is 16; need key_length, 8"),
+        ({"keys": {"llama.feed_forward_length": 96}}, r"blk.0.ffn_gate.weight has shape [80, 48]; need [96, 48]"),
+        ({"keys": {"llama.rope.freq_base": -1.0}}, "rope.freq_base is -1.0; need a positive number"),
+        ({"drop": ("blk.1.ffn_up.weight",)}, "the tensor blk.1.ffn_up.weight is missing; need it for llama"),
+        ({"drop": ("token_embd.weight",)}, "the tensor token_embd.weight [vocabulary, width] is missing"),
+        (
+            {"blk.0.attn_qq.weight": np.zeros((48, 48), np.float32)},
+            "unsupported tensor blk.0.attn_qq.weight for the architecture llama; the nearest that is known is "
+            "blk.0.attn_q.weight",
+        ),
+        ({"blk.0.attn_q_norm.weight": np.zeros(8, np.float32)}, "unsupported tensor blk.0.attn_q_norm.weight"),
+        ({"keys": {"general.type": "adapter"}}, "is of type adapter; need a model"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_by_name(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    source = write(tmp_path, "llama")
+    with pytest.raises(FileError) as caught:
+        load(rewritten(source, tmp_path / "changed.gguf", **change))
+    assert message in str(caught.value) and "\n" not in str(caught.value) and "changed.gguf" in str(caught.value)
+
+
+def test_a_vocabulary_alone_is_no_model() -> None:
+    path = STORIES.parent / "vocab" / "ggml-vocab-llama-spm.gguf"
+    if not path.exists():
+        pytest.skip(f"{path} is not here")
+    with pytest.raises(FileError, match="holds no tensors, only metadata"):
+        load(path)
+
+
+def test_biases_that_a_llama_may_have(tmp_path: Path) -> None:
+    source = write(tmp_path, "llama")
+    bias = {"blk.0.attn_q.bias": np.full(48, 0.5, np.float32), "blk.1.ffn_down.bias": np.ones(48, np.float32)}
+    path = rewritten(source, tmp_path / "biased.gguf", **bias)
+    batch = packed()
+    found = compiled(load(path), batch, gradients=False)["logits"]
+    assert np.abs(found - compiled(load(source), batch, gradients=False)["logits"]).max() > 0.01
+    assert_f32_noise(
+        {"logits": found},
+        {"logits": with_torch(path, batch)["logits"]},
+        {"logits": with_torch(path, batch, dtype=torch.float64)["logits"]},
+    )
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_k"])
+def test_quantised_tensors_train_only_as_f32_copies(tmp_path: Path, kind: str) -> None:
+    shape = SMALL | {"width": 256, "ffn": 256, "heads": 4}
+    path = write_random(tmp_path / "m.gguf", kind=kind, **shape)
+    with pytest.raises(
+        DTypeError, match=f"token_embd.weight is {kind} and cannot be trained as it is; need --train-dtype f32"
+    ):
+        TrainedTensors("all").bind(load(path))
+    TrainedTensors("attn_norm").bind(load(path))  # these are f32
+    compare_with_torch(path, packed(), TrainedTensors("attn_v, output_norm", "f32"))
