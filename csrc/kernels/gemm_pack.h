@@ -3,8 +3,8 @@
 // Both operands are packed alike. Seen by the packer an operand is a matrix X(i, p): i runs along the strip (rows of A,
 // columns of B), p along k. `strips` lays i0 .. i1 out as consecutive strips of `width`, each [depth][width]; what is
 // left over makes a last strip whose width is rounded up to a multiple of `round` and filled with zeros.
-// A source is any type with that member and `at`: another storage format is another source. One whose numbers cannot be
-// read in place gives nullptr there, and its product says pack.
+// A source is any type with that member, `at` and `move`: another storage format is another source (gemm_frozen.h). One
+// whose numbers cannot be read in place says so by `kInPlace`, gives nullptr in `at`, and its product packs.
 #pragma once
 #include "gemm_tile.h"
 
@@ -66,9 +66,11 @@ inline void transpose<8>(const float* x, int64_t x_stride, float* y, int64_t y_s
 #endif
 
 struct StridedSource {
+  static constexpr bool kInPlace = true;
   const float* data;
   int64_t along, deep;  // strides of i and of p
 
+  void move(int64_t numbers) { data += numbers; }
   const float* at(int64_t i, int64_t p) const { return data + i * along + p * deep; }
   void strips(int64_t i0, int64_t i1, int64_t p0, int64_t depth, int width, int round, float* to) const {
     const float* from = at(i0, p0);

@@ -6,8 +6,9 @@
 //   B, packed by the part that owns the columns, or by the first phase where several parts need it (`shared_b`).
 // Where C has few columns its transpose is computed instead (`narrow`): then A is what fills the vectors.
 // k is cut into blocks by its length alone and the blocks are added in order, so that the bits do not depend on parts.
+// B may be frozen (gemm_frozen.h): then it is always packed, and all else is the same, bit for bit.
 #pragma once
-#include "gemm_pack.h"
+#include "gemm_frozen.h"
 
 namespace gradloom::GL_ISA::gemm {
 
@@ -37,6 +38,7 @@ inline bool crowds(int64_t stride, int64_t sets) { return stride > 0 && stride %
 // A product of two sources (gemm_pack.h).
 template <class A, class B>
 struct ProductOf {
+  using Right = B;
   int64_t m, n, k;
   A a;
   B b;
@@ -57,6 +59,14 @@ struct ProductOf {
   float *a_shared, *b_shared;  // strips in the workspace: [block of k][strip][depth][width]
 };
 using Product = ProductOf<StridedSource, StridedSource>;
+using FrozenProduct = ProductOf<StridedSource, FrozenSource>;
+
+// B's last two axes as a source whose strips run along its columns.
+inline void set_right(StridedSource& b, const Tensor& y) {
+  b = {y.as<const float>(), y.strides[y.rank - 1], y.strides[y.rank - 2]};
+  if (y.shape[y.rank - 1] == 1) b.along = 1;  // the stride of an axis of size 1 says nothing
+}
+inline void set_right(FrozenSource& b, const Tensor& y) { b = frozen_source(y, y.rank - 1, y.rank - 2); }
 
 // The stride of z's axis `axis` in an operand of equal or smaller rank; 0 where it broadcasts.
 inline int64_t batch_stride(const Tensor& t, int z_rank, int axis) {
@@ -91,14 +101,15 @@ void choose_grid(P& p, int most) {
 }
 
 // Everything about a call that follows from its shapes.
-inline void describe(const Call& call, const Tensor& z, Product& p) {
+template <class P>
+void describe(const Call& call, const Tensor& z, P& p) {
   const Tensor &x = call[0], &y = call[1];
   const int rank = z.rank;
   p.m = z.shape[rank - 2];
   p.n = z.shape[rank - 1];
   p.k = x.shape[x.rank - 1];
   p.a = {x.as<const float>(), x.strides[x.rank - 2], x.strides[x.rank - 1]};
-  p.b = {y.as<const float>(), y.strides[y.rank - 1], y.strides[y.rank - 2]};
+  set_right(p.b, y);
   p.c = z.as<float>();
   p.batch_rank = 0;
   p.batches = 1;
@@ -123,7 +134,6 @@ inline void describe(const Call& call, const Tensor& z, Product& p) {
   // The stride of an axis of size 1 says nothing.
   if (p.k == 1) p.a.deep = 1;
   if (p.m == 1) p.a.along = p.a.deep == 1 ? 0 : 1;
-  if (p.n == 1) p.b.along = 1;
 
   // What is packed: each number costs about half a vector, once per use of its strip.
   const int64_t blocks = p.k > kDepth ? ceil_div(p.k, kDepth) : 1;
@@ -132,7 +142,8 @@ inline void describe(const Call& call, const Tensor& z, Product& p) {
   p.parts_m = p.parts_n = p.parts = 1;
   const double work = static_cast<double>(p.m * p.n) * static_cast<double>(p.k ? p.k : 1);
   p.narrow = false;
-  if (p.n <= kNarrow && p.m >= Lanes::N && p.k > 0 && (p.b.along == 1 || p.b.deep == 1)) {
+  constexpr bool in_place = P::Right::kInPlace;
+  if (in_place && p.n <= kNarrow && p.m >= Lanes::N && p.k > 0 && (p.b.along == 1 || p.b.deep == 1)) {
     const double vectors = static_cast<double>(ceil_div(p.n, Lanes::N));
     p.narrow = static_cast<double>(p.n) / Lanes::N + (p.a.along == 1 ? 0 : kTurnCost) < 0.9 * vectors;
   }
@@ -152,7 +163,7 @@ inline void describe(const Call& call, const Tensor& z, Product& p) {
     p.pack_a = often && kTileRows > 8 && p.m > 8 && p.k > 32 && crowds(p.a.along, 1);
   else
     p.pack_a = p.a.along != 1 || (often && (!kColumnsInPlace || (p.k > 32 && crowds(p.a.deep, 2))));
-  p.pack_b = p.b.along != 1 || p.m > kRowsInPlace;
+  p.pack_b = !in_place || p.b.along != 1 || p.m > kRowsInPlace;
   // In place each row of a strip is an odd piece of memory: dear once B leaves the second-level cache and either its
   // rows start within lines or they crowd.
   if (!p.pack_b && p.m > 128 && p.n * p.k > 1 << 18) p.pack_b = p.b.deep % 16 != 0 || crowds(p.b.deep, 1);
@@ -276,7 +287,8 @@ void run_rectangle(const P& p, int64_t m0, int64_t m1, int64_t n0, int64_t n1, f
 
 // Rows m0 .. m1 of a narrow C: 32 or so rows of A at a time become the columns of a product with B^T, whose tile lies
 // in a buffer [n][kTileColumns] until it is whole.
-inline void run_narrow(const Product& p, int64_t m0, int64_t m1, float* scratch) {
+template <class P>
+void run_narrow(const P& p, int64_t m0, int64_t m1, float* scratch) {
   constexpr int L = Lanes::N;
   alignas(64) float sums[kNarrow * kTileColumns];
   const bool b_rows = p.b.deep == 1;
@@ -319,20 +331,22 @@ inline void run_narrow(const Product& p, int64_t m0, int64_t m1, float* scratch)
 }
 
 // Moves p to matrix `t` of the batch.
-inline void select_matrix(Product& p, const Product& first, int64_t t) {
+template <class P>
+void select_matrix(P& p, const P& first, int64_t t) {
   const int64_t at = t * first.m * first.n;
   p.c = first.c + at;
   if (first.gate) p.gate = first.gate + at;
-  p.a.data = first.a.data;
-  p.b.data = first.b.data;
+  p.a = first.a;
+  p.b = first.b;
   for (int i = 0; i < first.batch_rank; i++) {  // innermost axis first
-    p.a.data += t % first.batch[i] * first.a_batch[i];
-    p.b.data += t % first.batch[i] * first.b_batch[i];
+    p.a.move(t % first.batch[i] * first.a_batch[i]);
+    p.b.move(t % first.batch[i] * first.b_batch[i]);
     t /= first.batch[i];
   }
 }
 
-inline void run_product(const Call& call, const Tensor& z, Product& p, int phase, int part, int parts, void* scratch) {
+template <class P>
+void run_product(const Call& call, const Tensor& z, P& p, int phase, int part, int parts, void* scratch) {
   describe(call, z, p);
   if (p.m == 0 || p.n == 0 || p.batches == 0) return;
   if (p.shared_a || p.shared_b) {
@@ -344,12 +358,12 @@ inline void run_product(const Call& call, const Tensor& z, Product& p, int phase
   if (p.batches == 1 && parts == 1) {
     if (p.narrow) return run_narrow(p, 0, p.m, room);
     if (!p.pack_a && !p.pack_b && p.k <= p.depth)
-      return run_block(p, Block{0, p.k, p.a.data, p.b.data, false, false}, 0, p.m, 0, p.n);
+      return run_block(p, Block{0, p.k, p.a.at(0, 0), p.b.at(0, 0), false, false}, 0, p.m, 0, p.n);
     return run_rectangle(p, 0, p.m, 0, p.n, room);
   }
   const int grid = p.parts_m * p.parts_n;
   const Range jobs = part_range(p.batches * grid, part, parts);
-  const Product first = p;
+  const P first = p;
   for (int64_t job = jobs.begin; job < jobs.end; job++) {
     if (p.batches > 1) select_matrix(p, first, job / grid);
     const int at = static_cast<int>(job % grid);
@@ -365,8 +379,9 @@ inline void run_product(const Call& call, const Tensor& z, Product& p, int phase
   }
 }
 
-inline void plan_product(const Call& call, const Tensor& z, KernelPlan& plan) {
-  Product p;
+template <class P>
+void plan_product(const Call& call, const Tensor& z, KernelPlan& plan) {
+  P p;
   describe(call, z, p);
   plan.scratch_bytes = (scratch_a_floats(p) + scratch_b_floats(p)) * sizeof(float);
   plan.parts[0] = static_cast<uint32_t>(p.parts);
@@ -380,18 +395,22 @@ inline void plan_product(const Call& call, const Tensor& z, KernelPlan& plan) {
 }
 
 // (x, y) -> z
-inline void plan_matmul(const Call& call, KernelPlan& plan) { plan_product(call, call[2], plan); }
-inline void run_matmul(const Call& call, int phase, int part, int parts, void* scratch) {
-  Product p;
+template <class P>
+void plan_matmul(const Call& call, KernelPlan& plan) { plan_product<P>(call, call[2], plan); }
+template <class P>
+void run_matmul(const Call& call, int phase, int part, int parts, void* scratch) {
+  P p;
   p.bias = p.gate = nullptr;
   p.relu = false;
   run_product(call, call[2], p, phase, part, parts, scratch);
 }
 
 // (x, y, bias dense; activation none/relu) -> z
-inline void plan_matmul_act(const Call& call, KernelPlan& plan) { plan_product(call, call[3], plan); }
-inline void run_matmul_act(const Call& call, int phase, int part, int parts, void* scratch) {
-  Product p;
+template <class P>
+void plan_matmul_act(const Call& call, KernelPlan& plan) { plan_product<P>(call, call[3], plan); }
+template <class P>
+void run_matmul_act(const Call& call, int phase, int part, int parts, void* scratch) {
+  P p;
   p.bias = call[2].as<const float>();
   p.gate = nullptr;
   p.relu = call.attr_int(0) == 1;
@@ -399,18 +418,26 @@ inline void run_matmul_act(const Call& call, int phase, int part, int parts, voi
 }
 
 // (x, y, h dense) -> z
-inline void run_matmul_relu_back(const Call& call, int phase, int part, int parts, void* scratch) {
-  Product p;
+template <class P>
+void run_matmul_relu_back(const Call& call, int phase, int part, int parts, void* scratch) {
+  P p;
   p.bias = nullptr;
   p.gate = call[2].as<const float>();
   p.relu = false;
   run_product(call, call[3], p, phase, part, parts, scratch);
 }
 
+#define GL_PRODUCTS(signature, P)                           \
+  {"matmul", signature, plan_matmul<P>, run_matmul<P>},     \
+  {"matmul_act", signature, plan_matmul_act<P>, run_matmul_act<P>}, \
+  {"matmul_relu_back", signature, plan_matmul_act<P>, run_matmul_relu_back<P>}
+#define GL_FROZEN(type) GL_PRODUCTS("f32_" type "_f32", FrozenProduct)
 inline constexpr KernelRow kMatmulRows[] = {
-    {"matmul", "f32", plan_matmul, run_matmul},
-    {"matmul_act", "f32", plan_matmul_act, run_matmul_act},
-    {"matmul_relu_back", "f32", plan_matmul_act, run_matmul_relu_back},
+    GL_PRODUCTS("f32", Product),
+    GL_FROZEN("f16"), GL_FROZEN("bf16"), GL_FROZEN("q4_0"), GL_FROZEN("q4_1"), GL_FROZEN("q5_0"), GL_FROZEN("q5_1"),
+    GL_FROZEN("q8_0"), GL_FROZEN("q2_k"), GL_FROZEN("q3_k"), GL_FROZEN("q4_k"), GL_FROZEN("q5_k"), GL_FROZEN("q6_k"),
 };
+#undef GL_FROZEN
+#undef GL_PRODUCTS
 
 }  // namespace gradloom::GL_ISA::gemm

@@ -9,7 +9,7 @@ import numpy as np
 from ..base.dtypes import QUANTISED, DType, bf16, f16, f32
 from ..graph.opspec import OpSpec, as_value, op
 from ..graph.value import Shape, Value, define_operators
-from .common import BadSample, Sample, Spec, bad, broadcast_shape, draw, need, need_dtype, unbroadcast
+from .common import BadSample, Quantised, Sample, Spec, bad, broadcast_shape, draw, need, need_dtype, unbroadcast
 from .elementwise import relu_back
 from .layout import permute, product, reshape
 
@@ -82,8 +82,33 @@ def _out(x: Shape, y: Shape) -> Shape:
     return (*np.broadcast_shapes(x[:-2], y[:-2]), x[-2], y[-1])
 
 
+def _frozen(rng: np.random.Generator, kind: DType, shape: Shape, turned: bool) -> Any:
+    """A right operand of any frozen dtype; turned: its neighbours lie along k."""
+    last = (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2)
+    if kind.is_quantised:
+        stored = tuple(shape[a] for a in last) if turned else shape
+        return Quantised.draw(rng, kind, stored, last if turned else None)
+    y = draw(rng, shape).astype(kind.numpy)
+    return np.ascontiguousarray(y.swapaxes(-1, -2)).swapaxes(-1, -2) if turned else y
+
+
+def _frozen_operands(rng: np.random.Generator, few: bool = False) -> list[tuple[np.ndarray, Any]]:
+    """(x, y) with y of each frozen dtype in both orientations: blocks along k, and along the columns."""
+    found = []
+    for kind in FROZEN:
+        n = kind.block if kind.is_quantised else 24
+        cases: list[tuple[Shape, Shape, bool]]
+        cases = [((70, 2 * n), (2 * n, 45), True), ((19, 43), (43, 3 * n), False)]
+        if not few:
+            cases += [((1, n), (n, 7), True), ((100, n), (n, 5), True), ((2, 9, n), (2, n, 5), True)]
+            cases += [((130, 4 * n), (4 * n, 330), True), ((260, 70), (70, 4 * n), False)]
+        found += [(draw(rng, a), _frozen(rng, kind, b, turned)) for a, b, turned in cases]
+    return found
+
+
 def _samples(rng: np.random.Generator) -> list[Sample]:
-    return [Sample((draw(rng, a), draw(rng, b))) for a, b in (*SIZES, *BATCHED, *LARGE_SIZES)]
+    found = [Sample(pair) for pair in _frozen_operands(rng)]
+    return found + [Sample((draw(rng, a), draw(rng, b))) for a, b in (*SIZES, *BATCHED, *LARGE_SIZES)]
 
 
 def _act_samples(rng: np.random.Generator) -> list[Sample]:
@@ -92,8 +117,16 @@ def _act_samples(rng: np.random.Generator) -> list[Sample]:
         x, y = draw(rng, a), draw(rng, b)
         bias = draw(rng, b[-1:]) if i % 3 else None
         found.append(Sample((x, y, bias), {"act": "relu" if i % 2 else "none"}))
+    for i, (x, y) in enumerate(_frozen_operands(rng, few=True)):
+        found.append(Sample((x, y, draw(rng, y.shape[-1:])), {"act": "relu" if i % 3 else "none"}))
     x, y = draw(rng, (40, 30)), draw(rng, (30, 50))
     return [*found, Sample((x, y, None), {"act": "relu"}), Sample((x, y, draw(rng, (50,))), {"act": "none"})]
+
+
+def _relu_back_samples(rng: np.random.Generator) -> list[Sample]:
+    found = [(x, y) for x, y in _frozen_operands(rng, few=True)]
+    found += [(draw(rng, a), draw(rng, b)) for a, b in (*SIZES, BATCHED[0], BATCHED[1], *LARGE_SIZES)]
+    return [Sample((x, y, draw(rng, _out(x.shape, y.shape), avoid=(0,)))) for x, y in found]
 
 
 def _bad(name: str, *others: Any) -> list[BadSample]:
@@ -146,10 +179,7 @@ matmul_relu_back: OpSpec = op(
     vjp=lambda g, x, y, h: [*_back(relu_back(g, h), x, y), None],
     reference=lambda x, y, h: np.where(h > 0, x @ y, 0),
     cost=_cost,
-    samples=lambda rng: [
-        Sample((draw(rng, a), draw(rng, b), draw(rng, _out(a, b), avoid=(0,))))
-        for a, b in (*SIZES, BATCHED[0], BATCHED[1], *LARGE_SIZES)
-    ],
+    samples=_relu_back_samples,
     bad_samples=[
         bad(
             "matmul_relu_back: h does not fit: x f32[2,3], y f32[3,4], h f32[4]; need h of shape [2, 4]",

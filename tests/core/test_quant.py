@@ -87,3 +87,39 @@ def test_runs_may_begin_and_end_inside_blocks(kind: str) -> None:
     for isa in _core.isas():
         got = gl.compile(gl.ops.get_rows(table, gl.constant(np.arange(n)[::-1].copy())), isa=isa)()[0]
         assert got.tobytes() == by_gguf(data, kind, (n,))[::-1].tobytes()
+
+
+# ---- products ----------------------------------------------------------------------------------------------
+
+# rows, depth, columns; whole blocks along k for `turned`, along the columns otherwise.
+PRODUCTS = [
+    (1, 256, 40, True), (3, 512, 1, True), (64, 256, 10, True), (57, 1280, 333, True), (530, 256, 129, True),
+    (700, 768, 64, True), (1, 40, 256, False), (64, 7, 512, False), (530, 300, 768, False), (48, 1300, 256, False),
+    (64, 1, 256, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("isa", _core.isas())
+@pytest.mark.parametrize("kind", ["f16", "bf16", *KINDS])
+def test_products_have_the_bits_of_products_of_the_decoded_matrix(kind: str, isa: str) -> None:
+    """x @ W^T and x @ W, frozen and as f32, also beside a bias, and on two threads."""
+    rng = np.random.default_rng(11)
+    stored_value, map_ = gl.graph.opspec.stored_value, gl.graph.stored.Stored.map
+    for rows, depth, columns, turned in PRODUCTS:
+        shape = (columns, depth) if turned else (depth, columns)
+        if dtype(kind).is_quantised:
+            data = draw_blocks(rng, kind, shape)
+        else:
+            data = rng.normal(size=shape).astype(dtype(kind).numpy).reshape(-1).view(np.uint8)
+        frozen, plain = stored_value(map_("w", data, kind, shape)), gl.constant(dequantize(data, kind, shape))
+        x, bias = gl.input("x", (rows, depth)), gl.constant(rng.normal(size=columns))
+        products = [gl.ops.matmul(x, w, transpose_y=turned) for w in (frozen, plain)]
+        sums = [gl.ops.relu(p + bias) for p in products]
+        numbers = rng.normal(size=(rows, depth)).astype(np.float32)
+        want = None
+        for threads in (1, 2):
+            options = {"isa": isa, "threads": threads}
+            got = gl.compile(products, **options)(x=numbers) + gl.compile(sums, **options)(x=numbers)
+            assert got[0].tobytes() == got[1].tobytes() and got[2].tobytes() == got[3].tobytes()
+            assert want is None or [g.tobytes() for g in got] == want
+            want = [g.tobytes() for g in got]

@@ -365,3 +365,23 @@ def test_each_program_prints() -> None:
     assert text.splitlines()[-1].startswith("%") and "matmul_act" in text and "act=relu" in text
     drawn: Any = dot([y])
     assert drawn.startswith("digraph") and drawn.count("->") == 5
+
+
+def test_a_frozen_operand_stays_on_the_right() -> None:
+    """(x @ y)^T is y^T @ x^T only where both may lie on either side."""
+    data = ops.common.draw_blocks(np.random.default_rng(0), "q8_0", (6, 32))
+    w = gl.graph.opspec.stored_value(gl.graph.stored.Stored.map("w", data, "q8_0", (6, 32)))
+    half = gl.graph.opspec.stored_value(gl.graph.stored.Stored.map("h", np.ones((32, 6), np.float16), "f16", (32, 6)))
+    x = gl.input("x", (5, 32))
+    numbers = np.random.default_rng(1).normal(size=(5, 32)).astype(np.float32)
+    for y in (w.T, half):
+        run = gl.compile(ops.matmul(x, y).T * 1.0)
+        assert [n.op.name for n in run.plan.order.steps] == ["matmul", "copy"]
+        want = gl.compile(ops.matmul(x, y).T * 1.0, backend="numpy")(x=numbers)[0]
+        assert np.allclose(run(x=numbers)[0], want, atol=1e-4)
+    bias = gl.parameter(np.ones(6))
+    fused = gl.compile(ops.relu(ops.matmul(x, w.T) + bias))
+    assert [n.op.name for n in fused.plan.order.steps] == ["matmul_act"]
+    fed = gl.parameter(np.ones((5, 32)), "fed")
+    (g,) = gl.gradients(ops.sum(ops.relu(ops.matmul(ops.relu(fed), w.T))), [fed])
+    assert [n.op.name for n in gl.compile(g).plan.order.steps][-1] == "matmul_relu_back"

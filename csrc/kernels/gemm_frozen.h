@@ -1,0 +1,90 @@
+// gemm_frozen.h: an operand of a matrix product that is not trained, in any format that quant.h decodes.
+//
+// FrozenSource is a source like those of gemm_pack.h: its strips hold the decoded numbers, bit for bit those of a cast
+// to f32, so that a product with it is, bit for bit, the product with the f32 matrix. Each number is decoded once per
+// packing of its tile. For kernels of their own:
+//
+//   FrozenSource w = frozen_source(tensor, axis_i, axis_p);  // X(i, p): i along the strip, p along k
+//   w.strips(i0, i1, p0, depth, width, round, to);           // any ranges; whole chunks of 32 are fastest
+//
+// Blocks run along one of the two axes, in the forward product along k, in the gradient of the activations along the
+// strip: frozen_source sees which from the strides, so that the same tensor gives W and, with the axes exchanged, its
+// transpose. Nothing can be read in place: `at` is nullptr.
+#pragma once
+#include "gemm_pack.h"
+#include "quant.h"
+
+namespace gradloom::GL_ISA::gemm {
+
+struct FrozenSource {
+  static constexpr bool kInPlace = false;
+  const uint8_t* data;   // of the tensor
+  int64_t first;         // numbers before X(0, 0)
+  int64_t along, deep;   // strides of i and of p in numbers
+  quant::DecodeFn decode;
+  bool turned;           // neighbours lie along p, not along i
+
+  const float* at(int64_t, int64_t) const { return nullptr; }
+  void move(int64_t numbers) { first += numbers; }
+  void strips(int64_t i0, int64_t i1, int64_t p0, int64_t depth, int width, int round, float* to) const {
+    if (turned) {
+      for (; i0 < i1; i0 += width, to += width * depth) {
+        const int rows = static_cast<int>(i1 - i0 < width ? i1 - i0 : width);
+        turned_strip(i0, rows, p0, depth, (rows + round - 1) / round * round, to);
+      }
+      return;
+    }
+    // Neighbours along the strip: a stretch of each row of k at a time, cut into the strips that it belongs to.
+    alignas(64) float room[kStretch];
+    const int64_t once = kStretch / width * width;
+    for (; i0 < i1; i0 += once, to += once * depth) {
+      const int64_t count = i1 - i0 < once ? i1 - i0 : once;
+      for (int64_t p = 0; p < depth; p++) {
+        decode(data, first + i0 * along + (p0 + p) * deep, count, room);
+        for (int64_t i = 0; i < count; i += width) {
+          const int rows = static_cast<int>(count - i < width ? count - i : width);
+          const int wide = (rows + round - 1) / round * round;
+          float* const row = to + i * depth + p * wide;
+          std::memcpy(row, room + i, static_cast<size_t>(rows) * sizeof(float));
+          for (int j = rows; j < wide; j++) row[j] = 0.0f;
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr int64_t kStretch = 128;
+
+  // Neighbours along k: a few rows are decoded into a buffer, whose square blocks are then turned.
+  void turned_strip(int64_t i0, int rows, int64_t p0, int64_t depth, int width, float* to) const {
+    alignas(64) float room[kTurn * kStretch];
+    for (int64_t p = 0; p < depth; p += kStretch) {
+      const int64_t count = depth - p < kStretch ? depth - p : kStretch;
+      float* const strip = to + p * width;
+      for (int i = 0; i < rows; i += kTurn) {
+        const int n = rows - i < kTurn ? rows - i : kTurn;
+        for (int r = 0; r < n; r++) decode(data, first + (i0 + i + r) * along + p0 + p, count, room + r * kStretch);
+        int64_t q = 0;
+        if (n == kTurn)
+          for (; q + kTurn <= count; q += kTurn) transpose<kTurn>(room + q, kStretch, strip + q * width + i, width);
+        for (; q < count; q++)
+          for (int r = 0; r < n; r++) strip[q * width + i + r] = room[r * kStretch + q];
+      }
+      for (int64_t q = 0; q < count; q++)
+        for (int j = rows; j < width; j++) strip[q * width + j] = 0.0f;
+    }
+  }
+};
+
+// The last two axes of a tensor as a source; i runs along `axis_i`, p along `axis_p`.
+inline FrozenSource frozen_source(const Tensor& t, int axis_i, int axis_p) {
+  FrozenSource s{t.as<const uint8_t>(), 0, t.strides[axis_i], t.strides[axis_p], quant::decoder(t.dtype), false};
+  const bool many_i = t.shape[axis_i] > 1, many_p = t.shape[axis_p] > 1;
+  // The stride of an axis of size 1 says nothing.
+  if (!many_i) s.along = 0;
+  if (!many_p) s.deep = 0;
+  s.turned = many_p ? s.deep == 1 && s.along != 1 : s.along != 1;
+  return s;
+}
+
+}  // namespace gradloom::GL_ISA::gemm
