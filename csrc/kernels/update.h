@@ -144,6 +144,25 @@ inline void run_assign(const Call& c, int, int part, int parts, void*) {
   });
 }
 
+// ---- set_rows: cache rows position -> cache; axis ------------------------------------------------------------------
+
+inline void plan_set_rows(const Call& c, KernelPlan& plan) { plan.parts[0] = update_parts(c[1].size()); }
+template <class Position> inline void run_set_rows(const Call& c, int, int part, int parts, void*) {
+  const Tensor &cache = c[0], &rows = c[1];
+  const int axis = static_cast<int>(c.attr_int(0));
+  const int64_t at = *c[2].as<Position>(), n = rows.shape[axis], most = cache.shape[axis];
+  if (at < 0 || at > most - n) return c.status->fail(Stop::index, 0, at);
+  int64_t inner = 1;
+  for (int i = axis + 1; i < cache.rank; i++) inner *= cache.shape[i];
+  const Range r = part_range(rows.size(), part, parts, kGrain);
+  for (int64_t i = r.begin; i < r.end;) {  // a stretch of rows that lie side by side in both
+    const int64_t outer = i / (n * inner), end = (outer + 1) * n * inner < r.end ? (outer + 1) * n * inner : r.end;
+    std::memcpy(floats(cache) + i + (outer * (most - n) + at) * inner, floats(rows) + i,
+                static_cast<size_t>(end - i) * sizeof(float));
+    i = end;
+  }
+}
+
 // ---- guard: loss weight | g -> norm -------------------------------------------------------------------------------
 
 // With several parts, each leaves its sum in the workspace, and the second phase adds them in order.
@@ -216,6 +235,8 @@ inline constexpr KernelRow kUpdateRows[] = {
     {"accumulate", "f32", plan_accumulate, run_accumulate},
     {"zero", "f32", plan_zero, run_zero},
     {"assign", "f32", plan_assign, run_assign},
+    {"set_rows", "f32_i32_f32", plan_set_rows, run_set_rows<int32_t>},
+    {"set_rows", "f32_i64_f32", plan_set_rows, run_set_rows<int64_t>},
     {"guard", "f32", plan_guard, run_guard},
 };
 

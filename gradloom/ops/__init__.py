@@ -1,5 +1,6 @@
 """What each op means: one declaration per op, a file per family, and the functions that users call."""
 
+from .attention import attention, attention_back, rope, rope_frequencies, rope_scale
 from .conv import (
     avg_pool2d,
     avg_pool2d_back,
@@ -57,6 +58,7 @@ from .elementwise import (
     tanh_back,
     where,
 )
+from .glu import geglu, geglu_back, swiglu, swiglu_back
 from .index import embedding, get_rows, scatter_rows, take_batch
 from .layout import (
     broadcast_to,
@@ -103,7 +105,7 @@ from .norm import (
 from .random import dropout
 from .reduce import argmax, max, mean, min, sum
 from .softmax import log_softmax, log_softmax_back, softmax, softmax_back
-from .update import accumulate, adamw, assign, guard, sgd, zero
+from .update import accumulate, adamw, assign, guard, set_rows, sgd, zero
 
 __all__ = [
     "abs",
@@ -112,6 +114,8 @@ __all__ = [
     "add",
     "argmax",
     "assign",
+    "attention",
+    "attention_back",
     "avg_pool2d",
     "avg_pool2d_back",
     "batch_norm",
@@ -144,6 +148,8 @@ __all__ = [
     "expm1",
     "flatten",
     "full_like",
+    "geglu",
+    "geglu_back",
     "gelu",
     "gelu_back",
     "gelu_tanh",
@@ -189,8 +195,12 @@ __all__ = [
     "reshape",
     "rms_norm",
     "rms_norm_back",
+    "rope",
+    "rope_frequencies",
+    "rope_scale",
     "scale",
     "scatter_rows",
+    "set_rows",
     "sgd",
     "sgn",
     "sigmoid",
@@ -211,6 +221,8 @@ __all__ = [
     "sub",
     "sum",
     "sum_pair",
+    "swiglu",
+    "swiglu_back",
     "take_batch",
     "tanh",
     "tanh_back",

@@ -74,7 +74,7 @@ def broadcast_of(*names: str, kind: DType = f32) -> Callable[..., Spec]:
     return named(names, rule)
 
 
-def scalar_specs(*specs: Spec | None, kind: DType = f32) -> None:
+def scalar_specs(*specs: Spec | None, kind: DType | Sequence[DType] = f32) -> None:
     """Reject run-time scalars of another shape or dtype."""
     need_dtype(*specs, kind=kind)
     for spec in specs:

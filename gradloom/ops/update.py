@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from ..base.dtypes import i32, i64
+from ..base.errors import DataError
 from ..graph.opspec import OpSpec, op
 from .common import Sample, Spec, bad, draw, need, need_dtype, scalar_specs
 
@@ -83,6 +85,37 @@ def _zero_shape(acc: list[Spec]) -> list[Spec]:
 def _assign_shape(state: list[Spec], x: list[Spec]) -> list[Spec]:
     _same("state and x", state=list(state), x=list(x))
     return [Spec(s.shape) for s in state]
+
+
+def _set_shape(cache: Spec, rows: Spec, position: Spec, axis: int) -> Spec:
+    need_dtype(cache, rows)
+    scalar_specs(position, kind=(i32, i64))
+    need(0 <= axis < cache.ndim, f"axis {axis} does not exist", f"an axis from 0 to {cache.ndim - 1}")
+    fits = rows.ndim == cache.ndim and rows.shape[axis] <= cache.shape[axis]
+    fits = fits and all(i == axis or n == m for i, (n, m) in enumerate(zip(rows.shape, cache.shape, strict=True)))
+    need(fits, "rows do not fit", f"the shape of cache, at most {cache.shape[axis]} along axis {axis}")
+    return Spec(cache.shape)
+
+
+def _set_rows(cache: np.ndarray, rows: np.ndarray, position: np.ndarray, axis: int) -> np.ndarray:
+    at, n, most = int(position), rows.shape[axis], cache.shape[axis]
+    if not 0 <= at <= most - n:
+        raise DataError(f"set_rows: {n} rows at position {at} of {most}; need position 0..{most - n}")
+    filled = cache.copy()
+    filled[(slice(None),) * axis + (slice(at, at + n),)] = rows
+    return filled
+
+
+def _set_samples(rng: np.random.Generator) -> list[Sample]:
+    found = []
+    for i, (shape, axis, n) in enumerate(
+        (((1,), 0, 1), ((9, 5), 0, 3), ((2, 8, 3, 4), 1, 8), ((3, 4, 7), 2, 2), ((2, 700, 3, 64), 1, 500))
+    ):
+        kind = np.int32 if i % 2 else np.int64
+        rows = draw(rng, (*shape[:axis], n, *shape[axis + 1 :]))
+        at = np.array(rng.integers(0, shape[axis] - n + 1), kind)
+        found.append(Sample((draw(rng, shape), rows, at), {"axis": axis}))
+    return found
 
 
 def _guard_shape(loss: Spec, weight: Spec, g: list[Spec]) -> Spec:
@@ -193,6 +226,23 @@ assign: OpSpec = op(
             "assign: shapes differ within a group: state0 f32[3], x0 f32[4]; need state and x of one shape",
             (3,), (4,),
         ),
+    ],
+)  # fmt: skip
+set_rows: OpSpec = op(
+    "set_rows", inputs="cache rows position", outputs="cache", updates="cache=cache", attrs="axis:int=0",
+    dense="cache rows", doc="rows position, position + 1, ... of the cache along an axis = rows",
+    shape=_set_shape, no_gradient=ENDS, foldable=False,
+    reference=_set_rows, samples=_set_samples,
+    bad_samples=[
+        bad(
+            "set_rows: rows do not fit: cache f32[8,3], rows f32[9,3], position i32[]; "
+            "need the shape of cache, at most 8 along axis 0",
+            (8, 3), (9, 3), ("i32", ()),
+        ),
+        bad("set_rows: dtype f32 is not taken: cache f32[8,3], rows f32[2,3], position f32[]; need i32 or i64",
+            (8, 3), (2, 3), ()),
+        bad("set_rows: axis 2 does not exist: cache f32[8,3], rows f32[2,3], position i32[]; need an axis from 0 to 1",
+            (8, 3), (2, 3), ("i32", ()), axis=2),
     ],
 )  # fmt: skip
 guard: OpSpec = op(

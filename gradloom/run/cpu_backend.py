@@ -253,6 +253,14 @@ def ids_taken(node: Node | None) -> str:
         return f"; need 0..{table.shape[1] - 1}, or -100 for a row to ignore"
     if node.op.name == "linear_cross_entropy" and node.inputs[1] is not None:
         return f"; need 0..{node.inputs[1].shape[0] - 1}, or -100 for a row to ignore"
+    if node.op.name == "attention_back" or (node.op.name == "attention" and not node.attrs["cached"]):
+        return "; need a position of 0..t for token t"
+    second = node.inputs[1] if len(node.inputs) > 1 else None
+    if node.op.name == "attention" and second is not None:
+        return f"; need a position of 0..{second.shape[1] - 1}"
+    if node.op.name == "set_rows" and second is not None:
+        axis = node.attrs["axis"]
+        return f"; need a position of 0..{table.shape[axis] - second.shape[axis]}"
     return f"; need 0..{node.attrs['rows'] - 1 if node.op.name == 'scatter_rows' else table.shape[0] - 1}"
 
 

@@ -24,12 +24,14 @@ HELD_CONSTANT = {
     ("cross_entropy_sum", "labels"): "labels are data",
     ("cross_entropy_sum", "weights"): "row weights are data",
     ("linear_cross_entropy", "weights"): "row weights are data",
+    ("rope", "frequencies"): "a table, not trained",
 }
 FIRST_OUTPUT_ONLY = {"cross_entropy_sum", "linear_cross_entropy"}  # weight and gradients are constants to them
 PICKERS = {"max", "min", "max_pool2d"}
 STEPS = {"conv2d_max_pool": 1e-6}  # which element of a window is the largest may change within a step
 # No second derivatives: op -> why.
 FIRST_ORDER_ONLY = dict.fromkeys(FIRST_OUTPUT_ONLY, "its gradient is an output, held constant")
+FIRST_ORDER_ONLY["attention"] = "attention_back has no gradient: it would need T x T numbers"
 
 
 def usable(name: str) -> list[int]:
@@ -42,6 +44,8 @@ def usable(name: str) -> list[int]:
             tame = tame and all(np.unique(x).size == x.size for x in floats)  # a tie is a kink
         if name == "cast":
             tame = tame and sample.attrs["dtype"].is_float
+        if name == "attention":
+            tame = tame and not sample.attrs.get("cached")  # a cache is not trained through
         if floats and tame and sum(x.size for x in floats) <= MOST:
             found.append(i)
     return found

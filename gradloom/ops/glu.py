@@ -1,0 +1,101 @@
+"""Gated linear units: the activation of one half times the other half, forward and backward in one pass each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ..graph.opspec import OpSpec, op
+from ..graph.value import Value
+from .common import LARGE, SHAPES, BadSample, Sample, Spec, bad, draw, named, need, need_dtype, pullback
+from .elementwise import (
+    gelu_tanh,
+    gelu_tanh_back,
+    mul,
+    np_gelu_tanh,
+    np_gelu_tanh_slope,
+    np_sigmoid,
+    np_silu_slope,
+    silu,
+    silu_back,
+)
+
+
+def _shape(*names: str, outputs: int) -> Callable[..., list[Spec]]:
+    """Shape rule: f32 inputs of one shape; so are the outputs."""
+
+    def rule(**specs: Spec) -> list[Spec]:
+        first = specs[names[0]]
+        need_dtype(*specs.values())
+        need(all(s.shape == first.shape for s in specs.values()), "shapes differ", f"{', '.join(names)} of one shape")
+        return [Spec(first.shape)] * outputs
+
+    return named(names, rule)
+
+
+def _samples(count: int) -> Callable[[np.random.Generator], list[Sample]]:
+    def samples(rng: np.random.Generator) -> list[Sample]:
+        found = [Sample(tuple(draw(rng, s, -4, 4) for _ in range(count))) for s in (*SHAPES, (2, 3, 4, 5), LARGE)]
+        far = np.array([0.0, -0.0, 30.0, -30.0, 100.0, -100.0], np.float32)
+        return [*found, Sample((*[draw(rng, far.shape) for _ in range(count - 2)], far, draw(rng, far.shape)))]
+
+    return samples
+
+
+def _bad(name: str) -> list[BadSample]:
+    return [
+        bad(f"{name}: shapes differ: gate f32[2,3], up f32[3,2]; need gate, up of one shape", (2, 3), (3, 2)),
+        bad(f"{name}: dtype i32 is not taken: gate i32[3], up f32[3]; need f32", ("i32", (3,)), (3,)),
+    ]
+
+
+def _bad_back(name: str) -> list[BadSample]:
+    return [
+        bad(
+            f"{name}: shapes differ: g f32[2,3], gate f32[2,3], up f32[3,2]; need g, gate, up of one shape",
+            (2, 3), (2, 3), (3, 2),
+        )
+    ]  # fmt: skip
+
+
+swiglu: OpSpec = op(
+    "swiglu", inputs="gate up", doc="y = silu(gate) * up", shape=_shape("gate", "up", outputs=1),
+    may_overwrite="gate up", vjp=lambda g, gate, up: list(swiglu_back(g, gate, up)),
+    reference=lambda gate, up: gate * np_sigmoid(gate) * up,
+    samples=_samples(2), bad_samples=_bad("swiglu"),
+)  # fmt: skip
+geglu: OpSpec = op(
+    "geglu", inputs="gate up", doc="y = gelu_tanh(gate) * up", shape=_shape("gate", "up", outputs=1),
+    may_overwrite="gate up", vjp=lambda g, gate, up: list(geglu_back(g, gate, up)),
+    reference=lambda gate, up: np_gelu_tanh(gate) * up,
+    samples=_samples(2), bad_samples=_bad("geglu"),
+)  # fmt: skip
+
+
+def _swiglu_back(g: Value, gate: Value, up: Value) -> list[Value]:
+    """swiglu_back from simpler ops."""
+    return [silu_back(mul(g, up), gate), mul(g, silu(gate))]
+
+
+def _geglu_back(g: Value, gate: Value, up: Value) -> list[Value]:
+    """geglu_back from simpler ops."""
+    return [gelu_tanh_back(mul(g, up), gate), mul(g, gelu_tanh(gate))]
+
+
+_OVER = {"dgate": "g gate up", "dup": "g gate up"}
+swiglu_back: OpSpec = op(
+    "swiglu_back", inputs="g gate up", outputs="dgate dup", doc="dgate = g * up * silu'(gate), dup = g * silu(gate)",
+    shape=_shape("g", "gate", "up", outputs=2), may_overwrite=_OVER,
+    vjp=lambda g_dgate, g_dup, g, gate, up: pullback(_swiglu_back, [g, gate, up], g_dgate, g_dup),
+    reference=lambda g, gate, up: (g * up * np_silu_slope(gate), g * (gate * np_sigmoid(gate))),
+    samples=_samples(3), bad_samples=_bad_back("swiglu_back"),
+)  # fmt: skip
+geglu_back: OpSpec = op(
+    "geglu_back", inputs="g gate up", outputs="dgate dup",
+    doc="dgate = g * up * gelu_tanh'(gate), dup = g * gelu_tanh(gate)",
+    shape=_shape("g", "gate", "up", outputs=2), may_overwrite=_OVER,
+    vjp=lambda g_dgate, g_dup, g, gate, up: pullback(_geglu_back, [g, gate, up], g_dgate, g_dup),
+    reference=lambda g, gate, up: (g * up * np_gelu_tanh_slope(gate), g * np_gelu_tanh(gate)),
+    samples=_samples(3), bad_samples=_bad_back("geglu_back"),
+)  # fmt: skip
