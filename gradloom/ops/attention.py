@@ -36,9 +36,9 @@ def rope_frequencies(
     """Radians per token of each pair of rotated dimensions, f64 [dims / 2]: base^(-2i / dims), scaled.
 
     scaling: "none"; "linear" (divided by factor); "ntk" (base * factor^(dims / (dims - 2))); "llama3" (waves longer
-    than context / low are divided by factor, those shorter than context / high kept, in between mixed; low 1, high 4), as
-    in Hugging Face's modeling_rope_utils; "yarn" (Peng et al. 2023: dimensions that turn more than high times within the
-    context are kept, those that turn less than low times divided; low 1, high 32; `rope_scale` goes with it).
+    than context / low are divided by factor, those shorter than context / high kept, in between mixed; low 1, high 4),
+    as in Hugging Face's modeling_rope_utils; "yarn" (Peng et al. 2023: dimensions that turn more than high times within
+    the context are kept, those that turn less than low times divided; low 1, high 32; `rope_scale` goes with it).
     context: the length first trained for. factors: [dims / 2] divisors, as GGUF's rope_freqs holds them.
     Raises GraphError for arguments that make no frequencies.
     """
