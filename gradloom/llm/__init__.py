@@ -13,8 +13,21 @@ if TYPE_CHECKING:
     from .model import Model, load
     from .plan import MemoryPlan, plan
     from .sampling import Sampling
+    from .verify import Verification, verify
 
-__all__ = ["LoRA", "MemoryPlan", "Model", "Run", "Sampling", "TrainedTensors", "finetune", "load", "plan"]
+__all__ = [
+    "LoRA",
+    "MemoryPlan",
+    "Model",
+    "Run",
+    "Sampling",
+    "TrainedTensors",
+    "Verification",
+    "finetune",
+    "load",
+    "plan",
+    "verify",
+]
 
 # Where each name lives
 _HOMES = {
@@ -23,6 +36,7 @@ _HOMES = {
     ".model": "Model load",
     ".plan": "MemoryPlan plan",
     ".sampling": "Sampling",
+    ".verify": "Verification verify",
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 

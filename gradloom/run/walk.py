@@ -33,9 +33,12 @@ class Walk(CpuExecutable):
 
     def __init__(self, program: Program, switches: Switches) -> None:
         super().__init__(program, switches, _core.Arena())
-        self._bytes = self.arena.view()
+        self._bytes, self._memory = self.arena.view(), self._segments()
         self._rows: np.ndarray | None = None
         self._settings: dict[str, Any] = {}
+        self._dead: dict[int, list[tuple[int, int, int]]] = {}  # instruction -> what is dead after it
+        for at, segment, offset, size in self.plan.tape.dead:
+            self._dead.setdefault(at, []).append((segment, offset, size))
 
     @property
     def steps(self) -> tuple[Node, ...]:
@@ -51,10 +54,16 @@ class Walk(CpuExecutable):
     def run_step(self, k: int) -> None:
         """Run instruction k alone. Raises what a whole run would raise."""
         tape = self.plan.tape
-        dead = [(0, s, o, n) for at, s, o, n in tape.dead if at == k]
-        dead += [(EACH_STEP, s, o, n) for at, s, o, n in tape.dead if at == EACH_STEP and k == 0]
-        one = tape.instructions[k : k + 1]
-        native = _core.Program(self.isa, tape.kernels, one, tape.args, tape.attrs, self._segments(), [], dead, ())
+        one = tape.instructions[k : k + 1].copy()
+        args, attrs = (
+            array[int(one[f"{what}_first"][0]) :][: int(one[f"{what}_count"][0])]
+            for what, array in (("arg", tape.args), ("attr", tape.attrs))
+        )
+        kernel = tape.kernels[int(one["kernel"][0])]
+        one["kernel"] = one["arg_first"] = one["attr_first"] = 0
+        dead = [(0, *place) for place in self._dead.get(k, ())]
+        dead += [(EACH_STEP, *place) for place in self._dead.get(EACH_STEP, ()) if k == 0]
+        native = _core.Program(self.isa, [kernel], one, args, attrs, self._memory, [], dead, ())
         done, stop, node, index, value = native.run(
             1, self._rows, None, self.switches.threads, 0.0, self.switches.poison
         )

@@ -1,0 +1,258 @@
+"""verify: is one training step of this model on this data right here?
+
+The step is run in ways that must give the same bits: as it is trained (buffers shared, in place, fused, all threads),
+without sharing, without in-place outputs, unfused, poisoned (dead bytes are filled with NaN) and with one thread. Plans
+of one program are walked side by side, so that the first node that differs is named. Then every kernel's result is held
+against its definition in float64 on the inputs that it saw, and loss and gradients against the whole step in float64.
+Nothing stays changed: weights, moments and accumulators are put back.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..base.errors import GradloomError, SettingError
+from ..base.settings import Switches, switches
+from ..graph.value import describe
+from ..plan.plan import Plan, show_bytes
+from ..run import machine
+from ..run.cpu_backend import called
+from ..run.walk import Judged, Walk, base_of, distance, first_difference, judge, stored_of
+from ..transform.rewrite import Program, gather_program, rewrite
+from .finetune import Run
+
+if TYPE_CHECKING:
+    import os
+
+    from ..graph.value import Value
+    from .data import TokenData
+    from .model import Adapter, Model
+
+TOKENS = 64  # in a row of data, when not said: float64 references take their time
+TOTAL_TOLERANCE = 1e-3  # of the largest number of a gradient: what f32 may lose through a whole step
+
+
+@dataclass(frozen=True)
+class Check:
+    """One question: its name, whether it holds, what was found, and the first node that differs."""
+
+    name: str
+    holds: bool
+    found: str
+    node: str = ""
+
+
+@dataclass
+class Verification:
+    """What verify found. `agrees`: everything holds."""
+
+    tokens: int  # that the step trained on
+    steps: int  # instructions
+    peak_bytes: int
+    unshared_bytes: int
+    loss: float = float("nan")  # per token
+    checks: list[Check] = field(default_factory=list)
+
+    @property
+    def agrees(self) -> bool:
+        return all(c.holds for c in self.checks)
+
+
+def verify(
+    model: Model,
+    data: TokenData | str | os.PathLike[str],
+    adapter: Adapter | None = None,
+    *,
+    context: int | None = None,
+    batch_size: int = 1,
+    reference: bool = True,
+    on_check: Callable[[Check], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+    threads: int | None = None,
+    isa: str | None = None,
+    **settings: Any,
+) -> Verification:
+    """Verify one training step on rows of the data. settings: those of finetune.Run.
+
+    context: tokens per row, 64 by default; batch_size: rows. reference=False leaves float64 out. on_check is called
+    with each Check, on_progress with (nodes, all nodes) held against float64.
+    Where an adapter's second matrices are all 0, as those of a new one are, they get small numbers for the step: else
+    the gradients of the first matrices would be 0 and prove nothing.
+    Raises SettingError when the machine has not the memory for it.
+    """
+    length = min(TOKENS, model.config.context_length) if context is None else context
+    run = Run(
+        model, data, adapter,
+        context=length, batch_size=batch_size, micro_batch_size=batch_size, val_split=0.0, backend="null", **settings,
+    )  # fmt: skip
+    step = run.trainer.whole_step(run.trainer.source(run.dataset), run.batch_size)
+    _check_memory(model, step.run.plan, reference)
+    chosen = switches(threads=threads, isa=isa)
+    made = _Verifier(run, step, chosen, on_check)
+    try:
+        made.same_bits()
+        if reference:
+            made.against_float64(on_progress)
+    finally:
+        made.restore()
+    return made.result
+
+
+class _Verifier:
+    """The unshared run that all others are held against, and what they found."""
+
+    def __init__(self, run: Run, step: Any, chosen: Switches, on_check: Callable[[Check], None] | None) -> None:
+        self.run, self.step, self.chosen, self.on_check = run, step, chosen, on_check
+        self.program = rewrite(gather_program(step.outputs, step.updates))
+        self.numbers = {"position": 0, "seed": run.seed, "row": 0, "step": 1, "keep": 0.0} | run.optimizer.at(0, 0)
+        plan = step.run.plan
+        counted = int((run.data.labels[: run.batch_size] >= 0).sum())
+        self.result = Verification(counted, len(plan.order.steps), plan.peak_bytes, plan.unshared_bytes)
+        self.held = {s: s.array.copy() for s in stored_of(plan)}
+        for stored, array in self.held.items():
+            if stored.name.endswith(".lora_b") and not array.any():
+                rng = np.random.default_rng(zlib.crc32(stored.name.encode()))
+                stored.array[...] = rng.standard_normal(array.shape) * 0.02
+        self.start = {s: s.array.copy() for s in self.held}
+        self.base = self.walk(reuse=False, inplace=False, threads=1)
+        self.values = self.base.run_all()
+        self.after = {s: s.array.copy() for s in self.held}
+        self.loss = self.values_of(self.program.outputs[0])
+        self.result.loss = float(self.loss) / max(counted, 1)
+        self.rewind()
+
+    def walk(self, program: Program | None = None, **ways: Any) -> Walk:
+        """A walk at its beginning."""
+        options = {"isa": self.chosen.isa, "threads": self.chosen.threads} | ways
+        walk = Walk(program or self.program, Switches(**options))
+        walk.begin({}, self.numbers)
+        return walk
+
+    def values_of(self, value: Value) -> np.ndarray:
+        """What the unshared run made of an output of the program."""
+        at = self.base.plan.laid.program.outputs[self.program.outputs.index(value)]
+        return self.values[self.base.steps.index(at.node)][at.index]
+
+    def rewind(self) -> None:
+        """The stored arrays as before the step."""
+        for stored, array in self.start.items():
+            stored.array[...] = array
+
+    def restore(self) -> None:
+        """The stored arrays as the caller had them."""
+        for stored, array in self.held.items():
+            stored.array[...] = array
+
+    def tell(self, check: Check) -> None:
+        self.result.checks.append(check)
+        if self.on_check is not None:
+            self.on_check(check)
+
+    # ---- the same bits ---------------------------------------------------------------------------------------
+
+    def same_bits(self) -> None:
+        several = self.chosen.threads
+        for name, ways in (
+            (f"buffers shared, in place, {several} thread{'s' * (several > 1)}", {}),
+            ("without in-place outputs", {"inplace": False}),
+            ("dead bytes poisoned", {"poison": True}),
+            ("1 thread" if several > 1 else "2 threads", {"threads": 1 if several > 1 else 2}),
+        ):
+            self.tell(self.side_by_side(name, ways))
+        self.tell(self.unfused())
+
+    def side_by_side(self, name: str, ways: Mapping[str, Any]) -> Check:
+        """Another plan of the same program, node by node."""
+        try:
+            found = first_difference(self.walk(**ways), self.values)
+        except GradloomError as error:
+            return Check(name, False, f"stopped: {error}")
+        finally:
+            self.rewind()
+        if found is None:
+            return Check(name, True, f"the same bits in all {len(self.base.steps)} nodes")
+        return Check(name, False, f"the first node that differs: {found}", called(found.node))
+
+    def unfused(self) -> Check:
+        """Another program of the same step: its outputs, and what it leaves behind."""
+        name = "unfused"
+        program = rewrite(gather_program(self.step.outputs, self.step.updates), fuse=False)
+        walk = self.walk(program, fuse=False)
+        try:
+            values = walk.run_all()
+        except GradloomError as error:
+            self.rewind()
+            return Check(name, False, f"stopped: {error}")
+        after = {s: s.array.copy() for s in self.held}
+        self.rewind()
+        at = walk.plan.laid.program.outputs[0]
+        loss = values[walk.steps.index(at.node)][at.index]
+        pairs = [("the loss", loss, self.loss)] + [(s.name, after[s], self.after[s]) for s in self.held]
+        for what, ours, theirs in pairs:
+            if ours.tobytes() != theirs.tobytes():
+                amount = distance(ours, theirs)
+                return Check(name, False, f"{what} differs by {amount:.3g} of its largest number", what)
+        nodes = len(walk.steps)
+        return Check(name, True, f"the same bits in the loss and in all that trains ({nodes} nodes)")
+
+    # ---- float64 ---------------------------------------------------------------------------------------------
+
+    def against_float64(self, on_progress: Callable[[int, int], None] | None) -> None:
+        """Each kernel against its definition; loss and gradients against the whole step."""
+        gradients = self.gradients()
+        worst: Judged | None = None
+        wrong: Judged | None = None
+        far: dict[str, float] = {}
+        last = None
+        for judged in judge(self.base, self.values):
+            if judged.excess > 1 and wrong is None:
+                wrong = judged
+            if worst is None or judged.own > worst.own:
+                worst = judged
+            if judged.value in gradients:
+                far[gradients[judged.value]] = judged.total
+            if judged.node is not last and on_progress is not None:
+                on_progress(self.base.steps.index(judged.node) + 1, len(self.base.steps))
+            last = judged.node
+        name = "each node against float64"
+        if wrong is not None:
+            what = f"{called(wrong.node)} ({describe(wrong.value)}), by {wrong.own:.3g} of its largest number"
+            self.tell(Check(name, False, f"the first node that differs: {what}", called(wrong.node)))
+        elif worst is not None:
+            self.tell(Check(name, True, f"agree; the largest error is {worst.own:.2g} ({called(worst.node)})"))
+        name = "loss and gradients against float64"
+        loss = far.pop("the loss", float("nan"))
+        which, amount = max(far.items(), key=lambda item: item[1], default=("none", 0.0))
+        found = f"the loss differs by {loss:.2g}, {len(far)} gradients by at most {amount:.2g} ({which})"
+        holds = loss <= TOTAL_TOLERANCE and amount <= TOTAL_TOLERANCE
+        self.tell(Check(name, holds, found, "" if holds else which))
+
+    def gradients(self) -> dict[Value, str]:
+        """What the guard reads, by name: the loss and each gradient."""
+        guard = next(n for n in self.base.steps if n.op.guard)
+        values = [v for v in guard.inputs if v is not None]
+        names = list(self.run.adapter.parameters())
+        names = names if len(names) == len(values) - 2 else [v.node.label for v in values[2:]]
+        found = {base_of(values[0]): "the loss"}
+        return found | {base_of(v): name for v, name in zip(values[2:], names, strict=True)}
+
+
+def _check_memory(model: Model, plan: Plan, reference: bool) -> None:
+    """SettingError when the runs that are held against each other do not fit into memory together."""
+    largest = max((int(np.prod(w.shape)) for w in model.weights.values()), default=0)
+    need = plan.placement.unshared_bytes + plan.peak_bytes + sum(s.array.nbytes for s in stored_of(plan)) * 3
+    if reference:  # float64 of what is alive, twice; a weight and its product at a time
+        need += 4 * plan.placement.lower_bound_bytes + 16 * largest
+    memory = machine.memory()
+    if memory is not None and need > memory.available:
+        raise SettingError(
+            f"verify: {show_bytes(need)} of memory are needed, {show_bytes(memory.available)} are available; need a "
+            "smaller --context"
+            + (", a smaller --batch-size" if plan else "")
+            + (" or --no-reference" if reference else "")
+        )

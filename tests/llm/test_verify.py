@@ -1,0 +1,109 @@
+"""verify finds nothing where all is right, and names what is wrong where something is."""
+
+import pytest
+
+from gradloom.base.errors import SettingError
+from gradloom.graph.opspec import REGISTRY
+from gradloom.llm import LoRA, TrainedTensors, load
+from gradloom.llm.verify import verify
+from gradloom.plan import plan as planning
+from gradloom.run import machine
+from tests.llm.small import rows_of, write
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return load(write(tmp_path_factory.mktemp("verify"), "llama"))
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes"),
+    [("llama", {"tied": False}), ("qwen2", {}), ("qwen3", {"kind": "q8_0", "width": 64, "heads": 2, "ffn": 96})],
+)
+@pytest.mark.parametrize(
+    "made", [lambda: LoRA(rank=3, dropout=0.2, targets="all"), lambda: TrainedTensors("all", "f32")]
+)
+def test_all_is_right(tmp_path, arch, changes, made):
+    adapter = made()
+    model = load(write(tmp_path, arch, **changes))
+    adapter.bind(model)
+    before = {name: p.numpy() for name, p in adapter.parameters().items()}
+    found = verify(model, rows_of(2, 20), adapter, batch_size=2, threads=2)
+    assert found.agrees and len(found.checks) == 7, [c for c in found.checks if not c.holds]
+    assert found.tokens == 2 * 18 and found.steps > 100 and found.peak_bytes < found.unshared_bytes
+    assert 3 < found.loss < 30
+    for name, p in adapter.parameters().items():
+        assert p.numpy().tobytes() == before[name].tobytes(), f"{name} was left changed"
+    assert not any(array.any() for name, array in before.items() if name.endswith("lora_b"))
+
+
+def test_a_plan_that_gives_bytes_away_too_early_is_caught_and_named(model, monkeypatch):
+    """The proof, which would refuse it, is switched off; the down-projection of block 1 takes bytes that are alive."""
+    monkeypatch.setattr(planning, "check", lambda *a: None)
+    honest, named = planning.place, set()
+
+    def careless(laid, order, workspaces=(), **options):
+        found = honest(laid, order, workspaces, **options)
+        if options["reuse"]:
+            k = next(k for k, n in enumerate(order.steps) if "blk.1" in n.label and n.op.name == "matmul")
+            thief = order.steps[k].outputs[0]
+            victim = next(v for v, b in order.buffers.items() if b.birth < k < b.death and b.bytes >= 4096)
+            found.offsets[thief] = found.offsets[victim]
+            named.update(n.op.name for n in order.steps[k:] if thief in n.inputs or victim in n.inputs)
+        return found
+
+    monkeypatch.setattr(planning, "place", careless)
+    found = verify(model, rows_of(1, 24), LoRA(rank=2), reference=False)
+    first = found.checks[0]
+    assert not found.agrees and not first.holds and first.found.startswith("the first node that differs: ")
+    assert first.node.split()[0].split("#")[0] in named | {"matmul"}
+
+
+@pytest.mark.parametrize(("op", "near"), [("rms_norm_back", "_norm"), ("adamw", "adamw")])
+def test_a_kernel_that_computes_something_else_is_caught_and_named(model, monkeypatch, op, near):
+    spec = REGISTRY[op]
+    honest = spec.reference
+
+    def moved(*arrays, **attrs):
+        found = honest(*arrays, **attrs)
+        return [a * 1.001 for a in found] if isinstance(found, (tuple, list)) else found * 1.001
+
+    monkeypatch.setattr(spec, "reference", moved)
+    monkeypatch.setattr(spec, "call", _calling(spec, moved))
+    found = verify(model, rows_of(1, 24), LoRA(rank=2))
+    nodes, whole = found.checks[-2:]
+    assert not nodes.holds and op in nodes.node and "by 0.00" in nodes.found
+    assert [c.holds for c in found.checks[:5]] == [True] * 5 and not found.agrees
+    assert near in nodes.node and (op == "adamw") == whole.holds
+
+
+def _calling(spec, moved):
+    """OpSpec.call with another reference; it finds a rule's arguments by the names of the real one."""
+    names, honest = spec._wants["reference"], spec.call
+
+    def call(rule, scope):
+        return moved(**{n: scope[n] for n in names}) if rule == "reference" else honest(rule, scope)
+
+    return call
+
+
+def test_a_plan_that_reads_dead_bytes_is_caught_by_poison(model, monkeypatch):
+    """What a plan calls dead one step too early changes nothing until it is poisoned."""
+    monkeypatch.setattr(planning, "check", lambda *a: None)
+    honest = planning.lower
+
+    def hasty(laid, order, needs, placement, guard=0):
+        tape, places = honest(laid, order, needs, placement, guard)
+        tape.dead = [(max(at - 1, 0) if at < len(order.steps) else at, *rest) for at, *rest in tape.dead]
+        return tape, places
+
+    monkeypatch.setattr(planning, "lower", hasty)
+    found = verify(model, rows_of(1, 24), LoRA(rank=2), reference=False)
+    assert [c.holds for c in found.checks] == [True, True, False, True, True]
+    assert found.checks[2].node or "stopped" in found.checks[2].found
+
+
+def test_more_memory_than_there_is(model, monkeypatch):
+    monkeypatch.setattr(machine, "memory", lambda: machine.Memory(1 << 30, 1 << 20))
+    with pytest.raises(SettingError, match=r"^verify: .* are needed, 1.00 MiB are available; need a smaller --context"):
+        verify(model, rows_of(1, 24), LoRA(rank=2))
