@@ -13,6 +13,8 @@ from .. import __version__
 from ..base.errors import GradloomError
 from .doctor import doctor
 from .fit import fit
+from .info import info
+from .merge import merge
 from .plan import plan
 from .predict import predict
 
@@ -26,6 +28,8 @@ app = typer.Typer(
 app.command()(fit)
 app.command()(predict)
 app.command()(plan)
+app.command()(info)
+app.command()(merge)
 app.command()(doctor)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .finetune import Run, finetune
     from .lora import LoRA, TrainedTensors
+    from .merge import Merged, merge
     from .model import Model, load
     from .plan import MemoryPlan, plan
     from .sampling import Sampling
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LoRA",
     "MemoryPlan",
+    "Merged",
     "Model",
     "Run",
     "Sampling",
@@ -25,6 +27,7 @@ __all__ = [
     "Verification",
     "finetune",
     "load",
+    "merge",
     "plan",
     "verify",
 ]
@@ -33,6 +36,7 @@ __all__ = [
 _HOMES = {
     ".finetune": "Run finetune",
     ".lora": "LoRA TrainedTensors",
+    ".merge": "Merged merge",
     ".model": "Model load",
     ".plan": "MemoryPlan plan",
     ".sampling": "Sampling",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +40,7 @@ def merge(
     adapter_path: str | os.PathLike[str],
     out_path: str | os.PathLike[str],
     kind: str | None = None,
+    progress: Callable[[str, float], None] | None = None,
 ) -> Merged:
     """Write the model with the adapter added to its weights; whole or not at all.
 
@@ -48,13 +50,16 @@ def merge(
 
     Sums are taken in f64 and rounded once to f32, then to the type by the gguf package. A tensor that stays as it is
     (same type, no change) is copied byte for byte; metadata too, but for general.file_type. The adapter is a .gguf file
-    or PEFT's folder. FileError: files that are no such, an adapter for another base, numbers beyond the type's range.
+    or PEFT's folder. `progress` is told of each tensor that is converted: its name, and the share that is done before
+    it. FileError: files that are no such, an adapter for another base, numbers beyond the type's range.
     """
     if kind is not None and kind not in FILE_TYPES:
         raise SettingError(f"merge: type {kind!r} is not one that can be written; need one of {' '.join(FILE_TYPES)}")
     base = open_gguf(model_path)
     check_model(base)
     adapter = read_adapter(adapter_path, base)
+    weights = sum(math.prod(t.shape) for t in base.tensors.values())
+    before = 0
     tensors: dict[str, Any] = {}
     fallen: dict[str, list[str]] = {}
     for tensor in base.tensors.values():
@@ -64,7 +69,9 @@ def merge(
         if new == tensor.kind and tensor.name not in adapter.pairs:
             tensors[tensor.name] = (new, tensor.shape, base.bytes(tensor.name))
         else:
-            tensors[tensor.name] = (new, tensor.shape, _Pieces(base, tensor, new, adapter))
+            told = functools.partial(progress, tensor.name, before / weights) if progress else None
+            tensors[tensor.name] = (new, tensor.shape, _Pieces(base, tensor, new, adapter, told))
+        before += math.prod(tensor.shape)
     notes = [f"{len(names)} tensors as {what} ({_some(names)})" for what, names in fallen.items()]
     base.check()
     size = write_gguf(out_path, _metadata(base, kind, tensors), tensors)
@@ -109,10 +116,14 @@ def _whole_blocks(tensor: Tensor, kind: str, why: str) -> tuple[str, str]:
 class _Pieces:
     """The bytes of one tensor of the new file, some rows at a time."""
 
-    def __init__(self, base: GGUF, tensor: Tensor, kind: str, adapter: AdapterArrays) -> None:
-        self.base, self.tensor, self.kind, self.adapter = base, tensor, kind, adapter
+    def __init__(
+        self, base: GGUF, tensor: Tensor, kind: str, adapter: AdapterArrays, told: Callable[[], None] | None
+    ) -> None:
+        self.base, self.tensor, self.kind, self.adapter, self.told = base, tensor, kind, adapter, told
 
     def __call__(self) -> Iterator[np.ndarray]:
+        if self.told is not None:
+            self.told()
         name, shape = self.tensor.name, self.tensor.shape
         rows, length = math.prod(shape[:-1]), shape[-1] if shape else 1
         step = max(1, _PIECE // length)

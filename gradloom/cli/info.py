@@ -1,0 +1,237 @@
+"""gradloom info: what a GGUF file says about itself, be it a model, a vocabulary or an adapter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .common import columns, json_text
+
+if TYPE_CHECKING:
+    from ..files.gguf import GGUF
+
+# what is shown of a model: name in --json -> key after the architecture's name
+SIZES = {
+    "layers": "block_count",
+    "width": "embedding_length",
+    "heads": "attention.head_count",
+    "kv_heads": "attention.head_count_kv",
+    "ffn_width": "feed_forward_length",
+    "context_length": "context_length",
+    "rope_base": "rope.freq_base",
+    "rope_dims": "rope.dimension_count",
+    "rope_scaling": "rope.scaling.type",
+    "rope_factor": "rope.scaling.factor",
+}
+# and of its vocabulary: key after "tokenizer."
+VOCABULARY = {"tokenizer": "ggml.model", "pre_tokenizer": "ggml.pre", "bos": "ggml.bos_token_id"}
+VOCABULARY |= {"eos": "ggml.eos_token_id", "pad": "ggml.padding_token_id"}
+
+
+def info(
+    file: Annotated[str, typer.Argument(help="A GGUF file: a model, a vocabulary or an adapter.")],
+    tensors: Annotated[bool, typer.Option("--tensors", help="List each tensor, not each kind of layer.")] = False,
+    keys: Annotated[bool, typer.Option("--keys", help="List all metadata.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")] = False,
+) -> int:
+    """Say what a GGUF file holds: architecture, sizes, types, context, vocabulary, tensors; of an adapter, its pairs.
+
+    The whole head of the file is checked: a damaged file is refused, with the place of the damage.
+    """
+    from ..files import open_gguf
+
+    opened = open_gguf(file)
+    found = describe(opened)
+    columns(_lines(found))
+    if keys:
+        print()
+        columns([(_short(key, 80), _short(value, 100)) for key, value in found["metadata"].items()])
+    if found["tensors"]:
+        print()
+        _table(_each(found["tensors"]) if tensors else _grouped(found["tensors"]))
+    if json:
+        print(json_text(found))
+    return 0
+
+
+def describe(file: GGUF) -> dict[str, Any]:
+    """All that info knows, as --json prints it."""
+    metadata = file.metadata
+    architecture = metadata.get("general.architecture", "")
+    found: dict[str, Any] = {
+        "file": str(file.path),
+        "version": file.version,
+        "bytes": file.size,
+        "alignment": file.alignment,
+        "kind": str(metadata.get("general.type", "model" if file.tensors else "vocabulary")),
+        "architecture": str(architecture),
+        "name": str(metadata.get("general.name", "")),
+    }
+    count = {t.name: math.prod(t.shape) for t in file.tensors.values()}
+    types: dict[str, dict[str, int]] = {}
+    for t in file.tensors.values():
+        mix = types.setdefault(t.kind, {"tensors": 0, "parameters": 0, "bytes": 0})
+        mix["tensors"] += 1
+        mix["parameters"] += count[t.name]
+        mix["bytes"] += t.bytes
+    found["parameters"] = sum(count.values())
+    found["types"] = dict(sorted(types.items(), key=lambda item: -item[1]["bytes"]))
+    stored = sum(t.bytes for t in file.tensors.values())
+    found["bits_per_weight"] = 8 * stored / found["parameters"] if count else None
+    if found["kind"] == "adapter":
+        found |= _adapter(file, metadata)
+    else:
+        found |= {name: _value(metadata, f"{architecture}.{key}") for name, key in SIZES.items()}
+        found |= {name: _value(metadata, f"tokenizer.{key}") for name, key in VOCABULARY.items()}
+        tokens = file.fields.get("tokenizer.ggml.tokens")
+        found["vocabulary"] = tokens.count if tokens is not None and tokens.kind == "array" else None
+        found["chat_template"] = "tokenizer.chat_template" in metadata
+        found["file_type"] = _file_type(metadata.get("general.file_type"))
+        found["supported"] = _supported(str(architecture))
+    found["metadata"] = {key: _value(metadata, key) for key in metadata}
+    found["tensors"] = [
+        {"name": t.name, "type": t.kind, "shape": list(t.shape), "offset": t.offset, "bytes": t.bytes}
+        for t in file.tensors.values()
+    ]
+    return found
+
+
+def _adapter(file: GGUF, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Ranks are the rows of lora_b, in the file's order: ne[0]."""
+    targets = [name.removesuffix(".lora_b") for name in file.tensors if name.endswith(".lora_b")]
+    ranks = sorted({file.tensors[f"{name}.lora_b"].shape[-1] for name in targets})
+    alpha = metadata.get("adapter.lora.alpha")
+    return {
+        "adapter": str(metadata.get("adapter.type", "")),
+        "alpha": alpha if isinstance(alpha, float) else None,
+        "ranks": ranks,
+        "targets": targets,
+    }
+
+
+def _supported(architecture: str) -> bool:
+    from ..llm.model import FAMILIES
+
+    return architecture in FAMILIES
+
+
+def _value(metadata: Mapping[str, Any], key: str) -> Any:
+    """A value as JSON has it; of a long array its length and its first items."""
+    import numpy as np
+
+    value = metadata.get(key)
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, list) and len(value) > 64:
+        return {"count": len(value), "first": value[:4]}
+    return value
+
+
+def _file_type(value: Any) -> str | None:
+    """q4_k_m of 15, as llama.cpp calls a mixture of types."""
+    from gguf import LlamaFileType
+
+    try:
+        return LlamaFileType(value).name.removeprefix("MOSTLY_").removeprefix("ALL_").lower()
+    except (ValueError, TypeError):
+        return None if value is None else f"unknown ({value!r:.40})"
+
+
+def _lines(found: dict[str, Any]) -> list[tuple[str, str]]:
+    from ..train.display import plural
+
+    parameters = found["parameters"]
+    lines = [("file", f"{found['file']}: GGUF version {found['version']}, {found['bytes']:,} bytes")]
+    named = f", {_short(found['name'], 60)}" if found["name"] else ""
+    lines.append((_short(found["kind"], 20), f"{_short(found['architecture'], 40) or 'of no architecture'}{named}"))
+    if parameters:
+        bits = found["bits_per_weight"]
+        lines.append(("parameters", f"{parameters:,}, {bits:.2f} bits each"))
+        mix = (f"{t} {m['bytes']:,} bytes in {plural(m['tensors'], 'tensor')}" for t, m in found["types"].items())
+        lines.append(("types", "; ".join(mix)))
+    if found["kind"] == "adapter":
+        ranks = "/".join(map(str, found["ranks"])) or "none"
+        scale = "1" if not found["alpha"] else f"{found['alpha']:g} / rank"
+        pairs = plural(len(found["targets"]), "pair")
+        lines.append(
+            ("low rank", f"{_short(found['adapter'], 40) or 'of no type'}, rank {ranks}, scale {scale}, {pairs}")
+        )
+        return lines
+    if found["file_type"]:
+        lines.append(("file type", _short(found["file_type"], 60)))
+    sizes = [
+        ("layers", "layers {}"), ("width", "width {}"), ("heads", "heads {}"), ("kv_heads", "key-value heads {}"),
+        ("ffn_width", "feed-forward {}"),
+    ]  # fmt: skip
+    rope = [("rope_base", "base {}"), ("rope_dims", "{} dimensions"), ("rope_scaling", "scaling {}")]
+    vocabulary = [("vocabulary", "{} pieces"), ("tokenizer", "model {}"), ("pre_tokenizer", "split as {}")]
+    vocabulary += [("bos", "begin {}"), ("eos", "end {}"), ("pad", "padding {}")]
+    for title, parts in (
+        ("sizes", sizes),
+        ("context", [("context_length", "{}")]),
+        ("rope", [*rope, ("rope_factor", "factor {}")]),
+        ("vocabulary", vocabulary),
+    ):
+        shown = [text.format(_short(found[name], 40)) for name, text in parts if found[name] is not None]
+        if title == "vocabulary" and shown:
+            shown.append("chat template" if found["chat_template"] else "no chat template")
+        if shown:
+            lines.append((title, ", ".join(shown)))
+    if found["kind"] == "model" and not found["supported"]:
+        lines.append(("note", "gradloom does not run this architecture"))
+    return lines
+
+
+def _short(value: Any, most: int) -> str:
+    """One line of at most so many characters, none of which a terminal would obey."""
+    text = f"{value:g}" if isinstance(value, float) else " ".join(str(value).split())
+    text = "".join(c if c.isprintable() else "?" for c in text)
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def _each(tensors: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    return [(t["name"], t["type"], str(t["shape"]), f"{t['bytes']:,}", f"at {t['offset']:,}") for t in tensors]
+
+
+def _grouped(tensors: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """One row for the equal tensors of several blocks."""
+    groups: dict[tuple[str, str, str], list[tuple[int, int]]] = {}
+    for t in tensors:
+        head, block, rest = (*t["name"].split(".", 2), "", "")[:3]
+        numbered = head == "blk" and block.isdecimal()
+        name = f"blk.*.{rest}" if numbered else t["name"]
+        groups.setdefault((name, t["type"], str(t["shape"])), []).append((int(block) if numbered else -1, t["bytes"]))
+    rows: list[tuple[str, ...]] = []
+    for (name, kind, shape), members in groups.items():
+        blocks = [block for block, _ in members]
+        if blocks[0] >= 0:
+            name = name.replace("*", _ranges(sorted(blocks)), 1)
+        total = sum(size for _, size in members)
+        rows.append((name, kind, shape, f"{total:,}", f"x {len(members)}" if len(members) > 1 else ""))
+    return rows
+
+
+def _ranges(numbers: list[int]) -> str:
+    """0-3,5 of 0 1 2 3 5."""
+    parts: list[list[int]] = []
+    for n in numbers:
+        if parts and n == parts[-1][-1] + 1:
+            parts[-1][1:] = [n]
+        else:
+            parts.append([n])
+    return ",".join("-".join(map(str, part)) for part in parts)
+
+
+def _table(rows: list[tuple[str, ...]]) -> None:
+    """Columns as wide as they need to be; bytes to the right."""
+    head = ("tensor", "type", "shape", "bytes", "")
+    rows = [(_short(row[0], 80), *row[1:]) for row in rows]
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(5)]
+    for row in [head, *rows]:
+        cells = [
+            cell.rjust(w) if i == 3 else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        print("  ".join(cells).rstrip())

@@ -1,0 +1,57 @@
+"""gradloom merge: a model with an adapter added to its weights, as a GGUF file of a chosen type."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated, Any
+
+import typer
+
+from .common import columns, json_text, say
+
+
+def merge(
+    model: Annotated[str, typer.Argument(help="The GGUF model that the adapter was trained on.")],
+    adapter: Annotated[str, typer.Argument(help="A GGUF adapter, or a folder of PEFT.")],
+    out: Annotated[str, typer.Option("--out", "-o", help="GGUF file to write.")],
+    type: Annotated[
+        str | None,
+        typer.Option(help="f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0. [default: each tensor keeps its own]"),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")] = False,
+) -> int:
+    """Add an adapter to the weights of its model, and write the sum as a model of its own.
+
+    Norms and biases stay f32. Rows that are no whole blocks of the type become f16, changed tensors whose own type
+    cannot be written become q8_0: stderr says which.
+    """
+    from ..llm.merge import merge as merge_files
+    from ..train.display import plural
+
+    begin = time.perf_counter()
+    tty = sys.stderr.isatty()
+    try:
+        done = merge_files(model, adapter, out, type, _show if tty else None)
+    finally:
+        if tty:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    for note in done.notes:
+        say(note)
+    kinds = ", ".join(f"{kind} {count}" for kind, count in done.kinds.items())
+    columns(
+        [
+            ("model", model),
+            ("adapter", f"{adapter}: {plural(len(done.changed), 'tensor')} changed"),
+            ("written", f"{out}: {done.bytes:,} bytes, tensors {kinds}"),
+        ]
+    )
+    if json:
+        result: dict[str, Any] = {"model": model, "adapter": adapter, "out": out, "type": type, "bytes": done.bytes}
+        result |= {"tensors": done.kinds, "changed": len(done.changed), "notes": done.notes}
+        print(json_text(result | {"seconds": time.perf_counter() - begin}))
+    return 0
+
+
+def _show(name: str, share: float) -> None:
+    print(f"\r{share:4.0%}  {name}\x1b[K", end="", file=sys.stderr, flush=True)
