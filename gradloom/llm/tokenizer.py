@@ -94,7 +94,8 @@ _MARKED = _words(
 _CUT_BPE = re.compile(r"(?<=\w\n)(?=[^\W\d_])|(?<=[^\W\d_])(?= [^\W\d_])")
 _SPM_WORDS = re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+")
 _CUT_SPM = re.compile(f"(?<=[^ {SPACE}])(?=[ {SPACE}])")
-_BLOCK = 1 << 18  # characters that are handed to the tokenizer at once
+_BLOCK = 1 << 16  # characters that are tokenised as one
+_BLOCKS = 8  # of them at least go to the tokenizer at once, which spreads them over the cores
 _WORDS_KEPT = 1 << 18  # words whose tokens are remembered where scores are tied
 
 
@@ -105,7 +106,8 @@ class Tokenizer:
               add_bos_token, add_eos_token, add_space_prefix} and tokenizer.chat_template
     name      the file's name, for messages
     bos, eos, eot, eom, unk, sep, pad   ids, or None where the file has none
-    end_ids   ids that end a generation: eos, eot and what else is known to end a turn
+    end_ids   ids that end a generation: eos, eot and what else is known to end one
+    turn_ends the texts of those of them that end a chat's turn
     add_bos, add_eos   what encode() puts around a text unless told otherwise
 
     Raises FileError for metadata that describes no tokenizer.
@@ -170,6 +172,8 @@ class Tokenizer:
             self.eom = self._ids.get("<|eom_id|>")
         ends = [self.eos, self.eot, self.eom, *(self._ids.get(t) for t in _ENDS)]
         self.end_ids = frozenset(i for i in ends if i is not None)
+        own = (self.eos, self.eot, self.eom)
+        self.turn_ends = tuple(self.pieces[i] for i in sorted(self.end_ids) if i in own or self.pieces[i] in _TURN_ENDS)
 
         def flag(key: str, default: bool) -> bool:
             given = metadata.get(f"tokenizer.ggml.{key}")
@@ -296,32 +300,33 @@ class Tokenizer:
     ) -> list[np.ndarray]:
         """Ids of several texts, i32 each; options as in encode. Large batches use every core."""
         first, last = self._around(bos, eos)
+        first_ids, last_ids = np.array(first, np.int32), np.array(last, np.int32)
+        found = self.encode_parts([(text,) for text in texts], special)
+        return [np.concatenate([first_ids, *parts, last_ids]) for parts in found]
+
+    def encode_parts(self, texts: Sequence[Sequence[str]], special: bool = True) -> list[list[np.ndarray]]:
+        """Ids of texts that come in parts, i32 for each part; nothing is put around them.
+
+        No token reaches over the border of two parts, as when the first part is a prompt and the second its answer;
+        otherwise the ids are those of the parts written one after the other.
+        """
         jobs: list[str] = []
-        plans: list[list[list[int] | int]] = []  # per text: ids that are known, or the number of a job
-        for text in texts:
-            plan: list[list[int] | int] = [first]
+        plans: list[list[list[int]]] = []
+        for parts in texts:
+            after_special, plan = True, []
+            for part in parts:
+                steps, after_special = self._queue(part, special, after_special, jobs)
+                plan.append(steps)
             plans.append(plan)
-            for part, after_special in self._parts_of(text, special):
-                if isinstance(part, int):
-                    plan.append([part])
-                    continue
-                for block in self._blocks(self._prepared(part, after_special)):
-                    plan.append(len(jobs))
-                    jobs.append(block)
-            plan.append(last)
         ids = self._run(jobs)
-        done = []
-        for plan in plans:
-            flat = [i for step in plan for i in (ids[step] if isinstance(step, int) else step)]
-            done.append(np.array(flat, dtype=np.int32))
-        return done
+        return [[_joined(steps, ids) for steps in plan] for plan in plans]
 
     def encode_stream(
-        self, blocks: Iterable[str], special: bool = False, bos: bool | None = None, eos: bool | None = None
+        self, blocks: Iterable[str], special: bool = True, bos: bool | None = None, eos: bool | None = None
     ) -> Iterator[np.ndarray]:
         """Ids of one long text that comes in blocks of any size, i32 arrays one after the other.
 
-        Together they are what encode gives for the whole text, except that a stretch of more than 2^18 characters
+        Together they are what encode gives for the whole text, except that a stretch of more than 2^20 characters
         without a space or a line's end may be cut inside a token. Holds one such stretch, never the whole text.
         """
         first, last = self._around(bos, eos)
@@ -331,29 +336,17 @@ class Tokenizer:
         rest, after_special, done = "", True, False
         source = iter(blocks)
         while not done:
-            while len(rest) < 2 * _BLOCK and not done:
+            while len(rest) < 2 * _BLOCKS * _BLOCK and not done:
                 block = next(source, None)
                 if block is None:
                     done = True
                 else:
-                    rest += _checked(block)
-            cut = len(rest) if done else self._cut(rest, _BLOCK, known)
-            out: list[np.ndarray] = []
+                    rest += block
+            cut = len(rest) if done else self._cut(rest, _BLOCKS * _BLOCK, known)
             jobs: list[str] = []
-            order: list[int] = []
-            for part, _ in self._parts_of(rest[:cut], special):
-                if isinstance(part, int):
-                    order.append(part)
-                    after_special = True
-                    continue
-                for piece in self._blocks(self._prepared(part, after_special)):
-                    order.append(-1 - len(jobs))
-                    jobs.append(piece)
-                after_special = False
-            ids = self._run(jobs)
-            out = [np.array(ids[-1 - k] if k < 0 else [k], dtype=np.int32) for k in order]
-            if out:
-                yield np.concatenate(out)
+            steps, after_special = self._queue(rest[:cut], special, after_special, jobs)
+            if steps:
+                yield _joined(steps, self._run(jobs))
             rest = rest[cut:]
         if last:
             yield np.array(last, dtype=np.int32)
@@ -378,17 +371,21 @@ class Tokenizer:
             around.append([token] if wanted and token is not None else [])
         return around[0], around[1]
 
-    def _parts_of(self, text: str, special: bool) -> Iterator[tuple[str | int, bool]]:
-        """(text or the id of a special token, whether a special token or nothing stands before it)."""
-        after = True
+    def _queue(self, text: str, special: bool, after_special: bool, jobs: list[str]) -> tuple[list[int], bool]:
+        """(ids in order, -1 - k standing for those of jobs[k]; whether a special token is the last); adds to jobs."""
+        steps = []
         for part in (self._special if special else self._defined).split(_checked(text)):
-            yield part, after
-            after = isinstance(part, int)
-
-    def _prepared(self, text: str, after_special: bool) -> str:
-        if self.kind == "bpe":
-            return text
-        return (" " * (self.add_space_prefix and after_special) + text).replace(" ", SPACE)
+            if isinstance(part, int):
+                steps.append(part)
+                after_special = True
+                continue
+            if self.kind == "spm":
+                part = (" " * (self.add_space_prefix and after_special) + part).replace(" ", SPACE)
+            for block in self._blocks(part):
+                steps.append(-1 - len(jobs))
+                jobs.append(block)
+            after_special = False
+        return steps, after_special
 
     def _blocks(self, text: str) -> Iterator[str]:
         while len(text) > 2 * _BLOCK:
@@ -399,9 +396,11 @@ class Tokenizer:
 
     def _cut(self, text: str, near: int, known: _Specials | None = None) -> int:
         """A place in text, behind `near` if there is one, where cutting changes no token; else the text's end."""
-        for at in (*self._cuts(text, near, len(text)), *reversed([*self._cuts(text, 1, near)])):
-            if known is None or not known.covers(text, at):
-                return at
+        for start, stop, last in ((near, len(text), False), (1, near, True)):
+            cuts = self._cuts(text, start, stop)
+            for at in reversed([*cuts]) if last else cuts:
+                if known is None or not known.covers(text, at):
+                    return at
         return len(text)
 
     def _cuts(self, text: str, start: int, stop: int) -> Iterator[int]:
@@ -603,6 +602,10 @@ class _ScoreMerger:
             offer(before[left], left)
             offer(left, after[left])
         return [p for p in pieces if p]
+
+
+def _joined(steps: list[int], ids: list[list[int]]) -> np.ndarray:
+    return np.array([i for step in steps for i in (ids[-1 - step] if step < 0 else (step,))], dtype=np.int32)
 
 
 def _known(part: str, ids: Mapping[str, int]) -> bool:

@@ -56,11 +56,12 @@ def test_a_stream_is_cut_where_no_token_changes(kind, monkeypatch):
     bits = ["\n", "\n\n", " ", "  ", ".", "a b", "x1 22", "it's", "\t", "=", "é", "漢字 ", " 漢", "/", "_"]
     for name in names:
         tokenizer = real(name)
-        monkeypatch.setattr("gradloom.llm.tokenizer._BLOCK", 1 << 18)
+        monkeypatch.setattr("gradloom.llm.tokenizer._BLOCK", 1 << 16)
         samples = [text[k : k + 500] for k in range(0, 20_000, 997)]
         samples += ["".join(rng.choice([*bits, "word", " word"]) for _ in range(200)) for _ in range(40)]
         whole = [tokenizer.encode(s, special=False, bos=False) for s in samples]
         monkeypatch.setattr("gradloom.llm.tokenizer._BLOCK", 64)
+        monkeypatch.setattr("gradloom.llm.tokenizer._BLOCKS", 1)
         for sample, ids in zip(samples, whole, strict=True):
             parts = list(tokenizer.encode_stream([sample[:9], sample[9:]], bos=False))
             assert np.concatenate(parts).tolist() == ids, (name, sample)
@@ -251,3 +252,14 @@ def test_all_keys_may_be_arrays():
     tokenizer = Tokenizer(as_arrays)
     assert tokenizer.pad is None and tokenizer.sep is None and tokenizer.add_bos
     assert tokenizer.encode("Once upon a time") == Tokenizer(made).encode("Once upon a time")
+
+
+def test_texts_in_parts():
+    for name in ("llama-spm", "gpt-2"):
+        tokenizer = real(name)
+        (prompt, answer), (whole,) = tokenizer.encode_parts([("2 + 2 =", " 4"), ("2 + 2 = 4",)])
+        assert np.concatenate([prompt, answer]).tolist() == whole.tolist() == tokenizer.encode("2 + 2 = 4", bos=False)
+        apart = tokenizer.encode_parts([("un", "believ", "", "able")])[0]
+        assert tokenizer.decode(np.concatenate(apart)) == "unbelievable" and len(apart) == 4 and apart[2].size == 0
+    spm_parts = real("llama-spm").encode_parts([("Hi</s>", "you")])[0]
+    assert np.concatenate(spm_parts).tolist() == real("llama-spm").encode("Hi</s>you", bos=False)

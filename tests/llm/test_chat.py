@@ -1,0 +1,227 @@
+"""Chat templates: exact texts, which parts are the assistant's, what a bad template gets."""
+
+import numpy as np
+import pytest
+
+from gradloom.base.errors import DataError
+from gradloom.llm.chat import ChatTemplate
+from gradloom.llm.tokenizer import Tokenizer
+from tests.llm.tokens import byte_bpe, real, spm
+
+CHATML = (  # SmolLM2
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nBe helpful<|im_end|>\n' }}{% endif %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LLAMA3 = (
+    "{% for message in messages %}{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'"
+    " + message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 == 0 %}{% set content = bos_token + content %}"
+    "{% endif %}{{ content }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+MISTRAL = """{{- bos_token }}
+{%- for message in messages %}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('roles must take turns: user, assistant, user, ...') }}
+    {%- endif %}
+    {%- if message['role'] == 'user' %}
+        {{- '[INST] ' + message['content'] + ' [/INST]' }}
+    {%- else %}
+        {{- ' ' + message['content'] | trim + eos_token }}
+    {%- endif %}
+{%- endfor %}"""
+# as Qwen3 does: thoughts of earlier turns are dropped, the last turn always has some
+QWEN3 = """{%- set ns = namespace(last=0) %}
+{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
+{%- for m in messages %}
+    {%- set content = m.content %}
+    {%- if m.role == 'assistant' %}
+        {%- set thought = '' %}
+        {%- if '</think>' in content %}
+            {%- set thought = content.split('</think>')[0].split('<think>')[-1].strip('\\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+        {%- endif %}
+        {{- '<|im_start|>assistant\\n' }}
+        {%- if loop.index0 > ns.last %}{{- '<think>\\n' + thought + '\\n</think>\\n\\n' }}{% endif %}
+        {{- content + '<|im_end|>\\n' }}
+    {%- else %}
+        {{- '<|im_start|>' + m.role + '\\n' + content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""
+# as Mistral's later templates do: the system's words go into the last user's turn, so that no prefix of a chat is one
+LAST_USER = """{{- bos_token }}
+{%- for m in messages if m.role != 'system' %}
+    {%- if m.role == 'user' %}
+        {{- '[INST] ' }}
+        {%- if loop.last or loop.index0 == loop.length - 2 %}{{- messages[0].content + '\\n\\n' }}{% endif %}
+        {{- m.content + '[/INST]' }}
+    {%- else %}{{- ' ' + m.content + eos_token }}{% endif %}
+{%- endfor %}"""
+MARKED = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}{% generation %}"
+    "{{ m.content + '<|im_end|>' }}{% endgeneration %}{% else %}{{ m.content + '<|im_end|>' }}{% endif %}"
+    "{{ '\n' }}{% endfor %}"
+)
+PLAIN = "{% for m in messages %}{{ m.role + ': ' + m.content }}{% if not loop.last %}{{ '\n' }}{% endif %}{% endfor %}"
+SYSTEM = {"role": "system", "content": "Be brief."}
+CHAT = [
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Hello! "},
+    {"role": "user", "content": "2+2?"},
+    {"role": "assistant", "content": "It is 4."},
+]
+
+
+def chatml(**keys):
+    return Tokenizer(byte_bpe(["H i", "i t"], **keys), "model.gguf")
+
+
+def llama3():
+    control = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|end_of_text|>")
+    return Tokenizer(byte_bpe(control=control, pre="llama-bpe"))
+
+
+def mistral():
+    return Tokenizer(spm(["\u2581", "\u2581H", "H", "el"]))
+
+
+def written(template, tokenizer, messages):
+    return [text for text, flag in ChatTemplate(template, tokenizer).parts(messages) if flag]
+
+
+@pytest.mark.parametrize(
+    ("template", "tokenizer", "messages", "turns"),
+    [
+        (CHATML, chatml, CHAT, ["Hello! <|im_end|>", "It is 4.<|im_end|>"]),
+        (CHATML, chatml, [SYSTEM, *CHAT], ["Hello! <|im_end|>", "It is 4.<|im_end|>"]),
+        (LLAMA3, llama3, [SYSTEM, *CHAT], ["Hello!<|eot_id|>", "It is 4.<|eot_id|>"]),
+        (MISTRAL, mistral, CHAT, [" Hello!</s>", " It is 4.</s>"]),
+        (LAST_USER, mistral, [SYSTEM, *CHAT], [" Hello! </s>", " It is 4.</s>"]),
+        (QWEN3, chatml, CHAT, ["Hello! <|im_end|>", "<think>\n\n</think>\n\nIt is 4.<|im_end|>"]),
+        (MARKED, chatml, CHAT, ["Hello! <|im_end|>", "It is 4.<|im_end|>"]),
+        (PLAIN, chatml, CHAT, ["\nassistant: Hello! ", "\nassistant: It is 4."]),
+        (CHATML, chatml, CHAT[:3], ["Hello! <|im_end|>"]),
+        (CHATML, chatml, [CHAT[0], *CHAT[1:2] * 2], ["Hello! <|im_end|>"] * 2),
+        (CHATML, chatml, [CHAT[1], CHAT[0]], ["Hello! <|im_end|>"]),
+    ],
+    ids=lambda value: None,
+)
+def test_what_the_assistant_wrote(template, tokenizer, messages, turns):
+    tokenizer = tokenizer()
+    made = ChatTemplate(template, tokenizer)
+    parts = made.parts(messages)
+    assert [text for text, flag in parts if flag] == turns
+    assert "".join(text for text, _ in parts) == made.render(messages)
+    ids, mask = made.encode(messages)
+    assert ids.dtype == np.int32 and mask.dtype == bool and ids.shape == mask.shape
+    runs = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(int), [0]])))
+    shown = [tokenizer.decode(ids[a:b], continued=True) for a, b in runs.reshape(-1, 2)]
+    assert "".join(shown).removesuffix("<|im_end|>" if template == PLAIN else "") == "".join(turns)
+
+
+def test_exact_tokens_of_a_chat():
+    tokenizer = chatml()
+    ids, mask = ChatTemplate(CHATML, tokenizer).encode([SYSTEM, *CHAT[:2]])
+    text = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    first = tokenizer.encode(text)
+    turn = tokenizer.encode("Hello! <|im_end|>")
+    assert ids.tolist() == [*first, *turn, *tokenizer.encode("\n")]
+    assert mask.tolist() == [False] * len(first) + [True] * len(turn) + [False]
+
+
+def test_special_tokens_at_the_borders_of_turns():
+    """A SentencePiece tokenizer puts a space behind each special token, however the chat is taken apart."""
+    tokenizer = mistral()
+    made = ChatTemplate(MISTRAL, tokenizer)
+    ids, mask = made.encode(CHAT)
+    assert ids.tolist() == tokenizer.encode(made.render(CHAT), bos=False) and ids[0] == tokenizer.bos
+    assert [tokenizer.pieces[i] for i in ids[mask]][:2] == ["\u2581H", "el"] and ids[mask][-1] == tokenizer.eos
+
+
+def test_bos_and_eos_where_the_template_has_none():
+    tokenizer = chatml(add_bos_token=True)
+    ids, mask = ChatTemplate(PLAIN, tokenizer).encode(CHAT[:2])
+    assert ids[0] == tokenizer.bos and not mask[0]
+    assert ids[-1] == tokenizer.eos and mask[-1]  # else it would never learn to stop
+    assert ChatTemplate(LLAMA3, llama3()).encode(CHAT)[0].tolist().count(llama3().bos) == 1
+
+
+def test_the_template_of_a_real_model():
+    tokenizer = real("qwen2")
+    made = ChatTemplate.of(tokenizer)
+    assert [t for t, flag in made.parts(CHAT) if flag] == ["Hello! <|im_end|>", "It is 4.<|im_end|>"]
+    assert made.render(CHAT[:1], generation_prompt=True).endswith("<|im_start|>assistant\n")
+
+
+def test_helpers_of_templates():
+    template = (
+        "{{ tools | tojson }}{{ '%04d' % 7 }}{% for i in range(3) %}{% if i == 1 %}{% continue %}{% endif %}{{ i }}"
+        "{% endfor %}{{ strftime_now('%Y') | int > 2000 }}{{ [messages[0]] | tojson(indent=1) }}\n"
+    )
+    made = ChatTemplate(template, chatml())
+    text = made.render([{"role": "user", "content": "<é>"}], tools=[{"name": "f<x>"}])
+    assert text == '[{"name": "f<x>"}]000702True[\n {\n  "role": "user",\n  "content": "<é>"\n }\n]'
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% for m in messages %}", "model.gguf: chat template is malformed: line 1: Unexpected end of template."),
+        ("\n\n{{ x", "chat template is malformed: line 3"),
+        ("{{ raise_exception('only\nuser') }}", "chat template refuses the chat: only user"),
+        ("{{ messages[7].role }}", "chat template fails: UndefinedError"),
+        ("{{ messages + 1 }}", "chat template fails: TypeError"),
+        ("{{ ''.__class__.__mro__ }}{{ ''.__class__.__mro__[1] }}", "chat template fails: SecurityError"),
+        ("{{ messages.append(1) }}", "chat template fails: SecurityError"),
+        ("{% for a in range(10**9) %}{% endfor %}", "chat template does not come to an end: it counts to 1000000000"),
+        (
+            "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}",
+            "does not come to an end: its loops pass 200000 turns",
+        ),
+        ("{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}", "chat template fails: RecursionError"),
+        ("{% macro m(n) %}{% if n %}{{ m(n-1) }}{{ m(n-1) }}{% endif %}{% endmacro %}{{ m(90) }}", "its loops pass"),
+        ("{{ 'x' * 10**10 }}", "does not come to an end: it repeats a text 10000000000 times"),
+        ("{{ 7 ** 1000 ** 1000 }}", "does not come to an end: it computes 7 ** 1000"),
+        ("{% for a in range(90000) %}{{ 'x' * 90000 }}{% endfor %}", "its text passes 50000000 characters"),
+        ("{% import 'os' as os %}", "chat template fails: TypeError"),
+        ("{% generation %}{% generation %}x{% endgeneration %}{% endgeneration %}", "blocks overlap"),
+    ],
+)
+def test_bad_templates(template, message):
+    with pytest.raises(DataError) as caught:
+        ChatTemplate(template, chatml()).encode(CHAT)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+    assert str(caught.value).startswith("model.gguf: ")
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        (CHAT[:1], "the chat of 1 messages has no assistant turn"),
+        ([], "messages is an empty list"),
+        ("hello", "messages is str"),
+        ([{"content": "x"}], "message 1 of 1 has no role"),
+        ([CHAT[0], "x"], "message 2 of 2 has no role"),
+        ([CHAT[0], {"role": "assistant"}], "message 2 of 2, of the assistant, has no content"),
+        ([CHAT[0], {"role": "assistant", "content": 3}], "chat template fails: TypeError"),
+    ],
+)
+def test_bad_chats(messages, message):
+    with pytest.raises(DataError, match=message):
+        ChatTemplate(CHATML, chatml()).encode(messages)
+
+
+def test_a_template_that_hides_its_turns():
+    hidden = "{% for m in messages | reverse %}{{ m.role[0] ~ m.content | length }}{% endfor %}"
+    with pytest.raises(DataError, match="message 2 of 4 in such a way that the assistant's text cannot be told"):
+        ChatTemplate(hidden, chatml()).encode([CHAT[0], {"role": "assistant", "content": "x"}, *CHAT[:2]])
+    ids, mask = ChatTemplate(hidden, chatml()).encode(CHAT[:1], need_assistant=False)
+    assert ids.size == 2 and not mask.any()
+
+
+def test_a_model_without_a_template():
+    with pytest.raises(DataError, match=r"model.gguf has no chat template .*; give one .*, or give the data as text"):
+        ChatTemplate.of(chatml())
+    assert ChatTemplate.of(chatml(chat_template=CHATML)).render(CHAT[:1]).endswith("Hi<|im_end|>\n")
