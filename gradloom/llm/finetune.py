@@ -32,6 +32,7 @@ from ..train.result import Result
 from ..train.trainer import Trainer, check_batch
 from .lora import LoRA, TrainedTensors
 from .model import Adapter, Model, load
+from .table import training_table
 
 METHODS = ("lora", "full")
 SCHEDULES = ("cosine", "linear", "constant")
@@ -238,12 +239,21 @@ class Run:
         self.trainer.run_rows(source, first, self.dataset.n, result, batch_size=size, backward=False)
         return result
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write what was trained: an adapter as FILE.gguf (llama.cpp) or a folder (PEFT), a model as FILE.gguf."""
+        self.adapter.save(path)
+
     # ---- what came of it -----------------------------------------------------------------------------------
 
     @property
     def planned_bytes(self) -> int:
         """The arena of the step: activations, gradients, workspace."""
         return self.trainer.planned_bytes
+
+    @property
+    def table(self) -> str:
+        """Which tensors train, which are frozen."""
+        return training_table(self.model, self.adapter)
 
     @property
     def report(self) -> dict[str, Any]:

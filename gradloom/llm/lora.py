@@ -8,8 +8,10 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import math
+import os
 import zlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -104,15 +106,62 @@ class LoRA:
         self.b: dict[str, Parameter] = {}  # tensor -> [n_out, r]
         self._model: Model | None = None
 
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], model: Model) -> LoRA:
+        """An adapter out of a .gguf file or of PEFT's folder (or the .safetensors in it), bound to its model.
+
+        FileError for a damaged file, and for an adapter of another model.
+        """
+        from .adapter_files import read_adapter
+
+        found = read_adapter(path, model.file)
+        ranks = {b.shape[1] for _, b in found.pairs.values()}
+        adapter = cls(max(ranks), targets=tuple(found.pairs), rslora=found.rslora)
+        adapter.alpha = found.alpha / math.sqrt(adapter.rank) if found.rslora else found.alpha
+        for name, (a, b) in found.pairs.items():
+            adapter._set(name, a, b)
+        adapter.bind(model)
+        return adapter
+
+    def save(self, path: str | os.PathLike[str], model: Model | None = None) -> None:
+        """Write the adapter: a path that ends in .gguf as llama.cpp loads it, else a folder as PEFT loads it.
+
+        model: the one that it is bound to, when not given. FileError when it cannot be written, SettingError for a path
+        that says no format.
+        """
+        from .adapter_files import PEFT_WEIGHTS, AdapterArrays, write_adapter_gguf, write_peft
+
+        model = self._model if model is None else model
+        if model is None:
+            raise SettingError("LoRA.save: the adapter has no arrays yet; need one that was trained or bound to a model")
+        self.bind(model)
+        pairs = {name: (self.a[name].stored.array, self.b[name].stored.array) for name in self.a}
+        texts = {"general.name": f"LoRA for {model.config.name or os.path.basename(model.path)}"}
+        made = AdapterArrays(model.config.architecture, self.file_alpha, pairs, self.rslora, texts)
+        target = Path(path)
+        if target.suffix == ".gguf":
+            write_adapter_gguf(target, made)
+        elif target.suffix == "" or target.name == PEFT_WEIGHTS:
+            write_peft(target.parent if target.suffix else target, made, model.file, model.config.name)
+        else:
+            raise SettingError(
+                f"{path}: an adapter is written as FILE.gguf (for llama.cpp) or as a folder (for PEFT); need one of these"
+            )
+
     @property
     def scale(self) -> float:
-        """s."""
-        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+        """s, for pairs of this rank."""
+        return self._scale(self.rank)
+
+    def _scale(self, rank: int) -> float:
+        if self.alpha == 0:  # what files without an alpha mean
+            return 1.0
+        return self.alpha / (math.sqrt(rank) if self.rslora else rank)
 
     @property
     def file_alpha(self) -> float:
         """The alpha that gives s as alpha / rank, the only form that adapter files know."""
-        return self.scale * self.rank
+        return self.alpha * math.sqrt(self.rank) if self.rslora else self.alpha
 
     def bind(self, model: Model) -> None:
         """Draw the arrays for this model, unless they are there; SettingError for unknown targets, FileError when the
@@ -177,15 +226,17 @@ class LoRA:
             if training and self.dropout:
                 per_row = x.reshape(rows, x.shape[0] // rows, x.shape[1])  # masks belong to sequences: see ops.dropout
                 x = ops.dropout(per_row, self.dropout, stream=zlib.crc32(name.encode())).reshape(x.shape)
-            thin = ops.scale(ops.matmul(x, self.a[name], transpose_y=True), factor=self.scale)  # [N, r]
-            return ops.matmul(thin, self.b[name], transpose_y=True)
+            b = self.b[name]
+            thin = ops.scale(ops.matmul(x, self.a[name], transpose_y=True), factor=self._scale(b.shape[1]))  # [N, r]
+            return ops.matmul(thin, b, transpose_y=True)
 
     def embed(self, name: str, tokens: Value) -> Value | None:
         if name not in self.a:
             return None
         with scope("lora"):
-            thin = ops.scale(ops.get_rows(self.a[name], tokens), factor=self.scale)
-            return ops.matmul(thin, self.b[name], transpose_y=True)
+            b = self.b[name]
+            thin = ops.scale(ops.get_rows(self.a[name], tokens), factor=self._scale(b.shape[1]))
+            return ops.matmul(thin, b, transpose_y=True)
 
     @property
     def parameter_count(self) -> int:
@@ -233,6 +284,27 @@ class TrainedTensors:
         for name in self.choose(model):
             self.arrays[name] = stored_value(Stored(name, model.array(name), "f32", trainable=True))
         self._model = model
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the whole model as a .gguf file: what was trained as f32, everything else byte for byte as it was."""
+        from ..files import write_gguf
+
+        if self._model is None:
+            raise SettingError("TrainedTensors.save: nothing has been trained; need a model to be bound to")
+        if Path(path).suffix != ".gguf":
+            raise SettingError(f"{path}: a model is written as FILE.gguf; need that ending")
+        file = self._model.file
+        file.check()
+        write_gguf(
+            path,
+            file.fields,
+            {
+                name: self.arrays[name].stored.array
+                if name in self.arrays
+                else (tensor.kind, tensor.shape, file.bytes(name))
+                for name, tensor in file.tensors.items()
+            },
+        )
 
     def parameters(self) -> dict[str, Parameter]:
         return dict(self.arrays)

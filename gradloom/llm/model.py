@@ -34,6 +34,9 @@ class Adapter(Protocol):
     def parameters(self) -> dict[str, Parameter]:
         """Name -> what is trained."""
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write what was trained."""
+
     def weight(self, name: str) -> Parameter | None:
         """What stands in for the tensor of this name."""
 

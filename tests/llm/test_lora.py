@@ -163,3 +163,82 @@ def test_tensors_that_do_not_exist(tmp_path: Path) -> None:
         TrainedTensors("attn_x").bind(model)
     with pytest.raises(SettingError, match="train_dtype='f16' is not usable; need f32"):
         TrainedTensors(train_dtype="f16")
+
+
+# ---- files -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["adapter.gguf", "peft", "adapter_model.safetensors"])
+@pytest.mark.parametrize("case", ["llama", "qwen2", "qwen3_untied"])
+def test_saved_and_loaded_it_gives_the_same(tmp_path: Path, case: str, form: str) -> None:
+    model = load(write(tmp_path, case))
+    adapter = trained(model, rank=4, alpha=6, rslora=form == "peft")
+    folder = tmp_path / "out"
+    folder.mkdir()
+    adapter.save(folder / form)
+    again = LoRA.load(folder / form, model)
+    assert again.rslora == (form == "peft") and again.scale == pytest.approx(adapter.scale, rel=1e-7)
+    batch = packed()
+    np.testing.assert_array_equal(hidden_of(model, again, batch, False), hidden_of(model, adapter, batch, False))
+    assert np.abs(hidden_of(model, None, batch, False) - hidden_of(model, adapter, batch, False)).max() > 0.01
+
+
+def test_ranks_and_scales_of_a_file(tmp_path: Path) -> None:
+    """Each pair has its own rank; no alpha means a scale of 1."""
+    from gradloom.llm.adapter_files import AdapterArrays, write_adapter_gguf
+
+    model, rng = load(write(tmp_path, "llama")), np.random.default_rng(0)
+    pairs = {
+        name: (rng.standard_normal((r, 48)).astype(np.float32), rng.standard_normal((48, r)).astype(np.float32))
+        for name, r in ((Q0, 2), (Q1, 5))
+    }
+    batch = packed()
+    for alpha in (0.0, 3.0):
+        write_adapter_gguf(tmp_path / "a.gguf", AdapterArrays("llama", alpha, pairs))
+        merged = TrainedTensors("attn_q")
+        merged.bind(model)
+        for name, (a, b) in pairs.items():
+            scale = alpha / len(a) if alpha else 1.0
+            merged.arrays[name].assign(model.array(name) + scale * b @ a)
+        found = hidden_of(model, LoRA.load(tmp_path / "a.gguf", model), batch, False)
+        np.testing.assert_allclose(found, hidden_of(model, merged, batch, False), atol=2e-4)
+
+
+def test_a_model_that_was_trained_is_written_whole(tmp_path: Path) -> None:
+    path = write(tmp_path, "qwen3", kind="f16")
+    model = load(path)
+    own = TrainedTensors("attn_q, attn_norm", "f32")
+    own.bind(model)
+    rng = np.random.default_rng(0)
+    for p in own.arrays.values():
+        p.assign(p.numpy() + rng.standard_normal(p.shape) * 0.1)
+    own.save(tmp_path / "new.gguf")
+    again = load(tmp_path / "new.gguf")
+    assert list(again.weights) == list(model.weights) and dict(again.file.fields) == dict(model.file.fields)
+    for name in model.weights:
+        if name in own.arrays:
+            assert again.file.tensors[name].kind == "f32"
+            np.testing.assert_array_equal(again.array(name), own.arrays[name].numpy())
+        else:
+            np.testing.assert_array_equal(again.file.bytes(name), model.file.bytes(name))
+    batch = packed()
+    np.testing.assert_allclose(
+        hidden_of(again, None, batch, False), hidden_of(model, own, batch, False), atol=1e-6
+    )
+
+
+def test_what_cannot_be_saved(tmp_path: Path) -> None:
+    model = load(write(tmp_path, "llama"))
+    with pytest.raises(SettingError, match="has no arrays yet"):
+        LoRA().save(tmp_path / "a.gguf")
+    with pytest.raises(SettingError, match="written as FILE.gguf .* or as a folder"):
+        trained(model).save(tmp_path / "a.bin")
+    own = TrainedTensors("attn_q")
+    with pytest.raises(SettingError, match="nothing has been trained"):
+        own.save(tmp_path / "m.gguf")
+    own.bind(model)
+    with pytest.raises(SettingError, match="a model is written as FILE.gguf"):
+        own.save(tmp_path / "m")
+    with pytest.raises(FileError, match="is an adapter for architecture 'llama'"):
+        trained(model).save(tmp_path / "a.gguf")
+        LoRA.load(tmp_path / "a.gguf", load(write(tmp_path, "qwen2")))
