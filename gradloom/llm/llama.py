@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from .. import ops
 from ..graph.value import Shape, Value
-from . import compose as ops
 from .config import Config
 
 if TYPE_CHECKING:

@@ -133,7 +133,7 @@ class LoRA:
 
         model = self._model if model is None else model
         if model is None:
-            raise SettingError("LoRA.save: the adapter has no arrays yet; need one that was trained or bound to a model")
+            raise SettingError("LoRA.save: the adapter has no arrays yet; need one that was trained")
         self.bind(model)
         pairs = {name: (self.a[name].stored.array, self.b[name].stored.array) for name in self.a}
         texts = {"general.name": f"LoRA for {model.config.name or os.path.basename(model.path)}"}
@@ -144,9 +144,7 @@ class LoRA:
         elif target.suffix == "" or target.name == PEFT_WEIGHTS:
             write_peft(target.parent if target.suffix else target, made, model.file, model.config.name)
         else:
-            raise SettingError(
-                f"{path}: an adapter is written as FILE.gguf (for llama.cpp) or as a folder (for PEFT); need one of these"
-            )
+            raise SettingError(f"{path}: need FILE.gguf (an adapter as llama.cpp loads it) or a folder (as PEFT does)")
 
     @property
     def scale(self) -> float:

@@ -215,17 +215,17 @@ class Model:
         """
         labels = labels.reshape(x.shape[0])
         net = Net(self, (1, x.shape[0]), adapter, None, False)
-        if adapter is not None and not self.tied and adapter.linear(self.head_name, x, 1, False) is not None:
+        head = net.weight(self.head_name)
+        changed = adapter is not None and not self.tied and adapter.linear(self.head_name, x, 1, False) is not None
+        if changed or head.dtype is not dtypes.f32:
             return ops.cross_entropy_pair(self.project(x, adapter), labels)
-        return ops.linear_cross_entropy_pair(x, net.weight(self.head_name), labels)
+        return ops.linear_cross_entropy_pair(x, head, labels)
 
     def _frequencies(self) -> np.ndarray:
-        """Angle per position of each pair, f32 [rope_dims / 2]: base^(-2i/dims), over the linear factor and over the
-        factors that the file brings (llama3's scaling)."""
+        """Angle per position of each pair, f32 [rope_dims / 2]; rope_freqs are llama3's scaling."""
         c = self.config
-        found = c.rope_base ** (-np.arange(0, c.rope_dims, 2, dtype=np.float64) / c.rope_dims) / c.rope_factor
-        if "rope_freqs.weight" in self.weights:
-            found = found / self.weights["rope_freqs.weight"].array.astype(np.float64)
+        factors = self.weights["rope_freqs.weight"].array if "rope_freqs.weight" in self.weights else None
+        found = ops.rope_frequencies(c.rope_dims, c.rope_base, "linear", c.rope_factor, factors=factors)
         return found.astype(np.float32)
 
     def __repr__(self) -> str:
@@ -294,17 +294,14 @@ class Layer:
         return x.reshape(self.net.batch, self.net.length, count, self.config.head_dim)
 
     def rope(self, x: Value) -> Value:
-        from .compose import rope
-
-        return rope(x, self.positions, self.net.frequencies, pairing=self.net.model.family.pairing)
+        return ops.rope(x, self.positions, self.net.frequencies, pairing=self.net.model.family.pairing)
 
     def attend(self, q: Value, k: Value, v: Value) -> Value:
-        from .compose import attention
-
         scale = self.config.attention_scale
         if self.net.caches is not None:
             return self.net.caches.attend(self.number, q, k, v, self.positions, scale)
-        return attention(q, k, v, self.positions, scale=scale)
+        y, _ = ops.attention(q, k, v, self.positions, scale=scale)
+        return y
 
 
 @functools.cache

@@ -18,14 +18,14 @@ def training_table(model: Model, adapter: Adapter) -> str:
     """
     adapter.bind(model)
     trained = adapter.parameters()
-    groups: dict[tuple[str, ...], list[int]] = {}
+    groups: dict[tuple[str, str, str, str], list[int]] = {}
     for name, tensor in model.file.tensors.items():
         layer, short = _layer(name)
         shape = "x".join(map(str, tensor.shape))
         row = (short, shape, tensor.kind, _state(name, tensor.kind, adapter))
         groups.setdefault(row, []).append(layer)
     rows = [("tensor", "shape", "type", "layers", "trains")]
-    rows += [(*key[:3], _ranges(layers), key[3]) for key, layers in groups.items()]
+    rows += [(name, shape, kind, _ranges(layers), state) for (name, shape, kind, state), layers in groups.items()]
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     lines = ["  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[4]]) for row in rows]
     count, size = sum(p.size for p in trained.values()), sum(p.bytes for p in trained.values())

@@ -222,16 +222,14 @@ def test_a_model_that_was_trained_is_written_whole(tmp_path: Path) -> None:
         else:
             np.testing.assert_array_equal(again.file.bytes(name), model.file.bytes(name))
     batch = packed()
-    np.testing.assert_allclose(
-        hidden_of(again, None, batch, False), hidden_of(model, own, batch, False), atol=1e-6
-    )
+    np.testing.assert_allclose(hidden_of(again, None, batch, False), hidden_of(model, own, batch, False), atol=1e-6)
 
 
 def test_what_cannot_be_saved(tmp_path: Path) -> None:
     model = load(write(tmp_path, "llama"))
     with pytest.raises(SettingError, match="has no arrays yet"):
         LoRA().save(tmp_path / "a.gguf")
-    with pytest.raises(SettingError, match="written as FILE.gguf .* or as a folder"):
+    with pytest.raises(SettingError, match=r"need FILE.gguf \(an adapter .* or a folder"):
         trained(model).save(tmp_path / "a.bin")
     own = TrainedTensors("attn_q")
     with pytest.raises(SettingError, match="nothing has been trained"):
