@@ -8,7 +8,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .evaluate import Perplexity, evaluate
     from .finetune import Run, finetune
+    from .generate import generate
     from .lora import LoRA, TrainedTensors
     from .merge import Merged, merge
     from .model import Model, load
@@ -21,11 +23,14 @@ __all__ = [
     "MemoryPlan",
     "Merged",
     "Model",
+    "Perplexity",
     "Run",
     "Sampling",
     "TrainedTensors",
     "Verification",
+    "evaluate",
     "finetune",
+    "generate",
     "load",
     "merge",
     "plan",
@@ -34,7 +39,9 @@ __all__ = [
 
 # Where each name lives
 _HOMES = {
+    ".evaluate": "Perplexity evaluate",
     ".finetune": "Run finetune",
+    ".generate": "generate",
     ".lora": "LoRA TrainedTensors",
     ".merge": "Merged merge",
     ".model": "Model load",

@@ -1,0 +1,130 @@
+"""evaluate: the perplexity of a model on a text, with its uncertainty.
+
+nll is the mean of -log p(token | what stands before it in its window) over all tokens that count, in nats; its
+uncertainty is the standard error of that mean, sqrt(var / (n - 1)), which takes tokens for independent; perplexity is
+exp(nll) with the uncertainty exp(nll) * nll_unc. These are the formulas of llama.cpp's perplexity tool, which however
+counts the second half of each window only.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import ops
+from ..graph.opspec import input as input_value
+from ..graph.value import Value
+from ..run.executable import compile as compile_program
+
+if TYPE_CHECKING:
+    import os
+
+    from .data import TokenData
+    from .model import Adapter, Model
+
+TOKENS = 512  # that go through at once, about
+LOGITS = 64  # rows of logits that are held at once
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """What evaluate measured; tokens: those that count."""
+
+    perplexity: float
+    perplexity_unc: float
+    nll: float
+    nll_unc: float
+    tokens: int
+    rows: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"perplexity {self.perplexity:.4f} +- {self.perplexity_unc:.4f}"
+
+
+def evaluate(
+    model: Model,
+    data: TokenData | str | os.PathLike[str],
+    adapter: Adapter | None = None,
+    *,
+    context: int | None = None,
+    batch_size: int | None = None,
+    data_options: Mapping[str, Any] | None = None,
+    on_progress: Callable[[int, int, Perplexity], None] | None = None,
+    **options: Any,
+) -> Perplexity:
+    """The perplexity of the tokens that count: of a text all but the first of each window of `context` tokens.
+
+    data: a path (.txt, .jsonl) or TokenData. batch_size: rows computed at once, by default about 512 tokens.
+    on_progress: called with (rows done, rows, what was measured so far). options go to gl.compile (threads=, ...).
+    Raises DataError for data without a token that counts.
+    """
+    from ..train.trainer import check_batch
+    from .finetune import token_data
+
+    found = token_data(model, data, context, **(data_options or {}))
+    rows, length = found.tokens.shape
+    size = max(1, TOKENS // length) if batch_size is None else batch_size
+    check_batch(size)
+    size = min(size, rows)
+    if adapter is not None:
+        adapter.bind(model)
+    run = compile_program(_nll(model, adapter, size, length), **options)
+    began = time.perf_counter()
+    count, total, squares = 0, 0.0, 0.0
+    measured = _perplexity(0, 0.0, 0.0, 0, 0.0)
+    for start in range(0, rows, size):
+        part = slice(start, min(start + size, rows))
+        n = part.stop - start
+        feeds = {"tokens": _padded(found.tokens[part], size), "positions": _padded(found.positions[part], size)}
+        labels = _padded(found.labels[part], size, -100)
+        feeds["picks"] = _picks(labels.ravel(), model.config.vocab_size)
+        (nll,) = run(**feeds)
+        counted = nll[labels.ravel() >= 0].astype(np.float64)
+        count += len(counted)
+        total += float(counted.sum())
+        squares += float(np.square(counted).sum())
+        measured = _perplexity(count, total, squares, start + n, time.perf_counter() - began)
+        if on_progress is not None:
+            on_progress(start + n, rows, measured)
+    return measured
+
+
+def _nll(model: Model, adapter: Adapter | None, rows: int, length: int) -> Value:
+    """-log p of each label, f32 [rows * length]; never more than LOGITS rows of logits at a time."""
+    tokens, positions = (input_value(name, (rows, length), "i32") for name in ("tokens", "positions"))
+    n = rows * length
+    picks = input_value("picks", (n,), "i32")
+    hidden = model.hidden(tokens, positions, adapter)
+    parts = []
+    for start in range(0, n, LOGITS):
+        stop = min(start + LOGITS, n)
+        log_p = ops.log_softmax(model.project(hidden[start:stop], adapter))  # [rows, V]
+        parts.append(ops.get_rows(log_p.reshape(-1, 1), picks[start:stop]).reshape(-1))
+    return -ops.concat(parts)
+
+
+def _picks(labels: np.ndarray, vocabulary: int) -> np.ndarray:
+    """Where the number of each label lies in its block of LOGITS rows of `vocabulary` numbers; i32."""
+    return (np.arange(len(labels)) % LOGITS * vocabulary + np.maximum(labels, 0)).astype(np.int32)
+
+
+def _padded(array: np.ndarray, rows: int, fill: int = 0) -> np.ndarray:
+    """The rows, and as many more of `fill` as are missing."""
+    missing = rows - len(array)
+    return np.pad(array, ((0, missing), (0, 0)), constant_values=fill) if missing else np.ascontiguousarray(array)
+
+
+def _perplexity(count: int, total: float, squares: float, rows: int, seconds: float) -> Perplexity:
+    nll = total / count if count else math.nan
+    unc = math.sqrt(max(squares / count - nll * nll, 0.0) / (count - 1)) if count > 1 else math.nan
+    try:
+        perplexity = math.exp(nll)
+    except OverflowError:
+        perplexity = math.inf
+    return Perplexity(perplexity, perplexity * unc, nll, unc, count, rows, seconds)

@@ -1,0 +1,289 @@
+"""generate: text that continues a prompt, token by token, with a cache of keys and values.
+
+The cache is state that lives beside the weights, written by set_rows alone. A prompt goes through in chunks of
+CHUNK tokens (the last one is padded: what padding writes lies behind the last token, where no query looks, and is
+overwritten before one does), then one token at a time. Both programs are compiled once for a model and an adapter and
+used again; they read the weights, and an adapter that is being trained, where they lie.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import ops
+from ..base.errors import DataError, SettingError
+from ..graph.opspec import input as input_value
+from ..graph.opspec import setting, stored_value
+from ..graph.stored import Stored, aligned_empty
+from ..graph.value import Value
+from ..run.executable import compile as compile_program
+from .sampling import Sampling, sample
+
+if TYPE_CHECKING:
+    from .model import Adapter, Model
+
+CHUNK = 64  # tokens of a prompt that go through at once
+ROWS = 256  # caches grow in steps of so many tokens
+KEPT = 2  # generators that a model keeps, for as many adapters
+
+
+class KeysAndValues:
+    """The caches of all layers, f32 [1, rows, KVH, D] each, and the updates that fill them."""
+
+    def __init__(self, layers: int, rows: int, kv_heads: int, head_dim: int) -> None:
+        self.rows = rows
+        shape = (1, rows, kv_heads, head_dim)
+        self.stored = [[_zeros(f"cache.{i}.{name}", shape) for name in ("keys", "values")] for i in range(layers)]
+
+    @property
+    def bytes(self) -> int:
+        return sum(s.array.nbytes for pair in self.stored for s in pair)
+
+    def attend(self, layer: int, q: Value, k: Value, v: Value, positions: Value, scale: float) -> Value:
+        at = setting("cache.position", "i64")
+        keys, values = (
+            ops.set_rows(stored_value(stored), rows, at, axis=1)
+            for stored, rows in zip(self.stored[layer], (k, v), strict=True)
+        )
+        return ops.attention(q, keys, values, positions, scale=scale, cached=True)[0]
+
+
+def _zeros(name: str, shape: tuple[int, ...]) -> Stored:
+    array = aligned_empty(shape, np.dtype(np.float32))
+    array[...] = 0
+    return Stored.wrap(name, array)
+
+
+class Generator:
+    """A model with a cache for one text of at most `rows` tokens (by default the model's context).
+
+    `feed` takes tokens and gives the logits of the next one; `tokens` samples. options go to gl.compile.
+    """
+
+    def __init__(self, model: Model, adapter: Adapter | None = None, rows: int | None = None, **options: Any) -> None:
+        config = model.config
+        if adapter is not None:
+            adapter.bind(model)
+        self.model, self.adapter, self.options = model, adapter, options
+        self.rows = config.context_length if rows is None else min(rows, config.context_length)
+        self.cache = KeysAndValues(config.layers, self.rows + CHUNK, config.kv_heads, config.head_dim)
+        self.length = 0  # tokens in the cache
+        self._programs: dict[int, Any] = {}
+
+    @property
+    def planned_bytes(self) -> int:
+        """Bytes of the caches, and of the arena that the programs so far planned for."""
+        return self.cache.bytes + max((p.plan.peak_bytes for p in self._programs.values()), default=0)
+
+    def reset(self) -> None:
+        """Begin a new text."""
+        self.length = 0
+
+    def feed(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Append tokens to the text; the logits of the token after them, f32 [vocabulary].
+
+        Raises DataError for no tokens, ids beyond the vocabulary, and a text longer than `rows`.
+        """
+        tokens = _checked_ids(ids, self.model.config.vocab_size)
+        if self.length + len(tokens) > self.rows:
+            raise DataError(f"generate: a text of {self.length + len(tokens)} tokens; need at most {self.rows}")
+        logits = np.empty(0, np.float32)
+        for start in range(0, len(tokens), CHUNK):
+            part = tokens[start : start + CHUNK]
+            n = 1 if len(part) == 1 else CHUNK
+            feeds: dict[str, Any] = {"tokens": np.zeros((1, n), np.int32), "cache.position": self.length}
+            feeds["tokens"][0, : len(part)] = part
+            feeds["positions"] = self.length + np.arange(n, dtype=np.int32)[None]
+            if n > 1:
+                feeds["last"] = np.array([len(part) - 1], np.int32)
+            (logits,) = self._program(n)(**feeds)
+            self.length += len(part)
+        return logits
+
+    def _program(self, n: int) -> Any:
+        """n tokens at a time -> the logits behind the last of them that is no padding."""
+        if n not in self._programs:
+            tokens, positions = (input_value(name, (1, n), "i32") for name in ("tokens", "positions"))
+            hidden = self.model.hidden(tokens, positions, self.adapter, self.cache)  # [n, d]
+            if n > 1:
+                hidden = ops.get_rows(hidden, input_value("last", (1,), "i32"))
+            logits = self.model.project(hidden, self.adapter).reshape(-1)
+            self._programs[n] = compile_program(logits, **self.options)
+        return self._programs[n]
+
+    def tokens(
+        self, prompt: Sequence[int] | np.ndarray, max_tokens: int, how: Sampling, end_ids: Collection[int] = ()
+    ) -> Iterator[int]:
+        """Ids that continue the text and the prompt, up to max_tokens or the first of end_ids, which is given out, too.
+
+        Drawn by (seed, place in the text): the same seed gives the same text. Only ids that the tokenizer knows.
+        """
+        known = min(self.model.tokenizer.vocab_size, self.model.config.vocab_size)
+        logits = self.feed(prompt)
+        for left in range(max_tokens, 0, -1):
+            found = sample(logits[:known], how, self.length)
+            yield found
+            if found in end_ids or left == 1:
+                return
+            logits = self.feed([found])
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What was generated, and how fast. ended: "end" (the model ended it), "stop" (a stop text) or "length"."""
+
+    text: str
+    tokens: tuple[int, ...]
+    ended: str
+    prompt_tokens: int
+    prompt_seconds: float
+    seconds: float
+
+
+def generate(
+    model: Model,
+    prompt: str | Sequence[int] | np.ndarray,
+    adapter: Adapter | None = None,
+    max_tokens: int = 64,
+    temperature: float = 0.8,
+    top_k: int = 40,
+    top_p: float = 0.95,
+    seed: int = 0,
+    stop: str | Sequence[str] = (),
+    stream: Callable[[str], Any] | None = None,
+    **options: Any,
+) -> str:
+    """The text that continues a prompt (without the prompt).
+
+    prompt: text (special tokens in it count as such), or token ids. adapter: a LoRA or TrainedTensors, used as it is,
+    also while it is being trained. temperature 0 always takes the likeliest token; top_k, top_p, seed: see Sampling.
+    Ends after max_tokens, at a token that ends a text, or before one of the `stop` texts. stream: called with each new
+    piece of the text, whole characters only. options go to gl.compile (threads=, ...).
+    Raises DataError when the prompt is empty, or when it and max_tokens are longer than the model's context;
+    SettingError for a setting out of its range.
+    """
+    how = Sampling(temperature, top_k, top_p, seed)
+    return complete(model, prompt, adapter, max_tokens, how, stop, stream, **options).text
+
+
+def complete(
+    model: Model,
+    prompt: str | Sequence[int] | np.ndarray,
+    adapter: Adapter | None = None,
+    max_tokens: int = 64,
+    how: Sampling | None = None,
+    stop: str | Sequence[str] = (),
+    stream: Callable[[str], Any] | None = None,
+    **options: Any,
+) -> Generated:
+    """As generate, with the tokens and the times."""
+    how = how or Sampling()
+    if not isinstance(max_tokens, (int, np.integer)) or isinstance(max_tokens, bool) or max_tokens < 1:
+        raise SettingError(f"max_tokens={max_tokens!r} is not usable; need a whole number of at least 1")
+    ids = prompt_ids(model, prompt)
+    limit = model.config.context_length
+    if len(ids) + max_tokens > limit:
+        room = f"a prompt of at most {limit - max_tokens}" if max_tokens < limit else "less of both"
+        if len(ids) < limit:
+            room = f"at most {limit - len(ids)}, or " + room
+        raise DataError(
+            f"generate: {len(ids)} tokens of prompt and {max_tokens} to come; the context is {limit}: need {room}"
+        )
+    generator = generator_for(model, adapter, len(ids) + max_tokens, **options)
+    text = _Text(model.tokenizer.stream(continued=len(ids) > 1), (stop,) if isinstance(stop, str) else stop, stream)
+    ends, tokens, ended = model.tokenizer.end_ids, [], "length"
+    began = time.perf_counter()
+    first = None
+    for token in generator.tokens(ids, max_tokens, how, ends):
+        first = first or time.perf_counter()
+        tokens.append(token)
+        if token in ends:
+            ended = "end"
+        elif text.push(token):
+            ended = "stop"
+            break
+    text.finish()
+    now = time.perf_counter()
+    first = first or now
+    return Generated(text.text, tuple(tokens), ended, len(ids), first - began, now - first)
+
+
+def prompt_ids(model: Model, prompt: str | Sequence[int] | np.ndarray) -> np.ndarray:
+    """The tokens of a prompt, i32; DataError when there are none."""
+    if not isinstance(prompt, str):
+        return _checked_ids(prompt, model.config.vocab_size)
+    ids = model.tokenizer.encode(prompt, special=True)
+    if not len(ids):
+        raise DataError("generate: the prompt is empty, and this model begins its texts with no token; need a prompt")
+    return _checked_ids(ids, model.config.vocab_size)
+
+
+def _checked_ids(ids: Sequence[int] | np.ndarray, vocabulary: int) -> np.ndarray:
+    tokens = np.asarray(ids)
+    if tokens.ndim != 1 or not tokens.size or tokens.dtype.kind not in "iu":
+        raise DataError(
+            f"generate: {tokens.dtype}{list(tokens.shape)} is no list of tokens; need at least one token id"
+        )
+    if tokens.min() < 0 or tokens.max() >= vocabulary:
+        bad = int(np.argmax((tokens < 0) | (tokens >= vocabulary)))
+        raise DataError(f"generate: token id {tokens[bad]} at place {bad}; need 0..{vocabulary - 1}, the vocabulary")
+    return tokens.astype(np.int32)
+
+
+def generator_for(model: Model, adapter: Adapter | None, rows: int, **options: Any) -> Generator:
+    """A generator with an empty cache of at least so many rows; those of a model's last adapters are used again."""
+    kept: dict[Any, Generator] = vars(model).setdefault("generators", {})
+    key = (None if adapter is None else id(adapter), tuple(sorted(options.items())))
+    found = kept.pop(key, None)
+    if found is None or found.rows < rows:
+        found = Generator(model, adapter, -(-rows // ROWS) * ROWS, **options)
+    kept[key] = found  # the last used stands last
+    while len(kept) > KEPT:
+        del kept[next(iter(kept))]
+    found.reset()
+    return found
+
+
+class _Text:
+    """Text that grows token by token: streamed, and cut before the first stop text."""
+
+    def __init__(self, decoder: Any, stops: Sequence[str], stream: Callable[[str], Any] | None) -> None:
+        if any(not isinstance(s, str) or not s for s in stops):
+            raise SettingError(f"stop={list(stops)!r} is not usable; need texts that are not empty")
+        self.decoder, self.stops, self.stream = decoder, tuple(stops), stream
+        self.text = ""  # what was given out
+        self._held = ""  # what may be the beginning of a stop text
+
+    def push(self, token: int) -> bool:
+        """Whether a stop text has come."""
+        return self._add(self.decoder.push(token))
+
+    def finish(self) -> None:
+        if self.decoder is not None:
+            self._add(self.decoder.finish())
+        self._give(self._held)
+        self._held = ""
+
+    def _add(self, piece: str) -> bool:
+        self._held += piece
+        at = min((i for s in self.stops if (i := self._held.find(s)) >= 0), default=-1)
+        if at >= 0:
+            self._give(self._held[:at])
+            self._held, self.decoder = "", None
+            return True
+        wait = max((n for s in self.stops for n in range(len(s)) if n and self._held.endswith(s[:n])), default=0)
+        cut = len(self._held) - wait
+        self._give(self._held[:cut])
+        self._held = self._held[cut:]
+        return False
+
+    def _give(self, piece: str) -> None:
+        if piece:
+            self.text += piece
+            if self.stream is not None:
+                self.stream(piece)
