@@ -14,13 +14,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..base.errors import DataError, FileError, SettingError
-from ..data.dataset import Dataset, split_rows
+from ..base.errors import DataError, SettingError
+from ..data.dataset import IGNORED, Dataset, split_rows
 from ..graph.opspec import Parameter
 from ..graph.value import Value
 from ..nn.module import Module
@@ -34,18 +33,14 @@ from .lora import LoRA, TrainedTensors
 from .model import Adapter, Model, load
 from .table import training_table
 
+if TYPE_CHECKING:
+    from .data import TokenData
+
 METHODS = ("lora", "full")
 SCHEDULES = ("cosine", "linear", "constant")
 MICRO_TOKENS = 512  # a micro-batch has about so many: enough for the matrix products to be fast
-VAL_SHARE, VAL_ROWS = 0.05, 100  # validation rows when not said: a share of all rows, and at most so many
-
-
-class TokenData(Protocol):
-    """Rows of tokens i32 [rows, T]; positions, from 0 in each sample; labels, the id of the next token or -100."""
-
-    tokens: np.ndarray
-    positions: np.ndarray
-    labels: np.ndarray
+VAL_SHARE, VAL_ROWS = 0.05, 100  # validation when not said: a share of all samples (or windows), and at most so many
+CONTEXT = 512  # tokens per row when not said, or the model's context if that is less
 
 
 def finetune(
@@ -78,7 +73,8 @@ class Run:
     lr           the highest rate; schedule: "cosine" or "linear" down to 0, or "constant", after `warmup` (a share of
                  the steps) of linear growth. optimizer: another than AdamW(weight_decay); then lr, schedule, warmup and
                  weight_decay are its own affair
-    val_split    share of the rows that is never trained on; by default 5 % and at most 100 rows; 0: none
+    val_split    share of the samples (of the rows, for a text) that is never trained on; 0: none; by default 5 % and at
+                 most 100
     seed         of the order of the rows, of the validation rows, of dropout and of an adapter made here
     options      go to gl.compile (threads=, ...)
     """
@@ -122,9 +118,9 @@ class Run:
         self.adapter = _adapter(adapter, method, tensors, train_dtype, seed)
         self.method = "lora" if isinstance(self.adapter, LoRA) else "full"
         self.seed, self.on_progress, self.on_epoch = seed, on_progress, on_epoch
-        self.data = token_data(self.model, data, context, **(data_options or {}))
+        self.data = read_rows(self.model, data, context, val_split, seed, **(data_options or {}))
         self.context = int(self.data.tokens.shape[1])
-        self.train_rows, self.val_rows = _split(len(self.data.tokens), val_split, seed)
+        self.train_rows, self.val_rows = self.data.train, self.data.val
         check_batch(batch_size)
         self.batch_size = min(batch_size, len(self.train_rows))
         if micro_batch_size is not None:
@@ -149,7 +145,8 @@ class Run:
         self.before: Result | None = None  # validation before the first step
         self.history: list[EpochResult] = []
         self.interrupted = False
-        self.seconds = 0.0
+        self.seconds = 0.0  # of training and validation
+        self.training_seconds = 0.0
         self.tokens = 0  # trained on, with all positions of a row counted
         self.steps = 0
 
@@ -219,6 +216,7 @@ class Run:
             )  # fmt: skip
         finally:
             self.steps = self.trainer.steps
+            self.training_seconds += time.perf_counter() - began
             self.tokens += min((self.steps - first) * self.batch_size, rows) * self.context
         self.trainer.epoch += 1
         seconds = time.perf_counter() - began
@@ -272,7 +270,7 @@ class Run:
             "steps": self.steps,
             "seconds": round(self.seconds, 3),
             "tokens": self.tokens,
-            "tokens_per_second": round(self.tokens / self.seconds, 1) if self.seconds else None,
+            "tokens_per_second": round(self.tokens / self.training_seconds, 1) if self.tokens else None,
             "planned_bytes": self.planned_bytes,
             "peak_bytes": resident_peak(),
             "seed": self.seed,
@@ -285,6 +283,8 @@ class Run:
                 found |= {"val_loss": last.val.loss, "val_loss_unc": last.val.loss_unc}
         if self.before is not None:
             found |= {"val_loss_before": self.before.loss, "val_loss_before_unc": self.before.loss_unc}
+        if self.data.reports:
+            found["data"] = self.data.reports[0].as_dict()
         return found
 
     def __repr__(self) -> str:
@@ -305,51 +305,87 @@ class _Step(Module):
         return self._model.hidden(x[:, 0], x[:, 1], self._adapter, training=self.training)
 
 
-def token_data(model: Model, data: Any, context: int | None = None, **options: Any) -> Any:
-    """Token rows for a model out of a file (or TokenData as they are), checked against its vocabulary and context."""
-    limit = model.config.context_length
-    if context is not None and not 2 <= context <= limit:
-        raise SettingError(f"context={context} is not usable; need 2 to {limit}, the model's context")
-    if isinstance(data, (str, os.PathLike)):
-        data = _read(model, data, context or min(512, limit), **options)
-    rows, length = data.tokens.shape
-    if length > limit:
-        raise SettingError(f"data: rows of {length} tokens; the model's context is {limit}")
-    ids, labels = data.tokens, data.labels
-    if rows and (ids.min() < 0 or ids.max() >= model.config.vocab_size):
-        at = int(np.argmax((ids < 0) | (ids >= model.config.vocab_size)))
-        raise DataError(
-            f"data: token id {int(ids.flat[at])} in row {at // length}; need 0..{model.config.vocab_size - 1}, the "
-            "model's vocabulary"
-        )
-    if not (labels >= 0).any():
-        raise DataError("data: no token counts for the loss; need at least one label")
-    if labels.max() >= model.config.vocab_size:
-        raise DataError(f"data: label {int(labels.max())}; need ids below {model.config.vocab_size}")
-    return data
-
-
 @dataclass(frozen=True)
-class Windows:
-    """A text cut into windows of T tokens; each token's label is the next one."""
+class Rows:
+    """Rows of tokens, i32 [rows, T] each (see llm.data.TokenData), and which of them train and validate."""
 
     tokens: np.ndarray
     positions: np.ndarray
     labels: np.ndarray
+    train: np.ndarray
+    val: np.ndarray
+    reports: tuple[Any, ...] = ()  # what was read, cut and skipped: of the training rows, of the validation rows
 
 
-def _read(model: Model, path: Any, context: int) -> Windows:
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"{path}: cannot be read as text ({error})") from None
-    ids = np.array(model.tokenizer.encode(text), np.int32)
-    rows = (len(ids) - 1) // context
-    if rows < 1:
-        raise DataError(f"{path}: {len(ids)} tokens; need more than the context, {context}")
-    positions = np.tile(np.arange(context, dtype=np.int32), (rows, 1))
-    inputs, labels = ids[: rows * context], ids[1 : rows * context + 1]
-    return Windows(inputs.reshape(rows, context), positions, labels.reshape(rows, context))
+def read_rows(
+    model: Model,
+    data: TokenData | str | os.PathLike[str],
+    context: int | None = None,
+    val_split: float | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Rows:
+    """The rows of a file, or TokenData as they are, checked against the model's vocabulary and context.
+
+    Samples of a .jsonl are split before they are packed, so that no row holds samples of both sides; windows of a text
+    and rows of TokenData are split as they are.
+    """
+    limit = model.config.context_length
+    if context is not None and not 2 <= context <= limit:
+        raise SettingError(f"context={context} is not usable; need 2 to {limit}, the model's context")
+    if isinstance(data, (str, os.PathLike)):
+        from .data import pack, read_samples
+
+        samples = read_samples(data, model.tokenizer, **options)
+        length = context or min(CONTEXT, limit)
+        share = _val_share(len(samples), val_split)
+        if not samples.stream and share:
+            parts = [pack(part, length) for part in samples.split(share, seed)]
+            return _checked(model, _joined(*parts))
+        data = pack(samples, length)
+    train, val = split_rows(len(data.tokens), _val_share(len(data.tokens), val_split), seed)
+    reports = (data.report,) if hasattr(data, "report") else ()
+    return _checked(model, Rows(data.tokens, data.positions, data.labels, train, val, reports))
+
+
+def _joined(train: TokenData, val: TokenData) -> Rows:
+    """Training rows, then validation rows."""
+    rows = np.arange(len(train) + len(val))
+    return Rows(
+        np.concatenate((train.tokens, val.tokens)),
+        np.concatenate((train.positions, val.positions)),
+        np.concatenate((train.labels, val.labels)),
+        rows[: len(train)],
+        rows[len(train) :],
+        (train.report, val.report),
+    )
+
+
+def _checked(model: Model, rows: Rows) -> Rows:
+    """The rows, or DataError or SettingError for what this model cannot be trained on."""
+    limit, vocabulary, length = model.config.context_length, model.config.vocab_size, rows.tokens.shape[1]
+    if length > limit:
+        raise SettingError(f"data: rows of {length} tokens; the model's context is {limit}")
+    for name, ids in (("token", rows.tokens), ("label", rows.labels)):
+        bad = (ids >= vocabulary) | ((ids < 0) if name == "token" else (ids < 0) & (ids != IGNORED))
+        if bad.any():
+            at = int(np.argmax(bad))
+            raise DataError(
+                f"data: {name} id {int(ids.flat[at])} in row {at // length}; need 0..{vocabulary - 1}, the model's "
+                "vocabulary"
+            )
+    if ((rows.positions < 0) | (rows.positions > np.arange(length))).any():
+        raise DataError("data: a position lies before the start of its row; need positions that count from 0")
+    if not (rows.labels[rows.train] != IGNORED).any():
+        raise DataError("data: no token counts for the loss; need at least one label")
+    return rows
+
+
+def _val_share(count: int, asked: float | None) -> float:
+    """The share for validation of so many rows or samples."""
+    if asked is None:
+        return 0.0 if count < 2 else min(VAL_SHARE, VAL_ROWS / count)
+    return asked
 
 
 def resident_peak() -> int:
@@ -363,14 +399,6 @@ def _adapter(adapter: Adapter | None, method: str, tensors: Any, train_dtype: st
     if adapter is not None:
         return adapter
     return LoRA(seed=seed) if method == "lora" else TrainedTensors(tensors, train_dtype)
-
-
-def _split(rows: int, share: float | None, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    if rows < 1:
-        raise DataError("data: 0 rows; need at least 1")
-    if share is None:
-        share = 0.0 if rows < 2 else min(VAL_SHARE, VAL_ROWS / rows)
-    return split_rows(rows, share, seed)
 
 
 def _check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:

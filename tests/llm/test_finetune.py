@@ -203,9 +203,13 @@ def test_data_that_do_not_fit_the_model(tmp_path: Path) -> None:
         run_on(path, data)
     data = packed(3, 16)
     data.labels[2, 0] = 512
-    with pytest.raises(DataError, match="label 512; need ids below 300"):
+    with pytest.raises(DataError, match=r"label id 512 in row 2; need 0\.\.299"):
         run_on(path, data)
     data.labels[...] = -100
+    data.positions[1, 3] = 4
+    with pytest.raises(DataError, match="a position lies before the start of its row"):
+        run_on(path, data)
+    data.positions[1, 3] = 0
     with pytest.raises(DataError, match="no token counts for the loss"):
         run_on(path, data)
     with pytest.raises(SettingError, match="rows of 33 tokens; the model's context is 32"):
@@ -227,3 +231,44 @@ def test_a_real_model_learns_a_real_text(tmp_path: Path, method: str) -> None:
     drop = found["val_loss_before"] - found["val_loss"]
     assert drop > 1 and drop > 5 * (found["val_loss_before_unc"] + found["val_loss_unc"])
     assert found["steps"] == 40 and found["planned_bytes"] > 0 and found["peak_bytes"] > found["planned_bytes"]
+
+
+def test_samples_are_split_before_they_are_packed(tmp_path: Path) -> None:
+    """No row holds samples of both sides; what was cut and skipped is reported for both."""
+    path, file = write(tmp_path, "llama"), tmp_path / "data.jsonl"
+    file.write_text("".join(f'{{"prompt": "say {i}", "completion": "so {i} it is"}}\n' for i in range(40)))
+    run = Run(load(path), file, context=48, val_split=0.25, epochs=1, seed=2)
+    train, val = run.data.reports
+    assert (train.samples, val.samples) == (30, 10) and len(run.val_rows) == val.rows > 0
+    starts = (run.data.positions == 0) & (run.data.tokens != 0)
+    assert starts[run.val_rows].sum() == 10 and starts[run.train_rows].sum() == 30
+    assert sorted([*run.train_rows, *run.val_rows]) == list(range(len(run.data.tokens)))
+    report = run.train(progress=False).report
+    assert report["data"]["samples"] == 30 and report["val_loss_before"] > 0
+    whole = Run(load(path), file, context=48, val_split=0.0)
+    assert not len(whole.val_rows) and whole.data.reports[0].samples == 40
+
+
+def test_progress_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_on(write(tmp_path, "llama", layers=1), packed(20, 16), epochs=2, val_split=0.2, progress=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("before training: validation loss ") and " +- " in lines[0]
+    assert lines[1].startswith("epoch 1/2  loss ") and "validation loss " in lines[1] and len(lines) == 3
+
+
+@pytest.mark.parametrize("adapter", [None, TrainedTensors("attn_norm")])
+def test_the_table_of_what_trains(tmp_path: Path, adapter: Any) -> None:
+    run = Run(load(write(tmp_path, "qwen2")), packed(4, 16), adapter, val_split=0.0)
+    lines = run.table.splitlines()
+    assert lines[0].split() == ["tensor", "shape", "type", "layers", "trains"]
+    rows = {line.split()[0]: line for line in lines[1:-2]}
+    assert set(rows) > {"token_embd", "output_norm", "attn_q", "attn_q.bias", "ffn_down"}
+    counts = [int(line.split()[1].replace(",", "")) for line in lines[-2:]]
+    if adapter is None:
+        assert rows["attn_k"].endswith("0-1     LoRA of rank 8, 512 parameters each") and lines[-2].startswith(
+            "trains:"
+        )
+        assert counts[0] == run.adapter.parameter_count == 2 * 2 * 8 * (96 + 64)
+        assert counts[1] == sum(w.array.size for w in run.model.weights.values())
+    else:
+        assert rows["attn_norm"].endswith("yes") and rows["ffn_norm"].endswith("frozen") and counts[0] == 96
