@@ -1,4 +1,4 @@
-"""Small programs of layout and products through a plan that shares buffers: same bits as unshared, the right
+"""Small programs of layout, products and rotation through a plan that shares buffers: same bits as unshared, the right
 gradients. Views are what makes this hard: a buffer may only be given away when the last view of it has been read."""
 
 from __future__ import annotations
@@ -53,10 +53,27 @@ def strided_products(x: Value, w: Value) -> Value:
     return ops.permute(ops.matmul(ops.matmul(heads, heads, transpose_y=True), heads), (1, 0, 2)).reshape(N, D) + mixed
 
 
+def rotated(pairing: str, part: bool) -> Callable[[Value, Value], Value]:
+    """Queries and keys of 3 heads; the rotation may take its input's buffer, forward and backward."""
+
+    def build(x: Value, w: Value) -> Value:
+        positions = gl.constant(np.arange(N).reshape(1, N) % 5, "i32")
+        frequencies = gl.constant(np.float32([1.0, 0.3] if part else [1.0, 0.3, 0.1, 0.01]))
+        y = ops.silu(x @ w).reshape(1, N, 3, D // 3)
+        turned = ops.rope(ops.sin(y), positions, frequencies, pairing=pairing, scale=1.25)
+        again = ops.rope(turned, positions, frequencies, pairing=pairing)
+        return (again * y + turned).reshape(N, D)
+
+    return build
+
+
 PROGRAMS: dict[str, Callable[[Value, Value], Value]] = {
     "concat": concat,
     "views": views,
     "strided products": strided_products,
+    "rope, neighbours": rotated("interleaved", False),
+    "rope, halves": rotated("half", False),
+    "rope, part of a head": rotated("half", True),
 }
 
 

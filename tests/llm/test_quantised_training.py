@@ -1,0 +1,57 @@
+"""Training on a quantised file is training on its dequantised weights: same loss, same gradients, to f32 noise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from examples.random_gguf import SHAPES, TYPES, write_random  # noqa: E402
+from tests.llm.twin import LINEAR, Ours, Theirs, assert_noise, lora_arrays, packed  # noqa: E402
+
+pytestmark = pytest.mark.oracle
+
+
+def dequantised_file(path: Path, out: Path) -> Path:
+    """The same model with every tensor as f32, through the gguf package alone."""
+    reader = gguf.GGUFReader(path)
+    writer = gguf.GGUFWriter(out, reader.fields["general.architecture"].contents())
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key != "general.architecture":
+            last = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(key, field.contents(), field.types[0], last)
+    for t in reader.tensors:
+        writer.add_tensor(t.name, gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out
+
+
+@pytest.mark.parametrize(
+    ("arch", "kind"), [*(("llama", kind) for kind in TYPES), ("qwen2", "q4_k"), ("qwen3", "q8_0"), ("qwen3", "f16")]
+)
+def test_the_same_step_as_on_the_dequantised_weights(tmp_path: Path, arch: str, kind: str) -> None:
+    torch.set_num_threads(1)
+    path = write_random(tmp_path / "model.gguf", arch, kind, **SHAPES["small"], std=0.05, tied=arch == "llama")
+    arrays = lora_arrays(path, 4, LINEAR, b_std=0.1)
+    batch = packed(512, 2, 37)
+    ours = Ours(path, arrays)
+    for name, weight in ours.model.weights.items():
+        assert weight.dtype.name == ("f32" if "norm" in name or "bias" in name else kind), f"{name} is a copy: {weight}"
+    loss, grads = ours.gradients(*batch)
+    plain_loss, plain = Ours(dequantised_file(path, tmp_path / "f32.gguf"), arrays).gradients(*batch)
+    (loss32, grads32), (loss64, grads64) = (
+        Theirs(path, arrays, dtype).gradients(*batch) for dtype in (torch.float32, torch.float64)
+    )
+    for found_loss, found in ((loss, grads), (plain_loss, plain)):
+        assert_noise("loss", found_loss, loss32, loss64)
+        assert found.keys() == grads64.keys() and len(found) == 2 * 7 * 2
+        for name, grad in found.items():
+            assert np.abs(grads64[name]).max() > 1e-6, f"{name}: a gradient of nothing proves nothing"
+            assert_noise(name, grad, grads32[name], grads64[name])
