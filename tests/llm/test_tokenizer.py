@@ -1,7 +1,10 @@
 """Tokenizers from metadata: llama.cpp's own vectors, what its algorithms say in corners, the way back to text."""
 
+import hashlib
+import json
 import random
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -263,3 +266,42 @@ def test_texts_in_parts():
         assert tokenizer.decode(np.concatenate(apart)) == "unbelievable" and len(apart) == 4 and apart[2].size == 0
     spm_parts = real("llama-spm").encode_parts([("Hi</s>", "you")])[0]
     assert np.concatenate(spm_parts).tolist() == real("llama-spm").encode("Hi</s>you", bos=False)
+
+
+# What the pre-tokenizers differ in: contractions, digits, capitals, blanks, line ends, marks, scripts.
+WORDS = "a B foo Bar XML iOS . ... !? 1 12 1234567 ½ ² 's 'LL 're n't é ü 漢字 日本語 한국어 русский עברית ไทย"
+WORDS += ' 🦙 👍🏽 $ € + = < > _ - / // \\ " | ( ) { } ` ~ ^ İ ñ e\u0301 \u0300'
+BITS = [*WORDS.split(), " ", "  ", "   ", "\n", "\r\n", "\n\n", "\t", "\u00a0", "\u3000"]
+
+
+def awkward_texts():
+    state, texts = 1, []
+    for _ in range(600):
+        text = ""
+        for _ in range(1 + len(texts) % 13):
+            state = (state * 1103515245 + 12345) % 2**31
+            text += BITS[(state >> 8) % len(BITS)]
+        texts.append(text)
+    return texts
+
+
+def ids_hash(ids):
+    return hashlib.sha256(json.dumps(ids).encode()).hexdigest()
+
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "pre_tokenizers.json"
+
+
+@pytest.mark.parametrize("pre", sorted(json.loads(GOLDEN.read_text())))
+def test_pre_tokenizers_equal_llama_cpp(pre):
+    """Llama-3's vocabulary under each pre-tokenizer's name; the golden numbers are llama.cpp's own (0.3.36 of its
+    Python package) for the same file with that name in it."""
+    made = metadata("gguf/vocab/ggml-vocab-llama-bpe.gguf") | {"tokenizer.ggml.pre": pre}
+    tokenizer, want = Tokenizer(made), json.loads(GOLDEN.read_text())[pre]
+    ids = [part.tolist() for part in tokenizer.encode_batch(awkward_texts(), special=False, bos=False)]
+    assert (sum(map(len, ids)), ids_hash(ids)) == (want["tokens"], want["sha256"])
+
+
+def test_every_family_of_pre_tokenizers_is_compared():
+    known = json.loads(GOLDEN.read_text())
+    assert {PRE_TOKENIZERS[pre] for pre in known} == set(PRE_TOKENIZERS.values())
