@@ -23,9 +23,12 @@ def lora_arrays(
     rng, found = np.random.default_rng(seed), {}
     for tensor in gguf.GGUFReader(path).tensors:
         name = tensor.name
-        if any(name.endswith(f".{target}.weight") for target in targets):
+        if any(f".{name}".endswith(f".{target}.weight") for target in targets):
             n_in, n_out = (int(n) for n in tensor.shape)
+            if name == "token_embd.weight":  # a row of A for each token
+                n_in, n_out = n_out, n_in
             a = rng.uniform(-1, 1, (rank, n_in)).astype(np.float32) * np.float32(n_in**-0.5)
+            a = np.ascontiguousarray(a.T) if name == "token_embd.weight" else a
             found[name] = (a, rng.standard_normal((n_out, rank), dtype=np.float32) * np.float32(b_std))
     return found
 
@@ -46,12 +49,16 @@ def packed(vocab: int, batch: int, length: int, seed: int = 0) -> tuple[np.ndarr
     return tokens[:, :-1].copy(), positions, labels
 
 
+def rank_of(arrays: Arrays) -> int:
+    return next(iter(arrays.values()))[1].shape[1]
+
+
 class Ours:
     """gradloom: the model with a LoRA of these arrays; `options` go to gl.compile."""
 
     def __init__(self, path: Path, arrays: Arrays, alpha: float = 16.0, **options: Any) -> None:
         self.model = llm.load(path)
-        rank = len(next(iter(arrays.values()))[0]) if arrays else 8
+        rank = rank_of(arrays) if arrays else 8
         self.adapter = llm.LoRA(rank=rank, alpha=alpha, targets=tuple(arrays) or ATTENTION)
         self.adapter.bind(self.model)
         for name, (a, b) in arrays.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
@@ -42,8 +43,11 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_logits_loss_and_gradients_of_lora(path: Path) -> None:
-    """Rank 4 on every linear layer, B not 0; rows of several samples."""
-    arrays = lora_arrays(path, 4, LINEAR, b_std=0.1)
+    """Rank 4 on every linear layer, embedding and output too where both are there, B not 0; rows of several samples."""
+    targets = LINEAR
+    if any(t.name == "output.weight" for t in gguf.GGUFReader(path).tensors):
+        targets = (*LINEAR, "token_embd", "output")
+    arrays = lora_arrays(path, 4, targets, b_std=0.1)
     batch = packed(512, 3, 29)
     ours, twins = Ours(path, arrays, alpha=6.0), [Theirs(path, arrays, kind, alpha=6.0) for kind in KINDS]
     with torch.no_grad():
@@ -55,7 +59,7 @@ def test_logits_loss_and_gradients_of_lora(path: Path) -> None:
     loss, grads = ours.gradients(*batch)
     (loss32, grads32), (loss64, grads64) = (t.gradients(*batch) for t in twins)
     assert_noise("loss", loss, loss32, loss64)
-    assert grads.keys() == grads64.keys() and len(grads) == 2 * 7 * 2
+    assert grads.keys() == grads64.keys() and len(grads) == 2 * len(arrays) >= 2 * 7 * 2
     for name, grad in grads.items():
         assert np.abs(grads64[name]).max() > 1e-6, f"{name}: a gradient of nothing proves nothing"
         assert_noise(name, grad, grads32[name], grads64[name])

@@ -11,6 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from examples.random_gguf import SHAPES, TYPES, write_random  # noqa: E402
+from gradloom import llm  # noqa: E402
+from gradloom.llm.generate import complete  # noqa: E402
 from tests.llm.twin import LINEAR, Ours, Theirs, assert_noise, lora_arrays, packed  # noqa: E402
 
 pytestmark = pytest.mark.oracle
@@ -55,3 +57,12 @@ def test_the_same_step_as_on_the_dequantised_weights(tmp_path: Path, arch: str, 
         for name, grad in found.items():
             assert np.abs(grads64[name]).max() > 1e-6, f"{name}: a gradient of nothing proves nothing"
             assert_noise(name, grad, grads32[name], grads64[name])
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_k"])
+def test_generation_from_a_quantised_file_is_that_of_its_dequantised_weights(tmp_path: Path, kind: str) -> None:
+    path = write_random(tmp_path / "model.gguf", kind=kind, **SHAPES["small"], std=0.1)
+    plain = dequantised_file(path, tmp_path / "f32.gguf")
+    how = llm.Sampling(temperature=0)
+    found = [complete(llm.load(p), "the sea", max_tokens=24, how=how).tokens for p in (path, plain)]
+    assert found[0] == found[1] and len(set(found[0])) > 3

@@ -17,7 +17,7 @@ import gguf
 import numpy as np
 import torch
 
-Adapter = dict[str, tuple[torch.Tensor, torch.Tensor]]  # "blk.0.attn_q.weight" -> A [r, n_in], B [n_out, r]
+Adapter = dict[str, tuple[torch.Tensor, torch.Tensor]]  # A [r, n_in], B [n_out, r]; of token_embd A [V, r], B [d, r]
 
 
 def read(path: str | Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -100,7 +100,7 @@ class TorchModel:
         x = table[tokens]
         if adapter is not None and "token_embd.weight" in adapter:
             a, b = adapter["token_embd.weight"]
-            x = x + scale * (a.T[tokens] @ b.T)
+            x = x + scale * (a[tokens] @ b.T)
         for i in range(self.layers):
             block = f"blk.{i}"
             x = x + attention(norm(x, f"{block}.attn_norm"), block)
@@ -124,11 +124,19 @@ class TorchModel:
     def head(self) -> torch.Tensor:
         return self.weights.get("output.weight", self.weights["token_embd.weight"])
 
+    def project(self, x: torch.Tensor, adapter: Adapter | None, scale: float) -> torch.Tensor:
+        """[N, d] -> [N, V]."""
+        logits = x @ self.head.T
+        if adapter is not None and "output.weight" in adapter:
+            a, b = adapter["output.weight"]
+            logits = logits + scale * ((x @ a.T) @ b.T)
+        return logits
+
     def logits(
         self, tokens: Any, positions: Any = None, adapter: Adapter | None = None, scale: float = 1.0
     ) -> torch.Tensor:
         """[B, T, V]."""
-        found = self.hidden(tokens, positions, adapter, scale) @ self.head.T
+        found = self.project(self.hidden(tokens, positions, adapter, scale), adapter, scale)
         return found.reshape(*np.shape(tokens), -1)
 
     # ---- training ------------------------------------------------------------------------------------------
@@ -159,8 +167,8 @@ class TorchModel:
         """The `count` likeliest next tokens, the whole text computed again for each; stops at nothing."""
         ids = list(prompt)
         for _ in range(count):
-            last = self.hidden([ids], None, adapter, scale)[-1]
-            ids.append(int((last @ self.head.T).argmax()))
+            last = self.hidden([ids], None, adapter, scale)[-1:]
+            ids.append(int(self.project(last, adapter, scale).argmax()))
         return ids[len(prompt) :]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.llm.ours import LINEAR, Arrays, Ours, lora_arrays, packed
+from tests.llm.ours import LINEAR, Arrays, Ours, lora_arrays, packed, rank_of
 from tests.llm.torch_model import TorchModel
 from tests.train.test_oracle import assert_noise
 
@@ -21,7 +21,7 @@ class Theirs:
     def __init__(self, path: Path, arrays: Arrays, dtype: torch.dtype, alpha: float = 16.0) -> None:
         self.model = TorchModel(path, dtype)
         self.adapter = self.model.adapter(arrays)
-        self.scale = alpha / len(next(iter(arrays.values()))[0]) if arrays else 1.0
+        self.scale = alpha / rank_of(arrays) if arrays else 1.0
 
     def named(self) -> dict[str, torch.Tensor]:
         """Trained arrays by our names."""
