@@ -15,6 +15,8 @@ PACKAGES = {
     "ml_dtypes": "bf16",
     "safetensors": "saved models",
     "gguf": "GGUF files",
+    "tokenizers": "texts as tokens",
+    "jinja2": "chats as texts",
     "typer": "the command",
     "rich": "the progress bar",
 }

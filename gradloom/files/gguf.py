@@ -303,7 +303,10 @@ class GGUF:
         state = os.fstat(self._file.fileno())
         self.size = state.st_size
         self._state = (state.st_size, state.st_mtime_ns)
-        self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        try:
+            self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:  # no room in the address space; emptied a moment ago
+            raise FileError(f"{path}: cannot be mapped ({getattr(error, 'strerror', None) or error})") from None
         parser = _Parser(str(path), memoryview(self._map), self.size)
         self.version, self.alignment = parser.version, parser.alignment
         self.fields: dict[str, Field] = parser.fields

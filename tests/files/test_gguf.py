@@ -368,6 +368,27 @@ def test_what_is_no_file(tmp_path):
         open_gguf("a\0b")
 
 
+NO_ROOM = """
+import resource, sys
+from gradloom.base.errors import FileError
+from gradloom.files import open_gguf
+resource.setrlimit(resource.RLIMIT_AS, (1 << 32, 1 << 32))
+try:
+    open_gguf(sys.argv[1])
+except FileError as error:
+    print(error)
+"""
+
+
+def test_a_file_larger_than_the_address_space(tmp_path):
+    path = tmp_path / "m.gguf"
+    with open(path, "wb") as file:
+        file.write(SMALL)
+        file.truncate(1 << 33)  # a hole: nothing is stored
+    done = subprocess.run([sys.executable, "-c", NO_ROOM, path], env=ENV, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{path}: cannot be mapped (Cannot allocate memory)\n"
+
+
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
