@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import tracemalloc
 from pathlib import Path
@@ -162,7 +163,7 @@ def test_some_rows_at_a_time(tmp_path, monkeypatch):
     """Pieces of any size give the same bytes; memory is that of a piece, not of a tensor."""
     base, path, _ = prepare(tmp_path, "q8_0", width=256, shape="tiny", names=["output.weight"], vocab=12_000)
     merge(base.path, path, tmp_path / "1.gguf", "q4_0")
-    monkeypatch.setattr("gradloom.llm.merge._PIECE", 5000)
+    monkeypatch.setattr(importlib.import_module("gradloom.llm.merge"), "_PIECE", 5000)
     merge(base.path, path, tmp_path / "2.gguf", "q4_0")
     assert (tmp_path / "1.gguf").read_bytes() == (tmp_path / "2.gguf").read_bytes()
     tracemalloc.start()
