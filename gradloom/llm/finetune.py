@@ -144,6 +144,7 @@ class Run:
         self.dataset = Dataset(np.stack([self.data.tokens, self.data.positions], 1), self.data.labels)
         self.before: Result | None = None  # validation before the first step
         self.history: list[EpochResult] = []
+        self.latest = Result()  # of the pass under way, or the last one
         self.interrupted = False
         self.seconds = 0.0  # of training and validation
         self.training_seconds = 0.0
@@ -200,6 +201,7 @@ class Run:
         source.order.array[...] = np.concatenate([order, self.val_rows])
         rows = min(len(order), (self.steps_total - self.trainer.steps) * self.batch_size)
         result, began, first = Result(), time.perf_counter(), self.trainer.steps
+        self.latest = result
 
         def heard(done: int) -> None:
             self.steps = self.trainer.steps
@@ -276,11 +278,10 @@ class Run:
             "seed": self.seed,
             "interrupted": self.interrupted,
         }
-        if self.history:
-            last = self.history[-1]
-            found |= {"train_loss": last.train.loss, "train_loss_unc": last.train.loss_unc}
-            if last.val is not None:
-                found |= {"val_loss": last.val.loss, "val_loss_unc": last.val.loss_unc}
+        found |= {"train_loss": self.latest.loss, "train_loss_unc": self.latest.loss_unc}
+        last = self.history[-1].val if self.history else None
+        if last is not None:
+            found |= {"val_loss": last.loss, "val_loss_unc": last.loss_unc}
         if self.before is not None:
             found |= {"val_loss_before": self.before.loss, "val_loss_before_unc": self.before.loss_unc}
         if self.data.reports:
@@ -315,6 +316,11 @@ class Rows:
     train: np.ndarray
     val: np.ndarray
     reports: tuple[Any, ...] = ()  # what was read, cut and skipped: of the training rows, of the validation rows
+
+    @property
+    def report(self) -> str:
+        """The reports as text."""
+        return "\nvalidation: ".join(map(str, self.reports))
 
 
 def read_rows(

@@ -27,12 +27,15 @@ from ..graph.graph import mapped_checks
 from ..graph.opspec import Spec
 from ..graph.stored import aligned_empty
 from ..graph.value import Node
-from ..plan.plan import Plan, make_plan
+from ..plan.plan import Plan, make_plan, show_bytes
 from ..plan.tape import SETTING_BYTES, KernelNeeds, encode_attrs, signature
 from ..transform.rewrite import Program
 from .feeds import SETTING_DEFAULTS, as_array, check_names, leaves
 
 STOP_DONE, STOP_GUARD, STOP_INDEX, STOP_NONFINITE, STOP_BOUNDS, STOP_REQUESTED, STOP_DEADLINE = range(7)
+
+
+CHECKED_BYTES = 64 << 20  # an arena that grows by less is not held against the machine's memory
 
 
 class _Device:
@@ -49,6 +52,20 @@ _device = _Device()
 def arena() -> _core.Arena:
     """The arena that all CPU executables share: .bytes, .huge_bytes."""
     return _device.arena
+
+
+def check_memory(more: int) -> None:
+    """BackendError when a plan needs so many bytes more, and the machine does not have them."""
+    if more <= CHECKED_BYTES:
+        return
+    from .machine import memory
+
+    found = memory()
+    if found is not None and more > found.available:
+        raise BackendError(
+            f"plan: {show_bytes(more)} more of memory are needed, {show_bytes(found.available)} are available; need "
+            "smaller batches, a shorter context or a machine with more memory"
+        )
 
 
 def choose_isa(wanted: str | None) -> str:
@@ -116,6 +133,7 @@ class CpuExecutable:
         sizes = [v.bytes for v in self.program.outputs]
         records = [(*place, size) for place, size in zip(self.plan.output_places, sizes, strict=True)]
         with _device.lock:
+            check_memory(tape.arena_bytes - self.arena.bytes)
             self.arena.ensure(max(tape.arena_bytes, 64))
             self._native = _core.Program(
                 self.isa, tape.kernels, tape.instructions, tape.args, tape.attrs, self._segments(), records,

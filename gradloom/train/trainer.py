@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import ops
-from ..base.errors import DataError, GradientError, GraphError, NonFiniteError, SettingError, ShapeError
+from ..base.errors import BackendError, DataError, GradientError, GraphError, NonFiniteError, SettingError, ShapeError
 from ..data.dataset import Dataset
 from ..graph.graph import reachable
 from ..graph.opspec import Parameter, setting, stored_value
@@ -320,8 +320,11 @@ class Trainer:
 
     def _first_bad(self, step: Step, settings: dict[str, Any]) -> str:
         """Run the step again, unshared and checked, to name the first node that is not finite."""
-        options = self.options | {"reuse": False, "check": 2, "fuse": False, "debug": 0}
-        checked = compile_program(step.outputs, step.updates, **options)
+        options = self.options | {"check": 2, "fuse": False, "debug": 0}
+        try:
+            checked = compile_program(step.outputs, step.updates, **(options | {"reuse": False}))
+        except BackendError:  # more memory than there is
+            checked = compile_program(step.outputs, step.updates, **options)
         fed = {k: v for k, v in step.run.fed().items() if k in checked.inputs}
         for name, array in fed.items():
             bad = np.flatnonzero(~np.isfinite(array))

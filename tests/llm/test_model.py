@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -143,9 +144,14 @@ def test_a_real_model_knows_its_story() -> None:
 
 
 def rewritten(
-    path: Path, out: Path, drop: tuple[str, ...] = (), keys: dict[str, Any] | None = None, **tensors: Any
+    path: Path,
+    out: Path,
+    drop: tuple[str, ...] = (),
+    keys: dict[str, Any] | None = None,
+    raw: dict[str, Any] | None = None,
+    **tensors: Any,
 ) -> Path:
-    """The file again, with other metadata (None: without the key) and other tensors (None: without it)."""
+    """The file again, with other metadata and tensors; raw: types of those that are given as bytes."""
     import gguf
 
     reader = gguf.GGUFReader(path)
@@ -164,7 +170,7 @@ def rewritten(
     arrays = {t.name: np.array(t.data) for t in reader.tensors}
     arrays = {n: a for n, a in arrays.items() if n not in drop} | tensors
     for name, array in arrays.items():
-        writer.add_tensor(name, array)
+        writer.add_tensor(name, array, raw_dtype=(raw or {}).get(name))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -242,3 +248,44 @@ def test_quantised_tensors_train_only_as_f32_copies(tmp_path: Path, kind: str) -
         TrainedTensors("all").bind(load(path))
     TrainedTensors("attn_norm").bind(load(path))  # these are f32
     compare_with_torch(path, packed(), TrainedTensors("attn_v, output_norm", "f32"))
+
+
+@pytest.mark.parametrize("kind", ["iq4_nl", "iq4_xs", "tq2_0"])
+def test_types_without_a_kernel_are_held_as_f32_copies_and_that_is_said(tmp_path: Path, kind: str) -> None:
+    import gguf
+
+    source = write_random(tmp_path / "m.gguf", **(SMALL | {"width": 256, "ffn": 256, "heads": 4}))
+    number = gguf.GGMLQuantizationType[kind.upper()]
+    elements, size = gguf.GGML_QUANT_SIZES[number]
+    rng = np.random.default_rng(0)
+    blocks = rng.integers(0, 256, (256 * 256 // elements, size), dtype=np.uint8)
+    at = size - 2 if kind == "tq2_0" else 0  # the scale of a block, an f16
+    blocks[:, at : at + 2] = rng.uniform(0.01, 0.02, len(blocks)).astype(np.float16).view(np.uint8).reshape(-1, 2)
+    blocks = blocks.reshape(256, -1)
+    name = "blk.1.ffn_down.weight"
+    path = rewritten(source, tmp_path / f"{kind}.gguf", raw={name: number}, **{name: blocks})
+    model = load(path)
+    assert model.copied_bytes == 256 * 256 * 4 and model.weights[name].dtype.name == "f32"
+    assert model.notes == [f"tensors of type {kind} are held as f32 copies, 262144 bytes: no kernel reads that type"]
+    same = TrainedTensors("blk.1.ffn_down")
+    plain = load(source)
+    same.bind(plain)
+    same.arrays[name].assign(gguf.quants.dequantize(blocks, number))
+    batch = packed()
+    found = compiled(model, batch, gradients=False)["logits"]
+    np.testing.assert_array_equal(found, compiled(plain, batch, same, gradients=False)["logits"])
+
+
+def test_a_file_that_changes_under_the_model_is_noticed(tmp_path: Path) -> None:
+    path = write(tmp_path, "llama")
+    model, batch = load(path), packed()
+    tokens, positions = gl.input("tokens", batch.tokens.shape, "i32"), gl.input("positions", batch.tokens.shape, "i32")
+    run = gl.compile(model.logits(tokens, positions))
+    feeds = {"tokens": batch.tokens, "positions": batch.positions}
+    run(**feeds)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    os.utime(path)
+    path.open("r+b").write(data)
+    with pytest.raises(FileError, match="has changed since it was opened"):
+        run(**feeds)

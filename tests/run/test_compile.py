@@ -407,3 +407,15 @@ def test_null_plans_what_the_cpu_would_run() -> None:
     assert null.tape.args.tobytes() == cpu.tape.args.tobytes() and null.tape.scratch_bytes == cpu.tape.scratch_bytes
     assert null.tape.instructions["parts"].tolist() == cpu.tape.instructions["parts"].tolist()
     assert null.peak_bytes == cpu.peak_bytes and null.tape.instructions["parts"].max() > 1
+
+
+def test_more_memory_than_there_is_is_refused_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gradloom.run import cpu_backend, machine
+
+    x = gl.input("x", (64, 1 << 20))
+    y = ops.sum(ops.exp(x) * ops.sin(x))
+    before = cpu_backend.arena().bytes
+    monkeypatch.setattr(machine, "memory", lambda: machine.Memory(1 << 30, 100 << 20))
+    with pytest.raises(gl.BackendError, match=r"plan: .*MiB more of memory are needed, 100.00 MiB are available; need"):
+        gl.compile(y)
+    assert cpu_backend.arena().bytes == before
