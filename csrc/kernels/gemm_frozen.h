@@ -23,9 +23,17 @@ struct FrozenSource {
   int64_t along, deep;   // strides of i and of p in numbers
   quant::DecodeFn decode;
   bool turned;           // neighbours lie along p, not along i
+  int64_t block, bytes;  // numbers and bytes of a block
 
   const float* at(int64_t, int64_t) const { return nullptr; }
   void move(int64_t numbers) { first += numbers; }
+  // What `strips` would read.
+  Ahead ahead(int64_t i0, int64_t i1, int64_t p0, int64_t depth) const {
+    const uint8_t* const from = data + (first + i0 * along + p0 * deep) / block * bytes;
+    const auto size = [&](int64_t numbers) { return (numbers + block - 1) / block * bytes; };
+    if (turned) return ahead_of(from, i1 - i0, size(depth), size(along));
+    return ahead_of(from, depth, size(i1 - i0), size(deep));
+  }
   void strips(int64_t i0, int64_t i1, int64_t p0, int64_t depth, int width, int round, float* to) const {
     if (turned) {
       for (; i0 < i1; i0 += width, to += width * depth) {
@@ -78,7 +86,8 @@ struct FrozenSource {
 
 // The last two axes of a tensor as a source; i runs along `axis_i`, p along `axis_p`.
 inline FrozenSource frozen_source(const Tensor& t, int axis_i, int axis_p) {
-  FrozenSource s{t.as<const uint8_t>(), 0, t.strides[axis_i], t.strides[axis_p], quant::decoder(t.dtype), false};
+  FrozenSource s{t.as<const uint8_t>(), 0, t.strides[axis_i], t.strides[axis_p], quant::decoder(t.dtype), false,
+                 dtype_block(t.dtype), static_cast<int64_t>(dtype_bytes(t.dtype))};
   const bool many_i = t.shape[axis_i] > 1, many_p = t.shape[axis_p] > 1;
   // The stride of an axis of size 1 says nothing.
   if (!many_i) s.along = 0;

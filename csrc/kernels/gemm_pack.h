@@ -72,6 +72,12 @@ struct StridedSource {
 
   void move(int64_t numbers) { data += numbers; }
   const float* at(int64_t i, int64_t p) const { return data + i * along + p * deep; }
+  // What `strips` would read.
+  Ahead ahead(int64_t i0, int64_t i1, int64_t p0, int64_t depth) const {
+    if (along == 1) return ahead_of(at(i0, p0), depth, (i1 - i0) * 4, deep * 4);
+    if (deep == 1) return ahead_of(at(i0, p0), i1 - i0, depth * 4, along * 4);
+    return Ahead{};
+  }
   void strips(int64_t i0, int64_t i1, int64_t p0, int64_t depth, int width, int round, float* to) const {
     const float* from = at(i0, p0);
     int64_t left = i1 - i0;

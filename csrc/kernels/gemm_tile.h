@@ -55,12 +55,38 @@ constexpr int kTileRows = 6, kTileVectors = 2;  // 12 sums, 2 of B, 1 of A: 15 o
 #endif
 constexpr int kTileColumns = kTileVectors * Lanes::N;
 
+// Memory that will be packed next, fetched a line at a time while tiles are computed: packing then reads what is near.
+// Rows of `lines` cache lines each.
+struct Ahead {
+  const char* line;    // the next one
+  int64_t left;        // lines still to fetch in its row; 0: nothing is left
+  int64_t lines, skip; // skip: bytes from the end of a row to the next
+  int64_t rows;        // after this one
+
+  void fetch() {
+    __builtin_prefetch(line, 0, 2);
+    line += 64;
+    if (--left > 0 || rows == 0) return;
+    line += skip;
+    left = lines;
+    rows--;
+  }
+};
+// `rows` pieces of `bytes` each, `stride` bytes apart.
+inline Ahead ahead_of(const void* from, int64_t rows, int64_t bytes, int64_t stride) {
+  if (rows <= 0 || bytes <= 0) return Ahead{};
+  const int64_t lines = (bytes + 63) / 64;
+  return {static_cast<const char*>(from), lines, lines, stride - 64 * lines, rows - 1};
+}
+constexpr int64_t kAheadSteps = 4;  // steps of k per line: 96 rows of tiles fetch all that they need
+
 // What happens to a finished sum on its way to C, in this order: + bias, relu, zero where not gate > 0.
 struct Finish {
   const float* bias;  // of the tile's first column, columns side by side; or nullptr
   const float* gate;  // of the tile's first element, columns side by side; or nullptr
   int64_t gate_rows;  // stride
   bool relu;
+  Ahead* ahead;       // what to fetch meanwhile, or nullptr
 };
 
 enum class Side {
@@ -87,6 +113,7 @@ __attribute__((noinline)) void tile(const float* a, int64_t a_stride, const floa
     for (int g = 0; g < (MR + 2) / 3; g++) row[g] = a + 3 * g * a_stride;
 
   for (int64_t p = 0; p < k; p++) {
+    if (p % kAheadSteps == 0 && finish.ahead && finish.ahead->left) finish.ahead->fetch();
     if constexpr (side == Side::columns && MR == kTileRows) {  // a stride that the machine does not foresee
       __builtin_prefetch(a + 16 * a_stride);
       __builtin_prefetch(a + 16 * a_stride + MR - 1);

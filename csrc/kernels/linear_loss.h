@@ -148,23 +148,35 @@ inline gemm::Product head_product(int64_t m, int64_t n, int64_t k, const float* 
   return p;
 }
 
-// c [m, n] (+)= a [m, k] b[j0 .. j0 + n, k0 .. k0 + k]^T
+// c [m, n] (+)= a [m, k] b[j0 .. j0 + n, k0 .. k0 + k]^T; `next` is fetched at the end.
 template <class B>
-inline void head_multiply(const gemm::Product& p, const B& b, int64_t j0, int64_t k0, bool add, float* strips) {
+inline void head_multiply(const gemm::Product& p, const B& b, int64_t j0, int64_t k0, bool add, float* strips,
+                          const gemm::Ahead& next) {
   for (int64_t j = 0; j < p.n; j += gemm::kGroup) {
     const int64_t end = j + gemm::kGroup < p.n ? j + gemm::kGroup : p.n;
     b.strips(j0 + j, j0 + end, k0, p.k, gemm::kTileColumns, gemm::Lanes::N, strips);
-    gemm::run_block(p, gemm::Block{add ? 1 : 0, p.k, p.a.data, strips, false, true}, 0, p.m, j, end);
+    const int64_t stop = end + gemm::kGroup < p.n ? end + gemm::kGroup : p.n;
+    gemm::Ahead ahead = end < p.n ? b.ahead(j0 + end, j0 + stop, k0, p.k) : next;
+    gemm::run_block(p, gemm::Block{add ? 1 : 0, p.k, p.a.data, strips, false, true, &ahead}, 0, p.m, j, end);
   }
 }
 
-// logits [rows, columns] of gathered rows, from column v0 on
+// What the logits from column v0 on begin with; nothing where the vocabulary ends.
+template <class W> inline gemm::Ahead head_ahead(const Head<W>& h, int64_t v0) {
+  const int64_t stop = v0 + gemm::kGroup < h.v ? v0 + gemm::kGroup : h.v;
+  return h.w.ahead(v0, stop, 0, h.deep < h.d ? h.deep : h.d);
+}
+
+// logits [rows, columns] of gathered rows, from column v0 on; those from column `next` on come after them
 template <class W>
-inline void head_logits(const Head<W>& h, const HeadScratch<W>& room, int64_t rows, int64_t v0, int64_t columns) {
+inline void head_logits(const Head<W>& h, const HeadScratch<W>& room, int64_t rows, int64_t v0, int64_t columns,
+                        int64_t next) {
   for (int64_t k0 = 0; k0 < h.d; k0 += h.deep) {
     const int64_t depth = h.d - k0 < h.deep ? h.d - k0 : h.deep;
     const gemm::Product p = head_product(rows, columns, depth, room.rows + k0, h.row, 1, room.logits);
-    head_multiply(p, h.w, v0, k0, k0 != 0, room.strips);
+    const int64_t k1 = k0 + depth, stop = v0 + (columns < gemm::kGroup ? columns : gemm::kGroup);
+    head_multiply(p, h.w, v0, k0, k0 != 0, room.strips,
+                  k1 < h.d ? h.w.ahead(v0, stop, k1, h.d - k1 < h.deep ? h.d - k1 : h.deep) : head_ahead(h, next));
   }
 }
 
@@ -218,7 +230,7 @@ template <class W> inline void head_task(const Head<W>& h, const HeadGrid& grid,
   for (int64_t r = 0; r < rows; r++) sums[r] = 0, tops[r] = -__builtin_inff();
   for (int64_t v0 = range.begin; v0 < range.end; v0 += kHeadColumns) {
     const int64_t columns = range.end - v0 < kHeadColumns ? range.end - v0 : kHeadColumns;
-    head_logits(h, room, rows, v0, columns);
+    head_logits(h, room, rows, v0, columns, h.dx ? h.v : v0 + columns);
     for (int64_t r = 0; r < rows; r++) {
       float* const z = room.logits + r * columns;
       const float top = row_top_of(columns, [&](int64_t i, auto t) { return row_load(z + i, t); });
@@ -245,7 +257,7 @@ template <class W> inline void head_task(const Head<W>& h, const HeadGrid& grid,
     }
     if (!h.dx) continue;
     const gemm::Product p = head_product(rows, h.d, columns, room.logits, columns, 1, share);
-    head_multiply(p, h.w_turned, 0, v0, v0 > range.begin, room.strips);
+    head_multiply(p, h.w_turned, 0, v0, v0 > range.begin, room.strips, head_ahead(h, v0 + columns));
   }
 }
 
@@ -310,7 +322,7 @@ template <class W> inline void head_columns(const Head<W>& h, const HeadGrid& gr
     const Range list = grid.rows(*h.count, block);
     const int64_t rows = list.end - list.begin;
     head_gather(h, list.begin, list.end, room.rows);
-    head_logits(h, room, rows, v0, columns);
+    head_logits(h, room, rows, v0, columns, h.v);
     for (int64_t r = 0; r < rows; r++) {
       const HeadRow& end = h.ends[list.begin + r];
       float* const z = room.logits + r * columns;
@@ -321,7 +333,7 @@ template <class W> inline void head_columns(const Head<W>& h, const HeadGrid& gr
     }
     const gemm::Product p = head_product(columns, h.d, rows, room.logits, 1, columns, dw);
     const gemm::StridedSource x{room.rows, 1, h.row};
-    head_multiply(p, x, 0, 0, block > 0, room.strips);
+    head_multiply(p, x, 0, 0, block > 0, room.strips, gemm::Ahead{});
   }
 }
 
@@ -357,9 +369,20 @@ inline void linear_loss_run(const Call& call, int phase, int part, int parts, vo
   h.w_turned = {w.as<const float>(), w.strides[1], w.strides[0]};
   linear_loss_phase(call, h, phase, part, parts, scratch);
 }
+inline void linear_loss_frozen_run(const Call& call, int phase, int part, int parts, void* scratch) {
+  Head<gemm::FrozenSource> h;
+  h.w = gemm::frozen_source(call[1], 0, 1);
+  h.w_turned = gemm::frozen_source(call[1], 1, 0);
+  linear_loss_phase(call, h, phase, part, parts, scratch);
+}
 
+#define GL_FROZEN(type) \
+  {"linear_cross_entropy", "f32_" type "_i32_f32", linear_loss_plan<gemm::FrozenSource>, linear_loss_frozen_run}
 inline constexpr KernelRow kLinearLossRows[] = {
     {"linear_cross_entropy", "f32_i32_f32", linear_loss_plan<gemm::StridedSource>, linear_loss_run},
+    GL_FROZEN("f16"), GL_FROZEN("bf16"), GL_FROZEN("q4_0"), GL_FROZEN("q4_1"), GL_FROZEN("q5_0"), GL_FROZEN("q5_1"),
+    GL_FROZEN("q8_0"), GL_FROZEN("q2_k"), GL_FROZEN("q3_k"), GL_FROZEN("q4_k"), GL_FROZEN("q5_k"), GL_FROZEN("q6_k"),
 };
+#undef GL_FROZEN
 
 }  // namespace gradloom::GL_ISA

@@ -15,6 +15,7 @@ from .common import Sample, Spec, bad, draw, need, need_dtype
 from .elementwise import cast, div, mul, sqr, sub
 from .index import check_ids
 from .layout import product, reshape
+from .matmul import FROZEN, frozen_operand
 from .reduce import sum as sum_over
 
 IGNORED = -100
@@ -163,7 +164,8 @@ _correct_op: OpSpec = op(
 
 
 def _linear_shape(x: Spec, w: Spec, labels: Spec, weights: Spec | None) -> list[Spec]:
-    need_dtype(x, w, weights)
+    need_dtype(x, weights)
+    need_dtype(w, kind=(f32, *FROZEN))
     need_dtype(labels, kind=i32)
     need(x.ndim == 2 and w.ndim == 2, "x and w are not matrices", "x of shape [N, d] and w of shape [V, d]")
     need(x.shape[1] == w.shape[1], "inner sizes differ", f"w of shape [V, {x.shape[1]}]")
@@ -178,6 +180,7 @@ def _linear_cross_entropy(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """cross_entropy_sum(x @ w.T, labels, weights) of the rows that weigh something; the others are never looked at."""
     kind = x.dtype
+    w = w.astype(kind)
     check_ids("linear_cross_entropy", labels, w.shape[0], IGNORED)
     row_weights = np.ones(len(x), kind) if weights is None else weights.astype(kind)
     used = (labels != IGNORED) & (row_weights != 0)
@@ -201,23 +204,31 @@ def _linear_samples(rng: np.random.Generator) -> list[Sample]:
         if weights is not None and n > 4:
             weights[3] = 0
         found.append(Sample((x, w, ids, weights)))
+    for kind in FROZEN:
+        x = draw(rng, (40, 2 * kind.block if kind.is_quantised else 24))
+        w = frozen_operand(rng, kind, (45, x.shape[1]), False)
+        x /= np.abs(x @ (w.numpy() if kind.is_quantised else w.astype(np.float32)).T).max() / 5  # tame logits
+        ids = rng.integers(0, 45, 40).astype(np.int32)
+        ids[::5] = IGNORED
+        found.append(Sample((x, w, ids, None)))
     return found
 
 
-def _linear_vjp(g_loss: Value | None, dx: Value, dw: Value) -> list[Value | None]:
-    """Both gradients are outputs of their own, only scaled here."""
+def _linear_vjp(g_loss: Value | None, w: Value, dx: Value, dw: Value) -> list[Value | None]:
+    """Both gradients are outputs of their own, only scaled here; a frozen w has none."""
     if g_loss is None:
         return [None, None, None, None]
-    return [mul(dx, g_loss), mul(dw, g_loss), None, None]
+    return [mul(dx, g_loss), mul(dw, g_loss) if w.dtype is f32 else None, None, None]
 
 
 linear_cross_entropy: OpSpec = op(
     "linear_cross_entropy", inputs="x w labels weights?", outputs="loss weight dx? dw?",
     unit="w", dense="labels weights",
     doc="cross_entropy_sum(x w^T, labels, weights) and its gradients, block by block of the vocabulary: the logits "
-    "[N, V] are never held; rows of label -100 or weight 0 cost nothing, and what they hold does not matter",
+    "[N, V] are never held; rows of label -100 or weight 0 cost nothing, and what they hold does not matter; w of any "
+    "frozen dtype is decoded as it is read, and has no gradient",
     shape=_linear_shape, vjp=_linear_vjp, reference=_linear_cross_entropy, samples=_linear_samples,
-    cost=lambda x, w: (4.0 * x.size * w.shape[0], 4.0 * (2.0 * x.size + w.size)),
+    cost=lambda x, w: (4.0 * x.size * w.shape[0], float(2 * x.bytes + w.bytes)),
     bad_samples=[
         bad(
             "linear_cross_entropy: inner sizes differ: x f32[4,3], w f32[9,4], labels i32[4]; need w of shape [V, 3]",
@@ -290,7 +301,8 @@ def cross_entropy(logits: Any, labels: Any, weights: Any = None) -> Value:
 def linear_cross_entropy_pair(x: Any, w: Any, labels: Any, weights: Any = None) -> Pair:
     """cross_entropy_pair(x @ w.T, labels, weights) without ever holding the logits: for large vocabularies.
 
-    x: f32 [..., d], what the output layer reads. w: [V, d], a row per class (often the embedding table itself).
+    x: f32 [..., d], what the output layer reads. w: [V, d], a row per class (often the embedding table itself); f32, or
+    half-precision or quantised and then without a gradient.
     labels: a class id per row, [...]; -100: the row is ignored. weights: one per row, [...]; rows of weight 0 cost
     nothing. Returns (sum of the weighted row losses, sum of the row weights). First derivatives only.
     Raises ShapeError, DTypeError; a run stops with IndexError at an id that is neither a class nor -100.

@@ -82,7 +82,7 @@ def _out(x: Shape, y: Shape) -> Shape:
     return (*np.broadcast_shapes(x[:-2], y[:-2]), x[-2], y[-1])
 
 
-def _frozen(rng: np.random.Generator, kind: DType, shape: Shape, turned: bool) -> Any:
+def frozen_operand(rng: np.random.Generator, kind: DType, shape: Shape, turned: bool) -> Any:
     """A right operand of any frozen dtype; turned: its neighbours lie along k."""
     last = (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2)
     if kind.is_quantised:
@@ -102,7 +102,7 @@ def _frozen_operands(rng: np.random.Generator, few: bool = False) -> list[tuple[
         if not few:
             cases += [((1, n), (n, 7), True), ((100, n), (n, 5), True), ((2, 9, n), (2, n, 5), True)]
             cases += [((130, 4 * n), (4 * n, 330), True), ((260, 70), (70, 4 * n), False)]
-        found += [(draw(rng, a), _frozen(rng, kind, b, turned)) for a, b, turned in cases]
+        found += [(draw(rng, a), frozen_operand(rng, kind, b, turned)) for a, b, turned in cases]
     return found
 
 
