@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import os
 
     from .data import TokenData
+    from .finetune import Rows
     from .model import Adapter, Model
 
 TOKENS = 512  # that go through at once, about
@@ -49,7 +50,7 @@ class Perplexity:
 
 def evaluate(
     model: Model,
-    data: TokenData | str | os.PathLike[str],
+    data: Rows | TokenData | str | os.PathLike[str],
     adapter: Adapter | None = None,
     *,
     context: int | None = None,
@@ -60,14 +61,14 @@ def evaluate(
 ) -> Perplexity:
     """The perplexity of the tokens that count: of a text all but the first of each window of `context` tokens.
 
-    data: a path (.txt, .jsonl) or TokenData. batch_size: rows computed at once, by default about 512 tokens.
+    data: a path (.txt, .jsonl), TokenData, or what read_rows gave. batch_size: rows at once, about 512 tokens of them.
     on_progress: called with (rows done, rows, what was measured so far). options go to gl.compile (threads=, ...).
     Raises DataError for data without a token that counts.
     """
     from ..train.trainer import check_batch
-    from .finetune import token_data
+    from .finetune import Rows, read_rows
 
-    found = token_data(model, data, context, **(data_options or {}))
+    found = data if isinstance(data, Rows) else read_rows(model, data, context, 0.0, **(data_options or {}))
     rows, length = found.tokens.shape
     size = max(1, TOKENS // length) if batch_size is None else batch_size
     check_batch(size)

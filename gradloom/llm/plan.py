@@ -6,6 +6,7 @@ allocated, and no weight is read.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from ..base.errors import SettingError
 from ..graph.stored import Stored, sketched
 from ..plan.plan import show_bytes
 from ..run import machine
+from .lora import TrainedTensors
 
 if TYPE_CHECKING:
     from .finetune import Run
@@ -133,8 +135,21 @@ def plan(model: Model, adapter: Adapter | None = None, **settings: Any) -> Memor
         return plan_of(run)
 
 
-def plan_of(run: Run) -> MemoryPlan:
-    """The memory of a run that is prepared."""
+def check_copies(model: Model, adapter: Adapter) -> None:
+    """SettingError when copies of the tensors that train, and AdamW's moments, are more than there is memory."""
+    if not isinstance(adapter, TrainedTensors):
+        return
+    need = 12 * sum(math.prod(model.weights[name].shape) for name in adapter.choose(model))
+    there = machine.memory()
+    if there is not None and need > there.available:
+        raise SettingError(
+            f"plan: {show_bytes(need)} of memory are needed to train these tensors, {show_bytes(there.available)} are "
+            "available; need fewer trained tensors: --method lora, or fewer --targets"
+        )
+
+
+def plan_of(run: Run, memory: machine.Memory | None = None) -> MemoryPlan:
+    """The memory of a run that is prepared; memory: what there was before."""
     plans = run.trainer.plans
     largest = max(plans, key=lambda p: p.peak_bytes)
     trained = {p.stored for p in run.adapter.parameters().values()}
@@ -143,7 +158,7 @@ def plan_of(run: Run) -> MemoryPlan:
     touched = {s for p in plans for s in p.tape.stored}
     weights = {s for s in touched if _is_mapped(s, run.model)}
     inputs = touched - weights - trained - state - sums - set(run.model.weights.values())
-    memory = machine.memory()
+    memory = machine.memory() if memory is None else memory
     return MemoryPlan(
         weights=_bytes(weights),
         copies=run.model.copied_bytes,

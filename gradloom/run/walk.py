@@ -183,8 +183,9 @@ def judge(walk: Walk, values: Sequence[Mapping[int, np.ndarray]]) -> Iterator[Ju
     seen: dict[Value, np.ndarray] = {}  # what the CPU computed
     exact: dict[Value, np.ndarray] = {}  # what float64 makes of the same leaves
     for k, node in enumerate(walk.steps):
-        own = _apply(walk, node, seen, np.float64)
-        total = _apply(walk, node, exact, np.float64)
+        leaves: dict[Value, np.ndarray] = {}
+        own = _apply(walk, node, seen, np.float64, leaves)
+        total = _apply(walk, node, exact, np.float64, leaves)
         for value, own_result, total_result in zip(node.outputs, own, total, strict=True):
             got = values[k].get(value.index)
             if got is None:
@@ -192,7 +193,7 @@ def judge(walk: Walk, values: Sequence[Mapping[int, np.ndarray]]) -> Iterator[Ju
             error = distance(got, own_result)
             excess = error / OWN_TOLERANCE
             if excess > 1:  # terms may cancel: four times what f32 costs the reference itself is allowed
-                noise = distance(_apply(walk, node, seen, np.float32)[value.index], own_result)
+                noise = distance(_apply(walk, node, seen, np.float32, leaves)[value.index], own_result)
                 excess = min(excess, error / (4 * noise)) if noise else excess
             yield Judged(node, value, error, distance(got, total_result), excess)
             if k < last.get(value, -1):
@@ -210,8 +211,10 @@ def base_of(value: Value) -> Value:
     return value
 
 
-def _apply(walk: Walk, node: Node, known: Mapping[Value, np.ndarray], real: type) -> list[np.ndarray]:
-    """The node's reference on what is known, computed in `real`."""
+def _apply(
+    walk: Walk, node: Node, known: Mapping[Value, np.ndarray], real: type, leaves: dict[Value, np.ndarray]
+) -> list[np.ndarray]:
+    """The node's reference on what is known, computed in `real`. leaves: keeps what was read for this node."""
 
     def number(value: Value | None) -> np.ndarray | None:
         if value is None:
@@ -219,9 +222,11 @@ def _apply(walk: Walk, node: Node, known: Mapping[Value, np.ndarray], real: type
         if value in known:
             found = known[value]
         elif value.node.op.leaf:
-            found = walk.leaf(value)
+            if value not in leaves:
+                leaves[value] = _cast(walk.leaf(value), value.dtype, np.dtype(np.float64))
+            found = leaves[value]
         else:
-            found = _apply(walk, value.node, known, real)[value.index]
+            found = _apply(walk, value.node, known, real, leaves)[value.index]
         return _cast(found, value.dtype, np.dtype(real))
 
     arrays = [number(v) for v in node.inputs]
