@@ -12,11 +12,15 @@ import typer
 from .. import __version__
 from ..base.errors import GradloomError
 from .doctor import doctor
+from .evaluate import evaluate
+from .finetune import finetune
 from .fit import fit
+from .generate import generate
 from .info import info
 from .merge import merge
 from .plan import plan
 from .predict import predict
+from .verify import verify
 
 app = typer.Typer(
     name="gradloom",
@@ -27,7 +31,11 @@ app = typer.Typer(
 )
 app.command()(fit)
 app.command()(predict)
+app.command()(finetune)
+app.command()(generate)
+app.command()(evaluate)
 app.command()(plan)
+app.command()(verify)
 app.command()(info)
 app.command()(merge)
 app.command()(doctor)

@@ -41,7 +41,7 @@ def plan(
     from ..llm.model import load
     from ..llm.plan import plan as plan_model
     from ..optim import SGD, AdamW
-    from .adapters import adapter_for
+    from .language import adapter_for
 
     loaded = load(model)
     adapter = adapter_for(method, targets, train_dtype, rank=rank)

@@ -1,0 +1,103 @@
+"""gradloom evaluate: the perplexity of a model on a text, with its uncertainty."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated, Any
+
+import typer
+
+from .common import columns, json_text, need_whole, resident_peak, say
+from .language import (
+    DATA_HELP,
+    CompletionKey,
+    Json,
+    Lora,
+    LossOn,
+    MessagesKey,
+    PromptKey,
+    SkipBadLines,
+    TextKey,
+    Threads,
+    data_options,
+    load_adapter,
+)
+
+
+def evaluate(
+    model: Annotated[str, typer.Argument(help="A GGUF model.")],
+    data: Annotated[str, typer.Argument(help=DATA_HELP)],
+    lora: Lora = None,
+    context: Annotated[int | None, typer.Option(help="Tokens per window. [default: 512, or the model's]")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Windows at a time. [default: about 512 tokens]")] = None,
+    threads: Threads = None,
+    text_key: TextKey = "text",
+    prompt_key: PromptKey = "prompt",
+    completion_key: CompletionKey = "completion",
+    messages_key: MessagesKey = "messages",
+    loss_on: LossOn = "assistant",
+    skip_bad_lines: SkipBadLines = False,
+    json: Json = False,
+) -> int:
+    """Measure the perplexity: exp of the mean -log p of the tokens that count, with its standard error."""
+    for name, value in (("context", context), ("batch-size", batch_size), ("threads", threads)):
+        need_whole(name, value)
+    options = data_options(text_key, prompt_key, completion_key, messages_key, loss_on, skip_bad_lines)
+    from ..llm.evaluate import evaluate as measure
+    from ..llm.finetune import read_rows
+    from ..llm.model import load
+    from ..train.display import duration, rate
+
+    loaded = load(model)
+    adapter = load_adapter(loaded, lora)
+    rows = read_rows(loaded, data, context, 0.0, **options)
+    say(f"{model}: {loaded.config}")
+    for report in rows.reports:
+        say(str(report))
+    shown = _Progress()
+    try:
+        found = measure(loaded, rows, adapter, batch_size=batch_size, on_progress=shown.heard, threads=threads)
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 130
+    speed = found.rows * rows.tokens.shape[1] / max(found.seconds, 1e-9)
+    result: dict[str, Any] = {
+        "model": model, "data": data, "lora": lora, "perplexity": found.perplexity,
+        "perplexity_unc": found.perplexity_unc, "test_loss": found.nll, "test_loss_unc": found.nll_unc,
+        "tokens": found.tokens, "rows": found.rows, "context": int(rows.tokens.shape[1]),
+        "seconds": round(found.seconds, 3), "tokens_per_second": round(speed, 1), "peak_bytes": resident_peak(),
+    }  # fmt: skip
+    columns(
+        [
+            ("perplexity", f"{found.perplexity:.4f} +- {found.perplexity_unc:.4f}"),
+            ("loss", f"{found.nll:.5f} +- {found.nll_unc:.5f} nats per token, {found.tokens:,} tokens"),
+            ("time", f"{duration(found.seconds)}, {rate(speed)} tokens/s"),
+        ],
+        sys.stderr if json else None,
+    )
+    if json:
+        print(json_text(result))
+    return 0
+
+
+class _Progress:
+    """On a terminal one line that changes, elsewhere a line every ten seconds."""
+
+    def __init__(self) -> None:
+        self.terminal = sys.stderr.isatty()
+        self.began = self.told = time.perf_counter()
+
+    def heard(self, done: int, rows: int, so_far: Any) -> None:
+        from ..train.display import duration
+
+        now = time.perf_counter()
+        if now - self.told < (0.2 if self.terminal else 10) and not (done == rows and self.terminal):
+            return
+        self.told = now
+        left = duration((now - self.began) / done * (rows - done))
+        text = f"{done:,} of {rows:,} rows  {so_far}  {left} left"
+        if self.terminal:
+            print(f"\r\x1b[K{'' if done == rows else text}", end="", file=sys.stderr, flush=True)
+        else:
+            say(text)

@@ -1,0 +1,220 @@
+"""gradloom finetune: train an adapter for a GGUF model, or the model itself, and save it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .common import (
+    columns,
+    json_text,
+    need_one_of,
+    need_rate,
+    need_share,
+    need_whole,
+    resident_peak,
+    say,
+    uninterrupted,
+)
+from .language import (
+    DATA_HELP,
+    CompletionKey,
+    Json,
+    Lora,
+    LossOn,
+    MessagesKey,
+    PromptKey,
+    SkipBadLines,
+    TextKey,
+    Threads,
+    adapter_for,
+    data_options,
+    load_adapter,
+)
+
+if TYPE_CHECKING:
+    from ..llm.finetune import Run
+
+
+def finetune(
+    model: Annotated[str, typer.Argument(help="A GGUF model.")],
+    data: Annotated[str, typer.Argument(help=DATA_HELP)],
+    method: Annotated[str, typer.Option(help="lora, or full: the model's own tensors.")] = "lora",
+    rank: Annotated[int, typer.Option(help="Of the adapter.")] = 8,
+    alpha: Annotated[float | None, typer.Option(help="The adapter counts alpha/rank times. [default: 2 rank]")] = None,
+    targets: Annotated[
+        str | None,
+        typer.Option(
+            help="Tensors to adapt or train: names as attn_q, patterns, or all. [default: attention; full: all]"
+        ),
+    ] = None,
+    dropout: Annotated[float, typer.Option(help="Share of the adapter's inputs that is dropped.")] = 0.0,
+    rslora: Annotated[bool, typer.Option("--rslora", help="Count alpha/sqrt(rank) times instead.")] = False,
+    lora: Lora = None,
+    context: Annotated[int | None, typer.Option(help="Tokens per row. [default: 512, or the model's]")] = None,
+    batch_size: Annotated[int, typer.Option(help="Rows per step.")] = 4,
+    micro_batch_size: Annotated[
+        int | None, typer.Option(help="Rows computed at a time. [default: about 512 tokens]")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the training rows. [default: 1]")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps, in place of epochs.")] = None,
+    lr: Annotated[float | None, typer.Option(help="The highest rate. [default: 2e-4; full 2e-5]")] = None,
+    schedule: Annotated[str, typer.Option(help="cosine, linear or constant.")] = "cosine",
+    warmup: Annotated[float, typer.Option(help="Share of the steps in which the rate grows.")] = 0.03,
+    weight_decay: Annotated[float, typer.Option(help="Of AdamW.")] = 0.0,
+    val_split: Annotated[
+        float | None, typer.Option(help="Share of the rows to validate on. [default: 0.05, at most 100 rows]")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the adapter, the split, the order of the rows and dropout.")] = 0,
+    threads: Threads = None,
+    train_dtype: Annotated[str | None, typer.Option(help="f32: quantised and half tensors train as copies.")] = None,
+    text_key: TextKey = "text",
+    prompt_key: PromptKey = "prompt",
+    completion_key: CompletionKey = "completion",
+    messages_key: MessagesKey = "messages",
+    loss_on: LossOn = "assistant",
+    skip_bad_lines: SkipBadLines = False,
+    out: Annotated[
+        str | None,
+        typer.Option(help="FILE.gguf, or for an adapter a folder (PEFT). [default: adapter.gguf; full model.gguf]"),
+    ] = None,
+    json: Json = False,
+) -> int:
+    """Fine-tune a GGUF model on text, and save the adapter (or with --method full the model).
+
+    What trains and how much memory it needs is said before anything runs; on Ctrl-C the work so far is saved.
+    """
+    for name, value in (
+        ("rank", rank), ("context", context), ("batch-size", batch_size), ("micro-batch-size", micro_batch_size),
+        ("epochs", epochs), ("steps", steps), ("threads", threads),
+    ):  # fmt: skip
+        need_whole(name, value)
+    need_whole("seed", seed, 0)
+    need_rate("lr", lr)
+    need_rate("alpha", alpha)
+    for name, share in (("dropout", dropout), ("warmup", warmup), ("val-split", val_split)):
+        need_share(name, share)
+    need_one_of("method", method, ("lora", "full"))
+    need_one_of("schedule", schedule, ("cosine", "linear", "constant"))
+    need_one_of("train-dtype", train_dtype, ("f32",))
+    options = data_options(text_key, prompt_key, completion_key, messages_key, loss_on, skip_bad_lines)
+    from ..base.errors import SettingError
+
+    if epochs is not None and steps is not None:
+        raise SettingError(f"--epochs {epochs} --steps {steps}: need one of them")
+    if lora is not None and method == "full":
+        raise SettingError("--lora with --method full: an adapter goes on training with --method lora")
+    place = out or ("adapter.gguf" if method == "lora" else "model.gguf")
+    settings = {
+        "context": context, "batch_size": batch_size, "micro_batch_size": micro_batch_size, "epochs": epochs,
+        "steps": steps, "lr": lr or (2e-4 if method == "lora" else 2e-5), "schedule": schedule, "warmup": warmup,
+        "weight_decay": weight_decay, "val_split": val_split, "seed": seed, "threads": threads,
+    }  # fmt: skip
+    made = {"rank": rank, "alpha": alpha, "dropout": dropout, "rslora": rslora, "seed": seed}
+    try:
+        run = _prepare(model, data, lora, place, (method, targets, train_dtype, made), settings, options)
+    except KeyboardInterrupt:  # before there was anything to save
+        say("gradloom: interrupted")
+        return 130
+    return _train(run, data, place, json)
+
+
+def _prepare(
+    model: str, data: str, lora: str | None, place: str, adapter: tuple[Any, ...], settings: dict[str, Any],
+    options: dict[str, Any],
+) -> Run:  # fmt: skip
+    """Everything up to the first step: read, planned, announced; what cannot be is refused."""
+    from ..llm.finetune import Run
+    from ..llm.model import load
+    from ..llm.plan import check_copies, plan_of
+    from ..run import machine
+
+    _check_place(place, adapter[0])
+    loaded = load(model)
+    method, targets, train_dtype, made = adapter
+    given: Any = load_adapter(loaded, lora) or adapter_for(method, targets, train_dtype, **made)
+    memory = machine.memory()
+    check_copies(loaded, given)
+    run = Run(loaded, data, given, data_options=options, **settings)
+    say(f"{model}: {loaded.config}")
+    for report in run.data.reports:
+        say(str(report))
+    _announce(run)
+    run.prepare()
+    planned = plan_of(run, memory)
+    columns([(f"  {name}", text) for name, text in planned.lines()], sys.stderr)
+    planned.check()
+    return run
+
+
+def _check_place(place: str, method: str) -> None:
+    """That what is trained can be written there, before it is trained."""
+    from ..base.errors import FileError, SettingError
+    from ..files import check_writable
+
+    path = Path(place)
+    if path.suffix == ".gguf":
+        if path.is_dir():
+            raise FileError(f"{place}: is a folder; need the name of a file to write")
+        check_writable(path.parent)
+    elif path.suffix or method == "full":
+        need = "FILE.gguf" if method == "full" else "FILE.gguf (for llama.cpp) or a folder (for PEFT)"
+        raise SettingError(f"--out {place}: need {need}")
+    else:
+        check_writable(path)
+
+
+def _announce(run: Run) -> None:
+    """Which tensors train, which do not, and how."""
+    from ..train.display import plural
+
+    say(run.table)
+    say(
+        f"{plural(run.steps_total, 'step')} of {plural(run.batch_size, 'row')} of {run.context} tokens"
+        f" ({run.micro_batch_size} at a time); {plural(len(run.val_rows), 'row')} for validation; rate {run.lr:g},"
+        f" {run.schedule}; seed {run.seed}"
+    )
+
+
+def _train(run: Run, data: str, place: str, json: bool) -> int:
+    from ..base.errors import TrainError
+    from ..train.display import duration, rate
+
+    before = resident_peak()
+    try:
+        run.train()
+    except TrainError as error:
+        if run.steps:
+            with uninterrupted():
+                run.save(place)
+            raise type(error)(f"{error}; what was trained before it is in {place}") from None
+        raise
+    with uninterrupted():
+        run.save(place)
+    if run.interrupted:
+        say(f"interrupted; what was trained so far is in {place}")
+    report = run.report | {"data_file": data, "out": place, "resident_before_bytes": before}
+    lines = []
+    for name, key in (("before", "val_loss_before"), ("training", "train_loss"), ("validation", "val_loss")):
+        if key in report:
+            lines.append((name, f"loss {report[key]:.4f} +- {report[f'{key}_unc']:.4f}"))
+    speed = report["tokens_per_second"] or 0
+    lines.append(("time", f"{duration(run.seconds)}, {rate(speed)} tokens/s"))
+    lines.append(("memory", f"{rate(report['peak_bytes'])}B at most, {rate(before)}B of them before the first step"))
+    lines.append(("saved", place))
+    lines.append(("use it", _use(run, place)))
+    columns(lines, sys.stderr if json else None)
+    if json:
+        print(json_text(report))
+    return 130 if run.interrupted else 0
+
+
+def _use(run: Run, place: str) -> str:
+    model = shlex.quote(run.model.path)
+    if run.method == "full":
+        return f'gradloom generate {shlex.quote(place)} --prompt "..."'
+    return f'gradloom generate {model} --lora {shlex.quote(place)} --prompt "..."'

@@ -1,0 +1,84 @@
+"""gradloom generate: text that continues a prompt, as it comes."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from .common import json_text, need_whole, resident_peak, say
+from .language import chat_prompt, load_adapter
+
+TOKENS = 64  # to generate when not said, or fewer where the context ends
+
+
+def generate(
+    model: Annotated[str, typer.Argument(help="A GGUF model.")],
+    prompt: Annotated[str, typer.Option("--prompt", "-p", help="The text to continue.")],
+    lora: Annotated[str | None, typer.Option(help="An adapter to put on the model: .gguf, or PEFT.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", "-n", help="Tokens to generate at most. [default: 64]")
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.8,
+    top_k: Annotated[int, typer.Option(help="Draw from the likeliest so many tokens; 0: all.")] = 40,
+    top_p: Annotated[float, typer.Option(help="Draw from the likeliest that hold this share; 1: all.")] = 0.95,
+    seed: Annotated[int, typer.Option(help="Of the draws: the same seed gives the same text.")] = 0,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="The prompt is a question, put by the model's template.")
+    ] = False,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given more than once.")] = None,
+    threads: Annotated[int | None, typer.Option(help="[default: the machine's cores]")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")] = False,
+) -> int:
+    """Continue a prompt. The text goes to stdout as it comes, what it took to stderr."""
+    need_whole("max-tokens", max_tokens)
+    need_whole("threads", threads)
+    from ..llm.generate import complete, prompt_ids
+    from ..llm.model import load
+    from ..llm.sampling import Sampling
+    from ..plan.plan import show_bytes
+
+    how = Sampling(temperature, top_k, top_p, seed)
+    loaded = load(model)
+    adapter = None if lora is None else load_adapter(loaded, lora)
+    given = chat_prompt(loaded, prompt) if chat else prompt
+    ids = prompt_ids(loaded, given)
+    room = max(loaded.config.context_length - len(ids), 1)
+    shown = _Shown("" if chat else prompt)
+    try:
+        done = complete(
+            loaded, ids, adapter, max_tokens or min(TOKENS, room), how, stop or (), shown.add, threads=threads
+        )
+    except KeyboardInterrupt:
+        shown.add("\n")
+        return 130
+    shown.add("\n")
+    count, seconds = len(done.tokens), done.prompt_seconds + done.seconds
+    speed = f"prompt {len(ids) / max(done.prompt_seconds, 1e-9):.0f} tokens/s"
+    if count > 1:
+        speed += f", then {(count - 1) / max(done.seconds, 1e-9):.0f} tokens/s"
+    why = {"end": "the model ended it", "stop": "a stop text came", "length": "the limit was reached"}[done.ended]
+    say(f"{count} tokens, {why}; {speed}; memory {show_bytes(resident_peak())}")
+    if json:
+        found = {
+            "model": model, "lora": lora, "prompt": prompt, "text": done.text, "tokens": list(done.tokens),
+            "ended": done.ended, "prompt_tokens": done.prompt_tokens, "seconds": round(seconds, 3),
+            "tokens_per_second": round((count - 1) / done.seconds, 1) if count > 1 else None, "seed": seed,
+            "peak_bytes": resident_peak(),
+        }  # fmt: skip
+        print(json_text(found))
+    return 0
+
+
+class _Shown:
+    """Text on stdout as it comes, behind the prompt; what stdout's encoding does not know becomes a question mark."""
+
+    def __init__(self, prompt: str) -> None:
+        self.prompt = prompt
+
+    def add(self, piece: str) -> None:
+        piece, self.prompt = self.prompt + piece, ""
+        encoding = sys.stdout.encoding or "utf-8"
+        sys.stdout.write(piece.encode(encoding, "replace").decode(encoding))
+        sys.stdout.flush()

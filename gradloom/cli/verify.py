@@ -1,0 +1,83 @@
+"""gradloom verify: is one training step of this model on this data right here?"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from .common import json_text, need_one_of, need_whole, say
+from .language import (
+    DATA_HELP,
+    CompletionKey,
+    Json,
+    Lora,
+    LossOn,
+    MessagesKey,
+    PromptKey,
+    SkipBadLines,
+    TextKey,
+    Threads,
+    adapter_for,
+    data_options,
+    load_adapter,
+)
+
+
+def verify(
+    model: Annotated[str, typer.Argument(help="A GGUF model.")],
+    data: Annotated[str, typer.Argument(help=DATA_HELP)],
+    lora: Lora = None,
+    method: Annotated[str, typer.Option(help="lora, or full: the model's own tensors.")] = "lora",
+    rank: Annotated[int, typer.Option(help="Of a new adapter.")] = 8,
+    targets: Annotated[str | None, typer.Option(help="Tensors to adapt or train: names, patterns, or all.")] = None,
+    context: Annotated[int | None, typer.Option(help="Tokens per row. [default: 64]")] = None,
+    batch_size: Annotated[int, typer.Option(help="Rows of the step.")] = 1,
+    optimizer: Annotated[str, typer.Option(help="adamw or sgd.")] = "adamw",
+    train_dtype: Annotated[str | None, typer.Option(help="f32: quantised and half tensors train as copies.")] = None,
+    reference: Annotated[bool, typer.Option(help="Also compare with float64, which takes memory and time.")] = True,
+    seed: Annotated[int, typer.Option(help="Of the rows and of a new adapter.")] = 0,
+    threads: Threads = None,
+    text_key: TextKey = "text",
+    prompt_key: PromptKey = "prompt",
+    completion_key: CompletionKey = "completion",
+    messages_key: MessagesKey = "messages",
+    loss_on: LossOn = "assistant",
+    skip_bad_lines: SkipBadLines = False,
+    json: Json = False,
+) -> int:
+    """Run one training step with buffers shared, unshared, poisoned, unfused, on one thread, and in float64.
+
+    Prints the first node that differs, or that all agree and by how much. The model and the adapter stay as they are.
+    Exit code 0: all agree; 1: something differs.
+    """
+    for name, value in (("rank", rank), ("context", context), ("batch-size", batch_size), ("threads", threads)):
+        need_whole(name, value)
+    need_whole("seed", seed, 0)
+    need_one_of("method", method, ("lora", "full"))
+    need_one_of("optimizer", optimizer, ("adamw", "sgd"))
+    need_one_of("train-dtype", train_dtype, ("f32",))
+    options = data_options(text_key, prompt_key, completion_key, messages_key, loss_on, skip_bad_lines)
+    from ..llm.model import load
+    from ..llm.verify import verify as verify_step
+    from ..optim import SGD, AdamW
+    from ..plan.plan import show_bytes
+
+    loaded = load(model)
+    adapter: Any = load_adapter(loaded, lora)
+    adapter = adapter or adapter_for(method, targets, train_dtype, rank=rank, seed=seed)
+    say(f"{model}: {loaded.config}")
+    found = verify_step(
+        loaded, data, adapter, context=context, batch_size=batch_size, reference=reference, threads=threads, seed=seed,
+        data_options=options, optimizer=SGD(lr=1e-3) if optimizer == "sgd" else AdamW(lr=1e-3),
+        on_check=lambda check: print(f"{check.name:<36}{'' if check.holds else 'DIFFERS: '}{check.found}", flush=True),
+    )  # fmt: skip
+    shared = f"{show_bytes(found.peak_bytes)} with buffers shared, {show_bytes(found.unshared_bytes)} without"
+    print(f"one step: {found.tokens} tokens to learn, loss {found.loss:.6g}, {found.steps} instructions; {shared}")
+    wrong = [check for check in found.checks if not check.holds]
+    first = next((check.node for check in wrong if check.node), "")
+    print("all agree" if not wrong else "it is not right" + (f": look at {first}" if first else ""))
+    if json:
+        print(json_text({"model": model, "data": data, "agrees": found.agrees} | asdict(found)))
+    return 0 if found.agrees else 1
