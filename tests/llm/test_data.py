@@ -2,6 +2,7 @@
 
 import json
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -411,3 +412,15 @@ def test_a_hundred_megabytes_would_do(tmp_path):
     tracemalloc.stop()
     assert samples.tokens.size > 2_000_000
     assert peak < 3 * samples.tokens.nbytes + 100 * 2**20, peak / samples.tokens.nbytes
+
+
+def test_the_documents_show_a_report_as_it_is(monkeypatch):
+    path = need("instruct/alpaca_libre_tasks_v2.jsonl")
+    monkeypatch.chdir(path.parent)
+    given = {"prompt_key": "instruction,input", "completion_key": "output"}
+    shown = [pack(read_samples(path.name, real("qwen2"), skip_bad_lines=True, **given), 64).report]
+    page = (Path(__file__).parents[2] / "docs" / "finetuning_data.md").read_text()
+    with pytest.raises(DataError) as caught:
+        read_samples(path.name, real("qwen2"), **given)
+    fresh = "".join(f"    {line}\n" for line in str(shown[0]).split("\n"))
+    assert f"<!-- report -->\n{fresh}<!-- /report -->" in page and f"    {caught.value}\n" in page
