@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -141,7 +141,9 @@ class Run:
             seed=seed,
             **options,
         )
-        self.dataset = Dataset(np.stack([self.data.tokens, self.data.positions], 1), self.data.labels)
+        rows = np.stack([self.data.tokens, self.data.positions], 1)
+        self.data = replace(self.data, tokens=rows[:, 0], positions=rows[:, 1])  # once in memory
+        self.dataset = Dataset(rows, self.data.labels)
         self.before: Result | None = None  # validation before the first step
         self.history: list[EpochResult] = []
         self.latest = Result()  # of the pass under way, or the last one
@@ -402,9 +404,18 @@ def resident_peak() -> int:
 
 
 def _adapter(adapter: Adapter | None, method: str, tensors: Any, train_dtype: str | None, seed: int) -> Any:
+    """What is trained. What the method or the adapter would not heed is refused."""
     if adapter is not None:
+        if method == "full" and isinstance(adapter, LoRA):
+            raise SettingError("finetune: method='full' with a LoRA; need one of them")
+        if train_dtype is not None or tensors != "all":
+            raise SettingError("finetune: tensors and train_dtype are settings of the adapter; need them there")
         return adapter
-    return LoRA(seed=seed) if method == "lora" else TrainedTensors(tensors, train_dtype)
+    if method == "full":
+        return TrainedTensors(tensors, train_dtype)
+    if train_dtype is not None or tensors != "all":
+        raise SettingError("finetune: tensors and train_dtype belong to method='full'; LoRA has targets of its own")
+    return LoRA(seed=seed)
 
 
 def _check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:

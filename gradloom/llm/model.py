@@ -82,6 +82,9 @@ class Model:
         if architecture not in FAMILIES:
             raise FileError(f"{path}: the architecture {architecture} is not supported; need {', '.join(FAMILIES)}")
         self.family = FAMILIES[architecture]
+        parts = metadata.get("split.count", 1)
+        if isinstance(parts, int) and parts > 1:
+            raise FileError(f"{path}: is one of {parts} parts; join them first (llama-gguf-split --merge)")
         if not self.file.tensors:
             raise FileError(f"{path}: holds no tensors, only metadata; need a model with its weights")
         embedding = self.file.tensors.get("token_embd.weight")

@@ -127,6 +127,18 @@ def test_dropout_does_not_touch_validation(tmp_path: Path) -> None:
     assert found[0][0] == found[1][0] and found[0][1] != found[1][1]
 
 
+def test_dropout_is_the_same_in_micro_batches_of_any_size(tmp_path: Path) -> None:
+    path, data = write(tmp_path, "llama"), packed(4, 16)
+    found = []
+    for micro in (4, 1, 3):
+        adapter = LoRA(rank=2, dropout=0.5, seed=1)
+        sgd = gl.optim.SGD(lr=1.0)
+        found.append(trained(run_on(path, data, adapter, micro_batch_size=micro, steps=3, optimizer=sgd)))
+    for other in found[1:]:
+        for name, array in other.items():
+            assert error(array, found[0][name].astype(np.float64)) < 2e-6, name
+
+
 def test_steps_and_epochs(tmp_path: Path) -> None:
     path, data = write(tmp_path, "llama", layers=1), packed(10, 16)
     run = run_on(path, data, epochs=2)
@@ -188,6 +200,10 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_weights(tmp_path: Path) -
         ({"warmup": 1.5}, SettingError, "warmup=1.5 is not usable"),
         ({"val_split": 1.0}, SettingError, "val_split=1.0 is not usable"),
         ({"nonsense": 1}, TypeError, "nonsense"),
+        ({"train_dtype": "f32"}, SettingError, "belong to method='full'"),
+        ({"tensors": "attn_q"}, SettingError, "belong to method='full'"),
+        ({"adapter": LoRA(), "method": "full"}, SettingError, "method='full' with a LoRA"),
+        ({"adapter": TrainedTensors(), "train_dtype": "f32"}, SettingError, "are settings of the adapter"),
     ],
 )
 def test_settings_that_cannot_be(tmp_path: Path, options: dict[str, Any], kind: type, message: str) -> None:

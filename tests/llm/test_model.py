@@ -207,6 +207,7 @@ def rewritten(
         ),
         ({"blk.0.attn_q_norm.weight": np.zeros(8, np.float32)}, "unsupported tensor blk.0.attn_q_norm.weight"),
         ({"keys": {"general.type": "adapter"}}, "is of type adapter; need a model"),
+        ({"keys": {"split.count": 3}}, "is one of 3 parts; join them first"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_by_name(tmp_path: Path, change: dict[str, Any], message: str) -> None:
