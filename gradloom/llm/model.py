@@ -219,8 +219,7 @@ class Model:
         labels = labels.reshape(x.shape[0])
         net = Net(self, (1, x.shape[0]), adapter, None, False)
         head = net.weight(self.head_name)
-        changed = adapter is not None and not self.tied and adapter.linear(self.head_name, x, 1, False) is not None
-        if changed or head.dtype is not dtypes.f32:
+        if adapter is not None and not self.tied and adapter.linear(self.head_name, x, 1, False) is not None:
             return ops.cross_entropy_pair(self.project(x, adapter), labels)
         return ops.linear_cross_entropy_pair(x, head, labels)
 
