@@ -159,7 +159,7 @@ class Model:
     def tokenizer(self) -> Any:
         from .tokenizer import Tokenizer
 
-        return Tokenizer(self.file.metadata)
+        return Tokenizer(self.file.metadata, str(self.file.path))
 
     # ---- the graph -----------------------------------------------------------------------------------------
 

@@ -275,7 +275,7 @@ class Tokenizer:
 
         vocab = self._ids
         extra = {part: None for a, b in merges for part in (a, b, a + b) if part not in vocab}
-        if extra or any(0xD800 <= ord(c) <= 0xDFFF for c in "".join(self.pieces)):
+        if extra or not _is_text("".join(self.pieces)):
             vocab = {p: i for p, i in vocab.items() if _is_text(p)}
             n = self.vocab_size
             vocab |= {p: n + k for k, p in enumerate(p for p in extra if _is_text(p))}
@@ -614,7 +614,11 @@ def _known(part: str, ids: Mapping[str, int]) -> bool:
 
 
 def _is_text(text: str) -> bool:
-    return not any(0xD800 <= ord(c) <= 0xDFFF for c in text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _checked(text: str) -> str:
