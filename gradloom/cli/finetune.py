@@ -38,6 +38,7 @@ from .language import (
 
 if TYPE_CHECKING:
     from ..llm.finetune import Run
+    from ..llm.plan import MemoryPlan
 
 
 def finetune(
@@ -116,17 +117,17 @@ def finetune(
     }  # fmt: skip
     made = {"rank": rank, "alpha": alpha, "dropout": dropout, "rslora": rslora, "seed": seed}
     try:
-        run = _prepare(model, data, lora, place, (method, targets, train_dtype, made), settings, options)
+        run, planned = _prepare(model, data, lora, place, (method, targets, train_dtype, made), settings, options)
     except KeyboardInterrupt:  # before there was anything to save
         say("gradloom: interrupted")
         return 130
-    return _train(run, data, place, json)
+    return _train(run, planned, data, place, json)
 
 
 def _prepare(
     model: str, data: str, lora: str | None, place: str, adapter: tuple[Any, ...], settings: dict[str, Any],
     options: dict[str, Any],
-) -> Run:  # fmt: skip
+) -> tuple[Run, MemoryPlan]:  # fmt: skip
     """Everything up to the first step: read, planned, announced; what cannot be is refused."""
     from ..llm.finetune import Run
     from ..llm.model import load
@@ -148,7 +149,7 @@ def _prepare(
     planned = plan_of(run, memory)
     columns([(f"  {name}", text) for name, text in planned.lines()], sys.stderr)
     planned.check()
-    return run
+    return run, planned
 
 
 def _check_place(place: str, method: str) -> None:
@@ -180,31 +181,41 @@ def _announce(run: Run) -> None:
     )
 
 
-def _train(run: Run, data: str, place: str, json: bool) -> int:
-    from ..base.errors import TrainError
+def _train(run: Run, planned: MemoryPlan, data: str, place: str, json: bool) -> int:
+    from ..base.errors import GradloomError
+    from ..plan.plan import show_bytes
     from ..train.display import duration, rate
 
     before = resident_peak()
     try:
         run.train()
-    except TrainError as error:
-        if run.steps:
+    except GradloomError as error:  # a loss that is not finite, a model file that changed
+        if not run.steps:
+            raise
+        kept = f"what was trained before it is in {place}"
+        try:
             with uninterrupted():
                 run.save(place)
-            raise type(error)(f"{error}; what was trained before it is in {place}") from None
-        raise
+        except GradloomError as another:
+            kept = f"what was trained before it cannot be saved: {another}"
+        raise type(error)(f"{error}; {kept}") from None
+    if run.interrupted and not run.steps:
+        say("there is nothing to save yet")
+        return 130
     with uninterrupted():
         run.save(place)
     if run.interrupted:
-        say(f"interrupted; what was trained so far is in {place}")
-    report = run.report | {"data_file": data, "out": place, "resident_before_bytes": before}
+        say(f"what was trained so far is in {place}")
+    report = run.report | {"data_file": data, "out": place}
+    report |= {"resident_before_bytes": before, "planned_total_bytes": planned.total}
     lines = []
     for name, key in (("before", "val_loss_before"), ("training", "train_loss"), ("validation", "val_loss")):
         if key in report:
             lines.append((name, f"loss {report[key]:.4f} +- {report[f'{key}_unc']:.4f}"))
     speed = report["tokens_per_second"] or 0
     lines.append(("time", f"{duration(run.seconds)}, {rate(speed)} tokens/s"))
-    lines.append(("memory", f"{rate(report['peak_bytes'])}B at most, {rate(before)}B of them before the first step"))
+    memory = f"{show_bytes(report['peak_bytes'])} at most; {show_bytes(planned.total)} of them planned"
+    lines.append(("memory", f"{memory}, {show_bytes(before)} held before the first step"))
     lines.append(("saved", place))
     lines.append(("use it", _use(run, place)))
     columns(lines, sys.stderr if json else None)

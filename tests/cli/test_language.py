@@ -1,5 +1,6 @@
 """The commands for language models: finetune, evaluate, generate, verify; what they print, save and refuse."""
 
+import importlib
 import json
 import os
 import signal
@@ -326,9 +327,37 @@ def test_ctrl_c_saves_the_adapter_so_far(tmp_path, path, text):
     out, err = job.communicate(timeout=60)
     assert job.returncode == 130 and time.monotonic() - began < 30 and "Traceback" not in err
     found = json.loads(out.splitlines()[-1])
-    assert found["interrupted"] is True and found["epochs"] >= 2 and f"so far is in {tmp_path / 'a.gguf'}" in err
+    assert (
+        found["interrupted"] is True
+        and found["epochs"] >= 2
+        and f"what was trained so far is in {tmp_path / 'a.gguf'}" in err
+    )
     model = load(path)
     assert any(b.numpy().any() for b in LoRA.load(tmp_path / "a.gguf", model).b.values())
+
+
+def test_ctrl_c_before_the_first_step(capsys, tmp_path, path, text, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    training = importlib.import_module("gradloom.llm.finetune")
+    monkeypatch.setattr(training.Run, "_evaluate", stop)
+    code, out, err = run(capsys, "finetune", path, text, "--context", 32, "--out", tmp_path / "a.gguf")
+    assert (code, out) == (130, "") and "nothing to save yet" in err and not (tmp_path / "a.gguf").exists()
+    monkeypatch.setattr(training, "read_rows", stop)
+    assert run(capsys, "finetune", path, text)[::2] == (130, "gradloom: interrupted\n")
+    monkeypatch.setattr(importlib.import_module("gradloom.llm.generate").Generator, "feed", stop)
+    assert run(capsys, "generate", path, "--prompt", "once")[0] == 130
+
+
+@pytest.mark.parametrize(("rate", "kept"), [(1e30, "is in "), (1e38, "cannot be saved: ")])
+def test_a_loss_that_is_not_finite_keeps_what_was_trained(capsys, tmp_path, path, text, rate, kept):
+    options = ("--lr", rate, "--warmup", 0, "--schedule", "constant", "--epochs", 3, "--out", tmp_path / "a.gguf")
+    code, out, err = run(capsys, "finetune", path, text, "--context", 32, *options)
+    last = err.splitlines()[-1]
+    assert (code, out) == (2, "") and last.startswith("gradloom: training stopped at step ")
+    assert f"; what was trained before it {kept}{tmp_path / 'a.gguf'}" in last
+    assert (tmp_path / "a.gguf").exists() == (kept == "is in ")
 
 
 # -- real files --------------------------------------------------------------------------------------------------------
