@@ -33,7 +33,6 @@ from .language import (
     Threads,
     adapter_for,
     data_options,
-    load_adapter,
 )
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def finetune(
     model: Annotated[str, typer.Argument(help="A GGUF model.")],
     data: Annotated[str, typer.Argument(help=DATA_HELP)],
     method: Annotated[str, typer.Option(help="lora, or full: the model's own tensors.")] = "lora",
-    rank: Annotated[int, typer.Option(help="Of the adapter.")] = 8,
+    rank: Annotated[int | None, typer.Option(help="Of the adapter. [default: 8]")] = None,
     alpha: Annotated[float | None, typer.Option(help="The adapter counts alpha/rank times. [default: 2 rank]")] = None,
     targets: Annotated[
         str | None,
@@ -53,7 +52,9 @@ def finetune(
             help="Tensors to adapt or train: names as attn_q, patterns, or all. [default: attention; full: all]"
         ),
     ] = None,
-    dropout: Annotated[float, typer.Option(help="Share of the adapter's inputs that is dropped.")] = 0.0,
+    dropout: Annotated[
+        float | None, typer.Option(help="Share of the adapter's inputs that is dropped. [default: 0]")
+    ] = None,
     rslora: Annotated[bool, typer.Option("--rslora", help="Count alpha/sqrt(rank) times instead.")] = False,
     lora: Lora = None,
     context: Annotated[int | None, typer.Option(help="Tokens per row. [default: 512, or the model's]")] = None,
@@ -107,17 +108,15 @@ def finetune(
 
     if epochs is not None and steps is not None:
         raise SettingError(f"--epochs {epochs} --steps {steps}: need one of them")
-    if lora is not None and method == "full":
-        raise SettingError("--lora with --method full: an adapter goes on training with --method lora")
     place = out or ("adapter.gguf" if method == "lora" else "model.gguf")
     settings = {
         "context": context, "batch_size": batch_size, "micro_batch_size": micro_batch_size, "epochs": epochs,
         "steps": steps, "lr": lr or (2e-4 if method == "lora" else 2e-5), "schedule": schedule, "warmup": warmup,
         "weight_decay": weight_decay, "val_split": val_split, "seed": seed, "threads": threads,
     }  # fmt: skip
-    made = {"rank": rank, "alpha": alpha, "dropout": dropout, "rslora": rslora, "seed": seed}
+    made = {"rank": rank, "alpha": alpha, "dropout": dropout, "rslora": rslora}
     try:
-        run, planned = _prepare(model, data, lora, place, (method, targets, train_dtype, made), settings, options)
+        run, planned = _prepare(model, data, place, (method, targets, train_dtype, lora, seed), made, settings, options)
     except KeyboardInterrupt:  # before there was anything to save
         say("gradloom: interrupted")
         return 130
@@ -125,7 +124,7 @@ def finetune(
 
 
 def _prepare(
-    model: str, data: str, lora: str | None, place: str, adapter: tuple[Any, ...], settings: dict[str, Any],
+    model: str, data: str, place: str, adapter: tuple[Any, ...], made: dict[str, Any], settings: dict[str, Any],
     options: dict[str, Any],
 ) -> tuple[Run, MemoryPlan]:  # fmt: skip
     """Everything up to the first step: read, planned, announced; what cannot be is refused."""
@@ -136,8 +135,7 @@ def _prepare(
 
     _check_place(place, adapter[0])
     loaded = load(model)
-    method, targets, train_dtype, made = adapter
-    given: Any = load_adapter(loaded, lora) or adapter_for(method, targets, train_dtype, **made)
+    given: Any = adapter_for(loaded, *adapter, **made)
     memory = machine.memory()
     check_copies(loaded, given)
     run = Run(loaded, data, given, data_options=options, **settings)

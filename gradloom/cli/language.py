@@ -40,13 +40,41 @@ def data_options(
     }  # fmt: skip
 
 
-def adapter_for(method: str, targets: str | None, train_dtype: str | None, **lora: Any) -> LoRA | TrainedTensors:
-    """What the options --method, --targets and --train-dtype ask to train; lora: settings of LoRA."""
-    from ..llm.lora import ATTENTION, LoRA, TrainedTensors
+def adapter_for(
+    model: Model,
+    method: str,
+    targets: str | None,
+    train_dtype: str | None,
+    lora: str | None = None,
+    seed: int = 0,
+    **made: Any,
+) -> LoRA | TrainedTensors:
+    """What the options ask to train; made: settings of a new LoRA, None or False where they were not given.
+
+    Raises SettingError for an option that would not be heeded, FileError for an adapter file that does not fit.
+    """
+    from ..base.errors import SettingError
+    from ..llm.lora import LoRA, TrainedTensors
+
+    given = {name.replace("_", "-"): value for name, value in made.items() if value is not None and value is not False}
+
+    def refuse(why: str, **more: Any) -> None:
+        for name, value in (given | {k.replace("_", "-"): v for k, v in more.items() if v is not None}).items():
+            raise SettingError(f"--{name}{'' if value is True else f' {value}'} {why}")
 
     if method == "full":
+        refuse("belongs to an adapter; need --method lora, or leave it out", lora=lora)
         return TrainedTensors("all" if targets is None else targets, train_dtype)
-    return LoRA(targets=ATTENTION if targets is None else targets, **lora)
+    if train_dtype is not None:
+        raise SettingError(f"--train-dtype {train_dtype} belongs to --method full: LoRA leaves the tensors as they are")
+    if lora is None:
+        settings = {name: value for name, value in made.items() if value is not None}
+        return LoRA(**settings, seed=seed) if targets is None else LoRA(**settings, targets=targets, seed=seed)
+    dropout = given.pop("dropout", 0.0)
+    refuse("with --lora: the adapter of that file has its own; leave it out", targets=targets)
+    adapter = LoRA.load(lora, model)
+    adapter.dropout = dropout
+    return adapter
 
 
 def load_adapter(model: Model, path: str | None) -> LoRA | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,7 +12,7 @@ from .common import columns, json_text, need_one_of, need_whole
 def plan(
     model: Annotated[str, typer.Argument(help="A GGUF model.")],
     method: Annotated[str, typer.Option(help="lora, or full: the model's own tensors.")] = "lora",
-    rank: Annotated[int, typer.Option(help="Of the adapter.")] = 8,
+    rank: Annotated[int | None, typer.Option(help="Of the adapter. [default: 8]")] = None,
     targets: Annotated[
         str | None, typer.Option(help="Tensors to adapt or train: names or patterns, or all. [default: see finetune]")
     ] = None,
@@ -44,7 +44,7 @@ def plan(
     from .language import adapter_for
 
     loaded = load(model)
-    adapter = adapter_for(method, targets, train_dtype, rank=rank)
+    adapter: Any = adapter_for(loaded, method, targets, train_dtype, rank=rank)
     found = plan_model(
         loaded, adapter, context=context, batch_size=batch_size, micro_batch_size=micro_batch_size,
         optimizer=SGD() if optimizer == "sgd" else AdamW(), threads=threads,

@@ -21,7 +21,6 @@ from .language import (
     Threads,
     adapter_for,
     data_options,
-    load_adapter,
 )
 
 
@@ -30,7 +29,7 @@ def verify(
     data: Annotated[str, typer.Argument(help=DATA_HELP)],
     lora: Lora = None,
     method: Annotated[str, typer.Option(help="lora, or full: the model's own tensors.")] = "lora",
-    rank: Annotated[int, typer.Option(help="Of a new adapter.")] = 8,
+    rank: Annotated[int | None, typer.Option(help="Of a new adapter. [default: 8]")] = None,
     targets: Annotated[str | None, typer.Option(help="Tensors to adapt or train: names, patterns, or all.")] = None,
     context: Annotated[int | None, typer.Option(help="Tokens per row. [default: 64]")] = None,
     batch_size: Annotated[int, typer.Option(help="Rows of the step.")] = 1,
@@ -65,8 +64,7 @@ def verify(
     from ..plan.plan import show_bytes
 
     loaded = load(model)
-    adapter: Any = load_adapter(loaded, lora)
-    adapter = adapter or adapter_for(method, targets, train_dtype, rank=rank, seed=seed)
+    adapter: Any = adapter_for(loaded, method, targets, train_dtype, lora, seed, rank=rank)
     say(f"{model}: {loaded.config}")
     found = verify_step(
         loaded, data, adapter, context=context, batch_size=batch_size, reference=reference, threads=threads, seed=seed,

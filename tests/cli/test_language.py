@@ -99,9 +99,9 @@ def test_finetune_evaluate_generate(capsys, tmp_path, path, text):
 
 
 def test_an_adapter_goes_on_training(capsys, tmp_path, path, text):
-    options = ("--context", 32, "--steps", 6, "--lr", 0.01, "--rank", 4, "--json")
+    options = ("--context", 32, "--steps", 6, "--lr", 0.01, "--json")
     losses = []
-    for more in ((), ("--lora", tmp_path / "a.gguf")):
+    for more in (("--rank", 4), ("--lora", tmp_path / "a.gguf")):
         code, shown, _ = run(capsys, "finetune", path, text, *options, *more, "--out", tmp_path / "a.gguf")
         losses.append(json.loads(shown.splitlines()[-1]))
         assert code == 0
@@ -167,6 +167,11 @@ def test_every_kind_of_data(capsys, tmp_path, path, rows, options):
         (["--out", "a.bin"], "--out a.bin: need FILE.gguf (for llama.cpp) or a folder (for PEFT)"),
         (["--method", "full", "--out", "folder"], "--out folder: need FILE.gguf"),
         (["--finesse"], "No such option: --finesse; see gradloom finetune --help"),
+        (["--method", "full", "--rank", "4"], "--rank 4 belongs to an adapter; need --method lora, or leave it out"),
+        (["--method", "full", "--rslora"], "--rslora belongs to an adapter"),
+        (["--method", "full", "--lora", "a.gguf"], "--lora a.gguf belongs to an adapter"),
+        (["--train-dtype", "f32"], "--train-dtype f32 belongs to --method full: LoRA leaves the tensors as they are"),
+        (["--lora", "a.gguf", "--targets", "attn_q"], "--targets attn_q with --lora: the adapter of that file has its"),
         (["--batch-size", "2", "--micro-batch-size", "3"], "micro_batch_size=3 is larger than batch_size=2"),
     ],
 )
