@@ -18,10 +18,9 @@ import numpy as np
 
 from ..base.errors import GradloomError, SettingError
 from ..base.settings import Switches, switches
-from ..graph.value import describe
+from ..graph.value import Node, describe
 from ..plan.plan import Plan, show_bytes
 from ..run import machine
-from ..run.cpu_backend import called
 from ..run.walk import Judged, Walk, base_of, distance, first_difference, judge, stored_of
 from ..transform.rewrite import Program, gather_program, rewrite
 from .finetune import Run
@@ -176,7 +175,8 @@ class _Verifier:
             self.rewind()
         if found is None:
             return Check(name, True, f"the same bits in all {len(self.base.steps)} nodes")
-        return Check(name, False, f"the first node that differs: {found}", called(found.node))
+        what = _shown(found.node, found.value, found.amount)
+        return Check(name, False, f"the first node that differs: {what}", _called(found.node))
 
     def unfused(self) -> Check:
         """Another program of the same step: its outputs, and what it leaves behind."""
@@ -221,10 +221,10 @@ class _Verifier:
             last = judged.node
         name = "each node against float64"
         if wrong is not None:
-            what = f"{called(wrong.node)} ({describe(wrong.value)}), by {wrong.own:.3g} of its largest number"
-            self.tell(Check(name, False, f"the first node that differs: {what}", called(wrong.node)))
+            what = _shown(wrong.node, wrong.value, wrong.own)
+            self.tell(Check(name, False, f"the first node that differs: {what}", _called(wrong.node)))
         elif worst is not None:
-            self.tell(Check(name, True, f"agree; the largest error is {worst.own:.2g} ({called(worst.node)})"))
+            self.tell(Check(name, True, f"agree; the largest error is {worst.own:.2g} ({_called(worst.node)})"))
         name = "loss and gradients against float64"
         loss = far.pop("the loss", float("nan"))
         which, amount = max(far.items(), key=lambda item: item[1], default=("none", 0.0))
@@ -240,6 +240,15 @@ class _Verifier:
         names = names if len(names) == len(values) - 2 else [v.node.label for v in values[2:]]
         found = {base_of(values[0]): "the loss"}
         return found | {base_of(v): name for v, name in zip(values[2:], names, strict=True)}
+
+
+def _called(node: Node) -> str:
+    """The op, and where in the model it stands."""
+    return f"{node.op.name} {node.name}".rstrip()
+
+
+def _shown(node: Node, value: Value, amount: float) -> str:
+    return f"{_called(node)} ({describe(value)}), by {amount:.3g} of its largest number"
 
 
 def _check_memory(model: Model, plan: Plan, reference: bool) -> None:
