@@ -158,8 +158,12 @@ class ChatTemplate:
         elif start is not None:
             stop = self._end(whole, start)
         elif before and until and whole.startswith(until):
-            # what the prompt and the turn have in common was not written
-            start, stop = _common(before, until), len(until)
+            # what the prompt and the turn have in common, whole words and tags of it, was not written
+            start = _common(before, until)
+            while start > at and (whole[start - 1].isalnum() or whole[start - 1] == "_"):
+                start -= 1
+            start -= start > at and whole[start - 1] == "<"
+            stop = start + self._kept(whole[start : len(until)])
         if start is None or stop is None or not at <= start <= stop <= len(whole):
             raise DataError(
                 f"{self._where}chat template writes message {i + 1} of {len(messages)} in such a way that the"

@@ -213,6 +213,19 @@ def test_bad_chats(messages, message):
         ChatTemplate(CHATML, chatml()).encode(messages)
 
 
+def test_calls_of_tools():
+    """A turn without content, in a template that prompts for a thought but writes none."""
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.tool_calls %}"
+        "<tool_call>{{ m.tool_calls[0] | tojson }}</tool_call>{% else %}{{ m.content }}{% endif %}<|im_end|>\n\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+    )
+    call = {"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]}
+    chat = [CHAT[2], call, {"role": "tool", "content": "4"}, CHAT[3]]
+    turns = written(template, chatml(), chat)
+    assert turns == ['<tool_call>{"name": "add"}</tool_call><|im_end|>', "It is 4.<|im_end|>"]
+
+
 def test_a_template_that_hides_its_turns():
     hidden = "{% for m in messages | reverse %}{{ m.role[0] ~ m.content | length }}{% endfor %}"
     with pytest.raises(DataError, match="message 2 of 4 in such a way that the assistant's text cannot be told"):

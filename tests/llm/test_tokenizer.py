@@ -37,7 +37,7 @@ def test_llama_cpp_vectors(name):
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_a_book_comes_back_and_streams_the_same(name):
     tokenizer = real(name)
-    text = need("text/tinyshakespeare.txt").read_text()[:400_000] + "\n\n  \t end  "
+    text = need("text/tinyshakespeare.txt").read_text()[:200_000] + "\n\n  \t end  "
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids, skip_special=True) == text
     rng = random.Random(0)
@@ -294,9 +294,9 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "pre_tokenizers.json"
 
 @pytest.mark.parametrize("pre", sorted(json.loads(GOLDEN.read_text())))
 def test_pre_tokenizers_equal_llama_cpp(pre):
-    """Llama-3's vocabulary under each pre-tokenizer's name; the golden numbers are llama.cpp's own (0.3.36 of its
+    """GPT-2's vocabulary under each pre-tokenizer's name; the golden numbers are llama.cpp's own (0.3.36 of its
     Python package) for the same file with that name in it."""
-    made = metadata("gguf/vocab/ggml-vocab-llama-bpe.gguf") | {"tokenizer.ggml.pre": pre}
+    made = metadata("gguf/vocab/ggml-vocab-gpt-2.gguf") | {"tokenizer.ggml.pre": pre}
     tokenizer, want = Tokenizer(made), json.loads(GOLDEN.read_text())[pre]
     ids = [part.tolist() for part in tokenizer.encode_batch(awkward_texts(), special=False, bos=False)]
     assert (sum(map(len, ids)), ids_hash(ids)) == (want["tokens"], want["sha256"])
