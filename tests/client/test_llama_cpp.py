@@ -1,0 +1,157 @@
+"""llama.cpp as a client of our files: adapters and merged models that we write do there what they do here.
+
+Needs the package llama-cpp-python, which builds llama.cpp from source (some minutes); run by ./run_tests.sh --client.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("llama_cpp", reason="the package llama-cpp-python is not installed")
+
+import gradloom as gl
+from examples.random_gguf import ARCHS, SHAPES, write_random
+from gradloom import llm
+from gradloom.llm.generate import complete
+from tests.client.client import Client
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+STORIES, SHAKESPEARE = DATA / "gguf" / "stories260K.gguf", DATA / "text" / "tinyshakespeare.txt"
+PROMPT, COUNT = "Once upon a time", 200
+needs_data = pytest.mark.skipif(
+    not (STORIES.exists() and SHAKESPEARE.exists()),
+    reason="stories260K.gguf and tinyshakespeare.txt are not in shared/data",
+)
+
+
+def greedy(model: llm.Model, prompt: Any, count: int, adapter: Any = None) -> list[int]:
+    return list(complete(model, prompt, adapter, count, llm.Sampling(temperature=0)).tokens)
+
+
+def logits(model: llm.Model, rows: np.ndarray, adapter: Any = None) -> np.ndarray:
+    """rows [B, T] -> [B, T, V]."""
+    leaves = [gl.input(name, rows.shape, "i32") for name in ("tokens", "positions")]
+    run = gl.compile(model.logits(*leaves, adapter))
+    found = run(tokens=rows, positions=np.broadcast_to(np.arange(rows.shape[1], dtype=np.int32), rows.shape))[0]
+    return found.reshape(*rows.shape, -1)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[llm.Run, Path]:
+    """stories260K and an adapter of every linear layer that has learned a page of Shakespeare nearly by heart, so that
+    it matters and is sure of what comes next; and the adapter's file."""
+    folder = tmp_path_factory.mktemp("client")
+    text = folder / "text.txt"
+    text.write_text(SHAKESPEARE.read_text()[:4000])
+    adapter = llm.LoRA(rank=16, targets="all", seed=0)
+    run = llm.finetune(
+        str(STORIES), str(text), adapter=adapter, context=128, batch_size=4, steps=400, lr=1e-2, val_split=0,
+        progress=False,
+    )  # fmt: skip
+    run.save(folder / "adapter.gguf")
+    return run, folder / "adapter.gguf"
+
+
+@needs_data
+def test_two_hundred_greedy_tokens_of_the_base() -> None:
+    client, model = Client(STORIES), llm.load(STORIES)
+    prompt = client.encode(PROMPT)
+    assert model.tokenizer.encode(PROMPT) == prompt
+    found = client.greedy(prompt, COUNT)
+    assert greedy(model, PROMPT, COUNT) == found
+    assert "there was a little girl named Lily" in client.decode(found)
+
+
+@needs_data
+def test_an_adapter_does_there_what_it_does_here(trained: tuple[llm.Run, Path]) -> None:
+    run, path = trained
+    base, adapted = Client(STORIES), Client(STORIES, lora=path)
+    for text in (PROMPT, "KING RICHARD:\nThe", "a"):
+        prompt = base.encode(text)
+        ours = greedy(run.model, prompt, COUNT, run.adapter)
+        assert adapted.greedy(prompt, len(ours)) == ours
+        assert base.greedy(prompt, len(ours)) != ours, "the adapter should matter"
+    ids = np.array([base.encode(SHAKESPEARE.read_text()[90_000:91_000])[:400]], np.int32)
+    assert np.abs(adapted.logits(ids[0]) - logits(run.model, ids, run.adapter)[0]).max() < 2e-3
+
+
+@needs_data
+def test_a_merged_f32_file_is_the_adapted_model(trained: tuple[llm.Run, Path], tmp_path: Path) -> None:
+    run, path = trained
+    llm.merge(STORIES, path, tmp_path / "merged.gguf", "f32")
+    client = Client(tmp_path / "merged.gguf")
+    for text in (PROMPT, "KING RICHARD:\nThe"):
+        prompt = client.encode(text)
+        ours = greedy(run.model, prompt, COUNT, run.adapter)
+        assert client.greedy(prompt, len(ours)) == ours == greedy(llm.load(tmp_path / "merged.gguf"), prompt, COUNT)
+
+
+@needs_data
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
+def test_merged_files_of_other_types(trained: tuple[llm.Run, Path], tmp_path: Path, kind: str) -> None:
+    """llama.cpp rounds activations to f16 or to 8 bits there. Teacher-forced on the text that the model knows it says
+    the same all the same; on a text that it does not know, the perplexity is the same within its uncertainty."""
+    run, path = trained
+    llm.merge(STORIES, path, tmp_path / "merged.gguf", kind)
+    client, model = Client(tmp_path / "merged.gguf"), llm.load(tmp_path / "merged.gguf")
+    held = np.array(client.encode(SHAKESPEARE.read_text()[200_000:300_000])[: 16 * 256], np.int32).reshape(16, 256)
+    held[:, 0] = client.llama.token_bos()
+    found = []
+    for rows in (run.data.tokens, held):
+        ours = logits(model, rows)[:, :-1].reshape(-1, model.config.vocab_size).astype(np.float64)
+        theirs = np.concatenate([client.logits(row)[:-1] for row in rows]).astype(np.float64)
+        agreed = np.mean(ours.argmax(-1) == theirs.argmax(-1))
+        found.append((agreed, *(perplexity(x, rows[:, 1:].ravel()) for x in (ours, theirs))))
+    for what, (agreed, (ppl, unc), (their, _)) in zip(("known", "held"), found, strict=True):
+        print(
+            f"{kind}, {what} text: agreement {100 * agreed:.2f} %, perplexity {ppl:.3f} +- {unc:.3f}, there {their:.3f}"
+        )
+        assert abs(ppl - their) < unc
+    assert found[0][0] >= 0.99
+
+
+def perplexity(logits: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+    """(perplexity, its standard error) of [N, V] against i32 [N]."""
+    shifted = logits - logits.max(-1, keepdims=True)
+    nll = np.log(np.exp(shifted).sum(-1)) - shifted[np.arange(len(labels)), labels]
+    ppl = math.exp(nll.mean())
+    return ppl, ppl * float(nll.std(ddof=1)) / math.sqrt(len(nll))
+
+
+VARIANTS: dict[str, Callable[[Path], Path]] = {
+    **{arch: lambda p, arch=arch: write_random(p, arch, **SHAPES["tiny"], std=0.1) for arch in ARCHS},
+    "untied": lambda p: write_random(p, **SHAPES["tiny"], std=0.1, tied=False),
+    "linear scaling": lambda p: write_random(
+        p, **SHAPES["tiny"], std=0.1,
+        metadata={"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0},
+    ),
+    "llama 3.1's factors": lambda p: write_random(
+        p, **SHAPES["tiny"], std=0.1, rope_factors=[1, 1, 1.5, 2, 3, 5, 8, 8]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_logits_of_every_family_with_an_adapter_and_without(tmp_path: Path, name: str) -> None:
+    """Random weights: nothing is learned, so nothing but equal arithmetic gives equal numbers."""
+    path = VARIANTS[name](tmp_path / "model.gguf")
+    model = llm.load(path)
+    targets = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+    adapter = llm.LoRA(rank=4, alpha=6.0, targets=(*targets, *(() if model.tied else ("token_embd", "output"))))
+    adapter.bind(model)
+    rng = np.random.default_rng(1)
+    for arrays in (adapter.a, adapter.b):
+        for p in arrays.values():
+            p.assign(rng.normal(0, 0.2, p.shape))
+    adapter.save(tmp_path / "adapter.gguf")
+    ids = rng.integers(259, 512, (1, 60)).astype(np.int32)
+    plain, adapted = Client(path).logits(ids[0]), Client(path, lora=tmp_path / "adapter.gguf").logits(ids[0])
+    assert np.abs(plain - adapted).max() > 0.1, "the adapter should matter"
+    for theirs, ours in ((plain, logits(model, ids)[0]), (adapted, logits(model, ids, adapter)[0])):
+        assert np.abs(theirs - ours).max() < 2e-4 * np.abs(ours).max()
