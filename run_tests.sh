@@ -2,6 +2,7 @@
 # Sets up .venv and passes the tests: formatter, linter, types, the whole suite.
 #   ./run_tests.sh           what a change needs
 #   ./run_tests.sh --full    also: PyTorch as the oracle, the suite under each switch, sanitizer builds of the core
+#   ./run_tests.sh --client  llama.cpp loads what we write (builds the package llama-cpp-python: some minutes)
 # The environment variable PYTHON chooses the interpreter (python3 by default).
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -13,6 +14,11 @@ full=false
 .venv/bin/pip install --quiet -e '.[test,dev]'
 $full && .venv/bin/pip install --quiet torch==2.13.0
 py=.venv/bin/python
+
+if [ "${1:-}" = "--client" ]; then
+  .venv/bin/pip install --quiet -e '.[client]'
+  exec $py -m pytest -q -s tests/client
+fi
 
 echo "== format, lint, types"
 .venv/bin/ruff format --check .

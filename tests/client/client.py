@@ -18,8 +18,8 @@ class Client:
 
         self.llama = Llama(
             str(path), lora_path=str(lora) if lora else None, n_ctx=context, n_batch=context, n_ubatch=context,
-            n_threads=1, n_threads_batch=1, type_k=F32, type_v=F32, flash_attn=False, logits_all=True, use_mmap=lora is None, seed=0,
-            verbose=False,
+            n_threads=1, n_threads_batch=1, type_k=F32, type_v=F32, flash_attn=False, logits_all=True,
+            use_mmap=lora is None, seed=0, verbose=False,
         )  # fmt: skip
 
     def encode(self, text: str) -> list[int]:

@@ -100,14 +100,16 @@ def test_merged_files_of_other_types(trained: tuple[llm.Run, Path], tmp_path: Pa
     run, path = trained
     llm.merge(STORIES, path, tmp_path / "merged.gguf", kind)
     client, model = Client(tmp_path / "merged.gguf"), llm.load(tmp_path / "merged.gguf")
-    held = np.array(client.encode(SHAKESPEARE.read_text()[200_000:300_000])[: 16 * 256], np.int32).reshape(16, 256)
-    held[:, 0] = client.llama.token_bos()
+    held = np.array(client.encode(SHAKESPEARE.read_text()[200_000:300_000])[: 16 * 256 + 1], np.int32)
+    tokens = held[:-1].reshape(16, 256).copy()
+    tokens[:, 0] = client.llama.token_bos()
     found = []
-    for rows in (run.data.tokens, held):
-        ours = logits(model, rows)[:, :-1].reshape(-1, model.config.vocab_size).astype(np.float64)
-        theirs = np.concatenate([client.logits(row)[:-1] for row in rows]).astype(np.float64)
+    for rows, labels in ((run.data.tokens, run.data.labels), (tokens, held[1:].reshape(16, 256))):
+        counts = labels.ravel() >= 0
+        ours = logits(model, rows).reshape(-1, model.config.vocab_size)[counts].astype(np.float64)
+        theirs = np.concatenate([client.logits(row) for row in rows])[counts].astype(np.float64)
         agreed = np.mean(ours.argmax(-1) == theirs.argmax(-1))
-        found.append((agreed, *(perplexity(x, rows[:, 1:].ravel()) for x in (ours, theirs))))
+        found.append((agreed, *(perplexity(x, labels.ravel()[counts]) for x in (ours, theirs))))
     for what, (agreed, (ppl, unc), (their, _)) in zip(("known", "held"), found, strict=True):
         print(
             f"{kind}, {what} text: agreement {100 * agreed:.2f} %, perplexity {ppl:.3f} +- {unc:.3f}, there {their:.3f}"
