@@ -10,11 +10,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from gradloom import llm  # noqa: E402
+from gradloom.llm.data import token_data  # noqa: E402
 from gradloom.llm.generate import complete  # noqa: E402
 from tests.llm.torch_model import TorchModel, spm_decode, spm_encode  # noqa: E402
 
 pytestmark = pytest.mark.oracle
 STORIES = Path(__file__).parents[3] / "shared" / "data" / "gguf" / "stories260K.gguf"
+TEXT = STORIES.parents[1] / "text" / "tinyshakespeare.txt"
 PROMPT, COUNT = "Once upon a time", 200
 
 
@@ -51,3 +53,26 @@ def test_the_oracle_without_a_cache_says_the_same_as_one_pass() -> None:
     with torch.no_grad():
         assert theirs.logits([prompt + ids])[0, len(prompt) - 1 : -1].argmax(-1).tolist() == ids
     assert np.unique(ids).size > 6
+
+
+@pytest.mark.skipif(
+    not (STORIES.exists() and TEXT.exists()), reason="stories260K or tinyshakespeare is not in shared/data"
+)
+def test_perplexity_on_a_held_text_is_pytorchs(tmp_path: Path) -> None:
+    """Windows of 128 tokens that follow one another, all but the first token of each counted."""
+    theirs, length = TorchModel(STORIES, torch.float64), 128
+    (tmp_path / "text.txt").write_text(TEXT.read_text()[500_000:506_000])
+    model = llm.load(STORIES)
+    found = llm.evaluate(model, tmp_path / "text.txt", context=length)
+    data, _ = token_data(tmp_path / "text.txt", model.tokenizer, length)
+    nll = []
+    with torch.no_grad():
+        for tokens, positions, labels in zip(data.tokens, data.positions, data.labels, strict=True):
+            log_p = torch.log_softmax(theirs.logits([tokens], [positions])[0], -1).numpy()
+            nll += [-log_p[t, label] for t, label in enumerate(labels) if label >= 0]
+    assert found.tokens == len(nll) > 2000
+    assert found.nll == pytest.approx(np.mean(nll), abs=2e-6)
+    assert found.nll_unc == pytest.approx(np.std(nll, ddof=1) / len(nll) ** 0.5, rel=1e-5)
+    assert found.perplexity == pytest.approx(np.exp(np.mean(nll)), rel=1e-5)
+    text = spm_decode(theirs.metadata, [int(t) for t in data.tokens[1]])
+    assert text.strip() and text.strip() in TEXT.read_text()
