@@ -175,3 +175,49 @@ def test_training_twelve_layers_is_the_same_in_place_and_not() -> None:
         losses.append([float(run(**feeds)[0]) for _ in range(20)])
     assert losses[0] == losses[1]
     assert losses[0][-1] < 0.25 * losses[0][0]
+
+
+def blocks(layers: int = 4, tokens: int = 37, width: int = 24) -> tuple[list[Value], list[gl.Parameter]]:
+    """A small decoder: rope, grouped attention on packed rows, gated units, two norms a layer."""
+    rng = np.random.default_rng(3)
+    parameters: list[gl.Parameter] = []
+
+    def linear(x: Value, out: int) -> Value:
+        parameters.append(gl.parameter(rng.normal(0, x.shape[1] ** -0.5, (out, x.shape[1])), f"w{len(parameters)}"))
+        return ops.matmul(x, parameters[-1], transpose_y=True)
+
+    positions = np.concatenate([np.arange(20), np.arange(tokens - 20)]).astype(np.int32)[None]
+    frequencies = ops.rope_frequencies(8)
+    h = gl.input("x", (tokens, width))
+    for i in range(layers):
+        n = ops.rms_norm(h)
+        q, k, v = (linear(n, heads * 8).reshape(1, tokens, heads, 8) for heads in (4, 2, 2))
+        q, k = (ops.rope(a, positions, frequencies, pairing=("interleaved", "half")[i % 2]) for a in (q, k))
+        y, _ = ops.attention(q, k, v, positions, scale=8**-0.5)
+        h = h + linear(y.reshape(tokens, 32), width)
+        n = ops.rms_norm(h)
+        gate, up = linear(n, 40), linear(n, 40)
+        h = h + linear(ops.geglu(gate, up) if i % 2 else ops.swiglu(gate, up), width)
+    loss = ops.cross_entropy(ops.rms_norm(h), gl.input("labels", (tokens,), "i32"))
+    return [loss, *[g for g in gl.gradients(loss, parameters) if g is not None]], parameters
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_decoder_has_the_right_gradients_however_it_is_planned(isa: str) -> None:
+    outputs, parameters = blocks()
+    assert len(outputs) == 1 + len(parameters)
+    rng = np.random.default_rng(4)
+    feeds = {"x": rng.standard_normal((37, 24)), "labels": rng.integers(0, 24, 37)}
+    run = gl.compile(outputs, isa=isa, threads=1)
+    right = run(**feeds)
+    assert {"rope", "attention_back", "swiglu_back", "rms_norm_back"} <= {
+        v.node.op.name for v in run.plan.placement.inplace
+    }
+    for options in WAYS:
+        found = gl.compile(outputs, isa=isa, **options)(**feeds)
+        assert all(a.tobytes() == b.tobytes() for a, b in zip(found, right, strict=True)), options
+    exact = gl.compile(outputs, backend="numpy")(**feeds)
+    for value, a, b in zip(outputs, right, exact, strict=True):
+        assert np.abs(b).max() > 1e-3, "a gradient of nothing proves nothing"
+        assert np.abs(a - b).max() < 4e-6 * max(1.0, np.abs(b).max()), value
+    assert gl.check_gradients(outputs[0], feeds, parameters=parameters[::4], entries=4) < 1e-5
