@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("llama_cpp", reason="the package llama-cpp-python is not installed")
 
 import gradloom as gl
-from examples.random_gguf import ARCHS, SHAPES, write_random
+from examples.random_gguf import ARCHS, SHAPES, TYPES, write_random
 from gradloom import llm
 from gradloom.llm.generate import complete
 from tests.client.client import Client
@@ -145,7 +145,8 @@ def test_logits_of_every_family_with_an_adapter_and_without(tmp_path: Path, name
     path = VARIANTS[name](tmp_path / "model.gguf")
     model = llm.load(path)
     targets = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-    adapter = llm.LoRA(rank=4, alpha=6.0, targets=(*targets, *(() if model.tied else ("token_embd", "output"))))
+    ends = () if model.tied else ("token_embd", "output")
+    adapter = llm.LoRA(rank=4, alpha=6.0, targets=(*targets, *ends), rslora=name == "qwen3")
     adapter.bind(model)
     rng = np.random.default_rng(1)
     for arrays in (adapter.a, adapter.b):
@@ -157,3 +158,14 @@ def test_logits_of_every_family_with_an_adapter_and_without(tmp_path: Path, name
     assert np.abs(plain - adapted).max() > 0.1, "the adapter should matter"
     for theirs, ours in ((plain, logits(model, ids)[0]), (adapted, logits(model, ids, adapter)[0])):
         assert np.abs(theirs - ours).max() < 2e-4 * np.abs(ours).max()
+
+
+@pytest.mark.parametrize("kind", [t for t in TYPES if t != "f32"])
+def test_logits_from_every_type_of_file(tmp_path: Path, kind: str) -> None:
+    """Within what rounding the activations costs there."""
+    path = write_random(tmp_path / "model.gguf", kind=kind, **SHAPES["small"], std=0.05)
+    ids = np.random.default_rng(1).integers(259, 512, (1, 60)).astype(np.int32)
+    ours, theirs = logits(llm.load(path), ids)[0], Client(path).logits(ids[0])
+    error = np.sqrt(np.mean((ours - theirs) ** 2) / np.mean(ours**2))
+    print(f"{kind}: logits differ by {100 * error:.2f} %")
+    assert error < (0.01 if kind in ("f16", "bf16") else 0.06)
