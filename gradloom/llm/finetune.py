@@ -21,9 +21,11 @@ import numpy as np
 from ..base.errors import DataError, SettingError
 from ..data.dataset import IGNORED, Dataset, split_rows
 from ..graph.opspec import Parameter
+from ..graph.stored import sketching
 from ..graph.value import Value
 from ..nn.module import Module
 from ..optim.optimizer import AdamW, Optimizer
+from ..run import machine
 from ..train.display import StepDisplay
 from ..train.epoch import Progress
 from ..train.fit import EpochResult
@@ -31,6 +33,7 @@ from ..train.result import Result
 from ..train.trainer import Trainer, check_batch
 from .lora import LoRA, TrainedTensors
 from .model import Adapter, Model, load
+from .plan import check_copies, plan_of
 from .table import training_table
 
 if TYPE_CHECKING:
@@ -116,6 +119,7 @@ class Run:
             if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
                 raise SettingError(f"finetune: {name}={count!r} is not usable; need a whole number of at least 1")
         self.adapter = _adapter(adapter, method, tensors, train_dtype, seed)
+        self._memory = machine.memory()  # before this run takes any
         self.method = "lora" if isinstance(self.adapter, LoRA) else "full"
         self.seed, self.on_progress, self.on_epoch = seed, on_progress, on_epoch
         self.data = read_rows(self.model, data, context, val_split, seed, **(data_options or {}))
@@ -132,6 +136,8 @@ class Run:
         self.epochs_total = -(-self.steps_total // per_epoch)
         self.lr, self.warmup, self.schedule = float(lr), float(warmup), schedule
         self.optimizer = optimizer or AdamW(lr=self.rate, weight_decay=weight_decay)
+        if not sketching():
+            check_copies(self.model, self.adapter)
         self.adapter.bind(self.model)
         self.trainer = Trainer(
             _Step(self.model, self.adapter),
@@ -175,8 +181,9 @@ class Run:
         self.trainer.prepare(source, 0, rows, batch_size=self.batch_size, micro_batch_size=self.micro_batch_size)
 
     def train(self, progress: bool = True) -> Run:
-        """All steps; see finetune."""
+        """All steps; see finetune. SettingError when the machine has not the memory that they need."""
         self.prepare()
+        plan_of(self, self._memory).check()
         display = StepDisplay(self.steps_total, self.context) if progress else None
         source = self.trainer.source(self.dataset)
         began = time.perf_counter()

@@ -211,6 +211,22 @@ def test_settings_that_cannot_be(tmp_path: Path, options: dict[str, Any], kind: 
         run_on(write(tmp_path, "llama", layers=1), packed(8, 16), **options)
 
 
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_more_memory_than_there_is_is_said_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    from gradloom.run import machine
+
+    monkeypatch.setattr(machine, "memory", lambda: machine.Memory(1 << 30, 100_000))
+    run = None
+    with pytest.raises(SettingError, match=r"plan: .* of memory are needed.*97.66 KiB are available; need"):
+        run = Run(load(write(tmp_path, "llama")), packed(4, 16), method=method, val_split=0.0)
+        run.train(progress=False)
+    assert (run is None) == (method == "full")
+    if run is not None:
+        assert run.steps == 0 and not any(b.numpy().any() for b in run.adapter.b.values())
+
+
 def test_data_that_do_not_fit_the_model(tmp_path: Path) -> None:
     path = write(tmp_path, "llama", layers=1, context=32)
     data = packed(3, 16)
