@@ -90,6 +90,11 @@ def _rope_factor(keys: _Keys) -> float:
     return factor if kind == "linear" else 1.0
 
 
+def _shown(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
 class _Keys:
     """Reads `<architecture>.<key>`, checked."""
 
@@ -101,10 +106,11 @@ class _Keys:
         return f"{self.architecture}.{key}" in self.metadata
 
     def get(self, key: str, default: Any = None) -> Any:
-        return self.metadata.get(f"{self.architecture}.{key}", default)
+        value = self.metadata.get(f"{self.architecture}.{key}", default)
+        return value.tolist() if isinstance(value, np.ndarray) else value
 
     def wrong(self, key: str, seen: Any, need: str) -> FileError:
-        return FileError(f"{self.path}: metadata {self.architecture}.{key} is {seen!r}; need {need}")
+        return FileError(f"{self.path}: metadata {self.architecture}.{key} is {_shown(seen)}; need {need}")
 
     def _need(self, key: str, default: Any) -> Any:
         value = self.get(key, default)
@@ -113,7 +119,7 @@ class _Keys:
                 f"{self.path}: metadata {self.architecture}.{key} is missing; need it for the architecture "
                 f"{self.architecture}; convert the model again"
             )
-        if isinstance(value, (list, tuple, np.ndarray)) and len(value):  # some converters write one number per layer
+        if isinstance(value, (list, tuple)) and len(value):  # some converters write one number per layer
             if any(v != value[0] for v in value):
                 raise self.wrong(key, list(value[:4]), "one number for all layers")
             value = value[0]

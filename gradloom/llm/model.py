@@ -79,8 +79,9 @@ class Model:
             raise FileError(f"{path}: metadata general.architecture is missing; need a GGUF model")
         if metadata.get("general.type", "model") != "model":
             raise FileError(f"{path}: is of type {metadata['general.type']}; need a model")
-        if architecture not in FAMILIES:
-            raise FileError(f"{path}: the architecture {architecture} is not supported; need {', '.join(FAMILIES)}")
+        if not isinstance(architecture, str) or architecture not in FAMILIES:
+            shown = " ".join(str(architecture).split())[:60]
+            raise FileError(f"{path}: the architecture {shown} is not supported; need {', '.join(FAMILIES)}")
         self.family = FAMILIES[architecture]
         parts = metadata.get("split.count", 1)
         if isinstance(parts, int) and parts > 1:

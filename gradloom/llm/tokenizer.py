@@ -100,6 +100,11 @@ _BLOCKS = 8  # of them at least go to the tokenizer at once, which spreads them 
 _WORDS_KEPT = 1 << 18  # words whose tokens are remembered where scores are tied
 
 
+def _shown(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
 class Tokenizer:
     """Text to ids and back, as the metadata of a GGUF file says.
 
@@ -118,18 +123,16 @@ class Tokenizer:
         self.name = name
         self._where = f"{name}: " if name else ""
         model = metadata.get("tokenizer.ggml.model")
-        if model not in ("llama", "gpt2"):
-            seen = "is missing" if model is None else f"is {model!r}"
+        if not isinstance(model, str) or model not in ("llama", "gpt2"):
+            seen = "is missing" if model is None else f"is {_shown(model)}"
             raise FileError(
                 f"{self._where}tokenizer.ggml.model {seen}; need 'llama' (SentencePiece) or 'gpt2' (byte-level BPE)"
             )
         self.kind = "spm" if model == "llama" else "bpe"
-        tokens = metadata.get("tokenizer.ggml.tokens")
-        if tokens is None or isinstance(tokens, (str, bytes)) or len(tokens) == 0:
+        tokens = self._texts(metadata, "tokenizer.ggml.tokens")
+        if not tokens:
             raise FileError(f"{self._where}tokenizer.ggml.tokens is missing or empty; need the vocabulary's pieces")
-        self.pieces: list[str] = [
-            t if isinstance(t, str) else bytes(t).decode("utf-8", "surrogateescape") for t in tokens
-        ]
+        self.pieces: list[str] = tokens
         n: int = len(self.pieces)
         self.vocab_size = n
         for i, piece in enumerate(self.pieces):
@@ -146,10 +149,11 @@ class Tokenizer:
         self.pre = ""
         pre = Pre(())
         if self.kind == "bpe":
-            self.pre = str(metadata.get("tokenizer.ggml.pre") or "default")
-            if self.pre not in PRE_TOKENIZERS:
+            given = metadata.get("tokenizer.ggml.pre")
+            self.pre = given if isinstance(given, str) and given else "default"
+            if self.pre not in PRE_TOKENIZERS or not isinstance(given, (str, type(None))):
                 raise FileError(
-                    f"{self._where}tokenizer.ggml.pre is {self.pre!r}, a way to split text that is not known here;"
+                    f"{self._where}tokenizer.ggml.pre is {_shown(given)}, a way to split text that is not known here;"
                     f" known are {' '.join(sorted(PRE_TOKENIZERS))}"
                 )
             pre = PRE_TOKENIZERS[self.pre]
@@ -178,6 +182,8 @@ class Tokenizer:
 
         def flag(key: str, default: bool) -> bool:
             given = metadata.get(f"tokenizer.ggml.{key}")
+            if not isinstance(given, (bool, int, np.bool_, np.integer, type(None))):
+                raise FileError(f"{self._where}tokenizer.ggml.{key} is {_shown(given)}; need true or false")
             return default if given is None else bool(given)
 
         self.add_bos = flag("add_bos_token", self.kind == "spm" or pre.add_bos) and self.bos is not None
@@ -200,13 +206,23 @@ class Tokenizer:
         kind = "SentencePiece" if self.kind == "spm" else f"byte-level BPE, pre-tokenizer {self.pre}"
         return f"Tokenizer({self.vocab_size} tokens, {kind}, bos {self.bos}, eos {self.eos})"
 
+    def _texts(self, metadata: Mapping[str, Any], key: str) -> list[str] | None:
+        """A list of texts, or None where there is no such key; FileError for anything else."""
+        given = metadata.get(key)
+        if given is None:
+            return None
+        if not isinstance(given, (list, tuple)) or not all(isinstance(t, (str, bytes)) for t in given):
+            raise FileError(f"{self._where}{key} is {_shown(given)}; need a list of texts")
+        return [t if isinstance(t, str) else t.decode("utf-8", "surrogateescape") for t in given]
+
     def _numbers(self, metadata: Mapping[str, Any], key: str, kind: Any) -> np.ndarray | None:
         given = metadata.get(key)
         if given is None:
             return None
         try:
-            array = np.array(given, dtype=kind)
-        except (TypeError, ValueError, OverflowError):
+            with np.errstate(invalid="raise"):  # what is no number has no integer
+                array = np.array(given, dtype=kind)
+        except (TypeError, ValueError, OverflowError, FloatingPointError):
             raise FileError(f"{self._where}{key} is not a list of numbers; need one for each token") from None
         if array.ndim != 1 or len(array) < self.vocab_size:
             raise FileError(
@@ -219,12 +235,11 @@ class Tokenizer:
     def _build_bpe(self, metadata: Mapping[str, Any], pre: Pre) -> None:
         from tokenizers import Regex, pre_tokenizers
 
-        given = metadata.get("tokenizer.ggml.merges")
-        if given is None or isinstance(given, (str, bytes)):
+        given = self._texts(metadata, "tokenizer.ggml.merges")
+        if given is None:
             raise FileError(f"{self._where}tokenizer.ggml.merges is missing; a byte-level BPE tokenizer needs it")
         merges: dict[tuple[str, str], None] = {}  # of a merge named twice the first rank counts
-        for line in given:
-            text = line if isinstance(line, str) else bytes(line).decode("utf-8", "surrogateescape")
+        for text in given:
             at = text.find(" ", 1)
             if at > 0:
                 merges[text[:at], text[at + 1 :]] = None
