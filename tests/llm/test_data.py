@@ -332,6 +332,9 @@ def test_validation_samples_are_never_trained_on(tmp_path):
     texts = [{tok.decode(t) for t, _, _ in unpacked(d)} for d in (train, val)]
     assert (train.report.samples, val.report.samples) == (80, 20) and not texts[0] & texts[1]
     assert (train.report.bad_lines, val.report.bad_lines) == (1, 0)
+    parts = read_samples(path, tok, skip_bad_lines=True).split(0.2, 3)
+    whole = [tok.decode(part[i][0]) for part in parts for i in range(len(part))]
+    assert len(parts[0]) == 80 and sorted(whole) == sorted(f"sample {i} " + "x" * (i % 7) for i in range(100))
     again = token_data(path, tok, 32, val_split=0.2, seed=3, skip_bad_lines=True)[1]
     other = token_data(path, tok, 32, val_split=0.2, seed=4, skip_bad_lines=True)[1]
     assert (again.tokens == val.tokens).all() and not np.array_equal(other.tokens, val.tokens)

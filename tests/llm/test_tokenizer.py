@@ -305,3 +305,23 @@ def test_pre_tokenizers_equal_llama_cpp(pre):
 def test_every_family_of_pre_tokenizers_is_compared():
     known = json.loads(GOLDEN.read_text())
     assert {PRE_TOKENIZERS[pre] for pre in known} == set(PRE_TOKENIZERS.values())
+
+
+def test_words_that_are_tokens_but_no_merges():
+    """Llama-3's kind takes them whole, others do not."""
+    for pre, whole in (("llama-bpe", True), ("tekken", True), ("dbrx", False), ("gpt-2", False)):
+        made = byte_bpe(["a b"], pre=pre)
+        made["tokenizer.ggml.tokens"] = [*made["tokenizer.ggml.tokens"], "abc"]
+        made["tokenizer.ggml.token_type"] = [*made["tokenizer.ggml.token_type"], 1]
+        tokenizer = Tokenizer(made)
+        pieces = [tokenizer.pieces[i] for i in tokenizer.encode("abc", bos=False)]
+        assert pieces == (["abc"] if whole else ["ab", "c"]), pre
+
+
+def test_a_stream_is_not_cut_inside_a_special_token(monkeypatch):
+    monkeypatch.setattr("gradloom.llm.tokenizer._BLOCK", 8)
+    monkeypatch.setattr("gradloom.llm.tokenizer._BLOCKS", 1)
+    tokenizer = Tokenizer(byte_bpe(control=("<new turn>", "<s\nt>")))
+    text = "".join("x" * (k % 9) + "<new turn>" + "ab cd" * (k % 3) + "<s\nt>" for k in range(40))
+    ids = np.concatenate(list(tokenizer.encode_stream([text], special=True))).tolist()
+    assert ids.count(256) == ids.count(257) == 40 and tokenizer.decode(ids) == text
