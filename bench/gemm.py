@@ -1,9 +1,13 @@
 """GFLOP/s of the f32 matrix product beside the FMA peak measured in the same run, on one and on two threads.
 
     python bench/gemm.py [--isa avx512|avx2|scalar] [--threads 1,2] [--rounds N] [--only 500x500x784] [--no-peers]
+    python bench/gemm.py --frozen [--kinds q8_0,q4_0,...]    right operands in the formats of model files, beside f32
 
 Each figure is the median over the rounds. Every round measures the peak and then, at once, the products, each through
 the machine that runs training steps; `of peak` is the median of the ratios. NN, NT, TN: which operand lies transposed.
+With --frozen: NT is x W^T, the forward product (blocks run along k), NN is g W, the gradient of the activations (blocks
+run along n); `of f32` is the median of the ratios to the f32 product of the same round. Formats with blocks of 256 are
+measured with 512 in the place of 576. Decoding alone: bench/dequantise.py.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ SHAPES = (
 )  # fmt: skip
 TARGETS = {(64, 64, 64): 65, (500, 10, 500): 35}  # percent of the peak; 80 for the others
 FORMS = ("NN", "NT", "TN")
+FROZEN_SHAPES = ((512, 576, 576), (512, 1536, 576), (512, 576, 1536), (512, 49152, 576))
 PEERS = ("numpy", "torch")
 STRETCH = 0.02  # seconds of one measurement, or one call where that is longer
 
@@ -32,39 +37,53 @@ STRETCH = 0.02  # seconds of one measurement, or one call where that is longer
 class Ours:
     """x @ y as a tape of one instruction, in huge pages like every plan."""
 
-    def __init__(self, isa: str, shape: tuple[int, int, int], form: str) -> None:
+    def __init__(self, isa: str, shape: tuple[int, int, int], form: str, kind: str = "f32") -> None:
         from gradloom import _core
+        from gradloom.base.dtypes import dtype, f32
+        from gradloom.ops.common import draw_blocks
         from gradloom.plan import tape
+        from gradloom.run import dequantize
 
         m, n, k = shape
         layouts = [((m, k), (k, 1) if form[0] == "N" else (1, m)), ((k, n), (n, 1) if form[1] == "N" else (1, k))]
         args, offset = [], 0
         for i, (dims, strides) in enumerate([*layouts, ((m, n), (n, 1))]):
-            nbytes = dims[0] * dims[1] * 4
-            args.append(
-                (0, 1, 2, tape.ARG_WRITE if i == 2 else 0, offset, nbytes, (*dims, 1, 1, 1, 1), (*strides, 0, 0, 0, 0))
-            )
-            offset += -(-nbytes // 4096) * 4096 + 64
+            known = dtype(kind) if i == 1 else f32
+            nbytes, flags = known.bytes_of(dims[0] * dims[1]), tape.ARG_WRITE if i == 2 else 0
+            segment, at = (0, offset) if known is f32 else (1, 0)  # a frozen operand lies in memory of its own
+            args.append((segment, known.code, 2, flags, at, nbytes, (*dims, 1, 1, 1, 1), (*strides, 0, 0, 0, 0)))
+            offset += 0 if segment else -(-nbytes // 4096) * 4096 + 64
         records = np.array(args, tape.ARG)
         words = np.zeros(0, np.int64)
-        parts, scratch, workspace = _core.kernel_plan(isa, "matmul", "f32", records, words)
+        signature = "f32" if kind == "f32" else f"f32_{kind}_f32"
+        parts, scratch, workspace = _core.kernel_plan(isa, "matmul", signature, records, words)
         self.arena = _core.Arena()
         self.arena.ensure(offset + workspace)
         numbers = self.arena.view()[: offset // 4 * 4].view(np.float32)
         numbers[:] = np.resize(np.random.default_rng(0).standard_normal(99991).astype(np.float32), numbers.size)
+        self.frozen = np.zeros(args[1][5] if kind != "f32" else 64, np.uint8)
+        if kind != "f32":
+            some = np.random.default_rng(1).standard_normal(99991).astype(dtype(kind).numpy).view(np.uint8)
+            if dtype(kind).is_quantised:
+                some = draw_blocks(np.random.default_rng(1), kind, (999, dtype(kind).block))
+            self.frozen[:] = np.resize(some, self.frozen.size)
         if workspace:
             args.append((0, 5, 1, tape.ARG_WRITE, offset, workspace, (workspace, 1, 1, 1, 1, 1), (1, 0, 0, 0, 0, 0)))
             records = np.array(args, tape.ARG)
         step = np.zeros(1, tape.INSTRUCTION)
         step["arg_count"], step["phases"] = len(args), len(parts)
         step["parts"][0, : len(parts)] = parts
-        segments = [("arena", self.arena), ("scratch", scratch)]
-        self.program = _core.Program(isa, [("matmul", "f32")], step, records, words, segments)
+        frozen = ("readonly", self.frozen.ctypes.data, self.frozen.size)
+        segments = [("arena", self.arena), frozen, ("scratch", scratch)]
+        self.program = _core.Program(isa, [("matmul", signature)], step, records, words, segments)
         self.flops = 2e-9 * m * n * k
         x, y, z = (
             np.lib.stride_tricks.as_strided(numbers[int(r["offset"]) // 4 :], r["shape"][:2], r["strides"][:2] * 4)
             for r in records[:3]
         )
+        if kind != "f32":
+            y = dequantize(self.frozen, kind, (n, k) if form[1] == "T" else (k, n))
+            y = y.T if form[1] == "T" else y
         self.run(1, 2)
         rows = np.unique(np.linspace(0, m - 1, 5).astype(int))
         want = x[rows].astype(np.float64) @ y.astype(np.float64) if n * k < 1 << 22 else x[rows] @ y
@@ -84,6 +103,39 @@ class Ours:
 
     def rate(self, threads: int) -> float:
         return self.flops / self.seconds(threads)
+
+
+def frozen_section(isa: str, threads: list[int], rounds: int, kinds: list[str], shapes: list[tuple]) -> None:
+    """Products with frozen right operands beside f32."""
+    from gradloom import _core
+    from gradloom.base.dtypes import dtype
+
+    rows = []
+    for shape in shapes:
+        for wide in (False, True):
+            here = [k for k in kinds if (dtype(k).block == 256) == wide]
+            sizes = tuple(512 if v == 576 and wide else v for v in shape)
+            if not here:
+                continue
+            works = {(k, form): Ours(isa, sizes, form, k) for k in ("f32", *here) for form in ("NT", "NN")}
+            found: dict[tuple, list[tuple[float, float]]] = {}
+            for _ in range(rounds):
+                for t in threads:
+                    peak = _core.fma_peak(isa, t, 1)
+                    for form in ("NT", "NN"):
+                        plain = works["f32", form].rate(t)
+                        for k in here:
+                            rate = works[k, form].rate(t)
+                            found.setdefault((k, form, t), []).append((rate / peak, rate / plain))
+            for k in here:
+                row = ["x".join(map(str, sizes)), k]
+                for t in threads:
+                    for form in ("NT", "NN"):
+                        peaks, ratios = zip(*found[k, form, t], strict=True)
+                        row.append(f"{100 * statistics.median(peaks):.0f} % ({100 * statistics.median(ratios):.0f})")
+                rows.append(tuple(row))
+    print(f"{isa}: frozen right operands, % of the FMA peak (% of f32)")
+    table(rows, ("m x n x k", "format", *(f"{form}, {t} thr." for t in threads for form in ("NT", "NN"))))
 
 
 def peer_rates(name: str, threads: int, rounds: int, shapes: list[tuple[int, int, int]]) -> None:
@@ -137,6 +189,8 @@ def main() -> None:
     parser.add_argument("--only", help="one shape, as MxNxK; any sizes")
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--json", action="store_true", help="one object on the last line")
+    parser.add_argument("--frozen", action="store_true", help="right operands in the formats of model files")
+    parser.add_argument("--kinds", default="f16,bf16,q8_0,q4_0,q4_1,q5_0,q5_1,q2_k,q3_k,q4_k,q5_k,q6_k")
     parser.add_argument("--peer", help=argparse.SUPPRESS)
     args = parser.parse_args()
     shapes = [tuple(int(v) for v in args.only.split("x"))] if args.only else list(SHAPES)
@@ -147,6 +201,9 @@ def main() -> None:
 
     isa = args.isa or _core.isas()[0]
     threads = [int(t) for t in args.threads.split(",")]
+    if args.frozen:
+        chosen = shapes if args.only else list(FROZEN_SHAPES)
+        return frozen_section(isa, threads, args.rounds, args.kinds.split(","), chosen)
     cases = [(shape, form) for shape in shapes for form in FORMS]
     peaks: dict[int, list[float]] = {t: [] for t in threads}
     rates: dict[tuple, list[float]] = {(*case, t): [] for case in cases for t in threads}

@@ -49,7 +49,14 @@ struct FrozenSource {
       const int64_t count = i1 - i0 < once ? i1 - i0 : once;
       for (int64_t p = 0; p < depth; p++) {
         decode(data, first + i0 * along + (p0 + p) * deep, count, room);
-        for (int64_t i = 0; i < count; i += width) {
+        int64_t i = 0;
+        if (width == kTileColumns)
+          for (; i + kTileColumns <= count; i += kTileColumns) {
+            float* const row = to + i * depth + p * kTileColumns;
+#pragma GCC unroll 4
+            for (int v = 0; v < kTileColumns; v += Lanes::N) Lanes::load(room + i + v).store(row + v);
+          }
+        for (; i < count; i += width) {
           const int rows = static_cast<int>(count - i < width ? count - i : width);
           const int wide = (rows + round - 1) / round * round;
           float* const row = to + i * depth + p * wide;
