@@ -371,7 +371,7 @@ class _Lines:
             raise DataError(
                 f"{self.path}:{line}: the keys are {_keys(row)}; need {messages_key}, or"
                 f" {' or '.join(prompt_keys)} with {completion_key}, or {text_key};"
-                " name others by messages_key=, prompt_key=, completion_key=, text_key="
+                " name others by messages_key=, prompt_key=, completion_key=, text_key= (--messages-key, ...)"
             )
         report.counts = answers
         report.unused = tuple(k for k in row if k not in used)

@@ -188,7 +188,7 @@ def test_bad_options(capsys, tmp_path, monkeypatch, path, text, options, message
         (['{"text": "a b c"}', '{"text": '], [], "d.jsonl:2: not JSON"),
         (['{"text": "a b c"}', "[1]"], [], "d.jsonl:2: a JSON list; need an object"),
         ([{"text": "a b c"}, {"txt": "a"}], [], "d.jsonl:2: the keys are txt; need text, as in line 1"),
-        ([{"question": "a", "answer": "b"}], [], "d.jsonl:1: the keys are question, answer; need "),
+        ([{"question": "a", "answer": "b"}], [], "text_key= (--messages-key, ...)"),
         (["nothing"] * 3, ["--skip-bad-lines"], "no sample to train on"),
         ([{"messages": [{"role": "user", "content": "a"}]}], [], "the chat of 1 messages has no assistant turn"),
     ],
