@@ -220,7 +220,7 @@ class Tokenizer:
         if given is None:
             return None
         try:
-            with np.errstate(invalid="raise"):  # what is no number has no integer
+            with np.errstate(invalid="raise", over="ignore"):  # what is no number has no integer
                 array = np.array(given, dtype=kind)
         except (TypeError, ValueError, OverflowError, FloatingPointError):
             raise FileError(f"{self._where}{key} is not a list of numbers; need one for each token") from None
