@@ -189,7 +189,7 @@ class Run:
         began = time.perf_counter()
         try:
             with display or contextlib.nullcontext():
-                self.before = self._evaluate(source)
+                self.before = self._evaluate(source, display)
                 if display is not None and self.before is not None:
                     display.say(f"before training: validation {_shown(self.before)}")
                 if display is not None:
@@ -231,21 +231,26 @@ class Run:
             self.tokens += min((self.steps - first) * self.batch_size, rows) * self.context
         self.trainer.epoch += 1
         seconds = time.perf_counter() - began
-        found = EpochResult(number, result, self._evaluate(source), seconds, self.trainer.planned_bytes)
+        found = EpochResult(number, result, self._evaluate(source, display), seconds, self.trainer.planned_bytes)
         self.history.append(found)
         if display is not None:
             display.epoch(found, self.epochs_total)
         if self.on_epoch is not None:
             self.on_epoch(found)
 
-    def _evaluate(self, source: Any) -> Result | None:
+    def _evaluate(self, source: Any, display: StepDisplay | None) -> Result | None:
         """The loss on the validation rows; None when there are none."""
         if not len(self.val_rows):
             return None
         source.order.array[len(self.train_rows) :] = self.val_rows
         result, first = Result(), len(self.train_rows)
         size = min(self.micro_batch_size, len(self.val_rows))
-        self.trainer.run_rows(source, first, self.dataset.n, result, batch_size=size, backward=False)
+
+        def heard(done: int) -> None:
+            if display is not None:
+                display.validation(done, len(self.val_rows))
+
+        self.trainer.run_rows(source, first, self.dataset.n, result, batch_size=size, backward=False, heard=heard)
         return result
 
     def save(self, path: str | os.PathLike[str]) -> None:

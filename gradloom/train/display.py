@@ -167,9 +167,19 @@ class StepDisplay:
             self._told = time.perf_counter()
             print(f"step {steps}/{self.steps}  {self._text(steps, result)}", file=self.stream, flush=True)
 
+    def validation(self, rows: int, rows_total: int) -> None:
+        """So many rows of a validation are done."""
+        text = f"validation {rows}/{rows_total} rows"
+        if self._bar is not None:
+            self._bar.update(self._task, description=text)
+        elif time.perf_counter() - self._told >= self.SECONDS and rows < rows_total:
+            self._told = time.perf_counter()
+            print(text, file=self.stream, flush=True)
+
     def epoch(self, done: Any, epochs: int) -> None:
         """A pass has ended (a gradloom.EpochResult)."""
         self._rows_before = self._rows
+        self._told = time.perf_counter()
         parts = [f"epoch {done.epoch}/{epochs}", numbers(done.train), numbers(done.val, "validation ")]
         self.say("  ".join(part for part in parts if part))
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gradloom.train.display import Display, duration, plural, rate
+from gradloom.train.display import Display, StepDisplay, duration, plural, rate
 
 
 class Terminal(io.StringIO):
@@ -43,6 +43,54 @@ def test_a_bar_on_a_terminal(monkeypatch):
         display.epoch(epoch(2, result(0.4, 0.80)))
     shown = stream.getvalue()
     assert "2/2" in shown and "accuracy 0.8000" in shown and "rows/s" in shown and "left" in shown
+
+
+class Steps(SimpleNamespace):
+    def recent(self, batches):
+        return self.loss
+
+
+def test_a_line_now_and_then_for_a_run_of_steps(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr("gradloom.train.display.time.perf_counter", lambda: clock[0])
+    stream = io.StringIO()
+    steps = Steps(loss=1.25, accuracy=math.nan, ndata=80)
+    with StepDisplay(20, 50, stream) as display:
+        display.validation(1, 9)
+        clock[0] += 11
+        display.validation(5, 9)
+        display.say("before training: validation loss 2")
+        display.begin()
+        clock[0] += 4
+        display.step(2, 8, steps)
+        clock[0] += 8
+        display.step(6, 24, steps)
+        display.step(7, 28, steps)
+        clock[0] += 12
+        display.epoch(SimpleNamespace(epoch=1, train=steps, val=None), 2)
+        display.step(12, 4, steps)
+        clock[0] += 11
+        display.step(20, 40, steps)  # the last one is told by the epoch's line
+    assert stream.getvalue().splitlines() == [
+        "validation 5/9 rows",
+        "before training: validation loss 2",
+        "step 6/20  loss 1.2500  100 tokens/s  28 s left",
+        "epoch 1/2  loss 1.25",
+    ]
+
+
+def test_a_bar_for_a_run_of_steps(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "140")
+    stream = Terminal()
+    steps = Steps(loss=1.25, accuracy=math.nan, ndata=80)
+    with StepDisplay(20, 50, stream) as display:
+        display.validation(3, 9)
+        display.begin()
+        display.step(20, 8, steps)
+        display.epoch(SimpleNamespace(epoch=1, train=steps, val=steps), 1)
+    shown = stream.getvalue()
+    assert "20/20" in shown and "tokens/s" in shown and "epoch 1/1  loss 1.25  validation loss 1.25" in shown
 
 
 @pytest.mark.parametrize(
