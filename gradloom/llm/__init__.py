@@ -8,6 +8,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .chat import ChatTemplate
+    from .data import Samples, TokenData, pack, read_samples
     from .evaluate import Perplexity, evaluate
     from .finetune import Run, finetune
     from .generate import generate
@@ -16,16 +18,21 @@ if TYPE_CHECKING:
     from .model import Model, load
     from .plan import MemoryPlan, plan
     from .sampling import Sampling
+    from .tokenizer import Tokenizer
     from .verify import Verification, verify
 
 __all__ = [
+    "ChatTemplate",
     "LoRA",
     "MemoryPlan",
     "Merged",
     "Model",
     "Perplexity",
     "Run",
+    "Samples",
     "Sampling",
+    "TokenData",
+    "Tokenizer",
     "TrainedTensors",
     "Verification",
     "evaluate",
@@ -33,12 +40,16 @@ __all__ = [
     "generate",
     "load",
     "merge",
+    "pack",
     "plan",
+    "read_samples",
     "verify",
 ]
 
 # Where each name lives
 _HOMES = {
+    ".chat": "ChatTemplate",
+    ".data": "Samples TokenData pack read_samples",
     ".evaluate": "Perplexity evaluate",
     ".finetune": "Run finetune",
     ".generate": "generate",
@@ -47,6 +58,7 @@ _HOMES = {
     ".model": "Model load",
     ".plan": "MemoryPlan plan",
     ".sampling": "Sampling",
+    ".tokenizer": "Tokenizer",
     ".verify": "Verification verify",
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
