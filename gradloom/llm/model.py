@@ -16,6 +16,7 @@ from ..base.errors import FileError, ShapeError
 from ..graph.opspec import Parameter, constant, stored_value
 from ..graph.stored import Stored, sketching
 from ..graph.value import Shape, Value, scope
+from ..run import dequantize
 from ..run.cpu_backend import kernels
 from .config import Config, read_config
 from .llama import Llama
@@ -320,8 +321,9 @@ def readable_kinds() -> frozenset[str]:
 
 def dequantized(data: np.ndarray, kind: str, shape: Shape) -> np.ndarray:
     """u8 bytes of a tensor of any ggml type that the gguf package knows, as f32 of this shape (NumPy order)."""
-    from gguf import GGMLQuantizationType
-    from gguf.quants import dequantize
+    if kind == "f32" or kind in readable_kinds():
+        return dequantize(data, kind, shape)
+    from gguf import GGMLQuantizationType, quants
 
-    found = dequantize(data, GGMLQuantizationType[kind.upper()])
+    found = quants.dequantize(data, GGMLQuantizationType[kind.upper()])
     return np.ascontiguousarray(found, np.float32).reshape(shape)
