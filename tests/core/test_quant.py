@@ -106,6 +106,7 @@ def test_products_have_the_bits_of_products_of_the_decoded_matrix(kind: str, isa
     rng = np.random.default_rng(11)
     stored_value, map_ = gl.graph.opspec.stored_value, gl.graph.stored.Stored.map
     for rows, depth, columns, turned in PRODUCTS:
+        rows = min(rows, 700 if isa == "avx512" else 130)  # more than what is read in place
         shape = (columns, depth) if turned else (depth, columns)
         if dtype(kind).is_quantised:
             data = draw_blocks(rng, kind, shape)
