@@ -56,7 +56,7 @@ class Optimizer(ABC):
     def make_state(self, parameters: Sequence[Parameter]) -> dict[str, list[Parameter]]:
         """State name -> one zeroed array per parameter."""
         return {
-            name: [stored_value(Stored(f"{p.stored.name}.{name}", np.zeros(p.shape))) for p in parameters]
+            name: [stored_value(Stored(f"{p.stored.name}.{name}", np.broadcast_to(0.0, p.shape))) for p in parameters]
             for name in self.state_names
         }
 

@@ -434,7 +434,9 @@ class Trainer:
         if self._keeps_gradients:
             for p in parameters:
                 if p.stored not in self._accumulators:
-                    self._accumulators[p.stored] = stored_value(Stored(f"{p.stored.name}.acc", np.zeros(p.shape)))
+                    self._accumulators[p.stored] = stored_value(
+                        Stored(f"{p.stored.name}.acc", np.broadcast_to(0.0, p.shape))
+                    )
             kept = [self._accumulators[p.stored] for p in parameters]
             pairs = [v for pair in zip(kept, grads, strict=True) for v in pair]
             if self._is_total:
