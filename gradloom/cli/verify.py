@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -70,6 +71,7 @@ def verify(
         loaded, data, adapter, context=context, batch_size=batch_size, reference=reference, threads=threads, seed=seed,
         data_options=options, optimizer=SGD(lr=1e-3) if optimizer == "sgd" else AdamW(lr=1e-3),
         on_check=lambda check: print(f"{check.name:<36}{'' if check.holds else 'DIFFERS: '}{check.found}", flush=True),
+        on_progress=_progress if sys.stderr.isatty() else None,
     )  # fmt: skip
     shared = f"{show_bytes(found.peak_bytes)} with buffers shared, {show_bytes(found.unshared_bytes)} without"
     print(f"one step: {found.tokens} tokens to learn, loss {found.loss:.6g}, {found.steps} instructions; {shared}")
@@ -79,3 +81,9 @@ def verify(
     if json:
         print(json_text({"model": model, "data": data, "agrees": found.agrees} | asdict(found)))
     return 0 if found.agrees else 1
+
+
+def _progress(done: int, nodes: int) -> None:
+    """One line on a terminal that changes."""
+    text = "" if done == nodes else f"float64: {done:,} of {nodes:,} nodes"
+    print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
