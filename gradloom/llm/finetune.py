@@ -43,6 +43,7 @@ METHODS = ("lora", "full")
 SCHEDULES = ("cosine", "linear", "constant")
 MICRO_TOKENS = 512  # a micro-batch has about so many: enough for the matrix products to be fast
 VAL_SHARE, VAL_ROWS = 0.05, 100  # validation when not said: a share of all samples (or windows), and at most so many
+LR, WARMUP = 2e-4, 0.03
 CONTEXT = 512  # tokens per row when not said, or the model's context if that is less
 
 
@@ -73,9 +74,10 @@ class Run:
     context      tokens per row, at most the model's
     batch_size   rows per optimiser step; micro_batch_size: rows computed at once, by default about 512 tokens
     epochs       passes over the training rows; or steps: optimiser steps (then as many passes as that takes)
-    lr           the highest rate; schedule: "cosine" or "linear" down to 0, or "constant", after `warmup` (a share of
-                 the steps) of linear growth. optimizer: another than AdamW(weight_decay); then lr, schedule, warmup and
-                 weight_decay are its own affair
+    lr           the highest rate, by default 2e-4; schedule: "cosine" (the default) or "linear" down to 0, or
+                 "constant", after `warmup` (a share of the steps, by default 0.03) of linear growth; weight_decay:
+                 AdamW's, by default 0
+    optimizer    another than this AdamW, in place of these four
     val_split    share of the samples (of the rows, for a text) that is never trained on; 0: none; by default 5 % and at
                  most 100
     seed         of the order of the rows, of the validation rows, of dropout and of an adapter made here
@@ -96,10 +98,10 @@ class Run:
         micro_batch_size: int | None = None,
         epochs: int | None = None,
         steps: int | None = None,
-        lr: float = 2e-4,
-        schedule: str = "cosine",
-        warmup: float = 0.03,
-        weight_decay: float = 0.0,
+        lr: float | None = None,
+        schedule: str | None = None,
+        warmup: float | None = None,
+        weight_decay: float | None = None,
         optimizer: Optimizer | None = None,
         val_split: float | None = None,
         seed: int = 0,
@@ -110,9 +112,21 @@ class Run:
     ) -> None:
         self.model = model if isinstance(model, Model) else load(model)
         _check_one_of("method", method, METHODS)
-        _check_one_of("schedule", schedule, SCHEDULES)
-        _check_number("lr", lr, 0.0, math.inf)
-        _check_number("warmup", warmup, 0.0, 1.0)
+        rates = {"lr": lr, "schedule": schedule, "warmup": warmup, "weight_decay": weight_decay}
+        unheeded = [name for name, value in rates.items() if value is not None]
+        if optimizer is not None and unheeded:
+            raise SettingError(
+                f"finetune: {', '.join(unheeded)} beside an optimizer, which has its own; need one of them"
+            )
+        self.lr = LR if lr is None else lr
+        self.schedule = "cosine" if schedule is None else schedule
+        self.warmup = WARMUP if warmup is None else warmup
+        _check_one_of("schedule", self.schedule, SCHEDULES)
+        _check_number("lr", self.lr, 0.0, math.inf)
+        _check_number("warmup", self.warmup, 0.0, 1.0)
+        check_batch(batch_size)
+        if micro_batch_size is not None:
+            check_batch(micro_batch_size, batch_size, "micro_batch_size")
         if epochs is not None and steps is not None:
             raise SettingError("finetune: both epochs and steps are given; need one of them")
         for name, count in (("epochs", epochs), ("steps", steps)):
@@ -125,17 +139,13 @@ class Run:
         self.data = read_rows(self.model, data, context, val_split, seed, **(data_options or {}))
         self.context = int(self.data.tokens.shape[1])
         self.train_rows, self.val_rows = self.data.train, self.data.val
-        check_batch(batch_size)
         self.batch_size = min(batch_size, len(self.train_rows))
-        if micro_batch_size is not None:
-            check_batch(micro_batch_size, batch_size, "micro_batch_size")
         micro = max(1, MICRO_TOKENS // self.context) if micro_batch_size is None else micro_batch_size
         self.micro_batch_size = min(micro, self.batch_size)
         per_epoch = -(-len(self.train_rows) // self.batch_size)
         self.steps_total = per_epoch * (epochs or 1) if steps is None else steps
         self.epochs_total = -(-self.steps_total // per_epoch)
-        self.lr, self.warmup, self.schedule = float(lr), float(warmup), schedule
-        self.optimizer = optimizer or AdamW(lr=self.rate, weight_decay=weight_decay)
+        self.optimizer = optimizer or AdamW(lr=self.rate, weight_decay=weight_decay or 0.0)
         if not sketching():
             check_copies(self.model, self.adapter)
         self.adapter.bind(self.model)
@@ -152,6 +162,7 @@ class Run:
         self.dataset = Dataset(rows, self.data.labels)
         self.before: Result | None = None  # validation before the first step
         self.history: list[EpochResult] = []
+        self.passes = 0  # over the training rows that were begun
         self.latest = Result()  # of the pass under way, or the last one
         self.interrupted = False
         self.seconds = 0.0  # of training and validation
@@ -181,7 +192,11 @@ class Run:
         self.trainer.prepare(source, 0, rows, batch_size=self.batch_size, micro_batch_size=self.micro_batch_size)
 
     def train(self, progress: bool = True) -> Run:
-        """All steps; see finetune. SettingError when the machine has not the memory that they need."""
+        """All steps that are left; see finetune. After an interruption, called again, it goes on with a new pass.
+
+        SettingError when the machine has not the memory that they need.
+        """
+        self.interrupted = False
         self.prepare()
         plan_of(self, self._memory).check()
         display = StepDisplay(self.steps_total, self.context) if progress else None
@@ -189,13 +204,15 @@ class Run:
         began = time.perf_counter()
         try:
             with display or contextlib.nullcontext():
-                self.before = self._evaluate(source, display)
-                if display is not None and self.before is not None:
-                    display.say(f"before training: validation {_shown(self.before)}")
+                if not self.passes:
+                    self.before = self._evaluate(source, display)
+                    if display is not None and self.before is not None:
+                        display.say(f"before training: validation {_shown(self.before)}")
                 if display is not None:
-                    display.begin()
-                for number in range(1, self.epochs_total + 1):
-                    self._epoch(number, source, display)
+                    display.begin(self.steps)
+                while self.steps < self.steps_total:
+                    self.passes += 1
+                    self._epoch(self.passes, source, display)
         except KeyboardInterrupt:
             self.interrupted = True
             print(f"interrupted after {self.steps} of {self.steps_total} steps", file=sys.stderr, flush=True)
@@ -234,7 +251,7 @@ class Run:
         found = EpochResult(number, result, self._evaluate(source, display), seconds, self.trainer.planned_bytes)
         self.history.append(found)
         if display is not None:
-            display.epoch(found, self.epochs_total)
+            display.epoch(found, max(number, self.epochs_total))
         if self.on_epoch is not None:
             self.on_epoch(found)
 

@@ -120,7 +120,7 @@ class StepDisplay:
         self.steps, self.row_tokens = steps, row_tokens
         self.stream = sys.stderr if stream is None else stream
         self._start = self._told = time.perf_counter()
-        self._rows = self._rows_before = 0
+        self._rows = self._rows_before = self._first = 0
         self._bar: Any = None
         self._task: Any = None
 
@@ -147,8 +147,9 @@ class StepDisplay:
         if self._bar is not None:
             self._bar.stop()
 
-    def begin(self) -> None:
-        """The first step is about to run."""
+    def begin(self, steps: int = 0) -> None:
+        """The first step is about to run, or the one after so many."""
+        self._first = steps
         self._start = self._told = time.perf_counter()
 
     def say(self, text: str) -> None:
@@ -186,5 +187,6 @@ class StepDisplay:
     def _text(self, steps: int, result: Any) -> str:
         took = max(time.perf_counter() - self._start, 1e-9)
         speed = rate(self._rows * self.row_tokens / took)
-        left = duration(took / max(steps, 1) * (self.steps - steps)) if steps else "?"
+        done = steps - self._first
+        left = duration(took / done * (self.steps - steps)) if done else "?"
         return f"loss {result.recent(self.RECENT):.4f}  {speed} tokens/s  {left} left"

@@ -21,7 +21,8 @@ STORIES, SHAKESPEARE = ROOT / "gguf" / "stories260K.gguf", ROOT / "text" / "tiny
 
 
 def run_on(path: Path, data: Any, adapter: Any = None, **options: Any) -> Run:
-    settings = {"val_split": 0.0, "batch_size": 4, "micro_batch_size": 2, "lr": 1e-3, "progress": False, "threads": 1}
+    settings = {"val_split": 0.0, "batch_size": 4, "micro_batch_size": 2, "progress": False, "threads": 1}
+    settings |= {} if "optimizer" in options else {"lr": 1e-3}
     return finetune(load(path), data, adapter, **(settings | options))
 
 
@@ -177,6 +178,10 @@ def test_ctrl_c_leaves_with_the_work_so_far(tmp_path: Path, capsys: pytest.Captu
     assert any(b.numpy().any() for b in adapter.b.values())
     assert run.report["interrupted"] and run.report["steps"] == run.steps
     assert f"interrupted after {run.steps} of 10000 steps" in capsys.readouterr().err
+    run.steps_total = run.steps + 3
+    run.train(progress=False)  # goes on
+    assert not run.interrupted and run.steps == run.steps_total == run.trainer.steps and run.passes == 2
+    assert run.train(progress=False).steps == run.steps_total  # nothing is left
 
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_weights(tmp_path: Path) -> None:
@@ -200,6 +205,11 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_weights(tmp_path: Path) -
         ({"warmup": 1.5}, SettingError, "warmup=1.5 is not usable"),
         ({"val_split": 1.0}, SettingError, "val_split=1.0 is not usable"),
         ({"nonsense": 1}, TypeError, "nonsense"),
+        (
+            {"optimizer": gl.optim.SGD(lr=1.0), "lr": 1e-3, "warmup": 0.0},
+            SettingError,
+            "lr, warmup beside an optimizer",
+        ),
         ({"train_dtype": "f32"}, SettingError, "belong to method='full'"),
         ({"tensors": "attn_q"}, SettingError, "belong to method='full'"),
         ({"adapter": LoRA(), "method": "full"}, SettingError, "method='full' with a LoRA"),
