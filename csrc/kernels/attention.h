@@ -104,23 +104,24 @@ struct Strip {
   int64_t begin, end, inside_begin, inside_end;  // keys that some query sees; keys that every query sees
 
   Strip() = default;
-  // Strip `at` of head h, or of the heads of group h when rows have one token.
-  Strip(const Call& call, const Shape& x, const int32_t* positions, bool cached, int64_t b, int64_t h, int64_t at) {
-    const int64_t from = at * kStrip, left = (x.single() ? x.share : x.tokens) - from;
+  // Strip `at` of head h; or, `across`, of the heads of group h at the only token.
+  Strip(const Call& call, const Shape& x, const int32_t* positions, bool cached, int64_t b, int64_t h, int64_t at,
+        bool across) {
+    const int64_t from = at * kStrip, left = (across ? x.share : x.tokens) - from;
     n = static_cast<int>(left < kStrip ? left : kStrip);
     ld = static_cast<int>(round_up(n, Lanes::N));
-    const int64_t head = x.single() ? h * x.share + from : h, token = x.single() ? 0 : from;
+    const int64_t head = across ? h * x.share + from : h, token = across ? 0 : from;
     q = x.q_at(b, token, head);
-    q_step = x.single() ? x.d : x.q_row;
+    q_step = across ? x.d : x.q_row;
     lse = (b * x.tokens + token) * x.heads + head;
-    lse_step = x.single() ? 1 : x.heads;
+    lse_step = across ? 1 : x.heads;
     begin = inside_end = INT64_MAX;
     end = inside_begin = 0;
     for (int j = 0; j < kStrip; j++) {
       first[j] = INT32_MAX;
       last[j] = -1;
       if (j >= n) continue;
-      const Seen s = seen(call, x, positions, cached, b, x.single() ? 0 : from + j);
+      const Seen s = seen(call, x, positions, cached, b, across ? 0 : from + j);
       first[j] = s.first;
       last[j] = s.last;
       if (s.first < begin) begin = s.first;
@@ -462,7 +463,7 @@ inline void run_forward(const Call& call, int phase, int part, int parts, void* 
     // The last strips of a head cost most: they come first. A piece of the keys is read by all heads in turn.
     const int64_t piece = job / f.units, unit = job % f.units, at = strips - 1 - unit % strips;
     const int64_t h = unit / strips % f.heads, b = unit / strips / f.heads, n = x.single() ? h : h / x.share;
-    const Strip strip(call, x, positions, cached, b, h, at);
+    const Strip strip(call, x, positions, cached, b, h, at, x.single());
     float* const slots = room + static_cast<size_t>(unit * f.splits) * f.slot();
     if (phase == 1) {
       combine(f, strip, slots, out, lse);
@@ -509,9 +510,9 @@ struct Backward {
   // The workspace: the keys [begin, end) of each job, then its dk and dv [tokens][d] each.
   size_t head_floats() const { return static_cast<size_t>(round_up(jobs * 4, 16)); }
   size_t slot() const { return static_cast<size_t>(2 * x.tokens * x.d); }
-  // Scratch: work per block of queries; q^T, g^T, dq^T; q, g; weights, dz
+  // Scratch: work per block of queries; q^T, g^T, dq^T; weights, dz
   size_t weight_floats() const { return static_cast<size_t>(round_up(blocks * 2, 16)); }
-  size_t scratch_floats() const { return weight_floats() + static_cast<size_t>(kQueries * (5 * x.d + 2 * kKeys)); }
+  size_t scratch_floats() const { return weight_floats() + static_cast<size_t>(kQueries * (3 * x.d + 2 * kKeys)); }
 };
 
 // (g, q, k, v, y, lse, positions, g_lse?; scale) -> dq, dk, dv
@@ -571,19 +572,16 @@ inline void back_block(const Call& call, const Backward& w, const Grads& a, int6
   const int64_t queries = x.tokens - t0 < kQueries ? x.tokens - t0 : kQueries;
   const int count = static_cast<int>(ceil_div(queries, kStrip));
   float *const qt = room, *const gt = qt + kQueries * d, *const dqt = gt + kQueries * d;
-  float *const qs = dqt + kQueries * d, *const gs = qs + kQueries * d;
-  float *const weights = gs + kQueries * d, *const dz = weights + kKeys * kQueries;
+  float *const weights = dqt + kQueries * d, *const dz = weights + kKeys * kQueries;
   float lse[kQueries] = {}, delta[kQueries] = {};
   const float* const g = a.g + x.q_at(b, t0, h);
   const float* const q = a.q + x.q_at(b, t0, h);
   const float* const y = a.y + x.q_at(b, t0, h);
   for (int64_t i = 0; i < queries; i++) {
-    std::memcpy(qs + i * d, q + i * x.q_row, static_cast<size_t>(d) * sizeof(float));
-    std::memcpy(gs + i * d, g + i * x.q_row, static_cast<size_t>(d) * sizeof(float));
     F sum = F::zero();
     for (int64_t j = 0; j < d; j += F::N) {
       const int lanes = d - j < F::N ? static_cast<int>(d - j) : F::N;
-      sum = mul_add(F::load_n(gs + i * d + j, lanes), F::load_n(y + i * x.q_row + j, lanes), sum);
+      sum = mul_add(F::load_n(g + i * x.q_row + j, lanes), F::load_n(y + i * x.q_row + j, lanes), sum);
     }
     const int64_t at = (b * x.tokens + t0 + i) * x.heads + h;
     lse[i] = a.lse[at];
@@ -592,10 +590,10 @@ inline void back_block(const Call& call, const Backward& w, const Grads& a, int6
   Strip strips[kStrips];
   int64_t begin = INT64_MAX, end = 0;
   for (int i = 0; i < count; i++) {
-    strips[i] = Strip(call, x, a.positions, false, b, h, block * kStrips + i);
+    strips[i] = Strip(call, x, a.positions, false, b, h, block * kStrips + i, false);
     const Strip& s = strips[i];
-    pack(qs + i * kStrip * d, d, s, d, a.scale, qt + i * kStrip * d);
-    pack(gs + i * kStrip * d, d, s, d, a.scale, gt + i * kStrip * d);
+    pack(q + i * kStrip * x.q_row, x.q_row, s, d, a.scale, qt + i * kStrip * d);
+    pack(g + i * kStrip * x.q_row, x.q_row, s, d, a.scale, gt + i * kStrip * d);
     if (s.begin < begin) begin = s.begin;
     if (s.end > end) end = s.end;
   }
@@ -640,10 +638,11 @@ inline void back_block(const Call& call, const Backward& w, const Grads& a, int6
       for (int64_t c = 0; c < d; c += kStrip) {
         const int columns = static_cast<int>(d - c < kStrip ? d - c : kStrip);
         const int64_t at = (k0 + r) * d + c;
-        product<Side::rows>(dz + r * kQueries + first, kQueries, rows, qs + first * d + c, d, last - first, columns,
+        const int64_t from_q = first * x.q_row + c;
+        product<Side::rows>(dz + r * kQueries + first, kQueries, rows, q + from_q, x.q_row, last - first, columns,
                             dk + at, d, true);
-        product<Side::rows>(weights + r * kQueries + first, kQueries, rows, gs + first * d + c, d, last - first,
-                            columns, dv + at, d, true);
+        product<Side::rows>(weights + r * kQueries + first, kQueries, rows, g + from_q, x.q_row, last - first, columns,
+                            dv + at, d, true);
       }
     }
   }

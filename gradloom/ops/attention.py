@@ -176,6 +176,7 @@ def _attention_shape(q: Spec, k: Spec, v: Spec, positions: Spec, cached: bool = 
     )
     need(positions.shape == (b, t), "positions do not fit", f"a position per query, i32[{b}, {t}]")
     need(cached or k.shape[1] == t, "keys and queries differ in number", f"{t} keys, or cached=True")
+    need(not cached or k.shape[1] > 0, "the cache has no rows", "at least one key")
     return [Spec(q.shape), Spec(q.shape[:3])]
 
 
@@ -270,7 +271,8 @@ def _packed(rng: np.random.Generator, batch: int, tokens: int, longest: int) -> 
 
 # batch, tokens, heads, key heads, D, longest sequence (0: one per row, -1: any positions)
 ATTENTIONS = (
-    (1, 1, 1, 1, 16, 0), (1, 7, 2, 1, 5, 0), (2, 5, 4, 2, 8, 3), (1, 17, 3, 3, 16, -1), (1, 33, 2, 1, 32, 0),
+    (1, 1, 1, 1, 16, 0), (3, 1, 6, 2, 16, 0), (1, 7, 2, 1, 5, 0), (2, 5, 4, 2, 8, 3), (1, 17, 3, 3, 16, -1),
+    (1, 33, 2, 1, 32, 0),
     (2, 67, 6, 2, 16, 20), (1, 130, 3, 1, 64, 0), (1, 97, 4, 4, 80, 60), (1, 70, 2, 2, 128, 0), (1, 259, 2, 1, 33, -1),
     (1, 200, 9, 3, 64, 0),
 )  # fmt: skip
@@ -301,18 +303,22 @@ def _attention_samples(rng: np.random.Generator) -> list[Sample]:
         positions[0, -1] = s - 1
         inputs = (draw(rng, (b, t, heads, d)), draw(rng, (b, s, groups, d)), draw(rng, (b, s, groups, d)), positions)
         found.append(Sample(inputs, {"scale": d**-0.5, "cached": True}))
-    q, k, v, positions = _inputs(rng, 1, 40, 2, 2, 8, 0)
-    found.append(Sample((q * np.float32(40), k * np.float32(40), v, positions), {"scale": 1.0}))  # one key takes all
+    # Scores of exactly 200 or 0: a few keys take all, and e^200 is no f32.
+    _, _, v, positions = _inputs(rng, 1, 40, 2, 2, 8, 0)
+    rows = np.eye(8, dtype=np.float32)
+    q, k = (rows[rng.integers(0, 8, (1, 40, 2))] * np.float32(by) for by in (10, 20))
+    found.append(Sample((q, k, v, positions), {"scale": 1.0}))
     return found
 
 
 def _back_samples(rng: np.random.Generator) -> list[Sample]:
     found = []
-    for i, case in enumerate(ATTENTIONS[1:]):  # of one token, dq and dk are 0 but for rounding
+    for i, case in enumerate(ATTENTIONS):
         q, k, v, positions = _inputs(rng, *case)
         scale = case[4] ** -0.5
         y, lse = _attention(q.astype(np.float64), k.astype(np.float64), v.astype(np.float64), positions, scale, False)
-        g_lse = draw(rng, lse.shape) if i % 3 == 1 else None
+        # Of one token without it, dq and dk are 0 but for rounding.
+        g_lse = draw(rng, lse.shape) if i % 3 == 2 or case[1] == 1 else None
         inputs = (draw(rng, q.shape), q, k, v, y.astype(np.float32), lse.astype(np.float32), positions, g_lse)
         found.append(Sample(inputs, {"scale": scale}))
     return found
@@ -349,6 +355,11 @@ attention: OpSpec = op(
             "attention: keys and queries differ in number: q f32[1,5,2,8], k f32[1,7,2,8], v f32[1,7,2,8], "
             "positions i32[1,5]; need 5 keys, or cached=True",
             (1, 5, 2, 8), (1, 7, 2, 8), (1, 7, 2, 8), ("i32", (1, 5)), scale=1.0,
+        ),
+        bad(
+            "attention: the cache has no rows: q f32[1,1,2,8], k f32[1,0,2,8], v f32[1,0,2,8], positions i32[1,1]; "
+            "need at least one key",
+            (1, 1, 2, 8), (1, 0, 2, 8), (1, 0, 2, 8), ("i32", (1, 1)), scale=1.0, cached=True,
         ),
         bad(
             "attention: k and v differ: q f32[1,5,2,8], k f32[1,5,2,8], v f32[1,5,1,8], positions i32[1,5]; "
