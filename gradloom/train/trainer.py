@@ -412,7 +412,7 @@ class Trainer:
         return outputs, [g for _, g in reached], tuple(p for p, _ in reached)
 
     def _check_classes(self, source: RowSource | FeedSource, pred: Value) -> None:
-        if isinstance(source, RowSource) and pred.ndim == 2:
+        if isinstance(source, RowSource) and (pred.ndim == 2 or source.data.has_ids):
             source.data.check_labels(pred.shape[-1])
 
     def _compile(self, built: _Built, rows: int, update: bool) -> Step:

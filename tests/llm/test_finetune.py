@@ -314,3 +314,32 @@ def test_the_table_of_what_trains(tmp_path: Path, adapter: Any) -> None:
         assert counts[1] == sum(w.array.size for w in run.model.weights.values())
     else:
         assert rows["attn_norm"].endswith("yes") and rows["ffn_norm"].endswith("frozen") and counts[0] == 96
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_k"])
+def test_a_quantised_model_trains_as_f32_copies_and_is_written(tmp_path: Path, kind: str) -> None:
+    path = write(tmp_path, "llama", kind=kind, width=256, ffn=256, heads=4)
+    data = packed(8, 16)
+    run = run_on(path, data, TrainedTensors("all", "f32"), epochs=3, lr=3e-3)
+    losses = [e.train.loss for e in run.history]
+    assert losses[2] < losses[1] < losses[0]
+    run.save(tmp_path / "new.gguf")
+    again = load(tmp_path / "new.gguf")
+    assert {t.kind for t in again.file.tensors.values()} == {"f32"}
+    for name, array in trained(run).items():
+        np.testing.assert_array_equal(again.array(name), array)
+
+
+def test_an_adapter_from_a_file_goes_on_training(tmp_path: Path) -> None:
+    """Saved and loaded between two runs of plain SGD, it ends where one run ends."""
+    path, data = write(tmp_path, "llama"), packed(4, 16)
+    sgd = {"optimizer": gl.optim.SGD(lr=0.5)}
+    whole = run_on(path, data, LoRA(rank=3, alpha=5, targets="all", seed=1), epochs=4, **sgd)
+    half = run_on(path, data, LoRA(rank=3, alpha=5, targets="all", seed=1), epochs=2, **sgd)
+    half.save(tmp_path / "half.gguf")
+    model = load(path)
+    rest = LoRA.load(tmp_path / "half.gguf", model)
+    second = finetune(model, data, rest, epochs=2, val_split=0.0, micro_batch_size=2, progress=False, **sgd)
+    assert [e.train.loss for e in second.history] == pytest.approx([e.train.loss for e in whole.history[2:]], rel=1e-6)
+    for name, array in trained(second).items():
+        assert error(array, trained(whole)[name].astype(np.float64)) < 1e-5, name
