@@ -15,7 +15,8 @@
 namespace gradloom::GL_ISA::gemm {
 
 constexpr int64_t kDepth = 1024;                               // longest block of k
-constexpr int64_t kGroup = 128 / kTileColumns * kTileColumns;  // columns of B that stay in the second-level cache
+constexpr int64_t kGroup = 96;                                 // columns of B that stay in the second-level cache,
+                                                               // beside those that are fetched to follow them
 constexpr int64_t kRows = 48 / kTileRows * kTileRows;          // rows of A that stay there with them
 constexpr int64_t kRowsPacked = 504;                           // rows of A packed at a time into scratch
 constexpr double kShareMost = 1 << 23;                         // numbers of one operand in the workspace
