@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from ..base.dtypes import f32, f64
 from ..base.errors import GradientError, ShapeError
 from ..graph.graph import reachable
 from ..graph.opspec import REGISTRY, constant
-from ..graph.value import Node, Value, describe
+from ..graph.value import Node, Value, describe, scope
 
 
 def gradients(
@@ -45,7 +46,8 @@ def gradients(
     for node in reversed(nodes):
         received = []
         for value in node.outputs:
-            g = _total(incoming.pop(value, []))
+            with _named_after(node):
+                g = _total(incoming.pop(value, []))
             if g is not None:
                 done[value] = g
             received.append(g)
@@ -75,7 +77,13 @@ def _vjp(node: Node, received: Sequence[Value | None]) -> list[Value | None]:
             f"{op.name} has no gradient: {op.no_gradient}; node {node.label}; "
             "keep it out of the path from the loss to the parameters"
         )
-    return op.pull(node, received)
+    with _named_after(node):
+        return op.pull(node, received)
+
+
+def _named_after(node: Node) -> AbstractContextManager[None]:
+    """What a node's gradient consists of is called after the node."""
+    return scope(f"{node.name}.grad") if node.name else nullcontext()
 
 
 def _total(terms: Sequence[Value]) -> Value | None:

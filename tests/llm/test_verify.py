@@ -59,6 +59,15 @@ def test_a_plan_that_gives_bytes_away_too_early_is_caught_and_named(model, monke
     assert first.node.split()[0].split("#")[0] in named | {"matmul"}
 
 
+def test_a_kernel_that_is_declared_in_place_and_is_not_safe_for_it_is_caught_and_named(model, monkeypatch):
+    """What trained transformers wrongly for 17 months elsewhere: the declaration allows it, so the proof does, too.
+    Here a matrix product may take the place of its left input; the bits differ only where outputs lie in place."""
+    monkeypatch.setattr(REGISTRY["matmul"], "may_overwrite", {"z": ("x",)})
+    found = verify(model, rows_of(1, 24), LoRA(rank=2, targets="attn_v"), reference=False)
+    assert [c.holds for c in found.checks] == [False, True, False, False, False]
+    assert found.checks[0].node == "matmul blk.1.attn_q.grad", found.checks[0]
+
+
 @pytest.mark.parametrize(("op", "near"), [("rms_norm_back", "_norm"), ("adamw", "adamw")])
 def test_a_kernel_that_computes_something_else_is_caught_and_named(model, monkeypatch, op, near):
     spec = REGISTRY[op]

@@ -238,3 +238,12 @@ def test_compare_counts_nan_against_numbers_as_a_difference() -> None:
         assert found is not None and found[0].node.op.name == "flipped"
     finally:
         del REGISTRY["flipped"]
+
+
+def test_gradient_nodes_are_called_after_what_they_belong_to() -> None:
+    w = gl.parameter(np.ones((3, 3)), "w")
+    with gl.scope("fc"):
+        y = gl.ops.tanh(gl.input("x", (2, 3)) @ w) @ w
+    (g,) = gl.gradients(gl.ops.sum(y), [w])
+    names = {n.op.name: n.name for n in reachable([g]) if not n.op.leaf and n.name.endswith("grad")}
+    assert names["tanh_back"] == names["matmul"] == "fc.grad" and names["add"] == "w.grad"
