@@ -107,6 +107,14 @@ __attribute__((noinline)) void tile(const float* a, int64_t a_stride, const floa
 #pragma GCC unroll 4
     for (int j = 0; j < NV; j++) sum[i][j] = Lanes::zero();
 
+  // C is touched at the end: by then its lines are near.
+  if (k >= 64) {
+#pragma GCC unroll 12
+    for (int i = 0; i < MR; i++)
+#pragma GCC unroll 4
+      for (int j = 0; j < NV; j++) __builtin_prefetch(c + i * ldc + j * L, 1);
+  }
+
   // Rows in place: one pointer per three rows, the others by adding one or two strides.
   const float* row[(MR + 2) / 3];
   if constexpr (side == Side::rows)
