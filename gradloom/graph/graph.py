@@ -122,3 +122,12 @@ def storage_leaf(value: Value) -> Value:
     """The parameter leaf that an update's output finally lives in (updates may follow one another)."""
     target = update_target(value)
     return value if target is None else storage_leaf(target)
+
+
+def view_base(value: Value) -> Value:
+    """The value that a chain of views looks at; itself when it is no view."""
+    while value.node.op.view is not None:
+        source = value.node.inputs[0]
+        assert source is not None
+        value = source
+    return value

@@ -18,10 +18,11 @@ import numpy as np
 
 from ..base.errors import GradloomError, SettingError
 from ..base.settings import Switches, switches
+from ..graph.graph import view_base
 from ..graph.value import Node, describe
 from ..plan.plan import Plan, show_bytes
 from ..run import machine
-from ..run.walk import Judged, Walk, base_of, distance, first_difference, judge, stored_of
+from ..run.walk import Judged, Walk, distance, first_difference, judge, stored_of
 from ..transform.rewrite import Program, gather_program, rewrite
 from .finetune import Run
 
@@ -238,8 +239,8 @@ class _Verifier:
         values = [v for v in guard.inputs if v is not None]
         names = list(self.run.adapter.parameters())
         names = names if len(names) == len(values) - 2 else [v.node.label for v in values[2:]]
-        found = {base_of(values[0]): "the loss"}
-        return found | {base_of(v): name for v, name in zip(values[2:], names, strict=True)}
+        found = {view_base(values[0]): "the loss"}
+        return found | {view_base(v): name for v, name in zip(values[2:], names, strict=True)}
 
 
 def _called(node: Node) -> str:

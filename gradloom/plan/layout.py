@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..base.errors import ShapeError
-from ..graph.graph import update_target
+from ..graph.graph import update_target, view_base
 from ..graph.opspec import REGISTRY, Slot
 from ..graph.value import Node, Shape, Value, describe
 from ..transform.rewrite import Program
@@ -88,7 +88,7 @@ class _Layouter:
             # step, and an update's output its value before the next update.
             value = self.new[old]
             dense = is_dense(value.shape, self.layouts[value].strides)
-            outputs.append(value if dense and _base(old) not in self.overwritten else self.copied(value))
+            outputs.append(value if dense and view_base(old) not in self.overwritten else self.copied(value))
         program = Program(tuple(outputs), tuple(self.new[v] for v in self.program.effects))
         read = [v for n in self.nodes for v in n.inputs if v is not None] + outputs
         bases = frozenset(self.layouts[v].base for v in read)
@@ -101,7 +101,7 @@ class _Layouter:
             value = None if old is None else self.new[old]
             if old is not None and value is not None and not op.view:
                 slot = op.slot(op.inputs, i)
-                torn = op.updates and slot.name not in op.updates.values() and _base(old) in self.overwritten
+                torn = op.updates and slot.name not in op.updates.values() and view_base(old) in self.overwritten
                 if torn or not self.fits(slot, node, value):
                     value = self.copied(value)
             inputs.append(value)
@@ -160,12 +160,3 @@ class _Layouter:
             self.layouts[node.outputs[0]] = Layout(node.outputs[0], 0, dense_strides(value.shape))
             self.copies[value] = node.outputs[0]
         return self.copies[value]
-
-
-def _base(value: Value) -> Value:
-    """The value that a chain of views looks at."""
-    while value.node.op.view is not None:
-        source = value.node.inputs[0]
-        assert source is not None
-        value = source
-    return value

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..base.settings import Switches
-from ..graph.graph import storage_leaf, update_target
+from ..graph.graph import storage_leaf, update_target, view_base
 from ..graph.stored import Stored
 from ..graph.value import Node, Value, describe
 from ..plan.plan import Plan
@@ -179,7 +179,7 @@ def judge(walk: Walk, values: Sequence[Mapping[int, np.ndarray]]) -> Iterator[Ju
     """
     last: dict[Value, int] = {}
     for k, node in enumerate(walk.steps):
-        last.update((base_of(v), k) for v in node.inputs if v is not None)
+        last.update((view_base(v), k) for v in node.inputs if v is not None)
     seen: dict[Value, np.ndarray] = {}  # what the CPU computed
     exact: dict[Value, np.ndarray] = {}  # what float64 makes of the same leaves
     for k, node in enumerate(walk.steps):
@@ -200,15 +200,6 @@ def judge(walk: Walk, values: Sequence[Mapping[int, np.ndarray]]) -> Iterator[Ju
                 seen[value], exact[value] = got, total_result
         for value in [v for v in seen if last[v] == k]:
             del seen[value], exact[value]
-
-
-def base_of(value: Value) -> Value:
-    """What a chain of views looks at."""
-    while value.node.op.view is not None:
-        source = value.node.inputs[0]
-        assert source is not None
-        value = source
-    return value
 
 
 def _apply(
