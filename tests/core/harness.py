@@ -152,7 +152,7 @@ def run(
             records.append(arg("none", ()))
             input_segment.append(-1)
             continue
-        quantised = not isinstance(x, np.ndarray)
+        quantised = not isinstance(x, np.ndarray | np.generic)
         t = x.dtype.name if quantised else NAMES[x.dtype]
         size = 1 if quantised else x.dtype.itemsize
         strides = [s // size if n > 1 else 0 for n, s in zip(x.shape, x.strides, strict=True)]
