@@ -71,13 +71,6 @@ def columns(lines: list[tuple[str, str]], file: Any = None) -> None:
         print(f"{name:<{width}}  {text}".rstrip(), file=file or sys.stdout, flush=True)
 
 
-def resident_peak() -> int:
-    """The most bytes of memory that this process has held so far."""
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
     """A second Ctrl-C does not stop the saving that the first one asked for."""

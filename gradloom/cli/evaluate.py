@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import columns, json_text, need_whole, resident_peak, say
+from ..base.settings import resident_peak
+from .common import columns, json_text, need_whole, say
 from .language import (
     DATA_HELP,
     CompletionKey,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..base.settings import resident_peak
 from .common import (
     columns,
     json_text,
@@ -16,7 +17,6 @@ from .common import (
     need_rate,
     need_share,
     need_whole,
-    resident_peak,
     say,
     uninterrupted,
 )

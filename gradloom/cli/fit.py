@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..base.settings import resident_peak
 from .common import (
     columns,
     json_text,
@@ -19,7 +20,6 @@ from .common import (
     need_rate,
     need_share,
     need_whole,
-    resident_peak,
     say,
     uninterrupted,
 )

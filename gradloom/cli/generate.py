@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from .common import json_text, need_whole, resident_peak, say
+from ..base.settings import resident_peak
+from .common import json_text, need_whole, say
 from .language import chat_prompt, load_adapter
 
 TOKENS = 64  # to generate when not said, or fewer where the context ends

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base.errors import DataError, SettingError
+from ..base.settings import resident_peak
 from ..data.dataset import IGNORED, Dataset, split_rows
 from ..graph.opspec import Parameter
 from ..graph.stored import sketching
@@ -423,13 +424,6 @@ def _val_share(count: int, asked: float | None) -> float:
     if asked is None:
         return 0.0 if count < 2 else min(VAL_SHARE, VAL_ROWS / count)
     return asked
-
-
-def resident_peak() -> int:
-    """The most bytes that this process has held in memory so far."""
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _adapter(adapter: Adapter | None, method: str, tensors: Any, train_dtype: str | None, seed: int) -> Any:

@@ -42,40 +42,47 @@ def numbers(result: Any, name: str = "") -> str:
     return text if accuracy is None or math.isnan(accuracy) else f"{text}  {name}accuracy {accuracy:.4f}"
 
 
-class Display:
-    """Shows a fit: a context, told of the rows of a pass and of each epoch's end."""
+class _Shown:
+    """What both displays are: a bar on a terminal while the block runs, none elsewhere."""
 
-    def __init__(self, epochs: int, stream: Any = None) -> None:
-        self.epochs = epochs
+    def __init__(self, stream: Any) -> None:
         self.stream = sys.stderr if stream is None else stream
-        self.done = 0
-        self.start = time.perf_counter()
         self._bar: Any = None
         self._task: Any = None
-        self._shown = ""
 
-    def __enter__(self) -> Display:
-        self.start = time.perf_counter()
-        if self.stream.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, TextColumn
-            from rich.progress import Progress as Bar
+    def _begin_bar(self, columns: tuple[Any, ...], total: int, **fields: Any) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
 
-            columns = (
-                TextColumn("epoch {task.fields[epoch]}"),
-                BarColumn(bar_width=20),
-                TextColumn("{task.description}"),
-            )
-            self._bar = Bar(*columns, console=Console(file=self.stream))
-            self._task = self._bar.add_task("", total=self.epochs, epoch=f"1/{self.epochs}")
-            self._bar.start()
-        return self
+        shown = (*columns, BarColumn(bar_width=20), TextColumn("{task.description}"))
+        self._bar = Progress(*shown, console=Console(file=self.stream))
+        self._task = self._bar.add_task("", total=total, **fields)
+        self._bar.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+class Display(_Shown):
+    """Shows a fit: a context, told of the rows of a pass and of each epoch's end."""
+
+    def __init__(self, epochs: int, stream: Any = None) -> None:
+        super().__init__(stream)
+        self.epochs = epochs
+        self.done = 0
+        self.start = time.perf_counter()
+        self._shown = ""
+
+    def __enter__(self) -> Display:
+        self.start = time.perf_counter()
+        if self.stream.isatty():
+            from rich.progress import TextColumn
+
+            self._begin_bar((TextColumn("epoch {task.fields[epoch]}"),), self.epochs, epoch=f"1/{self.epochs}")
+        return self
 
     def rows(self, at: Any) -> None:
         """Somewhere inside a pass (a gradloom.train.Progress)."""
@@ -107,7 +114,7 @@ class Display:
         return duration(took / max(passed, 1e-9) * (self.epochs - passed))
 
 
-class StepDisplay:
+class StepDisplay(_Shown):
     """Shows a run that is counted in optimiser steps: a bar on a terminal, elsewhere a line every ten seconds.
 
     row_tokens: tokens in a row of data.
@@ -117,35 +124,17 @@ class StepDisplay:
     RECENT = 20  # batches that the shown loss is a mean of
 
     def __init__(self, steps: int, row_tokens: int, stream: Any = None) -> None:
+        super().__init__(stream)
         self.steps, self.row_tokens = steps, row_tokens
-        self.stream = sys.stderr if stream is None else stream
         self._start = self._told = time.perf_counter()
         self._rows = self._rows_before = self._first = 0
-        self._bar: Any = None
-        self._task: Any = None
 
     def __enter__(self) -> StepDisplay:
         if self.stream.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-            from rich.progress import Progress as Bar
+            from rich.progress import MofNCompleteColumn, TextColumn
 
-            columns = (
-                TextColumn("step"),
-                MofNCompleteColumn(),
-                BarColumn(bar_width=20),
-                TextColumn("{task.description}"),
-            )
-            self._bar = Bar(*columns, console=Console(file=self.stream))
-            self._task = self._bar.add_task("", total=self.steps)
-            self._bar.start()
+            self._begin_bar((TextColumn("step"), MofNCompleteColumn()), self.steps)
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
 
     def begin(self, steps: int = 0) -> None:
         """The first step is about to run, or the one after so many."""
