@@ -1,0 +1,50 @@
+"""FlatArrays: many arrays that lie in one, so that they can be exchanged as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from ..base.dtypes import f32
+from ..base.errors import ShapeError
+from ..graph.opspec import Parameter, stored_value
+from ..graph.stored import ALIGNMENT, Stored, aligned_empty, sketching
+
+_GRAIN = ALIGNMENT // 4  # numbers of f32 per cache line
+
+
+class FlatArrays:
+    """One f32 array, `.array` [n], and the pieces of it that stand for arrays of their own.
+
+    pieces     pairs (name, shape); piece i starts on a cache line, gaps between pieces are 0 and stay so
+    .array     f32 [n], n a multiple of 16
+    .stored    piece i as a Stored, .values piece i as a value for graphs: what a program writes there is seen in .array
+    .offsets   where piece i begins in .array
+    Raises ShapeError for a negative extent.
+    """
+
+    def __init__(self, pieces: Iterable[tuple[str, Sequence[int]]]) -> None:
+        named = [(name, tuple(int(n) for n in shape)) for name, shape in pieces]
+        self.names = [name for name, _ in named]
+        self.offsets: list[int] = []
+        total = 0
+        for name, shape in named:
+            if min(shape, default=0) < 0:
+                raise ShapeError(f"{name}: shape {list(shape)}; need extents of at least 0")
+            self.offsets.append(total)
+            total += -(-int(np.prod(shape, dtype=np.int64)) // _GRAIN) * _GRAIN
+        self.array = aligned_empty((total,), f32.numpy)
+        if not sketching():
+            self.array[...] = 0
+        self.stored: list[Stored] = []
+        for (name, shape), start in zip(named, self.offsets, strict=True):
+            size = int(np.prod(shape, dtype=np.int64))
+            self.stored.append(Stored.wrap(name, self.array[start : start + size].reshape(shape)))
+        self.values: list[Parameter] = [stored_value(s) for s in self.stored]
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    def __repr__(self) -> str:
+        return f"FlatArrays({len(self)} pieces, {self.array.size} numbers)"
