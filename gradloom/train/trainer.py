@@ -12,11 +12,12 @@ from .. import ops
 from ..base.errors import BackendError, DataError, GradientError, GraphError, NonFiniteError, SettingError, ShapeError
 from ..data.dataset import Dataset
 from ..graph.graph import reachable
-from ..graph.opspec import Parameter, setting, stored_value
+from ..graph.opspec import Parameter
 from ..graph.stored import Stored
 from ..graph.value import Value, describe
 from ..nn.module import Module
 from ..optim.optimizer import AdamW, Optimizer
+from ..optim.state import OptimizerState
 from ..plan.plan import Plan
 from ..run.cpu_backend import GuardTripped, IndexOutOfRange, NotFinite
 from ..run.executable import compile as compile_program
@@ -94,20 +95,30 @@ class Trainer:
             raise SettingError(f"optimizer: got {optimizer!r}; need one of gl.optim, such as AdamW(lr=1e-3)")
         self.optimizer = optimizer if optimizer is not None else AdamW()
         self.dynamic, self.seed, self.options = dynamic, seed, options
-        self.steps = 0  # optimiser steps since the last reset of the optimiser
-        self.epoch = 0  # for schedules; `epoch` counts it up
+        self.optimizer_state = OptimizerState(self.optimizer)
         if isinstance(model, Module):
             model.ensure_init(seed)
         self._keeps_gradients = build == "grad" or accumulate > 1
         self._steps: dict[Hashable, Step] = {}
         self._sources: dict[int, RowSource] = {}
-        self._state: dict[Stored, dict[str, Parameter]] = {}
-        self._accumulators: dict[Stored, Parameter] = {}
-        self._weight = stored_value(Stored("accumulated weight", np.zeros(())))
         self._is_total = loss == "sum"  # a total is never divided by a weight
         self._in_window = 0  # micro-batches in the accumulation window so far
         self._held = 0  # micro-batches that the accumulators hold
         self._window_rows = 0
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps since the last reset of the optimiser."""
+        return self.optimizer_state.steps
+
+    @property
+    def epoch(self) -> int:
+        """Passes over the data, for schedules; `gl.epoch` counts it up."""
+        return self.optimizer_state.epoch
+
+    @epoch.setter
+    def epoch(self, passes: int) -> None:
+        self.optimizer_state.epoch = passes
 
     # ---- one batch ---------------------------------------------------------------------------------------
 
@@ -295,10 +306,10 @@ class Trainer:
         if not micro.update:
             return settings
         if self.optimizer.constant:
-            settings |= self.optimizer.at(self.steps, self.epoch)
+            settings |= self.optimizer_state.settings()
             settings["opt.t"] = self.steps + 1 + each
         else:
-            table = [self.optimizer.at(self.steps + i, self.epoch) for i in range(count)]
+            table = [self.optimizer_state.settings(i) for i in range(count)]
             settings |= {k: np.array([row[k] for row in table]) for k in table[0]}
         return settings
 
@@ -307,7 +318,7 @@ class Trainer:
             return
         self._held = self._in_window + count
         if micro.update:
-            self.steps += count
+            self.optimizer_state.steps += count
             self._in_window = self._window_rows = 0
         else:
             self._in_window += count
@@ -432,25 +443,11 @@ class Trainer:
         sums, total = list(grads), weight
         updates: tuple[Value, ...] = ()
         if self._keeps_gradients:
-            for p in parameters:
-                if p.stored not in self._accumulators:
-                    self._accumulators[p.stored] = stored_value(
-                        Stored(f"{p.stored.name}.acc", np.broadcast_to(0.0, p.shape))
-                    )
-            kept = [self._accumulators[p.stored] for p in parameters]
-            pairs = [v for pair in zip(kept, grads, strict=True) for v in pair]
-            if self._is_total:
-                sums = list(updates := ops.accumulate(setting("keep"), *pairs))
-            else:
-                updates = ops.accumulate(setting("keep"), *pairs, self._weight, weight)
-                sums, total = list(updates[:-1]), updates[-1]
+            updates = self.optimizer_state.accumulate(parameters, grads, None if self._is_total else weight)
+            sums = list(updates[: len(grads)])
+            total = weight if self._is_total else updates[-1]
         if update:
-            for p in parameters:
-                if p.stored not in self._state:
-                    made = self.optimizer.make_state([p])
-                    self._state[p.stored] = {name: arrays[0] for name, arrays in made.items()}
-            state = {n: [self._state[p.stored][n] for p in parameters] for n in self.optimizer.state_names}
-            updates = (*updates, *self.optimizer.update(parameters, sums, total, state))
+            updates = (*updates, *self.optimizer_state.update(parameters, sums, total))
         return updates
 
     @property
@@ -466,12 +463,12 @@ class Trainer:
     @property
     def state(self) -> dict[Stored, dict[str, Parameter]]:
         """The optimiser's arrays by name, for each parameter that was trained so far."""
-        return self._state
+        return self.optimizer_state.moments
 
     @property
     def accumulators(self) -> list[Stored]:
         """The arrays that hold gradients from micro-batch to micro-batch."""
-        return [p.stored for p in self._accumulators.values()]
+        return [p.stored for p in self.optimizer_state.sums.values()]
 
     # ---- reading and resetting -----------------------------------------------------------------------------
 
@@ -482,14 +479,14 @@ class Trainer:
         """
         if not self._keeps_gradients:
             raise GradientError(f"grad_acc: gradients are not kept; need build='grad' or accumulate > 1 for {name}")
-        found = {s.name: a for s, a in self._accumulators.items()}
+        sums = self.optimizer_state.sums
+        found = {s.name: a for s, a in sums.items()}
         if isinstance(self.model, Module):
-            known = self.model.named_parameters().items()
-            found = {n: self._accumulators[p.stored] for n, p in known if p.stored in self._accumulators}
+            found = {n: sums[p.stored] for n, p in self.model.named_parameters().items() if p.stored in sums}
         if name not in found:
             raise GradientError(f"grad_acc: no gradient of {name!r}; there are {', '.join(found) or 'none yet'}")
         total = found[name].numpy()
-        weight = float(self._weight.stored.array)
+        weight = float(self.optimizer_state.weight.stored.array)
         if self._is_total or not weight:
             return total
         return total / np.float32(weight * max(self.accumulate, self._held) / self._held)
@@ -497,13 +494,9 @@ class Trainer:
     def reset(self, optimizer: bool = False) -> None:
         """Begin a new accumulation window; with `optimizer`, also forget its moments and its step count."""
         self._in_window = self._window_rows = self._held = 0
-        for array in (*self._accumulators.values(), self._weight):
-            array.stored.array[...] = 0
+        self.optimizer_state.drop_sums()
         if optimizer:
-            self.steps = 0
-            for arrays in self._state.values():
-                for moment in arrays.values():
-                    moment.stored.array[...] = 0
+            self.optimizer_state.reset()
 
 
 def structure(values: Iterable[Value]) -> Hashable:
