@@ -4,26 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ..base.errors import DTypeError, GraphError, ShapeError
 from ..graph.opspec import Parameter, stored_value
 from ..graph.stored import Stored
-from ..graph.value import Value, scope
+from ..graph.value import _scope
 
 Init = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
 
-class _Call(NamedTuple):
+class _Call:
     """A forward under way: the modules from the outermost to the innermost, and how often each has been called."""
 
-    modules: tuple[Module, ...]
-    counts: dict[Module, int]
+    __slots__ = ("counts", "modules")
+
+    def __init__(self, outermost: Module) -> None:
+        self.modules = [outermost]
+        self.counts: dict[Module, int] = {}
 
 
 _call: ContextVar[_Call | None] = ContextVar("gradloom_call", default=None)
+
+# Where a module lies below another: (list, dict or attributes; key in it; the module there), from the upper one down.
+_Links = tuple[tuple[Any, Any, "Module"], ...]
+
+_changes = 0  # counts changes to any tree of modules, so that what was found in a tree is looked up again only then
 
 
 def uniform(bound: float) -> Init:
@@ -50,9 +58,12 @@ class Module:
     """
 
     training: bool = True
+    _drawn_at = -1  # _changes when all parameters of the tree were last seen to be drawn
+    _paths_at = -1
 
     def __init__(self) -> None:
         self._inits: dict[str, Init] = {}
+        self._paths_below: dict[Module, tuple[str, _Links]] = {}
 
     # ---- declaring -------------------------------------------------------------------------------------
 
@@ -63,12 +74,15 @@ class Module:
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
+        global _changes
         if isinstance(value, Parameter) and f"#{id(value)}" in self._inits:
             self._inits[name] = self._inits.pop(f"#{id(value)}")
             value.stored.name = value.node.name = name
+        if _holds(value) or _holds(self.__dict__.get(name)):
+            _changes += 1
         object.__setattr__(self, name, value)
 
-    def forward(self, x: Value) -> Value:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise GraphError(f"{type(self).__name__} has no forward; need a method forward(self, x)")
 
     # ---- the tree --------------------------------------------------------------------------------------
@@ -128,7 +142,10 @@ class Module:
 
     def ensure_init(self, seed: int = 0) -> None:
         """`init(seed)` for what has never been drawn, assigned or loaded."""
+        now = _changes
         self._draw(seed, lambda parameter: parameter.stored.version == 0)
+        for module in self.modules():
+            module._drawn_at = now
 
     def _draw(self, seed: int, wanted: Callable[[Parameter], bool]) -> Module:
         for i, (name, parameter, init) in enumerate(self._named_stored()):
@@ -171,36 +188,96 @@ class Module:
 
     # ---- building --------------------------------------------------------------------------------------
 
-    def __call__(self, x: Value) -> Value:
-        outer = _call.get()
-        if outer is None:
-            self.ensure_init()
-            outer = _Call((), {})
-        token = _call.set(_Call((*outer.modules, self), outer.counts))
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """`forward` with these inputs; its nodes are called after the module's place in the outermost one."""
+        call = _call.get()
+        if call is None:
+            if self._drawn_at != _changes:
+                self.ensure_init()
+            token = _call.set(_Call(self))
+            try:
+                return self.forward(*args, **kwargs)
+            finally:
+                _call.reset(token)
+        modules = call.modules
+        if self._drawn_at != _changes:
+            modules[0].ensure_init()
+            if self._drawn_at != _changes:  # a module from elsewhere
+                self.ensure_init()
+        name = modules[-1]._path_to(self) or type(self).__name__
+        outer = _scope.get()
+        named = _scope.set(f"{outer}.{name}" if outer else name)
+        modules.append(self)
         try:
-            if not outer.modules:
-                return self.forward(x)
-            with scope(outer.modules[-1]._path_to(self) or type(self).__name__):
-                return self.forward(x)
+            return self.forward(*args, **kwargs)
         finally:
-            _call.reset(token)
+            modules.pop()
+            _scope.reset(named)
 
     def call_number(self) -> int | None:
         """In forward: how often the outermost module has called this one before; None in the outermost itself."""
         call = _call.get()
         if call is None or len(call.modules) < 2:
             return None
-        call.counts[self] = call.counts.get(self, -1) + 1
-        return call.counts[self]
+        number = call.counts[self] = call.counts.get(self, -1) + 1
+        return number
 
     def _path_to(self, module: Module) -> str:
         """The path from this module to one below it, "" for a module from elsewhere."""
+        if self._paths_at != _changes:
+            self._paths_below.clear()
+            self._paths_at = _changes
+        found = self._paths_below.get(module)
+        if found is not None:
+            try:
+                for holder, key, held in found[1]:
+                    if holder[key] is not held:
+                        break
+                else:
+                    return found[0]
+            except (IndexError, KeyError):
+                pass  # a list or dict was changed since
+        name = self._search(module)
+        links = self._links_to(module)
+        if links:
+            self._paths_below[module] = name, links
+        return name
+
+    def _search(self, module: Module) -> str:
         children = list(self.children())
         for name, child in children:
             if child is module:
                 return name
         for name, child in children:
-            below = child._path_to(module)
+            below = child._search(module)
             if below:
                 return f"{name}.{below}"
         return ""
+
+    def _links_to(self, module: Module) -> _Links:
+        """What must stay as it is for the path to stay; empty for a module from elsewhere."""
+        below: list[tuple[Any, Any, Module]] = []
+        for name, value in vars(self).items():
+            if isinstance(value, Module):
+                below.append((vars(self), name, value))
+            elif isinstance(value, (list, tuple)):
+                below += [(value, i, m) for i, m in enumerate(value) if isinstance(m, Module)]
+            elif isinstance(value, dict):
+                below += [(value, k, m) for k, m in value.items() if isinstance(m, Module)]
+        for link in below:
+            if link[2] is module:
+                return (link,)
+        for link in below:
+            further = link[2]._links_to(module)
+            if further:
+                return (link, *further)
+        return ()
+
+
+def _holds(value: Any) -> bool:
+    """Whether a tree of modules changes with this attribute."""
+    if isinstance(value, (list, tuple)):
+        return any(isinstance(m, Module) for m in value)
+    if isinstance(value, dict):
+        return any(isinstance(m, Module) for m in value.values())
+    return isinstance(value, (Module, Parameter))

@@ -251,3 +251,101 @@ def test_a_model_may_be_a_pair_of_values():
     np.testing.assert_array_equal(net.weight.numpy(), twin.weight.numpy())
     with pytest.raises(gl.ShapeError, match=r"the batch is f32\[5,4\]; the graph's input x is f32\[6,4\]"):
         gl.fit(pair, (x, y), batch_size=5, progress=False)
+
+
+def test_forward_takes_several_inputs():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+
+        def forward(self, x, y, *, scale=1.0):
+            return self.fc(x) * scale, self.fc(x=y)
+
+    net = Two().init(0)
+    x, y = data()[0][:6], data()[0][6:]
+    outs = net(gl.input("x", (6, 4)), gl.input("y", (6, 4)), scale=2.0)
+    first, second = gl.compile(list(outs))(x=x, y=y)
+    np.testing.assert_array_equal(first, 2 * gl.predict(net.fc, x))
+    np.testing.assert_array_equal(second, gl.predict(net.fc, y))
+    with pytest.raises(TypeError, match="forward"):
+        net(gl.input("x", (6, 4)))
+
+
+def test_what_is_added_after_a_call_is_drawn_and_named():
+    """A list grows without an assignment, with a module that was made before the first call."""
+    from gradloom.graph.graph import reachable
+
+    late = nn.Linear(6, 6)
+    net = nn.Sequential(nn.Linear(4, 6))
+    x = gl.input("x", (2, 4))
+    net(x)
+    net.layers.append(late)
+    assert late.weight.stored.version == 0
+    names = [n.name for n in reachable([net(x)]) if n.op.name == "matmul"]
+    assert names == ["0", "1"] and late.weight.stored.version == 1
+    np.testing.assert_array_equal(late.weight.numpy(), net.init(0)[1].weight.numpy())
+    net.layers.insert(0, nn.Linear(4, 4))
+    names = [n.name for n in reachable([net(x)]) if n.op.name == "matmul"]
+    assert names == ["0", "1", "2"]
+    net.layers[0], net.layers[1] = nn.Linear(4, 4), nn.Linear(4, 6)
+    names = [n.name for n in reachable([net(x)]) if n.op.name == "matmul"]
+    assert names == ["0", "1", "2"]
+    net.head = nn.Linear(6, 2)
+    assert net.layers[0].weight.stored.version == 1 and net.head.weight.stored.version == 0
+    net(x)
+    assert net.head.weight.stored.version == 0  # Sequential's children are its layers
+    net.layers = [net.head, nn.Linear(2, 2)]
+    names = [n.name for n in reachable([net(gl.input("x", (2, 6)))]) if n.op.name == "matmul"]
+    assert names == ["0", "1"] and net.head.weight.stored.version == 1
+
+
+def test_two_dropouts_that_change_places_keep_masks_of_their_own():
+    net = nn.Sequential(nn.Dropout(0.5), nn.ReLU(), nn.Dropout(0.5))
+
+    def streams():
+        from gradloom.graph.graph import reachable
+
+        out = net(gl.input("x", (2, 4)))
+        return [n.attrs["stream"] for n in reachable([out]) if n.op.name == "dropout"]
+
+    first = streams()
+    assert len(set(first)) == 2 and streams() == first
+    net.layers.insert(0, nn.Dropout(0.5))
+    assert len(set(streams())) == 3
+
+
+def test_a_module_from_elsewhere_is_drawn_by_its_first_call():
+    class Borrower(nn.Module):
+        def forward(self, x):
+            return lent(x)
+
+    lent = nn.Linear(4, 3)
+    net = Borrower()
+    x = data()[0]
+    out = gl.compile(net(gl.input("x", x.shape)))(x=x)[0]
+    assert lent.weight.stored.version == 1
+    np.testing.assert_array_equal(out, gl.predict(nn.Linear(4, 3).init(0), x))
+
+
+def test_a_failed_forward_leaves_nothing_behind():
+    class Fails(nn.Module):
+        def forward(self, x):
+            raise ValueError("not today")
+
+    from gradloom.graph.value import current_scope
+
+    for net in (Fails(), nn.Sequential(nn.Linear(4, 4), Fails())):
+        with pytest.raises(ValueError, match="not today"):
+            net(gl.input("x", (2, 4)))
+        assert current_scope() == ""
+        assert nn.Linear(4, 3)(gl.input("x", (2, 4))).name == ""
+
+
+def test_nested_calls_look_nothing_up_twice(monkeypatch):
+    """What a call costs must not grow with the tree: the second call walks no children."""
+    net = Net()
+    x = gl.input("x", (2, 4))
+    net(x)
+    monkeypatch.setattr(nn.Module, "children", lambda self: pytest.fail("walked the tree"))
+    net(x)
