@@ -12,6 +12,7 @@ from ..base.settings import resident_peak
 from .common import columns, json_text, need_whole, say
 from .language import (
     DATA_HELP,
+    AsChat,
     CompletionKey,
     Json,
     Lora,
@@ -19,6 +20,7 @@ from .language import (
     MessagesKey,
     PromptKey,
     SkipBadLines,
+    Template,
     TextKey,
     Threads,
     data_options,
@@ -37,6 +39,8 @@ def evaluate(
     prompt_key: PromptKey = "prompt",
     completion_key: CompletionKey = "completion",
     messages_key: MessagesKey = "messages",
+    as_chat: AsChat = False,
+    chat_template: Template = None,
     loss_on: LossOn = "assistant",
     skip_bad_lines: SkipBadLines = False,
     json: Json = False,
@@ -44,7 +48,9 @@ def evaluate(
     """Measure the perplexity: exp of the mean -log p of the tokens that count, with its standard error."""
     for name, value in (("context", context), ("batch-size", batch_size), ("threads", threads)):
         need_whole(name, value)
-    options = data_options(text_key, prompt_key, completion_key, messages_key, loss_on, skip_bad_lines)
+    options = data_options(
+        text_key, prompt_key, completion_key, messages_key, as_chat, chat_template, loss_on, skip_bad_lines
+    )
     from ..llm.evaluate import evaluate as measure
     from ..llm.finetune import read_rows
     from ..llm.model import load

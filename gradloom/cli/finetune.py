@@ -22,6 +22,7 @@ from .common import (
 )
 from .language import (
     DATA_HELP,
+    AsChat,
     CompletionKey,
     Json,
     Lora,
@@ -29,6 +30,7 @@ from .language import (
     MessagesKey,
     PromptKey,
     SkipBadLines,
+    Template,
     TextKey,
     Threads,
     adapter_for,
@@ -78,6 +80,8 @@ def finetune(
     prompt_key: PromptKey = "prompt",
     completion_key: CompletionKey = "completion",
     messages_key: MessagesKey = "messages",
+    as_chat: AsChat = False,
+    chat_template: Template = None,
     loss_on: LossOn = "assistant",
     skip_bad_lines: SkipBadLines = False,
     out: Annotated[
@@ -103,7 +107,9 @@ def finetune(
     need_one_of("method", method, ("lora", "full"))
     need_one_of("schedule", schedule, ("cosine", "linear", "constant"))
     need_one_of("train-dtype", train_dtype, ("f32",))
-    options = data_options(text_key, prompt_key, completion_key, messages_key, loss_on, skip_bad_lines)
+    options = data_options(
+        text_key, prompt_key, completion_key, messages_key, as_chat, chat_template, loss_on, skip_bad_lines
+    )
     from ..base.errors import SettingError
 
     if epochs is not None and steps is not None:

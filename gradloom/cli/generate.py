@@ -9,7 +9,7 @@ import typer
 
 from ..base.settings import resident_peak
 from .common import json_text, need_whole, say
-from .language import chat_prompt, load_adapter
+from .language import Template, chat_prompt, load_adapter, read_template
 
 TOKENS = 64  # to generate when not said, or fewer where the context ends
 
@@ -28,6 +28,7 @@ def generate(
     chat: Annotated[
         bool, typer.Option("--chat", help="The prompt is a question, put by the model's template.")
     ] = False,
+    chat_template: Template = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given more than once.")] = None,
     threads: Annotated[int | None, typer.Option(help="[default: the machine's cores]")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")] = False,
@@ -35,15 +36,19 @@ def generate(
     """Continue a prompt. The text goes to stdout as it comes, what it took to stderr."""
     need_whole("max-tokens", max_tokens)
     need_whole("threads", threads)
+    template = read_template(chat_template)
+    from ..base.errors import SettingError
     from ..llm.generate import complete, prompt_ids
     from ..llm.model import load
     from ..llm.sampling import Sampling
     from ..plan.plan import show_bytes
 
+    if template is not None and not chat:
+        raise SettingError(f"--chat-template {chat_template} belongs to --chat; need both, or none of them")
     how = Sampling(temperature, top_k, top_p, seed)
     loaded = load(model)
     adapter = None if lora is None else load_adapter(loaded, lora)
-    given = chat_prompt(loaded, prompt) if chat else prompt
+    given = chat_prompt(loaded, prompt, template) if chat else prompt
     ids = prompt_ids(loaded, given)
     room = max(loaded.config.context_length - len(ids), 1)
     shown = _Shown("" if chat else prompt)

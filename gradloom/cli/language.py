@@ -21,23 +21,53 @@ MessagesKey = Annotated[str, typer.Option("--messages-key", help="Key of the mes
 LossOn = Annotated[
     str, typer.Option("--loss-on", help="assistant: completions and the assistant's turns count; all: every token.")
 ]
+AsChat = Annotated[
+    bool, typer.Option("--as-chat", help="Prompt and completion as question and answer, put by the chat template.")
+]
+Template = Annotated[
+    str | None, typer.Option("--chat-template", help="A jinja2 file, in place of the model's own chat template.")
+]
 SkipBadLines = Annotated[bool, typer.Option("--skip-bad-lines", help="Skip and count lines that are no sample.")]
 Lora = Annotated[str | None, typer.Option("--lora", help="An adapter to put on the model: .gguf, or a PEFT folder.")]
 Threads = Annotated[int | None, typer.Option("--threads", help="[default: the machine's cores]")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
 
+_TEMPLATE_BYTES = 1 << 20
+
 
 def data_options(
-    text_key: str, prompt_key: str, completion_key: str, messages_key: str, loss_on: str, skip_bad_lines: bool
-) -> dict[str, Any]:
-    """The options as llm.data.read_samples takes them; SettingError for a --loss-on that is not known."""
+    text_key: str, prompt_key: str, completion_key: str, messages_key: str, as_chat: bool, chat_template: str | None,
+    loss_on: str, skip_bad_lines: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """The options as llm.data.read_samples takes them; SettingError for a --loss-on that is not known, FileError for
+    a template that cannot be read."""
     from .common import need_one_of
 
     need_one_of("loss-on", loss_on, ("assistant", "all"))
     return {
         "text_key": text_key, "prompt_key": prompt_key, "completion_key": completion_key, "messages_key": messages_key,
-        "train_on_all": loss_on == "all", "skip_bad_lines": skip_bad_lines,
+        "as_chat": as_chat, "chat_template": read_template(chat_template), "train_on_all": loss_on == "all",
+        "skip_bad_lines": skip_bad_lines,
     }  # fmt: skip
+
+
+def read_template(path: str | None) -> str | None:
+    """The text of --chat-template; FileError when it is no text of at most a megabyte."""
+    from ..base.errors import FileError
+
+    if path is None:
+        return None
+    try:
+        with open(path, "rb") as file:
+            text = file.read(_TEMPLATE_BYTES + 1).decode()
+    except OSError as error:
+        raise FileError(f"--chat-template {path}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise FileError(f"--chat-template {path}: byte {error.start} is not UTF-8; need a jinja2 template") from None
+    if len(text) > _TEMPLATE_BYTES or not text.strip():
+        what = "is longer than a megabyte" if text.strip() else "is empty"
+        raise FileError(f"--chat-template {path}: {what}; need a jinja2 template")
+    return text
 
 
 def adapter_for(
@@ -84,11 +114,11 @@ def load_adapter(model: Model, path: str | None) -> LoRA | None:
     return None if path is None else LoRA.load(path, model)
 
 
-def chat_prompt(model: Model, question: str) -> list[int]:
-    """A question as the model's chat template puts it, up to where the assistant begins to write."""
+def chat_prompt(model: Model, question: str, source: str | None = None) -> list[int]:
+    """A question as the chat template (source, or the model's own) puts it, up to where the assistant begins."""
     from ..llm.chat import ChatTemplate
 
-    template = ChatTemplate.of(model.tokenizer)
+    template = ChatTemplate.of(model.tokenizer) if source is None else ChatTemplate(source, model.tokenizer)
     text = template.render([{"role": "user", "content": question}], generation_prompt=True)
     tokenizer = model.tokenizer
     begins = tokenizer.bos is not None and text.startswith(tokenizer.pieces[tokenizer.bos])

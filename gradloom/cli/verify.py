@@ -11,6 +11,7 @@ import typer
 from .common import json_text, need_one_of, need_whole, say
 from .language import (
     DATA_HELP,
+    AsChat,
     CompletionKey,
     Json,
     Lora,
@@ -18,6 +19,7 @@ from .language import (
     MessagesKey,
     PromptKey,
     SkipBadLines,
+    Template,
     TextKey,
     Threads,
     adapter_for,
@@ -43,6 +45,8 @@ def verify(
     prompt_key: PromptKey = "prompt",
     completion_key: CompletionKey = "completion",
     messages_key: MessagesKey = "messages",
+    as_chat: AsChat = False,
+    chat_template: Template = None,
     loss_on: LossOn = "assistant",
     skip_bad_lines: SkipBadLines = False,
     json: Json = False,
@@ -58,7 +62,9 @@ def verify(
     need_one_of("method", method, ("lora", "full"))
     need_one_of("optimizer", optimizer, ("adamw", "sgd"))
     need_one_of("train-dtype", train_dtype, ("f32",))
-    options = data_options(text_key, prompt_key, completion_key, messages_key, loss_on, skip_bad_lines)
+    options = data_options(
+        text_key, prompt_key, completion_key, messages_key, as_chat, chat_template, loss_on, skip_bad_lines
+    )
     from ..llm.model import load
     from ..llm.verify import verify as verify_step
     from ..optim import SGD, AdamW

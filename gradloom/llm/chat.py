@@ -69,7 +69,7 @@ class ChatTemplate:
         if tokenizer.chat_template is None:
             raise DataError(
                 f"{tokenizer.name or 'the model'} has no chat template (tokenizer.chat_template), which messages need;"
-                " give one (chat_template=), or give the data as text, or as prompt and completion"
+                " give one (chat_template=, --chat-template), or give the data as text, or as prompt and completion"
             )
         return cls(tokenizer.chat_template, tokenizer)
 

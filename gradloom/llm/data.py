@@ -204,11 +204,11 @@ def read_samples(
                     is there of them and not empty is joined by line ends
     separator       stands between prompt and completion where neither has a blank there; it belongs to the completion,
                     so that a model that was given the prompt alone goes on with it
-    as_chat         prompt and completion as a chat of two turns, through the chat template
+    as_chat         prompt and completion as a chat of two turns, through the chat template; texts cannot be
     train_on_all    True: every token counts; False: those of completions, or of the assistant's turns. Of a text
                     all tokens always count
     special         whether the names of control tokens in the file become these tokens
-    chat_template   in place of the model's own
+    chat_template   in place of the model's own, where there are chats
     skip_bad_lines  True: lines that are no sample are skipped and counted; False: the first of them is an error
 
     A text begins with the tokenizer's bos and ends with its eos where its file says so; a completion always ends with
@@ -226,12 +226,21 @@ def read_samples(
         if size == 0:
             raise DataError(f"{shown}: the file is empty; need a text, or a sample per line")
         if kind in _TEXT:
+            _no_chat(shown, "is one text", as_chat, chat_template)
             return _read_text(shown, tokenizer, special)
         keys = [k.strip() for k in prompt_key.split(",")] if isinstance(prompt_key, str) else list(prompt_key)
         reader = _Lines(shown, tokenizer, separator, as_chat, train_on_all, special, chat_template, skip_bad_lines)
         return reader.read(text_key, keys, completion_key, messages_key)
     except OSError as error:
         raise FileError(f"{shown}: cannot be read: {error.strerror or error}") from None
+
+
+def _no_chat(where: str, what: str, as_chat: bool, chat_template: str | None) -> None:
+    """DataError when a chat is asked for that the data do not make."""
+    if as_chat or chat_template is not None:
+        asked = "as_chat (--as-chat)" if as_chat else "chat_template (--chat-template)"
+        need = "prompts and completions" if as_chat else "messages, or prompts and completions with as_chat (--as-chat)"
+        raise DataError(f"{where}: {what}, {asked} needs {need}")
 
 
 def _read_text(path: str, tokenizer: Tokenizer, special: bool) -> Samples:
@@ -363,8 +372,11 @@ class _Lines:
             if self.as_chat:
                 report.kind += ", as chats"
                 self._load_template()
+            else:
+                _no_chat(f"{self.path}:{line}", "is a prompt and its completion", False, self.template)
             take = lambda row: self._take_pair(row, prompt_keys, completion_key, line)  # noqa: E731
         elif text_key in row:
+            _no_chat(f"{self.path}:{line}", "is a text", self.as_chat, self.template)
             report.kind, answers, used = f"texts ({text_key})", "all tokens", [text_key]
             take = lambda row: self._take_text(row, text_key, line)  # noqa: E731
         else:

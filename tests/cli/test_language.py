@@ -251,6 +251,60 @@ def test_chat_templates(capsys, tmp_path, path):
     refused(capsys, "only poems", "finetune", raises, lines(tmp_path / "d.jsonl", *chats))
 
 
+@pytest.mark.parametrize("command", ["finetune", "evaluate", "verify"])
+def test_questions_and_answers_as_chats(capsys, tmp_path, command):
+    """A template of one's own does what the model's would do, and the same samples come of it in every command."""
+    bare = write(tmp_path, "llama", context=256)
+    template = tmp_path / "chat.jinja"
+    template.write_text(CHATML)
+    pairs = lines(tmp_path / "p.jsonl", *[{"prompt": "a big dog", "completion": "once upon a time"}] * 12)
+    turns = [{"role": "user", "content": "a big dog"}, {"role": "assistant", "content": "once upon a time"}]
+    chats = lines(tmp_path / "c.jsonl", *[{"messages": turns}] * 12)
+    more = ["--steps", 2, "--val-split", 0, "--out", tmp_path / "a.gguf"] if command == "finetune" else []
+    options = ["--chat-template", template, "--context", 128, "--json", *more]
+    found = []
+    for data, way in ((pairs, ["--as-chat"]), (chats, [])):
+        code, shown, err = run(capsys, command, bare, data, *options, *way)
+        assert code == 0, err
+        report = json.loads(shown.splitlines()[-1])
+        found.append([report.get(key) for key in ("tokens", "train_loss", "test_loss", "loss")])
+    assert found[0] == found[1]
+    if command == "evaluate":
+        code, shown, err = run(capsys, command, bare, pairs, "--context", 128, "--json")
+        assert code == 0 and json.loads(shown.splitlines()[-1])["tokens"] != found[0][0]
+
+
+def test_chats_that_are_none(capsys, tmp_path, path, text):
+    template = tmp_path / "chat.jinja"
+    template.write_text(CHATML)
+    pairs = lines(tmp_path / "p.jsonl", {"prompt": "a big dog", "completion": "once upon a time"})
+    texts = lines(tmp_path / "t.jsonl", {"text": "a big dog"})
+    refused(capsys, "t.jsonl:1: is a text, as_chat (--as-chat) needs prompts and", "evaluate", path, texts, "--as-chat")
+    refused(capsys, "is one text, as_chat (--as-chat) needs", "finetune", path, text, "--as-chat")
+    need = "p.jsonl:1: is a prompt and its completion, chat_template (--chat-template) needs messages"
+    refused(capsys, need, "verify", path, pairs, "--chat-template", template)
+    refused(capsys, "no.jinja: cannot be read: No such", "evaluate", path, pairs, "--chat-template", "no.jinja")
+    refused(capsys, "cannot be read: Is a directory", "evaluate", path, pairs, "--chat-template", tmp_path)
+    for data, message in ((b"{{ \xff", "byte 3 is not UTF-8"), (b" ", "is empty"), (b"a" * (1 << 21), "longer than")):
+        template.write_bytes(data)
+        refused(capsys, message, "evaluate", path, pairs, "--as-chat", "--chat-template", template)
+    template.write_text("{% if %}")
+    refused(capsys, "template is malformed: line 1", "evaluate", path, pairs, "--as-chat", "--chat-template", template)
+
+
+def test_a_question_through_a_template_of_ones_own(capsys, tmp_path):
+    bare = write(tmp_path, "llama", context=256)
+    template = tmp_path / "chat.jinja"
+    template.write_text("{{ messages[0].content }} indeed")
+    options = ("--chat-template", template, "--temperature", 0, "-n", 5, "--json")
+    refused(capsys, "belongs to --chat; need both", "generate", bare, "-p", "a big dog", *options)
+    code, shown, _ = run(capsys, "generate", bare, "-p", "a big dog", "--chat", *options)
+    chat = json.loads(shown.splitlines()[-1])
+    assert code == 0
+    code, shown, _ = run(capsys, "generate", bare, "-p", "a big dog indeed", *options[2:])
+    assert json.loads(shown.splitlines()[-1])["tokens"] == chat["tokens"]
+
+
 def test_texts_longer_than_the_context(capsys, path):
     refused(capsys, "the context is 256: need at most", "generate", path, "--prompt", "once upon", "-n", 256)
     refused(
