@@ -1,5 +1,6 @@
 """Modules: parameters with dotted names and the graph that they build."""
 
+from .attention import MultiheadAttention
 from .layers import (
     GELU,
     AvgPool2d,
@@ -34,6 +35,7 @@ __all__ = [
     "Linear",
     "MaxPool2d",
     "Module",
+    "MultiheadAttention",
     "RMSNorm",
     "ReLU",
     "Sequential",

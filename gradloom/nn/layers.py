@@ -155,10 +155,9 @@ class BatchNorm(Module):
             )
         y, mean, var = ops.batch_norm(x, self.weight, self.bias, self.eps)
         keep, take = 1 - self.momentum, self.momentum
-        y.node.effects = (
-            ops.assign(self.running_mean, self.running_mean * keep + mean * take)[0],
-            ops.assign(self.running_var, self.running_var * keep + var * (take * count / (count - 1)))[0],
-        )
+        mean = ops.scale(self.running_mean, factor=keep) + ops.scale(mean, factor=take)
+        var = ops.scale(self.running_var, factor=keep) + ops.scale(var, factor=take * count / (count - 1))
+        y.node.effects = (ops.assign(self.running_mean, mean)[0], ops.assign(self.running_var, var)[0])
         return y
 
 

@@ -1,0 +1,157 @@
+"""Multi-head attention as a layer: causal self-attention by the fused op, everything else by products and softmax."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+
+from .. import ops
+from ..base.dtypes import f32, u8
+from ..base.errors import DTypeError, ShapeError
+from ..graph.opspec import as_value, constant
+from ..graph.value import Value, describe
+from .layers import Dropout, Linear, _positive
+from .module import Module, filled, uniform
+
+
+class MultiheadAttention(Module):
+    """softmax(q k^T / sqrt(D)) v by heads of D = features / heads, between projections of q, k, v and of the result
+    (Vaswani et al. 2017).
+
+    kv_heads   fewer heads of keys and values than of queries: query head h reads key head h // (heads / kv_heads)
+    dropout    of the weights, in training
+    causal     query t sees keys 0 to t only
+
+    Parameters query.weight [features, features], key.weight and value.weight [kv_heads * D, features], out.weight
+    [features, features], with biases. Initialisation as in PyTorch: U(-b, b) with b = sqrt(6 / (4 * features)) for the
+    first three, U(-1/sqrt(features), 1/sqrt(features)) for out; biases are 0.
+    Raises ShapeError when heads do not divide features, or kv_heads heads.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        heads: int,
+        kv_heads: int | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        causal: bool = False,
+    ) -> None:
+        super().__init__()
+        kv_heads = heads if kv_heads is None else kv_heads
+        _positive("MultiheadAttention", features=features, heads=heads, kv_heads=kv_heads)
+        if features % heads or heads % kv_heads:
+            raise ShapeError(
+                f"MultiheadAttention: features={features}, heads={heads}, kv_heads={kv_heads} do not fit; "
+                "need heads to divide features and kv_heads to divide heads"
+            )
+        self.features, self.heads, self.kv_heads, self.causal = features, heads, kv_heads, causal
+        self.depth = features // heads
+        self.query = _projection(features, features, bias)
+        self.key = _projection(features, kv_heads * self.depth, bias)
+        self.value = _projection(features, kv_heads * self.depth, bias)
+        self.out = Linear(features, features, bias=bias)
+        if self.out.bias is not None:
+            self.out._inits["bias"] = filled(0.0)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, q: Value, k: Value | None = None, v: Value | None = None, mask: object | None = None) -> Value:
+        """q [B, T, features], k and v [B, S, features] -> [B, T, features].
+
+        k is q when it is not given (self-attention), v is k. mask [T, S], [B, T, S] or [B, heads, T, S], each extent
+        possibly 1: of bools (or u8), true hides a key, as in PyTorch's layer of this name, and a query from which all
+        keys are hidden gets 0 from them; of floats, it is added to the scaled scores.
+        Raises ShapeError for other shapes, DTypeError for masks of other types.
+        """
+        if k is None and v is not None:
+            raise ShapeError("MultiheadAttention: v without k; need both, k alone, or none")
+        k = q if k is None else k
+        v = k if v is None else v
+        self._check(q, k, v)
+        b, t = q.shape[:2]
+        s = k.shape[1]
+        heads, groups, depth = self.heads, self.kv_heads, self.depth
+        queries = self.query(q).reshape(b, t, heads, depth)
+        keys = self.key(k).reshape(b, s, groups, depth)
+        values = self.value(v).reshape(b, s, groups, depth)
+        scale = 1 / math.sqrt(depth)
+        dropping = self.training and self.dropout.rate > 0
+        if self.causal and mask is None and not dropping:
+            y, _ = ops.attention(queries, keys, values, _counted(b, t), scale=scale)
+            return self.out(y.reshape(b, t, self.features))
+        # One product for the query heads of each key head: [B, kv_heads, heads / kv_heads * T, D].
+        rows = heads // groups * t
+        scores = ops.matmul(
+            queries.transpose(0, 2, 1, 3).reshape(b, groups, rows, depth), keys.transpose(0, 2, 3, 1)
+        ).reshape(b, heads, t, s)
+        weights = self.dropout(self._softmax(scores, mask, scale))
+        y = ops.matmul(weights.reshape(b, groups, rows, s), values.transpose(0, 2, 1, 3))
+        return self.out(y.reshape(b, heads, t, depth).transpose(0, 2, 1, 3).reshape(b, t, self.features))
+
+    def _check(self, q: Value, k: Value, v: Value) -> None:
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            if x.ndim != 3 or x.shape[2] != self.features or x.shape[0] != q.shape[0] or not x.shape[1]:
+                raise ShapeError(
+                    f"MultiheadAttention: {name} is {describe(x)}; need [batch, tokens, {self.features}] with one "
+                    "batch for q, k and v"
+                )
+        if k.shape[1] != v.shape[1]:
+            raise ShapeError(f"MultiheadAttention: {k.shape[1]} keys, {v.shape[1]} values; need a value for each key")
+        if self.causal and k.shape[1] != q.shape[1]:
+            raise ShapeError(
+                f"MultiheadAttention: causal with {q.shape[1]} queries and {k.shape[1]} keys; need as many keys as "
+                "queries, or causal=False and a mask"
+            )
+
+    def _softmax(self, scores: Value, mask: object | None, scale: float) -> Value:
+        """Weights [B, heads, T, S] of the keys."""
+        t, s = scores.shape[2:]
+        if mask is None:
+            return ops.softmax(scores, mask=_later(t, "f32") if self.causal else None, scale=scale)
+        given = _as_mask(mask)
+        wide = given.shape[:1] + (1,) + given.shape[1:] if given.ndim == 3 else (1,) * (4 - given.ndim) + given.shape
+        if given.ndim not in (2, 3, 4) or any(m not in (1, n) for m, n in zip(wide, scores.shape, strict=True)):
+            need = f"[{t}, {s}], [{scores.shape[0]}, {t}, {s}] or {list(scores.shape)}"
+            raise ShapeError(f"MultiheadAttention: mask is {describe(given)}; need {need}, each extent possibly 1")
+        given = given if given.shape == wide else given.reshape(wide)
+        if given.dtype is f32:
+            return ops.softmax(scores, mask=given + _later(t, "f32") if self.causal else given, scale=scale)
+        hidden = [given, _later(t, "u8")] if self.causal else [given]
+        # Of a row that is hidden whole, -inf would make 0/0; a finite number makes any weights, and they are taken out.
+        for one in hidden:
+            scores = ops.mask(scores, one, -1e30)
+        weights = ops.softmax(scores, scale=scale)
+        for one in hidden:
+            weights = ops.mask(weights, one, 0.0)
+        return weights
+
+
+def _projection(n_in: int, n_out: int, bias: bool) -> Linear:
+    """A linear layer that begins as PyTorch's packed one does."""
+    made = Linear(n_in, n_out, bias=bias)
+    made._inits["weight"] = uniform(math.sqrt(6 / (4 * n_in)))
+    if bias:
+        made._inits["bias"] = filled(0.0)
+    return made
+
+
+def _as_mask(mask: object) -> Value:
+    given = mask if isinstance(mask, Value) else as_value(np.asarray(mask))
+    if given.dtype not in (u8, f32):
+        raise DTypeError(f"MultiheadAttention: mask is {describe(given)}; need bools (true hides a key) or floats")
+    return given
+
+
+@lru_cache(maxsize=16)
+def _counted(batch: int, tokens: int) -> Value:
+    """0, 1, 2, ... in each row, i32 [batch, tokens]: one sequence per row."""
+    return constant(np.broadcast_to(np.arange(tokens, dtype=np.int32), (batch, tokens)), name="positions")
+
+
+@lru_cache(maxsize=16)
+def _later(tokens: int, kind: str) -> Value:
+    """[tokens, tokens]: keys that come after their query, as u8 1 or f32 -inf; 0 elsewhere."""
+    later = ~np.tri(tokens, dtype=bool)
+    return constant(later if kind == "u8" else np.where(later, -np.inf, 0.0), kind, name="causal")
