@@ -209,7 +209,7 @@ NB_MODULE(_core, m) {
     return copy_rate(find_table(isa), threads, repeats);
   }, nb::arg("isa"), nb::arg("threads") = 1, nb::arg("repeats") = 5,
      "GB/s read and written by a copy of 128 MiB per thread.");
-  m.def("pool_threads", &pool_threads, "Threads that the pool has started so far.");
+  m.def("pool_threads", &pool_threads, "Threads that the pools have started so far.");
 
   nb::class_<Arena>(m, "Arena", "One block of memory, 2 MiB aligned, in huge pages where the system has them.")
       .def(nb::init<>())

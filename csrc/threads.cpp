@@ -7,6 +7,9 @@
 //
 // Helpers stay with the board between runs, so that a run of the same width starts at once. A team of another width
 // sends them home first: there each helper waits on a word of its own.
+//
+// A pool serves one team at a time. Teams that run at the same time have a pool each, and are never wider together than
+// there are cores: who comes late gets what is left, at worst one thread. Who is alone gets what he asks for.
 #include "threads.h"
 
 #include <atomic>
@@ -112,8 +115,11 @@ struct Helper {
   alignas(64) std::atomic<uint32_t> left{0};  // times that it has gone home
 };
 
+}  // namespace
+
 struct Pool {
-  std::mutex one_team;
+  Pool* next = nullptr;  // of all pools; this and `taken` belong to who holds `choosing`
+  int taken = 0;         // threads of the team that has it; 0: free
   Board board;
   Stretch own;                    // the caller's
   Helper* helpers[kMaxHelpers];  // helper i is thread i + 1
@@ -216,32 +222,56 @@ struct Pool {
   }
 };
 
-// Never destroyed: helpers may outlive static destructors. A forked child has none of the helpers: it drops the pool.
-std::atomic<Pool*> the_pool{nullptr};
-std::mutex making;
+namespace {
+
+// Never destroyed: helpers may outlive static destructors. A forked child has none of the helpers: it drops the pools.
+Pool* pools = nullptr;
+std::mutex choosing;              // guards the list, and who has which pool; held for a moment
 std::atomic<int> known_cores{0};  // 0: not asked yet
 
 #ifdef GL_FORK
-void before_fork() { making.lock(); }
-void after_fork_parent() { making.unlock(); }
+void before_fork() { choosing.lock(); }
+void after_fork_parent() { choosing.unlock(); }
 void after_fork_child() {
-  the_pool.store(nullptr);
-  making.unlock();
+  pools = nullptr;
+  choosing.unlock();
 }
 #endif
 
-Pool& pool() {
-  Pool* found = the_pool.load(std::memory_order_acquire);
-  if (found) return *found;
-  std::lock_guard<std::mutex> hold(making);
-  if (!the_pool.load()) {
+// A free pool for a team of so many threads, or of as many as the other teams leave; nullptr for one thread.
+Pool* take_pool(int& threads, int most) {
+  std::lock_guard<std::mutex> hold(choosing);
 #ifdef GL_FORK
-    static const int registered = pthread_atfork(before_fork, after_fork_parent, after_fork_child);
-    (void)registered;
+  static const int registered = pthread_atfork(before_fork, after_fork_parent, after_fork_child);
+  (void)registered;
 #endif
-    the_pool.store(new Pool, std::memory_order_release);
+  for (Pool* p = pools; p; p = p->next) most -= p->taken;
+  if (threads > most) threads = most;
+  if (threads <= 1) {
+    threads = 1;
+    return nullptr;
   }
-  return *the_pool.load();
+  Pool* found = nullptr;  // one that stands ready, else the one with the most helpers
+  for (Pool* p = pools; p; p = p->next) {
+    if (p->taken) continue;
+    if (!found || p->started.load(std::memory_order_relaxed) > found->started.load(std::memory_order_relaxed)) found = p;
+    if (p->engaged == threads) {
+      found = p;
+      break;
+    }
+  }
+  if (!found) {
+    found = new Pool;
+    found->next = pools;
+    pools = found;
+  }
+  found->taken = threads;
+  return found;
+}
+
+void give_back(Pool* pool) {
+  std::lock_guard<std::mutex> hold(choosing);
+  pool->taken = 0;
 }
 
 int system_cores() {
@@ -268,27 +298,33 @@ int cores() {
 void set_cores(int n) { known_cores.store(n < 0 ? 0 : n > kMaxHelpers + 1 ? kMaxHelpers + 1 : n); }
 
 int pool_threads() {
-  Pool* found = the_pool.load();
-  return found ? found->started.load(std::memory_order_relaxed) : 0;
+  std::lock_guard<std::mutex> hold(choosing);
+  int total = 0;
+  for (Pool* p = pools; p; p = p->next) total += p->started.load(std::memory_order_relaxed);
+  return total;
 }
 
-Team::Team(int threads) : threads_(threads < 1 ? 1 : threads) {
-  if (threads_ == 1) return;
-  const int most = cores();
+Team::Team(int threads) : threads_(threads) {
+  const int most = threads > 1 ? cores() : 1;
   if (threads_ > most) threads_ = most;
-  if (threads_ == 1) return;
-  Pool& p = pool();
-  p.one_team.lock();
-  threads_ = p.engage(threads_);
-  if (threads_ == 1) p.one_team.unlock();
+  if (threads_ <= 1) {
+    threads_ = 1;
+    return;
+  }
+  pool_ = take_pool(threads_, most);
+  if (!pool_) return;
+  threads_ = pool_->engage(threads_);
+  if (threads_ > 1) return;
+  give_back(pool_);
+  pool_ = nullptr;
 }
 
 Team::~Team() {
-  if (threads_ > 1) pool().one_team.unlock();
+  if (pool_) give_back(pool_);
 }
 
 void Team::run(Job job, void* context, int parts) {
-  if (threads_ > 1) return pool().run(job, context, parts);
+  if (pool_) return pool_->run(job, context, parts);
   for (int part = 0; part < parts; part++) job(context, part, 0);
 }
 

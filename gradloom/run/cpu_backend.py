@@ -1,6 +1,7 @@
 """The CPU: hands proved tapes to the native core.
 
-All executables share one arena (the largest need, grown only at compile, in huge pages) and take turns in it.
+Executables share one arena (the largest need, grown only at compile, in huge pages) and take turns in it. One that has
+an arena of its own runs beside the others, in a thread of its own.
 """
 
 from __future__ import annotations
@@ -114,6 +115,7 @@ class CpuExecutable:
         kernels.require(program)
         self.isa, self.switches, self.program = isa, switches, program
         self.arena = _device.arena if own is None else own
+        self._turn = _device.lock if own is None else threading.RLock()
         self.plan: Plan = make_plan(program, kernels.needs, switches)
         self._checks = mapped_checks(nodes)
         self._load()
@@ -132,7 +134,7 @@ class CpuExecutable:
         self.outputs = [Spec(v.shape, v.dtype) for v in self.program.outputs]
         sizes = [v.bytes for v in self.program.outputs]
         records = [(*place, size) for place, size in zip(self.plan.output_places, sizes, strict=True)]
-        with _device.lock:
+        with self._turn:
             check_memory(tape.arena_bytes - self.arena.bytes)
             self.arena.ensure(max(tape.arena_bytes, 64))
             self._native = _core.Program(
@@ -191,7 +193,7 @@ class CpuExecutable:
         rows = self.settings_rows(steps, settings) if self.settings else None
         records = np.empty((steps, self.record_bytes), np.uint8) if self.record_bytes else None
         switches = self.switches
-        with _device.lock:
+        with self._turn:
             done, stop, node, index, value = self._native.run(
                 steps, rows, records, switches.threads, deadline, switches.poison, switches.check >= 2
             )

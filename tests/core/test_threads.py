@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -102,7 +103,7 @@ def test_sleepers_use_no_time() -> None:
     assert time.process_time() - before < 0.1
 
 
-def test_runs_of_several_python_threads_take_turns(four_cores: None) -> None:
+def test_runs_of_several_python_threads(four_cores: None) -> None:
     tapes = [wide() for _ in range(3)]
     programs = [t.program() for t in tapes]
     errors: list[BaseException] = []
@@ -124,6 +125,63 @@ def test_runs_of_several_python_threads_take_turns(four_cores: None) -> None:
     assert np.array_equal(results[0], results[1]) and np.array_equal(results[0], results[2])
 
 
+@contextlib.contextmanager
+def endless_run(threads: int) -> Iterator[None]:
+    """Meanwhile a run of so many threads is under way in another thread."""
+    t = wide()
+    p = t.program()
+    done: list[object] = []
+    thread = threading.Thread(target=lambda: done.append(p.run(1 << 40, threads=threads)[1]))
+    thread.start()
+    seen = t.arena.view()[12 * N : 16 * N].view(np.float32)
+    while not seen[-1]:  # the last that a step writes
+        time.sleep(0.001)
+    try:
+        yield
+    finally:
+        assert thread.is_alive()
+        p.stop()
+        thread.join()
+        assert done == [5], "stopped because it was asked to"
+
+
+@pytest.mark.parametrize("taken", [1, 2, 4])
+def test_teams_exist_side_by_side(taken: int, four_cores: None) -> None:
+    t = wide()
+    p = t.program()
+    p.run(2, threads=4)
+    expected = t.arena.view()[12 * N : 16 * N].copy()
+    with endless_run(taken):
+        for threads in (1, 2, 3, 4, 2):
+            t.arena.view()[4 * N : 16 * N] = 0
+            finished: list[object] = []
+            run = threading.Thread(target=lambda n=threads: finished.append(p.run(1, threads=n)))
+            run.start()
+            run.join(60)
+            assert finished, "a team waits for another one to end"
+            assert np.array_equal(t.arena.view()[12 * N : 16 * N], expected)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs fork")
+def test_teams_together_have_no_more_threads_than_cores() -> None:
+    def child() -> int:
+        _core.set_cores(4)
+        programs = [wide().program() for _ in range(2)]
+        with endless_run(2):
+            first = _core.pool_threads()
+            programs[0].run(2, threads=4)  # two are left
+            second = _core.pool_threads()
+            with endless_run(2):
+                programs[1].run(2, threads=3)  # one is left
+                third = _core.pool_threads()
+        programs[0].run(2, threads=2)  # both pools are free and ready
+        programs[0].run(2, threads=4)  # nobody else: all of them, in the pool that has most
+        found = (first, second, third, _core.pool_threads())
+        return 0 if found == (1, 2, 2, 4) else 16 + sum(found)
+
+    assert in_child(child) == 0
+
+
 @pytest.mark.skipif(os.name != "posix", reason="needs fork")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_fork(four_cores: None) -> None:
@@ -139,5 +197,7 @@ def test_fork(four_cores: None) -> None:
         return 0 if np.array_equal(t.arena.view()[12 * N : 16 * N], expected) else 5
 
     assert in_child(child) == 0
+    with endless_run(2):  # also while another team is at work
+        assert in_child(child) == 0
     p.run(1, threads=3)  # and the parent's pool works on
     assert np.array_equal(t.arena.view()[12 * N : 16 * N], expected)
