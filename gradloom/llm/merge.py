@@ -12,16 +12,19 @@ from typing import Any
 
 import numpy as np
 
+from ..base.dtypes import QUANTISED
 from ..base.errors import FileError, SettingError
 from ..files import open_gguf, write_gguf
 from ..files.gguf import GGUF, KINDS, Field, Tensor, kind_bytes
 from ..files.gguf import field as gguf_field
+from ..run import dequantize
 from .adapter_files import AdapterArrays, read_adapter
 
 # types that can be written, and what general.file_type says of a model that is mostly of them (llama.cpp's llama_ftype)
 FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7, "q5_1": 9, "q5_0": 8, "q4_1": 3, "q4_0": 2}
 FALLBACK = "f16"  # of rows that are no whole blocks, as in llama.cpp's converter
 _STILL = ("i8", "i16", "i32", "i64", "f64")  # copied as they are: no weights
+_NATIVE = frozenset(t.name for t in QUANTISED)  # decoded by the core's kernels
 _PIECE = 1 << 20  # elements that are converted at a time
 
 
@@ -48,10 +51,10 @@ def merge(
           llama.cpp; matrices whose rows are no whole blocks become f16, which the notes say. By default each tensor
           keeps its type; one that the adapter changes and whose type cannot be written (k-quants) becomes q8_0.
 
-    Sums are taken in f64 and rounded once to f32, then to the type by the gguf package. A tensor that stays as it is
-    (same type, no change) is copied byte for byte; metadata too, but for general.file_type. The adapter is a .gguf file
-    or PEFT's folder. `progress` is told of each tensor that is converted: its name, and the share that is done before
-    it. FileError: files that are no such, an adapter for another base, numbers beyond the type's range.
+    Weights are decoded with the bits of the gguf package; sums are taken in f64 and rounded once to f32, then to the
+    type by that package. A tensor that stays as it is (same type, no change) is copied byte for byte; metadata too, but
+    for general.file_type. The adapter is a .gguf file or PEFT's folder. `progress` is told of each tensor that is
+    converted: its name, and the share that is done before it. FileError: files that are no such, an adapter for another base, numbers beyond the type's range.
     """
     if kind is not None and kind not in FILE_TYPES:
         raise SettingError(f"merge: type {kind!r} is not one that can be written; need one of {' '.join(FILE_TYPES)}")
@@ -128,11 +131,20 @@ class _Pieces:
         rows, length = math.prod(shape[:-1]), shape[-1] if shape else 1
         step = max(1, _PIECE // length)
         for begin in range(0, rows, step):
-            values = self.base.floats(name, begin, begin + step)
+            values = _floats(self.base, self.tensor, begin, begin + step)
             if name in self.adapter.pairs:
                 with np.errstate(over="ignore"):
                     values = (values + self.adapter.delta(name, begin, begin + step)).astype(np.float32)
             yield _rounded(f"{self.base.path}: tensor {name!r}", values, self.kind)
+
+
+def _floats(base: GGUF, tensor: Tensor, begin: int, end: int) -> np.ndarray:
+    """Rows begin:end as f32 [rows, row length]: by the core's kernels, or by the gguf package for types they lack."""
+    if tensor.kind not in _NATIVE:
+        return base.floats(tensor.name, begin, end)
+    rows, length = math.prod(tensor.shape[:-1]), tensor.shape[-1]
+    data = base.bytes(tensor.name).reshape(rows, -1)[begin:end]
+    return dequantize(data, tensor.kind, (len(data), length))
 
 
 def _rounded(where: str, values: np.ndarray, kind: str) -> np.ndarray:

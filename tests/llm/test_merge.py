@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from examples.random_gguf import SHAPES, write_random
+from gradloom.base.dtypes import QUANTISED
 from gradloom.base.errors import FileError, SettingError
 from gradloom.files import open_gguf, write_gguf
 from gradloom.files.gguf import KINDS, field
@@ -86,6 +87,22 @@ def test_all_types(tmp_path, source, kind):
     for key, value in base.fields.items():
         assert key == "general.file_type" or out.fields[key] == value, key
     assert set(out.fields) - set(base.fields) <= {"general.quantization_version", "general.file_type"}
+
+
+@pytest.mark.parametrize("source", [t.name for t in QUANTISED])
+def test_quantised_weights_are_decoded_by_the_core_to_the_same_bits(tmp_path, monkeypatch, source):
+    base, path, adapter = prepare(tmp_path, source)
+    wanted = {name: expected(base, adapter, name, "f32") for name, t in base.tensors.items() if len(t.shape) > 1}
+
+    def refused(*_):
+        raise AssertionError("the gguf package should not decode")
+
+    monkeypatch.setattr(gguf, "dequantize", refused)
+    monkeypatch.setattr(importlib.import_module("gradloom.llm.merge"), "_PIECE", 3 * 256)
+    merge(base.path, path, tmp_path / "out.gguf", "f32")
+    out = open_gguf(tmp_path / "out.gguf")
+    for name, data in wanted.items():
+        assert out.bytes(name).tobytes() == data, name
 
 
 def test_the_formula(tmp_path):
