@@ -7,8 +7,11 @@ Nothing has to divide anything: the last shard and the last batch are simply sho
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+import math
+import queue
+import threading
+from collections.abc import Generator, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +22,7 @@ IGNORED = -100  # the label id of a row that counts for nothing
 
 # Streams of random numbers drawn from one seed; each use has its own, so that none of them repeats another.
 _SPLIT, _ORDER = 1, 2
+_GATHERED = 1 << 18  # bytes of small batches that a loader gathers at a time: half of a common second-level cache
 
 
 def generator(seed: int, *stream: int) -> np.random.Generator:
@@ -193,9 +197,14 @@ class Dataset:
 
 
 class DataLoader:
-    """Iterates over (x, y) batches of two arrays, reshuffled each epoch by (seed, epoch); only x when y is None.
+    """Iterates over batches of two arrays as (x, y), or of x alone, reshuffled each epoch by (seed, epoch).
 
-    x comes as f32 (i32 when it holds i32 or i64 ids), y as i32 ids or f32 rows.
+    x comes as f32 (i32 when it holds i32 or i64 ids), y as i32 ids or f32 rows; the last batch may be shorter. A
+    Dataset instead of arrays gives its own order, its shards whole, and (x, y, weights) where it has weights.
+    Batches belong to the caller, who may write to them. Small ones are gathered many at a time.
+    prefetch: a thread gathers ahead while the caller works. The same batches come in the same order, an error of the
+    thread is raised here, and leaving the loop ends the thread. It pays where reading waits (a mapped file on a slow
+    disk); what is in memory is gathered faster than a thread hands it over.
     """
 
     def __init__(
@@ -206,8 +215,11 @@ class DataLoader:
         shuffle: bool = False,
         seed: int = 0,
         drop_last: bool = False,
+        prefetch: bool = False,
     ) -> None:
-        self.dataset = Dataset(x, y)
+        if isinstance(x, Dataset) and y is not None:
+            raise DataError("y: a data set has its own labels; need DataLoader(data_set)")
+        self.dataset = x if isinstance(x, Dataset) else Dataset(x, y)
         if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
             raise SettingError(f"batch_size={batch_size!r} is not usable; need a whole number of at least 1")
         if drop_last and batch_size > self.dataset.n:
@@ -220,6 +232,7 @@ class DataLoader:
         self.shuffle = bool(shuffle)
         self.seed = int(seed)
         self.drop_last = bool(drop_last)
+        self.prefetch = bool(prefetch)
         self.epoch = 0  # how often the loader has been iterated; may be set to resume
         self._dtype = "i32" if self.dataset.data.dtype in (np.int32, np.int64) else "f32"
 
@@ -227,15 +240,68 @@ class DataLoader:
         n = self.dataset.n
         return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
 
-    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray] | np.ndarray]:
-        order = self.dataset.order(self.seed, self.epoch) if self.shuffle else np.arange(self.dataset.n, dtype=np.int64)
+    def __iter__(self) -> Iterator[Any]:
+        order = self.dataset.order(self.seed, self.epoch) if self.shuffle else self.dataset.rows()
         self.epoch += 1
         return self._batches(order)
 
-    def _batches(self, order: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray] | np.ndarray]:
-        for i in range(len(self)):
-            batch = self.dataset.batch(i * self.batch_size, self.batch_size, order, self._dtype)
-            yield batch.data if batch.labels is None else (batch.data, batch.labels)
+    def _batches(self, order: np.ndarray) -> Iterator[Any]:
+        size = self.batch_size
+        gathered = self._gathered(order)
+        if self.prefetch:
+            gathered = _ahead(gathered)  # starts at the first batch
+        try:
+            for data, labels, weights in gathered:
+                for i in range(0, len(data), size):
+                    j = i + size
+                    if weights is not None:
+                        yield data[i:j], None if labels is None else labels[i:j], weights[i:j]
+                    elif labels is not None:
+                        yield data[i:j], labels[i:j]
+                    else:
+                        yield data[i:j]
+        finally:
+            gathered.close()
+
+    def _gathered(self, order: np.ndarray) -> Generator[Batch, None, None]:
+        """The rows in order, whole batches of about _GATHERED bytes at a time."""
+        row = 4 * math.prod(self.dataset.shape) + 4 * math.prod(self.dataset.label_shape)
+        at_once = max(_GATHERED // (row * self.batch_size or 1), 1) * self.batch_size
+        rows = len(self) * self.batch_size if self.drop_last else self.dataset.n
+        for i in range(0, rows, at_once):
+            yield self.dataset.take(order[i : min(i + at_once, rows)], self._dtype)
+
+
+def _ahead(items: Generator[Batch, None, None]) -> Generator[Batch, None, None]:
+    """The same items, made by a thread of their own, up to two ahead of the caller."""
+    made: queue.SimpleQueue[Batch | BaseException | None] = queue.SimpleQueue()
+    room = threading.Semaphore(2)
+    stop = threading.Event()
+
+    def work() -> None:
+        try:
+            for item in items:
+                room.acquire()
+                if stop.is_set():
+                    return
+                made.put(item)
+            made.put(None)
+        except BaseException as error:
+            made.put(error)
+
+    thread = threading.Thread(target=work, name="gradloom prefetch", daemon=True)
+    thread.start()
+    try:
+        while (item := made.get()) is not None:
+            room.release()
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        stop.set()
+        room.release()
+        thread.join()
+        items.close()
 
 
 def split_rows(

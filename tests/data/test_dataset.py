@@ -1,4 +1,6 @@
 import itertools
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -186,3 +188,121 @@ def test_loader():
     assert len(dropped) == 2 and [b.shape for b in dropped] == [(4, 1), (4, 1)]
     ids = DataLoader(np.arange(4, dtype=np.int64)[:, None], batch_size=4)
     assert next(iter(ids)).dtype == np.int32
+
+
+def batches(loader):
+    return [b if isinstance(b, tuple) else (b,) for b in loader]
+
+
+def assert_same_batches(found, expected):
+    for a, b in zip(found, expected, strict=True):
+        for x, y in zip(a, b, strict=True):
+            assert (x is None) == (y is None)
+            if x is not None:
+                assert x.dtype == y.dtype
+                np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("prefetch", [False, True])
+@pytest.mark.parametrize("rows", [1, 7, 1000, 20_000])
+@pytest.mark.parametrize("batch_size", [2, 3, 32, 999, 60_000])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_batches_gathered_many_at_a_time_are_the_plain_ones(rows, batch_size, drop_last, prefetch):
+    batch_size = min(batch_size, rows) if drop_last else batch_size
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 255, (rows, 2, 3), np.uint8), rng.standard_normal((rows, 2))
+    loader = DataLoader(x, y, batch_size, True, 5, drop_last, prefetch=prefetch)
+    for epoch in range(2):
+        order = loader.dataset.order(5, epoch)
+        expected = [order[i : i + batch_size] for i in range(0, rows, batch_size)][: len(loader)]
+        assert_same_batches(
+            batches(loader), [(x[rows].astype(np.float32), y[rows].astype(np.float32)) for rows in expected]
+        )
+
+
+def test_batches_belong_to_the_caller():
+    x = np.zeros((10, 2), np.float32)
+    loader = DataLoader(x, np.zeros(10, np.int64), batch_size=3)
+    kept = []
+    for a, b in loader:
+        assert not a.any() and not b.any()
+        a[...], b[...] = 1, 1
+        kept.append(a)
+    assert not x.any() and all(a.all() for a in kept)
+
+
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_a_loader_takes_a_data_set(prefetch):
+    dataset = Dataset(np.arange(20.0)[:, None], np.arange(20), shard_size=4, weights=np.arange(20))
+    for shuffle in (False, True):
+        found = batches(DataLoader(dataset, batch_size=8, shuffle=shuffle, seed=1, prefetch=prefetch))
+        rows = np.concatenate([b for _, b, _ in found])
+        assert rows.tolist() == (dataset.order(1, 0) if shuffle else dataset.rows()).tolist()
+        np.testing.assert_array_equal(np.concatenate([w for *_, w in found]), rows)
+        assert all((np.diff(rows.reshape(-1, 4)) == 1).ravel())
+    with pytest.raises(DataError, match="y: a data set has its own labels"):
+        DataLoader(dataset, np.arange(20))
+    only_weights = DataLoader(Dataset(np.zeros((2, 1)), weights=[1, 2]), batch_size=2, prefetch=prefetch)
+    assert next(iter(only_weights))[1] is None
+
+
+class Disk(np.ndarray):
+    """Data whose reading waits, and fails at one row."""
+
+    wait, fails_at = 0.0, -1
+
+    def __getitem__(self, rows):
+        time.sleep(Disk.wait)
+        if Disk.fails_at in np.asarray(rows):
+            raise OSError("disk on fire")
+        return np.asarray(super().__getitem__(rows))
+
+
+def disk(rows, wait=0.0, fails_at=-1):
+    Disk.wait, Disk.fails_at = wait, fails_at
+    return np.zeros((rows, 4096), np.float32).view(Disk)
+
+
+def prefetching():
+    return [t for t in threading.enumerate() if t.name == "gradloom prefetch"]
+
+
+def test_prefetch_reads_while_the_caller_works():
+    """20 batches, each 10 ms of waiting for the disk and 10 ms of work."""
+    seconds = {}
+    for prefetch in (False, True):
+        loader = DataLoader(disk(640, wait=0.01), batch_size=32, prefetch=prefetch)
+        start = time.perf_counter()
+        for _ in loader:
+            time.sleep(0.01)
+        seconds[prefetch] = time.perf_counter() - start
+    assert seconds[False] > 0.3 and seconds[True] < 0.75 * seconds[False]
+
+
+def test_an_error_in_the_thread_arrives():
+    loader = DataLoader(disk(640, fails_at=100), batch_size=32, prefetch=True)
+    seen = 0
+    with pytest.raises(OSError, match="disk on fire"):
+        for _ in loader:
+            seen += 1
+    assert 96 // 32 - 2 <= seen <= 96 // 32 and not prefetching()
+
+
+def test_leaving_early_leaves_no_thread():
+    loader = DataLoader(disk(6400, wait=0.001), batch_size=32, prefetch=True)
+    for _ in loader:
+        assert len(prefetching()) == 1
+        break
+    assert not prefetching()
+    with pytest.raises(KeyError):
+        for _ in loader:
+            raise KeyError
+    assert not prefetching()
+    unstarted = iter(loader)
+    started = iter(loader)
+    next(started)
+    assert len(prefetching()) == 1
+    started.close()
+    unstarted.close()
+    assert not prefetching() and loader.epoch == 4
+    assert len(list(loader)) == 200 and not prefetching()
