@@ -23,9 +23,11 @@ from ..run.cpu_backend import GuardTripped, IndexOutOfRange, NotFinite
 from ..run.executable import compile as compile_program
 from ..transform.grad import gradients
 from ..transform.rewrite import substitute
+from .communicator import Communicator
 from .losses import loss_pair
 from .result import Result
 from .source import FeedSource, RowSource
+from .split import Split, check_exchange
 
 CALL_SECONDS = 0.2  # the longest that one native call may take: progress and Ctrl-C are answered in between
 CALL_BYTES = 64 << 20  # and the most that it may write down
@@ -68,6 +70,8 @@ class Trainer:
     dynamic    the model's graph may change from call to call: it is built each time, and compiled once for each
                distinct graph
     seed       of the parameters that are not initialised yet, and of dropout
+    communicator  this rank among those that train together: run_rows (and so epoch) splits each batch over them, see
+               train/split.py; exchange: "ordered", the same bits for any number of ranks, or "fast"
     The other arguments are those of gl.compile.
     """
 
@@ -81,6 +85,8 @@ class Trainer:
         *,
         dynamic: bool = False,
         seed: int = 0,
+        communicator: Communicator | None = None,
+        exchange: str = "ordered",
         **options: Any,
     ) -> None:
         if build not in ("forward", "grad", "opt"):
@@ -105,6 +111,11 @@ class Trainer:
         self._in_window = 0  # micro-batches in the accumulation window so far
         self._held = 0  # micro-batches that the accumulators hold
         self._window_rows = 0
+        check_exchange(exchange)
+        if communicator is not None and (dynamic or build == "grad"):
+            asked = "dynamic=True" if dynamic else "build='grad'"
+            raise SettingError(f"{asked}: ranks exchange whole steps of one graph; need one process for that")
+        self.split = None if communicator is None else Split(self, communicator, exchange)
 
     @property
     def steps(self) -> int:
@@ -135,6 +146,8 @@ class Trainer:
         batch [rows, ...]; labels ids [rows] or rows of numbers; weights [rows]. Adds to `result` (a new one by default)
         and returns it. The weights may change; NonFiniteError leaves them as they were.
         """
+        if self.split is not None:
+            raise SettingError("step: a batch that is handed over cannot be split over ranks; need run_rows or epoch")
         source = FeedSource(batch, labels, weights)
         result = Result() if result is None else result
         backward = backward and self.build != "forward"
@@ -175,10 +188,14 @@ class Trainer:
         """Train (or with backward=False evaluate) on rows start..stop of the source's order, all of them.
 
         batch_size rows make one optimiser step, in micro-batches of at most micro_batch_size. `heard(rows done)` is
-        called after each native call: at least every 0.2 s, or after every micro-batch with `each`.
+        called after each native call: at least every 0.2 s, or after every micro-batch with `each`. With ranks: on rank
+        0 alone, in training after every optimiser step.
         """
         backward = backward and self.build != "forward"
         micro_size = min(micro_batch_size or batch_size, batch_size)
+        if self.split is not None:
+            self.split.run_rows(source, start, stop, result, batch_size, micro_size, backward, each, heard)
+            return
         if backward and self.build == "opt" and micro_size < batch_size and not self._keeps_gradients:
             raise SettingError(
                 f"micro_batch_size={micro_size} is smaller than batch_size={batch_size}; need accumulate > 1 for that"
@@ -201,6 +218,9 @@ class Trainer:
     ) -> None:
         """Compile what run_rows of the same arguments needs; nothing runs. Then planned_bytes is known."""
         micro_size = min(micro_batch_size or batch_size, batch_size)
+        if self.split is not None:
+            self.split.prepare(source, start, stop, batch_size, micro_size, backward and self.build != "forward")
+            return
         self._compile_all(source, start, stop, batch_size, micro_size, backward and self.build != "forward")
 
     def whole_step(self, source: RowSource, rows: int) -> Step:
@@ -288,12 +308,15 @@ class Trainer:
             at = tripped.steps_done
             self._count(micro, at, backward)
             one = {k: np.broadcast_to(np.asarray(v), (count,))[at] for k, v in settings.items()}
-            cause = self._first_bad(step, one)
-            hint = "clean the data" if cause.startswith("row") else "a smaller learning rate or scaled inputs may help"
-            raise NonFiniteError(
-                f"training stopped at step {self.steps + 1} (epoch {self.epoch + 1}): {cause}; "
-                f"the weights before this step are kept; {hint}"
-            ) from None
+            raise self._stopped(self._first_bad(step, one)) from None
+
+    def _stopped(self, cause: str) -> NonFiniteError:
+        """The error of a step whose loss or gradient is not finite."""
+        hint = "clean the data" if cause.startswith("row") else "a smaller learning rate or scaled inputs may help"
+        return NonFiniteError(
+            f"training stopped at step {self.steps + 1} (epoch {self.epoch + 1}): {cause}; "
+            f"the weights before this step are kept; {hint}"
+        )
 
     def _settings(self, micro: _Micro, count: int, backward: bool) -> dict[str, Any]:
         each = np.arange(count)
@@ -453,7 +476,8 @@ class Trainer:
     @property
     def plans(self) -> list[Plan]:
         """The plans of the steps that were compiled so far."""
-        return [s.run.plan for s in self._steps.values() if hasattr(s.run, "plan")]
+        found = [s.run.plan for s in self._steps.values() if hasattr(s.run, "plan")]
+        return found if self.split is None else [*found, *self.split.plans]
 
     @property
     def planned_bytes(self) -> int:
@@ -499,8 +523,11 @@ class Trainer:
             self.optimizer_state.reset()
 
 
-def structure(values: Iterable[Value]) -> Hashable:
-    """What makes two graphs the same program: ops, attributes, shapes, wiring, and which arrays they touch."""
+def structure(values: Iterable[Value], of: Callable[[Stored], Hashable] = id) -> Hashable:
+    """What makes two graphs the same program: ops, attributes, shapes, wiring, and which arrays they touch.
+
+    of: what stands for an array.
+    """
     number: dict[Any, int] = {}
     lines = []
     values = list(values)
@@ -509,7 +536,7 @@ def structure(values: Iterable[Value]) -> Hashable:
         attrs: list[tuple[str, Any]] = []
         for k, v in node.attrs.items():
             if k == "stored":
-                attrs.append((k, id(v)))
+                attrs.append((k, of(v)))
             elif k == "data":
                 attrs.append((k, v.tobytes()))
             else:

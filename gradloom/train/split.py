@@ -1,0 +1,532 @@
+"""Batches split over ranks: every rank computes some of a batch's micro-batches, and all take the same step.
+
+Every rank holds the data and the weights. A batch is cut into micro-batches as it is without ranks, and micro-batch j
+goes to rank j mod N. What a step needs of a micro-batch is written to one flat array (FlatArrays): the gradient of the
+loss *sum*, that sum and its weight, what it would leave in buffers (running statistics), and, for results, its loss and
+predictions at places of their own. The flat arrays are folded in the order of j, whatever N is; then every rank runs
+the same program on the sum: one guard, one update. So the micro-batches decide the bits, the ranks do not.
+
+Running statistics start each micro-batch from their value before the step; after it they are the mean over the
+micro-batches, by rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import ops
+from ..base.errors import GraphError, SettingError
+from ..base.settings import core_count, switches
+from ..graph.graph import reachable, update_target
+from ..graph.opspec import Parameter, constant, setting
+from ..graph.stored import Stored
+from ..graph.value import Node, Value
+from ..nn.module import Module
+from ..run.cpu_backend import GuardTripped, NotFinite
+from ..run.executable import compile as compile_program
+from .communicator import Communicator, Reduction, checksum
+from .flat import FlatArrays
+from .result import Result
+from .source import RowSource
+
+if TYPE_CHECKING:
+    from .trainer import Step, Trainer
+
+EXCHANGES = ("ordered", "fast")
+CALL_SECONDS = 0.2  # the longest native call of an evaluation: progress is shown in between
+DATA_BYTES, WEIGHT_BYTES = 64 << 20, 1 << 20  # of a larger data set, or mapped weight, pieces of so many are compared
+PIECES = 64
+
+
+def check_exchange(exchange: str) -> str:
+    """The word, or SettingError."""
+    if exchange not in EXCHANGES:
+        raise SettingError(f"exchange={exchange!r} is not known; need ordered (the same bits for any ranks) or fast")
+    return exchange
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What ranks exchange in an optimiser step of at most so many micro-batches, and the program that ends the step."""
+
+    parameters: tuple[Parameter, ...]
+    buffers: tuple[Parameter, ...]
+    mine: FlatArrays  # of one micro-batch: gradients, buffers, then total, weight, stop, losses, weights, predictions
+    sums: FlatArrays  # of the whole step
+    reduction: Reduction
+    update: Any
+
+    def places(self, flat: FlatArrays) -> dict[str, np.ndarray]:
+        """The pieces that no program reads: stop [], losses and weights [micro-batches], predictions [ids]."""
+        first = len(self.parameters) + len(self.buffers) + 2
+        return {name: s.array for name, s in zip(_PLACES, flat.stored[first:], strict=True)}
+
+
+_PLACES = ("stop", "losses", "weights", "predictions")
+
+
+class Split:
+    """The ranks of a Trainer: how its batches are computed together. All ranks call the same methods in the same order.
+
+    exchange   "ordered": folded in the order of the micro-batches; "fast": whatever order is quickest
+    """
+
+    def __init__(self, trainer: Trainer, communicator: Communicator, exchange: str = "ordered") -> None:
+        self.trainer, self.communicator = trainer, communicator
+        self.exchange = check_exchange(exchange)
+        self._exchanges: dict[Hashable, Exchange] = {}
+        self._micros: dict[Hashable, tuple[Step, int]] = {}
+        self._compared: set[str] = set()
+        self._names: dict[Stored, Hashable] = {}
+        self._pending: BaseException | None = None  # a request to stop that the others do not know yet
+        self._layers = 0  # of `together`
+
+    # ---- stopping together -----------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def own(self) -> Iterator[None]:
+        """Work of this rank alone: an error in it is told to the others at once."""
+        try:
+            yield
+        except BaseException as error:
+            self.communicator.fail(error)
+            raise
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Inside, Ctrl-C stops all ranks after the same step, and a second one this rank at once."""
+        old: Any = None
+        if not self._layers and threading.current_thread() is threading.main_thread():
+            old = signal.signal(signal.SIGINT, self._interrupted)
+        self._layers += 1
+        try:
+            yield
+        finally:
+            self._layers -= 1
+            if old is not None:
+                signal.signal(signal.SIGINT, old)
+
+    def _interrupted(self, number: int, frame: FrameType | None) -> None:
+        if isinstance(self._pending, KeyboardInterrupt):
+            error = KeyboardInterrupt()
+            self.communicator.fail(error)
+            raise error
+        self._pending = KeyboardInterrupt()
+
+    def root(self, call: Callable[[], Any]) -> None:
+        """Call it on rank 0 alone. A StopTraining from it, or Ctrl-C in it, waits for `settle`."""
+        if not self.communicator.is_root:
+            return
+        with self.own():
+            try:
+                call()
+            except KeyboardInterrupt as stop:
+                self._pending = stop
+
+    def settle(self) -> None:
+        """Raise on all ranks what one of them was asked to stop for."""
+        asked, self._pending = self._pending, None
+        found = [one for one in self.communicator.gather(asked) if one is not None]
+        for kind in (KeyboardInterrupt, BaseException):
+            for one in found:
+                if isinstance(one, kind):
+                    raise one
+
+    # ---- the same on all ranks -------------------------------------------------------------------------------
+
+    def compare(self, what: str, of: Callable[[], Any]) -> None:
+        """TrainError naming a rank when the checksum of what `of` gives differs there."""
+        with self.own():
+            found = checksum(of())
+        self.communicator.check(what, found)
+
+    def compare_once(self, what: str, key: Hashable, of: Callable[[], Any]) -> None:
+        """`compare`, for what cannot change any more."""
+        name = f"{what} {key!r}"
+        if name not in self._compared:
+            self.compare(what, of)
+            self._compared.add(name)
+
+    def compare_state(self) -> None:
+        """What training changes: parameters, buffers, the optimiser's arrays and its count of steps."""
+        trainer = self.trainer
+
+        def bits() -> str:
+            parts: list[Any] = [trainer.steps, trainer.epoch]
+            parts += [s.array for s in self._state()]
+            return checksum(*parts)
+
+        self.compare("the parameters", bits)
+
+    def _state(self) -> list[Stored]:
+        """Everything that an optimiser step writes."""
+        written = {p.stored: None for found in self._exchanges.values() for p in (*found.parameters, *found.buffers)}
+        if isinstance(self.trainer.model, Module):
+            written |= {p.stored: None for _, p, _ in self.trainer.model._named_stored()}
+        moments = [m.stored for s in written for m in self.trainer.state.get(s, {}).values()]
+        return [*written, *moments]
+
+    def share_state(self) -> None:
+        """All ranks take over rank 0's parameters, buffers and optimiser state."""
+        for stored in self._state():
+            self.communicator.broadcast(stored.array)
+
+    def outline(self, values: list[Value]) -> str:
+        """A graph as a checksum that is the same in another process: ops, attributes, shapes, wiring, arrays by name
+        and mapped weights also by their bytes."""
+        from .trainer import structure
+
+        return checksum(repr(structure(values, self._called)))
+
+    def _called(self, stored: Stored) -> Hashable:
+        if stored not in self._names:
+            known = (stored.name, stored.shape, stored.dtype.name, stored.trainable)
+            self._names[stored] = known if stored.check is None else (*known, sampled(stored.array, WEIGHT_BYTES))
+        return self._names[stored]
+
+    def _compare_settings(self, source: RowSource, batch: int, micro: int, backward: bool) -> None:
+        trainer, data = self.trainer, source.data
+        chosen = switches(**{k: v for k, v in trainer.options.items() if k != "backend"})
+        optimizer = trainer.optimizer
+        rates = sorted((k, repr(v) if not callable(v) else v(0, 0)) for k, v in optimizer.settings.items())
+        settings = (
+            batch, micro, backward, trainer.seed, trainer.build, str(trainer.options.get("backend")), chosen.isa,
+            type(optimizer).__name__, rates, self.exchange, self.communicator.size,
+        )  # fmt: skip
+        self.compare_once("the settings", settings, lambda: repr(settings))
+        arrays = [a for a in (data.data, data.labels, data.weights) if a is not None]
+        self.compare_once("the data", id(data), lambda: [sampled(a, DATA_BYTES) for a in arrays])
+
+    # ---- running ---------------------------------------------------------------------------------------------
+
+    def run_rows(
+        self,
+        source: RowSource,
+        start: int,
+        stop: int,
+        result: Result,
+        batch_size: int,
+        micro_size: int,
+        backward: bool,
+        each: bool,
+        heard: Callable[[int], None] | None,
+    ) -> None:
+        """Trainer.run_rows on all ranks: the same rows, the same result everywhere."""
+        with self.together():
+            each = bool(self.communicator.gather(each)[0])
+            self.prepare(source, start, stop, batch_size, micro_size, backward)
+            order = source.order.array[start:stop]
+            self.compare("the order of the rows", lambda: order)
+            self.compare_state()
+            if backward:
+                for first in range(start, stop, batch_size):
+                    end = min(first + batch_size, stop)
+                    self._train(source, first, end, batch_size, micro_size, result)
+                    if heard is not None:
+                        told = end - start
+                        self.root(lambda: heard(told))
+            else:
+                self._evaluate(source, start, stop, micro_size, result, each, heard)
+            self.settle()
+
+    def prepare(
+        self, source: RowSource, start: int, stop: int, batch_size: int, micro_size: int, backward: bool
+    ) -> None:
+        """Compile all that run_rows of these arguments runs."""
+        self._compare_settings(source, batch_size, micro_size, backward)
+        if not backward:
+            for rows in {min(micro_size, stop - start), (stop - start) % micro_size} - {0}:
+                with self.own():
+                    step = self.trainer._step_for(source, rows, False, False)
+                self.compare_once("the graph", (id(source), rows), lambda: self.outline(step.outputs))
+            return
+        self._exchange_for(source, batch_size, micro_size)
+        last = (stop - start) % batch_size or batch_size
+        batches = {min(batch_size, stop - start), last}
+        for rows in sorted({min(micro_size, b) for b in batches} | {b % micro_size for b in batches} - {0}):
+            self._micro_for(source, rows, batch_size, micro_size)
+
+    @property
+    def plans(self) -> list[Any]:
+        """Of the programs that were compiled for training."""
+        runs = [step.run for step, _ in self._micros.values()] + [found.update for found in self._exchanges.values()]
+        return [run.plan for run in runs if hasattr(run, "plan")]
+
+    @property
+    def flats(self) -> list[FlatArrays]:
+        """What this rank holds to exchange; the reductions' own buffers are `reduction_bytes`."""
+        return [flat for found in self._exchanges.values() for flat in (found.mine, found.sums)]
+
+    @property
+    def reduction_bytes(self) -> int:
+        """What the reductions hold on this rank."""
+        return sum(found.reduction.bytes for found in self._exchanges.values())
+
+    # ---- a training step -------------------------------------------------------------------------------------
+
+    def _train(
+        self, source: RowSource, first: int, end: int, batch_size: int, micro_size: int, result: Result
+    ) -> None:
+        """One optimiser step on rows first..end of the order."""
+        ranks, trainer = self.communicator, self.trainer
+        exchange = self._exchange_for(source, batch_size, micro_size)
+        count = -(-(end - first) // micro_size)
+        for base in range(0, count, ranks.size):
+            j = base + ranks.rank
+            if j < count:
+                with self.own():
+                    self._compute(exchange, source, first, end, batch_size, micro_size, j)
+                exchange.reduction.add(exchange.mine.array)
+            else:
+                exchange.reduction.add(None)
+        exchange.reduction.finish(exchange.sums.array)
+        places = exchange.places(exchange.sums)
+        if places["stop"] != 0:
+            self.settle()
+        settings = trainer.optimizer_state.settings()
+        try:
+            exchange.update.run_many(1, settings)
+        except (GuardTripped, NotFinite):
+            self._refuse(exchange, source, first, end, batch_size, micro_size)
+        trainer.optimizer_state.steps += 1
+        step, ids = self._micro_for(source, min(micro_size, end - first), batch_size, micro_size)
+        truth = source.truth(first, end) if step.has_predictions else (None, None)
+        predicted = places["predictions"][: (end - first) * ids].astype(np.int32) if step.has_predictions else None
+        losses, weights = places["losses"][:count].copy(), places["weights"][:count].copy()
+        result.is_total = trainer._is_total
+        result.add(end - first, losses, weights, predicted, *truth)
+
+    def _settings(self, first: int, end: int, micro_size: int, j: int) -> dict[str, Any]:
+        at, rows = j * micro_size, min(micro_size, end - first - j * micro_size)
+        return {
+            "position": first + at, "row": at, "seed": self.trainer.seed, "step": self.trainer.steps + 1,
+            "share": rows / (end - first),
+        }  # fmt: skip
+
+    def _compute(
+        self, exchange: Exchange, source: RowSource, first: int, end: int, batch_size: int, micro_size: int, j: int
+    ) -> tuple[Step, dict[str, Any]]:
+        """Micro-batch j of rows first..end, into exchange.mine."""
+        rows = min(micro_size, end - first - j * micro_size)
+        step, ids = self._micro_for(source, rows, batch_size, micro_size)
+        settings = self._settings(first, end, micro_size, j)
+        _, outputs = step.run.run_many(1, settings)
+        places = exchange.places(exchange.mine)
+        for array in places.values():
+            array[...] = 0
+        places["stop"][...] = self._pending is not None
+        places["losses"][j], places["weights"][j] = outputs[0][0], outputs[1][0]
+        if step.has_predictions:
+            at = j * micro_size * ids
+            places["predictions"][at : at + rows * ids] = outputs[2].ravel()
+        return step, settings
+
+    def _refuse(
+        self, exchange: Exchange, source: RowSource, first: int, end: int, batch_size: int, micro_size: int
+    ) -> None:
+        """NonFiniteError on all ranks, naming the first bad row or node: each looks through its micro-batches again."""
+        trainer, ranks = self.trainer, self.communicator
+        found: tuple[int, str] | None = None
+        with self.own():
+            for j in range(ranks.rank, -(-(end - first) // micro_size), ranks.size):
+                step, settings = self._compute(exchange, source, first, end, batch_size, micro_size, j)
+                if not np.isfinite(exchange.mine.array).all():
+                    found = (j, trainer._first_bad(step, settings))
+                    break
+        causes = [cause for cause in ranks.gather(found) if cause is not None]
+        cause = min(causes)[1] if causes else "the squared norm of the gradients overflows f32"
+        raise trainer._stopped(cause) from None
+
+    # ---- evaluation ------------------------------------------------------------------------------------------
+
+    def _evaluate(
+        self,
+        source: RowSource,
+        start: int,
+        stop: int,
+        micro_size: int,
+        result: Result,
+        each: bool,
+        heard: Callable[[int], None] | None,
+    ) -> None:
+        ranks, trainer = self.communicator, self.trainer
+        count = -(-(stop - start) // micro_size)
+        span = ranks.size if each else count
+        result.is_total = trainer._is_total
+        for base in range(0, count, span):
+            until = min(base + span, count)
+            with self.own():
+                mine = self._measure(source, start, stop, micro_size, base, until, None if each else heard)
+            measured = sorted((one for found in ranks.gather(mine) for one in found), key=lambda one: one[0])
+            for j, loss, weight, predicted in measured:
+                first = start + j * micro_size
+                end = min(first + micro_size, stop)
+                truth = source.truth(first, end) if predicted is not None else (None, None)
+                result.add(end - first, loss, weight, predicted, *truth)
+                if heard is not None and each:
+                    told = end - start
+                    self.root(lambda: heard(told))
+            if each:
+                self.settle()
+        if heard is not None and not each:
+            self.root(lambda: heard(stop - start))
+
+    def _measure(
+        self,
+        source: RowSource,
+        start: int,
+        stop: int,
+        micro_size: int,
+        base: int,
+        until: int,
+        heard: Callable[[int], None] | None,
+    ) -> list[tuple[int, np.ndarray, np.ndarray, np.ndarray | None]]:
+        """(j, loss sum, weight, predictions) of this rank's micro-batches among base..until."""
+        ranks, trainer = self.communicator, self.trainer
+        own = [j for j in range(base, until) if j % ranks.size == ranks.rank]
+        found: list[tuple[int, np.ndarray, np.ndarray, np.ndarray | None]] = []
+        while len(found) < len(own):
+            first = own[len(found)]
+            rows = min(micro_size, stop - start - first * micro_size)
+            step = trainer._step_for(source, rows, False, False)
+            group = [j for j in own[len(found) :] if start + (j + 1) * micro_size <= stop] or [first]
+            at = np.array(group, np.int64) * micro_size
+            settings = {"position": start + at, "row": 0, "seed": trainer.seed, "step": trainer.steps + 1}
+            done, outputs = step.run.run_many(len(group), settings, CALL_SECONDS)
+            for i in range(done):
+                predicted = outputs[2][i].copy() if step.has_predictions else None
+                found.append((group[i], outputs[0][i], outputs[1][i], predicted))
+            if self._pending is not None:
+                break  # `settle` follows
+            if heard is not None and ranks.is_root:
+                told = min(len(found) * ranks.size, until - base) * micro_size
+                heard(min(told, stop - start - 1))
+        return found
+
+    # ---- building --------------------------------------------------------------------------------------------
+
+    def _exchange_for(self, source: RowSource, batch_size: int, micro_size: int) -> Exchange:
+        key = (source.key, batch_size, micro_size)
+        if key not in self._exchanges:
+            with self.own():
+                rows = min(micro_size, source.data.n)
+                graph = _Graph(self.trainer, source, rows)
+                parts = self._lay(graph, -(-batch_size // micro_size), batch_size)
+                update, ended = self._ending(graph, parts[1])
+            self.compare_once("the graph", ("step", *key), lambda: self.outline([*graph.values, *ended]))
+            reduction = self.communicator.reduction(parts[0].array.size, self.exchange == "ordered")
+            found = Exchange(graph.parameters, graph.buffers, *parts, reduction, update)
+            self._exchanges[key] = found
+        return self._exchanges[key]
+
+    def _lay(self, graph: _Graph, micros: int, rows: int) -> tuple[FlatArrays, FlatArrays]:
+        pieces: list[tuple[str, tuple[int, ...]]] = [(f"{p.stored.name}.grad", p.shape) for p in graph.parameters]
+        pieces += [(f"{p.stored.name}.next", p.shape) for p in graph.buffers]
+        shapes: tuple[tuple[int, ...], ...] = ((), (micros,), (micros,), (rows * graph.ids,))
+        pieces += [("total", ()), ("weight", ()), *zip(_PLACES, shapes, strict=True)]
+        return FlatArrays(pieces), FlatArrays(pieces)
+
+    def _ending(self, graph: _Graph, sums: FlatArrays) -> tuple[Any, list[Value]]:
+        """The program that ends a step: a guard on the sums, the optimiser's update, the buffers."""
+        trainer = self.trainer
+        many, more = len(graph.parameters), len(graph.buffers)
+        grads, nexts = sums.values[:many], sums.values[many : many + more]
+        total, weight = sums.values[many + more : many + more + 2]
+        norm = ops.guard(total, weight, *grads)
+        divisor = constant(1.0) if trainer._is_total else weight
+        updates = trainer.optimizer_state.update(graph.parameters, list(grads), divisor)
+        if graph.buffers:
+            updates += ops.assign(*(v for pair in zip(graph.buffers, nexts, strict=True) for v in pair))
+        return compile_program([norm], updates, **trainer.options), [norm, *updates]
+
+    def _micro_for(self, source: RowSource, rows: int, batch_size: int, micro_size: int) -> tuple[Step, int]:
+        """The program of a micro-batch of so many rows, and the predicted ids of a row."""
+        key = (source.key, batch_size, micro_size, rows)
+        if key not in self._micros:
+            from .trainer import Step
+
+            exchange = self._exchange_for(source, batch_size, micro_size)
+            with self.own():
+                graph = _Graph(self.trainer, source, rows)
+                if graph.written != [p.stored for p in (*exchange.parameters, *exchange.buffers)]:
+                    raise GraphError(f"the graph of {rows} rows trains other parameters than that of {micro_size} rows")
+                into = exchange.mine.values[: len(graph.values)]
+                updates = ops.assign(*(v for pair in zip(into, graph.values, strict=True) for v in pair))
+                run = compile_program(graph.outputs, updates, **self.trainer.options)
+                step = Step(run, rows, graph.ids > 0, graph.outputs, updates)
+            self.compare_once("the graph", key, lambda: self.outline(graph.values))
+            self._micros[key] = step, graph.ids
+        return self._micros[key]
+
+
+class _Graph:
+    """The graph of one micro-batch, with its updates of buffers taken off: they become values like the gradients.
+
+    outputs: loss sum, weight and, for classes, predictions; ids: predictions per row. values: what is exchanged.
+    """
+
+    def __init__(self, trainer: Trainer, source: RowSource, rows: int) -> None:
+        self.outputs, grads, self.parameters = trainer._build(source, rows, True)
+        assert grads is not None
+        self.ids = self.outputs[2].size // rows if len(self.outputs) > 2 else 0
+        buffers: dict[Stored, Parameter] = {}
+        nexts: list[Value] = []
+        for node in reachable([*self.outputs, *grads], effects=True):
+            effects, node.effects = node.effects, ()
+            for value in effects:
+                target = update_target(value)
+                if target is None:
+                    continue
+                new = _assigned(value)
+                if new is None or not isinstance(target, Parameter) or target.stored in buffers:
+                    raise GraphError(
+                        f"{node.op.name} {node.label}: its {value.node.op.name} of {target.node.label} cannot be "
+                        "averaged over micro-batches; need one assign for each buffer"
+                    )
+                buffers[target.stored] = target
+                nexts.append(new * setting("share"))
+        self.buffers = tuple(buffers.values())
+        self.values = [*grads, *nexts, *self.outputs[:2]]
+
+    @property
+    def written(self) -> list[Stored]:
+        """What a step changes, apart from the optimiser's arrays."""
+        return [p.stored for p in (*self.parameters, *self.buffers)]
+
+
+def _assigned(value: Value) -> Value | None:
+    """What an assign op writes to the state that `value` stands for."""
+    node: Node = value.node
+    return node.inputs[2 * value.index + 1] if node.op.name == "assign" else None
+
+
+def sampled(array: np.ndarray, limit: int) -> str:
+    """A checksum of an array: whole up to `limit` bytes, beyond that of pieces that lie evenly in it."""
+    if array.nbytes <= limit or not array.flags.c_contiguous:
+        return checksum(array)
+    flat, piece = array.reshape(-1), max(1, limit // PIECES // array.itemsize)
+    starts = np.linspace(0, flat.size - piece, PIECES).astype(np.int64)
+    return checksum(array.shape, array.dtype.str, *(flat[s : s + piece] for s in starts))
+
+
+def threads_for(communicator: Communicator, asked: int | None) -> int | None:
+    """Threads for each rank when not asked for: the cores that it may use, shared with the other ranks on them."""
+    import os
+
+    if communicator.size == 1 or asked is not None or os.environ.get("GRADLOOM_THREADS"):
+        return asked
+    try:
+        cores = tuple(sorted(os.sched_getaffinity(0)))
+    except AttributeError:  # macOS
+        cores = tuple(range(core_count()))
+    here = (socket.gethostname(), cores)
+    return max(1, len(cores) // communicator.gather(here).count(here))
