@@ -13,9 +13,11 @@ import numpy as np
 from ..base.errors import DataError, SettingError
 from ..data.dataset import Dataset
 from ..optim.optimizer import Optimizer
+from .communicator import TIMEOUT, Communicator, communicator
 from .display import Display
 from .epoch import Progress, epoch
 from .result import Result
+from .split import heard_together, is_root, share_of, threads_for, together
 from .trainer import Model, Trainer, check_batch
 
 Data = Dataset | tuple[Any, Any] | np.ndarray
@@ -48,6 +50,9 @@ def fit(
     on_progress: Callable[[Progress], None] | None = None,
     on_train_batch: Callable[[Progress], None] | None = None,
     on_eval_batch: Callable[[Progress], None] | None = None,
+    parallel: str | Communicator | None = None,
+    exchange: str = "ordered",
+    timeout: float = TIMEOUT,
     **options: Any,
 ) -> list[EpochResult]:
     """Train a model and return one EpochResult per epoch.
@@ -57,6 +62,10 @@ def fit(
     batch_size rows make one optimiser step, computed in micro-batches of at most micro_batch_size. seed: of the order,
     of dropout, and of parameters that are not initialised yet. progress: show it on stderr. The listeners get each
     epoch's result, the state of a pass at least every 0.2 s, or every batch. options go to gl.compile (threads=, ...).
+    parallel: "mpi", under mpiexec: each batch is split over the ranks, all of which hold the data and end with the same
+    weights and results. Micro-batch j goes to rank j mod N; micro_batch_size is by default an equal share of the batch,
+    and where it is given the bits do not depend on N, unless exchange is "fast". Rank 0 alone shows progress and calls
+    the listeners. timeout: seconds without a sign of life after which a rank is given up and all end.
     Raises NonFiniteError when the loss or a gradient is not finite; the weights before that step are kept. On Ctrl-C,
     KeyboardInterrupt leaves with the weights so far.
     """
@@ -67,10 +76,21 @@ def fit(
     check_batch(batch_size, len(train_rows))
     if micro_batch_size is not None:
         check_batch(micro_batch_size, batch_size, "micro_batch_size")
-    accumulate = -(-batch_size // (micro_batch_size or batch_size))
-    trainer = Trainer(model, loss, optimizer, accumulate=accumulate, seed=seed, **options)
+    ranks = None if parallel is None else communicator(parallel, timeout)
+    options["threads"] = threads_for(ranks, options.get("threads"))
+    micro_batch_size = micro_batch_size or share_of(batch_size, ranks)
+    trainer = Trainer(
+        model,
+        loss,
+        optimizer,
+        accumulate=-(-batch_size // micro_batch_size),
+        seed=seed,
+        communicator=ranks,
+        exchange=exchange,
+        **options,
+    )
     history: list[EpochResult] = []
-    display = Display(epochs) if progress else None
+    display = Display(epochs) if progress and is_root(ranks) else None
 
     def heard(at: Progress) -> None:
         if display is not None:
@@ -78,7 +98,7 @@ def fit(
         if on_progress is not None:
             on_progress(at)
 
-    with display or contextlib.nullcontext():
+    with display or contextlib.nullcontext(), together(trainer):
         for number in range(1, epochs + 1):
             order = np.concatenate([data.order(seed, number, train_rows), val_rows])
             began = time.perf_counter()
@@ -88,7 +108,7 @@ def fit(
                 split=len(train_rows),
                 order=order,
                 batch_size=batch_size,
-                micro_batch_size=micro_batch_size or batch_size,
+                micro_batch_size=micro_batch_size,
                 on_train_batch=on_train_batch,
                 on_eval_batch=on_eval_batch,
                 on_progress=heard,
@@ -98,8 +118,7 @@ def fit(
             history.append(result)
             if display is not None:
                 display.epoch(result)
-            if on_epoch is not None:
-                on_epoch(result)
+            heard_together(trainer, on_epoch, result)
     return history
 
 
@@ -109,15 +128,19 @@ def evaluate(
     *,
     loss: str | Callable[..., Any] = "cross_entropy",
     batch_size: int = 500,
+    parallel: str | Communicator | None = None,
+    timeout: float = TIMEOUT,
     **options: Any,
 ) -> Result:
     """Loss (and accuracy, for cross_entropy) on all rows, in their order; nothing is trained.
 
-    options go to gl.compile.
+    parallel, timeout: as in fit; all ranks get the whole result. options go to gl.compile.
     """
     data = as_dataset(data)
     check_batch(batch_size)
-    trainer = Trainer(model, loss, build="forward", **options)
+    ranks = None if parallel is None else communicator(parallel, timeout)
+    options["threads"] = threads_for(ranks, options.get("threads"))
+    trainer = Trainer(model, loss, build="forward", communicator=ranks, **options)
     result = Result()
     trainer.run_rows(trainer.source(data), 0, data.n, result, batch_size=min(batch_size, data.n), backward=False)
     return result

@@ -13,9 +13,11 @@ micro-batches, by rows.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from types import FrameType
@@ -24,14 +26,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import ops
-from ..base.errors import GraphError, SettingError
-from ..base.settings import core_count, switches
+from ..base.errors import GraphError, SettingError, TrainError
+from ..base.settings import switches
 from ..graph.graph import reachable, update_target
 from ..graph.opspec import Parameter, constant, setting
 from ..graph.stored import Stored
 from ..graph.value import Node, Value
 from ..nn.module import Module
-from ..run.cpu_backend import GuardTripped, NotFinite
+from ..run.cpu_backend import GuardTripped, NotFinite, choose_isa
 from ..run.executable import compile as compile_program
 from .communicator import Communicator, Reduction, checksum
 from .flat import FlatArrays
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from .trainer import Step, Trainer
 
 EXCHANGES = ("ordered", "fast")
+TELL_SECONDS = 0.1  # between two reports of a training pass
 CALL_SECONDS = 0.2  # the longest native call of an evaluation: progress is shown in between
 DATA_BYTES, WEIGHT_BYTES = 64 << 20, 1 << 20  # of a larger data set, or mapped weight, pieces of so many are compared
 PIECES = 64
@@ -122,13 +125,13 @@ class Split:
             raise error
         self._pending = KeyboardInterrupt()
 
-    def root(self, call: Callable[[], Any]) -> None:
+    def root(self, call: Callable[..., Any] | None, *arguments: Any) -> None:
         """Call it on rank 0 alone. A StopTraining from it, or Ctrl-C in it, waits for `settle`."""
-        if not self.communicator.is_root:
+        if call is None or not self.communicator.is_root:
             return
         with self.own():
             try:
-                call()
+                call(*arguments)
             except KeyboardInterrupt as stop:
                 self._pending = stop
 
@@ -143,17 +146,17 @@ class Split:
 
     # ---- the same on all ranks -------------------------------------------------------------------------------
 
-    def compare(self, what: str, of: Callable[[], Any]) -> None:
+    def compare(self, what: str, of: Callable[..., Any], *arguments: Any) -> None:
         """TrainError naming a rank when the checksum of what `of` gives differs there."""
         with self.own():
-            found = checksum(of())
+            found = checksum(of(*arguments))
         self.communicator.check(what, found)
 
-    def compare_once(self, what: str, key: Hashable, of: Callable[[], Any]) -> None:
+    def compare_once(self, what: str, key: Hashable, of: Callable[..., Any], *arguments: Any) -> None:
         """`compare`, for what cannot change any more."""
         name = f"{what} {key!r}"
         if name not in self._compared:
-            self.compare(what, of)
+            self.compare(what, of, *arguments)
             self._compared.add(name)
 
     def compare_state(self) -> None:
@@ -165,7 +168,7 @@ class Split:
             parts += [s.array for s in self._state()]
             return checksum(*parts)
 
-        self.compare("the parameters", bits)
+        self.compare("the training state", bits)
 
     def _state(self) -> list[Stored]:
         """Everything that an optimiser step writes."""
@@ -194,17 +197,31 @@ class Split:
         return self._names[stored]
 
     def _compare_settings(self, source: RowSource, batch: int, micro: int, backward: bool) -> None:
-        trainer, data = self.trainer, source.data
-        chosen = switches(**{k: v for k, v in trainer.options.items() if k != "backend"})
-        optimizer = trainer.optimizer
-        rates = sorted((k, repr(v) if not callable(v) else v(0, 0)) for k, v in optimizer.settings.items())
-        settings = (
-            batch, micro, backward, trainer.seed, trainer.build, str(trainer.options.get("backend")), chosen.isa,
-            type(optimizer).__name__, rates, self.exchange, self.communicator.size,
-        )  # fmt: skip
-        self.compare_once("the settings", settings, lambda: repr(settings))
+        """TrainError naming rank and setting where one differs; data sets are compared by checksum."""
+        trainer, data, ranks = self.trainer, source.data, self.communicator
+        with self.own():
+            rates = {k: v(0, 0) if callable(v) else v for k, v in trainer.optimizer.settings.items()}
+            mine = {
+                "batch_size": batch, "micro_batch_size": micro, "training": backward, "seed": trainer.seed,
+                "loss": trainer.loss if isinstance(trainer.loss, str) else "a function", "exchange": self.exchange,
+                "optimizer": type(trainer.optimizer).__name__, **rates,
+                "backend": trainer.options.get("backend", "cpu"), "isa": self._isa(),
+            }  # fmt: skip
+        first, *others = ranks.gather(mine)
+        for rank, theirs in enumerate(others, 1):
+            for name in first:
+                if theirs.get(name) != first[name]:
+                    raise TrainError(
+                        f"{ranks.kind} {rank} has {name}={theirs.get(name)!r}, {ranks.kind} 0 has {first[name]!r}; need "
+                        "the same settings on all"
+                    )
         arrays = [a for a in (data.data, data.labels, data.weights) if a is not None]
         self.compare_once("the data", id(data), lambda: [sampled(a, DATA_BYTES) for a in arrays])
+
+    def _isa(self) -> str | None:
+        """The instruction set that programs are compiled for: others give other bits."""
+        options = {k: v for k, v in self.trainer.options.items() if k != "backend"}
+        return choose_isa(switches(**options).isa)
 
     # ---- running ---------------------------------------------------------------------------------------------
 
@@ -224,16 +241,16 @@ class Split:
         with self.together():
             each = bool(self.communicator.gather(each)[0])
             self.prepare(source, start, stop, batch_size, micro_size, backward)
-            order = source.order.array[start:stop]
-            self.compare("the order of the rows", lambda: order)
+            self.compare("the order of the rows", lambda: source.order.array[start:stop])
             self.compare_state()
             if backward:
+                told = time.perf_counter()
                 for first in range(start, stop, batch_size):
                     end = min(first + batch_size, stop)
                     self._train(source, first, end, batch_size, micro_size, result)
-                    if heard is not None:
-                        told = end - start
-                        self.root(lambda: heard(told))
+                    if each or end == stop or time.perf_counter() - told > TELL_SECONDS:
+                        told = time.perf_counter()
+                        self.root(heard, end - start)
             else:
                 self._evaluate(source, start, stop, micro_size, result, each, heard)
             self.settle()
@@ -247,7 +264,7 @@ class Split:
             for rows in {min(micro_size, stop - start), (stop - start) % micro_size} - {0}:
                 with self.own():
                     step = self.trainer._step_for(source, rows, False, False)
-                self.compare_once("the graph", (id(source), rows), lambda: self.outline(step.outputs))
+                self.compare_once("the graph", (id(source), rows), self.outline, step.outputs)
             return
         self._exchange_for(source, batch_size, micro_size)
         last = (stop - start) % batch_size or batch_size
@@ -273,9 +290,7 @@ class Split:
 
     # ---- a training step -------------------------------------------------------------------------------------
 
-    def _train(
-        self, source: RowSource, first: int, end: int, batch_size: int, micro_size: int, result: Result
-    ) -> None:
+    def _train(self, source: RowSource, first: int, end: int, batch_size: int, micro_size: int, result: Result) -> None:
         """One optimiser step on rows first..end of the order."""
         ranks, trainer = self.communicator, self.trainer
         exchange = self._exchange_for(source, batch_size, micro_size)
@@ -372,13 +387,12 @@ class Split:
                 end = min(first + micro_size, stop)
                 truth = source.truth(first, end) if predicted is not None else (None, None)
                 result.add(end - first, loss, weight, predicted, *truth)
-                if heard is not None and each:
-                    told = end - start
-                    self.root(lambda: heard(told))
+                if each:
+                    self.root(heard, end - start)
             if each:
                 self.settle()
-        if heard is not None and not each:
-            self.root(lambda: heard(stop - start))
+        if not each:
+            self.root(heard, stop - start)
 
     def _measure(
         self,
@@ -407,9 +421,8 @@ class Split:
                 found.append((group[i], outputs[0][i], outputs[1][i], predicted))
             if self._pending is not None:
                 break  # `settle` follows
-            if heard is not None and ranks.is_root:
-                told = min(len(found) * ranks.size, until - base) * micro_size
-                heard(min(told, stop - start - 1))
+            if found and len(found) < len(own):
+                self.root(heard, min(min(len(found) * ranks.size, until - base) * micro_size, stop - start - 1))
         return found
 
     # ---- building --------------------------------------------------------------------------------------------
@@ -422,7 +435,7 @@ class Split:
                 graph = _Graph(self.trainer, source, rows)
                 parts = self._lay(graph, -(-batch_size // micro_size), batch_size)
                 update, ended = self._ending(graph, parts[1])
-            self.compare_once("the graph", ("step", *key), lambda: self.outline([*graph.values, *ended]))
+            self.compare_once("the graph", ("step", *key), self.outline, [*graph.values, *ended])
             reduction = self.communicator.reduction(parts[0].array.size, self.exchange == "ordered")
             found = Exchange(graph.parameters, graph.buffers, *parts, reduction, update)
             self._exchanges[key] = found
@@ -463,7 +476,7 @@ class Split:
                 updates = ops.assign(*(v for pair in zip(into, graph.values, strict=True) for v in pair))
                 run = compile_program(graph.outputs, updates, **self.trainer.options)
                 step = Step(run, rows, graph.ids > 0, graph.outputs, updates)
-            self.compare_once("the graph", key, lambda: self.outline(graph.values))
+            self.compare_once("the graph", key, self.outline, graph.values)
             self._micros[key] = step, graph.ids
         return self._micros[key]
 
@@ -518,15 +531,41 @@ def sampled(array: np.ndarray, limit: int) -> str:
     return checksum(array.shape, array.dtype.str, *(flat[s : s + piece] for s in starts))
 
 
-def threads_for(communicator: Communicator, asked: int | None) -> int | None:
-    """Threads for each rank when not asked for: the cores that it may use, shared with the other ranks on them."""
-    import os
+# ---- for those who train with ranks or without -------------------------------------------------------------------
 
-    if communicator.size == 1 or asked is not None or os.environ.get("GRADLOOM_THREADS"):
+
+def is_root(ranks: Communicator | None) -> bool:
+    """The one that shows progress and writes files."""
+    return ranks is None or ranks.is_root
+
+
+def share_of(batch_size: int, ranks: Communicator | None) -> int:
+    """Rows of a micro-batch such that each rank gets one."""
+    return -(-batch_size // (1 if ranks is None else ranks.size))
+
+
+def threads_for(ranks: Communicator | None, asked: int | None) -> int | None:
+    """Threads for each rank when not asked for: the cores that it may use, shared with the other ranks on them."""
+    if ranks is None or ranks.size == 1 or asked is not None or os.environ.get("GRADLOOM_THREADS"):
         return asked
-    try:
-        cores = tuple(sorted(os.sched_getaffinity(0)))
-    except AttributeError:  # macOS
-        cores = tuple(range(core_count()))
-    here = (socket.gethostname(), cores)
-    return max(1, len(cores) // communicator.gather(here).count(here))
+    cores = switches().threads
+    allowed = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
+    here = (socket.gethostname(), allowed)
+    return max(1, cores // ranks.gather(here).count(here))
+
+
+def together(trainer: Trainer) -> contextlib.AbstractContextManager[None]:
+    """Inside, Ctrl-C stops all ranks of the trainer after the same step."""
+    return contextlib.nullcontext() if trainer.split is None else trainer.split.together()
+
+
+def heard_together(trainer: Trainer, listener: Callable[[Any], None] | None, found: Any) -> None:
+    """Call a listener, with ranks on rank 0 alone; then all have its weights, and stop if it says so."""
+    if trainer.split is None:
+        if listener is not None:
+            listener(found)
+        return
+    trainer.split.root(listener, found)
+    if trainer.split.communicator.gather(listener is not None)[0]:
+        trainer.split.share_state()
+    trainer.split.settle()

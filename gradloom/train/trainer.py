@@ -188,8 +188,8 @@ class Trainer:
         """Train (or with backward=False evaluate) on rows start..stop of the source's order, all of them.
 
         batch_size rows make one optimiser step, in micro-batches of at most micro_batch_size. `heard(rows done)` is
-        called after each native call: at least every 0.2 s, or after every micro-batch with `each`. With ranks: on rank
-        0 alone, in training after every optimiser step.
+        called after each native call: at least every 0.2 s, or after every micro-batch with `each`. With ranks, rank 0
+        alone calls it, and in training after optimiser steps.
         """
         backward = backward and self.build != "forward"
         micro_size = min(micro_batch_size or batch_size, batch_size)
