@@ -17,7 +17,7 @@ from .communicator import TIMEOUT, Communicator, communicator
 from .display import Display
 from .epoch import Progress, epoch
 from .result import Result
-from .split import heard_together, is_root, share_of, threads_for, together
+from .split import heard_together, is_root, same_settings, share_of, threads_for, together
 from .trainer import Model, Trainer, check_batch
 
 Data = Dataset | tuple[Any, Any] | np.ndarray
@@ -89,6 +89,7 @@ def fit(
         exchange=exchange,
         **options,
     )
+    same_settings(trainer, epochs=epochs, val_split=val_split, rows=data.n)
     history: list[EpochResult] = []
     display = Display(epochs) if progress and is_root(ranks) else None
 

@@ -196,9 +196,19 @@ class Split:
             self._names[stored] = known if stored.check is None else (*known, sampled(stored.array, WEIGHT_BYTES))
         return self._names[stored]
 
+    def compare_settings(self, mine: dict[str, Any]) -> None:
+        """TrainError naming rank and setting where one differs."""
+        ranks = self.communicator
+        first, *others = ranks.gather(mine)
+        for rank, theirs in enumerate(others, 1):
+            for name in first:
+                if theirs.get(name) != first[name]:
+                    seen = f"{ranks.kind} {rank} has {name}={theirs.get(name)!r}, {ranks.kind} 0 has {first[name]!r}"
+                    raise TrainError(f"{seen}; need the same settings on all {ranks.size}")
+
     def _compare_settings(self, source: RowSource, batch: int, micro: int, backward: bool) -> None:
-        """TrainError naming rank and setting where one differs; data sets are compared by checksum."""
-        trainer, data, ranks = self.trainer, source.data, self.communicator
+        """The trainer's settings, and the data set by checksum."""
+        trainer, data = self.trainer, source.data
         with self.own():
             rates = {k: v(0, 0) if callable(v) else v for k, v in trainer.optimizer.settings.items()}
             mine = {
@@ -207,14 +217,7 @@ class Split:
                 "optimizer": type(trainer.optimizer).__name__, **rates,
                 "backend": trainer.options.get("backend", "cpu"), "isa": self._isa(),
             }  # fmt: skip
-        first, *others = ranks.gather(mine)
-        for rank, theirs in enumerate(others, 1):
-            for name in first:
-                if theirs.get(name) != first[name]:
-                    raise TrainError(
-                        f"{ranks.kind} {rank} has {name}={theirs.get(name)!r}, {ranks.kind} 0 has {first[name]!r}; need "
-                        "the same settings on all"
-                    )
+        self.compare_settings(mine)
         arrays = [a for a in (data.data, data.labels, data.weights) if a is not None]
         self.compare_once("the data", id(data), lambda: [sampled(a, DATA_BYTES) for a in arrays])
 
@@ -557,6 +560,12 @@ def threads_for(ranks: Communicator | None, asked: int | None) -> int | None:
 def together(trainer: Trainer) -> contextlib.AbstractContextManager[None]:
     """Inside, Ctrl-C stops all ranks of the trainer after the same step."""
     return contextlib.nullcontext() if trainer.split is None else trainer.split.together()
+
+
+def same_settings(trainer: Trainer, **settings: Any) -> None:
+    """With ranks, TrainError naming rank and setting where one differs."""
+    if trainer.split is not None:
+        trainer.split.compare_settings(settings)
 
 
 def heard_together(trainer: Trainer, listener: Callable[[Any], None] | None, found: Any) -> None:

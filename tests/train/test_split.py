@@ -1,0 +1,296 @@
+"""Batches split over ranks: the same bits for any number of them. Ranks are threads here; tests/parallel has MPI."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import gradloom as gl
+from gradloom.base.errors import DataError, GraphError, NonFiniteError, SettingError, TrainError
+from gradloom.train.communicator import threads
+from gradloom.train.split import sampled
+from tests.train.test_bits import cnn, data, mlp
+
+
+def on_ranks(count, work, timeout=20.0):
+    """What `work(communicator)` gave on each rank, or the error that it raised."""
+    ranks = threads(count, timeout)
+    found = [None] * count
+
+    def run(rank):
+        try:
+            found[rank] = work(ranks[rank])
+        except BaseException as error:
+            ranks[rank].fail(error)
+            found[rank] = error
+
+    workers = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    return found
+
+
+def told(result):
+    """Every number of a Result."""
+    shown = (result.loss, result.loss_unc, result.accuracy, result.accuracy_unc, result.ndata, result.batches)
+    return str(shown), result.predictions.tobytes()
+
+
+def train(make, parallel, micro, rows=150, **options):
+    """Weights and buffers, and all results, of two epochs with short last batches."""
+    net, found = make(), data(make, rows)
+    settings = {"epochs": 2, "batch_size": 64, "val_split": 0.2, "progress": False, "threads": 1} | options
+    settings.setdefault("optimizer", gl.optim.AdamW(lr=0.01))
+    history = gl.fit(net, found, seed=3, micro_batch_size=micro, parallel=parallel, **settings)
+    test = gl.evaluate(net, found, batch_size=20, parallel=parallel, threads=1)
+    results = [told(r) for epoch in history for r in (epoch.train, epoch.val)]
+    return {name: array.tobytes() for name, array in net.state_dict().items()}, [*results, told(test)]
+
+
+@pytest.mark.parametrize("micro", [64, 16, 7])
+@pytest.mark.parametrize("make", [mlp, cnn])
+def test_same_bits_for_any_ranks(make, micro):
+    one = train(make, threads(1)[0], micro)
+    for count in (2, 3):
+        for found in on_ranks(count, lambda ranks: train(make, ranks, micro)):
+            assert found == one
+
+
+@pytest.mark.parametrize("micro", [64, 16, 7])
+def test_same_as_without_ranks(micro):
+    assert train(mlp, threads(1)[0], micro) == train(mlp, None, micro)
+
+
+def test_batch_norm_of_whole_batches_is_that_without_ranks():
+    assert train(cnn, threads(1)[0], 64) == train(cnn, None, 64)
+
+
+def test_running_statistics_are_means_over_micro_batches():
+    x = np.random.default_rng(0).standard_normal((10, 3)).astype(np.float32)
+    sizes = [slice(0, 4), slice(4, 8), slice(8, 10)]
+    mean = sum(0.1 * x[rows].mean(0) * len(x[rows]) / 10 for rows in sizes)
+    var = sum((0.9 + 0.1 * x[rows].var(0, ddof=1)) * len(x[rows]) / 10 for rows in sizes)
+
+    def step(ranks):
+        net = gl.nn.BatchNorm(3)
+        trainer = gl.Trainer(net, "mean", gl.optim.SGD(lr=0.0), communicator=ranks, threads=1)
+        gl.epoch(trainer, gl.data.Dataset(x), batch_size=10, micro_batch_size=4)
+        return net.running_mean.numpy(), net.running_var.numpy()
+
+    for found in on_ranks(2, step):
+        np.testing.assert_allclose(found[0], mean, rtol=1e-5)
+        np.testing.assert_allclose(found[1], var, rtol=1e-5)
+
+
+def test_more_ranks_than_micro_batches():
+    one = train(mlp, threads(1)[0], 40)
+    assert on_ranks(5, lambda ranks: train(mlp, ranks, 40)) == [one] * 5
+
+
+def test_without_a_micro_batch_size_each_rank_gets_a_share():
+    same = train(mlp, None, 22)
+    assert on_ranks(3, lambda ranks: train(mlp, ranks, None)) == [same] * 3
+
+
+def test_sums_are_not_divided():
+    def total(parallel, micro):
+        net = gl.nn.Linear(4, 1)
+        x = np.random.default_rng(1).standard_normal((30, 4)).astype(np.float32)
+        settings = {"loss": "sum", "optimizer": gl.optim.SGD(lr=1e-3), "batch_size": 12, "micro_batch_size": micro}
+        history = gl.fit(net, x, progress=False, parallel=parallel, threads=1, **settings)
+        return net.state_dict()["weight"].tobytes(), told(history[0].train)
+
+    assert on_ranks(2, lambda ranks: total(ranks, 5)) == [total(None, 5)] * 2
+
+
+def test_fast_is_equal_to_noise_and_the_same_on_all_ranks():
+    def run(ranks, exchange):
+        net = mlp()
+        settings = {"optimizer": gl.optim.SGD(lr=0.1), "batch_size": 64, "micro_batch_size": 10, "progress": False}
+        gl.fit(net, data(mlp), epochs=2, parallel=ranks, exchange=exchange, threads=1, **settings)
+        return net.state_dict()
+
+    ordered = on_ranks(3, lambda ranks: run(ranks, "ordered"))
+    fast = on_ranks(3, lambda ranks: run(ranks, "fast"))
+    for name, array in ordered[0].items():
+        assert fast[0][name].tobytes() == fast[1][name].tobytes() == fast[2][name].tobytes()
+        np.testing.assert_allclose(fast[0][name], array, rtol=1e-4, atol=1e-6)
+    with pytest.raises(SettingError, match="exchange='quick' is not known; need ordered"):
+        run(threads(1)[0], "quick")
+
+
+@pytest.mark.parametrize("what", ["data", "labels", "lr", "seed", "epochs", "graph"])
+def test_what_differs_is_named(what):
+    said = {
+        "data": "the data of replica 1 differs",
+        "labels": "the data of replica 1 differs",
+        "lr": "replica 1 has lr=0.5, replica 0 has 0.01; need the same settings on all 3",
+        "seed": "replica 1 has seed=9, replica 0 has 0",
+        "epochs": "replica 1 has epochs=2, replica 0 has 1",
+        "graph": "the graph of replica 1 differs",
+    }[what]
+
+    def run(ranks):
+        odd = ranks.rank == 1
+        rows, net = data(mlp), gl.nn.Linear(50, 10)
+        if odd and what == "data":
+            rows.data[77, 3] += 1
+        if odd and what == "labels":
+            rows.labels[5] = (rows.labels[5] + 1) % 10
+        if odd and what == "graph":
+            net = gl.nn.Sequential(gl.nn.Linear(50, 10), gl.nn.ReLU())
+        optimizer = gl.optim.AdamW(lr=0.5 if odd and what == "lr" else 0.01)
+        settings = {"seed": 9 if odd and what == "seed" else 0, "epochs": 2 if odd and what == "epochs" else 1}
+        gl.fit(net, rows, optimizer=optimizer, batch_size=50, parallel=ranks, progress=False, **settings)
+
+    for error in on_ranks(3, run):
+        assert isinstance(error, TrainError) and said in str(error)
+
+
+def test_weights_that_differ_are_found_at_the_next_epoch():
+    def run(ranks):
+        net = gl.nn.Linear(50, 10)
+        trainer = gl.Trainer(net, communicator=ranks, threads=1)
+        rows = data(mlp)
+        for _ in range(2):
+            gl.epoch(trainer, rows, batch_size=50)
+            if ranks.rank == 2:
+                net.weight.stored.array[3, 3] += 1e-3
+
+    for error in on_ranks(3, run):
+        assert isinstance(error, TrainError) and "the training state of replica 2 differs" in str(error)
+
+
+def test_a_loss_that_is_not_finite_is_named_everywhere():
+    def run(parallel):
+        rows, net = data(mlp), mlp()
+        rows.data[77, 3] = np.nan
+        with pytest.raises(NonFiniteError) as caught:
+            gl.fit(net, rows, batch_size=50, micro_batch_size=10, epochs=2, parallel=parallel, progress=False)
+        return str(caught.value), {name: array.tobytes() for name, array in net.state_dict().items()}
+
+    alone = run(None)
+    assert "row 77 of the data is not finite" in alone[0]
+    assert on_ranks(3, run) == [alone] * 3
+
+
+def test_an_error_of_one_rank_ends_all():
+    def listener(ranks):
+        def heard(epoch):
+            raise ValueError("no more disk")
+
+        gl.fit(mlp(), data(mlp), batch_size=50, parallel=ranks, progress=False, on_epoch=heard)
+
+    found = on_ranks(3, listener)
+    assert isinstance(found[0], ValueError)
+    for error in found[1:]:
+        assert isinstance(error, TrainError) and "replica 0 failed with ValueError: no more disk" in str(error)
+
+    def label(ranks):
+        rows = data(mlp)
+        rows.labels[:] = np.arange(rows.n) % 3
+
+        def loss(pred, labels):
+            return gl.ops.loss.cross_entropy_pair(pred[:, : 3 - (ranks.rank == 1)], labels)
+
+        gl.fit(mlp(), rows, loss=loss, batch_size=50, parallel=ranks, progress=False)
+
+    for error in on_ranks(2, label):
+        assert isinstance(error, TrainError) and "the graph of replica 1 differs" in str(error)
+
+
+def test_rank_0_alone_hears():
+    heard = [[], []]
+
+    def run(ranks):
+        mine = heard[ranks.rank]
+        gl.fit(
+            mlp(), data(mlp), batch_size=50, micro_batch_size=10, val_split=0.2, parallel=ranks, progress=False,
+            on_epoch=lambda e: mine.append("epoch"),
+            on_train_batch=lambda at: mine.append(("train", at.rows, at.result.ndata)),
+            on_eval_batch=lambda at: mine.append(("val", at.rows, at.result.ndata)),
+            on_progress=lambda at: mine.append("progress"),
+        )  # fmt: skip
+
+    assert on_ranks(2, run) == [None, None]
+    assert heard[1] == []
+    steps = [at for at in heard[0] if isinstance(at, tuple)]
+    assert steps == [*(("train", n, n) for n in (50, 100, 120)), *(("val", n, n) for n in (10, 20, 30))]
+    assert heard[0][-1] == "epoch" and "progress" in heard[0]
+
+
+def test_what_a_listener_changes_reaches_all_ranks():
+    def run(ranks):
+        net = gl.nn.Linear(50, 10)
+
+        def heard(epoch):
+            net.bias.assign(np.arange(10))
+
+        gl.fit(net, data(mlp), batch_size=50, parallel=ranks, progress=False, on_epoch=heard)
+        return net.bias.numpy().tolist()
+
+    assert on_ranks(3, run) == [list(range(10))] * 3
+
+
+def test_ctrl_c_stops_all_after_the_same_step():
+    def run(ranks):
+        net = mlp()
+
+        def heard(at):
+            if at.rows == 100:
+                raise KeyboardInterrupt
+
+        try:
+            gl.fit(net, data(mlp), batch_size=50, epochs=3, parallel=ranks, progress=False, on_train_batch=heard)
+        except KeyboardInterrupt:
+            return {name: array.tobytes() for name, array in net.state_dict().items()}
+
+    found = on_ranks(3, run)
+    assert found[0] is not None and found == [found[0]] * 3
+
+
+def test_what_ranks_cannot_do_is_refused():
+    ranks = threads(1)[0]
+    with pytest.raises(SettingError, match="dynamic=True: ranks exchange whole steps"):
+        gl.Trainer(mlp(), dynamic=True, communicator=ranks)
+    with pytest.raises(SettingError, match="build='grad'"):
+        gl.Trainer(mlp(), build="grad", communicator=ranks)
+    with pytest.raises(SettingError, match="step: a batch that is handed over cannot be split"):
+        gl.Trainer(mlp(), communicator=ranks).step(np.zeros((2, 50), np.float32), np.zeros(2, np.int64))
+
+    class Counting(gl.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = gl.nn.Linear(50, 10)
+            self.seen = self.parameter((), lambda rng, shape: np.zeros(shape), trainable=False)
+
+        def forward(self, x):
+            y = self.inner(x)
+            y.node.effects = gl.ops.accumulate(1.0, self.seen, float(x.shape[0]))
+            return y
+
+    with pytest.raises(GraphError, match="its accumulate of .*seen.* cannot be averaged over micro-batches"):
+        gl.fit(Counting(), data(mlp), parallel=ranks, progress=False)
+
+
+def test_the_checks_come_before_any_training():
+    def run(ranks):
+        net = mlp()
+        rows = data(mlp)
+        rows.labels[3] = 12
+        with pytest.raises((DataError, TrainError)):
+            gl.fit(net, rows, batch_size=50, parallel=ranks, progress=False)
+
+    assert on_ranks(2, run) == [None, None]
+
+
+def test_samples_of_large_arrays_see_a_change_in_every_piece():
+    array = np.arange(1 << 16, dtype=np.float32)
+    before = sampled(array, 1 << 16)
+    array[-1] += 1
+    assert sampled(array, 1 << 16) != before
+    assert sampled(array, 1 << 30) != sampled(array[:-1], 1 << 30)
