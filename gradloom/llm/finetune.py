@@ -27,10 +27,12 @@ from ..graph.value import Value
 from ..nn.module import Module
 from ..optim.optimizer import AdamW, Optimizer
 from ..run import machine
+from ..train.communicator import TIMEOUT, Communicator, communicator
 from ..train.display import StepDisplay
 from ..train.epoch import Progress
 from ..train.fit import EpochResult
 from ..train.result import Result
+from ..train.split import agreed, heard_together, is_root, same_settings, share_of, threads_for, together
 from ..train.trainer import Trainer, check_batch
 from .lora import LoRA, TrainedTensors
 from .model import Adapter, Model, load
@@ -82,6 +84,9 @@ class Run:
     val_split    share of the samples (of the rows, for a text) that is never trained on; 0: none; by default 5 % and at
                  most 100
     seed         of the order of the rows, of the validation rows, of dropout and of an adapter made here
+    parallel     "mpi", under mpiexec: each batch is split over the ranks, as in gl.fit; then exchange: "ordered" (the
+                 same bits for any number of ranks) or "fast", and timeout: seconds without a sign of life. Rank 0 alone
+                 shows progress, calls the listeners and saves
     options      go to gl.compile (threads=, ...)
     """
 
@@ -109,58 +114,67 @@ class Run:
         data_options: Mapping[str, Any] | None = None,
         on_progress: Callable[[Progress], None] | None = None,
         on_epoch: Callable[[EpochResult], None] | None = None,
+        parallel: str | Communicator | None = None,
+        exchange: str = "ordered",
+        timeout: float = TIMEOUT,
         **options: Any,
     ) -> None:
-        self.model = model if isinstance(model, Model) else load(model)
-        _check_one_of("method", method, METHODS)
-        rates = {"lr": lr, "schedule": schedule, "warmup": warmup, "weight_decay": weight_decay}
-        unheeded = [name for name, value in rates.items() if value is not None]
-        if optimizer is not None and unheeded:
-            raise SettingError(
-                f"finetune: {', '.join(unheeded)} beside an optimizer, which has its own; need one of them"
+        self.ranks = None if parallel is None else communicator(parallel, timeout)
+        options["threads"] = threads_for(self.ranks, options.get("threads"))
+        with agreed(self.ranks):
+            self.model = model if isinstance(model, Model) else load(model)
+            _check_one_of("method", method, METHODS)
+            rates = {"lr": lr, "schedule": schedule, "warmup": warmup, "weight_decay": weight_decay}
+            unheeded = [name for name, value in rates.items() if value is not None]
+            if optimizer is not None and unheeded:
+                raise SettingError(
+                    f"finetune: {', '.join(unheeded)} beside an optimizer, which has its own; need one of them"
+                )
+            self.lr = LR if lr is None else lr
+            self.schedule = "cosine" if schedule is None else schedule
+            self.warmup = WARMUP if warmup is None else warmup
+            _check_one_of("schedule", self.schedule, SCHEDULES)
+            _check_number("lr", self.lr, 0.0, math.inf)
+            _check_number("warmup", self.warmup, 0.0, 1.0)
+            check_batch(batch_size)
+            if micro_batch_size is not None:
+                check_batch(micro_batch_size, batch_size, "micro_batch_size")
+            if epochs is not None and steps is not None:
+                raise SettingError("finetune: both epochs and steps are given; need one of them")
+            for name, count in (("epochs", epochs), ("steps", steps)):
+                if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+                    raise SettingError(f"finetune: {name}={count!r} is not usable; need a whole number of at least 1")
+            self.adapter = _adapter(adapter, method, tensors, train_dtype, seed)
+            self._memory = machine.memory()  # before this run takes any
+            self.method = "lora" if isinstance(self.adapter, LoRA) else "full"
+            self.seed, self.on_progress, self.on_epoch = seed, on_progress, on_epoch
+            self.data = read_rows(self.model, data, context, val_split, seed, **(data_options or {}))
+            self.context = int(self.data.tokens.shape[1])
+            self.train_rows, self.val_rows = self.data.train, self.data.val
+            self.batch_size = min(batch_size, len(self.train_rows))
+            micro = max(1, MICRO_TOKENS // self.context) if micro_batch_size is None else micro_batch_size
+            most = share_of(self.batch_size, self.ranks if micro_batch_size is None else None)
+            self.micro_batch_size = min(micro, most)
+            per_epoch = -(-len(self.train_rows) // self.batch_size)
+            self.steps_total = per_epoch * (epochs or 1) if steps is None else steps
+            self.epochs_total = -(-self.steps_total // per_epoch)
+            self.optimizer = optimizer or AdamW(lr=self.rate, weight_decay=weight_decay or 0.0)
+            if not sketching():
+                check_copies(self.model, self.adapter)
+            self.adapter.bind(self.model)
+            self.trainer = Trainer(
+                _Step(self.model, self.adapter),
+                self._loss,
+                self.optimizer,
+                accumulate=-(-self.batch_size // self.micro_batch_size),
+                seed=seed,
+                communicator=self.ranks,
+                exchange=exchange,
+                **options,
             )
-        self.lr = LR if lr is None else lr
-        self.schedule = "cosine" if schedule is None else schedule
-        self.warmup = WARMUP if warmup is None else warmup
-        _check_one_of("schedule", self.schedule, SCHEDULES)
-        _check_number("lr", self.lr, 0.0, math.inf)
-        _check_number("warmup", self.warmup, 0.0, 1.0)
-        check_batch(batch_size)
-        if micro_batch_size is not None:
-            check_batch(micro_batch_size, batch_size, "micro_batch_size")
-        if epochs is not None and steps is not None:
-            raise SettingError("finetune: both epochs and steps are given; need one of them")
-        for name, count in (("epochs", epochs), ("steps", steps)):
-            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-                raise SettingError(f"finetune: {name}={count!r} is not usable; need a whole number of at least 1")
-        self.adapter = _adapter(adapter, method, tensors, train_dtype, seed)
-        self._memory = machine.memory()  # before this run takes any
-        self.method = "lora" if isinstance(self.adapter, LoRA) else "full"
-        self.seed, self.on_progress, self.on_epoch = seed, on_progress, on_epoch
-        self.data = read_rows(self.model, data, context, val_split, seed, **(data_options or {}))
-        self.context = int(self.data.tokens.shape[1])
-        self.train_rows, self.val_rows = self.data.train, self.data.val
-        self.batch_size = min(batch_size, len(self.train_rows))
-        micro = max(1, MICRO_TOKENS // self.context) if micro_batch_size is None else micro_batch_size
-        self.micro_batch_size = min(micro, self.batch_size)
-        per_epoch = -(-len(self.train_rows) // self.batch_size)
-        self.steps_total = per_epoch * (epochs or 1) if steps is None else steps
-        self.epochs_total = -(-self.steps_total // per_epoch)
-        self.optimizer = optimizer or AdamW(lr=self.rate, weight_decay=weight_decay or 0.0)
-        if not sketching():
-            check_copies(self.model, self.adapter)
-        self.adapter.bind(self.model)
-        self.trainer = Trainer(
-            _Step(self.model, self.adapter),
-            self._loss,
-            self.optimizer,
-            accumulate=-(-self.batch_size // self.micro_batch_size),
-            seed=seed,
-            **options,
-        )
-        rows = np.stack([self.data.tokens, self.data.positions], 1)
-        self.data = replace(self.data, tokens=rows[:, 0], positions=rows[:, 1])  # once in memory
-        self.dataset = Dataset(rows, self.data.labels)
+            rows = np.stack([self.data.tokens, self.data.positions], 1)
+            self.data = replace(self.data, tokens=rows[:, 0], positions=rows[:, 1])  # once in memory
+            self.dataset = Dataset(rows, self.data.labels)
         self.before: Result | None = None  # validation before the first step
         self.history: list[EpochResult] = []
         self.passes = 0  # over the training rows that were begun
@@ -199,12 +213,14 @@ class Run:
         """
         self.interrupted = False
         self.prepare()
-        plan_of(self, self._memory).check()
-        display = StepDisplay(self.steps_total, self.context) if progress else None
+        with agreed(self.ranks):
+            plan_of(self, self._memory).check()
+        same_settings(self.trainer, steps=self.steps_total, rows=len(self.train_rows))
+        display = StepDisplay(self.steps_total, self.context) if progress and is_root(self.ranks) else None
         source = self.trainer.source(self.dataset)
         began = time.perf_counter()
         try:
-            with display or contextlib.nullcontext():
+            with display or contextlib.nullcontext(), together(self.trainer):
                 if not self.passes:
                     self.before = self._evaluate(source, display)
                     if display is not None and self.before is not None:
@@ -216,14 +232,16 @@ class Run:
                     self._epoch(self.passes, source, display)
         except KeyboardInterrupt:
             self.interrupted = True
-            print(f"interrupted after {self.steps} of {self.steps_total} steps", file=sys.stderr, flush=True)
+            if is_root(self.ranks):
+                print(f"interrupted after {self.steps} of {self.steps_total} steps", file=sys.stderr, flush=True)
         finally:
             self.seconds += time.perf_counter() - began
         return self
 
     def _epoch(self, number: int, source: Any, display: StepDisplay | None) -> None:
         """One pass over the training rows (the last may be cut by `steps`), then validation."""
-        self.model.check()
+        with agreed(self.ranks):
+            self.model.check()
         order = self.dataset.order(self.seed, number, self.train_rows)
         source.order.array[...] = np.concatenate([order, self.val_rows])
         rows = min(len(order), (self.steps_total - self.trainer.steps) * self.batch_size)
@@ -253,8 +271,7 @@ class Run:
         self.history.append(found)
         if display is not None:
             display.epoch(found, max(number, self.epochs_total))
-        if self.on_epoch is not None:
-            self.on_epoch(found)
+        heard_together(self.trainer, self.on_epoch, found)
 
     def _evaluate(self, source: Any, display: StepDisplay | None) -> Result | None:
         """The loss on the validation rows; None when there are none."""
@@ -272,8 +289,12 @@ class Run:
         return result
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write what was trained: an adapter as FILE.gguf (llama.cpp) or a folder (PEFT), a model as FILE.gguf."""
-        self.adapter.save(path)
+        """Write what was trained: an adapter as FILE.gguf (llama.cpp) or a folder (PEFT), a model as FILE.gguf.
+
+        With ranks, rank 0 alone writes.
+        """
+        if is_root(self.ranks):
+            self.adapter.save(path)
 
     # ---- what came of it -----------------------------------------------------------------------------------
 
@@ -308,6 +329,7 @@ class Run:
             "planned_bytes": self.planned_bytes,
             "peak_bytes": resident_peak(),
             "seed": self.seed,
+            "ranks": 1 if self.ranks is None else self.ranks.size,
             "interrupted": self.interrupted,
         }
         found |= {"train_loss": self.latest.loss, "train_loss_unc": self.latest.loss_unc}

@@ -33,7 +33,8 @@ class MemoryPlan:
     copies         f32 copies of tensors of types that no kernel reads
     trained        the adapter, or the tensors that train
     state          the optimiser's moments
-    gradients      accumulators, where several micro-batches make a step; else gradients lie in the arena
+    gradients      accumulators, where several micro-batches make a step, and what ranks exchange; else gradients lie
+                   in the arena
     inputs         a batch, constants and settings
     arena          activations, gradients and workspace of the largest step, all of them in one block
     scratch        of each thread; threads: how many; steps: instructions of the largest step
@@ -154,7 +155,9 @@ def plan_of(run: Run, memory: machine.Memory | None = None) -> MemoryPlan:
     largest = max(plans, key=lambda p: p.peak_bytes)
     trained = {p.stored for p in run.adapter.parameters().values()}
     state = {p.stored for arrays in run.trainer.state.values() for p in arrays.values()}
-    sums = set(run.trainer.accumulators)
+    split = run.trainer.split
+    exchanged = [] if split is None else [s for flat in split.flats for s in flat.stored]
+    sums = {*run.trainer.accumulators, *exchanged}
     touched = {s for p in plans for s in p.tape.stored}
     weights = {s for s in touched if _is_mapped(s, run.model)}
     inputs = touched - weights - trained - state - sums - set(run.model.weights.values())
@@ -164,7 +167,7 @@ def plan_of(run: Run, memory: machine.Memory | None = None) -> MemoryPlan:
         copies=run.model.copied_bytes,
         trained=_bytes(trained),
         state=_bytes(state),
-        gradients=_bytes(sums),
+        gradients=_bytes(sums) + (0 if split is None else split.reduction_bytes),
         inputs=_bytes(inputs) + max(p.tape.inputs_bytes + len(p.tape.constants) for p in plans),
         arena=max(p.tape.arena_bytes for p in plans),
         scratch=max(p.tape.scratch_bytes for p in plans),

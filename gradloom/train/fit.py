@@ -17,7 +17,7 @@ from .communicator import TIMEOUT, Communicator, communicator
 from .display import Display
 from .epoch import Progress, epoch
 from .result import Result
-from .split import heard_together, is_root, same_settings, share_of, threads_for, together
+from .split import agreed, heard_together, is_root, same_settings, share_of, threads_for, together
 from .trainer import Model, Trainer, check_batch
 
 Data = Dataset | tuple[Any, Any] | np.ndarray
@@ -69,26 +69,27 @@ def fit(
     Raises NonFiniteError when the loss or a gradient is not finite; the weights before that step are kept. On Ctrl-C,
     KeyboardInterrupt leaves with the weights so far.
     """
-    data = as_dataset(data)
-    if not isinstance(epochs, int) or epochs < 0:
-        raise SettingError(f"epochs={epochs!r} is not usable; need a whole number of at least 0")
-    train_rows, val_rows = data.split(val_split, seed)
-    check_batch(batch_size, len(train_rows))
-    if micro_batch_size is not None:
-        check_batch(micro_batch_size, batch_size, "micro_batch_size")
     ranks = None if parallel is None else communicator(parallel, timeout)
     options["threads"] = threads_for(ranks, options.get("threads"))
-    micro_batch_size = micro_batch_size or share_of(batch_size, ranks)
-    trainer = Trainer(
-        model,
-        loss,
-        optimizer,
-        accumulate=-(-batch_size // micro_batch_size),
-        seed=seed,
-        communicator=ranks,
-        exchange=exchange,
-        **options,
-    )
+    with agreed(ranks):
+        data = as_dataset(data)
+        if not isinstance(epochs, int) or epochs < 0:
+            raise SettingError(f"epochs={epochs!r} is not usable; need a whole number of at least 0")
+        train_rows, val_rows = data.split(val_split, seed)
+        check_batch(batch_size, len(train_rows))
+        if micro_batch_size is not None:
+            check_batch(micro_batch_size, batch_size, "micro_batch_size")
+        micro_batch_size = micro_batch_size or share_of(batch_size, ranks)
+        trainer = Trainer(
+            model,
+            loss,
+            optimizer,
+            accumulate=-(-batch_size // micro_batch_size),
+            seed=seed,
+            communicator=ranks,
+            exchange=exchange,
+            **options,
+        )
     same_settings(trainer, epochs=epochs, val_split=val_split, rows=data.n)
     history: list[EpochResult] = []
     display = Display(epochs) if progress and is_root(ranks) else None
@@ -137,11 +138,12 @@ def evaluate(
 
     parallel, timeout: as in fit; all ranks get the whole result. options go to gl.compile.
     """
-    data = as_dataset(data)
-    check_batch(batch_size)
     ranks = None if parallel is None else communicator(parallel, timeout)
     options["threads"] = threads_for(ranks, options.get("threads"))
-    trainer = Trainer(model, loss, build="forward", communicator=ranks, **options)
+    with agreed(ranks):
+        data = as_dataset(data)
+        check_batch(batch_size)
+        trainer = Trainer(model, loss, build="forward", communicator=ranks, **options)
     result = Result()
     trainer.run_rows(trainer.source(data), 0, data.n, result, batch_size=min(batch_size, data.n), backward=False)
     return result

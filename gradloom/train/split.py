@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import ops
-from ..base.errors import GraphError, SettingError, TrainError
+from ..base.errors import GradloomError, GraphError, SettingError, TrainError
 from ..base.settings import switches
 from ..graph.graph import reachable, update_target
 from ..graph.opspec import Parameter, constant, setting
@@ -265,7 +265,7 @@ class Split:
         self._compare_settings(source, batch_size, micro_size, backward)
         if not backward:
             for rows in {min(micro_size, stop - start), (stop - start) % micro_size} - {0}:
-                with self.own():
+                with agreed(self.communicator):
                     step = self.trainer._step_for(source, rows, False, False)
                 self.compare_once("the graph", (id(source), rows), self.outline, step.outputs)
             return
@@ -433,7 +433,7 @@ class Split:
     def _exchange_for(self, source: RowSource, batch_size: int, micro_size: int) -> Exchange:
         key = (source.key, batch_size, micro_size)
         if key not in self._exchanges:
-            with self.own():
+            with agreed(self.communicator):
                 rows = min(micro_size, source.data.n)
                 graph = _Graph(self.trainer, source, rows)
                 parts = self._lay(graph, -(-batch_size // micro_size), batch_size)
@@ -471,7 +471,7 @@ class Split:
             from .trainer import Step
 
             exchange = self._exchange_for(source, batch_size, micro_size)
-            with self.own():
+            with agreed(self.communicator):
                 graph = _Graph(self.trainer, source, rows)
                 if graph.written != [p.stored for p in (*exchange.parameters, *exchange.buffers)]:
                     raise GraphError(f"the graph of {rows} rows trains other parameters than that of {micro_size} rows")
@@ -535,6 +535,26 @@ def sampled(array: np.ndarray, limit: int) -> str:
 
 
 # ---- for those who train with ranks or without -------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def agreed(ranks: Communicator | None) -> Iterator[None]:
+    """Work that each rank does for itself, and that all end together: where one refuses, the others raise TrainError
+    with its message. Nothing inside may wait for other ranks."""
+    try:
+        yield
+    except GradloomError as error:
+        if ranks is not None:
+            ranks.gather(f"{ranks.kind} {ranks.rank}: {error}")
+        raise
+    except BaseException as error:
+        if ranks is not None:
+            ranks.fail(error)
+        raise
+    if ranks is not None:
+        refused = next((text for text in ranks.gather(None) if text is not None), None)
+        if refused is not None:
+            raise TrainError(refused)
 
 
 def is_root(ranks: Communicator | None) -> bool:
