@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up .venv and passes the tests: formatter, linter, types, the whole suite.
 #   ./run_tests.sh           what a change needs
-#   ./run_tests.sh --full    also: PyTorch as the oracle, the suite under each switch, sanitizer builds of the core
+#   ./run_tests.sh --full    also: PyTorch as the oracle, ranks under mpiexec, the suite under each switch, sanitizer builds of the core
 #   ./run_tests.sh --client  llama.cpp loads what we write (builds the package llama-cpp-python: some minutes)
 # The environment variable PYTHON chooses the interpreter (python3 by default).
 set -euo pipefail
@@ -12,7 +12,7 @@ full=false
 [ -d .venv ] || "${PYTHON:-python3}" -m venv .venv
 .venv/bin/pip install --quiet --upgrade pip
 .venv/bin/pip install --quiet -e '.[test,dev]'
-$full && .venv/bin/pip install --quiet torch==2.13.0
+$full && .venv/bin/pip install --quiet torch==2.13.0 -e '.[mpi]'
 py=.venv/bin/python
 
 if [ "${1:-}" = "--client" ]; then

@@ -18,7 +18,7 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -74,6 +74,7 @@ class Communicator(ABC):
         self.rank = rank
         self.size = size
         self.timeout = checked_timeout(timeout)
+        self.local_size = size  # how many of the ranks share this machine's cores
 
     @property
     def is_root(self) -> bool:
@@ -111,10 +112,15 @@ class Communicator(ABC):
         seen = self.gather(str(checksum))
         for rank, other in enumerate(seen):
             if other != seen[0]:
-                raise TrainError(
-                    f"{what} of {self.kind} {rank} differs from {self.kind} 0's: {other} against {seen[0]}; "
-                    f"all {self.size} must run the same script with the same settings on the same data"
+                self._end(
+                    rank,
+                    f"differs from {self.kind} 0 in {what}: {other} against {seen[0]} "
+                    "(all need the same script, settings and data)",
                 )
+
+    @abstractmethod
+    def _end(self, rank: int, what: str) -> NoReturn:
+        """Break the group, which all ranks find out together, because of one of them."""
 
     @abstractmethod
     def close(self) -> None:
@@ -133,12 +139,16 @@ class Communicator(ABC):
 
 
 def communicator(parallel: str | Communicator | None = None, timeout: float = TIMEOUT) -> Communicator:
-    """None or "none": this process alone; a Communicator: itself."""
+    """None or "none": this process alone; "mpi": the ranks of mpiexec; a Communicator: itself."""
     if isinstance(parallel, Communicator):
         return parallel
     if parallel is None or parallel == "none":
         return Alone(timeout)
-    raise SettingError(f"parallel={parallel!r}: need None, 'none' or a Communicator")
+    if parallel == "mpi":
+        from .mpi import connect
+
+        return connect(timeout)
+    raise SettingError(f"parallel={parallel!r}: need None, 'none', 'mpi' or a Communicator")
 
 
 def launched() -> int:
@@ -201,6 +211,9 @@ class Alone(Communicator):
 
     def fail(self, error: BaseException) -> None:
         pass
+
+    def _end(self, rank: int, what: str) -> NoReturn:
+        raise TrainError(f"rank {rank} {what}")
 
     def close(self) -> None:
         pass
@@ -273,6 +286,9 @@ class ThreadRank(Communicator):
     def fail(self, error: BaseException) -> None:
         self._meeting.fail(self.rank, described(error))
 
+    def _end(self, rank: int, what: str) -> NoReturn:
+        self._meeting.end(rank, what)
+
     def close(self) -> None:
         self._meeting.leave(self.rank)
 
@@ -294,6 +310,12 @@ class _Meeting:
     def fail(self, rank: int, reason: str) -> None:
         with self._bell:
             self._note(rank, f"failed with {reason}")
+
+    def end(self, rank: int, what: str) -> NoReturn:
+        with self._bell:
+            self._note(rank, what)
+            self._raise_failure()
+        raise AssertionError
 
     def leave(self, rank: int) -> None:
         with self._bell:

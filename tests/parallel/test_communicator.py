@@ -155,7 +155,7 @@ def messages(results: list[Any]) -> list[str]:
 def test_check_names_the_first_that_differs() -> None:
     results = on_threads(3, lambda rank: rank.check("the data", comm.checksum(np.arange(3) + (rank.rank == 2))))
     for text in messages(results):
-        assert text.startswith("the data of replica 2 differs from replica 0's")
+        assert text.startswith("replica 2 differs from replica 0 in the data: ") and text.endswith("all 3 replicas end")
     assert on_threads(3, lambda rank: rank.check("the data", 7)) == [None] * 3
 
 
@@ -254,7 +254,7 @@ def test_the_driver_is_chosen_by_name() -> None:
     alone.check("x", 1)
     with pytest.raises(ValueError, match="mine"):
         alone.agree(ValueError("mine"))
-    with pytest.raises(gl.SettingError, match="parallel='gpu': need None, 'none'"):
+    with pytest.raises(gl.SettingError, match="parallel='gpu': need None, 'none', 'mpi'"):
         comm.communicator("gpu")
     for bad in (0, -1.0, float("inf"), float("nan"), "60", True):
         with pytest.raises(gl.SettingError, match="timeout="):

@@ -1,0 +1,80 @@
+"""A job in which rank 1 meets with a misfortune at step 20; rank 0 writes a file at each step.
+
+misfortune.py WHAT TIMEOUT FOLDER
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+
+from gradloom.files.atomic import atomic_write
+from gradloom.train import communicator as comm
+
+what, timeout, folder = sys.argv[1], float(sys.argv[2]), sys.argv[3]
+if what.startswith("never") and os.environ["PMI_RANK"] == "1":
+    if what == "never":
+        import mpi4py.MPI  # noqa: F401
+    elif what == "never needs it":
+        sys.exit(0)
+    time.sleep(1000)
+ranks = comm.communicator("mpi", timeout=timeout)
+reduction = ranks.reduction(50_000)
+mine = np.ones(50_000, np.float32)
+
+
+def work(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        np.sort(np.random.default_rng(0).standard_normal(50_000))
+
+
+def misfortune() -> None:
+    if what == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif what == "sleeps":
+        time.sleep(1000)
+    elif what == "raises":
+        raise ValueError("row 7 is bad")
+    elif what == "agrees":
+        ranks.agree(ValueError("row 7 is bad"))
+    elif what == "exits":
+        sys.exit(0)
+    elif what == "other call":
+        ranks.agree()
+    elif what == "slow":
+        work(3 * timeout)
+
+
+for step in range(40):
+    if step == 20 and ranks.rank == 1:
+        misfortune()
+    if step == 20 and what == "differs":
+        ranks.check("the data", "b" if ranks.rank == 2 else "a")
+    if step == 20 and what.startswith("interrupt"):
+        if ranks.is_root:
+            print("ready", flush=True)
+        try:
+            if what == "interrupt work" or ranks.rank == 1:
+                work(1000)
+            reduction.add(mine)
+        except KeyboardInterrupt:
+            if ranks.is_root:
+                time.sleep(0.5)  # saving the work so far, while the others have nothing left to do
+                with atomic_write(f"{folder}/saved") as file:
+                    file.write(b"whole")
+            sys.exit(130)
+    reduction.add(mine)
+    total = reduction.finish()
+    if ranks.is_root:
+        with atomic_write(f"{folder}/weights") as file:
+            file.write(np.full(50_000, step, np.float32).tobytes())
+            file.write(total.tobytes())
+if ranks.is_root:
+    print("done")

@@ -1,0 +1,55 @@
+"""Start real processes with mpiexec. Tests that need it ask for `needs_mpi`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+HERE = Path(__file__).parent
+MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+needs_mpi = pytest.mark.skipif(
+    MPIEXEC is None or importlib.util.find_spec("mpi4py") is None,
+    reason="mpiexec and mpi4py are missing: pip install 'gradloom[mpi]'",
+)
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+
+def start(ranks: int, *arguments: object, text: bool = True) -> subprocess.Popen[str]:
+    """mpiexec -n ranks python ARGUMENTS, in a process group of its own."""
+    assert MPIEXEC is not None
+    command = [MPIEXEC, "-n", str(ranks), sys.executable, *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=text, env=environment, start_new_session=True)
+
+
+def finish(job: subprocess.Popen[str], limit: float = 120) -> Ended:
+    """Wait for the end of a job; one that does not end in time fails the test."""
+    begin = time.monotonic()
+    try:
+        out, err = job.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        job.kill()
+        out, err = job.communicate()
+        pytest.fail(f"the job has not ended after {limit} s\n{out}\n{err}")
+    return Ended(job.returncode, out, err, time.monotonic() - begin)
+
+
+def run(ranks: int, *arguments: object, limit: float = 120) -> Ended:
+    """Run to the end."""
+    return finish(start(ranks, *arguments), limit)

@@ -1,0 +1,162 @@
+"""The communicator over MPI, with real processes: the same bits, and ends that name the rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.parallel.mpi import HERE, ROOT, Ended, finish, needs_mpi, run, start
+
+
+@needs_mpi
+def test_same_bits_for_any_number_of_processes() -> None:
+    seen = set()
+    for ranks in (1, 2, 3):
+        ended = run(ranks, HERE / "sums.py")
+        assert ended.code == 0, ended.err
+        assert ended.err == ""
+        seen.add(ended.out)
+    assert len(seen) == 1 and len(seen.pop().strip()) == 16
+
+
+def meet(what: str, folder: Path, timeout: float = 2.0) -> Ended:
+    """Three ranks, one misfortune; whatever happens, what rank 0 has written is whole."""
+    ended = run(3, HERE / "misfortune.py", what, timeout, folder, limit=60)
+    check_weights(folder)
+    return ended
+
+
+def check_weights(folder: Path) -> None:
+    if (folder / "weights").exists():
+        steps, total = np.fromfile(folder / "weights", np.float32).reshape(2, 50_000)
+        assert (total == 3).all() and (steps == steps[0]).all()
+
+
+@needs_mpi
+def test_a_killed_rank_ends_all_by_its_number(tmp_path: Path) -> None:
+    ended = meet("killed", tmp_path, timeout=30)
+    assert ended.code != 0 and "done" not in ended.out
+    assert "gradloom: rank 1 of 3 ended without a word" in ended.err
+    assert ended.seconds < 20
+    assert (tmp_path / "weights").exists()
+
+
+@needs_mpi
+@pytest.mark.parametrize("what", ["stopped", "sleeps"])
+def test_a_rank_without_a_sign_of_life_ends_all(what: str, tmp_path: Path) -> None:
+    ended = meet(what, tmp_path)
+    assert ended.code != 0 and "done" not in ended.out
+    for rank in (0, 2):
+        line = f"gradloom: rank {rank}: TrainError: rank 1 gave no sign of life for 2 s (add); all 3 ranks end\n"
+        assert line in ended.err
+    assert "Traceback" not in ended.err
+    assert ended.seconds < 20
+    assert (tmp_path / "weights").exists()
+
+
+@needs_mpi
+@pytest.mark.parametrize("what", ["raises", "agrees"])
+def test_an_error_of_one_rank_is_told_by_all(what: str, tmp_path: Path) -> None:
+    ended = meet(what, tmp_path, timeout=30)
+    assert ended.code != 0 and ended.seconds < 20
+    for rank in (0, 2):
+        assert f"rank {rank}: TrainError: rank 1 failed with ValueError: row 7 is bad; all 3 ranks end" in ended.err
+    assert ended.err.count("Traceback") == 1  # where it happened, once
+    assert "gradloom: rank 1 of 3 failed:" in ended.err
+
+
+@needs_mpi
+def test_a_rank_that_ends_early_is_named(tmp_path: Path) -> None:
+    ended = meet("exits", tmp_path, timeout=30)
+    assert ended.code != 0 and ended.seconds < 20
+    assert "rank 0: TrainError: rank 1 ended while the others wait for it in add; all 3 ranks end" in ended.err
+
+
+@needs_mpi
+def test_a_rank_that_goes_another_way_is_named(tmp_path: Path) -> None:
+    ended = meet("other call", tmp_path, timeout=30)
+    assert ended.code != 0 and ended.seconds < 20
+    assert "rank 0: TrainError: rank 1 came to gather while rank 0 is in add; all 3 ranks end" in ended.err
+
+
+@needs_mpi
+def test_a_rank_that_differs_is_named(tmp_path: Path) -> None:
+    ended = meet("differs", tmp_path, timeout=30)
+    assert ended.code != 0 and ended.seconds < 20
+    for rank in range(3):
+        assert f"rank {rank}: TrainError: rank 2 differs from rank 0 in the data: b against a" in ended.err
+    assert "Traceback" not in ended.err
+
+
+@needs_mpi
+def test_a_rank_that_never_comes_is_named(tmp_path: Path) -> None:
+    ended = meet("never", tmp_path, timeout=0.3)
+    assert ended.code != 0 and ended.seconds < 20
+    assert "rank 1 did not come within 3 s; all 3 ranks end" in ended.err
+
+
+@needs_mpi
+@pytest.mark.parametrize("what", ["never starts", "never needs it"])
+def test_a_rank_that_never_starts_mpi_ends_all(what: str, tmp_path: Path) -> None:
+    ended = meet(what, tmp_path, timeout=0.3)
+    assert ended.code != 0 and ended.seconds < 20
+    assert "gradloom: not all ranks came within 3 s: each of the 3 must call this; all end\n" in ended.err
+
+
+@needs_mpi
+def test_work_is_a_sign_of_life(tmp_path: Path) -> None:
+    ended = meet("slow", tmp_path, timeout=1.0)
+    assert ended.code == 0, ended.err
+    assert ended.out == "done\n" and ended.err == ""
+    assert ended.seconds > 3
+
+
+@needs_mpi
+@pytest.mark.parametrize("what", ["interrupt work", "interrupt wait"])
+def test_an_interrupt_of_mpiexec_ends_all_and_lets_rank_0_save(what: str, tmp_path: Path) -> None:
+    job = start(3, HERE / "misfortune.py", what, 30, tmp_path)
+    assert job.stdout is not None
+    assert job.stdout.readline() == "ready\n"
+    job.send_signal(signal.SIGINT)
+    ended = finish(job, 30)
+    assert ended.code != 0 and ended.seconds < 20
+    assert (tmp_path / "saved").read_bytes() == b"whole"
+    check_weights(tmp_path)
+    assert [p.name for p in tmp_path.iterdir() if p.name.endswith(".part")] == []
+
+
+@needs_mpi
+def test_no_process_is_left_behind(tmp_path: Path) -> None:
+    """Neither a rank nor the one that watches them."""
+    marker = f"gradloom-test-{os.getpid()}"
+    for what in ("none", "killed", "stopped"):
+        run(3, HERE / "misfortune.py", what, 2, tmp_path, marker)
+        left = subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True, check=True).stdout
+        assert not [line for line in left.splitlines() if marker in line]
+
+
+def test_without_mpi4py_the_message_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['mpi4py'] = None\n"
+        "import gradloom as gl\nfrom gradloom.train.communicator import communicator\n"
+        "try:\n    communicator('mpi')\nexcept gl.BackendError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.startswith("parallel='mpi': mpi4py with a working MPI is missing (")
+    assert done.stdout.endswith("pip install gradloom[mpi]\n") and done.stdout.count("\n") == 1
+
+
+@needs_mpi
+def test_without_mpiexec_there_is_one_rank() -> None:
+    code = (
+        "from gradloom.train.communicator import communicator\nranks = communicator('mpi')\n"
+        "print(ranks.rank, ranks.size, ranks.gather(7)); ranks.agree(); ranks.check('x', 1)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "0 1 [7]\n"
