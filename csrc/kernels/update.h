@@ -163,15 +163,15 @@ template <class Position> inline void run_set_rows(const Call& c, int, int part,
   }
 }
 
-// ---- guard: loss weight | g -> norm -------------------------------------------------------------------------------
+// ---- grad_norm: weight | g -> norm; guard: loss weight | g -> norm -------------------------------------------------------------------------------
 
 // With several parts, each leaves its sum in the workspace, and the second phase adds them in order.
-inline int guard_groups(const Call& c) {
+inline int norm_groups(const Call& c, int first) {
   const bool shared = c[c.arg_count - 1].dtype == DType::u8;
-  return c.arg_count - 3 - (shared ? 1 : 0);
+  return c.arg_count - first - 1 - (shared ? 1 : 0);
 }
-inline void plan_guard(const Call& c, KernelPlan& plan) {
-  plan.parts[0] = update_parts(total_size(c, 2, 1, guard_groups(c)));
+template <int first> inline void plan_norm(const Call& c, KernelPlan& plan) {
+  plan.parts[0] = update_parts(total_size(c, first, 1, norm_groups(c, first)));
   if (plan.parts[0] > 1) {
     plan.phases = 2;
     plan.parts[1] = 1;
@@ -200,32 +200,35 @@ inline double squares(const float* g, int64_t n) {
   return total;
 }
 
-inline void finish_guard(const Call& c, double total, int groups) {
-  const float loss = scalar(c, 0), weight = scalar(c, 1);
+template <int first> inline void finish_norm(const Call& c, double total, int groups) {
+  const float weight = scalar(c, first - 1);
   const double norm = weight == 0.0f ? 0.0 : __builtin_sqrt(total) / static_cast<double>(weight);
-  *c[2 + groups].as<float>() = static_cast<float>(norm);
-  const float sum = static_cast<float>(total);  // what overflows float is no use to any update
-  if (!(__builtin_fabsf(loss) < __builtin_inff())) {
-    c.status->fail(Stop::guard, 0, __builtin_bit_cast(int32_t, loss));  // 0: the loss
-  } else if (!(sum < __builtin_inff())) {
-    c.status->fail(Stop::guard, 1, __builtin_bit_cast(int32_t, sum));  // 1: the gradient
+  *c[first + groups].as<float>() = static_cast<float>(norm);
+  if constexpr (first == 2) {
+    const float loss = scalar(c, 0), sum = static_cast<float>(total);  // what overflows float is no use to any update
+    if (!(__builtin_fabsf(loss) < __builtin_inff())) {
+      c.status->fail(Stop::guard, 0, __builtin_bit_cast(int32_t, loss));  // 0: the loss
+    } else if (!(sum < __builtin_inff())) {
+      c.status->fail(Stop::guard, 1, __builtin_bit_cast(int32_t, sum));  // 1: the gradient
+    }
   }
 }
 
-inline void run_guard(const Call& c, int phase, int part, int parts, void*) {
-  const int groups = guard_groups(c);
+// first: the scalars before the gradients; with two of them, the first is the loss and the run is guarded.
+template <int first> inline void run_norm(const Call& c, int phase, int part, int parts, void*) {
+  const int groups = norm_groups(c, first);
   double total = 0;
   if (phase == 0) {
-    for_pieces(c, 2, 1, groups, part, parts, [&](int arg, int64_t begin, int64_t end) {
+    for_pieces(c, first, 1, groups, part, parts, [&](int arg, int64_t begin, int64_t end) {
       total += squares(floats(c[arg]) + begin, end - begin);
     });
-    if (parts == 1) return finish_guard(c, total, groups);
+    if (parts == 1) return finish_norm<first>(c, total, groups);
     c.workspace().as<double>()[part] = total;
     return;
   }
   const int64_t sums = c.workspace().size() / static_cast<int64_t>(sizeof(double));
   for (int64_t i = 0; i < sums; i++) total += c.workspace().as<double>()[i];
-  finish_guard(c, total, groups);
+  finish_norm<first>(c, total, groups);
 }
 #undef GL_LANES
 
@@ -237,7 +240,8 @@ inline constexpr KernelRow kUpdateRows[] = {
     {"assign", "f32", plan_assign, run_assign},
     {"set_rows", "f32_i32_f32", plan_set_rows, run_set_rows<int32_t>},
     {"set_rows", "f32_i64_f32", plan_set_rows, run_set_rows<int64_t>},
-    {"guard", "f32", plan_guard, run_guard},
+    {"grad_norm", "f32", plan_norm<1>, run_norm<1>},
+    {"guard", "f32", plan_norm<2>, run_norm<2>},
 };
 
 }  // namespace gradloom::GL_ISA::update

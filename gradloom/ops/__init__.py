@@ -105,7 +105,7 @@ from .norm import (
 from .random import dropout
 from .reduce import argmax, max, mean, min, sum
 from .softmax import log_softmax, log_softmax_back, softmax, softmax_back
-from .update import accumulate, adamw, assign, guard, set_rows, sgd, zero
+from .update import accumulate, adamw, assign, grad_norm, guard, set_rows, sgd, zero
 
 __all__ = [
     "abs",
@@ -156,6 +156,7 @@ __all__ = [
     "gelu_tanh_back",
     "get_rows",
     "getitem",
+    "grad_norm",
     "greater",
     "group_norm",
     "guard",

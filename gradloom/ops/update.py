@@ -118,15 +118,20 @@ def _set_samples(rng: np.random.Generator) -> list[Sample]:
     return found
 
 
-def _guard_shape(loss: Spec, weight: Spec, g: list[Spec]) -> Spec:
-    scalar_specs(loss, weight)
+def _norm_shape(weight: Spec, g: list[Spec]) -> Spec:
+    scalar_specs(weight)
     need_dtype(*g)
     return Spec(())
 
 
-def _norm(loss: Any, weight: Any, g: Arrays) -> np.ndarray:
+def _guard_shape(loss: Spec, weight: Spec, g: list[Spec]) -> Spec:
+    scalar_specs(loss, weight)
+    return _norm_shape(weight, g)
+
+
+def _norm(weight: Any, g: Arrays) -> np.ndarray:
     total = sum(float(np.sum(np.square(x, dtype=np.float64))) for x in g)
-    return np.asarray(np.sqrt(total) / weight if weight != 0 else 0.0, loss.dtype)
+    return np.asarray(np.sqrt(total) / weight if weight != 0 else 0.0, weight.dtype)
 
 
 # ---- samples: several tensors at once, odd sizes, one large ----------------------------------------------
@@ -245,11 +250,24 @@ set_rows: OpSpec = op(
             (8, 3), (2, 3), ("i32", ()), axis=2),
     ],
 )  # fmt: skip
+grad_norm: OpSpec = op(
+    "grad_norm", inputs="weight | g", outputs="norm", dense="g", foldable=False,
+    doc="norm = sqrt(sum of g^2) / weight, over all elements of all g, summed in double; 0 where weight is 0",
+    shape=_norm_shape, no_gradient="a measure of gradients, to clip them; one that is differentiated is a sum of sqr",
+    reference=_norm,
+    samples=lambda rng: [
+        Sample((*_scalars(i), *(draw(rng, s) for s in shapes))) for i, shapes in enumerate((*GROUPS, GROUPS[3]))
+    ],
+    bad_samples=[
+        bad("grad_norm: a scalar is not of shape (): weight f32[2], g0 f32[3]; need shape ()", (2,), (3,)),
+        bad("grad_norm: dtype i32 is not taken: weight f32[], g0 i32[3]; need f32", (), ("i32", (3,))),
+    ],
+)  # fmt: skip
 guard: OpSpec = op(
     "guard", inputs="loss weight | g", outputs="norm", dense="g", guard=True, foldable=False,
     doc="norm = sqrt(sum of g^2) / weight; stops the run before any update when the loss or the norm is not finite",
     shape=_guard_shape, no_gradient=ENDS,
-    reference=_norm,
+    reference=lambda loss, weight, g: _norm(weight, g),
     samples=lambda rng: [
         Sample((*_scalars(1.5, i), *(draw(rng, s) for s in shapes))) for i, shapes in enumerate((*GROUPS, GROUPS[3]))
     ],

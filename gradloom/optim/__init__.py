@@ -1,6 +1,18 @@
-"""Optimisers: they only build update nodes and say what their settings are."""
+"""Optimisers: they only build update nodes and say what their settings are. Schedules for those; clipping."""
 
+from . import schedules
+from .clip import clip_grad_norm, clip_weight
 from .optimizer import SGD, Adam, AdamW, Optimizer, Schedule
 from .state import OptimizerState
 
-__all__ = ["SGD", "Adam", "AdamW", "Optimizer", "OptimizerState", "Schedule"]
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Optimizer",
+    "OptimizerState",
+    "Schedule",
+    "clip_grad_norm",
+    "clip_weight",
+    "schedules",
+]

@@ -1,35 +1,64 @@
 """SGD, AdamW, Adam. An optimiser adds one update node to the graph; its numbers are settings, evaluated per step.
 
 Each number may be a function of the step (optimiser steps done, from 0) and the epoch (from 0): a schedule.
+
+Given parameters, an optimiser keeps its state itself and steps in a loop of yours; without them, the trainer (fit) that
+it is given to keeps it, and one optimiser may serve several. Both states are of one class and make the same nodes.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from .. import ops
-from ..base.errors import SettingError
+from ..base.errors import GraphError, SettingError
 from ..graph.opspec import Parameter, setting, stored_value
 from ..graph.stored import Stored
 from ..graph.value import Value
+from .schedules import Memory, Plateau
+from .state import Gradients, OptimizerState
 
 Schedule = float | Callable[[int, int], float]
+Parameters = Iterable[Parameter] | None
 
 
 class Optimizer(ABC):
-    """Base: named settings, and per-parameter state that lives between steps."""
+    """Base: named settings, and per-parameter state that lives between steps.
+
+    parameters: what `step` trains, such as model.parameters(); SettingError for anything but trainable parameters.
+    """
 
     state_names: tuple[str, ...] = ()
 
-    def __init__(self, **settings: Schedule) -> None:
+    def __init__(self, parameters: Parameters = None, **settings: Schedule) -> None:
         self.settings = settings
         for name, value in settings.items():
             if not callable(value):
                 self.check(name, value)
+        self.state: OptimizerState | None = None
+        if parameters is not None:
+            self.state = OptimizerState(self, self._usable(parameters))
+
+    def _usable(self, parameters: Any) -> list[Parameter]:
+        who = f"{type(self).__name__}: parameters"
+        if isinstance(parameters, (Value, Mapping, str)) or not isinstance(parameters, Iterable):
+            seen = f"{parameters!r}" if isinstance(parameters, (int, float)) else f"a {type(parameters).__name__}"
+            raise SettingError(f"{who}: got {seen}; need a list of parameters, such as model.parameters(); lr is lr=")
+        found: dict[Stored, Parameter] = {}
+        for i, p in enumerate(parameters):
+            if not isinstance(p, Parameter):
+                raise SettingError(f"{who}[{i}]: got {type(p).__name__}; need parameters, such as model.parameters()")
+            if not p.trainable:
+                raise SettingError(f"{who}[{i}]: {p.name} is not trainable; need parameters that are")
+            found.setdefault(p.stored, p)
+        if not found:
+            raise SettingError(f"{who}: there are none; need at least one")
+        return list(found.values())
 
     def check(self, name: str, value: float) -> float:
         """The value, or SettingError: rates and decays are at least 0, betas and momentum lie in [0, 1)."""
@@ -39,12 +68,16 @@ class Optimizer(ABC):
             raise SettingError(f"{type(self).__name__}: {name}={value!r} is not usable; need {need}")
         return float(value)
 
-    def at(self, step: int, epoch: int) -> dict[str, float]:
-        """The settings of one step, as "opt.lr" -> number; `step` counts from 0."""
-        found = {
-            f"opt.{name}": self.check(name, value(step, epoch) if callable(value) else value)
-            for name, value in self.settings.items()
-        }
+    def at(self, step: int, epoch: int, memories: Mapping[str, Memory] | None = None) -> dict[str, float]:
+        """The settings of one step, as "opt.lr" -> number; `step` counts from 0. memories: what plateaus have seen."""
+        found = {}
+        for name, value in self.settings.items():
+            if callable(value):
+                if memories and name in memories and isinstance(value, Plateau):
+                    value = value.recall(memories[name], step, epoch)
+                else:
+                    value = value(step, epoch)
+            found[f"opt.{name}"] = self.check(name, value)
         found["opt.t"] = step + 1
         return found
 
@@ -66,13 +99,87 @@ class Optimizer(ABC):
     ) -> tuple[Value, ...]:
         """Update nodes for all parameters at once. grads are sums; they are divided by `weight` (a scalar) here."""
 
+    # ---- in a loop of one's own ----------------------------------------------------------------------------
+
+    def step(self, grads: Gradients | None = None) -> None:
+        """One step with these gradients, or with what `accumulate` has added up since the last step.
+
+        Parameters without a gradient stay as they are, moments included. NonFiniteError leaves everything as it was;
+        GradientError when there is nothing to step with.
+        """
+        self._kept("step").step(grads)
+
+    def accumulate(self, grads: Gradients, weight: Any = None) -> None:
+        """Add gradients to the sums that `step()` applies, in place.
+
+        Without weight, what is applied is the plain sum, as PyTorch adds gradients up. With it (a number or a scalar:
+        the rows that a summed loss covers, or 1 for means of equal batches) the sum of gradients is divided by the sum
+        of weights, once. GradientError when some of a window's gradients come with a weight and some without.
+        """
+        self._kept("accumulate").add(grads, weight)
+
+    def zero_grad(self) -> None:
+        """Drop what was accumulated; the gradients of a tape are new objects each time and need none of it."""
+        self._kept("zero_grad").drop_window()
+
+    def clip(self, max_norm: float) -> float:
+        """Clip what was accumulated: see clip_grad_norm."""
+        return self._kept("clip_grad_norm").clip(max_norm)
+
+    def observe(self, loss: float) -> None:
+        """An epoch has ended with this loss: for Plateau schedules."""
+        self._kept("observe").observe(loss)
+
+    @property
+    def epoch(self) -> int:
+        """Passes over the data, for schedules by epoch: add 1 after each in a loop of your own."""
+        return self._kept("epoch").epoch
+
+    @epoch.setter
+    def epoch(self, passes: int) -> None:
+        self._kept("epoch").epoch = passes
+
+    @property
+    def steps(self) -> int:
+        """Steps done."""
+        return self._kept("steps").steps
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Moments, counts and what schedules remember; see OptimizerState.state_dict."""
+        return self._kept("state_dict").state_dict()
+
+    def load_state_dict(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Go on where state_dict was taken; see OptimizerState.load_state_dict."""
+        self._kept("load_state_dict").load_state_dict(arrays)
+
+    def _kept(self, what: str) -> OptimizerState:
+        if self.state is None:
+            name = type(self).__name__
+            raise GraphError(
+                f"{name}.{what}: it was made without parameters; need {name}(model.parameters(), lr=...) for a loop of "
+                "your own (a trainer keeps the state of one without: trainer.optimizer_state)"
+            )
+        return self.state
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
+        count = "" if self.state is None else f"{len(self.state.parameters)} parameters, "
+        return f"{type(self).__name__}({count}{shown})"
+
 
 class SGD(Optimizer):
     """w <- w(1 - lr*wd) - lr*m with m = momentum*m + g; without momentum m is g. ggml's SGD, PyTorch's momentum."""
 
-    def __init__(self, *, lr: Schedule = 1e-3, momentum: Schedule = 0.0, weight_decay: Schedule = 0.0) -> None:
-        super().__init__(lr=lr, momentum=momentum, weight_decay=weight_decay)
+    def __init__(
+        self,
+        parameters: Parameters = None,
+        *,
+        lr: Schedule = 1e-3,
+        momentum: Schedule = 0.0,
+        weight_decay: Schedule = 0.0,
+    ) -> None:
         self.state_names = ("m",) if callable(momentum) or momentum else ()
+        super().__init__(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay)
 
     def update(
         self, parameters: Sequence[Value], grads: Sequence[Value], weight: Value, state: dict[str, list[Parameter]]
@@ -90,6 +197,7 @@ class AdamW(Optimizer):
 
     def __init__(
         self,
+        parameters: Parameters = None,
         *,
         lr: Schedule = 1e-3,
         beta1: Schedule = 0.9,
@@ -97,7 +205,7 @@ class AdamW(Optimizer):
         eps: Schedule = 1e-8,
         weight_decay: Schedule = 0.0,
     ) -> None:
-        super().__init__(lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
+        super().__init__(parameters, lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
 
     def update(
         self, parameters: Sequence[Value], grads: Sequence[Value], weight: Value, state: dict[str, list[Parameter]]
@@ -111,6 +219,12 @@ class Adam(AdamW):
     """Adam (Kingma and Ba, arXiv 1412.6980): AdamW without weight decay."""
 
     def __init__(
-        self, *, lr: Schedule = 1e-3, beta1: Schedule = 0.9, beta2: Schedule = 0.999, eps: Schedule = 1e-8
+        self,
+        parameters: Parameters = None,
+        *,
+        lr: Schedule = 1e-3,
+        beta1: Schedule = 0.9,
+        beta2: Schedule = 0.999,
+        eps: Schedule = 1e-8,
     ) -> None:
-        super().__init__(lr=lr, beta1=beta1, beta2=beta2, eps=eps)
+        super().__init__(parameters, lr=lr, beta1=beta1, beta2=beta2, eps=eps)

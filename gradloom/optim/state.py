@@ -2,44 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from .. import ops
-from ..graph.opspec import Parameter, setting, stored_value
+from ..base.errors import DTypeError, GradientError, GraphError, SettingError, ShapeError
+from ..graph.opspec import Parameter, constant, setting, stored_value
 from ..graph.stored import Stored
 from ..graph.value import Value
+from .clip import clip_weight
+from .schedules import Memory, Plateau
 
 if TYPE_CHECKING:
     from .optimizer import Optimizer
+
+Build = Callable[[Sequence[Value], Value], tuple[Value, ...]]
+
+
+class Gradients(Protocol):
+    """What a step needs of a tape's gradients: values by parameter, and the weight that divides them."""
+
+    weight: Any
+
+    def get(self, parameter: Any) -> Value | None: ...
+
+    def values(self) -> Iterable[Value | None]: ...
+
+    def commit(
+        self, key: Hashable, parameters: Sequence[Parameter], build: Build, settings: Mapping[str, float]
+    ) -> None:
+        """Run the updates that build(gradients, weight) makes; it is called when `key` is new for this structure."""
+
+    @classmethod
+    def run_updates(
+        cls,
+        key: Hashable,
+        build: Callable[[], tuple[Sequence[Value], tuple[Value, ...]]],
+        settings: Mapping[str, float],
+    ) -> list[np.ndarray]:
+        """Run a program of its own, build() -> (outputs, updates), and give its outputs."""
 
 
 class OptimizerState:
     """Arrays per parameter (moments), sums of gradients over an accumulation window and their weight, and counts.
 
     Arrays are made when a parameter is first updated or accumulated: what no loss reaches takes no memory.
+    chosen: the parameters to train, when they are known and no other may join.
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer, chosen: Sequence[Parameter] | None = None) -> None:
         self.optimizer = optimizer
         self.steps = 0  # optimiser steps done since the last reset
         self.epoch = 0  # for schedules
+        self.parameters: list[Parameter] = []  # in the order in which files count them
         self.moments: dict[Stored, dict[str, Parameter]] = {}
         self.sums: dict[Stored, Parameter] = {}
         self.weight = stored_value(Stored("accumulated weight", np.zeros(())))
+        self.memories: dict[str, Memory] = {
+            name: value.remember() for name, value in optimizer.settings.items() if isinstance(value, Plateau)
+        }
+        self._known: set[Stored] = set()
+        self._loaded: dict[str, np.ndarray] = {}  # of parameters that are not registered yet
+        self._window: dict[Stored, Parameter] = {}  # what was accumulated in a loop of one's own
+        self._weighted: bool | None = None  # whether with weights; None while the window is empty
+        self._max_norm = math.inf  # of the window's step
+        self._runner: type[Gradients] | None = None
+        self.chosen: frozenset[Stored] | None = None
+        if chosen is not None:
+            self.register(chosen)
+            self.chosen = frozenset(self._known)
+
+    def register(self, parameters: Iterable[Parameter]) -> None:
+        """Parameters that may be trained: their order is that of the state's files."""
+        for p in parameters:
+            if p.stored not in self._known:
+                self._known.add(p.stored)
+                self.parameters.append(p)
+                self._take_loaded(len(self.parameters) - 1)
 
     def settings(self, ahead: int = 0) -> dict[str, float]:
         """The optimiser's settings for the step after `ahead` more: "opt.lr" -> number."""
-        return self.optimizer.at(self.steps + ahead, self.epoch)
+        return self.optimizer.at(self.steps + ahead, self.epoch, self.memories)
+
+    def observe(self, loss: float) -> None:
+        """An epoch has ended with this loss: for Plateau schedules."""
+        for name, value in self.optimizer.settings.items():
+            if isinstance(value, Plateau):
+                value.observe(self.memories.setdefault(name, value.remember()), loss)
+
+    # ---- nodes ---------------------------------------------------------------------------------------------
 
     def update(self, parameters: Sequence[Parameter], grads: Sequence[Value], weight: Value) -> tuple[Value, ...]:
         """Update nodes for these parameters; grads are sums, divided by `weight` (a scalar)."""
         for p in parameters:
-            if p.stored not in self.moments:
-                made = self.optimizer.make_state([p])
-                self.moments[p.stored] = {name: arrays[0] for name, arrays in made.items()}
+            self._moments_of(p)
         state = {name: [self.moments[p.stored][name] for p in parameters] for name in self.optimizer.state_names}
         return self.optimizer.update(parameters, grads, weight, state)
 
@@ -59,14 +118,206 @@ class OptimizerState:
             pairs += [self.weight, weight]
         return ops.accumulate(setting("keep"), *pairs)
 
+    def _moments_of(self, p: Parameter) -> dict[str, Parameter]:
+        if p.stored not in self.moments:
+            self.register([p])
+            made = self.optimizer.make_state([p])
+            self.moments[p.stored] = {name: arrays[0] for name, arrays in made.items()}
+        return self.moments[p.stored]
+
+    # ---- a loop of one's own -------------------------------------------------------------------------------
+
+    def step(self, grads: Gradients | None) -> None:
+        """One step with these gradients, or with what was added up; see Optimizer.step."""
+        if grads is None:
+            self._apply()
+        elif self._window:
+            raise GradientError(
+                "step: gradients were accumulated since the last step; need accumulate(grads) and step(), or "
+                "zero_grad() to drop them"
+            )
+        else:
+            reached = self._reached(grads, "step")
+            grads.commit((self, "step"), reached, lambda g, w: self.update(reached, g, w), self.settings())
+        self.steps += 1
+
+    def add(self, grads: Gradients, weight: Any = None) -> None:
+        """Add gradients to the sums of the window; see Optimizer.accumulate."""
+        weighted, clipped = weight is not None, not _is_one(grads.weight)
+        if self._weighted is not None and self._weighted != weighted:
+            seen = ("without", "with") if weighted else ("with", "without")
+            raise GradientError(
+                f"accumulate: gradients {seen[0]} a weight, then {seen[1]} one; need one of both until the step"
+            )
+        if weighted and clipped:
+            raise GradientError(
+                "accumulate: these gradients are clipped; need clip_grad_norm(optimizer) after the last"
+            )
+        reached = self._reached(grads, "accumulate")
+        if self._window:
+            for p in reached:
+                if p.stored not in self._window and p.stored in self.sums:
+                    self.sums[p.stored].stored.array[...] = 0  # of an earlier window
+
+        def build(found: Sequence[Value], divisor: Value) -> tuple[Value, ...]:
+            if clipped:
+                found = [g / divisor for g in found]
+            return self.accumulate(reached, found, divisor if weighted else None)
+
+        if weighted:
+            grads.weight = weight
+        grads.commit((self, "accumulate", weighted, clipped), reached, build, {"keep": float(bool(self._window))})
+        self._window.update((p.stored, p) for p in reached)
+        self._weighted, self._runner = weighted, type(grads)
+
+    def clip(self, max_norm: float) -> float:
+        """The global norm of what was added up; the step will bring it down to max_norm."""
+        runner, parameters, key = self._whole_window("clip_grad_norm")
+
+        def build() -> tuple[Sequence[Value], tuple[Value, ...]]:
+            weight, sums = self._summed(parameters)
+            return [ops.grad_norm(weight, *sums)], ()
+
+        self._max_norm = max_norm
+        return float(runner.run_updates((self, "norm", *key), build, {})[0])
+
+    def drop_window(self) -> None:
+        """Forget what was accumulated."""
+        self._window.clear()
+        self._weighted, self._runner, self._max_norm = None, None, math.inf
+
+    def _apply(self) -> None:
+        runner, parameters, key = self._whole_window("step")
+        max_norm = self._max_norm
+
+        def build() -> tuple[Sequence[Value], tuple[Value, ...]]:
+            weight, sums = self._summed(parameters)
+            guard = ops.guard(weight, weight, *sums)
+            return [guard], self.update(parameters, sums, clip_weight(guard, weight, max_norm))
+
+        runner.run_updates((self, "apply", max_norm, *key), build, self.settings())
+        self.drop_window()
+
+    def _whole_window(self, what: str) -> tuple[type[Gradients], list[Parameter], tuple[Any, ...]]:
+        if self._runner is None:
+            raise GradientError(f"{what}: there are no gradients; need {what}(grads), or accumulate(grads) before")
+        parameters = [p for p in self.parameters if p.stored in self._window]
+        return self._runner, parameters, (self._weighted, *(p.stored for p in parameters))
+
+    def _summed(self, parameters: Sequence[Parameter]) -> tuple[Value, list[Value]]:
+        weight: Value = self.weight if self._weighted else constant(np.float32(1.0))
+        return weight, [self.sums[p.stored] for p in parameters]
+
+    def _reached(self, grads: Gradients, what: str) -> list[Parameter]:
+        reached = [p for p in self.parameters if grads.get(p) is not None]
+        if not reached:
+            raise GradientError(
+                f"{what}: the loss depends on none of the {len(self.parameters)} parameters of this optimiser"
+            )
+        return reached
+
+    # ---- forgetting, saving, loading -----------------------------------------------------------------------
+
     def drop_sums(self) -> None:
         """Zero what was accumulated."""
         for array in (*self.sums.values(), self.weight):
             array.stored.array[...] = 0
 
     def reset(self) -> None:
-        """Forget moments and steps, as if no step had been taken; `epoch` stays."""
+        """Forget moments, steps and what plateaus have seen, as if no step had been taken; `epoch` stays."""
         self.steps = 0
+        self._loaded.clear()
+        for name, value in self.optimizer.settings.items():
+            if isinstance(value, Plateau):
+                self.memories[name] = value.remember()
         for arrays in self.moments.values():
             for moment in arrays.values():
                 moment.stored.array[...] = 0
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """What the next step depends on, as copies: "steps" and "epoch" (i64), "m.3" (f32, state m of parameter 3, as
+        far as it has been updated), "plateau.lr" (f64[4]). What is accumulated and not applied is no part of it."""
+        found = {"steps": np.array(self.steps, np.int64), "epoch": np.array(self.epoch, np.int64)}
+        for i, p in enumerate(self.parameters):
+            for name, moment in self.moments.get(p.stored, {}).items():
+                found[f"{name}.{i}"] = moment.numpy()
+        for name, memory in self.memories.items():
+            found[f"plateau.{name}"] = np.array([memory[k] for k in _MEMORY])
+        return found | {name: array.copy() for name, array in self._loaded.items()}
+
+    def load_state_dict(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Go on where state_dict was taken, with the same optimiser and the same parameters in the same order.
+
+        Raises GraphError for arrays that are not this optimiser's, ShapeError and DTypeError for those of other
+        parameters; then nothing is changed.
+        """
+        given = {name: np.asarray(array) for name, array in arrays.items()}
+        counts = [self._checked_count(given, name) for name in ("steps", "epoch")]
+        memories = {name: self._checked_memory(given, name) for name in self.memories}
+        moments = {name: array for name, array in given.items() if name not in ("steps", "epoch")}
+        moments = {name: array for name, array in moments.items() if not name.startswith("plateau.")}
+        extra = [n for n in given if n.startswith("plateau.") and n.removeprefix("plateau.") not in memories]
+        for name, array in moments.items():
+            kind, _, number = name.rpartition(".")
+            if kind not in self.optimizer.state_names or not number.isdecimal():
+                extra.append(name)
+            elif int(number) < len(self.parameters):
+                self._check_fit(name, array, self.parameters[int(number)])
+            elif self.chosen is not None:
+                extra.append(name)
+        if extra:
+            kind = type(self.optimizer).__name__
+            kept = ", ".join(self.optimizer.state_names) or "no moments"
+            raise GraphError(
+                f"load: {', '.join(sorted(extra))}: not of this {kind}, which keeps {kept} of {len(self.parameters)} "
+                "parameters; need the file of the same optimiser"
+            )
+        self.reset()
+        self.drop_sums()
+        self.drop_window()
+        self.steps, self.epoch = counts
+        self.memories.update(memories)
+        self._loaded = {name: array.copy() for name, array in moments.items()}
+        for i in range(len(self.parameters)):
+            self._take_loaded(i)
+
+    def _take_loaded(self, i: int) -> None:
+        """Give parameter i the moments that were loaded for it."""
+        for kind in self.optimizer.state_names:
+            array = self._loaded.get(f"{kind}.{i}")
+            if array is not None:
+                self._check_fit(f"{kind}.{i}", array, self.parameters[i])
+                self._moments_of(self.parameters[i])[kind].stored.array[...] = array
+                del self._loaded[f"{kind}.{i}"]
+
+    @staticmethod
+    def _check_fit(name: str, array: np.ndarray, p: Parameter) -> None:
+        if array.dtype.kind != "f":
+            raise DTypeError(f"load: {name} is {array.dtype}; need f32")
+        if array.shape != p.shape:
+            raise ShapeError(f"load: {name} has shape {list(array.shape)}; need {list(p.shape)}, that of {p.name}")
+
+    @staticmethod
+    def _checked_count(given: Mapping[str, np.ndarray], name: str) -> int:
+        array = given.get(name)
+        if array is None:
+            raise GraphError(f"load: no {name!r} among {len(given)} arrays; need the state of an optimiser")
+        if array.size != 1 or array.dtype.kind not in "iu" or int(array.reshape(())) < 0:
+            raise SettingError(f"load: {name} is {array.dtype}{list(array.shape)}; need a count, i64[]")
+        return int(array.reshape(()))
+
+    @staticmethod
+    def _checked_memory(given: Mapping[str, np.ndarray], name: str) -> Memory:
+        array = given.get(f"plateau.{name}")
+        if array is None:
+            raise GraphError(f"load: no 'plateau.{name}'; need the state of an optimiser with a Plateau for {name}")
+        if array.shape != (len(_MEMORY),) or array.dtype.kind != "f" or np.isnan(array).any():
+            raise SettingError(f"load: plateau.{name} is {array.dtype}{list(array.shape)}; need f64[{len(_MEMORY)}]")
+        return dict(zip(_MEMORY, array.astype(np.float64).tolist(), strict=True))
+
+
+_MEMORY = ("rate", "best", "bad", "cooling")
+
+
+def _is_one(weight: Any) -> bool:
+    return isinstance(weight, (int, float)) and weight == 1

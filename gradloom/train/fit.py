@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from .display import Display
 from .epoch import Progress, epoch
 from .result import Result
 from .split import agreed, heard_together, is_root, same_settings, share_of, threads_for, together
+from .stopping import Listeners, Listening, StopTraining, monitored
 from .trainer import Model, Trainer, check_batch
 
 Data = Dataset | tuple[Any, Any] | np.ndarray
@@ -45,8 +47,9 @@ def fit(
     micro_batch_size: int | None = None,
     val_split: float = 0.0,
     seed: int = 0,
+    max_norm: float = math.inf,
     progress: bool = True,
-    on_epoch: Callable[[EpochResult], None] | None = None,
+    on_epoch: Listeners = None,
     on_progress: Callable[[Progress], None] | None = None,
     on_train_batch: Callable[[Progress], None] | None = None,
     on_eval_batch: Callable[[Progress], None] | None = None,
@@ -61,7 +64,10 @@ def fit(
     order is for validation and is never trained on; the training part is shuffled, by shards, before each epoch.
     batch_size rows make one optimiser step, computed in micro-batches of at most micro_batch_size. seed: of the order,
     of dropout, and of parameters that are not initialised yet. progress: show it on stderr. The listeners get each
-    epoch's result, the state of a pass at least every 0.2 s, or every batch. options go to gl.compile (threads=, ...).
+    epoch's result (on_epoch may be several listeners), the state of a pass at least every 0.2 s, or every batch; any of
+    them may raise StopTraining: then the history so far is returned, a part of an epoch included. max_norm: an
+    optimiser step divides its gradients, if their global norm is above this, down to it. options go to gl.compile
+    (threads=, ...).
     parallel: "mpi", under mpiexec: each batch is split over the ranks, all of which hold the data and end with the same
     weights and results. Micro-batch j goes to rank j mod N; micro_batch_size is by default an equal share of the batch,
     and where it is given the bits do not depend on N, unless exchange is "fast". Rank 0 alone shows progress and calls
@@ -86,13 +92,15 @@ def fit(
             optimizer,
             accumulate=-(-batch_size // micro_batch_size),
             seed=seed,
+            max_norm=max_norm,
             communicator=ranks,
             exchange=exchange,
             **options,
         )
     same_settings(trainer, epochs=epochs, val_split=val_split, rows=data.n)
     history: list[EpochResult] = []
-    display = Display(epochs) if progress and is_root(ranks) else None
+    first = trainer.epoch  # not 0 when an optimiser with a state of its own goes on
+    display = Display(first + epochs) if progress and is_root(ranks) else None
 
     def heard(at: Progress) -> None:
         if display is not None:
@@ -100,27 +108,42 @@ def fit(
         if on_progress is not None:
             on_progress(at)
 
+    listeners = Listening(on_epoch)
+    listeners.begin(trainer)
     with display or contextlib.nullcontext(), together(trainer):
-        for number in range(1, epochs + 1):
+        for number in range(first + 1, first + epochs + 1):
             order = np.concatenate([data.order(seed, number, train_rows), val_rows])
             began = time.perf_counter()
-            train, val = epoch(
-                trainer,
-                data,
-                split=len(train_rows),
-                order=order,
-                batch_size=batch_size,
-                micro_batch_size=micro_batch_size,
-                on_train_batch=on_train_batch,
-                on_eval_batch=on_eval_batch,
-                on_progress=heard,
-            )
+            train, val = Result(), Result()
+            stopping = False
+            try:
+                epoch(
+                    trainer,
+                    data,
+                    train,
+                    val,
+                    split=len(train_rows),
+                    order=order,
+                    batch_size=batch_size,
+                    micro_batch_size=micro_batch_size,
+                    on_train_batch=on_train_batch,
+                    on_eval_batch=on_eval_batch,
+                    on_progress=heard,
+                )
+            except StopTraining:
+                stopping = True
             seconds = time.perf_counter() - began
-            result = EpochResult(number, train, val if len(val_rows) else None, seconds, trainer.planned_bytes)
-            history.append(result)
+            history.append(EpochResult(number, train, val if val.ndata else None, seconds, trainer.planned_bytes))
             if display is not None:
-                display.epoch(result)
-            heard_together(trainer, on_epoch, result)
+                display.epoch(history[-1])
+            if stopping:
+                break
+            trainer.optimizer_state.observe(monitored(history[-1]))
+            try:
+                heard_together(trainer, listeners or None, history[-1])
+            except StopTraining:
+                break
+    heard_together(trainer, listeners.end if listeners else None)
     return history
 
 

@@ -1,4 +1,4 @@
-"""save and load: the weights of a module as one safetensors or GGUF file."""
+"""save and load: the weights of a module, or the state of an optimiser, as one safetensors or GGUF file."""
 
 from __future__ import annotations
 
@@ -7,18 +7,24 @@ from collections.abc import Mapping
 
 from ..files import load_arrays, save_arrays
 from ..nn.module import Module
+from ..optim.optimizer import Optimizer
+from ..optim.state import OptimizerState
 
 
-def save(module: Module, path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
-    """Write all parameters and buffers to a .safetensors or .gguf file (whole or not at all; FileError)."""
-    save_arrays(path, module.state_dict(), dict(metadata or {}))
+def save(
+    what: Module | Optimizer | OptimizerState, path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write a module's parameters and buffers, or an optimiser's state (trainer.optimizer_state, when a trainer keeps
+    it), to a .safetensors or .gguf file (whole or not at all; FileError)."""
+    save_arrays(path, what.state_dict(), dict(metadata or {}))
 
 
-def load(module: Module, path: str | os.PathLike[str]) -> dict[str, str]:
-    """Read the weights that `save` wrote into a module of the same structure; returns the file's metadata.
+def load(what: Module | Optimizer | OptimizerState, path: str | os.PathLike[str]) -> dict[str, str]:
+    """Read what `save` wrote into a module of the same structure, or into an optimiser of the same kind and parameters;
+    returns the file's metadata.
 
-    Raises FileError for a damaged file, GraphError or ShapeError when the arrays are not this module's.
+    Raises FileError for a damaged file, GraphError or ShapeError when the arrays are not this module's or optimiser's.
     """
     arrays, metadata = load_arrays(path)
-    module.load_state_dict(arrays)
+    what.load_state_dict(arrays)
     return metadata

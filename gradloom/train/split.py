@@ -39,6 +39,7 @@ from .communicator import Communicator, Reduction, checksum
 from .flat import FlatArrays
 from .result import Result
 from .source import RowSource
+from .stopping import StopTraining
 
 if TYPE_CHECKING:
     from .trainer import Step, Trainer
@@ -132,7 +133,7 @@ class Split:
         with self.own():
             try:
                 call(*arguments)
-            except KeyboardInterrupt as stop:
+            except (KeyboardInterrupt, StopTraining) as stop:
                 self._pending = stop
 
     def settle(self) -> None:
@@ -213,6 +214,7 @@ class Split:
             rates = {k: v(0, 0) if callable(v) else v for k, v in trainer.optimizer.settings.items()}
             mine = {
                 "batch_size": batch, "micro_batch_size": micro, "training": backward, "seed": trainer.seed,
+                "max_norm": trainer.max_norm,
                 "loss": trainer.loss if isinstance(trainer.loss, str) else "a function", "exchange": self.exchange,
                 "optimizer": type(trainer.optimizer).__name__, **rates,
                 "backend": trainer.options.get("backend", "cpu"), "isa": self._isa(),
@@ -459,7 +461,7 @@ class Split:
         total, weight = sums.values[many + more : many + more + 2]
         norm = ops.guard(total, weight, *grads)
         divisor = constant(1.0) if trainer._is_total else weight
-        updates = trainer.optimizer_state.update(graph.parameters, list(grads), divisor)
+        updates = trainer._update(graph.parameters, list(grads), divisor, None if trainer._is_total else norm)
         if graph.buffers:
             updates += ops.assign(*(v for pair in zip(graph.buffers, nexts, strict=True) for v in pair))
         return compile_program([norm], updates, **trainer.options), [norm, *updates]
@@ -588,13 +590,13 @@ def same_settings(trainer: Trainer, **settings: Any) -> None:
         trainer.split.compare_settings(settings)
 
 
-def heard_together(trainer: Trainer, listener: Callable[[Any], None] | None, found: Any) -> None:
+def heard_together(trainer: Trainer, listener: Callable[..., None] | None, *found: Any) -> None:
     """Call a listener, with ranks on rank 0 alone; then all have its weights, and stop if it says so."""
     if trainer.split is None:
         if listener is not None:
-            listener(found)
+            listener(*found)
         return
-    trainer.split.root(listener, found)
+    trainer.split.root(listener, *found)
     if trainer.split.communicator.gather(listener is not None)[0]:
         trainer.split.share_state()
     trainer.split.settle()

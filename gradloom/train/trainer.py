@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+import math
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +12,12 @@ import numpy as np
 from .. import ops
 from ..base.errors import BackendError, DataError, GradientError, GraphError, NonFiniteError, SettingError, ShapeError
 from ..data.dataset import Dataset
-from ..graph.graph import reachable
+from ..graph.graph import reachable, storage_leaf
 from ..graph.opspec import Parameter
 from ..graph.stored import Stored
 from ..graph.value import Value, describe
 from ..nn.module import Module
+from ..optim.clip import check_max_norm, clip_weight
 from ..optim.optimizer import AdamW, Optimizer
 from ..optim.state import OptimizerState
 from ..plan.plan import Plan
@@ -64,7 +66,7 @@ class Trainer:
 
     model      a Module, a function from batch value to outputs, or a pair (input, outputs) of graph values
     loss       "cross_entropy", "mse", "mean", "sum", or a function (see gradloom.train.losses.loss_pair)
-    optimizer  AdamW() when not given
+    optimizer  AdamW() when not given; one with parameters trains only those, and its own state goes on
     build      "forward": losses only; "grad": gradients into accumulators, no update; "opt": the whole step
     accumulate micro-batches per optimiser step
     dynamic    the model's graph may change from call to call: it is built each time, and compiled once for each
@@ -72,6 +74,7 @@ class Trainer:
     seed       of the parameters that are not initialised yet, and of dropout
     communicator  this rank among those that train together: run_rows (and so epoch) splits each batch over them, see
                train/split.py; exchange: "ordered", the same bits for any number of ranks, or "fast"
+    max_norm   an optimiser step divides its gradients, if their global norm is above this, down to it
     The other arguments are those of gl.compile.
     """
 
@@ -87,6 +90,7 @@ class Trainer:
         seed: int = 0,
         communicator: Communicator | None = None,
         exchange: str = "ordered",
+        max_norm: float = math.inf,
         **options: Any,
     ) -> None:
         if build not in ("forward", "grad", "opt"):
@@ -101,9 +105,12 @@ class Trainer:
             raise SettingError(f"optimizer: got {optimizer!r}; need one of gl.optim, such as AdamW(lr=1e-3)")
         self.optimizer = optimizer if optimizer is not None else AdamW()
         self.dynamic, self.seed, self.options = dynamic, seed, options
-        self.optimizer_state = OptimizerState(self.optimizer)
+        self.max_norm = check_max_norm(max_norm)
+        self.optimizer_state = self.optimizer.state or OptimizerState(self.optimizer)
         if isinstance(model, Module):
             model.ensure_init(seed)
+            if self.optimizer_state.chosen is None:
+                self.optimizer_state.register(model.parameters())
         self._keeps_gradients = build == "grad" or accumulate > 1
         self._steps: dict[Hashable, Step] = {}
         self._sources: dict[int, RowSource] = {}
@@ -439,6 +446,9 @@ class Trainer:
         else:
             leaves = [v for n in reachable([total]) for v in n.outputs if isinstance(v, Parameter) and v.trainable]
             trained = tuple({v.stored: v for v in leaves}.values())
+        chosen = self.optimizer_state.chosen
+        if chosen is not None:
+            trained = tuple(p for p in trained if p.stored in chosen)
         grads = gradients(total, trained)
         reached = [(p, g) for p, g in zip(trained, grads, strict=True) if g is not None]
         if not reached:
@@ -455,23 +465,32 @@ class Trainer:
         if grads is not None:
             total, weight = outputs[0], outputs[1]
             guard = ops.guard(total, weight, *grads)
-            updates = self._updates(parameters, grads, weight, update)
+            updates = self._updates(parameters, grads, weight, guard, update)
             outputs = [*outputs, guard]
         run = compile_program(outputs, updates, **self.options)
         return Step(run, rows, self.loss == "cross_entropy", outputs, updates)
 
     def _updates(
-        self, parameters: tuple[Parameter, ...], grads: list[Value], weight: Value, update: bool
+        self, parameters: tuple[Parameter, ...], grads: list[Value], weight: Value, norm: Value, update: bool
     ) -> tuple[Value, ...]:
         sums, total = list(grads), weight
+        measured: Value | None = norm
         updates: tuple[Value, ...] = ()
         if self._keeps_gradients:
             updates = self.optimizer_state.accumulate(parameters, grads, None if self._is_total else weight)
             sums = list(updates[: len(grads)])
             total = weight if self._is_total else updates[-1]
+            measured = None
         if update:
-            updates = (*updates, *self.optimizer_state.update(parameters, sums, total))
+            updates = (*updates, *self._update(parameters, sums, total, measured))
         return updates
+
+    def _update(
+        self, parameters: Sequence[Parameter], sums: Sequence[Value], weight: Value, norm: Value | None
+    ) -> tuple[Value, ...]:
+        """The optimiser's step on sums of gradients; norm: that of sums / weight, where it is known already."""
+        weight = clip_weight(sums if norm is None else norm, weight, self.max_norm)
+        return self.optimizer_state.update(parameters, sums, weight)
 
     @property
     def plans(self) -> list[Plan]:
@@ -493,6 +512,16 @@ class Trainer:
     def accumulators(self) -> list[Stored]:
         """The arrays that hold gradients from micro-batch to micro-batch."""
         return [p.stored for p in self.optimizer_state.sums.values()]
+
+    def written(self) -> set[Stored]:
+        """What the steps so far wrote of the model: its trained parameters and its running statistics."""
+        state = {p.stored for arrays in self.state.values() for p in arrays.values()}
+        state |= {*self.accumulators, self.optimizer_state.weight.stored}
+        effects = [v for step in self._steps.values() for v in step.run.program.effects]
+        written = {_stored(storage_leaf(v)) for v in effects} | set(self.state)
+        if isinstance(self.model, Module):
+            written |= {p.stored for p in self.model.named_buffers().values()}
+        return written - state
 
     # ---- reading and resetting -----------------------------------------------------------------------------
 

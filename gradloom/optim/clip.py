@@ -1,0 +1,60 @@
+"""Clipping by the global norm: not the gradients are changed, but what the update op divides them by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from .. import ops
+from ..base.errors import SettingError
+from ..graph.opspec import constant
+from ..graph.value import Value
+
+if TYPE_CHECKING:
+    from .optimizer import Optimizer
+    from .state import Gradients
+
+
+def check_max_norm(max_norm: float) -> float:
+    """The bound as a float, inf for none; SettingError unless it is a number above 0."""
+    usable = isinstance(max_norm, (int, float, np.number)) and not isinstance(max_norm, bool) and max_norm > 0
+    if not usable:
+        raise SettingError(f"max_norm={max_norm!r} is not usable; need a number above 0 (inf: no clipping)")
+    return float(max_norm)
+
+
+def clip_weight(norm: Value | Sequence[Value], weight: Value, max_norm: float) -> Value:
+    """The weight to divide by instead, so that gradients / weight have a global norm of at most max_norm.
+
+    norm: the global norm of gradients / weight, f32[] (what ops.guard and ops.grad_norm give), or the gradients.
+    weight: f32[]. Returns weight * max(1, norm / max_norm), f32[], which the update op divides by in any case: clipping
+    writes no gradient. PyTorch's clip_grad_norm_ (Pascanu et al., arXiv 1211.5063) without its 1e-6. With max_norm inf,
+    the weight itself. Raises SettingError for a max_norm that is not above 0.
+    """
+    max_norm = check_max_norm(max_norm)
+    if math.isinf(max_norm):
+        return weight
+    if not isinstance(norm, Value):
+        norm = ops.grad_norm(weight, *norm)
+    return weight * ops.maximum(norm / constant(np.float32(max_norm)), constant(np.float32(1.0)))
+
+
+def clip_grad_norm(grads: Gradients | Optimizer, max_norm: float) -> Any:
+    """Make the next step use gradients whose global norm is at most max_norm; returns the norm before.
+
+    grads: what tape.backward gave (the norm is a scalar Tensor, computed with the step; the gradients themselves stay
+    as they are, their `weight` changes), or an optimiser that has accumulated gradients (the norm is a number, measured
+    now, and its next `step()` clips). SettingError unless max_norm is above 0.
+    """
+    max_norm = check_max_norm(max_norm)
+    if not hasattr(grads, "commit"):
+        return grads.clip(max_norm)
+    grads = cast("Gradients", grads)
+    found = [g for g in grads.values() if g is not None]
+    weight = grads.weight if isinstance(grads.weight, Value) else constant(np.float32(grads.weight))
+    norm = ops.grad_norm(weight, *found)
+    grads.weight = clip_weight(norm, weight, max_norm)
+    return norm
