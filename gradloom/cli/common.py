@@ -7,12 +7,51 @@ import math
 import signal
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from ..train.communicator import Communicator
+
+Parallel = Annotated[
+    str | None,
+    typer.Option(help="mpi: split each batch over the processes that mpiexec started, all on the same data."),
+]
+Exchange = Annotated[
+    str | None,
+    typer.Option(help="ordered: the same bits for any number of processes; or fast. [default: ordered]"),
+]
+_quiet = False  # this process is one that says nothing
+
+
+def join(parallel: str | None, exchange: str | None) -> Communicator | None:
+    """This process among those of mpiexec, where that is asked for: then rank 0 alone says and writes anything."""
+    from ..base.errors import SettingError
+
+    global _quiet
+    need_one_of("parallel", parallel, ("mpi",))
+    need_one_of("exchange", exchange, ("ordered", "fast"))
+    if parallel is None:
+        if exchange is not None:
+            raise SettingError(f"--exchange {exchange}: is how processes exchange gradients; need --parallel mpi")
+        return None
+    from ..train.communicator import communicator
+
+    ranks = communicator(parallel)
+    _quiet = not ranks.is_root
+    return ranks
+
+
+def is_quiet() -> bool:
+    """This process is not rank 0: what it has to say, rank 0 says."""
+    return _quiet
 
 
 def say(text: str) -> None:
     """A line on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    if not _quiet:
+        print(text, file=sys.stderr, flush=True)
 
 
 def need_whole(option: str, value: int | None, least: int = 1) -> None:
@@ -66,6 +105,8 @@ def _plain(value: Any) -> Any:
 
 def columns(lines: list[tuple[str, str]], file: Any = None) -> None:
     """Names and texts in two columns, on stdout by default."""
+    if _quiet:
+        return
     width = max(len(name) for name, _ in lines)
     for name, text in lines:
         print(f"{name:<{width}}  {text}".rstrip(), file=file or sys.stdout, flush=True)

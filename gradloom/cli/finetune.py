@@ -11,7 +11,11 @@ import typer
 
 from ..base.settings import resident_peak
 from .common import (
+    Exchange,
+    Parallel,
     columns,
+    is_quiet,
+    join,
     json_text,
     need_one_of,
     need_rate,
@@ -84,6 +88,8 @@ def finetune(
     chat_template: Template = None,
     loss_on: LossOn = "assistant",
     skip_bad_lines: SkipBadLines = False,
+    parallel: Parallel = None,
+    exchange: Exchange = None,
     out: Annotated[
         str | None,
         typer.Option(help="FILE.gguf, or for an adapter a folder (PEFT). [default: adapter.gguf; full model.gguf]"),
@@ -94,6 +100,7 @@ def finetune(
 
     What trains and how much memory it needs is said before anything runs; on Ctrl-C the work so far is saved.
     """
+    ranks = join(parallel, exchange)
     for name, value in (
         ("rank", rank), ("context", context), ("batch-size", batch_size), ("micro-batch-size", micro_batch_size),
         ("epochs", epochs), ("steps", steps), ("threads", threads),
@@ -119,6 +126,7 @@ def finetune(
         "context": context, "batch_size": batch_size, "micro_batch_size": micro_batch_size, "epochs": epochs,
         "steps": steps, "lr": lr or (2e-4 if method == "lora" else 2e-5), "schedule": schedule, "warmup": warmup,
         "weight_decay": weight_decay, "val_split": val_split, "seed": seed, "threads": threads,
+        "parallel": ranks, "exchange": exchange or "ordered",
     }  # fmt: skip
     made = {"rank": rank, "alpha": alpha, "dropout": dropout, "rslora": rslora}
     try:
@@ -138,12 +146,16 @@ def _prepare(
     from ..llm.model import load
     from ..llm.plan import check_copies, plan_of
     from ..run import machine
+    from ..train.split import agreed, is_root
 
-    _check_place(place, adapter[0])
-    loaded = load(model)
-    given: Any = adapter_for(loaded, *adapter, **made)
-    memory = machine.memory()
-    check_copies(loaded, given)
+    ranks = settings["parallel"]
+    with agreed(ranks):
+        if is_root(ranks):
+            _check_place(place, adapter[0])
+        loaded = load(model)
+        given: Any = adapter_for(loaded, *adapter, **made)
+        memory = machine.memory()
+        check_copies(loaded, given)
     run = Run(loaded, data, given, data_options=options, **settings)
     say(f"{model}: {loaded.config}")
     for report in run.data.reports:
@@ -152,7 +164,8 @@ def _prepare(
     run.prepare()
     planned = plan_of(run, memory)
     columns([(f"  {name}", text) for name, text in planned.lines()], sys.stderr)
-    planned.check()
+    with agreed(ranks):
+        planned.check()
     return run, planned
 
 
@@ -223,7 +236,7 @@ def _train(run: Run, planned: MemoryPlan, data: str, place: str, json: bool) -> 
     lines.append(("saved", place))
     lines.append(("use it", _use(run, place)))
     columns(lines, sys.stderr if json else None)
-    if json:
+    if json and not is_quiet():
         print(json_text(report))
     return 130 if run.interrupted else 0
 

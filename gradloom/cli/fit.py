@@ -14,7 +14,10 @@ import typer
 
 from ..base.settings import resident_peak
 from .common import (
+    Exchange,
+    Parallel,
     columns,
+    join,
     json_text,
     need_one_of,
     need_rate,
@@ -26,6 +29,7 @@ from .common import (
 
 if TYPE_CHECKING:
     from ..data import Dataset, Table
+    from ..train.communicator import Communicator
 
 
 def fit(
@@ -40,7 +44,10 @@ def fit(
     ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows per step. [default: by their number]")] = None,
     micro_batch_size: Annotated[
-        int | None, typer.Option(help="Rows computed at a time; gradients add up to the batch. [default: the batch]")
+        int | None,
+        typer.Option(
+            help="Rows computed at a time; gradients add up to the batch. [default: the batch, or a rank's share]"
+        ),
     ] = None,
     lr: Annotated[
         float | None,
@@ -55,6 +62,8 @@ def fit(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the weights, the split and the order of the rows.")] = 0,
     threads: Annotated[int | None, typer.Option(help="[default: the machine's cores]")] = None,
+    parallel: Parallel = None,
+    exchange: Exchange = None,
     out: Annotated[str, typer.Option(help="Folder for model.safetensors and result.json.")] = "gradloom-out",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")] = False,
 ) -> int:
@@ -63,6 +72,7 @@ def fit(
     Text targets and whole-number targets with at most 20 values are classes, other numbers a regression. Where the data
     bring no test rows, a fifth of them is held out and measured at the end.
     """
+    ranks = join(parallel, exchange)
     for name, value in (
         ("epochs", epochs), ("batch-size", batch_size), ("micro-batch-size", micro_batch_size), ("threads", threads),
     ):  # fmt: skip
@@ -78,7 +88,7 @@ def fit(
         val_split = 0.05 if os.path.isdir(data) else 0.0
     asked = _Options(
         data, target, task, widths, epochs, batch_size, micro_batch_size, lr, optimizer, loss, val_split, seed, threads,
-        out, json,
+        out, json, ranks, exchange or "ordered",
     )  # fmt: skip
     try:
         return _run(asked)
@@ -120,6 +130,8 @@ class _Options:
     threads: int | None
     out: str
     json: bool
+    ranks: Communicator | None
+    exchange: str
 
 
 @dataclass
@@ -137,6 +149,7 @@ class _Settings:
 def _settle(asked: _Options, table: Table) -> _Settings:
     """Defaults for what was not said, by the kind and the number of the training rows."""
     from ..base.errors import DataError, SettingError
+    from ..train.split import share_of
 
     rows = table.train.n - (len(table.train.split(asked.val_split, asked.seed)[1]) if asked.val_split else 0)
     images = table.preprocess.kind == "array"
@@ -145,7 +158,7 @@ def _settle(asked: _Options, table: Table) -> _Settings:
         batch = asked.batch_size
         if batch > rows:
             raise DataError(f"--batch-size {batch}: is larger than the training data; need at most {rows}, their rows")
-    micro = batch if asked.micro_batch_size is None else asked.micro_batch_size
+    micro = share_of(batch, asked.ranks) if asked.micro_batch_size is None else asked.micro_batch_size
     if micro > batch:
         raise SettingError(f"--micro-batch-size {micro}: need at most {batch}, the batch size")
     loss = asked.loss or ("cross_entropy" if table.task == "classification" else "mse")
@@ -165,16 +178,21 @@ def _run(asked: _Options) -> int:
     from ..base.errors import TrainError
     from ..data import read_table
     from ..files import check_writable
+    from ..train.split import agreed, is_root
     from .model import build_model, save_model
 
-    table = read_table(asked.data, asked.target, asked.task, val_split=asked.val_split, seed=asked.seed)
-    use = _settle(asked, table)
-    check_writable(asked.out)
-    net = build_model(table.preprocess, use.hidden)
+    with agreed(asked.ranks):
+        table = read_table(asked.data, asked.target, asked.task, val_split=asked.val_split, seed=asked.seed)
+        use = _settle(asked, table)
+        if is_root(asked.ranks):
+            check_writable(asked.out)
+        net = build_model(table.preprocess, use.hidden)
     _announce(asked, use, table, net)
     path = os.path.join(asked.out, "model.safetensors")
 
     def save(ending: str) -> None:
+        if not is_root(asked.ranks):
+            return
         about = {"data": asked.data, "seed": asked.seed, "ending": ending, **asdict(use)}
         with uninterrupted():
             save_model(path, net, table.preprocess, use.hidden, about)
@@ -192,6 +210,8 @@ def _run(asked: _Options) -> int:
     seconds = time.perf_counter() - start
     save("done")
     result = _measure(asked, use, table, net, history, seconds)
+    if not is_root(asked.ranks):
+        return 0
     result["model"] = path
     _write_result(os.path.join(asked.out, "result.json"), result)
     _summarise(asked, table, result)
@@ -223,6 +243,8 @@ def _train(asked: _Options, use: _Settings, table: Table, net: Any) -> list[Any]
         micro_batch_size=use.micro_batch_size,
         val_split=asked.val_split,
         seed=asked.seed,
+        parallel=asked.ranks,
+        exchange=asked.exchange,
         threads=asked.threads,
     )
 
@@ -258,7 +280,8 @@ def _measure(
         **(_of(last.val, "val") if val_rows else {}),
     }
     if table.test is not None:
-        test = gl.evaluate(net, _for_loss(table.test, table, use.loss), loss=use.loss, threads=asked.threads)
+        rows = _for_loss(table.test, table, use.loss)
+        test = gl.evaluate(net, rows, loss=use.loss, threads=asked.threads, parallel=asked.ranks)
         found.update(_of(test, "test"))
         if table.task == "regression":
             outputs = gl.predict(net, table.test.data, threads=asked.threads)
@@ -267,6 +290,7 @@ def _measure(
     found.update(
         optimizer=asked.optimizer,
         seed=asked.seed,
+        ranks=1 if asked.ranks is None else asked.ranks.size,
         steps=use.epochs * -(-train_rows // use.batch_size),
         seconds=round(seconds, 3),
         rows_per_second=round(train_rows * use.epochs / seconds),

@@ -11,6 +11,7 @@ import typer
 
 from .. import __version__
 from ..base.errors import GradloomError
+from .common import is_quiet
 from .doctor import doctor
 from .evaluate import evaluate
 from .finetune import finetune
@@ -84,7 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _refuse(message: str, code: int = 2) -> int:
-    print(f"gradloom: {' '.join(message.split())}", file=sys.stderr)
+    if not is_quiet():
+        print(f"gradloom: {' '.join(message.split())}", file=sys.stderr)
     return code
 
 
