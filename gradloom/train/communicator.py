@@ -362,7 +362,7 @@ class _Meeting:
                 self._note(gone, "ended while the others wait for it")
             self._raise_failure()
             work, now = time.process_time(), time.monotonic()
-            if work - life > 0.01 * (now - last):  # threads that only wait use less
+            if work - life > 0.05 * (now - last):  # threads that wait, and displays, use less
                 life, last = work, now
             elif now - last > self.timeout:
                 self._note(self._first(lambda r: True) or 0, f"gave no sign of life for {self.timeout:g} s")

@@ -70,7 +70,7 @@ def _mpi(timeout: float) -> Any:
 @contextlib.contextmanager
 def _alarm(seconds: float) -> Iterator[None]:
     """MPI starts only when all ranks have come, and lets no thread run before: another process ends a vain wait."""
-    if launched() == 1:
+    if launched() == 1 or "mpi4py.MPI" in sys.modules:
         yield
         return
     quiet = subprocess.DEVNULL
@@ -108,6 +108,7 @@ class MpiRank(Communicator):
         self._sent: list[tuple[Any, bytes]] = []  # messages beside the numbers, on their way
         self._lock = threading.Lock()
         self._states = [_State() for _ in range(self.size)]
+        self._heard = time.monotonic()  # up to when this rank has listened
         self._others = [r for r in range(self.size) if r != self.rank]
         if self.size > 1:
             self._greet()
@@ -227,12 +228,16 @@ class MpiRank(Communicator):
                 self._note(late, f"came to {here} while rank {early} is in {there}")
             elif state.gone and state.calls < self._calls:
                 self._note(rank, f"ended while the others wait for it in {self._call}")
-            elif not state.gone and now - state.alive > self.timeout:
+            elif not state.gone and self._silent(state):
                 self._note(rank, f"gave no sign of life for {self.timeout:g} s ({self._call})")
             stuck = stuck and state.waits and state.calls == self._calls and now - state.since > self.timeout
         if stuck:
             self._note(self.rank, f"and all others wait in {self._call} for {self.timeout:g} s: the network is stuck")
         self._raise_failure()
+
+    def _silent(self, state: _State) -> bool:
+        """No sign of life for too long, as far as this rank has listened."""
+        return self._heard - state.alive > self.timeout
 
     def _note(self, rank: int, what: str, tell: bool = True) -> None:
         with self._lock:
@@ -281,8 +286,11 @@ class MpiRank(Communicator):
         pulse = _Pulse(self._worker)
         beat = 0.0
         while not self._ended:
-            self._hear()
             now = time.monotonic()
+            if (pause := now - self._heard) > self.timeout / 4:  # this process was stopped: no reason to blame others
+                for state in self._states:
+                    state.alive += pause
+            self._hear()
             if now >= beat:
                 beat = now + min(self.timeout / 8, 1.0)
                 pulse.feel(self._waiting)
@@ -311,20 +319,21 @@ class MpiRank(Communicator):
             state.waits, state.call = bool(waits), data[24:].decode(errors="replace")
             state.calls = calls
             state.gone = state.gone or tag == BYE
+        self._heard = time.monotonic()
 
     # The end.
 
     def _uncaught(self, kind: Any, error: BaseException, trace: Any) -> None:
         """An exception that ends the program: tell the others, say it once."""
-        if self._failure is None:
-            self.fail(error)
+        told = self._failure is not None and isinstance(error, TrainError) and str(error) == self._sentence()
+        self.fail(error)
         if isinstance(error, KeyboardInterrupt):
             print(f"gradloom: rank {self.rank}: interrupted", file=sys.stderr)
-        elif self._own is not None:
+        elif told:
+            print(f"gradloom: rank {self.rank}: {type(error).__name__}: {error}", file=sys.stderr)
+        else:
             print(f"gradloom: rank {self.rank} of {self.size} failed:", file=sys.stderr, flush=True)
             self._hook(kind, error, trace)
-        else:
-            print(f"gradloom: rank {self.rank}: {type(error).__name__}: {error}", file=sys.stderr)
         sys.stderr.flush()
 
     def _leave(self) -> None:
@@ -336,21 +345,27 @@ class MpiRank(Communicator):
             self._board[self.rank] = 1
         self._waiting = True
         self._tell(BYE, struct.pack("<qqq", 0, self._calls, 1))
-        begin = time.monotonic()
-        while expected := [r for r in self._others if not self._states[r].gone]:
-            now = time.monotonic()
-            dead = [r for r in expected if now - self._states[r].alive > self.timeout]
-            if dead and self._failure is None:
-                self._note(dead[0], f"gave no sign of life for {self.timeout:g} s")
-                print(f"gradloom: rank {self.rank}: {self._sentence()}", file=sys.stderr, flush=True)
-            if self._failure is not None and (dead == expected or now - begin > self.timeout):
-                break  # the others may still have something to save or to say, but not forever
-            time.sleep(0.005)
+        try:
+            self._wait_for_the_end()
+        except KeyboardInterrupt:
+            self._note(self.rank, "was interrupted (Ctrl-C)")
         self._ended = True
         self._listener.join()
         if self._failure is not None:
             time.sleep(1 if self._states[0].gone and not self.is_root else 0)  # one call of Abort is enough
             self._mpi.COMM_WORLD.Abort(130 if "Ctrl-C" in self._failure[1] else 1)
+
+    def _wait_for_the_end(self) -> None:
+        """Until all others have come to their end; after a failure they have the time-out to save and say something."""
+        begin = time.monotonic()
+        while expected := [r for r in self._others if not self._states[r].gone]:
+            dead = [r for r in expected if self._silent(self._states[r])]
+            if dead and self._failure is None:
+                self._note(dead[0], f"gave no sign of life for {self.timeout:g} s")
+                print(f"gradloom: rank {self.rank}: {self._sentence()}", file=sys.stderr, flush=True)
+            if self._failure is not None and (dead == expected or time.monotonic() - begin > self.timeout):
+                return
+            time.sleep(0.005)
 
     def _watch(self, near: list[int], pids: list[int]) -> mmap.mmap | None:
         """Let a process beside the ranks of this machine name the one that ends without a word.
@@ -358,23 +373,25 @@ class MpiRank(Communicator):
         Returns a byte per rank that says whether it ends by itself; None where the system cannot watch processes.
         """
         leader = near[0] == self.rank
-        path = ""
+        path, board = "", None
         if leader and hasattr(os, "pidfd_open"):
-            handle, path = tempfile.mkstemp(prefix="gradloom-")
-            os.write(handle, bytes(self.size))
+            with contextlib.suppress(OSError):
+                handle, path = tempfile.mkstemp(prefix="gradloom-")
+                os.write(handle, bytes(self.size))
         path = self.gather(path)[near[0]]
-        board = None
         if path:
-            with open(path, "r+b") as file:
+            with contextlib.suppress(OSError, ValueError), open(path, "r+b") as file:
                 board = mmap.mmap(file.fileno(), self.size)
-        self.gather(None)  # all have opened it
-        if leader and board is not None:
+        complete = all(b for b, r in zip(self.gather(board is not None), range(self.size), strict=True) if r in near)
+        if leader and path:
             os.unlink(path)
+        if leader and complete:
             ranks = [f"{rank}:{pid}" for rank, pid in zip(near, pids, strict=True)]
             command = [sys.executable, "-I", "-S", "-c", _WATCHER, str(handle), str(self.size), *ranks]
             quiet = subprocess.DEVNULL
             with contextlib.suppress(OSError):
                 subprocess.Popen(command, start_new_session=True, stdin=quiet, stdout=quiet, pass_fds=[handle])
+        if leader and path:
             os.close(handle)
         return board
 
@@ -390,9 +407,11 @@ for text in sys.argv[3:]:
     rank, pid = map(int, text.split(":"))
     try:
         handle = os.pidfd_open(pid)
-    except OSError:
+    except ProcessLookupError:
         first = rank, pid
         break
+    except OSError:
+        sys.exit()
     ranks[handle] = rank, pid
     ends.register(handle, select.EPOLLIN)
 else:
@@ -556,7 +575,7 @@ class _FastSum(Reduction):
 
     def finish(self, out: np.ndarray | None = None) -> np.ndarray:
         out = self._local.finish(out)
-        ranks, step = self._ranks, BUCKET_BYTES
+        ranks, step = self._ranks, 4 * BUCKET_BYTES  # elements: MPI cuts them further
         with ranks._in("finish"):
             for begin in range(0, self.elements, step):
                 piece = out[begin : begin + step]

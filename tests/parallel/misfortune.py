@@ -16,7 +16,7 @@ from gradloom.files.atomic import atomic_write
 from gradloom.train import communicator as comm
 
 what, timeout, folder = sys.argv[1], float(sys.argv[2]), sys.argv[3]
-if what.startswith("never") and os.environ["PMI_RANK"] == "1":
+if what.startswith("never") and (os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]) == "1":
     if what == "never":
         import mpi4py.MPI  # noqa: F401
     elif what == "never needs it":
@@ -57,6 +57,14 @@ for step in range(40):
         misfortune()
     if step == 20 and what == "differs":
         ranks.check("the data", "b" if ranks.rank == 2 else "a")
+    if step == 20 and what == "paused":
+        pids = ranks.gather(os.getpid())
+        if ranks.is_root:
+            print(*pids, flush=True)
+        until = time.monotonic() + 6
+        while all(ranks.gather(time.monotonic() < until)):
+            reduction.add(mine)
+            reduction.finish()
     if step == 20 and what.startswith("interrupt"):
         if ranks.is_root:
             print("ready", flush=True)

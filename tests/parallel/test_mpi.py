@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -115,6 +116,23 @@ def test_work_is_a_sign_of_life(tmp_path: Path) -> None:
     assert ended.code == 0, ended.err
     assert ended.out == "done\n" and ended.err == ""
     assert ended.seconds > 3
+
+
+@needs_mpi
+def test_a_machine_that_sleeps_blames_nobody(tmp_path: Path) -> None:
+    """All ranks stand still for longer than the time-out, as on a laptop that is closed."""
+    job = start(3, HERE / "misfortune.py", "paused", 1, tmp_path)
+    assert job.stdout is not None
+    pids = [int(word) for word in job.stdout.readline().split()]
+    assert len(pids) == 3
+    time.sleep(0.3)
+    for what in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in pids:
+            os.kill(pid, what)
+        time.sleep(3)
+    ended = finish(job, 60)
+    assert ended.code == 0, ended.err
+    assert ended.err == ""
 
 
 @needs_mpi
