@@ -119,8 +119,8 @@ class OptimizerState:
         return ops.accumulate(setting("keep"), *pairs)
 
     def _moments_of(self, p: Parameter) -> dict[str, Parameter]:
+        self.register([p])  # which may bring loaded moments
         if p.stored not in self.moments:
-            self.register([p])
             made = self.optimizer.make_state([p])
             self.moments[p.stored] = {name: arrays[0] for name, arrays in made.items()}
         return self.moments[p.stored]

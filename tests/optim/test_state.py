@@ -1,0 +1,193 @@
+"""An optimiser's state: one for trainers and loops; saved, loaded, and then as if nothing had been interrupted."""
+
+import numpy as np
+import pytest
+
+import gradloom as gl
+from gradloom.optim import schedules
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.standard_normal((24, 5)).astype(np.float32), RNG.integers(0, 3, 24)
+KINDS = {
+    "sgd": lambda p: gl.optim.SGD(p, lr=0.1),
+    "momentum": lambda p: gl.optim.SGD(p, lr=schedules.Cosine(0.1, 30), momentum=0.9),
+    "adam": lambda p: gl.optim.Adam(p, lr=schedules.Step(0.05, 2, by="epoch")),
+    "adamw": lambda p: gl.optim.AdamW(p, lr=schedules.Plateau(0.05, 0.5, 0, threshold=0.5), weight_decay=0.1),
+}
+
+
+def net(seed=1):
+    return gl.nn.Sequential(
+        gl.nn.Linear(5, 8, activation="relu"), gl.nn.BatchNorm(8), gl.nn.Dropout(0.3), gl.nn.Linear(8, 3)
+    ).init(seed)
+
+
+def weights(model):
+    return {k: v.copy() for k, v in model.state_dict().items()}
+
+
+def same(a, b):
+    return all(np.array_equal(a[k], b[k]) for k in a)
+
+
+def fit(model, optimizer, epochs, **options):
+    options = {"batch_size": 7, "seed": 5, "progress": False} | options
+    return gl.fit(model, (X, Y), optimizer=optimizer, epochs=epochs, **options)
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "gguf"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_fit_is_an_uninterrupted_one(tmp_path, kind, suffix):
+    """Bit for bit: moments, bias correction, schedules, dropout, the order of the rows; the numbers of epochs, too."""
+    whole, first, second = net(), net(), net(9)
+    a = KINDS[kind](whole.parameters())
+    history = fit(whole, a, 6)
+    b = KINDS[kind](first.parameters())
+    early = fit(first, b, 2)
+    gl.save(first, tmp_path / f"model.{suffix}")
+    gl.save(b, tmp_path / f"optimizer.{suffix}")
+    c = KINDS[kind](second.parameters())
+    gl.load(second, tmp_path / f"model.{suffix}")
+    gl.load(c, tmp_path / f"optimizer.{suffix}")
+    late = fit(second, c, 4)
+    assert same(weights(whole), weights(second))
+    assert [h.epoch for h in (*early, *late)] == [h.epoch for h in history] == [1, 2, 3, 4, 5, 6]
+    assert [h.train.loss for h in (*early, *late)] == [h.train.loss for h in history]
+    assert c.steps == a.steps == 24 and c.epoch == 6 and same(a.state_dict(), c.state_dict())
+    fresh = net(9)
+    gl.load(fresh, tmp_path / f"model.{suffix}")
+    fit(fresh, KINDS[kind](fresh.parameters()), 4)
+    assert not same(weights(whole), weights(fresh))  # without the optimiser's file it is another run
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_trainers_state(tmp_path, kind):
+    """The same for a trainer that keeps the state, before and after its first step; accumulating, too."""
+
+    def make():
+        model = net()
+        return model, gl.Trainer(model, "cross_entropy", KINDS[kind](None), accumulate=2, seed=3)
+
+    def train(trainer, first, last):
+        for i in range(first, last):
+            trainer.step(X[i : i + 6], Y[i : i + 6])
+            trainer.step(X[i + 6 : i + 9], Y[i + 6 : i + 9])
+        return trainer
+
+    whole, trainer = make()
+    train(trainer, 0, 8)
+    first, early = make()
+    train(early, 0, 4)
+    gl.save(first, tmp_path / "m.safetensors")
+    gl.save(early.optimizer_state, tmp_path / "o.safetensors")
+    for steps_before in (0, 2):
+        second, late = make()
+        train(late, 0, steps_before)
+        gl.load(second, tmp_path / "m.safetensors")
+        gl.load(late.optimizer_state, tmp_path / "o.safetensors")
+        assert late.steps == 4
+        train(late, 4, 8)
+        assert same(weights(whole), weights(second))
+
+
+def test_a_function_models_state(tmp_path):
+    """Parameters that are found when the first graph is built get what was loaded for them."""
+
+    def make():
+        w = gl.parameter(np.ones(3), name="w")
+        return w, gl.Trainer(lambda x: x * w, "sum", gl.optim.SGD(lr=0.1, momentum=0.9))
+
+    w, trainer = make()
+    for _ in range(4):
+        trainer.step(np.ones((1, 3)))
+    v, early = make()
+    early.step(np.ones((1, 3)))
+    gl.save(early.optimizer_state, tmp_path / "o.safetensors")
+    u, late = make()
+    u.assign(v.numpy())
+    gl.load(late.optimizer_state, tmp_path / "o.safetensors")
+    assert set(late.optimizer_state.state_dict()) == {"steps", "epoch", "m.0"}  # saved before the first step: kept
+    for _ in range(3):
+        late.step(np.ones((1, 3)))
+    np.testing.assert_array_equal(u.numpy(), w.numpy())
+
+
+def test_names_and_dtypes():
+    model = net()
+    optimizer = gl.optim.AdamW(model.parameters(), lr=schedules.Plateau(0.1))
+    assert {k: (v.dtype.name, v.shape) for k, v in optimizer.state_dict().items()} == {
+        "steps": ("int64", ()), "epoch": ("int64", ()), "plateau.lr": ("float64", (4,)),
+    }  # fmt: skip
+    fit(model, optimizer, 1)
+    assert len(optimizer.state_dict()) == 3 + 2 * len(model.parameters())
+
+
+def test_an_optimiser_with_parameters_trains_those():
+    model = net()
+    before = weights(model)
+    fit(model, gl.optim.AdamW(list(model[3].parameters()), lr=0.1), 1)
+    after = weights(model)
+    changed = {k for k in after if not np.array_equal(before[k], after[k])}
+    buffers = set(model.named_buffers())
+    assert changed == {"3.weight", "3.bias", *buffers} and buffers
+
+
+def saved(**change):
+    model = net()
+    optimizer = gl.optim.AdamW(model.parameters())
+    fit(model, optimizer, 1)
+    return {k: v for k, v in (optimizer.state_dict() | change).items() if v is not None}
+
+
+@pytest.mark.parametrize(
+    ("make", "arrays", "error", "message"),
+    [
+        ("sgd", {}, gl.GraphError, r"load: m.0, .*: not of this SGD, which keeps no moments of 6 parameters; need the"),
+        ("momentum", {}, gl.GraphError, r"load: v.0, .* not of this SGD, which keeps m of 6 parameters"),
+        ("adam", {"m.6": np.zeros(3, np.float32)}, gl.GraphError, r"load: m.6: not of this Adam"),
+        ("adam", {"m.0": np.zeros(3, np.float32)}, gl.ShapeError, r"load: m.0 has shape \[3\]; need \[.*\], that of 0"),
+        ("adam", {"m.0": np.zeros((5, 8), np.int32)}, gl.DTypeError, r"load: m.0 is int32; need f32"),
+        ("adam", {"steps": None}, gl.GraphError, r"load: no 'steps' among 13 arrays; need the state of an optimiser"),
+        ("adam", {"steps": np.array(-1)}, gl.SettingError, r"load: steps is int64\[\]; need a count"),
+        ("adam", {"plateau.lr": np.zeros(4)}, gl.GraphError, r"load: plateau.lr: not of this Adam"),
+        ("adamw", {}, gl.GraphError, r"load: no 'plateau.lr'; need the state of an optimiser with a Plateau for lr"),
+        ("adamw", {"plateau.lr": np.zeros(3)}, gl.SettingError, r"load: plateau.lr is float64\[3\]; need f64\[4\]"),
+    ],
+)
+def test_a_state_that_does_not_fit_changes_nothing(make, arrays, error, message):
+    model = net()
+    optimizer = KINDS[make](model.parameters())
+    fit(model, optimizer, 1)
+    before = optimizer.state_dict()
+    with pytest.raises(error, match=message):
+        optimizer.load_state_dict(saved(**arrays))
+    assert same(before, optimizer.state_dict()) and before.keys() == optimizer.state_dict().keys()
+
+
+@pytest.mark.parametrize("call", ["step", "zero_grad", "state_dict"])
+def test_without_parameters_there_is_no_loop(call):
+    message = rf"AdamW.{call}: it was made without parameters; need AdamW\(model.parameters\(\), lr=...\) for a loop"
+    with pytest.raises(gl.GraphError, match=message):
+        getattr(gl.optim.AdamW(), call)()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ([], "there are none; need at least one"),
+        (0.1, r"got 0.1; need a list of parameters, such as model.parameters\(\); lr is lr="),
+        ({"a": 1}, "got a dict; need a list"),
+        ([1.0], r"parameters\[0\]: got float; need parameters"),
+        ([np.zeros(3)], r"parameters\[0\]: got ndarray"),
+        ([gl.parameter(np.zeros(3), name="p", trainable=False)], r"parameters\[0\]: p is not trainable"),
+    ],
+)
+def test_parameters_that_are_refused(parameters, message):
+    with pytest.raises(gl.SettingError, match=message):
+        gl.optim.SGD(parameters, lr=0.1)
+
+
+def test_repr():
+    assert repr(gl.optim.SGD([gl.parameter(np.zeros(3))] * 2, lr=0.1)) == (
+        "SGD(1 parameters, lr=0.1, momentum=0.0, weight_decay=0.0)"
+    )
