@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .graph.opspec import Parameter, constant, input, named, parameter, setting
     from .graph.value import Node, Value, scope
     from .run.executable import check_gradients, compare, compile
+    from .train.dp_train import DPResult, dp_train
     from .train.epoch import epoch
     from .train.fit import EpochResult, evaluate, fit, predict
     from .train.result import Result
@@ -36,6 +37,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BackendError",
+    "DPResult",
     "DTypeError",
     "DataError",
     "EpochResult",
@@ -59,6 +61,7 @@ __all__ = [
     "compile",
     "constant",
     "data",
+    "dp_train",
     "epoch",
     "evaluate",
     "fit",
@@ -86,6 +89,7 @@ _HOMES = {
     ".graph.opspec": "Parameter constant input named parameter setting",
     ".graph.value": "Node Value scope",
     ".run.executable": "check_gradients compare compile",
+    ".train.dp_train": "DPResult dp_train",
     ".train.epoch": "epoch",
     ".train.fit": "EpochResult evaluate fit predict",
     ".train.result": "Result",

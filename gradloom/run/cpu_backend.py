@@ -36,6 +36,8 @@ from .feeds import SETTING_DEFAULTS, as_array, check_names, leaves
 STOP_DONE, STOP_GUARD, STOP_INDEX, STOP_NONFINITE, STOP_BOUNDS, STOP_REQUESTED, STOP_DEADLINE = range(7)
 
 
+Arena = _core.Arena  # memory in huge pages: .bytes, .huge_bytes
+
 CHECKED_BYTES = 64 << 20  # an arena that grows by less is not held against the machine's memory
 
 
@@ -50,8 +52,8 @@ class _Device:
 _device = _Device()
 
 
-def arena() -> _core.Arena:
-    """The arena that all CPU executables share: .bytes, .huge_bytes."""
+def arena() -> Arena:
+    """The arena that all CPU executables share."""
     return _device.arena
 
 
@@ -106,7 +108,7 @@ class Kernels:
 class CpuExecutable:
     """A compiled program. Call it with its inputs by name; it answers its outputs as NumPy arrays."""
 
-    def __init__(self, program: Program, switches: Switches, own: _core.Arena | None = None) -> None:
+    def __init__(self, program: Program, switches: Switches, own: Arena | None = None) -> None:
         """own: an arena for this executable alone, instead of the one that all share."""
         isa = choose_isa(switches.isa)
         kernels = Kernels(isa)

@@ -34,12 +34,14 @@ def compile(
     poison: bool | None = None,
     debug: int | None = None,
     check: int | None = None,
+    arena: Any = None,
 ) -> Any:
     """Plan, prove and load a program.
 
     outputs: one or several values to read after each call. updates: outputs of update ops to carry out (updates that
     belong to nodes on the way, such as running statistics, are carried out anyway). backend: "cpu", "numpy" (float64
-    references, the definition) or "null" (plans only). The other arguments are the switches of gradloom.base.settings.
+    references, the definition) or "null" (plans only). arena: for the cpu, memory of its own (a cpu_backend.Arena), so
+    that the program need not take turns with all others. The rest are the switches of gradloom.base.settings.
     Returns a callable: run(name=array, ...) -> list of arrays; run.plan is the proved plan.
     Raises GraphError, ShapeError for what cannot be built, BackendError for what cannot run here.
     """
@@ -74,7 +76,7 @@ def compile(
     check_graph(program.nodes)
     if backend == "null":
         return NullExecutable(program, chosen)
-    executable = CpuExecutable(program, chosen)
+    executable = CpuExecutable(program, chosen, arena)
     print_debug(executable)
     return executable
 

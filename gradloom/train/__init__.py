@@ -1,5 +1,6 @@
-"""fit, epoch, evaluate, predict; the trainer beneath them; results with uncertainties."""
+"""fit, epoch, evaluate, predict, dp_train; the trainer beneath them; results with uncertainties."""
 
+from .dp_train import DPResult, dp_train
 from .epoch import Progress, epoch
 from .fit import EpochResult, evaluate, fit, predict
 from .result import Result
@@ -7,12 +8,14 @@ from .stopping import EarlyStopping, StopTraining
 from .trainer import Trainer
 
 __all__ = [
+    "DPResult",
     "EarlyStopping",
     "EpochResult",
     "Progress",
     "Result",
     "StopTraining",
     "Trainer",
+    "dp_train",
     "epoch",
     "evaluate",
     "fit",

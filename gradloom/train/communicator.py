@@ -151,12 +151,12 @@ def communicator(parallel: str | Communicator | None = None, timeout: float = TI
     raise SettingError(f"parallel={parallel!r}: need None, 'none', 'mpi' or a Communicator")
 
 
-def launched() -> int:
-    """The number of processes that a launcher such as mpiexec started together with this one; 1 without a launcher."""
+def launched(otherwise: int = 1) -> int:
+    """How many processes a launcher such as mpiexec started together, this one counted; without one `otherwise`."""
     for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"):
         if os.environ.get(name, "").isdigit():
             return max(int(os.environ[name]), 1)
-    return 1
+    return otherwise
 
 
 def checksum(*parts: Any) -> str:

@@ -7,9 +7,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from ..base.dtypes import f32
-from ..base.errors import ShapeError
+from ..base.errors import GraphError, ShapeError
+from ..graph.graph import reachable, update_target
 from ..graph.opspec import Parameter, stored_value
 from ..graph.stored import ALIGNMENT, Stored, aligned_empty, sketching
+from ..graph.value import Value
 
 _GRAIN = ALIGNMENT // 4  # numbers of f32 per cache line
 
@@ -48,3 +50,26 @@ class FlatArrays:
 
     def __repr__(self) -> str:
         return f"FlatArrays({len(self)} pieces, {self.array.size} numbers)"
+
+
+def take_effects(values: Sequence[Value]) -> dict[Stored, Value]:
+    """Take the updates of buffers (running statistics) off the graph of these values: buffer -> what it would become.
+
+    So the graph can be run without writing there. Raises GraphError for an update that is no single assign.
+    """
+    found: dict[Stored, Value] = {}
+    for node in reachable(values, effects=True):
+        effects, node.effects = node.effects, ()
+        for value in effects:
+            target = update_target(value)
+            if target is None:
+                continue
+            if value.node.op.name != "assign" or not isinstance(target, Parameter) or target.stored in found:
+                raise GraphError(
+                    f"{node.op.name} {node.label}: its {value.node.op.name} of {target.node.label} cannot be averaged "
+                    "over micro-batches; need one assign for each buffer"
+                )
+            new = value.node.inputs[2 * value.index + 1]
+            assert new is not None
+            found[target.stored] = new
+    return found

@@ -155,7 +155,7 @@ def test_teams_exist_side_by_side(taken: int, four_cores: None) -> None:
         for threads in (1, 2, 3, 4, 2):
             t.arena.view()[4 * N : 16 * N] = 0
             finished: list[object] = []
-            run = threading.Thread(target=lambda n=threads: finished.append(p.run(1, threads=n)))
+            run = threading.Thread(target=lambda n=threads, to=finished: to.append(p.run(1, threads=n)))
             run.start()
             run.join(60)
             assert finished, "a team waits for another one to end"
