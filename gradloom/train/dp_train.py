@@ -13,7 +13,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -175,10 +175,9 @@ def dp_train(
         )
     if "backend" in options or "arena" in options:
         raise SettingError(f"dp_train: {' and '.join({'backend', 'arena'} & set(options))} cannot be chosen here")
-    try:
-        count = len(samples)
-    except TypeError:
-        raise DataError(f"samples: got {type(samples).__name__}; need a sequence of pairs or dicts") from None
+    if not hasattr(samples, "__len__") or not hasattr(samples, "__getitem__") or isinstance(samples, Mapping):
+        raise DataError(f"samples: got {type(samples).__name__}; need a sequence of pairs or dicts")
+    count = len(samples)
     if not count:
         raise DataError("samples: there are none; need at least one")
     generator(seed)  # refuses what is no seed

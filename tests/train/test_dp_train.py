@@ -157,6 +157,23 @@ def test_any_threads_and_fewer_samples_than_replicas() -> None:
     assert all(same(one, params) for one in found)
 
 
+def wide() -> gl.nn.Module:
+    return gl.nn.Sequential(gl.nn.Linear(256, 512, activation="relu"), gl.nn.Linear(512, 10))
+
+
+def wide_samples(count: int, rows: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    return [(rng.standard_normal((rows, 256)).astype(np.float32), rng.integers(0, 10, rows)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("options", [{"threads": 2}, {"poison": True}, {"check": 2}, {"reuse": False, "fuse": False}])
+def test_options_of_compile_do_not_change_the_bits(options: dict[str, Any]) -> None:
+    """Two replicas of two threads each take turns at the cores that there are."""
+    given: dict[str, Any] = {"loss_fn": ops.cross_entropy, "replicas": 2, "iterations": 5, "max_norm": 0.1}
+    samples = wide_samples(3, 700)
+    assert same(gl.dp_train(wide, samples, **given, **options), gl.dp_train(wide, samples, **given, threads=1).params)
+
+
 def test_the_fast_exchange_is_near() -> None:
     samples = blobs([8] * 6)
     found = [
@@ -333,13 +350,7 @@ def test_replicas_run_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
             seen.append((threading.get_ident(), id(self.arena), began, time.perf_counter()))
 
     monkeypatch.setattr(CpuExecutable, "run_many", timed)
-    rng = np.random.default_rng(0)
-    samples = [(rng.standard_normal((2000, 256)).astype(np.float32), rng.integers(0, 10, 2000)) for _ in range(2)]
-
-    def wide() -> gl.nn.Module:
-        return gl.nn.Sequential(gl.nn.Linear(256, 512, activation="relu"), gl.nn.Linear(512, 10))
-
-    gl.dp_train(wide, samples, loss_fn=ops.cross_entropy, replicas=2, iterations=10, threads=1)
+    gl.dp_train(wide, wide_samples(2, 2000), loss_fn=ops.cross_entropy, replicas=2, iterations=10, threads=1)
     runs = [[one for one in seen if one[0] == thread] for thread in {one[0] for one in seen}]
     assert (
         len(runs) == 2 and all(len({one[1] for one in mine}) == 1 for mine in runs) and runs[0][0][1] != runs[1][0][1]
@@ -382,6 +393,7 @@ def test_bad_arguments() -> None:
     refused(gl.SettingError, "dp_train: backend cannot be chosen here", backend="numpy")
     refused(gl.SettingError, "seed=-1 is not usable; need a whole number of at least 0", seed=-1)
     refused(gl.DataError, "samples: there are none; need at least one", [])
+    refused(gl.DataError, "samples: got dict; need a sequence of pairs or dicts", {"x": 1})
     refused(gl.DataError, "samples: got generator; need a sequence of pairs or dicts", (s for s in blobs([1])))
 
 
