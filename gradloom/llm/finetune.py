@@ -25,6 +25,7 @@ from ..graph.opspec import Parameter
 from ..graph.stored import sketching
 from ..graph.value import Value
 from ..nn.module import Module
+from ..optim import schedules
 from ..optim.optimizer import AdamW, Optimizer
 from ..run import machine
 from ..train.communicator import TIMEOUT, Communicator, communicator
@@ -33,6 +34,7 @@ from ..train.epoch import Progress
 from ..train.fit import EpochResult
 from ..train.result import Result
 from ..train.split import agreed, heard_together, is_root, same_settings, share_of, threads_for, together
+from ..train.stopping import Listeners, Listening, StopTraining, monitored
 from ..train.trainer import Trainer, check_batch
 from .lora import LoRA, TrainedTensors
 from .model import Adapter, Model, load
@@ -81,9 +83,12 @@ class Run:
                  "constant", after `warmup` (a share of the steps, by default 0.03) of linear growth; weight_decay:
                  AdamW's, by default 0
     optimizer    another than this AdamW, in place of these four
+    max_norm     an optimiser step divides its gradients, if their global norm is above this, down to it
     val_split    share of the samples (of the rows, for a text) that is never trained on; 0: none; by default 5 % and at
                  most 100
     seed         of the order of the rows, of the validation rows, of dropout and of an adapter made here
+    on_epoch     is told of each pass's result (one listener or several), on_progress of the state of a pass at least
+                 every 0.2 s; any may raise StopTraining: then the run ends in order, with .stopped set
     parallel     "mpi", under mpiexec: each batch is split over the ranks, as in gl.fit; then exchange: "ordered" (the
                  same bits for any number of ranks) or "fast", and timeout: seconds without a sign of life. Rank 0 alone
                  shows progress, calls the listeners and saves
@@ -113,7 +118,8 @@ class Run:
         seed: int = 0,
         data_options: Mapping[str, Any] | None = None,
         on_progress: Callable[[Progress], None] | None = None,
-        on_epoch: Callable[[EpochResult], None] | None = None,
+        on_epoch: Listeners = None,
+        max_norm: float = math.inf,
         parallel: str | Communicator | None = None,
         exchange: str = "ordered",
         timeout: float = TIMEOUT,
@@ -147,7 +153,7 @@ class Run:
             self.adapter = _adapter(adapter, method, tensors, train_dtype, seed)
             self._memory = machine.memory()  # before this run takes any
             self.method = "lora" if isinstance(self.adapter, LoRA) else "full"
-            self.seed, self.on_progress, self.on_epoch = seed, on_progress, on_epoch
+            self.seed, self.on_progress, self.on_epoch = seed, on_progress, Listening(on_epoch)
             self.data = read_rows(self.model, data, context, val_split, seed, **(data_options or {}))
             self.context = int(self.data.tokens.shape[1])
             self.train_rows, self.val_rows = self.data.train, self.data.val
@@ -168,6 +174,7 @@ class Run:
                 self.optimizer,
                 accumulate=-(-self.batch_size // self.micro_batch_size),
                 seed=seed,
+                max_norm=max_norm,
                 communicator=self.ranks,
                 exchange=exchange,
                 **options,
@@ -179,7 +186,8 @@ class Run:
         self.history: list[EpochResult] = []
         self.passes = 0  # over the training rows that were begun
         self.latest = Result()  # of the pass under way, or the last one
-        self.interrupted = False
+        self.interrupted = self.stopped = False
+        self._first_step = self.trainer.steps  # of an optimiser that goes on
         self.seconds = 0.0  # of training and validation
         self.training_seconds = 0.0
         self.tokens = 0  # trained on, with all positions of a row counted
@@ -187,13 +195,11 @@ class Run:
 
     def rate(self, step: int, epoch: int) -> float:
         """The learning rate of a step, counted from 0."""
-        warm = round(self.warmup * self.steps_total)
-        if step < warm:
-            return self.lr * (step + 1) / warm
-        done = min((step - warm) / max(1, self.steps_total - warm), 1.0)
+        warmup = min(round(self.warmup * self.steps_total), self.steps_total - 1)
         if self.schedule == "constant":
-            return self.lr
-        return self.lr * (1 - done if self.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done)))
+            return schedules.Constant(self.lr, warmup=warmup)(step, epoch)
+        kind = schedules.Linear if self.schedule == "linear" else schedules.Cosine
+        return kind(self.lr, self.steps_total, warmup=warmup)(step, epoch)
 
     def _loss(self, hidden: Value, labels: Value) -> tuple[Value, Value]:
         return self.model.loss_pair(hidden, labels, self.adapter)
@@ -211,7 +217,7 @@ class Run:
 
         SettingError when the machine has not the memory that they need.
         """
-        self.interrupted = False
+        self.interrupted = self.stopped = False
         self.prepare()
         with agreed(self.ranks):
             plan_of(self, self._memory).check()
@@ -219,6 +225,8 @@ class Run:
         display = StepDisplay(self.steps_total, self.context) if progress and is_root(self.ranks) else None
         source = self.trainer.source(self.dataset)
         began = time.perf_counter()
+        if not self.passes:
+            self.on_epoch.begin(self.trainer)
         try:
             with display or contextlib.nullcontext(), together(self.trainer):
                 if not self.passes:
@@ -227,9 +235,10 @@ class Run:
                         display.say(f"before training: validation {_shown(self.before)}")
                 if display is not None:
                     display.begin(self.steps)
-                while self.steps < self.steps_total:
+                while self.steps < self.steps_total and not self.stopped:
                     self.passes += 1
                     self._epoch(self.passes, source, display)
+            heard_together(self.trainer, self.on_epoch.end if self.on_epoch else None)
         except KeyboardInterrupt:
             self.interrupted = True
             if is_root(self.ranks):
@@ -244,12 +253,12 @@ class Run:
             self.model.check()
         order = self.dataset.order(self.seed, number, self.train_rows)
         source.order.array[...] = np.concatenate([order, self.val_rows])
-        rows = min(len(order), (self.steps_total - self.trainer.steps) * self.batch_size)
-        result, began, first = Result(), time.perf_counter(), self.trainer.steps
+        rows = min(len(order), (self.steps_total - self.steps) * self.batch_size)
+        result, began, first = Result(), time.perf_counter(), self.steps
         self.latest = result
 
         def heard(done: int) -> None:
-            self.steps = self.trainer.steps
+            self.steps = self.trainer.steps - self._first_step
             at = Progress(True, done, rows, time.perf_counter() - began, result)
             if display is not None:
                 display.step(self.steps, done, result)
@@ -261,17 +270,27 @@ class Run:
                 source, 0, rows, result,
                 batch_size=self.batch_size, micro_batch_size=self.micro_batch_size, heard=heard,
             )  # fmt: skip
+        except StopTraining:
+            self.stopped = True
         finally:
-            self.steps = self.trainer.steps
+            self.steps = self.trainer.steps - self._first_step
             self.training_seconds += time.perf_counter() - began
             self.tokens += min((self.steps - first) * self.batch_size, rows) * self.context
-        self.trainer.epoch += 1
         seconds = time.perf_counter() - began
+        if self.stopped:
+            if result.ndata:
+                self.history.append(EpochResult(number, result, None, seconds, self.trainer.planned_bytes))
+            return
+        self.trainer.epoch += 1
         found = EpochResult(number, result, self._evaluate(source, display), seconds, self.trainer.planned_bytes)
         self.history.append(found)
         if display is not None:
             display.epoch(found, max(number, self.epochs_total))
-        heard_together(self.trainer, self.on_epoch, found)
+        self.trainer.optimizer_state.observe(monitored(found))
+        try:
+            heard_together(self.trainer, self.on_epoch or None, found)
+        except StopTraining:
+            self.stopped = True
 
     def _evaluate(self, source: Any, display: StepDisplay | None) -> Result | None:
         """The loss on the validation rows; None when there are none."""

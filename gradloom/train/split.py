@@ -284,6 +284,11 @@ class Split:
         return [run.plan for run in runs if hasattr(run, "plan")]
 
     @property
+    def buffers(self) -> set[Stored]:
+        """Running statistics that the steps so far wrote."""
+        return {p.stored for found in self._exchanges.values() for p in found.buffers}
+
+    @property
     def flats(self) -> list[FlatArrays]:
         """What this rank holds to exchange; the reductions' own buffers are `reduction_bytes`."""
         return [flat for found in self._exchanges.values() for flat in (found.mine, found.sums)]

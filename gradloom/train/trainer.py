@@ -519,8 +519,8 @@ class Trainer:
         state |= {*self.accumulators, self.optimizer_state.weight.stored}
         effects = [v for step in self._steps.values() for v in step.run.program.effects]
         written = {_stored(storage_leaf(v)) for v in effects} | set(self.state)
-        if isinstance(self.model, Module):
-            written |= {p.stored for p in self.model.named_buffers().values()}
+        if self.split is not None:
+            written |= self.split.buffers
         return written - state
 
     # ---- reading and resetting -----------------------------------------------------------------------------

@@ -184,6 +184,74 @@ def test_ctrl_c_leaves_with_the_work_so_far(tmp_path: Path, capsys: pytest.Captu
     assert run.train(progress=False).steps == run.steps_total  # nothing is left
 
 
+@pytest.mark.parametrize("listener", ["on_epoch", "on_progress"])
+def test_a_listener_may_stop(tmp_path: Path, listener: str) -> None:
+    path, data = write(tmp_path, "llama", layers=1), packed(40, 16)
+    calls: list[Any] = []
+
+    def stop(at: Any) -> None:
+        calls.append(at)
+        if len(calls) == 2:
+            raise gl.train.StopTraining
+
+    run = run_on(path, data, LoRA(rank=2), epochs=1000, **{listener: stop})
+    assert run.stopped and not run.interrupted and len(calls) == 2 and 0 < run.steps <= 20
+    assert run.history[-1].train.ndata and sum(h.train.ndata for h in run.history) == 4 * run.steps
+    if listener == "on_epoch":
+        assert run.steps == 20 and [h.epoch for h in run.history] == [1, 2]
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_early_stopping_brings_the_best_back(tmp_path: Path, method: str) -> None:
+    path, data = write(tmp_path, "llama", layers=1), packed(12, 16)
+    adapter = LoRA(rank=2, seed=0) if method == "lora" else TrainedTensors("all")
+    stop, seen = gl.train.EarlyStopping(patience=3, restore_best=True), {}
+    run = run_on(
+        path, data, adapter, epochs=200, val_split=0.5, optimizer=gl.optim.AdamW(lr=0.05),
+        on_epoch=[lambda at: seen.update({at.epoch: {n: p.numpy() for n, p in adapter.parameters().items()}}), stop],
+    )  # fmt: skip
+    losses = [h.val.loss for h in run.history if h.val is not None]
+    assert run.stopped and stop.best_epoch == 1 + int(np.argmin(losses)) == len(losses) - 3
+    for name, array in trained(run).items():
+        np.testing.assert_array_equal(array, seen[stop.best_epoch][name])
+    assert set(run.trainer.written()) == {p.stored for p in adapter.parameters().values()}  # no frozen weight is copied
+
+
+def test_clipped_steps_are_no_longer_than_asked(tmp_path: Path) -> None:
+    path, data = write(tmp_path, "llama"), packed(4, 16)
+    moved = {}
+    for max_norm in (1e-3, 1e9, float("inf")):
+        adapter = TrainedTensors("all")
+        adapter.bind(load(path))
+        before = {n: p.numpy().astype(np.float64) for n, p in adapter.parameters().items()}
+        adapter = TrainedTensors("all")
+        run = run_on(path, data, adapter, steps=1, optimizer=gl.optim.SGD(lr=1.0), max_norm=max_norm)
+        moved[max_norm] = np.sqrt(sum(np.sum((a - before[n]) ** 2) for n, a in trained(run).items()))
+    assert moved[1e-3] == pytest.approx(1e-3, rel=1e-3) and moved[1e9] == moved[float("inf")] > 1e-2
+
+
+def test_a_plateau_hears_of_validation(tmp_path: Path) -> None:
+    path, data = write(tmp_path, "llama", layers=1), packed(12, 16)
+    plateau = gl.optim.schedules.Plateau(0.05, 0.5, 0)
+    run = run_on(path, data, epochs=8, val_split=0.5, optimizer=gl.optim.AdamW(lr=plateau))
+    memory = plateau.remember()
+    for at in run.history:
+        assert at.val is not None
+        plateau.observe(memory, at.val.loss)
+    assert run.trainer.optimizer_state.memories["lr"] == memory and memory["rate"] < 0.05
+
+
+def test_an_optimiser_that_goes_on(tmp_path: Path) -> None:
+    """Its steps and moments go on; the run counts its own."""
+    path, data = write(tmp_path, "llama", layers=1), packed(8, 16)
+    adapter = LoRA(rank=2, seed=0)
+    adapter.bind(load(path))
+    optimizer = gl.optim.AdamW(adapter.parameters().values(), lr=1e-2)
+    for k in (1, 2):
+        run = run_on(path, data, adapter, epochs=1, optimizer=optimizer)
+        assert run.steps == 2 and optimizer.steps == 2 * k and len(run.history) == 1
+
+
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_weights(tmp_path: Path) -> None:
     path, data = write(tmp_path, "llama"), packed(8, 16)
     adapter = TrainedTensors("all")
