@@ -209,9 +209,8 @@ class CpuExecutable:
         """The settings table for so many steps; each value is a number or an array of one number per step."""
         rows = np.zeros((steps, len(self.settings_words)), np.int64)
         for key, word in self.settings_words.items():
-            column = np.broadcast_to(np.asarray(values[key]), (steps,))
             kind = self.settings[key].dtype
-            rows[:, word : word + 1].view(kind.numpy)[:, 0] = column
+            rows[:, word : word + 1].view(kind.numpy)[:, 0] = np.asarray(values[key])
         return rows
 
     def read(self, records: np.ndarray) -> list[np.ndarray]:
