@@ -165,7 +165,7 @@ class Split:
         trainer = self.trainer
 
         def bits() -> str:
-            parts: list[Any] = [trainer.steps, trainer.epoch]
+            parts: list[Any] = [trainer.steps, trainer.epoch, repr(trainer.optimizer_state.memories)]
             parts += [s.array for s in self._state()]
             return checksum(*parts)
 
@@ -180,9 +180,12 @@ class Split:
         return [*written, *moments]
 
     def share_state(self) -> None:
-        """All ranks take over rank 0's parameters, buffers and optimiser state."""
+        """All ranks take over rank 0's parameters, buffers and optimiser state, and the numbers that are its rates."""
         for stored in self._state():
             self.communicator.broadcast(stored.array)
+            stored.version += 1
+        rates = self.trainer.optimizer.settings
+        rates |= self.communicator.gather({k: v for k, v in rates.items() if not callable(v)})[0]
 
     def outline(self, values: list[Value]) -> str:
         """A graph as a checksum that is the same in another process: ops, attributes, shapes, wiring, arrays by name
@@ -211,12 +214,13 @@ class Split:
         """The trainer's settings, and the data set by checksum."""
         trainer, data = self.trainer, source.data
         with self.own():
-            rates = {k: v(0, 0) if callable(v) else v for k, v in trainer.optimizer.settings.items()}
+            rates = {k.removeprefix("opt."): v for k, v in trainer.optimizer_state.settings().items()}
+            schedules = {f"schedule of {k}": _shown(v) for k, v in trainer.optimizer.settings.items()}
             mine = {
                 "batch_size": batch, "micro_batch_size": micro, "training": backward, "seed": trainer.seed,
                 "max_norm": trainer.max_norm,
                 "loss": trainer.loss if isinstance(trainer.loss, str) else "a function", "exchange": self.exchange,
-                "optimizer": type(trainer.optimizer).__name__, **rates,
+                "optimizer": type(trainer.optimizer).__name__, **rates, **schedules,
                 "backend": trainer.options.get("backend", "cpu"), "isa": self._isa(),
             }  # fmt: skip
         self.compare_settings(mine)
@@ -524,6 +528,14 @@ class _Graph:
     def written(self) -> list[Stored]:
         """What a step changes, apart from the optimiser's arrays."""
         return [p.stored for p in (*self.parameters, *self.buffers)]
+
+
+def _shown(rate: Any) -> str:
+    """A schedule as text that is the same in another process."""
+    if not callable(rate):
+        return "none"
+    text = getattr(rate, "__qualname__", None) or repr(rate)
+    return type(rate).__name__ if " at 0x" in text else text
 
 
 def _assigned(value: Value) -> Value | None:

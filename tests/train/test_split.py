@@ -107,6 +107,22 @@ def test_sums_are_not_divided():
     assert on_ranks(2, lambda ranks: total(ranks, 5)) == [total(None, 5)] * 2
 
 
+@pytest.mark.parametrize("micro", [64, 16])
+def test_clipping_is_of_the_whole_batch(micro):
+    plain = train(mlp, None, micro, max_norm=0.05)
+    assert plain != train(mlp, None, micro)
+    assert on_ranks(2, lambda ranks: train(mlp, ranks, micro, max_norm=0.05)) == [plain] * 2
+
+
+def test_schedules_that_watch_the_loss():
+    def run(parallel):
+        rates = gl.optim.schedules.Plateau(0.05, factor=0.5, patience=0)
+        return train(mlp, parallel, 16, optimizer=gl.optim.SGD(lr=rates), epochs=5)
+
+    plain = run(None)
+    assert on_ranks(2, run) == [plain] * 2
+
+
 def test_fast_is_equal_to_noise_and_the_same_on_all_ranks():
     def run(ranks, exchange):
         net = mlp()
@@ -126,12 +142,12 @@ def test_fast_is_equal_to_noise_and_the_same_on_all_ranks():
 @pytest.mark.parametrize("what", ["data", "labels", "lr", "seed", "epochs", "graph"])
 def test_what_differs_is_named(what):
     said = {
-        "data": "the data of replica 1 differs",
-        "labels": "the data of replica 1 differs",
+        "data": "replica 1 differs from replica 0 in the data",
+        "labels": "replica 1 differs from replica 0 in the data",
         "lr": "replica 1 has lr=0.5, replica 0 has 0.01; need the same settings on all 3",
         "seed": "replica 1 has seed=9, replica 0 has 0",
         "epochs": "replica 1 has epochs=2, replica 0 has 1",
-        "graph": "the graph of replica 1 differs",
+        "graph": "replica 1 differs from replica 0 in the graph",
     }[what]
 
     def run(ranks):
@@ -162,7 +178,7 @@ def test_weights_that_differ_are_found_at_the_next_epoch():
                 net.weight.stored.array[3, 3] += 1e-3
 
     for error in on_ranks(3, run):
-        assert isinstance(error, TrainError) and "the training state of replica 2 differs" in str(error)
+        assert isinstance(error, TrainError) and "replica 2 differs from replica 0 in the training state" in str(error)
 
 
 def test_a_loss_that_is_not_finite_is_named_everywhere():
@@ -200,7 +216,7 @@ def test_an_error_of_one_rank_ends_all():
         gl.fit(mlp(), rows, loss=loss, batch_size=50, parallel=ranks, progress=False)
 
     for error in on_ranks(2, label):
-        assert isinstance(error, TrainError) and "the graph of replica 1 differs" in str(error)
+        assert isinstance(error, TrainError) and "replica 1 differs from replica 0 in the graph" in str(error)
 
 
 def test_rank_0_alone_hears():
@@ -234,6 +250,55 @@ def test_what_a_listener_changes_reaches_all_ranks():
         return net.bias.numpy().tolist()
 
     assert on_ranks(3, run) == [list(range(10))] * 3
+
+
+@pytest.mark.parametrize("where", ["on_epoch", "on_progress", "on_train_batch", "on_eval_batch"])
+def test_a_listener_on_rank_0_stops_all(where):
+    def run(ranks):
+        net = mlp()
+
+        def heard(at):
+            if where == "on_epoch" or at.rows >= (100 if at.training else 20):
+                raise gl.train.StopTraining
+
+        settings = {"batch_size": 50, "micro_batch_size": 10, "val_split": 0.2, "epochs": 5, "progress": False}
+        history = gl.fit(net, data(mlp), parallel=ranks, **settings, **{where: heard})
+        results = [(e.epoch, told(e.train), e.val and told(e.val)) for e in history]
+        return results, {name: array.tobytes() for name, array in net.state_dict().items()}
+
+    found = on_ranks(3, run)
+    assert isinstance(found[0], tuple), found
+    assert found == [found[0]] * 3 and len(found[0][0]) == 1
+
+
+def test_early_stopping_restores_the_best_weights_everywhere():
+    def run(parallel):
+        net, stop = mlp(), gl.train.EarlyStopping(patience=2, restore_best=True)
+        settings = {"batch_size": 30, "micro_batch_size": 10, "val_split": 0.3, "epochs": 30, "progress": False}
+        history = gl.fit(
+            net, data(mlp), optimizer=gl.optim.AdamW(lr=0.02), parallel=parallel, on_epoch=stop, **settings
+        )
+        weights = {name: array.tobytes() for name, array in net.state_dict().items()}
+        return len(history), weights, told(gl.evaluate(net, data(mlp)))
+
+    plain = run(None)
+    assert plain[0] < 30
+    assert on_ranks(3, run) == [plain] * 3
+
+
+def test_a_rate_that_a_listener_changes_counts_everywhere():
+    def run(parallel):
+        net, optimizer = mlp(), gl.optim.SGD(lr=0.1)
+
+        def heard(epoch):
+            optimizer.settings["lr"] /= 2
+
+        settings = {"batch_size": 50, "micro_batch_size": 10, "epochs": 3, "progress": False}
+        gl.fit(net, data(mlp), optimizer=optimizer, parallel=parallel, on_epoch=heard, **settings)
+        return {name: array.tobytes() for name, array in net.state_dict().items()}
+
+    plain = run(None)
+    assert on_ranks(2, run) == [plain] * 2
 
 
 def test_ctrl_c_stops_all_after_the_same_step():
