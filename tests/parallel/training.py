@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -67,14 +68,14 @@ def misfortune(what: str, place: str) -> None:
         gl.save(net, path)
 
     class Unlucky(gl.optim.AdamW):
-        def at(self, step: int, epoch: int) -> dict[str, float]:
+        def at(self, step: int, epoch: int, memories: Any = None) -> dict[str, float]:
             if ranks.rank == 1 and (step, epoch) == (7, 2):
                 if what == "kill":
                     os.kill(os.getpid(), signal.SIGKILL)
                 if what == "raise":
                     raise RuntimeError("the disk is on fire")
                 os.kill(os.getpid(), signal.SIGINT)
-            return super().at(step, epoch)
+            return super().at(step, epoch, memories)
 
     net = mlp()
     try:
