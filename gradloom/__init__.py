@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         ShapeError,
         TrainError,
     )
+    from .eager import Gradients, Tensor, grad_tape, no_grad, seed, stats, tensor
     from .graph.opspec import Parameter, constant, input, named, parameter, setting
     from .graph.value import Node, Value, scope
     from .run.executable import check_gradients, compare, compile
@@ -43,6 +44,7 @@ __all__ = [
     "EpochResult",
     "FileError",
     "GradientError",
+    "Gradients",
     "GradloomError",
     "Graph",
     "GraphError",
@@ -53,6 +55,7 @@ __all__ = [
     "Result",
     "SettingError",
     "ShapeError",
+    "Tensor",
     "TrainError",
     "Trainer",
     "Value",
@@ -65,20 +68,25 @@ __all__ = [
     "epoch",
     "evaluate",
     "fit",
+    "grad_tape",
     "gradients",
     "input",
     "llm",
     "load",
     "named",
     "nn",
+    "no_grad",
     "ops",
     "optim",
     "parameter",
     "predict",
     "save",
     "scope",
+    "seed",
     "set_loss",
     "setting",
+    "stats",
+    "tensor",
     "train",
 ]
 
@@ -86,6 +94,7 @@ __all__ = [
 _HOMES = {
     ".base.errors": "BackendError DataError DTypeError FileError GradientError GradloomError GraphError NonFiniteError "
     "PlanError SettingError ShapeError TrainError",
+    ".eager": "Gradients Tensor grad_tape no_grad seed stats tensor",
     ".graph.opspec": "Parameter constant input named parameter setting",
     ".graph.value": "Node Value scope",
     ".run.executable": "check_gradients compare compile",

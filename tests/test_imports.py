@@ -20,6 +20,7 @@ SEES |= {
     "data": {"base"},
     "_core": set(),
 }
+SEES["eager"] = set(LINE)
 SEES["train"] = set(SEES)
 SEES["llm"] = set(SEES)
 SEES["cli"] = set(SEES)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ..base.errors import GraphError
 from .opspec import Spec
+from .stored import Stored
 from .value import Node, Value, describe
 
 
@@ -116,6 +117,12 @@ def mapped_checks(nodes: Iterable[Node]) -> list[Callable[[], object]]:
     """The checks of the stored arrays that a program reads, each once; all are called before each run."""
     stored = (node.attrs["stored"] for node in nodes if node.op.name == "parameter")
     return list(dict.fromkeys(s.check for s in stored if s.check is not None))
+
+
+def written(nodes: Iterable[Node]) -> list[Stored]:
+    """The stored arrays that the nodes update, each once."""
+    targets = [v for n in nodes if n.op.updates for v in n.outputs if update_target(v) is not None]
+    return list(dict.fromkeys(storage_leaf(v).node.attrs["stored"] for v in targets))
 
 
 def storage_leaf(value: Value) -> Value:

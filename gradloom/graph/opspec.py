@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from ..base.dtypes import DType, dtype, f32, i32
+from ..base.dtypes import DType, dtype, f32, i32, u8
 from ..base.dtypes import dtype as as_dtype
 from ..base.errors import DTypeError, GradloomError, GraphError, ShapeError
 from .stored import Stored
-from .value import Node, Shape, Value, describe
+from .value import Node, Shape, Value, describe, recording
 
 REGISTRY: dict[str, OpSpec] = {}
 MAX_RANK = 6
@@ -185,17 +185,30 @@ class OpSpec:
     # ---- calling -------------------------------------------------------------------------------------
 
     def __call__(self, *inputs: Any, **attrs: Any) -> Any:
-        """op(inputs..., attributes...): attributes by name, or in order after all inputs (unless inputs repeat)."""
+        """op(inputs..., attributes...): attributes by name, or in order after all inputs (unless inputs repeat).
+
+        Inside of a tape, and with eager tensors, it is taken down instead: see gradloom.eager.
+        """
         if not self.group_size and len(inputs) > self.fixed_inputs:
             names = [a.name for a in self.attrs if a.name not in attrs]
             attrs |= dict(zip(names, inputs[self.fixed_inputs :], strict=False))
             inputs = inputs[: self.fixed_inputs] + inputs[self.fixed_inputs + len(names) :]
+        active = recording.get()
+        if active is None:
+            for x in inputs:
+                if isinstance(x, Value) and x.recorder is not None:
+                    active = x.recorder
+                    break
+        if active is not None:
+            found = active.record(self, inputs, attrs)
+            if found is not NotImplemented:
+                return found
         outputs = self.node(inputs, attrs).outputs
         return outputs[0] if len(outputs) == 1 and not self.outputs[0].repeated else outputs
 
     def node(self, inputs: Sequence[Any], attrs: Mapping[str, Any], name: str = "", where: str | None = None) -> Node:
         """Make a node: inputs become values, attributes canonical, shapes are inferred. Errors name the user's line."""
-        values = [None if x is None else as_value(x) for x in inputs]
+        values = [x if x is None or isinstance(x, Value) else constant(x) for x in inputs]
         values += [None] * (self.fixed_inputs - len(values))
         try:
             canonical = self.canonical_attrs(attrs)
@@ -399,10 +412,24 @@ def _refuse_gaps(spec: OpSpec) -> None:
 
 
 def as_value(x: Any) -> Value:
-    """A value as it is; a number or array becomes a constant (f32 for floats, i32 for integer arrays, u8 for bools)."""
+    """A value as it is; a number or array becomes a constant (f32 for floats, i32 for integer arrays, u8 for bools).
+
+    Inside of a tape they become an input of what is taken down.
+    """
     if isinstance(x, Value):
         return x
-    return constant(x)
+    active = recording.get()
+    return constant(x) if active is None else active.value(x)
+
+
+def kind_of(array: np.ndarray) -> DType:
+    """The dtype that numbers of a user's array get: f32 for floats, i32 for whole numbers, u8 for bools; one whole
+    number counts as a float, bytes stay bytes."""
+    if array.dtype.kind == "b":
+        return u8
+    if array.dtype.kind in "iu" and array.ndim > 0:
+        return i32 if array.dtype.itemsize > 1 else dtype(array.dtype)
+    return f32
 
 
 def constant(data: Any, kind: str | DType | None = None, name: str = "") -> Value:
@@ -412,12 +439,7 @@ def constant(data: Any, kind: str | DType | None = None, name: str = "") -> Valu
     except ValueError:
         raise ShapeError(f"constant {name}: rows differ in length; need a rectangular array") from None
     if kind is None:
-        if array.dtype.kind == "b":
-            kind = "u8"
-        elif array.dtype.kind in "iu" and array.ndim > 0:
-            kind = i32 if array.dtype.itemsize >= 4 else dtype(array.dtype)
-        else:
-            kind = f32
+        kind = kind_of(array)
     if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
         raise DTypeError(f"constant: got {array.dtype} data; need numbers")
     if dtype(kind).is_quantised:
@@ -471,9 +493,16 @@ def setting(key: str, kind: str | DType = "f32") -> Value:
 
 
 class Parameter(Value):
-    """A value whose array outlives the run. `numpy()` copies it out, `assign` replaces it."""
+    """A value whose array outlives the run. `numpy()` copies it out, `assign` replaces it.
 
-    __slots__ = ()
+    `programs` is where gradloom.eager keeps what it compiled: it goes when the parameter goes.
+    """
+
+    __slots__ = ("programs",)
+
+    def __init__(self, node: Node, index: int, shape: Shape, dtype: DType) -> None:
+        super().__init__(node, index, shape, dtype)
+        self.programs: Any = None
 
     @property
     def stored(self) -> Stored:

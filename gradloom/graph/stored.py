@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 
 import numpy as np
@@ -45,8 +45,45 @@ def sketching() -> bool:
     return _sketching.get()
 
 
+# Eager computing is lazy: what reads an array may still be outstanding when the array is about to be written, and a
+# write when it is about to be read.
+_readers: list[Callable[[Iterable[Stored]], object]] = []
+_promised: dict[Stored, Callable[[], object]] = {}
+
+
+def tell_before_writes(reader: Callable[[Iterable[Stored]], object]) -> None:
+    """`reader` is called with the arrays that are about to be written."""
+    _readers.append(reader)
+
+
+def promise_write(stored: Stored, write: Callable[[], object]) -> None:
+    """An outstanding write: `write` is called before anybody else reads or writes the array; it calls keep_promise."""
+    _promised[stored] = write
+
+
+def keep_promise(stored: Stored) -> None:
+    """The outstanding write is being carried out."""
+    _promised.pop(stored, None)
+
+
+def before_read(stored: Iterable[Stored]) -> None:
+    """To be called before arrays are read: carries out what was promised."""
+    if _promised:
+        for one in stored:
+            write = _promised.get(one)
+            if write is not None:
+                write()
+
+
+def before_write(stored: Sequence[Stored]) -> None:
+    """To be called before arrays are written: carries out what is outstanding."""
+    before_read(stored)
+    for reader in _readers:
+        reader(stored)
+
+
 class Stored:
-    """A named array with a fixed shape and dtype. `version` counts the assignments from outside a run.
+    """A named array with a fixed shape and dtype. `version` counts the writes: assignments and runs that updated it.
 
     `array` holds the numbers; of a quantised dtype it holds the bytes of the blocks. `check`, where there is one, is
     called before each run that reads the array.
@@ -114,6 +151,7 @@ class Stored:
 
     def numpy(self) -> np.ndarray:
         """A copy of the contents as numbers; quantised ones as f32, by the gguf package."""
+        before_read((self,))
         if not self.dtype.is_quantised:
             return self.array.copy()
         return dequantised(self.array, self.dtype, self.shape)
@@ -125,6 +163,7 @@ class Stored:
         given = _numbers(self.name, data, self.dtype)
         if given.shape != self.shape:
             raise ShapeError(f"parameter {self.name}: got shape {list(given.shape)}; need {list(self.shape)}")
+        before_write((self,))
         self.array[...] = given
         self.version += 1
 

@@ -12,7 +12,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from .opspec import OpSpec
 
 Shape = tuple[int, ...]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _ids = itertools.count()
@@ -54,6 +57,43 @@ def current_scope() -> str:
     return _scope.get()
 
 
+class Recorder(Protocol):
+    """Who takes down what is computed eagerly: a gradloom.eager.trace.Trace."""
+
+    def record(self, op: OpSpec, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+        """What the op gives; NotImplemented where all of it belongs to a graph that is being built."""
+
+    def value(self, data: Any) -> Value:
+        """Numbers that stand in an expression."""
+
+    def follow(self) -> Any:
+        """Who goes on where this one has ended; itself where it has not."""
+
+
+recording: ContextVar[Recorder | None] = ContextVar("gradloom_recording", default=None)  # of the open tape
+
+
+@contextmanager
+def graph_mode() -> Iterator[None]:
+    """Inside, ops make nodes of a graph, also where a tape is open."""
+    token = recording.set(None)
+    try:
+        yield
+    finally:
+        recording.reset(token)
+
+
+def builds_graphs(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, run in graph mode."""
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        with graph_mode():
+            return function(*args, **kwargs)
+
+    return run
+
+
 class Node:
     """One application of an op.
 
@@ -62,7 +102,7 @@ class Node:
     statistics); `after` are nodes that must have run before; `losses` are the outputs that gl.set_loss marked.
     """
 
-    __slots__ = ("after", "attrs", "effects", "id", "inputs", "losses", "name", "op", "outputs", "where")
+    __slots__ = ("__weakref__", "after", "attrs", "effects", "id", "inputs", "losses", "name", "op", "outputs", "where")
 
     def __init__(
         self,
@@ -100,6 +140,7 @@ class Value:
 
     __slots__ = ("__weakref__", "dtype", "index", "node", "shape")
     __array_priority__ = 1000  # numpy_array * value asks the value
+    recorder: Recorder | None = None  # of an eager value: who takes down what is done with it outside of all tapes
 
     def __init__(self, node: Node, index: int, shape: Shape, dtype: DType) -> None:
         self.node = node
@@ -110,6 +151,10 @@ class Value:
     @property
     def name(self) -> str:
         return self.node.name
+
+    def carry(self, *updates: Value) -> None:
+        """Updates that belong to whoever computes this value (running statistics)."""
+        self.node.effects = updates
 
     @property
     def ndim(self) -> int:

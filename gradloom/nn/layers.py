@@ -157,7 +157,7 @@ class BatchNorm(Module):
         keep, take = 1 - self.momentum, self.momentum
         mean = ops.scale(self.running_mean, factor=keep) + ops.scale(mean, factor=take)
         var = ops.scale(self.running_var, factor=keep) + ops.scale(var, factor=take * count / (count - 1))
-        y.node.effects = (ops.assign(self.running_mean, mean)[0], ops.assign(self.running_var, var)[0])
+        y.carry(ops.assign(self.running_mean, mean)[0], ops.assign(self.running_var, var)[0])
         return y
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.dtypes import f32, i32, i64, u8
+from ..base.dtypes import bf16, f16, f32, f64, i32, i64, u8
 from ..base.errors import GraphError, ShapeError
 from ..graph.opspec import OpSpec, as_value, op
 from ..graph.value import Shape, Value, define_operators, describe, user_location
@@ -192,6 +192,20 @@ _broadcast_to: OpSpec = op(
             (2, 3), shape=(2, 4),
         ),
     ],
+)  # fmt: skip
+
+
+def _detach_shape(x: Spec) -> Spec:
+    need_dtype(x, kind=(f32, f64, f16, bf16))
+    return Spec(x.shape, x.dtype)
+
+
+detach: OpSpec = op(
+    "detach", inputs="x", doc="y = x (a view), through which no gradient flows back",
+    shape=_detach_shape, view=lambda layout_shape, strides: (0, list(strides)),
+    vjp=lambda g: [None],
+    reference=lambda x: x, no_samples="the identity, whose gradient is cut on purpose",
+    bad_samples=[bad("detach: dtype i32 is not taken: x i32[2]; need f32 or f64 or f16 or bf16", ("i32", (2,)))],
 )  # fmt: skip
 
 

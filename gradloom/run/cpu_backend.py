@@ -24,9 +24,9 @@ except ImportError as error:  # a source tree on the path that was never built h
     ) from error
 from ..base.errors import BackendError, DataError, GraphError, NonFiniteError, TrainError
 from ..base.settings import Switches
-from ..graph.graph import mapped_checks
+from ..graph.graph import mapped_checks, written
 from ..graph.opspec import Spec
-from ..graph.stored import aligned_empty
+from ..graph.stored import aligned_empty, before_read, before_write
 from ..graph.value import Node
 from ..plan.plan import Plan, make_plan, show_bytes
 from ..plan.tape import SETTING_BYTES, KernelNeeds, encode_attrs, signature
@@ -120,6 +120,7 @@ class CpuExecutable:
         self._turn = _device.lock if own is None else threading.RLock()
         self.plan: Plan = make_plan(program, kernels.needs, switches)
         self._checks = mapped_checks(nodes)
+        self.writes = written(nodes)
         self._load()
 
     def _load(self) -> None:
@@ -190,20 +191,34 @@ class CpuExecutable:
         Raises NonFiniteError or DataError as the step that failed demands; that step's updates are not applied.
         FileError, before anything runs, when a mapped file has changed.
         """
+        before_read(self.plan.tape.stored)
+        if self.writes:
+            before_write(self.writes)
+        rows = self.settings_rows(steps, settings) if self.settings else None
+        done, records = self.run_rows(steps, rows, deadline)
+        if records is None:
+            return done, [np.empty((done, *s.shape), s.dtype.numpy) for s in self.outputs]
+        return done, self.read(records[:done])
+
+    def run_rows(self, steps: int, rows: np.ndarray | None, deadline: float = 0.0) -> tuple[int, np.ndarray | None]:
+        """The native call of run_many, with the table of settings made: (steps done, records or None without outputs).
+
+        It does not tell anybody that it reads and writes stored arrays.
+        """
         for check in self._checks:
             check()
-        rows = self.settings_rows(steps, settings) if self.settings else None
         records = np.empty((steps, self.record_bytes), np.uint8) if self.record_bytes else None
         switches = self.switches
         with self._turn:
             done, stop, node, index, value = self._native.run(
                 steps, rows, records, switches.threads, deadline, switches.poison, switches.check >= 2
             )
+        if done:
+            for stored in self.writes:
+                stored.version += 1
         if stop not in (STOP_DONE, STOP_DEADLINE, STOP_REQUESTED):
             raise self._failure(done, stop, node, index, value)
-        if records is None:
-            return done, [np.empty((done, *s.shape), s.dtype.numpy) for s in self.outputs]
-        return done, self.read(records[:done])
+        return done, records
 
     def settings_rows(self, steps: int, values: Mapping[str, Any]) -> np.ndarray:
         """The settings table for so many steps; each value is a number or an array of one number per step."""

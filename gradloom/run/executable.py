@@ -11,7 +11,7 @@ from ..base.errors import BackendError, DTypeError, GraphError
 from ..base.settings import switches
 from ..graph.graph import check_graph
 from ..graph.opspec import Parameter
-from ..graph.value import Value, describe
+from ..graph.value import Value, builds_graphs, describe
 from ..transform.grad import gradients
 from ..transform.rewrite import gather_program, rewrite
 from .cpu_backend import CpuExecutable, print_debug
@@ -21,6 +21,7 @@ from .numpy_backend import NumpyExecutable, evaluate
 BACKENDS = ("cpu", "numpy", "null")
 
 
+@builds_graphs
 def compile(
     outputs: Value | Sequence[Value],
     updates: Sequence[Value] = (),
@@ -51,6 +52,10 @@ def compile(
     for value in (*values, *updates):
         if not isinstance(value, Value):
             raise GraphError(f"compile: got {type(value).__name__}; need values of a graph")
+        if value.recorder is not None:
+            raise GraphError(
+                "compile: got an eager tensor, which is computed when it is looked at; need values of a graph"
+            )
     for value in values:
         if value.dtype.is_quantised:
             raise DTypeError(

@@ -9,7 +9,8 @@ import numpy as np
 
 from ..base.dtypes import DType
 from ..base.errors import DataError
-from ..graph.graph import mapped_checks, reachable, storage_leaf, update_target
+from ..graph.graph import mapped_checks, reachable, storage_leaf, update_target, written
+from ..graph.stored import before_read, before_write
 from ..graph.value import Value
 from ..transform.rewrite import Program
 from .cpu_backend import GuardTripped, IndexOutOfRange, NotFinite, called
@@ -104,6 +105,8 @@ class NumpyExecutable:
         """So many steps, one after the other; see CpuExecutable.run_many."""
         for check in self._checks:
             check()
+        before_read([n.attrs["stored"] for n in self.program.nodes if n.op.name == "parameter"])
+        before_write(written(self.program.nodes))
         rows = {k: np.broadcast_to(np.asarray(v), (steps,)) for k, v in settings.items() if k in self.settings}
         found: list[list[np.ndarray]] = [[] for _ in self.program.outputs]
         for i in range(steps):
@@ -116,7 +119,9 @@ class NumpyExecutable:
             for column, value in zip(found, self.program.outputs, strict=True):
                 column.append(known[value].copy())
             for value in self._updates:
-                storage_leaf(value).node.attrs["stored"].array[...] = known[value]
+                stored = storage_leaf(value).node.attrs["stored"]
+                stored.array[...] = known[value]
+                stored.version += 1
         return steps, [np.stack(column) for column in found]
 
     def fed(self) -> dict[str, Any]:

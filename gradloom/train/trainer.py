@@ -15,7 +15,7 @@ from ..data.dataset import Dataset
 from ..graph.graph import reachable, storage_leaf
 from ..graph.opspec import Parameter
 from ..graph.stored import Stored
-from ..graph.value import Value, describe
+from ..graph.value import Value, builds_graphs, describe
 from ..nn.module import Module
 from ..optim.clip import check_max_norm, clip_weight
 from ..optim.optimizer import AdamW, Optimizer
@@ -140,6 +140,7 @@ class Trainer:
 
     # ---- one batch ---------------------------------------------------------------------------------------
 
+    @builds_graphs
     def step(
         self,
         batch: Any,
@@ -179,6 +180,7 @@ class Trainer:
             self._sources[id(data)] = RowSource(data)
         return self._sources[id(data)]
 
+    @builds_graphs
     def run_rows(
         self,
         source: RowSource,
@@ -213,6 +215,7 @@ class Trainer:
             self._drop_window()
             raise
 
+    @builds_graphs
     def prepare(
         self,
         source: RowSource,
@@ -230,6 +233,7 @@ class Trainer:
             return
         self._compile_all(source, start, stop, batch_size, micro_size, backward and self.build != "forward")
 
+    @builds_graphs
     def whole_step(self, source: RowSource, rows: int) -> Step:
         """A step on so many rows with its update: what it computes, and the executable."""
         return self._step_for(source, rows, True, True)

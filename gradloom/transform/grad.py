@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 
 from ..base.dtypes import f32, f64
-from ..base.errors import GradientError, ShapeError
+from ..base.errors import GradientError, GraphError, ShapeError
 from ..graph.graph import reachable
 from ..graph.opspec import REGISTRY, constant
-from ..graph.value import Node, Value, describe, scope
+from ..graph.value import Node, Value, builds_graphs, describe, scope
 
 
+@builds_graphs
 def gradients(
-    outputs: Value | Sequence[Value], wrt: Sequence[Value], seeds: Sequence[Value] | None = None
+    outputs: Value | Sequence[Value],
+    wrt: Sequence[Value],
+    seeds: Sequence[Value] | None = None,
+    through: Container[Node] | None = None,
 ) -> list[Value | None]:
     """d(sum of the outputs)/d(each value of wrt), as nodes like any other.
 
     outputs: one or several losses, which add up; a loss that is not a scalar counts with all its elements.
-    wrt: any values of the graph. seeds: the gradients to start from, one per output; ones when not given.
+    wrt: any values of the graph. seeds: the gradients to start from, one per output; ones when not given. through: the
+    nodes that gradients flow through; all when not given.
     Returns one value per entry of wrt, of its shape; None where no output depends on it.
     Raises GradientError where the way passes an op that has no gradient, naming the op, the node and its line; and for
     a quantised value or a parameter of halves.
@@ -32,8 +37,14 @@ def gradients(
                 f"parameter: train a copy (--train-dtype f32); {value.node.op.name} {value.node.label}"
             )
     losses = [outputs] if isinstance(outputs, Value) else list(outputs)
+    for value in (*losses, *wrt):
+        if value.recorder is not None:
+            raise GraphError(
+                "gradients: got an eager tensor; need values of a graph, or the backward of a gl.grad_tape"
+            )
     nodes = reachable(losses)
-    depends = _depending_on(nodes, wrt)
+    flowing = nodes if through is None else [n for n in nodes if n in through]
+    depends = _depending_on(flowing, wrt)
     incoming: dict[Value, list[Value]] = {}
     for i, loss in enumerate(losses):
         seed = seeds[i] if seeds is not None else _ones(loss)
@@ -52,6 +63,8 @@ def gradients(
                 done[value] = g
             received.append(g)
         if all(g is None for g in received) or not any(v in depends for v in node.inputs if v is not None):
+            continue
+        if through is not None and node not in through:
             continue
         for read, g in zip(node.inputs, _vjp(node, received), strict=True):
             if read is not None and g is not None and read in depends:

@@ -1,0 +1,107 @@
+"""Program: outputs and updates that were compiled, and the shortest way to run them again."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..base.dtypes import DType
+from ..base.errors import NonFiniteError
+from ..graph.opspec import input as graph_input
+from ..graph.value import Value
+from ..run.cpu_backend import GuardTripped, NotFinite
+from ..run.executable import compile as compile_program
+from ..transform.rewrite import cut, gather_program
+from .cache import counts
+
+_FORMATS = {"f32": "f4x", "i32": "i4x", "i64": "q"}  # settings: words of 8 bytes
+
+
+def slot_name(k: int) -> str:
+    """The name of a trace's k-th input."""
+    return f"input{k}"
+
+
+class Program:
+    """Outputs and updates of a trace, compiled.
+
+    given: computed values that are fed instead of being computed again.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "executable",
+        "given",
+        "lock",
+        "names",
+        "outputs",
+        "pack",
+        "row",
+        "slots",
+        "specs",
+        "updates",
+    )
+
+    def __init__(self, outputs: Sequence[Value], updates: Sequence[Value] = (), given: Sequence[Value] = ()) -> None:
+        self.outputs, self.updates, self.given = tuple(outputs), tuple(updates), tuple(given)
+        self.executable = self._compile()
+        arrays = self.executable.fed()
+        self.slots = [(int(k.removeprefix("input")), a) for k, a in arrays.items() if k.startswith("input")]
+        self.slots += [(-1 - int(k.removeprefix("given")), a) for k, a in arrays.items() if k.startswith("given")]
+        kinds: list[tuple[str, DType]] = [
+            (k, self.executable.settings[k].dtype) for k in self.executable.settings_words
+        ]  # in the order of their words
+        self.names = [k for k, _ in kinds]
+        self.row = np.zeros((1, len(kinds)), np.int64) if kinds else None
+        self.pack = struct.Struct("=" + "".join(_FORMATS[kind.name] for _, kind in kinds))
+        self.specs: list[tuple[int, tuple[int, ...], np.dtype]] = []
+        at = 0
+        for spec in self.executable.outputs:
+            self.specs.append((at, spec.shape, spec.dtype.numpy))
+            at += spec.bytes
+        self.lock = threading.Lock()
+        counts.compiled += 1
+
+    def _compile(self, **options: Any) -> Any:
+        if not self.given:
+            return compile_program(self.outputs, self.updates, **options)
+        leaves = {v: graph_input(f"given{i}", v.shape, v.dtype) for i, v in enumerate(self.given)}
+        program = cut(gather_program(self.outputs, self.updates), leaves)
+        return compile_program(program.outputs, program.effects, **options)
+
+    def run(
+        self, slots: Sequence[np.ndarray], given: Sequence[np.ndarray], settings: Mapping[str, float]
+    ) -> list[np.ndarray]:
+        """The outputs. NonFiniteError, naming the first bad node, when a guard trips: then nothing is written."""
+        counts.native_calls += 1
+        with self.lock:
+            for k, place in self.slots:
+                place[...] = slots[k] if k >= 0 else given[-1 - k]
+            if self.row is not None:
+                self.pack.pack_into(self.row.data, 0, *[settings[k] for k in self.names])
+            try:
+                _, record = self.executable.run_rows(1, self.row)
+            except (GuardTripped, NotFinite):
+                raise NonFiniteError(self._cause(settings)) from None
+        return [np.ndarray(shape, kind, record, at) for at, shape, kind in self.specs]
+
+    def _cause(self, settings: Mapping[str, float]) -> str:
+        """Run again, unshared and checked, to name the first node that is not finite."""
+        checked = self._compile(check=2, fuse=False, reuse=False, debug=0)
+        fed = {k: v for k, v in self.executable.fed().items() if k in checked.inputs}
+        for name, array in fed.items():
+            if array.dtype.kind == "f" and not np.all(np.isfinite(array)):
+                at = np.argwhere(~np.isfinite(array))[0].tolist()
+                return f"a tensor that goes in ({name}, {array.dtype}{list(array.shape)}) is not finite at {at}"
+        checked.feed(fed)
+        try:
+            checked.run_many(1, {k: settings[k] for k in checked.settings})
+        except NotFinite as found:
+            return str(found)
+        except GuardTripped:
+            return "the squared norm of the gradients overflows f32"
+        raise AssertionError("a step that tripped its guard passes it when run again")

@@ -1,0 +1,420 @@
+"""The tape: what is computed inside of it has gradients.
+
+with gl.grad_tape() as tape:
+    loss = gl.ops.cross_entropy(model(gl.tensor(x)), gl.tensor(y))
+grads = tape.backward(loss)     # lazy, too
+opt.step(grads)                 # forward, backward and update: one program
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import ContextDecorator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..base.dtypes import f32, f64
+from ..base.errors import GradientError, GraphError, NonFiniteError, SettingError
+from ..graph.graph import reachable
+from ..graph.opspec import REGISTRY, Parameter, setting
+from ..graph.stored import Stored, before_read, before_write
+from ..graph.value import Node, Value, describe, graph_mode, recording
+from ..transform.grad import gradients
+from .cache import Cache, common
+from .program import Program
+from .trace import Tensor, Trace
+
+Build = Callable[[list[Value], Value], Sequence[Value]]
+WEIGHT = "gradients.weight"  # the setting that gradients are divided by
+
+_local = threading.local()
+
+
+@dataclass(frozen=True, eq=False)
+class _Slopes:
+    """The gradient graph of a loss: built once for a structure."""
+
+    loss: Value  # a scalar
+    keys: tuple[Stored | int, ...]  # a parameter's array, or which of the watched tensors
+    parameters: tuple[Parameter | None, ...]
+    symbols: tuple[Value, ...]  # the gradients
+    reads: tuple[Parameter, ...]
+    at: Mapping[Stored | int, int]
+
+
+class GradTape:
+    """Takes down what is computed while it is open; see gl.grad_tape."""
+
+    def __init__(self, seed: int | None = None, step: int | None = None) -> None:
+        for name, given in (("seed", seed), ("step", step)):
+            if given is not None and (not isinstance(given, (int, np.integer)) or isinstance(given, bool)):
+                raise SettingError(f"grad_tape: {name}={given!r} is not usable; need a whole number")
+        self._random = (None if seed is None else int(seed), None if step is None else int(step))
+        self._trace: Trace | None = None
+        self._outer: Any = None
+        self._watched: dict[Value, None] = {}
+        self.nodes: set[Node] | None = None  # of a tape inside of another one: what was taken down since it was opened
+
+    def __enter__(self) -> GradTape:
+        if self._trace is not None:
+            raise GraphError("grad_tape: it was opened before; need a new tape for each `with`")
+        self._outer = outer = recording.get()
+        if outer is None:
+            _settle_closed()
+            self._trace = Trace(object(), *self._random)
+        else:
+            if self._random != (None, None):
+                raise SettingError("grad_tape: a tape inside of another one draws as that one; give it no seed or step")
+            self._trace = outer.follow()
+            self.nodes = set()
+            self._trace.inner.append(self)
+        recording.set(self._trace)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._trace is not None
+        recording.set(self._outer)
+        if self.nodes is None:
+            closed = getattr(_local, "closed", None)
+            if closed is None:
+                closed = _local.closed = []
+            closed.append((weakref.ref(self), self._trace))
+        else:
+            self._trace.inner.remove(self)
+        self._outer = None
+
+    def watch(self, *tensors: Tensor | Parameter) -> None:
+        """Ask for gradients of these tensors, too. Trainable parameters need not be watched.
+
+        GradientError for what has no gradient: whole numbers, quantised values.
+        """
+        for x in tensors:
+            if not isinstance(x, (Tensor, Parameter)):
+                raise GradientError(f"watch: got {type(x).__name__}; need a tensor (gl.tensor) or a parameter")
+            if x.dtype not in (f32, f64):
+                raise GradientError(f"watch: {describe(x)} has no gradient; need a tensor of f32")
+            self._watched[x] = None
+
+    def backward(self, loss: Tensor) -> Gradients:
+        """The gradients of a loss (of all its elements, added up) for every trainable parameter that it reaches and for
+        every watched tensor.
+
+        Nothing is computed yet; it may be called inside of the tape and after it, and more than once. GradientError
+        where an op on the way has none, when the tape has not taken the loss down, and when a parameter that the loss
+        reads has changed since.
+        """
+        if not isinstance(loss, Tensor):
+            raise GradientError(f"backward: got {type(loss).__name__}; need a tensor that this tape has taken down")
+        trace = loss.trace
+        if trace is None or self._trace is None or trace.family is not self._trace.family:
+            raise GradientError(
+                f"backward: {describe(loss)} was computed outside of this tape; compute it inside of `with "
+                "gl.grad_tape() as tape`"
+            )
+        if trace.changed:
+            raise GradientError(
+                f"backward: {trace.changed} has changed since the loss was computed; call backward before parameters "
+                "change, or compute the loss again"
+            )
+        slopes = self._slopes(trace, loss)
+        if trace.wrote:
+            for p in slopes.reads:
+                if p.stored.version != trace.reads[p]:
+                    raise GradientError(f"backward: {p.name} has changed since the tape read it; need a new loss")
+        return Gradients(self, trace, slopes)
+
+    def _slopes(self, trace: Trace, loss: Tensor) -> _Slopes:
+        assert loss.symbol is not None
+        watched: tuple[Value | None, ...] = ()
+        if self._watched:
+            watched = tuple([self._symbol(trace, x) for x in self._watched])
+        outside: tuple[Node, ...] = ()
+        if self.nodes is not None:
+            outside = tuple(n for n in reachable([loss.symbol]) if not n.op.leaf and n not in self.nodes)
+        stale = tuple(trace.stale)
+        key = (loss.symbol, watched, outside, stale)
+        slopes = trace.cache.gradient(key, lambda: self._build(trace, loss.symbol, watched))
+        if self.nodes is not None or trace.inner:
+            for tape in trace.inner:
+                if tape is not self:
+                    tape.nodes.update(reachable(slopes.symbols))
+        return slopes
+
+    @staticmethod
+    def _symbol(trace: Trace, x: Value) -> Value | None:
+        if isinstance(x, Parameter):
+            return x
+        assert isinstance(x, Tensor)
+        return x.symbol if x.trace is trace else trace.adopted.get(x)
+
+    def _build(self, trace: Trace, loss: Value, watched: Sequence[Value | None]) -> _Slopes:
+        within = self.nodes
+        nodes = reachable([loss])
+        through = nodes if within is None else [n for n in nodes if n in within]
+        seen = {v for n in through for v in n.inputs if v is not None} | {loss}
+        reads = [n.outputs[0] for n in nodes if n.op.name == "parameter"]
+        trained = [p for p in reads if isinstance(p, Parameter) and p.trainable and p in seen]
+        if not trained and not watched:
+            raise GradientError(
+                f"backward: the loss {loss.node.label} depends on no trainable parameter and no tensor is watched; "
+                "need at least one (tape.watch)"
+            )
+        if trace.stale:
+            past = gradients(loss, list(trace.stale), through=within)
+            for (_, changed), g in zip(trace.stale.items(), past, strict=True):
+                if g is not None:
+                    raise GradientError(
+                        f"backward: the loss depends on a tensor that was computed before {changed} changed; "
+                        "compute it again, or detach it"
+                    )
+        asked = [v for v in watched if v is not None]
+        found = gradients(loss, [*trained, *asked], through=within)
+        total: dict[Stored | int, tuple[Parameter | None, Value]] = {}
+        for p, g in zip(trained, found, strict=False):
+            if g is not None:  # two leaves may stand for one array
+                before = total.get(p.stored)
+                with graph_mode():
+                    total[p.stored] = (p, g if before is None else REGISTRY["add"](before[1], g))
+        slopes = iter(found[len(trained) :])
+        for i, v in enumerate(watched):
+            g = None if v is None else next(slopes)
+            if g is not None:
+                total[i] = (None, g)
+        with graph_mode():
+            scalar = loss if loss.shape == () else REGISTRY["sum"](loss, axes=tuple(range(loss.ndim)))
+        keys = tuple(total)
+        return _Slopes(
+            scalar, keys, tuple(p for p, _ in total.values()), tuple(g for _, g in total.values()),
+            tuple(p for p in reads if isinstance(p, Parameter)), {k: i for i, k in enumerate(keys)},
+        )  # fmt: skip
+
+
+def grad_tape(seed: int | None = None, step: int | None = None) -> GradTape:
+    """`with gl.grad_tape() as tape:` what is computed inside has gradients: `tape.backward(loss)`.
+
+    seed, step: of the masks that dropout draws; by default those of gl.seed and of a counter. Tapes nest: gradients of
+    an inner tape flow through what was computed while it was open, and are themselves taken down by the outer one.
+    """
+    return GradTape(seed, step)
+
+
+def _settle_closed() -> None:
+    """What is still wanted of tapes that nobody can ask any more is computed, so that they hold nothing."""
+    closed = getattr(_local, "closed", None)
+    if closed:
+        kept = []
+        for tape, trace in closed:
+            if trace.over and trace.successor is not None:
+                trace = trace.follow()
+            if trace.over:
+                continue
+            if tape() is None:
+                trace.compute()
+                trace.release("")
+            else:
+                kept.append((tape, trace))
+        _local.closed = kept
+
+
+class no_grad(ContextDecorator):
+    """`with gl.no_grad():` or `@gl.no_grad()`: what is computed inside is a constant to the tape that is open."""
+
+    def __init__(self) -> None:
+        self._paused: list[Trace | None] = []
+
+    def __enter__(self) -> no_grad:
+        active = recording.get()
+        trace = None if active is None else active.follow()
+        if trace is not None:
+            trace.paused += 1
+        self._paused.append(trace)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        trace = self._paused.pop()
+        if trace is not None:
+            trace.follow().paused -= 1
+
+
+class Gradients(Mapping[Value, "Tensor | None"]):
+    """Gradients by parameter and by watched tensor; `grads[p]` is a Tensor, None where the loss does not depend on p.
+
+    They are lazy: an optimiser computes them in the program of its update. The first look at one computes all. Each is
+    the gradient of the loss divided by `weight`: 1, or what clipping made of it (a number or a scalar tensor).
+    """
+
+    def __init__(self, tape: GradTape, trace: Trace, slopes: _Slopes) -> None:
+        self._tape, self._trace, self._slopes = tape, trace, slopes
+        self._weight: Any = 1
+        self._made: dict[int, weakref.ref[Tensor]] = {}
+        self._held: list[Tensor] | None = None
+        self._whole: list[Tensor] = []  # the gradients before any clipping, once they were looked at
+        trace.slopes.append(weakref.ref(self))
+
+    # ---- the mapping -----------------------------------------------------------------------------------------
+
+    def __getitem__(self, x: Value) -> Tensor | None:
+        i = self._slopes.at.get(self._key(x))
+        return None if i is None else self._tensor(i)
+
+    def _key(self, x: Value) -> Stored | int:
+        for i, known in enumerate(self._tape._watched):
+            if known is x:
+                return i
+        if isinstance(x, Parameter):
+            return x.stored
+        seen = describe(x) if isinstance(x, Value) else type(x).__name__
+        raise GradientError(f"gradients: {seen} was not watched; need a parameter or a tensor given to tape.watch")
+
+    def _tensor(self, i: int) -> Tensor:
+        if self._held is not None:
+            return self._held[i]
+        made = self._made.get(i)
+        found = made() if made is not None else None
+        if found is None:
+            if self._trace.over:
+                raise GradientError(
+                    f"gradients: {self._trace.changed or 'the tape'} has changed since; ask for them before the step"
+                )
+            found = self._trace.wrap(self._slopes.symbols[i])
+            if self._weight != 1:
+                found = self._trace.record(REGISTRY["div"], (found, self._weight), {})
+            self._made[i] = weakref.ref(found)
+        return found
+
+    def __contains__(self, x: object) -> bool:
+        return isinstance(x, Value) and (x in self._tape._watched or isinstance(x, Parameter)) and (
+            self._key(x) in self._slopes.at
+        )  # fmt: skip
+
+    def __iter__(self) -> Iterator[Value]:
+        watched = list(self._tape._watched)
+        for key, p in zip(self._slopes.keys, self._slopes.parameters, strict=True):
+            yield watched[key] if isinstance(key, int) else p  # type: ignore[misc]
+
+    def __len__(self) -> int:
+        return len(self._slopes.keys)
+
+    def __repr__(self) -> str:
+        return f"Gradients of {len(self)}: {', '.join(x.name or describe(x) for x in self)}"
+
+    def hold(self, alive: Sequence[Tensor]) -> list[Tensor]:
+        """Those gradients that are not alive yet, when some are: from now on all are kept."""
+        mine = [t for r in self._made.values() if (t := r()) is not None]
+        if self._held is not None or not any(t in alive for t in mine):
+            return []
+        self._held = [self._tensor(i) for i in range(len(self))]
+        if self._weight == 1:
+            self._whole = self._held
+        return [t for t in self._held if t not in alive]
+
+    @property
+    def weight(self) -> Any:
+        """What gradients are divided by."""
+        return self._weight
+
+    @weight.setter
+    def weight(self, weight: Any) -> None:
+        self._weight = weight
+        self._made, self._held = {}, None
+
+    # ---- updates ---------------------------------------------------------------------------------------------
+
+    def commit(
+        self, key: Hashable, parameters: Sequence[Parameter], build: Build, settings: Mapping[str, float]
+    ) -> None:
+        """Run ONE program: all that is alive on the tape, the guard over loss and gradients, and the updates.
+
+        key: stands for `parameters` and `build`; hashable. parameters: those to update, each with a gradient.
+        build(grads, weight) makes the update nodes from one gradient (a graph value) per parameter, to be divided by
+        the scalar `weight`; it is called only when this structure was not seen before under this key. settings: of the
+        nodes that build made, by name. Raises NonFiniteError, naming the first bad node, when the loss or a gradient is
+        not finite: then nothing is written.
+        """
+        trace = self._trace
+        if trace.over:
+            raise GradientError(
+                f"step: {trace.changed or 'the tape'} has changed since backward; need a new loss and its backward"
+            )
+        slopes, weight = self._slopes, self._weight
+        divisor = None
+        if isinstance(weight, Tensor) and weight.data is None and weight.trace is trace:
+            divisor = weight.symbol
+        else:
+            settings = {**settings, WEIGHT: float(weight)}
+        with trace.lock:
+            alive = trace.alive()
+            given = [t.data for t in self._whole if t.data is not None]
+            outputs = tuple(dict.fromkeys([t.symbol for t in alive]))
+            effects = tuple(trace.effects)
+            found = (key, slopes, outputs, effects, divisor, bool(given))
+            program = trace.cache.program(
+                found, lambda: self._program(parameters, build, outputs, effects, divisor, bool(given))
+            )
+            written = program.executable.writes
+            trace.settle(written)
+            try:
+                trace.run(program, alive, given, settings)
+            except BaseException as error:
+                trace.drop_effects()
+                if isinstance(error, NonFiniteError):
+                    raise NonFiniteError(f"step: {error}; nothing was written") from None
+                raise
+            trace.release(written[0].name or "a parameter" if written else "")
+
+    def _program(
+        self,
+        parameters: Sequence[Parameter],
+        build: Build,
+        outputs: tuple[Value, ...],
+        effects: tuple[Value, ...],
+        divisor: Value | None,
+        fed: bool,
+    ) -> Program:
+        slopes = self._slopes
+        missing = next((p for p in parameters if p.stored not in slopes.at), None)
+        if missing is not None:
+            raise GradientError(f"step: the loss does not depend on {missing.name}; need parameters with a gradient")
+        grads = [slopes.symbols[slopes.at[p.stored]] for p in parameters]
+        with graph_mode():
+            weight = setting(WEIGHT) if divisor is None else divisor
+            updates = tuple(build(list(grads), weight))
+            guard = REGISTRY["guard"](slopes.loss, weight, *grads)
+        return Program((*outputs, guard), (*effects, *updates), slopes.symbols if fed else ())
+
+    @staticmethod
+    def run_updates(
+        key: tuple[Any, ...],
+        build: Callable[[], tuple[Sequence[Value], Sequence[Value]]],
+        settings: Mapping[str, float],
+    ) -> list[np.ndarray]:
+        """Run ONE program that belongs to no tape: build() -> (outputs, updates), called only when `key` is new.
+
+        key: its first member owns the program; the program goes when the owner does. Answers the outputs. Raises
+        NonFiniteError when a guard among them trips: then nothing is written.
+        """
+        name = (id(key[0]), *key[1:])
+        cache = _homes.get(name, common)
+        program = cache.programs.get(name)
+        if program is None:
+            with graph_mode():
+                outputs, updates = build()
+            program = Program(outputs, updates)
+            leaf = next((n.outputs[0] for n in reachable(updates) if n.op.name == "parameter"), None)
+            if isinstance(leaf, Parameter):
+                if leaf.programs is None:
+                    leaf.programs = Cache()
+                cache = leaf.programs
+        made = (key[0], program)
+        program = cache.program(name, lambda: made[1])
+        _homes[name] = cache
+        before_read(program.executable.plan.tape.stored)
+        before_write(program.executable.writes)
+        return program.run((), (), settings)
+
+
+_homes: weakref.WeakValueDictionary[tuple[Any, ...], Cache] = weakref.WeakValueDictionary()

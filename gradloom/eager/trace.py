@@ -1,0 +1,597 @@
+"""Tensor and Trace: what is computed eagerly is taken down first, and computed when somebody looks.
+
+A trace takes down ops as nodes of the same graph that everything else uses. Its nodes are interned: an op, its
+attributes and its inputs lead to the node that they made the first time, so a structure seen before costs one look-up
+per op, and its program is found by the identity of its values. What varies from time to time goes in through numbered
+inputs: arrays, and numbers that stand in expressions. Parameters are leaves as they are.
+
+    tensor, numbers   ->  input 0, 1, ... in the order of their first use
+    op(inputs)        ->  Tensor(symbol), symbol = an output of the interned node
+    a look            ->  ONE program for all tensors of the trace that are alive and not yet computed
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..base.dtypes import DType
+from ..base.dtypes import dtype as as_dtype
+from ..base.errors import DTypeError, GraphError, NonFiniteError, ShapeError
+from ..graph.graph import reachable, storage_leaf, update_target
+from ..graph.opspec import REGISTRY, OpSpec, Parameter, kind_of
+from ..graph.opspec import constant as graph_constant
+from ..graph.opspec import input as graph_input
+from ..graph.stored import Stored, before_read, keep_promise, promise_write, tell_before_writes
+from ..graph.value import Node, Value, describe, graph_mode, recording, user_location
+from .cache import Cache, common
+from .program import Program, slot_name
+
+PENDING = 128  # nodes that wait outside of all tapes, at most, when a batch begins
+PENDING_MOST = 1024  # and anywhere
+LARGE_RECORD = 4096  # bytes of a run's outputs from which on small ones are copied out of it
+
+_DETACH = REGISTRY["detach"]
+
+
+# ---- tensors ---------------------------------------------------------------------------------------------
+
+
+class _Outside:
+    """Takes down what happens to tensors outside of all tapes: where those came from that are not computed yet (one
+    program computes it all), else in the thread's ambient trace."""
+
+    def record(self, op: OpSpec, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+        for x in inputs:
+            if x.__class__ is Tensor and x.data is None and x.trace.family is not None:
+                return x.trace.record(op, inputs, attrs)
+        return ambient().record(op, inputs, attrs)
+
+    def value(self, data: Any) -> Value:
+        return _numbers(data)
+
+    def follow(self) -> Trace:
+        return ambient()
+
+
+class Tensor(Value):
+    """A value that is computed when it is looked at: by numpy(), float(), int(), bool(), item(), print.
+
+    Arithmetic and gl.ops work on it as on any Value. It never changes.
+    """
+
+    __slots__ = ("data", "symbol", "trace")
+    recorder = _Outside()
+
+    trace: Any  # the Trace that took it down; None: it was given
+    symbol: Any  # the Value that it is called there
+    data: np.ndarray | None  # None: not yet computed
+
+    @property
+    def node(self) -> Node:  # type: ignore[override]
+        return self._named().node
+
+    @property
+    def index(self) -> int:  # type: ignore[override]
+        return self._named().index
+
+    def _named(self) -> Value:
+        return self.symbol if self.symbol is not None else current().adopt(self)
+
+    def computed(self) -> np.ndarray:
+        """The numbers, computed now if they are not yet: not a copy."""
+        if self.data is None:
+            if self.dtype.is_quantised:
+                raise DTypeError(f"tensor: {describe(self)} is not read out; need a cast to f32")
+            self.trace.look()
+        if self.data is None:
+            raise GraphError(f"tensor: {describe(self)} was not looked at before {self.trace.changed} changed")
+        return self.data
+
+    def numpy(self) -> np.ndarray:
+        """A copy of the numbers."""
+        return self.computed().copy()
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:  # type: ignore[override]
+        return np.array(self.computed(), dtype)
+
+    def item(self) -> Any:
+        """The one number that it holds; ShapeError when there are several."""
+        if self.size != 1:
+            raise ShapeError(f"item: {describe(self)} holds {self.size} numbers; need one")
+        return self.computed().item()
+
+    def tolist(self) -> Any:
+        return self.computed().tolist()
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item() if spec else str(self), spec)
+
+    def __repr__(self) -> str:
+        shown = np.array2string(self.computed(), precision=6, threshold=20, separator=", ", prefix="tensor(")
+        return f"tensor({shown}, {describe(self)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _given, (self.numpy(), self.dtype)
+
+    def __copy__(self) -> Tensor:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Tensor:
+        return self
+
+    def carry(self, *updates: Value) -> None:
+        """Nothing to do: a trace carries out the updates that it takes down."""
+
+    def detach(self) -> Tensor:
+        """The same numbers, through which no gradient flows back."""
+        return _DETACH(self) if self.dtype.is_float else self
+
+
+_new = object.__new__
+
+
+def tensor(data: Any, dtype: str | DType | None = None) -> Tensor:
+    """A tensor of these numbers (copied): f32 for floats, i32 for arrays of whole numbers, u8 for bools, unless `dtype`
+    says which.
+
+    Raises ShapeError for rows of different lengths, DTypeError for what holds no numbers or does not fit.
+    """
+    trace = getattr(_local, "trace", None)
+    if trace is not None and trace.count > PENDING and recording.get() is None:
+        trace.look()
+    if isinstance(data, Tensor):
+        data = data.computed()
+    elif isinstance(data, Parameter):
+        data = data.numpy()
+    return _numbers(data, dtype)
+
+
+def _numbers(data: Any, dtype: str | DType | None = None) -> Tensor:
+    try:
+        array = np.asarray(data)
+    except ValueError:
+        raise ShapeError("tensor: rows differ in length; need a rectangular array") from None
+    if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
+        raise DTypeError(f"tensor: got {array.dtype} data; need numbers")
+    kind = kind_of(array) if dtype is None else as_dtype(dtype)
+    if kind.is_quantised:
+        raise DTypeError(f"tensor: numbers do not become {kind.name}; need Stored.map of its bytes")
+    copied = np.array(array, kind.numpy, order="C")
+    if array.dtype.kind in "iu" and not kind.is_float and array.dtype.itemsize >= copied.itemsize and array.size:
+        low, high = np.minimum.reduce(array, None), np.maximum.reduce(array, None)
+        info = np.iinfo(kind.numpy)
+        if low < info.min or high > info.max:
+            raise DTypeError(f"tensor: it holds {low}..{high}; need numbers of {kind.name} ({info.min}..{info.max})")
+    return _given(copied, kind)
+
+
+def _given(array: np.ndarray, kind: DType) -> Tensor:
+    made = _new(Tensor)
+    made.trace = made.symbol = None
+    made.data, made.shape, made.dtype = array, array.shape, kind
+    return made
+
+
+def _frozen(attrs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Attributes as a key; the two zeros differ."""
+    found = []
+    for name, x in attrs.items():
+        kind = x.__class__
+        found.append((name, tuple(x) if kind is list else repr(x) if kind is float and not x else x))
+    return tuple(found)
+
+
+def _same(node: Node) -> Node:
+    return node
+
+
+# ---- random numbers --------------------------------------------------------------------------------------
+
+_seed = 0
+_steps = itertools.count(1)
+
+
+def seed(n: int) -> None:
+    """Begin anew with what is drawn eagerly: dropout's masks depend on this seed and on how many traces drew before.
+
+    A tape that was opened with a seed and a step of its own draws by these. SettingError unless n is a whole number.
+    """
+    global _seed, _steps
+    if not isinstance(n, (int, np.integer)) or isinstance(n, bool):
+        from ..base.errors import SettingError
+
+        raise SettingError(f"seed: {n!r} is not usable; need a whole number")
+    _seed, _steps = int(n) % (1 << 63), itertools.count(1)
+
+
+# ---- traces ----------------------------------------------------------------------------------------------
+
+
+class Trace:
+    """What a tape (or a thread, outside of all tapes) has taken down. See the top of this file."""
+
+    __slots__ = (
+        "__weakref__", "adopted", "cache", "changed", "count", "effects", "family", "imported", "inner", "known",
+        "lock", "nodes", "over", "paused", "pending", "random", "reads", "slopes", "slots", "stale", "streams",
+        "successor", "writes", "wrote",
+    )  # fmt: skip
+
+    def __init__(self, family: object = None, seed: int | None = None, step: int | None = None) -> None:
+        self.family = family  # of a tape: shared by the traces that follow one another in it
+        self.random = (seed, step)
+        self.over = False  # let go; what is taken down from then on belongs to the successor
+        self.successor: Trace | None = None
+        self.changed = ""  # the parameter whose change ended it
+        self.count = 0  # nodes
+        self.slots: list[np.ndarray] = []  # what goes in
+        self.adopted: dict[Tensor, Value] = {}  # tensors from elsewhere, and their inputs here
+        self.stale: dict[Value, str] = {}  # inputs that stand for tensors of this tape from before a change
+        self.pending: list[weakref.ref[Tensor]] = []
+        self.known: weakref.WeakValueDictionary[Value, Tensor] | None = None  # symbol -> tensor that is computed
+        self.reads: dict[Parameter, int] = {}  # -> version when it was first read
+        self.cache: Cache = common  # that of the first parameter which is read
+        self.nodes = common.nodes
+        self.slopes: list[weakref.ref[Any]] = []  # the Gradients that were asked for
+        self.effects: list[Value] = []  # updates to carry out
+        self.writes: set[Stored] = set()  # what they write
+        self.wrote = False  # some were carried out
+        self.streams: dict[Any, int] = {}  # of random ops: how often each was used
+        self.imported: dict[Value, Value] = {}  # graph values -> their interned twins
+        self.inner: list[Any] = []  # tapes opened inside of the outermost
+        self.paused = 0  # no_grad
+        self.lock = threading.RLock()
+
+    # ---- taking down -----------------------------------------------------------------------------------------
+
+    def record(self, op: OpSpec, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+        """What the op gives: a Tensor, or a tuple of them; of an update op the parameters that it writes."""
+        if self.over:
+            return self.follow().record(op, inputs, attrs)
+        values: list[Value | None] = []
+        for x in inputs:
+            kind = x.__class__
+            if kind is Tensor:
+                values.append(x.symbol if x.trace is self else self.adopt(x))
+            elif kind is Parameter:
+                if x not in self.reads or self.writes:
+                    self._read(x)
+                values.append(x)
+            elif x is None:
+                values.append(None)
+            else:
+                found = self._take(x, inputs)
+                if found is None:
+                    return NotImplemented
+                values.append(found)
+        node = self._node(op, values, attrs)
+        if op.updates:
+            return self._carry_out(node)
+        self.count += 1
+        if len(node.outputs) == 1 and not op.outputs[0].repeated:
+            made: Any = self.wrap(node.outputs[0])
+        else:
+            made = tuple([self.wrap(v) for v in node.outputs])
+        if self.family is None and self.count > PENDING_MOST:
+            self.look()
+        return made
+
+    def _node(self, op: OpSpec, values: Sequence[Value | None], attrs: Mapping[str, Any]) -> Node:
+        if not op.foldable and "stream" in attrs:  # the same place of a model, used twice, draws twice
+            number = self.streams[attrs["stream"]] = self.streams.get(attrs["stream"], -1) + 1
+            if number:
+                attrs = {**attrs, "stream": (attrs["stream"] + number * 0x9E3779B97F4A7C15) % (1 << 62)}
+        key = (op, _frozen(attrs) if attrs else (), *values)
+        try:
+            held = self.nodes.get(key)
+        except TypeError:  # an attribute of an unusual kind
+            key = (op, _frozen(op.canonical_attrs(attrs)), *values)
+            held = self.nodes.get(key)
+        node = held() if held is not None else None
+        if node is None:
+            node = self.cache.intern(key, lambda: op.node(values, attrs))
+        for tape in self.inner:
+            tape.nodes.add(node)
+        return node
+
+    def wrap(self, symbol: Value) -> Tensor:
+        """A tensor that stands for the value, to be computed when it is looked at."""
+        if self.paused and symbol.dtype.is_float:
+            symbol = self._node(_DETACH, (symbol,), {}).outputs[0]
+        made = _new(Tensor)
+        made.trace, made.symbol, made.data = self, symbol, None
+        made.shape, made.dtype = symbol.shape, symbol.dtype
+        self.pending.append(weakref.ref(made))
+        return made
+
+    def follow(self) -> Trace:
+        """The trace that goes on after this one was let go."""
+        if self.family is None:
+            return ambient()
+        last = self
+        while last.over:
+            if last.successor is None:
+                last.successor = Trace(last.family, *last.random)
+                last.successor.inner, last.successor.paused = last.inner, last.paused
+            last = last.successor
+        if last is not self:
+            self.successor = last
+        return last
+
+    def value(self, data: Any) -> Value:
+        """Numbers in an expression are inputs: another number is the same structure."""
+        return _numbers(data)
+
+    def adopt(self, x: Tensor) -> Value:
+        """The input that stands here for a tensor from elsewhere."""
+        if self.over:
+            return self.follow().adopt(x)
+        found = self.adopted.get(x)
+        if found is None:
+            found = self.adopted[x] = self.slot(x.computed(), x.dtype)
+            trace, symbol = x.trace, x.symbol
+            if trace is not None and trace.family is self.family is not None:
+                self.stale.update({} if symbol.node.op is _DETACH else {found: trace.changed})
+        return found
+
+    def slot(self, array: np.ndarray, kind: DType) -> Value:
+        self.slots.append(array)
+        k, shape = len(self.slots) - 1, array.shape
+        return self.cache.intern((k, shape, kind), lambda: graph_input(slot_name(k), shape, kind).node).outputs[0]
+
+    def _read(self, parameter: Parameter) -> None:
+        if parameter.stored in self.writes:
+            self.compute()
+        if parameter not in self.reads:
+            before_read((parameter.stored,))
+            if not self.reads:
+                _live[id(self)] = weakref.ref(self)
+            self.reads[parameter] = parameter.stored.version
+        if self.cache is common:
+            if parameter.programs is None:
+                parameter.programs = Cache()
+            self.cache, self.nodes = parameter.programs, parameter.programs.nodes
+
+    def _take(self, x: Any, inputs: Sequence[Any]) -> Value | None:
+        """A number, an array or a value of a graph; None for a value of a graph that stands among its like."""
+        if not isinstance(x, Value):
+            given = _numbers(x)
+            assert given.data is not None
+            return self.slot(given.data, given.dtype)
+        found = self.imported.get(x)
+        if found is not None and not self.writes:
+            return found
+        fed = next((n for n in reachable([x]) if n.op.name == "input"), None)
+        if fed is not None:
+            if not any(isinstance(v, Tensor) for v in inputs):
+                return None
+            raise GraphError(
+                f"tensor: it meets {x.node.label} of a graph that is fed with {fed.attrs['key']!r}; need tensors only "
+                f"(gl.tensor) or graph values only (gl.input); at {user_location()}"
+            )
+        return self._import(x)
+
+    def _import(self, x: Value) -> Value:
+        """The interned twin of a graph value that is made of parameters, constants and settings."""
+        for node in reachable([x], effects=True):
+            if node.op.name == "parameter":
+                self._read(node.outputs[0])  # type: ignore[arg-type]
+            if all(v in self.imported for v in node.outputs):
+                continue
+            if node.op.name == "parameter":
+                made = node
+            elif node.op.name == "constant":
+                data = node.attrs["data"]
+                self.imported[node.outputs[0]] = self.slot(data, node.outputs[0].dtype)
+                continue
+            elif node.op.name == "setting":
+                key, kind = node.attrs["key"], node.outputs[0].dtype
+                made = self.cache.intern(("setting", key, kind), partial(_same, node))
+            else:
+                made = self._node(node.op, [None if v is None else self.imported[v] for v in node.inputs], node.attrs)
+                if node.op.updates:
+                    self._carry_out(made)
+            self.imported.update(zip(node.outputs, made.outputs, strict=True))
+        return self.imported[x]
+
+    def _carry_out(self, node: Node) -> Any:
+        """Take down an update: it is carried out with the next program, once."""
+        targets = [update_target(v) for v in node.outputs]
+        leaves = [None if t is None else storage_leaf(t) for t in targets]
+        for leaf, value in zip(leaves, node.outputs, strict=True):
+            if leaf is not None:
+                stored = leaf.node.attrs["stored"]
+                self.effects.append(value)
+                self.writes.add(stored)
+                promise_write(stored, self.compute)
+        return leaves[0] if len(leaves) == 1 and not node.op.outputs[0].repeated else tuple(leaves)
+
+    # ---- computing -------------------------------------------------------------------------------------------
+
+    def alive(self) -> list[Tensor]:
+        """The tensors that somebody may still look at and that are not computed; pending holds them alone then."""
+        found = [t for r in self.pending if (t := r()) is not None and t.data is None and not t.dtype.is_quantised]
+        self.pending = [weakref.ref(t) for t in found]
+        return found
+
+    def look(self) -> None:
+        """Compute what is alive; outside of all tapes that is all that was needed of it."""
+        with self.lock:
+            self.compute()
+            if self.family is None:
+                self.release("")
+
+    def compute(self) -> None:
+        """Run one program for all that is alive, and for the updates that are due."""
+        with self.lock:
+            alive = self.alive()
+            for held in self.slopes:  # who looks at one gradient looks at the others, too
+                slopes = held()
+                if slopes is not None:
+                    alive += slopes.hold(alive)
+            if alive or self.effects:
+                try:
+                    self._compute(alive)
+                except NonFiniteError:  # the guard before the updates: they are left out
+                    if not self.effects:
+                        raise
+                    self.drop_effects()
+                    self._compute(alive)
+                if self.known is None:
+                    self.known = weakref.WeakValueDictionary()
+                self.known.update((t.symbol, t) for t in alive)
+
+    def _compute(self, alive: Sequence[Tensor]) -> None:
+        outputs = tuple(dict.fromkeys([t.symbol for t in alive]))
+        effects = tuple(self.effects)
+        given = self._given_below((*outputs, *effects)) if self.known else {}
+        key = (outputs, effects, tuple(given))
+        program = self.cache.program(key, lambda: self._look(outputs, effects, tuple(given)))
+        if effects:
+            self.settle(list(self.writes))
+        self.run(program, alive, list(given.values()), {})
+
+    def _look(self, outputs: tuple[Value, ...], effects: tuple[Value, ...], given: tuple[Value, ...]) -> Program:
+        if effects:
+            with graph_mode():
+                written = [v for u in effects for v in u.node.inputs if v is not None and not isinstance(v, Parameter)]
+                zero, one = graph_constant(0.0), graph_constant(1.0)
+                floats = [v for v in dict.fromkeys(written) if v.dtype.name == "f32"]
+                outputs = (*outputs, REGISTRY["guard"](zero, one, *floats))
+        return Program(outputs, effects, given)
+
+    def _given_below(self, wanted: Iterable[Value]) -> dict[Value, np.ndarray]:
+        """Computed values on the way to the wanted ones: they are not computed again."""
+        assert self.known is not None
+        found: dict[Value, np.ndarray] = {}
+        seen: set[Value] = set()
+        todo = list(wanted)
+        while todo:
+            value = todo.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            known = self.known.get(value)
+            if known is not None and known.data is not None:
+                found[value] = known.data
+            else:
+                todo.extend(v for v in value.node.inputs if v is not None)
+        return found
+
+    def settle(self, stored: Sequence[Stored]) -> None:
+        """Before this trace writes these arrays: what is outstanding elsewhere is done first."""
+        for one in self.writes:
+            keep_promise(one)
+        before_read(stored)
+        for other in others(self):
+            other.overtaken(stored)
+
+    def run(
+        self,
+        program: Program,
+        alive: Sequence[Tensor],
+        given: Sequence[np.ndarray],
+        settings: Mapping[str, float],
+    ) -> list[np.ndarray]:
+        """Run the program, whose first outputs are the symbols of the tensors alive; answers all outputs."""
+        if program.names:
+            settings = {**self._draws(program), **settings}
+        arrays = program.run(self.slots, given, settings)
+        found = dict(zip(program.outputs, arrays, strict=False))
+        total = program.executable.record_bytes
+        for t in alive:
+            array = found[t.symbol]
+            t.data = array.copy() if total > LARGE_RECORD and 2 * array.nbytes < total else array
+        self.wrote = self.wrote or bool(self.effects)
+        self.effects.clear()
+        self.writes.clear()
+        return arrays
+
+    def _draws(self, program: Program) -> dict[str, float]:
+        """The settings of random ops: one step for all that this trace draws."""
+        if "seed" not in program.names:
+            return {}
+        if self.random[0] is None or self.random[1] is None:
+            wanted, step = self.random
+            self.random = (_seed if wanted is None else wanted, next(_steps) if step is None else step)
+        return {"seed": self.random[0], "step": self.random[1], "row": 0}  # type: ignore[dict-item]
+
+    def drop_effects(self) -> None:
+        for stored in self.writes:
+            keep_promise(stored)
+        self.effects.clear()
+        self.writes.clear()
+
+    # ---- ends ------------------------------------------------------------------------------------------------
+
+    def overtaken(self, stored: Sequence[Stored]) -> None:
+        """These arrays are about to be written: compute what was to read them."""
+        mine = {p.stored: p for p in self.reads}
+        hit = next((s for s in stored if s in mine), None)
+        if hit is None or self.over:
+            return
+        with self.lock:
+            self.compute()
+            self.release(hit.name or "a parameter")
+
+    def release(self, changed: str) -> None:
+        """Let go of what was taken down: all that somebody may look at is computed."""
+        _live.pop(id(self), None)
+        self.over, self.changed = True, changed
+        self.slots, self.pending, self.slopes = [], [], []
+        self.adopted, self.imported, self.reads = {}, {}, {}
+        self.known = None
+
+
+_live: dict[int, weakref.ref[Trace]] = {}  # the traces that read parameters
+_local = threading.local()
+
+
+def others(mine: Trace | None = None) -> list[Trace]:
+    """The other traces that read parameters."""
+    if len(_live) <= (mine is not None and id(mine) in _live):
+        return []
+    found = [(k, r()) for k, r in list(_live.items())]
+    for k, trace in found:
+        if trace is None:
+            _live.pop(k, None)
+    return [t for _, t in found if t is not None and t is not mine]
+
+
+def _before_write(stored: Iterable[Stored]) -> None:
+    if _live:
+        listed = list(stored)
+        for trace in others():
+            trace.overtaken(listed)
+
+
+tell_before_writes(_before_write)
+
+
+def ambient() -> Trace:
+    """The trace of this thread outside of all tapes."""
+    trace = getattr(_local, "trace", None)
+    if trace is None or trace.over:
+        trace = _local.trace = Trace()
+    return trace
+
+
+def current() -> Any:
+    """What takes down now: the trace of the open tape, else the ambient one."""
+    active = recording.get()
+    return ambient() if active is None else active

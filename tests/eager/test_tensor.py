@@ -1,0 +1,95 @@
+"""Tensors outside of all tapes: what they hold, when they are computed."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+import gradloom as gl
+from gradloom import ops
+
+
+def test_dtypes_and_copies():
+    a = np.arange(6, dtype=np.float64).reshape(2, 3)
+    t = gl.tensor(a)
+    a[...] = 0
+    assert t.shape == (2, 3) and t.dtype.name == "f32" and t.numpy().sum() == 15
+    assert gl.tensor([1, 2]).dtype.name == "i32" and gl.tensor(np.array([True])).dtype.name == "u8"
+    assert gl.tensor(3).dtype.name == "f32" and gl.tensor(np.zeros(2, np.uint8)).dtype.name == "u8"
+    assert gl.tensor([1.5], dtype="f16").numpy().dtype == np.float16
+    copied = t.numpy()
+    copied[...] = -1
+    assert t.numpy().sum() == 15
+    assert len(t) == 2 and t.ndim == 2 and t.size == 6
+
+
+def test_bad_data():
+    with pytest.raises(gl.ShapeError, match="rows differ in length"):
+        gl.tensor([[1, 2], [3]])
+    with pytest.raises(gl.DTypeError, match="need numbers"):
+        gl.tensor(["a"])
+    with pytest.raises(gl.DTypeError, match=r"it holds 0\.\.4294967296; need numbers of i32"):
+        gl.tensor(np.array([0, 2**32]))
+    with pytest.raises(gl.ShapeError, match=r"item: f32\[2\] holds 2 numbers"):
+        float(gl.tensor([1.0, 2.0]))
+
+
+def test_arithmetic_is_lazy_and_right():
+    before = gl.stats().native_calls
+    a, b = gl.tensor([[1.0, 2.0], [3.0, 4.0]]), gl.tensor([1.0, -1.0])
+    c = (a @ b + 1.0).sum() / np.float32(2.0)
+    d = (np.array([2.0, 2.0]) * b)[1]
+    assert gl.stats().native_calls == before
+    assert float(c) == 0.0 and int(d) == -2 and bool(d)
+    assert gl.stats().native_calls == before + 1
+    assert f"{c:.3f}" == "0.000" and repr(d) == "tensor(-2., f32[])" and d.item() == -2.0
+    assert np.asarray(a).shape == (2, 2) and [float(v) for v in b] == [1.0, -1.0]
+    assert ops.argmax(a, -1).tolist() == [1, 1]
+
+
+def test_a_total_does_not_grow():
+    total = gl.tensor(0.0)
+    for i in range(5000):
+        total = total + gl.tensor(1.0)
+        if i == 1000:
+            before = gl.stats()
+    assert float(total) == 5000.0
+    after = gl.stats()
+    assert after.nodes == before.nodes and after.compiled <= before.compiled + 1
+    total = gl.tensor(0.0)
+    for _ in range(5000):
+        total = total * 1.0 + 1.0
+    assert float(total) == 5000.0
+
+
+def test_copies_and_pickles():
+    t = gl.tensor([1.0, 2.0]) * 2.0
+    for twin in (copy.copy(t), copy.deepcopy(t), pickle.loads(pickle.dumps(t))):
+        assert isinstance(twin, gl.Tensor) and twin.tolist() == [2.0, 4.0] and twin.dtype is t.dtype
+
+
+def test_parameters_and_models_without_a_tape():
+    model = gl.nn.Linear(3, 2).init(0)
+    x = np.ones((4, 3), np.float32)
+    expected = gl.predict(model, x)
+    assert np.array_equal(model(gl.tensor(x)).numpy(), expected)
+    assert gl.tensor(model.bias).tolist() == model.bias.numpy().tolist()
+    labels = np.array([0, 1, 0, 1])
+    before = None
+    for _ in range(3):
+        loss = ops.cross_entropy(model(gl.tensor(x)), labels)
+        float(loss)
+        labels = 1 - labels
+        before = before or gl.stats().compiled
+    assert gl.stats().compiled == before
+
+
+def test_the_cache_is_bounded():
+    model = gl.nn.Linear(3, 2).init(0)
+    evicted = gl.stats().evicted
+    for n in range(1, 140):
+        model(gl.tensor(np.ones((n, 3)))).numpy()
+    assert len(model.weight.programs.programs) <= 128 and gl.stats().evicted >= evicted + 11
