@@ -64,6 +64,7 @@ class DPResult:
     .model         replica 0's (under mpiexec this rank's); .models all of this process; their weights are equal
     .loss_history  the mean loss over replicas of each step; .loss the last of them
     .params        name -> copy of each trained parameter
+    .seconds       compiling included, as in .samples_per_second
     .is_root       whether this process has replica 0: the one that should print and write files
     """
 
@@ -240,8 +241,8 @@ class _Team:
         for thread in others:
             thread.start()
         self._run(0)
-        for thread in others:
-            thread.join()
+        for thread in others:  # after a failure, one that hangs is left behind
+            thread.join(self.ranks[0].timeout if self.failures else None)
         if self.failures:
             raise self.failures[0]
         return self.histories[0]
