@@ -54,7 +54,8 @@ def merge(
     Weights are decoded with the bits of the gguf package; sums are taken in f64 and rounded once to f32, then to the
     type by that package. A tensor that stays as it is (same type, no change) is copied byte for byte; metadata too, but
     for general.file_type. The adapter is a .gguf file or PEFT's folder. `progress` is told of each tensor that is
-    converted: its name, and the share that is done before it. FileError: files that are no such, an adapter for another base, numbers beyond the type's range.
+    converted: its name, and the share that is done before it. FileError: files that are no such, an adapter for another
+    base, numbers beyond the type's range.
     """
     if kind is not None and kind not in FILE_TYPES:
         raise SettingError(f"merge: type {kind!r} is not one that can be written; need one of {' '.join(FILE_TYPES)}")
