@@ -7,10 +7,12 @@
 // While the tiles of a group run, the memory of the group that B is packed from next is fetched: packing cold memory
 // took 1.5 cycles a number, a tenth of the product where A has 256 rows, and takes a fifth of that.
 // Where C has few columns its transpose is computed instead (`narrow`): then A is what fills the vectors.
+// Where C has few rows and B's numbers lie along k, nothing is packed: dot products (gemm_rows.h).
 // k is cut into blocks by its length alone and the blocks are added in order, so that the bits do not depend on parts.
 // B may be frozen (gemm_frozen.h): then it is always packed, and all else is the same, bit for bit.
 #pragma once
 #include "gemm_frozen.h"
+#include "gemm_rows.h"
 
 namespace gradloom::GL_ISA::gemm {
 
@@ -32,6 +34,7 @@ constexpr int64_t kColumnGrain = kTileColumns;
 constexpr bool kColumnsInPlace = false;
 constexpr double kTurnCost = 0.5;
 #endif
+constexpr double kRowCost = 1 << 16;   // numbers of B that a part of a product of few rows reads
 constexpr int64_t kNarrow = 12;  // columns of the widest C that may be computed as its transpose
 static_assert(kRowsPacked % kTileRows == 0 && kRows % kTileRows == 0 && kGroup % kTileColumns == 0);
 
@@ -54,6 +57,7 @@ struct ProductOf {
   int64_t batches;
   int64_t batch[kMaxRank], a_batch[kMaxRank], b_batch[kMaxRank];
 
+  RowMatrix few;  // B^T of a product of few rows
   bool narrow;  // C^T = B^T A^T: for few columns, rows fill the vectors better
   bool pack_a, pack_b, shared_a, shared_b;
   int64_t depth;         // of a block of k, at most kDepth
@@ -145,6 +149,15 @@ void describe(const Call& call, const Tensor& z, P& p) {
   p.parts_m = p.parts_n = p.parts = 1;
   const double work = static_cast<double>(p.m * p.n) * static_cast<double>(p.k ? p.k : 1);
   p.narrow = false;
+  p.few = RowMatrix{};
+  const bool few = p.m >= 1 && p.m <= kFewRows && p.n >= 1 && p.batches == 1 && p.k >= quant::kChunk;
+  if (few && p.a.deep == 1 && y.strides[y.rank - 2] == 1 && (p.n == 1 || y.strides[y.rank - 1] != 1)) {
+    p.few = row_matrix(y, p.m);
+    p.pack_a = p.pack_b = false;
+    const uint32_t most = p.n < 16 ? static_cast<uint32_t>(p.n) : 16;
+    p.parts = static_cast<int>(parts_for(static_cast<double>(p.n * p.k), kRowCost, most));
+    return;
+  }
   constexpr bool in_place = P::Right::kInPlace;
   if (in_place && p.n <= kNarrow && p.m >= Lanes::N && p.k > 0 && (p.b.along == 1 || p.b.deep == 1)) {
     const double vectors = static_cast<double>(ceil_div(p.n, Lanes::N));
@@ -348,6 +361,26 @@ void run_narrow(const P& p, int64_t m0, int64_t m1, float* scratch) {
   }
 }
 
+// Columns n0 .. n1 of a C of few rows.
+template <class P>
+void run_few(const P& p, int64_t n0, int64_t n1) {
+  constexpr int L = Lanes::N;
+  alignas(64) float sums[kFewRows * kRowColumns];
+  const Lanes floor = Lanes::set1(p.relu ? 0.0f : -__builtin_inff());
+  for (int64_t j = n0; j < n1; j += kRowColumns) {
+    const int64_t columns = n1 - j < kRowColumns ? n1 - j : kRowColumns;
+    p.few.dot(p.a.at(0, 0), p.a.along, p.few.data + j * p.few.step, p.few.step, p.k, columns, sums);
+    for (int64_t i = 0; i < p.m; i++)
+      for (int64_t v = 0; v < columns; v += L) {
+        const int n = static_cast<int>(columns - v < L ? columns - v : L);
+        Lanes z = Lanes::load(sums + i * kRowColumns + v);
+        if (p.bias || p.relu) z = max(z + (p.bias ? Lanes::load_n(p.bias + j + v, n) : Lanes::set1(-0.0f)), floor);
+        if (p.gate) z = keep_positive(Lanes::load_n(p.gate + i * p.n + j + v, n), z);
+        z.store_n(p.c + i * p.n + j + v, n);
+      }
+  }
+}
+
 // Moves p to matrix `t` of the batch.
 template <class P>
 void select_matrix(P& p, const P& first, int64_t t) {
@@ -371,6 +404,10 @@ void run_product(const Call& call, const Tensor& z, P& p, int phase, int part, i
     p.a_shared = call.workspace().as<float>();
     p.b_shared = p.a_shared + shared_a_floats(p);
     if (phase == 0) return pack_shared(p, part, parts);
+  }
+  if (p.few.dot) {
+    const Range columns = part_range(p.n, part, parts);
+    return run_few(p, columns.begin, columns.end);
   }
   float* const room = static_cast<float*>(scratch);
   if (p.batches == 1 && parts == 1) {

@@ -180,6 +180,10 @@ template <bool brain> struct Halves {
     const uint16_t* const x = reinterpret_cast<const uint16_t*>(p);
     return brain ? load_bf16(x) : load_f16(x);
   }
+  static F load_n(const uint8_t* p, int n) {
+    const uint16_t* const x = reinterpret_cast<const uint16_t*>(p);
+    return brain ? load_bf16_n(x, n) : load_f16_n(x, n);
+  }
   template <class Put> static void chunk(const uint8_t* block, int, Put put) {
 #pragma GCC unroll 4
     for (int i = 0; i < 32; i += F::N) put(i, load(block + 2 * i));
@@ -216,8 +220,7 @@ template <bool brain> void decode_halves(const uint8_t* data, int64_t first, int
   for (; i + F::N <= count; i += F::N) Halves<brain>::load(data + 2 * i).store(to + i);
   if (i == count) return;
   const int n = static_cast<int>(count - i);
-  const uint16_t* const x = reinterpret_cast<const uint16_t*>(data + 2 * i);
-  (brain ? load_bf16_n(x, n) : load_f16_n(x, n)).store_n(to + i, n);
+  Halves<brain>::load_n(data + 2 * i, n).store_n(to + i, n);
 }
 
 using DecodeFn = void (*)(const uint8_t* data, int64_t first, int64_t count, float* to);

@@ -66,6 +66,28 @@ def test_heights_and_widths(isa):
 
 
 @pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5])
+def test_few_rows(isa, rows):
+    """Dot products along k, the numbers of y lying side by side there; k may end anywhere in a vector."""
+    for k in (31, 32, 33, 47, 48, 64, 95, 100, 129, 576):
+        for n in (1, 2, 5, 63, 64, 65, 200):
+            y = turned((k, n))
+            apart = gapped((n, k)).T
+            for x in (some((rows, k)), gapped((rows, k)), turned((rows, k)), np.broadcast_to(some((1, k)), (rows, k))):
+                close(product(x, y, isa), x, y)
+                close(product(x[:, None], apart, isa), x[:, None], apart)
+    x, y = some((rows, 1000)), turned((1000, 900))
+    want = product(x, y, isa)
+    for threads in (2, 3):
+        assert product(x, y, isa, threads=threads).tobytes() == want.tobytes()
+    for i in range(rows):  # a row's bits do not depend on its neighbours
+        assert product(x[i : i + 1], y, isa).tobytes() == want[i].tobytes() or rows > 4
+    nans = y.copy(order="K")
+    nans[5, 7] = np.nan
+    assert np.array_equal(np.isnan(product(x, nans, isa)), np.isnan(x @ nans))
+
+
+@pytest.mark.parametrize("isa", isas())
 @pytest.mark.parametrize("size", [(5, 7, 9), (70, 50, 40), (200, 100, 300), (30, 40, 1100)], ids=str)
 def test_views(isa, size):
     m, n, k = size
@@ -124,7 +146,7 @@ def test_empty(isa):
     "xs, ys",
     [((3, 4), (4, 5)), ((32, 4), (4, 32)), ((70, 90), (90, 61)), ((500, 64), (64, 10)), ((9, 1500), (1500, 40)),
      ((900, 20), (20, 48)), ((3, 40, 50), (3, 50, 60)), ((3, 40, 50), (50, 60)), ((1, 5), (5, 33)),
-     ((3, 90, 50), (3, 50, 5)), ((100, 1100), (1100, 3))],
+     ((3, 90, 50), (3, 50, 5)), ((100, 1100), (1100, 3)), ((1, 70), (70, 133)), ((4, 90), (90, 61))],
     ids=str,
 )  # fmt: skip
 def test_epilogues_are_the_same_bits(isa, xs, ys):

@@ -93,7 +93,7 @@ def test_runs_may_begin_and_end_inside_blocks(kind: str) -> None:
 
 # rows, depth, columns; whole blocks along k for `turned`, along the columns otherwise.
 PRODUCTS = [
-    (1, 256, 40, True), (3, 512, 1, True), (64, 256, 10, True), (57, 1280, 333, True), (530, 256, 129, True),
+    (1, 256, 40, True), (3, 512, 1, True), (4, 768, 300, True), (2, 256, 1030, True), (64, 256, 10, True), (57, 1280, 333, True), (530, 256, 129, True),
     (700, 768, 64, True), (1, 40, 256, False), (64, 7, 512, False), (530, 300, 768, False), (48, 1300, 256, False),
     (64, 1, 256, False),
 ]  # fmt: skip
@@ -102,7 +102,7 @@ PRODUCTS = [
 @pytest.mark.parametrize("isa", _core.isas())
 @pytest.mark.parametrize("kind", ["f16", "bf16", *KINDS])
 def test_products_have_the_bits_of_products_of_the_decoded_matrix(kind: str, isa: str) -> None:
-    """x @ W^T and x @ W, frozen and as f32, also beside a bias, and on two threads."""
+    """x @ W^T and x @ W, frozen and as f32 in the same layout, also beside a bias, and on two threads."""
     rng = np.random.default_rng(11)
     stored_value, map_ = gl.graph.opspec.stored_value, gl.graph.stored.Stored.map
     for rows, depth, columns, turned in PRODUCTS:
@@ -112,7 +112,8 @@ def test_products_have_the_bits_of_products_of_the_decoded_matrix(kind: str, isa
             data = draw_blocks(rng, kind, shape)
         else:
             data = rng.normal(size=shape).astype(dtype(kind).numpy).reshape(-1).view(np.uint8)
-        frozen, plain = stored_value(map_("w", data, kind, shape)), gl.constant(dequantize(data, kind, shape))
+        decoded = dequantize(data, kind, shape).reshape(-1).view(np.uint8)
+        frozen, plain = (stored_value(map_("w", d, k, shape)) for d, k in ((data, kind), (decoded, "f32")))
         x, bias = gl.input("x", (rows, depth)), gl.constant(rng.normal(size=columns))
         products = [gl.ops.matmul(x, w, transpose_y=turned) for w in (frozen, plain)]
         sums = [gl.ops.relu(p + bias) for p in products]
