@@ -55,6 +55,6 @@ def clip_grad_norm(grads: Gradients | Optimizer, max_norm: float) -> Any:
     grads = cast("Gradients", grads)
     found = [g for g in grads.values() if g is not None]
     weight = grads.weight if isinstance(grads.weight, Value) else constant(np.float32(grads.weight))
-    norm = ops.grad_norm(weight, *found)
+    norm = ops.grad_norm(constant(np.float32(1.0)), *found)  # each is divided by the weight already
     grads.weight = clip_weight(norm, weight, max_norm)
     return norm

@@ -23,11 +23,11 @@ Build = Callable[[Sequence[Value], Value], tuple[Value, ...]]
 
 
 class Gradients(Protocol):
-    """What a step needs of a tape's gradients: values by parameter, and the weight that divides them."""
+    """What a step needs of a tape's gradients: by parameter, each divided by `weight` when it is read."""
 
     weight: Any
 
-    def get(self, parameter: Any) -> Value | None: ...
+    def __contains__(self, parameter: Any) -> bool: ...
 
     def values(self) -> Iterable[Value | None]: ...
 
@@ -209,7 +209,7 @@ class OptimizerState:
         return weight, [self.sums[p.stored] for p in parameters]
 
     def _reached(self, grads: Gradients, what: str) -> list[Parameter]:
-        reached = [p for p in self.parameters if grads.get(p) is not None]
+        reached = [p for p in self.parameters if p in grads]
         if not reached:
             raise GradientError(
                 f"{what}: the loss depends on none of the {len(self.parameters)} parameters of this optimiser"
