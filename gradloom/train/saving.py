@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 
 from ..files import load_arrays, save_arrays
@@ -15,8 +16,13 @@ def save(
     what: Module | Optimizer | OptimizerState, path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
 ) -> None:
     """Write a module's parameters and buffers, or an optimiser's state (trainer.optimizer_state, when a trainer keeps
-    it), to a .safetensors or .gguf file (whole or not at all; FileError)."""
-    save_arrays(path, what.state_dict(), dict(metadata or {}))
+    it), to a .safetensors or .gguf file (whole or not at all; FileError).
+
+    Among ranks of mpiexec that train together, rank 0 alone writes; the others do not wait for it.
+    """
+    connected = getattr(sys.modules.get(f"{__package__}.mpi"), "_connection", None)
+    if connected is None or connected.is_root:
+        save_arrays(path, what.state_dict(), dict(metadata or {}))
 
 
 def load(what: Module | Optimizer | OptimizerState, path: str | os.PathLike[str]) -> dict[str, str]:

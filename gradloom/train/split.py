@@ -28,15 +28,14 @@ import numpy as np
 from .. import ops
 from ..base.errors import GradloomError, GraphError, SettingError, TrainError
 from ..base.settings import switches
-from ..graph.graph import reachable, update_target
-from ..graph.opspec import Parameter, constant, setting
+from ..graph.opspec import Parameter, constant, setting, stored_value
 from ..graph.stored import Stored
-from ..graph.value import Node, Value
+from ..graph.value import Value
 from ..nn.module import Module
 from ..run.cpu_backend import GuardTripped, NotFinite, choose_isa
 from ..run.executable import compile as compile_program
 from .communicator import Communicator, Reduction, checksum
-from .flat import FlatArrays
+from .flat import FlatArrays, take_effects
 from .result import Result
 from .source import RowSource
 from .stopping import StopTraining
@@ -505,24 +504,9 @@ class _Graph:
         self.outputs, grads, self.parameters = trainer._build(source, rows, True)
         assert grads is not None
         self.ids = self.outputs[2].size // rows if len(self.outputs) > 2 else 0
-        buffers: dict[Stored, Parameter] = {}
-        nexts: list[Value] = []
-        for node in reachable([*self.outputs, *grads], effects=True):
-            effects, node.effects = node.effects, ()
-            for value in effects:
-                target = update_target(value)
-                if target is None:
-                    continue
-                new = _assigned(value)
-                if new is None or not isinstance(target, Parameter) or target.stored in buffers:
-                    raise GraphError(
-                        f"{node.op.name} {node.label}: its {value.node.op.name} of {target.node.label} cannot be "
-                        "averaged over micro-batches; need one assign for each buffer"
-                    )
-                buffers[target.stored] = target
-                nexts.append(new * setting("share"))
-        self.buffers = tuple(buffers.values())
-        self.values = [*grads, *nexts, *self.outputs[:2]]
+        taken = take_effects([*self.outputs, *grads])
+        self.buffers = tuple(stored_value(stored) for stored in taken)
+        self.values = [*grads, *(new * setting("share") for new in taken.values()), *self.outputs[:2]]
 
     @property
     def written(self) -> list[Stored]:
@@ -536,12 +520,6 @@ def _shown(rate: Any) -> str:
         return "none"
     text = getattr(rate, "__qualname__", None) or repr(rate)
     return type(rate).__name__ if " at 0x" in text else text
-
-
-def _assigned(value: Value) -> Value | None:
-    """What an assign op writes to the state that `value` stands for."""
-    node: Node = value.node
-    return node.inputs[2 * value.index + 1] if node.op.name == "assign" else None
 
 
 def sampled(array: np.ndarray, limit: int) -> str:

@@ -94,6 +94,23 @@ def test_rank_0_alone_saves(tmp_path):
     assert (tmp_path / "0.gguf").exists() and not (tmp_path / "1.gguf").exists()
 
 
+@pytest.mark.parametrize("where", ["on_epoch", "on_progress"])
+def test_a_listener_on_rank_0_stops_all(tmp_path, where):
+    path = write(tmp_path)
+
+    def heard(at):
+        raise gl.train.StopTraining
+
+    def run(ranks):
+        settings = {"epochs": 5, "batch_size": 4, "micro_batch_size": 2, "threads": 1, "progress": False, where: heard}
+        made = gl.llm.finetune(path, rows_of(17), gl.llm.LoRA(rank=2), parallel=ranks, **settings)
+        arrays = {name: p.numpy().tobytes() for name, p in made.adapter.parameters().items()}
+        return made.stopped, made.steps, len(made.history), arrays
+
+    found = on_ranks(2, run)
+    assert found[0] == found[1] and found[0][0] and found[0][2] == 1
+
+
 def test_the_plan_counts_what_is_exchanged(tmp_path):
     path = write(tmp_path)
 

@@ -84,6 +84,11 @@ def test_ctrl_c_stops_all_after_the_same_step(tmp_path):
     assert ended.out.startswith("interrupted "), ended.err
 
 
+def test_rank_0_alone_writes(tmp_path):
+    assert list(lines(2, "saving", tmp_path)) == ["saved"]
+    assert os.listdir(tmp_path) == ["0.safetensors"]
+
+
 def commands(ranks, *arguments):
     """gradloom ARGUMENTS under mpiexec."""
     return run(ranks, "-m", "gradloom", *arguments)
