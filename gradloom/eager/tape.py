@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from .. import ops
 from ..base.dtypes import f32, f64
 from ..base.errors import GradientError, GraphError, NonFiniteError, SettingError
 from ..graph.graph import reachable
-from ..graph.opspec import REGISTRY, Parameter, setting
+from ..graph.opspec import Parameter, setting
 from ..graph.stored import Stored, before_read, before_write
 from ..graph.value import Node, Value, describe, graph_mode, recording
 from ..transform.grad import gradients
@@ -178,14 +179,14 @@ class GradTape:
             if g is not None:  # two leaves may stand for one array
                 before = total.get(p.stored)
                 with graph_mode():
-                    total[p.stored] = (p, g if before is None else REGISTRY["add"](before[1], g))
+                    total[p.stored] = (p, g if before is None else ops.add(before[1], g))
         slopes = iter(found[len(trained) :])
         for i, v in enumerate(watched):
             g = None if v is None else next(slopes)
             if g is not None:
                 total[i] = (None, g)
         with graph_mode():
-            scalar = loss if loss.shape == () else REGISTRY["sum"](loss, axes=tuple(range(loss.ndim)))
+            scalar = loss if loss.shape == () else ops.sum(loss)
         keys = tuple(total)
         return _Slopes(
             scalar, keys, tuple(p for p, _ in total.values()), tuple(g for _, g in total.values()),
@@ -281,12 +282,14 @@ class Gradients(Mapping[Value, "Tensor | None"]):
                     f"gradients: {self._trace.changed or 'the tape'} has changed since; ask for them before the step"
                 )
             found = self._trace.wrap(self._slopes.symbols[i])
-            if self._weight != 1:
-                found = self._trace.record(REGISTRY["div"], (found, self._weight), {})
+            if not self._is_whole:
+                found = self._trace.record(ops.div, (found, self._weight), {})
             self._made[i] = weakref.ref(found)
         return found
 
     def __contains__(self, x: object) -> bool:
+        if x.__class__ is Parameter and not self._tape._watched:
+            return x.stored in self._slopes.at
         return isinstance(x, Value) and (x in self._tape._watched or isinstance(x, Parameter)) and (
             self._key(x) in self._slopes.at
         )  # fmt: skip
@@ -305,12 +308,17 @@ class Gradients(Mapping[Value, "Tensor | None"]):
     def hold(self, alive: Sequence[Tensor]) -> list[Tensor]:
         """Those gradients that are not alive yet, when some are: from now on all are kept."""
         mine = [t for r in self._made.values() if (t := r()) is not None]
-        if self._held is not None or not any(t in alive for t in mine):
+        known = {id(t) for t in alive}
+        if self._held is not None or not any(id(t) in known for t in mine):
             return []
         self._held = [self._tensor(i) for i in range(len(self))]
-        if self._weight == 1:
+        if self._is_whole:
             self._whole = self._held
-        return [t for t in self._held if t not in alive]
+        return [t for t in self._held if id(t) not in known]
+
+    @property
+    def _is_whole(self) -> bool:
+        return isinstance(self._weight, (int, float)) and self._weight == 1
 
     @property
     def weight(self) -> Any:
@@ -383,7 +391,7 @@ class Gradients(Mapping[Value, "Tensor | None"]):
         with graph_mode():
             weight = setting(WEIGHT) if divisor is None else divisor
             updates = tuple(build(list(grads), weight))
-            guard = REGISTRY["guard"](slopes.loss, weight, *grads)
+            guard = ops.guard(slopes.loss, weight, *grads)
         return Program((*outputs, guard), (*effects, *updates), slopes.symbols if fed else ())
 
     @staticmethod

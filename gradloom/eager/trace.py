@@ -21,11 +21,12 @@ from typing import Any
 
 import numpy as np
 
+from .. import ops
 from ..base.dtypes import DType
 from ..base.dtypes import dtype as as_dtype
 from ..base.errors import DTypeError, GraphError, NonFiniteError, ShapeError
 from ..graph.graph import reachable, storage_leaf, update_target
-from ..graph.opspec import REGISTRY, OpSpec, Parameter, kind_of
+from ..graph.opspec import OpSpec, Parameter, kind_of
 from ..graph.opspec import constant as graph_constant
 from ..graph.opspec import input as graph_input
 from ..graph.stored import Stored, before_read, keep_promise, promise_write, tell_before_writes
@@ -36,8 +37,6 @@ from .program import Program, slot_name
 PENDING = 128  # nodes that wait outside of all tapes, at most, when a batch begins
 PENDING_MOST = 1024  # and anywhere
 LARGE_RECORD = 4096  # bytes of a run's outputs from which on small ones are copied out of it
-
-_DETACH = REGISTRY["detach"]
 
 
 # ---- tensors ---------------------------------------------------------------------------------------------
@@ -135,12 +134,43 @@ class Tensor(Value):
     def __deepcopy__(self, memo: object) -> Tensor:
         return self
 
+    __hash__ = Value.__hash__
+
+    def __lt__(self, other: Any) -> Any:
+        return _compare(ops.less, self, other)
+
+    def __gt__(self, other: Any) -> Any:
+        return _compare(ops.greater, self, other)
+
+    def __eq__(self, other: object) -> Any:
+        return _compare(ops.equal, self, other) if _comparable(other) else NotImplemented
+
+    def __ne__(self, other: object) -> Any:
+        return _compare(ops.equal, self, other) < 1.0 if _comparable(other) else NotImplemented
+
+    def __le__(self, other: Any) -> Any:
+        return ops.greater(ops.cast(self < other, "f32") + ops.cast(self == other, "f32"), 0.0)
+
+    def __ge__(self, other: Any) -> Any:
+        return ops.greater(ops.cast(self > other, "f32") + ops.cast(self == other, "f32"), 0.0)
+
     def carry(self, *updates: Value) -> None:
         """Nothing to do: a trace carries out the updates that it takes down."""
 
     def detach(self) -> Tensor:
         """The same numbers, through which no gradient flows back."""
-        return _DETACH(self) if self.dtype.is_float else self
+        return ops.detach(self) if self.dtype.is_float else self
+
+
+def _comparable(other: object) -> bool:
+    return isinstance(other, (Value, int, float, np.ndarray, np.generic, list, tuple))
+
+
+def _compare(op: OpSpec, x: Any, y: Any) -> Any:
+    """Element by element, as u8; whole numbers are compared as f32 unless both are i32."""
+    y = y if isinstance(y, Value) else _numbers(y)
+    alike = x.dtype is y.dtype and (x.dtype.name == "f32" or (op is ops.equal and x.dtype.name == "i32"))
+    return op(x, y) if alike else op(ops.cast(x, "f32"), ops.cast(y, "f32"))
 
 
 _new = object.__new__
@@ -312,7 +342,7 @@ class Trace:
     def wrap(self, symbol: Value) -> Tensor:
         """A tensor that stands for the value, to be computed when it is looked at."""
         if self.paused and symbol.dtype.is_float:
-            symbol = self._node(_DETACH, (symbol,), {}).outputs[0]
+            symbol = self._node(ops.detach, (symbol,), {}).outputs[0]
         made = _new(Tensor)
         made.trace, made.symbol, made.data = self, symbol, None
         made.shape, made.dtype = symbol.shape, symbol.dtype
@@ -346,7 +376,7 @@ class Trace:
             found = self.adopted[x] = self.slot(x.computed(), x.dtype)
             trace, symbol = x.trace, x.symbol
             if trace is not None and trace.family is self.family is not None:
-                self.stale.update({} if symbol.node.op is _DETACH else {found: trace.changed})
+                self.stale.update({} if symbol.node.op is ops.detach else {found: trace.changed})
         return found
 
     def slot(self, array: np.ndarray, kind: DType) -> Value:
@@ -472,7 +502,7 @@ class Trace:
                 written = [v for u in effects for v in u.node.inputs if v is not None and not isinstance(v, Parameter)]
                 zero, one = graph_constant(0.0), graph_constant(1.0)
                 floats = [v for v in dict.fromkeys(written) if v.dtype.name == "f32"]
-                outputs = (*outputs, REGISTRY["guard"](zero, one, *floats))
+                outputs = (*outputs, ops.guard(zero, one, *floats))
         return Program(outputs, effects, given)
 
     def _given_below(self, wanted: Iterable[Value]) -> dict[Value, np.ndarray]:

@@ -498,15 +498,12 @@ class Parameter(Value):
     `programs` is where gradloom.eager keeps what it compiled: it goes when the parameter goes.
     """
 
-    __slots__ = ("programs",)
+    __slots__ = ("programs", "stored")
 
     def __init__(self, node: Node, index: int, shape: Shape, dtype: DType) -> None:
         super().__init__(node, index, shape, dtype)
+        self.stored: Stored = node.attrs["stored"]
         self.programs: Any = None
-
-    @property
-    def stored(self) -> Stored:
-        return self.node.attrs["stored"]
 
     @property
     def trainable(self) -> bool:
