@@ -34,9 +34,10 @@ from ..base.errors import (
 )
 from ..base.settings import core_count, switches
 from ..data.dataset import generator
-from ..graph.opspec import Parameter, constant
+from ..graph.opspec import Parameter, constant, kind_of
 from ..graph.opspec import input as input_value
-from ..graph.value import Value, describe
+from ..graph.stored import before_write
+from ..graph.value import Value, describe, graph_mode
 from ..nn.module import Module
 from ..optim.clip import check_max_norm, clip_weight
 from ..optim.optimizer import Adam, Optimizer, Schedule
@@ -396,7 +397,7 @@ class _Replica:
         layout = _flatten(_as_sample(sample), "", leaves)
         key = (layout, *((a.shape, a.dtype.str) for a in leaves.values()))
         if key not in self._locals:
-            with _building:
+            with _building, graph_mode():
                 self._locals[key] = self._build(layout, leaves)
         return self._locals[key], leaves
 
@@ -428,7 +429,7 @@ class _Replica:
         """The program that ends a step in which so many replicas have reached each parameter and buffer."""
         key = reached.tobytes()
         if key not in self._updates:
-            with _building:
+            with _building, graph_mode():
                 self._updates[key] = self._ending(reached)
         return self._updates[key]
 
@@ -452,6 +453,7 @@ class _Replica:
 
     def _share(self) -> None:
         """Replica 0's weights for all."""
+        before_write([p.stored for p in self._all()])
         for p in self._all():
             if p.stored.array.flags.writeable:
                 self.ranks.broadcast(p.stored.array)
@@ -495,21 +497,19 @@ def _rebuilt(layout: Any, values: dict[str, Value]) -> Any:
 
 
 def _as_leaf(name: str, data: Any) -> np.ndarray:
-    """Numbers as f32, whole ones as i32, truth as u8: as gl.tensor takes them."""
+    """Numbers in the dtype that gl.tensor gives them."""
     try:
         array = np.asarray(data)
     except ValueError as error:
         raise ShapeError(f"{name}: rows of different lengths ({error}); need one array") from None
-    if array.dtype.kind == "b":
-        return array.astype(np.uint8)
-    if array.dtype.kind in "iu":
-        limit = np.iinfo(np.int32)
-        if array.dtype.itemsize >= 4 and array.size and not limit.min <= array.min() <= array.max() <= limit.max:
+    if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
+        raise DTypeError(f"{name}: dtype {array.dtype}; need numbers")
+    kind = kind_of(array)
+    if array.dtype.itemsize >= 4 and not kind.is_float and array.size:
+        limit = np.iinfo(kind.numpy)
+        if not limit.min <= array.min() <= array.max() <= limit.max:
             raise DataError(f"{name}: ids from {array.min()} to {array.max()}; need ids below {limit.max + 1}")
-        return array.astype(np.int32, copy=False)
-    if array.dtype.kind == "f" or array.dtype.name == "bfloat16":
-        return array.astype(np.float32, copy=False)
-    raise DTypeError(f"{name}: dtype {array.dtype}; need numbers")
+    return array.astype(kind.numpy, copy=False)
 
 
 def _loss_pair(found: Any) -> tuple[Value, Value]:

@@ -130,6 +130,49 @@ def test_other_optimisers_and_schedules(optimizer: gl.optim.Optimizer) -> None:
     assert same(result, plain_loop(net(), samples, 2, 23, optimizer)[0])
 
 
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("max_norm", [math.inf, 0.5])
+def test_iris_equals_the_eager_loop(replicas: int, max_norm: float) -> None:
+    samples = iris(16)
+    result = gl.dp_train(
+        net, samples, loss_fn=ops.cross_entropy, replicas=replicas, iterations=30, lr=1e-2, max_norm=max_norm
+    )
+    model = net()
+    model.ensure_init(0)
+    optimizer = gl.optim.Adam(model.parameters(), lr=1e-2)
+    for i in range(30):
+        for r in range(replicas):
+            x, y = samples[(i * replicas + r) % len(samples)]
+            with gl.grad_tape() as tape:
+                loss = ops.cross_entropy(model(gl.tensor(x)), gl.tensor(y))
+            optimizer.accumulate(tape.backward(loss), weight=1)
+        if max_norm < math.inf:
+            gl.optim.clip_grad_norm(optimizer, max_norm)
+        optimizer.step()
+    assert same(result, {n: p.numpy() for n, p in model.named_parameters().items()})
+
+
+def test_beside_an_open_tape() -> None:
+    """Graphs of the replicas are none of a tape's business, and what a tape still owes is done before they start."""
+    samples = blobs([6, 6])
+    model = net().init(0)
+    optimizer = gl.optim.SGD(model.parameters(), lr=0.1)
+    with gl.grad_tape() as tape:
+        loss = ops.cross_entropy(model(gl.tensor(samples[0][0])), gl.tensor(samples[0][1]))
+        optimizer.step(tape.backward(loss))
+        after = [loss * 2.0, ops.mean(model.parameters()[0])]
+        stepped = {n: p.numpy() for n, p in model.named_parameters().items()}
+        made = iter([model, net()])
+        result = gl.dp_train(lambda: next(made), samples, loss_fn=ops.cross_entropy, replicas=2, iterations=3)
+    other = net()
+    other.load_state_dict(stepped)
+    params, _ = plain_loop(other, samples, 2, 3, gl.optim.Adam(lr=1e-3))
+    assert same(result, params)
+    assert float(after[0]) == 2 * float(loss) and math.isclose(
+        float(after[1]), float(np.mean(stepped["0.weight"])), rel_tol=1e-5
+    )
+
+
 def test_a_plateau_sees_the_mean_loss_of_each_pass() -> None:
     """|w| with rate 2 jumps from 1 to -1 and back; after two passes without improvement the rate is 0.2."""
 
