@@ -224,6 +224,8 @@ class _Team:
         self.models: list[Module] = []
         for rank in ranks:
             self.models.append(self._make(make_model, rank))
+        # What eager computing still owes is done here, in its own thread.
+        before_write([p.stored for model in self.models for _, p, _ in model._named_stored()])
         self.failures: list[BaseException] = []  # the first is the cause
         self.histories: dict[int, list[float]] = {}
 
@@ -453,7 +455,6 @@ class _Replica:
 
     def _share(self) -> None:
         """Replica 0's weights for all."""
-        before_write([p.stored for p in self._all()])
         for p in self._all():
             if p.stored.array.flags.writeable:
                 self.ranks.broadcast(p.stored.array)
