@@ -392,9 +392,16 @@ class MpiRank(Communicator):
             command = [sys.executable, "-I", "-S", "-c", _WATCHER, str(handle), str(self.size), *ranks]
             quiet = subprocess.DEVNULL
             with contextlib.suppress(OSError):
-                subprocess.Popen(command, start_new_session=True, stdin=quiet, stdout=quiet, pass_fds=[handle])
+                process = subprocess.Popen(
+                    command, start_new_session=True, stdin=quiet, stdout=subprocess.PIPE, pass_fds=[handle]
+                )
+                assert process.stdout is not None
+                process.stdout.read()  # until it has all of them in sight
+                process.stdout.close()
+                process.returncode = 0  # nobody waits for it
         if leader and path:
             os.close(handle)
+        self.gather(None)
         return board
 
 
@@ -417,6 +424,7 @@ for text in sys.argv[3:]:
     ranks[handle] = rank, pid
     ends.register(handle, select.EPOLLIN)
 else:
+    os.close(1)
     first = ranks[ends.poll()[0][0]]
 if os.pread(board, 1, first[0]) != b"\\1":
     text = "gradloom: rank %d of %s ended without a word (killed? process %d on %s); all ranks end\\n"

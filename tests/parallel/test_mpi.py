@@ -41,12 +41,13 @@ def check_weights(folder: Path) -> None:
 
 
 @needs_mpi
-def test_a_killed_rank_ends_all_by_its_number(tmp_path: Path) -> None:
-    ended = meet("killed", tmp_path, timeout=30)
+@pytest.mark.parametrize("what", ["killed", "killed early"])
+def test_a_killed_rank_ends_all_by_its_number(what: str, tmp_path: Path) -> None:
+    ended = meet(what, tmp_path, timeout=30)
     assert ended.code != 0 and "done" not in ended.out
     assert "gradloom: rank 1 of 3 ended without a word" in ended.err
     assert ended.seconds < 20
-    assert (tmp_path / "weights").exists()
+    assert (tmp_path / "weights").exists() == (what == "killed")
 
 
 @needs_mpi
