@@ -27,7 +27,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -101,8 +101,7 @@ class MpiRank(Communicator):
     def __init__(self, timeout: float) -> None:
         MPI = self._mpi = _mpi(timeout)
         super().__init__(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, timeout)
-        self._calls = 0  # how many calls this rank has made that wait for the others
-        self._call = ""  # the last of them
+        self._place = _Place(0, "")
         self._waiting = False
         self._failure: tuple[int, str] | None = None
         self._own: BaseException | None = None  # the failure is this rank's
@@ -116,7 +115,7 @@ class MpiRank(Communicator):
             self._greet()
         self._world = MPI.COMM_WORLD.Dup()
         self._line = MPI.COMM_WORLD.Dup()  # what is said beside the numbers
-        self._ended = False
+        self._ended = self._interrupted = False
         if self.size > 1:
             self._listener = threading.Thread(target=self._listen, name="gradloom-beat", daemon=True)
             self._worker = threading.get_ident()
@@ -184,8 +183,7 @@ class MpiRank(Communicator):
     def _in(self, call: str) -> Iterator[None]:
         """Around a call that all ranks make together."""
         self._raise_failure()
-        self._call = call
-        self._calls += 1
+        self._place = _Place(self._place.calls + 1, call[:80])
         try:
             yield
         except TrainError:
@@ -220,22 +218,31 @@ class MpiRank(Communicator):
     def _look_around(self, waited: float) -> None:
         """Raise if a rank has failed, ended, made another call or shown no sign of life."""
         self._raise_failure()
-        now = time.monotonic()
+        self._compare_calls(waited)
+        now, call = time.monotonic(), self._place.call
         stuck = waited > self.timeout
         for rank in self._others:
             state = self._states[rank]
-            if state.calls == self._calls and state.call != self._call:
-                late, early = max(rank, self.rank), min(rank, self.rank)
-                here, there = (self._call, state.call) if late == self.rank else (state.call, self._call)
-                self._note(late, f"came to {here} while rank {early} is in {there}")
-            elif state.gone and state.calls < self._calls:
-                self._note(rank, f"ended while the others wait for it in {self._call}")
+            if state.gone and state.place.calls < self._place.calls:
+                self._note(rank, f"ended while the others wait for it in {call}")
             elif not state.gone and self._silent(state):
-                self._note(rank, f"gave no sign of life for {self.timeout:g} s ({self._call})")
-            stuck = stuck and state.waits and state.calls == self._calls and now - state.since > self.timeout
+                self._note(rank, f"gave no sign of life for {self.timeout:g} s ({call})")
+            stuck = stuck and state.waits and state.place == self._place and now - state.since > self.timeout
         if stuck:
-            self._note(self.rank, f"and all others wait in {self._call} for {self.timeout:g} s: the network is stuck")
+            self._note(self.rank, f"and all others wait in {call} for {self.timeout:g} s: the network is stuck")
         self._raise_failure()
+
+    def _compare_calls(self, waited: float) -> None:
+        """Name the rank that makes another call than most, when all have come or have had time to say where."""
+        mine = self._place
+        places = [mine if r == self.rank else state.place for r, state in enumerate(self._states)]
+        here = {r: place.call for r, place in enumerate(places) if place.calls == mine.calls}
+        calls = list(here.values())
+        if len(set(calls)) == 1 or (len(here) < self.size and waited < min(3.0, self.timeout / 2)):
+            return
+        odd = min(here, key=lambda r: (calls.count(here[r]), -r))
+        usual = next(r for r in sorted(here, key=lambda r: (-calls.count(here[r]), r)) if here[r] != here[odd])
+        self._note(odd, f"came to {here[odd]} while rank {usual} is in {here[usual]}")
 
     def _silent(self, state: _State) -> bool:
         """No sign of life for too long, as far as this rank has listened."""
@@ -255,6 +262,9 @@ class MpiRank(Communicator):
         if self._own is not None:
             raise TrainError(f"rank {self.rank} has failed before with {described(self._own)}; start again")
         if "Ctrl-C" in self._failure[1]:
+            if not self._interrupted:
+                self._interrupted = True
+                time.sleep(0.5)  # mpiexec interrupts all: let it come now, and not while somebody saves
             raise KeyboardInterrupt
         raise TrainError(self._sentence())
 
@@ -296,9 +306,12 @@ class MpiRank(Communicator):
             if now >= beat:
                 beat = now + min(self.timeout / 8, 1.0)
                 pulse.feel(self._waiting)
-                waits, call = self._waiting, self._call.encode()[:80]
-                self._tell(BEAT, struct.pack("<qqq", pulse.signs, self._calls, waits) + call)
+                self._tell(BEAT, self._beat(pulse.signs))
             time.sleep(min(self.timeout / 40, 0.05))
+
+    def _beat(self, signs: int) -> bytes:
+        place = self._place
+        return struct.pack("<qqq", signs, place.calls, self._waiting) + place.call.encode()
 
     def _hear(self) -> None:
         MPI = self._mpi
@@ -316,10 +329,10 @@ class MpiRank(Communicator):
             signs, calls, waits = struct.unpack_from("<qqq", data)
             if signs != state.signs:
                 state.signs, state.alive = signs, now
-            if calls != state.calls or bool(waits) != state.waits:
+            place = _Place(calls, data[24:].decode(errors="replace"))
+            if place != state.place or bool(waits) != state.waits:
                 state.since = now
-            state.waits, state.call = bool(waits), data[24:].decode(errors="replace")
-            state.calls = calls
+            state.waits, state.place = bool(waits), place
             state.gone = state.gone or tag == BYE
         self._heard = time.monotonic()
 
@@ -346,7 +359,7 @@ class MpiRank(Communicator):
         if self._board is not None:
             self._board[self.rank] = 1
         self._waiting = True
-        self._tell(BYE, struct.pack("<qqq", 0, self._calls, 1))
+        self._tell(BYE, self._beat(0))
         try:
             self._wait_for_the_end()
         except KeyboardInterrupt:
@@ -432,13 +445,19 @@ if os.pread(board, 1, first[0]) != b"\\1":
 """
 
 
+class _Place(NamedTuple):
+    """Where a rank is: how many calls it has made that wait for the others, and the last of them."""
+
+    calls: int
+    call: str
+
+
 class _State:
     """What is known of another rank."""
 
     def __init__(self) -> None:
         self.signs = -1
-        self.calls = 0
-        self.call = ""
+        self.place = _Place(0, "")
         self.waits = False
         self.gone = False  # its program has come to its end
         self.alive = self.since = time.monotonic()  # last sign of life; since when it has been where it is

@@ -114,10 +114,10 @@ def test_a_rank_that_never_starts_mpi_ends_all(what: str, tmp_path: Path) -> Non
 
 @needs_mpi
 def test_work_is_a_sign_of_life(tmp_path: Path) -> None:
-    ended = meet("slow", tmp_path, timeout=1.0)
+    ended = meet("slow", tmp_path, timeout=2.0)
     assert ended.code == 0, ended.err
     assert ended.out == "done\n" and ended.err == ""
-    assert ended.seconds > 3
+    assert ended.seconds > 6
 
 
 @needs_mpi
@@ -146,6 +146,7 @@ def test_an_interrupt_of_mpiexec_ends_all_and_lets_rank_0_save(what: str, tmp_pa
     job.send_signal(signal.SIGINT)
     ended = finish(job, 30)
     assert ended.code != 0 and ended.seconds < 20
+    assert (tmp_path / "saved").exists(), ended.err
     assert (tmp_path / "saved").read_bytes() == b"whole"
     check_weights(tmp_path)
     assert [p.name for p in tmp_path.iterdir() if p.name.endswith(".part")] == []
