@@ -25,7 +25,6 @@ import numpy as np
 from ..base.errors import SettingError, ShapeError, TrainError
 
 TIMEOUT = 60.0  # seconds
-process_rank = 0  # of this process among those of mpiexec, once it has joined them
 BUCKET_BYTES = 1 << 20  # what one message of a reduction holds
 
 

@@ -32,7 +32,6 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from ..base.errors import BackendError, ShapeError, TrainError
-from . import communicator
 from .communicator import BUCKET_BYTES, Communicator, LocalSum, Reduction, checked_timeout, described, launched, shard
 
 HELLO = 31_101  # tag of the first message, the only one on MPI's own communicator
@@ -47,7 +46,6 @@ def connect(timeout: float) -> MpiRank:
     global _connection
     if _connection is None:
         _connection = MpiRank(timeout)
-        communicator.process_rank = _connection.rank
     _connection.timeout = checked_timeout(timeout)
     return _connection
 
