@@ -105,7 +105,7 @@ class MpiRank(Communicator):
         self._own: BaseException | None = None  # the failure is this rank's
         self._kept: list[Any] = []  # buffers that MPI may still write to
         self._sent: list[tuple[Any, bytes]] = []  # messages beside the numbers, on their way
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may come in between
         self._states = [_State() for _ in range(self.size)]
         self._heard = time.monotonic()  # up to when this rank has listened
         self._others = [r for r in range(self.size) if r != self.rank]

@@ -68,9 +68,9 @@ for step in range(40):
             reduction.add(mine)
             reduction.finish()
     if step == 20 and what.startswith("interrupt"):
-        if ranks.is_root:
-            print("ready", flush=True)
         try:
+            if ranks.is_root:
+                print("ready", flush=True)
             if what == "interrupt work" or ranks.rank == 1:
                 work(1000)
             reduction.add(mine)
