@@ -74,6 +74,9 @@ class Cache:
         self.gradients: OrderedDict[Hashable, Any] = OrderedDict()
         _caches.add(self)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # the copy of a model begins with a cache of its own
+
     def intern(self, key: Hashable, make: Callable[[], Node]) -> Node:
         """The node that was made for this key before, or a new one."""
         held = self.nodes.get(key)

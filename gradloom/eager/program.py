@@ -44,6 +44,7 @@ class Program:
         "slots",
         "specs",
         "updates",
+        "writes",
     )
 
     def __init__(self, outputs: Sequence[Value], updates: Sequence[Value] = (), given: Sequence[Value] = ()) -> None:
@@ -63,6 +64,7 @@ class Program:
         for spec in self.executable.outputs:
             self.specs.append((at, spec.shape, spec.dtype.numpy))
             at += spec.bytes
+        self.writes = frozenset(self.executable.writes)
         self.lock = threading.Lock()
         counts.compiled += 1
 

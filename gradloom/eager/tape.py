@@ -363,8 +363,8 @@ class Gradients(Mapping[Value, "Tensor | None"]):
             program = trace.cache.program(
                 found, lambda: self._program(parameters, build, outputs, effects, divisor, bool(given))
             )
-            written = program.executable.writes
-            trace.settle(written)
+            updated = program.writes - trace.writes  # beside what the model itself updates
+            trace.settle(program.writes)
             try:
                 trace.run(program, alive, given, settings)
             except BaseException as error:
@@ -372,7 +372,11 @@ class Gradients(Mapping[Value, "Tensor | None"]):
                 if isinstance(error, NonFiniteError):
                     raise NonFiniteError(f"step: {error}; nothing was written") from None
                 raise
-            trace.release(written[0].name or "a parameter" if written else "")
+            changed = trace.reader(updated)
+            if changed is None:
+                trace.remember(alive)
+            else:
+                trace.release(changed)
 
     def _program(
         self,

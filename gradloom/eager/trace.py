@@ -15,14 +15,14 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from .. import ops
-from ..base.dtypes import DType
+from ..base.dtypes import DType, i8, i32, i64, u8
 from ..base.dtypes import dtype as as_dtype
 from ..base.errors import DTypeError, GraphError, NonFiniteError, ShapeError
 from ..graph.graph import reachable, storage_leaf, update_target
@@ -162,6 +162,9 @@ class Tensor(Value):
         return ops.detach(self) if self.dtype.is_float else self
 
 
+_RANGES = {kind.name: (np.iinfo(kind.numpy).min, np.iinfo(kind.numpy).max) for kind in (u8, i8, i32, i64)}
+
+
 def _comparable(other: object) -> bool:
     return isinstance(other, (Value, int, float, np.ndarray, np.generic, list, tuple))
 
@@ -205,9 +208,9 @@ def _numbers(data: Any, dtype: str | DType | None = None) -> Tensor:
     copied = np.array(array, kind.numpy, order="C")
     if array.dtype.kind in "iu" and not kind.is_float and array.dtype.itemsize >= copied.itemsize and array.size:
         low, high = np.minimum.reduce(array, None), np.maximum.reduce(array, None)
-        info = np.iinfo(kind.numpy)
-        if low < info.min or high > info.max:
-            raise DTypeError(f"tensor: it holds {low}..{high}; need numbers of {kind.name} ({info.min}..{info.max})")
+        least, most = _RANGES[kind.name]
+        if low < least or high > most:
+            raise DTypeError(f"tensor: it holds {low}..{high}; need numbers of {kind.name} ({least}..{most})")
     return _given(copied, kind)
 
 
@@ -482,9 +485,13 @@ class Trace:
                         raise
                     self.drop_effects()
                     self._compute(alive)
-                if self.known is None:
-                    self.known = weakref.WeakValueDictionary()
-                self.known.update((t.symbol, t) for t in alive)
+                self.remember(alive)
+
+    def remember(self, computed: Sequence[Tensor]) -> None:
+        """These need not be computed again for a look at what depends on them."""
+        if self.known is None:
+            self.known = weakref.WeakValueDictionary()
+        self.known.update((t.symbol, t) for t in computed)
 
     def _compute(self, alive: Sequence[Tensor]) -> None:
         outputs = tuple(dict.fromkeys([t.symbol for t in alive]))
@@ -493,7 +500,7 @@ class Trace:
         key = (outputs, effects, tuple(given))
         program = self.cache.program(key, lambda: self._look(outputs, effects, tuple(given)))
         if effects:
-            self.settle(list(self.writes))
+            self.settle(program.writes)
         self.run(program, alive, list(given.values()), {})
 
     def _look(self, outputs: tuple[Value, ...], effects: tuple[Value, ...], given: tuple[Value, ...]) -> Program:
@@ -523,7 +530,7 @@ class Trace:
                 todo.extend(v for v in value.node.inputs if v is not None)
         return found
 
-    def settle(self, stored: Sequence[Stored]) -> None:
+    def settle(self, stored: Collection[Stored]) -> None:
         """Before this trace writes these arrays: what is outstanding elsewhere is done first."""
         for one in self.writes:
             keep_promise(one)
@@ -569,15 +576,17 @@ class Trace:
 
     # ---- ends ------------------------------------------------------------------------------------------------
 
-    def overtaken(self, stored: Sequence[Stored]) -> None:
+    def overtaken(self, stored: Container[Stored]) -> None:
         """These arrays are about to be written: compute what was to read them."""
-        mine = {p.stored: p for p in self.reads}
-        hit = next((s for s in stored if s in mine), None)
-        if hit is None or self.over:
-            return
-        with self.lock:
-            self.compute()
-            self.release(hit.name or "a parameter")
+        hit = self.reader(stored)
+        if hit is not None and not self.over:
+            with self.lock:
+                self.compute()
+                self.release(hit)
+
+    def reader(self, stored: Container[Stored]) -> str | None:
+        """The name of a parameter among these arrays that this trace reads."""
+        return next((p.name or "a parameter" for p in self.reads if p.stored in stored), None)
 
     def release(self, changed: str) -> None:
         """Let go of what was taken down: all that somebody may look at is computed."""
@@ -605,7 +614,7 @@ def others(mine: Trace | None = None) -> list[Trace]:
 
 def _before_write(stored: Iterable[Stored]) -> None:
     if _live:
-        listed = list(stored)
+        listed = set(stored)
         for trace in others():
             trace.overtaken(listed)
 

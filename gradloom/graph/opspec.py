@@ -319,6 +319,9 @@ class OpSpec:
         fixed = self.fixed_inputs if slots is self.inputs else self.fixed_outputs
         return slots[position] if position < fixed else slots[fixed + (position - fixed) % (len(slots) - fixed)]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return REGISTRY.__getitem__, (self.name,)  # copies of a graph share its ops
+
     def __repr__(self) -> str:
         return f"op({self.name})"
 

@@ -167,6 +167,15 @@ class Stored:
         self.array[...] = given
         self.version += 1
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Stored:
+        """A copy that is written on its own; what is only read is shared."""
+        if not self.array.flags.writeable:
+            return self
+        before_read((self,))
+        made = memo[id(self)] = Stored(self.name, self.array, self.dtype, self.trainable)
+        made.version, made.check = self.version, self.check
+        return made
+
     def __repr__(self) -> str:
         return f"Stored({self.name}, {self.dtype.name}{list(self.shape)})"
 

@@ -372,7 +372,8 @@ def reshape(x: Any, shape: int | Sequence[int]) -> Value:
 def permute(x: Any, axes: Sequence[int]) -> Value:
     """The axes in the order given."""
     x = as_value(x)
-    return _permute(x, axes=[_axis("permute", x, a, x.ndim) for a in axes])
+    n = len(x.shape)
+    return _permute(x, axes=tuple([a if 0 <= a < n else _axis("permute", x, a, n) for a in axes]))
 
 
 def transpose(x: Any, axes: Sequence[int] | None = None) -> Value:

@@ -41,7 +41,8 @@ def _relu_back_shape(x: Spec, y: Spec, h: Spec) -> Spec:
 
 def _t(x: Value) -> Value:
     """The last two axes swapped."""
-    return permute(x, [*range(x.ndim - 2), x.ndim - 1, x.ndim - 2])
+    last = len(x.shape) - 1
+    return permute(x, (*range(last - 1), last, last - 1))
 
 
 def _back(g: Value, x: Value, y: Value) -> list[Value | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 
 import numpy as np
@@ -427,3 +428,34 @@ def test_errors_name_what_was_wrong(model, data):
     with pytest.raises(gl.DataError, match="id 7"):
         tape, loss = taped(model, data[0][:2], np.array([0, 7]))
         sgd(tape.backward(loss), model.parameters())
+
+
+def test_writing_elsewhere_ends_no_tape(model, data):
+    """Gradients may be added up over several losses of one tape."""
+    x, y = data
+    sums = [gl.parameter(np.zeros(p.shape), f"{p.name}.sum", trainable=False) for p in model.parameters()]
+
+    def add(grads, weight):
+        return ops.accumulate(gl.constant(1.0), *[v for s, g in zip(sums, grads, strict=True) for v in (s, g)])
+
+    with gl.grad_tape() as tape:
+        first = ops.cross_entropy(model(gl.tensor(x[:32])), gl.tensor(y[:32]))
+        second = ops.cross_entropy(model(gl.tensor(x[32:])), gl.tensor(y[32:]))
+        total = first + second
+    for loss in (first, second):
+        tape.backward(loss).commit(("add",), model.parameters(), add, {})
+    both = tape.backward(total)
+    for p, s in zip(model.parameters(), sums, strict=True):
+        assert np.allclose(both[p].numpy(), s.numpy(), atol=1e-6)
+
+
+def test_models_are_copied_without_their_programs(model, data):
+    x, y = data
+    taped(model, x, y)[1].numpy()
+    twin = copy.deepcopy(model)
+    before = model.parameters()[0].numpy()
+    tape, loss = taped(twin, x, y)
+    sgd(tape.backward(loss), twin.parameters())
+    assert np.array_equal(model.parameters()[0].numpy(), before)
+    assert not np.array_equal(twin.parameters()[0].numpy(), before)
+    assert twin.parameters()[0].stored.array.ctypes.data % 64 == 0
