@@ -36,7 +36,7 @@ from ..base.settings import core_count, switches
 from ..data.dataset import generator
 from ..graph.opspec import Parameter, constant, kind_of
 from ..graph.opspec import input as input_value
-from ..graph.stored import before_write
+from ..graph.stored import Stored, before_write
 from ..graph.value import Value, describe, graph_mode
 from ..nn.module import Module
 from ..optim.clip import check_max_norm, clip_weight
@@ -50,6 +50,7 @@ from .communicator import threads as thread_ranks
 from .display import rate
 from .flat import FlatArrays, take_effects
 from .split import check_exchange, threads_for
+from .trainer import structure
 
 CHECK_STEPS = 100  # the weights of all replicas are compared by checksum after so many steps
 _ORDER = 3  # the stream of generator(seed, _ORDER, pass)
@@ -317,6 +318,8 @@ class _Replica:
                 began_pass, self.state.epoch = i, i * self.ranks.size // job.count
             history.append(self._step(i))
             done = i + 1
+            if done % CHECK_STEPS == 0 or done == 1:
+                self._compare_graphs()
             if done % CHECK_STEPS == 0 or done == job.iterations:
                 self.ranks.check("the weights", self._weights())
             tenth = max(1, job.iterations // 10)
@@ -460,8 +463,31 @@ class _Replica:
                 self.ranks.broadcast(p.stored.array)
                 p.stored.version += 1
 
+    def _compare_graphs(self) -> None:
+        """TrainError when processes make different graphs of samples of the same form: they run different scripts.
+
+        Threads run one script; what differs there is meant.
+        """
+        ranks = self.ranks
+        if ranks.size == 1 or ranks.kind != "rank":
+            return
+        with _building:
+            mine = {repr(key): checksum(repr(structure(one.updates, _called))) for key, one in self._locals.items()}
+        seen: dict[str, str] = {}
+        for rank, theirs in enumerate(ranks.gather(mine)):
+            for key, outline in theirs.items():
+                if seen.setdefault(key, outline) != outline:
+                    raise TrainError(
+                        f"rank {rank} makes another graph than those before it of samples {key}; need the same "
+                        "forward_fn, loss_fn and target_fn on all"
+                    )
+
     def _weights(self) -> str:
         return checksum(*(p.stored.array for p in self._all()))
+
+
+def _called(stored: Stored) -> Hashable:
+    return (stored.name, stored.shape, stored.dtype.name, stored.trainable)
 
 
 # ---- samples ----------------------------------------------------------------------------------------------------
