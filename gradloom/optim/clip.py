@@ -10,12 +10,16 @@ import numpy as np
 
 from .. import ops
 from ..base.errors import SettingError
-from ..graph.opspec import constant
 from ..graph.value import Value
 
 if TYPE_CHECKING:
     from .optimizer import Optimizer
     from .state import Gradients
+
+
+def is_one(weight: Any) -> bool:
+    """Nothing is divided by it."""
+    return isinstance(weight, (int, float)) and weight == 1
 
 
 def check_max_norm(max_norm: float) -> float:
@@ -39,7 +43,7 @@ def clip_weight(norm: Value | Sequence[Value], weight: Value, max_norm: float) -
         return weight
     if not isinstance(norm, Value):
         norm = ops.grad_norm(weight, *norm)
-    return weight * ops.maximum(norm / constant(np.float32(max_norm)), constant(np.float32(1.0)))
+    return weight * ops.maximum(ops.div(norm, max_norm), 1.0)
 
 
 def clip_grad_norm(grads: Gradients | Optimizer, max_norm: float) -> Any:
@@ -54,7 +58,8 @@ def clip_grad_norm(grads: Gradients | Optimizer, max_norm: float) -> Any:
         return grads.clip(max_norm)
     grads = cast("Gradients", grads)
     found = [g for g in grads.values() if g is not None]
-    weight = grads.weight if isinstance(grads.weight, Value) else constant(np.float32(grads.weight))
-    norm = ops.grad_norm(constant(np.float32(1.0)), *found)  # each is divided by the weight already
-    grads.weight = clip_weight(norm, weight, max_norm)
+    norm = ops.grad_norm(1.0, *found)  # each is divided by the weight already
+    if not math.isinf(max_norm):
+        excess = ops.maximum(norm / max_norm, 1.0)
+        grads.weight = excess if is_one(grads.weight) else grads.weight * excess
     return norm

@@ -13,7 +13,7 @@ from ..base.errors import DTypeError, GradientError, GraphError, SettingError, S
 from ..graph.opspec import Parameter, constant, setting, stored_value
 from ..graph.stored import Stored
 from ..graph.value import Value
-from .clip import clip_weight
+from .clip import clip_weight, is_one
 from .schedules import Memory, Plateau
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class OptimizerState:
 
     def add(self, grads: Gradients, weight: Any = None) -> None:
         """Add gradients to the sums of the window; see Optimizer.accumulate."""
-        weighted, clipped = weight is not None, not _is_one(grads.weight)
+        weighted, clipped = weight is not None, not is_one(grads.weight)
         if self._weighted is not None and self._weighted != weighted:
             seen = ("without", "with") if weighted else ("with", "without")
             raise GradientError(
@@ -317,7 +317,3 @@ class OptimizerState:
 
 
 _MEMORY = ("rate", "best", "bad", "cooling")
-
-
-def _is_one(weight: Any) -> bool:
-    return isinstance(weight, (int, float)) and weight == 1
