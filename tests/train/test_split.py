@@ -219,6 +219,24 @@ def test_an_error_of_one_rank_ends_all():
         assert isinstance(error, TrainError) and "replica 1 differs from replica 0 in the graph" in str(error)
 
 
+def test_an_error_inside_a_step_ends_all_and_leaves_the_weights():
+    x = np.random.default_rng(0).integers(0, 50, (40, 6))
+    x[23, 2] = 50  # in the second step, in micro-batch 0 of 4
+
+    def run(ranks):
+        net = gl.nn.Sequential(gl.nn.Embedding(50, 8), gl.nn.Flatten(), gl.nn.Linear(48, 3))
+        rows = gl.data.Dataset(x, np.arange(40) % 3)
+        trainer = gl.Trainer(net, optimizer=gl.optim.SGD(lr=0.1), accumulate=4, communicator=ranks, threads=1)
+        with pytest.raises((DataError, TrainError)) as caught:
+            gl.epoch(trainer, rows, batch_size=20, micro_batch_size=5)
+        return str(caught.value), trainer.steps, {n: a.tobytes() for n, a in net.state_dict().items()}
+
+    first, second, third = on_ranks(3, run)
+    assert "id 50 at position 20 is out of range; need 0..49" in first[0]
+    assert "replica 0 failed with IndexOutOfRange" in second[0] and "replica 0 failed" in third[0]
+    assert first[1:] == second[1:] == third[1:] and first[1] == 1
+
+
 def test_rank_0_alone_hears():
     heard = [[], []]
 
