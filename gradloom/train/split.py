@@ -350,8 +350,13 @@ class Split:
         rows = min(micro_size, end - first - j * micro_size)
         step, ids = self._micro_for(source, rows, batch_size, micro_size)
         settings = self._settings(first, end, micro_size, j)
-        _, outputs = step.run.run_many(1, settings)
         places = exchange.places(exchange.mine)
+        try:
+            _, outputs = step.run.run_many(1, settings)
+        except NotFinite:  # with check 2: the guard on the sums shall find it
+            exchange.mine.stored[len(exchange.parameters) + len(exchange.buffers)].array[...] = np.nan  # the total
+            places["stop"][...] = self._pending is not None
+            return step, settings
         for array in places.values():
             array[...] = 0
         places["stop"][...] = self._pending is not None
