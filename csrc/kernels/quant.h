@@ -26,17 +26,30 @@ alignas(64) inline constexpr uint32_t kBits[32] = {
 
 inline I low(I x, int32_t mask) { return x & I::set1(mask); }
 
+// A function of the low four bits: its sixteen values in a register where a lookup is one instruction, else computed.
+template <class Fn> struct OfFourBits {
+#if defined(GL_ISA_AVX512)
+  F values;
+  explicit OfFourBits(Fn fn) : values{fn(I::iota())} {}
+  F operator()(I x) const { return lookup(values, x); }
+#else
+  Fn fn;
+  F operator()(I x) const { return fn(low(x, 15)); }
+#endif
+};
+template <class Fn> OfFourBits(Fn) -> OfFourBits<Fn>;
+
 // Four bits a number: the first half of the block in the low ones.
 template <bool offset> struct Q4 {  // q4_0: d (q - 8); q4_1: d q + m
   static constexpr int64_t kElements = 32, kBytes = offset ? 20 : 18;
   template <class Put> static void chunk(const uint8_t* block, int, Put put) {
     const F d = F::set1(half_at(block)), m = F::set1(offset ? half_at(block + 2) : 0.0f);
     const uint8_t* const q = block + (offset ? 4 : 2);
-    auto number = [&](I x) { return offset ? d * to_f32(x) + m : d * to_f32(x - I::set1(8)); };
+    const OfFourBits number{[&](I x) { return offset ? d * to_f32(x) + m : d * to_f32(x - I::set1(8)); }};
 #pragma GCC unroll 2
     for (int i = 0; i < 16; i += F::N) {
       const I x = load_bytes(q + i);
-      put(i, number(low(x, 15)));
+      put(i, number(x));
       put(i + 16, number(shift_right_logical(x, 4)));
     }
   }
@@ -51,15 +64,16 @@ template <bool offset> struct Q5 {  // q5_0: d (q - 16); q5_1: d q + m
     int32_t word;
     std::memcpy(&word, q - 4, 4);
     const I high = I::set1(word);
+    const OfFourBits less{[&](I x) { return offset ? d * to_f32(x) + m : d * to_f32(x - I::set1(16)); }};
+    const OfFourBits more{[&](I x) { return offset ? d * to_f32(x | I::set1(16)) + m : d * to_f32(x); }};
     auto number = [&](I x, int at) {
       const I bit = high & I::load(reinterpret_cast<const int32_t*>(kBits + at));
-      x = x | select(ne(bit, I::zero()), I::set1(16), I::zero());
-      return offset ? d * to_f32(x) + m : d * to_f32(x - I::set1(16));
+      return select(ne(bit, I::zero()), more(x), less(x));
     };
 #pragma GCC unroll 2
     for (int i = 0; i < 16; i += F::N) {
       const I x = load_bytes(q + i);
-      put(i, number(low(x, 15), i));
+      put(i, number(x, i));
       put(i + 16, number(shift_right_logical(x, 4), i + 16));
     }
   }
@@ -131,9 +145,9 @@ struct Q4K {  // d s q - dmin m; chunks 2 i and 2 i + 1 share 32 bytes
     const F scale = F::set1(s.scale), min = F::set1(s.min);
     const uint8_t* const q = block + 16 + 32 * (c / 2);
     const int shift = 4 * (c % 2);
+    const OfFourBits number{[&](I x) { return scale * to_f32(x) - min; }};
 #pragma GCC unroll 4
-    for (int i = 0; i < 32; i += F::N)
-      put(i, scale * to_f32(low(shift_right_logical(load_bytes(q + i), shift), 15)) - min);
+    for (int i = 0; i < 32; i += F::N) put(i, number(shift_right_logical(load_bytes(q + i), shift)));
   }
 };
 
@@ -145,10 +159,12 @@ struct Q5K {  // as q4_k; the fifth bit of chunk c is bit c of 32 bytes
     const uint8_t* const q = block + 48 + 32 * (c / 2);
     const int shift = 4 * (c % 2);
     const I bit = I::set1(1 << c);
+    const OfFourBits less{[&](I x) { return scale * to_f32(x) - min; }};
+    const OfFourBits more{[&](I x) { return scale * to_f32(x | I::set1(16)) - min; }};
 #pragma GCC unroll 4
     for (int i = 0; i < 32; i += F::N) {
-      const I high = select(ne(load_bytes(block + 16 + i) & bit, I::zero()), I::set1(16), I::zero());
-      put(i, scale * to_f32(low(shift_right_logical(load_bytes(q + i), shift), 15) | high) - min);
+      const I x = shift_right_logical(load_bytes(q + i), shift);
+      put(i, select(ne(load_bytes(block + 16 + i) & bit, I::zero()), more(x), less(x)));
     }
   }
 };

@@ -76,6 +76,8 @@ template <> struct Vec<int32_t> {
   void store_n(int32_t* p, int n) const { _mm512_mask_storeu_epi32(p, lanes_on(n), v); }
 };
 
+// values[index & 15], lane by lane.
+inline Vec<float> lookup(Vec<float> values, Vec<int32_t> index) { return {_mm512_permutexvar_ps(index.v, values.v)}; }
 inline Vec<float> select(LaneMask m, Vec<float> a, Vec<float> b) { return {_mm512_mask_blend_ps(m.m, b.v, a.v)}; }
 inline Vec<int32_t> select(LaneMask m, Vec<int32_t> a, Vec<int32_t> b) {
   return {_mm512_mask_blend_epi32(m.m, b.v, a.v)};
