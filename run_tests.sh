@@ -11,8 +11,10 @@ full=false
 
 [ -d .venv ] || "${PYTHON:-python3}" -m venv .venv
 .venv/bin/pip install --quiet --upgrade pip
-.venv/bin/pip install --quiet -e '.[test,dev]'
-$full && .venv/bin/pip install --quiet torch==2.13.0 -e '.[mpi]'
+extras=test,dev
+$full && extras+=,mpi
+.venv/bin/pip install --quiet -e ".[$extras]"
+$full && .venv/bin/pip install --quiet torch==2.13.0
 py=.venv/bin/python
 
 if [ "${1:-}" = "--client" ]; then

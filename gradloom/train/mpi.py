@@ -64,6 +64,11 @@ def _mpi(timeout: float) -> Any:
             "parallel='mpi': this MPI was started without MPI_THREAD_MULTIPLE; take one that has it (the package "
             "mpich) and leave mpi4py.rc.thread_level alone"
         )
+    if MPI.COMM_WORLD.size < launched():
+        raise BackendError(
+            f"parallel='mpi': mpiexec started {launched()} processes, but mpi4py's MPI sees {MPI.COMM_WORLD.size}: "
+            f"they belong to different MPIs; mpi4py has {MPI.Get_library_version().split(chr(10))[0].strip()}"
+        )
     return MPI
 
 

@@ -199,6 +199,16 @@ def test_without_mpi4py_the_message_says_what_to_install() -> None:
 
 
 @needs_mpi
+def test_an_mpiexec_of_another_mpi_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process would train alone and all would write the same file."""
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
+    code = "from gradloom.train.communicator import communicator\ncommunicator('mpi')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.returncode == 1
+    assert "BackendError: parallel='mpi': mpiexec started 3 processes, but mpi4py's MPI sees 1" in done.stderr
+
+
+@needs_mpi
 def test_without_mpiexec_there_is_one_rank() -> None:
     code = (
         "from gradloom.train.communicator import communicator\nranks = communicator('mpi')\n"
