@@ -1,5 +1,7 @@
 """Optimisers in a loop of one's own: against PyTorch, against the trainer, accumulated and clipped."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -300,3 +302,42 @@ def test_a_resumed_loop_is_an_uninterrupted_one(tmp_path, name):
     gl.load(optimizer, tmp_path / "o.safetensors")
     train(second, optimizer, 6, 10)
     assert same(weights(whole), weights(second)) and optimizer.steps == 10 and optimizer.epoch == 3
+
+
+IRIS = Path(__file__).parents[3] / "shared" / "data" / "tabular" / "iris.csv"
+RATES = {"sgd": 0.2, "momentum": 0.05, "adam": 0.02, "adamw": 0.02}
+
+
+@pytest.mark.skipif(not IRIS.exists(), reason="needs iris.csv of the shared data")
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_iris_is_learnt_with_each(name, schedule):
+    """The eager loop on real data, clipped; the same bits a second time."""
+    table = gl.data.read_table(IRIS, seed=0)
+    rate, total = RATES[name], 40 * 5
+    lr = {
+        "constant": schedules.Constant(rate, warmup=10),
+        "linear": schedules.Linear(rate, total, warmup=10),
+        "cosine": schedules.Cosine(rate, total, warmup=10),
+        "step": schedules.Step(rate, 20, 0.5, by="epoch"),
+        "exponential": schedules.Exponential(rate, 0.97, by="epoch"),
+        "plateau": schedules.Plateau(rate, 0.5, 3),
+    }[schedule]
+    found = []
+    for _ in range(2):
+        model = gl.nn.Sequential(gl.nn.Linear(4, 16, activation="relu"), gl.nn.Linear(16, 3)).init(0)
+        optimizer = OPTIMIZERS[name][0](model.parameters(), lr)
+        for _ in range(40):
+            loss = 0.0
+            batches = gl.data.DataLoader(table.train.data, table.train.labels, batch_size=32, shuffle=True, seed=0)
+            for x, y in batches:
+                loss_of_batch, grads = slopes(model, x, y)
+                clip_grad_norm(grads, 1.0)
+                optimizer.step(grads)
+                loss += float(loss_of_batch) * len(x)
+            optimizer.epoch += 1
+            optimizer.observe(loss / table.train.n)
+        found.append(weights(model))
+    with gl.no_grad():
+        guessed = model(gl.tensor(table.train.data)).numpy().argmax(-1)
+    assert (guessed == table.train.labels).mean() > 0.9 and same(*found)
