@@ -66,7 +66,7 @@ class OptimizerState:
         }
         self._known: set[Stored] = set()
         self._loaded: dict[str, np.ndarray] = {}  # of parameters that are not registered yet
-        self._window: dict[Stored, Parameter] = {}  # what was accumulated in a loop of one's own
+        self._window: dict[Stored, Parameter] = {}  # what was accumulated since the last step
         self._weighted: bool | None = None  # whether with weights; None while the window is empty
         self._max_norm = math.inf  # of the window's step
         self._runner: type[Gradients] | None = None
@@ -118,6 +118,25 @@ class OptimizerState:
             pairs += [self.weight, weight]
         return ops.accumulate(setting("keep"), *pairs)
 
+    def join(self, parameters: Iterable[Parameter], first: bool) -> None:
+        """Gradients of these parameters are about to be accumulated; `first`: they open a window."""
+        if first:
+            self.drop_window()
+        else:
+            self._clear_late(parameters)
+        self._window.update((p.stored, p) for p in parameters)
+
+    def others(self, parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
+        """What the window holds besides these parameters."""
+        mine = {p.stored for p in parameters}
+        return tuple(p for stored, p in self._window.items() if stored not in mine)
+
+    def _clear_late(self, parameters: Iterable[Parameter]) -> None:
+        """What joins a window that is open finds nothing of an earlier one in its sum."""
+        for p in parameters:
+            if p.stored not in self._window and p.stored in self.sums:
+                self.sums[p.stored].stored.array[...] = 0
+
     def _moments_of(self, p: Parameter) -> dict[str, Parameter]:
         self.register([p])  # which may bring loaded moments
         if p.stored not in self.moments:
@@ -155,9 +174,7 @@ class OptimizerState:
             )
         reached = self._reached(grads, "accumulate")
         if self._window:
-            for p in reached:
-                if p.stored not in self._window and p.stored in self.sums:
-                    self.sums[p.stored].stored.array[...] = 0  # of an earlier window
+            self._clear_late(reached)
 
         def build(found: Sequence[Value], divisor: Value) -> tuple[Value, ...]:
             if clipped:

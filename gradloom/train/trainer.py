@@ -47,6 +47,7 @@ class Step:
     has_predictions: bool
     outputs: list[Value]
     updates: tuple[Value, ...]
+    parameters: tuple[Parameter, ...] = ()  # those with a gradient
 
 
 @dataclass(frozen=True)
@@ -309,6 +310,8 @@ class Trainer:
     # ---- running -------------------------------------------------------------------------------------------
 
     def _run(self, step: Step, micro: _Micro, count: int, backward: bool) -> tuple[int, list[np.ndarray]]:
+        if backward and self._keeps_gradients:
+            self.optimizer_state.join(step.parameters, micro.first)
         settings = self._settings(micro, count, backward)
         try:
             return step.run.run_many(count, settings, CALL_SECONDS)
@@ -353,6 +356,7 @@ class Trainer:
         self._held = self._in_window + count
         if micro.update:
             self.optimizer_state.steps += count
+            self.optimizer_state.drop_window()
             self._in_window = self._window_rows = 0
         else:
             self._in_window += count
@@ -406,12 +410,16 @@ class Trainer:
 
     def _step_for(self, source: RowSource | FeedSource, rows: int, backward: bool, update: bool) -> Step:
         key: Hashable = (source.key, rows, backward, update)
-        built = None
+        built: _Built | None = None
+        others: tuple[Parameter, ...] = ()
         if self.dynamic:
             built = self._build(source, rows, backward)
-            key = (key, structure([*built[0], *([] if built[1] is None else built[1])]))
+            if update and self._in_window:  # another graph's parameters may be in the window, too
+                others = self.optimizer_state.others(built[2])
+            wires = structure([*built[0], *([] if built[1] is None else built[1])])
+            key = (key, wires, tuple(p.stored for p in others))
         if key not in self._steps:
-            self._steps[key] = self._compile(built or self._build(source, rows, backward), rows, update)
+            self._steps[key] = self._compile(built or self._build(source, rows, backward), rows, update, others)
         return self._steps[key]
 
     def _outputs(self, x: Value, backward: bool) -> Value:
@@ -463,19 +471,25 @@ class Trainer:
         if isinstance(source, RowSource) and (pred.ndim == 2 or source.data.has_ids):
             source.data.check_labels(pred.shape[-1])
 
-    def _compile(self, built: _Built, rows: int, update: bool) -> Step:
+    def _compile(self, built: _Built, rows: int, update: bool, others: tuple[Parameter, ...] = ()) -> Step:
         outputs, grads, parameters = built
         updates: tuple[Value, ...] = ()
         if grads is not None:
             total, weight = outputs[0], outputs[1]
             guard = ops.guard(total, weight, *grads)
-            updates = self._updates(parameters, grads, weight, guard, update)
+            updates = self._updates(parameters, grads, weight, guard, update, others)
             outputs = [*outputs, guard]
         run = compile_program(outputs, updates, **self.options)
-        return Step(run, rows, self.loss == "cross_entropy", outputs, updates)
+        return Step(run, rows, self.loss == "cross_entropy", outputs, updates, parameters)
 
     def _updates(
-        self, parameters: tuple[Parameter, ...], grads: list[Value], weight: Value, norm: Value, update: bool
+        self,
+        parameters: tuple[Parameter, ...],
+        grads: list[Value],
+        weight: Value,
+        norm: Value,
+        update: bool,
+        others: tuple[Parameter, ...],
     ) -> tuple[Value, ...]:
         sums, total = list(grads), weight
         measured: Value | None = norm
@@ -486,7 +500,8 @@ class Trainer:
             total = weight if self._is_total else updates[-1]
             measured = None
         if update:
-            updates = (*updates, *self._update(parameters, sums, total, measured))
+            sums += [self.optimizer_state.sums[p.stored] for p in others]
+            updates = (*updates, *self._update((*parameters, *others), sums, total, measured))
         return updates
 
     def _update(

@@ -132,6 +132,26 @@ def test_an_optimiser_with_parameters_trains_those():
     assert changed == {"3.weight", "3.bias", *buffers} and buffers
 
 
+def test_fit_and_a_loop_take_turns():
+    """One state: what fit accumulates is not left for the loop, and what the loop accumulated not for fit."""
+    model = net()
+    optimizer = gl.optim.SGD(model.parameters(), lr=0.1)
+
+    def grads():
+        with gl.grad_tape() as tape:
+            loss = gl.ops.cross_entropy(model(gl.tensor(X)), gl.tensor(Y))
+        return tape.backward(loss)
+
+    for _ in range(2):
+        fit(model, optimizer, 1, batch_size=12, micro_batch_size=4)
+        optimizer.step(grads())
+    assert optimizer.steps == 6
+    optimizer.accumulate(grads())
+    fit(model, optimizer, 1, batch_size=12, micro_batch_size=4)
+    with pytest.raises(gl.GradientError, match="step: there are no gradients"):
+        optimizer.step()
+
+
 def saved(**change):
     model = net()
     optimizer = gl.optim.AdamW(model.parameters())

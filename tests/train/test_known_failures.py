@@ -64,6 +64,30 @@ def test_unequal_micro_batches_add_up(backend, kind, micro, weighted):
         np.testing.assert_allclose(found[1][1][name], whole, rtol=0, atol=2e-6, err_msg=name)
 
 
+def test_windows_of_different_graphs(backend):
+    """Dynamic graphs that reach different parameters: a window holds its own sums, and updates all that it reached."""
+    for windows in (
+        ["ab", "ab"],
+        ["ab", "a"],
+        ["a", "ab"],
+        ["a", "b"],
+        ["ab", "ab", "a", "ab"],
+        ["ab", "ab", "a", "a"],
+    ):
+        both = {name: gl.parameter(np.ones(2), name=name) for name in "ab"}
+        used = []
+
+        def model(x, both=both, used=used):
+            terms = [x * both[name] for name in used[-1]]
+            return sum(terms[1:], terms[0])
+
+        trainer = gl.Trainer(model, "sum", gl.optim.SGD(lr=1.0), accumulate=2, dynamic=True, backend=backend)
+        for names in windows:
+            used.append(names)
+            trainer.step(np.ones((1, 2)))
+        assert [1 - both[name].numpy()[0] for name in "ab"] == ["".join(windows).count(name) for name in "ab"]
+
+
 def test_a_batch_without_counting_rows_changes_nothing(backend):
     net = mlp()
     before = state(net)
