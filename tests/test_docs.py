@@ -59,3 +59,10 @@ def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert (tmp_path / "net.safetensors").exists() and 0 <= names["hist"][-1].val.accuracy <= 1
     exec(second, names)
     assert [float(v) for v in names["run"](a=3.0, b=4.0)] == [16.0, 12.0]
+
+
+def test_the_page_of_optimisers_runs() -> None:
+    names: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "optimizers.md").read_text(), re.S):
+        exec(block, names)
+    assert float(names["loss"]) < 0.6 and names["opt"].steps == 31 and names["history"]
