@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -63,15 +64,15 @@ class Exchange:
 
     parameters: tuple[Parameter, ...]
     buffers: tuple[Parameter, ...]
-    mine: FlatArrays  # of one micro-batch: gradients, buffers, then total, weight, stop, losses, weights, predictions
-    sums: FlatArrays  # of the whole step
+    flat: FlatArrays  # of one micro-batch, then of the step: gradients, buffers, total, weight, and the _PLACES
     reduction: Reduction
     update: Any
 
-    def places(self, flat: FlatArrays) -> dict[str, np.ndarray]:
+    @cached_property
+    def places(self) -> dict[str, np.ndarray]:
         """The pieces that no program reads: stop [], losses and weights [micro-batches], predictions [ids]."""
         first = len(self.parameters) + len(self.buffers) + 2
-        return {name: s.array for name, s in zip(_PLACES, flat.stored[first:], strict=True)}
+        return {name: s.array for name, s in zip(_PLACES, self.flat.stored[first:], strict=True)}
 
 
 _PLACES = ("stop", "losses", "weights", "predictions")
@@ -230,8 +231,7 @@ class Split:
 
     def _isa(self) -> str | None:
         """The instruction set that programs are compiled for: others give other bits."""
-        options = {k: v for k, v in self.trainer.options.items() if k != "backend"}
-        return choose_isa(switches(**options).isa)
+        return choose_isa(switches(isa=self.trainer.options.get("isa")).isa)
 
     # ---- running ---------------------------------------------------------------------------------------------
 
@@ -297,7 +297,7 @@ class Split:
     @property
     def flats(self) -> list[FlatArrays]:
         """What this rank holds to exchange; the reductions' own buffers are `reduction_bytes`."""
-        return [flat for found in self._exchanges.values() for flat in (found.mine, found.sums)]
+        return [found.flat for found in self._exchanges.values()]
 
     @property
     def reduction_bytes(self) -> int:
@@ -316,11 +316,11 @@ class Split:
             if j < count:
                 with self.own():
                     self._compute(exchange, source, first, end, batch_size, micro_size, j)
-                exchange.reduction.add(exchange.mine.array)
+                exchange.reduction.add(exchange.flat.array)
             else:
                 exchange.reduction.add(None)
-        exchange.reduction.finish(exchange.sums.array)
-        places = exchange.places(exchange.sums)
+        exchange.reduction.finish(exchange.flat.array)
+        places = exchange.places
         if places["stop"] != 0:
             self.settle()
         settings = trainer.optimizer_state.settings()
@@ -346,15 +346,15 @@ class Split:
     def _compute(
         self, exchange: Exchange, source: RowSource, first: int, end: int, batch_size: int, micro_size: int, j: int
     ) -> tuple[Step, dict[str, Any]]:
-        """Micro-batch j of rows first..end, into exchange.mine."""
+        """Micro-batch j of rows first..end, into exchange.flat."""
         rows = min(micro_size, end - first - j * micro_size)
         step, ids = self._micro_for(source, rows, batch_size, micro_size)
         settings = self._settings(first, end, micro_size, j)
-        places = exchange.places(exchange.mine)
+        places = exchange.places
         try:
             _, outputs = step.run.run_many(1, settings)
         except NotFinite:  # with check 2: the guard on the sums shall find it
-            exchange.mine.stored[len(exchange.parameters) + len(exchange.buffers)].array[...] = np.nan  # the total
+            exchange.flat.stored[len(exchange.parameters) + len(exchange.buffers)].array[...] = np.nan  # the total
             places["stop"][...] = self._pending is not None
             return step, settings
         for array in places.values():
@@ -375,7 +375,7 @@ class Split:
         with self.own():
             for j in range(ranks.rank, -(-(end - first) // micro_size), ranks.size):
                 step, settings = self._compute(exchange, source, first, end, batch_size, micro_size, j)
-                if not np.isfinite(exchange.mine.array).all():
+                if not np.isfinite(exchange.flat.array).all():
                     found = (j, trainer._first_bad(step, settings))
                     break
         causes = [cause for cause in ranks.gather(found) if cause is not None]
@@ -454,27 +454,27 @@ class Split:
             with agreed(self.communicator):
                 rows = min(micro_size, source.data.n)
                 graph = _Graph(self.trainer, source, rows)
-                parts = self._lay(graph, -(-batch_size // micro_size), batch_size)
-                update, ended = self._ending(graph, parts[1])
+                flat = self._lay(graph, -(-batch_size // micro_size), batch_size)
+                update, ended = self._ending(graph, flat)
             self.compare_once("the graph", ("step", *key), self.outline, [*graph.values, *ended])
-            reduction = self.communicator.reduction(parts[0].array.size, self.exchange == "ordered")
-            found = Exchange(graph.parameters, graph.buffers, *parts, reduction, update)
+            reduction = self.communicator.reduction(flat.array.size, self.exchange == "ordered")
+            found = Exchange(graph.parameters, graph.buffers, flat, reduction, update)
             self._exchanges[key] = found
         return self._exchanges[key]
 
-    def _lay(self, graph: _Graph, micros: int, rows: int) -> tuple[FlatArrays, FlatArrays]:
+    def _lay(self, graph: _Graph, micros: int, rows: int) -> FlatArrays:
         pieces: list[tuple[str, tuple[int, ...]]] = [(f"{p.stored.name}.grad", p.shape) for p in graph.parameters]
         pieces += [(f"{p.stored.name}.next", p.shape) for p in graph.buffers]
         shapes: tuple[tuple[int, ...], ...] = ((), (micros,), (micros,), (rows * graph.ids,))
         pieces += [("total", ()), ("weight", ()), *zip(_PLACES, shapes, strict=True)]
-        return FlatArrays(pieces), FlatArrays(pieces)
+        return FlatArrays(pieces)
 
-    def _ending(self, graph: _Graph, sums: FlatArrays) -> tuple[Any, list[Value]]:
-        """The program that ends a step: a guard on the sums, the optimiser's update, the buffers."""
+    def _ending(self, graph: _Graph, flat: FlatArrays) -> tuple[Any, list[Value]]:
+        """The program that ends a step, on sums: a guard, the optimiser's update, the buffers."""
         trainer = self.trainer
         many, more = len(graph.parameters), len(graph.buffers)
-        grads, nexts = sums.values[:many], sums.values[many : many + more]
-        total, weight = sums.values[many + more : many + more + 2]
+        grads, nexts = flat.values[:many], flat.values[many : many + more]
+        total, weight = flat.values[many + more : many + more + 2]
         norm = ops.guard(total, weight, *grads)
         divisor = constant(1.0) if trainer._is_total else weight
         updates = trainer._update(graph.parameters, list(grads), divisor, None if trainer._is_total else norm)
@@ -493,7 +493,7 @@ class Split:
                 graph = _Graph(self.trainer, source, rows)
                 if graph.written != [p.stored for p in (*exchange.parameters, *exchange.buffers)]:
                     raise GraphError(f"the graph of {rows} rows trains other parameters than that of {micro_size} rows")
-                into = exchange.mine.values[: len(graph.values)]
+                into = exchange.flat.values[: len(graph.values)]
                 updates = ops.assign(*(v for pair in zip(into, graph.values, strict=True) for v in pair))
                 run = compile_program(graph.outputs, updates, **self.trainer.options)
                 step = Step(run, rows, graph.ids > 0, graph.outputs, updates)

@@ -120,5 +120,5 @@ def test_the_plan_counts_what_is_exchanged(tmp_path):
         return planned.trained, planned.gradients, planned.inputs
 
     trained, gradients, inputs = on_ranks(2, run)[0]
-    assert gradients >= 3 * trained  # one micro-batch, the sum, and the reduction's own
+    assert gradients >= 2 * trained  # the sum, and what the reduction of threads holds
     assert inputs < trained + (1 << 16)
