@@ -30,17 +30,19 @@ def check_max_norm(max_norm: float) -> float:
     return float(max_norm)
 
 
-def clip_weight(norm: Value | Sequence[Value], weight: Value, max_norm: float) -> Value:
+def clip_weight(norm: Value | Sequence[Value], weight: Value, max_norm: float | Value) -> Value:
     """The weight to divide by instead, so that gradients / weight have a global norm of at most max_norm.
 
     norm: the global norm of gradients / weight, f32[] (what ops.guard and ops.grad_norm give), or the gradients.
     weight: f32[]. Returns weight * max(1, norm / max_norm), f32[], which the update op divides by in any case: clipping
     writes no gradient. PyTorch's clip_grad_norm_ (Pascanu et al., arXiv 1211.5063) without its 1e-6. With max_norm inf,
-    the weight itself. Raises SettingError for a max_norm that is not above 0.
+    the weight itself. max_norm may be a scalar of the graph (a setting). Raises SettingError for a max_norm that is not
+    above 0.
     """
-    max_norm = check_max_norm(max_norm)
-    if math.isinf(max_norm):
-        return weight
+    if not isinstance(max_norm, Value):
+        max_norm = check_max_norm(max_norm)
+        if math.isinf(max_norm):
+            return weight
     if not isinstance(norm, Value):
         norm = ops.grad_norm(weight, *norm)
     return weight * ops.maximum(ops.div(norm, max_norm), 1.0)

@@ -205,14 +205,16 @@ class OptimizerState:
 
     def _apply(self) -> None:
         runner, parameters, key = self._whole_window("step")
-        max_norm = self._max_norm
+        bound = {} if math.isinf(self._max_norm) else {"opt.max_norm": self._max_norm}
 
         def build() -> tuple[Sequence[Value], tuple[Value, ...]]:
             weight, sums = self._summed(parameters)
             guard = ops.guard(weight, weight, *sums)
-            return [guard], self.update(parameters, sums, clip_weight(guard, weight, max_norm))
+            if bound:
+                weight = clip_weight(guard, weight, setting("opt.max_norm"))
+            return [guard], self.update(parameters, sums, weight)
 
-        runner.run_updates((self, "apply", max_norm, *key), build, self.settings())
+        runner.run_updates((self, "apply", bool(bound), *key), build, self.settings() | bound)
         self.drop_window()
 
     def _whole_window(self, what: str) -> tuple[type[Gradients], list[Parameter], tuple[Any, ...]]:

@@ -178,6 +178,26 @@ def test_accumulation_without_weights_adds_as_pytorch_does():
         np.testing.assert_allclose(mine.reshape(p.shape), p.detach().numpy(), rtol=1e-4, atol=1e-6)
 
 
+def test_another_bound_or_rate_compiles_nothing():
+    model = net()
+    optimizer = gl.optim.SGD(model.parameters(), lr=schedules.Cosine(0.1, 50))
+
+    def once(bound):
+        optimizer.accumulate(slopes(model, X, Y)[1])
+        optimizer.accumulate(slopes(model, X, Y)[1])
+        clip_grad_norm(optimizer, bound)
+        optimizer.step()
+        grads = slopes(model, X, Y)[1]
+        clip_grad_norm(grads, bound)
+        optimizer.step(grads)
+
+    once(0.5)
+    before = gl.stats().compiled
+    for i in range(5):
+        once(0.1 + i)
+    assert gl.stats().compiled == before
+
+
 def test_zero_grad_drops_what_was_accumulated():
     a, b = net(), net()
     one, other = gl.optim.SGD(a.parameters(), lr=0.5), gl.optim.SGD(b.parameters(), lr=0.5)
