@@ -123,6 +123,20 @@ def test_schedules_that_watch_the_loss():
     assert on_ranks(2, run) == [plain] * 2
 
 
+def test_an_optimiser_with_a_state_of_its_own_goes_on():
+    def run(parallel):
+        net = mlp().init(3)
+        optimizer = gl.optim.Adam(net.parameters(), lr=0.01)
+        settings = {"batch_size": 64, "micro_batch_size": 16, "seed": 3, "progress": False, "threads": 1}
+        for _ in range(2):
+            gl.fit(net, data(mlp), optimizer=optimizer, parallel=parallel, **settings)
+        return {name: array.tobytes() for name, array in net.state_dict().items()}, optimizer.state.steps
+
+    plain = run(None)
+    assert plain[1] == 6
+    assert on_ranks(2, run) == [plain] * 2
+
+
 def test_fast_is_equal_to_noise_and_the_same_on_all_ranks():
     def run(ranks, exchange):
         net = mlp()
