@@ -252,6 +252,10 @@ class Value:
     def mean(self, axes: Any = None, keepdims: bool = False) -> Value:
         return _operators["mean"](self, axes, keepdims)
 
+    def detach(self) -> Value:
+        """The same numbers, through which no gradient flows back."""
+        return _operators["detach"](self) if self.dtype.is_float else self
+
 
 def define_operators(**functions: Callable[..., Value]) -> None:
     """ops/ gives values their arithmetic; graph/ itself imports no op."""

@@ -541,4 +541,4 @@ def _whole(x: Value, entry: Any, axis: int) -> int:
     return i % extent
 
 
-define_operators(getitem=getitem, reshape=reshape, transpose=transpose, permute=permute)
+define_operators(getitem=getitem, reshape=reshape, transpose=transpose, permute=permute, detach=detach)

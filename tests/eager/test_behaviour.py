@@ -525,6 +525,27 @@ def test_detach_stops_the_gradient_and_keeps_the_value():
     np.testing.assert_array_equal(y.detach().numpy(), y.numpy())
 
 
+def test_a_forward_that_detaches_works_in_both_styles():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            y = self.fc(x)
+            return y.detach() * y + self.fc.weight.detach().sum()
+
+    net, x = Net().init(0), data(8)[0]
+    with gl.grad_tape() as tape:
+        loss = gl.ops.mean(net(gl.tensor(x)))
+    grads = tape.backward(loss)
+    graph = gl.ops.mean(net(gl.input("x", x.shape)))
+    expected = gl.compile([graph, *gl.gradients(graph, net.parameters())])(x=x)
+    np.testing.assert_array_equal(loss.numpy(), expected[0])
+    for p, g in zip(net.parameters(), expected[1:], strict=True):
+        np.testing.assert_array_equal(grads[p].numpy(), g)
+
+
 # ---- layers in both modes --------------------------------------------------------------------------------
 
 
