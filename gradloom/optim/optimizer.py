@@ -20,7 +20,7 @@ from ..base.errors import GraphError, SettingError
 from ..graph.opspec import Parameter, setting, stored_value
 from ..graph.stored import Stored
 from ..graph.value import Value
-from .schedules import Memory, Plateau
+from .schedules import Memory
 from .state import Gradients, OptimizerState
 
 Schedule = float | Callable[[int, int], float]
@@ -70,21 +70,17 @@ class Optimizer(ABC):
 
     def at(self, step: int, epoch: int, memories: Mapping[str, Memory] | None = None) -> dict[str, float]:
         """The settings of one step, as "opt.lr" -> number; `step` counts from 0. memories: what plateaus have seen."""
-        found = {}
-        for name, value in self.settings.items():
-            if callable(value):
-                if memories and name in memories and isinstance(value, Plateau):
-                    value = value.recall(memories[name], step, epoch)
-                else:
-                    value = value(step, epoch)
-            found[f"opt.{name}"] = self.check(name, value)
+        found = {f"opt.{name}": self.one(name, step, epoch, memories) for name in self.settings}
         found["opt.t"] = step + 1
         return found
 
-    @property
-    def constant(self) -> bool:
-        """No setting is a schedule."""
-        return not any(callable(v) for v in self.settings.values())
+    def one(self, name: str, step: int, epoch: int, memories: Mapping[str, Memory] | None = None) -> float:
+        """One setting of one step; see `at`."""
+        value = self.settings[name]
+        if callable(value):
+            seen = memories.get(name) if memories else None
+            value = value(step, epoch) if seen is None else value.recall(seen, step, epoch)  # type: ignore[attr-defined]
+        return self.check(name, value)
 
     def make_state(self, parameters: Sequence[Parameter]) -> dict[str, list[Parameter]]:
         """State name -> one zeroed array per parameter."""

@@ -83,9 +83,27 @@ class OptimizerState:
                 self.parameters.append(p)
                 self._take_loaded(len(self.parameters) - 1)
 
-    def settings(self, ahead: int = 0) -> dict[str, float]:
-        """The optimiser's settings for the step after `ahead` more: "opt.lr" -> number."""
-        return self.optimizer.at(self.steps + ahead, self.epoch, self.memories)
+    def settings(self) -> dict[str, float]:
+        """The optimiser's settings for the next step: "opt.lr" -> number."""
+        return self.optimizer.at(self.steps, self.epoch, self.memories)
+
+    def settings_ahead(self, count: int) -> dict[str, float | np.ndarray]:
+        """The settings of the next `count` steps of this epoch: a number, or one for each where it changes."""
+        optimizer, steps = self.optimizer, range(self.steps, self.steps + count)
+        found: dict[str, float | np.ndarray] = {}
+        for name, value in optimizer.settings.items():
+            if not callable(value):
+                found[f"opt.{name}"] = optimizer.check(name, value)
+                continue
+            if name in self.memories:
+                column = [optimizer.one(name, step, self.epoch, self.memories) for step in steps]
+            else:
+                column = [value(step, self.epoch) for step in steps]
+            for number in {min(column), max(column)} if _plain(column) else column:
+                optimizer.check(name, number)
+            found[f"opt.{name}"] = np.array(column, np.float64)
+        found["opt.t"] = np.arange(self.steps + 1, self.steps + 1 + count)
+        return found
 
     def observe(self, loss: float) -> None:
         """An epoch has ended with this loss: for Plateau schedules."""
@@ -333,6 +351,11 @@ class OptimizerState:
         if array.shape != (len(_MEMORY),) or array.dtype.kind != "f" or np.isnan(array).any():
             raise SettingError(f"load: plateau.{name} is {array.dtype}{list(array.shape)}; need f64[{len(_MEMORY)}]")
         return dict(zip(_MEMORY, array.astype(np.float64).tolist(), strict=True))
+
+
+def _plain(column: list[Any]) -> bool:
+    """Floats without NaN, so that the least and the largest speak for all."""
+    return all(type(x) is float and x == x for x in column)
 
 
 _MEMORY = ("rate", "best", "bad", "cooling")

@@ -342,13 +342,7 @@ class Trainer:
         settings["keep"] = np.where((each == 0) & micro.first, 0.0, 1.0)
         if not micro.update:
             return settings
-        if self.optimizer.constant:
-            settings |= self.optimizer_state.settings()
-            settings["opt.t"] = self.steps + 1 + each
-        else:
-            table = [self.optimizer_state.settings(i) for i in range(count)]
-            settings |= {k: np.array([row[k] for row in table]) for k in table[0]}
-        return settings
+        return settings | self.optimizer_state.settings_ahead(count)
 
     def _count(self, micro: _Micro, count: int, backward: bool) -> None:
         if not backward or not count:
