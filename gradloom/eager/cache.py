@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..graph.opspec import Parameter
 from ..graph.value import Node, graph_mode
 
 if TYPE_CHECKING:
@@ -115,3 +116,12 @@ class Cache:
 
 _caches: weakref.WeakSet[Cache] = weakref.WeakSet()
 common = Cache()  # of what reads no parameter
+
+
+def cache_of(parameter: Parameter | None) -> Cache:
+    """Where a parameter's programs are kept."""
+    if parameter is None:
+        return common
+    if parameter.programs is None:
+        parameter.programs = Cache()
+    return parameter.programs

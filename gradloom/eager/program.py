@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import struct
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..base.dtypes import DType
-from ..base.errors import NonFiniteError
-from ..graph.opspec import input as graph_input
+from ..base.errors import BackendError, NonFiniteError, SettingError
 from ..graph.value import Value
 from ..run.cpu_backend import GuardTripped, NotFinite
 from ..run.executable import compile as compile_program
-from ..transform.rewrite import cut, gather_program
 from .cache import counts
 
 _FORMATS = {"f32": "f4x", "i32": "i4x", "i64": "q"}  # settings: words of 8 bytes
@@ -26,33 +23,19 @@ def slot_name(k: int) -> str:
     return f"input{k}"
 
 
+def slot_number(name: str) -> int:
+    return int(name.removeprefix("input"))
+
+
 class Program:
-    """Outputs and updates of a trace, compiled.
+    """Outputs and updates of a trace, compiled."""
 
-    given: computed values that are fed instead of being computed again.
-    """
+    __slots__ = ("draws", "executable", "names", "outputs", "pack", "row", "slots", "specs", "updates", "writes")
 
-    __slots__ = (
-        "__weakref__",
-        "executable",
-        "given",
-        "lock",
-        "names",
-        "outputs",
-        "pack",
-        "row",
-        "slots",
-        "specs",
-        "updates",
-        "writes",
-    )
-
-    def __init__(self, outputs: Sequence[Value], updates: Sequence[Value] = (), given: Sequence[Value] = ()) -> None:
-        self.outputs, self.updates, self.given = tuple(outputs), tuple(updates), tuple(given)
-        self.executable = self._compile()
-        arrays = self.executable.fed()
-        self.slots = [(int(k.removeprefix("input")), a) for k, a in arrays.items() if k.startswith("input")]
-        self.slots += [(-1 - int(k.removeprefix("given")), a) for k, a in arrays.items() if k.startswith("given")]
+    def __init__(self, outputs: Sequence[Value], updates: Sequence[Value] = ()) -> None:
+        self.outputs, self.updates = tuple(outputs), tuple(updates)
+        self.executable = compile_program(self.outputs, self.updates)
+        self.slots = [(slot_number(k), place) for k, place in self.executable.fed().items()]
         kinds: list[tuple[str, DType]] = [
             (k, self.executable.settings[k].dtype) for k in self.executable.settings_words
         ]  # in the order of their words
@@ -64,36 +47,34 @@ class Program:
         for spec in self.executable.outputs:
             self.specs.append((at, spec.shape, spec.dtype.numpy))
             at += spec.bytes
+        self.draws = "seed" in self.names
         self.writes = frozenset(self.executable.writes)
-        self.lock = threading.Lock()
         counts.compiled += 1
 
-    def _compile(self, **options: Any) -> Any:
-        if not self.given:
-            return compile_program(self.outputs, self.updates, **options)
-        leaves = {v: graph_input(f"given{i}", v.shape, v.dtype) for i, v in enumerate(self.given)}
-        program = cut(gather_program(self.outputs, self.updates), leaves)
-        return compile_program(program.outputs, program.effects, **options)
-
-    def run(
-        self, slots: Sequence[np.ndarray], given: Sequence[np.ndarray], settings: Mapping[str, float]
-    ) -> list[np.ndarray]:
+    def run(self, slots: Sequence[np.ndarray], settings: Mapping[str, float]) -> list[np.ndarray]:
         """The outputs. NonFiniteError, naming the first bad node, when a guard trips: then nothing is written."""
         counts.native_calls += 1
-        with self.lock:
-            for k, place in self.slots:
-                place[...] = slots[k] if k >= 0 else given[-1 - k]
-            if self.row is not None:
-                self.pack.pack_into(self.row.data, 0, *[settings[k] for k in self.names])
+        for k, place in self.slots:
+            place[...] = slots[k]
+        if self.row is not None:
             try:
-                _, record = self.executable.run_rows(1, self.row)
-            except (GuardTripped, NotFinite):
-                raise NonFiniteError(self._cause(settings)) from None
+                self.pack.pack_into(self.row.data, 0, *[settings[k] for k in self.names])
+            except (OverflowError, struct.error):
+                listed = ", ".join(f"{k}={settings[k]!r}" for k in self.names)
+                raise SettingError(f"step: among {listed} is one beyond f32; need numbers that fit") from None
+        try:
+            _, record = self.executable.run_rows(1, self.row)
+        except (GuardTripped, NotFinite):
+            raise NonFiniteError(self._cause(settings)) from None
         return [np.ndarray(shape, kind, record, at) for at, shape, kind in self.specs]
 
     def _cause(self, settings: Mapping[str, float]) -> str:
         """Run again, unshared and checked, to name the first node that is not finite."""
-        checked = self._compile(check=2, fuse=False, reuse=False, debug=0)
+        options: dict[str, Any] = {"check": 2, "fuse": False, "debug": 0}
+        try:
+            checked = compile_program(self.outputs, self.updates, reuse=False, **options)
+        except BackendError:  # more memory than there is
+            checked = compile_program(self.outputs, self.updates, **options)
         fed = {k: v for k, v in self.executable.fed().items() if k in checked.inputs}
         for name, array in fed.items():
             if array.dtype.kind == "f" and not np.all(np.isfinite(array)):
@@ -101,7 +82,7 @@ class Program:
                 return f"a tensor that goes in ({name}, {array.dtype}{list(array.shape)}) is not finite at {at}"
         checked.feed(fed)
         try:
-            checked.run_many(1, {k: settings[k] for k in checked.settings})
+            checked.run_rows(1, checked.settings_rows(1, settings) if checked.settings else None)
         except NotFinite as found:
             return str(found)
         except GuardTripped:

@@ -22,12 +22,13 @@ from ..base.dtypes import f32, f64
 from ..base.errors import GradientError, GraphError, NonFiniteError, SettingError
 from ..graph.graph import reachable
 from ..graph.opspec import Parameter, setting
+from ..graph.opspec import input as graph_input
 from ..graph.stored import Stored, before_read, before_write
 from ..graph.value import Node, Value, describe, graph_mode, recording
 from ..transform.grad import gradients
-from .cache import Cache, common
-from .program import Program
-from .trace import Tensor, Trace
+from .cache import Cache, cache_of
+from .program import Program, slot_name
+from .trace import Tensor, Trace, turn
 
 Build = Callable[[list[Value], Value], Sequence[Value]]
 WEIGHT = "gradients.weight"  # the setting that gradients are divided by
@@ -110,6 +111,10 @@ class GradTape:
         """
         if not isinstance(loss, Tensor):
             raise GradientError(f"backward: got {type(loss).__name__}; need a tensor that this tape has taken down")
+        with turn:
+            return self._backward(loss)
+
+    def _backward(self, loss: Tensor) -> Gradients:
         trace = loss.trace
         if trace is None or self._trace is None or trace.family is not self._trace.family:
             raise GradientError(
@@ -194,6 +199,15 @@ class GradTape:
         )  # fmt: skip
 
 
+def _updates(
+    build: Build, loss: Value, divisor: Value | None, grads: Sequence[Value]
+) -> tuple[Value, tuple[Value, ...]]:
+    """The guard and the updates behind it; without a divisor that is computed it is a setting."""
+    with graph_mode():
+        weight = setting(WEIGHT) if divisor is None else divisor
+        return ops.guard(loss, weight, *grads), tuple(build(list(grads), weight))
+
+
 def grad_tape(seed: int | None = None, step: int | None = None) -> GradTape:
     """`with gl.grad_tape() as tape:` what is computed inside has gradients: `tape.backward(loss)`.
 
@@ -253,7 +267,7 @@ class Gradients(Mapping[Value, "Tensor | None"]):
         self._weight: Any = 1
         self._made: dict[int, weakref.ref[Tensor]] = {}
         self._held: list[Tensor] | None = None
-        self._whole: list[Tensor] = []  # the gradients before any clipping, once they were looked at
+        self._whole: list[Tensor] = []  # the gradients before any clipping and the loss, once they were looked at
         trace.slopes.append(weakref.ref(self))
 
     # ---- the mapping -----------------------------------------------------------------------------------------
@@ -313,8 +327,8 @@ class Gradients(Mapping[Value, "Tensor | None"]):
             return []
         self._held = [self._tensor(i) for i in range(len(self))]
         if self._is_whole:
-            self._whole = self._held
-        return [t for t in self._held if id(t) not in known]
+            self._whole = [*self._held, self._trace.wrap(self._slopes.loss)]
+        return [t for t in (self._whole or self._held) if id(t) not in known]
 
     @property
     def _is_whole(self) -> bool:
@@ -327,6 +341,8 @@ class Gradients(Mapping[Value, "Tensor | None"]):
 
     @weight.setter
     def weight(self, weight: Any) -> None:
+        if isinstance(weight, Value) and not isinstance(weight, Tensor):  # of a graph: a constant, a setting
+            weight = self._trace.take(weight)
         self._weight = weight
         self._made, self._held = {}, None
 
@@ -344,33 +360,28 @@ class Gradients(Mapping[Value, "Tensor | None"]):
         not finite: then nothing is written.
         """
         trace = self._trace
-        if trace.over:
-            raise GradientError(
-                f"step: {trace.changed or 'the tape'} has changed since backward; need a new loss and its backward"
-            )
-        slopes, weight = self._slopes, self._weight
-        divisor = None
-        if isinstance(weight, Tensor) and weight.data is None and weight.trace is trace:
-            divisor = weight.symbol
-        else:
-            settings = {**settings, WEIGHT: float(weight)}
-        with trace.lock:
-            alive = trace.alive()
-            given = [t.data for t in self._whole if t.data is not None]
-            outputs = tuple(dict.fromkeys([t.symbol for t in alive]))
-            effects = tuple(trace.effects)
-            found = (key, slopes, outputs, effects, divisor, bool(given))
-            program = trace.cache.program(
-                found, lambda: self._program(parameters, build, outputs, effects, divisor, bool(given))
-            )
+        with turn:
+            if trace.over:
+                raise GradientError(
+                    f"step: {trace.changed or 'the tape'} has changed since backward; need a new loss and its backward"
+                )
+            if self._whole and all(t.data is not None for t in self._whole):
+                trace.compute()
+                program, alive, slots = self._of_computed(key, parameters, build)
+            else:
+                alive, slots = trace.alive(), trace.slots
+                program = self._of_all(key, parameters, build, alive)
+            if not isinstance(self._weight, Tensor) or WEIGHT in program.names:
+                settings = {**settings, WEIGHT: float(self._weight)}
             updated = program.writes - trace.writes  # beside what the model itself updates
             trace.settle(program.writes)
             try:
-                trace.run(program, alive, given, settings)
-            except BaseException as error:
+                trace.run(program, [(t, t.symbol) for t in alive], slots, settings)
+            except NonFiniteError as error:
                 trace.drop_effects()
-                if isinstance(error, NonFiniteError):
-                    raise NonFiniteError(f"step: {error}; nothing was written") from None
+                raise NonFiniteError(f"step: {error}; nothing was written") from None
+            except BaseException:
+                trace.drop_effects()
                 raise
             changed = trace.reader(updated)
             if changed is None:
@@ -378,25 +389,42 @@ class Gradients(Mapping[Value, "Tensor | None"]):
             else:
                 trace.release(changed)
 
-    def _program(
-        self,
-        parameters: Sequence[Parameter],
-        build: Build,
-        outputs: tuple[Value, ...],
-        effects: tuple[Value, ...],
-        divisor: Value | None,
-        fed: bool,
-    ) -> Program:
-        slopes = self._slopes
-        missing = next((p for p in parameters if p.stored not in slopes.at), None)
+    def _of_all(self, key: Hashable, parameters: Sequence[Parameter], build: Build, alive: Sequence[Tensor]) -> Program:
+        """The program from the inputs of the tape to the updates."""
+        trace, slopes, weight = self._trace, self._slopes, self._weight
+        outputs, effects = tuple(dict.fromkeys([t.symbol for t in alive])), tuple(trace.effects)
+        lazy = isinstance(weight, Tensor) and weight.data is None and weight.trace is trace
+        divisor: Value | None = weight.symbol if lazy else None
+
+        def make() -> Program:
+            grads = [slopes.symbols[i] for i in self._places(parameters)]
+            guard, updates = _updates(build, slopes.loss, divisor, grads)
+            return Program((*outputs, guard), (*effects, *updates))
+
+        return trace.cache.program((key, slopes, outputs, effects, divisor), make)
+
+    def _of_computed(
+        self, key: Hashable, parameters: Sequence[Parameter], build: Build
+    ) -> tuple[Program, list[Tensor], list[np.ndarray]]:
+        """The program from gradients that were looked at to the updates."""
+        trace, slopes = self._trace, self._slopes
+
+        def make() -> Program:
+            places = self._places(parameters)
+            with graph_mode():
+                given = [graph_input(slot_name(i), t.shape, t.dtype) for i, t in enumerate(self._whole)]
+            guard, updates = _updates(build, given[-1], None, [given[i] for i in places])
+            return Program((guard,), updates)
+
+        program = trace.cache.program((key, slopes, "computed"), make)
+        return program, [], [t.computed() for t in self._whole]
+
+    def _places(self, parameters: Sequence[Parameter]) -> list[int]:
+        at = self._slopes.at
+        missing = next((p for p in parameters if p.stored not in at), None)
         if missing is not None:
             raise GradientError(f"step: the loss does not depend on {missing.name}; need parameters with a gradient")
-        grads = [slopes.symbols[slopes.at[p.stored]] for p in parameters]
-        with graph_mode():
-            weight = setting(WEIGHT) if divisor is None else divisor
-            updates = tuple(build(list(grads), weight))
-            guard = ops.guard(slopes.loss, weight, *grads)
-        return Program((*outputs, guard), (*effects, *updates), slopes.symbols if fed else ())
+        return [at[p.stored] for p in parameters]
 
     @staticmethod
     def run_updates(
@@ -409,24 +437,18 @@ class Gradients(Mapping[Value, "Tensor | None"]):
         key: its first member owns the program; the program goes when the owner does. Answers the outputs. Raises
         NonFiniteError when a guard among them trips: then nothing is written.
         """
-        name = (id(key[0]), *key[1:])
-        cache = _homes.get(name, common)
-        program = cache.programs.get(name)
-        if program is None:
-            with graph_mode():
-                outputs, updates = build()
-            program = Program(outputs, updates)
-            leaf = next((n.outputs[0] for n in reachable(updates) if n.op.name == "parameter"), None)
-            if isinstance(leaf, Parameter):
-                if leaf.programs is None:
-                    leaf.programs = Cache()
-                cache = leaf.programs
-        made = (key[0], program)
-        program = cache.program(name, lambda: made[1])
-        _homes[name] = cache
-        before_read(program.executable.plan.tape.stored)
-        before_write(program.executable.writes)
-        return program.run((), (), settings)
+        with turn:
+            name = (id(key[0]), *key[1:])
+            cache = _homes.get(name)
+            if cache is None or key not in cache.programs:
+                with graph_mode():
+                    outputs, updates = build()
+                leaves = [n.outputs[0] for n in reachable((*outputs, *updates)) if n.op.name == "parameter"]
+                cache = _homes[name] = cache_of(next((p for p in leaves if isinstance(p, Parameter)), None))
+            program = cache.program(key, lambda: Program(outputs, updates))
+            before_read(program.executable.plan.tape.stored)
+            before_write(program.executable.writes)
+            return program.run((), settings)
 
 
 _homes: weakref.WeakValueDictionary[tuple[Any, ...], Cache] = weakref.WeakValueDictionary()

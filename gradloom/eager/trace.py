@@ -22,17 +22,17 @@ from typing import Any
 import numpy as np
 
 from .. import ops
-from ..base.dtypes import DType, i8, i32, i64, u8
+from ..base.dtypes import DType, f32, i8, i32, i64, u8
 from ..base.dtypes import dtype as as_dtype
-from ..base.errors import DTypeError, GraphError, NonFiniteError, ShapeError
+from ..base.errors import DTypeError, GradloomError, GraphError, NonFiniteError, SettingError, ShapeError
 from ..graph.graph import reachable, storage_leaf, update_target
 from ..graph.opspec import OpSpec, Parameter, kind_of
 from ..graph.opspec import constant as graph_constant
 from ..graph.opspec import input as graph_input
 from ..graph.stored import Stored, before_read, keep_promise, promise_write, tell_before_writes
-from ..graph.value import Node, Value, describe, graph_mode, recording, user_location
-from .cache import Cache, common
-from .program import Program, slot_name
+from ..graph.value import Node, Shape, Value, describe, graph_mode, recording, user_location
+from .cache import Cache, cache_of, common
+from .program import Program, slot_name, slot_number
 
 PENDING = 128  # nodes that wait outside of all tapes, at most, when a batch begins
 PENDING_MOST = 1024  # and anywhere
@@ -49,7 +49,10 @@ class _Outside:
     def record(self, op: OpSpec, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
         for x in inputs:
             if x.__class__ is Tensor and x.data is None and x.trace.family is not None:
-                return x.trace.record(op, inputs, attrs)
+                found = x.trace.record(op, inputs, attrs)
+                if x.trace.count > PENDING_MOST:
+                    x.trace.look()
+                return found
         return ambient().record(op, inputs, attrs)
 
     def value(self, data: Any) -> Value:
@@ -65,12 +68,13 @@ class Tensor(Value):
     Arithmetic and gl.ops work on it as on any Value. It never changes.
     """
 
-    __slots__ = ("data", "symbol", "trace")
+    __slots__ = ("data", "error", "symbol", "trace")
     recorder = _Outside()
 
     trace: Any  # the Trace that took it down; None: it was given
     symbol: Any  # the Value that it is called there
     data: np.ndarray | None  # None: not yet computed
+    error: GradloomError  # why it cannot be
 
     @property
     def node(self) -> Node:  # type: ignore[override]
@@ -88,8 +92,11 @@ class Tensor(Value):
         if self.data is None:
             if self.dtype.is_quantised:
                 raise DTypeError(f"tensor: {describe(self)} is not read out; need a cast to f32")
-            self.trace.look()
+            if not hasattr(self, "error"):
+                self.trace.look()
         if self.data is None:
+            if hasattr(self, "error"):
+                raise self.error
             raise GraphError(f"tensor: {describe(self)} was not looked at before {self.trace.changed} changed")
         return self.data
 
@@ -247,8 +254,6 @@ def seed(n: int) -> None:
     """
     global _seed, _steps
     if not isinstance(n, (int, np.integer)) or isinstance(n, bool):
-        from ..base.errors import SettingError
-
         raise SettingError(f"seed: {n!r} is not usable; need a whole number")
     _seed, _steps = int(n) % (1 << 63), itertools.count(1)
 
@@ -261,7 +266,7 @@ class Trace:
 
     __slots__ = (
         "__weakref__", "adopted", "cache", "changed", "count", "effects", "family", "imported", "inner", "known",
-        "lock", "nodes", "over", "paused", "pending", "random", "reads", "slopes", "slots", "stale", "streams",
+        "latest", "nodes", "over", "paused", "pending", "random", "reads", "slopes", "slots", "stale", "streams",
         "successor", "writes", "wrote",
     )  # fmt: skip
 
@@ -277,6 +282,7 @@ class Trace:
         self.stale: dict[Value, str] = {}  # inputs that stand for tensors of this tape from before a change
         self.pending: list[weakref.ref[Tensor]] = []
         self.known: weakref.WeakValueDictionary[Value, Tensor] | None = None  # symbol -> tensor that is computed
+        self.latest: list[Tensor] = []  # computed by the last look
         self.reads: dict[Parameter, int] = {}  # -> version when it was first read
         self.cache: Cache = common  # that of the first parameter which is read
         self.nodes = common.nodes
@@ -288,14 +294,15 @@ class Trace:
         self.imported: dict[Value, Value] = {}  # graph values -> their interned twins
         self.inner: list[Any] = []  # tapes opened inside of the outermost
         self.paused = 0  # no_grad
-        self.lock = threading.RLock()
 
     # ---- taking down -----------------------------------------------------------------------------------------
 
     def record(self, op: OpSpec, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
         """What the op gives: a Tensor, or a tuple of them; of an update op the parameters that it writes."""
-        if self.over:
-            return self.follow().record(op, inputs, attrs)
+        with turn:
+            return self.follow()._record(op, inputs, attrs) if self.over else self._record(op, inputs, attrs)
+
+    def _record(self, op: OpSpec, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
         values: list[Value | None] = []
         for x in inputs:
             kind = x.__class__
@@ -329,6 +336,12 @@ class Trace:
             number = self.streams[attrs["stream"]] = self.streams.get(attrs["stream"], -1) + 1
             if number:
                 attrs = {**attrs, "stream": (attrs["stream"] + number * 0x9E3779B97F4A7C15) % (1 << 62)}
+        node = self._interned(op, values, attrs)
+        for tape in self.inner:
+            tape.nodes.add(node)
+        return node
+
+    def _interned(self, op: OpSpec, values: Sequence[Value | None], attrs: Mapping[str, Any]) -> Node:
         key = (op, _frozen(attrs) if attrs else (), *values)
         try:
             held = self.nodes.get(key)
@@ -338,8 +351,6 @@ class Trace:
         node = held() if held is not None else None
         if node is None:
             node = self.cache.intern(key, lambda: op.node(values, attrs))
-        for tape in self.inner:
-            tape.nodes.add(node)
         return node
 
     def wrap(self, symbol: Value) -> Tensor:
@@ -384,7 +395,9 @@ class Trace:
 
     def slot(self, array: np.ndarray, kind: DType) -> Value:
         self.slots.append(array)
-        k, shape = len(self.slots) - 1, array.shape
+        return self._leaf(len(self.slots) - 1, array.shape, kind)
+
+    def _leaf(self, k: int, shape: Shape, kind: DType) -> Value:
         return self.cache.intern((k, shape, kind), lambda: graph_input(slot_name(k), shape, kind).node).outputs[0]
 
     def _read(self, parameter: Parameter) -> None:
@@ -396,9 +409,8 @@ class Trace:
                 _live[id(self)] = weakref.ref(self)
             self.reads[parameter] = parameter.stored.version
         if self.cache is common:
-            if parameter.programs is None:
-                parameter.programs = Cache()
-            self.cache, self.nodes = parameter.programs, parameter.programs.nodes
+            self.cache = cache_of(parameter)
+            self.nodes = self.cache.nodes
 
     def _take(self, x: Any, inputs: Sequence[Any]) -> Value | None:
         """A number, an array or a value of a graph; None for a value of a graph that stands among its like."""
@@ -418,6 +430,14 @@ class Trace:
                 f"(gl.tensor) or graph values only (gl.input); at {user_location()}"
             )
         return self._import(x)
+
+    def take(self, x: Value) -> Tensor:
+        """A graph value as a tensor of this trace."""
+        with turn:
+            symbol = self._take(x, (x,))
+            if symbol is None:
+                raise GraphError(f"tensor: {x.node.label} of a graph is fed by name; need a tensor or a number")
+            return self.wrap(symbol)
 
     def _import(self, x: Value) -> Value:
         """The interned twin of a graph value that is made of parameters, constants and settings."""
@@ -458,77 +478,121 @@ class Trace:
 
     def alive(self) -> list[Tensor]:
         """The tensors that somebody may still look at and that are not computed; pending holds them alone then."""
-        found = [t for r in self.pending if (t := r()) is not None and t.data is None and not t.dtype.is_quantised]
+        found = [
+            t
+            for r in self.pending
+            if (t := r()) is not None and t.data is None and not t.dtype.is_quantised and not hasattr(t, "error")
+        ]
         self.pending = [weakref.ref(t) for t in found]
         return found
 
     def look(self) -> None:
         """Compute what is alive; outside of all tapes that is all that was needed of it."""
-        with self.lock:
+        with turn:
             self.compute()
             if self.family is None:
                 self.release("")
 
     def compute(self) -> None:
-        """Run one program for all that is alive, and for the updates that are due."""
-        with self.lock:
+        """Run one program for all that is alive, and for the updates that are due.
+
+        Where that fails each is computed alone: one that cannot be computed does not stand in the way of others.
+        """
+        with turn:
             alive = self.alive()
             for held in self.slopes:  # who looks at one gradient looks at the others, too
                 slopes = held()
                 if slopes is not None:
                     alive += slopes.hold(alive)
-            if alive or self.effects:
-                try:
-                    self._compute(alive)
-                except NonFiniteError:  # the guard before the updates: they are left out
-                    if not self.effects:
-                        raise
-                    self.drop_effects()
-                    self._compute(alive)
-                self.remember(alive)
+            if not alive and not self.effects:
+                return
+            try:
+                self._compute_guarded(alive)
+            except GradloomError:
+                self.drop_effects()
+                for t in alive:
+                    self._compute_alone(t)
+            self.remember([t for t in alive if t.data is not None])
+
+    def _compute_alone(self, t: Tensor) -> None:
+        try:
+            self._compute([t])
+        except GradloomError as error:
+            t.error = error
+
+    def _compute_guarded(self, alive: Sequence[Tensor]) -> None:
+        try:
+            self._compute(alive)
+        except NonFiniteError:  # the guard before the updates: they are left out
+            if not self.effects:
+                raise
+            self.drop_effects()
+            self._compute(alive)
 
     def remember(self, computed: Sequence[Tensor]) -> None:
-        """These need not be computed again for a look at what depends on them."""
+        """These need not be computed again for a look at what depends on them: for as long as somebody holds them, and
+        until the next look in any case, so that a loop that looks computes one turn at a time."""
         if self.known is None:
             self.known = weakref.WeakValueDictionary()
         self.known.update((t.symbol, t) for t in computed)
+        self.latest = list(computed)
 
     def _compute(self, alive: Sequence[Tensor]) -> None:
-        outputs = tuple(dict.fromkeys([t.symbol for t in alive]))
-        effects = tuple(self.effects)
-        given = self._given_below((*outputs, *effects)) if self.known else {}
-        key = (outputs, effects, tuple(given))
-        program = self.cache.program(key, lambda: self._look(outputs, effects, tuple(given)))
+        symbols: Sequence[Value] = [t.symbol for t in alive]
+        effects, slots = tuple(self.effects), self.slots
+        if self.known:
+            found, slots = self._piece((*symbols, *effects))
+            symbols, effects = [found[v] for v in symbols], tuple(found[v] for v in effects)
+        outputs = tuple(dict.fromkeys(symbols))
+        program = self.cache.program((outputs, effects), lambda: self._look(outputs, effects))
         if effects:
             self.settle(program.writes)
-        self.run(program, alive, list(given.values()), {})
+        self.run(program, zip(alive, symbols, strict=True), slots, {})
 
-    def _look(self, outputs: tuple[Value, ...], effects: tuple[Value, ...], given: tuple[Value, ...]) -> Program:
+    @staticmethod
+    def _look(outputs: tuple[Value, ...], effects: tuple[Value, ...]) -> Program:
         if effects:
             with graph_mode():
                 written = [v for u in effects for v in u.node.inputs if v is not None and not isinstance(v, Parameter)]
                 zero, one = graph_constant(0.0), graph_constant(1.0)
-                floats = [v for v in dict.fromkeys(written) if v.dtype.name == "f32"]
+                floats = [v for v in dict.fromkeys(written) if v.dtype is f32]
                 outputs = (*outputs, ops.guard(zero, one, *floats))
-        return Program(outputs, effects, given)
+        return Program(outputs, effects)
 
-    def _given_below(self, wanted: Iterable[Value]) -> dict[Value, np.ndarray]:
-        """Computed values on the way to the wanted ones: they are not computed again."""
+    def _piece(self, wanted: Sequence[Value]) -> tuple[dict[Value, Value], list[np.ndarray]]:
+        """The wanted values as they follow from those that are computed already: what they are called in a structure of
+        its own, which is the same for every turn of a loop, and what goes in."""
         assert self.known is not None
-        found: dict[Value, np.ndarray] = {}
-        seen: set[Value] = set()
+        known: dict[Value, np.ndarray] = {}
+        needed: set[Node] = set()
         todo = list(wanted)
         while todo:
             value = todo.pop()
-            if value in seen:
-                continue
-            seen.add(value)
-            known = self.known.get(value)
-            if known is not None and known.data is not None:
-                found[value] = known.data
-            else:
+            computed = self.known.get(value)
+            if computed is not None and computed.data is not None:
+                known[value] = computed.data
+            elif value.node not in needed:
+                needed.add(value.node)
                 todo.extend(v for v in value.node.inputs if v is not None)
-        return found
+        named: dict[Value, Value] = {}
+        slots: list[np.ndarray] = []
+
+        def slot(value: Value, array: np.ndarray) -> None:
+            slots.append(array)
+            named[value] = self._leaf(len(slots) - 1, array.shape, value.dtype)
+
+        for value, array in known.items():
+            slot(value, array)
+        for node in sorted(needed, key=lambda n: n.id):
+            if node.op.name == "input":
+                slot(node.outputs[0], self.slots[slot_number(node.attrs["key"])])
+            elif node.op.leaf:
+                named[node.outputs[0]] = node.outputs[0]
+            else:
+                values = [None if v is None else named[v] for v in node.inputs]
+                for old, new in zip(node.outputs, self._interned(node.op, values, node.attrs).outputs, strict=True):
+                    named.setdefault(old, new)
+        return named, slots
 
     def settle(self, stored: Collection[Stored]) -> None:
         """Before this trace writes these arrays: what is outstanding elsewhere is done first."""
@@ -541,28 +605,25 @@ class Trace:
     def run(
         self,
         program: Program,
-        alive: Sequence[Tensor],
-        given: Sequence[np.ndarray],
+        alive: Iterable[tuple[Tensor, Value]],
+        slots: Sequence[np.ndarray],
         settings: Mapping[str, float],
-    ) -> list[np.ndarray]:
-        """Run the program, whose first outputs are the symbols of the tensors alive; answers all outputs."""
-        if program.names:
-            settings = {**self._draws(program), **settings}
-        arrays = program.run(self.slots, given, settings)
-        found = dict(zip(program.outputs, arrays, strict=False))
+    ) -> None:
+        """Run the program for these tensors, each with its output; the updates that were due are done then."""
+        if program.draws:
+            settings = {**self._draws(), **settings}
+        found = dict(zip(program.outputs, program.run(slots, settings), strict=True))
         total = program.executable.record_bytes
-        for t in alive:
-            array = found[t.symbol]
+        for t, output in alive:
+            array = found[output]
             t.data = array.copy() if total > LARGE_RECORD and 2 * array.nbytes < total else array
-        self.wrote = self.wrote or bool(self.effects)
-        self.effects.clear()
-        self.writes.clear()
-        return arrays
+        if self.effects:
+            self.wrote = True
+            self.effects.clear()
+            self.writes.clear()
 
-    def _draws(self, program: Program) -> dict[str, float]:
+    def _draws(self) -> dict[str, float]:
         """The settings of random ops: one step for all that this trace draws."""
-        if "seed" not in program.names:
-            return {}
         if self.random[0] is None or self.random[1] is None:
             wanted, step = self.random
             self.random = (_seed if wanted is None else wanted, next(_steps) if step is None else step)
@@ -580,9 +641,8 @@ class Trace:
         """These arrays are about to be written: compute what was to read them."""
         hit = self.reader(stored)
         if hit is not None and not self.over:
-            with self.lock:
-                self.compute()
-                self.release(hit)
+            self.compute()
+            self.release(hit)
 
     def reader(self, stored: Container[Stored]) -> str | None:
         """The name of a parameter among these arrays that this trace reads."""
@@ -592,11 +652,12 @@ class Trace:
         """Let go of what was taken down: all that somebody may look at is computed."""
         _live.pop(id(self), None)
         self.over, self.changed = True, changed
-        self.slots, self.pending, self.slopes = [], [], []
+        self.slots, self.pending, self.slopes, self.latest = [], [], [], []
         self.adopted, self.imported, self.reads = {}, {}, {}
         self.known = None
 
 
+turn = threading.RLock()  # of whoever takes down or computes
 _live: dict[int, weakref.ref[Trace]] = {}  # the traces that read parameters
 _local = threading.local()
 
@@ -614,9 +675,10 @@ def others(mine: Trace | None = None) -> list[Trace]:
 
 def _before_write(stored: Iterable[Stored]) -> None:
     if _live:
-        listed = set(stored)
-        for trace in others():
-            trace.overtaken(listed)
+        with turn:
+            listed = set(stored)
+            for trace in others():
+                trace.overtaken(listed)
 
 
 tell_before_writes(_before_write)

@@ -81,20 +81,6 @@ def _copy_node(node: Node, inputs: Sequence[Value | None], new: dict[Value, Valu
     return Node(node.op, inputs, node.attrs, specs, node.name, node.where, after)
 
 
-def cut(program: Program, at: Mapping[Value, Value]) -> Program:
-    """The program that finds these values given, and computes nothing for them."""
-    return _rebuild(program, lambda node, inputs: _given(node, inputs, at))
-
-
-def _given(node: Node, inputs: Sequence[Value | None], at: Mapping[Value, Value]) -> Sequence[Value] | None:
-    if not any(v in at for v in node.outputs):
-        return None
-    if all(v in at for v in node.outputs):
-        return [at[v] for v in node.outputs]
-    made = _copy_node(node, inputs, {})
-    return [at.get(old, own) for old, own in zip(node.outputs, made.outputs, strict=True)]
-
-
 def substitute(value: Value, replacements: Mapping[Value, Value]) -> Value:
     """The same expression with some of its values replaced by others of the same shape; its updates and marked losses
     come along."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import threading
 
 import numpy as np
 import pytest
@@ -459,3 +460,107 @@ def test_models_are_copied_without_their_programs(model, data):
     assert np.array_equal(model.parameters()[0].numpy(), before)
     assert not np.array_equal(twin.parameters()[0].numpy(), before)
     assert twin.parameters()[0].stored.array.ctypes.data % 64 == 0
+
+
+def test_a_loop_that_looks_compiles_one_turn():
+    """Newton's method for the square root, as far as it takes; its gradient goes through all turns."""
+
+    def root(a):
+        x = a * 0.5
+        while abs(float(x * x - a)) > 1e-4:
+            x = (x + a / x) * 0.5
+        return x
+
+    for value in (2.0, 9.0, 50.0):
+        a = gl.tensor(value)
+        with gl.grad_tape() as tape:
+            tape.watch(a)
+            x = root(a)
+        assert float(x) == pytest.approx(np.sqrt(value), rel=1e-4)
+        assert float(tape.backward(x)[a]) == pytest.approx(0.5 / np.sqrt(value), rel=1e-3)
+        if value == 2.0:
+            before = gl.stats()
+    a = gl.tensor(3.0)
+    with gl.grad_tape():
+        for _ in range(40):
+            a = a + a / 100.0
+            float(a)
+        middle = gl.stats()
+        for _ in range(40):
+            a = a + a / 100.0
+            float(a)
+    assert gl.stats().compiled == middle.compiled and middle.compiled - before.compiled < 12
+    assert float(a) == pytest.approx(3.0 * 1.01**80, rel=1e-5)
+
+
+def test_what_cannot_be_computed_stands_in_nobodys_way():
+    table = gl.parameter(np.eye(3), "table")
+    bad = ops.get_rows(table, gl.tensor([0, 7]))
+    good = gl.tensor(1.0) + 1.0
+    with pytest.raises(gl.DataError, match="id 7"):
+        bad.numpy()
+    assert float(good) == 2.0
+    with pytest.raises(gl.DataError, match="id 7"):
+        bad.numpy()
+    assert float(gl.tensor(2.0) * 2.0) == 4.0
+
+
+def test_after_a_step_that_failed_the_tape_goes_on(model, data):
+    x, y = data
+    w = model.parameters()[0]
+    with gl.grad_tape() as tape:
+        loss = ops.sum(ops.log(ops.sum(w) * 0.0)) + ops.cross_entropy(model(gl.tensor(x)), gl.tensor(y))
+        good = ops.cross_entropy(model(gl.tensor(x)), gl.tensor(y))
+    with pytest.raises(gl.NonFiniteError):
+        sgd(tape.backward(loss), model.parameters())
+    before = w.numpy()
+    sgd(tape.backward(good), model.parameters())
+    assert not np.array_equal(w.numpy(), before)
+
+
+def test_threads_train_models_of_their_own(data):
+    x, y = data
+
+    def train(out, i):
+        net = gl.nn.Sequential(gl.nn.Linear(4, 16, activation="relu"), gl.nn.Linear(16, 3)).init(i)
+        for _ in range(30):
+            tape, loss = taped(net, x, y)
+            sgd(tape.backward(loss), net.parameters())
+        out[i] = [p.numpy() for p in net.parameters()]
+
+    alone, together = {}, {}
+    for i in range(4):
+        train(alone, i)
+    threads = [threading.Thread(target=train, args=(together, i)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    for i in range(4):
+        assert all(np.array_equal(a, b) for a, b in zip(alone[i], together[i], strict=True))
+
+
+def test_threads_share_a_model(model, data):
+    x, _ = data
+    expected = [model(gl.tensor(x[: i + 1])).numpy() for i in range(8)]
+    wrong = []
+
+    def ask(i):
+        wrong.extend(i for _ in range(50) if not np.array_equal(model(gl.tensor(x[: i + 1])).numpy(), expected[i]))
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert wrong == []
+
+
+def test_a_weight_may_be_a_value_of_a_graph(model, data):
+    tape, loss = taped(model, *data)
+    grads = tape.backward(loss)
+    grads.weight = gl.constant(2.0)
+    other = tape.backward(loss)
+    p = model.parameters()[0]
+    assert np.array_equal(grads[p].numpy() * 2, other[p].numpy())
+    sgd(grads, model.parameters())
