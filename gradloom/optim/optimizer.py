@@ -177,6 +177,13 @@ class SGD(Optimizer):
         self.state_names = ("m",) if callable(momentum) or momentum else ()
         super().__init__(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay)
 
+    def check(self, name: str, value: float) -> float:
+        """As ever; momentum needs its array from the start."""
+        number = super().check(name, value)
+        if name == "momentum" and number and not self.state_names:
+            raise SettingError(f"SGD: momentum={value!r} for one that was made without; need SGD(momentum=...)")
+        return number
+
     def update(
         self, parameters: Sequence[Value], grads: Sequence[Value], weight: Value, state: dict[str, list[Parameter]]
     ) -> tuple[Value, ...]:
