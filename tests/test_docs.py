@@ -66,3 +66,17 @@ def test_the_page_of_optimisers_runs() -> None:
     for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "optimizers.md").read_text(), re.S):
         exec(block, names)
     assert float(names["loss"]) < 0.6 and names["opt"].steps == 31 and names["history"]
+
+
+def test_the_page_of_the_eager_style_runs() -> None:
+    import numpy as np
+
+    text = (ROOT / "docs" / "eager.md").read_text()
+    loop = re.search(r"\n\n((?:    .*\n)+)", text)
+    assert loop
+    code = re.sub(r"^    ", "", loop[1], flags=re.M)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((600, 4)).astype(np.float32)
+    names: dict = {"x_train": x, "y_train": x[:, :3].argmax(-1)}
+    exec("import gradloom as gl\n" + code.replace("lr=1e-3", "lr=1e-2"), names)
+    assert float(names["loss"]) < 1.0 and names["gl"].stats().reused > 0

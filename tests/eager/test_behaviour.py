@@ -388,23 +388,50 @@ def test_looking_changes_no_bit(looked):
         np.testing.assert_array_equal(a, b)
 
 
-def test_gradients_are_those_of_the_graph_bit_for_bit():
-    x, y = data(32)
-    models = [
-        mlp(),
-        nn.Sequential(nn.Linear(4, 8, activation="gelu"), nn.LayerNorm(8), nn.Linear(8, 3)).init(1),
-        nn.Sequential(nn.Linear(4, 8), nn.BatchNorm(8), nn.ReLU(), nn.Linear(8, 3)).init(2),
-    ]
-    for net in models:
-        leaf, labels = gl.input("x", x.shape), gl.input("y", y.shape, "i32")
-        graph_loss = gl.ops.cross_entropy(net(leaf), labels)
-        expected = gl.compile([graph_loss, *gl.gradients(graph_loss, net.parameters())])(x=x, y=y)
+class Attends(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(9, 12), nn.RMSNorm(12)
+        self.attend, self.head = nn.MultiheadAttention(12, 4, kv_heads=2, causal=True), nn.Linear(12, 3)
+
+    def forward(self, ids):
+        h = self.embed(ids)
+        return self.head(gl.ops.mean(h + self.attend(self.norm(h)), 1))
+
+
+@pytest.mark.parametrize("kind", ["mlp", "layer norm", "batch norm", "convolutions", "attention"])
+def test_gradients_are_those_of_the_graph_bit_for_bit(kind):
+    (x, y), rng = data(32), np.random.default_rng(0)
+    if kind == "convolutions":
+        x = rng.standard_normal((32, 2, 8, 8)).astype(np.float32)
+    if kind == "attention":
+        x = rng.integers(0, 9, (32, 6)).astype(np.int32)
+    net = {
+        "mlp": mlp,
+        "layer norm": lambda: nn.Sequential(nn.Linear(4, 8, activation="gelu"), nn.LayerNorm(8), nn.Linear(8, 3)),
+        "batch norm": lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm(8), nn.ReLU(), nn.Linear(8, 3)),
+        "convolutions": lambda: nn.Sequential(
+            nn.Conv2d(2, 5, 3, padding="same", activation="relu"), nn.BatchNorm(5), nn.MaxPool2d(2),
+            nn.Conv2d(5, 4, 3), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(4, 3),
+        ),
+        "attention": Attends,
+    }[kind]().init(1)  # fmt: skip
+    leaf, labels = gl.input("x", x.shape, "i32" if kind == "attention" else "f32"), gl.input("y", y.shape, "i32")
+    graph_loss = gl.ops.cross_entropy(net(leaf), labels)
+    run = gl.compile([graph_loss, *gl.gradients(graph_loss, net.parameters())])
+    for _ in range(2):
+        state = net.state_dict()
+        expected = run(x=x, y=y)
+        updated = net.state_dict()
+        net.load_state_dict(state)
         with gl.grad_tape() as tape:
             loss = loss_of(net, x, y)
         grads = tape.backward(loss)
         assert float(loss) == float(expected[0])
         for p, g in zip(net.parameters(), expected[1:], strict=True):
             np.testing.assert_array_equal(grads[p].numpy(), g)
+        for name, array in net.state_dict().items():  # running statistics
+            np.testing.assert_array_equal(array, updated[name], err_msg=name)
 
 
 def test_a_second_backward_is_the_first():
