@@ -320,10 +320,14 @@ class OpSpec:
         return slots[position] if position < fixed else slots[fixed + (position - fixed) % (len(slots) - fixed)]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return REGISTRY.__getitem__, (self.name,)  # copies of a graph share its ops
+        return _registered, (self.name,)  # copies of a graph share its ops
 
     def __repr__(self) -> str:
         return f"op({self.name})"
+
+
+def _registered(name: str) -> OpSpec:
+    return REGISTRY[name]
 
 
 def _overwrites(text: str | Mapping[str, str], outputs: tuple[Slot, ...]) -> dict[str, tuple[str, ...]]:
@@ -507,6 +511,9 @@ class Parameter(Value):
         super().__init__(node, index, shape, dtype)
         self.stored: Stored = node.attrs["stored"]
         self.programs: Any = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return stored_value, (self.stored,)  # a copy, also in another process, is a leaf of its own
 
     @property
     def trainable(self) -> bool:

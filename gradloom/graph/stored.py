@@ -176,8 +176,22 @@ class Stored:
         made.version, made.check = self.version, self.check
         return made
 
+    def __reduce__(self) -> tuple[object, ...]:
+        if not self.array.flags.writeable:
+            raise GraphError(
+                f"parameter {self.name}: it is read from a file and not pickled; need the file where it goes"
+            )
+        before_read((self,))
+        return _unpickled, (self.name, self.array, self.dtype, self.trainable, self.version)
+
     def __repr__(self) -> str:
         return f"Stored({self.name}, {self.dtype.name}{list(self.shape)})"
+
+
+def _unpickled(name: str, array: np.ndarray, kind: DType, trainable: bool, version: int) -> Stored:
+    stored = Stored(name, array, kind, trainable)
+    stored.version = version
+    return stored
 
 
 def dequantised(data: np.ndarray, kind: DType, shape: tuple[int, ...]) -> np.ndarray:

@@ -28,10 +28,14 @@ ACTIVATIONS: dict[str, Callable[[Value], Value]] = {
 
 def _activation(name: str | None) -> Callable[[Value], Value]:
     if name is None:
-        return lambda x: x
+        return _same
     if name not in ACTIVATIONS:
         raise SettingError(f"activation: {name!r} is not known; need one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
+
+
+def _same(x: Value) -> Value:
+    return x
 
 
 def _pair(value: int | Sequence[int]) -> tuple[int, int]:
@@ -227,28 +231,26 @@ class Standardize(Module):
         mean_array, std_array = np.asarray(mean, np.float32), np.asarray(std, np.float32)
         if not np.all(std_array > 0):
             raise SettingError("Standardize: std holds values that are not positive; need std > 0")
-        self.mean = self.parameter(mean_array.shape, lambda rng, shape: mean_array, trainable=False)
-        self.scale = self.parameter(std_array.shape, lambda rng, shape: 1 / std_array, trainable=False)
+        self.mean = self.parameter(mean_array.shape, filled(mean_array), trainable=False)
+        self.scale = self.parameter(std_array.shape, filled(1 / std_array), trainable=False)
 
     def forward(self, x: Value) -> Value:
         return (x - self.mean) * self.scale
 
 
-def _activation_module(function: Callable[[Value], Value], doc: str) -> type[Module]:
-    class Activation(Module):
-        def forward(self, x: Value) -> Value:
-            return function(x)
+def _activation_module(name: str, function: Callable[[Value], Value], doc: str) -> type[Module]:
+    def forward(self: Module, x: Value) -> Value:
+        return function(x)
 
-    Activation.__doc__ = doc
-    return Activation
+    return type(name, (Module,), {"__module__": __name__, "__doc__": doc, "forward": forward})
 
 
-ReLU = _activation_module(ops.relu, "max(x, 0)")
-GELU = _activation_module(ops.gelu, "x * Phi(x), by erf")
-SiLU = _activation_module(ops.silu, "x * sigmoid(x)")
-Sigmoid = _activation_module(ops.sigmoid, "1 / (1 + exp(-x))")
-Tanh = _activation_module(ops.tanh, "tanh(x)")
-Softmax = _activation_module(ops.softmax, "softmax over the last axis")
+ReLU = _activation_module("ReLU", ops.relu, "max(x, 0)")
+GELU = _activation_module("GELU", ops.gelu, "x * Phi(x), by erf")
+SiLU = _activation_module("SiLU", ops.silu, "x * sigmoid(x)")
+Sigmoid = _activation_module("Sigmoid", ops.sigmoid, "1 / (1 + exp(-x))")
+Tanh = _activation_module("Tanh", ops.tanh, "tanh(x)")
+Softmax = _activation_module("Softmax", ops.softmax, "softmax over the last axis")
 
 
 class Sequential(Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,16 +37,32 @@ _changes = 0  # counts changes to any tree of modules, so that what was found in
 
 def uniform(bound: float) -> Init:
     """U(-bound, bound)."""
-    return lambda rng, shape: rng.uniform(-bound, bound, shape)
+    return partial(_uniform, bound)
 
 
 def normal(std: float = 1.0) -> Init:
     """N(0, std^2)."""
-    return lambda rng, shape: rng.standard_normal(shape) * std
+    return partial(_normal, std)
 
 
-def filled(value: float) -> Init:
-    return lambda rng, shape: np.full(shape, value)
+def filled(value: float | np.ndarray) -> Init:
+    """One number everywhere, or these numbers."""
+    return partial(_filled, value)
+
+
+# Functions of the module, so that models can be pickled.
+
+
+def _uniform(bound: float, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return rng.uniform(-bound, bound, shape)
+
+
+def _normal(std: float, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return rng.standard_normal(shape) * std
+
+
+def _filled(value: float | np.ndarray, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return np.full(shape, value)
 
 
 class Module:
@@ -81,6 +98,9 @@ class Module:
         if _holds(value) or _holds(self.__dict__.get(name)):
             _changes += 1
         object.__setattr__(self, name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_drawn_at": -1, "_paths_at": -1, "_paths_below": {}}  # a copy looks for itself
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise GraphError(f"{type(self).__name__} has no forward; need a method forward(self, x)")

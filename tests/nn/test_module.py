@@ -1,5 +1,10 @@
 """Modules: names, initialisation, modes, sharing."""
 
+import copy
+import pickle
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -349,3 +354,62 @@ def test_nested_calls_look_nothing_up_twice(monkeypatch):
     net(x)
     monkeypatch.setattr(nn.Module, "children", lambda self: pytest.fail("walked the tree"))
     net(x)
+
+
+def zoo():
+    return nn.Sequential(
+        nn.Standardize([1, 2, 3, 4], [2, 2, 2, 2]), nn.Linear(4, 6, activation="gelu"), nn.BatchNorm(6), nn.ReLU(),
+        nn.Dropout(0.5), nn.Linear(6, 6, bias=False), nn.LayerNorm(6), nn.RMSNorm(6), nn.Softmax(), nn.Linear(6, 3),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("fitted", [False, True])
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+def test_copies_of_a_model_go_their_own_way(how, fitted):
+    x, y = data()
+    options = {"epochs": 2, "batch_size": 4, "progress": False}
+    net = zoo()
+    if fitted:
+        gl.fit(net, (x, y), **options)
+    made = copy.deepcopy(net) if how == "deepcopy" else pickle.loads(pickle.dumps(net))
+    assert list(made.state_dict()) == list(net.state_dict())
+    assert [type(m).__name__ for m in made.modules()] == [type(m).__name__ for m in net.modules()]
+    np.testing.assert_array_equal(gl.predict(made, x), gl.predict(net, x))
+    before = net.state_dict()
+    gl.fit(made, (x, y), **options)
+    for name, array in net.state_dict().items():
+        np.testing.assert_array_equal(array, before[name])
+    expected = made.state_dict()
+    gl.fit(net, (x, y), **options)
+    for name, array in net.state_dict().items():
+        np.testing.assert_array_equal(array, expected[name])
+
+
+def test_shared_parts_stay_shared_in_a_copy():
+    shared = nn.Linear(4, 4)
+    net = copy.deepcopy(nn.Sequential(shared, nn.Tanh(), shared)).init(0)
+    assert net[0] is net[2] and list(net.named_parameters()) == ["0.weight", "0.bias"]
+    assert net[0].weight is not shared.weight
+
+
+def test_a_pickle_goes_to_another_process(tmp_path):
+    """Node numbers of the process that it comes from mean nothing there."""
+    x, y = data()
+    net = zoo()
+    gl.fit(net, (x, y), epochs=1, batch_size=4, progress=False)
+    (tmp_path / "model.pickle").write_bytes(pickle.dumps((net, x, y, gl.predict(net, x))))
+    code = f"""
+import pickle, numpy as np
+net, x, y, expected = pickle.load(open({str(tmp_path / "model.pickle")!r}, "rb"))
+import gradloom as gl
+np.testing.assert_array_equal(gl.predict(net, x), expected)
+net.train()
+gl.fit(net, (x, y), epochs=1, batch_size=4, progress=False)
+opt = gl.optim.SGD(net.parameters(), lr=0.1)
+with gl.grad_tape() as tape:
+    loss = gl.ops.cross_entropy(net(gl.tensor(x)), gl.tensor(y))
+opt.step(tape.backward(loss))
+print(float(loss) > 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["True"], done.stderr
