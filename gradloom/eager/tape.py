@@ -46,6 +46,7 @@ class _Slopes:
     symbols: tuple[Value, ...]  # the gradients
     reads: tuple[Parameter, ...]
     at: Mapping[Stored | int, int]
+    count: int  # of the parameters
 
 
 class GradTape:
@@ -127,7 +128,7 @@ class GradTape:
                 "change, or compute the loss again"
             )
         slopes = self._slopes(trace, loss)
-        if trace.wrote:
+        if trace.turns:
             for p in slopes.reads:
                 if p.stored.version != trace.reads[p]:
                     raise GradientError(f"backward: {p.name} has changed since the tape read it; need a new loss")
@@ -196,6 +197,7 @@ class GradTape:
         return _Slopes(
             scalar, keys, tuple(p for p, _ in total.values()), tuple(g for _, g in total.values()),
             tuple(p for p in reads if isinstance(p, Parameter)), {k: i for i, k in enumerate(keys)},
+            sum(isinstance(k, Stored) for k in keys),
         )  # fmt: skip
 
 
@@ -267,7 +269,7 @@ class Gradients(Mapping[Value, "Tensor | None"]):
         self._weight: Any = 1
         self._made: dict[int, weakref.ref[Tensor]] = {}
         self._held: list[Tensor] | None = None
-        self._whole: list[Tensor] = []  # the gradients before any clipping and the loss, once they were looked at
+        self._whole: list[Tensor] = []  # the gradients before any clipping and the loss, where they are kept
         trace.slopes.append(weakref.ref(self))
 
     # ---- the mapping -----------------------------------------------------------------------------------------
@@ -327,8 +329,13 @@ class Gradients(Mapping[Value, "Tensor | None"]):
             return []
         self._held = [self._tensor(i) for i in range(len(self))]
         if self._is_whole:
-            self._whole = [*self._held, self._trace.wrap(self._slopes.loss)]
-        return [t for t in (self._whole or self._held) if id(t) not in known]
+            self._keep_whole()
+        return [t for t in (*self._held, *self._whole) if id(t) not in known]
+
+    def _keep_whole(self) -> None:
+        held = self._held if self._is_whole else None
+        made = held or [self._trace.wrap(g) for g in self._slopes.symbols]
+        self._whole = [*made, self._trace.wrap(self._slopes.loss)]
 
     @property
     def _is_whole(self) -> bool:
@@ -353,19 +360,22 @@ class Gradients(Mapping[Value, "Tensor | None"]):
     ) -> None:
         """Run ONE program: all that is alive on the tape, the guard over loss and gradients, and the updates.
 
-        key: stands for `parameters` and `build`; hashable. parameters: those to update, each with a gradient.
-        build(grads, weight) makes the update nodes from one gradient (a graph value) per parameter, to be divided by
-        the scalar `weight`; it is called only when this structure was not seen before under this key. settings: of the
-        nodes that build made, by name. Raises NonFiniteError, naming the first bad node, when the loss or a gradient is
-        not finite: then nothing is written.
+        key: stands for `parameters` and `build`; hashable. parameters: those to update, each with a gradient;
+        where they are not all, the other gradients are kept for another commit. build(grads, weight) makes the update
+        nodes from one gradient (a graph value) per parameter, to be divided by the scalar `weight`; it is called only
+        when this structure was not seen before under this key. settings: of the nodes that build made, by name. Raises
+        NonFiniteError, naming the first bad node, when the loss or a gradient is not finite: then nothing is written.
         """
         trace = self._trace
         with turn:
-            if trace.over:
+            computed = self._whole and all(t.data is not None for t in self._whole)
+            if trace.over and not computed:
                 raise GradientError(
                     f"step: {trace.changed or 'the tape'} has changed since backward; need a new loss and its backward"
                 )
-            if self._whole and all(t.data is not None for t in self._whole):
+            if not self._whole and len(parameters) < self._slopes.count:
+                self._keep_whole()  # another optimiser may want the others
+            if computed:
                 trace.compute()
                 program, alive, slots = self._of_computed(key, parameters, build)
             else:

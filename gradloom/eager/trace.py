@@ -26,7 +26,7 @@ from ..base.dtypes import DType, f32, i8, i32, i64, u8
 from ..base.dtypes import dtype as as_dtype
 from ..base.errors import DTypeError, GradloomError, GraphError, NonFiniteError, SettingError, ShapeError
 from ..graph.graph import reachable, storage_leaf, update_target
-from ..graph.opspec import OpSpec, Parameter, kind_of
+from ..graph.opspec import OpSpec, Parameter, kind_of, stored_value
 from ..graph.opspec import constant as graph_constant
 from ..graph.opspec import input as graph_input
 from ..graph.stored import Stored, before_read, keep_promise, promise_write, tell_before_writes
@@ -266,8 +266,8 @@ class Trace:
 
     __slots__ = (
         "__weakref__", "adopted", "cache", "changed", "count", "effects", "family", "imported", "inner", "known",
-        "latest", "nodes", "over", "paused", "pending", "random", "reads", "slopes", "slots", "stale", "streams",
-        "successor", "writes", "wrote",
+        "latest", "nodes", "over", "paused", "pending", "pinned", "random", "reads", "slopes", "slots", "stale",
+        "streams", "successor", "turns", "writes",
     )  # fmt: skip
 
     def __init__(self, family: object = None, seed: int | None = None, step: int | None = None) -> None:
@@ -289,7 +289,8 @@ class Trace:
         self.slopes: list[weakref.ref[Any]] = []  # the Gradients that were asked for
         self.effects: list[Value] = []  # updates to carry out
         self.writes: set[Stored] = set()  # what they write
-        self.wrote = False  # some were carried out
+        self.turns: dict[Stored, int] = {}  # how often this trace has written an array
+        self.pinned: list[Tensor] = []
         self.streams: dict[Any, int] = {}  # of random ops: how often each was used
         self.imported: dict[Value, Value] = {}  # graph values -> their interned twins
         self.inner: list[Any] = []  # tapes opened inside of the outermost
@@ -309,9 +310,7 @@ class Trace:
             if kind is Tensor:
                 values.append(x.symbol if x.trace is self else self.adopt(x))
             elif kind is Parameter:
-                if x not in self.reads or self.writes:
-                    self._read(x)
-                values.append(x)
+                values.append(x if x in self.reads and not self.writes and not self.turns else self._read(x))
             elif x is None:
                 values.append(None)
             else:
@@ -400,17 +399,24 @@ class Trace:
     def _leaf(self, k: int, shape: Shape, kind: DType) -> Value:
         return self.cache.intern((k, shape, kind), lambda: graph_input(slot_name(k), shape, kind).node).outputs[0]
 
-    def _read(self, parameter: Parameter) -> None:
-        if parameter.stored in self.writes:
+    def _read(self, parameter: Parameter) -> Parameter:
+        """The leaf that stands for what the parameter holds now."""
+        stored = parameter.stored
+        if stored in self.writes:
             self.compute()
-        if parameter not in self.reads:
-            before_read((parameter.stored,))
-            if not self.reads:
-                _live[id(self)] = weakref.ref(self)
-            self.reads[parameter] = parameter.stored.version
         if self.cache is common:
             self.cache = cache_of(parameter)
             self.nodes = self.cache.nodes
+        leaf = parameter
+        if stored in self.turns:  # what follows from it is not what followed from what it held before
+            key = ("turn", parameter, self.turns[stored])
+            leaf = self.cache.intern(key, lambda: stored_value(stored).node).outputs[0]  # type: ignore[assignment]
+        if leaf not in self.reads:
+            before_read((stored,))
+            if not self.reads:
+                _live[id(self)] = weakref.ref(self)
+            self.reads[leaf] = stored.version
+        return leaf
 
     def _take(self, x: Any, inputs: Sequence[Any]) -> Value | None:
         """A number, an array or a value of a graph; None for a value of a graph that stands among its like."""
@@ -418,8 +424,10 @@ class Trace:
             given = _numbers(x)
             assert given.data is not None
             return self.slot(given.data, given.dtype)
+        if self.writes or self.turns:
+            self.imported.clear()
         found = self.imported.get(x)
-        if found is not None and not self.writes:
+        if found is not None:
             return found
         fed = next((n for n in reachable([x]) if n.op.name == "input"), None)
         if fed is not None:
@@ -442,12 +450,10 @@ class Trace:
     def _import(self, x: Value) -> Value:
         """The interned twin of a graph value that is made of parameters, constants and settings."""
         for node in reachable([x], effects=True):
-            if node.op.name == "parameter":
-                self._read(node.outputs[0])  # type: ignore[arg-type]
             if all(v in self.imported for v in node.outputs):
                 continue
             if node.op.name == "parameter":
-                made = node
+                made = self._read(node.outputs[0]).node  # type: ignore[arg-type]
             elif node.op.name == "constant":
                 data = node.attrs["data"]
                 self.imported[node.outputs[0]] = self.slot(data, node.outputs[0].dtype)
@@ -463,12 +469,18 @@ class Trace:
         return self.imported[x]
 
     def _carry_out(self, node: Node) -> Any:
-        """Take down an update: it is carried out with the next program, once."""
+        """Take down an update: it is carried out with the next program, once.
+
+        Other traces that read what it writes are computed now, and those that come to read it will have it carried out
+        first. So no two traces ever wait for each other.
+        """
         targets = [update_target(v) for v in node.outputs]
         leaves = [None if t is None else storage_leaf(t) for t in targets]
         for leaf, value in zip(leaves, node.outputs, strict=True):
             if leaf is not None:
                 stored = leaf.node.attrs["stored"]
+                for other in others(self):
+                    other.overtaken((stored,))
                 self.effects.append(value)
                 self.writes.add(stored)
                 promise_write(stored, self.compute)
@@ -614,13 +626,23 @@ class Trace:
             settings = {**self._draws(), **settings}
         found = dict(zip(program.outputs, program.run(slots, settings), strict=True))
         total = program.executable.record_bytes
+        alive = list(alive)
         for t, output in alive:
             array = found[output]
             t.data = array.copy() if total > LARGE_RECORD and 2 * array.nbytes < total else array
         if self.effects:
-            self.wrote = True
+            for stored in self.writes:
+                self.turns[stored] = self.turns.get(stored, 0) + 1
+            self._pin([t for t, _ in alive])
             self.effects.clear()
             self.writes.clear()
+
+    def _pin(self, alive: Sequence[Tensor]) -> None:
+        """What was computed from the arrays that this trace has just written cannot be computed again: it is kept."""
+        computed = [*alive, *([] if self.known is None else self.known.values())]
+        leaves = (n for n in reachable([t.symbol for t in computed]) if n.op.name == "parameter")
+        if any(n.attrs["stored"] in self.writes for n in leaves):
+            self.pinned += computed
 
     def _draws(self) -> dict[str, float]:
         """The settings of random ops: one step for all that this trace draws."""
@@ -654,7 +676,7 @@ class Trace:
         self.over, self.changed = True, changed
         self.slots, self.pending, self.slopes, self.latest = [], [], [], []
         self.adopted, self.imported, self.reads = {}, {}, {}
-        self.known = None
+        self.known, self.pinned = None, []
 
 
 turn = threading.RLock()  # of whoever takes down or computes

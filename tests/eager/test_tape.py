@@ -564,3 +564,72 @@ def test_a_weight_may_be_a_value_of_a_graph(model, data):
     p = model.parameters()[0]
     assert np.array_equal(grads[p].numpy() * 2, other[p].numpy())
     sgd(grads, model.parameters())
+
+
+@pytest.mark.parametrize("clipped", [False, True])
+def test_two_optimisers_share_the_gradients(data, clipped):
+    x, y = data
+
+    def make():
+        return gl.nn.Sequential(gl.nn.Linear(4, 8, activation="relu"), gl.nn.Linear(8, 3)).init(2)
+
+    one, two = make(), make()
+    whole = gl.optim.SGD(one.parameters(), lr=0.3)
+    parts = [gl.optim.SGD(layer.parameters(), lr=0.3) for layer in two.layers]
+    for _ in range(3):
+        for model, optimisers in ((one, [whole]), (two, parts)):
+            tape, loss = taped(model, x, y)
+            grads = tape.backward(loss)
+            norm = gl.optim.clip_grad_norm(grads, 0.1) if clipped else None
+            for optimiser in optimisers:
+                optimiser.step(grads)
+            assert norm is None or float(norm) > 0
+    for p, q in zip(one.parameters(), two.parameters(), strict=True):
+        assert np.array_equal(p.numpy(), q.numpy())
+
+
+def test_a_parameter_that_the_tape_itself_writes():
+    """The same expression before and after an update is not the same value, however long either is held."""
+    w = gl.parameter(2.0, "w")
+    with gl.grad_tape() as tape:
+        before = w * 3.0
+        ops.assign(w, w + 1.0)
+        after = w * 3.0
+        doubled = before * 2.0
+        old = before + 0.0
+        del before
+        ops.assign(w, after)
+        assert float(after) == 9.0 and float(doubled) == 12.0
+        del doubled
+        assert float(old * 1.0) == 6.0
+        last = w * 3.0
+    assert float(w.numpy()) == 9.0 and float(last) == 27.0
+    assert float(tape.backward(last)[w]) == 3.0
+    with pytest.raises(gl.GradientError, match="w has changed since the tape read it"):
+        tape.backward(old)
+
+
+def test_two_batches_through_batch_norm_in_one_tape(data):
+    x, y = data
+    net = gl.nn.Sequential(gl.nn.Linear(4, 8), gl.nn.BatchNorm(8), gl.nn.Linear(8, 3)).init(1)
+    with gl.grad_tape() as tape:
+        first = ops.cross_entropy(net(gl.tensor(x[:32])), gl.tensor(y[:32]))
+        second = ops.cross_entropy(net(gl.tensor(x[32:])), gl.tensor(y[32:]))
+        net.eval()
+        third = ops.cross_entropy(net(gl.tensor(x)), gl.tensor(y))
+        loss = first + second + third
+    grads = tape.backward(loss)
+    torch = pytest.importorskip("torch")
+    twin = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3)).double()
+    twin.load_state_dict({n: torch.tensor(a.astype(np.float64)) for n, a in
+                          gl.nn.Sequential(gl.nn.Linear(4, 8), gl.nn.BatchNorm(8), gl.nn.Linear(8, 3)).init(1)
+                          .state_dict().items()}, strict=False)  # fmt: skip
+    tx, ty, cost = torch.tensor(x), torch.tensor(y), torch.nn.CrossEntropyLoss()
+    other = cost(twin(tx[:32]), ty[:32]) + cost(twin(tx[32:]), ty[32:])
+    twin.eval()
+    other = other + cost(twin(tx), ty)
+    other.backward()
+    assert float(loss) == pytest.approx(other.item(), rel=1e-5)
+    for (name, p), q in zip(net.named_parameters().items(), twin.parameters(), strict=True):
+        np.testing.assert_allclose(grads[p].numpy(), q.grad.numpy(), rtol=1e-3, atol=1e-5, err_msg=name)
+    np.testing.assert_allclose(net.layers[1].running_mean.numpy(), twin[1].running_mean.numpy(), rtol=1e-5)
