@@ -7,7 +7,7 @@ programs. A model's cache hangs on one of its parameters and goes with it; nothi
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .program import Program
 
 PROGRAMS = 128  # of one model, at most; the one that was not used for the longest time is evicted
+NODES = 2048  # that read no parameter are kept though nobody needs them: `total += loss` makes the same ones again
 
 
 @dataclass
@@ -67,10 +68,11 @@ def _forget(held: _Held) -> None:
 class Cache:
     """Nodes, for as long as they are needed; gradient graphs and programs, the least recently used ones dropped."""
 
-    __slots__ = ("__weakref__", "gradients", "nodes", "programs")
+    __slots__ = ("__weakref__", "gradients", "kept", "nodes", "programs")
 
-    def __init__(self) -> None:
+    def __init__(self, kept: int = 0) -> None:
         self.nodes: dict[Hashable, _Held] = {}
+        self.kept: deque[Node] = deque(maxlen=kept)  # the newest
         self.programs: OrderedDict[Hashable, Program] = OrderedDict()
         self.gradients: OrderedDict[Hashable, Any] = OrderedDict()
         _caches.add(self)
@@ -88,6 +90,7 @@ class Cache:
             held = _Held(node, _forget)
             held.key, held.nodes = key, self.nodes
             self.nodes[key] = held
+            self.kept.append(node)
             counts.nodes += 1
         return node
 
@@ -115,7 +118,7 @@ class Cache:
 
 
 _caches: weakref.WeakSet[Cache] = weakref.WeakSet()
-common = Cache()  # of what reads no parameter
+common = Cache(NODES)  # of what reads no parameter
 
 
 def cache_of(parameter: Parameter | None) -> Cache:

@@ -193,7 +193,7 @@ def tensor(data: Any, dtype: str | DType | None = None) -> Tensor:
     Raises ShapeError for rows of different lengths, DTypeError for what holds no numbers or does not fit.
     """
     trace = getattr(_local, "trace", None)
-    if trace is not None and trace.count > PENDING and recording.get() is None:
+    if trace is not None and trace.count > PENDING:
         trace.look()
     if isinstance(data, Tensor):
         data = data.computed()
