@@ -33,6 +33,24 @@ inline PoolSpan pool_span(int64_t o, int64_t stride, int64_t pad, int64_t k, int
   return {first, first < 0 ? -first : 0, first + k > size ? size - first : k};
 }
 
+// Columns of y whose windows lie inside x from left to right.
+inline Range pool_inside(const PoolShape& s) {
+  int64_t c0 = (s.pw + s.sw - 1) / s.sw, c1 = s.w + s.pw >= s.kw ? (s.w + s.pw - s.kw) / s.sw + 1 : 0;
+  c0 = c0 < s.ow ? c0 : s.ow, c1 = c1 < c0 ? c0 : c1 < s.ow ? c1 : s.ow;
+  return {c0, c1};
+}
+// The numbers of n <= N neighbouring windows at one place of each.
+inline F pool_load(const PoolShape& s, const float* p, int n) {
+  if (s.sw == 1) return n == F::N ? F::load(p) : F::load_n(p, n);
+  return n == F::N ? F::gather(p, s.sw) : F::gather_n(p, s.sw, n);
+}
+inline void pool_zero(float* p, int64_t n) {
+  const F zero = F::zero();
+  int64_t i = 0;
+  for (; i + F::N <= n; i += F::N) zero.store(p + i);
+  if (i < n) zero.store_n(p + i, static_cast<int>(n - i));
+}
+
 // ---- pieces for windows of 2 x 2 side by side -----------------------------------------------------------
 
 // 2 n floats at p, n <= N: their even and odd elements.
@@ -132,6 +150,24 @@ void pool_pairs(const float* x, int64_t pitch, int64_t rows, int64_t columns, fl
   }
 }
 
+// Writes dx of such windows: each(output, n, a, b, c, d) gives the four corners of n windows; the rest is 0.
+template <class Each> inline void pool_spread_pairs(const PoolShape& s, float* dx, Each&& each) {
+  for (int64_t oy = 0; oy < s.oh; oy++) {
+    float* row = dx + 2 * oy * s.w;
+    for (int64_t i = 0; i < s.ow; i += F::N) {
+      const int n = static_cast<int>(s.ow - i < F::N ? s.ow - i : F::N);
+      F a, b, c, d;
+      each(oy * s.ow + i, n, a, b, c, d);
+      pool_merge(row + 2 * i, n, a, b);
+      pool_merge(row + s.w + 2 * i, n, c, d);
+    }
+  }
+  for (int64_t y = 0; y < 2 * s.oh; y++) {
+    if (2 * s.ow < s.w) dx[y * s.w + 2 * s.ow] = 0.0f;
+  }
+  pool_zero(dx + 2 * s.oh * s.w, (s.h - 2 * s.oh) * s.w);
+}
+
 // ---- max_pool2d(x; kernel, stride, padding) -> y, index --------------------------------------------------
 
 inline void max_pool2d_plan(const Call& call, KernelPlan& plan) {
@@ -162,9 +198,7 @@ inline void max_pool2d_run(const Call& call, int, int part, int parts, void*) {
   float* y = call[1].as<float>() + planes.begin * s.oh * s.ow;
   uint8_t* index = call[2].as<uint8_t>();
   if (index) index += planes.begin * s.oh * s.ow;
-  // Columns [c0, c1) whose windows lie inside x from left to right.
-  int64_t c0 = (s.pw + s.sw - 1) / s.sw, c1 = s.w + s.pw >= s.kw ? (s.w + s.pw - s.kw) / s.sw + 1 : 0;
-  c0 = c0 < s.ow ? c0 : s.ow, c1 = c1 < c0 ? c0 : c1 < s.ow ? c1 : s.ow;
+  const auto [c0, c1] = pool_inside(s);
   for (int64_t p = planes.begin; p < planes.end; p++, x += s.h * s.w) {
     if (s.pairs()) {
       pool_pairs(x, s.w, s.oh, s.ow, y, index);
@@ -184,9 +218,7 @@ inline void max_pool2d_run(const Call& call, int, int part, int parts, void*) {
         for (int64_t ky = r.lo; ky < r.hi; ky++) {
           const float* row = x + (r.first + ky) * s.w + i * s.sw - s.pw;
           for (int64_t kx = 0; kx < s.kw; kx++) {
-            F v;
-            if (s.sw == 1) v = n == N ? F::load(row + kx) : F::load_n(row + kx, n);
-            else v = n == N ? F::gather(row + kx, s.sw) : F::gather_n(row + kx, s.sw, n);
+            const F v = pool_load(s, row + kx, n);
             if (ky == r.lo && kx == 0) m = v;
             else pool_max(v, I::set1(static_cast<int32_t>(ky * s.kw + kx)), m, at);
           }
@@ -208,23 +240,7 @@ inline void max_pool2d_back_plan(const Call& call, KernelPlan& plan) {
   plan.parts[0] = pool_parts(pool_shape(call[2], call[0], call, 2));
 }
 
-inline void pool_zero(float* p, int64_t n) {
-  const F zero = F::zero();
-  int64_t i = 0;
-  for (; i + F::N <= n; i += F::N) zero.store(p + i);
-  if (i < n) zero.store_n(p + i, static_cast<int>(n - i));
-}
-
-// Rows and columns that no window of 2 x 2 covers.
-inline void pool_zero_rest(const PoolShape& s, float* dx) {
-  for (int64_t y = 0; y < 2 * s.oh; y++) {
-    if (2 * s.ow < s.w) dx[y * s.w + 2 * s.ow] = 0.0f;
-  }
-  pool_zero(dx + 2 * s.oh * s.w, (s.h - 2 * s.oh) * s.w);
-}
-
 inline void max_pool2d_back_run(const Call& call, int, int part, int parts, void*) {
-  constexpr int64_t N = F::N;
   const PoolShape s = pool_shape(call[2], call[0], call, 2);
   const Range planes = part_range(s.planes, part, parts);
   const float* g = call[0].as<float>() + planes.begin * s.oh * s.ow;
@@ -234,16 +250,12 @@ inline void max_pool2d_back_run(const Call& call, int, int part, int parts, void
   const F zero = F::zero();
   for (int64_t p = planes.begin; p < planes.end; p++, dx += s.h * s.w) {
     if (s.pairs()) {
-      for (int64_t oy = 0; oy < s.oh; oy++, g += s.ow, index += s.ow, room -= s.ow) {
-        float* row = dx + 2 * oy * s.w;
-        for (int64_t i = 0; i < s.ow; i += N) {
-          const int n = static_cast<int>(s.ow - i < N ? s.ow - i : N);
-          const F v = F::load_n(g + i, n), at = pool_load_u8(index + i, n, room - i);
-          pool_merge(row + 2 * i, n, select(eq(at, zero), v, zero), select(eq(at, F::set1(1)), v, zero));
-          pool_merge(row + s.w + 2 * i, n, select(eq(at, F::set1(2)), v, zero), select(eq(at, F::set1(3)), v, zero));
-        }
-      }
-      pool_zero_rest(s, dx);
+      pool_spread_pairs(s, dx, [&](int64_t i, int n, F& a, F& b, F& c, F& d) {
+        const F v = F::load_n(g + i, n), at = pool_load_u8(index + i, n, room - i);
+        a = select(eq(at, zero), v, zero), b = select(eq(at, F::set1(1)), v, zero);
+        c = select(eq(at, F::set1(2)), v, zero), d = select(eq(at, F::set1(3)), v, zero);
+      });
+      g += s.oh * s.ow, index += s.oh * s.ow, room -= s.oh * s.ow;
       continue;
     }
     pool_zero(dx, s.h * s.w);
@@ -272,8 +284,7 @@ inline void avg_pool2d_run(const Call& call, int, int part, int parts, void*) {
   const float* x = call[0].as<float>() + planes.begin * s.h * s.w;
   float* y = call[1].as<float>() + planes.begin * s.oh * s.ow;
   const float area = static_cast<float>(s.kh * s.kw);
-  int64_t c0 = (s.pw + s.sw - 1) / s.sw, c1 = s.w + s.pw >= s.kw ? (s.w + s.pw - s.kw) / s.sw + 1 : 0;
-  c0 = c0 < s.ow ? c0 : s.ow, c1 = c1 < c0 ? c0 : c1 < s.ow ? c1 : s.ow;
+  const auto [c0, c1] = pool_inside(s);
   for (int64_t p = planes.begin; p < planes.end; p++, x += s.h * s.w) {
     for (int64_t oy = 0; oy < s.oh; oy++, y += s.ow) {
       if (s.pairs()) {
@@ -294,10 +305,7 @@ inline void avg_pool2d_run(const Call& call, int, int part, int parts, void*) {
           F sum = F::zero();
           for (int64_t ky = r.lo; ky < r.hi; ky++) {
             const float* row = x + (r.first + ky) * s.w + i * s.sw - s.pw;
-            for (int64_t kx = 0; kx < s.kw; kx++) {
-              if (s.sw == 1) sum += n == N ? F::load(row + kx) : F::load_n(row + kx, n);
-              else sum += n == N ? F::gather(row + kx, s.sw) : F::gather_n(row + kx, s.sw, n);
-            }
+            for (int64_t kx = 0; kx < s.kw; kx++) sum += pool_load(s, row + kx, n);
           }
           (sum / F::set1(area)).store_n(y + i, n);
           i += n;
@@ -321,7 +329,6 @@ inline void avg_pool2d_back_plan(const Call& call, KernelPlan& plan) {
 }
 
 inline void avg_pool2d_back_run(const Call& call, int, int part, int parts, void*) {
-  constexpr int64_t N = F::N;
   const PoolShape s = pool_shape(call[1], call[0], call, 2);
   const Range planes = part_range(s.planes, part, parts);
   const float* g = call[0].as<float>() + planes.begin * s.oh * s.ow;
@@ -329,16 +336,10 @@ inline void avg_pool2d_back_run(const Call& call, int, int part, int parts, void
   const float area = static_cast<float>(s.kh * s.kw);
   for (int64_t p = planes.begin; p < planes.end; p++, dx += s.h * s.w) {
     if (s.pairs()) {
-      for (int64_t oy = 0; oy < s.oh; oy++, g += s.ow) {
-        float* row = dx + 2 * oy * s.w;
-        for (int64_t i = 0; i < s.ow; i += N) {
-          const int n = static_cast<int>(s.ow - i < N ? s.ow - i : N);
-          const F v = F::load_n(g + i, n) / F::set1(area);
-          pool_merge(row + 2 * i, n, v, v);
-          pool_merge(row + s.w + 2 * i, n, v, v);
-        }
-      }
-      pool_zero_rest(s, dx);
+      pool_spread_pairs(s, dx, [&](int64_t i, int n, F& a, F& b, F& c, F& d) {
+        a = b = c = d = F::load_n(g + i, n) / F::set1(area);
+      });
+      g += s.oh * s.ow;
       continue;
     }
     pool_zero(dx, s.h * s.w);

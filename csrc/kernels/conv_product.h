@@ -384,4 +384,45 @@ inline ConvAhead conv_ahead(const ConvBand& b, const float* source, int64_t item
   return conv_fetch(source + (item + 1) * floats, floats, tiles);
 }
 
+// One band of one image, its planes in scratch.
+struct ConvItem {
+  const ConvBand& b;
+  const float* planes;
+  float* buffer;
+  int64_t image, first, rows;  // grid rows first .. first + rows
+  ConvAhead ahead;
+
+  // The grid of a tile of channels through the buffer, some rows at a time: each(row, rows), from the band's first on.
+  template <class Each> void chunks(int ot, const float* w, const int32_t* offsets, int64_t taps, const float* bias,
+                                    bool relu, const Each& each) {
+    const ConvOut out{buffer, b.buffer_pitch, 0, bias, relu};
+    for (int64_t r = 0; r < rows; r += b.chunk) {
+      const int64_t some = conv_min(b.chunk, rows - r);
+      conv_grid(ot, b, planes + r * b.pitch, w, offsets, taps, out, ahead, some);
+      each(r, some);
+    }
+  }
+  // Where a chunk's rows of one channel of the tile lie in the buffer, b.pitch apart.
+  const float* channel(int j) const { return buffer + j * b.buffer_pitch; }
+};
+// A part's items one after the other: each(item).
+template <class Each>
+inline void conv_items(const ConvBand& b, const float* x, const ConvPart& mine, void* scratch, const Each& each) {
+  float* const planes = static_cast<float*>(scratch);
+  for (int64_t i = mine.items.begin; i < mine.items.end; i++) {
+    conv_fill(b, x, i, planes);
+    ConvItem item{b, planes, b.buffer(planes), i / b.bands, i % b.bands * b.band, b.rows_of(i),
+                  conv_ahead(b, x, i, mine.items.end, mine.outs.end - mine.outs.begin)};
+    each(item);
+  }
+}
+// Calls each(first channel, channels) for each tile.
+template <class Each> inline void conv_tiles(Range outs, const Each& each) {
+  for (int64_t o = outs.begin; o < outs.end;) {
+    const int ot = conv_tile_width(outs.end - o);
+    each(o, ot);
+    o += ot;
+  }
+}
+
 }  // namespace gradloom::GL_ISA

@@ -185,14 +185,17 @@ inline uint32_t batch_parts(const Tensor& x) {
   return parts < images ? parts : images;
 }
 
-// Adds to a[c] and b[c] what body gives for each element of images [range): body(offset, Full or Part, channel, A, B).
-// `lane` tells body that lanes run over channels (its per-channel values then are vectors from that channel on).
-template <class Channel, class Lanes>
-inline void batch_sums(const Batch& d, Range range, double* a, double* b, Channel&& channel_body, Lanes&& lanes_body) {
+// Sums into a[c] and b[c] what body gives for each element of images [range): body(offset, Full or Part, of, A, B).
+// of(table) are the numbers of a table [C] for these lanes: all of one channel, or of one channel each.
+template <class Body>
+inline void batch_sums(const Batch& d, Range range, double* a, double* b, Body&& body) {
   for (int64_t c = 0; c < d.channels; c++) a[c] = b[c] = 0;
   if (d.pixels == 1) {
     for (int64_t c = 0; c < d.channels; c += F::N) {
       const int left = d.channels - c < F::N ? static_cast<int>(d.channels - c) : F::N;
+      const auto add = [&](int64_t n, auto t, F& va, F& vb) {
+        body(n * d.channels + c, t, [&](const float* table) { return row_load(table + c, t); }, va, vb);
+      };
       float ta[F::N], tb[F::N];
       for (int64_t n0 = range.begin; n0 < range.end; n0 += 64) {
         const int64_t n1 = range.end - n0 < 64 ? range.end : n0 + 64;
@@ -200,10 +203,10 @@ inline void batch_sums(const Batch& d, Range range, double* a, double* b, Channe
         int64_t n = n0;
         if (left == F::N)
           for (; n + 2 <= n1; n += 2) {
-            lanes_body(n * d.channels + c, Full(), c, va, vb);
-            lanes_body((n + 1) * d.channels + c, Full(), c, wa, wb);
+            add(n, Full(), va, vb);
+            add(n + 1, Full(), wa, wb);
           }
-        for (; n < n1; n++) lanes_body(n * d.channels + c, Part{left}, c, va, vb);
+        for (; n < n1; n++) add(n, Part{left}, va, vb);
         (va + wa).store(ta);
         (vb + wb).store(tb);
         for (int k = 0; k < left; k++) {
@@ -217,8 +220,8 @@ inline void batch_sums(const Batch& d, Range range, double* a, double* b, Channe
   for (int64_t n = range.begin; n < range.end; n++)
     for (int64_t c = 0; c < d.channels; c++) {
       const int64_t at = (n * d.channels + c) * d.pixels;
-      const Sums s =
-          row_sums_of(d.pixels, [&](int64_t i, auto t, F& va, F& vb) { channel_body(at + i, t, c, va, vb); });
+      const auto of = [&](const float* table) { return F::set1(table[c]); };
+      const Sums s = row_sums_of(d.pixels, [&](int64_t i, auto t, F& va, F& vb) { body(at + i, t, of, va, vb); });
       a[c] += s.a;
       b[c] += s.b;
     }
@@ -271,24 +274,18 @@ inline void batch_norm_run(const Call& call, int phase, int part, int parts, voi
   float* table = static_cast<float*>(scratch);         // [4][C]: mean, rest of the mean, scale, bias
   const Range range = part_range(d.images, part, parts);
   if (phase == 0) {
-    const auto body = [&](int64_t at, auto t, int64_t, F& a, F&) { a += row_load(x + at, t); };
-    batch_sums(d, range, first + part * stride, first + part * stride + C, body, body);
+    batch_sums(d, range, first + part * stride, first + part * stride + C,
+               [&](int64_t at, auto t, auto, F& a, F&) { a += row_load(x + at, t); });
     return;
   }
   for (int64_t c = 0; c < C; c++) table[c] = static_cast<float>(batch_join(first, parts, stride, c) / count);
   if (phase == 1) {
-    batch_sums(
-        d, range, second + part * stride, second + part * stride + C,
-        [&](int64_t at, auto t, int64_t c, F& a, F& b) {
-          const F v = row_load(x + at, t) - F::set1(table[c]);
-          a += v;
-          b = mul_add(v, v, b);
-        },
-        [&](int64_t at, auto t, int64_t c, F& a, F& b) {
-          const F v = row_load(x + at, t) - row_load(table + c, t);
-          a += v;
-          b = mul_add(v, v, b);
-        });
+    batch_sums(d, range, second + part * stride, second + part * stride + C,
+               [&](int64_t at, auto t, auto of, F& a, F& b) {
+                 const F v = row_load(x + at, t) - of(table);
+                 a += v;
+                 b = mul_add(v, v, b);
+               });
     return;
   }
   const float* weight = call[1].as<const float>();
@@ -341,18 +338,12 @@ inline void batch_norm_back_run(const Call& call, int phase, int part, int parts
     table[C + c] = static_cast<float>(1.0 / __builtin_sqrt(static_cast<double>(var[c]) + eps));
   }
   if (phase == 0) {
-    batch_sums(
-        d, range, partial + part * stride, partial + part * stride + C,
-        [&](int64_t at, auto t, int64_t c, F& a, F& b) {
-          const F gi = row_load(g + at, t);
-          a += gi;
-          b = mul_add(gi, (row_load(x + at, t) - F::set1(table[c])) * F::set1(table[C + c]), b);
-        },
-        [&](int64_t at, auto t, int64_t c, F& a, F& b) {
-          const F gi = row_load(g + at, t);
-          a += gi;
-          b = mul_add(gi, (row_load(x + at, t) - row_load(table + c, t)) * row_load(table + C + c, t), b);
-        });
+    batch_sums(d, range, partial + part * stride, partial + part * stride + C,
+               [&](int64_t at, auto t, auto of, F& a, F& b) {
+                 const F gi = row_load(g + at, t);
+                 a += gi;
+                 b = mul_add(gi, (row_load(x + at, t) - of(table)) * of(table + C), b);
+               });
     return;
   }
   for (int64_t c = 0; c < C; c++) {
