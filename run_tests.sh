@@ -36,7 +36,7 @@ if $full; then
   for switch in GRADLOOM_REUSE=0 GRADLOOM_INPLACE=0 GRADLOOM_FUSE=0 GRADLOOM_POISON=1 GRADLOOM_CHECK=2 \
                 GRADLOOM_ISA=scalar GRADLOOM_DEBUG=4; do
     echo "== tests with $switch"
-    env "$switch" $py -m pytest -q -n "$jobs" tests/train tests/nn tests/optim tests/golden 2>.ci-debug.log || { tail -50 .ci-debug.log; exit 1; }
+    env "$switch" $py -m pytest -q -n "$jobs" tests/train tests/nn tests/optim tests/golden tests/eager/test_random_scripts.py 2>.ci-debug.log || { tail -50 .ci-debug.log; exit 1; }
   done
   rm -f .ci-debug.log
   bash tests/sanitize.sh

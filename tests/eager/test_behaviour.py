@@ -813,7 +813,8 @@ def test_a_loss_that_is_not_finite_writes_nothing_and_names_the_node(bad):
     assert np.isfinite(losses).all() and losses[-1] < losses[0]
 
 
-def test_a_nan_that_is_only_looked_at_is_a_nan():
+def test_a_nan_that_is_only_looked_at_is_a_nan(monkeypatch):
+    monkeypatch.delenv("GRADLOOM_CHECK", raising=False)  # which looks for them
     t = gl.tensor(np.float32([-1, 4]))
     np.testing.assert_array_equal(gl.ops.sqrt(t).numpy(), [np.nan, 2])
 
