@@ -1,9 +1,7 @@
 """The tape: what is computed inside of it has gradients.
 
-with gl.grad_tape() as tape:
-    loss = gl.ops.cross_entropy(model(gl.tensor(x)), gl.tensor(y))
-grads = tape.backward(loss)     # lazy, too
-opt.step(grads)                 # forward, backward and update: one program
+The loss is not computed when it is taken down, nor are its gradients when they are asked for: an optimiser's step runs
+forward, backward and update as one program (`Gradients.commit`), found by the structure of the loss.
 """
 
 from __future__ import annotations
@@ -290,6 +288,8 @@ class Gradients(Mapping[Value, "Tensor | None"]):
     def _tensor(self, i: int) -> Tensor:
         if self._held is not None:
             return self._held[i]
+        if self._is_whole and self._whole:
+            return self._whole[i]
         made = self._made.get(i)
         found = made() if made is not None else None
         if found is None:

@@ -172,6 +172,9 @@ class Tensor(Value):
 _RANGES = {kind.name: (np.iinfo(kind.numpy).min, np.iinfo(kind.numpy).max) for kind in (u8, i8, i32, i64)}
 
 
+_F32 = np.dtype(np.float32)
+
+
 def _comparable(other: object) -> bool:
     return isinstance(other, (Value, int, float, np.ndarray, np.generic, list, tuple))
 
@@ -203,6 +206,11 @@ def tensor(data: Any, dtype: str | DType | None = None) -> Tensor:
 
 
 def _numbers(data: Any, dtype: str | DType | None = None) -> Tensor:
+    if dtype is None:  # the usual cases first
+        if data.__class__ is np.ndarray and data.dtype is _F32:
+            return _given(data.copy(), f32)
+        if data.__class__ is float:
+            return _given(np.array(data, np.float32), f32)
     try:
         array = np.asarray(data)
     except ValueError:
@@ -265,14 +273,15 @@ class Trace:
     """What a tape (or a thread, outside of all tapes) has taken down. See the top of this file."""
 
     __slots__ = (
-        "__weakref__", "adopted", "cache", "changed", "count", "effects", "family", "imported", "inner", "known",
-        "latest", "nodes", "over", "paused", "pending", "pinned", "random", "reads", "slopes", "slots", "stale",
+        "__weakref__", "adopted", "asked", "cache", "changed", "count", "drawn", "effects", "family", "imported", "inner",
+        "known", "latest", "nodes", "over", "paused", "pending", "pinned", "reads", "slopes", "slots", "stale",
         "streams", "successor", "turns", "writes",
     )  # fmt: skip
 
     def __init__(self, family: object = None, seed: int | None = None, step: int | None = None) -> None:
         self.family = family  # of a tape: shared by the traces that follow one another in it
-        self.random = (seed, step)
+        self.asked = (seed, step)  # of random ops; None: by gl.seed and its counter
+        self.drawn: dict[str, float] = {}  # the settings of random ops, once some are run
         self.over = False  # let go; what is taken down from then on belongs to the successor
         self.successor: Trace | None = None
         self.changed = ""  # the parameter whose change ended it
@@ -369,7 +378,8 @@ class Trace:
         last = self
         while last.over:
             if last.successor is None:
-                last.successor = Trace(last.family, *last.random)
+                seed, step = last.asked
+                last.successor = Trace(last.family, seed, None if step is None else step + 1)
                 last.successor.inner, last.successor.paused = last.inner, last.paused
             last = last.successor
         if last is not self:
@@ -646,10 +656,12 @@ class Trace:
 
     def _draws(self) -> dict[str, float]:
         """The settings of random ops: one step for all that this trace draws."""
-        if self.random[0] is None or self.random[1] is None:
-            wanted, step = self.random
-            self.random = (_seed if wanted is None else wanted, next(_steps) if step is None else step)
-        return {"seed": self.random[0], "step": self.random[1], "row": 0}  # type: ignore[dict-item]
+        if not self.drawn:
+            seed, step = self.asked
+            self.drawn = {
+                "seed": _seed if seed is None else seed, "step": next(_steps) if step is None else step, "row": 0
+            }  # fmt: skip
+        return self.drawn
 
     def drop_effects(self) -> None:
         for stored in self.writes:

@@ -633,3 +633,16 @@ def test_two_batches_through_batch_norm_in_one_tape(data):
     for (name, p), q in zip(net.named_parameters().items(), twin.parameters(), strict=True):
         np.testing.assert_allclose(grads[p].numpy(), q.grad.numpy(), rtol=1e-3, atol=1e-5, err_msg=name)
     np.testing.assert_allclose(net.layers[1].running_mean.numpy(), twin[1].running_mean.numpy(), rtol=1e-5)
+
+
+def test_one_tape_round_the_loop_draws_anew_after_each_step():
+    w = gl.parameter(np.ones(200), "w")
+    for random in ({}, {"seed": 3, "step": 5}):
+        masks = []
+        with gl.grad_tape(**random) as tape:
+            for _ in range(3):
+                y = ops.dropout(w * 0.0 + gl.tensor(np.ones(200)), 0.5, stream=7)
+                loss = ops.sum(y * w)
+                sgd(tape.backward(loss), [w], 0.0)
+                masks.append(y.numpy())
+        assert not np.array_equal(masks[0], masks[1]) and not np.array_equal(masks[1], masks[2])
