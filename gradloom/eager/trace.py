@@ -273,8 +273,8 @@ class Trace:
     """What a tape (or a thread, outside of all tapes) has taken down. See the top of this file."""
 
     __slots__ = (
-        "__weakref__", "adopted", "asked", "cache", "changed", "count", "drawn", "effects", "family", "imported", "inner",
-        "known", "latest", "nodes", "over", "paused", "pending", "pinned", "reads", "slopes", "slots", "stale",
+        "__weakref__", "adopted", "asked", "cache", "changed", "count", "drawn", "effects", "family", "imported",
+        "inner", "known", "latest", "nodes", "over", "paused", "pending", "pinned", "reads", "slopes", "slots", "stale",
         "streams", "successor", "turns", "writes",
     )  # fmt: skip
 
