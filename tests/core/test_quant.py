@@ -93,9 +93,9 @@ def test_runs_may_begin_and_end_inside_blocks(kind: str) -> None:
 
 # rows, depth, columns; whole blocks along k for `turned`, along the columns otherwise.
 PRODUCTS = [
-    (1, 256, 40, True), (3, 512, 1, True), (4, 768, 300, True), (2, 256, 1030, True), (64, 256, 10, True), (57, 1280, 333, True), (530, 256, 129, True),
-    (700, 768, 64, True), (1, 40, 256, False), (64, 7, 512, False), (530, 300, 768, False), (48, 1300, 256, False),
-    (64, 1, 256, False),
+    (1, 256, 40, True), (3, 512, 1, True), (4, 768, 300, True), (2, 256, 1030, True), (64, 256, 10, True),
+    (57, 1280, 333, True), (530, 256, 129, True), (700, 768, 64, True), (1, 40, 256, False), (64, 7, 512, False),
+    (530, 300, 768, False), (48, 1300, 256, False), (64, 1, 256, False),
 ]  # fmt: skip
 
 
