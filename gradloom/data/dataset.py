@@ -280,12 +280,12 @@ def _ahead(items: Generator[Batch, None, None]) -> Generator[Batch, None, None]:
 
     def work() -> None:
         try:
-            for item in items:
-                room.acquire()
-                if stop.is_set():
-                    return
+            item: Batch | None
+            while room.acquire() and not stop.is_set():
+                item = next(items, None)
                 made.put(item)
-            made.put(None)
+                if item is None:
+                    return
         except BaseException as error:
             made.put(error)
 

@@ -249,9 +249,10 @@ def test_a_loader_takes_a_data_set(prefetch):
 class Disk(np.ndarray):
     """Data whose reading waits, and fails at one row."""
 
-    wait, fails_at = 0.0, -1
+    wait, fails_at, reads = 0.0, -1, 0
 
     def __getitem__(self, rows):
+        Disk.reads += 1
         time.sleep(Disk.wait)
         if Disk.fails_at in np.asarray(rows):
             raise OSError("disk on fire")
@@ -268,15 +269,17 @@ def prefetching():
 
 
 def test_prefetch_reads_while_the_caller_works():
-    """20 batches, each 10 ms of waiting for the disk and 10 ms of work."""
-    seconds = {}
+    """While the first batch is worked on, the next two are read, and no more: they would fill the memory."""
     for prefetch in (False, True):
-        loader = DataLoader(disk(640, wait=0.01), batch_size=32, prefetch=prefetch)
-        start = time.perf_counter()
+        loader = DataLoader(disk(640), batch_size=32, prefetch=prefetch)
+        Disk.reads = 0
         for _ in loader:
-            time.sleep(0.01)
-        seconds[prefetch] = time.perf_counter() - start
-    assert seconds[False] > 0.3 and seconds[True] < 0.75 * seconds[False]
+            end = time.monotonic() + (10 if prefetch else 0.05)
+            while Disk.reads < 3 and time.monotonic() < end:
+                time.sleep(0.001)
+            time.sleep(0.05)
+            break
+        assert Disk.reads == (3 if prefetch else 1)
 
 
 def test_an_error_in_the_thread_arrives():
