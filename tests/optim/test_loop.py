@@ -403,3 +403,22 @@ def test_iris_is_learnt_with_each(name, schedule):
     with gl.no_grad():
         guessed = model(gl.tensor(table.train.data)).numpy().argmax(-1)
     assert (guessed == table.train.labels).mean() > 0.9 and same(*found)
+
+
+def test_two_optimisers_share_one_backward():
+    """Each trains its part with the gradients of one backward, as two optimisers of PyTorch do."""
+    model, alone = net(), net()
+    first, last = gl.optim.SGD(model[0].parameters(), lr=0.2), gl.optim.Adam(model[1].parameters(), lr=0.05)
+    for _ in range(3):
+        grads = slopes(model, X, Y)[1]
+        first.step(grads)
+        last.step(grads)
+    both = [gl.optim.SGD(alone[0].parameters(), lr=0.2), gl.optim.Adam(alone[1].parameters(), lr=0.05)]
+    for _ in range(3):
+        start = alone.state_dict()
+        both[0].step(slopes(alone, X, Y)[1])
+        moved = alone[0].state_dict()
+        alone.load_state_dict(start)
+        both[1].step(slopes(alone, X, Y)[1])
+        alone[0].load_state_dict(moved)
+    assert same(weights(model), weights(alone))
