@@ -17,7 +17,7 @@ import numpy as np
 from common import fma_peak, table
 
 import gradloom as gl
-from gradloom.train.communicator import launched
+from gradloom.parallel import launched
 
 ROWS, SAMPLES = 500, 16
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 import gradloom as gl
-from gradloom.train.communicator import checksum
+from gradloom.parallel import checksum
 
 
 def flowers(path: Path) -> tuple[np.ndarray, np.ndarray]:

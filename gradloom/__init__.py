@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import data, llm, nn, ops, optim, train
+    from . import data, llm, nn, ops, optim, parallel, train
     from .base.errors import (
         BackendError,
         DataError,
@@ -78,6 +78,7 @@ __all__ = [
     "no_grad",
     "ops",
     "optim",
+    "parallel",
     "parameter",
     "predict",
     "save",
@@ -108,7 +109,7 @@ _HOMES = {
     ".transform.grad": "gradients",
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
-_MODULES = ("data", "llm", "nn", "ops", "optim", "train")
+_MODULES = ("data", "llm", "nn", "ops", "optim", "parallel", "train")
 
 
 def __getattr__(name: str) -> Any:

@@ -18,6 +18,7 @@ SEES |= {
     "optim": {"base", "graph", "ops"},
     "files": {"base"},
     "data": {"base"},
+    "parallel": {"base", "graph"},
     "_core": set(),
 }
 SEES["eager"] = set(LINE)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from ..train.communicator import Communicator
+    from ..parallel.communicator import Communicator
 
 Parallel = Annotated[
     str | None,
@@ -36,7 +36,7 @@ def join(parallel: str | None, exchange: str | None) -> Communicator | None:
         if exchange is not None:
             raise SettingError(f"--exchange {exchange}: is how processes exchange gradients; need --parallel mpi")
         return None
-    from ..train.communicator import communicator
+    from ..parallel.communicator import communicator
 
     ranks = communicator(parallel)
     _quiet = not ranks.is_root

@@ -29,7 +29,7 @@ from .common import (
 
 if TYPE_CHECKING:
     from ..data import Dataset, Table
-    from ..train.communicator import Communicator
+    from ..parallel.communicator import Communicator
 
 
 def fit(

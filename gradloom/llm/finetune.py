@@ -27,8 +27,8 @@ from ..graph.value import Value
 from ..nn.module import Module
 from ..optim import schedules
 from ..optim.optimizer import AdamW, Optimizer
+from ..parallel.communicator import TIMEOUT, Communicator, communicator
 from ..run import machine
-from ..train.communicator import TIMEOUT, Communicator, communicator
 from ..train.display import StepDisplay
 from ..train.epoch import Progress
 from ..train.fit import EpochResult

@@ -42,13 +42,13 @@ from ..nn.module import Module
 from ..optim.clip import check_max_norm, clip_weight
 from ..optim.optimizer import Adam, Optimizer, Schedule
 from ..optim.state import OptimizerState
+from ..parallel.communicator import TIMEOUT, Communicator, checksum, communicator, launched
+from ..parallel.communicator import threads as thread_ranks
+from ..parallel.flat import FlatArrays, take_effects
 from ..run.cpu_backend import Arena, GuardTripped, NotFinite, choose_isa
 from ..run.executable import compile as compile_program
 from ..transform.grad import gradients
-from .communicator import TIMEOUT, Communicator, checksum, communicator, launched
-from .communicator import threads as thread_ranks
 from .display import rate
-from .flat import FlatArrays, take_effects
 from .split import check_exchange, threads_for
 from .trainer import structure
 

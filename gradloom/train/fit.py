@@ -14,7 +14,7 @@ import numpy as np
 from ..base.errors import DataError, SettingError
 from ..data.dataset import Dataset
 from ..optim.optimizer import Optimizer
-from .communicator import TIMEOUT, Communicator, communicator
+from ..parallel.communicator import TIMEOUT, Communicator, communicator
 from .display import Display
 from .epoch import Progress, epoch
 from .result import Result

@@ -33,10 +33,10 @@ from ..graph.opspec import Parameter, constant, setting, stored_value
 from ..graph.stored import Stored
 from ..graph.value import Value
 from ..nn.module import Module
+from ..parallel.communicator import Communicator, Reduction, checksum
+from ..parallel.flat import FlatArrays, take_effects
 from ..run.cpu_backend import GuardTripped, NotFinite, choose_isa
 from ..run.executable import compile as compile_program
-from .communicator import Communicator, Reduction, checksum
-from .flat import FlatArrays, take_effects
 from .result import Result
 from .source import RowSource
 from .stopping import StopTraining

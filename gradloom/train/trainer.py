@@ -20,12 +20,12 @@ from ..nn.module import Module
 from ..optim.clip import check_max_norm, clip_weight
 from ..optim.optimizer import AdamW, Optimizer
 from ..optim.state import OptimizerState
+from ..parallel.communicator import Communicator
 from ..plan.plan import Plan
 from ..run.cpu_backend import GuardTripped, IndexOutOfRange, NotFinite
 from ..run.executable import compile as compile_program
 from ..transform.grad import gradients
 from ..transform.rewrite import substitute
-from .communicator import Communicator
 from .losses import loss_pair
 from .result import Result
 from .source import FeedSource, RowSource

@@ -83,7 +83,7 @@ def test_rows_of_weight_zero_change_nothing():
 def test_ranks_clip_the_same(parallel):
     import threading
 
-    from gradloom.train.communicator import threads
+    from gradloom.parallel import threads
 
     def run(ranks):
         model = net()

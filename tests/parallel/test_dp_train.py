@@ -14,7 +14,7 @@ EXAMPLE = ROOT / "examples" / "dp_iris.py"
 FAULTY = """
 import numpy as np
 import gradloom as gl
-from gradloom.train.communicator import communicator
+from gradloom.parallel import communicator
 
 rank = communicator("mpi", 20).rank
 samples = [(np.ones((2, 4), np.float32), np.zeros(2, np.int64)) for _ in range(6)]

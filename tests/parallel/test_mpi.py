@@ -166,7 +166,7 @@ def test_the_page_on_parallel_training_runs(tmp_path: Path) -> None:
         folder.mkdir()
         rank = "str(communicator('mpi').rank)"
         (folder / "train.py").write_text(
-            "from gradloom.train.communicator import communicator\n"
+            "from gradloom.parallel import communicator\n"
             + script.replace('"net.safetensors"', f"{str(folder / 'net')!r} + {rank} + '.safetensors'")
         )
         ended = run(ranks, folder / "train.py")
@@ -190,7 +190,7 @@ def test_no_process_is_left_behind(tmp_path: Path) -> None:
 def test_without_mpi4py_the_message_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['mpi4py'] = None\n"
-        "import gradloom as gl\nfrom gradloom.train.communicator import communicator\n"
+        "import gradloom as gl\nfrom gradloom.parallel import communicator\n"
         "try:\n    communicator('mpi')\nexcept gl.BackendError as error:\n    print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
@@ -202,7 +202,7 @@ def test_without_mpi4py_the_message_says_what_to_install() -> None:
 def test_an_mpiexec_of_another_mpi_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each process would train alone and all would write the same file."""
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
-    code = "from gradloom.train.communicator import communicator\ncommunicator('mpi')"
+    code = "from gradloom.parallel import communicator\ncommunicator('mpi')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert done.returncode == 1
     assert "BackendError: parallel='mpi': mpiexec started 3 processes, but mpi4py's MPI sees 1" in done.stderr
@@ -211,7 +211,7 @@ def test_an_mpiexec_of_another_mpi_is_found_out(monkeypatch: pytest.MonkeyPatch)
 @needs_mpi
 def test_without_mpiexec_there_is_one_rank() -> None:
     code = (
-        "from gradloom.train.communicator import communicator\nranks = communicator('mpi')\n"
+        "from gradloom.parallel import communicator\nranks = communicator('mpi')\n"
         "print(ranks.rank, ranks.size, ranks.gather(7)); ranks.agree(); ranks.check('x', 1)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

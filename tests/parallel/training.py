@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import gradloom as gl
-from gradloom.train.communicator import communicator
+from gradloom.parallel import communicator
 from tests.llm.small import rows_of
 from tests.llm.test_finetune_split import finetune
 from tests.train.test_bits import cnn, data, mlp

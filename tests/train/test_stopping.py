@@ -178,7 +178,7 @@ def test_ranks_stop_together():
     """With ranks, rank 0 alone listens, and all end after the same epoch with the same weights."""
     import threading
 
-    from gradloom.train.communicator import threads
+    from gradloom.parallel import threads
 
     found = {}
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gradloom as gl
-from gradloom.train.flat import FlatArrays
+from gradloom.parallel import FlatArrays
 
 
 def test_pieces_are_views_on_cache_lines() -> None:
