@@ -138,17 +138,29 @@ class Communicator(ABC):
         return f"{type(self).__name__}({self.kind} {self.rank} of {self.size})"
 
 
+_joined: Communicator | None = None  # this process among those of mpiexec, from its first call on
+
+
 def communicator(parallel: str | Communicator | None = None, timeout: float = TIMEOUT) -> Communicator:
     """None or "none": this process alone; "mpi": the ranks of mpiexec; a Communicator: itself."""
+    global _joined
     if isinstance(parallel, Communicator):
         return parallel
     if parallel is None or parallel == "none":
         return Alone(timeout)
     if parallel == "mpi":
-        from .mpi import connect
+        if _joined is None:
+            from .mpi import MpiRank
 
-        return connect(timeout)
+            _joined = MpiRank(timeout)
+        _joined.timeout = checked_timeout(timeout)
+        return _joined
     raise SettingError(f"parallel={parallel!r}: need None, 'none', 'mpi' or a Communicator")
+
+
+def is_writer() -> bool:
+    """Whether this process writes files: not if it trains together with others of mpiexec and is not rank 0."""
+    return _joined is None or _joined.is_root
 
 
 def launched(otherwise: int = 1) -> int:

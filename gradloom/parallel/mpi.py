@@ -32,22 +32,12 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from ..base.errors import BackendError, ShapeError, TrainError
-from .communicator import BUCKET_BYTES, Communicator, LocalSum, Reduction, checked_timeout, described, launched, shard
+from .communicator import BUCKET_BYTES, Communicator, LocalSum, Reduction, described, launched, shard
 
 HELLO = 31_101  # tag of the first message, the only one on MPI's own communicator
 BEAT, FAILURE, BYE = 1, 2, 3  # tags of what is said beside the numbers
 SLOT = 256  # bytes of a gathered value that fit into the first message
 START = 10  # time-outs to wait for all ranks to come, when no sign of life can be heard yet
-_connection: MpiRank | None = None
-
-
-def connect(timeout: float) -> MpiRank:
-    """This process's rank among those that mpiexec started; all ranks call it. BackendError without mpi4py and MPI."""
-    global _connection
-    if _connection is None:
-        _connection = MpiRank(timeout)
-    _connection.timeout = checked_timeout(timeout)
-    return _connection
 
 
 def _mpi(timeout: float) -> Any:
@@ -99,7 +89,7 @@ if not select.select([0], [], [], float(sys.argv[1]))[0]:
 
 
 class MpiRank(Communicator):
-    """One process among those of mpiexec. Made once per process, by `connect`."""
+    """One process among those of mpiexec. Made once per process, by `communicator`."""
 
     def __init__(self, timeout: float) -> None:
         MPI = self._mpi = _mpi(timeout)

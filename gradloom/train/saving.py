@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 
 from ..files import load_arrays, save_arrays
 from ..nn.module import Module
 from ..optim.optimizer import Optimizer
 from ..optim.state import OptimizerState
+from ..parallel.communicator import is_writer
 
 
 def save(
@@ -20,8 +20,7 @@ def save(
 
     Among ranks of mpiexec that train together, rank 0 alone writes; the others do not wait for it.
     """
-    connected = getattr(sys.modules.get(f"{__package__}.mpi"), "_connection", None)
-    if connected is None or connected.is_root:
+    if is_writer():
         save_arrays(path, what.state_dict(), dict(metadata or {}))
 
 

@@ -12,8 +12,8 @@ import time
 
 import numpy as np
 
+from gradloom import parallel as comm
 from gradloom.files.atomic import atomic_write
-from gradloom.train import communicator as comm
 
 what, timeout, folder = sys.argv[1], float(sys.argv[2]), sys.argv[3]
 if what.startswith("never") and (os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]) == "1":

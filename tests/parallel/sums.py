@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradloom.train import communicator as comm
+from gradloom import parallel as comm
 
 
 def parts(count: int, elements: int) -> list[np.ndarray]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import gradloom as gl
-from gradloom.train import communicator as comm
+from gradloom import parallel as comm
 
 Body = Callable[[comm.Communicator], Any]
 
