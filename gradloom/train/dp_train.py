@@ -362,7 +362,10 @@ class _Replica:
         """Run one sample; the result is in self.mine."""
         run = local.run
         run.feed({name: array for name, array in leaves.items() if name in run.inputs})
-        run.run_many(1, {"seed": self.job.seed, "step": j + 1, "row": 0})
+        try:
+            run.run_many(1, {"seed": self.job.seed, "step": j + 1, "row": 0})
+        except NotFinite:  # with check 2: then the guard ends the step on all replicas, and `_refuse` says where
+            self.mine.stored[-3].array[...] = np.nan  # the loss
         if local is not self._last:
             self.mine.stored[-1].array[...] = local.reached
             self._last = local
