@@ -53,11 +53,10 @@ def test_a_killed_rank_ends_all_by_its_number(what: str, tmp_path: Path) -> None
 @needs_mpi
 @pytest.mark.parametrize("what", ["stopped", "sleeps"])
 def test_a_rank_without_a_sign_of_life_ends_all(what: str, tmp_path: Path) -> None:
-    ended = meet(what, tmp_path)
+    ended = meet(what, tmp_path, timeout=4)
     assert ended.code != 0 and "done" not in ended.out
-    for rank in (0, 2):
-        line = f"gradloom: rank {rank}: TrainError: rank 1 gave no sign of life for 2 s (add); all 3 ranks end\n"
-        assert line in ended.err
+    said = "TrainError: rank 1 gave no sign of life for 4 s (add); all 3 ranks end\n"
+    assert any(f"gradloom: rank {rank}: {said}" in ended.err for rank in (0, 2)), ended.err  # one may end the other
     assert "Traceback" not in ended.err
     assert ended.seconds < 20
     assert (tmp_path / "weights").exists()
