@@ -65,10 +65,11 @@ def test_fast_sums():
 def test_a_rank_that_ends_is_named_and_saved_weights_stay(tmp_path, what):
     ended = run(3, SCRIPT, "misfortune", what, tmp_path)
     assert ended.code != 0
-    assert "rank 1" in ended.err
     assert ended.seconds < 40
     if what == "raise":
-        assert "the disk is on fire" in ended.err
+        assert "rank 1" in ended.err and "the disk is on fire" in ended.err
+    else:  # which one: test_mpi.py
+        assert "of 3 ended without a word" in ended.err
     net = mlp()
     gl.load(net, tmp_path / "weights.safetensors")
     same = mlp()
