@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from ..base.dtypes import DType
-from ..base.errors import BackendError, NonFiniteError, SettingError
+from ..base.errors import NonFiniteError, SettingError
 from ..graph.value import Value
 from ..run.cpu_backend import GuardTripped, NotFinite
 from ..run.executable import compile as compile_program
+from ..run.executable import compile_checked
 from .cache import counts
 
 _FORMATS = {"f32": "f4x", "i32": "i4x", "i64": "q"}  # settings: words of 8 bytes
@@ -70,11 +70,7 @@ class Program:
 
     def _cause(self, settings: Mapping[str, float]) -> str:
         """Run again, unshared and checked, to name the first node that is not finite."""
-        options: dict[str, Any] = {"check": 2, "fuse": False, "debug": 0}
-        try:
-            checked = compile_program(self.outputs, self.updates, reuse=False, **options)
-        except BackendError:  # more memory than there is
-            checked = compile_program(self.outputs, self.updates, **options)
+        checked = compile_checked(self.outputs, self.updates)
         fed = {k: v for k, v in self.executable.fed().items() if k in checked.inputs}
         for name, array in fed.items():
             if array.dtype.kind == "f" and not np.all(np.isfinite(array)):

@@ -86,6 +86,16 @@ def compile(
     return executable
 
 
+def compile_checked(outputs: Sequence[Value], updates: Sequence[Value], **options: Any) -> Any:
+    """The same program once more, to find the first node that is not finite: checked, unfused, and unshared where the
+    memory suffices."""
+    options = options | {"check": 2, "fuse": False, "debug": 0}
+    try:
+        return compile(outputs, updates, **(options | {"reuse": False}))
+    except BackendError:  # more memory than there is
+        return compile(outputs, updates, **options)
+
+
 def check_gradients(
     loss: Value,
     feeds: Mapping[str, Any] | None = None,

@@ -47,6 +47,7 @@ from ..parallel.communicator import threads as thread_ranks
 from ..parallel.flat import FlatArrays, take_effects
 from ..run.cpu_backend import Arena, GuardTripped, NotFinite, choose_isa
 from ..run.executable import compile as compile_program
+from ..run.executable import compile_checked
 from ..transform.grad import gradients
 from .display import rate
 from .split import check_exchange, threads_for
@@ -383,8 +384,7 @@ class _Replica:
         ) from None
 
     def _first_bad(self, local: _Local, j: int) -> str:
-        options = self.options | {"check": 2, "fuse": False, "debug": 0, "reuse": False}
-        checked = compile_program([], local.updates, **options)
+        checked = compile_checked([], local.updates, **self.options)
         fed = {k: v for k, v in local.run.fed().items() if k in checked.inputs}
         for name, array in fed.items():
             if not np.isfinite(array).all():

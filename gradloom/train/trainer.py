@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .. import ops
-from ..base.errors import BackendError, DataError, GradientError, GraphError, NonFiniteError, SettingError, ShapeError
+from ..base.errors import DataError, GradientError, GraphError, NonFiniteError, SettingError, ShapeError
 from ..data.dataset import Dataset
 from ..graph.graph import reachable, storage_leaf
 from ..graph.opspec import Parameter
@@ -24,6 +24,7 @@ from ..parallel.communicator import Communicator
 from ..plan.plan import Plan
 from ..run.cpu_backend import GuardTripped, IndexOutOfRange, NotFinite
 from ..run.executable import compile as compile_program
+from ..run.executable import compile_checked
 from ..transform.grad import gradients
 from ..transform.rewrite import substitute
 from .losses import loss_pair
@@ -363,11 +364,7 @@ class Trainer:
 
     def _first_bad(self, step: Step, settings: dict[str, Any]) -> str:
         """Run the step again, unshared and checked, to name the first node that is not finite."""
-        options = self.options | {"check": 2, "fuse": False, "debug": 0}
-        try:
-            checked = compile_program(step.outputs, step.updates, **(options | {"reuse": False}))
-        except BackendError:  # more memory than there is
-            checked = compile_program(step.outputs, step.updates, **options)
+        checked = compile_checked(step.outputs, step.updates, **self.options)
         fed = {k: v for k, v in step.run.fed().items() if k in checked.inputs}
         for name, array in fed.items():
             bad = np.flatnonzero(~np.isfinite(array))
