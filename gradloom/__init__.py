@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         TrainError,
     )
     from .eager import Gradients, Tensor, grad_tape, no_grad, seed, stats, tensor
+    from .graph.grad import gradients
     from .graph.opspec import Parameter, constant, input, named, parameter, setting
     from .graph.value import Node, Value, scope
     from .run.executable import check_gradients, compare, compile
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from .train.saving import load, save
     from .train.session import Graph, set_loss
     from .train.trainer import Trainer
-    from .transform.grad import gradients
 
 __version__ = "0.1.0"
 
@@ -106,7 +106,7 @@ _HOMES = {
     ".train.saving": "load save",
     ".train.session": "Graph set_loss",
     ".train.trainer": "Trainer",
-    ".transform.grad": "gradients",
+    ".graph.grad": "gradients",
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 _MODULES = ("data", "llm", "nn", "ops", "optim", "parallel", "train")

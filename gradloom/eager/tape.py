@@ -18,12 +18,12 @@ import numpy as np
 from .. import ops
 from ..base.dtypes import f32, f64
 from ..base.errors import GradientError, GraphError, NonFiniteError, SettingError
+from ..graph.grad import gradients
 from ..graph.graph import reachable
 from ..graph.opspec import Parameter, setting
 from ..graph.opspec import input as graph_input
 from ..graph.stored import Stored, before_read, before_write
 from ..graph.value import Node, Value, describe, graph_mode, recording
-from ..transform.grad import gradients
 from .cache import Cache, cache_of
 from .program import Program, slot_name
 from .trace import Tensor, Trace, turn
@@ -168,9 +168,10 @@ class GradTape:
                 f"backward: the loss {loss.node.label} depends on no trainable parameter and no tensor is watched; "
                 "need at least one (tape.watch)"
             )
-        if trace.stale:
-            past = gradients(loss, list(trace.stale), through=within)
-            for (_, changed), g in zip(trace.stale.items(), past, strict=True):
+        stale = {v: changed for v, changed in trace.stale.items() if v.dtype.is_float}
+        if stale:
+            past = gradients(loss, list(stale), through=within)
+            for changed, g in zip(stale.values(), past, strict=True):
                 if g is not None:
                     raise GradientError(
                         f"backward: the loss depends on a tensor that was computed before {changed} changed; "

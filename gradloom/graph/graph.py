@@ -10,13 +10,14 @@ from .stored import Stored
 from .value import Node, Value, describe
 
 
-def reachable(values: Iterable[Value], effects: bool = False) -> list[Node]:
-    """All nodes that the values need, in topological order (by id); with `effects`, also the updates of theirs."""
+def reachable(values: Iterable[Value], effects: bool = False, since: int = 0) -> list[Node]:
+    """All nodes that the values need, in topological order (by id); with `effects`, also the updates of theirs; with
+    `since`, only those whose id is not smaller."""
     found: set[Node] = set()
     todo = [v.node for v in values]
     while todo:
         node = todo.pop()
-        if node in found:
+        if node in found or node.id < since:
             continue
         found.add(node)
         todo.extend(v.node for v in node.inputs if v is not None)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -163,6 +164,7 @@ class OpSpec:
         self.shape: Callable[..., Any] = fields["shape"]
         self.vjp: Callable[..., Any] | None = fields["vjp"]
         self.no_gradient: str | None = fields["no_gradient"]
+        self.no_gradient_to: Mapping[str, str] = fields["no_gradient_to"]
         self.reference: Callable[..., Any] | None = fields["reference"]
         self.view: Callable[..., Any] | None = fields["view"]
         self.cost: Callable[..., tuple[float, float]] | None = fields["cost"]
@@ -262,14 +264,17 @@ class OpSpec:
         """Call a rule with what it asks for out of scope."""
         return getattr(self, rule)(**{n: scope[n] for n in self._wants[rule]})
 
-    def pull(self, node: Node, received: Sequence[Value | None]) -> list[Value | None]:
+    def pull(self, node: Node, received: Sequence[Value | None], depends: Collection[Value]) -> list[Value | None]:
         """Gradients of the node's inputs (flat), given those of its outputs: its vjp, called by name.
 
         `g` is the gradient of the first output, unless the op has an input called g; then only g_<output> names it.
+        `needed` are the names of the inputs that are in `depends`: the gradients of others are not looked at.
         """
         bound = self.bind_outputs(received)
         scope = {"g": bound[self.outputs[0].name]} | {f"g_{name}": g for name, g in bound.items()}
         scope |= dict(node.attrs) | self.bind_inputs(node.inputs) | self.bind_outputs(node.outputs)
+        if "needed" in self._wants["vjp"]:
+            scope["needed"] = {self.slot(self.inputs, i).name for i, v in enumerate(node.inputs) if v in depends}
         return self.flatten(self.inputs, self.call("vjp", scope))
 
     def bind_inputs(self, values: Sequence[Any]) -> dict[str, Any]:
@@ -346,6 +351,7 @@ def op(
     shape: Callable[..., Any],
     vjp: Callable[..., Any] | None = None,
     no_gradient: str | None = None,
+    no_gradient_to: Mapping[str, str] = MappingProxyType({}),
     reference: Callable[..., Any] | None = None,
     may_overwrite: str | Mapping[str, str] = "",
     view: Callable[..., Any] | None = None,
@@ -366,7 +372,9 @@ def op(
     attrs             "axes:ints keepdims:bool=False act:none/relu"
     doc               first line: the formula; then where it comes from
     shape             rule: Spec of the output, or several; raises Reject
-    vjp               rule: one gradient (Value or None) per declared input, of public ops; or no_gradient="why not"
+    vjp               rule: one gradient (f32, of public ops) per declared input; or no_gradient="why not". `needed`
+                      is the set of inputs whose gradients are looked at
+    no_gradient_to    {input: why}: inputs that may get None for a gradient; None for any other is an error
     reference         NumPy definition, float64 in, float64 out; a tuple for several outputs
     may_overwrite     inputs whose buffer the (first) output may take, or {output: inputs}
     view              rule (shape, strides of the first input, attributes) -> (offset, strides) in elements or None:
@@ -398,7 +406,7 @@ def _refuse_gaps(spec: OpSpec) -> None:
     if (spec.samples is None) == (spec.no_samples is None):
         gaps.append("exactly one of samples and no_samples")
     known = {s.name for s in spec.inputs} | {s.name for s in spec.outputs} | {a.name for a in spec.attrs}
-    known |= {"g"} | {f"g_{s.name}" for s in spec.outputs} | {"strides", "layout_shape"}
+    known |= {"g", "needed"} | {f"g_{s.name}" for s in spec.outputs} | {"strides", "layout_shape"}
     for rule, wants in spec._wants.items():
         gaps += [f"{rule} asks for {w!r}, which is not declared" for w in wants if w not in known]
     inputs, outputs = {s.name for s in spec.inputs}, {s.name for s in spec.outputs}
@@ -411,6 +419,8 @@ def _refuse_gaps(spec: OpSpec) -> None:
         or not spec.dense | spec.unit <= inputs
     ):
         gaps.append("updates, dense or unit name an unknown input or output")
+    if not set(spec.no_gradient_to) <= inputs or (spec.no_gradient_to and spec.vjp is None):
+        gaps.append("no_gradient_to of inputs, beside a vjp")
     if gaps:
         raise AssertionError(f"op {spec.name} needs: {'; '.join(gaps)}")
 

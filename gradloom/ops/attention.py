@@ -8,16 +8,19 @@ apart. No T x T matrix exists outside the references.
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 from typing import Any
 
 import numpy as np
 
-from ..base.dtypes import i32
+from ..base.dtypes import f32, i32
 from ..base.errors import DataError, GradientError, GraphError
 from ..graph.opspec import OpSpec, op
 from ..graph.value import Value
-from .common import Sample, Spec, bad, draw, need, need_dtype
-from .elementwise import scale as scaled
+from .common import Sample, Spec, bad, draw, need, need_dtype, zeros_like
+from .elementwise import cast, mul, neg, sub
+from .layout import reshape
+from .reduce import sum as sum_over
 
 # ---- rope ------------------------------------------------------------------------------------------------
 
@@ -108,6 +111,26 @@ def _rope(
     return y
 
 
+POSITIONS = "positions are whole numbers"
+
+
+def _rope_vjp(
+    g: Value, positions: Value, frequencies: Value, y: Value, pairing: str, scale: float, inverse: bool,
+    needed: Container[str],
+) -> list[Value | None]:  # fmt: skip
+    """dx is g turned back. An angle moves a pair (y1, y2) along (-y2, y1): dangle = g2 y1 - g1 y2."""
+    dx = rope(g, positions, frequencies, pairing=pairing, scale=scale, inverse=not inverse)
+    if "frequencies" not in needed:
+        return [dx, None, None]
+    n = frequencies.shape[0]
+    first, second = (
+        (slice(0, 2 * n, 2), slice(1, 2 * n, 2)) if pairing == "interleaved" else (slice(n), slice(n, 2 * n))
+    )
+    angles = sum_over(sub(mul(g[..., second], y[..., first]), mul(g[..., first], y[..., second])), -2)  # [..., n]
+    turned = mul(angles, reshape(cast(positions, f32), (*positions.shape, 1)))
+    return [dx, None, sum_over(neg(turned) if inverse else turned, range(positions.ndim))]
+
+
 def _rope_samples(rng: np.random.Generator) -> list[Sample]:
     cases = (
         ((3, 2), 1, "interleaved"), ((5, 3, 8), 4, "half"), ((2, 7, 2, 16), 8, "interleaved"),
@@ -131,9 +154,7 @@ rope: OpSpec = op(
     doc="pairs of the first 2n of x's D dimensions turn by position * frequency[i] (back with inverse) times scale; "
     "pairs (2i, 2i + 1) interleaved, (i, i + n) half; the rest is copied. x [..., heads, D], positions i32 [...]",
     shape=_rope_shape, dense="x positions frequencies", may_overwrite="x",
-    vjp=lambda g, positions, frequencies, pairing, scale, inverse: [
-        rope(g, positions, frequencies, pairing=pairing, scale=scale, inverse=not inverse), None, None,
-    ],
+    vjp=_rope_vjp, no_gradient_to={"positions": POSITIONS},
     reference=_rope, cost=lambda x: (3.0 * x.size, 8.0 * x.size), samples=_rope_samples,
     bad_samples=[
         bad(
@@ -243,7 +264,7 @@ def _attention_vjp(
         raise GradientError(
             f"attention has no gradient with cached=True; node {y.node.label}; train on whole sequences, cached=False"
         )
-    g = scaled(y, factor=0.0) if g_y is None else g_y
+    g = zeros_like(y) if g_y is None else g_y
     return [*attention_back(g, q, k, v, y, lse, positions, g_lse, scale=scale), None]
 
 
@@ -336,7 +357,7 @@ attention: OpSpec = op(
     doc="y = softmax(scale * q k^T) v by heads, lse = log of the softmax's divisor. Query t sees keys t - positions[t] "
     "to t: its own sequence up to itself; cached: keys 0 to positions[t] of a cache. q [B,T,H,D], k and v [B,S,KVH,D]",
     shape=_attention_shape, dense="q k v positions", may_overwrite={"y": "q"},
-    vjp=_attention_vjp, reference=_attention,
+    vjp=_attention_vjp, no_gradient_to={"positions": POSITIONS}, reference=_attention,
     cost=lambda q, k, positions: (
         4.0 * _pairs_seen(positions, k.shape[1]) * q.shape[2] * q.shape[3], 8.0 * (q.size + k.size),
     ),

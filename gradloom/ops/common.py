@@ -11,7 +11,7 @@ import numpy as np
 
 from ..base.dtypes import DType, dtype, f32
 from ..base.errors import DTypeError
-from ..graph.graph import reachable
+from ..graph.grad import gradients
 from ..graph.opspec import REGISTRY, BadSample, Reject, Sample, Spec, stored_value
 from ..graph.stored import Stored, dequantised
 from ..graph.value import Shape, Value
@@ -119,34 +119,20 @@ def unbroadcast(g: Value, like: Value) -> Value:
     return summed if summed.shape == like.shape else REGISTRY["reshape"](summed, shape=like.shape)
 
 
-def pullback(function: Callable[..., Any], inputs: Sequence[Value], *gradients: Value | None) -> list[Value | None]:
+def zeros_like(x: Value) -> Value:
+    """Zeros of x's shape; nothing of x is read."""
+    return REGISTRY["broadcast_to"](0.0, shape=x.shape)
+
+
+def pullback(function: Callable[..., Any], inputs: Sequence[Value], *seeds: Value | None) -> list[Value | None]:
     """Gradients of a composition of public ops with respect to its inputs: how backward ops get theirs.
 
-    function(*inputs) -> one value or several; gradients: one per value, or None.
+    function(*inputs) -> one value or several. seeds: the gradient of each, or None.
     """
     proxies = [REGISTRY["reshape"](v, shape=v.shape) for v in inputs]  # distinct even where two inputs are one value
     made = function(*proxies)
-    made = [made] if isinstance(made, Value) else list(made)
-    start = {v.node for v in proxies}
-    order = [node for node in reachable(made) if node not in start]
-    depends: set[Value] = set(proxies)
-    for node in order:
-        if any(v in depends for v in node.inputs if v is not None):
-            depends.update(v for v in node.outputs if v.dtype.is_float)
-    incoming: dict[Value, Value] = {}
-
-    def receive(value: Value | None, g: Value | None) -> None:
-        if value is not None and g is not None and value in depends:
-            incoming[value] = REGISTRY["add"](incoming[value], g) if value in incoming else g
-
-    for value, g in zip(made, gradients, strict=True):
-        receive(value, g)
-    for node in reversed(order):
-        received = [incoming.get(v) for v in node.outputs]
-        if any(g is not None for g in received):
-            for value, g in zip(node.inputs, node.op.pull(node, received), strict=True):
-                receive(value, g)
-    return [incoming.get(v) for v in proxies]
+    found = gradients([made] if isinstance(made, Value) else list(made), proxies, seeds)
+    return [zeros_like(v) if g is None else g for v, g in zip(inputs, found, strict=True)]
 
 
 # ---- samples ---------------------------------------------------------------------------------------------

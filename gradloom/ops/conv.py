@@ -11,7 +11,7 @@ from ..base.dtypes import i32, u8
 from ..base.errors import ShapeError
 from ..graph.opspec import OpSpec, as_value, op
 from ..graph.value import Shape, Value, describe, user_location
-from .common import Sample, Spec, bad, draw, need, need_dtype
+from .common import Sample, Spec, bad, draw, need, need_dtype, zeros_like
 from .elementwise import add, cast, equal, relu_back, where
 from .layout import broadcast_to, pad, product, reshape
 from .layout import slice as slice_of
@@ -186,7 +186,7 @@ def _back_weight_vjp(
     g_dw: Value | None, g_db: Value | None, g: Value, x: Value, stride: Pair, padding: Pair, dilation: Pair
 ) -> list[Value | None]:
     how = {"stride": stride, "padding": padding, "dilation": dilation}
-    to_g = to_x = None
+    to_g, to_x = None, zeros_like(x)
     if g_dw is not None:
         to_g = _conv2d(x, g_dw, **how)
         to_x = conv2d_back_input(g, g_dw, height=x.shape[2], width=x.shape[3], **how)
@@ -407,7 +407,7 @@ _max_pool2d: OpSpec = op(
     doc="y = largest of each window, index (u8) = its position in the window; the first of equal ones, NaN is largest",
     shape=_max_pool_shape,
     vjp=lambda g_y, x, index, kernel, stride, padding: [
-        None if g_y is None else max_pool2d_back(
+        max_pool2d_back(
             g_y, index, height=x.shape[2], width=x.shape[3], kernel=kernel, stride=stride, padding=padding
         )
     ],
@@ -419,6 +419,7 @@ max_pool2d_back: OpSpec = op(
     doc="dx of max_pool2d: each g goes to the element that was picked",
     shape=_max_pool_back_shape,
     vjp=lambda g_dx, index, kernel, stride, padding: [_picked(g_dx, index, kernel, stride, padding), None],
+    no_gradient_to={"index": "a position has no slope"},
     reference=_max_pool_back, samples=_max_pool_back_samples,
     bad_samples=[
         bad(
@@ -463,11 +464,9 @@ def _conv_pool_shape(x: Spec, w: Spec, bias: Spec | None, stride: Shape, padding
 
 
 def _conv_pool_vjp(
-    g_y: Value | None, x: Value, w: Value, bias: Value | None, y: Value, index: Value,
+    g_y: Value, x: Value, w: Value, bias: Value | None, y: Value, index: Value,
     stride: Pair, padding: Pair, dilation: Pair, act: str,
 ) -> list[Value | None]:  # fmt: skip
-    if g_y is None:
-        return [None, None, None]
     picked = relu_back(g_y, y) if act == "relu" else g_y  # only what was picked has a gradient: y tells its sign
     height, width = _out_shape(Spec(x.shape), w.shape[2:], stride, padding, dilation)
     inner = max_pool2d_back(picked, index, height=height, width=width, **HALVES)

@@ -115,13 +115,13 @@ abs: OpSpec = op(
 )  # fmt: skip
 sgn: OpSpec = op(
     "sgn", inputs="x", doc="y = -1, 0 or 1: the sign of x; its slope is 0", shape=same_as("x"), may_overwrite="x",
-    vjp=lambda: [None],
+    vjp=lambda: [None], no_gradient_to={"x": "its slope is 0"},
     reference=lambda x: np.sign(x),
     samples=unary(avoid=(0,), special=EDGES), bad_samples=_wrong_dtype("sgn"),
 )  # fmt: skip
 step: OpSpec = op(
     "step", inputs="x", doc="y = 1 where x > 0, else 0; its slope is 0", shape=same_as("x"), may_overwrite="x",
-    vjp=lambda: [None],
+    vjp=lambda: [None], no_gradient_to={"x": "its slope is 0"},
     reference=lambda x: (x > 0).astype(x.dtype),
     samples=unary(avoid=(0,), special=EDGES[:-1]), bad_samples=_wrong_dtype("step"),
 )  # fmt: skip
@@ -264,17 +264,19 @@ scale: OpSpec = op(
 
 # ---- derivatives: g times the slope ----------------------------------------------------------------------
 
+SIGN = "only its sign counts"
+
 relu_back: OpSpec = op(
     "relu_back", inputs="g y", outputs="dx", doc="dx = g where y > 0, else 0; y = relu(x)",
     shape=same_as("g", "y"), may_overwrite="g y",
-    vjp=lambda g_dx, y: [relu_back(g_dx, y), None],
+    vjp=lambda g_dx, y: [relu_back(g_dx, y), None], no_gradient_to={"y": SIGN},
     reference=lambda g, y: np.where(y > 0, g, 0),
     samples=unary(avoid=(0,), count=2, special=EDGES[:-1]), bad_samples=_differing("relu_back", "g", "y"),
 )  # fmt: skip
 leaky_relu_back: OpSpec = op(
     "leaky_relu_back", inputs="g x", outputs="dx", attrs="slope:float=0.01", doc="dx = g where x > 0, else slope * g",
     shape=same_as("g", "x"), may_overwrite="g x",
-    vjp=lambda g_dx, x, slope: [leaky_relu_back(g_dx, x, slope=slope), None],
+    vjp=lambda g_dx, x, slope: [leaky_relu_back(g_dx, x, slope=slope), None], no_gradient_to={"x": SIGN},
     reference=lambda g, x, slope: np.where(x > 0, g, slope * g),
     samples=unary(avoid=(0,), count=2, slope=0.1), bad_samples=_differing("leaky_relu_back", "g", "x"),
 )  # fmt: skip
@@ -338,6 +340,7 @@ clamp_back: OpSpec = op(
     doc="dx = g where min <= x <= max, else 0",
     shape=same_as("g", "x"), may_overwrite="g x",
     vjp=lambda g_dx, x, min, max: [clamp_back(g_dx, x, min=min, max=max), None],
+    no_gradient_to={"x": "only whether it lies between min and max counts"},
     reference=lambda g, x, min, max: np.where((x >= min) & (x <= max), g, 0),
     samples=unary(avoid=(-1, 0.5), count=2, min=-1.0, max=0.5), bad_samples=_differing("clamp_back", "g", "x"),
 )  # fmt: skip
@@ -495,6 +498,7 @@ where: OpSpec = op(
     "where", inputs="cond x y", outputs="z", doc="z = x where cond (u8) is not 0, else y",
     shape=_where_shape, may_overwrite="x y",
     vjp=lambda g, cond, x, y: [None, unbroadcast(where(cond, g, 0.0), x), unbroadcast(where(cond, 0.0, g), y)],
+    no_gradient_to={"cond": "a condition has no slope"},
     reference=lambda cond, x, y: np.where(cond != 0, x, y),
     samples=_where_samples,
     bad_samples=[
@@ -549,9 +553,10 @@ def _cast_samples(rng: np.random.Generator) -> list[Sample]:
 
 _cast: OpSpec = op(
     "cast", inputs="x", attrs="dtype:dtype",
-    doc="y = x in another dtype; to integers it cuts towards 0, to halves it rounds to nearest even; quantised to f32",
+    doc="y = x in another dtype; to integers it cuts towards 0, to halves it rounds to nearest even, with slope 1; "
+    "quantised to f32",
     shape=_cast_shape,
-    vjp=lambda g, x, dtype: [cast(g, x.dtype) if x.dtype.is_float and dtype.is_float else None],
+    vjp=lambda g, x: [g if x.dtype.is_float else None],
     reference=_cast_reference,
     samples=_cast_samples,
     bad_samples=[bad("cast: f32 is not converted to i64: x f32[2]; need one of: f16, bf16, i32", (2,), dtype="i64")],

@@ -13,6 +13,8 @@ from ..graph.value import Value
 from .common import Quantised, Reject, Sample, Spec, bad, draw, need, need_dtype, scalar_specs
 from .elementwise import cast
 
+IDS = "row numbers have no slope"
+
 
 def check_ids(name: str, ids: np.ndarray, rows: int, ignored: int | None = None) -> None:
     """DataError for the first id outside 0..rows-1."""
@@ -76,7 +78,7 @@ get_rows: OpSpec = op(
     "get_rows", inputs="table ids", dense="table ids",
     doc="y[i] = table[ids[i]] as f32; ids are i32; the table may be f16, bf16 or quantised",
     shape=_get_rows_shape,
-    vjp=lambda g, table, ids: [scatter_rows(g, ids, rows=table.shape[0]) if table.dtype is f32 else None, None],
+    vjp=lambda g, table, ids: [scatter_rows(g, ids, rows=table.shape[0]), None], no_gradient_to={"ids": IDS},
     reference=_get_rows,
     samples=_gather_samples,
     bad_samples=[
@@ -88,7 +90,7 @@ scatter_rows: OpSpec = op(
     "scatter_rows", inputs="g ids", attrs="rows:int", dense="g ids",
     doc="y[ids[i]] += g[i], in the order of i; rows that no id names are 0",
     shape=_scatter_shape,
-    vjp=lambda g_y, ids: [get_rows(g_y, ids), None],
+    vjp=lambda g_y, ids: [get_rows(g_y, ids), None], no_gradient_to={"ids": IDS},
     reference=_scatter_rows,
     samples=lambda rng: [
         Sample((draw(rng, (*ids, *table[1:])), rng.integers(0, table[0], ids).astype(np.int32)), {"rows": table[0]})

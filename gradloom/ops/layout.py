@@ -203,7 +203,7 @@ def _detach_shape(x: Spec) -> Spec:
 detach: OpSpec = op(
     "detach", inputs="x", doc="y = x (a view), through which no gradient flows back",
     shape=_detach_shape, view=lambda layout_shape, strides: (0, list(strides)),
-    vjp=lambda g: [None],
+    vjp=lambda: [None], no_gradient_to={"x": "cut on purpose"},
     reference=lambda x: x, no_samples="the identity, whose gradient is cut on purpose",
     bad_samples=[bad("detach: dtype i32 is not taken: x i32[2]; need f32 or f64 or f16 or bf16", ("i32", (2,)))],
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,13 @@ from ..base.dtypes import f32, i32
 from ..base.errors import SettingError, ShapeError
 from ..graph.opspec import OpSpec, as_value, op
 from ..graph.value import Value, describe, user_location
-from .common import Sample, Spec, bad, draw, need, need_dtype
-from .elementwise import cast, div, mul, sqr, sub
+from .common import Sample, Spec, bad, draw, need, need_dtype, pullback, zeros_like
+from .elementwise import add, cast, div, equal, exp, full_like, mul, neg, sqr, sub, where
 from .index import check_ids
 from .layout import product, reshape
-from .matmul import FROZEN, frozen_operand
+from .matmul import NARROW, matmul, narrow_operand
 from .reduce import sum as sum_over
+from .softmax import log_softmax
 
 IGNORED = -100
 Pair = tuple[Value, Value]
@@ -137,10 +138,53 @@ def _bad_labels(name: str) -> list:
     ]  # fmt: skip
 
 
-def _cross_entropy_vjp(g_loss: Value | None, grad: Value) -> list[Value | None]:
-    """The gradient is an output of its own, only scaled here. Labels, weights, and `weight` and `grad` as outputs are
-    constants to it: for second derivatives write the loss with log_softmax."""
-    return [None if g_loss is None else mul(grad, g_loss), None, None]
+def _one_hot(labels: Value, classes: int) -> Value:
+    """Ids [N] as rows of 0 and 1, [N, C]; an ignored one as zeros."""
+    own = reshape(labels, (labels.shape[0], 1))
+    return where(equal(own, np.arange(classes, dtype=np.int32)), 1.0, 0.0)
+
+
+def _counts(labels: Value) -> Value:
+    """1 for each row that takes part, 0 for one that is ignored, [N]; labels are ids."""
+    return where(equal(labels, as_value(np.array([IGNORED], np.int32))), 0.0, 1.0)
+
+
+def _cross_entropy_graph(logits: Value, labels: Value, weights: Value | None) -> list[Value]:
+    """loss, weight and grad of cross_entropy_sum from simpler ops."""
+    n, classes = logits.shape
+    if labels.dtype.is_float:
+        rows, totals, counted = labels, sum_over(labels, 1, keepdims=True), full_like(logits[:, 0], 1.0)
+    else:
+        rows, counted = _one_hot(labels, classes), _counts(labels)
+        totals = reshape(counted, (n, 1))
+        logits = where(equal(totals, 0.0), 0.0, logits)  # what an ignored row holds does not matter
+    row_weights = counted if weights is None else mul(weights, counted)
+    log_p = log_softmax(logits)
+    losses = neg(sum_over(mul(rows, log_p), 1))
+    grad = mul(reshape(row_weights, (n, 1)), sub(mul(totals, exp(log_p)), rows))
+    return [sum_over(mul(row_weights, losses)), sum_over(row_weights), grad]
+
+
+def _pulled(
+    compose: Callable[..., list[Value]], inputs: Mapping[str, Value | None], fused: Mapping[str, Value],
+    needed: Container[str], g_loss: Value | None, g_weight: Value | None, *g_fused: Value | None,
+) -> list[Value | None]:  # fmt: skip
+    """Gradients of a loss op (loss, weight, fused outputs): one per input, None where it is not needed or an id.
+
+    compose: the op from simpler ops. fused: the inputs for which the loss's gradient is an output of the op, only
+    scaled here; all else comes from the composition.
+    """
+    found: list[Value | None] = []
+    for name, read in inputs.items():
+        if read is None or name not in needed or not read.dtype.is_float:
+            found.append(None)
+            continue
+        seeds = (None, None, *g_fused) if name in fused else (g_loss, g_weight, *g_fused)
+        terms = [mul(fused[name], g_loss)] if name in fused and g_loss is not None else []
+        if any(g is not None for g in seeds):
+            terms += pullback(lambda v, name=name: compose(**{**inputs, name: v}), [read], *seeds)
+        found.append(add(*terms) if len(terms) == 2 else terms[0] if terms else zeros_like(read))
+    return found
 
 
 cross_entropy_sum: OpSpec = op(
@@ -148,7 +192,11 @@ cross_entropy_sum: OpSpec = op(
     doc="loss = sum of weight * -sum(label * log_softmax(logits)) over the rows, weight = sum of the row weights, "
     "grad = weight * (sum(label) * softmax - label); labels: ids (i32, -100 is ignored) or rows (f32) of any sum",
     shape=_cross_entropy_shape, may_overwrite={"grad": "logits"},
-    vjp=_cross_entropy_vjp, reference=_cross_entropy, samples=_labelled,
+    vjp=lambda g_loss, g_weight, g_grad, logits, labels, weights, grad, needed: _pulled(
+        _cross_entropy_graph, {"logits": logits, "labels": labels, "weights": weights}, {"logits": grad}, needed,
+        g_loss, g_weight, g_grad,
+    ),
+    no_gradient_to={"labels": "ids have no slope"}, reference=_cross_entropy, samples=_labelled,
     cost=lambda logits: (10.0 * logits.size, 8.0 * logits.size),
     bad_samples=_bad_labels("cross_entropy_sum"),
 )  # fmt: skip
@@ -165,7 +213,7 @@ _correct_op: OpSpec = op(
 
 def _linear_shape(x: Spec, w: Spec, labels: Spec, weights: Spec | None) -> list[Spec]:
     need_dtype(x, weights)
-    need_dtype(w, kind=(f32, *FROZEN))
+    need_dtype(w, kind=(f32, *NARROW))
     need_dtype(labels, kind=i32)
     need(x.ndim == 2 and w.ndim == 2, "x and w are not matrices", "x of shape [N, d] and w of shape [V, d]")
     need(x.shape[1] == w.shape[1], "inner sizes differ", f"w of shape [V, {x.shape[1]}]")
@@ -204,9 +252,9 @@ def _linear_samples(rng: np.random.Generator) -> list[Sample]:
         if weights is not None and n > 4:
             weights[3] = 0
         found.append(Sample((x, w, ids, weights)))
-    for kind in FROZEN:
+    for kind in NARROW:
         x = draw(rng, (40, 2 * kind.block if kind.is_quantised else 24))
-        w = frozen_operand(rng, kind, (45, x.shape[1]), False)
+        w = narrow_operand(rng, kind, (45, x.shape[1]), False)
         x /= np.abs(x @ (w.numpy() if kind.is_quantised else w.astype(np.float32)).T).max() / 5  # tame logits
         ids = rng.integers(0, 45, 40).astype(np.int32)
         ids[::5] = IGNORED
@@ -214,11 +262,11 @@ def _linear_samples(rng: np.random.Generator) -> list[Sample]:
     return found
 
 
-def _linear_vjp(g_loss: Value | None, w: Value, dx: Value, dw: Value) -> list[Value | None]:
-    """Both gradients are outputs of their own, only scaled here; a frozen w has none."""
-    if g_loss is None:
-        return [None, None, None, None]
-    return [mul(dx, g_loss), mul(dw, g_loss) if w.dtype is f32 else None, None, None]
+def _linear_graph(x: Value, w: Value, labels: Value, weights: Value | None) -> list[Value]:
+    """linear_cross_entropy from simpler ops; it holds the logits [N, V]."""
+    x = where(equal(reshape(_counts(labels), (x.shape[0], 1)), 0.0), 0.0, x)
+    loss, weight, slope = _cross_entropy_graph(matmul(x, w, transpose_y=True), labels, weights)
+    return [loss, weight, matmul(slope, w), matmul(slope, x, transpose_x=True)]
 
 
 linear_cross_entropy: OpSpec = op(
@@ -226,8 +274,13 @@ linear_cross_entropy: OpSpec = op(
     unit="w", dense="labels weights",
     doc="cross_entropy_sum(x w^T, labels, weights) and its gradients, block by block of the vocabulary: the logits "
     "[N, V] are never held; rows of label -100 or weight 0 cost nothing, and what they hold does not matter; w of any "
-    "frozen dtype is decoded as it is read, and has no gradient",
-    shape=_linear_shape, vjp=_linear_vjp, reference=_linear_cross_entropy, samples=_linear_samples,
+    "dtype that products take is decoded as it is read; second derivatives and those of weights hold the logits",
+    shape=_linear_shape,
+    vjp=lambda g_loss, g_weight, g_dx, g_dw, x, w, labels, weights, dx, dw, needed: _pulled(
+        _linear_graph, {"x": x, "w": w, "labels": labels, "weights": weights}, {"x": dx, "w": dw}, needed,
+        g_loss, g_weight, g_dx, g_dw,
+    ),
+    no_gradient_to={"labels": "ids have no slope"}, reference=_linear_cross_entropy, samples=_linear_samples,
     cost=lambda x, w: (4.0 * x.size * w.shape[0], float(2 * x.bytes + w.bytes)),
     bad_samples=[
         bad(
@@ -301,10 +354,11 @@ def cross_entropy(logits: Any, labels: Any, weights: Any = None) -> Value:
 def linear_cross_entropy_pair(x: Any, w: Any, labels: Any, weights: Any = None) -> Pair:
     """cross_entropy_pair(x @ w.T, labels, weights) without ever holding the logits: for large vocabularies.
 
-    x: f32 [..., d], what the output layer reads. w: [V, d], a row per class (often the embedding table itself); f32, or
-    half-precision or quantised and then without a gradient.
+    x: f32 [..., d], what the output layer reads. w: [V, d], a row per class (often the embedding table itself); f32,
+    f16, bf16 or quantised.
     labels: a class id per row, [...]; -100: the row is ignored. weights: one per row, [...]; rows of weight 0 cost
-    nothing. Returns (sum of the weighted row losses, sum of the row weights). First derivatives only.
+    nothing. Returns (sum of the weighted row losses, sum of the row weights). Second derivatives, and gradients of the
+    weights, hold the logits.
     Raises ShapeError, DTypeError; a run stops with IndexError at an id that is neither a class nor -100.
     """
     x, labels = as_value(x), as_value(labels)

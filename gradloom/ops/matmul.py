@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 import numpy as np
@@ -10,15 +11,15 @@ from ..base.dtypes import QUANTISED, DType, bf16, f16, f32
 from ..graph.opspec import OpSpec, as_value, op
 from ..graph.value import Shape, Value, define_operators
 from .common import BadSample, Quantised, Sample, Spec, bad, broadcast_shape, draw, need, need_dtype, unbroadcast
-from .elementwise import relu_back
+from .elementwise import SIGN, relu_back
 from .layout import permute, product, reshape
 
-FROZEN: tuple[DType, ...] = (f16, bf16, *QUANTISED)  # dtypes of a right operand that is not trained
+NARROW: tuple[DType, ...] = (f16, bf16, *QUANTISED)  # other dtypes of a right operand: products decode them
 
 
 def _product_shape(x: Spec, y: Spec) -> Spec:
     need_dtype(x)
-    need_dtype(y, kind=(f32, *FROZEN))
+    need_dtype(y, kind=(f32, *NARROW))
     need(x.ndim >= 2 and y.ndim >= 2, "operands are not matrices", "at least 2 axes each")
     need(x.shape[-1] == y.shape[-2], "inner sizes differ", f"{x.shape[-1]} == {y.shape[-2]}")
     batch = broadcast_shape(Spec(x.shape[:-2]), Spec(y.shape[:-2]))
@@ -45,15 +46,17 @@ def _t(x: Value) -> Value:
     return permute(x, (*range(last - 1), last, last - 1))
 
 
-def _back(g: Value, x: Value, y: Value) -> list[Value | None]:
-    """dx = g y^T, dy = x^T g (none for a frozen y), each summed over the batch axes that were broadcast."""
-    dy = unbroadcast(_matmul(_t(x), g), y) if y.dtype is f32 else None
-    return [unbroadcast(_matmul(g, _t(y)), x), dy]
+def _back(g: Value, x: Value, y: Value, needed: Container[str]) -> list[Value | None]:
+    """dx = g y^T, dy = x^T g, each summed over the batch axes that were broadcast."""
+    dx = unbroadcast(_matmul(g, _t(y)), x) if "x" in needed else None
+    return [dx, unbroadcast(_matmul(_t(x), g), y) if "y" in needed else None]
 
 
-def _act_back(g: Value, x: Value, y: Value, bias: Value | None, z: Value, act: str) -> list[Value | None]:
+def _act_back(
+    g: Value, x: Value, y: Value, bias: Value | None, z: Value, act: str, needed: Container[str]
+) -> list[Value | None]:
     inner = relu_back(g, z) if act == "relu" else g
-    return [*_back(inner, x, y), None if bias is None else unbroadcast(inner, bias)]
+    return [*_back(inner, x, y, needed), None if bias is None else unbroadcast(inner, bias)]
 
 
 def _act_reference(x: np.ndarray, y: np.ndarray, bias: np.ndarray | None, act: str) -> np.ndarray:
@@ -83,8 +86,8 @@ def _out(x: Shape, y: Shape) -> Shape:
     return (*np.broadcast_shapes(x[:-2], y[:-2]), x[-2], y[-1])
 
 
-def frozen_operand(rng: np.random.Generator, kind: DType, shape: Shape, turned: bool) -> Any:
-    """A right operand of any frozen dtype; turned: its neighbours lie along k."""
+def narrow_operand(rng: np.random.Generator, kind: DType, shape: Shape, turned: bool) -> Any:
+    """A right operand of any narrow dtype; turned: its neighbours lie along k."""
     last = (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2)
     if kind.is_quantised:
         stored = tuple(shape[a] for a in last) if turned else shape
@@ -93,22 +96,22 @@ def frozen_operand(rng: np.random.Generator, kind: DType, shape: Shape, turned: 
     return np.ascontiguousarray(y.swapaxes(-1, -2)).swapaxes(-1, -2) if turned else y
 
 
-def _frozen_operands(rng: np.random.Generator, few: bool = False) -> list[tuple[np.ndarray, Any]]:
-    """(x, y) with y of each frozen dtype in both orientations: blocks along k, and along the columns."""
+def _narrow_operands(rng: np.random.Generator, few: bool = False) -> list[tuple[np.ndarray, Any]]:
+    """(x, y) with y of each narrow dtype in both orientations: blocks along k, and along the columns."""
     found = []
-    for kind in FROZEN:
+    for kind in NARROW:
         n = kind.block if kind.is_quantised else 24
         cases: list[tuple[Shape, Shape, bool]]
-        cases = [((70, 2 * n), (2 * n, 45), True), ((19, 43), (43, 3 * n), False)]
+        cases = [((70, 2 * n), (2 * n, 45), True), ((19, 43), (43, 3 * n), False), ((1, n), (n, 7), True)]
         if not few:
-            cases += [((1, n), (n, 7), True), ((100, n), (n, 5), True), ((2, 9, n), (2, n, 5), True)]
+            cases += [((100, n), (n, 5), True), ((2, 9, n), (2, n, 5), True)]
             cases += [((130, 4 * n), (4 * n, 330), True), ((260, 70), (70, 4 * n), False)]
-        found += [(draw(rng, a), frozen_operand(rng, kind, b, turned)) for a, b, turned in cases]
+        found += [(draw(rng, a), narrow_operand(rng, kind, b, turned)) for a, b, turned in cases]
     return found
 
 
 def _samples(rng: np.random.Generator) -> list[Sample]:
-    found = [Sample(pair) for pair in _frozen_operands(rng)]
+    found = [Sample(pair) for pair in _narrow_operands(rng)]
     return found + [Sample((draw(rng, a), draw(rng, b))) for a, b in (*SIZES, *BATCHED, *LARGE_SIZES)]
 
 
@@ -118,14 +121,14 @@ def _act_samples(rng: np.random.Generator) -> list[Sample]:
         x, y = draw(rng, a), draw(rng, b)
         bias = draw(rng, b[-1:]) if i % 3 else None
         found.append(Sample((x, y, bias), {"act": "relu" if i % 2 else "none"}))
-    for i, (x, y) in enumerate(_frozen_operands(rng, few=True)):
+    for i, (x, y) in enumerate(_narrow_operands(rng, few=True)):
         found.append(Sample((x, y, draw(rng, y.shape[-1:])), {"act": "relu" if i % 3 else "none"}))
     x, y = draw(rng, (40, 30)), draw(rng, (30, 50))
     return [*found, Sample((x, y, None), {"act": "relu"}), Sample((x, y, draw(rng, (50,))), {"act": "none"})]
 
 
 def _relu_back_samples(rng: np.random.Generator) -> list[Sample]:
-    found = [(x, y) for x, y in _frozen_operands(rng, few=True)]
+    found = [(x, y) for x, y in _narrow_operands(rng, few=True)]
     found += [(draw(rng, a), draw(rng, b)) for a, b in (*SIZES, BATCHED[0], BATCHED[1], *LARGE_SIZES)]
     return [Sample((x, y, draw(rng, _out(x.shape, y.shape), avoid=(0,)))) for x, y in found]
 
@@ -141,9 +144,9 @@ def _bad(name: str, *others: Any) -> list[BadSample]:
 
 _matmul: OpSpec = op(
     "matmul", inputs="x y", outputs="z",
-    doc="z = x @ y over the last two axes; batch axes broadcast; y may be frozen: f16, bf16 or quantised",
+    doc="z = x @ y over the last two axes; batch axes broadcast; y may be f16, bf16 or quantised",
     shape=_product_shape, unit="x y",
-    vjp=lambda g, x, y: _back(g, x, y),
+    vjp=_back,
     reference=lambda x, y: x @ y,
     cost=_cost, samples=_samples,
     bad_samples=[
@@ -177,7 +180,7 @@ matmul_relu_back: OpSpec = op(
     "matmul_relu_back", inputs="x y h", outputs="z",
     doc="z = x @ y where h > 0, else 0: the same bits as relu_back(matmul, h)",
     shape=_relu_back_shape, unit="x y", dense="h",
-    vjp=lambda g, x, y, h: [*_back(relu_back(g, h), x, y), None],
+    vjp=lambda g, x, y, h, needed: [*_back(relu_back(g, h), x, y, needed), None], no_gradient_to={"h": SIGN},
     reference=lambda x, y, h: np.where(h > 0, x @ y, 0),
     cost=_cost,
     samples=_relu_back_samples,

@@ -12,9 +12,9 @@ import numpy as np
 
 from ..graph.opspec import OpSpec, as_value, op
 from ..graph.value import Shape, Value
-from .common import BadSample, Sample, Spec, bad, draw, need, need_dtype, pullback
+from .common import BadSample, Sample, Spec, bad, draw, need, need_dtype, pullback, zeros_like
 from .elementwise import add, div, mul, scale, sqr, sqrt, sub
-from .layout import _refuse, product, reshape
+from .layout import _refuse, broadcast_to, product, reshape
 from .reduce import mean as mean_over
 from .reduce import sum as sum_over
 
@@ -178,12 +178,12 @@ def _batch_vjp(
     var: Value,
     eps: float,
 ) -> list[Value | None]:
-    dx = dweight = dbias = None
+    dx, dweight, dbias = None, zeros_like(weight), zeros_like(weight)
     if g_y is not None:
         dx, dweight, dbias = batch_norm_back(g_y, x, weight, mean, var, eps=eps)
     share = 1 / product([x.shape[a] for a in _others(x.ndim)])
     if g_mean is not None:
-        part = mul(scale(_wide(g_mean, x.ndim), factor=share), scale(x, factor=0.0, bias=1.0))
+        part = broadcast_to(scale(_wide(g_mean, x.ndim), factor=share), x.shape)
         dx = part if dx is None else add(dx, part)
     if g_var is not None:
         part = mul(scale(_wide(g_var, x.ndim), factor=2 * share), sub(x, _wide(mean, x.ndim)))

@@ -49,6 +49,7 @@ _dropout_op: OpSpec = op(
     vjp=lambda g, seed, step, row, rate, stream: [
         _dropout_op(g, seed, step, row, rate=rate, stream=stream), None, None, None
     ],
+    no_gradient_to=dict.fromkeys(("seed", "step", "row"), "a counter"),
     reference=_dropout, samples=_samples,
     bad_samples=[
         bad(

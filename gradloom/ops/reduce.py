@@ -11,7 +11,7 @@ from ..base.dtypes import i32
 from ..graph.opspec import OpSpec, as_value, op
 from ..graph.value import Shape, Value, define_operators
 from .common import LARGE, Reject, Sample, Spec, bad, draw, need, need_dtype, normal_axes
-from .elementwise import cast, div, equal, mul, scale
+from .elementwise import div, equal, mul, scale, where
 from .layout import _axis, _refuse, broadcast_to, product, reshape
 
 
@@ -115,7 +115,7 @@ _min: OpSpec = op(
 
 def _share(g: Value, x: Value, y: Value, axes: Shape) -> Value:
     """g for the element that was picked; ties share it."""
-    hit = cast(equal(x, _keep(y, x, axes)), "f32")
+    hit = where(equal(x, _keep(y, x, axes)), 1.0, 0.0)
     return mul(hit, div(_keep(g, x, axes), _sum(hit, axes=axes, keepdims=True)))
 
 

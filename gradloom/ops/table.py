@@ -30,7 +30,9 @@ def _attr(attr: Attr) -> str:
 
 
 def _gradient(spec: OpSpec) -> str:
-    return "yes" if spec.vjp is not None else f"no: {spec.no_gradient}"
+    if spec.vjp is None:
+        return f"no: {spec.no_gradient}"
+    return "; ".join(["yes", *(f"none to {name}: {why}" for name, why in spec.no_gradient_to.items())])
 
 
 def _in_place(spec: OpSpec) -> str:

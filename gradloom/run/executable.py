@@ -9,10 +9,10 @@ import numpy as np
 
 from ..base.errors import BackendError, DTypeError, GraphError
 from ..base.settings import switches
+from ..graph.grad import gradients
 from ..graph.graph import check_graph
 from ..graph.opspec import Parameter
 from ..graph.value import Value, builds_graphs, describe
-from ..transform.grad import gradients
 from ..transform.rewrite import gather_program, rewrite
 from .cpu_backend import CpuExecutable, print_debug
 from .null_backend import NullExecutable

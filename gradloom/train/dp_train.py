@@ -34,6 +34,7 @@ from ..base.errors import (
 )
 from ..base.settings import core_count, switches
 from ..data.dataset import generator
+from ..graph.grad import gradients
 from ..graph.opspec import Parameter, constant, kind_of
 from ..graph.opspec import input as input_value
 from ..graph.stored import Stored, before_write
@@ -48,7 +49,6 @@ from ..parallel.flat import FlatArrays, take_effects
 from ..run.cpu_backend import Arena, GuardTripped, NotFinite, choose_isa
 from ..run.executable import compile as compile_program
 from ..run.executable import compile_checked
-from ..transform.grad import gradients
 from .display import rate
 from .split import check_exchange, threads_for
 from .trainer import structure

@@ -9,12 +9,12 @@ import numpy as np
 
 from .. import ops
 from ..base.errors import GradientError, GraphError
+from ..graph.grad import gradients
 from ..graph.graph import dot, listing, reachable
 from ..graph.opspec import Parameter, setting, stored_value
 from ..graph.stored import Stored
 from ..graph.value import Value
 from ..run.executable import compile as compile_program
-from ..transform.grad import gradients
 
 
 class Graph:

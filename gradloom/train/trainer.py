@@ -12,6 +12,7 @@ import numpy as np
 from .. import ops
 from ..base.errors import DataError, GradientError, GraphError, NonFiniteError, SettingError, ShapeError
 from ..data.dataset import Dataset
+from ..graph.grad import gradients
 from ..graph.graph import reachable, storage_leaf
 from ..graph.opspec import Parameter
 from ..graph.stored import Stored
@@ -25,7 +26,6 @@ from ..plan.plan import Plan
 from ..run.cpu_backend import GuardTripped, IndexOutOfRange, NotFinite
 from ..run.executable import compile as compile_program
 from ..run.executable import compile_checked
-from ..transform.grad import gradients
 from ..transform.rewrite import substitute
 from .losses import loss_pair
 from .result import Result

@@ -7,10 +7,10 @@ import pytest
 
 from gradloom import ops
 from gradloom.base.errors import DTypeError, GradientError, GradloomError, GraphError, SettingError, ShapeError
+from gradloom.graph.grad import gradients
 from gradloom.graph.graph import reachable
 from gradloom.graph.opspec import constant, input
 from gradloom.run.numpy_backend import evaluate
-from gradloom.transform.grad import gradients
 
 RNG = np.random.default_rng(0)
 A = RNG.normal(size=(2, 3, 4)).astype(np.float32)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from gradloom import _core, ops
+from gradloom.graph.grad import gradients
 from gradloom.graph.graph import reachable
 from gradloom.graph.opspec import constant, input
 from gradloom.run.executable import compile as compile_graph
-from gradloom.transform.grad import gradients
 from tests.core.harness import run
 
 ISAS = _core.isas()
