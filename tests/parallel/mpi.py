@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from tests import processes
 
 ROOT = Path(__file__).parent.parent.parent
 HERE = Path(__file__).parent
@@ -29,13 +33,13 @@ class Ended(NamedTuple):
     seconds: float
 
 
-def start(ranks: int, *arguments: object, text: bool = True) -> subprocess.Popen[str]:
-    """mpiexec -n ranks python ARGUMENTS, in a process group of its own."""
+@contextlib.contextmanager
+def started(ranks: int, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """mpiexec -n ranks python ARGUMENTS. Whatever is left of it ends with the block: the ranks when mpiexec is gone."""
     assert MPIEXEC is not None
-    command = [MPIEXEC, "-n", str(ranks), sys.executable, *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=text, env=environment, start_new_session=True)
+    command = [MPIEXEC, "-n", ranks, sys.executable, *arguments]
+    with processes.started(command, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}) as job:
+        yield job
 
 
 def finish(job: subprocess.Popen[str], limit: float = 120) -> Ended:
@@ -43,13 +47,12 @@ def finish(job: subprocess.Popen[str], limit: float = 120) -> Ended:
     begin = time.monotonic()
     try:
         out, err = job.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        job.kill()
-        out, err = job.communicate()
-        pytest.fail(f"the job has not ended after {limit} s\n{out}\n{err}")
+    except subprocess.TimeoutExpired as error:
+        pytest.fail(f"the job has not ended after {limit} s\n{error.stdout!r}\n{error.stderr!r}")
     return Ended(job.returncode, out, err, time.monotonic() - begin)
 
 
 def run(ranks: int, *arguments: object, limit: float = 120) -> Ended:
     """Run to the end."""
-    return finish(start(ranks, *arguments), limit)
+    with started(ranks, *arguments) as job:
+        return finish(job, limit)

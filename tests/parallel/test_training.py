@@ -15,7 +15,7 @@ import pytest
 import gradloom as gl
 from tests.llm.small import need, rows_of, write
 from tests.llm.test_finetune_split import finetune
-from tests.parallel.mpi import finish, needs_mpi, run, start
+from tests.parallel.mpi import finish, needs_mpi, run, started
 from tests.train.test_bits import data, mlp
 from tests.train.test_split import train
 
@@ -68,8 +68,8 @@ def test_a_rank_that_ends_is_named_and_saved_weights_stay(tmp_path, what):
     assert ended.seconds < 40
     if what == "raise":
         assert "rank 1" in ended.err and "the disk is on fire" in ended.err
-    else:  # which one: test_mpi.py
-        assert "of 3 ended without a word" in ended.err
+    else:
+        assert "gradloom: rank 1 of 3 ended without a word" in ended.err
     net = mlp()
     gl.load(net, tmp_path / "weights.safetensors")
     same = mlp()
@@ -150,12 +150,11 @@ def test_exchange_needs_ranks():
 
 def test_ctrl_c_of_the_command_saves_once(tmp_path):
     table = need("tabular/winequality-red.csv")
-    job = start(
-        2, "-m", "gradloom", "fit", table, "--parallel", "mpi", "--epochs", 100000, "--out", tmp_path, "--json"
-    )  # fmt: skip
-    time.sleep(6)
-    os.kill(job.pid, signal.SIGINT)
-    ended = finish(job)
+    command = ("fit", table, "--parallel", "mpi", "--epochs", 100000, "--out", tmp_path, "--json")
+    with started(2, "-m", "gradloom", *command) as job:
+        time.sleep(6)
+        os.kill(job.pid, signal.SIGINT)
+        ended = finish(job)
     assert ended.code == 130, (ended.code, ended.err)
     assert "interrupted; the weights so far are in" in ended.err
     arrays, _ = gl.files.load_arrays(tmp_path / "model.safetensors")
