@@ -9,43 +9,50 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-
-def heed_ctrl_c() -> None:
-    """For preexec_fn. A shell starts background jobs with SIGINT ignored, and their children inherit that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+_started: list[subprocess.Popen[str]] = []
 
 
-@contextlib.contextmanager
-def started(command: Sequence[object], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """A process in a process group of its own, all of which is killed at the end; stdout and stderr are pipes of text.
+def start(command: Sequence[object], **options: Any) -> subprocess.Popen[str]:
+    """A process in a process group of its own; stdout and stderr are pipes of text. options: those of Popen.
 
-    options: those of Popen; what preexec_fn does comes after SIGINT is back to its default.
+    A shell starts background jobs with SIGINT ignored, and all their children inherit that: it is set to its default.
     """
     then = options.pop("preexec_fn", None)
 
     def prepare() -> None:
-        heed_ctrl_c()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         if then is not None:
             then()
 
     pipe = subprocess.PIPE
     given = {"stdout": pipe, "stderr": pipe, "text": True, "start_new_session": True} | options
     process = subprocess.Popen([str(word) for word in command], preexec_fn=prepare, **given)
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        for end in (process.stdout, process.stderr):
-            if end is not None:
-                end.close()
+    _started.append(process)
+    return process
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Kill what is left of its process group; nothing where it has ended."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+
+
+def end_all() -> None:
+    """At the end of every test (tests/conftest.py)."""
+    while _started:
+        end(_started.pop())
 
 
 @contextlib.contextmanager
 def busy(loops: int = 2) -> Iterator[None]:
     """Beside processes that compute without end."""
-    with contextlib.ExitStack() as stack:
-        for _ in range(loops):
-            stack.enter_context(started(["sh", "-c", "while :; do :; done"]))
+    beside = [start(["sh", "-c", "while :; do :; done"]) for _ in range(loops)]
+    try:
         yield
+    finally:
+        for process in beside:
+            end(process)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,13 +31,11 @@ class Ended(NamedTuple):
     seconds: float
 
 
-@contextlib.contextmanager
-def started(ranks: int, *arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """mpiexec -n ranks python ARGUMENTS. Whatever is left of it ends with the block: the ranks when mpiexec is gone."""
+def start(ranks: int, *arguments: object) -> subprocess.Popen[str]:
+    """mpiexec -n ranks python ARGUMENTS. If mpiexec is killed, the ranks end as well."""
     assert MPIEXEC is not None
     command = [MPIEXEC, "-n", ranks, sys.executable, *arguments]
-    with processes.started(command, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}) as job:
-        yield job
+    return processes.start(command, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
 
 
 def finish(job: subprocess.Popen[str], limit: float = 120) -> Ended:
@@ -47,12 +43,13 @@ def finish(job: subprocess.Popen[str], limit: float = 120) -> Ended:
     begin = time.monotonic()
     try:
         out, err = job.communicate(timeout=limit)
-    except subprocess.TimeoutExpired as error:
-        pytest.fail(f"the job has not ended after {limit} s\n{error.stdout!r}\n{error.stderr!r}")
+    except subprocess.TimeoutExpired:
+        job.kill()
+        out, err = job.communicate()
+        pytest.fail(f"the job has not ended after {limit} s\n{out}\n{err}")
     return Ended(job.returncode, out, err, time.monotonic() - begin)
 
 
 def run(ranks: int, *arguments: object, limit: float = 120) -> Ended:
     """Run to the end."""
-    with started(ranks, *arguments) as job:
-        return finish(job, limit)
+    return finish(start(ranks, *arguments), limit)

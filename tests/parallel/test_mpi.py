@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.parallel.mpi import HERE, ROOT, Ended, finish, needs_mpi, run, started
+from tests.parallel.mpi import HERE, ROOT, Ended, finish, needs_mpi, run, start
 from tests.processes import busy
 
 
@@ -148,16 +148,16 @@ def test_work_is_a_sign_of_life(tmp_path: Path) -> None:
 @needs_mpi
 def test_a_machine_that_sleeps_blames_nobody(tmp_path: Path) -> None:
     """All ranks stand still for longer than the time-out, as on a laptop that is closed."""
-    with started(3, HERE / "misfortune.py", "paused", 1, tmp_path) as job:
-        assert job.stdout is not None
-        pids = [int(word) for word in job.stdout.readline().split()]
-        assert len(pids) == 3
-        time.sleep(0.3)
-        for what in (signal.SIGSTOP, signal.SIGCONT):
-            for pid in pids:
-                os.kill(pid, what)
-            time.sleep(3)
-        ended = finish(job, 60)
+    job = start(3, HERE / "misfortune.py", "paused", 1, tmp_path)
+    assert job.stdout is not None
+    pids = [int(word) for word in job.stdout.readline().split()]
+    assert len(pids) == 3
+    time.sleep(0.3)
+    for what in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in pids:
+            os.kill(pid, what)
+        time.sleep(3)
+    ended = finish(job, 60)
     assert ended.code == 0, ended.err
     assert ended.err == ""
 
@@ -165,11 +165,11 @@ def test_a_machine_that_sleeps_blames_nobody(tmp_path: Path) -> None:
 @needs_mpi
 @pytest.mark.parametrize("what", ["interrupt work", "interrupt wait"])
 def test_an_interrupt_of_mpiexec_ends_all_and_lets_rank_0_save(what: str, tmp_path: Path) -> None:
-    with started(3, HERE / "misfortune.py", what, 30, tmp_path) as job:
-        assert job.stdout is not None
-        assert job.stdout.readline() == "ready\n"
-        job.send_signal(signal.SIGINT)
-        ended = finish(job, 30)
+    job = start(3, HERE / "misfortune.py", what, 30, tmp_path)
+    assert job.stdout is not None
+    assert job.stdout.readline() == "ready\n"
+    job.send_signal(signal.SIGINT)
+    ended = finish(job, 30)
     assert ended.code != 0 and ended.seconds < 20
     assert (tmp_path / "saved").exists(), ended.err
     assert (tmp_path / "saved").read_bytes() == b"whole"

@@ -15,7 +15,7 @@ import pytest
 import gradloom as gl
 from tests.llm.small import need, rows_of, write
 from tests.llm.test_finetune_split import finetune
-from tests.parallel.mpi import finish, needs_mpi, run, started
+from tests.parallel.mpi import finish, needs_mpi, run, start
 from tests.train.test_bits import data, mlp
 from tests.train.test_split import train
 
@@ -151,10 +151,10 @@ def test_exchange_needs_ranks():
 def test_ctrl_c_of_the_command_saves_once(tmp_path):
     table = need("tabular/winequality-red.csv")
     command = ("fit", table, "--parallel", "mpi", "--epochs", 100000, "--out", tmp_path, "--json")
-    with started(2, "-m", "gradloom", *command) as job:
-        time.sleep(6)
-        os.kill(job.pid, signal.SIGINT)
-        ended = finish(job)
+    job = start(2, "-m", "gradloom", *command)
+    time.sleep(6)
+    os.kill(job.pid, signal.SIGINT)
+    ended = finish(job)
     assert ended.code == 130, (ended.code, ended.err)
     assert "interrupted; the weights so far are in" in ended.err
     arrays, _ = gl.files.load_arrays(tmp_path / "model.safetensors")
