@@ -7,7 +7,7 @@ MPI moves the numbers; this file makes sure that every wait ends. Three things w
 - A rank that fails says so at once, on the same line; the others raise from whatever they wait in. When the program
   ends, all wait until the others have said what they had to say (rank 0 may still be saving), then end together.
 - Launchers kill all ranks when one was killed, without saying which. So beside the ranks of a machine stands a small
-  process that nobody waits for: it sees the first rank that ends without a word, and names it.
+  process that nobody waits for. Each rank holds a pipe to it; it names the rank whose pipe closes first.
 
 All calls to MPI that could wait are non-blocking ones, looked at in turn with all this.
 """
@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import mmap
 import os
 import pickle
+import shutil
 import socket
 import struct
 import subprocess
@@ -108,7 +108,8 @@ class MpiRank(Communicator):
             self._greet()
         self._world = MPI.COMM_WORLD.Dup()
         self._line = MPI.COMM_WORLD.Dup()  # what is said beside the numbers
-        self._ended = self._interrupted = False
+        self._ended = self._interrupted = self._said = self._is_child = False
+        self._pipe: int | None = None  # to the process that watches the ranks of this machine
         if self.size > 1:
             self._listener = threading.Thread(target=self._listen, name="gradloom-beat", daemon=True)
             self._worker = threading.get_ident()
@@ -119,7 +120,10 @@ class MpiRank(Communicator):
         homes = self.gather((socket.gethostname(), _namespace(), os.getpid()))
         near = [r for r in range(self.size) if homes[r][:2] == homes[self.rank][:2]]
         self.local_size = len(near)
-        self._board = self._watch(near, [homes[r][2] for r in near]) if self.size > 1 else None
+        if self.size > 1:
+            self._watch(near, [homes[r][2] for r in near])
+            if hasattr(os, "register_at_fork"):
+                os.register_at_fork(after_in_child=self._forked)
 
     # What all drivers do.
 
@@ -159,6 +163,8 @@ class MpiRank(Communicator):
                 self._wait([self._world.Ibcast(piece, root=0)], piece)
 
     def fail(self, error: BaseException) -> None:
+        if self._is_child:
+            return
         if self._failure is None:
             self._own = error
         self._note(self.rank, f"failed with {described(error)}")
@@ -246,10 +252,16 @@ class MpiRank(Communicator):
             if self._failure is not None:
                 return
             self._failure = (rank, what)
+        self._dismiss()  # the ends that follow are its consequence
         if tell:
             self._tell(FAILURE, pickle.dumps((rank, what[:2000])))
 
     def _raise_failure(self) -> None:
+        if self._is_child:
+            raise TrainError(
+                f"rank {self.rank}: called in process {os.getpid()}, a fork of the rank; need the process that mpiexec "
+                "started, which alone can reach the other ranks"
+            )
         if self._failure is None:
             return
         if self._own is not None:
@@ -343,14 +355,13 @@ class MpiRank(Communicator):
             print(f"gradloom: rank {self.rank} of {self.size} failed:", file=sys.stderr, flush=True)
             self._hook(kind, error, trace)
         sys.stderr.flush()
+        self._said = True
 
     def _leave(self) -> None:
         """At the end of the program: all end together, and with MPI_Abort if one has failed."""
         with contextlib.suppress(ValueError, OSError):
             sys.stdout.flush()
             sys.stderr.flush()
-        if self._board is not None:
-            self._board[self.rank] = 1
         self._waiting = True
         self._tell(BYE, self._beat(0))
         try:
@@ -359,7 +370,10 @@ class MpiRank(Communicator):
             self._note(self.rank, "was interrupted (Ctrl-C)")
         self._ended = True
         self._listener.join()
+        self._dismiss()
         if self._failure is not None:
+            if not (self._said or self.is_root or self._states[0].gone):  # rank 0, which speaks for all, cannot
+                print(f"gradloom: rank {self.rank}: {self._sentence()}", file=sys.stderr, flush=True)
             time.sleep(1 if self._states[0].gone and not self.is_root else 0)  # one call of Abort is enough
             self._mpi.COMM_WORLD.Abort(130 if "Ctrl-C" in self._failure[1] else 1)
 
@@ -371,70 +385,97 @@ class MpiRank(Communicator):
             if dead and self._failure is None:
                 self._note(dead[0], f"gave no sign of life for {self.timeout:g} s")
                 print(f"gradloom: rank {self.rank}: {self._sentence()}", file=sys.stderr, flush=True)
+                self._said = True
             if self._failure is not None and (dead == expected or time.monotonic() - begin > self.timeout):
                 return
             time.sleep(0.005)
 
-    def _watch(self, near: list[int], pids: list[int]) -> mmap.mmap | None:
+    def _watch(self, near: list[int], pids: list[int]) -> None:
         """Let a process beside the ranks of this machine name the one that ends without a word.
 
-        Returns a byte per rank that says whether it ends by itself; None where the system cannot watch processes.
+        Each rank holds the only writing end of a pipe, and the kernel closes it when the process ends, however it ends.
         """
         leader = near[0] == self.rank
-        path, board = "", None
-        if leader and hasattr(os, "pidfd_open"):
-            with contextlib.suppress(OSError):
-                handle, path = tempfile.mkstemp(prefix="gradloom-")
-                os.write(handle, bytes(self.size))
-        path = self.gather(path)[near[0]]
-        if path:
-            with contextlib.suppress(OSError, ValueError), open(path, "r+b") as file:
-                board = mmap.mmap(file.fileno(), self.size)
-        complete = all(b for b, r in zip(self.gather(board is not None), range(self.size), strict=True) if r in near)
-        if leader and path:
-            os.unlink(path)
-        if leader and complete:
-            ranks = [f"{rank}:{pid}" for rank, pid in zip(near, pids, strict=True)]
-            command = [sys.executable, "-I", "-S", "-c", _WATCHER, str(handle), str(self.size), *ranks]
+        folder, ends = "", []
+        with contextlib.suppress(OSError, AttributeError):  # a system without named pipes, or a full disk: no watch
+            if leader:
+                folder = tempfile.mkdtemp(prefix="gradloom-")
+                for rank in near:
+                    os.mkfifo(f"{folder}/{rank}")
+                    ends.append(os.open(f"{folder}/{rank}", os.O_RDONLY | os.O_NONBLOCK))
+        place = self.gather(folder)[near[0]]
+        if place:
+            with contextlib.suppress(OSError, ImportError):
+                self._pipe = _first_to_close(f"{place}/{self.rank}")
+        held = self.gather(self._pipe is not None)
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
+        if leader and all(held[r] for r in near):
+            ranks = [f"{end}:{rank}:{pid}" for end, rank, pid in zip(ends, near, pids, strict=True)]
+            command = [sys.executable, "-I", "-S", "-c", _WATCHER, str(self.size), *ranks]
             quiet = subprocess.DEVNULL
             with contextlib.suppress(OSError):
                 process = subprocess.Popen(
-                    command, start_new_session=True, stdin=quiet, stdout=subprocess.PIPE, pass_fds=[handle]
+                    command, start_new_session=True, stdin=quiet, stdout=subprocess.PIPE, pass_fds=ends
                 )
                 assert process.stdout is not None
                 process.stdout.read()  # until it has all of them in sight
                 process.stdout.close()
                 process.returncode = 0  # nobody waits for it
-        if leader and path:
-            os.close(handle)
+        for end in ends:
+            os.close(end)
         self.gather(None)
-        return board
+
+    def _dismiss(self) -> None:
+        """Tell the process that watches that whoever ends from now on ends for a reason that is said elsewhere."""
+        pipe, self._pipe = self._pipe, None
+        if pipe is not None:
+            with contextlib.suppress(OSError):  # it is gone
+                os.write(pipe, b".")
+            os.close(pipe)
+
+    def _forked(self) -> None:
+        """In a child of this process, which has no part in MPI: let go of what says that the rank is alive."""
+        self._is_child = True
+        atexit.unregister(self._leave)
+        sys.excepthook = self._hook
+        if self._pipe is not None:
+            os.close(self._pipe)
+            self._pipe = None
 
 
-# Sees the first process that ends (epoll keeps their order) and names it unless its byte says that it meant to.
+def _first_to_close(path: str) -> int:
+    """The writing end of a named pipe, at a number above those that a program starts with.
+
+    When a process ends, Linux closes its descriptors before anybody hears of the end, the highest number first. So this
+    one closes before the launcher's connection, at which the launcher kills the other ranks: their pipes close later.
+    """
+    import fcntl
+    import resource
+
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    low = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    try:
+        return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 2048 if most < 0 else min(most // 2, 2048))
+    finally:
+        os.close(low)
+
+
+# Names the rank whose pipe closes first, unless a rank has written that there is no need. epoll lists pipes in the
+# order in which they became ready, however late this process wakes; without epoll, two ends at once may be confused.
 _WATCHER = """
-import os, select, signal, socket, sys
+import os, selectors, signal, socket, sys
 for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(stop, signal.SIG_IGN)
-board, size = int(sys.argv[1]), sys.argv[2]
-ends, ranks = select.epoll(), {}
-for text in sys.argv[3:]:
-    rank, pid = map(int, text.split(":"))
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        first = rank, pid
-        break
-    except OSError:
-        sys.exit()
-    ranks[handle] = rank, pid
-    ends.register(handle, select.EPOLLIN)
-else:
-    os.close(1)
-    first = ranks[ends.poll()[0][0]]
-if os.pread(board, 1, first[0]) != b"\\1":
+pipes = selectors.DefaultSelector()
+for text in sys.argv[2:]:
+    end, rank, pid = map(int, text.split(":"))
+    pipes.register(end, selectors.EVENT_READ, (rank, pid))
+os.close(1)
+first = pipes.select()[0][0]
+if not os.read(first.fd, 1):
     text = "gradloom: rank %d of %s ended without a word (killed? process %d on %s); all ranks end\\n"
-    os.write(2, (text % (first[0], size, first[1], socket.gethostname())).encode())
+    os.write(2, (text % (first.data[0], sys.argv[1], first.data[1], socket.gethostname())).encode())
 """
 
 

@@ -2,7 +2,6 @@ import json
 import os
 import resource
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ import gradloom
 from gradloom.cli.main import main
 from gradloom.cli.model import load_model
 from gradloom.files import load_arrays
+from tests import processes
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "data" / "digits.npz"
@@ -160,14 +160,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_weights(capsys, tmp_path)
 
 
 def start(*arguments, **options):
-    command = [sys.executable, "-m", "gradloom", *(str(a) for a in arguments)]
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": heed_ctrl_c} | options
-    return subprocess.Popen(command, env=ENV, text=True, **options)
-
-
-def heed_ctrl_c():
-    """A shell starts background jobs with SIGINT ignored, and their children inherit that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return processes.start([sys.executable, "-m", "gradloom", *arguments], env=ENV, **options)
 
 
 def test_ctrl_c_saves_the_weights_so_far(tmp_path):

@@ -4,7 +4,6 @@ import importlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ from gradloom.cli.main import main
 from gradloom.graph.opspec import REGISTRY
 from gradloom.llm import LoRA, load
 from gradloom.run import machine
+from tests import processes
 from tests.llm.small import need, write
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(gradloom.__file__).parents[1]), "GRADLOOM_THREADS": "1"}
@@ -368,16 +368,9 @@ def test_verify_where_something_differs(capsys, path, text, monkeypatch):
 # -- when something goes wrong outside ---------------------------------------------------------------------------------
 
 
-def heed_ctrl_c():
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def test_ctrl_c_saves_the_adapter_so_far(tmp_path, path, text):
     command = ["finetune", path, text, "--context", 32, "--epochs", 100000, "--out", tmp_path / "a.gguf", "--json"]
-    job = subprocess.Popen(
-        [sys.executable, "-m", "gradloom", *(str(c) for c in command)], env=ENV, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, preexec_fn=heed_ctrl_c,
-    )  # fmt: skip
+    job = processes.start([sys.executable, "-m", "gradloom", *command], env=ENV)
     for line in job.stderr:
         if line.startswith("epoch 2/"):
             break

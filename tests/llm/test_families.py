@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from examples.random_gguf import SHAPES, write_random  # noqa: E402
 from gradloom import llm  # noqa: E402
-from tests.llm.twin import LINEAR, Ours, Theirs, assert_noise, lora_arrays, packed  # noqa: E402
+from tests.llm.twin import LINEAR, Ours, Theirs, assert_all_noise, assert_noise, lora_arrays, packed  # noqa: E402
 
 pytestmark = pytest.mark.oracle
 KINDS = (torch.float32, torch.float64)
@@ -54,15 +54,17 @@ def test_logits_loss_and_gradients_of_lora(path: Path) -> None:
         found = [t.model.logits(*batch[:2], t.adapter, t.scale).numpy() for t in twins]
         plain = [t.model.logits(*batch[:2]).numpy() for t in twins]
     assert np.abs(found[1] - plain[1]).max() > 0.1, "the adapter should matter"
-    assert_noise("logits", ours.logits(*batch[:2]), *found)
-    assert_noise("logits without the adapter", ours.logits(*batch[:2], with_adapter=False), *plain)
+    assert_noise("logits", ours.logits(*batch[:2]), *found, longest=batch[0].size)
+    assert_noise(
+        "logits without the adapter", ours.logits(*batch[:2], with_adapter=False), *plain, longest=batch[0].size
+    )
     loss, grads = ours.gradients(*batch)
     (loss32, grads32), (loss64, grads64) = (t.gradients(*batch) for t in twins)
-    assert_noise("loss", loss, loss32, loss64)
-    assert grads.keys() == grads64.keys() and len(grads) == 2 * len(arrays) >= 2 * 7 * 2
-    for name, grad in grads.items():
-        assert np.abs(grads64[name]).max() > 1e-6, f"{name}: a gradient of nothing proves nothing"
-        assert_noise(name, grad, grads32[name], grads64[name])
+    assert_noise("loss", loss, loss32, loss64, batch[0].size)
+    assert len(grads) == 2 * len(arrays) >= 2 * 7 * 2
+    for name, grad in grads64.items():
+        assert np.abs(grad).max() > 1e-6, f"{name}: a gradient of nothing proves nothing"
+    assert_all_noise(grads, grads32, grads64, batch[0].size)
 
 
 def test_gradients_of_every_tensor(path: Path) -> None:
@@ -80,12 +82,11 @@ def test_gradients_of_every_tensor(path: Path) -> None:
         their = torch.autograd.grad(total, list(named.values()))
         found.append((total.item(), {k: g.numpy() for k, g in zip(named, their, strict=True)}))
     (loss32, grads32), (loss64, grads64) = found
-    assert_noise("loss", loss, loss32, loss64)
-    assert grads.keys() == grads64.keys()
-    for name, grad in grads.items():
+    assert_noise("loss", loss, loss32, loss64, batch[0].size)
+    for name, grad in grads64.items():
         if not name.endswith("attn_k.bias"):  # the same amount on every score of a query: the gradient is nearly 0
-            assert np.abs(grads64[name]).max() > 1e-6, f"{name}: a gradient of nothing proves nothing"
-        assert_noise(name, grad, grads32[name], grads64[name])
+            assert np.abs(grad).max() > 1e-6, f"{name}: a gradient of nothing proves nothing"
+    assert_all_noise(grads, grads32, grads64, batch[0].size)
 
 
 def test_packed_samples_do_not_see_each_other(path: Path) -> None:

@@ -14,7 +14,8 @@ from examples.random_gguf import write_random
 from gradloom import DTypeError, FileError
 from gradloom.llm.lora import LoRA, TrainedTensors
 from gradloom.llm.model import Model, load
-from tests.llm.models import CASES, SMALL, assert_f32_noise, packed, write
+from tests.llm.models import CASES, SMALL, packed, write
+from tests.noise import assert_all_noise, assert_noise
 
 STORIES = Path(__file__).parents[3] / "shared" / "data" / "gguf" / "stories260K.gguf"
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle of these tests")
@@ -57,8 +58,11 @@ def with_torch(path: Path, batch: Any, adapter: Any = None, dtype: Any = None) -
 
 
 def compare_with_torch(path: Path, batch: Any, adapter: Any) -> None:
-    found = compiled(load(path), batch, adapter)
-    assert_f32_noise(found, with_torch(path, batch, adapter), with_torch(path, batch, adapter, torch.float64))
+    model = load(path)
+    found = compiled(model, batch, adapter)
+    single, double = (with_torch(path, batch, adapter, kind) for kind in (torch.float32, torch.float64))
+    longest = max(batch.tokens.size, *model.weights["blk.0.ffn_down.weight"].shape)
+    assert_all_noise(found, single, double, longest)
 
 
 def random_b(adapter: LoRA, model: Model, seed: int = 5) -> LoRA:
@@ -232,11 +236,8 @@ def test_biases_that_a_llama_may_have(tmp_path: Path) -> None:
     batch = packed()
     found = compiled(load(path), batch, gradients=False)["logits"]
     assert np.abs(found - compiled(load(source), batch, gradients=False)["logits"]).max() > 0.01
-    assert_f32_noise(
-        {"logits": found},
-        {"logits": with_torch(path, batch)["logits"]},
-        {"logits": with_torch(path, batch, dtype=torch.float64)["logits"]},
-    )
+    single, double = (with_torch(path, batch, dtype=kind)["logits"] for kind in (torch.float32, torch.float64))
+    assert_noise("logits", found, single, double, batch.tokens.size)
 
 
 @pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_k"])

@@ -10,9 +10,9 @@ import torch
 
 from tests.llm.ours import LINEAR, Arrays, Ours, lora_arrays, packed, rank_of
 from tests.llm.torch_model import TorchModel
-from tests.train.test_oracle import assert_noise
+from tests.noise import assert_all_noise, assert_noise
 
-__all__ = ["LINEAR", "Ours", "Theirs", "assert_noise", "lora_arrays", "packed"]
+__all__ = ["LINEAR", "Ours", "Theirs", "assert_all_noise", "assert_noise", "lora_arrays", "packed"]
 
 
 class Theirs:

@@ -13,6 +13,7 @@ from gradloom.base.errors import DataError, GradientError, GraphError
 from gradloom.graph.opspec import stored_value
 from gradloom.graph.stored import Stored
 from tests.core.harness import run
+from tests.noise import assert_noise
 
 ISAS = _core.isas()
 
@@ -155,7 +156,7 @@ def with_torch(q, k, v, g, mask, real):
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("case", ORACLE, ids=str)
 def test_attention_and_its_gradients_are_those_of_torch(case: tuple, isa: str) -> None:
-    """To f32 noise: at most four times the error that PyTorch's own f32 makes."""
+    """To f32 noise. A query that sees one key has no gradient: what cancels is of the size of the operands."""
     t, heads, groups, d, lengths = case
     rng = np.random.default_rng(t)
     q, g = f32(rng, 2, t, heads, d), f32(rng, 2, t, heads, d)
@@ -169,10 +170,9 @@ def test_attention_and_its_gradients_are_those_of_torch(case: tuple, isa: str) -
     grads = gl.gradients(y, inputs, [gl.input("g", q.shape)])
     got = gl.compile([y, *grads], isa=isa, threads=2)(q=q, k=k, v=v, g=g, p=positions)
     exact, rough = with_torch(q, k, v, g, mask, np.float64), with_torch(q, k, v, g, mask, np.float32)
+    largest = max(float(np.abs(x).max()) for x in (q, k, v, g))
     for name, ours, right, other in zip(["y", "dq", "dk", "dv"], got, exact, rough, strict=True):
-        noise = max(float(np.abs(other - right).max()), 2e-7 * float(np.abs(right).max()))
-        error = float(np.abs(ours - right).max())
-        assert error <= 4 * noise, f"{name}: error {error:.2g}, PyTorch's {noise:.2g}"
+        assert_noise(name, ours, other, right, longest=max(t, d), largest=largest)
 
 
 @pytest.mark.parametrize("isa", ISAS)

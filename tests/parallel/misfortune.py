@@ -1,6 +1,6 @@
-"""A job in which rank 1 meets with a misfortune at step 20; rank 0 writes a file at each step.
+"""A job in which one rank meets with a misfortune at step 20; rank 0 writes a file at each step.
 
-misfortune.py WHAT TIMEOUT FOLDER
+misfortune.py WHAT TIMEOUT FOLDER [RANK, by default 1]
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import time
 import numpy as np
 
 from gradloom import parallel as comm
+from gradloom.base.errors import TrainError
 from gradloom.files.atomic import atomic_write
 
 what, timeout, folder = sys.argv[1], float(sys.argv[2]), sys.argv[3]
+unlucky = int(sys.argv[4]) if len(sys.argv) > 4 else 1
 if what.startswith("never") and (os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]) == "1":
     if what == "never":
         import mpi4py.MPI  # noqa: F401
@@ -23,7 +25,7 @@ if what.startswith("never") and (os.environ.get("PMI_RANK") or os.environ["OMPI_
         sys.exit(0)
     time.sleep(1000)
 ranks = comm.communicator("mpi", timeout=timeout)
-if what == "killed early" and ranks.rank == 1:
+if what == "killed early" and ranks.rank == unlucky:
     os.kill(os.getpid(), signal.SIGKILL)
 reduction = ranks.reduction(50_000)
 mine = np.ones(50_000, np.float32)
@@ -37,9 +39,12 @@ def work(seconds: float) -> None:
 
 
 def misfortune() -> None:
-    if what == "killed":
+    if what == "killed with a child" and os.fork() == 0:  # holds all that the rank held, and longer
+        time.sleep(3)
+        os._exit(0)
+    if what.startswith("killed"):
         os.kill(os.getpid(), signal.SIGKILL)
-    elif what == "stopped":
+    elif what.startswith("stopped"):
         os.kill(os.getpid(), signal.SIGSTOP)
     elif what == "sleeps":
         time.sleep(1000)
@@ -47,6 +52,16 @@ def misfortune() -> None:
         raise ValueError("row 7 is bad")
     elif what == "agrees":
         ranks.agree(ValueError("row 7 is bad"))
+    elif what == "forks":
+        if (child := os.fork()) == 0:
+            try:
+                ranks.gather(1)
+            except TrainError as error:
+                print(error, flush=True)
+            sys.exit(0)
+        time.sleep(2)
+        os.kill(child, signal.SIGKILL)  # a child that does not leave by os._exit waits in MPI_Finalize
+        os.waitpid(child, 0)
     elif what == "exits":
         sys.exit(0)
     elif what == "other call":
@@ -55,8 +70,10 @@ def misfortune() -> None:
         work(3 * timeout)
 
 
+if what == "stopped unheard":
+    sys.excepthook = lambda *_: None  # as where errors are caught and rank 0 alone reports them
 for step in range(40):
-    if step == 20 and ranks.rank == 1:
+    if step == 20 and ranks.rank == unlucky:
         misfortune()
     if step == 20 and what == "differs":
         ranks.check("the data", "b" if ranks.rank == 2 else "a")

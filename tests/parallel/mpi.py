@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tests import processes
+
 ROOT = Path(__file__).parent.parent.parent
 HERE = Path(__file__).parent
 MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
@@ -29,13 +31,11 @@ class Ended(NamedTuple):
     seconds: float
 
 
-def start(ranks: int, *arguments: object, text: bool = True) -> subprocess.Popen[str]:
-    """mpiexec -n ranks python ARGUMENTS, in a process group of its own."""
+def start(ranks: int, *arguments: object) -> subprocess.Popen[str]:
+    """mpiexec -n ranks python ARGUMENTS. If mpiexec is killed, the ranks end as well."""
     assert MPIEXEC is not None
-    command = [MPIEXEC, "-n", str(ranks), sys.executable, *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=text, env=environment, start_new_session=True)
+    command = [MPIEXEC, "-n", ranks, sys.executable, *arguments]
+    return processes.start(command, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
 
 
 def finish(job: subprocess.Popen[str], limit: float = 120) -> Ended:

@@ -6,7 +6,6 @@ import csv
 import math
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ import pytest
 import gradloom as gl
 from gradloom import ops
 from gradloom.train.dp_train import CHECK_STEPS
+from tests import processes
 
 IRIS = Path(__file__).parents[3] / "shared" / "data" / "tabular" / "iris.csv"
 Samples = Sequence[tuple[np.ndarray, np.ndarray]]
@@ -604,10 +604,7 @@ except KeyboardInterrupt:
 def test_ctrl_c_ends_all_replicas() -> None:
     root = Path(__file__).parents[2]
     script = ENDLESS.replace("10_000_000, verbose=True", "10, verbose=True") + ENDLESS
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    job = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
+    job = processes.start([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(root)})
     assert job.stderr is not None
     while not job.stderr.readline().startswith("step 10/10"):  # the second training follows
         assert job.poll() is None

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 import gradloom as gl
+from tests import processes
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((50, 4)).astype(np.float32)
@@ -406,29 +406,18 @@ except KeyboardInterrupt:
 """
 
 
-def heed_ctrl_c():
-    """A shell starts background jobs with SIGINT ignored, and their children inherit that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def test_ctrl_c(tmp_path):
     """A real SIGINT in the middle of a long fit: within half a second the caller has finite weights and saves them."""
     file = tmp_path / "weights.safetensors"
     env = os.environ | {"PYTHONPATH": str(Path(gl.__file__).parents[1])}
-    process = subprocess.Popen(
-        [sys.executable, "-c", CTRL_C, str(file)], stdout=subprocess.PIPE, text=True, env=env, preexec_fn=heed_ctrl_c
-    )
+    process = processes.start([sys.executable, "-c", CTRL_C, file], env=env, stderr=None)
     assert process.stdout is not None
-    try:
-        assert process.stdout.readline() == "ready\n"
-        time.sleep(0.7)
-        sent = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        stopped = float(process.stdout.readline())
-        assert process.wait(30) == 130
-    finally:
-        process.kill()
-        process.wait()
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.7)
+    sent = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    stopped = float(process.stdout.readline())
+    assert process.wait(30) == 130
     assert 0 < stopped - sent < 0.5
     loaded = gl.nn.Sequential(gl.nn.Linear(784, 500), gl.nn.ReLU(), gl.nn.Linear(500, 10))
     gl.load(loaded, file)

@@ -1,0 +1,58 @@
+"""Processes that tests start: they heed Ctrl-C, and none is left when its test ends, whichever way it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+_started: list[subprocess.Popen[str]] = []
+
+
+def start(command: Sequence[object], **options: Any) -> subprocess.Popen[str]:
+    """A process in a process group of its own; stdout and stderr are pipes of text. options: those of Popen.
+
+    A shell starts background jobs with SIGINT ignored, and all their children inherit that: it is set to its default.
+    """
+    then = options.pop("preexec_fn", None)
+
+    def prepare() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if then is not None:
+            then()
+
+    pipe = subprocess.PIPE
+    given = {"stdout": pipe, "stderr": pipe, "text": True, "start_new_session": True} | options
+    process = subprocess.Popen([str(word) for word in command], preexec_fn=prepare, **given)
+    _started.append(process)
+    return process
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Kill what is left of its process group; nothing where it has ended."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+
+
+def end_all() -> None:
+    """At the end of every test (tests/conftest.py)."""
+    while _started:
+        end(_started.pop())
+
+
+@contextlib.contextmanager
+def busy(loops: int = 2) -> Iterator[None]:
+    """Beside processes that compute without end."""
+    beside = [start(["sh", "-c", "while :; do :; done"]) for _ in range(loops)]
+    try:
+        yield
+    finally:
+        for process in beside:
+            end(process)
