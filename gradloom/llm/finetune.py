@@ -82,7 +82,10 @@ class Run:
     lr           the highest rate, by default 2e-4; schedule: "cosine" (the default) or "linear" down to 0, or
                  "constant", after `warmup` (a share of the steps, by default 0.03) of linear growth; weight_decay:
                  AdamW's, by default 0
-    optimizer    another than this AdamW, in place of these four
+    optimizer    another than this AdamW, in place of these four. One with parameters (those of the adapter) keeps its
+                 state: steps, moments, schedule and the order of rows go on where it stands, in this run and in one
+                 that has loaded it (gl.save, gl.load) with the adapter. The AdamW of a run is new: its steps, moments,
+                 schedule and order of rows begin anew, also for an adapter that was trained before
     max_norm     an optimiser step divides its gradients, if their global norm is above this, down to it
     val_split    share of the samples (of the rows, for a text) that is never trained on; 0: none; by default 5 % and at
                  most 100
@@ -164,7 +167,10 @@ class Run:
             per_epoch = -(-len(self.train_rows) // self.batch_size)
             self.steps_total = per_epoch * (epochs or 1) if steps is None else steps
             self.epochs_total = -(-self.steps_total // per_epoch)
-            self.optimizer = optimizer or AdamW(lr=self.rate, weight_decay=weight_decay or 0.0)
+            self.optimizer = optimizer or AdamW(
+                lr=lambda step, epoch: self.rate(step - self._first_step, epoch), weight_decay=weight_decay or 0.0
+            )
+            self._first_step = self._first_pass = 0  # not 0 when an optimiser with a state of its own goes on
             if not sketching():
                 check_copies(self.model, self.adapter)
             self.adapter.bind(self.model)
@@ -184,17 +190,16 @@ class Run:
             self.dataset = Dataset(rows, self.data.labels)
         self.before: Result | None = None  # validation before the first step
         self.history: list[EpochResult] = []
-        self.passes = 0  # over the training rows that were begun
+        self.passes = 0  # over the training rows that this run has begun
         self.latest = Result()  # of the pass under way, or the last one
         self.interrupted = self.stopped = False
-        self._first_step = self.trainer.steps  # of an optimiser that goes on
         self.seconds = 0.0  # of training and validation
         self.training_seconds = 0.0
         self.tokens = 0  # trained on, with all positions of a row counted
         self.steps = 0
 
     def rate(self, step: int, epoch: int) -> float:
-        """The learning rate of a step, counted from 0."""
+        """The learning rate of a step of this run, counted from 0."""
         warmup = min(round(self.warmup * self.steps_total), self.steps_total - 1)
         if self.schedule == "constant":
             return schedules.Constant(self.lr, warmup=warmup)(step, epoch)
@@ -226,6 +231,7 @@ class Run:
         source = self.trainer.source(self.dataset)
         began = time.perf_counter()
         if not self.passes:
+            self._first_step, self._first_pass = self.trainer.steps, self.trainer.epoch
             self.on_epoch.begin(self.trainer)
         try:
             with display or contextlib.nullcontext(), together(self.trainer):
@@ -237,7 +243,7 @@ class Run:
                     display.begin(self.steps)
                 while self.steps < self.steps_total and not self.stopped:
                     self.passes += 1
-                    self._epoch(self.passes, source, display)
+                    self._epoch(self._first_pass + self.passes, source, display)
             heard_together(self.trainer, self.on_epoch.end if self.on_epoch else None)
         except KeyboardInterrupt:
             self.interrupted = True
@@ -285,7 +291,7 @@ class Run:
         found = EpochResult(number, result, self._evaluate(source, display), seconds, self.trainer.planned_bytes)
         self.history.append(found)
         if display is not None:
-            display.epoch(found, max(number, self.epochs_total))
+            display.epoch(found, max(number, self._first_pass + self.epochs_total))
         self.trainer.optimizer_state.observe(monitored(found))
         try:
             heard_together(self.trainer, self.on_epoch or None, found)

@@ -98,13 +98,14 @@ def test_finetune_evaluate_generate(capsys, tmp_path, path, text):
     assert texts[1]["tokens"] == texts[2]["tokens"] != texts[0]["tokens"] and texts[0]["prompt_tokens"] >= 2
 
 
-def test_an_adapter_goes_on_training(capsys, tmp_path, path, text):
+def test_a_new_run_from_the_weights_of_an_adapter(capsys, tmp_path, path, text):
     options = ("--context", 32, "--steps", 6, "--lr", 0.01, "--json")
     losses = []
     for more in (("--rank", 4), ("--lora", tmp_path / "a.gguf")):
-        code, shown, _ = run(capsys, "finetune", path, text, *options, *more, "--out", tmp_path / "a.gguf")
+        code, shown, err = run(capsys, "finetune", path, text, *options, *more, "--out", tmp_path / "a.gguf")
         losses.append(json.loads(shown.splitlines()[-1]))
-        assert code == 0
+        said = f"a new run from the weights of {tmp_path / 'a.gguf'}: optimiser, schedule and order of rows begin anew"
+        assert code == 0 and (said in err) == (more[0] == "--lora")
     assert losses[1]["val_loss_before"] == pytest.approx(losses[0]["val_loss"], rel=1e-5)
     assert losses[1]["val_loss"] < losses[0]["val_loss"]
 
