@@ -36,8 +36,9 @@ from ..train.result import Result
 from ..train.split import agreed, heard_together, is_root, same_settings, share_of, threads_for, together
 from ..train.stopping import Listeners, Listening, StopTraining, monitored
 from ..train.trainer import Trainer, check_batch
+from .arguments import adapter_of, model_of
 from .lora import LoRA, TrainedTensors
-from .model import Adapter, Model, load
+from .model import Adapter, Model
 from .plan import check_copies, plan_of
 from .table import training_table
 
@@ -55,7 +56,7 @@ CONTEXT = 512  # tokens per row when not said, or the model's context if that is
 def finetune(
     model: Model | str | os.PathLike[str],
     data: TokenData | str | os.PathLike[str],
-    adapter: Adapter | None = None,
+    adapter: Adapter | str | os.PathLike[str] | None = None,
     *,
     method: str = "lora",
     progress: bool = True,
@@ -74,7 +75,8 @@ class Run:
 
     model        a Model, or the path of a GGUF file
     data         a path (.txt, .jsonl) or TokenData; data_options go to its reader
-    adapter      what is trained: a LoRA or TrainedTensors; by default one made for the method
+    adapter      what is trained: a LoRA or TrainedTensors, or the path of an adapter, which is trained on from its
+                 weights; by default one made for the method
     method       "lora", or "full": the model's own `tensors` (all of them, or names and patterns; see TrainedTensors)
     context      tokens per row, at most the model's
     batch_size   rows per optimiser step; micro_batch_size: rows computed at once, by default about 512 tokens
@@ -102,7 +104,7 @@ class Run:
         self,
         model: Model | str | os.PathLike[str],
         data: TokenData | str | os.PathLike[str],
-        adapter: Adapter | None = None,
+        adapter: Adapter | str | os.PathLike[str] | None = None,
         *,
         method: str = "lora",
         tensors: Any = "all",
@@ -131,7 +133,7 @@ class Run:
         self.ranks = None if parallel is None else communicator(parallel, timeout)
         options["threads"] = threads_for(self.ranks, options.get("threads"))
         with agreed(self.ranks):
-            self.model = model if isinstance(model, Model) else load(model)
+            self.model = model_of(model, "finetune")
             _check_one_of("method", method, METHODS)
             rates = {"lr": lr, "schedule": schedule, "warmup": warmup, "weight_decay": weight_decay}
             unheeded = [name for name, value in rates.items() if value is not None]
@@ -153,7 +155,8 @@ class Run:
             for name, count in (("epochs", epochs), ("steps", steps)):
                 if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
                     raise SettingError(f"finetune: {name}={count!r} is not usable; need a whole number of at least 1")
-            self.adapter = _adapter(adapter, method, tensors, train_dtype, seed)
+            given = adapter_of(adapter, self.model, "finetune")
+            self.adapter = _adapter(given, method, tensors, train_dtype, seed)
             self._memory = machine.memory()  # before this run takes any
             self.method = "lora" if isinstance(self.adapter, LoRA) else "full"
             self.seed, self.on_progress, self.on_epoch = seed, on_progress, Listening(on_epoch)
@@ -413,7 +416,8 @@ def read_rows(
     """The rows of a file, or TokenData as they are, checked against the model's vocabulary and context.
 
     Samples of a .jsonl are split before they are packed, so that no row holds samples of both sides; windows of a text
-    and rows of TokenData are split as they are.
+    and rows of TokenData are split as they are. TokenData are rows already: SettingError for another context, and for
+    options, which are those of a file; DataError for data of another kind.
     """
     limit = model.config.context_length
     if context is not None and not 2 <= context <= limit:
@@ -428,9 +432,30 @@ def read_rows(
             parts = [pack(part, length) for part in samples.split(share, seed)]
             return _checked(model, _joined(*parts))
         data = pack(samples, length)
+    else:
+        check_rows(data, context, options)
     train, val = split_rows(len(data.tokens), _val_share(len(data.tokens), val_split), seed)
     reports = (data.report,) if hasattr(data, "report") else ()
     return _checked(model, Rows(data.tokens, data.positions, data.labels, train, val, reports))
+
+
+def check_rows(data: Any, context: int | None, options: Mapping[str, Any]) -> None:
+    """DataError unless these are rows of tokens; SettingError for what they would not heed."""
+    arrays: list[Any] = [getattr(data, name, None) for name in ("tokens", "positions", "labels")]
+    if not all(isinstance(a, np.ndarray) for a in arrays):
+        raise DataError(
+            f"data: got {type(data).__name__}; need the path of a .txt or .jsonl file, or TokenData (gl.llm.pack)"
+        )
+    tokens = arrays[0]
+    if tokens.ndim != 2 or any(a.shape != tokens.shape or a.dtype.kind not in "iu" for a in arrays):
+        seen = ", ".join(f"{a.dtype}{list(a.shape)}" for a in arrays)
+        raise DataError(f"data: tokens, positions and labels are {seen}; need three of i32 [rows, context]")
+    if context is not None and context != tokens.shape[1]:
+        raise SettingError(f"context={context} beside rows of {tokens.shape[1]} tokens; need it where they are packed")
+    if options:
+        raise SettingError(
+            f"data_options: {', '.join(options)} beside rows of tokens; they belong to the path of a file"
+        )
 
 
 def _joined(train: TokenData, val: TokenData) -> Rows:

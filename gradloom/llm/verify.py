@@ -9,6 +9,7 @@ Nothing stays changed: weights, moments and accumulators are put back.
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,11 +25,10 @@ from ..plan.plan import Plan, show_bytes
 from ..run import machine
 from ..run.walk import Judged, Walk, distance, first_difference, judge, stored_of
 from ..transform.rewrite import Program, gather_program, rewrite
+from .arguments import model_of
 from .finetune import Run
 
 if TYPE_CHECKING:
-    import os
-
     from ..graph.value import Value
     from .data import TokenData
     from .model import Adapter, Model
@@ -64,9 +64,9 @@ class Verification:
 
 
 def verify(
-    model: Model,
+    model: Model | str | os.PathLike[str],
     data: TokenData | str | os.PathLike[str],
-    adapter: Adapter | None = None,
+    adapter: Adapter | str | os.PathLike[str] | None = None,
     *,
     context: int | None = None,
     batch_size: int = 1,
@@ -79,16 +79,19 @@ def verify(
 ) -> Verification:
     """Verify one training step on rows of the data. settings: those of finetune.Run.
 
-    context: tokens per row, 64 by default; batch_size: rows. reference=False leaves float64 out. on_check is called
-    with each Check, on_progress with (nodes, all nodes) held against float64.
+    model, adapter: objects, or the paths of their files. context: tokens per row, 64 by default (of TokenData: what
+    they have); batch_size: rows. reference=False leaves float64 out. on_check is called with each Check, on_progress
+    with (nodes, all nodes) held against float64.
     Where an adapter's second matrices are all 0, as those of a new one are, they get small numbers for the step: else
     the gradients of the first matrices would be 0 and prove nothing.
     Raises SettingError when the machine has not the memory for it.
     """
-    length = min(TOKENS, model.config.context_length) if context is None else context
+    model = model_of(model, "verify")
+    if context is None and isinstance(data, (str, os.PathLike)):
+        context = min(TOKENS, model.config.context_length)
     run = Run(
         model, data, adapter,
-        context=length, batch_size=batch_size, micro_batch_size=batch_size, val_split=0.0, backend="null", **settings,
+        context=context, batch_size=batch_size, micro_batch_size=batch_size, val_split=0.0, backend="null", **settings,
     )  # fmt: skip
     step = run.trainer.whole_step(run.trainer.source(run.dataset), run.batch_size)
     _check_memory(model, step.run.plan, reference)
