@@ -410,6 +410,33 @@ def test_ctrl_c_before_the_first_step(capsys, tmp_path, path, text, monkeypatch)
     assert run(capsys, "generate", path, "--prompt", "once")[0] == 130
 
 
+def test_ctrl_c_while_measuring_or_generating(capsys, path, text, monkeypatch):
+    """What was measured and generated so far is told; stdout ends with the object."""
+    calls = []
+
+    def third(honest):
+        def call(*arguments, **options):
+            calls.append(1)
+            if len(calls) % 3 == 0:
+                raise KeyboardInterrupt
+            return honest(*arguments, **options)
+
+        return call
+
+    measuring = importlib.import_module("gradloom.llm.evaluate")
+    monkeypatch.setattr(measuring, "_picks", third(measuring._picks))
+    code, out, err = run(capsys, "evaluate", path, text, "--context", 32, "--json")
+    found = json.loads(out.splitlines()[-1])
+    assert code == 130 and "interrupted after 32 of " in err and found["interrupted"] is True
+    assert found["rows"] == 32 and found["tokens"] == 32 * 32 and found["perplexity"] > 1
+    generating = importlib.import_module("gradloom.llm.generate")
+    monkeypatch.setattr(generating, "sample", third(generating.sample))
+    code, out, err = run(capsys, "generate", path, "-p", "once", "--temperature", 0, "--json")
+    found = json.loads(out.splitlines()[-1])
+    assert code == 130 and found["interrupted"] is True and found["ended"] == "interrupted"
+    assert found["text"] and out.startswith("once" + found["text"] + "\n")
+
+
 @pytest.mark.parametrize(("rate", "kept"), [(1e30, "is in "), (1e38, "cannot be saved: ")])
 def test_a_loss_that_is_not_finite_keeps_what_was_trained(capsys, tmp_path, path, text, rate, kept):
     options = ("--lr", rate, "--warmup", 0, "--schedule", "constant", "--epochs", 3, "--out", tmp_path / "a.gguf")
