@@ -22,8 +22,12 @@ def generate(
         int | None, typer.Option("--max-tokens", "-n", help="Tokens to generate at most. [default: 64]")
     ] = None,
     temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.8,
-    top_k: Annotated[int, typer.Option(help="Draw from the likeliest so many tokens; 0: all.")] = 40,
-    top_p: Annotated[float, typer.Option(help="Draw from the likeliest that hold this share; 1: all.")] = 0.95,
+    top_k: Annotated[
+        int | None, typer.Option(help="Draw from the likeliest so many tokens; 0: all. [default: 40]")
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Draw from the likeliest that hold this share; 1: all. [default: 0.95]")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the draws: the same seed gives the same text.")] = 0,
     chat: Annotated[
         bool, typer.Option("--chat", help="The prompt is a question, put by the model's template.")

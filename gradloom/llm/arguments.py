@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import SettingError
@@ -42,6 +43,13 @@ def need_path(path: object, where: str, name: str, hint: str = "") -> None:
     """SettingError, naming the argument, unless it is a path."""
     if not isinstance(path, (str, os.PathLike)):
         raise SettingError(f"{where}: {name} is {_kind(path)}; need {hint or 'a path'}")
+
+
+def refuse_settings(settings: Mapping[str, object], where: str, unheeded: tuple[str, ...]) -> None:
+    """SettingError for the first setting that the function `where` would not heed."""
+    for name in settings:
+        if name in unheeded:
+            raise SettingError(f"{where}: {name} is a setting of finetune that changes nothing here; leave it out")
 
 
 def _kind(value: object) -> str:

@@ -58,7 +58,7 @@ def finetune(
     data: TokenData | str | os.PathLike[str],
     adapter: Adapter | str | os.PathLike[str] | None = None,
     *,
-    method: str = "lora",
+    method: str | None = None,
     progress: bool = True,
     **settings: Any,
 ) -> Run:
@@ -77,7 +77,8 @@ class Run:
     data         a path (.txt, .jsonl) or TokenData; data_options go to its reader
     adapter      what is trained: a LoRA or TrainedTensors, or the path of an adapter, which is trained on from its
                  weights; by default one made for the method
-    method       "lora", or "full": the model's own `tensors` (all of them, or names and patterns; see TrainedTensors)
+    method       "lora", or "full": the model's own `tensors` (all of them, or names and patterns; see TrainedTensors);
+                 by default that of the adapter, else "lora"
     context      tokens per row, at most the model's
     batch_size   rows per optimiser step; micro_batch_size: rows computed at once, by default about 512 tokens
     epochs       passes over the training rows; or steps: optimiser steps (then as many passes as that takes)
@@ -106,8 +107,8 @@ class Run:
         data: TokenData | str | os.PathLike[str],
         adapter: Adapter | str | os.PathLike[str] | None = None,
         *,
-        method: str = "lora",
-        tensors: Any = "all",
+        method: str | None = None,
+        tensors: Any = None,
         train_dtype: str | None = None,
         context: int | None = None,
         batch_size: int = 4,
@@ -130,11 +131,14 @@ class Run:
         timeout: float = TIMEOUT,
         **options: Any,
     ) -> None:
+        if parallel is None and (exchange != "ordered" or timeout != TIMEOUT):
+            raise SettingError("finetune: exchange and timeout are of several processes; need parallel='mpi' with them")
         self.ranks = None if parallel is None else communicator(parallel, timeout)
         options["threads"] = threads_for(self.ranks, options.get("threads"))
         with agreed(self.ranks):
             self.model = model_of(model, "finetune")
-            _check_one_of("method", method, METHODS)
+            if method is not None:
+                _check_one_of("method", method, METHODS)
             rates = {"lr": lr, "schedule": schedule, "warmup": warmup, "weight_decay": weight_decay}
             unheeded = [name for name, value in rates.items() if value is not None]
             if optimizer is not None and unheeded:
@@ -260,9 +264,8 @@ class Run:
         """One pass over the training rows (the last may be cut by `steps`), then validation."""
         with agreed(self.ranks):
             self.model.check()
-        order = self.dataset.order(self.seed, number, self.train_rows)
-        source.order.array[...] = np.concatenate([order, self.val_rows])
-        rows = min(len(order), (self.steps_total - self.steps) * self.batch_size)
+        source.order.array[...] = self._order(number)
+        rows = min(len(self.train_rows), (self.steps_total - self.steps) * self.batch_size)
         result, began, first = Result(), time.perf_counter(), self.steps
         self.latest = result
 
@@ -300,6 +303,14 @@ class Run:
             heard_together(self.trainer, self.on_epoch or None, found)
         except StopTraining:
             self.stopped = True
+
+    def _order(self, number: int) -> np.ndarray:
+        """The rows in the order of a pass, counted from 1: those that train, then those of validation."""
+        return np.concatenate([self.dataset.order(self.seed, number, self.train_rows), self.val_rows])
+
+    def first_order(self) -> np.ndarray:
+        """The rows in the order of the first pass that `train` would make."""
+        return self._order(self.trainer.epoch + 1)
 
     def _evaluate(self, source: Any, display: StepDisplay | None) -> Result | None:
         """The loss on the validation rows; None when there are none."""
@@ -498,17 +509,18 @@ def _val_share(count: int, asked: float | None) -> float:
     return asked
 
 
-def _adapter(adapter: Adapter | None, method: str, tensors: Any, train_dtype: str | None, seed: int) -> Any:
+def _adapter(adapter: Adapter | None, method: str | None, tensors: Any, train_dtype: str | None, seed: int) -> Any:
     """What is trained. What the method or the adapter would not heed is refused."""
     if adapter is not None:
-        if method == "full" and isinstance(adapter, LoRA):
-            raise SettingError("finetune: method='full' with a LoRA; need one of them")
-        if train_dtype is not None or tensors != "all":
+        if method is not None and (method == "lora") != isinstance(adapter, LoRA):
+            kind = "a LoRA" if isinstance(adapter, LoRA) else type(adapter).__name__
+            raise SettingError(f"finetune: method={method!r} with {kind}; need one of them")
+        if train_dtype is not None or tensors is not None:
             raise SettingError("finetune: tensors and train_dtype are settings of the adapter; need them there")
         return adapter
     if method == "full":
-        return TrainedTensors(tensors, train_dtype)
-    if train_dtype is not None or tensors != "all":
+        return TrainedTensors("all" if tensors is None else tensors, train_dtype)
+    if train_dtype is not None or tensors is not None:
         raise SettingError("finetune: tensors and train_dtype belong to method='full'; LoRA has targets of its own")
     return LoRA(seed=seed)
 

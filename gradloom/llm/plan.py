@@ -18,7 +18,7 @@ from ..base.errors import SettingError
 from ..graph.stored import Stored, sketched
 from ..plan.plan import show_bytes
 from ..run import machine
-from .arguments import model_of
+from .arguments import model_of, refuse_settings
 from .lora import TrainedTensors
 
 if TYPE_CHECKING:
@@ -128,6 +128,7 @@ def plan(
     from .finetune import Run
 
     model = model_of(model, "plan")
+    refuse_settings(settings, "plan", ("on_epoch", "on_progress", "val_split", "data_options", "backend"))
     context = settings.pop("context", None)
     limit = model.config.context_length
     length = min(512, limit) if context is None else context

@@ -323,6 +323,8 @@ def test_texts_longer_than_the_context(capsys, path):
         (["--top-p", "0"], "top_p=0.0 is not usable"),
         (["-n", "0"], "--max-tokens 0: need a whole number of at least 1"),
         (["--stop", ""], "need texts that are not empty"),
+        (["--temperature", "0", "--top-k", "5"], "top_k=5 with temperature=0, which always takes the likeliest token"),
+        (["--temperature", "0", "--top-p", "0.5"], "top_p=0.5 with temperature=0, which always"),
     ],
 )
 def test_bad_sampling(capsys, path, options, message):

@@ -2,11 +2,12 @@
 
 import itertools
 
+import numpy as np
 import pytest
 
 from gradloom.base.errors import SettingError
 from gradloom.graph.opspec import REGISTRY
-from gradloom.llm import LoRA, TrainedTensors, load
+from gradloom.llm import LoRA, Run, TrainedTensors, load, plan
 from gradloom.llm.verify import verify
 from gradloom.plan import plan as planning
 from gradloom.run import machine
@@ -137,6 +138,30 @@ def test_a_plan_that_reads_dead_bytes_is_caught_by_poison(model, monkeypatch):
     found = verify(model, rows_of(1, 24), LoRA(rank=2), reference=False)
     assert [c.holds for c in found.checks] == [True, True, False, True, True]
     assert found.checks[2].node or "stopped" in found.checks[2].found
+
+
+def test_the_seed_chooses_the_rows(model):
+    """They are those of the first step of a training with these settings."""
+    data, losses = rows_of(6, 16), set()
+    for seed in (0, 1, 2):
+        adapter = LoRA(rank=2)
+        adapter.bind(model)
+        for b in adapter.b.values():
+            b.assign(np.full(b.shape, 0.02, np.float32))  # verify gives numbers to matrices of 0
+        found = verify(model, data, adapter, seed=seed, batch_size=2, reference=False)
+        run = Run(model, data, adapter, seed=seed, batch_size=2, val_split=0.0, steps=1)
+        assert found.loss == pytest.approx(run.train(progress=False).report["train_loss"], rel=1e-6)
+        losses.add(found.loss)
+    assert len(losses) == 3
+
+
+@pytest.mark.parametrize("name", ["val_split", "micro_batch_size", "poison", "on_epoch", "parallel", "backend"])
+def test_settings_that_change_nothing_are_refused(model, name):
+    with pytest.raises(SettingError, match=f"^verify: {name} is a setting of finetune that changes nothing here"):
+        verify(model, rows_of(2, 16), LoRA(rank=2), **{name: 1})
+    if name in ("val_split", "on_epoch", "backend"):
+        with pytest.raises(SettingError, match=f"^plan: {name} is a setting of finetune that changes nothing here"):
+            plan(model, LoRA(rank=2), **{name: 1})
 
 
 def test_more_memory_than_there_is(model, monkeypatch):
