@@ -31,7 +31,11 @@ def doctor(
 
     Exit code 0: all is well; 1: something is missing, stale or wrong, and the last lines say what to do.
     """
+    from ..base.errors import SettingError
+
     need_whole("threads", threads)
+    if quick and threads is not None:
+        raise SettingError(f"--threads {threads} with --quick, which measures nothing; need one of them")
     found, lines, wrong = examine(threads, quick)
     columns(lines)
     for line in wrong:

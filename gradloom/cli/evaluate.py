@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,6 +27,9 @@ from .language import (
     load_adapter,
 )
 
+if TYPE_CHECKING:
+    from ..llm.evaluate import Perplexity
+
 
 def evaluate(
     model: Annotated[str, typer.Argument(help="A GGUF model.")],
@@ -35,13 +38,13 @@ def evaluate(
     context: Annotated[int | None, typer.Option(help="Tokens per window. [default: 512, or the model's]")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Windows at a time. [default: about 512 tokens]")] = None,
     threads: Threads = None,
-    text_key: TextKey = "text",
-    prompt_key: PromptKey = "prompt",
-    completion_key: CompletionKey = "completion",
-    messages_key: MessagesKey = "messages",
+    text_key: TextKey = None,
+    prompt_key: PromptKey = None,
+    completion_key: CompletionKey = None,
+    messages_key: MessagesKey = None,
     as_chat: AsChat = False,
     chat_template: Template = None,
-    loss_on: LossOn = "assistant",
+    loss_on: LossOn = None,
     skip_bad_lines: SkipBadLines = False,
     json: Json = False,
 ) -> int:
@@ -63,17 +66,22 @@ def evaluate(
     for report in rows.reports:
         say(str(report))
     shown = _Progress()
+    interrupted = False
     try:
         found = measure(loaded, rows, adapter, batch_size=batch_size, on_progress=shown.heard, threads=threads)
     except KeyboardInterrupt:
-        say("interrupted")
-        return 130
+        if shown.so_far is None:
+            say("interrupted")
+            return 130
+        found, interrupted = shown.so_far, True
+        say(f"interrupted after {found.rows:,} of {len(rows.tokens):,} rows")
     speed = found.rows * rows.tokens.shape[1] / max(found.seconds, 1e-9)
     result: dict[str, Any] = {
         "model": model, "data": data, "lora": lora, "perplexity": found.perplexity,
         "perplexity_unc": found.perplexity_unc, "test_loss": found.nll, "test_loss_unc": found.nll_unc,
         "tokens": found.tokens, "rows": found.rows, "context": int(rows.tokens.shape[1]),
         "seconds": round(found.seconds, 3), "tokens_per_second": round(speed, 1), "peak_bytes": resident_peak(),
+        "interrupted": interrupted,
     }  # fmt: skip
     columns(
         [
@@ -85,7 +93,7 @@ def evaluate(
     )
     if json:
         print(json_text(result))
-    return 0
+    return 130 if interrupted else 0
 
 
 class _Progress:
@@ -94,10 +102,12 @@ class _Progress:
     def __init__(self) -> None:
         self.terminal = sys.stderr.isatty()
         self.began = self.told = time.perf_counter()
+        self.so_far: Perplexity | None = None
 
-    def heard(self, done: int, rows: int, so_far: Any) -> None:
+    def heard(self, done: int, rows: int, so_far: Perplexity) -> None:
         from ..train.display import duration
 
+        self.so_far = so_far
         now = time.perf_counter()
         if now - self.told < (0.2 if self.terminal else 10) and not (done == rows and self.terminal):
             return

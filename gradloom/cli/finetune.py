@@ -29,7 +29,6 @@ from .language import (
     AsChat,
     CompletionKey,
     Json,
-    Lora,
     LossOn,
     MessagesKey,
     PromptKey,
@@ -62,7 +61,13 @@ def finetune(
         float | None, typer.Option(help="Share of the adapter's inputs that is dropped. [default: 0]")
     ] = None,
     rslora: Annotated[bool, typer.Option("--rslora", help="Count alpha/sqrt(rank) times instead.")] = False,
-    lora: Lora = None,
+    lora: Annotated[
+        str | None,
+        typer.Option(
+            help="Start from the weights of this adapter (.gguf, or a PEFT folder); optimiser, schedule and order of"
+            " rows begin anew."
+        ),
+    ] = None,
     context: Annotated[int | None, typer.Option(help="Tokens per row. [default: 512, or the model's]")] = None,
     batch_size: Annotated[int, typer.Option(help="Rows per step.")] = 4,
     micro_batch_size: Annotated[
@@ -80,13 +85,13 @@ def finetune(
     seed: Annotated[int, typer.Option(help="Of the adapter, the split, the order of the rows and dropout.")] = 0,
     threads: Threads = None,
     train_dtype: Annotated[str | None, typer.Option(help="f32: quantised and half tensors train as copies.")] = None,
-    text_key: TextKey = "text",
-    prompt_key: PromptKey = "prompt",
-    completion_key: CompletionKey = "completion",
-    messages_key: MessagesKey = "messages",
+    text_key: TextKey = None,
+    prompt_key: PromptKey = None,
+    completion_key: CompletionKey = None,
+    messages_key: MessagesKey = None,
     as_chat: AsChat = False,
     chat_template: Template = None,
-    loss_on: LossOn = "assistant",
+    loss_on: LossOn = None,
     skip_bad_lines: SkipBadLines = False,
     parallel: Parallel = None,
     exchange: Exchange = None,
@@ -161,6 +166,8 @@ def _prepare(
     for report in run.data.reports:
         say(str(report))
     _announce(run)
+    if adapter[3] is not None:
+        say(f"a new run from the weights of {adapter[3]}: optimiser, schedule and order of rows begin anew")
     run.prepare()
     planned = plan_of(run, memory)
     columns([(f"  {name}", text) for name, text in planned.lines()], sys.stderr)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shlex
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,6 +31,8 @@ from .common import (
 if TYPE_CHECKING:
     from ..data import Dataset, Table
     from ..parallel.communicator import Communicator
+    from ..train.epoch import Progress
+    from ..train.result import Result
 
 
 def fit(
@@ -151,7 +154,7 @@ def _settle(asked: _Options, table: Table) -> _Settings:
     from ..base.errors import DataError, SettingError
     from ..train.split import share_of
 
-    rows = table.train.n - (len(table.train.split(asked.val_split, asked.seed)[1]) if asked.val_split else 0)
+    rows = _rows(asked, table)[0]
     images = table.preprocess.kind == "array"
     batch = min(rows, 32 if rows < 5000 else 500 if images else 128)
     if asked.batch_size is not None:
@@ -197,33 +200,67 @@ def _run(asked: _Options) -> int:
         with uninterrupted():
             save_model(path, net, table.preprocess, use.hidden, about)
 
+    watch = _Watch()
     start = time.perf_counter()
+    interrupted = False
     try:
-        history = _train(asked, use, table, net)
+        history = _train(asked, use, table, net, watch)
     except KeyboardInterrupt:
+        if is_root(asked.ranks) and not watch.steps(_rows(asked, table)[0], use.batch_size):
+            say("interrupted before the first step; nothing is saved")
+            return 130
+        interrupted = True
         save("interrupted")
-        say(f"interrupted; the weights so far are in {path}")
-        return 130
     except TrainError as error:
         save(f"stopped: {error}")
         raise type(error)(f"{error}; the last good weights are in {path}") from None
     seconds = time.perf_counter() - start
-    save("done")
-    result = _measure(asked, use, table, net, history, seconds)
+    more = {}
+    if not interrupted:
+        save("done")
+        more = _test(asked, use, table, net) | {"planned_bytes": history[-1].planned_bytes}
     if not is_root(asked.ranks):
-        return 0
-    result["model"] = path
-    _write_result(os.path.join(asked.out, "result.json"), result)
-    _summarise(asked, table, result)
+        return 130 if interrupted else 0
+    result = _measure(asked, use, table, net, watch, seconds) | more | {"interrupted": interrupted, "model": path}
+    with uninterrupted() if interrupted else contextlib.nullcontext():
+        _write_result(os.path.join(asked.out, "result.json"), result)
+    if interrupted:
+        say(f"interrupted; the weights so far are in {path}")
+    else:
+        _summarise(asked, table, result)
     if asked.json:
         print(json_text(result))
-    return 0
+    return 130 if interrupted else 0
 
 
-def _train(asked: _Options, use: _Settings, table: Table, net: Any) -> list[Any]:
+@dataclass
+class _Watch:
+    """Hears of the progress: what each pass has measured so far, also when the training is interrupted."""
+
+    train: list[Result] = field(default_factory=list)  # one for each pass that was begun
+    val: list[Result] = field(default_factory=list)
+
+    def __call__(self, at: Progress) -> None:
+        results = self.train if at.training else self.val
+        if not results or results[-1] is not at.result:
+            results.append(at.result)
+
+    def steps(self, rows: int, batch_size: int) -> int:
+        """Optimiser steps so far; rows: of a whole pass, whose last batch may be smaller than the others."""
+        done = (result.ndata for result in self.train)
+        return sum(-(-n // batch_size) if n == rows else n // batch_size for n in done)
+
+
+def _rows(asked: _Options, table: Table) -> tuple[int, int]:
+    """(training rows, validation rows)."""
+    val = len(table.train.split(asked.val_split, asked.seed)[1]) if asked.val_split else 0
+    return table.train.n - val, val
+
+
+def _train(asked: _Options, use: _Settings, table: Table, net: Any, watch: _Watch) -> list[Any]:
     import gradloom as gl
 
-    steps = use.epochs * -(-(table.train.n - len(table.train.split(asked.val_split, asked.seed)[1])) // use.batch_size)
+    steps = use.epochs * -(-_rows(asked, table)[0] // use.batch_size)
 
     def cosine(step: int, epoch: int) -> float:
         return use.lr * 0.5 * (1 + math.cos(math.pi * min(step / steps, 1)))
@@ -245,6 +282,7 @@ def _train(asked: _Options, use: _Settings, table: Table, net: Any) -> list[Any]
         seed=asked.seed,
         parallel=asked.ranks,
         exchange=asked.exchange,
+        on_progress=watch,
         threads=asked.threads,
     )
 
@@ -260,45 +298,45 @@ def _for_loss(data: Dataset, table: Table, loss: str) -> Dataset:
     return Dataset(data.data, np.eye(table.preprocess.outputs, dtype=np.float32)[data.labels])
 
 
-def _measure(
-    asked: _Options, use: _Settings, table: Table, net: Any, history: list[Any], seconds: float
-) -> dict[str, Any]:
-    """The numbers of the run: the last epoch, the test rows, time and memory."""
-    import gradloom as gl
-
-    last = history[-1]
-    val_rows = 0 if last.val is None else last.val.ndata
-    train_rows = table.train.n - val_rows
-    found: dict[str, Any] = {
+def _measure(asked: _Options, use: _Settings, table: Table, net: Any, watch: _Watch, seconds: float) -> dict[str, Any]:
+    """The numbers of the training: the last pass (when it was interrupted, as far as it came), time and memory."""
+    train_rows, val_rows = _rows(asked, table)
+    validated = [result for result in watch.val if result.ndata == val_rows]
+    trained = [result for result in watch.train if result.ndata == train_rows]
+    return {
         "data": asked.data,
         "task": table.task,
         "target": table.preprocess.target,
         "rows_train": train_rows,
         "rows_val": val_rows,
         "rows_test": 0 if table.test is None else table.test.n,
-        **_of(last.train, "train"),
-        **(_of(last.val, "val") if val_rows else {}),
+        **_of(watch.train[-1], "train"),
+        **(_of(validated[-1], "val") if validated else {}),
+        **asdict(use),
+        "epochs": len(validated if val_rows else trained),
+        "optimizer": asked.optimizer,
+        "seed": asked.seed,
+        "ranks": 1 if asked.ranks is None else asked.ranks.size,
+        "steps": watch.steps(train_rows, use.batch_size),
+        "seconds": round(seconds, 3),
+        "rows_per_second": round(sum(result.ndata for result in watch.train) / seconds),
+        "parameters": net.parameter_count(),
+        "peak_bytes": resident_peak(),
+        "notes": table.notes,
     }
-    if table.test is not None:
-        rows = _for_loss(table.test, table, use.loss)
-        test = gl.evaluate(net, rows, loss=use.loss, threads=asked.threads, parallel=asked.ranks)
-        found.update(_of(test, "test"))
-        if table.task == "regression":
-            outputs = gl.predict(net, table.test.data, threads=asked.threads)
-            found.update(regression_scores(table.preprocess.outputs_to_targets(outputs), table.test_targets, "test_"))
-    found.update(asdict(use))
-    found.update(
-        optimizer=asked.optimizer,
-        seed=asked.seed,
-        ranks=1 if asked.ranks is None else asked.ranks.size,
-        steps=use.epochs * -(-train_rows // use.batch_size),
-        seconds=round(seconds, 3),
-        rows_per_second=round(train_rows * use.epochs / seconds),
-        parameters=net.parameter_count(),
-        planned_bytes=last.planned_bytes,
-        peak_bytes=resident_peak(),
-        notes=table.notes,
-    )
+
+
+def _test(asked: _Options, use: _Settings, table: Table, net: Any) -> dict[str, Any]:
+    """What the test rows measure, where there are some."""
+    import gradloom as gl
+
+    if table.test is None:
+        return {}
+    rows = _for_loss(table.test, table, use.loss)
+    found = _of(gl.evaluate(net, rows, loss=use.loss, threads=asked.threads, parallel=asked.ranks), "test")
+    if table.task == "regression":
+        outputs = gl.predict(net, table.test.data, threads=asked.threads)
+        found |= regression_scores(table.preprocess.outputs_to_targets(outputs), table.test_targets, "test_")
     return found
 
 

@@ -22,8 +22,12 @@ def generate(
         int | None, typer.Option("--max-tokens", "-n", help="Tokens to generate at most. [default: 64]")
     ] = None,
     temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.8,
-    top_k: Annotated[int, typer.Option(help="Draw from the likeliest so many tokens; 0: all.")] = 40,
-    top_p: Annotated[float, typer.Option(help="Draw from the likeliest that hold this share; 1: all.")] = 0.95,
+    top_k: Annotated[
+        int | None, typer.Option(help="Draw from the likeliest so many tokens; 0: all. [default: 40]")
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Draw from the likeliest that hold this share; 1: all. [default: 0.95]")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the draws: the same seed gives the same text.")] = 0,
     chat: Annotated[
         bool, typer.Option("--chat", help="The prompt is a question, put by the model's template.")
@@ -54,10 +58,16 @@ def generate(
     shown = _Shown("" if chat else prompt)
     try:
         done = complete(
-            loaded, ids, adapter, max_tokens or min(TOKENS, room), how, stop or (), shown.add, threads=threads
+            loaded, ids, adapter, max_tokens or min(TOKENS, room), how, stop or (), shown.hear, threads=threads
         )
     except KeyboardInterrupt:
         shown.add("\n")
+        if json and shown.pieces:
+            told = {
+                "model": model, "lora": lora, "prompt": prompt, "text": "".join(shown.pieces), "ended": "interrupted",
+                "prompt_tokens": len(ids), "seed": seed, "peak_bytes": resident_peak(), "interrupted": True,
+            }  # fmt: skip
+            print(json_text(told))
         return 130
     shown.add("\n")
     count, seconds = len(done.tokens), done.prompt_seconds + done.seconds
@@ -71,7 +81,7 @@ def generate(
             "model": model, "lora": lora, "prompt": prompt, "text": done.text, "tokens": list(done.tokens),
             "ended": done.ended, "prompt_tokens": done.prompt_tokens, "seconds": round(seconds, 3),
             "tokens_per_second": round((count - 1) / done.seconds, 1) if count > 1 else None, "seed": seed,
-            "peak_bytes": resident_peak(),
+            "peak_bytes": resident_peak(), "interrupted": False,
         }  # fmt: skip
         print(json_text(found))
     return 0
@@ -82,6 +92,11 @@ class _Shown:
 
     def __init__(self, prompt: str) -> None:
         self.prompt = prompt
+        self.pieces: list[str] = []  # of what was generated
+
+    def hear(self, piece: str) -> None:
+        self.pieces.append(piece)
+        self.add(piece)
 
     def add(self, piece: str) -> None:
         piece, self.prompt = self.prompt + piece, ""

@@ -12,14 +12,27 @@ if TYPE_CHECKING:
 
 DATA_HELP = "A .txt, or a .jsonl of text, prompt and completion, or messages."
 # Options of the data, as parameters of a command
-TextKey = Annotated[str, typer.Option("--text-key", help="Key of a text in .jsonl.")]
+TextKey = Annotated[str | None, typer.Option("--text-key", help="Key of a text in .jsonl. [default: text]")]
 PromptKey = Annotated[
-    str, typer.Option("--prompt-key", help="Key of the prompt in .jsonl; several, as instruction,input, are joined.")
+    str | None,
+    typer.Option(
+        "--prompt-key",
+        help="Key of the prompt in .jsonl; several, as instruction,input, are joined. [default: prompt]",
+    ),
 ]
-CompletionKey = Annotated[str, typer.Option("--completion-key", help="Key of the completion in .jsonl.")]
-MessagesKey = Annotated[str, typer.Option("--messages-key", help="Key of the messages in .jsonl.")]
+CompletionKey = Annotated[
+    str | None, typer.Option("--completion-key", help="Key of the completion in .jsonl. [default: completion]")
+]
+MessagesKey = Annotated[
+    str | None, typer.Option("--messages-key", help="Key of the messages in .jsonl. [default: messages]")
+]
 LossOn = Annotated[
-    str, typer.Option("--loss-on", help="assistant: completions and the assistant's turns count; all: every token.")
+    str | None,
+    typer.Option(
+        "--loss-on",
+        help="assistant: completions and the assistant's turns count; all: every token. "
+        "[default: assistant; of texts all]",
+    ),
 ]
 AsChat = Annotated[
     bool, typer.Option("--as-chat", help="Prompt and completion as question and answer, put by the chat template.")
@@ -36,8 +49,8 @@ _TEMPLATE_BYTES = 1 << 20
 
 
 def data_options(
-    text_key: str, prompt_key: str, completion_key: str, messages_key: str, as_chat: bool, chat_template: str | None,
-    loss_on: str, skip_bad_lines: bool,
+    text_key: str | None, prompt_key: str | None, completion_key: str | None, messages_key: str | None, as_chat: bool,
+    chat_template: str | None, loss_on: str | None, skip_bad_lines: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """The options as llm.data.read_samples takes them; SettingError for a --loss-on that is not known, FileError for
     a template that cannot be read."""
@@ -46,7 +59,8 @@ def data_options(
     need_one_of("loss-on", loss_on, ("assistant", "all"))
     return {
         "text_key": text_key, "prompt_key": prompt_key, "completion_key": completion_key, "messages_key": messages_key,
-        "as_chat": as_chat, "chat_template": read_template(chat_template), "train_on_all": loss_on == "all",
+        "as_chat": as_chat, "chat_template": read_template(chat_template),
+        "train_on_all": None if loss_on is None else loss_on == "all",
         "skip_bad_lines": skip_bad_lines,
     }  # fmt: skip
 

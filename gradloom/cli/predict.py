@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .common import json_text
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -18,6 +20,10 @@ def predict(
     model: Annotated[str, typer.Argument(help="A file that gradloom fit saved, or its folder.")],
     data: Annotated[str, typer.Argument(help="A .csv or .csv.gz file, an .npz file, or a folder of idx files.")],
     out: Annotated[str | None, typer.Option(help="CSV file to write. [default: stdout]")] = None,
+    json: Annotated[
+        bool,
+        typer.Option("--json", help="Print one JSON object, with the predictions in it where no CSV file is written."),
+    ] = False,
 ) -> int:
     """Predict the target of each row, as CSV: the prediction, and for classes the probability of each.
 
@@ -34,69 +40,97 @@ def predict(
     for note in notes + problems:
         print(note, file=sys.stderr)
     outputs = gl.predict(net, features)
-    rows, header = _table(outputs, preprocess)
-    text = "".join(_lines(header, rows))
-    if out is None:
-        sys.stdout.write(text)
-    else:
-        encoded = text.encode()
-        with atomic_write(out, len(encoded)) as file:
-            file.write(encoded)
-        print(f"{len(rows):,} predictions in {out}", file=sys.stderr)
+    predictions, probabilities = _predictions(outputs, preprocess)
+    if out is not None or not json:
+        text = _csv(predictions, probabilities, preprocess)
+        if out is None:
+            sys.stdout.write(text)
+        else:
+            encoded = text.encode()
+            with atomic_write(out, len(encoded)) as file:
+                file.write(encoded)
+            print(f"{len(predictions):,} predictions in {out}", file=sys.stderr)
+    agreement = {} if targets is None else _agreement(outputs, targets, preprocess)
     if targets is not None:
-        print(_agreement(outputs, targets, preprocess), file=sys.stderr)
+        print(_shown(agreement, preprocess), file=sys.stderr)
+    if json:
+        found = {
+            "model": model, "data": data, "task": preprocess.task, "target": preprocess.target,
+            "rows": len(predictions), "out": out, "notes": notes + problems, **agreement,
+        }  # fmt: skip
+        if preprocess.task == "classification":
+            found["classes"] = preprocess.classes
+        if out is None:
+            found["predictions"] = predictions
+            found |= {} if probabilities is None else {"probabilities": probabilities}
+        print(json_text(found))
     return 0
 
 
-def _table(outputs: np.ndarray, preprocess: Preprocess) -> tuple[list[list[str]], list[str]]:
-    """(rows of cells, header)."""
+def _predictions(outputs: np.ndarray, preprocess: Preprocess) -> tuple[list[Any], list[list[float]] | None]:
+    """(the prediction of each row, for classes the probability of each): a class, a number, or a list of numbers where
+    there are several targets."""
     import numpy as np
 
     if preprocess.task == "regression":
         values = preprocess.outputs_to_targets(outputs)
-        names = (
-            [preprocess.target]
-            if values.shape[1] == 1
-            else [f"{preprocess.target} {i}" for i in range(values.shape[1])]
-        )
-        return [[f"{v:.9g}" for v in row] for row in values.tolist()], names
+        return (values[:, 0] if values.shape[1] == 1 else values).tolist(), None
     shifted = outputs.astype(np.float64) - outputs.max(axis=1, keepdims=True)
     share = np.exp(shifted)
     share /= share.sum(axis=1, keepdims=True)
-    best = [preprocess.classes[i] for i in outputs.argmax(axis=1)]
-    rows = [[name, *(f"{p:.6f}" for p in row)] for name, row in zip(best, share.tolist(), strict=True)]
-    return rows, [preprocess.target, *(f"p({name})" for name in preprocess.classes)]
+    return [preprocess.classes[i] for i in outputs.argmax(axis=1)], share.tolist()
 
 
-def _lines(header: list[str], rows: list[list[str]]) -> Any:
+def _csv(predictions: list[Any], probabilities: list[list[float]] | None, preprocess: Preprocess) -> str:
+    """A header, and a line for each row."""
     import csv
     import io
 
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    yield buffer.getvalue()
+    if probabilities is not None:
+        writer.writerow([preprocess.target, *(f"p({name})" for name in preprocess.classes)])
+        for name, row in zip(predictions, probabilities, strict=True):
+            writer.writerow([name, *(f"{p:.6f}" for p in row)])
+    else:
+        rows = [v if isinstance(v, list) else [v] for v in predictions]
+        several = [f"{preprocess.target} {i}" for i in range(len(rows[0]))]
+        writer.writerow([preprocess.target] if len(several) == 1 else several)
+        writer.writerows([f"{v:.9g}" for v in row] for row in rows)
+    return buffer.getvalue()
 
 
-def _agreement(outputs: np.ndarray, targets: np.ndarray, preprocess: Preprocess) -> str:
-    """How well the predictions agree with the targets that the file holds."""
+def _agreement(outputs: np.ndarray, targets: np.ndarray, preprocess: Preprocess) -> dict[str, Any]:
+    """How well the predictions agree with the targets that the file holds, as --json prints it."""
     import numpy as np
 
-    from ..train.display import plural
     from .fit import regression_scores
 
     if preprocess.task == "classification":
         known = targets >= 0
         n = int(known.sum())
         if n == 0:
-            return f"no row has a {preprocess.target!r} that the model knows"
+            return {"rows_with_target": 0}
         accuracy = float((outputs.argmax(axis=1) == targets)[known].mean())
-        unc = f" +- {math.sqrt(accuracy * (1 - accuracy) / (n - 1)):.4f}" if n > 1 else ""
-        return f"accuracy {accuracy:.4f}{unc} on {plural(n, 'row')} that have a {preprocess.target!r}"
+        unc = math.sqrt(accuracy * (1 - accuracy) / (n - 1)) if n > 1 else math.nan
+        return {"rows_with_target": n, "accuracy": accuracy, "accuracy_unc": unc}
     known = np.isfinite(targets).all(axis=1)
     n = int(known.sum())
-    if n == 0:
-        return f"no row has a {preprocess.target!r}"
-    scores = regression_scores(preprocess.outputs_to_targets(outputs)[known], targets[known])
-    return f"R2 {scores['r2']:.4f}, rmse {scores['rmse']:.6g} on {plural(n, 'row')} that have a {preprocess.target!r}"
+    scores = regression_scores(preprocess.outputs_to_targets(outputs)[known], targets[known]) if n else {}
+    return {"rows_with_target": n, **scores}
+
+
+def _shown(agreement: dict[str, Any], preprocess: Preprocess) -> str:
+    from ..train.display import plural
+
+    n, target = agreement["rows_with_target"], preprocess.target
+    if preprocess.task == "classification":
+        if n == 0:
+            return f"no row has a {target!r} that the model knows"
+        unc = agreement["accuracy_unc"]
+        shown = f"accuracy {agreement['accuracy']:.4f}" + ("" if math.isnan(unc) else f" +- {unc:.4f}")
+    else:
+        if n == 0:
+            return f"no row has a {target!r}"
+        shown = f"R2 {agreement['r2']:.4f}, rmse {agreement['rmse']:.6g}"
+    return f"{shown} on {plural(n, 'row')} that have a {target!r}"

@@ -22,6 +22,7 @@ import numpy as np
 
 from ..base.errors import DataError, FileError, SettingError
 from ..data.dataset import IGNORED, split_rows
+from .arguments import need_path
 from .chat import ChatTemplate
 
 if TYPE_CHECKING:
@@ -187,34 +188,48 @@ def read_samples(
     path: str | os.PathLike[str],
     tokenizer: Tokenizer,
     *,
-    text_key: str = "text",
-    prompt_key: str | Sequence[str] = "prompt",
-    completion_key: str = "completion",
-    messages_key: str = "messages",
-    separator: str = "\n",
+    text_key: str | None = None,
+    prompt_key: str | Sequence[str] | None = None,
+    completion_key: str | None = None,
+    messages_key: str | None = None,
+    separator: str | None = None,
     as_chat: bool = False,
-    train_on_all: bool = False,
+    train_on_all: bool | None = None,
     special: bool = True,
     chat_template: str | None = None,
     skip_bad_lines: bool = False,
 ) -> Samples:
     """The samples of a .txt or .jsonl file.
 
-    *_key           names of the keys in a .jsonl file; prompt_key may be several, "instruction,input" or a list: what
-                    is there of them and not empty is joined by line ends
-    separator       stands between prompt and completion where neither has a blank there; it belongs to the completion,
-                    so that a model that was given the prompt alone goes on with it
-    as_chat         prompt and completion as a chat of two turns, through the chat template; texts cannot be
-    train_on_all    True: every token counts; False: those of completions, or of the assistant's turns. Of a text
-                    all tokens always count
-    special         whether the names of control tokens in the file become these tokens
+    *_key           names of the keys in a .jsonl file, by default text, prompt, completion, messages; prompt_key may be
+                    several, "instruction,input" or a list: what is there of them and not empty is joined by line ends.
+                    Where lines could be samples of several kinds, a name that is given decides
+    separator       stands between prompt and completion where neither has a blank there, by default a line end; it
+                    belongs to the completion, so that a model that was given the prompt alone goes on with it
+    as_chat         prompt and completion as a chat of two turns, through the chat template
+    train_on_all    True: every token counts; False (the default where there are some): those of completions, or of the
+                    assistant's turns. Of a text all tokens always count
+    special         whether the names of control tokens in the file become these tokens; in chats they always do
     chat_template   in place of the model's own, where there are chats
     skip_bad_lines  True: lines that are no sample are skipped and counted; False: the first of them is an error
 
     A text begins with the tokenizer's bos and ends with its eos where its file says so; a completion always ends with
     eos. A chat is what the template makes of it; see ChatTemplate.encode. Raises FileError for a file that cannot be
-    read, DataError for what is in it, with the line.
+    read, DataError for what is in it, with the line, and for an option that such a file would not heed; SettingError
+    for a path that is none.
     """
+    need_path(path, "read_samples", "path", "a path: that of a .txt or .jsonl file")
+    if not hasattr(tokenizer, "encode_parts"):
+        raise SettingError(
+            f"read_samples: tokenizer is a {type(tokenizer).__name__}; need that of the model (Model.tokenizer)"
+        )
+    given: dict[str, Any] = {
+        "text_key": text_key, "prompt_key": prompt_key, "completion_key": completion_key, "messages_key": messages_key,
+        "separator": separator, "as_chat": as_chat or None, "chat_template": chat_template,
+        "train_on_all": None if train_on_all else train_on_all, "special": None if special else special,
+        "skip_bad_lines": skip_bad_lines or None,
+    }  # fmt: skip
+    asked = {name for name, value in given.items() if value is not None}
     shown = os.fspath(path)
     kind = Path(shown).suffix.lower()
     if kind not in _TEXT + _JSONL:
@@ -226,21 +241,50 @@ def read_samples(
         if size == 0:
             raise DataError(f"{shown}: the file is empty; need a text, or a sample per line")
         if kind in _TEXT:
-            _no_chat(shown, "is one text", as_chat, chat_template)
+            _check_heeded(shown, "is one text", asked, _OF_ONE_TEXT)
             return _read_text(shown, tokenizer, special)
-        keys = [k.strip() for k in prompt_key.split(",")] if isinstance(prompt_key, str) else list(prompt_key)
-        reader = _Lines(shown, tokenizer, separator, as_chat, train_on_all, special, chat_template, skip_bad_lines)
-        return reader.read(text_key, keys, completion_key, messages_key)
+        prompts = "prompt" if prompt_key is None else prompt_key
+        keys = [k.strip() for k in prompts.split(",")] if isinstance(prompts, str) else list(prompts)
+        reader = _Lines(
+            shown, tokenizer, "\n" if separator is None else separator, as_chat, bool(train_on_all), special,
+            chat_template, skip_bad_lines, asked,
+        )  # fmt: skip
+        return reader.read(text_key or "text", keys, completion_key or "completion", messages_key or "messages")
     except OSError as error:
         raise FileError(f"{shown}: cannot be read: {error.strerror or error}") from None
 
 
-def _no_chat(where: str, what: str, as_chat: bool, chat_template: str | None) -> None:
-    """DataError when a chat is asked for that the data do not make."""
-    if as_chat or chat_template is not None:
-        asked = "as_chat (--as-chat)" if as_chat else "chat_template (--chat-template)"
-        need = "prompts and completions" if as_chat else "messages, or prompts and completions with as_chat (--as-chat)"
-        raise DataError(f"{where}: {what}, {asked} needs {need}")
+# What each kind of data heeds of the options that were given
+_OF_LINES = {"skip_bad_lines"}
+_OF_ONE_TEXT = {"special"}
+_PAIRS = {"prompt_key", "completion_key", "separator", "as_chat"}  # what says that lines are prompts and completions
+_OF_TEXTS = _OF_LINES | {"text_key", "special"}
+_OF_PAIRS = _OF_LINES | {"prompt_key", "completion_key", "separator", "train_on_all", "special"}
+_OF_CHATS = _OF_LINES | {"messages_key", "chat_template", "train_on_all"}
+_OF_PAIRS_AS_CHATS = _OF_LINES | {"prompt_key", "completion_key", "as_chat", "chat_template", "train_on_all"}
+# option -> (how it is written in Python and as an option of a command, what it needs)
+_NEEDS = {
+    "as_chat": ("as_chat (--as-chat)", "prompts and completions"),
+    "chat_template": (
+        "chat_template (--chat-template)",
+        "messages, or prompts and completions with as_chat (--as-chat)",
+    ),
+    "text_key": ("text_key (--text-key)", "a .jsonl of texts"),
+    "prompt_key": ("prompt_key (--prompt-key)", "prompts and completions"),
+    "completion_key": ("completion_key (--completion-key)", "prompts and completions"),
+    "messages_key": ("messages_key (--messages-key)", "a .jsonl of messages"),
+    "separator": ("separator", "prompts and completions that are no chats"),
+    "train_on_all": ("train_on_all=False (--loss-on assistant)", "completions or chats: of a text all tokens count"),
+    "special": ("special=False", "texts, or prompts and completions: chats are made of special tokens"),
+    "skip_bad_lines": ("skip_bad_lines (--skip-bad-lines)", "a .jsonl"),
+}
+
+
+def _check_heeded(where: str, what: str, asked: set[str], heeded: set[str]) -> None:
+    """DataError for the first option that was given and that such data do not heed."""
+    for name, (shown, need) in _NEEDS.items():
+        if name in asked - heeded:
+            raise DataError(f"{where}: {what}, {shown} needs {need}")
 
 
 def _read_text(path: str, tokenizer: Tokenizer, special: bool) -> Samples:
@@ -293,11 +337,12 @@ class _Lines:
         special: bool,
         chat_template: str | None,
         skip_bad_lines: bool,
+        asked: set[str],
     ) -> None:
         self.path, self.tokenizer = path, tokenizer
         self.separator, self.as_chat, self.all, self.special = separator, as_chat, train_on_all, special
         self.template = chat_template
-        self.skip_bad = skip_bad_lines
+        self.skip_bad, self.asked = skip_bad_lines, asked
         self.report = Report(path)
         self.chat: ChatTemplate | None = None
         self.tokens: list[np.ndarray] = []
@@ -358,30 +403,38 @@ class _Lines:
         completion_key: str,
         messages_key: str,
     ) -> Callable[[dict[str, Any]], Any]:
-        """What the lines are, by the keys of the first one that can be read."""
-        report = self.report
+        """What the lines are, by the keys of the first one that can be read, and by those that were given."""
+        report, where = self.report, f"{self.path}:{line}"
         answers = "all tokens" if self.all else "completions"
-        if messages_key in row:
+        possible = {
+            "chats": (messages_key in row, {"messages_key"}),
+            "pairs": (completion_key in row and any(k in row for k in prompt_keys), _PAIRS),
+            "texts": (text_key in row, {"text_key"}),
+        }
+        kinds = [kind for kind, (there, _) in possible.items() if there]
+        kind = next((kind for kind in kinds if possible[kind][1] & self.asked), kinds[0] if kinds else "")
+        if kind == "chats":
+            _check_heeded(where, "is a chat", self.asked, _OF_CHATS)
             report.kind, used = f"chats ({messages_key})", [messages_key, "tools"]
             answers = "all tokens" if self.all else "the assistant's turns"
             self._load_template()
             take = lambda row: self._take_chat(row, messages_key, line)  # noqa: E731
-        elif completion_key in row and any(k in row for k in prompt_keys):
+        elif kind == "pairs":
+            heeded = _OF_PAIRS_AS_CHATS if self.as_chat else _OF_PAIRS
+            _check_heeded(where, "is a prompt and its completion", self.asked, heeded)
             used = [*prompt_keys, completion_key]
             report.kind = f"prompts and completions ({', '.join(k for k in used if k in row)})"
             if self.as_chat:
                 report.kind += ", as chats"
                 self._load_template()
-            else:
-                _no_chat(f"{self.path}:{line}", "is a prompt and its completion", False, self.template)
             take = lambda row: self._take_pair(row, prompt_keys, completion_key, line)  # noqa: E731
-        elif text_key in row:
-            _no_chat(f"{self.path}:{line}", "is a text", self.as_chat, self.template)
+        elif kind == "texts":
+            _check_heeded(where, "is a text", self.asked, _OF_TEXTS)
             report.kind, answers, used = f"texts ({text_key})", "all tokens", [text_key]
             take = lambda row: self._take_text(row, text_key, line)  # noqa: E731
         else:
             raise DataError(
-                f"{self.path}:{line}: the keys are {_keys(row)}; need {messages_key}, or"
+                f"{where}: the keys are {_keys(row)}; need {messages_key}, or"
                 f" {' or '.join(prompt_keys)} with {completion_key}, or {text_key};"
                 " name others by messages_key=, prompt_key=, completion_key=, text_key= (--messages-key, ...)"
             )
@@ -520,8 +573,13 @@ def pack(samples: Samples, context: int, packing: bool = True) -> TokenData:
     of its own. A longer one than fits is cut at its end; one without a token that counts in what is left is skipped.
     One long text is cut into windows that follow one another, and its last row is padded.
 
-    Raises DataError when nothing to train on is left, or a text is shorter than the context.
+    Raises DataError when nothing to train on is left, or a text is shorter than the context; SettingError for what are
+    no samples, and for packing=False with one long text.
     """
+    if not isinstance(samples, Samples):
+        raise SettingError(f"pack: samples is a {type(samples).__name__}; need Samples (gl.llm.read_samples)")
+    if samples.stream and not packing:
+        raise SettingError("pack: packing=False with one long text, whose windows hold nothing else; leave it out")
     if isinstance(context, bool) or not isinstance(context, (int, np.integer)) or context < 1:
         raise SettingError(f"context={context!r} is not usable; need a whole number of at least 1")
     return _windows(samples, int(context)) if samples.stream else _packed(samples, int(context), packing)

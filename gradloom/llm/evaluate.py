@@ -9,6 +9,7 @@ counts the second half of each window only.
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,10 +21,9 @@ from .. import ops
 from ..graph.opspec import input as input_value
 from ..graph.value import Value
 from ..run.executable import compile as compile_program
+from .arguments import adapter_of, model_of
 
 if TYPE_CHECKING:
-    import os
-
     from .data import TokenData
     from .finetune import Rows
     from .model import Adapter, Model
@@ -49,9 +49,9 @@ class Perplexity:
 
 
 def evaluate(
-    model: Model,
+    model: Model | str | os.PathLike[str],
     data: Rows | TokenData | str | os.PathLike[str],
-    adapter: Adapter | None = None,
+    adapter: Adapter | str | os.PathLike[str] | None = None,
     *,
     context: int | None = None,
     batch_size: int | None = None,
@@ -61,21 +61,29 @@ def evaluate(
 ) -> Perplexity:
     """The perplexity of the tokens that count: of a text all but the first of each window of `context` tokens.
 
-    data: a path (.txt, .jsonl), TokenData, or what read_rows gave. batch_size: rows at once, about 512 tokens of them.
-    on_progress: called with (rows done, rows, what was measured so far). options go to gl.compile (threads=, ...).
+    model, adapter: objects, or the paths of their files. data: a path (.txt, .jsonl), TokenData, or what read_rows gave
+    (these two are rows already: context and data_options are settings of a path). batch_size: rows at once, about 512
+    tokens of them. on_progress: called with (rows done, rows, what was measured so far). options go to gl.compile
+    (threads=, ...).
     Raises DataError for data without a token that counts.
     """
     from ..train.trainer import check_batch
-    from .finetune import Rows, read_rows
+    from .finetune import Rows, check_rows, read_rows
 
-    found = data if isinstance(data, Rows) else read_rows(model, data, context, 0.0, **(data_options or {}))
+    model = model_of(model, "evaluate")
+    bound = adapter_of(adapter, model, "evaluate")
+    if isinstance(data, Rows):
+        check_rows(data, context, data_options or {})
+        found = data
+    else:
+        found = read_rows(model, data, context, 0.0, **(data_options or {}))
     rows, length = found.tokens.shape
     size = max(1, TOKENS // length) if batch_size is None else batch_size
     check_batch(size)
     size = min(size, rows)
-    if adapter is not None:
-        adapter.bind(model)
-    run = compile_program(_nll(model, adapter, size, length), **options)
+    if bound is not None:
+        bound.bind(model)
+    run = compile_program(_nll(model, bound, size, length), **options)
     began = time.perf_counter()
     count, total, squares = 0, 0.0, 0.0
     measured = _perplexity(0, 0.0, 0.0, 0, 0.0)

@@ -36,8 +36,9 @@ from ..train.result import Result
 from ..train.split import agreed, heard_together, is_root, same_settings, share_of, threads_for, together
 from ..train.stopping import Listeners, Listening, StopTraining, monitored
 from ..train.trainer import Trainer, check_batch
+from .arguments import adapter_of, model_of
 from .lora import LoRA, TrainedTensors
-from .model import Adapter, Model, load
+from .model import Adapter, Model
 from .plan import check_copies, plan_of
 from .table import training_table
 
@@ -55,9 +56,9 @@ CONTEXT = 512  # tokens per row when not said, or the model's context if that is
 def finetune(
     model: Model | str | os.PathLike[str],
     data: TokenData | str | os.PathLike[str],
-    adapter: Adapter | None = None,
+    adapter: Adapter | str | os.PathLike[str] | None = None,
     *,
-    method: str = "lora",
+    method: str | None = None,
     progress: bool = True,
     **settings: Any,
 ) -> Run:
@@ -74,15 +75,20 @@ class Run:
 
     model        a Model, or the path of a GGUF file
     data         a path (.txt, .jsonl) or TokenData; data_options go to its reader
-    adapter      what is trained: a LoRA or TrainedTensors; by default one made for the method
-    method       "lora", or "full": the model's own `tensors` (all of them, or names and patterns; see TrainedTensors)
+    adapter      what is trained: a LoRA or TrainedTensors, or the path of an adapter, which is trained on from its
+                 weights; by default one made for the method
+    method       "lora", or "full": the model's own `tensors` (all of them, or names and patterns; see TrainedTensors);
+                 by default that of the adapter, else "lora"
     context      tokens per row, at most the model's
     batch_size   rows per optimiser step; micro_batch_size: rows computed at once, by default about 512 tokens
     epochs       passes over the training rows; or steps: optimiser steps (then as many passes as that takes)
     lr           the highest rate, by default 2e-4; schedule: "cosine" (the default) or "linear" down to 0, or
                  "constant", after `warmup` (a share of the steps, by default 0.03) of linear growth; weight_decay:
                  AdamW's, by default 0
-    optimizer    another than this AdamW, in place of these four
+    optimizer    another than this AdamW, in place of these four. One with parameters (those of the adapter) keeps its
+                 state: steps, moments, schedule and the order of rows go on where it stands, in this run and in one
+                 that has loaded it (gl.save, gl.load) with the adapter. The AdamW of a run is new: its steps, moments,
+                 schedule and order of rows begin anew, also for an adapter that was trained before
     max_norm     an optimiser step divides its gradients, if their global norm is above this, down to it
     val_split    share of the samples (of the rows, for a text) that is never trained on; 0: none; by default 5 % and at
                  most 100
@@ -99,10 +105,10 @@ class Run:
         self,
         model: Model | str | os.PathLike[str],
         data: TokenData | str | os.PathLike[str],
-        adapter: Adapter | None = None,
+        adapter: Adapter | str | os.PathLike[str] | None = None,
         *,
-        method: str = "lora",
-        tensors: Any = "all",
+        method: str | None = None,
+        tensors: Any = None,
         train_dtype: str | None = None,
         context: int | None = None,
         batch_size: int = 4,
@@ -125,11 +131,14 @@ class Run:
         timeout: float = TIMEOUT,
         **options: Any,
     ) -> None:
+        if parallel is None and (exchange != "ordered" or timeout != TIMEOUT):
+            raise SettingError("finetune: exchange and timeout are of several processes; need parallel='mpi' with them")
         self.ranks = None if parallel is None else communicator(parallel, timeout)
         options["threads"] = threads_for(self.ranks, options.get("threads"))
         with agreed(self.ranks):
-            self.model = model if isinstance(model, Model) else load(model)
-            _check_one_of("method", method, METHODS)
+            self.model = model_of(model, "finetune")
+            if method is not None:
+                _check_one_of("method", method, METHODS)
             rates = {"lr": lr, "schedule": schedule, "warmup": warmup, "weight_decay": weight_decay}
             unheeded = [name for name, value in rates.items() if value is not None]
             if optimizer is not None and unheeded:
@@ -150,7 +159,8 @@ class Run:
             for name, count in (("epochs", epochs), ("steps", steps)):
                 if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
                     raise SettingError(f"finetune: {name}={count!r} is not usable; need a whole number of at least 1")
-            self.adapter = _adapter(adapter, method, tensors, train_dtype, seed)
+            given = adapter_of(adapter, self.model, "finetune")
+            self.adapter = _adapter(given, method, tensors, train_dtype, seed)
             self._memory = machine.memory()  # before this run takes any
             self.method = "lora" if isinstance(self.adapter, LoRA) else "full"
             self.seed, self.on_progress, self.on_epoch = seed, on_progress, Listening(on_epoch)
@@ -164,7 +174,10 @@ class Run:
             per_epoch = -(-len(self.train_rows) // self.batch_size)
             self.steps_total = per_epoch * (epochs or 1) if steps is None else steps
             self.epochs_total = -(-self.steps_total // per_epoch)
-            self.optimizer = optimizer or AdamW(lr=self.rate, weight_decay=weight_decay or 0.0)
+            self.optimizer = optimizer or AdamW(
+                lr=lambda step, epoch: self.rate(step - self._first_step, epoch), weight_decay=weight_decay or 0.0
+            )
+            self._first_step = self._first_pass = 0  # not 0 when an optimiser with a state of its own goes on
             if not sketching():
                 check_copies(self.model, self.adapter)
             self.adapter.bind(self.model)
@@ -184,17 +197,16 @@ class Run:
             self.dataset = Dataset(rows, self.data.labels)
         self.before: Result | None = None  # validation before the first step
         self.history: list[EpochResult] = []
-        self.passes = 0  # over the training rows that were begun
+        self.passes = 0  # over the training rows that this run has begun
         self.latest = Result()  # of the pass under way, or the last one
         self.interrupted = self.stopped = False
-        self._first_step = self.trainer.steps  # of an optimiser that goes on
         self.seconds = 0.0  # of training and validation
         self.training_seconds = 0.0
         self.tokens = 0  # trained on, with all positions of a row counted
         self.steps = 0
 
     def rate(self, step: int, epoch: int) -> float:
-        """The learning rate of a step, counted from 0."""
+        """The learning rate of a step of this run, counted from 0."""
         warmup = min(round(self.warmup * self.steps_total), self.steps_total - 1)
         if self.schedule == "constant":
             return schedules.Constant(self.lr, warmup=warmup)(step, epoch)
@@ -226,6 +238,7 @@ class Run:
         source = self.trainer.source(self.dataset)
         began = time.perf_counter()
         if not self.passes:
+            self._first_step, self._first_pass = self.trainer.steps, self.trainer.epoch
             self.on_epoch.begin(self.trainer)
         try:
             with display or contextlib.nullcontext(), together(self.trainer):
@@ -237,7 +250,7 @@ class Run:
                     display.begin(self.steps)
                 while self.steps < self.steps_total and not self.stopped:
                     self.passes += 1
-                    self._epoch(self.passes, source, display)
+                    self._epoch(self._first_pass + self.passes, source, display)
             heard_together(self.trainer, self.on_epoch.end if self.on_epoch else None)
         except KeyboardInterrupt:
             self.interrupted = True
@@ -251,9 +264,8 @@ class Run:
         """One pass over the training rows (the last may be cut by `steps`), then validation."""
         with agreed(self.ranks):
             self.model.check()
-        order = self.dataset.order(self.seed, number, self.train_rows)
-        source.order.array[...] = np.concatenate([order, self.val_rows])
-        rows = min(len(order), (self.steps_total - self.steps) * self.batch_size)
+        source.order.array[...] = self._order(number)
+        rows = min(len(self.train_rows), (self.steps_total - self.steps) * self.batch_size)
         result, began, first = Result(), time.perf_counter(), self.steps
         self.latest = result
 
@@ -285,12 +297,20 @@ class Run:
         found = EpochResult(number, result, self._evaluate(source, display), seconds, self.trainer.planned_bytes)
         self.history.append(found)
         if display is not None:
-            display.epoch(found, max(number, self.epochs_total))
+            display.epoch(found, max(number, self._first_pass + self.epochs_total))
         self.trainer.optimizer_state.observe(monitored(found))
         try:
             heard_together(self.trainer, self.on_epoch or None, found)
         except StopTraining:
             self.stopped = True
+
+    def _order(self, number: int) -> np.ndarray:
+        """The rows in the order of a pass, counted from 1: those that train, then those of validation."""
+        return np.concatenate([self.dataset.order(self.seed, number, self.train_rows), self.val_rows])
+
+    def first_order(self) -> np.ndarray:
+        """The rows in the order of the first pass that `train` would make."""
+        return self._order(self.trainer.epoch + 1)
 
     def _evaluate(self, source: Any, display: StepDisplay | None) -> Result | None:
         """The loss on the validation rows; None when there are none."""
@@ -407,7 +427,8 @@ def read_rows(
     """The rows of a file, or TokenData as they are, checked against the model's vocabulary and context.
 
     Samples of a .jsonl are split before they are packed, so that no row holds samples of both sides; windows of a text
-    and rows of TokenData are split as they are.
+    and rows of TokenData are split as they are. TokenData are rows already: SettingError for another context, and for
+    options, which are those of a file; DataError for data of another kind.
     """
     limit = model.config.context_length
     if context is not None and not 2 <= context <= limit:
@@ -422,9 +443,30 @@ def read_rows(
             parts = [pack(part, length) for part in samples.split(share, seed)]
             return _checked(model, _joined(*parts))
         data = pack(samples, length)
+    else:
+        check_rows(data, context, options)
     train, val = split_rows(len(data.tokens), _val_share(len(data.tokens), val_split), seed)
     reports = (data.report,) if hasattr(data, "report") else ()
     return _checked(model, Rows(data.tokens, data.positions, data.labels, train, val, reports))
+
+
+def check_rows(data: Any, context: int | None, options: Mapping[str, Any]) -> None:
+    """DataError unless these are rows of tokens; SettingError for what they would not heed."""
+    arrays: list[Any] = [getattr(data, name, None) for name in ("tokens", "positions", "labels")]
+    if not all(isinstance(a, np.ndarray) for a in arrays):
+        raise DataError(
+            f"data: got {type(data).__name__}; need the path of a .txt or .jsonl file, or TokenData (gl.llm.pack)"
+        )
+    tokens = arrays[0]
+    if tokens.ndim != 2 or any(a.shape != tokens.shape or a.dtype.kind not in "iu" for a in arrays):
+        seen = ", ".join(f"{a.dtype}{list(a.shape)}" for a in arrays)
+        raise DataError(f"data: tokens, positions and labels are {seen}; need three of i32 [rows, context]")
+    if context is not None and context != tokens.shape[1]:
+        raise SettingError(f"context={context} beside rows of {tokens.shape[1]} tokens; need it where they are packed")
+    if options:
+        raise SettingError(
+            f"data_options: {', '.join(options)} beside rows of tokens; they belong to the path of a file"
+        )
 
 
 def _joined(train: TokenData, val: TokenData) -> Rows:
@@ -467,17 +509,18 @@ def _val_share(count: int, asked: float | None) -> float:
     return asked
 
 
-def _adapter(adapter: Adapter | None, method: str, tensors: Any, train_dtype: str | None, seed: int) -> Any:
+def _adapter(adapter: Adapter | None, method: str | None, tensors: Any, train_dtype: str | None, seed: int) -> Any:
     """What is trained. What the method or the adapter would not heed is refused."""
     if adapter is not None:
-        if method == "full" and isinstance(adapter, LoRA):
-            raise SettingError("finetune: method='full' with a LoRA; need one of them")
-        if train_dtype is not None or tensors != "all":
+        if method is not None and (method == "lora") != isinstance(adapter, LoRA):
+            kind = "a LoRA" if isinstance(adapter, LoRA) else type(adapter).__name__
+            raise SettingError(f"finetune: method={method!r} with {kind}; need one of them")
+        if train_dtype is not None or tensors is not None:
             raise SettingError("finetune: tensors and train_dtype are settings of the adapter; need them there")
         return adapter
     if method == "full":
-        return TrainedTensors(tensors, train_dtype)
-    if train_dtype is not None or tensors != "all":
+        return TrainedTensors("all" if tensors is None else tensors, train_dtype)
+    if train_dtype is not None or tensors is not None:
         raise SettingError("finetune: tensors and train_dtype belong to method='full'; LoRA has targets of its own")
     return LoRA(seed=seed)
 

@@ -8,6 +8,7 @@ used again; they read the weights, and an adapter that is being trained, where t
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from ..graph.opspec import setting, stored_value
 from ..graph.stored import Stored, aligned_empty
 from ..graph.value import Value
 from ..run.executable import compile as compile_program
+from .arguments import adapter_of, model_of
 from .sampling import Sampling, sample
 
 if TYPE_CHECKING:
@@ -146,13 +148,13 @@ class Generated:
 
 
 def generate(
-    model: Model,
+    model: Model | str | os.PathLike[str],
     prompt: str | Sequence[int] | np.ndarray,
-    adapter: Adapter | None = None,
+    adapter: Adapter | str | os.PathLike[str] | None = None,
     max_tokens: int = 64,
     temperature: float = 0.8,
-    top_k: int = 40,
-    top_p: float = 0.95,
+    top_k: int | None = None,
+    top_p: float | None = None,
     seed: int = 0,
     stop: str | Sequence[str] = (),
     stream: Callable[[str], Any] | None = None,
@@ -160,15 +162,20 @@ def generate(
 ) -> str:
     """The text that continues a prompt (without the prompt).
 
+    model: a Model, or the path of a GGUF file, which is loaded for this call (load it once for several).
     prompt: text (special tokens in it count as such), or token ids. adapter: a LoRA or TrainedTensors, used as it is,
-    also while it is being trained. temperature 0 always takes the likeliest token; top_k, top_p, seed: see Sampling.
+    also while it is being trained; or the path of an adapter. temperature 0 always takes the likeliest token; top_k,
+    top_p, seed: see Sampling.
     Ends after max_tokens, at a token that ends a text, or before one of the `stop` texts. stream: called with each new
     piece of the text, whole characters only. options go to gl.compile (threads=, ...).
     Raises DataError when the prompt is empty, or when it and max_tokens are longer than the model's context;
     SettingError for a setting out of its range.
     """
     how = Sampling(temperature, top_k, top_p, seed)
-    return complete(model, prompt, adapter, max_tokens, how, stop, stream, **options).text
+    model = model_of(model, "generate")
+    return complete(
+        model, prompt, adapter_of(adapter, model, "generate"), max_tokens, how, stop, stream, **options
+    ).text
 
 
 def complete(

@@ -22,6 +22,7 @@ from ..data.dataset import generator
 from ..graph.opspec import Parameter, stored_value
 from ..graph.stored import Stored
 from ..graph.value import Value, scope
+from .arguments import model_of, need_path
 
 if TYPE_CHECKING:
     from .model import Model
@@ -107,13 +108,16 @@ class LoRA:
         self._model: Model | None = None
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], model: Model) -> LoRA:
-        """An adapter out of a .gguf file or of PEFT's folder (or the .safetensors in it), bound to its model.
+    def load(cls, path: str | os.PathLike[str], model: Model | str | os.PathLike[str]) -> LoRA:
+        """An adapter out of a .gguf file or of PEFT's folder (or the .safetensors in it), bound to its model (or to the
+        one of a path, which is loaded).
 
-        FileError for a damaged file, and for an adapter of another model.
+        FileError for a damaged file, and for an adapter of another model; SettingError for what is no path.
         """
         from .adapter_files import read_adapter
 
+        need_path(path, "LoRA.load", "path", "a path: FILE.gguf, or a folder of PEFT")
+        model = model_of(model, "LoRA.load")
         found = read_adapter(path, model.file)
         ranks = {b.shape[1] for _, b in found.pairs.values()}
         adapter = cls(max(ranks), targets=tuple(found.pairs), rslora=found.rslora)

@@ -19,6 +19,7 @@ from ..files.gguf import GGUF, KINDS, Field, Tensor, kind_bytes
 from ..files.gguf import field as gguf_field
 from ..run import dequantize
 from .adapter_files import AdapterArrays, read_adapter
+from .arguments import need_path
 
 # types that can be written, and what general.file_type says of a model that is mostly of them (llama.cpp's llama_ftype)
 FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7, "q5_1": 9, "q5_0": 8, "q4_1": 3, "q4_0": 2}
@@ -55,8 +56,11 @@ def merge(
     type by that package. A tensor that stays as it is (same type, no change) is copied byte for byte; metadata too, but
     for general.file_type. The adapter is a .gguf file or PEFT's folder. `progress` is told of each tensor that is
     converted: its name, and the share that is done before it. FileError: files that are no such, an adapter for another
-    base, numbers beyond the type's range.
+    base, numbers beyond the type's range. SettingError for what is no path: weights are read from files.
     """
+    need_path(model_path, "merge", "model_path", "a path: the GGUF file of the model (Model.path)")
+    need_path(adapter_path, "merge", "adapter_path", "a path: that of a saved adapter (LoRA.save)")
+    need_path(out_path, "merge", "out_path", "a path: that of the GGUF file to write")
     if kind is not None and kind not in FILE_TYPES:
         raise SettingError(f"merge: type {kind!r} is not one that can be written; need one of {' '.join(FILE_TYPES)}")
     base = open_gguf(model_path)

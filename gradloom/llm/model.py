@@ -18,6 +18,7 @@ from ..graph.stored import Stored, sketching
 from ..graph.value import Shape, Value, scope
 from ..run import dequantize
 from ..run.cpu_backend import kernels
+from .arguments import need_path
 from .config import Config, read_config
 from .llama import Llama
 from .qwen2 import Qwen2
@@ -58,8 +59,10 @@ class Caches(Protocol):
 def load(path: str | os.PathLike[str]) -> Model:
     """A model of the llama family from a GGUF file. The weights stay mapped from the file, quantised or not.
 
-    Raises FileError for a damaged file, an architecture or a tensor that is not supported, missing metadata.
+    Raises FileError for a damaged file, an architecture or a tensor that is not supported, missing metadata;
+    SettingError for what is no path.
     """
+    need_path(path, "load", "model", "the path of a GGUF file")
     return Model(path)
 
 

@@ -7,6 +7,7 @@ allocated, and no weight is read.
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import asdict, dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from ..base.errors import SettingError
 from ..graph.stored import Stored, sketched
 from ..plan.plan import show_bytes
 from ..run import machine
+from .arguments import model_of, refuse_settings
 from .lora import TrainedTensors
 
 if TYPE_CHECKING:
@@ -115,13 +117,18 @@ class MemoryPlan:
         return found | {"peak_bytes": self.total, "planned_bytes": self.own, "fits": self.fits}
 
 
-def plan(model: Model, adapter: Adapter | None = None, **settings: Any) -> MemoryPlan:
+def plan(
+    model: Model | str | os.PathLike[str], adapter: Adapter | str | os.PathLike[str] | None = None, **settings: Any
+) -> MemoryPlan:
     """The memory that `finetune` would need with these settings (see finetune.Run), whatever the data.
 
+    model, adapter: objects, or the paths of their files.
     Raises SettingError for settings that finetune refuses.
     """
     from .finetune import Run
 
+    model = model_of(model, "plan")
+    refuse_settings(settings, "plan", ("on_epoch", "on_progress", "val_split", "data_options", "backend"))
     context = settings.pop("context", None)
     limit = model.config.context_length
     length = min(512, limit) if context is None else context

@@ -15,6 +15,7 @@ import numpy as np
 from ..base.errors import NonFiniteError, SettingError
 from ..ops.philox import row_words
 
+TOP_K, TOP_P = 40, 0.95  # when not said
 STREAM = 0x746F6B656E  # "token": tells these draws from those of dropout
 
 
@@ -23,24 +24,30 @@ class Sampling:
     """How a token is chosen.
 
     temperature: 0 takes the largest logit, 1 draws from the model's own distribution. top_k: only the k largest
-    logits, 0 for all. top_p: only the smallest set that holds at least this probability, 1 for all. seed: of the draws.
-    Raises SettingError for a value out of its range.
+    logits, 0 for all, 40 when not said. top_p: only the smallest set that holds at least this probability, 1 for all,
+    0.95 when not said. seed: of the draws.
+    Raises SettingError for a value out of its range, and for top_k or top_p with temperature 0, which draws nothing.
     """
 
     temperature: float = 0.8
-    top_k: int = 40
-    top_p: float = 0.95
+    top_k: int | None = None
+    top_p: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         if not _number(self.temperature) or not 0 <= self.temperature < math.inf:
             raise SettingError(f"temperature={self.temperature!r} is not usable; need a finite number of at least 0")
-        if not _whole(self.top_k) or self.top_k < 0:
+        if self.top_k is not None and (not _whole(self.top_k) or self.top_k < 0):
             raise SettingError(f"top_k={self.top_k!r} is not usable; need a whole number of at least 0 (0: all tokens)")
-        if not _number(self.top_p) or not 0 < self.top_p <= 1:
+        if self.top_p is not None and (not _number(self.top_p) or not 0 < self.top_p <= 1):
             raise SettingError(f"top_p={self.top_p!r} is not usable; need a number above 0 and up to 1 (1: all tokens)")
         if not _whole(self.seed):
             raise SettingError(f"seed={self.seed!r} is not usable; need a whole number")
+        for name, value in (("top_k", self.top_k), ("top_p", self.top_p)):
+            if self.temperature == 0 and value is not None:
+                raise SettingError(
+                    f"{name}={value} with temperature=0, which always takes the likeliest token; need one of them"
+                )
 
 
 def _whole(value: object) -> bool:
@@ -59,7 +66,8 @@ def candidates(logits: np.ndarray, how: Sampling) -> tuple[np.ndarray, np.ndarra
     logits = np.asarray(logits, np.float64)
     if how.temperature == 0:
         return np.array([int(np.argmax(logits))]), np.ones(1)
-    keep = len(logits) if how.top_k == 0 else min(how.top_k, len(logits))
+    top_k, top_p = TOP_K if how.top_k is None else how.top_k, TOP_P if how.top_p is None else how.top_p
+    keep = len(logits) if top_k == 0 else min(top_k, len(logits))
     if keep < len(logits):  # all that could be among the k largest, those that equal the k-th included
         least = np.partition(logits, len(logits) - keep)[len(logits) - keep]
         ids = np.flatnonzero(logits >= least)
@@ -69,9 +77,9 @@ def candidates(logits: np.ndarray, how: Sampling) -> tuple[np.ndarray, np.ndarra
     with np.errstate(over="ignore", under="ignore"):
         share = np.exp((logits[ids] - logits[ids[0]]) / how.temperature)
     share /= share.sum()
-    if how.top_p < 1:
+    if top_p < 1:
         before = np.cumsum(share) - share  # of those that are likelier
-        ids, share = ids[before < how.top_p], share[before < how.top_p]
+        ids, share = ids[before < top_p], share[before < top_p]
         share /= share.sum()
     return ids, share
 

@@ -9,6 +9,7 @@ Nothing stays changed: weights, moments and accumulators are put back.
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,16 +25,20 @@ from ..plan.plan import Plan, show_bytes
 from ..run import machine
 from ..run.walk import Judged, Walk, distance, first_difference, judge, stored_of
 from ..transform.rewrite import Program, gather_program, rewrite
+from .arguments import model_of, refuse_settings
 from .finetune import Run
 
 if TYPE_CHECKING:
-    import os
-
     from ..graph.value import Value
     from .data import TokenData
     from .model import Adapter, Model
 
 TOKENS = 64  # in a row of data, when not said: float64 references take their time
+# settings of finetune that verify decides itself, or that one step on one process does not have
+UNHEEDED = (
+    "micro_batch_size", "val_split", "reuse", "inplace", "fuse", "poison", "check", "debug", "backend", "parallel",
+    "exchange", "timeout", "on_epoch",
+)  # fmt: skip
 TOTAL_TOLERANCE = 1e-3  # of the largest number of a gradient: what f32 may lose through a whole step
 
 
@@ -64,9 +69,9 @@ class Verification:
 
 
 def verify(
-    model: Model,
+    model: Model | str | os.PathLike[str],
     data: TokenData | str | os.PathLike[str],
-    adapter: Adapter | None = None,
+    adapter: Adapter | str | os.PathLike[str] | None = None,
     *,
     context: int | None = None,
     batch_size: int = 1,
@@ -77,20 +82,26 @@ def verify(
     isa: str | None = None,
     **settings: Any,
 ) -> Verification:
-    """Verify one training step on rows of the data. settings: those of finetune.Run.
+    """Verify one training step: the first that finetune would take with these settings (those of finetune.Run).
 
-    context: tokens per row, 64 by default; batch_size: rows. reference=False leaves float64 out. on_check is called
-    with each Check, on_progress with (nodes, all nodes) held against float64.
+    model, adapter: objects, or the paths of their files. context: tokens per row, 64 by default (of TokenData: what
+    they have); batch_size: rows. reference=False leaves float64 out. on_check is called with each Check, on_progress
+    with (nodes, all nodes) held against float64.
     Where an adapter's second matrices are all 0, as those of a new one are, they get small numbers for the step: else
     the gradients of the first matrices would be 0 and prove nothing.
     Raises SettingError when the machine has not the memory for it.
     """
-    length = min(TOKENS, model.config.context_length) if context is None else context
+    model = model_of(model, "verify")
+    refuse_settings(settings, "verify", UNHEEDED)
+    if context is None and isinstance(data, (str, os.PathLike)):
+        context = min(TOKENS, model.config.context_length)
     run = Run(
         model, data, adapter,
-        context=length, batch_size=batch_size, micro_batch_size=batch_size, val_split=0.0, backend="null", **settings,
+        context=context, batch_size=batch_size, micro_batch_size=batch_size, val_split=0.0, backend="null", **settings,
     )  # fmt: skip
-    step = run.trainer.whole_step(run.trainer.source(run.dataset), run.batch_size)
+    source = run.trainer.source(run.dataset)
+    source.order.array[...] = run.first_order()
+    step = run.trainer.whole_step(source, run.batch_size)
     _check_memory(model, step.run.plan, reference)
     chosen = switches(threads=threads, isa=isa)
     made = _Verifier(run, step, chosen, on_check)
@@ -111,7 +122,7 @@ class _Verifier:
         self.program = rewrite(gather_program(step.outputs, step.updates))
         self.numbers = {"position": 0, "seed": run.seed, "row": 0, "step": 1, "keep": 0.0} | run.optimizer.at(0, 0)
         plan = step.run.plan
-        counted = int((run.data.labels[: run.batch_size] >= 0).sum())
+        counted = int((run.data.labels[run.first_order()[: run.batch_size]] >= 0).sum())
         self.result = Verification(counted, len(plan.order.steps), plan.peak_bytes, plan.unshared_bytes)
         self.held = {s: s.array.copy() for s in stored_of(plan)}
         for stored, array in self.held.items():

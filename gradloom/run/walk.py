@@ -52,7 +52,11 @@ class Walk(CpuExecutable):
         self._rows = self.settings_rows(1, self._settings) if self.settings else None
 
     def run_step(self, k: int) -> None:
-        """Run instruction k alone. Raises what a whole run would raise."""
+        """Run instruction k alone. Raises what a whole run would raise.
+
+        Bytes that are dead after an instruction are poisoned when the next one begins: until then `written` reads all
+        that the instruction wrote, outputs that no instruction reads included.
+        """
         tape = self.plan.tape
         one = tape.instructions[k : k + 1].copy()
         args, attrs = (
@@ -61,8 +65,7 @@ class Walk(CpuExecutable):
         )
         kernel = tape.kernels[int(one["kernel"][0])]
         one["kernel"] = one["arg_first"] = one["attr_first"] = 0
-        dead = [(0, *place) for place in self._dead.get(k, ())]
-        dead += [(EACH_STEP, *place) for place in self._dead.get(EACH_STEP, ()) if k == 0]
+        dead = [(EACH_STEP, *place) for place in self._dead.get(k - 1 if k else EACH_STEP, ())]
         native = _core.Program(self.isa, [kernel], one, args, attrs, self._memory, [], dead, ())
         done, stop, node, index, value = native.run(
             1, self._rows, None, self.switches.threads, 0.0, self.switches.poison

@@ -45,6 +45,11 @@ def test_the_limits_are_measured():
     assert machine.fma_peak(1) > 0.1 and machine.copy_rate(1) > 0.1
 
 
+def test_threads_of_no_measurement(capsys):
+    assert main(["doctor", "--quick", "--threads", "1"]) == 2
+    assert "--threads 1 with --quick, which measures nothing; need one of them" in capsys.readouterr().err
+
+
 def test_quick_measures_nothing(capsys, fresh):
     code, out = run(capsys, "--quick", "--json")
     assert code == 0 and "GFLOP/s" not in out and "kernels" not in json.loads(out.splitlines()[-1])

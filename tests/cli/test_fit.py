@@ -73,6 +73,7 @@ def test_classification(capsys, tmp_path):
     assert "epoch 30/30  loss " in err and "rows/s" in err and err.count("\nepoch ") == 30
     assert "test (held out)" in out and "gradloom predict" in out
     found = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert found["interrupted"] is False and (found["epochs"], found["steps"]) == (30, 90)
     assert found["test_accuracy"] >= 0.95 and (found["rows_train"], found["rows_test"]) == (96, 24)
 
     code, out, err = run(capsys, "predict", tmp_path / "out", path)
@@ -156,6 +157,48 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_weights(capsys, tmp_path)
     assert all(np.isfinite(a).all() for a in arrays.values())
 
 
+def test_predictions_as_json(capsys, tmp_path):
+    """The rows of the CSV in one object: of classes with probabilities, of a regression as numbers."""
+    path = flowers(tmp_path / "t.csv")
+    fitted(capsys, tmp_path, path, "--epochs", 30)
+    code, out, err = run(capsys, "predict", tmp_path / "out", path)
+    header, *lines = out.splitlines()
+    code, out, err = run(capsys, "predict", tmp_path / "out", path, "--json")
+    found = json.loads(out)
+    assert code == 0 and out.count("\n") == 1 and "accuracy" in err
+    assert (found["task"], found["target"], found["rows"], found["out"]) == ("classification", "column 3", 120, None)
+    assert found["classes"] == ["kind0", "kind1", "kind2"] and header.endswith("p(kind2)")
+    shown = [f"{c}," + ",".join(f"{p:.6f}" for p in row)
+             for c, row in zip(found["predictions"], found["probabilities"], strict=True)]  # fmt: skip
+    assert shown == lines and found["rows_with_target"] == 120
+    true = [f"kind{i % 3}" for i in range(120)]
+    assert found["accuracy"] == np.mean([a == b for a, b in zip(true, found["predictions"], strict=True)]) > 0.9
+    assert 0 <= found["accuracy_unc"] < 0.05 and found["data"] == path and found["notes"] == []
+
+    code, out, err = run(capsys, "predict", tmp_path / "out", path, "--json", "--out", tmp_path / "p.csv")
+    again = json.loads(out)
+    assert code == 0 and (tmp_path / "p.csv").read_text().splitlines() == [header, *lines]
+    assert again == {k: v for k, v in found.items() if k not in ("predictions", "probabilities")} | {
+        "out": str(tmp_path / "p.csv")
+    }
+
+
+def test_predictions_of_a_regression_as_json(capsys, tmp_path):
+    path = houses(tmp_path / "t.csv")
+    fitted(capsys, tmp_path, path, "--target", "price", "--epochs", 20)
+    found = json.loads(run(capsys, "predict", tmp_path / "out", path, "--json")[1])
+    lines = run(capsys, "predict", tmp_path / "out", path)[1].splitlines()[1:]
+    np.testing.assert_allclose(found["predictions"], [float(v) for v in lines], rtol=1e-8)
+    true = np.array([float(line.split(",")[2]) for line in Path(path).read_text().splitlines()[1:]])
+    rmse = float(np.sqrt(np.mean((np.array(found["predictions"]) - true) ** 2)))
+    assert found["rmse"] == pytest.approx(rmse, rel=1e-6) and found["r2"] > 0.5 and found["rows_with_target"] == 300
+    assert not {"probabilities", "classes", "accuracy"} & set(found)
+    new = write(tmp_path / "new.csv", "side,size\nsouth,1\nwest,2\n")
+    found = json.loads(run(capsys, "predict", tmp_path / "out", new, "--json")[1])
+    assert found["rows"] == 2 and found["notes"] == ["side: 1 row with a text unknown from training: west"]
+    assert not {"rmse", "r2", "rows_with_target"} & set(found)
+
+
 # -- when something goes wrong outside ---------------------------------------------------------------------------------
 
 
@@ -163,20 +206,39 @@ def start(*arguments, **options):
     return processes.start([sys.executable, "-m", "gradloom", *arguments], env=ENV, **options)
 
 
-def test_ctrl_c_saves_the_weights_so_far(tmp_path):
-    job = start("fit", DIGITS, "--epochs", 100000, "--out", tmp_path / "out")
+@pytest.mark.parametrize("options", [[], ["--json"], ["--json", "--val-split", "0.1"]])
+def test_ctrl_c_saves_the_weights_so_far(tmp_path, options):
+    job = start("fit", DIGITS, "--epochs", 100000, "--out", tmp_path / "out", *options)
     for line in job.stderr:
         if line.startswith("epoch 2/"):
             break
     job.send_signal(signal.SIGINT)
     started = time.monotonic()
     out, err = job.communicate(timeout=60)
-    assert job.returncode == 130 and out == "" and time.monotonic() - started < 20
+    assert job.returncode == 130 and time.monotonic() - started < 20
+    assert out == (tmp_path / "out" / "result.json").read_text() if "--json" in options else out == ""
+    found = json.loads((tmp_path / "out" / "result.json").read_text())
+    per_epoch = -(-found["rows_train"] // 32)
+    assert found["interrupted"] is True and 2 <= found["epochs"] < 100000 and found["train_loss"] > 0
+    assert found["epochs"] * per_epoch <= found["steps"] <= (found["epochs"] + 1) * per_epoch
+    assert ("val_loss" in found) == ("--val-split" in options) and "test_loss" not in found
     path = tmp_path / "out" / "model.safetensors"
     assert err.splitlines()[-1] == f"interrupted; the weights so far are in {path}"
-    assert "Traceback" not in err and os.listdir(tmp_path / "out") == ["model.safetensors"]
+    assert "Traceback" not in err and sorted(os.listdir(tmp_path / "out")) == ["model.safetensors", "result.json"]
     net, preprocess = load_model(path)
     assert preprocess.classes == list("0123456789") and net.parameter_count() == 37510
+
+
+def test_ctrl_c_before_the_first_step_leaves_what_is_there(capsys, tmp_path, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "model.safetensors").write_bytes(b"old")
+    monkeypatch.setattr(gradloom, "fit", stop)
+    code, out, err = run(capsys, "fit", DIGITS, "--out", tmp_path / "out", "--json")
+    assert (code, out) == (130, "") and err.splitlines()[-1] == "interrupted before the first step; nothing is saved"
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == b"old" and len(os.listdir(tmp_path / "out")) == 1
 
 
 def test_full_disk_leaves_the_old_model(tmp_path):

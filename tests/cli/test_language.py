@@ -98,13 +98,14 @@ def test_finetune_evaluate_generate(capsys, tmp_path, path, text):
     assert texts[1]["tokens"] == texts[2]["tokens"] != texts[0]["tokens"] and texts[0]["prompt_tokens"] >= 2
 
 
-def test_an_adapter_goes_on_training(capsys, tmp_path, path, text):
+def test_a_new_run_from_the_weights_of_an_adapter(capsys, tmp_path, path, text):
     options = ("--context", 32, "--steps", 6, "--lr", 0.01, "--json")
     losses = []
     for more in (("--rank", 4), ("--lora", tmp_path / "a.gguf")):
-        code, shown, _ = run(capsys, "finetune", path, text, *options, *more, "--out", tmp_path / "a.gguf")
+        code, shown, err = run(capsys, "finetune", path, text, *options, *more, "--out", tmp_path / "a.gguf")
         losses.append(json.loads(shown.splitlines()[-1]))
-        assert code == 0
+        said = f"a new run from the weights of {tmp_path / 'a.gguf'}: optimiser, schedule and order of rows begin anew"
+        assert code == 0 and (said in err) == (more[0] == "--lora")
     assert losses[1]["val_loss_before"] == pytest.approx(losses[0]["val_loss"], rel=1e-5)
     assert losses[1]["val_loss"] < losses[0]["val_loss"]
 
@@ -322,6 +323,8 @@ def test_texts_longer_than_the_context(capsys, path):
         (["--top-p", "0"], "top_p=0.0 is not usable"),
         (["-n", "0"], "--max-tokens 0: need a whole number of at least 1"),
         (["--stop", ""], "need texts that are not empty"),
+        (["--temperature", "0", "--top-k", "5"], "top_k=5 with temperature=0, which always takes the likeliest token"),
+        (["--temperature", "0", "--top-p", "0.5"], "top_p=0.5 with temperature=0, which always"),
     ],
 )
 def test_bad_sampling(capsys, path, options, message):
@@ -400,6 +403,33 @@ def test_ctrl_c_before_the_first_step(capsys, tmp_path, path, text, monkeypatch)
     assert run(capsys, "finetune", path, text)[::2] == (130, "gradloom: interrupted\n")
     monkeypatch.setattr(importlib.import_module("gradloom.llm.generate").Generator, "feed", stop)
     assert run(capsys, "generate", path, "--prompt", "once")[0] == 130
+
+
+def test_ctrl_c_while_measuring_or_generating(capsys, path, text, monkeypatch):
+    """What was measured and generated so far is told; stdout ends with the object."""
+    calls = []
+
+    def third(honest):
+        def call(*arguments, **options):
+            calls.append(1)
+            if len(calls) % 3 == 0:
+                raise KeyboardInterrupt
+            return honest(*arguments, **options)
+
+        return call
+
+    measuring = importlib.import_module("gradloom.llm.evaluate")
+    monkeypatch.setattr(measuring, "_picks", third(measuring._picks))
+    code, out, err = run(capsys, "evaluate", path, text, "--context", 32, "--json")
+    found = json.loads(out.splitlines()[-1])
+    assert code == 130 and "interrupted after 32 of " in err and found["interrupted"] is True
+    assert found["rows"] == 32 and found["tokens"] == 32 * 32 and found["perplexity"] > 1
+    generating = importlib.import_module("gradloom.llm.generate")
+    monkeypatch.setattr(generating, "sample", third(generating.sample))
+    code, out, err = run(capsys, "generate", path, "-p", "once", "--temperature", 0, "--json")
+    found = json.loads(out.splitlines()[-1])
+    assert code == 130 and found["interrupted"] is True and found["ended"] == "interrupted"
+    assert found["text"] and out.startswith("once" + found["text"] + "\n")
 
 
 @pytest.mark.parametrize(("rate", "kept"), [(1e30, "is in "), (1e38, "cannot be saved: ")])

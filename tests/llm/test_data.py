@@ -1,6 +1,7 @@
 """Files as rows of tokens: what is read, what counts, what is cut and skipped, and that nothing is lost silently."""
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -428,3 +429,64 @@ def test_the_documents_show_a_report_as_it_is(monkeypatch):
         read_samples(path.name, real("qwen2"), **given)
     fresh = "".join(f"    {line}\n" for line in str(shown[0]).split("\n"))
     assert f"<!-- report -->\n{fresh}<!-- /report -->" in page and f"    {caught.value}\n" in page
+
+
+# -- options that were given are heeded, or refused -------------------------------------------------------------------
+
+CHATS = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b c"}]}
+PAIRS, TEXTS = {"prompt": "a b", "completion": "c d"}, {"text": "once upon a time"}
+
+
+def _kind_of(tmp_path, row, **options):
+    path = jsonl(tmp_path, [row])
+    return read_samples(path, tokenizer(chat_template=CHATML), **options).report.kind.split(" ")[0]
+
+
+def test_a_key_that_is_given_decides_what_lines_are(tmp_path):
+    row = CHATS | PAIRS | TEXTS
+    assert _kind_of(tmp_path, row) == "chats"
+    for options, kind in (
+        ({"text_key": "text"}, "texts"), ({"prompt_key": "prompt"}, "prompts"), ({"messages_key": "messages"}, "chats"),
+        ({"completion_key": "completion"}, "prompts"), ({"as_chat": True}, "prompts"), ({"separator": " "}, "prompts"),
+    ):  # fmt: skip
+        assert _kind_of(tmp_path, row, **options) == kind, options
+
+
+@pytest.mark.parametrize("option", ["text_key", "prompt_key", "completion_key", "messages_key", "separator", "as_chat"])
+@pytest.mark.parametrize("row", [CHATS, PAIRS, TEXTS, None], ids=["chats", "pairs", "texts", "text"])
+def test_options_of_other_data_are_refused(tmp_path, row, option):
+    values = {"separator": " ", "as_chat": True}
+    value = values.get(option, option.removesuffix("_key"))
+    mine = {"messages_key": [CHATS], "text_key": [TEXTS]}.get(option, [PAIRS])
+    if row in mine:
+        _kind_of(tmp_path, row, **{option: value})
+        return
+    with pytest.raises(DataError, match=rf"^.*d\.\w+(:1)?: is .*, {option}( \(--[a-z-]+\))? needs "):
+        if row is None:
+            (tmp_path / "d.txt").write_text("once upon a time")
+            read_samples(tmp_path / "d.txt", tokenizer(), **{option: value})
+        else:
+            _kind_of(tmp_path, row, **{option: value})
+
+
+def test_more_options_of_other_data(tmp_path):
+    (tmp_path / "d.txt").write_text("once upon a time")
+    for options, message in (
+        ({"skip_bad_lines": True}, "is one text, skip_bad_lines (--skip-bad-lines) needs a .jsonl"),
+        ({"train_on_all": False}, "is one text, train_on_all=False (--loss-on assistant) needs completions or chats"),
+    ):
+        with pytest.raises(DataError, match=re.escape(message)):
+            read_samples(tmp_path / "d.txt", tokenizer(), **options)
+    assert read_samples(tmp_path / "d.txt", tokenizer(), train_on_all=True, special=False).report.kind
+    for row, options, message in (
+        (TEXTS, {"train_on_all": False}, "is a text, train_on_all=False (--loss-on assistant) needs"),
+        (CHATS, {"special": False}, "is a chat, special=False needs texts, or prompts and completions"),
+        (PAIRS, {"as_chat": True, "special": False}, "is a prompt and its completion, special=False needs"),
+        (PAIRS, {"as_chat": True, "separator": " "}, "is a prompt and its completion, separator needs prompts and"),
+        (PAIRS, {"text_key": "text", "prompt_key": "prompt"}, "text_key (--text-key) needs a .jsonl of texts"),
+    ):
+        with pytest.raises(DataError, match=re.escape(message)):
+            _kind_of(tmp_path, row, **options)
+    stream = read_samples(tmp_path / "d.txt", tokenizer())
+    with pytest.raises(SettingError, match="^pack: packing=False with one long text"):
+        pack(stream, 2, packing=False)

@@ -242,15 +242,57 @@ def test_a_plateau_hears_of_validation(tmp_path: Path) -> None:
     assert run.trainer.optimizer_state.memories["lr"] == memory and memory["rate"] < 0.05
 
 
+@pytest.mark.parametrize("data_split", [0.0, 0.25])
+def test_two_runs_of_one_pass_are_one_run_of_two(tmp_path: Path, data_split: float) -> None:
+    """Adapter and optimiser go through files; the schedule is the optimiser's own, so it spans both runs."""
+    path, data = write(tmp_path, "llama", layers=1), packed(9, 16)
+    cosine = gl.optim.schedules.Cosine(1e-2, steps=6, warmup=1)
+    found = []
+    for passes in ((2,), (1, 1)):
+        model, files = load(path), [tmp_path / "a.gguf", tmp_path / "o.safetensors"]
+        adapter, history = LoRA(rank=2, dropout=0.3, seed=0), []
+        for part, epochs in enumerate(passes):
+            if part:
+                adapter = LoRA.load(files[0], model)
+                adapter.dropout = 0.3
+            adapter.bind(model)
+            optimizer = gl.optim.AdamW(adapter.parameters().values(), lr=cosine)
+            if part:
+                gl.load(optimizer, files[1])
+            run = run_on(path, data, adapter, epochs=epochs, optimizer=optimizer, val_split=data_split)
+            history += run.history
+            run.save(files[0])
+            gl.save(optimizer, files[1])
+        assert [e.epoch for e in history] == [1, 2] and run.steps == run.steps_total
+        found.append(trained(run) | {"losses": np.array([[e.train.loss, e.val.loss if e.val else 0] for e in history])})
+    for name, array in found[0].items():
+        np.testing.assert_array_equal(array, found[1][name], err_msg=name)
+
+
 def test_an_optimiser_that_goes_on(tmp_path: Path) -> None:
-    """Its steps and moments go on; the run counts its own."""
+    """Its steps, passes and moments go on; the run counts its own steps."""
     path, data = write(tmp_path, "llama", layers=1), packed(8, 16)
     adapter = LoRA(rank=2, seed=0)
     adapter.bind(load(path))
     optimizer = gl.optim.AdamW(adapter.parameters().values(), lr=1e-2)
     for k in (1, 2):
         run = run_on(path, data, adapter, epochs=1, optimizer=optimizer)
-        assert run.steps == 2 and optimizer.steps == 2 * k and len(run.history) == 1
+        assert run.steps == 2 and optimizer.steps == 2 * k and [e.epoch for e in run.history] == [k]
+
+
+def test_a_new_run_begins_its_schedule_anew(tmp_path: Path) -> None:
+    """The rates of lr, schedule and warmup span one run, also where moments of an earlier one are loaded."""
+    path, data = write(tmp_path, "llama", layers=1), packed(8, 16)
+    first = run_on(path, data, LoRA(rank=2, seed=0), steps=4)
+    gl.save(first.trainer.optimizer_state, tmp_path / "o.safetensors")
+    run = Run(load(path), data, first.adapter, steps=4, lr=1e-2, val_split=0.0, threads=1)
+    gl.load(run.trainer.optimizer_state, tmp_path / "o.safetensors")
+    before, rates = trained(run), []
+    run.on_progress = lambda at: rates.append(run.optimizer.at(run.trainer.steps - 1, 0)["opt.lr"])
+    run.train(progress=False)
+    assert run.steps == 4 and run.trainer.steps == 8 and run.rate(3, 0) > 0
+    assert rates[-1] == pytest.approx(run.rate(3, 0))
+    assert any((a != before[n]).any() for n, a in trained(run).items())
 
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_weights(tmp_path: Path) -> None:
@@ -281,7 +323,14 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_weights(tmp_path: Path) -
         ),
         ({"train_dtype": "f32"}, SettingError, "belong to method='full'"),
         ({"tensors": "attn_q"}, SettingError, "belong to method='full'"),
+        ({"tensors": "all"}, SettingError, "belong to method='full'"),
         ({"adapter": LoRA(), "method": "full"}, SettingError, "method='full' with a LoRA"),
+        ({"adapter": TrainedTensors(), "method": "lora"}, SettingError, "method='lora' with TrainedTensors"),
+        ({"adapter": TrainedTensors(), "tensors": "all"}, SettingError, "are settings of the adapter"),
+        ({"exchange": "fast"}, SettingError, "exchange and timeout are of several processes"),
+        ({"timeout": 5.0}, SettingError, "exchange and timeout are of several processes"),
+        ({"context": 32}, SettingError, "context=32 beside rows of 16 tokens"),
+        ({"data_options": {"text_key": "t"}}, SettingError, "data_options: text_key beside rows of tokens"),
         ({"adapter": TrainedTensors(), "train_dtype": "f32"}, SettingError, "are settings of the adapter"),
     ],
 )

@@ -9,6 +9,7 @@ import gradloom as gl
 from gradloom.base.settings import switches
 from gradloom.graph.opspec import REGISTRY
 from gradloom.plan import plan as planning
+from gradloom.plan.tape import ARENA
 from gradloom.run.walk import Walk, distance, first_difference, judge, stored_of
 from gradloom.transform.rewrite import gather_program, rewrite
 
@@ -63,6 +64,53 @@ def test_every_plan_of_a_program_walks_through_the_same_bits():
         assert first_difference(walk, values) is None, options
         restore()
     assert walk.plan.placement.arena_bytes < base.plan.placement.arena_bytes
+
+
+def unread():
+    """A program of three steps whose middle one writes two outputs that have no reader."""
+    rng = np.random.default_rng(0)
+    q, k, v = (gl.parameter(rng.standard_normal((1, 6, 2, 4)), name) for name in "qkv")
+    positions = gl.input("positions", (1, 6), "i32")
+    y, _ = gl.ops.attention(gl.ops.silu(q), k, v, positions, scale=0.5)
+    (dv,) = gl.gradients(y.sum(), [v])
+    program = rewrite(gather_program([dv * 2.0], []))
+    return program, {"positions": np.arange(6, dtype=np.int32)[None]}
+
+
+def test_outputs_that_nobody_reads_are_compared_before_they_are_poisoned():
+    program, feeds = unread()
+    base, values, _ = unshared(program, feeds, {})
+    read = {v for node in base.steps for v in node.inputs}
+    (back,) = [n for n in base.steps if n.op.name == "attention_back"]
+    assert [v in read for v in back.outputs] == [False, False, True]
+    walk = Walk(program, switches(threads=1, poison=True))
+    walk.begin(feeds, {})
+    found = first_difference(walk, values)
+    assert found is None, found
+
+
+def test_a_read_of_dead_bytes_is_named_where_it_happens(monkeypatch):
+    """Bytes that the plan calls dead after a step are poisoned before the next one, which reads them here."""
+    program, feeds, settings = step()
+    _, values, restore = unshared(program, feeds, settings)
+    monkeypatch.setattr(planning, "check", lambda *a: None)
+    honest, reader = planning.lower, []
+
+    def hasty(laid, order, needs, placement, guard=0):
+        tape, places = honest(laid, order, needs, placement, guard)
+        k = next(k for k, n in enumerate(order.steps) if n.op.name == "rms_norm")
+        reader.append(order.steps[k])
+        x = order.steps[k].inputs[0]
+        tape.dead.append((order.steps.index(x.node), ARENA, placement.offsets[x], x.bytes))
+        return tape, places
+
+    monkeypatch.setattr(planning, "lower", hasty)
+    for poison in (False, True):
+        walk = Walk(program, switches(threads=1, poison=poison, inplace=False))
+        walk.begin(feeds, settings)
+        found = first_difference(walk, values)
+        restore()
+        assert (found is not None) == poison and (not poison or found.node is reader[-1]), found
 
 
 def test_a_walk_gives_what_a_whole_run_gives():

@@ -1,0 +1,140 @@
+"""An option changes what a command does or prints, or is refused in one line: no option is accepted and not heeded."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from examples.random_gguf import CHATML
+from gradloom.cli.main import main
+from tests.llm.small import write
+
+ROOT = Path(__file__).parents[2]
+WORDS = ["once", "upon", "a", "time", "there", "was", "a", "little", "girl", "who", "played", "with", "her", "dog"]
+# What a run measures, and the names of files that it was given to write
+MEASURED = {"seconds", "tokens_per_second", "peak_bytes", "resident_before_bytes", "available_bytes", "out"}
+READS = ["--text-key t", "--prompt-key p", "--completion-key c", "--messages-key m", "--as-chat"]
+READS += ["--chat-template tpl.jinja", "--loss-on assistant", "--skip-bad-lines"]  # of which a text heeds none
+TRAIN = "finetune m.gguf t.txt --context 32 --lr 0.01 --out o.gguf"
+# command line -> (options that change something, options that are refused)
+TABLE: dict[str, tuple[list[str], list[str]]] = {
+    TRAIN: (
+        ["--rank 4", "--alpha 1", "--targets attn_q", "--dropout 0.3", "--rslora", "--lora base.gguf", "--batch-size 2",
+         "--micro-batch-size 1", "--epochs 2", "--steps 2", "--schedule linear", "--warmup 0.9", "--weight-decay 0.1",
+         "--val-split 0.3", "--seed 1", "--method full", "--context 64", "--lr 0.1", "--threads 2"],
+        ["--train-dtype f32", "--exchange fast", "--parallel fork", "--out o.bin", "--weight-decay -1", *READS],
+    ),
+    TRAIN + " --lora base.gguf": (
+        ["--dropout 0.3", "--seed 1"],
+        ["--rank 4", "--alpha 1", "--targets attn_q", "--rslora", "--method full", "--train-dtype f32"],
+    ),
+    TRAIN + " --method full": (
+        ["--targets attn_q", "--seed 1", "--weight-decay 0.1"],
+        ["--rank 4", "--alpha 1", "--dropout 0.3", "--dropout 0", "--rslora", "--lora base.gguf"],
+    ),
+    "finetune half.gguf t.txt --context 32 --out o.gguf --method full --train-dtype f32": (["--targets attn_q"], []),
+    "evaluate m.gguf t.txt --context 32": (["--lora base.gguf", "--context 64"], READS),
+    "evaluate m.gguf p.jsonl --context 96": (
+        ["--prompt-key q", "--completion-key a", "--as-chat", "--as-chat --chat-template tpl.jinja", "--loss-on all"],
+        ["--text-key t", "--messages-key m", "--chat-template tpl.jinja"],
+    ),
+    "evaluate m.gguf x.jsonl --context 96": (
+        ["--text-key story"],
+        ["--prompt-key p", "--completion-key c", "--messages-key m", "--as-chat", "--loss-on assistant"],
+    ),
+    "evaluate m.gguf c.jsonl --context 96": (
+        ["--chat-template tpl.jinja", "--loss-on all"],
+        ["--text-key t", "--prompt-key p", "--completion-key c", "--as-chat"],
+    ),
+    "generate m.gguf --prompt once -n 12": (
+        ["--lora base.gguf", "--max-tokens 5", "--temperature 0", "--top-k 2", "--top-p 0.3", "--seed 1", "--chat",
+         "--chat --chat-template tpl.jinja", "--prompt upon"],
+        ["--chat-template tpl.jinja", "--temperature 0 --top-k 2", "--temperature 0 --top-p 0.3"],
+    ),
+    "plan m.gguf": (
+        ["--rank 4", "--targets attn_q", "--context 64", "--batch-size 2", "--micro-batch-size 1", "--optimizer sgd",
+         "--threads 2", "--method full"],
+        ["--train-dtype f32", "--method full --rank 4"],
+    ),
+    "verify m.gguf t.txt --context 16": (
+        ["--lora base.gguf", "--method full", "--rank 2", "--targets attn_q", "--context 32", "--batch-size 2",
+         "--optimizer sgd", "--no-reference", "--seed 2", "--threads 2"],
+        ["--train-dtype f32", "--lora base.gguf --rank 2", "--lora base.gguf --targets attn_q", *READS],
+    ),
+}  # fmt: skip
+# Options that change neither numbers nor bytes, and what tests them: the same bits for any number of threads or rows at
+# a time; a stop text (test_generate.py); --json is in every line
+ELSEWHERE = {"evaluate": {"--threads", "--batch-size", "--skip-bad-lines"}, "generate": {"--threads", "--stop"}}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    write(folder, "llama", chat=True, context=128).rename(folder / "m.gguf")
+    write(folder, "qwen2", kind="f16", context=128).rename(folder / "half.gguf")
+    (folder / "tpl.jinja").write_text(CHATML.replace("<|im_start|>", "<|im_start|>now "))
+    rng = np.random.default_rng(0)
+
+    def some(count: int) -> str:
+        return " ".join(rng.choice(WORDS, count))
+
+    (folder / "t.txt").write_text(some(900))
+    rows = [{"prompt": some(4), "completion": some(4), "q": some(3), "a": some(5), "text": some(9)} for _ in range(20)]
+    turns = [[{"role": "user", "content": r["q"]}, {"role": "assistant", "content": r["a"]}] for r in rows]
+    kinds = {
+        "p": [{k: v for k, v in r.items() if k != "text"} for r in rows],
+        "x": [{"text": r["text"], "story": r["a"]} for r in rows],
+        "c": [{"messages": t} for t in turns],
+    }
+    for name, lines in kinds.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def fingerprint(capsys: pytest.CaptureFixture[str], folder: Path, line: str) -> tuple[int, str]:
+    """(exit code, what the command printed as JSON and wrote; or its last line of stderr)."""
+    (folder / "o.gguf").unlink(missing_ok=True)
+    code = main([*line.split(), "--json"])
+    out, err = capsys.readouterr()
+    if code:
+        return code, err.splitlines()[-1]
+    found = {k: v for k, v in json.loads(out.splitlines()[-1]).items() if k not in MEASURED}
+    written = (folder / "o.gguf").read_bytes() if (folder / "o.gguf").exists() else b""
+    return 0, json.dumps(found, sort_keys=True) + hashlib.md5(written).hexdigest()
+
+
+@pytest.mark.parametrize("line", TABLE)
+def test_options(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, files: Path, line: str) -> None:
+    monkeypatch.chdir(files)
+    monkeypatch.setenv("GRADLOOM_THREADS", "1")
+    if not (files / "base.gguf").exists():
+        assert fingerprint(capsys, files, f"{TRAIN} --seed 7 --rank 2")[0] == 0
+        (files / "o.gguf").rename(files / "base.gguf")
+    changing, refused = TABLE[line]
+    code, base = fingerprint(capsys, files, line)
+    assert code == 0, base
+    for option in changing:
+        code, found = fingerprint(capsys, files, f"{line} {option}")
+        assert code == 0 and found != base, f"{option}: {found if code else 'changes nothing'}"
+    for option in refused:
+        code, said = fingerprint(capsys, files, f"{line} {option}")
+        assert code == 2 and said.startswith("gradloom: "), f"{option}: accepted"
+
+
+def test_no_option_is_left_out() -> None:
+    spec = importlib.util.spec_from_file_location("options", ROOT / "docs" / "options.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page = module.page()
+    for command in {line.split()[0] for line in TABLE}:
+        section = page.split(f"### gradloom {command}\n")[1].split("### ")[0]
+        names = {row.split("`")[1] for row in section.splitlines() if row.startswith("| `--")}
+        lines = [line for line in TABLE if line.split()[0] == command]
+        tried = {word for line in lines for group in (line, *TABLE[line][0], *TABLE[line][1]) for word in group.split()}
+        assert names - tried - {"--json", "--reference"} - ELSEWHERE.get(command, set()) == set(), command
