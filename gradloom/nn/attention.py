@@ -54,7 +54,7 @@ class MultiheadAttention(Module):
         self.value = _projection(features, kv_heads * self.depth, bias)
         self.out = Linear(features, features, bias=bias)
         if self.out.bias is not None:
-            self.out._inits["bias"] = filled(0.0)
+            self.out._inits[self.out.bias.stored] = filled(0.0)
         self.dropout = Dropout(dropout)
 
     def forward(self, q: Value, k: Value | None = None, v: Value | None = None, mask: object | None = None) -> Value:
@@ -131,9 +131,9 @@ class MultiheadAttention(Module):
 def _projection(n_in: int, n_out: int, bias: bool) -> Linear:
     """A linear layer that begins as PyTorch's packed one does."""
     made = Linear(n_in, n_out, bias=bias)
-    made._inits["weight"] = uniform(math.sqrt(6 / (4 * n_in)))
-    if bias:
-        made._inits["bias"] = filled(0.0)
+    made._inits[made.weight.stored] = uniform(math.sqrt(6 / (4 * n_in)))
+    if made.bias is not None:
+        made._inits[made.bias.stored] = filled(0.0)
     return made
 
 

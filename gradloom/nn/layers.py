@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -263,8 +264,9 @@ class Sequential(Module):
                 raise GraphError(f"Sequential: got {type(layer).__name__}; need modules")
         self.layers = list(layers)
 
-    def children(self) -> Iterator[tuple[str, Module]]:
-        return iter((str(i), layer) for i, layer in enumerate(self.layers))
+    def _below(self) -> Iterator[tuple[str, Any, Any]]:
+        for name, held, links in super()._below():
+            yield name.removeprefix("layers."), held, links
 
     def __len__(self) -> int:
         return len(self.layers)
