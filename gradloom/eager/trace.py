@@ -17,7 +17,7 @@ import threading
 import weakref
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -190,11 +190,15 @@ _new = object.__new__
 
 
 def tensor(data: Any, dtype: str | DType | None = None) -> Tensor:
-    """A tensor of these numbers (copied): f32 for floats, i32 for arrays of whole numbers, u8 for bools, unless `dtype`
-    says which.
+    """A tensor of these numbers (copied): f32 for floats, i32 for whole numbers of NumPy and lists of them, u8 for
+    bools, unless `dtype` says which; one whole number of Python is a float. A value of a graph is that value, so that
+    one function serves eager loops and graphs.
 
-    Raises ShapeError for rows of different lengths, DTypeError for what holds no numbers or does not fit.
+    Raises ShapeError for rows of different lengths, DTypeError for what holds no numbers or does not fit, and for
+    masked arrays.
     """
+    if isinstance(data, Value) and not isinstance(data, (Tensor, Parameter)):
+        return cast("Tensor", data if dtype is None or as_dtype(dtype) is data.dtype else ops.cast(data, dtype))
     trace = getattr(_local, "trace", None)
     if trace is not None and trace.count > PENDING:
         trace.look()

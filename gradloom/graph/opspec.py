@@ -500,7 +500,8 @@ def setting(key: str, kind: str | DType = "f32") -> Value:
 
 
 class Parameter(Value):
-    """A value whose array outlives the run. `numpy()` copies it out, `assign` replaces it.
+    """A value whose array outlives the run. `numpy()` copies it out, `assign` replaces it; `trainable` may be set:
+    one that is not trainable is frozen, which no optimiser touches.
 
     `programs` is where gradloom.eager keeps what it compiled: it goes when the parameter goes.
     """
@@ -518,6 +519,10 @@ class Parameter(Value):
     @property
     def trainable(self) -> bool:
         return self.stored.trainable
+
+    @trainable.setter
+    def trainable(self, trainable: bool) -> None:
+        self.stored.set_trainable(bool(trainable))
 
     def numpy(self) -> np.ndarray:
         """A copy of the current contents; quantised ones as f32."""

@@ -204,7 +204,7 @@ class Module:
     # ---- state -----------------------------------------------------------------------------------------
 
     def init(self, seed: int = 0) -> Module:
-        """Draw all parameters anew: parameter i from its own stream (seed, i). Those of gl.parameter keep their numbers."""
+        """Draw all parameters anew, parameter i from its own stream (seed, i); those of gl.parameter stay."""
         return self._draw(seed, lambda parameter: True)
 
     def ensure_init(self, seed: int = 0) -> None:
