@@ -12,6 +12,7 @@ from contextvars import ContextVar
 
 import numpy as np
 
+from ..base.arrays import as_array
 from ..base.dtypes import DType, dtype
 from ..base.errors import DTypeError, GraphError, ShapeError
 
@@ -228,7 +229,7 @@ def _numbers(name: str, data: object, kind: str | DType) -> np.ndarray:
     if dtype(kind).is_quantised:
         raise DTypeError(f"parameter {name}: numbers do not become {dtype(kind).name}; need Stored.map of its bytes")
     try:
-        given = np.asarray(data)
+        given = as_array(f"parameter {name}", data)
     except ValueError:
         raise ShapeError(f"parameter {name}: rows differ in length; need a rectangular array") from None
     if given.dtype.kind not in "fiub" and given.dtype.name != "bfloat16":

@@ -8,6 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from .. import ops
+from ..base.arrays import as_array
 from ..base.dtypes import f32, u8
 from ..base.errors import DTypeError, ShapeError
 from ..graph.opspec import as_value, constant
@@ -138,7 +139,7 @@ def _projection(n_in: int, n_out: int, bias: bool) -> Linear:
 
 
 def _as_mask(mask: object) -> Value:
-    given = mask if isinstance(mask, Value) else as_value(np.asarray(mask))
+    given = mask if isinstance(mask, Value) else as_value(as_array("attention: mask", mask))
     if given.dtype not in (u8, f32):
         raise DTypeError(f"MultiheadAttention: mask is {describe(given)}; need bools (true hides a key) or floats")
     return given

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..base.arrays import as_array
 from ..base.errors import DTypeError, GraphError, ShapeError
 from ..graph.opspec import Parameter, stored_value
 from ..graph.stored import Stored
@@ -238,7 +239,7 @@ class Module:
             if tuple(np.shape(arrays[name])) != parameter.shape:
                 seen = list(np.shape(arrays[name]))
                 raise ShapeError(f"load: {name} has shape {seen}; need {list(parameter.shape)}")
-            kind = np.asarray(arrays[name]).dtype
+            kind = as_array(f"load: {name}", arrays[name]).dtype
             if kind.kind not in "fiub" and kind.name != "bfloat16":
                 raise DTypeError(f"load: {name} is {kind}; need numbers for {parameter.dtype.name}")
         for name, parameter in mine.items():

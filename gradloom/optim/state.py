@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from .. import ops
+from ..base.arrays import as_array
 from ..base.errors import DTypeError, GradientError, GraphError, SettingError, ShapeError
 from ..graph.opspec import Parameter, constant, setting, stored_value
 from ..graph.stored import Stored
@@ -308,7 +309,7 @@ class OptimizerState:
         Raises GraphError for arrays that are not this optimiser's, ShapeError and DTypeError for those of other
         parameters; then nothing is changed.
         """
-        given = {name: np.asarray(array) for name, array in arrays.items()}
+        given = {name: as_array(f"load: {name}", array) for name, array in arrays.items()}
         counts = [self._checked_count(given, name) for name in ("steps", "epoch")]
         memories = {name: self._checked_memory(given, name) for name in self.memories}
         moments = {name: array for name, array in given.items() if name not in ("steps", "epoch")}

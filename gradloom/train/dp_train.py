@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import ops
+from ..base.arrays import as_array
 from ..base.dtypes import dtype
 from ..base.errors import (
     DataError,
@@ -532,12 +533,12 @@ def _rebuilt(layout: Any, values: dict[str, Value]) -> Any:
 def _as_leaf(name: str, data: Any) -> np.ndarray:
     """Numbers in the dtype that gl.tensor gives them."""
     try:
-        array = np.asarray(data)
+        array = as_array(name, data)
     except ValueError as error:
         raise ShapeError(f"{name}: rows of different lengths ({error}); need one array") from None
     if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
         raise DTypeError(f"{name}: dtype {array.dtype}; need numbers")
-    kind = kind_of(array)
+    kind = kind_of(data)
     if array.dtype.itemsize >= 4 and not kind.is_float and array.size:
         limit = np.iinfo(kind.numpy)
         if not limit.min <= array.min() <= array.max() <= limit.max:

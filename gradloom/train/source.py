@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import ops
+from ..base.arrays import as_array
 from ..base.dtypes import dtype
 from ..base.errors import DataError, DTypeError, ShapeError
 from ..data.dataset import Dataset
@@ -112,7 +113,7 @@ class FeedSource:
 def numbers(name: str, what: Any) -> np.ndarray:
     """An array of numbers; ShapeError for rows of different lengths, DTypeError for anything else."""
     try:
-        array = np.asarray(what)
+        array = as_array(name, what)
     except ValueError as error:
         raise ShapeError(f"{name}: rows of different lengths ({error}); need one array") from None
     if array.dtype.kind not in "fiub":
