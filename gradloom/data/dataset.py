@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..base.arrays import as_array
 from ..base.errors import DataError, DTypeError, SettingError, ShapeError
 
 _DATA = ("uint8", "int8", "int32", "int64", "float32", "float64", "float16")
@@ -332,7 +333,9 @@ def _shard_rows(shards: np.ndarray, size: int, n: int) -> np.ndarray:
 
 def _as_array(what: object, name: str) -> np.ndarray:
     try:
-        array = what if isinstance(what, np.ndarray) else np.asarray(what)
+        array = as_array(name, what)
+        if isinstance(what, np.ndarray) and not isinstance(what, np.ma.MaskedArray):
+            array = what  # a memory-mapped array, or one that reads as it is sliced, stays what it is
     except ValueError as error:
         raise ShapeError(f"{name}: rows of different lengths ({error}); need one array") from None
     if array.ndim == 0:

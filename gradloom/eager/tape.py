@@ -22,7 +22,7 @@ from ..graph.grad import gradients
 from ..graph.graph import reachable
 from ..graph.opspec import Parameter, setting
 from ..graph.opspec import input as graph_input
-from ..graph.stored import Stored, before_read, before_write
+from ..graph.stored import Stored, before_read, before_write, trainable_changes
 from ..graph.value import Node, Value, describe, graph_mode, recording
 from .cache import Cache, cache_of
 from .program import Program, slot_name
@@ -141,7 +141,7 @@ class GradTape:
         if self.nodes is not None:
             outside = tuple(n for n in reachable([loss.symbol]) if not n.op.leaf and n not in self.nodes)
         stale = tuple(trace.stale)
-        key = (loss.symbol, watched, outside, stale)
+        key = (loss.symbol, watched, outside, stale, trainable_changes())
         slopes = trace.cache.gradient(key, lambda: self._build(trace, loss.symbol, watched))
         if self.nodes is not None or trace.inner:
             for tape in trace.inner:

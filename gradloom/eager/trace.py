@@ -17,16 +17,17 @@ import threading
 import weakref
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from .. import ops
-from ..base.dtypes import DType, f32, i8, i32, i64, u8
+from ..base.arrays import as_array
+from ..base.dtypes import DType, f32
 from ..base.dtypes import dtype as as_dtype
 from ..base.errors import DTypeError, GradloomError, GraphError, NonFiniteError, SettingError, ShapeError
 from ..graph.graph import reachable, storage_leaf, update_target
-from ..graph.opspec import OpSpec, Parameter, kind_of, stored_value
+from ..graph.opspec import OpSpec, Parameter, check_range, in_expression, kind_of, stored_value
 from ..graph.opspec import constant as graph_constant
 from ..graph.opspec import input as graph_input
 from ..graph.stored import Stored, before_read, keep_promise, promise_write, tell_before_writes
@@ -56,7 +57,7 @@ class _Outside:
         return ambient().record(op, inputs, attrs)
 
     def value(self, data: Any) -> Value:
-        return _numbers(data)
+        return _numbers(in_expression(data))
 
     def follow(self) -> Trace:
         return ambient()
@@ -169,9 +170,6 @@ class Tensor(Value):
         return ops.detach(self) if self.dtype.is_float else self
 
 
-_RANGES = {kind.name: (np.iinfo(kind.numpy).min, np.iinfo(kind.numpy).max) for kind in (u8, i8, i32, i64)}
-
-
 _F32 = np.dtype(np.float32)
 
 
@@ -190,11 +188,15 @@ _new = object.__new__
 
 
 def tensor(data: Any, dtype: str | DType | None = None) -> Tensor:
-    """A tensor of these numbers (copied): f32 for floats, i32 for arrays of whole numbers, u8 for bools, unless `dtype`
-    says which.
+    """A tensor of these numbers (copied): f32 for floats, i32 for whole numbers of NumPy and lists of them, u8 for
+    bools, unless `dtype` says which; one whole number of Python is a float. A value of a graph is that value, so that
+    one function serves eager loops and graphs.
 
-    Raises ShapeError for rows of different lengths, DTypeError for what holds no numbers or does not fit.
+    Raises ShapeError for rows of different lengths, DTypeError for what holds no numbers or does not fit, and for
+    masked arrays.
     """
+    if isinstance(data, Value) and not isinstance(data, (Tensor, Parameter)):
+        return cast("Tensor", data if dtype is None or as_dtype(dtype) is data.dtype else ops.cast(data, dtype))
     trace = getattr(_local, "trace", None)
     if trace is not None and trace.count > PENDING:
         trace.look()
@@ -212,21 +214,16 @@ def _numbers(data: Any, dtype: str | DType | None = None) -> Tensor:
         if data.__class__ is float:
             return _given(np.array(data, np.float32), f32)
     try:
-        array = np.asarray(data)
+        array = as_array("tensor", data)
     except ValueError:
         raise ShapeError("tensor: rows differ in length; need a rectangular array") from None
     if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
         raise DTypeError(f"tensor: got {array.dtype} data; need numbers")
-    kind = kind_of(array) if dtype is None else as_dtype(dtype)
+    kind = kind_of(data) if dtype is None else as_dtype(dtype)
     if kind.is_quantised:
         raise DTypeError(f"tensor: numbers do not become {kind.name}; need Stored.map of its bytes")
-    copied = np.array(array, kind.numpy, order="C")
-    if array.dtype.kind in "iu" and not kind.is_float and array.dtype.itemsize >= copied.itemsize and array.size:
-        low, high = np.minimum.reduce(array, None), np.maximum.reduce(array, None)
-        least, most = _RANGES[kind.name]
-        if low < least or high > most:
-            raise DTypeError(f"tensor: it holds {low}..{high}; need numbers of {kind.name} ({least}..{most})")
-    return _given(copied, kind)
+    check_range("tensor", array, kind)
+    return _given(np.array(array, kind.numpy, order="C"), kind)
 
 
 def _given(array: np.ndarray, kind: DType) -> Tensor:
@@ -388,7 +385,7 @@ class Trace:
 
     def value(self, data: Any) -> Value:
         """Numbers in an expression are inputs: another number is the same structure."""
-        return _numbers(data)
+        return _numbers(in_expression(data))
 
     def adopt(self, x: Tensor) -> Value:
         """The input that stands here for a tensor from elsewhere."""
@@ -431,7 +428,7 @@ class Trace:
     def _take(self, x: Any, inputs: Sequence[Any]) -> Value | None:
         """A number, an array or a value of a graph; None for a value of a graph that stands among its like."""
         if not isinstance(x, Value):
-            given = _numbers(x)
+            given = _numbers(in_expression(x))
             assert given.data is not None
             return self.slot(given.data, given.dtype)
         if self.writes or self.turns:

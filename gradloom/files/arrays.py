@@ -18,6 +18,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from ..base.arrays import as_array
 from ..base.errors import FileError
 from .atomic import atomic_path
 from .gguf import PLAIN, field, open_gguf, write_gguf
@@ -38,7 +39,7 @@ def save_arrays(
     for name, value in arrays.items():
         if not isinstance(name, str) or not name:
             raise FileError(f"{path}: array name {name!r} is not usable; need a text")
-        array = np.asarray(value)
+        array = as_array(name, value)
         if array.dtype.name not in allowed:
             raise FileError(f"{path}: array {name!r} is {array.dtype}; a {kind} file holds {' '.join(allowed)}")
         # little-endian and dense, as in the file

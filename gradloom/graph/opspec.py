@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..base.arrays import as_array
 from ..base.dtypes import DType, dtype, f32, i32, u8
 from ..base.dtypes import dtype as as_dtype
 from ..base.errors import DTypeError, GradloomError, GraphError, ShapeError
@@ -210,7 +211,7 @@ class OpSpec:
 
     def node(self, inputs: Sequence[Any], attrs: Mapping[str, Any], name: str = "", where: str | None = None) -> Node:
         """Make a node: inputs become values, attributes canonical, shapes are inferred. Errors name the user's line."""
-        values = [x if x is None or isinstance(x, Value) else constant(x) for x in inputs]
+        values = [x if x is None or isinstance(x, Value) else constant(in_expression(x)) for x in inputs]
         values += [None] * (self.fixed_inputs - len(values))
         try:
             canonical = self.canonical_attrs(attrs)
@@ -429,41 +430,68 @@ def _refuse_gaps(spec: OpSpec) -> None:
 
 
 def as_value(x: Any) -> Value:
-    """A value as it is; a number or array becomes a constant (f32 for floats, i32 for integer arrays, u8 for bools).
+    """A value as it is; a number or array becomes a constant (f32 for floats and for one whole number, i32 for integer
+    arrays, u8 for bools).
 
     Inside of a tape they become an input of what is taken down.
     """
     if isinstance(x, Value):
         return x
     active = recording.get()
-    return constant(x) if active is None else active.value(x)
+    return constant(in_expression(x)) if active is None else active.value(x)
 
 
-def kind_of(array: np.ndarray) -> DType:
-    """The dtype that numbers of a user's array get: f32 for floats, i32 for whole numbers, u8 for bools; one whole
-    number counts as a float, bytes stay bytes."""
+def kind_of(data: Any) -> DType:
+    """The dtype that a user's numbers get: f32 for floats, i32 for whole numbers, u8 for bools; bytes stay bytes.
+
+    One whole number of Python counts as a float; a NumPy one, as a scalar or in an array of any shape, is a whole
+    number. In an expression (x * n) each counts as a float: see as_value.
+    """
+    array = np.asarray(data)
     if array.dtype.kind == "b":
         return u8
-    if array.dtype.kind in "iu" and array.ndim > 0:
+    if array.dtype.kind in "iu" and (array.ndim > 0 or isinstance(data, (np.ndarray, np.generic))):
         return i32 if array.dtype.itemsize > 1 else dtype(array.dtype)
     return f32
 
 
+def in_expression(data: Any) -> Any:
+    """Numbers as they count beside values in an expression: one whole number, also of NumPy, is a float."""
+    if isinstance(data, (np.integer, np.ndarray)) and data.ndim == 0 and data.dtype.kind in "iu":
+        return int(data)
+    return data
+
+
 def constant(data: Any, kind: str | DType | None = None, name: str = "") -> Value:
-    """A constant node holding `data` (copied)."""
+    """A constant node holding `data` (copied): f32 for floats, i32 for whole numbers of NumPy and lists of them, u8 for
+    bools, unless `kind` says which; one whole number of Python is a float.
+
+    Raises ShapeError for rows of different lengths, DTypeError for what holds no numbers, is masked, or does not fit.
+    """
     try:
-        array = np.asarray(data)
+        array = as_array(f"constant {name}".rstrip(), data)
     except ValueError:
         raise ShapeError(f"constant {name}: rows differ in length; need a rectangular array") from None
     if kind is None:
-        kind = kind_of(array)
+        kind = kind_of(data)
     if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
         raise DTypeError(f"constant: got {array.dtype} data; need numbers")
     if dtype(kind).is_quantised:
         raise DTypeError(f"constant {name}: numbers do not become {dtype(kind).name}; need Stored.map of its bytes")
+    check_range("constant", array, dtype(kind))
     stored = np.array(array, dtype=dtype(kind).numpy, order="C")
     stored.setflags(write=False)
     return _CONSTANT.node((), {"data": stored}, name).outputs[0]
+
+
+def check_range(name: str, array: np.ndarray, kind: DType) -> None:
+    """DTypeError for whole numbers beyond a whole-number dtype, which NumPy would wrap in silence."""
+    wraps = array.dtype != kind.numpy and array.dtype.itemsize >= kind.numpy.itemsize
+    if array.dtype.kind in "iu" and not kind.is_float and wraps and array.size:
+        low, high = np.minimum.reduce(array, None), np.maximum.reduce(array, None)
+        info = np.iinfo(kind.numpy)
+        if low < info.min or high > info.max:
+            raise DTypeError(f"{name}: it holds {low}..{high}; need numbers of {kind.name} ({info.min}..{info.max})")
 
 
 _CONSTANT = op(
@@ -510,7 +538,8 @@ def setting(key: str, kind: str | DType = "f32") -> Value:
 
 
 class Parameter(Value):
-    """A value whose array outlives the run. `numpy()` copies it out, `assign` replaces it.
+    """A value whose array outlives the run. `numpy()` copies it out, `assign` replaces it; `trainable` may be set:
+    one that is not trainable is frozen, which no optimiser touches.
 
     `programs` is where gradloom.eager keeps what it compiled: it goes when the parameter goes.
     """
@@ -528,6 +557,10 @@ class Parameter(Value):
     @property
     def trainable(self) -> bool:
         return self.stored.trainable
+
+    @trainable.setter
+    def trainable(self, trainable: bool) -> None:
+        self.stored.set_trainable(bool(trainable))
 
     def numpy(self) -> np.ndarray:
         """A copy of the current contents; quantised ones as f32."""

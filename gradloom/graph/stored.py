@@ -12,6 +12,7 @@ from contextvars import ContextVar
 
 import numpy as np
 
+from ..base.arrays import as_array
 from ..base.dtypes import DType, dtype
 from ..base.errors import DTypeError, GraphError, ShapeError
 
@@ -82,14 +83,23 @@ def before_write(stored: Sequence[Stored]) -> None:
         reader(stored)
 
 
+_trainable_changes = 0
+
+
+def trainable_changes() -> int:
+    """How often an array was declared frozen or trainable after it was made: what was built for gradients before such a
+    change is built again."""
+    return _trainable_changes
+
+
 class Stored:
     """A named array with a fixed shape and dtype. `version` counts the writes: assignments and runs that updated it.
 
     `array` holds the numbers; of a quantised dtype it holds the bytes of the blocks. `check`, where there is one, is
-    called before each run that reads the array.
+    called before each run that reads the array. `has_optimizer`: an optimiser was made with this among its parameters.
     """
 
-    __slots__ = ("array", "check", "dtype", "name", "shape", "trainable", "version")
+    __slots__ = ("array", "check", "dtype", "has_optimizer", "name", "shape", "trainable", "version")
 
     def __init__(self, name: str, data: object, kind: str | DType = "f32", trainable: bool = False) -> None:
         given = _numbers(name, data, kind)
@@ -97,6 +107,7 @@ class Stored:
         self.dtype = dtype(kind)
         self.shape: tuple[int, ...] = given.shape
         self.trainable = trainable
+        self.has_optimizer = False
         self.version = 0
         self.check: Callable[[], object] | None = None
         self.array = aligned_empty(given.shape, self.dtype.numpy)
@@ -110,7 +121,7 @@ class Stored:
             raise ShapeError(f"{name}: an array with gaps cannot be read in place; need a C-contiguous one")
         stored = cls.__new__(cls)
         stored.name, stored.dtype, stored.trainable, stored.version = name, dtype(array.dtype), False, 0
-        stored.array, stored.shape, stored.check = array, array.shape, None
+        stored.array, stored.shape, stored.check, stored.has_optimizer = array, array.shape, None, False
         return stored
 
     @classmethod
@@ -167,13 +178,22 @@ class Stored:
         self.array[...] = given
         self.version += 1
 
+    def set_trainable(self, trainable: bool) -> None:
+        """Train it from now on, or not; GraphError when it is read-only."""
+        global _trainable_changes
+        if trainable and not self.array.flags.writeable:
+            raise GraphError(f"parameter {self.name}: it is read-only and cannot be trained; need one of gl.parameter")
+        if trainable != self.trainable:
+            self.trainable = trainable
+            _trainable_changes += 1
+
     def __deepcopy__(self, memo: dict[int, object]) -> Stored:
         """A copy that is written on its own; what is only read is shared."""
         if not self.array.flags.writeable:
             return self
         before_read((self,))
         made = memo[id(self)] = Stored(self.name, self.array, self.dtype, self.trainable)
-        made.version, made.check = self.version, self.check
+        made.version, made.check, made.has_optimizer = self.version, self.check, self.has_optimizer
         return made
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -182,15 +202,15 @@ class Stored:
                 f"parameter {self.name}: it is read from a file and not pickled; need the file where it goes"
             )
         before_read((self,))
-        return _unpickled, (self.name, self.array, self.dtype, self.trainable, self.version)
+        return _unpickled, (self.name, self.array, self.dtype, self.trainable, self.version, self.has_optimizer)
 
     def __repr__(self) -> str:
         return f"Stored({self.name}, {self.dtype.name}{list(self.shape)})"
 
 
-def _unpickled(name: str, array: np.ndarray, kind: DType, trainable: bool, version: int) -> Stored:
+def _unpickled(name: str, array: np.ndarray, kind: DType, trainable: bool, version: int, has_optimizer: bool) -> Stored:
     stored = Stored(name, array, kind, trainable)
-    stored.version = version
+    stored.version, stored.has_optimizer = version, has_optimizer
     return stored
 
 
@@ -209,7 +229,7 @@ def _numbers(name: str, data: object, kind: str | DType) -> np.ndarray:
     if dtype(kind).is_quantised:
         raise DTypeError(f"parameter {name}: numbers do not become {dtype(kind).name}; need Stored.map of its bytes")
     try:
-        given = np.asarray(data)
+        given = as_array(f"parameter {name}", data)
     except ValueError:
         raise ShapeError(f"parameter {name}: rows differ in length; need a rectangular array") from None
     if given.dtype.kind not in "fiub" and given.dtype.name != "bfloat16":

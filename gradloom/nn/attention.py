@@ -8,6 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from .. import ops
+from ..base.arrays import as_array
 from ..base.dtypes import f32, u8
 from ..base.errors import DTypeError, ShapeError
 from ..graph.opspec import as_value, constant
@@ -54,7 +55,7 @@ class MultiheadAttention(Module):
         self.value = _projection(features, kv_heads * self.depth, bias)
         self.out = Linear(features, features, bias=bias)
         if self.out.bias is not None:
-            self.out._inits["bias"] = filled(0.0)
+            self.out._inits[self.out.bias.stored] = filled(0.0)
         self.dropout = Dropout(dropout)
 
     def forward(self, q: Value, k: Value | None = None, v: Value | None = None, mask: object | None = None) -> Value:
@@ -131,14 +132,14 @@ class MultiheadAttention(Module):
 def _projection(n_in: int, n_out: int, bias: bool) -> Linear:
     """A linear layer that begins as PyTorch's packed one does."""
     made = Linear(n_in, n_out, bias=bias)
-    made._inits["weight"] = uniform(math.sqrt(6 / (4 * n_in)))
-    if bias:
-        made._inits["bias"] = filled(0.0)
+    made._inits[made.weight.stored] = uniform(math.sqrt(6 / (4 * n_in)))
+    if made.bias is not None:
+        made._inits[made.bias.stored] = filled(0.0)
     return made
 
 
 def _as_mask(mask: object) -> Value:
-    given = mask if isinstance(mask, Value) else as_value(np.asarray(mask))
+    given = mask if isinstance(mask, Value) else as_value(as_array("attention: mask", mask))
     if given.dtype not in (u8, f32):
         raise DTypeError(f"MultiheadAttention: mask is {describe(given)}; need bools (true hides a key) or floats")
     return given

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from .. import ops
+from ..base.arrays import as_array
 from ..base.errors import GraphError, SettingError, ShapeError
 from ..graph.value import Value, current_scope, describe
 from .module import Module, filled, normal, uniform
@@ -228,7 +230,8 @@ class Standardize(Module):
 
     def __init__(self, mean: object, std: object) -> None:
         super().__init__()
-        mean_array, std_array = np.asarray(mean, np.float32), np.asarray(std, np.float32)
+        mean_array = as_array("Standardize: mean", mean).astype(np.float32)
+        std_array = as_array("Standardize: std", std).astype(np.float32)
         if not np.all(std_array > 0):
             raise SettingError("Standardize: std holds values that are not positive; need std > 0")
         self.mean = self.parameter(mean_array.shape, filled(mean_array), trainable=False)
@@ -263,8 +266,9 @@ class Sequential(Module):
                 raise GraphError(f"Sequential: got {type(layer).__name__}; need modules")
         self.layers = list(layers)
 
-    def children(self) -> Iterator[tuple[str, Module]]:
-        return iter((str(i), layer) for i, layer in enumerate(self.layers))
+    def _below(self) -> Iterator[tuple[str, Any, Any]]:
+        for name, held, links in super()._below():
+            yield name.removeprefix("layers."), held, links
 
     def __len__(self) -> int:
         return len(self.layers)

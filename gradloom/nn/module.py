@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..base.arrays import as_array
 from ..base.errors import DTypeError, GraphError, ShapeError
 from ..graph.opspec import Parameter, stored_value
 from ..graph.stored import Stored
@@ -29,8 +30,10 @@ class _Call:
 
 _call: ContextVar[_Call | None] = ContextVar("gradloom_call", default=None)
 
-# Where a module lies below another: (list, dict or attributes; key in it; the module there), from the upper one down.
-_Links = tuple[tuple[Any, Any, "Module"], ...]
+# Where a module lies below another, from the upper one down: (attributes, list, tuple or dict; key; what lies there).
+_Links = tuple[tuple[Any, Any, Any], ...]
+
+_OWN = ("_inits", "_unassigned", "_paths_below")  # attributes that are no part of the tree
 
 _changes = 0  # counts changes to any tree of modules, so that what was found in a tree is looked up again only then
 
@@ -68,10 +71,12 @@ def _filled(value: float | np.ndarray, rng: np.random.Generator, shape: tuple[in
 class Module:
     """Base of all layers and models.
 
-    Assign modules (or lists or dicts of them) and `self.parameter(...)` to attributes in __init__, and write
-    `forward(x)`. Parameters are called by their path: "0.weight", "encoder.fc1.bias"; one that is reached by several
-    paths counts once, under the first. They are initialised from an explicit seed: by `init(seed)`, by the first `fit`
-    (its seed), or by seed 0 when the module is called before either; what was assigned or loaded before stays.
+    Call `super().__init__()`, assign modules and parameters (`self.parameter(...)`, `gl.parameter(...)`) to attributes
+    in __init__, and write `forward(x)`. Lists, tuples and dicts of modules and parameters count, too, also inside one
+    another. Parameters are called by their path: "0.weight", "encoder.fc1.bias", "blocks.0.scale"; one that is reached
+    by several paths counts once, under the first. Those of `self.parameter` are initialised from an explicit seed: by
+    `init(seed)`, by the first `fit` (its seed), or by seed 0 when the module is called before either; what was assigned
+    or loaded before stays. Those of `gl.parameter` keep the numbers that they were made with.
     """
 
     training: bool = True
@@ -79,25 +84,44 @@ class Module:
     _paths_at = -1
 
     def __init__(self) -> None:
-        self._inits: dict[str, Init] = {}
-        self._paths_below: dict[Module, tuple[str, _Links]] = {}
+        mine = vars(self)  # called twice, it forgets nothing
+        self._inits: dict[Stored, Init] = mine.get("_inits", {})
+        self._unassigned: set[Stored] = mine.get("_unassigned", set())  # made by `parameter`, not seen in the tree yet
+        self._paths_below: dict[Module, tuple[str, _Links]] = mine.get("_paths_below", {})
 
     # ---- declaring -------------------------------------------------------------------------------------
 
     def parameter(self, shape: tuple[int, ...], init: Init, trainable: bool = True) -> Parameter:
         """A parameter (or, not trainable, a buffer such as running statistics); assign it to an attribute."""
+        global _changes
+        self._check_made()
         value = stored_value(Stored("", np.zeros(shape), "f32", trainable))
-        self._inits[f"#{id(value)}"] = init  # renamed when it is assigned
+        self._inits[value.stored] = init
+        self._unassigned.add(value.stored)
+        _changes += 1
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
         global _changes
-        if isinstance(value, Parameter) and f"#{id(value)}" in self._inits:
-            self._inits[name] = self._inits.pop(f"#{id(value)}")
-            value.stored.name = value.node.name = name
-        if _holds(value) or _holds(self.__dict__.get(name)):
-            _changes += 1
+        if name not in _OWN:
+            held = [(path, one) for path, one, _ in _inside(name, value, ())]
+            if held:
+                self._check_made()
+            for path, one in held:
+                if isinstance(one, Parameter):
+                    self._unassigned.discard(one.stored)
+                    if not one.stored.name:
+                        one.stored.name = one.node.name = path
+            if held or _holds(self.__dict__.get(name)):
+                _changes += 1
         object.__setattr__(self, name, value)
+
+    def _check_made(self) -> None:
+        if "_inits" not in vars(self):
+            raise GraphError(
+                f"{type(self).__name__}.__init__ did not call super().__init__(); need it before modules and "
+                "parameters are assigned"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_drawn_at": -1, "_paths_at": -1, "_paths_below": {}}  # a copy looks for itself
@@ -107,38 +131,62 @@ class Module:
 
     # ---- the tree --------------------------------------------------------------------------------------
 
+    def _below(self) -> Iterator[tuple[str, Any, _Links]]:
+        """(path, module or parameter, where it lies) of what the attributes hold, in the order of assignment."""
+        mine = vars(self)
+        for name, value in mine.items():
+            if name not in _OWN:
+                yield from _inside(name, value, ((mine, name, value),))
+
     def children(self) -> Iterator[tuple[str, Module]]:
-        """(name, module) of the direct children, in the order of assignment."""
-        for name, value in vars(self).items():
-            if isinstance(value, Module):
-                yield name, value
-            elif isinstance(value, (list, tuple)):
-                yield from ((f"{name}.{i}", m) for i, m in enumerate(value) if isinstance(m, Module))
-            elif isinstance(value, dict):
-                yield from ((f"{name}.{k}", m) for k, m in value.items() if isinstance(m, Module))
+        """(name, module) of the direct children, in the order of assignment; one in a list is called "name.0"."""
+        return ((name, held) for name, held, _ in self._below() if isinstance(held, Module))
 
     def modules(self) -> Iterator[Module]:
-        yield self
-        for _, child in self.children():
-            yield from child.modules()
+        """This module and all below it, each once."""
+        seen: dict[Module, None] = {}
+        todo = [self]
+        while todo:
+            module = todo.pop()
+            if module not in seen:
+                seen[module] = None
+                todo += reversed([child for _, child in module.children()])
+        return iter(seen)
 
-    def _named_stored(self) -> Iterator[tuple[str, Parameter, Init]]:
-        """(path, parameter or buffer, its initialisation), each once."""
-        seen: set[Stored] = set()
-        for name, parameter, init in self._paths(""):
-            if parameter.stored not in seen:
-                seen.add(parameter.stored)
+    def _named_stored(self) -> Iterator[tuple[str, Parameter, Init | None]]:
+        """(path, parameter or buffer, its initialisation if it has one), each once.
+
+        GraphError for a parameter that was made and not assigned, and for two parameters of one path.
+        """
+        paths: dict[Stored, str] = {}
+        taken: set[str] = set()
+        for name, parameter, init in self._paths("", (self,)):
+            if parameter.stored not in paths:
+                if name in taken:
+                    raise GraphError(
+                        f"{type(self).__name__}: two parameters are called {name}; need keys of dicts that make "
+                        "different paths"
+                    )
+                taken.add(name)
+                paths[parameter.stored] = name
                 yield name, parameter, init
 
-    def _paths(self, prefix: str) -> Iterator[tuple[str, Parameter, Init]]:
-        for name, init in self._inits.items():
-            if name.startswith("#"):
-                raise GraphError(
-                    f"{type(self).__name__}: a parameter was made, not assigned; need self.name = self.parameter(...)"
-                )
-            yield prefix + name, getattr(self, name), init
-        for name, child in self.children():
-            yield from child._paths(f"{prefix}{name}.")
+    def _paths(self, prefix: str, above: tuple[Module, ...]) -> Iterator[tuple[str, Parameter, Init | None]]:
+        """Own parameters, then those of the children. above: the modules on the way here, this one included."""
+        self._check_made()
+        below = list(self._below())
+        if self._unassigned:
+            self._unassigned -= {held.stored for _, held, _ in below if isinstance(held, Parameter)}
+        if self._unassigned:
+            raise GraphError(
+                f"{type(self).__name__}: a parameter was made, not assigned; need self.name = self.parameter(...)"
+            )
+        for name, held, _ in below:
+            if isinstance(held, Parameter):
+                yield prefix + name, held, self._inits.get(held.stored)
+        for name, held, _ in below:
+            if isinstance(held, Module) and held not in above:
+                yield from held._paths(f"{prefix}{name}.", (*above, held))
 
     def named_parameters(self) -> dict[str, Parameter]:
         """Dotted name -> trainable parameter."""
@@ -157,7 +205,7 @@ class Module:
     # ---- state -----------------------------------------------------------------------------------------
 
     def init(self, seed: int = 0) -> Module:
-        """Draw all parameters anew: parameter i from its own stream (seed, i)."""
+        """Draw all parameters anew, parameter i from its own stream (seed, i); those of gl.parameter stay."""
         return self._draw(seed, lambda parameter: True)
 
     def ensure_init(self, seed: int = 0) -> None:
@@ -170,7 +218,7 @@ class Module:
     def _draw(self, seed: int, wanted: Callable[[Parameter], bool]) -> Module:
         for i, (name, parameter, init) in enumerate(self._named_stored()):
             parameter.stored.name = parameter.node.name = name
-            if wanted(parameter):
+            if init is not None and wanted(parameter):
                 rng = np.random.Generator(np.random.Philox(key=[seed % (1 << 64), i]))
                 parameter.assign(init(rng, parameter.shape))
         return self
@@ -191,7 +239,7 @@ class Module:
             if tuple(np.shape(arrays[name])) != parameter.shape:
                 seen = list(np.shape(arrays[name]))
                 raise ShapeError(f"load: {name} has shape {seen}; need {list(parameter.shape)}")
-            kind = np.asarray(arrays[name]).dtype
+            kind = as_array(f"load: {name}", arrays[name]).dtype
             if kind.kind not in "fiub" and kind.name != "bfloat16":
                 raise DTypeError(f"load: {name} is {kind}; need numbers for {parameter.dtype.name}")
         for name, parameter in mine.items():
@@ -257,47 +305,36 @@ class Module:
                     return found[0]
             except (IndexError, KeyError):
                 pass  # a list or dict was changed since
-        name = self._search(module)
-        links = self._links_to(module)
+        name, links = self._find(module, (self,))
         if links:
             self._paths_below[module] = name, links
         return name
 
-    def _search(self, module: Module) -> str:
-        children = list(self.children())
-        for name, child in children:
+    def _find(self, module: Module, above: tuple[Module, ...]) -> tuple[str, _Links]:
+        """The path to a module below, and what must stay as it is for the path to stay; ("", ()) for one from
+        elsewhere."""
+        below = [(name, held, links) for name, held, links in self._below() if isinstance(held, Module)]
+        for name, child, links in below:
             if child is module:
-                return name
-        for name, child in children:
-            below = child._search(module)
-            if below:
-                return f"{name}.{below}"
-        return ""
+                return name, links
+        for name, child, links in below:
+            if child not in above:
+                further, more = child._find(module, (*above, child))
+                if more:
+                    return f"{name}.{further}", (*links, *more)
+        return "", ()
 
-    def _links_to(self, module: Module) -> _Links:
-        """What must stay as it is for the path to stay; empty for a module from elsewhere."""
-        below: list[tuple[Any, Any, Module]] = []
-        for name, value in vars(self).items():
-            if isinstance(value, Module):
-                below.append((vars(self), name, value))
-            elif isinstance(value, (list, tuple)):
-                below += [(value, i, m) for i, m in enumerate(value) if isinstance(m, Module)]
-            elif isinstance(value, dict):
-                below += [(value, k, m) for k, m in value.items() if isinstance(m, Module)]
-        for link in below:
-            if link[2] is module:
-                return (link,)
-        for link in below:
-            further = link[2]._links_to(module)
-            if further:
-                return (link, *further)
-        return ()
+
+def _inside(name: str, value: Any, links: _Links) -> Iterator[tuple[str, Any, _Links]]:
+    """(path, module or parameter, where it lies) of a value, or of what it holds when it is a list, tuple or dict."""
+    if isinstance(value, (Module, Parameter)):
+        yield name, value, links
+    elif isinstance(value, (list, tuple, dict)) and not any(holder is value for holder, _, _ in links):
+        for key, held in value.items() if isinstance(value, dict) else enumerate(value):
+            if isinstance(held, (Module, Parameter, list, tuple, dict)):
+                yield from _inside(f"{name}.{key}", held, (*links, (value, key, held)))
 
 
 def _holds(value: Any) -> bool:
     """Whether a tree of modules changes with this attribute."""
-    if isinstance(value, (list, tuple)):
-        return any(isinstance(m, Module) for m in value)
-    if isinstance(value, dict):
-        return any(isinstance(m, Module) for m in value.values())
-    return isinstance(value, (Module, Parameter))
+    return any(True for _ in _inside("", value, ()))

@@ -17,7 +17,7 @@ import numpy as np
 
 from .. import ops
 from ..base.errors import GraphError, SettingError
-from ..graph.opspec import Parameter, setting, stored_value
+from ..graph.opspec import Parameter, constant, setting, stored_value
 from ..graph.stored import Stored
 from ..graph.value import Value
 from .schedules import Memory
@@ -34,6 +34,8 @@ class Optimizer(ABC):
     """
 
     state_names: tuple[str, ...] = ()
+    decoupled_weight_decay: bool = True
+    couples: bool = False  # weight decay is part of the gradient
 
     def __init__(self, parameters: Parameters = None, **settings: Schedule) -> None:
         self.settings = settings
@@ -66,6 +68,11 @@ class Optimizer(ABC):
         if not isinstance(value, (int, float, np.number)) or not 0 <= value < high:
             need = "0 <= value < 1" if high == 1 else "a finite number of at least 0"
             raise SettingError(f"{type(self).__name__}: {name}={value!r} is not usable; need {need}")
+        if name == "weight_decay" and value and not self.decoupled_weight_decay and not self.couples:
+            who = type(self).__name__
+            raise SettingError(
+                f"{who}: weight_decay={value!r} for one that was made without; need {who}(weight_decay=...)"
+            )
         return float(value)
 
     def at(self, step: int, epoch: int, memories: Mapping[str, Memory] | None = None) -> dict[str, float]:
@@ -88,6 +95,24 @@ class Optimizer(ABC):
             name: [stored_value(Stored(f"{p.stored.name}.{name}", np.broadcast_to(0.0, p.shape))) for p in parameters]
             for name in self.state_names
         }
+
+    def _couple(self, weight_decay: Schedule, decoupled: bool) -> None:
+        if not isinstance(decoupled, bool):
+            who = type(self).__name__
+            raise SettingError(f"{who}: decoupled_weight_decay={decoupled!r} is not usable; need True or False")
+        self.decoupled_weight_decay = decoupled
+        self.couples = not decoupled and (callable(weight_decay) or bool(weight_decay))
+
+    def _decayed(
+        self, parameters: Sequence[Value], grads: Sequence[Value], weight: Value
+    ) -> tuple[list[Value], Sequence[Value]]:
+        """(the settings, the sums of gradients) of the update op; coupled weight decay is added to the gradients."""
+        scalars = {name: setting(f"opt.{name}") for name in self.settings}
+        if self.couples:
+            decay = scalars["weight_decay"] * weight  # the update op divides by the weight
+            grads = [g + p * decay for p, g in zip(parameters, grads, strict=True)]
+            scalars["weight_decay"] = constant(0.0)
+        return list(scalars.values()), grads
 
     @abstractmethod
     def update(
@@ -164,7 +189,11 @@ class Optimizer(ABC):
 
 
 class SGD(Optimizer):
-    """w <- w(1 - lr*wd) - lr*m with m = momentum*m + g; without momentum m is g. ggml's SGD, PyTorch's momentum."""
+    """w <- w(1 - lr*wd) - lr*m with m = momentum*m + g; without momentum m is g. ggml's SGD, PyTorch's momentum.
+
+    weight_decay is decoupled from the gradient, as ggml's is. PyTorch's torch.optim.SGD couples it: with
+    decoupled_weight_decay=False g is g + wd*w and nothing else decays; without momentum both are the same step.
+    """
 
     def __init__(
         self,
@@ -173,8 +202,10 @@ class SGD(Optimizer):
         lr: Schedule = 1e-3,
         momentum: Schedule = 0.0,
         weight_decay: Schedule = 0.0,
+        decoupled_weight_decay: bool = True,
     ) -> None:
         self.state_names = ("m",) if callable(momentum) or momentum else ()
+        self._couple(weight_decay, decoupled_weight_decay)
         super().__init__(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay)
 
     def check(self, name: str, value: float) -> float:
@@ -188,13 +219,16 @@ class SGD(Optimizer):
         self, parameters: Sequence[Value], grads: Sequence[Value], weight: Value, state: dict[str, list[Parameter]]
     ) -> tuple[Value, ...]:
         m: Sequence[Value | None] = state["m"] if self.state_names else [None] * len(parameters)
+        scalars, grads = self._decayed(parameters, grads, weight)
         groups = [v for group in zip(parameters, grads, m, strict=True) for v in group]
-        scalars = [setting(f"opt.{name}") for name in self.settings]
         return ops.sgd(*scalars, weight, *groups)
 
 
 class AdamW(Optimizer):
-    """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101), bias-corrected from t = 1."""
+    """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101), bias-corrected from t = 1.
+
+    torch.optim.AdamW, but for the default of weight_decay, which is 0.01 there and 0 here.
+    """
 
     state_names = ("m", "v")
 
@@ -213,13 +247,16 @@ class AdamW(Optimizer):
     def update(
         self, parameters: Sequence[Value], grads: Sequence[Value], weight: Value, state: dict[str, list[Parameter]]
     ) -> tuple[Value, ...]:
+        scalars, grads = self._decayed(parameters, grads, weight)
         groups = [v for group in zip(parameters, grads, state["m"], state["v"], strict=True) for v in group]
-        scalars = [setting(f"opt.{name}") for name in self.settings]
         return ops.adamw(*scalars, setting("opt.t"), weight, *groups)
 
 
 class Adam(AdamW):
-    """Adam (Kingma and Ba, arXiv 1412.6980): AdamW without weight decay."""
+    """Adam (Kingma and Ba, arXiv 1412.6980). weight_decay is coupled, as torch.optim.Adam's is: g is g + wd*w.
+
+    With decoupled_weight_decay=True it is AdamW.
+    """
 
     def __init__(
         self,
@@ -229,5 +266,8 @@ class Adam(AdamW):
         beta1: Schedule = 0.9,
         beta2: Schedule = 0.999,
         eps: Schedule = 1e-8,
+        weight_decay: Schedule = 0.0,
+        decoupled_weight_decay: bool = False,
     ) -> None:
-        super().__init__(parameters, lr=lr, beta1=beta1, beta2=beta2, eps=eps)
+        self._couple(weight_decay, decoupled_weight_decay)
+        super().__init__(parameters, lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)

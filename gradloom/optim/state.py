@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from .. import ops
+from ..base.arrays import as_array
 from ..base.errors import DTypeError, GradientError, GraphError, SettingError, ShapeError
 from ..graph.opspec import Parameter, constant, setting, stored_value
 from ..graph.stored import Stored
-from ..graph.value import Value
+from ..graph.value import Value, describe
 from .clip import clip_weight, is_one
 from .schedules import Memory, Plateau
 
@@ -28,6 +29,10 @@ class Gradients(Protocol):
     weight: Any
 
     def __contains__(self, parameter: Any) -> bool: ...
+
+    def __iter__(self) -> Iterator[Value]: ...
+
+    def __len__(self) -> int: ...
 
     def values(self) -> Iterable[Value | None]: ...
 
@@ -74,6 +79,8 @@ class OptimizerState:
         if chosen is not None:
             self.register(chosen)
             self.chosen = frozenset(self._known)
+            for stored in self.chosen:
+                stored.has_optimizer = True
 
     def register(self, parameters: Iterable[Parameter]) -> None:
         """Parameters that may be trained: their order is that of the state's files."""
@@ -251,7 +258,21 @@ class OptimizerState:
             raise GradientError(
                 f"{what}: the loss depends on none of the {len(self.parameters)} parameters of this optimiser"
             )
+        if len(grads) > len(reached):
+            self._refuse_untrained(grads, what)
         return reached
+
+    def _refuse_untrained(self, grads: Gradients, what: str) -> None:
+        """GradientError for a gradient of a parameter that no optimiser was made with: nobody would train it. One of
+        another optimiser is fine: several may share the gradients."""
+        found = [p for p in grads if isinstance(p, Parameter) and p.trainable and not p.stored.has_optimizer]
+        if found:
+            more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+            raise GradientError(
+                f"{what}: the loss reaches a parameter that no optimiser was made with: {describe(found[0])} "
+                f"{found[0].node.label}{more}; need it among the parameters of one, or frozen: "
+                "parameter.trainable = False"
+            )
 
     # ---- forgetting, saving, loading -----------------------------------------------------------------------
 
@@ -288,7 +309,7 @@ class OptimizerState:
         Raises GraphError for arrays that are not this optimiser's, ShapeError and DTypeError for those of other
         parameters; then nothing is changed.
         """
-        given = {name: np.asarray(array) for name, array in arrays.items()}
+        given = {name: as_array(f"load: {name}", array) for name, array in arrays.items()}
         counts = [self._checked_count(given, name) for name in ("steps", "epoch")]
         memories = {name: self._checked_memory(given, name) for name in self.memories}
         moments = {name: array for name, array in given.items() if name not in ("steps", "epoch")}

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..base.arrays import as_array as plain_array
 from ..base.dtypes import DType
 from ..base.errors import DTypeError, GraphError, ShapeError
 from ..graph.value import Node, Value, describe
@@ -49,7 +50,7 @@ def check_names(given: Mapping[str, Any], inputs: Mapping[str, Value], settings:
 def as_array(name: str, data: Any, shape: tuple[int, ...], kind: DType) -> np.ndarray:
     """The data as an array of exactly this shape and dtype; ShapeError, DTypeError with what was seen."""
     try:
-        array = np.asarray(data)
+        array = plain_array(f"run: {name}", data)
     except ValueError:
         raise ShapeError(f"run: {name} has rows of different lengths; need {kind.name}{list(shape)}") from None
     if array.dtype != kind.numpy:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import ops
+from ..base.arrays import as_array
 from ..base.dtypes import dtype
 from ..base.errors import (
     DataError,
@@ -51,7 +52,8 @@ from ..run.executable import compile as compile_program
 from ..run.executable import compile_checked
 from .display import rate
 from .split import check_exchange, threads_for
-from .trainer import structure
+from .trained import refuse_untrained
+from .trainer import check_options, structure
 
 CHECK_STEPS = 100  # the weights of all replicas are compared by checksum after so many steps
 _ORDER = 3  # the stream of generator(seed, _ORDER, pass)
@@ -147,7 +149,7 @@ def dp_train(
 
     make_model  gives a new model; called once per replica; replica 0's weights are copied to the others
     samples     a sequence of pairs (x, target) or dicts of arrays; one sample is one micro-batch, of any shape
-    forward_fn  (model, sample) -> outputs; by default model(x) of a pair
+    forward_fn  (model, sample) -> outputs; by default model(x) of a pair; gl.tensor(sample[...]) is sample[...]
     target_fn   (sample) -> target; by default the target of a pair
     loss_fn     (outputs, target) -> a scalar, or a pair (sum, weight); the loss of a step is sums / weights
     replicas    threads of this process, by default one per core; under mpiexec each process is one
@@ -166,6 +168,7 @@ def dp_train(
     each replica. Running statistics (batch norm) are averaged over the replicas at each step. Returns a DPResult.
     Raises what a replica raised, naming replica and sample; NonFiniteError, with the weights before that step kept.
     """
+    check_options("dp_train", options, dp_train)
     if isinstance(iterations, bool) or not isinstance(iterations, (int, np.integer)) or iterations < 1:
         raise SettingError(f"iterations={iterations!r} is not usable; need a whole number of at least 1")
     if optimizer is not None and lr is not None:
@@ -419,6 +422,7 @@ class _Replica:
         out = self.model(sample[0]) if job.forward_fn is None else job.forward_fn(self.model, sample)
         target = sample[1] if job.target_fn is None else job.target_fn(sample)
         total, weight = _loss_pair(job.loss_fn(out, target))
+        refuse_untrained("dp_train", total, {p.stored for p in self.parameters.values()})
         grads = gradients(total, list(self.parameters.values()))
         nexts = take_effects([total, weight, *[g for g in grads if g is not None]])
         left = {s.name for s in nexts} - {p.stored.name for p in self.buffers.values()}
@@ -529,12 +533,12 @@ def _rebuilt(layout: Any, values: dict[str, Value]) -> Any:
 def _as_leaf(name: str, data: Any) -> np.ndarray:
     """Numbers in the dtype that gl.tensor gives them."""
     try:
-        array = np.asarray(data)
+        array = as_array(name, data)
     except ValueError as error:
         raise ShapeError(f"{name}: rows of different lengths ({error}); need one array") from None
     if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
         raise DTypeError(f"{name}: dtype {array.dtype}; need numbers")
-    kind = kind_of(array)
+    kind = kind_of(data)
     if array.dtype.itemsize >= 4 and not kind.is_float and array.size:
         limit = np.iinfo(kind.numpy)
         if not limit.min <= array.min() <= array.max() <= limit.max:

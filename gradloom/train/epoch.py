@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,7 +54,7 @@ def epoch(
     split = data.n if split is None else split
     if not isinstance(split, (int, np.integer)) or not 0 <= split <= data.n:
         raise SettingError(f"split={split!r} is not usable; need 0..{data.n}, rows to train on")
-    check_batch(batch_size, split or sys.maxsize)
+    check_batch(batch_size)
     if micro_batch_size is not None:
         check_batch(micro_batch_size, batch_size, "micro_batch_size")
     micro = micro_batch_size or -(-batch_size // trainer.accumulate)

@@ -17,10 +17,13 @@ from ..optim.optimizer import Optimizer
 from ..parallel.communicator import TIMEOUT, Communicator, communicator
 from .display import Display
 from .epoch import Progress, epoch
+from .outputs import mapped
 from .result import Result
+from .source import numbers
 from .split import agreed, heard_together, is_root, same_settings, share_of, threads_for, together
 from .stopping import Listeners, Listening, StopTraining, monitored
-from .trainer import Model, Trainer, check_batch
+from .trained import Freeze
+from .trainer import Model, Trainer, check_batch, check_options
 
 Data = Dataset | tuple[Any, Any] | np.ndarray
 
@@ -35,6 +38,12 @@ class EpochResult:
     seconds: float
     planned_bytes: int = 0  # the arena that the steps so far planned for
 
+    def drop_predictions(self) -> None:
+        """Free the predictions: fit keeps those of its last epoch."""
+        for result in (self.train, self.val):
+            if result is not None:
+                result.drop_predictions()
+
 
 def fit(
     model: Model,
@@ -48,6 +57,7 @@ def fit(
     val_split: float = 0.0,
     seed: int = 0,
     max_norm: float = math.inf,
+    freeze: Freeze = (),
     progress: bool = True,
     on_epoch: Listeners = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -66,8 +76,10 @@ def fit(
     of dropout, and of parameters that are not initialised yet. progress: show it on stderr. The listeners get each
     epoch's result (on_epoch may be several listeners), the state of a pass at least every 0.2 s, or every batch; any of
     them may raise StopTraining: then the history so far is returned, a part of an epoch included. max_norm: an
-    optimiser step divides its gradients, if their global norm is above this, down to it. options go to gl.compile
-    (threads=, ...).
+    optimiser step divides its gradients, if their global norm is above this, down to it. freeze: patterns of names,
+    such as "embed*", of parameters that stay as they are. Fewer rows than batch_size train as one smaller batch.
+    options go to gl.compile (threads=, ...); SettingError for a name that is no argument. Predictions are kept of the
+    last epoch alone.
     parallel: "mpi", under mpiexec: each batch is split over the ranks, all of which hold the data and end with the same
     weights and results. Micro-batch j goes to rank j mod N; micro_batch_size is by default an equal share of the batch,
     and where it is given the bits do not depend on N, unless exchange is "fast". Rank 0 alone shows progress and calls
@@ -75,6 +87,7 @@ def fit(
     Raises NonFiniteError when the loss or a gradient is not finite; the weights before that step are kept. On Ctrl-C,
     KeyboardInterrupt leaves with the weights so far.
     """
+    check_options("fit", options, fit)
     ranks = None if parallel is None else communicator(parallel, timeout)
     options["threads"] = threads_for(ranks, options.get("threads"))
     with agreed(ranks):
@@ -82,7 +95,7 @@ def fit(
         if not isinstance(epochs, int) or epochs < 0:
             raise SettingError(f"epochs={epochs!r} is not usable; need a whole number of at least 0")
         train_rows, val_rows = data.split(val_split, seed)
-        check_batch(batch_size, len(train_rows))
+        check_batch(batch_size)
         if micro_batch_size is not None:
             check_batch(micro_batch_size, batch_size, "micro_batch_size")
         micro_batch_size = micro_batch_size or share_of(batch_size, ranks)
@@ -93,6 +106,7 @@ def fit(
             accumulate=-(-batch_size // micro_batch_size),
             seed=seed,
             max_norm=max_norm,
+            freeze=freeze,
             communicator=ranks,
             exchange=exchange,
             **options,
@@ -113,6 +127,8 @@ def fit(
     with display or contextlib.nullcontext(), together(trainer):
         for number in range(first + 1, first + epochs + 1):
             order = np.concatenate([data.order(seed, number, train_rows), val_rows])
+            if history:
+                history[-1].drop_predictions()
             began = time.perf_counter()
             train, val = Result(), Result()
             stopping = False
@@ -161,6 +177,7 @@ def evaluate(
 
     parallel, timeout: as in fit; all ranks get the whole result. options go to gl.compile.
     """
+    check_options("evaluate", options, evaluate)
     ranks = None if parallel is None else communicator(parallel, timeout)
     options["threads"] = threads_for(ranks, options.get("threads"))
     with agreed(ranks):
@@ -172,25 +189,26 @@ def evaluate(
     return result
 
 
-def predict(model: Model, x: Any, *, batch_size: int = 500, **options: Any) -> np.ndarray:
-    """The model's outputs for all rows of x, in order: an array [rows, ...]. options go to gl.compile."""
-    from ..run.executable import compile as compile_program
-    from .trainer import FeedSource
+def predict(model: Model, x: Any, *, batch_size: int = 500, **options: Any) -> Any:
+    """The model's outputs for all rows of x, in order: an array [rows, ...], or, of a model with several outputs, a
+    tuple, list or dict of arrays as the model gives them.
 
-    x = np.asarray(x)
+    x: rows of numbers; DataError for a Dataset, whose labels and weights nothing here reads. options go to gl.compile.
+    """
+    check_options("predict", options, predict)
+    if isinstance(x, Dataset):
+        raise DataError("predict: got a Dataset; need its rows alone, dataset.data (gl.evaluate reads labels, too)")
+    x = numbers("x", x)
     check_batch(batch_size)
     if x.ndim == 0 or not len(x):
         raise DataError(f"predict: x has shape {list(x.shape)}; need rows along the first axis")
     trainer = Trainer(model, "mean", build="forward", **options)
-    compiled: dict[int, Any] = {}
-    parts = []
+    parts: list[list[np.ndarray]] = []
     for start in range(0, len(x), batch_size):
-        source = FeedSource(x[start : start + batch_size])
-        rows = source.rows
-        if rows not in compiled:
-            compiled[rows] = compile_program(trainer._outputs(source.leaves(rows)[0], False), **options)
-        parts.append(compiled[rows](**source.feeds)[0])
-    return np.concatenate(parts)
+        outputs, found = trainer.predict(x[start : start + batch_size])
+        parts.append(found)
+    whole = iter([np.concatenate(columns) for columns in zip(*parts, strict=True)])
+    return mapped(lambda _: next(whole), outputs)
 
 
 def as_dataset(data: Data) -> Dataset:

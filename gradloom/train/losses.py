@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from .. import ops
-from ..base.errors import GraphError, SettingError, ShapeError
+from ..base.errors import DataError, GraphError, SettingError, ShapeError
 from ..graph.opspec import constant
 from ..graph.value import Value, describe
+from .outputs import Outputs, described, values_of
 
-LossPair = Callable[[Value, "Value | None", "Value | None"], tuple[Value, Value]]
+LossPair = Callable[[Outputs, "Value | None", "Value | None"], tuple[Value, Value]]
 
 
 def loss_pair(loss: str | Callable[..., Any]) -> LossPair:
     """The (sum, weight) form of a loss.
 
-    loss: a name, or a function (outputs, labels) -> values per row or a pair (sum, weight).
+    loss: a name, or a function (outputs, labels) -> values per row or a pair (sum, weight); it gets the outputs as the
+    model gives them, and (outputs) alone where the data have no labels. Row weights f32 [rows] of the data go to a
+    function that takes `weights`, which then answers a pair; the values per row of any other are weighted here. A pair
+    from a function that does not take them is refused (DataError), and so are labels for "mean" and "sum".
     """
     if isinstance(loss, str):
         pair = ops.loss.loss_pair(loss)
 
-        def named(pred: Value, labels: Value | None, weights: Value | None) -> tuple[Value, Value]:
-            if labels is None and loss in ("cross_entropy", "mse"):
+        def named(pred: Outputs, labels: Value | None, weights: Value | None) -> tuple[Value, Value]:
+            needs_labels = loss in ("cross_entropy", "mse")
+            if labels is None and needs_labels:
                 raise GraphError(f"loss {loss}: the data have no labels; need labels, or the loss 'mean' or 'sum'")
+            if labels is not None and not needs_labels:
+                raise DataError(
+                    f"loss {loss}: it does not look at labels, and the data have some; need data without labels, or "
+                    "another loss"
+                )
+            if not isinstance(pred, Value):
+                raise GraphError(
+                    f"loss {loss}: the model gives {described(pred)}; need one, or a loss function (outputs, labels)"
+                )
             return pair(pred, labels, weights)
 
         return named
@@ -32,17 +48,51 @@ def loss_pair(loss: str | Callable[..., Any]) -> LossPair:
     return lambda pred, labels, weights: _own(loss, pred, labels, weights)
 
 
-def _own(loss: Callable[..., Any], pred: Value, labels: Value | None, weights: Value | None) -> tuple[Value, Value]:
-    found = loss(pred) if labels is None else loss(pred, labels)
+def _own(loss: Callable[..., Any], pred: Outputs, labels: Value | None, weights: Value | None) -> tuple[Value, Value]:
+    given = (pred,) if labels is None else (pred, labels)
+    takes_weights, named = _weights_for(loss, given, weights)
+    found = loss(*given, **named)
     if isinstance(found, tuple) and len(found) == 2 and all(isinstance(v, Value) for v in found):
         total, weight = found
         if total.shape or weight.shape:
             raise ShapeError(f"loss: the pair is {describe(total)}, {describe(weight)}; need two scalars (sum, weight)")
+        if weights is not None and not takes_weights:
+            raise DataError(
+                "loss: the data have row weights, and the function gave a pair (sum, weight) without them; need a "
+                "function (outputs, labels, weights), or one that gives one value per row"
+            )
         return total, weight
-    if not isinstance(found, Value) or found.shape != (pred.shape[0],):
+    rows = {v.shape[0] for v in values_of(pred) if v.shape} if weights is None else {weights.shape[0]}
+    if not isinstance(found, Value) or found.ndim != 1 or found.shape[0] not in rows:
         seen = describe(found) if isinstance(found, Value) else type(found).__name__
-        need = f"one value per row [{pred.shape[0]}] or a pair (sum, weight)"
-        raise ShapeError(f"loss: the function gave {seen}; need {need}")
+        shown = " or ".join(f"[{n}]" for n in sorted(rows))
+        raise ShapeError(f"loss: the function gave {seen}; need one value per row {shown} or a pair (sum, weight)")
     if weights is None:
-        return ops.sum(found), constant(float(pred.shape[0]))
+        return ops.sum(found), constant(float(found.shape[0]))
+    if takes_weights:
+        raise DataError(
+            "loss: the function takes the row weights and gave one value per row; need a pair (sum, weight), or a "
+            "function without `weights`, whose values are weighted"
+        )
     return ops.sum(found * weights), ops.sum(weights)
+
+
+def _weights_for(
+    loss: Callable[..., Any], given: tuple[Any, ...], weights: Value | None
+) -> tuple[bool, dict[str, Any]]:
+    """Whether the function takes weights, and what it gets beside `given`; SettingError when it does not take these."""
+    try:
+        signature = inspect.signature(loss)
+    except (TypeError, ValueError):  # not written in Python
+        return False, {}
+    declared = signature.parameters.get("weights")
+    bound = isinstance(loss, partial) and "weights" in loss.keywords  # the caller's own, which are not replaced
+    takes = declared is not None and declared.kind != declared.VAR_KEYWORD and not bound
+    needs = takes and declared is not None and declared.default is declared.empty
+    named = {"weights": weights} if takes and (weights is not None or needs) else {}
+    try:
+        signature.bind(*given, **named)
+    except TypeError as error:
+        seen = "the outputs alone, as the data have no labels" if len(given) == 1 else "(outputs, labels)"
+        raise SettingError(f"loss: the function is called with {seen}: {error}; need one that takes these") from None
+    return takes, named

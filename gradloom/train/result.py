@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from ..base.errors import TrainError
 from ..data.dataset import IGNORED
 
 
@@ -25,7 +26,7 @@ class Result:
         self.correct = 0
         self._losses: list[np.ndarray] = []
         self._weights: list[np.ndarray] = []
-        self._predictions: list[np.ndarray] = []
+        self._predictions: list[np.ndarray] | None = []
 
     def add(
         self,
@@ -45,7 +46,8 @@ class Result:
         self._weights.append(np.asarray(weights, np.float64).ravel())
         if predictions is not None:
             found = predictions.ravel()
-            self._predictions.append(found)
+            if self._predictions is not None:
+                self._predictions.append(found)
             if labels is not None:
                 true = labels if labels.dtype.kind in "iu" else labels.argmax(axis=-1)
                 true = true.ravel()
@@ -105,8 +107,16 @@ class Result:
 
     @property
     def predictions(self) -> np.ndarray:
-        """i32, one per row, in the order in which the rows were taken."""
+        """i32, one per row, in the order in which the rows were taken; TrainError after drop_predictions."""
+        if self._predictions is None:
+            raise TrainError(
+                "predictions: fit keeps those of its last epoch alone; need them in on_epoch, or gl.predict"
+            )
         return np.concatenate(self._predictions) if self._predictions else np.empty(0, np.int32)
+
+    def drop_predictions(self) -> None:
+        """Free the predictions; what they measured stays."""
+        self._predictions = None
 
     def __repr__(self) -> str:
         text = f"loss {self.loss:.6g} +- {self.loss_unc:.2g}"

@@ -23,15 +23,20 @@ class Graph:
         g = gl.Graph(loss); g.backward(); r = g.compile(threads=1)
         r.reset(); r(x=...); r.grad(w); r.grad_acc(w)
 
-    outputs: the values to compute; those marked with gl.set_loss (or, when none is, all) are the losses, which add up.
+    outputs: the values to compute, one by one or in a list; those marked with gl.set_loss (or, when none is, all) are
+    the losses, which add up. GraphError when there are none.
     """
 
-    def __init__(self, *outputs: Value) -> None:
-        if not outputs:
+    def __init__(self, *outputs: Value | Sequence[Value]) -> None:
+        listed: list[Any] = [v for one in outputs for v in (one if isinstance(one, (list, tuple)) else [one])]
+        if not listed:
             raise GraphError("Graph: no outputs; need at least one value")
-        self.outputs = outputs
-        marked = [v for n in reachable(outputs) for v in n.outputs if is_loss(v)]
-        self.losses = marked or list(outputs)
+        for v in listed:
+            if not isinstance(v, Value):
+                raise GraphError(f"Graph: got {type(v).__name__}; need values of a graph: Graph(a, b) or Graph([a, b])")
+        self.outputs: tuple[Value, ...] = tuple(listed)
+        marked = [v for n in reachable(self.outputs) for v in n.outputs if is_loss(v)]
+        self.losses = marked or listed
         self.parameters: list[Parameter] = []
         self.kept: dict[Value, Value | None] = {}
         self.has_backward = False
@@ -48,6 +53,17 @@ class Graph:
     def compile(self, **options: Any) -> Run:
         """Plan and load; the arguments are those of gl.compile."""
         return Run(self, options)
+
+    def as_pair(self) -> tuple[Value, Value | tuple[Value, ...]]:
+        """(input, outputs) for a trainer, which adds the loss. GraphError unless there is one input and no loss yet."""
+        if self.has_backward or any(is_loss(v) for n in reachable(self.outputs) for v in n.outputs):
+            raise GraphError("Trainer: the graph has losses of its own; need one of outputs alone, and loss=")
+        inputs = {n.attrs["key"]: n.outputs[0] for n in reachable(self.outputs) if n.op.name == "input"}
+        if len(inputs) != 1:
+            shown = ", ".join(inputs) or "none"
+            raise GraphError(f"Trainer: the graph has the inputs {shown}; need one, the batch: labels go to loss=")
+        (leaf,) = inputs.values()
+        return leaf, self.outputs[0] if len(self.outputs) == 1 else self.outputs
 
     def dot(self) -> str:
         """The graph in Graphviz' language."""

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from .. import ops
+from ..base.arrays import as_array
 from ..base.dtypes import dtype
 from ..base.errors import DataError, DTypeError, ShapeError
 from ..data.dataset import Dataset
 from ..graph.opspec import input as input_value
 from ..graph.opspec import setting, stored_value
-from ..graph.stored import Stored, aligned_empty
+from ..graph.stored import Stored, aligned_empty, trainable_changes
 from ..graph.value import Value
 
 Leaves = tuple[Value, "Value | None", "Value | None"]
@@ -35,7 +36,7 @@ class RowSource:
 
     @property
     def key(self) -> Hashable:
-        return ("rows", id(self.data))
+        return ("rows", id(self.data), trainable_changes())
 
     def leaves(self, rows: int) -> Leaves:
         """(data, labels, weights) of a batch of so many rows."""
@@ -63,19 +64,25 @@ def _wrapped(name: str, array: np.ndarray) -> Value:
 
 
 class FeedSource:
-    """Rows that the caller hands over with each step."""
+    """Rows that the caller hands over with each step: batch [rows, ...], labels [rows, ...], weights [rows]."""
 
     def __init__(self, x: Any, labels: Any = None, weights: Any = None) -> None:
-        data = _numbers("batch", x)
+        data = numbers("batch", x)
         if data.ndim == 0 or data.shape[0] == 0:
             raise ShapeError(f"batch: shape {list(data.shape)}; need rows along the first axis")
         ids = data.dtype.name in ("int32", "int64")
         self.arrays: list[np.ndarray | None] = [_as_fed("batch", data, ids), None, None]
         if labels is not None:
-            given = _numbers("labels", labels)
+            given = numbers("labels", labels)
+            if given.ndim == 0 or len(given) != len(data):
+                raise ShapeError(f"labels: shape {list(given.shape)}; need {len(data)} rows, one for each of the batch")
             self.arrays[1] = _as_fed("labels", given, ids=given.dtype.kind in "iub")
         if weights is not None:
-            per_row = self.arrays[2] = _as_fed("weights", _numbers("weights", weights), ids=False)
+            per_row = self.arrays[2] = _as_fed("weights", numbers("weights", weights), ids=False)
+            if per_row.shape != (len(data),):
+                raise ShapeError(
+                    f"weights: shape {list(per_row.shape)}; need [{len(data)}], one for each row of the batch"
+                )
             bad = np.flatnonzero(~(np.isfinite(per_row) & (per_row >= 0)))
             if bad.size:
                 row = int(bad[0])
@@ -83,7 +90,7 @@ class FeedSource:
 
     @property
     def key(self) -> Hashable:
-        return ("feed", *(None if a is None else (a.shape, a.dtype.str) for a in self.arrays))
+        return ("feed", trainable_changes(), *(None if a is None else (a.shape, a.dtype.str) for a in self.arrays))
 
     def leaves(self, rows: int) -> Leaves:
         x, labels, weights = (
@@ -103,9 +110,10 @@ class FeedSource:
         return {n: a for n, a in zip(("batch", "labels", "weights"), self.arrays, strict=True) if a is not None}
 
 
-def _numbers(name: str, what: Any) -> np.ndarray:
+def numbers(name: str, what: Any) -> np.ndarray:
+    """An array of numbers; ShapeError for rows of different lengths, DTypeError for anything else."""
     try:
-        array = np.asarray(what)
+        array = as_array(name, what)
     except ValueError as error:
         raise ShapeError(f"{name}: rows of different lengths ({error}); need one array") from None
     if array.dtype.kind not in "fiub":

@@ -220,7 +220,7 @@ class Split:
             schedules = {f"schedule of {k}": _shown(v) for k, v in trainer.optimizer.settings.items()}
             mine = {
                 "batch_size": batch, "micro_batch_size": micro, "training": backward, "seed": trainer.seed,
-                "max_norm": trainer.max_norm,
+                "max_norm": trainer.max_norm, "freeze": trainer.freeze,
                 "loss": trainer.loss if isinstance(trainer.loss, str) else "a function", "exchange": self.exchange,
                 "optimizer": type(trainer.optimizer).__name__, **rates, **schedules,
                 "backend": trainer.options.get("backend", "cpu"), "isa": self._isa(),

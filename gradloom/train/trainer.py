@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from .. import ops
-from ..base.errors import DataError, GradientError, GraphError, NonFiniteError, SettingError, ShapeError
+from ..base.errors import GradientError, GraphError, NonFiniteError, SettingError, ShapeError
 from ..data.dataset import Dataset
 from ..graph.grad import gradients
 from ..graph.graph import reachable, storage_leaf
@@ -26,17 +28,20 @@ from ..plan.plan import Plan
 from ..run.cpu_backend import GuardTripped, IndexOutOfRange, NotFinite
 from ..run.executable import compile as compile_program
 from ..run.executable import compile_checked
-from ..transform.rewrite import substitute
+from ..transform.rewrite import with_batch
 from .losses import loss_pair
+from .outputs import Outputs, mapped, values_of
 from .result import Result
+from .session import Graph
 from .source import FeedSource, RowSource
 from .split import Split, check_exchange
+from .trained import Freeze, check_freeze, matched, reached_parameters, refuse_untrained
 
 CALL_SECONDS = 0.2  # the longest that one native call may take: progress and Ctrl-C are answered in between
 CALL_BYTES = 64 << 20  # and the most that it may write down
 
 _Built = tuple[list[Value], "list[Value] | None", tuple[Parameter, ...]]
-Model = Module | Callable[[Value], Value] | tuple[Value, Value]
+Model = Module | Callable[[Value], Outputs] | Graph | tuple[Value, Outputs]
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,9 @@ class _Micro:
 class Trainer:
     """Trains a model batch by batch.
 
-    model      a Module, a function from batch value to outputs, or a pair (input, outputs) of graph values
+    model      a Module, a function from batch value to outputs, or a graph: a gl.Graph with one input, or a pair
+               (input, outputs). A graph takes batches of other lengths than it was made for, unless it mixes rows.
+               Outputs are a value, or a tuple, list or dict of values, which a loss function gets as they are
     loss       "cross_entropy", "mse", "mean", "sum", or a function (see gradloom.train.losses.loss_pair)
     optimizer  AdamW() when not given; one with parameters trains only those, and its own state goes on
     build      "forward": losses only; "grad": gradients into accumulators, no update; "opt": the whole step
@@ -77,7 +84,11 @@ class Trainer:
     communicator  this rank among those that train together: run_rows (and so epoch) splits each batch over them, see
                train/split.py; exchange: "ordered", the same bits for any number of ranks, or "fast"
     max_norm   an optimiser step divides its gradients, if their global norm is above this, down to it
+    freeze     patterns of names, such as "embed*": parameters that stay as they are
     The other arguments are those of gl.compile.
+
+    What the loss reaches is trained, or declared frozen (by trainable=False, by freeze, or by an optimiser with other
+    parameters); a parameter that is neither is a GraphError when the step is built.
     """
 
     def __init__(
@@ -93,21 +104,22 @@ class Trainer:
         communicator: Communicator | None = None,
         exchange: str = "ordered",
         max_norm: float = math.inf,
+        freeze: Freeze = (),
         **options: Any,
     ) -> None:
+        check_options("Trainer", options, Trainer)
         if build not in ("forward", "grad", "opt"):
             raise SettingError(f"build: {build!r} is not known; need forward, grad or opt")
         if not isinstance(accumulate, int) or accumulate < 1:
             raise SettingError(f"accumulate={accumulate!r} is not usable; need a whole number of at least 1")
-        self.model, self.loss, self.build, self.accumulate = model, loss, build, accumulate
+        self.model, self.loss, self.build, self.accumulate = _usable_model(model), loss, build, accumulate
         self.loss_pair = loss_pair(loss)
-        if not callable(model) and not _is_pair(model):
-            raise GraphError(f"model: got {type(model).__name__}; need a module, a function or a pair (input, outputs)")
         if optimizer is not None and not isinstance(optimizer, Optimizer):
             raise SettingError(f"optimizer: got {optimizer!r}; need one of gl.optim, such as AdamW(lr=1e-3)")
         self.optimizer = optimizer if optimizer is not None else AdamW()
         self.dynamic, self.seed, self.options = dynamic, seed, options
         self.max_norm = check_max_norm(max_norm)
+        self.freeze = check_freeze(freeze)
         self.optimizer_state = self.optimizer.state or OptimizerState(self.optimizer)
         if isinstance(model, Module):
             model.ensure_init(seed)
@@ -115,6 +127,7 @@ class Trainer:
                 self.optimizer_state.register(model.parameters())
         self._keeps_gradients = build == "grad" or accumulate > 1
         self._steps: dict[Hashable, Step] = {}
+        self._predicting: dict[Hashable, tuple[Outputs, Any]] = {}
         self._sources: dict[int, RowSource] = {}
         self._is_total = loss == "sum"  # a total is never divided by a weight
         self._in_window = 0  # micro-batches in the accumulation window so far
@@ -173,6 +186,24 @@ class Trainer:
         self._count(micro, 1, backward)
         self._add(result, step, micro.rows, outputs, *source.arrays[1:])
         return result
+
+    @builds_graphs
+    def predict(self, batch: Any) -> tuple[Outputs, list[np.ndarray]]:
+        """(the model's outputs as it gives them, their numbers in order) for a batch [rows, ...], in eval mode.
+
+        ShapeError for an output without the rows along its first axis.
+        """
+        source = FeedSource(batch)
+        if self.dynamic or source.key not in self._predicting:
+            outputs = self._outputs(source.leaves(source.rows)[0], False)
+            values = values_of(outputs)
+            for v in values:
+                if v.shape[:1] != (source.rows,):
+                    seen = f"an output {describe(v)} of a batch of {source.rows} rows"
+                    raise ShapeError(f"predict: {seen}; need the rows along the first axis; node {v.node.label}")
+            self._predicting[source.key] = outputs, compile_program(values, **self.options)
+        outputs, run = self._predicting[source.key]
+        return outputs, run(**{k: v for k, v in source.feeds.items() if k in run.inputs})
 
     # ---- rows of a data set ------------------------------------------------------------------------------
 
@@ -413,24 +444,23 @@ class Trainer:
             self._steps[key] = self._compile(built or self._build(source, rows, backward), rows, update, others)
         return self._steps[key]
 
-    def _outputs(self, x: Value, backward: bool) -> Value:
+    def _outputs(self, x: Value, backward: bool) -> Outputs:
         if isinstance(self.model, Module):
             modes = {module: module.training for module in self.model.modules()}
             if not backward or not self.model.training:  # else parts in eval mode stay as they are
                 self.model.train(backward)
             try:
-                return self.model(x)
+                found = self.model(x)
             finally:
                 for module, mode in modes.items():
                     module.training = mode
-        if isinstance(self.model, tuple):
+        elif isinstance(self.model, tuple):
             leaf, outputs = self.model
-            if leaf.shape != x.shape or leaf.dtype != x.dtype:
-                raise ShapeError(f"step: the batch is {describe(x)}; the graph's input {leaf.name} is {describe(leaf)}")
-            return substitute(outputs, {leaf: x})
-        found = self.model(x)
-        if not isinstance(found, Value):
-            raise GraphError(f"model: the function gave {type(found).__name__}; need a value of a graph")
+            new = iter(with_batch(values_of(outputs), leaf, x))
+            return mapped(lambda _: next(new), outputs)
+        else:
+            found = self.model(x)
+        values_of(found)
         return found
 
     def _build(self, source: RowSource | FeedSource, rows: int, backward: bool) -> _Built:
@@ -444,19 +474,29 @@ class Trainer:
             outputs.append(ops.argmax(pred, -1))
         if not backward:
             return outputs, None, ()
-        if isinstance(self.model, Module):
-            trained = tuple(self.model.parameters())
-        else:
-            leaves = [v for n in reachable([total]) for v in n.outputs if isinstance(v, Parameter) and v.trainable]
-            trained = tuple({v.stored: v for v in leaves}.values())
-        chosen = self.optimizer_state.chosen
-        if chosen is not None:
-            trained = tuple(p for p in trained if p.stored in chosen)
+        trained = self._trained(total)
         grads = gradients(total, trained)
         reached = [(p, g) for p, g in zip(trained, grads, strict=True) if g is not None]
         if not reached:
             raise GradientError("train: the loss depends on no trainable parameter; need at least one")
         return outputs, [g for _, g in reached], tuple(p for p, _ in reached)
+
+    def _trained(self, total: Value) -> list[Parameter]:
+        """The parameters that this loss is to train; GraphError for one that it reaches and that nobody trains."""
+        named = [(p.name, p) for p in reached_parameters(total)]
+        own: list[tuple[str, Parameter]] = []
+        if isinstance(self.model, Module):
+            own = [(name, p) for name, p, _ in self.model._named_stored()]
+        mine = {p.stored for _, p in own}
+        named = own + [(name, p) for name, p in named if p.stored not in mine]
+        hits = matched(self.freeze, [name for name, _ in named])
+        frozen = {p.stored for name, p in named if name in hits}
+        chosen = self.optimizer_state.chosen
+        if chosen is None and isinstance(self.model, Module):
+            refuse_untrained("train", total, mine | frozen)
+            chosen = frozenset(mine)
+        free = [p for _, p in named if p.trainable and p.stored not in frozen]
+        return [p for p in free if chosen is None or p.stored in chosen]
 
     def _check_classes(self, source: RowSource | FeedSource, pred: Value) -> None:
         if isinstance(source, RowSource) and (pred.ndim == 2 or source.data.has_ids):
@@ -585,8 +625,19 @@ def structure(values: Iterable[Value], of: Callable[[Stored], Hashable] = id) ->
     return (tuple(lines), tuple((number[v.node], v.index) for v in values))
 
 
-def _is_pair(model: Any) -> bool:
-    return isinstance(model, tuple) and len(model) == 2 and all(isinstance(v, Value) for v in model)
+def _usable_model(model: Any) -> Module | Callable[[Value], Outputs] | tuple[Value, Outputs]:
+    """A Graph as its (input, outputs), anything else as it is; GraphError for what is no model."""
+    if isinstance(model, Graph):
+        return model.as_pair()
+    is_pair = isinstance(model, tuple) and len(model) == 2 and isinstance(model[0], Value)
+    if not callable(model) and not is_pair:
+        need = "a module, a function, a gl.Graph or a pair (input, outputs)"
+        raise GraphError(f"model: got {type(model).__name__}; need {need}")
+    if is_pair:
+        values_of(model[1])
+        if model[0].node.op.name != "input":
+            raise GraphError(f"model: the first of the pair is {describe(model[0])}, no input; need gl.input(...)")
+    return model
 
 
 def _stored(value: Value | None) -> Stored:
@@ -594,11 +645,23 @@ def _stored(value: Value | None) -> Stored:
     return value.node.attrs["stored"]
 
 
+def check_options(who: str, options: Mapping[str, Any], function: Callable[..., Any]) -> None:
+    """SettingError, with the nearest known name, for an option that is neither one of gl.compile nor an argument of the
+    function."""
+    known: set[str] = set()
+    for callee in (compile_program, function):
+        known |= {n for n, p in inspect.signature(callee).parameters.items() if p.kind != p.VAR_KEYWORD}
+    known -= {"self", "outputs", "updates"}
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, sorted(known), 1)
+            hint = f"; did you mean {near[0]}?" if near else f"; need one of {', '.join(sorted(known))}"
+            raise SettingError(f"{who}: {name} is not an argument{hint}")
+
+
 def check_batch(batch_size: int, rows: int | None = None, what: str = "batch_size") -> None:
-    """SettingError or DataError unless 1 <= batch_size, and <= rows where they are given."""
+    """SettingError unless 1 <= batch_size, and <= rows where they are given."""
     if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool) or batch_size < 1:
         raise SettingError(f"{what}={batch_size!r} is not usable; need a whole number of at least 1")
-    if what == "micro_batch_size" and rows is not None and batch_size > rows:
-        raise SettingError(f"{what}={batch_size} is larger than batch_size={rows}; need at most {rows}")
     if rows is not None and batch_size > rows:
-        raise DataError(f"{what}={batch_size} is larger than the training data ({rows} rows); need at most {rows}")
+        raise SettingError(f"{what}={batch_size} is larger than batch_size={rows}; need at most {rows}")

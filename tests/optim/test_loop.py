@@ -422,3 +422,73 @@ def test_two_optimisers_share_one_backward():
         both[1].step(slopes(alone, X, Y)[1])
         alone[0].load_state_dict(moved)
     assert same(weights(model), weights(alone))
+
+
+# ---- parameters that no optimiser has --------------------------------------------------------------------------
+
+
+class Headed(gl.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = gl.nn.Linear(4, 3), gl.nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+def backward_of(model, scale=1.0):
+    x = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
+    with gl.grad_tape() as tape:
+        loss = gl.ops.cross_entropy(model(gl.tensor(x)) * scale, gl.tensor(np.arange(8) % 2))
+    return tape.backward(loss)
+
+
+@pytest.mark.parametrize("how", ["step", "accumulate"])
+def test_a_gradient_of_a_parameter_that_no_optimiser_has_is_named(how):
+    model, scale = Headed().init(0), gl.parameter(2.0, name="scale")
+    before = model.state_dict()
+    opt = gl.optim.SGD(model.head.parameters(), lr=0.1)
+    with pytest.raises(gl.GradientError, match=rf"{how}: .* no optimiser was made with: f32\[3,4\] body.weight at"):
+        getattr(opt, how)(backward_of(model))
+    assert all((array == before[name]).all() for name, array in model.state_dict().items()) and opt.steps == 0
+    whole = gl.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(
+        gl.GradientError, match=r"no optimiser was made with: f32\[\] scale at .*need it among the para"
+    ):
+        getattr(whole, how)(backward_of(model, scale))
+    for p in model.body.parameters():
+        p.trainable = False
+    getattr(opt, how)(backward_of(model))
+
+
+def test_optimisers_that_share_gradients_leave_out_what_the_other_has():
+    model = Headed().init(0)
+    body, head = (gl.optim.SGD(part.parameters(), lr=0.1) for part in (model.body, model.head))
+    before, grads = model.state_dict(), backward_of(model)
+    body.step(grads)
+    head.step(grads)
+    assert all((array != before[name]).any() for name, array in model.state_dict().items())
+
+
+def test_a_frozen_parameter_gets_no_gradient_and_one_that_thaws_does():
+    model = Headed().init(0)
+    opt = gl.optim.SGD(model.parameters(), lr=0.1)
+    for trainable in (True, False, True):
+        model.body.weight.trainable = trainable
+        before, grads = model.body.weight.numpy(), backward_of(model)
+        assert (model.body.weight in grads) == trainable
+        opt.step(grads)
+        assert (model.body.weight.numpy() != before).any() == trainable
+
+
+def test_a_watched_parameter_is_no_business_of_an_optimiser():
+    model, scale = Headed().init(0), gl.parameter(2.0, trainable=False)
+    opt = gl.optim.SGD(model.parameters(), lr=0.1)
+    x = np.ones((2, 4), np.float32)
+    with gl.grad_tape() as tape:
+        tape.watch(scale)
+        loss = gl.ops.sum(model(gl.tensor(x)) * scale)
+    grads = tape.backward(loss)
+    assert grads[scale] is not None
+    opt.step(grads)
+    assert opt.steps == 1

@@ -47,6 +47,7 @@ def test_unequal_micro_batches_add_up(backend, kind, micro, weighted):
         )
     elif kind == "mean":
         loss = kind
+        data = gl.data.Dataset(data.data, weights=data.weights)
     else:
 
         def loss(out, labels):

@@ -34,10 +34,10 @@ def on_ranks(count, work, timeout=20.0):
     return found
 
 
-def told(result):
-    """Every number of a Result."""
+def told(result, kept=True):
+    """Every number of a Result; kept: with its predictions."""
     shown = (result.loss, result.loss_unc, result.accuracy, result.accuracy_unc, result.ndata, result.batches)
-    return str(shown), result.predictions.tobytes()
+    return str(shown), result.predictions.tobytes() if kept else b""
 
 
 def train(make, parallel, micro, rows=150, **options):
@@ -47,7 +47,7 @@ def train(make, parallel, micro, rows=150, **options):
     settings.setdefault("optimizer", gl.optim.AdamW(lr=0.01))
     history = gl.fit(net, found, seed=3, micro_batch_size=micro, parallel=parallel, **settings)
     test = gl.evaluate(net, found, batch_size=20, parallel=parallel, threads=1)
-    results = [told(r) for epoch in history for r in (epoch.train, epoch.val)]
+    results = [told(r, epoch is history[-1]) for epoch in history for r in (epoch.train, epoch.val)]
     return {name: array.tobytes() for name, array in net.state_dict().items()}, [*results, told(test)]
 
 
@@ -224,8 +224,8 @@ def test_an_error_of_one_rank_ends_all():
         rows = data(mlp)
         rows.labels[:] = np.arange(rows.n) % 3
 
-        def loss(pred, labels):
-            return gl.ops.loss.cross_entropy_pair(pred[:, : 3 - (ranks.rank == 1)], labels)
+        def loss(pred, labels, weights):
+            return gl.ops.loss.cross_entropy_pair(pred[:, : 3 - (ranks.rank == 1)], labels, weights)
 
         gl.fit(mlp(), rows, loss=loss, batch_size=50, parallel=ranks, progress=False)
 

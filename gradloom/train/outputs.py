@@ -1,0 +1,43 @@
+"""Outputs of a model: one value, or tuples, lists and dicts of values inside one another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..base.errors import GraphError
+from ..graph.value import Value, describe
+
+Outputs = Any  # Value | tuple[Outputs, ...] | list[Outputs] | dict[Any, Outputs]
+
+
+def values_of(outputs: Outputs) -> list[Value]:
+    """The values, in order. GraphError for anything else among them, and when there are none."""
+    found: list[Value] = []
+
+    def take(value: Any) -> Value:
+        if not isinstance(value, Value):
+            raise GraphError(f"model: it gave {type(value).__name__}; need a value of a graph, or several")
+        found.append(value)
+        return value
+
+    mapped(take, outputs)
+    if not found:
+        raise GraphError(f"model: it gave an empty {type(outputs).__name__}; need at least one value of a graph")
+    return found
+
+
+def mapped(function: Callable[[Any], Any], outputs: Outputs) -> Any:
+    """The same structure with function(value) in the place of each value."""
+    if isinstance(outputs, dict):
+        return {key: mapped(function, one) for key, one in outputs.items()}
+    if isinstance(outputs, (tuple, list)):
+        inside = [mapped(function, one) for one in outputs]
+        return type(outputs)(*inside) if hasattr(outputs, "_fields") else type(outputs)(inside)
+    return function(outputs)
+
+
+def described(outputs: Outputs) -> str:
+    """How messages name several outputs: "2 outputs (f32[4,3], f32[4])"."""
+    found = values_of(outputs)
+    return f"{len(found)} outputs ({', '.join(map(describe, found))})"

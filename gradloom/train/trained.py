@@ -1,0 +1,59 @@
+"""Which parameters a loss trains: those of the model; what else it reaches is declared, or an error names it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Sequence
+from fnmatch import fnmatchcase
+
+from ..base.errors import GraphError, SettingError
+from ..graph.graph import reachable
+from ..graph.opspec import Parameter
+from ..graph.stored import Stored
+from ..graph.value import Value, describe
+from ..transform.grad import gradients
+
+Freeze = str | Sequence[str]
+
+
+def reached_parameters(total: Value) -> list[Parameter]:
+    """The trainable parameters that a value is computed from, each array once."""
+    leaves = [v for n in reachable([total]) for v in n.outputs if isinstance(v, Parameter) and v.trainable]
+    return list({v.stored: v for v in leaves}.values())
+
+
+def refuse_untrained(who: str, total: Value, known: Collection[Stored]) -> None:
+    """GraphError naming a parameter beside `known` for which the loss has a gradient: nobody would train it."""
+    others = [p for p in reached_parameters(total) if p.stored not in known]
+    if not others:
+        return
+    found = [p for p, g in zip(others, gradients(total, others), strict=True) if g is not None]
+    if found:
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        raise GraphError(
+            f"{who}: the loss reaches a parameter that nobody trains: {describe(found[0])} {found[0].node.label}{more};"
+            " need it as an attribute of the model (self.name = ...), among the parameters of the optimiser, or "
+            "declared frozen (trainable=False)"
+        )
+
+
+def check_freeze(freeze: Freeze) -> tuple[str, ...]:
+    """The patterns, or SettingError."""
+    patterns = (freeze,) if isinstance(freeze, str) else freeze
+    if not isinstance(patterns, (tuple, list)) or not all(isinstance(p, str) and p for p in patterns):
+        raise SettingError(f"freeze={freeze!r} is not usable; need a pattern of names, such as 'embed*', or several")
+    return tuple(patterns)
+
+
+def matched(freeze: Sequence[str], names: Iterable[str]) -> set[str]:
+    """The names that a pattern matches (* ? [abc], as file names); SettingError for a pattern without any."""
+    names = list(names)
+    found: set[str] = set()
+    for pattern in freeze:
+        hits = {name for name in names if fnmatchcase(name, pattern)}
+        if not hits:
+            near = difflib.get_close_matches(pattern, names, 1)
+            hint = f"did you mean {near[0]}?" if near else f"need one of {', '.join(names[:8]) or 'none'}"
+            raise SettingError(f"freeze: {pattern!r} matches no parameter; {hint}")
+        found |= hits
+    return found

@@ -1,0 +1,102 @@
+"""What numbers become: whole numbers of NumPy, masked arrays, numbers beyond their dtype."""
+
+import numpy as np
+import pytest
+
+import gradloom as gl
+
+INTEGERS = [np.int64(3), np.int32(3), np.uint16(3), np.array(3), np.array(3, np.int32)]
+
+
+@pytest.mark.parametrize("number", INTEGERS)
+@pytest.mark.parametrize("make", [gl.constant, gl.tensor])
+def test_a_whole_number_of_numpy_is_whole(make, number):
+    assert make(number).dtype.name == "i32" and make(number).shape == ()
+    assert make(np.bool_(True)).dtype.name == "u8"
+    for other in (3, 3.0, np.float64(3), np.float32(3), np.array(3.0)):
+        assert make(other).dtype.name == "f32"
+    assert make([3]).dtype.name == make(np.array([3])).dtype.name == "i32"
+    assert make(number, "f32").dtype.name == "f32"
+
+
+@pytest.mark.parametrize("number", [3, *INTEGERS])
+def test_a_whole_number_in_an_expression_counts_as_a_float(number):
+    x = gl.input("x", (2,))
+    for value, expected in (
+        (x * number, [3, 6]), (number * x, [3, 6]), (gl.ops.add(x, number), [4, 5]),
+        (gl.ops.where(gl.ops.less(x, number), x, number), [1, 2]),
+    ):  # fmt: skip
+        np.testing.assert_array_equal(gl.compile(value)(x=[1.0, 2.0])[0], expected)
+    t = gl.tensor([1.0, 2.0])
+    np.testing.assert_array_equal((t * number).numpy(), [3, 6])
+    with gl.grad_tape() as tape:
+        tape.watch(t)
+        y = gl.ops.sum(t * number + gl.ops.maximum(t, number))
+    np.testing.assert_array_equal(tape.backward(y)[t].numpy(), [3, 3])
+
+
+def test_numbers_beyond_their_dtype_are_refused():
+    for make in (gl.constant, gl.tensor):
+        for data in (np.int64(3_000_000_000), np.array([1, -3_000_000_000])):
+            with pytest.raises(gl.DTypeError, match=r"it holds .*; need numbers of i32 \(-2147483648\.\.2147483647\)"):
+                make(data)
+        with pytest.raises(gl.DTypeError, match=r"it holds -1\.\.255; need numbers of u8"):
+            make(np.array([-1, 255]), "u8")
+
+
+MASKED = np.ma.masked_array(np.arange(12.0, dtype=np.float32).reshape(6, 2), np.eye(6, 2, dtype=bool))
+IDS = np.ma.masked_array(np.array([0, 1, 0, 1, 0, 1]), [1, 0, 0, 0, 0, 0])
+ONES = np.ma.masked_array(np.ones(6, np.float32), [0, 0, 1, 0, 0, 0])
+PLAIN, Y = MASKED.data, IDS.data
+
+
+def net():
+    return gl.nn.Linear(2, 2)
+
+
+def fit(*data, **more):
+    return gl.fit(net(), gl.data.Dataset(*data, **more), progress=False, batch_size=3)
+
+
+WAYS = {
+    "tensor": lambda: gl.tensor(MASKED),
+    "tensor in a list": lambda: gl.tensor([MASKED[0], MASKED[1]]),
+    "constant": lambda: gl.constant(MASKED),
+    "an expression": lambda: gl.input("x", (6, 2)) + MASKED,
+    "an eager expression": lambda: gl.tensor(PLAIN) + MASKED,
+    "one number": lambda: gl.tensor(MASKED[0, 0]),
+    "parameter": lambda: gl.parameter(MASKED),
+    "assign": lambda: gl.parameter(PLAIN).assign(MASKED),
+    "load": lambda: net().load_state_dict({"weight": MASKED[:2], "bias": np.zeros(2)}),
+    "data": lambda: fit(MASKED, Y),
+    "labels": lambda: fit(PLAIN, IDS),
+    "weights": lambda: fit(PLAIN, Y, weights=ONES),
+    "a pair": lambda: gl.fit(net(), (MASKED, Y), progress=False, batch_size=3),
+    "a loader": lambda: gl.data.DataLoader(MASKED, Y),
+    "step": lambda: gl.Trainer(net()).step(MASKED, Y),
+    "labels of a step": lambda: gl.Trainer(net()).step(PLAIN, IDS),
+    "weights of a step": lambda: gl.Trainer(net()).step(PLAIN, Y, ONES),
+    "predict": lambda: gl.predict(net(), MASKED),
+    "evaluate": lambda: gl.evaluate(net(), (MASKED, Y)),
+    "feeds": lambda: gl.compile(gl.input("x", (6, 2)) * 2)(x=MASKED),
+    "dp_train": lambda: gl.dp_train(net, [(MASKED, Y)], loss_fn=gl.ops.cross_entropy, replicas=1, iterations=1),
+    "standardize": lambda: gl.nn.Standardize(MASKED[0], np.ones(2)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_masked_arrays_are_refused(way):
+    with pytest.raises(gl.DTypeError, match=r"\d elements? (is|are) masked; need numbers everywhere"):
+        WAYS[way]()
+
+
+def test_masked_arrays_are_not_saved(tmp_path):
+    from gradloom.files import save_arrays
+
+    with pytest.raises(gl.DTypeError, match="masked"):
+        save_arrays(tmp_path / "a.safetensors", {"a": MASKED}, {})
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_array_without_a_masked_element_is_an_array():
+    np.testing.assert_array_equal(gl.tensor(np.ma.masked_array(PLAIN)).numpy(), PLAIN)
