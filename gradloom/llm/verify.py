@@ -82,7 +82,7 @@ def verify(
     isa: str | None = None,
     **settings: Any,
 ) -> Verification:
-    """Verify one training step: the first that finetune would take with these settings (those of finetune.Run).
+    """Verify one training step: the first of finetune.Run with these settings and without validation rows.
 
     model, adapter: objects, or the paths of their files. context: tokens per row, 64 by default (of TokenData: what
     they have); batch_size: rows. reference=False leaves float64 out. on_check is called with each Check, on_progress
