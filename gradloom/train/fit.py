@@ -78,8 +78,8 @@ def fit(
     them may raise StopTraining: then the history so far is returned, a part of an epoch included. max_norm: an
     optimiser step divides its gradients, if their global norm is above this, down to it. freeze: patterns of names,
     such as "embed*", of parameters that stay as they are. Fewer rows than batch_size train as one smaller batch.
-    options go to gl.compile (threads=, ...); SettingError for a name that is no argument. Predictions are kept of the
-    last epoch alone.
+    options go to gl.Trainer (dynamic=) and gl.compile (threads=, ...); SettingError for a name that is no argument.
+    Predictions are kept of the last epoch alone.
     parallel: "mpi", under mpiexec: each batch is split over the ranks, all of which hold the data and end with the same
     weights and results. Micro-batch j goes to rank j mod N; micro_batch_size is by default an equal share of the batch,
     and where it is given the bits do not depend on N, unless exchange is "fast". Rank 0 alone shows progress and calls
@@ -87,7 +87,7 @@ def fit(
     Raises NonFiniteError when the loss or a gradient is not finite; the weights before that step are kept. On Ctrl-C,
     KeyboardInterrupt leaves with the weights so far.
     """
-    check_options("fit", options, fit)
+    check_options("fit", options, fit, "dynamic")
     ranks = None if parallel is None else communicator(parallel, timeout)
     options["threads"] = threads_for(ranks, options.get("threads"))
     with agreed(ranks):
@@ -177,7 +177,7 @@ def evaluate(
 
     parallel, timeout: as in fit; all ranks get the whole result. options go to gl.compile.
     """
-    check_options("evaluate", options, evaluate)
+    check_options("evaluate", options, evaluate, "dynamic")
     ranks = None if parallel is None else communicator(parallel, timeout)
     options["threads"] = threads_for(ranks, options.get("threads"))
     with agreed(ranks):
@@ -195,7 +195,7 @@ def predict(model: Model, x: Any, *, batch_size: int = 500, **options: Any) -> A
 
     x: rows of numbers; DataError for a Dataset, whose labels and weights nothing here reads. options go to gl.compile.
     """
-    check_options("predict", options, predict)
+    check_options("predict", options, predict, "dynamic")
     if isinstance(x, Dataset):
         raise DataError("predict: got a Dataset; need its rows alone, dataset.data (gl.evaluate reads labels, too)")
     x = numbers("x", x)

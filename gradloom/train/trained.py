@@ -11,7 +11,7 @@ from ..graph.graph import reachable
 from ..graph.opspec import Parameter
 from ..graph.stored import Stored
 from ..graph.value import Value, describe
-from ..transform.grad import gradients
+from ..graph.grad import gradients
 
 Freeze = str | Sequence[str]
 

@@ -486,7 +486,7 @@ class Trainer:
         named = [(p.name, p) for p in reached_parameters(total)]
         own: list[tuple[str, Parameter]] = []
         if isinstance(self.model, Module):
-            own = [(name, p) for name, p, _ in self.model._named_stored()]
+            own = [*self.model.named_parameters().items(), *self.model.named_buffers().items()]
         mine = {p.stored for _, p in own}
         named = own + [(name, p) for name, p in named if p.stored not in mine]
         hits = matched(self.freeze, [name for name, _ in named])
@@ -645,10 +645,10 @@ def _stored(value: Value | None) -> Stored:
     return value.node.attrs["stored"]
 
 
-def check_options(who: str, options: Mapping[str, Any], function: Callable[..., Any]) -> None:
+def check_options(who: str, options: Mapping[str, Any], function: Callable[..., Any], *more: str) -> None:
     """SettingError, with the nearest known name, for an option that is neither one of gl.compile nor an argument of the
-    function."""
-    known: set[str] = set()
+    function, nor one of `more`."""
+    known = set(more)
     for callee in (compile_program, function):
         known |= {n for n, p in inspect.signature(callee).parameters.items() if p.kind != p.VAR_KEYWORD}
     known -= {"self", "outputs", "updates"}

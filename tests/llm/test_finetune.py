@@ -315,7 +315,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_weights(tmp_path: Path) -
         ({"lr": -1.0}, SettingError, "lr=-1.0 is not usable"),
         ({"warmup": 1.5}, SettingError, "warmup=1.5 is not usable"),
         ({"val_split": 1.0}, SettingError, "val_split=1.0 is not usable"),
-        ({"nonsense": 1}, TypeError, "nonsense"),
+        ({"nonsense": 1}, SettingError, "nonsense is not an argument"),
         (
             {"optimizer": gl.optim.SGD(lr=1.0), "lr": 1e-3, "warmup": 0.0},
             SettingError,

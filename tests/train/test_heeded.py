@@ -373,6 +373,22 @@ def test_unknown_arguments_are_named_with_the_nearest_known():
             call()
 
 
+def test_a_dynamic_model_may_be_handed_to_all():
+    made = []
+
+    def model(x):
+        made.append(x.shape[0])
+        return x * 2
+
+    w = gl.parameter(np.ones(4))
+    history = fit(lambda x: model(x) * w, X, loss="mean", dynamic=True)
+    assert made == [8, 8, 8] and history[-1].train.ndata == 24
+    assert np.isfinite(gl.evaluate(model, X, loss="mean", dynamic=True).loss)
+    made.clear()
+    np.testing.assert_array_equal(gl.predict(model, X, batch_size=8, dynamic=True), X * 2)
+    assert made == [8, 8, 8]
+
+
 def test_fit_keeps_the_predictions_of_its_last_epoch():
     seen = []
     history = fit(net(), epochs=3, val_split=0.25, on_epoch=lambda e: seen.append(len(e.train.predictions)))

@@ -391,3 +391,29 @@ def test_samples_of_large_arrays_see_a_change_in_every_piece():
     array[-1] += 1
     assert sampled(array, 1 << 16) != before
     assert sampled(array, 1 << 30) != sampled(array[:-1], 1 << 30)
+
+
+def test_what_is_frozen_stays_as_it_is_on_all_ranks():
+    start = mlp().init(3).state_dict()
+
+    def run(ranks):
+        net = mlp()
+        gl.fit(net, data(mlp, 60), seed=3, batch_size=30, freeze="0.*", parallel=ranks, progress=False, threads=1)
+        return {name: array.tobytes() for name, array in net.state_dict().items()}
+
+    alone = run(threads(1)[0])
+    assert {name for name, array in start.items() if alone[name] == array.tobytes()} == {"0.weight", "0.bias"}
+    for found in on_ranks(2, run):
+        assert found.keys() == alone.keys() and found["0.weight"] == alone["0.weight"]
+        assert found["0.bias"] == alone["0.bias"] != b""
+
+
+def test_a_parameter_that_nobody_trains_ends_all_ranks():
+    scale = gl.parameter(2.0, name="scale")
+
+    def run(ranks):
+        loss = lambda p, y, weights: gl.ops.cross_entropy_pair(p * scale, y, weights)  # noqa: E731
+        gl.fit(mlp(), data(mlp, 60), loss=loss, batch_size=30, parallel=ranks, progress=False, threads=1)
+
+    for error in on_ranks(2, run):
+        assert "the loss reaches a parameter that nobody trains: f32[] scale" in str(error)
