@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 
 import numpy as np
 
+from ..base import locks
 from ..base.dtypes import DType, dtype
 from ..base.errors import DTypeError, GraphError, ShapeError
 
@@ -48,12 +49,14 @@ def sketching() -> bool:
 # Eager computing is lazy: what reads an array may still be outstanding when the array is about to be written, and a
 # write when it is about to be read.
 _readers: list[Callable[[Iterable[Stored]], object]] = []
+_waiting: list[Callable[[Iterable[Stored]], bool]] = []
 _promised: dict[Stored, Callable[[], object]] = {}
 
 
-def tell_before_writes(reader: Callable[[Iterable[Stored]], object]) -> None:
-    """`reader` is called with the arrays that are about to be written."""
+def tell_before_writes(reader: Callable[[Iterable[Stored]], object], waits: Callable[[Iterable[Stored]], bool]) -> None:
+    """`reader` is called with the arrays that are about to be written; waits(arrays) tells whether it has to be."""
     _readers.append(reader)
+    _waiting.append(waits)
 
 
 def promise_write(stored: Stored, write: Callable[[], object]) -> None:
@@ -80,6 +83,49 @@ def before_write(stored: Sequence[Stored]) -> None:
     before_read(stored)
     for reader in _readers:
         reader(stored)
+
+
+@contextlib.contextmanager
+def held(reads: Sequence[Stored], writes: Sequence[Stored] = ()) -> Iterator[None]:
+    """Holds the lock of all stored arrays, with nothing outstanding that writes these arrays or reads `writes`.
+
+    Where this thread holds the lock already, what has become outstanding since comes after.
+    """
+    if locks.has_memory():
+        yield
+        return
+    while True:
+        before_read(reads)
+        if writes:
+            before_write(writes)
+        with locks.memory:
+            if _outstanding(reads, writes):  # it came in between, from another thread
+                continue
+            yield
+            return
+
+
+def _outstanding(reads: Sequence[Stored], writes: Sequence[Stored]) -> bool:
+    if _promised and any(stored in _promised for stored in (*reads, *writes)):
+        return True
+    return bool(writes) and any(waits(writes) for waits in _waiting)
+
+
+def copies(several: Iterable[Stored]) -> list[np.ndarray]:
+    """Copies of the contents of several arrays as numbers, all of one moment: between two steps of any program."""
+    listed = list(several)
+    with held(listed):
+        return [dequantised(s.array, s.dtype, s.shape) if s.dtype.is_quantised else s.array.copy() for s in listed]
+
+
+def replace(contents: Mapping[Stored, object]) -> None:
+    """Replace the contents of several arrays at one moment: no program runs in between. Errors as Stored.assign, before
+    anything is changed."""
+    given = [(stored, stored.checked(data)) for stored, data in contents.items()]
+    with held((), list(contents)):
+        for stored, array in given:
+            stored.array[...] = array
+            stored.version += 1
 
 
 class Stored:
@@ -151,29 +197,28 @@ class Stored:
 
     def numpy(self) -> np.ndarray:
         """A copy of the contents as numbers; quantised ones as f32, by the gguf package."""
-        before_read((self,))
-        if not self.dtype.is_quantised:
-            return self.array.copy()
-        return dequantised(self.array, self.dtype, self.shape)
+        return copies((self,))[0]
 
     def assign(self, data: object) -> None:
         """Replace the contents; ShapeError when the shape differs, DTypeError when the data are not numbers."""
+        replace({self: data})
+
+    def checked(self, data: object) -> np.ndarray:
+        """The data as an array that may be assigned; the errors of assign."""
         if not self.array.flags.writeable:
             raise GraphError(f"parameter {self.name}: it is read-only; need one of gl.parameter")
         given = _numbers(self.name, data, self.dtype)
         if given.shape != self.shape:
             raise ShapeError(f"parameter {self.name}: got shape {list(given.shape)}; need {list(self.shape)}")
-        before_write((self,))
-        self.array[...] = given
-        self.version += 1
+        return given
 
     def __deepcopy__(self, memo: dict[int, object]) -> Stored:
         """A copy that is written on its own; what is only read is shared."""
         if not self.array.flags.writeable:
             return self
-        before_read((self,))
-        made = memo[id(self)] = Stored(self.name, self.array, self.dtype, self.trainable)
-        made.version, made.check = self.version, self.check
+        with held((self,)):
+            made = memo[id(self)] = Stored(self.name, self.array, self.dtype, self.trainable)
+            made.version, made.check = self.version, self.check
         return made
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -181,8 +226,8 @@ class Stored:
             raise GraphError(
                 f"parameter {self.name}: it is read from a file and not pickled; need the file where it goes"
             )
-        before_read((self,))
-        return _unpickled, (self.name, self.array, self.dtype, self.trainable, self.version)
+        with held((self,)):
+            return _unpickled, (self.name, self.array.copy(), self.dtype, self.trainable, self.version)
 
     def __repr__(self) -> str:
         return f"Stored({self.name}, {self.dtype.name}{list(self.shape)})"

@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
 from .. import ops
 from ..base.errors import DataError, GradientError, GraphError, NonFiniteError, SettingError, ShapeError
+from ..base.locks import Claim
 from ..data.dataset import Dataset
 from ..graph.graph import reachable, storage_leaf
 from ..graph.opspec import Parameter
 from ..graph.stored import Stored
 from ..graph.value import Value, builds_graphs, describe
-from ..nn.module import Module
+from ..nn.module import Module, mode
 from ..optim.clip import check_max_norm, clip_weight
 from ..optim.optimizer import AdamW, Optimizer
 from ..optim.state import OptimizerState
@@ -31,6 +33,9 @@ from .losses import loss_pair
 from .result import Result
 from .source import FeedSource, RowSource
 from .split import Split, check_exchange
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 CALL_SECONDS = 0.2  # the longest that one native call may take: progress and Ctrl-C are answered in between
 CALL_BYTES = 64 << 20  # and the most that it may write down
@@ -63,6 +68,17 @@ class _Micro:
     offset: int  # of its first row inside the logical batch
 
 
+def _claims(method: Callable[P, R]) -> Callable[P, R]:
+    """The method of a Trainer, which this thread alone uses meanwhile."""
+
+    @wraps(method)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        with args[0].claim:  # type: ignore[attr-defined]
+            return method(*args, **kwargs)
+
+    return run
+
+
 class Trainer:
     """Trains a model batch by batch.
 
@@ -77,6 +93,8 @@ class Trainer:
     communicator  this rank among those that train together: run_rows (and so epoch) splits each batch over them, see
                train/split.py; exchange: "ordered", the same bits for any number of ranks, or "fast"
     max_norm   an optimiser step divides its gradients, if their global norm is above this, down to it
+    One thread at a time uses a trainer (or several trainers of one optimiser with parameters): while it is in a call of
+    one, another thread gets TrainError.
     The other arguments are those of gl.compile.
     """
 
@@ -127,6 +145,11 @@ class Trainer:
         self.split = None if communicator is None else Split(self, communicator, exchange)
 
     @property
+    def claim(self) -> Claim:
+        """`with trainer.claim:` no other thread uses this trainer meanwhile; it gets TrainError."""
+        return self.optimizer_state.claim
+
+    @property
     def steps(self) -> int:
         """Optimiser steps since the last reset of the optimiser."""
         return self.optimizer_state.steps
@@ -142,6 +165,7 @@ class Trainer:
 
     # ---- one batch ---------------------------------------------------------------------------------------
 
+    @_claims
     @builds_graphs
     def step(
         self,
@@ -164,9 +188,9 @@ class Trainer:
         update = backward and self.build == "opt" and self._in_window + 1 == self.accumulate
         micro = _Micro(0, source.rows, 1, update, self._in_window == 0, self._window_rows)
         step = self._step_for(source, micro.rows, backward, update)
-        step.run.feed({k: v for k, v in source.feeds.items() if k in step.run.inputs})  # some losses take no labels
+        feeds = {k: v for k, v in source.feeds.items() if k in step.run.inputs}  # some losses take no labels
         try:
-            _, outputs = self._run(step, micro, 1, backward)
+            _, outputs = self._run(step, micro, 1, backward, feeds)
         except BaseException:
             self._drop_window()
             raise
@@ -182,6 +206,7 @@ class Trainer:
             self._sources[id(data)] = RowSource(data)
         return self._sources[id(data)]
 
+    @_claims
     @builds_graphs
     def run_rows(
         self,
@@ -217,6 +242,7 @@ class Trainer:
             self._drop_window()
             raise
 
+    @_claims
     @builds_graphs
     def prepare(
         self,
@@ -235,6 +261,7 @@ class Trainer:
             return
         self._compile_all(source, start, stop, batch_size, micro_size, backward and self.build != "forward")
 
+    @_claims
     @builds_graphs
     def whole_step(self, source: RowSource, rows: int) -> Step:
         """A step on so many rows with its update: what it computes, and the executable."""
@@ -310,12 +337,14 @@ class Trainer:
 
     # ---- running -------------------------------------------------------------------------------------------
 
-    def _run(self, step: Step, micro: _Micro, count: int, backward: bool) -> tuple[int, list[np.ndarray]]:
+    def _run(
+        self, step: Step, micro: _Micro, count: int, backward: bool, feeds: dict[str, Any] | None = None
+    ) -> tuple[int, list[np.ndarray]]:
         if backward and self._keeps_gradients:
             self.optimizer_state.join(step.parameters, micro.first)
         settings = self._settings(micro, count, backward)
         try:
-            return step.run.run_many(count, settings, CALL_SECONDS)
+            return step.run.run_many(count, settings, CALL_SECONDS, feeds)
         except IndexOutOfRange as found:
             self._count(micro, found.steps_done, backward)
             raise
@@ -415,14 +444,10 @@ class Trainer:
 
     def _outputs(self, x: Value, backward: bool) -> Value:
         if isinstance(self.model, Module):
-            modes = {module: module.training for module in self.model.modules()}
-            if not backward or not self.model.training:  # else parts in eval mode stay as they are
-                self.model.train(backward)
-            try:
+            if backward and self.model.training:  # parts in eval mode stay as they are
                 return self.model(x)
-            finally:
-                for module, mode in modes.items():
-                    module.training = mode
+            with mode(backward):
+                return self.model(x)
         if isinstance(self.model, tuple):
             leaf, outputs = self.model
             if leaf.shape != x.shape or leaf.dtype != x.dtype:
@@ -554,6 +579,7 @@ class Trainer:
             return total
         return total / np.float32(weight * max(self.accumulate, self._held) / self._held)
 
+    @_claims
     def reset(self, optimizer: bool = False) -> None:
         """Begin a new accumulation window; with `optimizer`, also forget its moments and its step count."""
         self._in_window = self._window_rows = self._held = 0
