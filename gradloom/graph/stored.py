@@ -114,8 +114,13 @@ def _outstanding(reads: Sequence[Stored], writes: Sequence[Stored]) -> bool:
 def copies(several: Iterable[Stored]) -> list[np.ndarray]:
     """Copies of the contents of several arrays as numbers, all of one moment: between two steps of any program."""
     listed = list(several)
+    found: dict[Stored, np.ndarray] = {}
     with held(listed):
-        return [dequantised(s.array, s.dtype, s.shape) if s.dtype.is_quantised else s.array.copy() for s in listed]
+        found.update((s, s.array.copy()) for s in listed if s.array.flags.writeable)
+    for s in listed:  # what nobody writes needs no lock
+        if s not in found:
+            found[s] = dequantised(s.array, s.dtype, s.shape) if s.dtype.is_quantised else s.array.copy()
+    return [found[s] for s in listed]
 
 
 def replace(contents: Mapping[Stored, object]) -> None:
