@@ -32,19 +32,29 @@ class NoUnwind {
   bool armed_ = true;
 };
 
+// The state of a thread that is inside of without_gil. It is what the GIL is asked for with: unlike PyGILState_Ensure,
+// PyEval_RestoreThread may be called when the interpreter is gone.
+thread_local PyThreadState* suspended = nullptr;
+
+void take_gil() {
+  NoUnwind guard;
+  PyEval_RestoreThread(suspended);
+  guard.done();
+}
+
 // Runs `work` without the GIL; rethrows what it throws once the GIL is back.
 template <class F>
 void without_gil(F work) {
   std::exception_ptr thrown;
-  PyThreadState* state = PyEval_SaveThread();
+  PyThreadState* const outer = suspended;  // a signal handler may come in between
+  suspended = PyEval_SaveThread();
   try {
     work();
   } catch (const std::exception&) {
     thrown = std::current_exception();
   }
-  NoUnwind guard;
-  PyEval_RestoreThread(state);
-  guard.done();
+  take_gil();
+  suspended = outer;
   if (thrown) std::rethrow_exception(thrown);
 }
 
@@ -155,11 +165,9 @@ void make_program(PyProgram* self, const std::string& isa, std::vector<std::pair
 
 // Handles the signals that have arrived (Ctrl-C); true when a handler raised. Only the main thread ever sees one.
 bool signalled() {
-  NoUnwind guard;
-  const PyGILState_STATE state = PyGILState_Ensure();
-  guard.done();
+  take_gil();
   const bool raised = PyErr_CheckSignals() != 0;
-  PyGILState_Release(state);
+  suspended = PyEval_SaveThread();
   return raised;
 }
 

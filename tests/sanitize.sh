@@ -25,8 +25,8 @@ for kind in "$@"; do
   esac
   tree=build/sanitize-$kind
   mkdir -p "$tree"
-  rm -rf "$tree/gradloom" "$tree/csrc" "$tree/tests"
-  cp -R -p gradloom csrc tests pyproject.toml CMakeLists.txt "$tree/"
+  rm -rf "$tree/gradloom" "$tree/csrc" "$tree/tests" "$tree/examples"
+  cp -R -p gradloom csrc tests examples pyproject.toml CMakeLists.txt "$tree/"
   rm -f "$tree"/gradloom/_core*.so
   echo "== $kind: build"
   cmake -S "$tree" -B "$tree/build" -G Ninja -DGRADLOOM_INPLACE=ON "-DGRADLOOM_SANITIZE=$flags" \
@@ -40,6 +40,7 @@ for kind in "$@"; do
     cd "$tree"
     export LD_PRELOAD="$preload" ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0 \
            UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1:die_after_fork=0
+    export OPENBLAS_NUM_THREADS=1  # its threads are not built for a sanitizer
     export STRESS_SECONDS="${STRESS_SECONDS:-12}"
     # An editable install would hide this tree's own core: take its finder out, and make sure.
     # shellcheck disable=SC2086
