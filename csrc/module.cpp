@@ -5,6 +5,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <chrono>
+#include <exception>
+#include <thread>
+
 #include "limits.h"
 #include "threads.h"
 #include "vm.h"
@@ -13,6 +17,46 @@ namespace nb = nanobind;
 using namespace gradloom;
 
 namespace {
+
+// A thread that asks for the GIL while the interpreter is finalised never gets it. Before Python 3.14 the interpreter
+// ends such a thread by pthread_exit, which unwinds its stack; the frames of a binding do not allow that, and the process
+// would abort. So the thread sleeps until the process has ended, which is what Python 3.14 makes it do.
+class NoUnwind {
+ public:
+  ~NoUnwind() {
+    while (armed_) std::this_thread::sleep_for(std::chrono::hours(1));
+  }
+  void done() { armed_ = false; }
+
+ private:
+  bool armed_ = true;
+};
+
+// The state of a thread that is inside of without_gil. It is what the GIL is asked for with: unlike PyGILState_Ensure,
+// PyEval_RestoreThread may be called when the interpreter is gone.
+thread_local PyThreadState* suspended = nullptr;
+
+void take_gil() {
+  NoUnwind guard;
+  PyEval_RestoreThread(suspended);
+  guard.done();
+}
+
+// Runs `work` without the GIL; rethrows what it throws once the GIL is back.
+template <class F>
+void without_gil(F work) {
+  std::exception_ptr thrown;
+  PyThreadState* const outer = suspended;  // a signal handler may come in between
+  suspended = PyEval_SaveThread();
+  try {
+    work();
+  } catch (const std::exception&) {
+    thrown = std::current_exception();
+  }
+  take_gil();
+  suspended = outer;
+  if (thrown) std::rethrow_exception(thrown);
+}
 
 // A C-contiguous buffer, held for as long as this lives.
 class Bytes {
@@ -121,8 +165,10 @@ void make_program(PyProgram* self, const std::string& isa, std::vector<std::pair
 
 // Handles the signals that have arrived (Ctrl-C); true when a handler raised. Only the main thread ever sees one.
 bool signalled() {
-  nb::gil_scoped_acquire gil;
-  return PyErr_CheckSignals() != 0;
+  take_gil();
+  const bool raised = PyErr_CheckSignals() != 0;
+  suspended = PyEval_SaveThread();
+  return raised;
 }
 
 nb::tuple run_program(PyProgram& self, int64_t steps, nb::handle settings, nb::handle records, int threads,
@@ -154,10 +200,7 @@ nb::tuple run_program(PyProgram& self, int64_t steps, nb::handle settings, nb::h
     options.records = out.b->data();
   }
   RunResult r;
-  {
-    nb::gil_scoped_release free;
-    r = program.run(options);
-  }
+  without_gil([&] { r = program.run(options); });
   if (PyErr_Occurred()) throw nb::python_error();  // what a signal's handler raised
   return nb::make_tuple(r.steps, r.stop, r.node, r.index, r.value);
 }
@@ -200,13 +243,15 @@ NB_MODULE(_core, m) {
   m.def("cores", &cores, "CPUs that this process may use: the most threads that a run gets.");
   m.def("set_cores", &set_cores, nb::arg("n"), "Pretend to have n CPUs (0: ask the system): for tests of the pool.");
   m.def("fma_peak", [](const std::string& isa, int threads, int repeats) {
-    nb::gil_scoped_release free;
-    return fma_peak(find_table(isa), threads, repeats);
+    auto rate = decltype(fma_peak(find_table(isa), threads, repeats)){};
+    without_gil([&] { rate = fma_peak(find_table(isa), threads, repeats); });
+    return rate;
   }, nb::arg("isa"), nb::arg("threads") = 1, nb::arg("repeats") = 9,
      "GFLOP/s of multiply-adds in registers: the median of `repeats` short stretches.");
   m.def("copy_rate", [](const std::string& isa, int threads, int repeats) {
-    nb::gil_scoped_release free;
-    return copy_rate(find_table(isa), threads, repeats);
+    auto rate = decltype(copy_rate(find_table(isa), threads, repeats)){};
+    without_gil([&] { rate = copy_rate(find_table(isa), threads, repeats); });
+    return rate;
   }, nb::arg("isa"), nb::arg("threads") = 1, nb::arg("repeats") = 5,
      "GB/s read and written by a copy of 128 MiB per thread.");
   m.def("pool_threads", &pool_threads, "Threads that the pools have started so far.");
@@ -214,8 +259,7 @@ NB_MODULE(_core, m) {
   nb::class_<Arena>(m, "Arena", "One block of memory, 2 MiB aligned, in huge pages where the system has them.")
       .def(nb::init<>())
       .def("ensure", [](Arena& a, size_t bytes) {
-        nb::gil_scoped_release free;
-        a.ensure(bytes);
+        without_gil([&] { a.ensure(bytes); });
       }, nb::arg("bytes"), "Grow to at least this many bytes: fresh, zeroed, each page touched once.")
       .def_prop_ro("bytes", &Arena::bytes)
       .def_prop_ro("address", [](const Arena& a) { return reinterpret_cast<uintptr_t>(a.data()); })

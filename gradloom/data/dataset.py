@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..base import locks
 from ..base.arrays import as_array
 from ..base.errors import DataError, DTypeError, SettingError, ShapeError
 
@@ -102,7 +103,9 @@ class Dataset:
         count = self.shards if shards is None else int(shards)
         if not 0 <= count <= self.shards:
             raise SettingError(f"shards={shards!r} is not usable; need 0..{self.shards}, the shards of this data set")
-        self._order[:count] = rng.permutation(self._order[:count])
+        order = self._order.copy()  # who reads the old one meanwhile keeps it
+        order[:count] = rng.permutation(order[:count])
+        self._order = order
 
     def permutation(self, rng: np.random.Generator) -> np.ndarray:
         """A fresh order of all rows, i64: shards permuted, the rows inside a shard in their own order."""
@@ -242,11 +245,12 @@ class DataLoader:
         return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
 
     def __iter__(self) -> Iterator[Any]:
-        order = self.dataset.order(self.seed, self.epoch) if self.shuffle else self.dataset.rows()
-        self.epoch += 1
-        return self._batches(order)
+        with locks.building:
+            epoch = self.epoch
+            self.epoch += 1
+        return _Shared(self._batches(self.dataset.order(self.seed, epoch) if self.shuffle else self.dataset.rows()))
 
-    def _batches(self, order: np.ndarray) -> Iterator[Any]:
+    def _batches(self, order: np.ndarray) -> Generator[Any, None, None]:
         size = self.batch_size
         gathered = self._gathered(order)
         if self.prefetch:
@@ -271,6 +275,22 @@ class DataLoader:
         rows = len(self) * self.batch_size if self.drop_last else self.dataset.n
         for i in range(0, rows, at_once):
             yield self.dataset.take(order[i : min(i + at_once, rows)], self._dtype)
+
+
+class _Shared(Iterator[Any]):
+    """An iterator whose items go to whoever asks first, of several threads."""
+
+    def __init__(self, items: Generator[Any, None, None]) -> None:
+        self._items, self._lock = items, threading.Lock()
+
+    def __next__(self) -> Any:
+        with self._lock:
+            return next(self._items)
+
+    def close(self) -> None:
+        """No further items; a thread that gathers ahead ends."""
+        with self._lock:
+            self._items.close()
 
 
 def _ahead(items: Generator[Batch, None, None]) -> Generator[Batch, None, None]:

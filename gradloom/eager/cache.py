@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..base import locks
 from ..graph.opspec import Parameter
 from ..graph.value import Node, graph_mode
 
@@ -35,7 +36,8 @@ class Stats:
     @property
     def cached(self) -> int:
         """Programs that are kept."""
-        return sum(len(cache.programs) for cache in _caches)
+        with locks.building:
+            return sum(len(cache.programs) for cache in _caches)
 
     def __str__(self) -> str:
         return (

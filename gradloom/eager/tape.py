@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from .. import ops
+from ..base import locks
 from ..base.dtypes import f32, f64
 from ..base.errors import GradientError, GraphError, NonFiniteError, SettingError
 from ..graph.grad import gradients
@@ -26,7 +27,7 @@ from ..graph.stored import Stored, before_read, before_write, trainable_changes
 from ..graph.value import Node, Value, describe, graph_mode, recording
 from .cache import Cache, cache_of
 from .program import Program, slot_name
-from .trace import Tensor, Trace, turn
+from .trace import Tensor, Trace
 
 Build = Callable[[list[Value], Value], Sequence[Value]]
 WEIGHT = "gradients.weight"  # the setting that gradients are divided by
@@ -110,7 +111,7 @@ class GradTape:
         """
         if not isinstance(loss, Tensor):
             raise GradientError(f"backward: got {type(loss).__name__}; need a tensor that this tape has taken down")
-        with turn:
+        with locks.building:
             return self._backward(loss)
 
     def _backward(self, loss: Tensor) -> Gradients:
@@ -163,11 +164,6 @@ class GradTape:
         seen = {v for n in through for v in n.inputs if v is not None} | {loss}
         reads = [n.outputs[0] for n in nodes if n.op.name == "parameter"]
         trained = [p for p in reads if isinstance(p, Parameter) and p.trainable and p in seen]
-        if not trained and not watched:
-            raise GradientError(
-                f"backward: the loss {loss.node.label} depends on no trainable parameter and no tensor is watched; "
-                "need at least one (tape.watch)"
-            )
         stale = {v: changed for v, changed in trace.stale.items() if v.dtype.is_float}
         if stale:
             past = gradients(loss, list(stale), through=within)
@@ -177,6 +173,11 @@ class GradTape:
                         f"backward: the loss depends on a tensor that was computed before {changed} changed; "
                         "compute it again, or detach it"
                     )
+        if not trained and not watched:
+            raise GradientError(
+                f"backward: the loss {loss.node.label} depends on no trainable parameter and no tensor is watched; "
+                "need at least one (tape.watch)"
+            )
         asked = [v for v in watched if v is not None]
         found = gradients(loss, [*trained, *asked], through=within)
         total: dict[Stored | int, tuple[Parameter | None, Value]] = {}
@@ -275,7 +276,8 @@ class Gradients(Mapping[Value, "Tensor | None"]):
 
     def __getitem__(self, x: Value) -> Tensor | None:
         i = self._slopes.at.get(self._key(x))
-        return None if i is None else self._tensor(i)
+        with locks.building:
+            return None if i is None else self._tensor(i)
 
     def _key(self, x: Value) -> Stored | int:
         for i, known in enumerate(self._tape._watched):
@@ -349,10 +351,11 @@ class Gradients(Mapping[Value, "Tensor | None"]):
 
     @weight.setter
     def weight(self, weight: Any) -> None:
-        if isinstance(weight, Value) and not isinstance(weight, Tensor):  # of a graph: a constant, a setting
-            weight = self._trace.take(weight)
-        self._weight = weight
-        self._made, self._held = {}, None
+        with locks.building:
+            if isinstance(weight, Value) and not isinstance(weight, Tensor):  # of a graph: a constant, a setting
+                weight = self._trace.take(weight)
+            self._weight = weight
+            self._made, self._held = {}, None
 
     # ---- updates ---------------------------------------------------------------------------------------------
 
@@ -368,7 +371,7 @@ class Gradients(Mapping[Value, "Tensor | None"]):
         NonFiniteError, naming the first bad node, when the loss or a gradient is not finite: then nothing is written.
         """
         trace = self._trace
-        with turn:
+        with locks.building:
             computed = self._whole and all(t.data is not None for t in self._whole)
             if trace.over and not computed:
                 raise GradientError(
@@ -448,7 +451,7 @@ class Gradients(Mapping[Value, "Tensor | None"]):
         key: its first member owns the program; the program goes when the owner does. Answers the outputs. Raises
         NonFiniteError when a guard among them trips: then nothing is written.
         """
-        with turn:
+        with locks.building:
             name = (id(key[0]), *key[1:])
             cache = _homes.get(name)
             if cache is None or key not in cache.programs:

@@ -22,6 +22,7 @@ from typing import Any, cast
 import numpy as np
 
 from .. import ops
+from ..base import locks
 from ..base.arrays import as_array
 from ..base.dtypes import DType, f32
 from ..base.dtypes import dtype as as_dtype
@@ -306,7 +307,7 @@ class Trace:
 
     def record(self, op: OpSpec, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
         """What the op gives: a Tensor, or a tuple of them; of an update op the parameters that it writes."""
-        with turn:
+        with locks.building:
             return self.follow()._record(op, inputs, attrs) if self.over else self._record(op, inputs, attrs)
 
     def _record(self, op: OpSpec, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
@@ -448,7 +449,7 @@ class Trace:
 
     def take(self, x: Value) -> Tensor:
         """A graph value as a tensor of this trace."""
-        with turn:
+        with locks.building:
             symbol = self._take(x, (x,))
             if symbol is None:
                 raise GraphError(f"tensor: {x.node.label} of a graph is fed by name; need a tensor or a number")
@@ -507,7 +508,7 @@ class Trace:
 
     def look(self) -> None:
         """Compute what is alive; outside of all tapes that is all that was needed of it."""
-        with turn:
+        with locks.building:
             self.compute()
             if self.family is None:
                 self.release("")
@@ -517,7 +518,7 @@ class Trace:
 
         Where that fails each is computed alone: one that cannot be computed does not stand in the way of others.
         """
-        with turn:
+        with locks.building:
             alive = self.alive()
             for held in self.slopes:  # who looks at one gradient looks at the others, too
                 slopes = held()
@@ -677,7 +678,7 @@ class Trace:
 
     def reader(self, stored: Container[Stored]) -> str | None:
         """The name of a parameter among these arrays that this trace reads."""
-        return next((p.name or "a parameter" for p in self.reads if p.stored in stored), None)
+        return next((p.name or "a parameter" for p in list(self.reads) if p.stored in stored), None)
 
     def release(self, changed: str) -> None:
         """Let go of what was taken down: all that somebody may look at is computed."""
@@ -688,7 +689,6 @@ class Trace:
         self.known, self.pinned = None, []
 
 
-turn = threading.RLock()  # of whoever takes down or computes
 _live: dict[int, weakref.ref[Trace]] = {}  # the traces that read parameters
 _local = threading.local()
 
@@ -704,15 +704,23 @@ def others(mine: Trace | None = None) -> list[Trace]:
     return [t for _, t in found if t is not None and t is not mine]
 
 
+def _awaited(stored: Iterable[Stored]) -> bool:
+    """Whether a trace reads these arrays."""
+    if not _live:
+        return False
+    listed = set(stored)
+    return any(trace.reader(listed) is not None for trace in others())
+
+
 def _before_write(stored: Iterable[Stored]) -> None:
     if _live:
-        with turn:
+        with locks.building:
             listed = set(stored)
             for trace in others():
                 trace.overtaken(listed)
 
 
-tell_before_writes(_before_write)
+tell_before_writes(_before_write, _awaited)
 
 
 def ambient() -> Trace:

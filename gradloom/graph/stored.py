@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 
 import numpy as np
 
+from ..base import locks
 from ..base.arrays import as_array
 from ..base.dtypes import DType, dtype
 from ..base.errors import DTypeError, GraphError, ShapeError
@@ -49,12 +50,14 @@ def sketching() -> bool:
 # Eager computing is lazy: what reads an array may still be outstanding when the array is about to be written, and a
 # write when it is about to be read.
 _readers: list[Callable[[Iterable[Stored]], object]] = []
+_waiting: list[Callable[[Iterable[Stored]], bool]] = []
 _promised: dict[Stored, Callable[[], object]] = {}
 
 
-def tell_before_writes(reader: Callable[[Iterable[Stored]], object]) -> None:
-    """`reader` is called with the arrays that are about to be written."""
+def tell_before_writes(reader: Callable[[Iterable[Stored]], object], waits: Callable[[Iterable[Stored]], bool]) -> None:
+    """`reader` is called with the arrays that are about to be written; waits(arrays) tells whether it has to be."""
     _readers.append(reader)
+    _waiting.append(waits)
 
 
 def promise_write(stored: Stored, write: Callable[[], object]) -> None:
@@ -90,6 +93,54 @@ def trainable_changes() -> int:
     """How often an array was declared frozen or trainable after it was made: what was built for gradients before such a
     change is built again."""
     return _trainable_changes
+
+
+@contextlib.contextmanager
+def held(reads: Sequence[Stored], writes: Sequence[Stored] = ()) -> Iterator[None]:
+    """Holds the lock of all stored arrays, with nothing outstanding that writes these arrays or reads `writes`.
+
+    Where this thread holds the lock already, what has become outstanding since comes after.
+    """
+    if locks.has_memory():
+        yield
+        return
+    while True:
+        before_read(reads)
+        if writes:
+            before_write(writes)
+        with locks.memory:
+            if _outstanding(reads, writes):  # it came in between, from another thread
+                continue
+            yield
+            return
+
+
+def _outstanding(reads: Sequence[Stored], writes: Sequence[Stored]) -> bool:
+    if _promised and any(stored in _promised for stored in (*reads, *writes)):
+        return True
+    return bool(writes) and any(waits(writes) for waits in _waiting)
+
+
+def copies(several: Iterable[Stored]) -> list[np.ndarray]:
+    """Copies of the contents of several arrays as numbers, all of one moment: between two steps of any program."""
+    listed = list(several)
+    found: dict[Stored, np.ndarray] = {}
+    with held(listed):
+        found.update((s, s.array.copy()) for s in listed if s.array.flags.writeable)
+    for s in listed:  # what nobody writes needs no lock
+        if s not in found:
+            found[s] = dequantised(s.array, s.dtype, s.shape) if s.dtype.is_quantised else s.array.copy()
+    return [found[s] for s in listed]
+
+
+def replace(contents: Mapping[Stored, object]) -> None:
+    """Replace the contents of several arrays at one moment: no program runs in between. Errors as Stored.assign, before
+    anything is changed."""
+    given = [(stored, stored.checked(data)) for stored, data in contents.items()]
+    with held((), list(contents)):
+        for stored, array in given:
+            stored.array[...] = array
+            stored.version += 1
 
 
 class Stored:
@@ -162,21 +213,20 @@ class Stored:
 
     def numpy(self) -> np.ndarray:
         """A copy of the contents as numbers; quantised ones as f32, by the gguf package."""
-        before_read((self,))
-        if not self.dtype.is_quantised:
-            return self.array.copy()
-        return dequantised(self.array, self.dtype, self.shape)
+        return copies((self,))[0]
 
     def assign(self, data: object) -> None:
         """Replace the contents; ShapeError when the shape differs, DTypeError when the data are not numbers."""
+        replace({self: data})
+
+    def checked(self, data: object) -> np.ndarray:
+        """The data as an array that may be assigned; the errors of assign."""
         if not self.array.flags.writeable:
             raise GraphError(f"parameter {self.name}: it is read-only; need one of gl.parameter")
         given = _numbers(self.name, data, self.dtype)
         if given.shape != self.shape:
             raise ShapeError(f"parameter {self.name}: got shape {list(given.shape)}; need {list(self.shape)}")
-        before_write((self,))
-        self.array[...] = given
-        self.version += 1
+        return given
 
     def set_trainable(self, trainable: bool) -> None:
         """Train it from now on, or not; GraphError when it is read-only."""
@@ -191,9 +241,9 @@ class Stored:
         """A copy that is written on its own; what is only read is shared."""
         if not self.array.flags.writeable:
             return self
-        before_read((self,))
-        made = memo[id(self)] = Stored(self.name, self.array, self.dtype, self.trainable)
-        made.version, made.check, made.has_optimizer = self.version, self.check, self.has_optimizer
+        with held((self,)):
+            made = memo[id(self)] = Stored(self.name, self.array, self.dtype, self.trainable)
+            made.version, made.check, made.has_optimizer = self.version, self.check, self.has_optimizer
         return made
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -201,8 +251,9 @@ class Stored:
             raise GraphError(
                 f"parameter {self.name}: it is read from a file and not pickled; need the file where it goes"
             )
-        before_read((self,))
-        return _unpickled, (self.name, self.array, self.dtype, self.trainable, self.version, self.has_optimizer)
+        with held((self,)):
+            state = self.name, self.array.copy(), self.dtype, self.trainable, self.version, self.has_optimizer
+            return _unpickled, state
 
     def __repr__(self) -> str:
         return f"Stored({self.name}, {self.dtype.name}{list(self.shape)})"

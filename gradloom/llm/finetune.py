@@ -241,7 +241,7 @@ class Run:
             self._first_step, self._first_pass = self.trainer.steps, self.trainer.epoch
             self.on_epoch.begin(self.trainer)
         try:
-            with display or contextlib.nullcontext(), together(self.trainer):
+            with display or contextlib.nullcontext(), together(self.trainer), self.trainer.claim:
                 if not self.passes:
                     self.before = self._evaluate(source, display)
                     if display is not None and self.before is not None:
@@ -330,10 +330,11 @@ class Run:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write what was trained: an adapter as FILE.gguf (llama.cpp) or a folder (PEFT), a model as FILE.gguf.
 
-        With ranks, rank 0 alone writes.
+        With ranks, rank 0 alone writes. TrainError while another thread trains.
         """
         if is_root(self.ranks):
-            self.adapter.save(path)
+            with self.trainer.claim:
+                self.adapter.save(path)
 
     # ---- what came of it -----------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ used again; they read the weights, and an adapter that is being trained, where t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -17,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import ops
+from ..base import locks
 from ..base.errors import DataError, SettingError
+from ..base.locks import Claim
 from ..graph.opspec import input as input_value
 from ..graph.opspec import setting, stored_value
 from ..graph.stored import Stored, aligned_empty
@@ -64,7 +67,8 @@ def _zeros(name: str, shape: tuple[int, ...]) -> Stored:
 class Generator:
     """A model with a cache for one text of at most `rows` tokens (by default the model's context).
 
-    `feed` takes tokens and gives the logits of the next one; `tokens` samples. options go to gl.compile.
+    `feed` takes tokens and gives the logits of the next one; `tokens` samples. options go to gl.compile. One thread at
+    a time feeds it; another one gets TrainError meanwhile.
     """
 
     def __init__(self, model: Model, adapter: Adapter | None = None, rows: int | None = None, **options: Any) -> None:
@@ -76,6 +80,7 @@ class Generator:
         self.cache = KeysAndValues(config.layers, self.rows + CHUNK, config.kv_heads, config.head_dim)
         self.length = 0  # tokens in the cache
         self._programs: dict[int, Any] = {}
+        self._claim = Claim("this generator", "a generator for each thread, or llm.generate")
 
     @property
     def planned_bytes(self) -> int:
@@ -84,13 +89,18 @@ class Generator:
 
     def reset(self) -> None:
         """Begin a new text."""
-        self.length = 0
+        with self._claim:
+            self.length = 0
 
     def feed(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """Append tokens to the text; the logits of the token after them, f32 [vocabulary].
 
         Raises DataError for no tokens, ids beyond the vocabulary, and a text longer than `rows`.
         """
+        with self._claim:
+            return self._feed(ids)
+
+    def _feed(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
         tokens = _checked_ids(ids, self.model.config.vocab_size)
         if self.length + len(tokens) > self.rows:
             raise DataError(f"generate: a text of {self.length + len(tokens)} tokens; need at most {self.rows}")
@@ -124,15 +134,23 @@ class Generator:
         """Ids that continue the text and the prompt, up to max_tokens or the first of end_ids, which is given out, too.
 
         Drawn by (seed, place in the text): the same seed gives the same text. Only ids that the tokenizer knows.
+        DataError when the generator was fed or reset elsewhere between two of them.
         """
         known = min(self.model.tokenizer.vocab_size, self.model.config.vocab_size)
-        logits = self.feed(prompt)
+        with self._claim:
+            logits, length = self._feed(prompt), self.length
         for left in range(max_tokens, 0, -1):
-            found = sample(logits[:known], how, self.length)
+            found = sample(logits[:known], how, length)
             yield found
             if found in end_ids or left == 1:
                 return
-            logits = self.feed([found])
+            with self._claim:
+                if self.length != length:
+                    raise DataError(
+                        f"generate: another call has fed this generator: its text has {self.length} tokens, this one "
+                        f"{length}; need a generator for each text"
+                    )
+                logits, length = self._feed([found]), self.length
 
 
 @dataclass(frozen=True)
@@ -201,20 +219,20 @@ def complete(
         raise DataError(
             f"generate: {len(ids)} tokens of prompt and {max_tokens} to come; the context is {limit}: need {room}"
         )
-    generator = generator_for(model, adapter, len(ids) + max_tokens, **options)
     text = _Text(model.tokenizer.stream(continued=len(ids) > 1), (stop,) if isinstance(stop, str) else stop, stream)
     ends, tokens, ended = model.tokenizer.end_ids, [], "length"
-    began = time.perf_counter()
-    first = None
-    for token in generator.tokens(ids, max_tokens, how, ends):
-        first = first or time.perf_counter()
-        tokens.append(token)
-        if token in ends:
-            ended = "end"
-        elif text.push(token):
-            ended = "stop"
-            break
-    text.finish()
+    with generator_for(model, adapter, len(ids) + max_tokens, **options) as generator:
+        began = time.perf_counter()
+        first = None
+        for token in generator.tokens(ids, max_tokens, how, ends):
+            first = first or time.perf_counter()
+            tokens.append(token)
+            if token in ends:
+                ended = "end"
+            elif text.push(token):
+                ended = "stop"
+                break
+        text.finish()
     now = time.perf_counter()
     first = first or now
     return Generated(text.text, tuple(tokens), ended, len(ids), first - began, now - first)
@@ -242,18 +260,26 @@ def _checked_ids(ids: Sequence[int] | np.ndarray, vocabulary: int) -> np.ndarray
     return tokens.astype(np.int32)
 
 
-def generator_for(model: Model, adapter: Adapter | None, rows: int, **options: Any) -> Generator:
-    """A generator with an empty cache of at least so many rows; those of a model's last adapters are used again."""
-    kept: dict[Any, Generator] = vars(model).setdefault("generators", {})
+@contextlib.contextmanager
+def generator_for(model: Model, adapter: Adapter | None, rows: int, **options: Any) -> Iterator[Generator]:
+    """A generator with an empty cache of at least so many rows, for this `with` alone: nobody else gets it meanwhile.
+
+    A model keeps the last KEPT that came back, and they are used again.
+    """
     key = (None if adapter is None else id(adapter), tuple(sorted(options.items())))
-    found = kept.pop(key, None)
-    if found is None or found.rows < rows:
+    with locks.building:
+        kept: list[tuple[Any, Generator]] = vars(model).setdefault("generators", [])
+        place = next((i for i, (other, g) in enumerate(kept) if other == key and g.rows >= rows), None)
+        found = None if place is None else kept.pop(place)[1]
+    if found is None:
         found = Generator(model, adapter, -(-rows // ROWS) * ROWS, **options)
-    kept[key] = found  # the last used stands last
-    while len(kept) > KEPT:
-        del kept[next(iter(kept))]
     found.reset()
-    return found
+    try:
+        yield found
+    finally:
+        with locks.building:
+            kept.append((key, found))
+            del kept[:-KEPT]
 
 
 class _Text:

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .. import ops
+from ..base import locks
 from ..base.errors import DTypeError, FileError, SettingError
 from ..data.dataset import generator
 from ..graph.opspec import Parameter, stored_value
-from ..graph.stored import Stored
+from ..graph.stored import Stored, copies
 from ..graph.value import Value, scope
 from .arguments import model_of, need_path
 
@@ -139,7 +140,8 @@ class LoRA:
         if model is None:
             raise SettingError("LoRA.save: the adapter has no arrays yet; need one that was trained")
         self.bind(model)
-        pairs = {name: (self.a[name].stored.array, self.b[name].stored.array) for name in self.a}
+        arrays = copies(p.stored for pair in zip(self.a.values(), self.b.values(), strict=True) for p in pair)
+        pairs = dict(zip(self.a, zip(arrays[::2], arrays[1::2], strict=True), strict=True))
         texts = {"general.name": f"LoRA for {model.config.name or os.path.basename(model.path)}"}
         made = AdapterArrays(model.config.architecture, self.file_alpha, pairs, self.rslora, texts)
         target = Path(path)
@@ -168,15 +170,16 @@ class LoRA:
     def bind(self, model: Model) -> None:
         """Draw the arrays for this model, unless they are there; SettingError for unknown targets, FileError when the
         arrays belong to a model of other shapes."""
-        if self._model is model:
-            return
-        if self.a:
-            self._check_fits(model)
-        else:
-            for name in self.choose(model):
-                self._draw(name, model.weights[name].shape)
-        self.architecture = model.config.architecture
-        self._model = model
+        with locks.building:
+            if self._model is model:
+                return
+            if self.a:
+                self._check_fits(model)
+            else:
+                for name in self.choose(model):
+                    self._draw(name, model.weights[name].shape)
+            self.architecture = model.config.architecture
+            self._model = model
 
     def choose(self, model: Model) -> list[str]:
         """The targets in this model."""
@@ -279,13 +282,14 @@ class TrainedTensors:
 
     def bind(self, model: Model) -> None:
         """Copy the chosen tensors, once."""
-        if self._model is model:
-            return
-        if self._model is not None:
-            raise SettingError(f"trained tensors: belong to {self._model.path}; need that model")
-        for name in self.choose(model):
-            self.arrays[name] = stored_value(Stored(name, model.array(name), "f32", trainable=True))
-        self._model = model
+        with locks.building:
+            if self._model is model:
+                return
+            if self._model is not None:
+                raise SettingError(f"trained tensors: belong to {self._model.path}; need that model")
+            for name in self.choose(model):
+                self.arrays[name] = stored_value(Stored(name, model.array(name), "f32", trainable=True))
+            self._model = model
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the whole model as a .gguf file: what was trained as f32, everything else byte for byte as it was."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import partial
@@ -9,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from ..base import locks
 from ..base.arrays import as_array
 from ..base.errors import DTypeError, GraphError, ShapeError
 from ..graph.opspec import Parameter, stored_value
-from ..graph.stored import Stored
+from ..graph.stored import Stored, copies, replace
 from ..graph.value import _scope
 
 Init = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
@@ -35,7 +37,19 @@ _Links = tuple[tuple[Any, Any, Any], ...]
 
 _OWN = ("_inits", "_unassigned", "_paths_below")  # attributes that are no part of the tree
 
-_changes = 0  # counts changes to any tree of modules, so that what was found in a tree is looked up again only then
+_changes = object()  # another one after each change to any tree of modules: what was found in a tree holds until then
+
+_mode: ContextVar[bool | None] = ContextVar("gradloom_mode", default=None)  # that of all modules, where one is set
+
+
+@contextlib.contextmanager
+def mode(training: bool) -> Iterator[None]:
+    """Inside, in this thread alone, all modules are in this mode, whatever `train` and `eval` have set."""
+    token = _mode.set(training)
+    try:
+        yield
+    finally:
+        _mode.reset(token)
 
 
 def uniform(bound: float) -> Init:
@@ -79,15 +93,25 @@ class Module:
     or loaded before stays. Those of `gl.parameter` keep the numbers that they were made with.
     """
 
-    training: bool = True
-    _drawn_at = -1  # _changes when all parameters of the tree were last seen to be drawn
-    _paths_at = -1
+    _training = True
+    _drawn_at: object = None  # _changes when all parameters of the tree were last seen to be drawn
+    _paths_at: object = None
 
     def __init__(self) -> None:
         mine = vars(self)  # called twice, it forgets nothing
         self._inits: dict[Stored, Init] = mine.get("_inits", {})
         self._unassigned: set[Stored] = mine.get("_unassigned", set())  # made by `parameter`, not seen in the tree yet
         self._paths_below: dict[Module, tuple[str, _Links]] = mine.get("_paths_below", {})
+
+    @property
+    def training(self) -> bool:
+        """Whether this module is in training mode: as `train` and `eval` have set it."""
+        mode = _mode.get()
+        return self._training if mode is None else mode
+
+    @training.setter
+    def training(self, training: bool) -> None:
+        self._training = training
 
     # ---- declaring -------------------------------------------------------------------------------------
 
@@ -98,7 +122,7 @@ class Module:
         value = stored_value(Stored("", np.zeros(shape), "f32", trainable))
         self._inits[value.stored] = init
         self._unassigned.add(value.stored)
-        _changes += 1
+        _changes = object()
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -113,7 +137,7 @@ class Module:
                     if not one.stored.name:
                         one.stored.name = one.node.name = path
             if held or _holds(self.__dict__.get(name)):
-                _changes += 1
+                _changes = object()
         object.__setattr__(self, name, value)
 
     def _check_made(self) -> None:
@@ -124,7 +148,7 @@ class Module:
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_drawn_at": -1, "_paths_at": -1, "_paths_below": {}}  # a copy looks for itself
+        return {**vars(self), "_drawn_at": None, "_paths_at": None, "_paths_below": {}}  # a copy looks for itself
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise GraphError(f"{type(self).__name__} has no forward; need a method forward(self, x)")
@@ -216,17 +240,19 @@ class Module:
             module._drawn_at = now
 
     def _draw(self, seed: int, wanted: Callable[[Parameter], bool]) -> Module:
-        for i, (name, parameter, init) in enumerate(self._named_stored()):
-            parameter.stored.name = parameter.node.name = name
-            if init is not None and wanted(parameter):
-                rng = np.random.Generator(np.random.Philox(key=[seed % (1 << 64), i]))
-                parameter.assign(init(rng, parameter.shape))
+        with locks.building:  # of two threads that use a new model one draws all parameters
+            for i, (name, parameter, init) in enumerate(self._named_stored()):
+                parameter.stored.name = parameter.node.name = name
+                if init is not None and wanted(parameter):
+                    rng = np.random.Generator(np.random.Philox(key=[seed % (1 << 64), i]))
+                    parameter.assign(init(rng, parameter.shape))
         return self
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Dotted name -> copy of every parameter and buffer."""
         self.ensure_init()
-        return {name: p.numpy() for name, p, _ in self._named_stored()}
+        named = {name: p.stored for name, p, _ in self._named_stored()}
+        return dict(zip(named, copies(named.values()), strict=True))
 
     def load_state_dict(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Assign all parameters and buffers. GraphError names what is missing or left over; then nothing is changed."""
@@ -242,8 +268,7 @@ class Module:
             kind = as_array(f"load: {name}", arrays[name]).dtype
             if kind.kind not in "fiub" and kind.name != "bfloat16":
                 raise DTypeError(f"load: {name} is {kind}; need numbers for {parameter.dtype.name}")
-        for name, parameter in mine.items():
-            parameter.assign(np.asarray(arrays[name]).astype(parameter.dtype.numpy))
+        replace({p.stored: np.asarray(arrays[name]).astype(p.dtype.numpy) for name, p in mine.items()})
 
     def train(self, mode: bool = True) -> Module:
         """Dropout drops, batch norm takes the batch's statistics. Takes effect where a graph is built next."""
@@ -260,7 +285,7 @@ class Module:
         """`forward` with these inputs; its nodes are called after the module's place in the outermost one."""
         call = _call.get()
         if call is None:
-            if self._drawn_at != _changes:
+            if self._drawn_at is not _changes:
                 self.ensure_init()
             token = _call.set(_Call(self))
             try:
@@ -268,9 +293,9 @@ class Module:
             finally:
                 _call.reset(token)
         modules = call.modules
-        if self._drawn_at != _changes:
+        if self._drawn_at is not _changes:
             modules[0].ensure_init()
-            if self._drawn_at != _changes:  # a module from elsewhere
+            if self._drawn_at is not _changes:  # a module from elsewhere
                 self.ensure_init()
         name = modules[-1]._path_to(self) or type(self).__name__
         outer = _scope.get()
@@ -292,7 +317,7 @@ class Module:
 
     def _path_to(self, module: Module) -> str:
         """The path from this module to one below it, "" for a module from elsewhere."""
-        if self._paths_at != _changes:
+        if self._paths_at is not _changes:
             self._paths_below.clear()
             self._paths_at = _changes
         found = self._paths_below.get(module)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from .. import ops
+from ..base import locks
 from ..base.arrays import as_array
 from ..base.errors import DTypeError, GradientError, GraphError, SettingError, ShapeError
 from ..graph.opspec import Parameter, constant, setting, stored_value
-from ..graph.stored import Stored
+from ..graph.stored import Stored, copies, held
 from ..graph.value import Value, describe
 from .clip import clip_weight, is_one
 from .schedules import Memory, Plateau
@@ -75,6 +76,9 @@ class OptimizerState:
         self._weighted: bool | None = None  # whether with weights; None while the window is empty
         self._max_norm = math.inf  # of the window's step
         self._runner: type[Gradients] | None = None
+        self.claim = locks.Claim(
+            "this trainer or optimiser", "one for each thread, or to wait until the call of the other has ended"
+        )
         self.chosen: frozenset[Stored] | None = None
         if chosen is not None:
             self.register(chosen)
@@ -158,9 +162,7 @@ class OptimizerState:
 
     def _clear_late(self, parameters: Iterable[Parameter]) -> None:
         """What joins a window that is open finds nothing of an earlier one in its sum."""
-        for p in parameters:
-            if p.stored not in self._window and p.stored in self.sums:
-                self.sums[p.stored].stored.array[...] = 0
+        _clear([self.sums[p.stored] for p in parameters if p.stored not in self._window and p.stored in self.sums])
 
     def _moments_of(self, p: Parameter) -> dict[str, Parameter]:
         self.register([p])  # which may bring loaded moments
@@ -173,20 +175,25 @@ class OptimizerState:
 
     def step(self, grads: Gradients | None) -> None:
         """One step with these gradients, or with what was added up; see Optimizer.step."""
-        if grads is None:
-            self._apply()
-        elif self._window:
-            raise GradientError(
-                "step: gradients were accumulated since the last step; need accumulate(grads) and step(), or "
-                "zero_grad() to drop them"
-            )
-        else:
-            reached = self._reached(grads, "step")
-            grads.commit((self, "step"), reached, lambda g, w: self.update(reached, g, w), self.settings())
-        self.steps += 1
+        with locks.building, self.claim:
+            if grads is None:
+                self._apply()
+            elif self._window:
+                raise GradientError(
+                    "step: gradients were accumulated since the last step; need accumulate(grads) and step(), or "
+                    "zero_grad() to drop them"
+                )
+            else:
+                reached = self._reached(grads, "step")
+                grads.commit((self, "step"), reached, lambda g, w: self.update(reached, g, w), self.settings())
+            self.steps += 1
 
     def add(self, grads: Gradients, weight: Any = None) -> None:
         """Add gradients to the sums of the window; see Optimizer.accumulate."""
+        with locks.building, self.claim:
+            self._add(grads, weight)
+
+    def _add(self, grads: Gradients, weight: Any) -> None:
         weighted, clipped = weight is not None, not is_one(grads.weight)
         if self._weighted is not None and self._weighted != weighted:
             seen = ("without", "with") if weighted else ("with", "without")
@@ -214,6 +221,10 @@ class OptimizerState:
 
     def clip(self, max_norm: float) -> float:
         """The global norm of what was added up; the step will bring it down to max_norm."""
+        with locks.building, self.claim:
+            return self._clip(max_norm)
+
+    def _clip(self, max_norm: float) -> float:
         runner, parameters, key = self._whole_window("clip_grad_norm")
 
         def build() -> tuple[Sequence[Value], tuple[Value, ...]]:
@@ -278,8 +289,7 @@ class OptimizerState:
 
     def drop_sums(self) -> None:
         """Zero what was accumulated."""
-        for array in (*self.sums.values(), self.weight):
-            array.stored.array[...] = 0
+        _clear([*self.sums.values(), self.weight])
 
     def reset(self) -> None:
         """Forget moments, steps and what plateaus have seen, as if no step had been taken; `epoch` stays."""
@@ -288,17 +298,19 @@ class OptimizerState:
         for name, value in self.optimizer.settings.items():
             if isinstance(value, Plateau):
                 self.memories[name] = value.remember()
-        for arrays in self.moments.values():
-            for moment in arrays.values():
-                moment.stored.array[...] = 0
+        _clear([moment for arrays in self.moments.values() for moment in arrays.values()])
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """What the next step depends on, as copies: "steps" and "epoch" (i64), "m.3" (f32, state m of parameter 3, as
         far as it has been updated), "plateau.lr" (f64[4]). What is accumulated and not applied is no part of it."""
-        found = {"steps": np.array(self.steps, np.int64), "epoch": np.array(self.epoch, np.int64)}
-        for i, p in enumerate(self.parameters):
-            for name, moment in self.moments.get(p.stored, {}).items():
-                found[f"{name}.{i}"] = moment.numpy()
+        with locks.building:  # no step of a loop of the user's in between
+            found = {"steps": np.array(self.steps, np.int64), "epoch": np.array(self.epoch, np.int64)}
+            named = {
+                f"{name}.{i}": moment.stored
+                for i, p in enumerate(self.parameters)
+                for name, moment in self.moments.get(p.stored, {}).items()
+            }
+            found |= zip(named, copies(named.values()), strict=True)
         for name, memory in self.memories.items():
             found[f"plateau.{name}"] = np.array([memory[k] for k in _MEMORY])
         return found | {name: array.copy() for name, array in self._loaded.items()}
@@ -330,14 +342,15 @@ class OptimizerState:
                 f"load: {', '.join(sorted(extra))}: not of this {kind}, which keeps {kept} of {len(self.parameters)} "
                 "parameters; need the file of the same optimiser"
             )
-        self.reset()
-        self.drop_sums()
-        self.drop_window()
-        self.steps, self.epoch = counts
-        self.memories.update(memories)
-        self._loaded = {name: array.copy() for name, array in moments.items()}
-        for i in range(len(self.parameters)):
-            self._take_loaded(i)
+        with locks.building, self.claim:
+            self.reset()
+            self.drop_sums()
+            self.drop_window()
+            self.steps, self.epoch = counts
+            self.memories.update(memories)
+            self._loaded = {name: array.copy() for name, array in moments.items()}
+            for i in range(len(self.parameters)):
+                self._take_loaded(i)
 
     def _take_loaded(self, i: int) -> None:
         """Give parameter i the moments that were loaded for it."""
@@ -372,6 +385,14 @@ class OptimizerState:
         if array.shape != (len(_MEMORY),) or array.dtype.kind != "f" or np.isnan(array).any():
             raise SettingError(f"load: plateau.{name} is {array.dtype}{list(array.shape)}; need f64[{len(_MEMORY)}]")
         return dict(zip(_MEMORY, array.astype(np.float64).tolist(), strict=True))
+
+
+def _clear(arrays: Iterable[Parameter]) -> None:
+    """Zero arrays of the optimiser's own, between two steps."""
+    stored = [a.stored for a in arrays]
+    with held((), stored):
+        for one in stored:
+            one.array[...] = 0
 
 
 def _plain(column: list[Any]) -> bool:

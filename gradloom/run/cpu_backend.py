@@ -1,16 +1,18 @@
 """The CPU: hands proved tapes to the native core.
 
-Executables share one arena (the largest need, grown only at compile, in huge pages) and take turns in it. One that has
-an arena of its own runs beside the others, in a thread of its own.
+Executables share one arena (the largest need, grown only at compile, in huge pages) and one lock (base/locks.py), held
+from the copying of the inputs to the end of the native call. One that has an arena of its own has a lock of its own and
+runs beside the others: it must share no array that is written with them.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,11 +24,12 @@ except ImportError as error:  # a source tree on the path that was never built h
         f"gradloom: the native core is not in {os.path.dirname(os.path.dirname(__file__))}: this is a source tree; "
         "run from another folder, install it with `pip install -e .`, or build it in place (CONTRIBUTING.md)"
     ) from error
+from ..base import locks
 from ..base.errors import BackendError, DataError, GraphError, NonFiniteError, TrainError
 from ..base.settings import Switches
 from ..graph.graph import mapped_checks, written
 from ..graph.opspec import Spec
-from ..graph.stored import aligned_empty, before_read, before_write
+from ..graph.stored import aligned_empty, before_read, before_write, held
 from ..graph.value import Node
 from ..plan.plan import Plan, make_plan, show_bytes
 from ..plan.tape import SETTING_BYTES, KernelNeeds, encode_attrs, signature
@@ -41,20 +44,13 @@ Arena = _core.Arena  # memory in huge pages: .bytes, .huge_bytes
 CHECKED_BYTES = 64 << 20  # an arena that grows by less is not held against the machine's memory
 
 
-class _Device:
-    """The arena of this process and the turn to use it."""
-
-    def __init__(self) -> None:
-        self.arena = _core.Arena()
-        self.lock = threading.RLock()
-
-
-_device = _Device()
+_arena = _core.Arena()
+_running: set[int] = set()  # the ids of the arenas in which a program runs; a signal handler may come in between
 
 
 def arena() -> Arena:
     """The arena that all CPU executables share."""
-    return _device.arena
+    return _arena
 
 
 def check_memory(more: int) -> None:
@@ -106,7 +102,10 @@ class Kernels:
 
 
 class CpuExecutable:
-    """A compiled program. Call it with its inputs by name; it answers its outputs as NumPy arrays."""
+    """A compiled program. Call it with its inputs by name; it answers its outputs as NumPy arrays.
+
+    Several threads may call it: calls take turns, and each gets the outputs of its own inputs.
+    """
 
     def __init__(self, program: Program, switches: Switches, own: Arena | None = None) -> None:
         """own: an arena for this executable alone, instead of the one that all share."""
@@ -116,8 +115,9 @@ class CpuExecutable:
         self.inputs, self.settings = leaves(nodes, "input"), leaves(nodes, "setting")
         kernels.require(program)
         self.isa, self.switches, self.program = isa, switches, program
-        self.arena = _device.arena if own is None else own
-        self._turn = _device.lock if own is None else threading.RLock()
+        self.arena = _arena if own is None else own
+        self._shares = own is None
+        self._lock = locks.memory if own is None else threading.RLock()
         self.plan: Plan = make_plan(program, kernels.needs, switches)
         self._checks = mapped_checks(nodes)
         self.writes = written(nodes)
@@ -137,7 +137,7 @@ class CpuExecutable:
         self.outputs = [Spec(v.shape, v.dtype) for v in self.program.outputs]
         sizes = [v.bytes for v in self.program.outputs]
         records = [(*place, size) for place, size in zip(self.plan.output_places, sizes, strict=True)]
-        with self._turn:
+        with self._lock:
             check_memory(tape.arena_bytes - self.arena.bytes)
             self.arena.ensure(max(tape.arena_bytes, 64))
             self._native = _core.Program(
@@ -167,38 +167,61 @@ class CpuExecutable:
         """Feed inputs and settings by name, run once, and read the outputs (fresh arrays)."""
         if self.settings:
             check_names(feeds, self.inputs, self.settings)
-        self.feed(feeds)
         settings = {
             k: as_array(k, feeds.get(k, SETTING_DEFAULTS.get(k)), (), v.dtype) for k, v in self.settings.items()
         }
-        return [r[0] for r in self.run_many(1, settings)[1]]
+        return [r[0] for r in self.run_many(1, settings, feeds=feeds)[1]]
 
     def feed(self, feeds: Mapping[str, Any]) -> None:
-        """Copy the inputs in; they keep their values until they are fed again."""
+        """Copy the inputs in; they keep their values until they are fed again, by any thread."""
+        given = self._given(feeds)
+        with self._lock:
+            self._copy_in(given)
+
+    def _given(self, feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """The inputs as arrays, checked."""
         if feeds.keys() != self.inputs.keys():
             check_names(feeds, self.inputs, self.settings)
-        for key, value in self.inputs.items():
-            self._slots[key][...] = as_array(key, feeds[key], value.shape, value.dtype)
+        return {key: as_array(key, feeds[key], v.shape, v.dtype) for key, v in self.inputs.items()}
+
+    def _copy_in(self, given: Mapping[str, np.ndarray]) -> None:
+        for key, array in given.items():
+            self._slots[key][...] = array
 
     def fed(self) -> dict[str, np.ndarray]:
         """The inputs that were fed last."""
         return dict(self._slots)
 
-    def run_many(self, steps: int, settings: Mapping[str, Any], deadline: float = 0.0) -> tuple[int, list[np.ndarray]]:
+    def run_many(
+        self,
+        steps: int,
+        settings: Mapping[str, Any],
+        deadline: float = 0.0,
+        feeds: Mapping[str, Any] | None = None,
+    ) -> tuple[int, list[np.ndarray]]:
         """Run so many steps in one native call: (steps done, the outputs of each as [steps done, *shape]).
 
         settings: each value a number, or one number per step. deadline: seconds after which no further step begins.
+        feeds: the inputs, which no other thread can change before the run; without them, those that were fed last.
         Raises NonFiniteError or DataError as the step that failed demands; that step's updates are not applied.
         FileError, before anything runs, when a mapped file has changed.
         """
-        before_read(self.plan.tape.stored)
-        if self.writes:
-            before_write(self.writes)
+        given = {} if feeds is None else self._given(feeds)
         rows = self.settings_rows(steps, settings) if self.settings else None
-        done, records = self.run_rows(steps, rows, deadline)
+        with held(self.plan.tape.stored, self.writes) if self._shares else self._settled():
+            self._copy_in(given)
+            done, records = self.run_rows(steps, rows, deadline)
         if records is None:
             return done, [np.empty((done, *s.shape), s.dtype.numpy) for s in self.outputs]
         return done, self.read(records[:done])
+
+    @contextlib.contextmanager
+    def _settled(self) -> Iterator[None]:
+        """The lock of an arena of its own, with nothing outstanding."""
+        before_read(self.plan.tape.stored)
+        before_write(self.writes)
+        with self._lock:
+            yield
 
     def run_rows(self, steps: int, rows: np.ndarray | None, deadline: float = 0.0) -> tuple[int, np.ndarray | None]:
         """The native call of run_many, with the table of settings made: (steps done, records or None without outputs).
@@ -209,13 +232,21 @@ class CpuExecutable:
             check()
         records = np.empty((steps, self.record_bytes), np.uint8) if self.record_bytes else None
         switches = self.switches
-        with self._turn:
-            done, stop, node, index, value = self._native.run(
-                steps, rows, records, switches.threads, deadline, switches.poison, switches.check >= 2
-            )
-        if done:
-            for stored in self.writes:
-                stored.version += 1
+        with self._lock:
+            if id(self.arena) in _running:
+                raise BackendError(
+                    "run: called by a signal handler that came into another run; need a handler that sets a flag"
+                )
+            _running.add(id(self.arena))
+            try:
+                done, stop, node, index, value = self._native.run(
+                    steps, rows, records, switches.threads, deadline, switches.poison, switches.check >= 2
+                )
+            finally:
+                _running.discard(id(self.arena))
+            if done:
+                for stored in self.writes:
+                    stored.version += 1
         if stop not in (STOP_DONE, STOP_DEADLINE, STOP_REQUESTED):
             raise self._failure(done, stop, node, index, value)
         return done, records
@@ -245,11 +276,13 @@ class CpuExecutable:
 
     def profile(self, on: bool = True) -> None:
         """Collect nanoseconds per instruction from the next run on."""
-        self._native.profile(on)
+        with self._lock:
+            self._native.profile(on)
 
     def timings(self) -> list[tuple[str, int, int]]:
         """(op and node, least ns, total ns) per instruction since `profile`."""
-        _, least, total = self._native.timings()
+        with self._lock:
+            _, least, total = self._native.timings()
         nodes = self.plan.order.steps
         return [(f"{n.op.name} {n.label}", lo, t) for n, lo, t in zip(nodes, least, total, strict=True)]
 

@@ -12,6 +12,7 @@ from ..base.settings import switches
 from ..graph.grad import gradients
 from ..graph.graph import check_graph
 from ..graph.opspec import Parameter
+from ..graph.stored import held
 from ..graph.value import Value, builds_graphs, describe
 from ..transform.rewrite import gather_program, rewrite
 from .cpu_backend import CpuExecutable, print_debug
@@ -42,7 +43,8 @@ def compile(
     outputs: one or several values to read after each call. updates: outputs of update ops to carry out (updates that
     belong to nodes on the way, such as running statistics, are carried out anyway). backend: "cpu", "numpy" (float64
     references, the definition) or "null" (plans only). arena: for the cpu, memory of its own (a cpu_backend.Arena), so
-    that the program need not take turns with all others. The rest are the switches of gradloom.base.settings.
+    that the program need not take turns with all others; it must share no array that is written. The rest are the
+    switches of gradloom.base.settings.
     Returns a callable: run(name=array, ...) -> list of arrays; run.plan is the proved plan.
     Raises GraphError, ShapeError for what cannot be built, BackendError for what cannot run here.
     """
@@ -162,10 +164,12 @@ def compare(
     for name in backends:
         run = compile(every, backend=name, **(options | {"fuse": False} if name == "cpu" else {}))
         state = [n.attrs["stored"] for n in run.program.nodes if n.op.name == "parameter"]
-        before = [(stored, stored.array.copy()) for stored in state if stored.array.flags.writeable]
-        found.append(run(**feeds))
-        for stored, data in before:  # a comparison leaves running statistics as they were
-            stored.array[...] = data
+        written = [stored for stored in state if stored.array.flags.writeable]
+        with held(written, written):
+            before = [stored.array.copy() for stored in written]
+            found.append(run(**feeds))
+            for stored, data in zip(written, before, strict=True):  # running statistics stay as they were
+                stored.array[...] = data
     first, second = found
     for value, a, b in zip(every, first, second, strict=True):
         if a.size == 0:

@@ -10,7 +10,7 @@ import numpy as np
 from ..base.dtypes import DType
 from ..base.errors import DataError
 from ..graph.graph import mapped_checks, reachable, storage_leaf, update_target, written
-from ..graph.stored import before_read, before_write
+from ..graph.stored import dequantised, held
 from ..graph.value import Value
 from ..transform.rewrite import Program
 from .cpu_backend import GuardTripped, IndexOutOfRange, NotFinite, called
@@ -35,10 +35,14 @@ def evaluate(
     check_names(feeds, inputs, settings)
     real = np.dtype(np.float64 if precision == "f64" else np.float32)
     known: dict[Value, np.ndarray] = {}
+    stored = [n.outputs[0] for n in nodes if n.op.name == "parameter"]
+    with held([v.node.attrs["stored"] for v in stored]):  # all of one moment
+        known.update((v, _cast(np.asarray(_leaf_data(v, feeds)), v.dtype, real, copy=True)) for v in stored)
     for node in nodes:
         if node.op.leaf:
             value = node.outputs[0]
-            known[value] = _cast(_leaf_data(value, feeds), value.dtype, real)
+            if value not in known:
+                known[value] = _cast(_leaf_data(value, feeds), value.dtype, real)
         else:
             arrays = [None if v is None else known[v] for v in node.inputs]
             with np.errstate(all="ignore"):
@@ -60,7 +64,7 @@ def _leaf_data(value: Value, feeds: Mapping[str, Any]) -> Any:
         return node.attrs["data"]
     if node.op.name == "parameter":
         stored = node.attrs["stored"]
-        return stored.numpy() if stored.dtype.is_quantised else stored.array
+        return dequantised(stored.array, stored.dtype, stored.shape) if stored.dtype.is_quantised else stored.array
     key = node.attrs["key"]
     if node.op.name == "setting":
         return np.asarray(feeds.get(key, SETTING_DEFAULTS.get(key)))
@@ -70,8 +74,8 @@ def _leaf_data(value: Value, feeds: Mapping[str, Any]) -> Any:
     return as_array(key, feeds[key], value.shape, value.dtype)
 
 
-def _cast(array: np.ndarray, kind: DType, real: np.dtype) -> np.ndarray:
-    return array.astype(real if kind.is_float or kind.is_quantised else kind.numpy, copy=False)
+def _cast(array: np.ndarray, kind: DType, real: np.dtype, copy: bool = False) -> np.ndarray:
+    return array.astype(real if kind.is_float or kind.is_quantised else kind.numpy, copy=copy)
 
 
 class NumpyExecutable:
@@ -94,19 +98,31 @@ class NumpyExecutable:
             check_names(feeds, self.inputs, self.settings)
         for key, value in self.settings.items():
             as_array(key, feeds.get(key, SETTING_DEFAULTS.get(key)), (), value.dtype)  # for its checks
-        self.feed({k: v for k, v in feeds.items() if k not in self.settings})
-        return [r[0] for r in self.run_many(1, {k: v for k, v in feeds.items() if k in self.settings})[1]]
+        settings = {k: v for k, v in feeds.items() if k in self.settings}
+        inputs = {k: v for k, v in feeds.items() if k not in self.settings}
+        return [r[0] for r in self.run_many(1, settings, feeds=inputs)[1]]
 
     def feed(self, feeds: Mapping[str, Any]) -> None:
         check_names(feeds, self.inputs, {})
         self._fed = dict(feeds)
 
-    def run_many(self, steps: int, settings: Mapping[str, Any], deadline: float = 0.0) -> tuple[int, list[np.ndarray]]:
+    def run_many(
+        self,
+        steps: int,
+        settings: Mapping[str, Any],
+        deadline: float = 0.0,
+        feeds: Mapping[str, Any] | None = None,
+    ) -> tuple[int, list[np.ndarray]]:
         """So many steps, one after the other; see CpuExecutable.run_many."""
+        stored = [n.attrs["stored"] for n in self.program.nodes if n.op.name == "parameter"]
+        with held(stored, written(self.program.nodes)):
+            if feeds is not None:
+                self.feed(feeds)
+            return self._run(steps, settings)
+
+    def _run(self, steps: int, settings: Mapping[str, Any]) -> tuple[int, list[np.ndarray]]:
         for check in self._checks:
             check()
-        before_read([n.attrs["stored"] for n in self.program.nodes if n.op.name == "parameter"])
-        before_write(written(self.program.nodes))
         rows = {k: np.broadcast_to(np.asarray(v), (steps,)) for k, v in settings.items() if k in self.settings}
         found: list[list[np.ndarray]] = [[] for _ in self.program.outputs]
         for i in range(steps):

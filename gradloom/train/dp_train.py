@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import ops
+from ..base import locks
 from ..base.arrays import as_array
 from ..base.dtypes import dtype
 from ..base.errors import (
@@ -57,7 +58,6 @@ from .trainer import check_options, structure
 
 CHECK_STEPS = 100  # the weights of all replicas are compared by checksum after so many steps
 _ORDER = 3  # the stream of generator(seed, _ORDER, pass)
-_building = threading.Lock()  # user code that builds graphs is not asked to be safe for several threads
 
 Leaves = dict[str, np.ndarray]
 
@@ -289,7 +289,7 @@ class _Replica:
     def __init__(self, job: _Job, ranks: Communicator, model: Module, threads: int | None) -> None:
         self.job, self.ranks, self.model = job, ranks, model
         self.options = job.options | {"threads": threads_for(ranks, threads), "arena": Arena()}
-        with _building:
+        with locks.building:
             model.ensure_init(job.seed)
         self.parameters = model.named_parameters()
         self.buffers = model.named_buffers()
@@ -408,7 +408,7 @@ class _Replica:
         layout = _flatten(_as_sample(sample), "", leaves)
         key = (layout, *((a.shape, a.dtype.str) for a in leaves.values()))
         if key not in self._locals:
-            with _building, graph_mode():
+            with locks.building, graph_mode():
                 self._locals[key] = self._build(layout, leaves)
         return self._locals[key], leaves
 
@@ -441,7 +441,7 @@ class _Replica:
         """The program that ends a step in which so many replicas have reached each parameter and buffer."""
         key = reached.tobytes()
         if key not in self._updates:
-            with _building, graph_mode():
+            with locks.building, graph_mode():
                 self._updates[key] = self._ending(reached)
         return self._updates[key]
 
@@ -478,7 +478,7 @@ class _Replica:
         ranks = self.ranks
         if ranks.size == 1 or ranks.kind != "rank":
             return
-        with _building:
+        with locks.building:
             mine = {repr(key): checksum(repr(structure(one.updates, _called))) for key, one in self._locals.items()}
         seen: dict[str, str] = {}
         for rank, theirs in enumerate(ranks.gather(mine)):

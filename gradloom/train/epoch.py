@@ -60,25 +60,26 @@ def epoch(
     micro = micro_batch_size or -(-batch_size // trainer.accumulate)
     result_train = Result() if result_train is None else result_train
     result_eval = Result() if result_eval is None else result_eval
-    source = trainer.source(data)
-    source.order.array[...] = data.rows() if order is None else _checked(order, data.n)
-    for training, first, last, result, listener in (
-        (True, 0, split, result_train, on_train_batch),
-        (False, split, data.n, result_eval, on_eval_batch),
-    ):
-        if first == last:
-            continue
-        say = [each for each in (listener, on_progress) if each is not None]
-        trainer.run_rows(
-            source, first, last, result,
-            batch_size=batch_size if training else micro,
-            micro_batch_size=micro,
-            backward=training,
-            each=listener is not None,
-            heard=_reporter(say, training, last - first, result) if say else None,
-        )  # fmt: skip
-        if training:
-            trainer.epoch += 1
+    with trainer.claim:
+        source = trainer.source(data)
+        source.order.array[...] = data.rows() if order is None else _checked(order, data.n)
+        for training, first, last, result, listener in (
+            (True, 0, split, result_train, on_train_batch),
+            (False, split, data.n, result_eval, on_eval_batch),
+        ):
+            if first == last:
+                continue
+            say = [each for each in (listener, on_progress) if each is not None]
+            trainer.run_rows(
+                source, first, last, result,
+                batch_size=batch_size if training else micro,
+                micro_batch_size=micro,
+                backward=training,
+                each=listener is not None,
+                heard=_reporter(say, training, last - first, result) if say else None,
+            )  # fmt: skip
+            if training:
+                trainer.epoch += 1
     return result_train, result_eval
 
 

@@ -124,7 +124,7 @@ def fit(
 
     listeners = Listening(on_epoch)
     listeners.begin(trainer)
-    with display or contextlib.nullcontext(), together(trainer):
+    with display or contextlib.nullcontext(), together(trainer), trainer.claim:
         for number in range(first + 1, first + epochs + 1):
             order = np.concatenate([data.order(seed, number, train_rows), val_rows])
             if history:

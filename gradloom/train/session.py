@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from ..base.errors import GradientError, GraphError
 from ..graph.grad import gradients
 from ..graph.graph import dot, listing, reachable
 from ..graph.opspec import Parameter, setting, stored_value
-from ..graph.stored import Stored
+from ..graph.stored import Stored, held
 from ..graph.value import Value
 from ..run.executable import compile as compile_program
 
@@ -90,7 +91,7 @@ class Run:
                 pairs += [self._accumulators[p], g]
         updates = ops.accumulate(setting("keep"), *pairs) if pairs else ()
         self._run = compile_program([*graph.outputs, *[g for _, g in self._reached]], updates, **options)
-        self._grads: dict[Value, np.ndarray] = {}
+        self._last = threading.local()  # .grads: of the last call of this thread
 
     @property
     def plan(self) -> Any:
@@ -98,8 +99,10 @@ class Run:
 
     def reset(self) -> None:
         """Zero the accumulators; the next call's losses have gradient 1 as every call's."""
-        for array in self._accumulators.values():
-            array.stored.array[...] = 0
+        stored = [array.stored for array in self._accumulators.values()]
+        with held((), stored):
+            for one in stored:
+                one.array[...] = 0
 
     def __call__(self, **feeds: Any) -> list[np.ndarray]:
         """Compute the outputs and all gradients, and add the parameters' gradients to their accumulators."""
@@ -107,11 +110,12 @@ class Run:
             feeds["keep"] = 1.0
         found = self._run(**feeds)
         count = len(self.graph.outputs)
-        self._grads = {v: a for (v, _), a in zip(self._reached, found[count:], strict=True)}
+        self._last.grads = {v: a for (v, _), a in zip(self._reached, found[count:], strict=True)}
         return found[:count]
 
     def grad(self, value: Value) -> np.ndarray | None:
-        """The gradient of the losses with respect to `value` in the last call; None when no loss depends on it."""
+        """The gradient of the losses with respect to `value` in the last call of this thread; None when no loss depends
+        on it."""
         if not self._backward:
             raise GradientError(f"grad: {value.node.label} has no gradient; call Graph.backward() before compile()")
         if self._unreached(value):
@@ -120,9 +124,10 @@ class Run:
             raise GradientError(
                 f"grad: the gradient of {value.node.label} was not kept; need Graph.backward(keep=[...]) with it"
             )
-        if value not in self._grads:
+        grads = getattr(self._last, "grads", {})
+        if value not in grads:
             raise GradientError(f"grad: {value.node.label} has no gradient yet; run the graph first")
-        return self._grads[value]
+        return grads[value]
 
     def _unreached(self, value: Value) -> bool:
         """No loss depends on it: a kept value without a gradient, or a trainable parameter from elsewhere."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base.errors import SettingError, TrainError
-from ..graph.stored import Stored
+from ..graph.stored import Stored, copies, replace
 
 if TYPE_CHECKING:
     from .fit import EpochResult
@@ -78,12 +78,12 @@ class EarlyStopping:
                 "EarlyStopping: restore_best needs to know what is trained; give it to on_epoch itself (or in a list), "
                 "or call begin(trainer)"
             )
-        self._best = {stored: stored.array.copy() for stored in self._trainer.written()}
+        written = self._trainer.written()
+        self._best = dict(zip(written, copies(written), strict=True))
 
     def end(self) -> None:
         """The training has ended: `fit` calls this."""
-        for stored, array in self._best.items():
-            stored.assign(array)
+        replace(self._best)
         self._best, self._trainer = {}, None
 
     def __repr__(self) -> str:

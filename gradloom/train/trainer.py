@@ -7,19 +7,21 @@ import inspect
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
 from .. import ops
 from ..base.errors import GradientError, GraphError, NonFiniteError, SettingError, ShapeError
+from ..base.locks import Claim
 from ..data.dataset import Dataset
 from ..graph.grad import gradients
 from ..graph.graph import reachable, storage_leaf
 from ..graph.opspec import Parameter
 from ..graph.stored import Stored
 from ..graph.value import Value, builds_graphs, describe
-from ..nn.module import Module
+from ..nn.module import Module, mode
 from ..optim.clip import check_max_norm, clip_weight
 from ..optim.optimizer import AdamW, Optimizer
 from ..optim.state import OptimizerState
@@ -36,6 +38,9 @@ from .session import Graph
 from .source import FeedSource, RowSource
 from .split import Split, check_exchange
 from .trained import Freeze, check_freeze, matched, reached_parameters, refuse_untrained
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 CALL_SECONDS = 0.2  # the longest that one native call may take: progress and Ctrl-C are answered in between
 CALL_BYTES = 64 << 20  # and the most that it may write down
@@ -68,6 +73,17 @@ class _Micro:
     offset: int  # of its first row inside the logical batch
 
 
+def _claims(method: Callable[P, R]) -> Callable[P, R]:
+    """The method of a Trainer, which this thread alone uses meanwhile."""
+
+    @wraps(method)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        with args[0].claim:  # type: ignore[attr-defined]
+            return method(*args, **kwargs)
+
+    return run
+
+
 class Trainer:
     """Trains a model batch by batch.
 
@@ -86,6 +102,9 @@ class Trainer:
     max_norm   an optimiser step divides its gradients, if their global norm is above this, down to it
     freeze     patterns of names, such as "embed*": parameters that stay as they are
     The other arguments are those of gl.compile.
+
+    One thread at a time uses a trainer (or several trainers of one optimiser with parameters): while it is in a call of
+    one, another thread gets TrainError.
 
     What the loss reaches is trained, or declared frozen (by trainable=False, by freeze, or by an optimiser with other
     parameters); a parameter that is neither is a GraphError when the step is built.
@@ -140,6 +159,11 @@ class Trainer:
         self.split = None if communicator is None else Split(self, communicator, exchange)
 
     @property
+    def claim(self) -> Claim:
+        """`with trainer.claim:` no other thread uses this trainer meanwhile; it gets TrainError."""
+        return self.optimizer_state.claim
+
+    @property
     def steps(self) -> int:
         """Optimiser steps since the last reset of the optimiser."""
         return self.optimizer_state.steps
@@ -155,6 +179,7 @@ class Trainer:
 
     # ---- one batch ---------------------------------------------------------------------------------------
 
+    @_claims
     @builds_graphs
     def step(
         self,
@@ -177,9 +202,9 @@ class Trainer:
         update = backward and self.build == "opt" and self._in_window + 1 == self.accumulate
         micro = _Micro(0, source.rows, 1, update, self._in_window == 0, self._window_rows)
         step = self._step_for(source, micro.rows, backward, update)
-        step.run.feed({k: v for k, v in source.feeds.items() if k in step.run.inputs})  # some losses take no labels
+        feeds = {k: v for k, v in source.feeds.items() if k in step.run.inputs}  # some losses take no labels
         try:
-            _, outputs = self._run(step, micro, 1, backward)
+            _, outputs = self._run(step, micro, 1, backward, feeds)
         except BaseException:
             self._drop_window()
             raise
@@ -213,6 +238,7 @@ class Trainer:
             self._sources[id(data)] = RowSource(data)
         return self._sources[id(data)]
 
+    @_claims
     @builds_graphs
     def run_rows(
         self,
@@ -248,6 +274,7 @@ class Trainer:
             self._drop_window()
             raise
 
+    @_claims
     @builds_graphs
     def prepare(
         self,
@@ -266,6 +293,7 @@ class Trainer:
             return
         self._compile_all(source, start, stop, batch_size, micro_size, backward and self.build != "forward")
 
+    @_claims
     @builds_graphs
     def whole_step(self, source: RowSource, rows: int) -> Step:
         """A step on so many rows with its update: what it computes, and the executable."""
@@ -341,12 +369,14 @@ class Trainer:
 
     # ---- running -------------------------------------------------------------------------------------------
 
-    def _run(self, step: Step, micro: _Micro, count: int, backward: bool) -> tuple[int, list[np.ndarray]]:
+    def _run(
+        self, step: Step, micro: _Micro, count: int, backward: bool, feeds: dict[str, Any] | None = None
+    ) -> tuple[int, list[np.ndarray]]:
         if backward and self._keeps_gradients:
             self.optimizer_state.join(step.parameters, micro.first)
         settings = self._settings(micro, count, backward)
         try:
-            return step.run.run_many(count, settings, CALL_SECONDS)
+            return step.run.run_many(count, settings, CALL_SECONDS, feeds)
         except IndexOutOfRange as found:
             self._count(micro, found.steps_done, backward)
             raise
@@ -446,14 +476,11 @@ class Trainer:
 
     def _outputs(self, x: Value, backward: bool) -> Outputs:
         if isinstance(self.model, Module):
-            modes = {module: module.training for module in self.model.modules()}
-            if not backward or not self.model.training:  # else parts in eval mode stay as they are
-                self.model.train(backward)
-            try:
+            if backward and self.model.training:  # parts in eval mode stay as they are
                 found = self.model(x)
-            finally:
-                for module, mode in modes.items():
-                    module.training = mode
+            else:
+                with mode(backward):
+                    found = self.model(x)
         elif isinstance(self.model, tuple):
             leaf, outputs = self.model
             new = iter(with_batch(values_of(outputs), leaf, x))
@@ -594,6 +621,7 @@ class Trainer:
             return total
         return total / np.float32(weight * max(self.accumulate, self._held) / self._held)
 
+    @_claims
     def reset(self, optimizer: bool = False) -> None:
         """Begin a new accumulation window; with `optimizer`, also forget its moments and its step count."""
         self._in_window = self._window_rows = self._held = 0

@@ -82,21 +82,25 @@ def test_an_adapter_is_used_as_it_is_while_it_is_trained(tmp_path):
     model = load(write(tmp_path, "llama"))
     adapter = filled(model)
     ids = random_ids(model, 10)
-    first = generator_for(model, adapter, 50)
-    before = first.feed(ids)
+    with generator_for(model, adapter, 50) as first:
+        before = first.feed(ids)
     for b in adapter.b.values():
         b.assign(-2 * b.numpy())
-    again = generator_for(model, adapter, 40)
-    assert again is first
-    after = again.feed(ids)
+    with generator_for(model, adapter, 40) as again:
+        assert again is first
+        after = again.feed(ids)
     want = forward(model, ids, adapter)[-1]
     np.testing.assert_allclose(after, want, atol=1e-5 * np.abs(want).max())
     assert np.abs(after - before).max() > 0.01
-    bare = generator_for(model, None, 40)
-    assert bare is not first and generator_for(model, None, 400) is not bare  # no room in the first
+    with generator_for(model, adapter, 40) as first, generator_for(model, adapter, 40) as second:
+        assert first is again and second is not first  # nobody else gets one that is in use
+    with generator_for(model, None, 40) as bare, generator_for(model, None, 400) as larger:
+        assert bare is not first and larger is not bare  # no room in the first
     for _ in range(3):  # only the last few are kept
-        generator_for(model, filled(model), 40)
-    assert generator_for(model, adapter, 40) is not first
+        with generator_for(model, filled(model), 40):
+            pass
+    with generator_for(model, adapter, 40) as last:
+        assert last is not first and last is not second
 
 
 def test_tensors_that_train_are_used_as_they_are(tmp_path):

@@ -1,0 +1,78 @@
+"""The locks of this process, and what a forked child makes of them.
+
+building   whoever takes down eager ops, draws parameters or calls code of the user's that builds a graph for a replica
+memory     whoever reads or writes stored arrays or the arena that CPU programs share: held from the copying of the
+           inputs to the end of one native call (0.2 s at most, or one step), never while a listener is called
+
+Both are reentrant. Who takes both takes `building` first; who holds `memory` takes no other lock. fork waits until
+both are free, so that a child finds weights between two steps and locks that nobody holds.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from .errors import TrainError
+
+building = threading.RLock()
+memory = threading.RLock()
+
+
+def has_memory() -> bool:
+    """Whether this thread holds `memory`."""
+    return memory._is_owned()  # type: ignore[attr-defined]
+
+
+def _before_fork() -> None:
+    if not has_memory():  # else a signal handler forks inside of a run, which cannot wait for `building`
+        building.acquire()
+        memory.acquire()
+        _forking.append(threading.get_ident())
+
+
+def _after_fork() -> None:
+    if threading.get_ident() in _forking:
+        _forking.remove(threading.get_ident())
+        memory.release()
+        building.release()
+
+
+def _after_fork_in_child() -> None:
+    _after_fork()
+    if not building._is_owned():  # type: ignore[attr-defined]
+        building._at_fork_reinit()  # type: ignore[attr-defined]
+
+
+_forking: list[int] = []  # the threads that hold both locks for a fork
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
+
+
+class Claim:
+    """`with claim:` an object is used by this thread, for longer than a lock may be held; TrainError when another
+    thread is using it. It may be claimed again by the thread that has it."""
+
+    def __init__(self, what: str, need: str) -> None:
+        """what: the object, for the message. need: what the user should do instead."""
+        self.what, self.need = what, need
+        self._holder: dict[str, tuple[int, int]] = {}  # "by": (process, thread); setdefault is one atomic step
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        me = (os.getpid(), threading.get_ident())
+        holder = self._holder.setdefault("by", me)
+        if holder != me:
+            if holder[0] == me[0]:
+                raise TrainError(f"{self.what} is in use by another thread; need {self.need}")
+            self._holder["by"], self._depth = me, 0  # the thread that had it is not in this forked process
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if self._depth <= 0:
+            self._holder.pop("by", None)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Claim, (self.what, self.need)  # a copy is nobody's
