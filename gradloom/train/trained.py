@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from ..base.errors import GraphError, SettingError
+from ..graph.grad import gradients
 from ..graph.graph import reachable
 from ..graph.opspec import Parameter
 from ..graph.stored import Stored
 from ..graph.value import Value, describe
-from ..graph.grad import gradients
 
 Freeze = str | Sequence[str]
 
