@@ -151,19 +151,19 @@ class _Settings:
 
 def _settle(asked: _Options, table: Table) -> _Settings:
     """Defaults for what was not said, by the kind and the number of the training rows."""
-    from ..base.errors import DataError, SettingError
+    from ..base.errors import SettingError
     from ..train.split import share_of
 
     rows = _rows(asked, table)[0]
     images = table.preprocess.kind == "array"
-    batch = min(rows, 32 if rows < 5000 else 500 if images else 128)
-    if asked.batch_size is not None:
-        batch = asked.batch_size
-        if batch > rows:
-            raise DataError(f"--batch-size {batch}: is larger than the training data; need at most {rows}, their rows")
-    micro = share_of(batch, asked.ranks) if asked.micro_batch_size is None else asked.micro_batch_size
-    if micro > batch:
-        raise SettingError(f"--micro-batch-size {micro}: need at most {batch}, the batch size")
+    wanted = asked.batch_size or (32 if rows < 5000 else 500 if images else 128)
+    batch = min(wanted, rows)
+    if asked.micro_batch_size is None:
+        micro = share_of(batch, asked.ranks)
+    elif asked.micro_batch_size > wanted:
+        raise SettingError(f"--micro-batch-size {asked.micro_batch_size}: need at most {wanted}, the batch size")
+    else:
+        micro = min(asked.micro_batch_size, batch)
     loss = asked.loss or ("cross_entropy" if table.task == "classification" else "mse")
     if loss == "cross_entropy" and table.task == "regression":
         raise SettingError("--loss cross_entropy: the task is a regression; need mse, or --task classification")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from .tokenizer import Tokenizer
 
 _TURNS = 200_000  # of all loops of one rendering
+_left: ContextVar[int] = ContextVar("gradloom_template_turns")  # what this rendering has left of them
 _LENGTH = 50_000_000  # characters of one rendering
 _RANGE = 100_000
 # What {% generation %} blocks are marked with while they are rendered: no characters of any language.
@@ -46,9 +48,8 @@ class ChatTemplate:
         self.name = name or tokenizer.name
         self._where = f"{self.name}: " if self.name else ""
         self._ends = tokenizer.turn_ends
-        self._left = 0  # turns of loops until the rendering is given up
         self._now = datetime.datetime.now()  # one moment for all that this template renders
-        self._environment = _environment(self._tick, self._now)
+        self._environment = _environment(self._now)
         try:
             self._template = self._environment.from_string(_counted(self._environment, source))
         except TemplateSyntaxError as error:
@@ -236,7 +237,7 @@ class ChatTemplate:
             return None
 
     def _render(self, messages: Sequence[Message], generation_prompt: bool, tools: Any) -> str:
-        self._left = _TURNS
+        _left.set(_TURNS)
         pieces, length = [], 0
         try:
             for piece in self._template.generate(
@@ -258,11 +259,14 @@ class ChatTemplate:
             raise DataError(f"{self._where}chat template fails: {_shown(error)}") from None
         return "".join(pieces)
 
-    def _tick(self) -> str:
-        self._left -= 1
-        if self._left < 0:
-            raise _Endless(f"its loops pass {_TURNS} turns")
-        return ""
+
+def _tick() -> str:
+    """Counts a turn of a template's loop."""
+    left = _left.get() - 1
+    _left.set(left)
+    if left < 0:
+        raise _Endless(f"its loops pass {_TURNS} turns")
+    return ""
 
 
 class _Refused(Exception):
@@ -290,7 +294,7 @@ def _check(messages: Any) -> None:
             raise DataError(f"message {i + 1} of {len(messages)}, of the assistant, has no content; need a text")
 
 
-def _environment(tick: Callable[[], str], now: datetime.datetime) -> Any:
+def _environment(now: datetime.datetime) -> Any:
     """jinja2's sandbox with what templates written for Hugging Face's library expect."""
     from jinja2 import nodes
     from jinja2.ext import Extension, loopcontrols
@@ -339,7 +343,7 @@ def _environment(tick: Callable[[], str], now: datetime.datetime) -> Any:
         "raise_exception": raise_exception,
         "strftime_now": now.strftime,
         "range": bounded_range,
-        _TICK: tick,
+        _TICK: _tick,
     }
     return environment
 

@@ -27,7 +27,7 @@ from ..graph.value import Value
 from ..nn.module import Module
 from ..optim import schedules
 from ..optim.optimizer import AdamW, Optimizer
-from ..parallel.communicator import TIMEOUT, Communicator, communicator
+from ..parallel.communicator import TIMEOUT, Communicator, ranks_of
 from ..run import machine
 from ..train.display import StepDisplay
 from ..train.epoch import Progress
@@ -131,9 +131,7 @@ class Run:
         timeout: float = TIMEOUT,
         **options: Any,
     ) -> None:
-        if parallel is None and (exchange != "ordered" or timeout != TIMEOUT):
-            raise SettingError("finetune: exchange and timeout are of several processes; need parallel='mpi' with them")
-        self.ranks = None if parallel is None else communicator(parallel, timeout)
+        self.ranks = ranks_of("finetune", parallel, timeout, exchange)
         options["threads"] = threads_for(self.ranks, options.get("threads"))
         with agreed(self.ranks):
             self.model = model_of(model, "finetune")

@@ -158,6 +158,18 @@ def communicator(parallel: str | Communicator | None = None, timeout: float = TI
     raise SettingError(f"parallel={parallel!r}: need None, 'none', 'mpi' or a Communicator")
 
 
+def ranks_of(
+    who: str, parallel: str | Communicator | None, timeout: float, exchange: str = "ordered"
+) -> Communicator | None:
+    """The communicator that `who` was asked to split its batches over, None for this process alone; SettingError for
+    settings of several processes without them."""
+    if parallel is not None:
+        return communicator(parallel, timeout)
+    if exchange != "ordered" or timeout != TIMEOUT:
+        raise SettingError(f"{who}: exchange and timeout are of several processes; need parallel='mpi' with them")
+    return None
+
+
 def is_writer() -> bool:
     """Whether this process writes files: not if it trains together with others of mpiexec and is not rank 0."""
     return _joined is None or _joined.is_root

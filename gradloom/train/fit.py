@@ -14,7 +14,7 @@ import numpy as np
 from ..base.errors import DataError, SettingError
 from ..data.dataset import Dataset
 from ..optim.optimizer import Optimizer
-from ..parallel.communicator import TIMEOUT, Communicator, communicator
+from ..parallel.communicator import TIMEOUT, Communicator, ranks_of
 from .display import Display
 from .epoch import Progress, epoch
 from .outputs import mapped
@@ -88,7 +88,7 @@ def fit(
     KeyboardInterrupt leaves with the weights so far.
     """
     check_options("fit", options, fit, "dynamic")
-    ranks = None if parallel is None else communicator(parallel, timeout)
+    ranks = ranks_of("fit", parallel, timeout, exchange)
     options["threads"] = threads_for(ranks, options.get("threads"))
     with agreed(ranks):
         data = as_dataset(data)
@@ -178,7 +178,7 @@ def evaluate(
     parallel, timeout: as in fit; all ranks get the whole result. options go to gl.compile.
     """
     check_options("evaluate", options, evaluate, "dynamic")
-    ranks = None if parallel is None else communicator(parallel, timeout)
+    ranks = ranks_of("evaluate", parallel, timeout)
     options["threads"] = threads_for(ranks, options.get("threads"))
     with agreed(ranks):
         data = as_dataset(data)

@@ -30,7 +30,7 @@ from .. import ops
 from ..base.errors import GradloomError, GraphError, SettingError, TrainError
 from ..base.settings import switches
 from ..graph.opspec import Parameter, constant, setting, stored_value
-from ..graph.stored import Stored
+from ..graph.stored import Stored, copies, replace
 from ..graph.value import Value
 from ..nn.module import Module
 from ..parallel.communicator import Communicator, Reduction, checksum
@@ -184,8 +184,9 @@ class Split:
     def share_state(self) -> None:
         """All ranks take over rank 0's parameters, buffers and optimiser state, and the numbers that are its rates."""
         for stored in self._state():
-            self.communicator.broadcast(stored.array)
-            stored.version += 1
+            (array,) = copies([stored])
+            self.communicator.broadcast(array)
+            replace({stored: array})
         rates = self.trainer.optimizer.settings
         rates |= self.communicator.gather({k: v for k, v in rates.items() if not callable(v)})[0]
 

@@ -98,16 +98,6 @@ def rows(text, count):
         ("a,y\n" + rows("{i},1\n", 30), [], "t.csv: a single class, '1', in all 24 training rows; need at least 2"),
         (
             "a,y\n" + rows("{i},{c}\n", 30),
-            ["--batch-size", "25"],
-            "--batch-size 25: is larger than the training data; need at most 24, their rows",
-        ),
-        (
-            "a,y\n" + rows("{i},{c}\n", 30),
-            ["--batch-size", "20", "--val-split", "0.25"],
-            "--batch-size 20: is larger than the training data; need at most 18, their rows",
-        ),
-        (
-            "a,y\n" + rows("{i},{c}\n", 30),
             ["--batch-size", "8", "--micro-batch-size", "9"],
             "--micro-batch-size 9: need at most 8, the batch size",
         ),

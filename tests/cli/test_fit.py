@@ -146,6 +146,12 @@ def test_micro_batches_give_the_same_training(capsys, tmp_path):
     np.testing.assert_allclose(whole["test_loss"], parts["test_loss"], rtol=1e-4)
 
 
+def test_a_batch_larger_than_the_rows_is_one_smaller_batch(capsys, tmp_path):
+    data = flowers(tmp_path / "t.csv", 30)
+    found = fitted(capsys, tmp_path, data, "--epochs", 3, "--batch-size", 1000, "--micro-batch-size", 500)
+    assert (found["rows_train"], found["batch_size"], found["micro_batch_size"], found["steps"]) == (24, 24, 24, 3)
+
+
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_weights(capsys, tmp_path):
     path = houses(tmp_path / "t.csv")
     options = ("--optimizer", "sgd", "--lr", "1e30", "--epochs", 3, "--out", tmp_path / "out")

@@ -412,3 +412,13 @@ def test_forward_functions_of_dp_train_may_be_those_of_eager_loops():
     x = gl.input("x", (3,))
     assert gl.tensor(x) is x and gl.tensor(x, "f32") is x
     assert gl.tensor(x, "i32").dtype.name == "i32"
+
+
+@pytest.mark.parametrize("call", [gl.fit, gl.evaluate])
+def test_settings_of_several_processes_need_several(call):
+    net = gl.nn.Linear(3, 2)
+    data = np.zeros((4, 3), np.float32), np.zeros(4, np.int32)
+    settings = [{"timeout": 5.0}] + [{"exchange": "fast"}] * (call is gl.fit)
+    for setting in settings:
+        with pytest.raises(gl.SettingError, match="exchange and timeout are of several processes; need parallel='mpi'"):
+            call(net, data, **setting)
