@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .base.locks import building
+
 if TYPE_CHECKING:
     from . import data, llm, nn, ops, optim, parallel, train
     from .base.errors import (
@@ -96,6 +98,7 @@ _HOMES = {
     ".base.errors": "BackendError DataError DTypeError FileError GradientError GradloomError GraphError NonFiniteError "
     "PlanError SettingError ShapeError TrainError",
     ".eager": "Gradients Tensor grad_tape no_grad seed stats tensor",
+    ".graph.grad": "gradients",
     ".graph.opspec": "Parameter constant input named parameter setting",
     ".graph.value": "Node Value scope",
     ".run.executable": "check_gradients compare compile",
@@ -106,21 +109,21 @@ _HOMES = {
     ".train.saving": "load save",
     ".train.session": "Graph set_loss",
     ".train.trainer": "Trainer",
-    ".graph.grad": "gradients",
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 _MODULES = ("data", "llm", "nn", "ops", "optim", "parallel", "train")
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        if _HOME[name].startswith(".graph"):
-            import_module(".ops", __name__)  # gives values their arithmetic
-        value = getattr(import_module(_HOME[name], __name__), name)
-    elif name in _MODULES:
-        value = import_module(f".{name}", __name__)
-    else:
+    if name not in _HOME and name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with building:  # a fork waits: a child would wait for ever for an import that another thread had begun
+        if name in _MODULES:
+            value = import_module(f".{name}", __name__)
+        else:
+            if _HOME[name].startswith(".graph"):
+                import_module(".ops", __name__)  # gives values their arithmetic
+            value = getattr(import_module(_HOME[name], __name__), name)
     globals()[name] = value
     return value
 

@@ -401,7 +401,7 @@ def test_ctrl_c_before_the_first_step(capsys, tmp_path, path, text, monkeypatch)
     assert (code, out) == (130, "") and "nothing to save yet" in err and not (tmp_path / "a.gguf").exists()
     monkeypatch.setattr(training, "read_rows", stop)
     assert run(capsys, "finetune", path, text)[::2] == (130, "gradloom: interrupted\n")
-    monkeypatch.setattr(importlib.import_module("gradloom.llm.generate").Generator, "feed", stop)
+    monkeypatch.setattr(importlib.import_module("gradloom.llm.generate").Generator, "_feed", stop)
     assert run(capsys, "generate", path, "--prompt", "once")[0] == 130
 
 

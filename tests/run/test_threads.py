@@ -375,7 +375,7 @@ def test_one_model_generates_for_several_threads_what_it_generates_for_one(tmp_p
         return complete(model, prompts[k], max_tokens=12, how=Sampling(0.8, 40, 0.95, k)).tokens
 
     alone = [text(k) for k in range(3)]
-    first = complete(model, prompts[0], max_tokens=2, how=Sampling(0.0, 40, 0.95, 0))
+    first = complete(model, prompts[0], max_tokens=2, how=Sampling(0.0))
 
     def work(k: int) -> None:
         for _ in rounds():
@@ -383,8 +383,8 @@ def test_one_model_generates_for_several_threads_what_it_generates_for_one(tmp_p
 
     together(*[lambda k=k: work(k) for k in range(3)])
     held: list[object] = []  # and where a listener generates with the same model
-    complete(model, prompts[0], max_tokens=2, how=Sampling(0.0, 40, 0.95, 0), stream=lambda _: held.append(text(1)))
-    assert complete(model, prompts[0], max_tokens=2, how=Sampling(0.0, 40, 0.95, 0)).tokens == first.tokens
+    complete(model, prompts[0], max_tokens=2, how=Sampling(0.0), stream=lambda _: held.append(text(1)))
+    assert complete(model, prompts[0], max_tokens=2, how=Sampling(0.0)).tokens == first.tokens
     assert all(h == alone[1] for h in held)
 
 
@@ -395,7 +395,7 @@ def test_a_generator_fed_by_another_thread_in_between_says_so(tmp_path: Path) ->
     from tests.llm.small import write
 
     generator = Generator(load(write(tmp_path)), rows=100)
-    tokens = generator.tokens([1, 2, 3], 5, Sampling(0.0, 40, 0.95, 0))
+    tokens = generator.tokens([1, 2, 3], 5, Sampling(0.0))
     next(tokens)
     together(lambda: generator.feed([4]))
     with pytest.raises(DataError, match="another call has fed this generator"):
@@ -521,6 +521,32 @@ def test_children_forked_while_threads_train_work_and_give_the_same_bits() -> No
     """
     ended = python(script.replace("SECONDS", str(2 * SECONDS)), timeout=600 + 2 * SECONDS)
     assert ended.returncode == 0, (ended.returncode, ended.stderr)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_forked_while_a_thread_imports_has_all_that_it_needs() -> None:
+    script = """
+    import os, threading, time, warnings
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import gradloom as gl
+
+    threading.Thread(target=lambda: (gl.grad_tape, gl.nn, gl.fit), daemon=True).start()
+    time.sleep(DELAY)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if float(gl.tensor(2.0) * 3.0) == 6.0 and gl.fit else 4)
+    late = time.monotonic() + 60
+    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+        if time.monotonic() > late:
+            os.kill(pid, 9)
+            os._exit(5)
+        time.sleep(0.005)
+    os._exit(os.waitstatus_to_exitcode(ended[1]))
+    """
+    for delay in (0.01, 0.1, 0.2):
+        code = textwrap.dedent(script.replace("DELAY", str(delay)))
+        ended = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=300)
+        assert ended.returncode == 0, delay
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
