@@ -163,16 +163,27 @@ void make_program(PyProgram* self, const std::string& isa, std::vector<std::pair
   new (self) PyProgram(std::move(made));
 }
 
+thread_local bool handling = false;  // a signal handler runs in the middle of a run of this thread
+
 // Handles the signals that have arrived (Ctrl-C); true when a handler raised. Only the main thread ever sees one.
 bool signalled() {
   take_gil();
+  handling = true;
   const bool raised = PyErr_CheckSignals() != 0;
+  handling = false;
   suspended = PyEval_SaveThread();
   return raised;
 }
 
+// The run that the handler came into holds the arena, and goes on only when the handler has returned.
+void refuse_in_handler() {
+  if (handling)
+    throw std::runtime_error("called by a signal handler that came into another run; need a handler that sets a flag");
+}
+
 nb::tuple run_program(PyProgram& self, int64_t steps, nb::handle settings, nb::handle records, int threads,
                       double deadline, bool poison, bool check) {
+  refuse_in_handler();
   Program& program = *self.program;
   RunOptions options;
   options.steps = steps;
@@ -259,6 +270,7 @@ NB_MODULE(_core, m) {
   nb::class_<Arena>(m, "Arena", "One block of memory, 2 MiB aligned, in huge pages where the system has them.")
       .def(nb::init<>())
       .def("ensure", [](Arena& a, size_t bytes) {
+        refuse_in_handler();
         without_gil([&] { a.ensure(bytes); });
       }, nb::arg("bytes"), "Grow to at least this many bytes: fresh, zeroed, each page touched once.")
       .def_prop_ro("bytes", &Arena::bytes)

@@ -416,10 +416,11 @@ void Program::run_part(void* context, int part, int thread) {
 }
 
 // Whether the step is to be given up before instruction i. Asked only where that is cheap: before instructions of
-// several parts, and while nothing has been written that outlives the step.
+// several parts, and while nothing has been written that outlives this call: a step that is given up raises, and a
+// caller that gets no number of steps takes it that none was done.
 bool Program::given_up(size_t i, const RunOptions& options) {
   using Clock = std::chrono::steady_clock;
-  if (!options.poll || i > state_first_) return false;
+  if (!options.poll || i > state_first_ || steps_done_) return false;
   const auto now = Clock::now();
   if (now < poll_next_) return false;
   const bool stop = options.poll();
@@ -548,6 +549,7 @@ RunResult Program::run(const RunOptions& options) {
   const size_t row = settings_.size() * 8;
   RunResult result;
   status_ = Status{};
+  steps_done_ = 0;
   while (result.steps < options.steps) {
     if (options.settings) std::memcpy(settings_.data(), options.settings + row * static_cast<size_t>(result.steps), row);
     const bool done = debug                ? step_debug(team, options)
@@ -567,7 +569,7 @@ RunResult Program::run(const RunOptions& options) {
         to += r.bytes;
       }
     }
-    result.steps++;
+    steps_done_ = ++result.steps;
     if (stop_.load(std::memory_order_relaxed)) {
       stop_.store(false, std::memory_order_relaxed);
       result.stop = kStopRequested;

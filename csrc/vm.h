@@ -160,6 +160,7 @@ class Program {
   bool several_ = false;
   size_t state_first_ = 0;  // the first instruction that writes outside the arena: from there on a step is completed
   std::chrono::steady_clock::time_point poll_next_{};
+  int64_t steps_done_ = 0;  // of the run in progress
   Status status_;
   std::atomic<bool> stop_{false};
   std::atomic<bool> running_{false};

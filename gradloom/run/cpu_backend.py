@@ -45,7 +45,6 @@ CHECKED_BYTES = 64 << 20  # an arena that grows by less is not held against the 
 
 
 _arena = _core.Arena()
-_running: set[int] = set()  # the ids of the arenas in which a program runs; a signal handler may come in between
 
 
 def arena() -> Arena:
@@ -139,7 +138,10 @@ class CpuExecutable:
         records = [(*place, size) for place, size in zip(self.plan.output_places, sizes, strict=True)]
         with self._lock:
             check_memory(tape.arena_bytes - self.arena.bytes)
-            self.arena.ensure(max(tape.arena_bytes, 64))
+            try:
+                self.arena.ensure(max(tape.arena_bytes, 64))
+            except RuntimeError as error:
+                raise BackendError(f"compile: {error}") from None
             self._native = _core.Program(
                 self.isa, tape.kernels, tape.instructions, tape.args, tape.attrs, self._segments(), records,
                 tape.dead, tape.guards,
@@ -233,17 +235,12 @@ class CpuExecutable:
         records = np.empty((steps, self.record_bytes), np.uint8) if self.record_bytes else None
         switches = self.switches
         with self._lock:
-            if id(self.arena) in _running:
-                raise BackendError(
-                    "run: called by a signal handler that came into another run; need a handler that sets a flag"
-                )
-            _running.add(id(self.arena))
             try:
                 done, stop, node, index, value = self._native.run(
                     steps, rows, records, switches.threads, deadline, switches.poison, switches.check >= 2
                 )
-            finally:
-                _running.discard(id(self.arena))
+            except RuntimeError as error:
+                raise BackendError(f"run: {error}") from None
             if done:
                 for stored in self.writes:
                     stored.version += 1

@@ -43,3 +43,33 @@ def test_a_long_step_is_given_up_and_nothing_is_written(heeded, threads: int) ->
     timer.join()
     assert done
     assert state.numpy() == 0  # the update at the end of the step did not happen
+
+
+def test_a_program_survives_interrupts_at_any_moment():
+    """Ctrl-C may come between any two steps of the interpreter; the program is called again as if nothing had been."""
+    x = gl.input("x", (4,))
+    run = gl.compile(x * 2)
+    want = np.arange(4.0) * 2
+    hits = 0
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    old = signal.signal(signal.SIGALRM, stop)
+    try:
+        for k in range(400):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 2e-5 + k * 1e-6)
+                for _ in range(200):
+                    run(x=np.arange(4.0))
+            except KeyboardInterrupt:
+                hits += 1
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            assert np.array_equal(run(x=np.arange(4.0))[0], want)
+    except KeyboardInterrupt:  # it came late
+        pass
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    assert hits
