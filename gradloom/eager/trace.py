@@ -26,7 +26,7 @@ from ..base import locks
 from ..base.arrays import as_array
 from ..base.dtypes import DType, f32
 from ..base.dtypes import dtype as as_dtype
-from ..base.errors import DTypeError, GradloomError, GraphError, NonFiniteError, SettingError, ShapeError
+from ..base.errors import DTypeError, GradientError, GradloomError, GraphError, NonFiniteError, SettingError, ShapeError
 from ..graph.graph import reachable, storage_leaf, update_target
 from ..graph.opspec import OpSpec, Parameter, check_range, in_expression, kind_of, stored_value
 from ..graph.opspec import constant as graph_constant
@@ -143,26 +143,6 @@ class Tensor(Value):
     def __deepcopy__(self, memo: object) -> Tensor:
         return self
 
-    __hash__ = Value.__hash__
-
-    def __lt__(self, other: Any) -> Any:
-        return _compare(ops.less, self, other)
-
-    def __gt__(self, other: Any) -> Any:
-        return _compare(ops.greater, self, other)
-
-    def __eq__(self, other: object) -> Any:
-        return _compare(ops.equal, self, other) if _comparable(other) else NotImplemented
-
-    def __ne__(self, other: object) -> Any:
-        return _compare(ops.equal, self, other) < 1.0 if _comparable(other) else NotImplemented
-
-    def __le__(self, other: Any) -> Any:
-        return ops.greater(ops.cast(self < other, "f32") + ops.cast(self == other, "f32"), 0.0)
-
-    def __ge__(self, other: Any) -> Any:
-        return ops.greater(ops.cast(self > other, "f32") + ops.cast(self == other, "f32"), 0.0)
-
     def carry(self, *updates: Value) -> None:
         """Nothing to do: a trace carries out the updates that it takes down."""
 
@@ -174,29 +154,22 @@ class Tensor(Value):
 _F32 = np.dtype(np.float32)
 
 
-def _comparable(other: object) -> bool:
-    return isinstance(other, (Value, int, float, np.ndarray, np.generic, list, tuple))
-
-
-def _compare(op: OpSpec, x: Any, y: Any) -> Any:
-    """Element by element, as u8; whole numbers are compared as f32 unless both are i32."""
-    y = y if isinstance(y, Value) else _numbers(y)
-    alike = x.dtype is y.dtype and (x.dtype.name == "f32" or (op is ops.equal and x.dtype.name == "i32"))
-    return op(x, y) if alike else op(ops.cast(x, "f32"), ops.cast(y, "f32"))
-
-
 _new = object.__new__
 
 
 def tensor(data: Any, dtype: str | DType | None = None) -> Tensor:
     """A tensor of these numbers (copied): f32 for floats, i32 for whole numbers of NumPy and lists of them, u8 for
     bools, unless `dtype` says which; one whole number of Python is a float. A value of a graph is that value, so that
-    one function serves eager loops and graphs.
+    one function serves eager loops and graphs; inside of a tape tensors and parameters are themselves, too, and keep
+    their gradients.
 
     Raises ShapeError for rows of different lengths, DTypeError for what holds no numbers or does not fit, and for
     masked arrays.
     """
-    if isinstance(data, Value) and not isinstance(data, (Tensor, Parameter)):
+    taped = recording.get()
+    if isinstance(data, Value) and (taped is not None or not isinstance(data, (Tensor, Parameter))):
+        if isinstance(data, Parameter):
+            data = taped.follow().take(data)  # type: ignore[union-attr]
         return cast("Tensor", data if dtype is None or as_dtype(dtype) is data.dtype else ops.cast(data, dtype))
     trace = getattr(_local, "trace", None)
     if trace is not None and trace.count > PENDING:
@@ -208,12 +181,21 @@ def tensor(data: Any, dtype: str | DType | None = None) -> Tensor:
     return _numbers(data, dtype)
 
 
+def _holds_values(data: Any) -> bool:
+    return isinstance(data, (list, tuple)) and any(isinstance(x, Value) or _holds_values(x) for x in data)
+
+
 def _numbers(data: Any, dtype: str | DType | None = None) -> Tensor:
     if dtype is None:  # the usual cases first
         if data.__class__ is np.ndarray and data.dtype is _F32:
             return _given(data.copy(), f32)
         if data.__class__ is float:
             return _given(np.array(data, np.float32), f32)
+    if isinstance(data, (list, tuple)) and recording.get() is not None and _holds_values(data):
+        raise GradientError(
+            "tensor: a list of tensors inside of a tape would lose their gradients; need ops.stack or ops.concat, or "
+            f"their numbers: t.numpy(); at {user_location()}"
+        )
     try:
         array = as_array("tensor", data)
     except ValueError:

@@ -235,6 +235,27 @@ class Value:
     def __rmatmul__(self, other: object) -> Value:
         return _operators["matmul"](other, self)
 
+    __hash__ = object.__hash__  # a value is a key of its own, whatever it is equal to
+
+    def __eq__(self, other: object) -> Any:
+        """Element by element, as all comparisons: u8, 1 where it holds. Ask `is` for the same value."""
+        return _operators["equal"](self, other) if _comparable(other) else NotImplemented
+
+    def __ne__(self, other: object) -> Any:
+        return _operators["not_equal"](self, other) if _comparable(other) else NotImplemented
+
+    def __lt__(self, other: object) -> Any:
+        return _operators["less"](self, other) if _comparable(other) else NotImplemented
+
+    def __gt__(self, other: object) -> Any:
+        return _operators["greater"](self, other) if _comparable(other) else NotImplemented
+
+    def __le__(self, other: object) -> Any:
+        return _operators["less_equal"](self, other) if _comparable(other) else NotImplemented
+
+    def __ge__(self, other: object) -> Any:
+        return _operators["greater_equal"](self, other) if _comparable(other) else NotImplemented
+
     def __getitem__(self, index: Any) -> Value:
         return _operators["getitem"](self, index)
 
@@ -257,9 +278,18 @@ class Value:
         return _operators["detach"](self) if self.dtype.is_float else self
 
 
+def _comparable(other: object) -> bool:
+    return isinstance(other, (Value, int, float, np.ndarray, np.generic, list, tuple))
+
+
 def define_operators(**functions: Callable[..., Value]) -> None:
     """ops/ gives values their arithmetic; graph/ itself imports no op."""
     _operators.update(functions)
+
+
+def same_values(first: Sequence[Value | None], second: Sequence[Value | None]) -> bool:
+    """Whether both hold the very same values in one order; `==` of values compares their elements."""
+    return len(first) == len(second) and all(a is b for a, b in zip(first, second, strict=True))
 
 
 def describe(value: Value | None) -> str:

@@ -146,7 +146,8 @@ class _Verifier:
 
     def values_of(self, value: Value) -> np.ndarray:
         """What the unshared run made of an output of the program."""
-        at = self.base.plan.laid.program.outputs[self.program.outputs.index(value)]
+        place = next(i for i, output in enumerate(self.program.outputs) if output is value)
+        at = self.base.plan.laid.program.outputs[place]
         return self.values[self.base.steps.index(at.node)][at.index]
 
     def rewind(self) -> None:

@@ -14,7 +14,7 @@ from ..base.dtypes import QUANTISED, DType, bf16, f16, f32, f64, i8, i32, i64, u
 from ..base.dtypes import dtype as as_dtype
 from ..base.errors import DTypeError
 from ..graph.opspec import REGISTRY, OpSpec, as_value, op
-from ..graph.value import Value, define_operators
+from ..graph.value import Value, define_operators, recording
 from .common import (
     LARGE,
     PAIRS,
@@ -475,6 +475,20 @@ greater: OpSpec = op(
 )  # fmt: skip
 
 
+def _compared_values(op: OpSpec, x: Value, y: Any) -> Value:
+    """op(x, y) as u8; whole numbers are compared as f32 unless both are i32."""
+    if not isinstance(y, Value):
+        y = as_value(y) if x.recorder is None or recording.get() is not None else x.recorder.value(y)
+    alike = x.dtype is y.dtype and (x.dtype is f32 or (op is equal and x.dtype is i32))
+    return op(x, y) if alike else op(cast(x, f32), cast(y, f32))
+
+
+def _either(x: Value, first: OpSpec, y: Any) -> Value:
+    """x first y or x == y."""
+    both = add(cast(_compared_values(first, x, y), f32), cast(_compared_values(equal, x, y), f32))
+    return _compared_values(greater, both, 0.0)
+
+
 # ---- choice and conversion -------------------------------------------------------------------------------
 
 
@@ -583,3 +597,11 @@ def full_like(x: Value, value: float) -> Value:
 
 
 define_operators(neg=neg, abs=abs, add=add, sub=sub, mul=mul, div=div, pow=pow)
+define_operators(
+    equal=lambda x, y: _compared_values(equal, x, y),
+    not_equal=lambda x, y: _compared_values(less, _compared_values(equal, x, y), 1.0),
+    less=lambda x, y: _compared_values(less, x, y),
+    greater=lambda x, y: _compared_values(greater, x, y),
+    less_equal=lambda x, y: _either(x, less, y),
+    greater_equal=lambda x, y: _either(x, greater, y),
+)

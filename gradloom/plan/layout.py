@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ..base.errors import ShapeError
 from ..graph.graph import update_target, view_base
 from ..graph.opspec import REGISTRY, Slot
-from ..graph.value import Node, Shape, Value, describe
+from ..graph.value import Node, Shape, Value, describe, same_values
 from ..transform.rewrite import Program
 
 
@@ -115,7 +115,7 @@ class _Layouter:
                 assert view is not None, f"{op.name} has no view of a dense input"
         made = node
         after = [self.new[b.outputs[0]].node for b in node.after]
-        if tuple(inputs) != node.inputs or tuple(after) != node.after:
+        if not same_values(inputs, node.inputs) or tuple(after) != node.after:
             specs = [(v.shape, v.dtype) for v in node.outputs]
             made = Node(op, inputs, node.attrs, specs, node.name, node.where, after)
         self.nodes.append(made)

@@ -16,7 +16,7 @@ import numpy as np
 from ..base.errors import GradloomError, GraphError, ShapeError
 from ..graph.graph import is_unwritten, reachable, update_target
 from ..graph.opspec import REGISTRY, constant
-from ..graph.value import Node, Value, describe
+from ..graph.value import Node, Value, describe, same_values
 
 FOLD_BYTES = 1 << 20  # a folded constant is at most this large
 
@@ -42,9 +42,9 @@ def gather_program(outputs: Sequence[Value], effects: Sequence[Value] = ()) -> P
             raise GraphError(
                 f"{node.op.name}: output {value.index} of {node.label} is never written: its input is absent"
             )
-    found = list(effects)
+    found = dict.fromkeys(effects)
     for node in reachable((*outputs, *effects), effects=True):
-        found.extend(v for v in node.effects if v not in found)
+        found.update(dict.fromkeys(node.effects))
     return Program(tuple(outputs), tuple(v for v in found if update_target(v) is not None))
 
 
@@ -75,7 +75,7 @@ def _rebuild(program: Program, replace: Replace) -> Program:
 
 def _copy_node(node: Node, inputs: Sequence[Value | None], new: dict[Value, Value]) -> Node:
     after = [new[b.outputs[0]].node for b in node.after if b.outputs[0] in new]
-    if list(inputs) == list(node.inputs) and after == list(node.after):
+    if same_values(inputs, node.inputs) and after == list(node.after):
         return node
     specs = [(v.shape, v.dtype) for v in node.outputs]
     return Node(node.op, inputs, node.attrs, specs, node.name, node.where, after)
@@ -119,7 +119,7 @@ def with_batch(values: Sequence[Value], leaf: Value, batch: Value) -> list[Value
     copies: list[tuple[Node, Node]] = []
     for node in reachable(values, effects=True):
         inputs = [None if v is None else new[v] for v in node.inputs]
-        if leaf in node.outputs or inputs == list(node.inputs):
+        if leaf.node is node or same_values(inputs, node.inputs):
             new.update((v, new.get(v, v)) for v in node.outputs)
             continue
         attrs, first = dict(node.attrs), inputs[0]

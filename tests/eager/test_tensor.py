@@ -93,3 +93,39 @@ def test_the_cache_is_bounded():
     for n in range(1, 140):
         model(gl.tensor(np.ones((n, 3)))).numpy()
     assert len(model.weight.programs.programs) <= 128 and gl.stats().evicted >= evicted + 11
+
+
+def test_comparisons_mean_the_same_eagerly_and_in_graphs():
+    """One function of a loss or model serves both; `==` once compared identities of graph values in silence."""
+    data = np.array([[0.0, 1.0], [2.0, 0.0]], np.float32)
+    forms = [
+        lambda x: ops.where(x == 0.0, x + 5, x), lambda x: ops.where(x != 0.0, x + 5, x),
+        lambda x: ops.where(x == x * 1.0, x + 5, x), lambda x: ops.where(x <= 1, x + 5, x),
+        lambda x: ops.where(x >= [1.0, 0.0], x + 5, x), lambda x: ops.where(x > 1, x + 5, x),
+        lambda x: ops.where(np.zeros(2, np.float32) == x, x + 5, x),
+    ]  # fmt: skip
+    for form in forms:
+        graph = gl.compile(form(gl.input("x", (2, 2))))(x=data)[0]
+        assert np.array_equal(form(gl.tensor(data)).numpy(), graph) and not np.array_equal(graph, data)
+        p = gl.parameter(data, "p")
+        with gl.grad_tape() as tape:
+            loss = ops.sum(form(p) * form(p))
+        assert np.array_equal(tape.backward(loss)[p].numpy(), 2 * graph)
+    p, q = gl.parameter(1.0), gl.parameter(1.0)
+    assert {p: 1, q: 2}[q] == 2 and p != None and (p == None) is False  # noqa: E711
+    with pytest.raises(TypeError, match="a graph value has no truth"):
+        bool(p == 1.0)
+    with pytest.raises(TypeError, match="a graph value has no truth"):
+        1.0 in gl.parameter([1.0, 2.0])  # noqa: B015
+
+
+def test_tensors_inside_of_a_tape_keep_their_gradients():
+    w = gl.parameter([3.0], "w")
+    with gl.grad_tape() as tape:
+        loss = ops.sum(gl.tensor(w) * gl.tensor(w * 2.0))
+    assert tape.backward(loss)[w].tolist() == [12.0]
+    with gl.grad_tape():
+        for make in (lambda: gl.tensor([w[0] * 2.0, w[0]]), lambda: ops.mul([w[0], w[0] * 3.0], w)):
+            with pytest.raises(gl.GradientError, match=r"a list of tensors inside of a tape .*need ops.stack"):
+                make()
+    assert gl.tensor([gl.tensor(1.0), gl.tensor(2.0)]).tolist() == [1.0, 2.0]
