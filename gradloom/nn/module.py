@@ -290,7 +290,8 @@ class Module:
         replace({p.stored: np.asarray(arrays[name]).astype(p.dtype.numpy) for name, p in mine.items()})
 
     def train(self, mode: bool = True) -> Module:
-        """Dropout drops, batch norm takes the batch's statistics. Takes effect where a graph is built next."""
+        """Dropout drops, batch norm takes the batch's statistics. Takes effect where a graph is built next: for a
+        Trainer, in its next pass or step."""
         for module in self.modules():
             module.training = mode
         return self

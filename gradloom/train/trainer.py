@@ -500,7 +500,7 @@ class Trainer:
         if isinstance(self.model, Module):
             self.model.ensure_init(self.seed)
             if self.optimizer_state.chosen is None:
-                self.optimizer_state.follow(p for _, p, _ in self.model._named_stored())
+                self.optimizer_state.follow(p for _, p in self._named())
         if not self.dynamic:
             self._find_number(backward)
 
@@ -609,12 +609,15 @@ class Trainer:
         pred = self._outputs(x, backward)
         return pred, *self.loss_pair(pred, labels, weights)
 
+    def _named(self) -> list[tuple[str, Parameter]]:
+        """The parameters and buffers of a Module, trainable or not; a function has none."""
+        model = self.model
+        return [*model.named_parameters().items(), *model.named_buffers().items()] if isinstance(model, Module) else []
+
     def _trained(self, total: Value) -> list[Parameter]:
         """The parameters that this loss is to train; GraphError for one that it reaches and that nobody trains."""
         named = [(p.name, p) for p in reached_parameters(total)]
-        own: list[tuple[str, Parameter]] = []
-        if isinstance(self.model, Module):
-            own = [*self.model.named_parameters().items(), *self.model.named_buffers().items()]
+        own = self._named()
         mine = {p.stored for _, p in own}
         named = own + [(name, p) for name, p in named if p.stored not in mine]
         hits = matched(self.freeze, [name for name, _ in named])

@@ -155,6 +155,28 @@ def test_parameters_join_and_leave_the_optimiser(tmp_path):
     assert all(one[p.stored]["m"].numpy().tobytes() == two[p.stored]["m"].numpy().tobytes() for p in named.values())
 
 
+def test_a_module_that_names_parameters_of_its_own_keeps_them_in_the_optimiser():
+    class Wrapped(gl.nn.Module):
+        """Parameters that no attribute holds as such."""
+
+        def __init__(self, net):
+            super().__init__()
+            self.hidden = lambda: net
+
+        def named_parameters(self):
+            return self.hidden().named_parameters()
+
+        def forward(self, x):
+            return self.hidden()(x)
+
+    net = Net().init(3)
+    trainer = gl.Trainer(Wrapped(net), "mse", sgd())
+    for _ in range(2):
+        trainer.step(X, Y)
+    assert trainer.optimizer_state.parameters == net.parameters()
+    assert set(trainer.optimizer_state.state_dict()) == {"steps", "epoch", "m.0", "m.1"}
+
+
 def test_a_new_layer_is_initialised_by_the_seed_of_the_trainer():
     net, twin = Net(), Net()
     trainer = gl.Trainer(net, "mse", sgd(), seed=5)
