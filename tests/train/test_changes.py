@@ -170,8 +170,9 @@ def test_a_module_that_names_parameters_of_its_own_keeps_them_in_the_optimiser()
             return self.hidden()(x)
 
     net = Net().init(3)
-    trainer = gl.Trainer(Wrapped(net), "mse", sgd())
-    for _ in range(2):
+    wrapped = Wrapped(net)
+    trainer = gl.Trainer(wrapped, "mse", sgd())
+    for wrapped.k in (1.0, 2.0, 1.0):
         trainer.step(X, Y)
     assert trainer.optimizer_state.parameters == net.parameters()
     assert set(trainer.optimizer_state.state_dict()) == {"steps", "epoch", "m.0", "m.1"}
