@@ -39,7 +39,7 @@ _Links = tuple[tuple[Any, Any, Any], ...]
 
 _OWN = ("_inits", "_unassigned", "_paths_below")  # attributes that are no part of the tree
 
-_SEEN_BY_THE_WAY = ("_training", "_drawn_at", "_paths_at")  # attributes that say nothing more of what forward builds
+_NOT_OUTLINED = {*_OWN, "_training", "_drawn_at", "_paths_at"}  # nor part of what forward reads; see `training`
 
 _changes = object()  # another one after each change to any tree of modules: what was found in a tree holds until then
 
@@ -224,11 +224,14 @@ class Module:
         other object by its identity.
         """
         found: Outline = {}
-        for module in self.modules():
-            found[module, "training"] = module.training
-            for name, value in vars(module).items():
-                if name not in _OWN and name not in _SEEN_BY_THE_WAY:
-                    found[module, name] = _token(value, ())
+        todo = [self]
+        while todo:
+            module = todo.pop()
+            if (module, "training") not in found:
+                found[module, "training"] = module.training
+                for name, value in vars(module).items():
+                    if name not in _NOT_OUTLINED:
+                        found[module, name] = _token(value, (), todo)
         return found
 
     def named_parameters(self) -> dict[str, Parameter]:
@@ -400,8 +403,9 @@ class _Same:
         return id(self.held)
 
 
-def _token(value: Any, above: tuple[Any, ...]) -> Hashable:
-    """What stands for the value of an attribute in an outline; above: the containers on the way to it."""
+def _token(value: Any, above: tuple[Any, ...], modules: list[Module]) -> Hashable:
+    """What stands for the value of an attribute in an outline. above: the containers on the way to it; to `modules` is
+    added what it holds of these."""
     kind = type(value)
     if value is None or kind in (bool, int, str, bytes):
         return kind, value
@@ -409,13 +413,16 @@ def _token(value: Any, above: tuple[Any, ...]) -> Hashable:
         return kind, repr(value)  # tells -0.0 from 0.0, and finds nan again
     if isinstance(value, Parameter):
         return _Same(value.stored), value.stored.trainable
+    if isinstance(value, Module):
+        modules.append(value)
+        return _Same(value)
     if isinstance(value, np.generic):
         return kind, value.dtype.str, value.tobytes()
     if isinstance(value, (tuple, list, dict, set, frozenset)) and not any(one is value for one in above):
         above = (*above, value)
         if isinstance(value, dict):
-            return kind, tuple((_token(key, above), _token(held, above)) for key, held in value.items())
-        tokens = (_token(held, above) for held in value)
+            return kind, tuple((_token(k, above, modules), _token(held, above, modules)) for k, held in value.items())
+        tokens = (_token(held, above, modules) for held in value)
         return kind, frozenset(tokens) if isinstance(value, (set, frozenset)) else tuple(tokens)
     return _Same(value)
 
