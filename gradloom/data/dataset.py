@@ -49,6 +49,8 @@ class Dataset:
     labels   (n,) whole-number class ids; or (n, T) ids, one for each position of data (n, ..., T); or (n, ...) float
              label rows or targets; or None
     weights  (n,) finite and not negative, or None: every row weighs 1
+
+    A row of weight 0, or whose ids are all -100, does not count; DataError when no row does.
     """
 
     def __init__(
@@ -67,7 +69,29 @@ class Dataset:
         self.shard_size = int(shard_size)
         self.labels = None if labels is None else _as_labels(labels, self.data.shape)
         self.weights = None if weights is None else _as_weights(weights, self.n)
+        self._idle = self._find_idle()
+        self.check_counted()
         self._order = np.arange(self.shards, dtype=np.int64)
+
+    def _find_idle(self) -> np.ndarray | None:
+        """Which rows do not count, bool [n]; None where all do."""
+        idle = np.zeros(self.n, bool)
+        if self.labels is not None and self.has_ids and self.labels.dtype.kind == "i":
+            idle |= (self.labels == IGNORED).reshape(self.n, -1).all(axis=1)
+        if self.weights is not None:
+            idle |= self.weights == 0
+        return idle if idle.any() else None
+
+    def check_counted(self, rows: np.ndarray | None = None, what: str = "data") -> None:
+        """DataError when none of these rows (of all when None) counts: there is no loss to measure."""
+        if self._idle is None or (rows is not None and not len(rows)):
+            return
+        if (self._idle if rows is None else self._idle[rows]).all():
+            said = [f"labels of {IGNORED}"] * self.has_ids + ["weights of 0"] * (self.weights is not None)
+            count = self.n if rows is None else len(rows)
+            raise DataError(
+                f"{what}: no row of {count} counts ({' or '.join(said)}); need at least one row that counts"
+            )
 
     def __len__(self) -> int:
         return self.n
@@ -412,6 +436,4 @@ def _as_weights(what: object, n: int) -> np.ndarray:
     if bad.size:
         row = int(bad[0])
         raise DataError(f"weights: {weights[row]} in row {row}; need finite numbers of at least 0")
-    if not weights.any():
-        raise DataError("weights: all are 0; need at least one row that counts")
     return weights

@@ -6,6 +6,7 @@ It lives once, in memory of its own, and every executable compiled for the CPU r
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -86,6 +87,14 @@ def before_write(stored: Sequence[Stored]) -> None:
         reader(stored)
 
 
+_serials = itertools.count()
+
+
+def next_serial() -> int:
+    """A number above the serial of every array so far and below that of every later one."""
+    return next(_serials)
+
+
 _trainable_changes = 0
 
 
@@ -148,13 +157,15 @@ class Stored:
 
     `array` holds the numbers; of a quantised dtype it holds the bytes of the blocks. `check`, where there is one, is
     called before each run that reads the array. `has_optimizer`: an optimiser was made with this among its parameters.
+    `serial` counts the arrays in the order in which they were made.
     """
 
-    __slots__ = ("array", "check", "dtype", "has_optimizer", "name", "shape", "trainable", "version")
+    __slots__ = ("array", "check", "dtype", "has_optimizer", "name", "serial", "shape", "trainable", "version")
 
     def __init__(self, name: str, data: object, kind: str | DType = "f32", trainable: bool = False) -> None:
         given = _numbers(name, data, kind)
         self.name = name
+        self.serial = next_serial()
         self.dtype = dtype(kind)
         self.shape: tuple[int, ...] = given.shape
         self.trainable = trainable
@@ -171,6 +182,7 @@ class Stored:
         if not array.flags.c_contiguous or not array.flags.aligned:
             raise ShapeError(f"{name}: an array with gaps cannot be read in place; need a C-contiguous one")
         stored = cls.__new__(cls)
+        stored.serial = next_serial()
         stored.name, stored.dtype, stored.trainable, stored.version = name, dtype(array.dtype), False, 0
         stored.array, stored.shape, stored.check, stored.has_optimizer = array, array.shape, None, False
         return stored

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -32,10 +32,14 @@ class _Call:
 
 _call: ContextVar[_Call | None] = ContextVar("gradloom_call", default=None)
 
+Outline = dict[tuple["Module", str], Hashable]
+
 # Where a module lies below another, from the upper one down: (attributes, list, tuple or dict; key; what lies there).
 _Links = tuple[tuple[Any, Any, Any], ...]
 
 _OWN = ("_inits", "_unassigned", "_paths_below")  # attributes that are no part of the tree
+
+_NOT_OUTLINED = {*_OWN, "_training", "_drawn_at", "_paths_at"}  # nor part of what forward reads; see `training`
 
 _changes = object()  # another one after each change to any tree of modules: what was found in a tree holds until then
 
@@ -212,6 +216,24 @@ class Module:
             if isinstance(held, Module) and held not in above:
                 yield from held._paths(f"{prefix}{name}.", (*above, held))
 
+    def outline(self) -> Outline:
+        """(module, attribute) -> what stands for it: two equal outlines build equal graphs.
+
+        Of each module in the tree its mode and its attributes: numbers, strings, None, and tuples, lists, sets and
+        dicts of such by what they hold; a parameter by its array and whether it is trainable; a module, an array or any
+        other object by its identity.
+        """
+        found: Outline = {}
+        todo = [self]
+        while todo:
+            module = todo.pop()
+            if (module, "training") not in found:
+                found[module, "training"] = module.training
+                for name, value in vars(module).items():
+                    if name not in _NOT_OUTLINED:
+                        found[module, name] = _token(value, (), todo)
+        return found
+
     def named_parameters(self) -> dict[str, Parameter]:
         """Dotted name -> trainable parameter."""
         return {n: p for n, p, _ in self._named_stored() if p.trainable}
@@ -271,7 +293,8 @@ class Module:
         replace({p.stored: np.asarray(arrays[name]).astype(p.dtype.numpy) for name, p in mine.items()})
 
     def train(self, mode: bool = True) -> Module:
-        """Dropout drops, batch norm takes the batch's statistics. Takes effect where a graph is built next."""
+        """Dropout drops, batch norm takes the batch's statistics. Takes effect where a graph is built next: for a
+        Trainer, in its next pass or step."""
         for module in self.modules():
             module.training = mode
         return self
@@ -363,3 +386,55 @@ def _inside(name: str, value: Any, links: _Links) -> Iterator[tuple[str, Any, _L
 def _holds(value: Any) -> bool:
     """Whether a tree of modules changes with this attribute."""
     return any(True for _ in _inside("", value, ()))
+
+
+class _Same:
+    """Stands for an object by its identity, and keeps it, so that no other object gets the same one."""
+
+    __slots__ = ("held",)
+
+    def __init__(self, held: object) -> None:
+        self.held = held
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.held is self.held
+
+    def __hash__(self) -> int:
+        return id(self.held)
+
+
+def _token(value: Any, above: tuple[Any, ...], modules: list[Module]) -> Hashable:
+    """What stands for the value of an attribute in an outline. above: the containers on the way to it; to `modules` is
+    added what it holds of these."""
+    kind = type(value)
+    if value is None or kind in (bool, int, str, bytes):
+        return kind, value
+    if kind in (float, complex):
+        return kind, repr(value)  # tells -0.0 from 0.0, and finds nan again
+    if isinstance(value, Parameter):
+        return _Same(value.stored), value.stored.trainable
+    if isinstance(value, Module):
+        modules.append(value)
+        return _Same(value)
+    if isinstance(value, np.generic):
+        return kind, value.dtype.str, value.tobytes()
+    if isinstance(value, (tuple, list, dict, set, frozenset)) and not any(one is value for one in above):
+        above = (*above, value)
+        if isinstance(value, dict):
+            return kind, tuple((_token(k, above, modules), _token(held, above, modules)) for k, held in value.items())
+        tokens = (_token(held, above, modules) for held in value)
+        return kind, frozenset(tokens) if isinstance(value, (set, frozenset)) else tuple(tokens)
+    return _Same(value)
+
+
+def set_by_forward(before: Outline, after: Outline) -> set[tuple[Module, str]]:
+    """The attributes of modules that were there before which differ after a forward, but for those that hold modules
+    and parameters."""
+    changed = {at for at in {**before, **after} if before.get(at) != after.get(at) and (at[0], "training") in before}
+    return {at for at in changed if not (_structural(before.get(at)) or _structural(after.get(at)))}
+
+
+def _structural(token: Hashable) -> bool:
+    if isinstance(token, _Same):
+        return isinstance(token.held, (Module, Stored))
+    return isinstance(token, (tuple, frozenset)) and any(_structural(part) for part in token)

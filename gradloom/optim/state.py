@@ -94,6 +94,19 @@ class OptimizerState:
                 self.parameters.append(p)
                 self._take_loaded(len(self.parameters) - 1)
 
+    def follow(self, parameters: Iterable[Parameter]) -> None:
+        """These are the model's parameters now, trainable or not. New ones join, and others leave: they are no part of
+        files and of the open window any more. One that comes back finds its moments."""
+        present = {p.stored: p for p in parameters}
+        order = [p for p in present.values() if p.trainable or p.stored in self._known]
+        if [p.stored for p in order] == [p.stored for p in self.parameters]:
+            return
+        self.parameters, self._known = order, {p.stored for p in order}
+        for stored in [s for s in self._window if s not in present]:
+            del self._window[stored]
+        for i in range(len(order)):
+            self._take_loaded(i)
+
     def settings(self) -> dict[str, float]:
         """The optimiser's settings for the next step: "opt.lr" -> number."""
         return self.optimizer.at(self.steps, self.epoch, self.memories)

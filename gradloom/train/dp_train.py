@@ -165,7 +165,8 @@ def dp_train(
     verbose     show loss and rate on stderr
 
     options go to gl.compile. The functions build graphs: they are called once for each distinct shape of sample, in
-    each replica. Running statistics (batch norm) are averaged over the replicas at each step. Returns a DPResult.
+    each replica, and what they and the models read must not change after that. Running statistics (batch norm) are
+    averaged over the replicas at each step. Returns a DPResult.
     Raises what a replica raised, naming replica and sample; NonFiniteError, with the weights before that step kept.
     """
     check_options("dp_train", options, dp_train)

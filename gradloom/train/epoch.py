@@ -49,7 +49,9 @@ def epoch(
     (by default batch_size / trainer.accumulate, rounded up). on_*_batch is called after every micro-batch; on_progress
     at least every 0.2 s of work, which costs nothing per batch; both when both are given. Same bits with and without
     listeners.
-    Returns (result_train, result_eval).
+    Returns (result_train, result_eval). DataError when no row of one of the two parts counts (see Dataset). A batch of
+    which no row counts is an optimiser step with gradient 0: weight decay and moments do what they do then, the step
+    is counted.
     """
     split = data.n if split is None else split
     if not isinstance(split, (int, np.integer)) or not 0 <= split <= data.n:
@@ -58,11 +60,14 @@ def epoch(
     if micro_batch_size is not None:
         check_batch(micro_batch_size, batch_size, "micro_batch_size")
     micro = micro_batch_size or -(-batch_size // trainer.accumulate)
+    rows = data.rows() if order is None else _checked(order, data.n)
+    data.check_counted(rows[:split], "training rows")
+    data.check_counted(rows[split:], "evaluation rows")
     result_train = Result() if result_train is None else result_train
     result_eval = Result() if result_eval is None else result_eval
     with trainer.claim:
         source = trainer.source(data)
-        source.order.array[...] = data.rows() if order is None else _checked(order, data.n)
+        source.order.array[...] = rows
         for training, first, last, result, listener in (
             (True, 0, split, result_train, on_train_batch),
             (False, split, data.n, result_eval, on_eval_batch),

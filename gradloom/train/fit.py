@@ -75,11 +75,12 @@ def fit(
     batch_size rows make one optimiser step, computed in micro-batches of at most micro_batch_size. seed: of the order,
     of dropout, and of parameters that are not initialised yet. progress: show it on stderr. The listeners get each
     epoch's result (on_epoch may be several listeners), the state of a pass at least every 0.2 s, or every batch; any of
-    them may raise StopTraining: then the history so far is returned, a part of an epoch included. max_norm: an
-    optimiser step divides its gradients, if their global norm is above this, down to it. freeze: patterns of names,
-    such as "embed*", of parameters that stay as they are. Fewer rows than batch_size train as one smaller batch.
-    options go to gl.Trainer (dynamic=) and gl.compile (threads=, ...); SettingError for a name that is no argument.
-    Predictions are kept of the last epoch alone.
+    them may raise StopTraining: then the history so far is returned, a part of an epoch included. on_epoch may change a
+    Module (a layer, a mode, a number): the next epoch builds it anew, see Trainer; with ranks, where rank 0 alone calls
+    listeners, that is a TrainError. max_norm: an optimiser step divides its gradients, if their global norm is above
+    this, down to it. freeze: patterns of names, such as "embed*", of parameters that stay as they are. Fewer rows than
+    batch_size train as one smaller batch. options go to gl.Trainer (dynamic=) and gl.compile (threads=, ...);
+    SettingError for a name that is no argument. Predictions are kept of the last epoch alone.
     parallel: "mpi", under mpiexec: each batch is split over the ranks, all of which hold the data and end with the same
     weights and results. Micro-batch j goes to rank j mod N; micro_batch_size is by default an equal share of the batch,
     and where it is given the bits do not depend on N, unless exchange is "fast". Rank 0 alone shows progress and calls

@@ -183,6 +183,9 @@ class Split:
 
     def share_state(self) -> None:
         """All ranks take over rank 0's parameters, buffers and optimiser state, and the numbers that are its rates."""
+        with self.own():
+            self.trainer.look(True)
+        self.compare_model()
         for stored in self._state():
             (array,) = copies([stored])
             self.communicator.broadcast(array)
@@ -202,6 +205,17 @@ class Split:
             known = (stored.name, stored.shape, stored.dtype.name, stored.trainable)
             self._names[stored] = known if stored.check is None else (*known, sampled(stored.array, WEIGHT_BYTES))
         return self._names[stored]
+
+    def compare_model(self) -> None:
+        """TrainError when the model has changed on some ranks alone."""
+        ranks = self.communicator
+        first, *others = ranks.gather(self.trainer.outline_number)
+        for rank, theirs in enumerate(others, 1):
+            if theirs != first:
+                raise TrainError(
+                    f"the model has changed on {ranks.kind} 0 otherwise than on {ranks.kind} {rank}; need the same "
+                    f"change on all {ranks.size} (a listener is called on {ranks.kind} 0 alone)"
+                )
 
     def compare_settings(self, mine: dict[str, Any]) -> None:
         """TrainError naming rank and setting where one differs."""
@@ -271,12 +285,13 @@ class Split:
         self, source: RowSource, start: int, stop: int, batch_size: int, micro_size: int, backward: bool
     ) -> None:
         """Compile all that run_rows of these arguments runs."""
+        self.compare_model()
         self._compare_settings(source, batch_size, micro_size, backward)
         if not backward:
             for rows in {min(micro_size, stop - start), (stop - start) % micro_size} - {0}:
                 with agreed(self.communicator):
                     step = self.trainer._step_for(source, rows, False, False)
-                self.compare_once("the graph", (id(source), rows), self.outline, step.outputs)
+                self._compare_graph("evaluation", (id(source), rows), False, step.outputs)
             return
         self._exchange_for(source, batch_size, micro_size)
         last = (stop - start) % batch_size or batch_size
@@ -451,17 +466,21 @@ class Split:
 
     def _exchange_for(self, source: RowSource, batch_size: int, micro_size: int) -> Exchange:
         key = (source.key, batch_size, micro_size)
-        if key not in self._exchanges:
+
+        def make() -> Exchange:
             with agreed(self.communicator):
                 rows = min(micro_size, source.data.n)
                 graph = _Graph(self.trainer, source, rows)
                 flat = self._lay(graph, -(-batch_size // micro_size), batch_size)
                 update, ended = self._ending(graph, flat)
-            self.compare_once("the graph", ("step", *key), self.outline, [*graph.values, *ended])
+            self._compare_graph("step", key, True, [*graph.values, *ended])
             reduction = self.communicator.reduction(flat.array.size, self.exchange == "ordered")
-            found = Exchange(graph.parameters, graph.buffers, flat, reduction, update)
-            self._exchanges[key] = found
-        return self._exchanges[key]
+            return Exchange(graph.parameters, graph.buffers, flat, reduction, update)
+
+        return self.trainer.kept(self._exchanges, key, True, make)
+
+    def _compare_graph(self, what: str, key: Hashable, backward: bool, values: list[Value]) -> None:
+        self.compare_once("the graph", (what, self.trainer.outline_number[backward], key), self.outline, values)
 
     def _lay(self, graph: _Graph, micros: int, rows: int) -> FlatArrays:
         pieces: list[tuple[str, tuple[int, ...]]] = [(f"{p.stored.name}.grad", p.shape) for p in graph.parameters]
@@ -486,7 +505,8 @@ class Split:
     def _micro_for(self, source: RowSource, rows: int, batch_size: int, micro_size: int) -> tuple[Step, int]:
         """The program of a micro-batch of so many rows, and the predicted ids of a row."""
         key = (source.key, batch_size, micro_size, rows)
-        if key not in self._micros:
+
+        def make() -> tuple[Step, int]:
             from .trainer import Step
 
             exchange = self._exchange_for(source, batch_size, micro_size)
@@ -498,9 +518,10 @@ class Split:
                 updates = ops.assign(*(v for pair in zip(into, graph.values, strict=True) for v in pair))
                 run = compile_program(graph.outputs, updates, **self.trainer.options)
                 step = Step(run, rows, graph.ids > 0, graph.outputs, updates)
-            self.compare_once("the graph", key, self.outline, graph.values)
-            self._micros[key] = step, graph.ids
-        return self._micros[key]
+            self._compare_graph("micro-batch", key, True, graph.values)
+            return step, graph.ids
+
+        return self.trainer.kept(self._micros, key, True, make)
 
 
 class _Graph:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import inspect
 import math
@@ -19,9 +20,9 @@ from ..data.dataset import Dataset
 from ..graph.grad import gradients
 from ..graph.graph import reachable, storage_leaf
 from ..graph.opspec import Parameter
-from ..graph.stored import Stored
+from ..graph.stored import Stored, next_serial
 from ..graph.value import Value, builds_graphs, describe
-from ..nn.module import Module, mode
+from ..nn.module import Module, Outline, mode, set_by_forward
 from ..optim.clip import check_max_norm, clip_weight
 from ..optim.optimizer import AdamW, Optimizer
 from ..optim.state import OptimizerState
@@ -37,13 +38,16 @@ from .result import Result
 from .session import Graph
 from .source import FeedSource, RowSource
 from .split import Split, check_exchange
-from .trained import Freeze, check_freeze, matched, reached_parameters, refuse_untrained
+from .trained import Freeze, check_freeze, made_since, matched, reached_parameters, refuse_untrained
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 CALL_SECONDS = 0.2  # the longest that one native call may take: progress and Ctrl-C are answered in between
 CALL_BYTES = 64 << 20  # and the most that it may write down
+
+OUTLINES = 16  # of a model that changes: so many of its forms keep their compiled steps
 
 _Built = tuple[list[Value], "list[Value] | None", tuple[Parameter, ...]]
 Model = Module | Callable[[Value], Outputs] | Graph | tuple[Value, Outputs]
@@ -106,6 +110,14 @@ class Trainer:
     One thread at a time uses a trainer (or several trainers of one optimiser with parameters): while it is in a call of
     one, another thread gets TrainError.
 
+    A model that is a Module may change between passes (run_rows, epoch) and calls of step: before each the trainer sees
+    which modules and parameters there are, their modes and trainable, and their attributes: numbers, strings, None, and
+    tuples, lists, sets and dicts of such by what they hold, other objects (arrays, functions) by which object it is.
+    What differs is built and compiled anew, and found again when it changes back; parameters that are new join the
+    optimiser, those that are gone leave it. It does not see into objects (an array that is written, a field of a
+    configuration), nor what a function (as a model or loss) reads from elsewhere, nor what forward itself sets: for
+    those dynamic=True. With ranks a change must be made on all of them, else TrainError.
+
     What the loss reaches is trained, or declared frozen (by trainable=False, by freeze, or by an optimiser with other
     parameters); a parameter that is neither is a GraphError when the step is built.
     """
@@ -148,6 +160,11 @@ class Trainer:
         self._steps: dict[Hashable, Step] = {}
         self._predicting: dict[Hashable, tuple[Outputs, Any]] = {}
         self._sources: dict[int, RowSource] = {}
+        self._outline: dict[bool, Outline] = {False: {}, True: {}}  # of the model in evaluation and in training
+        self._numbers: dict[Hashable, int] = {}  # of the outlines that were seen, the last one at the end
+        self._seen = 0  # how many there were
+        self.outline_number = {False: 0, True: 0}
+        self._set_by_forward: set[tuple[Module, str]] = set()  # attributes that ask for no new graph
         self._is_total = loss == "sum"  # a total is never divided by a weight
         self._in_window = 0  # micro-batches in the accumulation window so far
         self._held = 0  # micro-batches that the accumulators hold
@@ -199,6 +216,7 @@ class Trainer:
         source = FeedSource(batch, labels, weights)
         result = Result() if result is None else result
         backward = backward and self.build != "forward"
+        self.look(backward)
         update = backward and self.build == "opt" and self._in_window + 1 == self.accumulate
         micro = _Micro(0, source.rows, 1, update, self._in_window == 0, self._window_rows)
         step = self._step_for(source, micro.rows, backward, update)
@@ -219,16 +237,20 @@ class Trainer:
         ShapeError for an output without the rows along its first axis.
         """
         source = FeedSource(batch)
-        if self.dynamic or source.key not in self._predicting:
-            outputs = self._outputs(source.leaves(source.rows)[0], False)
-            values = values_of(outputs)
-            for v in values:
-                if v.shape[:1] != (source.rows,):
-                    seen = f"an output {describe(v)} of a batch of {source.rows} rows"
-                    raise ShapeError(f"predict: {seen}; need the rows along the first axis; node {v.node.label}")
-            self._predicting[source.key] = outputs, compile_program(values, **self.options)
-        outputs, run = self._predicting[source.key]
+        self.look(False)
+        if self.dynamic:
+            self._predicting.clear()
+        outputs, run = self.kept(self._predicting, source.key, False, lambda: self._prediction(source))
         return outputs, run(**{k: v for k, v in source.feeds.items() if k in run.inputs})
+
+    def _prediction(self, source: FeedSource) -> tuple[Outputs, Any]:
+        outputs = self._outputs(source.leaves(source.rows)[0], False)
+        values = values_of(outputs)
+        for v in values:
+            if v.shape[:1] != (source.rows,):
+                seen = f"an output {describe(v)} of a batch of {source.rows} rows"
+                raise ShapeError(f"predict: {seen}; need the rows along the first axis; node {v.node.label}")
+        return outputs, compile_program(values, **self.options)
 
     # ---- rows of a data set ------------------------------------------------------------------------------
 
@@ -261,6 +283,7 @@ class Trainer:
         """
         backward = backward and self.build != "forward"
         micro_size = min(micro_batch_size or batch_size, batch_size)
+        self.look(backward)
         if self.split is not None:
             self.split.run_rows(source, start, stop, result, batch_size, micro_size, backward, each, heard)
             return
@@ -287,16 +310,19 @@ class Trainer:
         backward: bool = True,
     ) -> None:
         """Compile what run_rows of the same arguments needs; nothing runs. Then planned_bytes is known."""
+        backward = backward and self.build != "forward"
         micro_size = min(micro_batch_size or batch_size, batch_size)
+        self.look(backward)
         if self.split is not None:
-            self.split.prepare(source, start, stop, batch_size, micro_size, backward and self.build != "forward")
+            self.split.prepare(source, start, stop, batch_size, micro_size, backward)
             return
-        self._compile_all(source, start, stop, batch_size, micro_size, backward and self.build != "forward")
+        self._compile_all(source, start, stop, batch_size, micro_size, backward)
 
     @_claims
     @builds_graphs
     def whole_step(self, source: RowSource, rows: int) -> Step:
         """A step on so many rows with its update: what it computes, and the executable."""
+        self.look(True)
         return self._step_for(source, rows, True, True)
 
     def _compile_all(
@@ -460,27 +486,88 @@ class Trainer:
 
     # ---- building ------------------------------------------------------------------------------------------
 
+    def look(self, backward: bool) -> None:
+        """See what the model is now: what was built for another form of it is not used until it is that again."""
+        outline: Outline = {}
+        if isinstance(self.model, Module):
+            with self._mode(backward):
+                outline |= self.model.outline()
+        if isinstance(self.loss, Module):
+            outline |= self.loss.outline()
+        if outline == self._outline[backward]:
+            return
+        self._outline[backward] = outline
+        if isinstance(self.model, Module):
+            self.model.ensure_init(self.seed)
+            if self.optimizer_state.chosen is None:
+                self.optimizer_state.follow(p for _, p in self._named())
+        if not self.dynamic:
+            self._find_number(backward)
+
+    def _find_number(self, backward: bool) -> None:
+        key = tuple((at, token) for at, token in self._outline[backward].items() if at not in self._set_by_forward)
+        number = self._numbers.pop(key, None)
+        if number is None:
+            number = self._seen = self._seen + 1
+        self.outline_number[backward] = self._numbers[key] = number
+        if len(self._numbers) > OUTLINES:
+            oldest = self._numbers.pop(next(iter(self._numbers)))
+            for cache in (self._steps, self._predicting):
+                for old in [k for k in cache if isinstance(k, tuple) and k[0] == oldest]:
+                    del cache[old]
+
+    def kept(self, cache: dict[Hashable, T], key: Hashable, backward: bool, make: Callable[[], T]) -> T:
+        """What was made for this key and the model as it is; made now, if there is nothing yet."""
+        found = cache.get((self.outline_number[backward], key))
+        if found is not None:
+            return found
+        self.look(backward)  # it may have changed since the pass began
+        found = cache.get((self.outline_number[backward], key))
+        if found is None:
+            before = self._outline[backward]
+            found = make()
+            self.look(backward)
+            own = set_by_forward(before, self._outline[backward]) - self._set_by_forward
+            if own:
+                self._set_by_forward |= own
+                self._find_number(backward)
+            cache[self.outline_number[backward], key] = found
+        return found
+
     def _step_for(self, source: RowSource | FeedSource, rows: int, backward: bool, update: bool) -> Step:
-        key: Hashable = (source.key, rows, backward, update)
-        built: _Built | None = None
-        others: tuple[Parameter, ...] = ()
+        key: tuple[Hashable, ...] = (source.key, rows, backward, update)
         if self.dynamic:
             built = self._build(source, rows, backward)
-            if update and self._in_window:  # another graph's parameters may be in the window, too
-                others = self.optimizer_state.others(built[2])
+            others = self._others(built[2], update)
             wires = structure([*built[0], *([] if built[1] is None else built[1])])
-            key = (key, wires, tuple(p.stored for p in others))
-        if key not in self._steps:
-            self._steps[key] = self._compile(built or self._build(source, rows, backward), rows, update, others)
-        return self._steps[key]
+            key = (*key, wires, tuple(p.stored for p in others))
+            if key not in self._steps:
+                self._steps[key] = self._compile(built, rows, update, others)
+            return self._steps[key]
+
+        def make() -> Step:
+            return self._compile(self._build(source, rows, backward), rows, update, others)
+
+        others = ()
+        step = self.kept(self._steps, key, backward, make)
+        others = self._others(step.parameters, update)
+        if others:
+            step = self.kept(self._steps, (*key, tuple(p.stored for p in others)), backward, make)
+        return step
+
+    def _others(self, parameters: Sequence[Parameter], update: bool) -> tuple[Parameter, ...]:
+        """What an update finds in the open window besides these: another graph's parameters may be there, too."""
+        return self.optimizer_state.others(parameters) if update and self._in_window else ()
+
+    def _mode(self, backward: bool) -> contextlib.AbstractContextManager[None]:
+        """The mode in which the model builds: training, where parts in eval mode stay as they are, or evaluation."""
+        as_set = isinstance(self.model, Module) and backward and self.model.training
+        return contextlib.nullcontext() if as_set else mode(backward)
 
     def _outputs(self, x: Value, backward: bool) -> Outputs:
         if isinstance(self.model, Module):
-            if backward and self.model.training:  # parts in eval mode stay as they are
+            with self._mode(backward):
                 found = self.model(x)
-            else:
-                with mode(backward):
-                    found = self.model(x)
         elif isinstance(self.model, tuple):
             leaf, outputs = self.model
             new = iter(with_batch(values_of(outputs), leaf, x))
@@ -492,9 +579,11 @@ class Trainer:
 
     def _build(self, source: RowSource | FeedSource, rows: int, backward: bool) -> _Built:
         """(loss, weight[, predictions]), gradients of the loss sum or None, parameters."""
-        x, labels, weights = source.leaves(rows)
-        pred = self._outputs(x, backward)
-        total, weight = self.loss_pair(pred, labels, weights)
+        mark = next_serial()
+        pred, total, weight = self._graph(source, rows, backward)
+        if backward and made_since(mark, total):  # once, to be kept, or at each call
+            mark = next_serial()
+            pred, total, weight = self._graph(source, rows, backward)
         outputs = [total, weight]
         if self.loss == "cross_entropy":
             self._check_classes(source, pred)
@@ -502,18 +591,33 @@ class Trainer:
         if not backward:
             return outputs, None, ()
         trained = self._trained(total)
+        anew = made_since(mark, total)
+        if anew:
+            raise GraphError(
+                f"train: a parameter is made anew at each call of the model or the loss: {describe(anew[0])} "
+                f"{anew[0].node.label}; need it made once, outside of them"
+            )
         grads = gradients(total, trained)
         reached = [(p, g) for p, g in zip(trained, grads, strict=True) if g is not None]
         if not reached:
             raise GradientError("train: the loss depends on no trainable parameter; need at least one")
         return outputs, [g for _, g in reached], tuple(p for p, _ in reached)
 
+    def _graph(self, source: RowSource | FeedSource, rows: int, backward: bool) -> tuple[Value, Value, Value]:
+        """(outputs, loss sum, weight) of a batch."""
+        x, labels, weights = source.leaves(rows)
+        pred = self._outputs(x, backward)
+        return pred, *self.loss_pair(pred, labels, weights)
+
+    def _named(self) -> list[tuple[str, Parameter]]:
+        """The parameters and buffers of a Module, trainable or not; a function has none."""
+        model = self.model
+        return [*model.named_parameters().items(), *model.named_buffers().items()] if isinstance(model, Module) else []
+
     def _trained(self, total: Value) -> list[Parameter]:
         """The parameters that this loss is to train; GraphError for one that it reaches and that nobody trains."""
         named = [(p.name, p) for p in reached_parameters(total)]
-        own: list[tuple[str, Parameter]] = []
-        if isinstance(self.model, Module):
-            own = [*self.model.named_parameters().items(), *self.model.named_buffers().items()]
+        own = self._named()
         mine = {p.stored for _, p in own}
         named = own + [(name, p) for name, p in named if p.stored not in mine]
         hits = matched(self.freeze, [name for name, _ in named])

@@ -439,6 +439,16 @@ def test_errors_name_what_was_wrong(model, data):
         sgd(tape.backward(loss), model.parameters())
 
 
+def test_a_tensor_counts_as_the_sum_of_its_elements():
+    rng = np.random.default_rng(0)
+    w = gl.parameter(rng.standard_normal((3, 2)), "w")
+    x = gl.tensor(rng.standard_normal((4, 3)))
+    with gl.grad_tape() as tape:
+        y = ops.tanh(x @ w)
+        total = ops.sum(y)
+    assert np.array_equal(tape.backward(y)[w].numpy(), tape.backward(total)[w].numpy())
+
+
 def test_writing_elsewhere_ends_no_tape(model, data):
     """Gradients may be added up over several losses of one tape."""
     x, y = data
