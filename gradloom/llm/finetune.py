@@ -21,6 +21,7 @@ import numpy as np
 from ..base.errors import DataError, SettingError
 from ..base.settings import resident_peak
 from ..data.dataset import IGNORED, Dataset, split_rows
+from ..files import refuse_input
 from ..graph.opspec import Parameter
 from ..graph.stored import sketching
 from ..graph.value import Value
@@ -37,7 +38,7 @@ from ..train.split import agreed, heard_together, is_root, same_settings, share_
 from ..train.stopping import Listeners, Listening, StopTraining, monitored
 from ..train.trainer import Trainer, check_batch
 from .arguments import adapter_of, model_of
-from .lora import LoRA, TrainedTensors
+from .lora import LoRA, TrainedTensors, files_of_adapter
 from .model import Adapter, Model
 from .plan import check_copies, plan_of
 from .table import training_table
@@ -162,6 +163,7 @@ class Run:
             self._memory = machine.memory()  # before this run takes any
             self.method = "lora" if isinstance(self.adapter, LoRA) else "full"
             self.seed, self.on_progress, self.on_epoch = seed, on_progress, Listening(on_epoch)
+            self._read = [data] if isinstance(data, (str, os.PathLike)) else []
             self.data = read_rows(self.model, data, context, val_split, seed, **(data_options or {}))
             self.context = int(self.data.tokens.shape[1])
             self.train_rows, self.val_rows = self.data.train, self.data.val
@@ -328,11 +330,18 @@ class Run:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write what was trained: an adapter as FILE.gguf (llama.cpp) or a folder (PEFT), a model as FILE.gguf.
 
-        With ranks, rank 0 alone writes. TrainError while another thread trains.
+        With ranks, rank 0 alone writes. TrainError while another thread trains; FileError when it cannot be written or
+        would replace the model or the data. The file of the adapter that the run began from may be replaced.
         """
         if is_root(self.ranks):
+            self._refuse_inputs(path)
             with self.trainer.claim:
                 self.adapter.save(path)
+
+    def _refuse_inputs(self, path: str | os.PathLike[str]) -> None:
+        read = [self.model.path, *self._read]
+        for file in files_of_adapter(path) if isinstance(self.adapter, LoRA) else [path]:
+            refuse_input(file, *read)
 
     # ---- what came of it -----------------------------------------------------------------------------------
 
