@@ -28,7 +28,8 @@ def load(what: Module | Optimizer | OptimizerState, path: str | os.PathLike[str]
     """Read what `save` wrote into a module of the same structure, or into an optimiser of the same kind and parameters;
     returns the file's metadata.
 
-    Raises FileError for a damaged file, GraphError or ShapeError when the arrays are not this module's or optimiser's.
+    Raises FileError for a damaged file, GraphError or ShapeError when the arrays are not this module's or optimiser's
+    (of another kind, of other parameters, in another order).
     """
     arrays, metadata = load_arrays(path)
     what.load_state_dict(arrays)

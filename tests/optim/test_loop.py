@@ -262,7 +262,7 @@ def test_a_parameter_without_gradient_stays():
     before = weights(last)
     optimizer.step(slopes(model, X, Y)[1])
     assert same(before, weights(last)) and set(optimizer.state_dict()) == {
-        "steps", "epoch", *(f"{s}.{i}" for s in "mv" for i in range(4)),
+        "steps", "epoch", "optimizer", *(f"{s}.{i}" for s in "mv" for i in range(4)),
     }  # fmt: skip
     sums = []
     for windows in ((("a", "b"), ("a",), ("a", "b")), (("a", "b"), ("a",), ("a", "b"))):
