@@ -18,6 +18,7 @@ import numpy as np
 
 from .. import ops
 from ..base import locks
+from ..base.arguments import as_bool, as_whole
 from ..base.errors import DTypeError, FileError, SettingError
 from ..data.dataset import generator
 from ..files import refuse_input
@@ -94,15 +95,15 @@ class LoRA:
         rslora: bool = False,
         seed: int = 0,
     ) -> None:
-        if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)) or rank < 1:
-            raise SettingError(f"LoRA: rank={rank!r} is not usable; need a whole number of at least 1")
+        rank = as_whole("LoRA: rank", rank, 1)
         alpha = 2.0 * rank if alpha is None else alpha
         if not isinstance(alpha, (int, float, np.number)) or not 0 < alpha < math.inf:
             raise SettingError(f"LoRA: alpha={alpha!r} is not usable; need a positive number")
-        if not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
+        if not isinstance(dropout, (int, float, np.number)) or not 0 <= dropout < 1:
             raise SettingError(f"LoRA: dropout={dropout!r} is not usable; need 0 <= dropout < 1")
         generator(seed)  # refuses what is no seed
-        self.rank, self.alpha, self.dropout, self.rslora, self.seed = int(rank), float(alpha), dropout, rslora, seed
+        self.rank, self.alpha, self.dropout, self.seed = int(rank), float(alpha), float(dropout), int(seed)
+        self.rslora = as_bool("LoRA: rslora", rslora)
         self.targets = targets
         self.architecture = ""
         self.a: dict[str, Parameter] = {}  # tensor -> [r, n_in]; for token_embd [vocabulary, r]

@@ -11,6 +11,7 @@ import numpy as np
 
 from .. import ops
 from ..base import locks
+from ..base.arguments import one_line, what_is
 from ..base.arrays import as_array
 from ..base.errors import DTypeError, GradientError, GraphError, SettingError, ShapeError
 from ..graph.opspec import Parameter, constant, setting, stored_value
@@ -180,6 +181,8 @@ class OptimizerState:
 
     def step(self, grads: Gradients | None) -> None:
         """One step with these gradients, or with what was added up; see Optimizer.step."""
+        if grads is not None:
+            need_gradients("step", grads)
         with locks.building, self.claim:
             if grads is None:
                 self._apply()
@@ -195,6 +198,8 @@ class OptimizerState:
 
     def add(self, grads: Gradients, weight: Any = None) -> None:
         """Add gradients to the sums of the window; see Optimizer.accumulate."""
+        need_gradients("accumulate", grads)
+        _check_weight(weight)
         with locks.building, self.claim:
             self._add(grads, weight)
 
@@ -450,6 +455,22 @@ class OptimizerState:
         if array.shape != (len(_MEMORY),) or array.dtype.kind != "f" or np.isnan(array).any():
             raise SettingError(f"load: plateau.{name} is {array.dtype}{list(array.shape)}; need f64[{len(_MEMORY)}]")
         return dict(zip(_MEMORY, array.astype(np.float64).tolist(), strict=True))
+
+
+def need_gradients(who: str, grads: Any) -> None:
+    """GradientError unless these are the gradients of a tape."""
+    if isinstance(grads, type) or not hasattr(grads, "commit"):
+        raise GradientError(f"{who}: got {what_is(grads)}; need the gradients that tape.backward(loss) gave")
+
+
+def _check_weight(weight: Any) -> None:
+    """SettingError unless it is None, a scalar of a tape, or a finite number of at least 0."""
+    if weight is None or isinstance(weight, Value):
+        return
+    number = np.asarray(weight)
+    if number.shape != () or number.dtype.kind not in "fiu" or not 0 <= float(number) < math.inf:
+        need = "a finite number of at least 0, or a scalar of the tape"
+        raise SettingError(f"accumulate: weight={one_line(weight)} is not usable; need {need}")
 
 
 def _check_same(i: int, saved: _Named, mine: _Named) -> None:
