@@ -18,6 +18,9 @@ import os
 import sys
 from dataclasses import dataclass
 
+import numpy as np
+
+from .arguments import as_bool, as_whole
 from .errors import SettingError
 
 
@@ -77,20 +80,21 @@ def switches(
     """The switches in force: an argument wins over its environment variable, which wins over the default."""
 
     def flag(given: bool | None, name: str, default: bool) -> bool:
-        return bool(_read_int(name, int(default), 0, 1)) if given is None else bool(given)
+        if given is None:
+            return bool(_read_int(name, int(default), 0, 1))
+        return as_bool(name.removeprefix("GRADLOOM_").lower(), given)
 
     def level(given: int | None, name: str, high: int) -> int:
         if given is None:
             return _read_int(name, 0, 0, high) or 0
-        if not isinstance(given, int) or not 0 <= given <= high:
+        if not isinstance(given, (int, np.integer)) or not 0 <= given <= high:
             raise SettingError(f"{name.removeprefix('GRADLOOM_').lower()}={given!r} is not usable; need 0 to {high}")
         return int(given)
 
     cores = core_count()
     if threads is None:
         threads = _read_int("GRADLOOM_THREADS", cores, 1, 1024)
-    if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
-        raise SettingError(f"threads={threads!r} is not usable; need a whole number of at least 1")
+    threads = as_whole("threads", threads, 1)
     return Switches(
         reuse=flag(reuse, "GRADLOOM_REUSE", True),
         inplace=flag(inplace, "GRADLOOM_INPLACE", True),

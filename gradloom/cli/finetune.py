@@ -65,7 +65,7 @@ def finetune(
         str | None,
         typer.Option(
             help="Start from the weights of this adapter (.gguf, or a PEFT folder); optimiser, schedule and order of"
-            " rows begin anew."
+            " rows begin anew. --out may name it again."
         ),
     ] = None,
     context: Annotated[int | None, typer.Option(help="Tokens per row. [default: 512, or the model's]")] = None,
@@ -156,7 +156,7 @@ def _prepare(
     ranks = settings["parallel"]
     with agreed(ranks):
         if is_root(ranks):
-            _check_place(place, adapter[0])
+            _check_place(place, adapter[0], model, data)
         loaded = load(model)
         given: Any = adapter_for(loaded, *adapter, **made)
         memory = machine.memory()
@@ -176,20 +176,24 @@ def _prepare(
     return run, planned
 
 
-def _check_place(place: str, method: str) -> None:
-    """That what is trained can be written there, before it is trained."""
+def _check_place(place: str, method: str, *inputs: str) -> None:
+    """That what is trained can be written there and replaces none of the inputs, before it is trained."""
     from ..base.errors import FileError, SettingError
-    from ..files import check_writable
+    from ..files import check_writable, refuse_input
+    from ..llm.lora import files_of_adapter
 
     path = Path(place)
     if path.suffix == ".gguf":
         if path.is_dir():
             raise FileError(f"{place}: is a folder; need the name of a file to write")
+        refuse_input(path, *inputs)
         check_writable(path.parent)
     elif path.suffix or method == "full":
         need = "FILE.gguf" if method == "full" else "FILE.gguf (for llama.cpp) or a folder (for PEFT)"
         raise SettingError(f"--out {place}: need {need}")
     else:
+        for file in files_of_adapter(path):
+            refuse_input(file, *inputs)
         check_writable(path)
 
 

@@ -180,18 +180,21 @@ def _settle(asked: _Options, table: Table) -> _Settings:
 def _run(asked: _Options) -> int:
     from ..base.errors import TrainError
     from ..data import read_table
-    from ..files import check_writable
+    from ..files import check_writable, refuse_input
     from ..train.split import agreed, is_root
     from .model import build_model, save_model
 
+    path, report = (os.path.join(asked.out, name) for name in ("model.safetensors", "result.json"))
     with agreed(asked.ranks):
+        if is_root(asked.ranks):
+            for file in (path, report):
+                refuse_input(file, asked.data)
         table = read_table(asked.data, asked.target, asked.task, val_split=asked.val_split, seed=asked.seed)
         use = _settle(asked, table)
         if is_root(asked.ranks):
             check_writable(asked.out)
         net = build_model(table.preprocess, use.hidden)
     _announce(asked, use, table, net)
-    path = os.path.join(asked.out, "model.safetensors")
 
     def save(ending: str) -> None:
         if not is_root(asked.ranks):
@@ -223,7 +226,7 @@ def _run(asked: _Options) -> int:
         return 130 if interrupted else 0
     result = _measure(asked, use, table, net, watch, seconds) | more | {"interrupted": interrupted, "model": path}
     with uninterrupted() if interrupted else contextlib.nullcontext():
-        _write_result(os.path.join(asked.out, "result.json"), result)
+        _write_result(report, result)
     if interrupted:
         say(f"interrupted; the weights so far are in {path}")
     else:

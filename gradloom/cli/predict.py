@@ -32,9 +32,11 @@ def predict(
     import gradloom as gl
 
     from ..data import read_features
-    from ..files import atomic_write
+    from ..files import atomic_write, refuse_input
     from .model import load_model
 
+    if out is not None:
+        refuse_input(out, model, data)
     net, preprocess = load_model(model)
     features, targets, notes, problems = read_features(data, preprocess)
     for note in notes + problems:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..base import locks
+from ..base.arguments import as_bool, as_whole
 from ..base.arrays import as_array
 from ..base.errors import DataError, DTypeError, SettingError, ShapeError
 
@@ -248,19 +249,16 @@ class DataLoader:
         if isinstance(x, Dataset) and y is not None:
             raise DataError("y: a data set has its own labels; need DataLoader(data_set)")
         self.dataset = x if isinstance(x, Dataset) else Dataset(x, y)
-        if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
-            raise SettingError(f"batch_size={batch_size!r} is not usable; need a whole number of at least 1")
+        self.batch_size = as_whole("batch_size", batch_size, 1)
+        self.shuffle, self.drop_last = as_bool("shuffle", shuffle), as_bool("drop_last", drop_last)
+        self.prefetch = as_bool("prefetch", prefetch)
         if drop_last and batch_size > self.dataset.n:
             raise DataError(
                 f"batch_size={batch_size} is larger than the data ({self.dataset.n} rows) and drop_last leaves nothing;"
                 f" need at most {self.dataset.n}"
             )
         generator(seed)
-        self.batch_size = int(batch_size)
-        self.shuffle = bool(shuffle)
         self.seed = int(seed)
-        self.drop_last = bool(drop_last)
-        self.prefetch = bool(prefetch)
         self.epoch = 0  # how often the loader has been iterated; may be set to resume
         self._dtype = "i32" if self.dataset.data.dtype in (np.int32, np.int64) else "f32"
 

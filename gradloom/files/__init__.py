@@ -1,7 +1,7 @@
 """Files: whole or not at all when written, checked when read."""
 
 from .arrays import load_arrays, save_arrays
-from .atomic import atomic_path, atomic_write, check_writable
+from .atomic import atomic_path, atomic_write, check_writable, refuse_input
 from .gguf import GGUF, open_gguf, write_gguf
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "check_writable",
     "load_arrays",
     "open_gguf",
+    "refuse_input",
     "save_arrays",
     "write_gguf",
 ]

@@ -53,6 +53,16 @@ def atomic_write(path: str | os.PathLike[str], needed_bytes: int | None = None) 
         yield file
 
 
+def refuse_input(path: str | os.PathLike[str], *inputs: str | os.PathLike[str]) -> None:
+    """FileError when writing `path` would replace a file that is read: one of these, or of a folder among them, also by
+    another name (a link, another spelling). To be asked before any work is done, and again before writing."""
+    for given in inputs:
+        for read in sorted(Path(given).iterdir()) if os.path.isdir(given) else [Path(given)]:
+            with contextlib.suppress(OSError):  # one of them does not exist
+                if os.path.samefile(path, read):
+                    raise FileError(f"{path}: is the same file as {read}, which is read; need another one to write")
+
+
 def check_writable(folder: str | os.PathLike[str]) -> None:
     """Make a folder and try to write in it, so that a long run does not find out at its end; FileError when not."""
     try:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..base.arguments import as_bool
 from ..base.arrays import as_array
 from ..base.dtypes import DType, dtype, f32, i32, u8
 from ..base.dtypes import dtype as as_dtype
@@ -133,6 +134,8 @@ def _coerce(kind: str, value: Any, name: str) -> Any:
         if kind == "float":
             return float(value)
         if kind == "bool":
+            if not isinstance(value, (bool, np.bool_)):
+                raise ValueError
             return bool(value)
         if kind == "ints":
             return tuple(int(v) for v in value)
@@ -524,7 +527,7 @@ def input(name: str, shape: Sequence[int] = (), dtype: str | DType = "f32") -> V
     """A value that the caller feeds by name. shape: NumPy order, slowest axis first."""
     if not isinstance(name, str) or not name:
         raise GraphError(f"input: name {name!r} is not usable; need a non-empty string")
-    extents = (shape,) if isinstance(shape, int) else tuple(shape)
+    extents = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
     if any(not isinstance(e, (int, np.integer)) or e < 0 for e in extents):
         raise ShapeError(f"input {name}: shape {list(extents)} is not usable; need whole numbers >= 0")
     if isinstance(dtype, (str, DType)) and as_dtype(dtype).is_quantised:
@@ -560,7 +563,7 @@ class Parameter(Value):
 
     @trainable.setter
     def trainable(self, trainable: bool) -> None:
-        self.stored.set_trainable(bool(trainable))
+        self.stored.set_trainable(as_bool("trainable", trainable))
 
     def numpy(self) -> np.ndarray:
         """A copy of the current contents; quantised ones as f32."""
@@ -573,7 +576,7 @@ class Parameter(Value):
 
 def parameter(data: Any, name: str = "", dtype: str | DType = "f32", trainable: bool = True) -> Parameter:
     """A trainable array, initialised with `data` (copied)."""
-    return stored_value(Stored(name, data, dtype, trainable))
+    return stored_value(Stored(name, data, dtype, as_bool("parameter: trainable", trainable)))
 
 
 def stored_value(stored: Stored) -> Parameter:

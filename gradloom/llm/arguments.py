@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..base.arguments import what_is
 from ..base.errors import SettingError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def model_of(model: Model | str | os.PathLike[str], where: str) -> Model:
     if isinstance(model, (str, os.PathLike)):
         return load(model)
     raise SettingError(
-        f"{where}: model is {_kind(model)}; need a Model (gl.llm.load), or the path of a GGUF file, which is loaded"
+        f"{where}: model is {what_is(model)}; need a Model (gl.llm.load), or the path of a GGUF file, which is loaded"
     )
 
 
@@ -34,7 +35,7 @@ def adapter_of(adapter: Adapter | str | os.PathLike[str] | None, model: Model, w
     if adapter is None or (hasattr(adapter, "bind") and hasattr(adapter, "linear") and not isinstance(adapter, type)):
         return adapter
     raise SettingError(
-        f"{where}: adapter is {_kind(adapter)}; need a LoRA, TrainedTensors, or the path of an adapter (.gguf, or a "
+        f"{where}: adapter is {what_is(adapter)}; need a LoRA, TrainedTensors, or the path of an adapter (.gguf, or a "
         "folder of PEFT), which is loaded"
     )
 
@@ -42,7 +43,7 @@ def adapter_of(adapter: Adapter | str | os.PathLike[str] | None, model: Model, w
 def need_path(path: object, where: str, name: str, hint: str = "") -> None:
     """SettingError, naming the argument, unless it is a path."""
     if not isinstance(path, (str, os.PathLike)):
-        raise SettingError(f"{where}: {name} is {_kind(path)}; need {hint or 'a path'}")
+        raise SettingError(f"{where}: {name} is {what_is(path)}; need {hint or 'a path'}")
 
 
 def refuse_settings(settings: Mapping[str, object], where: str, unheeded: tuple[str, ...]) -> None:
@@ -50,10 +51,3 @@ def refuse_settings(settings: Mapping[str, object], where: str, unheeded: tuple[
     for name in settings:
         if name in unheeded:
             raise SettingError(f"{where}: {name} is a setting of finetune that changes nothing here; leave it out")
-
-
-def _kind(value: object) -> str:
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    name = type(value).__name__
-    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..base.arguments import as_bool
 from ..base.errors import DataError, FileError, SettingError
 from ..data.dataset import IGNORED, split_rows
 from .arguments import need_path
@@ -219,6 +220,9 @@ def read_samples(
     for a path that is none.
     """
     need_path(path, "read_samples", "path", "a path: that of a .txt or .jsonl file")
+    as_chat, special = as_bool("as_chat", as_chat), as_bool("special", special)
+    skip_bad_lines = as_bool("skip_bad_lines", skip_bad_lines)
+    train_on_all = None if train_on_all is None else as_bool("train_on_all", train_on_all)
     if not hasattr(tokenizer, "encode_parts"):
         raise SettingError(
             f"read_samples: tokenizer is a {type(tokenizer).__name__}; need that of the model (Model.tokenizer)"
@@ -578,6 +582,7 @@ def pack(samples: Samples, context: int, packing: bool = True) -> TokenData:
     """
     if not isinstance(samples, Samples):
         raise SettingError(f"pack: samples is a {type(samples).__name__}; need Samples (gl.llm.read_samples)")
+    packing = as_bool("pack: packing", packing)
     if samples.stream and not packing:
         raise SettingError("pack: packing=False with one long text, whose windows hold nothing else; leave it out")
     if isinstance(context, bool) or not isinstance(context, (int, np.integer)) or context < 1:

@@ -61,10 +61,11 @@ def evaluate(
 ) -> Perplexity:
     """The perplexity of the tokens that count: of a text all but the first of each window of `context` tokens.
 
-    model, adapter: objects, or the paths of their files. data: a path (.txt, .jsonl), TokenData, or what read_rows gave
-    (these two are rows already: context and data_options are settings of a path). batch_size: rows at once, about 512
-    tokens of them. on_progress: called with (rows done, rows, what was measured so far). options go to gl.compile
-    (threads=, ...).
+    model, adapter: objects, or the paths of their files. Without an adapter the model is as its file has it, whatever
+    was trained: trained weights, of method="full" too, are in the adapter of finetune's run. data: a path (.txt,
+    .jsonl), TokenData, or what read_rows gave (these two are rows already: context and data_options are settings of a
+    path). batch_size: rows at once, about 512 tokens of them. on_progress: called with (rows done, rows, what was
+    measured so far). options go to gl.compile (threads=, ...).
     Raises DataError for data without a token that counts.
     """
     from ..train.trainer import check_batch

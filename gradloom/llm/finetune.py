@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..base.arguments import as_bool, as_whole
 from ..base.errors import DataError, SettingError
 from ..base.settings import resident_peak
 from ..data.dataset import IGNORED, Dataset, split_rows
+from ..files import refuse_input
 from ..graph.opspec import Parameter
 from ..graph.stored import sketching
 from ..graph.value import Value
@@ -35,9 +37,9 @@ from ..train.fit import EpochResult
 from ..train.result import Result
 from ..train.split import agreed, heard_together, is_root, same_settings, share_of, threads_for, together
 from ..train.stopping import Listeners, Listening, StopTraining, monitored
-from ..train.trainer import Trainer, check_batch
+from ..train.trainer import Trainer, check_batch, check_options
 from .arguments import adapter_of, model_of
-from .lora import LoRA, TrainedTensors
+from .lora import LoRA, TrainedTensors, files_of_adapter
 from .model import Adapter, Model
 from .plan import check_copies, plan_of
 from .table import training_table
@@ -64,6 +66,10 @@ def finetune(
 ) -> Run:
     """Train and return the run: .history, .report, .adapter, .save(path). Arguments: see Run.
 
+    What was trained is in run.adapter, with method="full" too (TrainedTensors: copies that stand in for the model's own
+    tensors): the model given stays as it is. gl.llm.evaluate(model, data, run.adapter) measures the two together,
+    gl.llm.evaluate(model, data) the model as it was.
+
     On Ctrl-C the run so far comes back, with .interrupted set. Raises DataError, SettingError, FileError for what
     cannot be trained, before anything runs; NonFiniteError when the loss or a gradient is not finite.
     """
@@ -77,8 +83,8 @@ class Run:
     data         a path (.txt, .jsonl) or TokenData; data_options go to its reader
     adapter      what is trained: a LoRA or TrainedTensors, or the path of an adapter, which is trained on from its
                  weights; by default one made for the method
-    method       "lora", or "full": the model's own `tensors` (all of them, or names and patterns; see TrainedTensors);
-                 by default that of the adapter, else "lora"
+    method       "lora", or "full": the model's own `tensors` (all of them, or names and patterns; see TrainedTensors),
+                 as copies that are run.adapter afterwards; by default that of the adapter, else "lora"
     context      tokens per row, at most the model's
     batch_size   rows per optimiser step; micro_batch_size: rows computed at once, by default about 512 tokens
     epochs       passes over the training rows; or steps: optimiser steps (then as many passes as that takes)
@@ -131,6 +137,7 @@ class Run:
         timeout: float = TIMEOUT,
         **options: Any,
     ) -> None:
+        check_options("finetune", options, Run)
         self.ranks = ranks_of("finetune", parallel, timeout, exchange)
         options["threads"] = threads_for(self.ranks, options.get("threads"))
         with agreed(self.ranks):
@@ -155,22 +162,24 @@ class Run:
             if epochs is not None and steps is not None:
                 raise SettingError("finetune: both epochs and steps are given; need one of them")
             for name, count in (("epochs", epochs), ("steps", steps)):
-                if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-                    raise SettingError(f"finetune: {name}={count!r} is not usable; need a whole number of at least 1")
+                if count is not None:
+                    as_whole(f"finetune: {name}", count, 1)
+            seed = as_whole("seed", seed, 0)
             given = adapter_of(adapter, self.model, "finetune")
             self.adapter = _adapter(given, method, tensors, train_dtype, seed)
             self._memory = machine.memory()  # before this run takes any
             self.method = "lora" if isinstance(self.adapter, LoRA) else "full"
             self.seed, self.on_progress, self.on_epoch = seed, on_progress, Listening(on_epoch)
+            self._read = [data] if isinstance(data, (str, os.PathLike)) else []
             self.data = read_rows(self.model, data, context, val_split, seed, **(data_options or {}))
             self.context = int(self.data.tokens.shape[1])
             self.train_rows, self.val_rows = self.data.train, self.data.val
-            self.batch_size = min(batch_size, len(self.train_rows))
-            micro = max(1, MICRO_TOKENS // self.context) if micro_batch_size is None else micro_batch_size
+            self.batch_size = min(int(batch_size), len(self.train_rows))
+            micro = max(1, MICRO_TOKENS // self.context) if micro_batch_size is None else int(micro_batch_size)
             most = share_of(self.batch_size, self.ranks if micro_batch_size is None else None)
             self.micro_batch_size = min(micro, most)
             per_epoch = -(-len(self.train_rows) // self.batch_size)
-            self.steps_total = per_epoch * (epochs or 1) if steps is None else steps
+            self.steps_total = per_epoch * int(epochs or 1) if steps is None else int(steps)
             self.epochs_total = -(-self.steps_total // per_epoch)
             self.optimizer = optimizer or AdamW(
                 lr=lambda step, epoch: self.rate(step - self._first_step, epoch), weight_decay=weight_decay or 0.0
@@ -227,6 +236,7 @@ class Run:
 
         SettingError when the machine has not the memory that they need.
         """
+        progress = as_bool("progress", progress)
         self.interrupted = self.stopped = False
         self.prepare()
         with agreed(self.ranks):
@@ -328,11 +338,18 @@ class Run:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write what was trained: an adapter as FILE.gguf (llama.cpp) or a folder (PEFT), a model as FILE.gguf.
 
-        With ranks, rank 0 alone writes. TrainError while another thread trains.
+        With ranks, rank 0 alone writes. TrainError while another thread trains; FileError when it cannot be written or
+        would replace the model or the data. The file of the adapter that the run began from may be replaced.
         """
         if is_root(self.ranks):
+            self._refuse_inputs(path)
             with self.trainer.claim:
                 self.adapter.save(path)
+
+    def _refuse_inputs(self, path: str | os.PathLike[str]) -> None:
+        read = [self.model.path, *self._read]
+        for file in files_of_adapter(path) if isinstance(self.adapter, LoRA) else [path]:
+            refuse_input(file, *read)
 
     # ---- what came of it -----------------------------------------------------------------------------------
 

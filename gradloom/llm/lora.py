@@ -18,8 +18,10 @@ import numpy as np
 
 from .. import ops
 from ..base import locks
+from ..base.arguments import as_bool, as_whole
 from ..base.errors import DTypeError, FileError, SettingError
 from ..data.dataset import generator
+from ..files import refuse_input
 from ..graph.opspec import Parameter, stored_value
 from ..graph.stored import Stored, copies
 from ..graph.value import Value, scope
@@ -93,15 +95,15 @@ class LoRA:
         rslora: bool = False,
         seed: int = 0,
     ) -> None:
-        if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)) or rank < 1:
-            raise SettingError(f"LoRA: rank={rank!r} is not usable; need a whole number of at least 1")
+        rank = as_whole("LoRA: rank", rank, 1)
         alpha = 2.0 * rank if alpha is None else alpha
         if not isinstance(alpha, (int, float, np.number)) or not 0 < alpha < math.inf:
             raise SettingError(f"LoRA: alpha={alpha!r} is not usable; need a positive number")
-        if not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
+        if not isinstance(dropout, (int, float, np.number)) or not 0 <= dropout < 1:
             raise SettingError(f"LoRA: dropout={dropout!r} is not usable; need 0 <= dropout < 1")
         generator(seed)  # refuses what is no seed
-        self.rank, self.alpha, self.dropout, self.rslora, self.seed = int(rank), float(alpha), dropout, rslora, seed
+        self.rank, self.alpha, self.dropout, self.seed = int(rank), float(alpha), float(dropout), int(seed)
+        self.rslora = as_bool("LoRA: rslora", rslora)
         self.targets = targets
         self.architecture = ""
         self.a: dict[str, Parameter] = {}  # tensor -> [r, n_in]; for token_embd [vocabulary, r]
@@ -131,10 +133,10 @@ class LoRA:
     def save(self, path: str | os.PathLike[str], model: Model | None = None) -> None:
         """Write the adapter: a path that ends in .gguf as llama.cpp loads it, else a folder as PEFT loads it.
 
-        model: the one that it is bound to, when not given. FileError when it cannot be written, SettingError for a path
-        that says no format.
+        model: the one that it is bound to, when not given. FileError when it cannot be written or is the model's own
+        file, SettingError for a path that says no format.
         """
-        from .adapter_files import PEFT_WEIGHTS, AdapterArrays, write_adapter_gguf, write_peft
+        from .adapter_files import AdapterArrays, write_adapter_gguf, write_peft
 
         model = self._model if model is None else model
         if model is None:
@@ -144,13 +146,13 @@ class LoRA:
         pairs = dict(zip(self.a, zip(arrays[::2], arrays[1::2], strict=True), strict=True))
         texts = {"general.name": f"LoRA for {model.config.name or os.path.basename(model.path)}"}
         made = AdapterArrays(model.config.architecture, self.file_alpha, pairs, self.rslora, texts)
-        target = Path(path)
-        if target.suffix == ".gguf":
-            write_adapter_gguf(target, made)
-        elif target.suffix == "" or target.name == PEFT_WEIGHTS:
-            write_peft(target.parent if target.suffix else target, made, model.file, model.config.name)
+        files = files_of_adapter(path)
+        for one in files:
+            refuse_input(one, model.path)
+        if len(files) == 1:
+            write_adapter_gguf(files[0], made)
         else:
-            raise SettingError(f"{path}: need FILE.gguf (an adapter as llama.cpp loads it) or a folder (as PEFT does)")
+            write_peft(files[0].parent, made, model.file, model.config.name)
 
     @property
     def scale(self) -> float:
@@ -292,7 +294,10 @@ class TrainedTensors:
             self._model = model
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the whole model as a .gguf file: what was trained as f32, everything else byte for byte as it was."""
+        """Write the whole model as a .gguf file: what was trained as f32, everything else byte for byte as it was.
+
+        FileError when it cannot be written or is the file that the model was read from.
+        """
         from ..files import write_gguf
 
         if self._model is None:
@@ -301,6 +306,7 @@ class TrainedTensors:
             raise SettingError(f"{path}: a model is written as FILE.gguf; need that ending")
         file = self._model.file
         file.check()
+        refuse_input(path, self._model.path)
         write_gguf(
             path,
             file.fields,
@@ -327,6 +333,20 @@ class TrainedTensors:
     @property
     def parameter_count(self) -> int:
         return sum(p.size for p in self.arrays.values())
+
+
+def files_of_adapter(path: str | os.PathLike[str]) -> list[Path]:
+    """The files that LoRA.save writes for this path: one .gguf, or the two of PEFT in a folder; SettingError for what
+    says no format."""
+    from .adapter_files import PEFT_CONFIG, PEFT_WEIGHTS
+
+    target = Path(path)
+    if target.suffix == ".gguf":
+        return [target]
+    if target.suffix == "" or target.name == PEFT_WEIGHTS:
+        folder = target.parent if target.suffix else target
+        return [folder / PEFT_WEIGHTS, folder / PEFT_CONFIG]
+    raise SettingError(f"{path}: need FILE.gguf (an adapter as llama.cpp loads it) or a folder (as PEFT does)")
 
 
 def block_linears(model: Model) -> list[str]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..base.dtypes import QUANTISED
 from ..base.errors import FileError, SettingError
-from ..files import open_gguf, write_gguf
+from ..files import open_gguf, refuse_input, write_gguf
 from ..files.gguf import GGUF, KINDS, Field, Tensor, kind_bytes
 from ..files.gguf import field as gguf_field
 from ..run import dequantize
@@ -56,13 +56,15 @@ def merge(
     type by that package. A tensor that stays as it is (same type, no change) is copied byte for byte; metadata too, but
     for general.file_type. The adapter is a .gguf file or PEFT's folder. `progress` is told of each tensor that is
     converted: its name, and the share that is done before it. FileError: files that are no such, an adapter for another
-    base, numbers beyond the type's range. SettingError for what is no path: weights are read from files.
+    base, numbers beyond the type's range, an out_path that is one of the files that are read. SettingError for what is
+    no path: weights are read from files.
     """
     need_path(model_path, "merge", "model_path", "a path: the GGUF file of the model (Model.path)")
     need_path(adapter_path, "merge", "adapter_path", "a path: that of a saved adapter (LoRA.save)")
     need_path(out_path, "merge", "out_path", "a path: that of the GGUF file to write")
     if kind is not None and kind not in FILE_TYPES:
         raise SettingError(f"merge: type {kind!r} is not one that can be written; need one of {' '.join(FILE_TYPES)}")
+    refuse_input(out_path, model_path, adapter_path)
     base = open_gguf(model_path)
     check_model(base)
     adapter = read_adapter(adapter_path, base)
@@ -82,6 +84,7 @@ def merge(
         before += math.prod(tensor.shape)
     notes = [f"{len(names)} tensors as {what} ({_some(names)})" for what, names in fallen.items()]
     base.check()
+    refuse_input(out_path, model_path, adapter_path)
     size = write_gguf(out_path, _metadata(base, kind, tensors), tensors)
     kinds = Counter(new for new, _, _ in tensors.values())
     return Merged(size, dict(kinds.most_common()), list(adapter.pairs), notes)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..base.arguments import as_bool
 from ..base.errors import DataError, FileError, SettingError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # tokenizer.ggml.token_type
@@ -317,7 +318,7 @@ class Tokenizer:
         """Ids of several texts, i32 each; options as in encode. Large batches use every core."""
         first, last = self._around(bos, eos)
         first_ids, last_ids = np.array(first, np.int32), np.array(last, np.int32)
-        found = self.encode_parts([(text,) for text in texts], special)
+        found = self.encode_parts([(text,) for text in texts], as_bool("special", special))
         return [np.concatenate([first_ids, *parts, last_ids]) for parts in found]
 
     def encode_parts(self, texts: Sequence[Sequence[str]], special: bool = True) -> list[list[np.ndarray]]:
@@ -381,7 +382,7 @@ class Tokenizer:
             ("bos", bos, self.add_bos, self.bos),
             ("eos", eos, self.add_eos, self.eos),
         ):
-            wanted = default if wanted is None else wanted
+            wanted = default if wanted is None else as_bool(what, wanted)
             if wanted and token is None:
                 raise SettingError(f"{what}=True: this tokenizer has no {what} token; need {what}=False")
             around.append([token] if wanted and token is not None else [])
@@ -474,7 +475,7 @@ class Tokenizer:
 
     def stream(self, skip_special: bool = True, continued: bool = False) -> TextStream:
         """Ids to text one by one, never half a character: `push(id)` returns what became readable."""
-        return TextStream(self, skip_special, continued)
+        return TextStream(self, as_bool("skip_special", skip_special), as_bool("continued", continued))
 
     def piece_bytes(self, token: int) -> bytes:
         """The bytes that a token stands for; of a control token, its name."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..base.arguments import as_bool
 from ..base.errors import GradloomError, SettingError
 from ..base.settings import Switches, switches
 from ..graph.graph import view_base
@@ -93,6 +94,7 @@ def verify(
     """
     model = model_of(model, "verify")
     refuse_settings(settings, "verify", UNHEEDED)
+    reference = as_bool("reference", reference)
     if context is None and isinstance(data, (str, os.PathLike)):
         context = min(TOKENS, model.config.context_length)
     run = Run(

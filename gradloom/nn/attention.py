@@ -8,6 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from .. import ops
+from ..base.arguments import as_bool
 from ..base.arrays import as_array
 from ..base.dtypes import f32, u8
 from ..base.errors import DTypeError, ShapeError
@@ -48,7 +49,8 @@ class MultiheadAttention(Module):
                 f"MultiheadAttention: features={features}, heads={heads}, kv_heads={kv_heads} do not fit; "
                 "need heads to divide features and kv_heads to divide heads"
             )
-        self.features, self.heads, self.kv_heads, self.causal = features, heads, kv_heads, causal
+        self.features, self.heads, self.kv_heads = features, heads, kv_heads
+        self.causal, bias = as_bool("MultiheadAttention: causal", causal), as_bool("MultiheadAttention: bias", bias)
         self.depth = features // heads
         self.query = _projection(features, features, bias)
         self.key = _projection(features, kv_heads * self.depth, bias)

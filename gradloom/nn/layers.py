@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .. import ops
+from ..base.arguments import as_bool
 from ..base.arrays import as_array
 from ..base.errors import GraphError, SettingError, ShapeError
 from ..graph.value import Value, current_scope, describe
@@ -41,7 +42,7 @@ def _same(x: Value) -> Value:
 
 
 def _pair(value: int | Sequence[int]) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+    return (int(value), int(value)) if isinstance(value, (int, np.integer)) else (int(value[0]), int(value[1]))
 
 
 def _positive(layer: str, **sizes: int) -> None:
@@ -63,7 +64,7 @@ class Linear(Module):
         self.act = _activation(activation)
         bound = 1 / math.sqrt(n_in)
         self.weight = self.parameter((n_out, n_in), uniform(bound))
-        self.bias = self.parameter((n_out,), uniform(bound)) if bias else None
+        self.bias = self.parameter((n_out,), uniform(bound)) if as_bool("Linear: bias", bias) else None
 
     def forward(self, x: Value) -> Value:
         y = ops.matmul(x, self.weight, transpose_y=True)
@@ -95,7 +96,7 @@ class Conv2d(Module):
         self.act = _activation(activation)
         bound = 1 / math.sqrt(channels_in * math.prod(self.kernel))
         self.weight = self.parameter((channels_out, channels_in, *self.kernel), uniform(bound))
-        self.bias = self.parameter((channels_out,), uniform(bound)) if bias else None
+        self.bias = self.parameter((channels_out,), uniform(bound)) if as_bool("Conv2d: bias", bias) else None
 
     def forward(self, x: Value) -> Value:
         return self.act(ops.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..base import locks
+from ..base.arguments import as_bool
 from ..base.arrays import as_array
 from ..base.errors import DTypeError, GraphError, ShapeError
 from ..graph.opspec import Parameter, stored_value
@@ -115,7 +116,7 @@ class Module:
 
     @training.setter
     def training(self, training: bool) -> None:
-        self._training = training
+        self._training = as_bool("training", training)
 
     # ---- declaring -------------------------------------------------------------------------------------
 
@@ -123,7 +124,7 @@ class Module:
         """A parameter (or, not trainable, a buffer such as running statistics); assign it to an attribute."""
         global _changes
         self._check_made()
-        value = stored_value(Stored("", np.zeros(shape), "f32", trainable))
+        value = stored_value(Stored("", np.zeros(shape), "f32", as_bool("parameter: trainable", trainable)))
         self._inits[value.stored] = init
         self._unassigned.add(value.stored)
         _changes = object()

@@ -91,7 +91,7 @@ def normal_axes(axes: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
     """None (all), an int or several, possibly negative -> sorted, each once."""
     if axes is None:
         return tuple(range(ndim))
-    given = (axes,) if isinstance(axes, int) else tuple(axes)
+    given = (axes,) if isinstance(axes, (int, np.integer)) else tuple(axes)
     found = sorted(normal_axis(a, ndim) for a in given)
     need(len(set(found)) == len(found), f"axes {given} name one axis twice", "each axis once")
     return tuple(found)

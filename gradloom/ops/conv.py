@@ -498,7 +498,7 @@ conv2d_max_pool: OpSpec = op(
 
 
 def _pair(value: int | Sequence[int]) -> tuple[int, ...]:
-    return (value, value) if isinstance(value, int) else tuple(int(v) for v in value)
+    return (int(value), int(value)) if isinstance(value, (int, np.integer)) else tuple(int(v) for v in value)
 
 
 def conv2d(

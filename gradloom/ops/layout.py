@@ -358,7 +358,7 @@ def _axis(name: str, x: Value, axis: int, ndim: int) -> int:
 def reshape(x: Any, shape: int | Sequence[int]) -> Value:
     """x under another shape; one extent may be -1: what is left."""
     x = as_value(x)
-    extents = [shape] if isinstance(shape, int) else [int(e) for e in shape]
+    extents = [int(shape)] if isinstance(shape, (int, np.integer)) else [int(e) for e in shape]
     if extents.count(-1) == 1:
         rest = product([e for e in extents if e != -1])
         if rest == 0 or x.size % rest:
@@ -396,7 +396,7 @@ def squeeze(x: Any, axes: int | Sequence[int] | None = None) -> Value:
     if axes is None:
         gone = {i for i, e in enumerate(x.shape) if e == 1}
     else:
-        gone = {_axis("squeeze", x, a, x.ndim) for a in ([axes] if isinstance(axes, int) else axes)}
+        gone = {_axis("squeeze", x, a, x.ndim) for a in ([axes] if isinstance(axes, (int, np.integer)) else axes)}
         for a in gone:
             if x.shape[a] != 1:
                 raise _refuse("squeeze", x, f"axis {a} has extent {x.shape[a]}", "extent 1")
@@ -456,7 +456,7 @@ def split(x: Any, sizes: int | Sequence[int], axis: int = 0) -> list[Value]:
     x = as_value(x)
     at = _axis("split", x, axis, x.ndim)
     extent = x.shape[at]
-    if isinstance(sizes, int):
+    if isinstance(sizes, (int, np.integer)):
         if sizes < 1 or extent % sizes:
             raise _refuse("split", x, f"axis {at} does not split into {sizes} equal pieces", f"a divisor of {extent}")
         sizes = [extent // sizes] * sizes

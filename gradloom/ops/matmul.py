@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..base.arguments import as_bool
 from ..base.dtypes import QUANTISED, DType, bf16, f16, f32
 from ..graph.opspec import OpSpec, as_value, op
 from ..graph.value import Shape, Value, define_operators
@@ -199,6 +200,7 @@ def matmul(x: Any, y: Any, transpose_x: bool = False, transpose_y: bool = False)
     transpose_x, transpose_y: swap the last two axes first, without copying.
     """
     x, y = as_value(x), as_value(y)
+    transpose_x, transpose_y = as_bool("matmul: transpose_x", transpose_x), as_bool("matmul: transpose_y", transpose_y)
     row, column = x.ndim == 1, y.ndim == 1
     if row:
         x = reshape(x, (1, x.shape[0]))

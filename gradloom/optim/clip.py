@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from .. import ops
-from ..base.errors import SettingError
+from ..base.arguments import what_is
+from ..base.errors import GradientError, SettingError
 from ..graph.value import Value
 
 if TYPE_CHECKING:
@@ -57,6 +58,9 @@ def clip_grad_norm(grads: Gradients | Optimizer, max_norm: float) -> Any:
     """
     max_norm = check_max_norm(max_norm)
     if not hasattr(grads, "commit"):
+        if not hasattr(grads, "clip") or isinstance(grads, (type, np.ndarray)):
+            need = "what tape.backward(loss) gave, or an optimiser that has accumulated gradients"
+            raise GradientError(f"clip_grad_norm: got {what_is(grads)}; need {need}")
         return grads.clip(max_norm)
     grads = cast("Gradients", grads)
     found = [g for g in grads.values() if g is not None]

@@ -8,14 +8,16 @@ it is given to keeps it, and one optimiser may serve several. Both states are of
 
 from __future__ import annotations
 
+import difflib
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import ABCMeta, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from .. import ops
+from ..base.arguments import as_bool, one_line
 from ..base.errors import GraphError, SettingError
 from ..graph.opspec import Parameter, constant, setting, stored_value
 from ..graph.stored import Stored
@@ -27,24 +29,91 @@ Schedule = float | Callable[[int, int], float]
 Parameters = Iterable[Parameter] | None
 
 
-class Optimizer(ABC):
+class Settings(MutableMapping[str, Schedule]):
+    """The settings of an optimiser by name, each checked as it is set; SettingError for a name that there is not."""
+
+    def __init__(self, optimizer: Optimizer, values: Mapping[str, Schedule]) -> None:
+        self._optimizer, self._values = optimizer, dict(values)
+        for name, value in values.items():
+            self[name] = value
+
+    def __getitem__(self, name: str) -> Schedule:
+        return self._values[name]
+
+    def __setitem__(self, name: str, value: Schedule) -> None:
+        who = type(self._optimizer).__name__
+        if name not in self._values:
+            raise SettingError(f"{who}: {name} is not a setting{_nearest(name, self._values)}")
+        if not callable(value):
+            self._optimizer.check(name, value)
+        self._values[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        raise SettingError(f"{type(self._optimizer).__name__}: {name} cannot be removed; need a number or a schedule")
+
+    def __ior__(self, other: Mapping[str, Schedule]) -> Settings:
+        self.update(other)
+        return self
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return repr(self._values)
+
+
+def _nearest(name: Any, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(str(name), sorted(known), 1)
+    return f"; did you mean {near[0]}?" if near else f"; need one of {', '.join(sorted(known))}"
+
+
+class _Made(ABCMeta):
+    """Notes when an optimiser is made: from then on it takes no attribute that it does not have."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        made = super().__call__(*args, **kwargs)
+        made._is_made = True
+        return made
+
+
+class Optimizer(metaclass=_Made):
     """Base: named settings, and per-parameter state that lives between steps.
 
     parameters: what `step` trains, such as model.parameters(); SettingError for anything but trainable parameters.
+    A setting is an attribute, too: opt.lr is opt.settings["lr"], to read and to set; SettingError for a value out of
+    range, and for an attribute that there is not.
     """
+
+    _is_made = False
 
     state_names: tuple[str, ...] = ()
     decoupled_weight_decay: bool = True
     couples: bool = False  # weight decay is part of the gradient
 
     def __init__(self, parameters: Parameters = None, **settings: Schedule) -> None:
-        self.settings = settings
-        for name, value in settings.items():
-            if not callable(value):
-                self.check(name, value)
+        self.settings = Settings(self, settings)
         self.state: OptimizerState | None = None
         if parameters is not None:
             self.state = OptimizerState(self, self._usable(parameters))
+
+    def __getattr__(self, name: str) -> Any:
+        found = vars(self).get("settings", {})
+        if name not in found:
+            raise AttributeError(f"{type(self).__name__} has no {name}{_nearest(name, found)}")
+        return found[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in vars(self).get("settings", {}):
+            self.settings[name] = value
+        elif self._is_made and name == "settings" and value is not self.settings:
+            raise SettingError(f"{type(self).__name__}: settings cannot be replaced; need settings.update(...)")
+        elif self._is_made and name not in vars(self) and not hasattr(type(self), name):
+            raise SettingError(f"{type(self).__name__}: {name} is not a setting{_nearest(name, self.settings)}")
+        else:
+            super().__setattr__(name, value)
 
     def _usable(self, parameters: Any) -> list[Parameter]:
         who = f"{type(self).__name__}: parameters"
@@ -65,9 +134,9 @@ class Optimizer(ABC):
     def check(self, name: str, value: float) -> float:
         """The value, or SettingError: rates and decays are at least 0, betas and momentum lie in [0, 1)."""
         high = 1.0 if name in ("beta1", "beta2", "momentum") else math.inf
-        if not isinstance(value, (int, float, np.number)) or not 0 <= value < high:
+        if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not 0 <= value < high:
             need = "0 <= value < 1" if high == 1 else "a finite number of at least 0"
-            raise SettingError(f"{type(self).__name__}: {name}={value!r} is not usable; need {need}")
+            raise SettingError(f"{type(self).__name__}: {name}={one_line(value)} is not usable; need {need}")
         if name == "weight_decay" and value and not self.decoupled_weight_decay and not self.couples:
             who = type(self).__name__
             raise SettingError(
@@ -97,9 +166,7 @@ class Optimizer(ABC):
         }
 
     def _couple(self, weight_decay: Schedule, decoupled: bool) -> None:
-        if not isinstance(decoupled, bool):
-            who = type(self).__name__
-            raise SettingError(f"{who}: decoupled_weight_decay={decoupled!r} is not usable; need True or False")
+        decoupled = as_bool(f"{type(self).__name__}: decoupled_weight_decay", decoupled)
         self.decoupled_weight_decay = decoupled
         self.couples = not decoupled and (callable(weight_decay) or bool(weight_decay))
 
@@ -135,7 +202,8 @@ class Optimizer(ABC):
 
         Without weight, what is applied is the plain sum, as PyTorch adds gradients up. With it (a number or a scalar:
         the rows that a summed loss covers, or 1 for means of equal batches) the sum of gradients is divided by the sum
-        of weights, once. GradientError when some of a window's gradients come with a weight and some without.
+        of weights, once. SettingError for a number that is not finite or is below 0; GradientError when some of a
+        window's gradients come with a weight and some without.
         """
         self._kept("accumulate").add(grads, weight)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -10,6 +11,7 @@ import numpy as np
 
 from .. import ops
 from ..base import locks
+from ..base.arguments import one_line, what_is
 from ..base.arrays import as_array
 from ..base.errors import DTypeError, GradientError, GraphError, SettingError, ShapeError
 from ..graph.opspec import Parameter, constant, setting, stored_value
@@ -21,6 +23,7 @@ from .schedules import Memory, Plateau
 if TYPE_CHECKING:
     from .optimizer import Optimizer
 
+_Named = tuple[str, tuple[int, ...]]  # a parameter's name, as far as it has one, and its shape
 Build = Callable[[Sequence[Value], Value], tuple[Value, ...]]
 
 
@@ -72,6 +75,7 @@ class OptimizerState:
         }
         self._known: set[Stored] = set()
         self._loaded: dict[str, np.ndarray] = {}  # of parameters that are not registered yet
+        self._expected: list[_Named] = []  # name and shape of each parameter of the state that was loaded, in order
         self._window: dict[Stored, Parameter] = {}  # what was accumulated since the last step
         self._weighted: bool | None = None  # whether with weights; None while the window is empty
         self._max_norm = math.inf  # of the window's step
@@ -90,6 +94,8 @@ class OptimizerState:
         """Parameters that may be trained: their order is that of the state's files."""
         for p in parameters:
             if p.stored not in self._known:
+                if len(self.parameters) < len(self._expected):
+                    _check_same(len(self.parameters), self._expected[len(self.parameters)], (p.stored.name, p.shape))
                 self._known.add(p.stored)
                 self.parameters.append(p)
                 self._take_loaded(len(self.parameters) - 1)
@@ -188,6 +194,8 @@ class OptimizerState:
 
     def step(self, grads: Gradients | None) -> None:
         """One step with these gradients, or with what was added up; see Optimizer.step."""
+        if grads is not None:
+            need_gradients("step", grads)
         with locks.building, self.claim:
             if grads is None:
                 self._apply()
@@ -203,6 +211,8 @@ class OptimizerState:
 
     def add(self, grads: Gradients, weight: Any = None) -> None:
         """Add gradients to the sums of the window; see Optimizer.accumulate."""
+        need_gradients("accumulate", grads)
+        _check_weight(weight)
         with locks.building, self.claim:
             self._add(grads, weight)
 
@@ -308,6 +318,7 @@ class OptimizerState:
         """Forget moments, steps and what plateaus have seen, as if no step had been taken; `epoch` stays."""
         self.steps = 0
         self._loaded.clear()
+        self._expected = []
         for name, value in self.optimizer.settings.items():
             if isinstance(value, Plateau):
                 self.memories[name] = value.remember()
@@ -315,7 +326,9 @@ class OptimizerState:
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """What the next step depends on, as copies: "steps" and "epoch" (i64), "m.3" (f32, state m of parameter 3, as
-        far as it has been updated), "plateau.lr" (f64[4]). What is accumulated and not applied is no part of it."""
+        far as it has been updated), "plateau.lr" (f64[4]), and "optimizer" (i8, JSON in ASCII): the kind of optimiser,
+        what it keeps of each parameter, and the names and shapes of the parameters in order. What is accumulated and
+        not applied is no part of it."""
         with locks.building:  # no step of a loop of the user's in between
             found = {"steps": np.array(self.steps, np.int64), "epoch": np.array(self.epoch, np.int64)}
             named = {
@@ -326,17 +339,27 @@ class OptimizerState:
             found |= zip(named, copies(named.values()), strict=True)
         for name, memory in self.memories.items():
             found[f"plateau.{name}"] = np.array([memory[k] for k in _MEMORY])
+        names = [self._named(i) for i in range(len(self.parameters))]
+        about = {
+            "kind": type(self.optimizer).__name__,
+            "keeps": self.optimizer.state_names,
+            "parameters": names + self._expected[len(names) :],
+        }
+        found["optimizer"] = np.frombuffer(json.dumps(about).encode("ascii"), np.int8).copy()
         return found | {name: array.copy() for name, array in self._loaded.items()}
 
     def load_state_dict(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Go on where state_dict was taken, with the same optimiser and the same parameters in the same order.
 
-        Raises GraphError for arrays that are not this optimiser's, ShapeError and DTypeError for those of other
-        parameters; then nothing is changed.
+        Raises GraphError for the state of another kind of optimiser or of other parameters (parameters without a name
+        are told by their shape; "weight" is "0.weight" before its module has a place), ShapeError and DTypeError for
+        arrays that do not fit; then nothing is changed. A state without "optimizer" is held against what its arrays
+        tell.
         """
         given = {name: as_array(f"load: {name}", array) for name, array in arrays.items()}
         counts = [self._checked_count(given, name) for name in ("steps", "epoch")]
         memories = {name: self._checked_memory(given, name) for name in self.memories}
+        expected = self._checked_about(given.pop("optimizer", None))
         moments = {name: array for name, array in given.items() if name not in ("steps", "epoch")}
         moments = {name: array for name, array in moments.items() if not name.startswith("plateau.")}
         extra = [n for n in given if n.startswith("plateau.") and n.removeprefix("plateau.") not in memories]
@@ -355,15 +378,62 @@ class OptimizerState:
                 f"load: {', '.join(sorted(extra))}: not of this {kind}, which keeps {kept} of {len(self.parameters)} "
                 "parameters; need the file of the same optimiser"
             )
+        self._check_whole(moments)
         with locks.building, self.claim:
             self.reset()
             self.drop_sums()
             self.drop_window()
             self.steps, self.epoch = counts
             self.memories.update(memories)
+            self._expected = expected
             self._loaded = {name: array.copy() for name, array in moments.items()}
             for i in range(len(self.parameters)):
                 self._take_loaded(i)
+
+    def _checked_about(self, array: np.ndarray | None) -> list[_Named]:
+        """The names and shapes that the state's entry "optimizer" tells; GraphError for another optimiser's."""
+        if array is None:
+            return []
+        try:
+            about = json.loads(array.astype(np.uint8).tobytes())
+            kind, keeps = str(about["kind"]), tuple(map(str, about["keeps"]))
+            expected = [(str(name), tuple(map(int, shape))) for name, shape in about["parameters"]]
+        except (ValueError, TypeError, KeyError):
+            seen = f"{array.dtype}{list(array.shape)}"
+            raise GraphError(
+                f"load: optimizer is {seen} that says no kind and parameters; need what gl.save wrote"
+            ) from None
+        mine = type(self.optimizer).__name__
+        if kind != mine:
+            raise GraphError(f"load: the state is of {kind}, this optimiser is {mine}; need one of the same kind")
+        if keeps != tuple(self.optimizer.state_names):
+            saved, kept = (", ".join(names) or "no moments" for names in (keeps, self.optimizer.state_names))
+            raise GraphError(f"load: the state is of {kind} that keeps {saved}, this one keeps {kept}; need the same")
+        count = len(self.parameters)
+        for i, saved_one in enumerate(expected[:count]):
+            _check_same(i, saved_one, self._named(i))
+        if self.chosen is not None and len(expected) != count:
+            i = min(len(expected), count)
+            where, one = ("state", expected[i]) if len(expected) > count else ("optimiser", self._named(i))
+            raise GraphError(
+                f"load: the state is of {len(expected)} parameters, this optimiser has {count}; parameter {i}, "
+                f"{_shown(one)}, is in the {where} alone; need the same parameters in the same order"
+            )
+        return expected
+
+    def _named(self, i: int) -> _Named:
+        return self.parameters[i].stored.name, self.parameters[i].shape
+
+    def _check_whole(self, moments: Mapping[str, np.ndarray]) -> None:
+        """GraphError where a parameter has some of this optimiser's arrays and not all."""
+        for name in moments:
+            number = name.rpartition(".")[2]
+            missing = [f"{kind}.{number}" for kind in self.optimizer.state_names if f"{kind}.{number}" not in moments]
+            if missing:
+                raise GraphError(
+                    f"load: {name} without {missing[0]}: {type(self.optimizer).__name__} keeps "
+                    f"{', '.join(self.optimizer.state_names)} of each parameter; need the state of the same optimiser"
+                )
 
     def _take_loaded(self, i: int) -> None:
         """Give parameter i the moments that were loaded for it."""
@@ -398,6 +468,41 @@ class OptimizerState:
         if array.shape != (len(_MEMORY),) or array.dtype.kind != "f" or np.isnan(array).any():
             raise SettingError(f"load: plateau.{name} is {array.dtype}{list(array.shape)}; need f64[{len(_MEMORY)}]")
         return dict(zip(_MEMORY, array.astype(np.float64).tolist(), strict=True))
+
+
+def need_gradients(who: str, grads: Any) -> None:
+    """GradientError unless these are the gradients of a tape."""
+    if isinstance(grads, type) or not hasattr(grads, "commit"):
+        raise GradientError(f"{who}: got {what_is(grads)}; need the gradients that tape.backward(loss) gave")
+
+
+def _check_weight(weight: Any) -> None:
+    """SettingError unless it is None, a scalar of a tape, or a finite number of at least 0."""
+    if weight is None or isinstance(weight, Value):
+        return
+    number = np.asarray(weight)
+    if number.shape != () or number.dtype.kind not in "fiu" or not 0 <= float(number) < math.inf:
+        need = "a finite number of at least 0, or a scalar of the tape"
+        raise SettingError(f"accumulate: weight={one_line(weight)} is not usable; need {need}")
+
+
+def _check_same(i: int, saved: _Named, mine: _Named) -> None:
+    """GraphError unless parameter i of a state is the one of this optimiser, by shape and, where both have one, name.
+
+    A module names its parameters when it is first initialised: "0.weight" was "weight" before.
+    """
+    name, other = f".{saved[0]}", f".{mine[0]}"
+    alike = "." in (name, other) or name.endswith(other) or other.endswith(name)
+    if not alike or saved[1] != mine[1]:
+        raise GraphError(
+            f"load: parameter {i} is {_shown(saved)} in the state and {_shown(mine)} in this optimiser; need the same "
+            "parameters in the same order"
+        )
+
+
+def _shown(one: _Named) -> str:
+    name, shape = one
+    return f"{name or '(no name)'} {list(shape)}"
 
 
 def _clear(arrays: Iterable[Parameter]) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 
 from .. import ops
 from ..base import locks
+from ..base.arguments import as_bool, as_whole, what_is
 from ..base.arrays import as_array
 from ..base.dtypes import dtype
 from ..base.errors import (
@@ -170,12 +171,11 @@ def dp_train(
     Raises what a replica raised, naming replica and sample; NonFiniteError, with the weights before that step kept.
     """
     check_options("dp_train", options, dp_train)
-    if isinstance(iterations, bool) or not isinstance(iterations, (int, np.integer)) or iterations < 1:
-        raise SettingError(f"iterations={iterations!r} is not usable; need a whole number of at least 1")
+    iterations, seed = as_whole("iterations", iterations, 1), as_whole("seed", seed, 0)
     if optimizer is not None and lr is not None:
         raise SettingError(f"lr={lr!r} beside an optimizer, which has its own; need one of the two")
     if optimizer is not None and not isinstance(optimizer, Optimizer):
-        raise SettingError(f"optimizer: got {optimizer!r}; need one of gl.optim, such as AdamW(lr=1e-3)")
+        raise SettingError(f"optimizer: got {what_is(optimizer)}; need one of gl.optim, such as AdamW(lr=1e-3)")
     if optimizer is not None and optimizer.state is not None:
         raise SettingError(
             f"optimizer: {type(optimizer).__name__} was made with parameters, but each replica has its own; need one "
@@ -188,11 +188,10 @@ def dp_train(
     count = len(samples)
     if not count:
         raise DataError("samples: there are none; need at least one")
-    generator(seed)  # refuses what is no seed
     job = _Job(
-        samples, count, loss_fn, forward_fn, target_fn, int(iterations),
+        samples, count, loss_fn, forward_fn, target_fn, iterations,
         optimizer if optimizer is not None else Adam(lr=1e-3 if lr is None else lr), check_max_norm(max_norm),
-        bool(shuffle), seed, check_exchange(exchange), bool(verbose), options,
+        as_bool("shuffle", shuffle), seed, check_exchange(exchange), as_bool("verbose", verbose), options,
     )  # fmt: skip
     ranks = _ranks(replicas, timeout)
     began = time.perf_counter()
@@ -204,8 +203,8 @@ def dp_train(
 
 def _ranks(replicas: int | None, timeout: float) -> list[Communicator]:
     """The communicators of this process's replicas."""
-    if replicas is not None and (isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1):
-        raise SettingError(f"replicas={replicas!r} is not usable; need a whole number of at least 1")
+    if replicas is not None:
+        replicas = as_whole("replicas", replicas, 1)
     started = launched(otherwise=0)
     if started > 1:
         if replicas not in (None, started):

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ..base.errors import DataError, SettingError
+from ..base.arguments import as_bool, as_whole
+from ..base.errors import DataError
 from ..data.dataset import Dataset
 from ..optim.optimizer import Optimizer
 from ..parallel.communicator import TIMEOUT, Communicator, ranks_of
@@ -93,13 +94,12 @@ def fit(
     options["threads"] = threads_for(ranks, options.get("threads"))
     with agreed(ranks):
         data = as_dataset(data)
-        if not isinstance(epochs, int) or epochs < 0:
-            raise SettingError(f"epochs={epochs!r} is not usable; need a whole number of at least 0")
+        epochs, progress, seed = as_whole("epochs", epochs, 0), as_bool("progress", progress), as_whole("seed", seed, 0)
         train_rows, val_rows = data.split(val_split, seed)
         check_batch(batch_size)
         if micro_batch_size is not None:
             check_batch(micro_batch_size, batch_size, "micro_batch_size")
-        micro_batch_size = micro_batch_size or share_of(batch_size, ranks)
+        batch_size, micro_batch_size = int(batch_size), int(micro_batch_size or share_of(batch_size, ranks))
         trainer = Trainer(
             model,
             loss,

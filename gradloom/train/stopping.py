@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..base.arguments import as_bool
 from ..base.errors import SettingError, TrainError
 from ..graph.stored import Stored, copies, replace
 
@@ -45,7 +46,8 @@ class EarlyStopping:
             raise SettingError(f"EarlyStopping: patience={patience!r} is not usable; need a whole number of at least 0")
         if not isinstance(min_delta, (int, float, np.number)) or not 0 <= min_delta < math.inf:
             raise SettingError(f"EarlyStopping: min_delta={min_delta!r} is not usable; need a number of at least 0")
-        self.patience, self.min_delta, self.restore_best = int(patience), float(min_delta), restore_best
+        self.patience, self.min_delta = int(patience), float(min_delta)
+        self.restore_best = as_bool("EarlyStopping: restore_best", restore_best)
         self._trainer: Trainer | None = None
         self._forget()
 

@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from .. import ops
+from ..base.arguments import as_bool, as_whole, what_is
 from ..base.errors import GradientError, GraphError, NonFiniteError, SettingError, ShapeError
 from ..base.locks import Claim
 from ..data.dataset import Dataset
@@ -141,14 +142,13 @@ class Trainer:
         check_options("Trainer", options, Trainer)
         if build not in ("forward", "grad", "opt"):
             raise SettingError(f"build: {build!r} is not known; need forward, grad or opt")
-        if not isinstance(accumulate, int) or accumulate < 1:
-            raise SettingError(f"accumulate={accumulate!r} is not usable; need a whole number of at least 1")
+        accumulate, seed = as_whole("accumulate", accumulate, 1), as_whole("seed", seed, 0)
         self.model, self.loss, self.build, self.accumulate = _usable_model(model), loss, build, accumulate
         self.loss_pair = loss_pair(loss)
         if optimizer is not None and not isinstance(optimizer, Optimizer):
-            raise SettingError(f"optimizer: got {optimizer!r}; need one of gl.optim, such as AdamW(lr=1e-3)")
+            raise SettingError(f"optimizer: got {what_is(optimizer)}; need one of gl.optim, such as AdamW(lr=1e-3)")
         self.optimizer = optimizer if optimizer is not None else AdamW()
-        self.dynamic, self.seed, self.options = dynamic, seed, options
+        self.dynamic, self.seed, self.options = as_bool("dynamic", dynamic), seed, options
         self.max_norm = check_max_norm(max_norm)
         self.freeze = check_freeze(freeze)
         self.optimizer_state = self.optimizer.state or OptimizerState(self.optimizer)
@@ -761,6 +761,8 @@ def _usable_model(model: Any) -> Module | Callable[[Value], Outputs] | tuple[Val
     """A Graph as its (input, outputs), anything else as it is; GraphError for what is no model."""
     if isinstance(model, Graph):
         return model.as_pair()
+    if isinstance(model, type):
+        raise GraphError(f"model: got the class {model.__name__}; need one that is made: {model.__name__}(...)")
     is_pair = isinstance(model, tuple) and len(model) == 2 and isinstance(model[0], Value)
     if not callable(model) and not is_pair:
         need = "a module, a function, a gl.Graph or a pair (input, outputs)"

@@ -86,3 +86,19 @@ def test_bad_input(tmp_path):
     data.tokens[1, 3] = 300
     with pytest.raises(DataError, match=r"token id 300 in row 1; need 0\.\.299"):
         evaluate(model, data)
+
+
+def test_full_training_leaves_the_model_as_it_was(tmp_path):
+    """The trained weights are in run.adapter; what it saves is the two together."""
+    import gradloom as gl
+    from tests.llm.small import rows_of
+    from tests.llm.small import write as write_small
+
+    model, data = gl.llm.load(write_small(tmp_path)), rows_of(4)
+    before = gl.llm.evaluate(model, data, threads=1).nll
+    run = gl.llm.finetune(model, data, method="full", lr=1e-2, epochs=3, val_split=0.0, progress=False, threads=1)
+    assert gl.llm.evaluate(model, data, threads=1).nll == before
+    after = gl.llm.evaluate(model, data, run.adapter, threads=1).nll
+    run.save(tmp_path / "trained.gguf")
+    assert after < before - 0.01
+    assert abs(gl.llm.evaluate(tmp_path / "trained.gguf", data, threads=1).nll - after) < 1e-5

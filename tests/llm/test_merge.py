@@ -168,14 +168,6 @@ def test_peft_folders_merge_to_the_same_bytes(tmp_path, arch):
     assert (tmp_path / "1.gguf").read_bytes() == (tmp_path / "2.gguf").read_bytes()
 
 
-def test_over_the_model_itself(tmp_path):
-    """The model's file may be the one that is replaced: what is mapped stays what it was."""
-    base, path, _ = prepare(tmp_path, shape="tiny")
-    merge(base.path, path, tmp_path / "out.gguf", "f16")
-    merge(base.path, path, base.path, "f16")
-    assert Path(base.path).read_bytes() == (tmp_path / "out.gguf").read_bytes()
-
-
 def test_some_rows_at_a_time(tmp_path, monkeypatch):
     """Pieces of any size give the same bytes; memory is that of a piece, not of a tensor."""
     base, path, _ = prepare(tmp_path, "q8_0", width=256, shape="tiny", names=["output.weight"], vocab=12_000)

@@ -1,5 +1,8 @@
 """An optimiser's state: one for trainers and loops; saved, loaded, and then as if nothing had been interrupted."""
 
+import functools
+import json
+
 import numpy as np
 import pytest
 
@@ -106,7 +109,12 @@ def test_a_function_models_state(tmp_path):
     u, late = make()
     u.assign(v.numpy())
     gl.load(late.optimizer_state, tmp_path / "o.safetensors")
-    assert set(late.optimizer_state.state_dict()) == {"steps", "epoch", "m.0"}  # saved before the first step: kept
+    assert set(late.optimizer_state.state_dict()) == {
+        "steps",
+        "epoch",
+        "m.0",
+        "optimizer",
+    }  # saved before the first step: kept
     for _ in range(3):
         late.step(np.ones((1, 3)))
     np.testing.assert_array_equal(u.numpy(), w.numpy())
@@ -117,9 +125,105 @@ def test_names_and_dtypes():
     optimizer = gl.optim.AdamW(model.parameters(), lr=schedules.Plateau(0.1))
     assert {k: (v.dtype.name, v.shape) for k, v in optimizer.state_dict().items()} == {
         "steps": ("int64", ()), "epoch": ("int64", ()), "plateau.lr": ("float64", (4,)),
+        "optimizer": ("int8", optimizer.state_dict()["optimizer"].shape),
     }  # fmt: skip
     fit(model, optimizer, 1)
-    assert len(optimizer.state_dict()) == 3 + 2 * len(model.parameters())
+    assert len(optimizer.state_dict()) == 4 + 2 * len(model.parameters())
+    about = json.loads(optimizer.state_dict()["optimizer"].tobytes())
+    assert about["kind"] == "AdamW" and about["keeps"] == ["m", "v"]
+    assert about["parameters"] == [[name, list(p.shape)] for name, p in model.named_parameters().items()]
+
+
+def parameters(*named):
+    return [gl.parameter(np.ones(shape), name=name) for name, shape in named]
+
+
+def stepped(optimizer):
+    with gl.grad_tape() as tape:
+        loss = sum(((p * p).sum() for p in optimizer.state.parameters[1:]), optimizer.state.parameters[0].sum())
+    optimizer.step(tape.backward(loss))
+    return optimizer
+
+
+P, Q, A, B = ("p", 3), ("q", (2, 2)), ("a", 3), ("b", 3)
+momentum = functools.partial(gl.optim.SGD, momentum=0.9)
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "gguf"])
+@pytest.mark.parametrize(
+    ("kind", "of", "other", "into", "message"),
+    [
+        (momentum, [P], gl.optim.Adam, [P], "the state is of SGD, this optimiser is Adam; need one of the same kind"),
+        (gl.optim.Adam, [P], momentum, [P], "the state is of Adam, this optimiser is SGD"),
+        (gl.optim.Adam, [P], gl.optim.AdamW, [P], "the state is of Adam, this optimiser is AdamW"),
+        (gl.optim.SGD, [P], momentum, [P], "the state is of SGD that keeps no moments, this one keeps m"),
+        (momentum, [P], gl.optim.SGD, [P], "the state is of SGD that keeps m, this one keeps no moments"),
+        (
+            gl.optim.Adam,
+            [P],
+            gl.optim.Adam,
+            [P, Q],
+            r"of 1 parameters, .* has 2; parameter 1, q \[2, 2\], is in the opt",
+        ),
+        (
+            gl.optim.Adam,
+            [P, Q],
+            gl.optim.Adam,
+            [P],
+            r"of 2 parameters, .* has 1; parameter 1, q \[2, 2\], is in the sta",
+        ),
+        (gl.optim.SGD, [P, Q], gl.optim.SGD, [P], "of 2 parameters, this optimiser has 1"),
+        (gl.optim.Adam, [A, B], gl.optim.Adam, [B, A], r"parameter 0 is a \[3\] in the state and b \[3\] in this opt"),
+        (gl.optim.Adam, [("w", 3)], gl.optim.Adam, [("other", 3)], r"parameter 0 is w \[3\] in the state and other"),
+        (
+            gl.optim.Adam,
+            [("", 3)],
+            gl.optim.Adam,
+            [("", 4)],
+            r"is \(no name\) \[3\] in the state and \(no name\) \[4\]",
+        ),
+    ],
+)
+def test_the_state_of_another_optimiser_is_refused(tmp_path, suffix, kind, of, other, into, message):
+    path = tmp_path / f"o.{suffix}"
+    gl.save(stepped(kind(parameters(*of))), path)
+    optimizer = stepped(other(parameters(*into)))
+    before = optimizer.state_dict()
+    with pytest.raises(gl.GraphError, match=f"^load: .*{message}"):
+        gl.load(optimizer, path)
+    assert same(before, optimizer.state_dict()) and optimizer.steps == 1
+    again = kind(parameters(*of))
+    gl.load(again, path)
+    assert same(again.state_dict(), stepped(kind(parameters(*of))).state_dict())
+
+
+@pytest.mark.parametrize(("of", "into"), [("", "p"), ("p", ""), ("weight", "0.weight"), ("0.weight", "weight")])
+def test_a_name_that_one_side_does_not_have_yet(of, into):
+    """A module's parameters get their whole names when it is initialised, others perhaps never."""
+    state = stepped(gl.optim.Adam(parameters((of, 3)))).state_dict()
+    gl.optim.Adam(parameters((into, 3))).load_state_dict(state)
+
+
+def test_a_state_without_what_it_is_of():
+    """Files of before: held against the arrays."""
+    state = {k: v for k, v in stepped(gl.optim.Adam(parameters(P, Q))).state_dict().items() if k != "optimizer"}
+    gl.optim.Adam(parameters(P, Q)).load_state_dict(state)
+    only_m = {k: v for k, v in state.items() if not k.startswith("v.")}
+    with pytest.raises(gl.GraphError, match="load: m.0 without v.0: Adam keeps m, v of each parameter; need the state"):
+        gl.optim.Adam(parameters(P, Q)).load_state_dict(only_m)
+    with pytest.raises(gl.GraphError, match=r"load: optimizer is int8\[3\] that says no kind"):
+        gl.optim.Adam(parameters(P, Q)).load_state_dict(state | {"optimizer": np.zeros(3, np.int8)})
+
+
+def test_parameters_that_join_later_are_compared_then():
+    w, v = parameters(("w", 3)), parameters(("v", 3))
+    early = gl.Trainer(lambda x: x * w[0], "sum", momentum(lr=0.1))
+    early.step(np.ones((1, 3)))
+    late = gl.Trainer(lambda x: x * v[0], "sum", momentum(lr=0.1))
+    late.optimizer_state.load_state_dict(early.optimizer_state.state_dict())
+    assert same(late.optimizer_state.state_dict(), early.optimizer_state.state_dict())
+    with pytest.raises(gl.GraphError, match=r"load: parameter 0 is w \[3\] in the state and v \[3\]"):
+        late.step(np.ones((1, 3)))
 
 
 def test_an_optimiser_with_parameters_trains_those():
@@ -156,7 +260,7 @@ def saved(**change):
     model = net()
     optimizer = gl.optim.AdamW(model.parameters())
     fit(model, optimizer, 1)
-    return {k: v for k, v in (optimizer.state_dict() | change).items() if v is not None}
+    return {k: v for k, v in (optimizer.state_dict() | {"optimizer": None} | change).items() if v is not None}
 
 
 @pytest.mark.parametrize(

@@ -93,10 +93,7 @@ def test_coupled_decay_may_follow_a_schedule_and_needs_its_place_from_the_start(
             loss = gl.ops.cross_entropy(one(gl.tensor(X)), gl.tensor(Y))
         other.step(tape.backward(loss))
     np.testing.assert_array_equal(model.weight.numpy(), twin.weight.numpy())
-    plain.settings["weight_decay"] = 0.1
-    with gl.grad_tape() as tape:
-        loss = gl.ops.cross_entropy(twin(gl.tensor(X)), gl.tensor(Y))
     with pytest.raises(gl.SettingError, match=r"Adam: weight_decay=0\.1 for one that was made without; need Adam\("):
-        plain.step(tape.backward(loss))
+        plain.settings["weight_decay"] = 0.1
     with pytest.raises(gl.SettingError, match="SGD: decoupled_weight_decay='no' is not usable"):
         optim.SGD(decoupled_weight_decay="no")

@@ -431,7 +431,7 @@ def test_bad_arguments() -> None:
         gl.SettingError, "lr=0.1 beside an optimizer, which has its own; need one of the two",
         lr=0.1, optimizer=gl.optim.SGD(),
     )  # fmt: skip
-    refused(gl.SettingError, "optimizer: got 'adam'; need one of gl.optim, such as AdamW(lr=1e-3)", optimizer="adam")
+    refused(gl.SettingError, "optimizer: got a str; need one of gl.optim, such as AdamW(lr=1e-3)", optimizer="adam")
     refused(
         gl.SettingError,
         "optimizer: Adam was made with parameters, but each replica has its own; need one without: Adam(lr=...)",

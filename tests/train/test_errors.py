@@ -197,7 +197,7 @@ REFUSED = {
     "a rate of text": (lambda **o: gl.optim.SGD(lr="0.1"), gl.SettingError, "SGD: lr='0.1'"),
     "beta 1": (lambda **o: gl.optim.AdamW(beta2=1.0), gl.SettingError, "beta2=1.0 is not usable; need 0 <= value < 1"),
     "negative decay": (lambda **o: gl.optim.AdamW(weight_decay=-0.1), gl.SettingError, "weight_decay=-0.1"),
-    "no optimiser": (lambda **o: fit(net(), optimizer="adam", **o), gl.SettingError, "optimizer: got 'adam'"),
+    "no optimiser": (lambda **o: fit(net(), optimizer="adam", **o), gl.SettingError, "optimizer: got a str"),
     "a loss without rows": (
         lambda **o: fit(net(), loss=lambda out, y: gl.ops.sum(out), **o),
         gl.ShapeError,

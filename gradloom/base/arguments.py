@@ -1,0 +1,37 @@
+"""Checks of the arguments that a caller gives: one rule for booleans, one for whole numbers, one-line descriptions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .errors import SettingError
+
+
+def as_bool(name: str, value: Any) -> bool:
+    """The value as a bool; SettingError for anything but a bool of Python or NumPy: "no" would count as true."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise SettingError(f"{name}={one_line(value)} is not usable; need True or False")
+    return bool(value)
+
+
+def as_whole(name: str, value: Any, least: int) -> int:
+    """The value as an int; SettingError unless it is a whole number, of Python or NumPy, of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise SettingError(f"{name}={one_line(value)} is not usable; need a whole number of at least {least}")
+    return int(value)
+
+
+def one_line(value: Any) -> str:
+    """Its repr in one line of at most 80 characters."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def what_is(value: object) -> str:
+    """What it is, in words: "a dict", "the class Net"."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
