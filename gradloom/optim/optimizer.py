@@ -172,14 +172,15 @@ class Optimizer(metaclass=_Made):
 
     def _decayed(
         self, parameters: Sequence[Value], grads: Sequence[Value], weight: Value
-    ) -> tuple[list[Value], Sequence[Value]]:
-        """(the settings, the sums of gradients) of the update op; coupled weight decay is added to the gradients."""
+    ) -> tuple[list[Value], Sequence[Value], Value]:
+        """(the settings, the gradients, what they are to be divided by) of the update op; coupled weight decay is added
+        to the gradients, which are divided for that. A batch of weight 0 has gradient 0."""
         scalars = {name: setting(f"opt.{name}") for name in self.settings}
         if self.couples:
-            decay = scalars["weight_decay"] * weight  # the update op divides by the weight
-            grads = [g + p * decay for p, g in zip(parameters, grads, strict=True)]
-            scalars["weight_decay"] = constant(0.0)
-        return list(scalars.values()), grads
+            decay, share = scalars["weight_decay"], ops.where(weight == 0.0, 0.0, 1.0 / weight)
+            grads = [g * share + p * decay for p, g in zip(parameters, grads, strict=True)]
+            scalars["weight_decay"], weight = constant(0.0), constant(1.0)
+        return list(scalars.values()), grads, weight
 
     @abstractmethod
     def update(
@@ -287,7 +288,7 @@ class SGD(Optimizer):
         self, parameters: Sequence[Value], grads: Sequence[Value], weight: Value, state: dict[str, list[Parameter]]
     ) -> tuple[Value, ...]:
         m: Sequence[Value | None] = state["m"] if self.state_names else [None] * len(parameters)
-        scalars, grads = self._decayed(parameters, grads, weight)
+        scalars, grads, weight = self._decayed(parameters, grads, weight)
         groups = [v for group in zip(parameters, grads, m, strict=True) for v in group]
         return ops.sgd(*scalars, weight, *groups)
 
@@ -315,7 +316,7 @@ class AdamW(Optimizer):
     def update(
         self, parameters: Sequence[Value], grads: Sequence[Value], weight: Value, state: dict[str, list[Parameter]]
     ) -> tuple[Value, ...]:
-        scalars, grads = self._decayed(parameters, grads, weight)
+        scalars, grads, weight = self._decayed(parameters, grads, weight)
         groups = [v for group in zip(parameters, grads, state["m"], state["v"], strict=True) for v in group]
         return ops.adamw(*scalars, setting("opt.t"), weight, *groups)
 

@@ -97,3 +97,17 @@ def test_coupled_decay_may_follow_a_schedule_and_needs_its_place_from_the_start(
         plain.settings["weight_decay"] = 0.1
     with pytest.raises(gl.SettingError, match="SGD: decoupled_weight_decay='no' is not usable"):
         optim.SGD(decoupled_weight_decay="no")
+
+
+@pytest.mark.parametrize("make", [gl.optim.SGD, gl.optim.Adam])
+def test_a_batch_without_weight_decays_in_both_forms(make):
+    x, y = np.ones((4, 1), np.float32), np.array([-100, -100, 0, 1], np.int32)
+    moved = []
+    for decoupled in (True, False):
+        net = gl.nn.Linear(1, 2).init(0)
+        before = net.weight.numpy()
+        trainer = gl.Trainer(net, "cross_entropy", make(lr=0.5, weight_decay=0.5, decoupled_weight_decay=decoupled))
+        trainer.step(x[:2], y[:2])
+        moved.append(net.weight.numpy() / before)
+    assert np.all(moved[0] == 0.75)
+    assert np.all(moved[1] < 1) and (make is gl.optim.Adam or np.all(moved[1] == 0.75))
