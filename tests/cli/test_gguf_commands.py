@@ -134,9 +134,10 @@ def test_merge_says_what_got_another_type(capsys, tmp_path):
     model = write_random(tmp_path / "m.gguf", "llama", "q4_k", **SHAPES["small"])
     pairs = {"blk.0.attn_q.weight": (np.ones((1, 256), "f4"), np.ones((256, 1), "f4"))}
     write_adapter_gguf(tmp_path / "a.gguf", AdapterArrays("llama", 1.0, pairs))
-    code, out, err = run(capsys, "merge", model, tmp_path / "a.gguf", "--out", model)
+    merged = tmp_path / "merged.gguf"
+    code, out, err = run(capsys, "merge", model, tmp_path / "a.gguf", "--out", merged)
     assert code == 0 and err == "1 tensors as q8_0: q4_k cannot be written (blk.0.attn_q.weight)\n"
-    assert "1 tensor changed" in out and open_gguf(model).tensors["blk.0.attn_q.weight"].kind == "q8_0"
+    assert "1 tensor changed" in out and open_gguf(merged).tensors["blk.0.attn_q.weight"].kind == "q8_0"
 
 
 def test_merge_shows_its_way_on_a_terminal(capsys, tmp_path, model, adapter, monkeypatch):

@@ -76,7 +76,7 @@ def test_a_plan_that_gives_bytes_away_too_early_is_caught_and_named(model, monke
             thief = order.steps[k].outputs[0]
             victim = next(v for v, b in order.buffers.items() if b.birth < k < b.death and b.bytes >= 4096)
             found.offsets[thief] = found.offsets[victim]
-            named.update(n.op.name for n in order.steps[k:] if thief in n.inputs or victim in n.inputs)
+            named.update(n.op.name for n in order.steps[k:] if {thief, victim} & set(n.inputs))
         return found
 
     monkeypatch.setattr(planning, "place", careless)

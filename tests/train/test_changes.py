@@ -145,7 +145,7 @@ def test_parameters_join_and_leave_the_optimiser(tmp_path):
     trainer.step(X, Y)
     named = net.named_parameters()
     assert [p.stored for p in trainer.optimizer_state.parameters] == [p.stored for p in named.values()]
-    assert set(trainer.optimizer_state.state_dict()) == {"steps", "epoch", "m.0", "m.1"}
+    assert set(trainer.optimizer_state.state_dict()) == {"optimizer", "steps", "epoch", "m.0", "m.1"}
     kept = old.weight.numpy().tobytes()
     trainer.step(X, Y)
     assert old.weight.numpy().tobytes() == kept
@@ -175,7 +175,7 @@ def test_a_module_that_names_parameters_of_its_own_keeps_them_in_the_optimiser()
     for wrapped.k in (1.0, 2.0, 1.0):
         trainer.step(X, Y)
     assert trainer.optimizer_state.parameters == net.parameters()
-    assert set(trainer.optimizer_state.state_dict()) == {"steps", "epoch", "m.0", "m.1"}
+    assert set(trainer.optimizer_state.state_dict()) == {"optimizer", "steps", "epoch", "m.0", "m.1"}
 
 
 def test_a_new_layer_is_initialised_by_the_seed_of_the_trainer():
