@@ -177,7 +177,8 @@ class Optimizer(metaclass=_Made):
         to the gradients, which are divided for that. A batch of weight 0 has gradient 0."""
         scalars = {name: setting(f"opt.{name}") for name in self.settings}
         if self.couples:
-            decay, share = scalars["weight_decay"], ops.where(weight == 0.0, 0.0, 1.0 / weight)
+            decay, none = scalars["weight_decay"], weight == 0.0
+            share = ops.where(none, 0.0, 1.0 / ops.where(none, 1.0, weight))
             grads = [g * share + p * decay for p, g in zip(parameters, grads, strict=True)]
             scalars["weight_decay"], weight = constant(0.0), constant(1.0)
         return list(scalars.values()), grads, weight
