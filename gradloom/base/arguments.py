@@ -11,7 +11,9 @@ from .errors import SettingError
 
 def as_bool(name: str, value: Any) -> bool:
     """The value as a bool; SettingError for anything but a bool of Python or NumPy: "no" would count as true."""
-    if not isinstance(value, (bool, np.bool_)):
+    if value is True or value is False:
+        return value
+    if not isinstance(value, np.bool_):
         raise SettingError(f"{name}={one_line(value)} is not usable; need True or False")
     return bool(value)
 

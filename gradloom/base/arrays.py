@@ -14,6 +14,8 @@ def as_array(name: str, data: Any) -> np.ndarray:
 
     Raises ValueError, as NumPy does, for rows of different lengths.
     """
+    if data.__class__ is np.ndarray:
+        return data
     parts = data if isinstance(data, (list, tuple)) else (data,)
     masked = sum(int(np.ma.count_masked(part)) for part in parts if isinstance(part, np.ma.MaskedArray))
     if masked:

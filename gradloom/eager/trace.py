@@ -28,7 +28,7 @@ from ..base.dtypes import DType, f32
 from ..base.dtypes import dtype as as_dtype
 from ..base.errors import DTypeError, GradientError, GradloomError, GraphError, NonFiniteError, SettingError, ShapeError
 from ..graph.graph import reachable, storage_leaf, update_target
-from ..graph.opspec import OpSpec, Parameter, check_range, in_expression, kind_of, stored_value
+from ..graph.opspec import OpSpec, Parameter, converted, in_expression, kind_of, stored_value
 from ..graph.opspec import constant as graph_constant
 from ..graph.opspec import input as graph_input
 from ..graph.stored import Stored, before_read, keep_promise, promise_write, tell_before_writes
@@ -205,8 +205,7 @@ def _numbers(data: Any, dtype: str | DType | None = None) -> Tensor:
     kind = kind_of(data) if dtype is None else as_dtype(dtype)
     if kind.is_quantised:
         raise DTypeError(f"tensor: numbers do not become {kind.name}; need Stored.map of its bytes")
-    check_range("tensor", array, kind)
-    return _given(np.array(array, kind.numpy, order="C"), kind)
+    return _given(converted("tensor", array, kind), kind)
 
 
 def _given(array: np.ndarray, kind: DType) -> Tensor:

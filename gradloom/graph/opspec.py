@@ -481,20 +481,20 @@ def constant(data: Any, kind: str | DType | None = None, name: str = "") -> Valu
         raise DTypeError(f"constant: got {array.dtype} data; need numbers")
     if dtype(kind).is_quantised:
         raise DTypeError(f"constant {name}: numbers do not become {dtype(kind).name}; need Stored.map of its bytes")
-    check_range("constant", array, dtype(kind))
-    stored = np.array(array, dtype=dtype(kind).numpy, order="C")
+    stored = converted("constant", array, dtype(kind))
     stored.setflags(write=False)
     return _CONSTANT.node((), {"data": stored}, name).outputs[0]
 
 
-def check_range(name: str, array: np.ndarray, kind: DType) -> None:
-    """DTypeError for whole numbers beyond a whole-number dtype, which NumPy would wrap in silence."""
-    wraps = array.dtype != kind.numpy and array.dtype.itemsize >= kind.numpy.itemsize
-    if array.dtype.kind in "iu" and not kind.is_float and wraps and array.size:
-        low, high = np.minimum.reduce(array, None), np.maximum.reduce(array, None)
-        info = np.iinfo(kind.numpy)
-        if low < info.min or high > info.max:
-            raise DTypeError(f"{name}: it holds {low}..{high}; need numbers of {kind.name} ({info.min}..{info.max})")
+def converted(name: str, array: np.ndarray, kind: DType) -> np.ndarray:
+    """A copy as `kind`; DTypeError for whole numbers beyond a whole-number dtype, which NumPy would wrap in silence."""
+    made = np.array(array, kind.numpy, order="C")
+    if array.dtype.kind in "iu" and array.dtype != made.dtype and not kind.is_float and (made != array).any():
+        info = np.iinfo(made.dtype)
+        raise DTypeError(
+            f"{name}: it holds {array.min()}..{array.max()}; need numbers of {kind.name} ({info.min}..{info.max})"
+        )
+    return made
 
 
 _CONSTANT = op(

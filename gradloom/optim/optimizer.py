@@ -30,10 +30,16 @@ Parameters = Iterable[Parameter] | None
 
 
 class Settings(MutableMapping[str, Schedule]):
-    """The settings of an optimiser by name, each checked as it is set; SettingError for a name that there is not."""
+    """The settings of an optimiser by name, each checked as it is set; SettingError for a name that there is not.
+
+    constants  those that no schedule changes, as a step's program reads them: "opt.lr" -> number
+    schedules  the others: "lr" -> function
+    """
 
     def __init__(self, optimizer: Optimizer, values: Mapping[str, Schedule]) -> None:
         self._optimizer, self._values = optimizer, dict(values)
+        self.constants: dict[str, float] = {}
+        self.schedules: dict[str, Callable[[int, int], float]] = {}
         for name, value in values.items():
             self[name] = value
 
@@ -44,8 +50,12 @@ class Settings(MutableMapping[str, Schedule]):
         who = type(self._optimizer).__name__
         if name not in self._values:
             raise SettingError(f"{who}: {name} is not a setting{_nearest(name, self._values)}")
-        if not callable(value):
-            self._optimizer.check(name, value)
+        if callable(value):
+            self.schedules[name] = value
+            self.constants.pop(f"opt.{name}", None)
+        else:
+            self.constants[f"opt.{name}"] = self._optimizer.check(name, value)
+            self.schedules.pop(name, None)
         self._values[name] = value
 
     def __delitem__(self, name: str) -> None:
@@ -146,16 +156,18 @@ class Optimizer(metaclass=_Made):
 
     def at(self, step: int, epoch: int, memories: Mapping[str, Memory] | None = None) -> dict[str, float]:
         """The settings of one step, as "opt.lr" -> number; `step` counts from 0. memories: what plateaus have seen."""
-        found = {f"opt.{name}": self.one(name, step, epoch, memories) for name in self.settings}
-        found["opt.t"] = step + 1
+        found = {**self.settings.constants, "opt.t": step + 1}
+        for name in self.settings.schedules:
+            found[f"opt.{name}"] = self.one(name, step, epoch, memories)
         return found
 
     def one(self, name: str, step: int, epoch: int, memories: Mapping[str, Memory] | None = None) -> float:
         """One setting of one step; see `at`."""
-        value = self.settings[name]
-        if callable(value):
-            seen = memories.get(name) if memories else None
-            value = value(step, epoch) if seen is None else value.recall(seen, step, epoch)  # type: ignore[attr-defined]
+        schedule = self.settings.schedules.get(name)
+        if schedule is None:
+            return self.settings.constants[f"opt.{name}"]
+        seen = memories.get(name) if memories else None
+        value = schedule(step, epoch) if seen is None else schedule.recall(seen, step, epoch)  # type: ignore[attr-defined]
         return self.check(name, value)
 
     def make_state(self, parameters: Sequence[Parameter]) -> dict[str, list[Parameter]]:

@@ -120,11 +120,8 @@ class OptimizerState:
     def settings_ahead(self, count: int) -> dict[str, float | np.ndarray]:
         """The settings of the next `count` steps of this epoch: a number, or one for each where it changes."""
         optimizer, steps = self.optimizer, range(self.steps, self.steps + count)
-        found: dict[str, float | np.ndarray] = {}
-        for name, value in optimizer.settings.items():
-            if not callable(value):
-                found[f"opt.{name}"] = optimizer.check(name, value)
-                continue
+        found: dict[str, float | np.ndarray] = {**optimizer.settings.constants}
+        for name, value in optimizer.settings.schedules.items():
             if name in self.memories:
                 column = [optimizer.one(name, step, self.epoch, self.memories) for step in steps]
             else:
