@@ -341,37 +341,33 @@ class Module:
 
     def _path_to(self, module: Module) -> str:
         """The path from this module to one below it, "" for a module from elsewhere."""
-        if self._paths_at is not _changes:
-            self._paths_below.clear()
-            self._paths_at = _changes
-        found = self._paths_below.get(module)
-        if found is not None:
-            try:
-                for holder, key, held in found[1]:
-                    if holder[key] is not held:
-                        break
-                else:
-                    return found[0]
-            except (IndexError, KeyError):
-                pass  # a list or dict was changed since
-        name, links = self._find(module, (self,))
-        if links:
-            self._paths_below[module] = name, links
-        return name
+        found = self._paths_below.get(module) if self._paths_at is _changes else None
+        if found is None or not _lies_there(found[1]):  # a list or dict may have changed, which nobody notes
+            self._paths_below, self._paths_at = self._modules_below((self,)), _changes
+            found = self._paths_below.get(module)
+        return "" if found is None else found[0]
 
-    def _find(self, module: Module, above: tuple[Module, ...]) -> tuple[str, _Links]:
-        """The path to a module below, and what must stay as it is for the path to stay; ("", ()) for one from
-        elsewhere."""
-        below = [(name, held, links) for name, held, links in self._below() if isinstance(held, Module)]
-        for name, child, links in below:
-            if child is module:
-                return name, links
-        for name, child, links in below:
+    def _modules_below(self, above: tuple[Module, ...]) -> dict[Module, tuple[str, _Links]]:
+        """Each module below: its path, and what must stay as it is for the path to stay. A direct child is called so,
+        others after the first child that has them."""
+        children: dict[Module, tuple[str, _Links]] = {}
+        for name, held, links in self._below():
+            if isinstance(held, Module):
+                children.setdefault(held, (name, links))
+        found = dict(children)
+        for child, (name, links) in children.items():
             if child not in above:
-                further, more = child._find(module, (*above, child))
-                if more:
-                    return f"{name}.{further}", (*links, *more)
-        return "", ()
+                for module, (further, more) in child._modules_below((*above, child)).items():
+                    found.setdefault(module, (f"{name}.{further}", (*links, *more)))
+        return found
+
+
+def _lies_there(links: _Links) -> bool:
+    """Whether each of these holders still holds what it held."""
+    try:
+        return all(holder[key] is held for holder, key, held in links)
+    except (IndexError, KeyError):
+        return False
 
 
 def _inside(name: str, value: Any, links: _Links) -> Iterator[tuple[str, Any, _Links]]:
