@@ -7,7 +7,8 @@ import numpy as np
 import gradloom as gl
 from gradloom.graph.graph import listing
 from gradloom.optim import SGD
-from gradloom.transform.rewrite import gather_program, rewrite
+from gradloom.transform.passes import rewrite
+from gradloom.transform.program import gather
 
 
 def forms() -> dict[str, str]:
@@ -21,11 +22,11 @@ def forms() -> dict[str, str]:
     (grad,) = gl.gradients(total, [w])
     guard = gl.ops.guard(total, weight, grad)
     update = SGD(lr=0.1).update([w], [grad], weight, {})
-    program = rewrite(gather_program([total, guard], update))
+    program = rewrite(gather([total, guard], update))
     run = gl.compile([total, guard], update, isa="scalar", threads=1)
     return {
         "graph": _renumber(listing([total])),
-        "gradient graph": _renumber(listing([total, guard, *gather_program([], update).effects])),
+        "gradient graph": _renumber(listing([total, guard, *gather([], update).effects])),
         "program": _renumber(listing([*program.outputs, *program.effects])),
         "plan": _renumber(str(run.plan)),
     }

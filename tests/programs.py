@@ -19,11 +19,12 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, ClassVar
 
 os.environ.update(GRADLOOM_ISA="avx2", GRADLOOM_THREADS="2")
-sys.path.insert(0, str(Path(__file__).parents[1]))  # examples/
+sys.path.append(str(Path(__file__).parents[1]))  # examples/
 
 import numpy as np
 
@@ -49,7 +50,7 @@ def digest(*parts: Any) -> str:
 class Recorded(_core.Program):
     """A native program that notes the digest of what it is made of. Node numbers are counted from the first one."""
 
-    made: ClassVar[list[str]] = []
+    made: ClassVar[list[list[Any]]] = []  # [digest, instructions, bytes of the arena]
 
     def __init__(self, isa, kernels, instructions, args, attrs, segments, records=(), dead=(), guards=()):
         numbered = instructions.copy()
@@ -59,7 +60,8 @@ class Recorded(_core.Program):
         constants = ctypes.string_at(address, size)
         if records:  # a planned program: not one that dequantises a tensor of a file
             parts = (isa, kernels, numbered.tobytes(), args.tobytes(), attrs.tobytes(), sizes, constants, records)
-            self.made.append(digest(*parts, sorted(dead), guards))
+            arena = max((offset + size for _, _, offset, size in dead), default=0)
+            self.made.append([digest(*parts, sorted(dead), guards), len(instructions), arena])
         super().__init__(isa, kernels, instructions, args, attrs, segments, list(records), list(dead), list(guards))
 
 
@@ -270,12 +272,10 @@ def main() -> int:
         if old is None or new is None:
             print(f"{name}: only {'after' if old is None else 'before'}")
             continue
-        pairs = list(zip(old["programs"], new["programs"], strict=False))
-        places = [i for i, (a, b) in enumerate(pairs) if a != b]
-        print(
-            f"{name}: programs {len(old['programs'])} -> {len(new['programs'])}, different at {places or 'none'}; "
-            f"result {'equal' if old['result'] == new['result'] else 'DIFFERENT'}"
-        )
+        print(f"{name}: result {'equal' if old['result'] == new['result'] else 'DIFFERENT'}; programs:")
+        for i, (one, other) in enumerate(zip_longest(old["programs"], new["programs"], fillvalue=["", 0, 0])):
+            if one != other:
+                print(f"  {i}: instructions {one[1]} -> {other[1]}, arena {one[2]} -> {other[2]} bytes")
     print(f"{len(found)} runs, {sum(len(one['programs']) for one in found.values())} programs: {different} runs differ")
     return 1 if different else 0
 

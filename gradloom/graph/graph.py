@@ -38,13 +38,26 @@ def check_graph(nodes: Sequence[Node]) -> None:
         stated = [Spec(v.shape, v.dtype) for v in node.outputs]
         if inferred != stated:
             raise GraphError(f"graph: {node.label} says {stated}; its op infers {inferred}")
-        _check_updates(node)
         seen.add(node)
+    check_updates(nodes)
 
 
-def _check_updates(node: Node) -> None:
-    """An update writes to parameters; what it does not write cannot be read."""
-    for value in node.outputs if node.op.updates else ():
+def check_updates(nodes: Iterable[Node]) -> None:
+    """GraphError unless updates write to parameters, and nobody reads what they do not write."""
+    for node in nodes:
+        if node.op.updates:
+            _check_targets(node)
+        for read in node.inputs:
+            if read is not None and is_unwritten(read):
+                name = read.node.op.slot(read.node.op.outputs, read.index).name
+                raise GraphError(
+                    f"{node.op.name}: it reads {name} of {read.node.op.name} {read.node.label}, which was called "
+                    f"without {name}; node {node.label}"
+                )
+
+
+def _check_targets(node: Node) -> None:
+    for value in node.outputs:
         target = update_target(value)
         if target is None:
             continue
@@ -56,19 +69,17 @@ def _check_updates(node: Node) -> None:
             )
         if not leaf.node.attrs["stored"].array.flags.writeable:
             raise GraphError(f"{node.op.name}: {leaf.node.label} is read-only; need a parameter; node {node.label}")
-    for read in node.inputs:
-        if read is not None and is_unwritten(read):
-            name = read.node.op.slot(read.node.op.outputs, read.index).name
-            raise GraphError(
-                f"{node.op.name}: it reads {name} of {read.node.op.name} {read.node.label}, which was called without "
-                f"{name}; node {node.label}"
-            )
 
 
 def listing(values: Iterable[Value]) -> str:
-    """The graph as text, a line per node."""
+    """The graph of these values as text, a line per node."""
+    return show(reachable(values))
+
+
+def show(nodes: Iterable[Node]) -> str:
+    """Nodes as text, a line each."""
     lines = []
-    for node in reachable(values):
+    for node in nodes:
         outputs = ", ".join(f"%{node.id}{f'.{i}' if i else ''} {describe(v)}" for i, v in enumerate(node.outputs))
         inputs = ", ".join("-" if v is None else f"%{v.node.id}{f'.{v.index}' if v.index else ''}" for v in node.inputs)
         hidden = node.op.attrs[1:] if node.op.name in ("input", "setting") else ()  # shape and dtype stand on the left

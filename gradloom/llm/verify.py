@@ -25,7 +25,8 @@ from ..graph.value import Node, describe
 from ..plan.plan import Plan, show_bytes
 from ..run import machine
 from ..run.walk import Judged, Walk, distance, first_difference, judge, stored_of
-from ..transform.rewrite import Program, gather_program, rewrite
+from ..transform.passes import rewrite
+from ..transform.program import Program, gather
 from .arguments import model_of, refuse_settings
 from .finetune import Run
 
@@ -121,7 +122,7 @@ class _Verifier:
 
     def __init__(self, run: Run, step: Any, chosen: Switches, on_check: Callable[[Check], None] | None) -> None:
         self.run, self.step, self.chosen, self.on_check = run, step, chosen, on_check
-        self.program = rewrite(gather_program(step.outputs, step.updates))
+        self.program = rewrite(gather(step.outputs, step.updates))
         self.numbers = {"position": 0, "seed": run.seed, "row": 0, "step": 1, "keep": 0.0} | run.optimizer.at(0, 0)
         plan = step.run.plan
         counted = int((run.data.labels[run.first_order()[: run.batch_size]] >= 0).sum())
@@ -196,7 +197,7 @@ class _Verifier:
     def unfused(self) -> Check:
         """Another program of the same step: its outputs, and what it leaves behind."""
         name = "unfused"
-        program = rewrite(gather_program(self.step.outputs, self.step.updates), fuse=False)
+        program = rewrite(gather(self.step.outputs, self.step.updates), fuse=False)
         walk = self.walk(program, fuse=False)
         try:
             values = walk.run_all()

@@ -23,6 +23,7 @@ import numpy as np
 from ..base.errors import PlanError
 from ..graph.graph import reachable
 from ..graph.value import Node, Value
+from ..transform.program import Program
 from .tape import (
     ARENA,
     ARG_WRITE,
@@ -255,30 +256,23 @@ def _expected_signature(node: Node) -> str:
 
 
 def check(
-    tape: Tape,
-    outputs: Sequence[Value],
-    effects: Sequence[Value],
-    places: Mapping[Value, Place],
-    needs: Mapping[Node, KernelNeeds] | None = None,
+    tape: Tape, program: Program, places: Mapping[Value, Place], needs: Mapping[Node, KernelNeeds] | None = None
 ) -> None:
     """Prove a tape or raise PlanError naming both nodes.
 
-    places: where the caller will look for each output. needs: what the backend asked for each node.
+    program: what the tape must compute; constants lie in the order of its nodes. places: where the caller will look for
+    each output. needs: what the backend asked for each node.
     """
-    _Checker(tape, outputs, effects, places, needs or {}).run()
+    _Checker(tape, program, places, needs or {}).run()
 
 
 class _Checker:
     def __init__(
-        self,
-        tape: Tape,
-        outputs: Sequence[Value],
-        effects: Sequence[Value],
-        places: Mapping[Value, Place],
-        needs: Mapping[Node, KernelNeeds],
+        self, tape: Tape, program: Program, places: Mapping[Value, Place], needs: Mapping[Node, KernelNeeds]
     ) -> None:
-        self.tape, self.outputs, self.effects, self.places, self.needs = tape, outputs, effects, places, needs
-        self.nodes: dict[int, Node] = {n.id & NODE_MASK: n for n in reachable((*outputs, *effects))}
+        self.tape, self.places, self.needs = tape, places, needs
+        self.outputs, self.effects = program.outputs, program.effects
+        self.nodes: dict[int, Node] = {n.id & NODE_MASK: n for n in program.nodes}
         self.args = _decode(tape.args)
         self.words = tape.attrs.tolist()
         self.segment_bytes = tape.segment_bytes
@@ -300,6 +294,8 @@ class _Checker:
         return read | {self.views(v)[0] for v in read}
 
     def run(self) -> None:
+        if set(self.nodes.values()) != set(reachable((*self.outputs, *self.effects))):
+            raise PlanError("proof: the program's nodes are not those that its outputs and effects need")
         self.check_leaves()
         for segment, offset, size in self.tape.guards:
             if segment != ARENA or not 0 <= offset <= offset + size <= self.segment_bytes[ARENA]:

@@ -17,7 +17,7 @@ from ..base.errors import ShapeError
 from ..graph.graph import update_target, view_base
 from ..graph.opspec import REGISTRY, Slot
 from ..graph.value import Node, Shape, Value, describe, same_values
-from ..transform.rewrite import Program
+from ..transform.program import Program
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,6 @@ class Laid:
     """A program in which every node's inputs have layouts that its kernel takes."""
 
     program: Program
-    nodes: tuple[Node, ...]  # topological order, views and leaves included
     layouts: dict[Value, Layout]
     read: frozenset[Value]  # the base values that some node or the caller reads
 
@@ -89,10 +88,10 @@ class _Layouter:
             value = self.new[old]
             dense = is_dense(value.shape, self.layouts[value].strides)
             outputs.append(value if dense and view_base(old) not in self.overwritten else self.copied(value))
-        program = Program(tuple(outputs), tuple(self.new[v] for v in self.program.effects))
+        program = Program(tuple(self.nodes), tuple(outputs), tuple(self.new[v] for v in self.program.effects))
         read = [v for n in self.nodes for v in n.inputs if v is not None] + outputs
         bases = frozenset(self.layouts[v].base for v in read)
-        return Laid(program, tuple(sorted(self.nodes, key=lambda n: n.id)), self.layouts, bases)
+        return Laid(program, self.layouts, bases)
 
     def visit(self, node: Node) -> None:
         op = node.op

@@ -1,8 +1,7 @@
 """The linear order of the kernels, and how long each buffer must live.
 
-Ids grow in a topological order that follows the user's program, forward first and backward after it; that order is
-kept. Only updates move: an update overwrites storage, so it runs after the guard and after everything that still
-reads the old contents.
+The program's order, which follows the user's, forward first and backward after it, is kept. Only updates move: an
+update overwrites storage, so it runs after the guard and after everything that still reads the old contents.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def linear_order(laid: Laid) -> Order:
         base = laid.layouts[value].base
         if base in birth:
             death[base] = end
-    assert all(node in at for node in laid.nodes if not node.op.leaf and not node.op.view)
+    assert all(node in at for node in laid.program.nodes if not node.op.leaf and not node.op.view)
     return Order(steps, {v: Buffer(v, v.bytes, b, death[v]) for v, b in birth.items()}, end)
 
 
@@ -68,7 +67,7 @@ def is_absent(value: Value, laid: Laid) -> bool:
 
 
 def _sort(laid: Laid) -> tuple[Node, ...]:
-    kernels = [n for n in laid.nodes if not n.op.leaf and not n.op.view]
+    kernels = [n for n in laid.program.nodes if not n.op.leaf and not n.op.view]
     waits: dict[Node, set[Node]] = {n: set(_producers(n, laid)) for n in kernels}
     updates = [n for n in kernels if n.op.updates]
     guards = [n for n in kernels if n.op.guard]
@@ -98,7 +97,8 @@ def _sort(laid: Laid) -> tuple[Node, ...]:
         for b in before:
             users[b].append(node)
     missing = {n: len(before) for n, before in waits.items()}
-    ready = [(n in late, n.id, n) for n in kernels if not missing[n]]
+    place = {n: i for i, n in enumerate(kernels)}
+    ready = [(n in late, place[n], n) for n in kernels if not missing[n]]
     heapq.heapify(ready)
     steps = []
     while ready:
@@ -107,7 +107,7 @@ def _sort(laid: Laid) -> tuple[Node, ...]:
         for user in users[node]:
             missing[user] -= 1
             if not missing[user]:
-                heapq.heappush(ready, (user in late, user.id, user))
+                heapq.heappush(ready, (user in late, place[user], user))
     if len(steps) != len(kernels):
         stuck = next(n for n in kernels if missing[n])
         raise GraphError(

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..base.settings import Switches
 from ..graph.value import Node
-from ..transform.rewrite import Program
+from ..transform.program import Program
 from .check import check
 from .layout import Laid, lay_out
 from .memory import Placement, Workspace, place
@@ -87,5 +87,5 @@ def make_plan(program: Program, needs_of: Needs, switches: Switches) -> Plan:
     guard = GUARD_BYTES if switches.check >= 2 else 0
     placement = place(laid, order, workspaces, reuse=switches.reuse, inplace=switches.inplace, guard=guard)
     tape, places = lower(laid, order, needs, placement, guard)
-    check(tape, laid.program.outputs, laid.program.effects, places, dict(zip(order.steps, needs, strict=True)))
+    check(tape, laid.program, places, dict(zip(order.steps, needs, strict=True)))
     return Plan(laid, order, placement, needs, tape, tuple(places[v] for v in laid.program.outputs), switches.threads)

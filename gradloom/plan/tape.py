@@ -169,7 +169,7 @@ class _Lowerer:
         self.settings: dict[str, int] = {}
 
     def run(self) -> Tape:
-        for node in self.laid.nodes:
+        for node in self.laid.program.nodes:
             if node.op.leaf:
                 self.locate_leaf(node)
         for i, node in enumerate(self.order.steps):

@@ -33,7 +33,7 @@ from ..graph.stored import aligned_empty, before_read, before_write, held
 from ..graph.value import Node
 from ..plan.plan import Plan, make_plan, show_bytes
 from ..plan.tape import SETTING_BYTES, KernelNeeds, encode_attrs, signature
-from ..transform.rewrite import Program
+from ..transform.program import Program
 from .feeds import SETTING_DEFAULTS, as_array, check_names, leaves
 
 STOP_DONE, STOP_GUARD, STOP_INDEX, STOP_NONFINITE, STOP_BOUNDS, STOP_REQUESTED, STOP_DEADLINE = range(7)
@@ -367,17 +367,14 @@ def node_cost(node: Node) -> tuple[float, float]:
 
 
 def print_debug(executable: CpuExecutable) -> None:
-    """What GRADLOOM_DEBUG asks for: 1 plan, 2 time per step (when the process ends), 3 graph, 4 tape."""
+    """What GRADLOOM_DEBUG asks for: 1 plan, 2 time per step (when the process ends), 4 tape. (3, the
+    program after each pass, is printed where they are applied.)"""
     level = executable.switches.debug
     if level >= 2:
         executable.profile()
         atexit.register(lambda: print(executable.report(), file=sys.stderr))
     if level >= 1:
         print(executable.plan.summary(), file=sys.stderr)
-    if level >= 3:
-        from ..graph.graph import listing
-
-        print(listing([*executable.program.outputs, *executable.program.effects]), file=sys.stderr)
     if level >= 4:
         print(executable.plan.tape, file=sys.stderr)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,11 +11,12 @@ import numpy as np
 from ..base.errors import BackendError, DTypeError, GraphError
 from ..base.settings import switches
 from ..graph.grad import gradients
-from ..graph.graph import check_graph
+from ..graph.graph import check_graph, check_updates
 from ..graph.opspec import Parameter
 from ..graph.stored import held
 from ..graph.value import Value, builds_graphs, describe
-from ..transform.rewrite import gather_program, rewrite
+from ..transform.passes import rewrite
+from ..transform.program import Program, gather
 from .cpu_backend import CpuExecutable, print_debug
 from .null_backend import NullExecutable
 from .numpy_backend import NumpyExecutable, evaluate
@@ -75,11 +77,18 @@ def compile(
     chosen = switches(
         threads=threads, isa=isa, reuse=reuse, inplace=inplace, fuse=fuse, poison=poison, debug=debug, check=check
     )
-    program = gather_program(values, updates)
-    check_graph(program.nodes)
+    program = gather(values, updates)
+    check_updates(program.nodes)
     if backend == "numpy":
         return NumpyExecutable(program, check=chosen.check)
-    program = rewrite(program, fuse=chosen.fuse)
+
+    def after(name: str, program: Program) -> None:
+        if chosen.check >= 2:
+            check_graph(program.nodes)
+        if chosen.debug >= 3:
+            print(f"after {name}:\n{program}", file=sys.stderr)
+
+    program = rewrite(program, chosen.fuse, after if chosen.check >= 2 or chosen.debug >= 3 else None)
     check_graph(program.nodes)
     if backend == "null":
         return NullExecutable(program, chosen)
@@ -116,7 +125,7 @@ def check_gradients(
     """
     from ..base.errors import GradientError
 
-    nodes = gather_program([loss]).nodes
+    nodes = gather([loss]).nodes
     if parameters is None:
         parameters = [v for n in nodes for v in n.outputs if isinstance(v, Parameter) and v.trainable]
     grads = gradients(loss, parameters)
@@ -158,7 +167,7 @@ def compare(
     Compares every float value of the graph, unfused: max |a - b| / max(1, max |a|). options go to compile.
     """
     values = [outputs] if isinstance(outputs, Value) else list(outputs)
-    every = [v for n in gather_program(values).nodes if not n.op.updates for v in n.outputs if v.dtype.is_float]
+    every = [v for n in gather(values).nodes if not n.op.updates for v in n.outputs if v.dtype.is_float]
     feeds = dict(feeds or {})
     found = []
     for name in backends:

@@ -11,7 +11,7 @@ from ..base.settings import Switches
 from ..graph.value import Node
 from ..plan.plan import Plan, make_plan
 from ..plan.tape import KernelNeeds, signature
-from ..transform.rewrite import Program
+from ..transform.program import Program
 from .cpu_backend import Kernels, choose_isa
 
 

@@ -12,7 +12,7 @@ from ..base.errors import DataError
 from ..graph.graph import mapped_checks, reachable, storage_leaf, update_target, written
 from ..graph.stored import dequantised, held
 from ..graph.value import Value
-from ..transform.rewrite import Program
+from ..transform.program import Program
 from .cpu_backend import GuardTripped, IndexOutOfRange, NotFinite, called
 from .feeds import SETTING_DEFAULTS, as_array, check_names, leaves
 

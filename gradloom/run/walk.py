@@ -19,7 +19,7 @@ from ..graph.stored import Stored
 from ..graph.value import Node, Value, describe
 from ..plan.plan import Plan
 from ..plan.tape import ARENA, EACH_STEP, NO_SEGMENT, SEGMENT_NAMES
-from ..transform.rewrite import Program
+from ..transform.program import Program
 from .cpu_backend import STOP_DONE, CpuExecutable, _core, called
 from .feeds import SETTING_DEFAULTS
 from .numpy_backend import _cast, _leaf_data

@@ -32,7 +32,7 @@ from ..plan.plan import Plan
 from ..run.cpu_backend import GuardTripped, IndexOutOfRange, NotFinite
 from ..run.executable import compile as compile_program
 from ..run.executable import compile_checked
-from ..transform.rewrite import with_batch
+from ..transform.substitute import with_batch
 from .losses import loss_pair
 from .outputs import Outputs, mapped, values_of
 from .result import Result

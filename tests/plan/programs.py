@@ -16,7 +16,8 @@ from gradloom.graph.opspec import setting
 from gradloom.graph.value import Node, Value
 from gradloom.plan.plan import Plan, make_plan
 from gradloom.plan.tape import ARG_WRITE, EACH_STEP, NO_SEGMENT, SETTING_BYTES, KernelNeeds, Tape
-from gradloom.transform.rewrite import gather_program, rewrite
+from gradloom.transform.passes import rewrite
+from gradloom.transform.program import gather
 
 KINDS = {t.code: t.numpy for t in ALL}
 Built = tuple[list[Value], Sequence[Value]]  # outputs, updates
@@ -151,7 +152,7 @@ def needs(node: Node, args: np.ndarray) -> KernelNeeds:
 @functools.cache
 def planned(name: str, **switches: Any) -> Plan:
     outputs, updates = PROGRAMS[name]()
-    program = rewrite(gather_program(outputs, updates))
+    program = rewrite(gather(outputs, updates))
     return make_plan(program, needs, Switches(**switches))
 
 
@@ -170,7 +171,7 @@ def interpret(plan: Plan, tape: Tape | None = None, seed: int = 0) -> list[bytes
     rng = np.random.default_rng(seed)
     memory = [np.full(n + 64, 255, np.uint8) for n in tape.segment_bytes]
     memory[1][: len(tape.constants)] = np.frombuffer(tape.constants, np.uint8)
-    leaves = {n.attrs["key"]: n.outputs[0] for n in plan.laid.nodes if n.op.name == "input"}
+    leaves = {n.attrs["key"]: n.outputs[0] for n in plan.laid.program.nodes if n.op.name == "input"}
     for key, offset in tape.input_offsets.items():
         value = leaves[key]
         data = rng.uniform(-1, 1, value.shape) if value.dtype.is_float else rng.integers(0, 3, value.shape)

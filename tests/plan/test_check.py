@@ -32,7 +32,8 @@ from gradloom.plan.tape import (
     NO_SEGMENT,
     Tape,
 )
-from gradloom.transform.rewrite import gather_program, rewrite
+from gradloom.transform.passes import rewrite
+from gradloom.transform.program import gather
 from tests.plan.programs import PROGRAMS, interpret, needs, planned
 
 Mutant = tuple[str, Tape]  # what was done, the tape
@@ -48,10 +49,9 @@ def copied(tape: Tape) -> Tape:
 
 
 def prove(plan: Plan, tape: Tape, places: dict[Value, tuple[int, int]] | None = None) -> None:
-    outputs = plan.laid.program.outputs
-    found = dict(zip(outputs, plan.output_places, strict=True)) if places is None else places
+    found = dict(zip(plan.laid.program.outputs, plan.output_places, strict=True)) if places is None else places
     wants = dict(zip(plan.order.steps, plan.needs, strict=True))
-    check(tape, outputs, plan.laid.program.effects, found, wants)
+    check(tape, plan.laid.program, found, wants)
 
 
 def refusal(plan: Plan, tape: Tape) -> str | None:
@@ -64,7 +64,7 @@ def refusal(plan: Plan, tape: Tape) -> str | None:
 
 def named(plan: Plan, message: str) -> set[str]:
     """The nodes that a message names, as op#id."""
-    return {f"{n.op.name}#{n.id}" for n in plan.laid.nodes} & set(re.findall(r"\w+#\d+", message))
+    return {f"{n.op.name}#{n.id}" for n in plan.laid.program.nodes} & set(re.findall(r"\w+#\d+", message))
 
 
 def span(tape: Tape, i: int) -> range:
@@ -536,7 +536,7 @@ def test_a_declared_layout_is_proved(monkeypatch: pytest.MonkeyPatch) -> None:
         (product, "a matrix with a stride of 1"),
         (turned, "a matrix with a stride of 1"),
     ):
-        program = rewrite(gather_program([value]))
+        program = rewrite(gather([value]))
         make_plan(program, needs, Switches())
         with monkeypatch.context() as patch, pytest.raises(PlanError, match=message):
             patch.setattr(_Layouter, "fits", lambda *_: True)

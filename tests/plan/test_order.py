@@ -72,7 +72,7 @@ def test_after_is_kept_through_views() -> None:
     tape.dead = tape.dead[:1]
     places = dict(zip(plan.laid.program.outputs, plan.output_places, strict=True))
     with pytest.raises(PlanError, match="which it must follow"):
-        check(tape, plan.laid.program.outputs, (), places)
+        check(tape, plan.laid.program, places)
 
 
 def test_the_users_order_is_kept() -> None:

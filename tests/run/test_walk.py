@@ -11,7 +11,8 @@ from gradloom.graph.opspec import REGISTRY
 from gradloom.plan import plan as planning
 from gradloom.plan.tape import ARENA
 from gradloom.run.walk import Walk, distance, first_difference, judge, stored_of
-from gradloom.transform.rewrite import gather_program, rewrite
+from gradloom.transform.passes import rewrite
+from gradloom.transform.program import gather
 
 
 def step(seed=0, width=8):
@@ -27,7 +28,7 @@ def step(seed=0, width=8):
     optimizer = gl.optim.AdamW(lr=0.1)
     made = optimizer.make_state([w1, w2])
     updates = optimizer.update([w1, w2], grads, weight, made)
-    program = rewrite(gather_program([loss, weight, guard], updates))
+    program = rewrite(gather([loss, weight, guard], updates))
     feeds = {"x": rng.standard_normal((6, 5)).astype(np.float32), "y": rng.integers(0, 4, 6).astype(np.int32)}
     settings = optimizer.at(0, 0) | {"opt.t": 1}
     return program, feeds, settings
@@ -73,7 +74,7 @@ def unread():
     positions = gl.input("positions", (1, 6), "i32")
     y, _ = gl.ops.attention(gl.ops.silu(q), k, v, positions, scale=0.5)
     (dv,) = gl.gradients(y.sum(), [v])
-    program = rewrite(gather_program([dv * 2.0], []))
+    program = rewrite(gather([dv * 2.0], []))
     return program, {"positions": np.arange(6, dtype=np.int32)[None]}
 
 

@@ -13,13 +13,15 @@ from gradloom import _core, nn, ops
 from gradloom.graph.graph import check_graph
 from gradloom.graph.opspec import setting, stored_value
 from gradloom.graph.value import Value
-from gradloom.transform.rewrite import Program, gather_program, rewrite, substitute
+from gradloom.transform.passes import rewrite
+from gradloom.transform.program import Program, gather
+from gradloom.transform.substitute import substitute
 
 ISAS = _core.isas()
 
 
 def rewritten(*outputs: Value, fuse: bool = True, updates: Sequence[Value] = ()) -> Program:
-    program = rewrite(gather_program(outputs, updates), fuse=fuse)
+    program = rewrite(gather(outputs, updates), fuse=fuse)
     check_graph(program.nodes)
     return program
 
@@ -30,7 +32,7 @@ def names(program: Program) -> list[str]:
 
 def draws(values: Sequence[Value], seed: int = 0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
-    inputs = [n for n in gather_program(values).nodes if n.op.name == "input"]
+    inputs = [n for n in gather(values).nodes if n.op.name == "input"]
     return {n.attrs["key"]: rng.standard_normal(n.outputs[0].shape).astype(np.float32) for n in inputs}
 
 
@@ -139,7 +141,7 @@ def test_dead_code_is_dropped() -> None:
     gl.gradients(ops.sum(ops.sin(y) * w), [w])
     ops.zero(w)
     assert names(rewritten(y)) == ["exp"]
-    program = rewrite(gather_program([y]))
+    program = rewrite(gather([y]))
     assert not any(n.op.name == "parameter" for n in program.nodes)
 
 
@@ -324,11 +326,11 @@ def test_substitute_takes_updates_and_losses_along() -> None:
     y = ops.sum(hidden * 2.0)
     moved = substitute(y, {x: other})
     assert moved is not y and y.node.inputs[0] is not moved.node.inputs[0]
-    assert [n.attrs["key"] for n in gather_program([moved]).nodes if n.op.name == "input"] == ["other"]
+    assert [n.attrs["key"] for n in gather([moved]).nodes if n.op.name == "input"] == ["other"]
     data = np.random.default_rng(0).normal(3, 1, (6, 3))
     gl.compile(moved)(other=data)
     assert np.allclose(norm.running_mean.numpy(), 0.1 * data.mean(0), atol=1e-5)
-    assert any(n.losses for n in gather_program([moved]).nodes)
+    assert any(n.losses for n in gather([moved]).nodes)
     same = substitute(y, {other: x})
     assert same is y  # nothing of it was replaced
 
@@ -350,10 +352,10 @@ def test_updates_of_nodes_on_the_way_belong_to_the_program() -> None:
     x = gl.input("x", (6, 3))
     norm = nn.BatchNorm(3)
     norm.ensure_init(0)
-    program = gather_program([ops.sum(norm(x))])
+    program = gather([ops.sum(norm(x))])
     assert len(program.effects) == 2 and len(rewrite(program).effects) == 2
     norm.eval()
-    assert not gather_program([ops.sum(norm(x))]).effects
+    assert not gather([ops.sum(norm(x))]).effects
 
 
 def test_each_program_prints() -> None:

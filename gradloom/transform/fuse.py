@@ -1,0 +1,145 @@
+"""Fusion: one node in the place of two, computing bit for bit what the two compute."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..graph.value import Node, Value
+from .program import Program, make, rebuild
+
+
+def transpose_products(program: Program) -> Program:
+    """A product that only its transposition reads is computed transposed."""
+    return _apply(program, TRANSPOSES)
+
+
+def fuse(program: Program) -> Program:
+    """Bias and activation into products and convolutions, pools into convolutions."""
+    for patterns in FUSIONS:
+        program = _apply(program, patterns)
+    return program
+
+
+def _apply(program: Program, patterns: Sequence[Pattern]) -> Program:
+    names = {node.op.name for node in program.nodes}
+    if not any({pattern.outer, pattern.inner} <= names for pattern in patterns):
+        return program
+    return rebuild(program, _Fuser(program, patterns))
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """outer(..., inner(...), ...) -> build(inner node, outer node, the outer's other inputs), or None: not here."""
+
+    outer: str
+    inner: str
+    position: int | None  # of the inner value among the outer's inputs; None: any
+    build: Callable[[Node, Node, list[Value | None]], Node | None]
+
+
+class _Fuser:
+    """Applies the patterns of a stage wherever the inner node is used by nobody else."""
+
+    def __init__(self, program: Program, patterns: Sequence[Pattern]) -> None:
+        self.patterns: dict[str, list[Pattern]] = {}
+        for pattern in patterns:
+            self.patterns.setdefault(pattern.outer, []).append(pattern)
+        self.uses = Counter(v for node in program.nodes for v in node.inputs if v is not None)
+        self.uses.update(dict.fromkeys((*program.outputs, *program.effects), 2))  # the caller reads them
+
+    def __call__(self, node: Node, inputs: Sequence[Value | None]) -> Sequence[Value] | None:
+        patterns = self.patterns.get(node.op.name)
+        if patterns is None or node.after or node.effects:
+            return None
+        for pattern in patterns:
+            for i in range(len(inputs)) if pattern.position is None else (pattern.position,):
+                old, inner = node.inputs[i], inputs[i]
+                if old is None or inner is None or inner.index or inner.node.op.name != pattern.inner:
+                    continue
+                if self.uses[old] != 1 or inner.node.effects:
+                    continue
+                fused = pattern.build(inner.node, node, [*inputs[:i], *inputs[i + 1 :]])
+                if fused is not None:
+                    return fused.outputs
+        return None
+
+
+def _add_bias(inner: Node, outer: Node, others: list[Value | None]) -> Node | None:
+    """matmul(x, y) + bias[N]"""
+    bias = _row_vector(others[0], outer.outputs[0].shape[-1:])
+    if bias is None or outer.outputs[0].shape != inner.outputs[0].shape:
+        return None
+    return make("matmul_act", [*inner.inputs, bias], {"act": "none"}, outer)
+
+
+def _row_vector(value: Value | None, shape: tuple[int, ...]) -> Value | None:
+    """The value of shape [N] that `value` repeats along all other axes; None when it is anything else."""
+    while value is not None and value.shape != shape:
+        source, name = value.node.inputs[0] if value.node.inputs else None, value.node.op.name
+        if source is None or name not in ("broadcast_to", "reshape") or value.shape[-1:] != shape:
+            return None
+        if source.size != shape[0] or source.shape[-1:] != shape:
+            return None
+        value = source
+    return value
+
+
+def _relu_on(inner: Node, outer: Node, others: list[Value | None]) -> Node | None:
+    """relu of a matmul_act or conv2d that has no activation yet"""
+    if inner.attrs["act"] != "none":
+        return None
+    return make(inner.op.name, inner.inputs, inner.attrs | {"act": "relu"}, outer)
+
+
+def _matmul_relu_back(inner: Node, outer: Node, others: list[Value | None]) -> Node | None:
+    """relu_back(matmul(x, y), h)"""
+    return make("matmul_relu_back", [*inner.inputs, others[0]], {}, outer)
+
+
+def _relu_back_before_pool(inner: Node, outer: Node, others: list[Value | None]) -> Node | None:
+    """relu_back(max_pool2d_back(g, index), c) where y, index = max_pool2d(c): what was picked is y, the rest is 0"""
+    g, index = inner.inputs
+    assert index is not None
+    pool = index.node
+    if pool.op.name != "max_pool2d" or pool.inputs[0] is not others[0]:
+        return None
+    picked = make("relu_back", [g, pool.outputs[0]], {}, outer)
+    return make("max_pool2d_back", [picked.outputs[0], index], inner.attrs, outer)
+
+
+def _conv_pool(inner: Node, outer: Node, others: list[Value | None]) -> Node | None:
+    """max_pool2d(conv2d(...)) over halves: the image between is never stored"""
+    if any(outer.attrs[k] != v for k, v in {"kernel": (2, 2), "stride": (2, 2), "padding": (0, 0)}.items()):
+        return None
+    return make("conv2d_max_pool", inner.inputs, inner.attrs, outer)
+
+
+def _transposed_product(inner: Node, outer: Node, others: list[Value | None]) -> Node | None:
+    """(x @ y) with its last two axes swapped = y^T @ x^T: the product is written where it is needed, without a copy"""
+    axes = outer.attrs["axes"]
+    last = len(axes) - 1
+    x, y = inner.inputs
+    assert x is not None and y is not None
+    if last < 1 or axes != (*range(last - 1), last, last - 1) or x.ndim != last + 1 or y.ndim != last + 1:
+        return None
+    if y.dtype is not x.dtype:  # a frozen operand stays on the right
+        return None
+    transposed = [make("permute", [v], {"axes": axes}, outer).outputs[0] for v in (y, x)]
+    return make("matmul", transposed, {}, outer)
+
+
+TRANSPOSES: tuple[Pattern, ...] = (Pattern("permute", "matmul", 0, _transposed_product),)
+
+# Patterns of one stage apply in one visit of the nodes; a later stage sees what an earlier one has left unread.
+FUSIONS: tuple[tuple[Pattern, ...], ...] = (
+    (
+        Pattern("add", "matmul", None, _add_bias),
+        Pattern("relu", "matmul_act", 0, _relu_on),
+        Pattern("relu", "conv2d", 0, _relu_on),
+        Pattern("relu_back", "matmul", 0, _matmul_relu_back),
+        Pattern("relu_back", "max_pool2d_back", 0, _relu_back_before_pool),
+    ),
+    (Pattern("max_pool2d", "conv2d", 0, _conv_pool),),
+)

@@ -1,0 +1,30 @@
+"""The passes that a program goes through before it is planned, in order. Each is a pure function Program -> Program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from .fuse import fuse, transpose_products
+from .program import Program
+from .simplify import join_pads, simplify
+
+Pass = Callable[[Program], Program]
+
+
+def passes(fused: bool = True) -> Iterator[Pass]:
+    """Those of a program, with fusion or without."""
+    yield simplify
+    yield join_pads
+    yield transpose_products
+    if fused:
+        yield fuse
+    yield simplify
+
+
+def rewrite(program: Program, fuse: bool = True, after: Callable[[str, Program], None] | None = None) -> Program:
+    """The program after all passes. after: is told of the name and the program of each."""
+    for one in passes(fuse):
+        program = one(program)
+        if after is not None:
+            after(one.__name__, program)
+    return program

@@ -1,0 +1,105 @@
+"""Program: the nodes to be computed in an explicit order, and how a pass rebuilds them.
+
+A pass is a function Program -> Program. It visits the nodes in order, answers with the outputs that stand for those of
+each node, and never sorts: what it puts in the place of a node takes that node's place in the order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..base.errors import GraphError
+from ..graph.graph import is_unwritten, reachable, show, update_target
+from ..graph.opspec import REGISTRY
+from ..graph.value import Node, Value, same_values
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is to be computed.
+
+    nodes    all that outputs and effects need and nothing else, each behind its inputs
+    outputs  the values that the caller reads
+    effects  outputs of update nodes: what a run leaves behind
+    """
+
+    nodes: tuple[Node, ...]
+    outputs: tuple[Value, ...]
+    effects: tuple[Value, ...] = ()
+
+    def __str__(self) -> str:
+        return show(self.nodes)
+
+
+def gather(outputs: Sequence[Value], effects: Sequence[Value] = ()) -> Program:
+    """The program of these outputs and updates, and of the updates that belong to nodes on the way (running
+    statistics). Its order is the one in which the nodes were made: forward first, backward after it."""
+    for value in outputs:
+        if is_unwritten(value):
+            node = value.node
+            raise GraphError(
+                f"{node.op.name}: output {value.index} of {node.label} is never written: its input is absent"
+            )
+    nodes = reachable((*outputs, *effects), effects=True)
+    found = dict.fromkeys(effects)
+    for node in nodes:
+        found.update(dict.fromkeys(node.effects))
+    updates = tuple(v for v in found if update_target(v) is not None)
+    return Program(_needed(nodes, (*outputs, *updates)), tuple(outputs), updates)
+
+
+Replace = Callable[[Node, Sequence["Value | None"]], "Sequence[Value] | None"]
+
+
+def rebuild(program: Program, replace: Replace) -> Program:
+    """Visit the nodes in order; `replace` sees a node and its new inputs, answers new outputs or None (keep)."""
+    new: dict[Value, Value] = {}
+    placed: dict[Node, None] = {}
+    for node in program.nodes:
+        inputs = [None if v is None else new[v] for v in node.inputs]
+        outputs = replace(node, inputs)
+        if outputs is None:
+            outputs = copy_node(node, inputs, new).outputs
+        for value in outputs:
+            _place(value.node, placed)
+        new.update(zip(node.outputs, outputs, strict=True))
+    outputs, effects = tuple(new[v] for v in program.outputs), tuple(new[v] for v in program.effects)
+    return Program(_needed(placed, (*outputs, *effects)), outputs, effects)
+
+
+def _place(node: Node, placed: dict[Node, None]) -> None:
+    """Append a node, behind the new nodes that it needs."""
+    if node in placed:
+        return
+    for value in node.inputs:
+        if value is not None and value.node not in placed:
+            _place(value.node, placed)
+    for before in node.after:
+        _place(before, placed)
+    placed[node] = None
+
+
+def _needed(nodes: Sequence[Node] | dict[Node, None], values: Sequence[Value]) -> tuple[Node, ...]:
+    """Those of the nodes that the values need, in the same order."""
+    needed = {v.node for v in values}
+    for node in reversed(nodes):
+        if node in needed:
+            needed.update(v.node for v in node.inputs if v is not None)
+            needed.update(node.after)
+    return tuple(node for node in nodes if node in needed)
+
+
+def copy_node(node: Node, inputs: Sequence[Value | None], new: Mapping[Value, Value]) -> Node:
+    """The node with other inputs; itself where nothing changes. new: what has become of the values before it."""
+    after = node.after and [new[b.outputs[0]].node for b in node.after if b.outputs[0] in new]
+    if same_values(inputs, node.inputs) and tuple(after) == node.after:
+        return node
+    specs = [(v.shape, v.dtype) for v in node.outputs]
+    return Node(node.op, inputs, node.attrs, specs, node.name, node.where, after)
+
+
+def make(name: str, inputs: Sequence[Value | None], attrs: Mapping[str, Any], like: Node) -> Node:
+    """A node of the op of this name, called after another one."""
+    return REGISTRY[name].node(inputs, attrs, like.name, like.where)
