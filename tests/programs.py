@@ -1,8 +1,8 @@
 """What a corpus of training runs hands to the native core, as digests: a change of the Python floors that should change
 no program is held against the commit before it, with both in one run on one machine.
 
-    python -m tests.programs --write before.json        in the old tree (its gradloom is the one that is imported)
-    python -m tests.programs --compare before.json      in the new one
+    PYTHONPATH=../before python tests/programs.py --write before.json
+    PYTHONPATH=. python tests/programs.py --compare before.json
 
 A program's digest covers its kernels, instructions, operands, attributes, constants, arena and output places, for the
 instruction set avx2; a run's digest covers the bytes of its weights or what it generated. --compare prints each run
@@ -260,7 +260,7 @@ def main() -> int:
     found = dict(digests())
     if given.write:
         given.write.write_text(json.dumps(found, indent=1) + "\n")
-        print(f"{given.write}: {len(found)} runs, {sum(len(one['programs']) for one in found.values())} programs")
+        print(f"{gl.__file__}: {len(found)} runs, {sum(len(one['programs']) for one in found.values())} programs")
         return 0
     before = json.loads(given.compare.read_text())
     different = 0

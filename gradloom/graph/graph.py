@@ -106,6 +106,8 @@ def dot(values: Iterable[Value]) -> str:
 def update_target(value: Value) -> Value | None:
     """The input whose storage this output of an update op is written to; None for other values."""
     node = value.node
+    if not node.op.updates:
+        return None
     slot = node.op.slot(node.op.outputs, value.index)
     into = node.op.updates.get(slot.name)
     if into is None:

@@ -290,11 +290,12 @@ class OpSpec:
     @staticmethod
     def _bind(slots: tuple[Slot, ...], values: Sequence[Any]) -> dict[str, Any]:
         """name -> value; name -> list of values for the repeated ones."""
-        fixed = [s for s in slots if not s.repeated]
-        repeated = slots[len(fixed) :]
-        bound: dict[str, Any] = {s.name: v for s, v in zip(fixed, values, strict=False)}
-        for i, slot in enumerate(repeated):
-            bound[slot.name] = list(values[len(fixed) + i :: len(repeated)])
+        bound: dict[str, Any] = {s.name: v for s, v in zip(slots, values, strict=False)}
+        if slots and slots[-1].repeated:
+            fixed = sum(not s.repeated for s in slots)
+            group = len(slots) - fixed
+            for i, slot in enumerate(slots[fixed:]):
+                bound[slot.name] = list(values[fixed + i :: group])
         return bound
 
     def named_inputs(self, values: Sequence[Any]) -> list[tuple[str, Any]]:

@@ -7,6 +7,7 @@ Node ids grow with creation, so the order of ids is always a topological order.
 from __future__ import annotations
 
 import itertools
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -289,7 +290,7 @@ def define_operators(**functions: Callable[..., Value]) -> None:
 
 def same_values(first: Sequence[Value | None], second: Sequence[Value | None]) -> bool:
     """Whether both hold the very same values in one order; `==` of values compares their elements."""
-    return len(first) == len(second) and all(a is b for a, b in zip(first, second, strict=True))
+    return len(first) == len(second) and all(map(operator.is_, first, second))
 
 
 def describe(value: Value | None) -> str:
