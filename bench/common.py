@@ -36,11 +36,12 @@ def installed(peer: str) -> bool:
     return importlib.util.find_spec("torch" if peer.startswith("torch") else "jax") is not None
 
 
-def peer(work: str, name: str, threads: int, blocks: int = 5) -> dict | None:
+def peer(work: str, name: str, threads: int, blocks: int = 5, *more: str) -> dict | None:
     """A peer's figures, or None where it is not installed."""
     if not installed(name):
         return None
     command = [sys.executable, str(HERE / "peers.py"), work, name, "--threads", str(threads), "--blocks", str(blocks)]
+    command += more
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         print(f"{name}: failed: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
