@@ -194,20 +194,20 @@ def _topmost_earlier(
 
 def _first_fit(size: np.ndarray, birth: np.ndarray, death: np.ndarray, order: np.ndarray) -> list[int]:
     """In this order each goes to the lowest gap among the placed ones whose lifetimes meet its own."""
-    n = len(size)
-    offsets = np.zeros(n, np.int64)
-    placed = np.zeros(n, bool)
-    for i in order:
-        meets = placed & (birth <= death[i]) & (death >= birth[i])
-        found = offsets[meets]
-        by_offset = np.argsort(found, kind="stable")
-        starts = found[by_offset]
-        ends = np.maximum.accumulate(starts + size[meets][by_offset]) if len(starts) else starts
-        gap_starts = np.concatenate(([0], ends))
-        gap_ends = np.concatenate((starts, [np.iinfo(np.int64).max]))
-        fits = np.flatnonzero(gap_ends - gap_starts >= size[i])
-        offsets[i] = gap_starts[fits[0]]
-        placed[i] = True
+    offsets = np.zeros(len(size), np.int64)
+    placed = np.zeros((4, len(size)), np.int64)  # start, end, birth, death of each, by start
+    for count, i in enumerate(order):
+        starts, ends, births, deaths = placed[:, :count]
+        meets = (births <= death[i]) & (deaths >= birth[i])
+        starts, ends = starts[meets], np.maximum.accumulate(ends[meets])
+        gaps = starts.copy()
+        gaps[1:] -= ends[:-1]
+        fits = np.flatnonzero(gaps >= size[i])
+        lowest = fits[0] if len(fits) else len(gaps)
+        offsets[i] = ends[lowest - 1] if lowest else 0
+        at = np.searchsorted(placed[0, :count], offsets[i])
+        placed[:, at + 1 : count + 1] = placed[:, at:count].copy()
+        placed[:, at] = offsets[i], offsets[i] + size[i], birth[i], death[i]
     return offsets.tolist()
 
 
