@@ -20,7 +20,7 @@ import numpy as np
 
 from ..base.arrays import as_array
 from ..base.errors import FileError
-from .atomic import atomic_path
+from .atomic import atomic_path, read_together
 from .gguf import PLAIN, field, open_gguf, write_gguf
 
 _BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -54,8 +54,13 @@ def save_arrays(
 def load_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """(arrays, metadata) of a .safetensors or .gguf file; the arrays are copies that do not need the file any more."""
     kind = _kind(path)
-    _check_file(path)
-    return _load_safetensors(path) if kind == ".safetensors" else _load_gguf(path)
+
+    def load(place: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+        _check_file(place)
+        return _load_safetensors(place) if kind == ".safetensors" else _load_gguf(place)
+
+    where = Path(path)
+    return read_together(where.parent, [where.name], load)
 
 
 def _kind(path: str | os.PathLike[str]) -> str:
