@@ -30,6 +30,7 @@ from ..nn.module import Module
 from ..optim import schedules
 from ..optim.optimizer import AdamW, Optimizer
 from ..parallel.communicator import TIMEOUT, Communicator, ranks_of
+from ..plan.plan import show_bytes
 from ..run import machine
 from ..train.display import StepDisplay
 from ..train.epoch import Progress
@@ -465,6 +466,12 @@ def read_rows(
         raise SettingError(f"context={context} is not usable; need 2 to {limit}, the model's context")
     if isinstance(data, Rows):
         return data
+    there, need = machine.memory(), 12 * (context or 0)
+    if there is not None and need > there.available:
+        raise SettingError(
+            f"context={context} is not usable: one row needs {show_bytes(need)} of memory, "
+            f"{show_bytes(there.available)} are available; need a smaller one"
+        )
     if isinstance(data, (str, os.PathLike)):
         from .data import pack, read_samples
 
