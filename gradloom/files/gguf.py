@@ -342,7 +342,8 @@ class GGUF:
         from gguf import GGMLQuantizationType, dequantize
 
         try:
-            values = dequantize(np.ascontiguousarray(rows), GGMLQuantizationType[tensor.kind.upper()])
+            with np.errstate(all="ignore"):  # blocks may hold infinite scales
+                values = dequantize(np.ascontiguousarray(rows), GGMLQuantizationType[tensor.kind.upper()])
         except (KeyError, NotImplementedError):
             raise FileError(
                 f"{self.path}: tensor {_show(name)} is {tensor.kind}, which cannot be dequantised"

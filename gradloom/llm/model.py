@@ -253,11 +253,19 @@ class Model:
         return ops.linear_cross_entropy_pair(x, head, labels)
 
     def _frequencies(self) -> np.ndarray:
-        """Angle per position of each pair, f32 [rope_dims / 2]; rope_freqs are llama3's scaling."""
+        """Angle per position of each pair, f32 [rope_dims / 2]; rope_freqs are llama3's scaling. FileError where they
+        are not finite."""
         c = self.config
         factors = self.weights["rope_freqs.weight"].array if "rope_freqs.weight" in self.weights else None
-        found = ops.rope_frequencies(c.rope_dims, c.rope_base, "linear", c.rope_factor, factors=factors)
-        return found.astype(np.float32)
+        with np.errstate(all="ignore"):
+            found = ops.rope_frequencies(c.rope_dims, c.rope_base, "linear", c.rope_factor, factors=factors)
+            found = found.astype(np.float32)
+        if not np.isfinite(found).all():
+            raise FileError(
+                f"{self.path}: rotations are not finite with rope.freq_base {c.rope_base:g}, a factor of "
+                f"{c.rope_factor:g}{'' if factors is None else ' and rope_freqs.weight'}; need others"
+            )
+        return found
 
     def __repr__(self) -> str:
         return f"Model({self.path}: {self.config})"
