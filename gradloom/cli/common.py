@@ -114,7 +114,7 @@ def columns(lines: list[tuple[str, str]], file: Any = None) -> None:
     """Names and texts in two columns, on stdout by default."""
     if _quiet:
         return
-    width = max(len(name) for name, _ in lines)
+    width = max((len(name) for name, _ in lines), default=0)
     for name, text in lines:
         print(f"{name:<{width}}  {text}".rstrip(), file=file or sys.stdout, flush=True)
 

@@ -154,7 +154,7 @@ def _prepare(
     from ..files import claim
     from ..llm.finetune import Run
     from ..llm.model import load
-    from ..llm.plan import check_copies, plan_of
+    from ..llm.plan import check_trained, plan_of
     from ..run import machine
     from ..train.split import agreed, is_root
 
@@ -166,7 +166,7 @@ def _prepare(
         loaded = load(model)
         given: Any = adapter_for(loaded, *adapter, **made)
         memory = machine.memory()
-        check_copies(loaded, given)
+        check_trained(loaded, given)
     run = Run(loaded, data, given, data_options=options, **settings)
     say(f"{model}: {loaded.config}")
     for report in run.data.reports:

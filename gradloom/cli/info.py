@@ -102,7 +102,7 @@ def describe(file: GGUF) -> dict[str, Any]:
 def _adapter(file: GGUF, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Ranks are the rows of lora_b, in the file's order: ne[0]."""
     targets = [name.removesuffix(".lora_b") for name in file.tensors if name.endswith(".lora_b")]
-    ranks = sorted({file.tensors[f"{name}.lora_b"].shape[-1] for name in targets})
+    ranks = sorted({n for name in targets for n in file.tensors[f"{name}.lora_b"].shape[-1:]})
     alpha = metadata.get("adapter.lora.alpha")
     return {
         "adapter": str(metadata.get("adapter.type", "")),
@@ -125,6 +125,8 @@ def _value(metadata: Mapping[str, Any], key: str) -> Any:
     value = metadata.get(key)
     if isinstance(value, np.ndarray):
         value = value.tolist()
+    if isinstance(value, list) and any(isinstance(item, (list, np.ndarray)) for item in value):
+        return {"count": len(value), "first": []}  # arrays of arrays: no key that is known has them
     if isinstance(value, list) and len(value) > 64:
         return {"count": len(value), "first": value[:4]}
     return value

@@ -82,6 +82,8 @@ PLAIN: dict[str, np.dtype] = {
     "i64": np.dtype("<i8"),
 }
 
+NO_WEIGHTS = ("f64", "i8", "i16", "i32", "i64")  # kinds that no weight has: llama.cpp computes with none of them
+
 # kinds of metadata values, by their number in the file
 _VALUES = ("u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool", "string", "array", "u64", "i64", "f64")
 _VALUE_IDS = {name: number for number, name in enumerate(_VALUES)}
@@ -104,6 +106,7 @@ NAME_BYTES = 65535  # the longest key or tensor name that is read
 TENSOR_NAME_BYTES = 63  # written: ggml's GGML_MAX_NAME, less its terminator
 AXES = 4  # ggml's GGML_MAX_DIMS
 NESTING = 4  # arrays inside arrays
+_PIECE = 1 << 20  # elements that are converted at a time
 _KEY_BYTES = 13  # the smallest record of a key: an empty name, its kind, one byte
 _TENSOR_BYTES = 24  # the smallest record of a tensor: an empty name and no axes
 
@@ -339,12 +342,33 @@ class GGUF:
         from gguf import GGMLQuantizationType, dequantize
 
         try:
-            values = dequantize(np.ascontiguousarray(rows), GGMLQuantizationType[tensor.kind.upper()])
+            with np.errstate(all="ignore"):  # blocks may hold infinite scales
+                values = dequantize(np.ascontiguousarray(rows), GGMLQuantizationType[tensor.kind.upper()])
         except (KeyError, NotImplementedError):
             raise FileError(
                 f"{self.path}: tensor {_show(name)} is {tensor.kind}, which cannot be dequantised"
             ) from None
         return np.asarray(values, np.float32).reshape(-1, length)
+
+    def weights(self, name: str, out: np.ndarray) -> None:
+        """A tensor of weights, as `floats`, into f32 [..., row length]; some rows at a time.
+
+        FileError for a type that no weight has, or that cannot be dequantised.
+        """
+        self.check_weight(name)
+        rows = out.reshape(-1, out.shape[-1] if out.shape else 1)
+        step = max(1, _PIECE // rows.shape[1])
+        for begin in range(0, len(rows), step):
+            rows[begin : begin + step] = self.floats(name, begin, begin + step)
+
+    def check_weight(self, name: str) -> None:
+        """FileError for a tensor of a type that no weight has."""
+        kind = self.tensor(name).kind
+        if kind in NO_WEIGHTS:
+            raise FileError(
+                f"{self.path}: tensor {_show(name)} is {kind}, a type that no weight has; need f32, f16, bf16 or a "
+                "quantised one"
+            )
 
     def tensor(self, name: str) -> Tensor:
         """FileError when the file has no tensor of that name."""

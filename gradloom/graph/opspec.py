@@ -20,7 +20,7 @@ from ..base.arrays import as_array
 from ..base.dtypes import DType, dtype, f32, i32, u8
 from ..base.dtypes import dtype as as_dtype
 from ..base.errors import DTypeError, GradloomError, GraphError, ShapeError
-from .stored import Stored
+from .stored import Stored, addressable
 from .value import Node, Shape, Value, describe, recording
 
 REGISTRY: dict[str, OpSpec] = {}
@@ -130,7 +130,7 @@ def _coerce(kind: str, value: Any, name: str) -> Any:
         if kind == "int":
             if isinstance(value, bool) or (int(value) != value and not isinstance(value, str)):
                 raise ValueError
-            return int(value)
+            return _within_64_bits(int(value))
         if kind == "float":
             return float(value)
         if kind == "bool":
@@ -138,13 +138,20 @@ def _coerce(kind: str, value: Any, name: str) -> Any:
                 raise ValueError
             return bool(value)
         if kind == "ints":
-            return tuple(int(v) for v in value)
+            return tuple(_within_64_bits(int(v)) for v in value)
         if kind == "dtype":
             return dtype(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise Reject(f"{name}={value!r} is not usable", f"{name} of kind {kind}", GraphError) from None
     if "/" in kind and value not in kind.split("/"):
         raise Reject(f"{name}={value!r} is not a choice", f"one of {kind.replace('/', ', ')}", GraphError)
+    return value
+
+
+def _within_64_bits(value: int) -> int:
+    """The value; OverflowError where the tape's words of 64 bits do not hold it."""
+    if not -(1 << 63) <= value < 1 << 63:
+        raise OverflowError
     return value
 
 
@@ -251,6 +258,8 @@ class OpSpec:
         for spec in found:
             if spec.ndim > MAX_RANK:
                 raise Reject(f"the result has {spec.ndim} axes", f"at most {MAX_RANK}")
+            if not addressable(spec.shape, spec.dtype.bytes):
+                raise Reject(f"the result has shape {list(spec.shape)}", "fewer than 2^63 bytes")
         return found
 
     def _error(self, reject: Reject, values: Sequence[Value | None], name: str, where: str | None) -> GradloomError:

@@ -21,6 +21,11 @@ from ..base.errors import DTypeError, GraphError, ShapeError
 ALIGNMENT = 64
 
 
+def addressable(shape: Sequence[int], item_bytes: int) -> bool:
+    """The bytes of an array of this shape, and each offset in it, are below 2^63; axes of 0 elements count as 1."""
+    return math.prod(max(extent, 1) for extent in shape) * item_bytes < 1 << 63
+
+
 def aligned_empty(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
     """An uninitialised array that starts on a cache line."""
     bytes_needed = math.prod(shape) * kind.itemsize
@@ -46,6 +51,13 @@ def sketched() -> Iterator[None]:
 def sketching() -> bool:
     """Inside of `sketched`."""
     return _sketching.get()
+
+
+def stored_empty(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
+    """An uninitialised array for a Stored; inside of `sketched` one element stands for all, which take no memory."""
+    if sketching():
+        return np.lib.stride_tricks.as_strided(np.zeros(1, kind), shape, [0] * len(shape))
+    return aligned_empty(shape, kind)
 
 
 # Eager computing is lazy: what reads an array may still be outstanding when the array is about to be written, and a
@@ -172,14 +184,14 @@ class Stored:
         self.has_optimizer = False
         self.version = 0
         self.check: Callable[[], object] | None = None
-        self.array = aligned_empty(given.shape, self.dtype.numpy)
+        self.array = stored_empty(given.shape, self.dtype.numpy)
         if not sketching():
             self.array[...] = given
 
     @classmethod
     def wrap(cls, name: str, array: np.ndarray) -> Stored:
         """Stand for an array that exists already, without copying it (a data set, a mapped file)."""
-        if not array.flags.c_contiguous or not array.flags.aligned:
+        if not sketching() and not (array.flags.c_contiguous and array.flags.aligned):
             raise ShapeError(f"{name}: an array with gaps cannot be read in place; need a C-contiguous one")
         stored = cls.__new__(cls)
         stored.serial = next_serial()

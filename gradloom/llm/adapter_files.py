@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from ..base.arguments import one_line
 from ..base.errors import FileError
 from ..files import atomic_write, load_arrays, open_gguf, read_together, save_arrays, together, write_gguf
 from ..files.gguf import GGUF
@@ -49,6 +50,7 @@ _MODULES = {tensor: module for module, tensor in _BLOCK.items()}
 _ENDS = {"model.embed_tokens": EMBEDDING, "lm_head": "output.weight"}
 _END_MODULES = {tensor: module for module, tensor in _ENDS.items()}
 _PEFT_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass
@@ -120,8 +122,8 @@ def read_adapter_gguf(path: str | os.PathLike[str], base: GGUF | None = None) ->
     if not architecture:
         raise FileError(f"{path}: general.architecture is missing; need that of the base")
     alpha = file.metadata.get("adapter.lora.alpha", 0.0)
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
-        raise FileError(f"{path}: adapter.lora.alpha is {alpha!r:.60}; need a finite f32")
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not abs(alpha) <= _LARGEST:
+        raise FileError(f"{path}: adapter.lora.alpha is {one_line(alpha)}; need a finite f32")
     if "adapter.alora.invocation_tokens" in file.fields:
         raise FileError(f"{path}: is an activated LoRA (adapter.alora.invocation_tokens), which is not supported")
     found: dict[str, dict[str, np.ndarray]] = {}
@@ -131,6 +133,7 @@ def read_adapter_gguf(path: str | os.PathLike[str], base: GGUF | None = None) ->
             raise FileError(f"{path}: tensor {name!r} is no part of a pair; need names that end in .lora_a and .lora_b")
         if len(tensor.shape) != 2:
             raise FileError(f"{path}: {name} has shape {list(tensor.shape)}; need 2 axes")
+        file.check_weight(name)
         found.setdefault(stem, {})[ending] = _finite(f"{path}: {name}", file.floats(name))
     known = ("general.architecture", "general.type", "adapter.type")
     texts = {k: file.metadata[k] for k, f in file.fields.items() if f.kind == "string" and k not in known}
@@ -276,8 +279,8 @@ def read_peft(folder: str | os.PathLike[str], base: GGUF) -> AdapterArrays:
             raise FileError(f"{path}: tensor {key!r} is no part of a pair; need names with lora_A and lora_B")
         module, half = match[1], "lora_" + match[2].lower()
         name = _tensor(path, architecture, module)
-        if array.ndim != 2:
-            raise FileError(f"{path}: {key} has shape {list(array.shape)}; need 2 axes")
+        if array.ndim != 2 or not array.size:
+            raise FileError(f"{path}: {key} has shape {list(array.shape)}; need 2 axes, none of them empty")
         array = _finite(f"{path}: {key}", array)
         if name == EMBEDDING:
             array = array.T if half == "lora_a" else array
@@ -289,14 +292,15 @@ def read_peft(folder: str | os.PathLike[str], base: GGUF) -> AdapterArrays:
         found.setdefault(name, {})[half] = np.ascontiguousarray(array)
         modules[name] = module
     pairs = _pairs(path, found, ".lora_a", ".lora_b")
-    scales = {name: _peft_scale(config, modules[name], pair[1].shape[1]) for name, pair in pairs.items()}
+    scales = {name: _peft_scale(config_path, config, modules[name], pair[1].shape[1]) for name, pair in pairs.items()}
     first = next(iter(pairs))
     alpha = scales[first] * pairs[first][1].shape[1]
-    adapter = AdapterArrays(architecture, alpha, pairs, bool(config.get("use_rslora", False)))
+    adapter = AdapterArrays(architecture, alpha, pairs, bool(config.get("use_rslora")))
     for name, (a, b) in pairs.items():
         factor = scales[name] / adapter.scale(name)
         if not math.isclose(factor, 1):
-            pairs[name] = (a, (b * factor).astype(np.float32))
+            with np.errstate(over="ignore"):
+                pairs[name] = (a, _finite(f"{path}: lora_B of {name}, scaled by {factor:g},", b * factor))
             adapter.rslora = False
     check_fits(adapter, base, path)
     return adapter
@@ -326,36 +330,60 @@ def _config(path: Path) -> dict[str, Any]:
             raise FileError(f"{path}: {key} is {config[key]!r:.60}, which is not supported")
     if config.get("bias", "none") != "none":
         raise FileError(f"{path}: bias is {config['bias']!r:.60}; need 'none'")
-    for key in ("r", "lora_alpha"):
-        if not _is_scale(config.get(key)):
-            raise FileError(f"{path}: {key} is {config.get(key)!r:.60}; need a finite number above 0")
-    for key in ("rank_pattern", "alpha_pattern"):
+    if not isinstance(config.get("use_rslora"), (bool, type(None))):
+        raise FileError(f"{path}: use_rslora is {one_line(config['use_rslora'])}; need true or false")
+    for key, is_right, need in (("r", _is_rank, "a whole number above 0"), ("lora_alpha", _is_scale, _NEED_SCALE)):
+        if not is_right(config.get(key)):
+            raise FileError(f"{path}: {key} is {one_line(config.get(key))}; need {need}")
+    for key, is_right, need in (("rank_pattern", _is_rank, "whole numbers"), ("alpha_pattern", _is_scale, "numbers")):
         pattern = config.get(key) or {}
-        if not isinstance(pattern, dict) or not all(_is_scale(v) for v in pattern.values()):
-            raise FileError(f"{path}: {key} is {pattern!r:.60}; need numbers above 0 by module")
+        if not isinstance(pattern, dict) or not all(is_right(v) for v in pattern.values()):
+            raise FileError(f"{path}: {key} is {one_line(pattern)}; need {need} above 0 by module")
+        for module in pattern:
+            if not _is_pattern(module):
+                need = f"at most {_PATTERN} characters, at most 2 repetitions, none of a group"
+                raise FileError(
+                    f"{path}: {key} has the pattern {one_line(module)}, which is not supported; need {need}"
+                )
     return config
 
 
+_NEED_SCALE = "a finite number above 0"
+_PATTERN = 200  # characters
+
+
+def _is_rank(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
 def _is_scale(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= _LARGEST
 
 
-def _peft_scale(config: dict[str, Any], module: str, rank: int) -> float:
-    """lora_alpha / r of one module, or lora_alpha / sqrt(r) with use_rslora."""
-    alpha = config["lora_alpha"]
-    for key, value in (config.get("alpha_pattern") or {}).items():
-        if _matches(key, module):
-            alpha = value
-            break
+def _is_pattern(text: str) -> bool:
+    """A regular expression whose search takes a time that is bounded by the length of a module's name."""
+    plain = re.sub(r"\\.|\(\?:", "", text)
+    if len(text) > _PATTERN or re.search(r"\)[*+{?]|\(\?", plain) or len(re.findall(r"[*+{?]", plain)) > 2:
+        return False
+    try:
+        re.compile(text)
+    except (re.error, RecursionError, OverflowError):
+        return False
+    return True
+
+
+def _peft_scale(path: Path, config: dict[str, Any], module: str, rank: int) -> float:
+    """lora_alpha / r of one module, or lora_alpha / sqrt(r) with use_rslora; FileError where r is not its rank."""
+    said = _by_module(config.get("rank_pattern"), module, config["r"])
+    if said != rank:
+        raise FileError(f"{path}: r of {module} is {one_line(said)}; need {rank}, the rank of its tensors")
+    alpha = _by_module(config.get("alpha_pattern"), module, config["lora_alpha"])
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
-def _matches(key: str, module: str) -> bool:
-    """As PEFT: the key is a pattern for the end of the module's name."""
-    try:
-        return re.match(rf"(.*\.)?({key})$", module) is not None
-    except re.error:
-        return False
+def _by_module(patterns: dict[str, Any] | None, module: str, default: Any) -> Any:
+    """As PEFT: the value of the first key that is a pattern for the end of the module's name."""
+    return next((v for key, v in (patterns or {}).items() if re.match(rf"(.*\.)?({key})$", module)), default)
 
 
 def _module(path: str | os.PathLike[str], architecture: str, name: str) -> str:
@@ -372,7 +400,7 @@ def _module(path: str | os.PathLike[str], architecture: str, name: str) -> str:
 def _tensor(path: str | os.PathLike[str], architecture: str, module: str) -> str:
     """The GGUF tensor of Hugging Face's module; FileError when it has none."""
     _check_architecture(path, architecture)
-    match = re.fullmatch(r"model\.layers\.(\d+)\.([\w.]+)", module)
+    match = re.fullmatch(r"model\.layers\.(\d{1,9})\.([\w.]+)", module)
     if match and match[2] in _BLOCK:
         return f"blk.{match[1]}.{_BLOCK[match[2]]}.weight"
     if module in _ENDS:

@@ -1,7 +1,11 @@
-"""The sizes of a model, out of a GGUF file's metadata; defaults and names as in llama.cpp."""
+"""The sizes of a model, out of a GGUF file's metadata; defaults and names as in llama.cpp.
+
+A count is believed only where the file's tensors hold as much: they are bounded by the bytes of the file.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -41,13 +45,21 @@ class Config:
         )
 
 
-def read_config(path: str, metadata: Mapping[str, Any], vocab_size: int) -> Config:
-    """The configuration of a file of a supported architecture; FileError names the key that is missing or wrong.
+def read_config(path: str, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Config:
+    """The configuration of a file of a supported architecture; FileError names the key that is missing, wrong, or more
+    than the file holds.
 
-    vocab_size: rows of the embedding that the file holds.
+    shapes: of the file's tensors, by name; token_embd.weight [vocabulary, width] among them.
     """
     keys = _Keys(path, metadata)
+    vocab_size, held_width = shapes["token_embd.weight"]
+    blocks = len({name.split(".", 2)[1] for name in shapes if name.startswith("blk.")})
+    layers = keys.count("block_count")
+    if layers > blocks:
+        raise keys.wrong("block_count", layers, f"at most {blocks}: the file holds tensors of so many blocks")
     heads, width = keys.count("attention.head_count"), keys.count("embedding_length")
+    if width != held_width:
+        raise keys.wrong("embedding_length", width, f"{held_width}: token_embd.weight has so many columns")
     if "attention.key_length" not in keys and width % heads:
         raise keys.wrong("attention.head_count", heads, f"a divisor of embedding_length, {width}")
     head_dim = keys.count("attention.key_length", width // heads)
@@ -56,6 +68,18 @@ def read_config(path: str, metadata: Mapping[str, Any], vocab_size: int) -> Conf
     kv_heads = keys.count("attention.head_count_kv", heads)
     if heads % kv_heads:
         raise keys.wrong("attention.head_count_kv", kv_heads, f"a divisor of head_count, {heads}")
+    ffn_width = keys.count("feed_forward_length")
+    head_key = "attention.key_length" if "attention.key_length" in keys else "attention.head_count"
+    kv_key = "attention.head_count_kv" if "attention.head_count_kv" in keys else head_key
+    for name, key, rows, said in (
+        ("attn_q", head_key, heads * head_dim, f"{heads} heads of {head_dim}"),
+        ("attn_k", kv_key, kv_heads * head_dim, f"{kv_heads} key-value heads of {head_dim}"),
+        ("ffn_gate", "feed_forward_length", ffn_width, f"feed-forward {ffn_width}"),
+    ):
+        held = shapes.get(f"blk.0.{name}.weight", (rows,))[0]
+        if held != rows:
+            need = f"what blk.0.{name}.weight holds: {held} rows, not {rows} ({said})"
+            raise keys.wrong(key, keys.get(key), need)
     rope_dims = keys.count("rope.dimension_count", head_dim)
     if rope_dims > head_dim or rope_dims % 2:
         raise keys.wrong("rope.dimension_count", rope_dims, f"an even number up to {head_dim}")
@@ -63,17 +87,18 @@ def read_config(path: str, metadata: Mapping[str, Any], vocab_size: int) -> Conf
         raise keys.wrong("expert_count", keys.get("expert_count"), "none: mixtures of experts are not supported")
     if keys.get("attention.causal", True) is False:
         raise keys.wrong("attention.causal", False, "a causal model")
+    name = metadata.get("general.name", "")
     return Config(
         architecture=keys.architecture,
-        name=str(metadata.get("general.name", "")),
+        name=name if isinstance(name, str) else "",
         vocab_size=vocab_size,
         context_length=keys.count("context_length"),
         width=width,
-        layers=keys.count("block_count"),
+        layers=layers,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        ffn_width=keys.count("feed_forward_length"),
+        ffn_width=ffn_width,
         rms_eps=keys.number("attention.layer_norm_rms_epsilon"),
         rope_dims=rope_dims,
         rope_base=keys.number("rope.freq_base", 10000.0),
@@ -120,7 +145,7 @@ class _Keys:
                 f"{self.architecture}; convert the model again"
             )
         if isinstance(value, (list, tuple)) and len(value):  # some converters write one number per layer
-            if any(v != value[0] for v in value):
+            if any(not isinstance(v, (bool, int, float)) or v != value[0] for v in value):
                 raise self.wrong(key, list(value[:4]), "one number for all layers")
             value = value[0]
         return value.item() if isinstance(value, np.generic) else value
@@ -133,6 +158,6 @@ class _Keys:
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self._need(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
             raise self.wrong(key, value, "a positive number")
         return float(value)

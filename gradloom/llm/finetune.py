@@ -30,6 +30,7 @@ from ..nn.module import Module
 from ..optim import schedules
 from ..optim.optimizer import AdamW, Optimizer
 from ..parallel.communicator import TIMEOUT, Communicator, ranks_of
+from ..plan.plan import show_bytes
 from ..run import machine
 from ..train.display import StepDisplay
 from ..train.epoch import Progress
@@ -41,7 +42,7 @@ from ..train.trainer import Trainer, check_batch, check_options
 from .arguments import adapter_of, model_of
 from .lora import LoRA, TrainedTensors, files_of_adapter
 from .model import Adapter, Model
-from .plan import check_copies, plan_of
+from .plan import check_trained, plan_of
 from .table import training_table
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class Run:
     def __init__(
         self,
         model: Model | str | os.PathLike[str],
-        data: TokenData | str | os.PathLike[str],
+        data: TokenData | Rows | str | os.PathLike[str],
         adapter: Adapter | str | os.PathLike[str] | None = None,
         *,
         method: str | None = None,
@@ -186,7 +187,7 @@ class Run:
             )
             self._first_step = self._first_pass = 0  # not 0 when an optimiser with a state of its own goes on
             if not sketching():
-                check_copies(self.model, self.adapter)
+                check_trained(self.model, self.adapter)
             self.adapter.bind(self.model)
             self.trainer = Trainer(
                 _Step(self.model, self.adapter),
@@ -199,9 +200,7 @@ class Run:
                 exchange=exchange,
                 **options,
             )
-            rows = np.stack([self.data.tokens, self.data.positions], 1)
-            self.data = replace(self.data, tokens=rows[:, 0], positions=rows[:, 1])  # once in memory
-            self.dataset = Dataset(rows, self.data.labels)
+            self.dataset = self._dataset()
         self.before: Result | None = None  # validation before the first step
         self.history: list[EpochResult] = []
         self.passes = 0  # over the training rows that this run has begun
@@ -212,6 +211,15 @@ class Run:
         self.training_seconds = 0.0
         self.tokens = 0  # trained on, with all positions of a row counted
         self.steps = 0
+
+    def _dataset(self) -> Dataset:
+        """The rows as the Trainer reads them, [rows, 2, context]: tokens and positions."""
+        if sketching():  # for a plan: of any size, and nothing is read
+            tokens = self.data.tokens
+            return _PlannedRows(np.broadcast_to(tokens[:, None], (len(tokens), 2, self.context)), self.data.labels)
+        rows = np.stack([self.data.tokens, self.data.positions], 1)
+        self.data = replace(self.data, tokens=rows[:, 0], positions=rows[:, 1])  # once in memory
+        return Dataset(rows, self.data.labels)
 
     def rate(self, step: int, epoch: int) -> float:
         """The learning rate of a step of this run, counted from 0."""
@@ -416,6 +424,13 @@ class _Step(Module):
         return self._model.hidden(x[:, 0], x[:, 1], self._adapter, training=self.training)
 
 
+class _PlannedRows(Dataset):
+    """Shapes and dtypes of a data set, for a plan: nothing is read, checked or ordered."""
+
+    def __init__(self, data: np.ndarray, labels: np.ndarray) -> None:
+        self.data, self.labels, self.weights, self.n = data, labels, None, len(data)
+
+
 @dataclass(frozen=True)
 class Rows:
     """Rows of tokens, i32 [rows, T] each (see llm.data.TokenData), and which of them train and validate."""
@@ -435,7 +450,7 @@ class Rows:
 
 def read_rows(
     model: Model,
-    data: TokenData | str | os.PathLike[str],
+    data: TokenData | Rows | str | os.PathLike[str],
     context: int | None = None,
     val_split: float | None = None,
     seed: int = 0,
@@ -445,11 +460,19 @@ def read_rows(
 
     Samples of a .jsonl are split before they are packed, so that no row holds samples of both sides; windows of a text
     and rows of TokenData are split as they are. TokenData are rows already: SettingError for another context, and for
-    options, which are those of a file; DataError for data of another kind.
+    options, which are those of a file; DataError for data of another kind. Rows come back unchanged.
     """
     limit = model.config.context_length
     if context is not None and not 2 <= context <= limit:
         raise SettingError(f"context={context} is not usable; need 2 to {limit}, the model's context")
+    if isinstance(data, Rows):
+        return data
+    there, need = machine.memory(), 12 * (context or 0)
+    if there is not None and need > there.available:
+        raise SettingError(
+            f"context={context} is not usable: one row needs {show_bytes(need)} of memory, "
+            f"{show_bytes(there.available)} are available; need a smaller one"
+        )
     if isinstance(data, (str, os.PathLike)):
         from .data import pack, read_samples
 
@@ -548,7 +571,7 @@ def _check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
 
 
 def _check_number(name: str, value: float, low: float, high: float) -> None:
-    if not isinstance(value, (int, float, np.number)) or not low <= value < high:
+    if not isinstance(value, (int, float, np.number)) or not low <= value < high or value > sys.float_info.max:
         raise SettingError(f"finetune: {name}={value!r} is not usable; need {low:g} <= {name} < {high:g}")
 
 

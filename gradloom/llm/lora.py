@@ -9,6 +9,7 @@ import difflib
 import fnmatch
 import math
 import os
+import sys
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,12 +19,12 @@ import numpy as np
 
 from .. import ops
 from ..base import locks
-from ..base.arguments import as_bool, as_whole
+from ..base.arguments import as_bool, as_whole, one_line
 from ..base.errors import DTypeError, FileError, SettingError
 from ..data.dataset import generator
 from ..files import refuse_input
 from ..graph.opspec import Parameter, stored_value
-from ..graph.stored import Stored, copies
+from ..graph.stored import Stored, copies, sketching
 from ..graph.value import Value, scope
 from .arguments import model_of, need_path
 
@@ -96,9 +97,11 @@ class LoRA:
         seed: int = 0,
     ) -> None:
         rank = as_whole("LoRA: rank", rank, 1)
+        if rank >= 1 << 31:
+            raise SettingError(f"LoRA: rank={one_line(rank)} is not usable; need one below 2^31")
         alpha = 2.0 * rank if alpha is None else alpha
-        if not isinstance(alpha, (int, float, np.number)) or not 0 < alpha < math.inf:
-            raise SettingError(f"LoRA: alpha={alpha!r} is not usable; need a positive number")
+        if not isinstance(alpha, (int, float, np.number)) or not 0 < alpha <= sys.float_info.max:
+            raise SettingError(f"LoRA: alpha={one_line(alpha)} is not usable; need a positive number")
         if not isinstance(dropout, (int, float, np.number)) or not 0 <= dropout < 1:
             raise SettingError(f"LoRA: dropout={dropout!r} is not usable; need 0 <= dropout < 1")
         generator(seed)  # refuses what is no seed
@@ -187,15 +190,28 @@ class LoRA:
         """The targets in this model."""
         return choose_tensors(adaptable(model), self.targets, block_linears(model), "targets")
 
+    def trained_bytes(self, model: Model) -> int:
+        """Bytes of the arrays, made or not; SettingError for unknown targets."""
+        if self.a:
+            return 4 * self.parameter_count
+        return 4 * self.rank * sum(sum(model.weights[name].shape) for name in self.choose(model))
+
     def _draw(self, name: str, shape: tuple[int, ...]) -> None:
         n_out, n_in = shape
+        rows_of_a = name == "token_embd.weight"  # [vocabulary, d]: a row of A for each token
+        a_shape, b_shape = (
+            ((n_out, self.rank), (n_in, self.rank)) if rows_of_a else ((self.rank, n_in), (n_out, self.rank))
+        )
+        zeros_a, zeros_b = (np.broadcast_to(np.float32(0), shape) for shape in (a_shape, b_shape))
+        if sketching():  # for a plan: nothing is drawn
+            self._set(name, zeros_a, zeros_b)
+            return
         rng = generator(self.seed, _STREAM, zlib.crc32(name.encode()))
-        if name == "token_embd.weight":  # [vocabulary, d]: a row of A for each token
-            a, b = np.zeros((n_out, self.rank)), rng.standard_normal((n_in, self.rank))
+        if rows_of_a:
+            self._set(name, zeros_a, rng.standard_normal(b_shape))
         else:
             bound = 1 / math.sqrt(n_in)  # kaiming_uniform(a=sqrt(5))
-            a, b = rng.uniform(-bound, bound, (self.rank, n_in)), np.zeros((n_out, self.rank))
-        self._set(name, a, b)
+            self._set(name, rng.uniform(-bound, bound, a_shape), zeros_b)
 
     def _set(self, name: str, a: np.ndarray, b: np.ndarray) -> None:
         self.a[name] = stored_value(Stored(f"{name}.lora_a", a, "f32", trainable=True))
@@ -281,6 +297,10 @@ class TrainedTensors:
                         "(train_dtype='f32'), which trains f32 copies, or LoRA, which leaves it as it is"
                     )
         return chosen
+
+    def trained_bytes(self, model: Model) -> int:
+        """Bytes of the copies, made or not; the errors of choose."""
+        return 4 * sum(math.prod(model.weights[name].shape) for name in self.choose(model))
 
     def bind(self, model: Model) -> None:
         """Copy the chosen tensors, once."""

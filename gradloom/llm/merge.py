@@ -15,7 +15,7 @@ import numpy as np
 from ..base.dtypes import QUANTISED
 from ..base.errors import FileError, SettingError
 from ..files import check_target, open_gguf, refuse_input, write_gguf
-from ..files.gguf import GGUF, KINDS, Field, Tensor, kind_bytes
+from ..files.gguf import GGUF, KINDS, NO_WEIGHTS, Field, Tensor, kind_bytes
 from ..files.gguf import field as gguf_field
 from ..run import dequantize
 from .adapter_files import AdapterArrays, read_adapter
@@ -24,7 +24,6 @@ from .arguments import need_path
 # types that can be written, and what general.file_type says of a model that is mostly of them (llama.cpp's llama_ftype)
 FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7, "q5_1": 9, "q5_0": 8, "q4_1": 3, "q4_0": 2}
 FALLBACK = "f16"  # of rows that are no whole blocks, as in llama.cpp's converter
-_STILL = ("i8", "i16", "i32", "i64", "f64")  # copied as they are: no weights
 _NATIVE = frozenset(t.name for t in QUANTISED)  # decoded by the core's kernels
 _PIECE = 1 << 20  # elements that are converted at a time
 
@@ -69,6 +68,8 @@ def merge(
     base = open_gguf(model_path)
     check_model(base)
     adapter = read_adapter(adapter_path, base)
+    for name in adapter.pairs:
+        base.check_weight(name)
     weights = sum(math.prod(t.shape) for t in base.tensors.values())
     before = 0
     tensors: dict[str, Any] = {}
@@ -105,7 +106,7 @@ def check_model(base: GGUF) -> None:
 def _new_kind(tensor: Tensor, kind: str | None, changed: bool) -> tuple[str, str]:
     """(type to write, why it is another one than was asked for)."""
     old = tensor.kind
-    if old in _STILL:
+    if old in NO_WEIGHTS:  # copied as they are
         return old, ""
     if kind is None:
         if not changed or old in FILE_TYPES:

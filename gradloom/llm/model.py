@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import difflib
 import functools
+import math
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from .. import ops
 from ..base import dtypes
+from ..base.arguments import one_line
 from ..base.errors import FileError, ShapeError
 from ..graph.opspec import Parameter, constant, stored_value
-from ..graph.stored import Stored, sketching
+from ..graph.stored import Stored, aligned_empty, sketching
 from ..graph.value import Shape, Value, scope
-from ..run import dequantize
+from ..plan.plan import show_bytes
+from ..run import dequantize, machine
 from ..run.cpu_backend import kernels
 from .arguments import need_path
 from .config import Config, read_config
 from .llama import Llama
 from .qwen2 import Qwen2
 from .qwen3 import Qwen3
+
+if TYPE_CHECKING:
+    from ..files.gguf import Tensor
 
 FAMILIES: dict[str, Llama] = {"llama": Llama(), "qwen2": Qwen2(), "qwen3": Qwen3()}
 
@@ -82,7 +88,7 @@ class Model:
         if architecture is None:
             raise FileError(f"{path}: metadata general.architecture is missing; need a GGUF model")
         if metadata.get("general.type", "model") != "model":
-            raise FileError(f"{path}: is of type {metadata['general.type']}; need a model")
+            raise FileError(f"{path}: is of type {one_line(metadata['general.type'])}; need a model")
         if not isinstance(architecture, str) or architecture not in FAMILIES:
             shown = " ".join(str(architecture).split())[:60]
             raise FileError(f"{path}: the architecture {shown} is not supported; need {', '.join(FAMILIES)}")
@@ -95,8 +101,9 @@ class Model:
         embedding = self.file.tensors.get("token_embd.weight")
         if embedding is None or len(embedding.shape) != 2:
             raise FileError(f"{path}: the tensor token_embd.weight [vocabulary, width] is missing; need a whole model")
-        self.config: Config = read_config(self.path, metadata, embedding.shape[0])
+        self.config: Config = read_config(self.path, metadata, {n: t.shape for n, t in self.file.tensors.items()})
         self._check_tensors()
+        self._check_copies()
         self.copied_bytes = 0
         self._copied: dict[str, int] = {}
         self._check = self.file.check
@@ -134,13 +141,24 @@ class Model:
             if tensor.shape != shape:
                 raise FileError(f"{self.path}: the tensor {name} has shape {list(tensor.shape)}; need {list(shape)}")
 
+    def _check_copies(self) -> None:
+        """FileError when there is not the memory for f32 copies of what no kernel reads."""
+        copied = [t for t in self.file.tensors.values() if not _is_read_in_place(t)]
+        need, there = sum(4 * math.prod(t.shape) for t in copied), machine.memory()
+        if there is not None and need > there.available:
+            raise FileError(
+                f"{self.path}: f32 copies of its tensors of type {', '.join(sorted({t.kind for t in copied}))} need "
+                f"{show_bytes(need)} of memory, {show_bytes(there.available)} are available; need another model"
+            )
+
     def _stored(self, name: str) -> Stored:
         """Mapped where kernels read the type as it is, else an f32 copy."""
+        self.file.check_weight(name)
         tensor = self.file.tensors[name]
-        data = self.file.bytes(name)
-        if tensor.kind == "f32" or (len(tensor.shape) == 2 and tensor.kind in readable_kinds()):
-            return Stored.map(name, data, tensor.kind, tensor.shape, self._check)
-        copy = dequantized(data, tensor.kind, tensor.shape)
+        if _is_read_in_place(tensor):
+            return Stored.map(name, self.file.bytes(name), tensor.kind, tensor.shape, self._check)
+        copy = aligned_empty(tensor.shape, np.dtype(np.float32))
+        self.file.weights(name, copy)
         self.copied_bytes += copy.nbytes
         self._copied[tensor.kind] = self._copied.get(tensor.kind, 0) + copy.nbytes
         return Stored.wrap(name, copy)
@@ -153,7 +171,7 @@ class Model:
         return (
             weight.array
             if weight.dtype is dtypes.f32
-            else dequantized(weight.array.view(np.uint8), weight.dtype.name, weight.shape)
+            else dequantize(weight.array.view(np.uint8), weight.dtype.name, weight.shape)
         )
 
     def check(self) -> None:
@@ -164,6 +182,12 @@ class Model:
     def tokenizer(self) -> Any:
         from .tokenizer import Tokenizer
 
+        tokens, rows = self.file.fields.get("tokenizer.ggml.tokens"), self.config.vocab_size
+        if tokens is not None and tokens.count > rows:
+            raise FileError(
+                f"{self.path}: metadata tokenizer.ggml.tokens has {tokens.count} entries; need at most {rows}: "
+                "token_embd.weight has so many rows"
+            )
         return Tokenizer(self.file.metadata, str(self.file.path))
 
     # ---- the graph -----------------------------------------------------------------------------------------
@@ -229,11 +253,19 @@ class Model:
         return ops.linear_cross_entropy_pair(x, head, labels)
 
     def _frequencies(self) -> np.ndarray:
-        """Angle per position of each pair, f32 [rope_dims / 2]; rope_freqs are llama3's scaling."""
+        """Angle per position of each pair, f32 [rope_dims / 2]; rope_freqs are llama3's scaling. FileError where they
+        are not finite."""
         c = self.config
         factors = self.weights["rope_freqs.weight"].array if "rope_freqs.weight" in self.weights else None
-        found = ops.rope_frequencies(c.rope_dims, c.rope_base, "linear", c.rope_factor, factors=factors)
-        return found.astype(np.float32)
+        with np.errstate(all="ignore"):
+            found = ops.rope_frequencies(c.rope_dims, c.rope_base, "linear", c.rope_factor, factors=factors)
+            found = found.astype(np.float32)
+        if not np.isfinite(found).all():
+            raise FileError(
+                f"{self.path}: rotations are not finite with rope.freq_base {c.rope_base:g}, a factor of "
+                f"{c.rope_factor:g}{'' if factors is None else ' and rope_freqs.weight'}; need others"
+            )
+        return found
 
     def __repr__(self) -> str:
         return f"Model({self.path}: {self.config})"
@@ -322,11 +354,5 @@ def readable_kinds() -> frozenset[str]:
     )
 
 
-def dequantized(data: np.ndarray, kind: str, shape: Shape) -> np.ndarray:
-    """u8 bytes of a tensor of any ggml type that the gguf package knows, as f32 of this shape (NumPy order)."""
-    if kind == "f32" or kind in readable_kinds():
-        return dequantize(data, kind, shape)
-    from gguf import GGMLQuantizationType, quants
-
-    found = quants.dequantize(data, GGMLQuantizationType[kind.upper()])
-    return np.ascontiguousarray(found, np.float32).reshape(shape)
+def _is_read_in_place(tensor: Tensor) -> bool:
+    return tensor.kind == "f32" or (len(tensor.shape) == 2 and tensor.kind in readable_kinds())

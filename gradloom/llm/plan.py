@@ -6,24 +6,26 @@ allocated, and no weight is read.
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import asdict, dataclass
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..base.errors import SettingError
-from ..graph.stored import Stored, sketched
+from ..graph.stored import Stored, addressable, sketched
 from ..plan.plan import show_bytes
 from ..run import machine
+from ..train.trainer import check_batch
 from .arguments import model_of, refuse_settings
-from .lora import TrainedTensors
+from .lora import LoRA, TrainedTensors
 
 if TYPE_CHECKING:
     from .finetune import Run
     from .model import Adapter, Model
+
+
+FEWER_TRAINED = "need fewer trained tensors: --method lora, a smaller --rank, fewer --targets"
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,11 @@ class MemoryPlan:
 
     def hint(self) -> str:
         """What would need less, by what needs the most."""
-        if self.trained + self.state + self.gradients > self.arena:
-            return "need fewer trained tensors: --method lora, a smaller --rank, fewer --targets"
+        training = self.trained + self.state + self.gradients
+        if training > self.arena or (self.available is not None and training > self.available):
+            return FEWER_TRAINED
+        if self.inputs > max(self.arena, self.weights):
+            return "need a smaller --batch-size or --context"
         if self.arena > self.weights:
             return "need a smaller --context or --micro-batch-size"
         return "need a smaller model, or one of a smaller type, such as q8_0 or q4_0"
@@ -125,7 +130,7 @@ def plan(
     model, adapter: objects, or the paths of their files.
     Raises SettingError for settings that finetune refuses.
     """
-    from .finetune import Run
+    from .finetune import Rows, Run
 
     model = model_of(model, "plan")
     refuse_settings(settings, "plan", ("on_epoch", "on_progress", "val_split", "data_options", "backend"))
@@ -134,25 +139,29 @@ def plan(
     length = min(512, limit) if context is None else context
     if not isinstance(length, (int, np.integer)) or not 2 <= length <= limit:
         raise SettingError(f"context={context!r} is not usable; need 2 to {limit}, the model's context")
-    rows = settings.get("batch_size", 4)
-    zeros = np.zeros((max(rows, 1), length), np.int32)
-    data: Any = SimpleNamespace(tokens=zeros, positions=zeros + np.arange(length, dtype=np.int32), labels=zeros)
+    length, rows = int(length), settings.get("batch_size", 4)
+    check_batch(rows)
+    if not addressable((rows, 2, length), 4):
+        raise SettingError(f"batch_size={rows} is not usable with {length} tokens per row; need fewer than 2^63 bytes")
+    ids, numbers = np.broadcast_to(np.int32(0), (rows, length)), np.broadcast_to(np.int64(0), rows)
+    data = Rows(ids, ids, ids, numbers, numbers[:0])
     with sketched():
         run = Run(model, data, adapter, backend="null", val_split=0.0, **settings)
         run.prepare()
         return plan_of(run)
 
 
-def check_copies(model: Model, adapter: Adapter) -> None:
-    """SettingError when copies of the tensors that train, and AdamW's moments, are more than there is memory."""
-    if not isinstance(adapter, TrainedTensors):
+def check_trained(model: Model, adapter: Adapter) -> None:
+    """SettingError when the arrays that train, and AdamW's moments, are more than there is memory: before any of them
+    is made."""
+    if not isinstance(adapter, (LoRA, TrainedTensors)):
         return
-    need = 12 * sum(math.prod(model.weights[name].shape) for name in adapter.choose(model))
+    need = 3 * adapter.trained_bytes(model)
     there = machine.memory()
     if there is not None and need > there.available:
         raise SettingError(
             f"plan: {show_bytes(need)} of memory are needed to train these tensors, {show_bytes(there.available)} are "
-            "available; need fewer trained tensors: --method lora, or fewer --targets"
+            f"available; {FEWER_TRAINED}"
         )
 
 

@@ -15,7 +15,7 @@ from ..base.arguments import as_bool
 from ..base.arrays import as_array
 from ..base.errors import DTypeError, GraphError, ShapeError
 from ..graph.opspec import Parameter, stored_value
-from ..graph.stored import Stored, copies, replace
+from ..graph.stored import Stored, addressable, copies, replace
 from ..graph.value import _scope
 
 Init = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
@@ -124,7 +124,10 @@ class Module:
         """A parameter (or, not trainable, a buffer such as running statistics); assign it to an attribute."""
         global _changes
         self._check_made()
-        value = stored_value(Stored("", np.zeros(shape), "f32", as_bool("parameter: trainable", trainable)))
+        if not addressable(shape, 4):
+            raise ShapeError(f"{type(self).__name__}: a parameter of shape {list(shape)}; need fewer than 2^63 bytes")
+        zeros = np.broadcast_to(np.float32(0), shape)
+        value = stored_value(Stored("", zeros, "f32", as_bool("parameter: trainable", trainable)))
         self._inits[value.stored] = init
         self._unassigned.add(value.stored)
         _changes = object()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-
-import numpy as np
 
 from ..base.dtypes import f32
 from ..base.errors import GraphError, ShapeError
 from ..graph.graph import reachable, update_target
 from ..graph.opspec import Parameter, stored_value
-from ..graph.stored import ALIGNMENT, Stored, aligned_empty, sketching
+from ..graph.stored import ALIGNMENT, Stored, sketching, stored_empty
 from ..graph.value import Value
 
 _GRAIN = ALIGNMENT // 4  # numbers of f32 per cache line
@@ -35,13 +34,13 @@ class FlatArrays:
             if min(shape, default=0) < 0:
                 raise ShapeError(f"{name}: shape {list(shape)}; need extents of at least 0")
             self.offsets.append(total)
-            total += -(-int(np.prod(shape, dtype=np.int64)) // _GRAIN) * _GRAIN
-        self.array = aligned_empty((total,), f32.numpy)
+            total += -(-math.prod(shape) // _GRAIN) * _GRAIN
+        self.array = stored_empty((total,), f32.numpy)
         if not sketching():
             self.array[...] = 0
         self.stored: list[Stored] = []
         for (name, shape), start in zip(named, self.offsets, strict=True):
-            size = int(np.prod(shape, dtype=np.int64))
+            size = math.prod(shape)
             self.stored.append(Stored.wrap(name, self.array[start : start + size].reshape(shape)))
         self.values: list[Parameter] = [stored_value(s) for s in self.stored]
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..base.errors import PlanError
+from ..base.errors import PlanError, ShapeError
 from ..graph.graph import reachable
 from ..graph.value import Node, Value
 from ..transform.program import Program
@@ -159,13 +159,18 @@ class _Views:
         return base, _address(array) - _address(whole), array.strides
 
     def reserve(self, size: int) -> Any:
-        """A byte for each element: address space only."""
+        """A byte for each element: address space only. ShapeError where there is not so much of it."""
         if len(self.reserved) < size:
             flags = {}
             if hasattr(mmap, "MAP_PRIVATE"):
                 lazy = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux' number; Python < 3.13 does not name it
                 flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | lazy}
-            self.reserved = mmap.mmap(-1, size, **flags)
+            try:
+                self.reserved = mmap.mmap(-1, size, **flags)
+            except (OSError, ValueError, OverflowError):
+                raise ShapeError(
+                    f"plan: a value of {size} elements is more than this machine has addresses for; need smaller shapes"
+                ) from None
         return self.reserved
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..base.errors import ShapeError
 from ..graph.value import Node, Value
 from .layout import Laid, is_dense
 from .order import Buffer, Order
@@ -51,11 +52,16 @@ def place(
     inplace: bool = True,
     guard: int = 0,
 ) -> Placement:
-    """Place all buffers. `guard` bytes stay free on both sides of each (for guard patterns)."""
+    """Place all buffers. `guard` bytes stay free on both sides of each (for guard patterns).
+
+    Raises ShapeError when offsets could pass 2^63.
+    """
     taken = _choose_inplace(laid, order) if inplace and reuse else {}
     roots = _roots(order.buffers, taken)
     items = _merge(order.buffers, roots)
     sizes = [aligned(b.bytes) + 2 * guard for b in items] + [aligned(w.bytes) + 2 * guard for w in workspaces]
+    if sum(sizes) >= 1 << 62:
+        raise ShapeError(f"plan: its buffers have {sum(sizes)} bytes in all; need fewer than 2^62: smaller shapes")
     births = [b.birth for b in items] + [w.step for w in workspaces]
     deaths = [b.death for b in items] + [w.step for w in workspaces]
     lower_bound = _most_alive(sizes, births, deaths, order.end)

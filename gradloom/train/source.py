@@ -14,7 +14,7 @@ from ..base.errors import DataError, DTypeError, ShapeError
 from ..data.dataset import Dataset
 from ..graph.opspec import input as input_value
 from ..graph.opspec import setting, stored_value
-from ..graph.stored import Stored, aligned_empty, trainable_changes
+from ..graph.stored import Stored, sketching, stored_empty, trainable_changes
 from ..graph.value import Value
 
 Leaves = tuple[Value, "Value | None", "Value | None"]
@@ -27,8 +27,9 @@ class RowSource:
 
     def __init__(self, data: Dataset) -> None:
         self.data = data
-        self.order = Stored.wrap("order", aligned_empty((data.n,), np.dtype(np.int64)))
-        self.order.array[...] = np.arange(data.n)
+        self.order = Stored.wrap("order", stored_empty((data.n,), np.dtype(np.int64)))
+        if not sketching():
+            self.order.array[...] = np.arange(data.n)
         self._order = stored_value(self.order)
         self._data = _wrapped("data", data.data)
         self._labels = None if data.labels is None else _wrapped("labels", data.labels)
@@ -58,7 +59,9 @@ class RowSource:
 
 
 def _wrapped(name: str, array: np.ndarray) -> Value:
-    if array.dtype.name not in _GATHERED or not array.flags.c_contiguous or not array.flags.aligned:
+    if not sketching() and (
+        array.dtype.name not in _GATHERED or not array.flags.c_contiguous or not array.flags.aligned
+    ):
         array = np.require(array, np.float32 if array.dtype == np.float16 else None, ["C", "A"])
     return stored_value(Stored.wrap(name, array))
 

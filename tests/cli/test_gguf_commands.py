@@ -1,6 +1,7 @@
 """gradloom info and gradloom merge."""
 
 import json
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from examples.random_gguf import SHAPES, write_random
 from gradloom.cli.info import _ranges
 from gradloom.cli.main import main
 from gradloom.files import open_gguf, write_gguf
-from gradloom.files.gguf import field
+from gradloom.files.gguf import KINDS, field
 from gradloom.llm.adapter_files import AdapterArrays, write_adapter_gguf
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "gguf"
@@ -103,6 +104,45 @@ def test_info_of_real_files(capsys):
     code, out, _ = run(capsys, "info", real("vocab/ggml-vocab-qwen2.gguf"))
     assert code == 0 and "vocabulary  151936 pieces, model gpt2, split as qwen2, begin 151643" in out
     assert "rope        base 1e+06\n" in out and "tensor" not in out
+
+
+def test_info_of_files_that_say_little_or_odd_things(capsys, tmp_path):
+    path = tmp_path / "m.gguf"
+    write_gguf(path, {}, {})
+    for option in ("--keys", "--tensors", "--json"):
+        code, out, err = run(capsys, "info", path, option)
+        assert (code, err) == (0, "") and "vocabulary  of no architecture\n" in out
+    head, end = b"GGUF" + struct.pack("<IQQ", 3, 1, 2), struct.pack("<I", 6) + bytes(9)
+    nested = struct.pack("<Q", 1) + b"n" + struct.pack("<IIQ", 9, 9, 1) + struct.pack("<IQI", 4, 1, 7)
+    adapter = struct.pack("<Q", 12) + b"general.type" + struct.pack("<IQ", 8, 7) + b"adapter"
+    scalar = struct.pack("<Q", 8) + b"x.lora_b" + struct.pack("<IIQ", 0, 0, 0)
+    path.write_bytes((head + nested + adapter + scalar).ljust(160, b"\0") + end)
+    code, out, err = run(capsys, "info", path, "--keys", "--json")
+    assert (code, err) == (0, "") and json.loads(out.splitlines()[-1])["metadata"]["n"] == {"count": 1, "first": []}
+
+
+@pytest.mark.parametrize("kind", ["f64", "i8", "i16", "i32", "i64", "q8_1"])
+def test_tensors_of_types_that_no_weight_has(capsys, tmp_path, model, adapter, kind):
+    """Listed by info; refused by name where they are to be computed with."""
+    base = open_gguf(model)
+    name, (block, size) = "blk.0.attn_q.weight", KINDS[kind]
+    shape = base.tensors[name].shape
+    tensors = {n: (t.kind, t.shape, base.bytes(n)) for n, t in base.tensors.items()}
+    tensors[name] = (kind, shape, bytes(shape[0] * shape[1] // block * size))
+    path, data = tmp_path / "odd.gguf", tmp_path / "t.txt"
+    write_gguf(path, base.fields, tensors)
+    data.write_text("a text " * 300)
+    code, out, _ = run(capsys, "info", path, "--tensors")
+    assert code == 0 and f" {kind} " in out
+    for command in (
+        ("plan", path),
+        ("finetune", path, data, "--out", tmp_path / "o.gguf"),
+        ("merge", path, adapter, "-o", tmp_path / "o.gguf"),
+        ("generate", path, "--prompt", "a"),
+    ):
+        code, out, err = run(capsys, *command)
+        assert (code, out) == (2, "") and err.count("\n") == 1 and f"{path}: tensor '{name}' is {kind}, " in err
+        assert not (tmp_path / "o.gguf").exists()
 
 
 def test_info_of_bad_files(capsys, tmp_path, model):

@@ -35,6 +35,48 @@ def test_a_node_that_lies_about_its_shape_is_refused() -> None:
         check_graph(reachable(node.outputs))
 
 
+BIG = 2**40
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: gl.input("x", (BIG, BIG)),
+        lambda: gl.input("x", (2**63,)),
+        lambda: gl.input("x", (2**61,)),  # bytes count, not elements
+        lambda: gl.input("x", (0, BIG, BIG)),
+        lambda: gl.input("x", (BIG, 1)) @ gl.input("y", (1, BIG)),
+        lambda: gl.input("x", (BIG, 1)) * gl.input("y", (1, BIG)),
+        lambda: ops.broadcast_to(gl.input("x", (1, 1)), (BIG, BIG)),
+        lambda: gl.input("x", (0,)).reshape(2**62, 0),
+        lambda: ops.pad(gl.input("x", (4, 4)), ((0, 2**62), (0, 0))),
+        lambda: ops.concat([gl.input("x", (2**60,))] * 2),
+        lambda: gl.nn.Linear(BIG, BIG),
+        lambda: gl.nn.Linear(2**70, 1),
+        lambda: gl.compile([gl.input("y", (2**59,)) ** 3, gl.input("z", (2**59,)) ** 3]),
+    ],
+)
+def test_shapes_beyond_64_bits_are_refused(make: Any) -> None:
+    with pytest.raises((gl.ShapeError, gl.GraphError)) as caught:
+        make()
+    assert "\n" not in str(caught.value) and "need" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: ops.dropout(x, 0.5, stream=2**70),
+        lambda x: ops.scale(x, factor=10**400),
+        lambda x: ops.max_pool2d(x, 2**70),
+        lambda x: ops.reshape(x, (2**70, -1)),
+    ],
+)
+def test_attributes_beyond_64_bits_are_refused(make: Any) -> None:
+    with pytest.raises(gl.GradloomError, match="need") as caught:
+        make(gl.input("x", (1, 4, 4, 1)))
+    assert "\n" not in str(caught.value)
+
+
 def test_nodes_know_their_line_and_scope() -> None:
     x = gl.input("x", (2,))
     with gl.scope("outer"), gl.scope("inner"):

@@ -337,10 +337,24 @@ def change(folder, **entries):
         ({"use_dora": True}, "adapter_config.json: use_dora is True, which is not supported"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save is ['lm_head'], which is not supported"),
         ({"bias": "all"}, "bias is 'all'; need 'none'"),
-        ({"r": 0}, "r is 0; need a finite number above 0"),
+        ({"r": 0}, "r is 0; need a whole number above 0"),
         ({"lora_alpha": None}, "lora_alpha is None; need a finite number above 0"),
         ({"alpha_pattern": {"q_proj": "x"}}, "alpha_pattern is {'q_proj': 'x'}; need numbers above 0 by module"),
-        ({"rank_pattern": [1]}, "rank_pattern is [1]; need numbers above 0 by module"),
+        ({"rank_pattern": [1]}, "rank_pattern is [1]; need whole numbers above 0 by module"),
+        ({"r": 10**9}, "r of model.layers.0.self_attn.q_proj is 1000000000; need 3, the rank of its tensors"),
+        ({"r": 2.5}, "r is 2.5; need a whole number above 0"),
+        ({"rank_pattern": {"q_proj": 4}}, "r of model.layers.0.self_attn.q_proj is 4; need 3"),
+        ({"lora_alpha": 10**400}, "lora_alpha is 1000000000000000000"),
+        ({"lora_alpha": float("nan")}, "lora_alpha is nan; need a finite number above 0"),
+        ({"lora_alpha": 1e39}, "lora_alpha is 1e+39; need a finite number above 0"),
+        ({"alpha_pattern": {"q_proj": 10**400}}, "alpha_pattern is {'q_proj': 1000"),
+        ({"use_rslora": "no"}, "use_rslora is 'no'; need true or false"),
+        ({"alpha_pattern": {"(": 2}}, "alpha_pattern has the pattern '(', which is not supported"),
+        (
+            {"alpha_pattern": {r"(\w+\.?)+x": 2}},
+            r"alpha_pattern has the pattern '(\\w+\\.?)+x', which is not supported",
+        ),
+        ({"alpha_pattern": {"(" * 150 + ")" * 150: 2}}, "which is not supported"),
     ],
 )
 def test_bad_configs_have_names(llama, tmp_path, entries, message):
@@ -348,7 +362,7 @@ def test_bad_configs_have_names(llama, tmp_path, entries, message):
     change(tmp_path, **entries)
     with pytest.raises(FileError) as caught:
         read_peft(tmp_path, llama)
-    assert message in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 500
 
 
 def test_bad_peft_folders_have_names(llama, tmp_path):
@@ -362,6 +376,7 @@ def test_bad_peft_folders_have_names(llama, tmp_path):
         },
         f"{Q} has only half of its pair; {Q}.lora_b is missing": {a: arrays[a]},
         "q_proj.lora_A.weight has shape [192]; need 2 axes": {a: arrays[a].reshape(-1), b: arrays[b]},
+        "lora_A.weight has shape [0, 64]; need 2 axes, none of them empty": {a: arrays[a][:0], b: arrays[b][:, :0]},
         "q_proj.lora_B.weight has 60 rows": {a: arrays[a], b: arrays[b][:60]},
         f"is for another base: {Q} is [64, 64]": {a: arrays[a], b: arrays[b].repeat(2, 0)},
         "holds numbers that are not finite": {a: arrays[a] * np.float32(np.inf), b: arrays[b]},

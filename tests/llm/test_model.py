@@ -11,9 +11,13 @@ import pytest
 
 import gradloom as gl
 from examples.random_gguf import write_random
-from gradloom import DTypeError, FileError
+from gradloom import DTypeError, FileError, SettingError
+from gradloom.llm.finetune import read_rows
+from gradloom.llm.generate import Generator
 from gradloom.llm.lora import LoRA, TrainedTensors
 from gradloom.llm.model import Model, load
+from gradloom.llm.plan import plan
+from gradloom.run import machine
 from tests.llm.models import CASES, SMALL, packed, write
 from tests.noise import assert_all_noise, assert_noise
 
@@ -193,14 +197,28 @@ def rewritten(
         ({"drop": ("llama.attention.layer_norm_rms_epsilon",)}, "llama.attention.layer_norm_rms_epsilon is missing"),
         ({"drop": ("llama.context_length",)}, "metadata llama.context_length is missing"),
         ({"keys": {"llama.block_count": 0}}, "metadata llama.block_count is 0; need a whole number of at least 1"),
-        ({"keys": {"llama.block_count": 3}}, "the tensor blk.2.attn_norm.weight and 8 more is missing"),
+        ({"keys": {"llama.block_count": 3}}, "block_count is 3; need at most 2: the file holds"),
         ({"keys": {"llama.attention.head_count_kv": 4}}, "head_count_kv is 4; need a divisor of head_count, 6"),
         ({"keys": {"llama.attention.head_count": 5}}, "head_count is 5; need a divisor of embedding_length, 48"),
         ({"keys": {"llama.rope.dimension_count": 10}}, "rope.dimension_count is 10; need an even number up to 8"),
         ({"keys": {"llama.rope.scaling.type": "yarn"}}, "rope.scaling.type is 'yarn'; need none or linear"),
         ({"keys": {"llama.expert_count": 8}}, "mixtures of experts are not supported"),
         ({"keys": {"llama.attention.value_length": 16}}, "attention.value_length is 16; need key_length, 8"),
-        ({"keys": {"llama.feed_forward_length": 96}}, r"blk.0.ffn_gate.weight has shape [80, 48]; need [96, 48]"),
+        (
+            {"keys": {"llama.feed_forward_length": 96}},
+            "feed_forward_length is 96; need what blk.0.ffn_gate.weight holds: 80 rows, not 96",
+        ),
+        ({"keys": {"llama.block_count": 2**31 - 1}}, "block_count is 2147483647; need at most 2: the file holds"),
+        ({"keys": {"llama.embedding_length": 480}}, "embedding_length is 480; need 48: token_embd.weight has so many"),
+        ({"keys": {"llama.embedding_length": 2**31 - 2}}, "embedding_length is 2147483646; need 48"),
+        (
+            {"keys": {"llama.attention.key_length": 2**30, "llama.attention.value_length": 2**30}},
+            "attention.key_length is 1073741824; need what blk.0.attn_q.weight holds: 48 rows, not 6442450944",
+        ),
+        ({"keys": {"llama.attention.head_count": 12}}, "head_count_kv is 2; need what blk.0.attn_k.weight holds: 16"),
+        ({"keys": {"llama.attention.head_count_kv": 6}}, "head_count_kv is 6; need what blk.0.attn_k.weight holds: 16"),
+        ({"keys": {"llama.rope.dimension_count": 2**30}}, "rope.dimension_count is 1073741824; need an even number"),
+        ({"keys": {"general.type": "\n"}}, "is of type '\\n'; need a model"),
         ({"keys": {"llama.rope.freq_base": -1.0}}, "rope.freq_base is -1.0; need a positive number"),
         ({"drop": ("blk.1.ffn_up.weight",)}, "the tensor blk.1.ffn_up.weight is missing; need it for llama"),
         ({"drop": ("token_embd.weight",)}, "the tensor token_embd.weight [vocabulary, width] is missing"),
@@ -210,7 +228,7 @@ def rewritten(
             "blk.0.attn_q.weight",
         ),
         ({"blk.0.attn_q_norm.weight": np.zeros(8, np.float32)}, "unsupported tensor blk.0.attn_q_norm.weight"),
-        ({"keys": {"general.type": "adapter"}}, "is of type adapter; need a model"),
+        ({"keys": {"general.type": "adapter"}}, "is of type 'adapter'; need a model"),
         ({"keys": {"split.count": 3}}, "is one of 3 parts; join them first"),
     ],
 )
@@ -219,6 +237,33 @@ def test_a_file_that_cannot_be_used_is_refused_by_name(tmp_path: Path, change: d
     with pytest.raises(FileError) as caught:
         load(rewritten(source, tmp_path / "changed.gguf", **change))
     assert message in str(caught.value) and "\n" not in str(caught.value) and "changed.gguf" in str(caught.value)
+
+
+def test_a_vocabulary_beyond_the_embedding_is_refused(tmp_path: Path) -> None:
+    source = write(tmp_path, "llama")
+    embedding = np.zeros((299, 48), np.float32)
+    model = load(rewritten(source, tmp_path / "changed.gguf", **{"token_embd.weight": embedding}))
+    with pytest.raises(FileError, match=r"tokenizer.ggml.tokens has 300 entries; need at most 299: token_embd.weight"):
+        _ = model.tokenizer
+
+
+def test_copies_that_do_not_fit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    norm = {"output_norm.weight": np.ones(48, np.float16)}
+    path = rewritten(write(tmp_path, "llama"), tmp_path / "half.gguf", **norm)
+    assert load(path).copied_bytes == 192
+    monkeypatch.setattr(machine, "memory", lambda: machine.Memory(1 << 30, 100))
+    with pytest.raises(FileError, match=r"f32 copies of its tensors of type f16 need 192 B of memory, 100 B are"):
+        load(path)
+
+
+def test_a_context_that_nobody_has_the_memory_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = rewritten(write(tmp_path, "llama"), tmp_path / "long.gguf", keys={"llama.context_length": 2**31 - 1})
+    monkeypatch.setattr(machine, "memory", lambda: machine.Memory(1 << 36, 1 << 34))
+    with pytest.raises(SettingError, match="a cache of 2147483647 tokens needs .* of memory"):
+        Generator(load(path))
+    with pytest.raises(SettingError, match="context=2000000000 is not usable: one row needs"):
+        read_rows(load(path), "a.txt", 2 * 10**9)
+    assert plan(load(path), context=2**31 - 1, batch_size=1).fits is False
 
 
 def test_a_vocabulary_alone_is_no_model() -> None:

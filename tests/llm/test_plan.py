@@ -1,10 +1,12 @@
+import dataclasses
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
 
 import gradloom as gl
-from gradloom.base.errors import DTypeError, SettingError
+from gradloom.base.errors import DTypeError, GradloomError, SettingError
 from gradloom.cli.main import main
 from gradloom.graph.stored import Stored, sketched
 from gradloom.llm import LoRA, TrainedTensors, load
@@ -60,6 +62,64 @@ def test_planning_takes_no_memory():
         stored = [Stored("w", np.broadcast_to(np.float32(0), (1 << 15, 1 << 15))) for _ in range(16)]
     assert sum(s.array.nbytes for s in stored) == 64 << 30
     assert Stored("w", np.ones(3)).array.tolist() == [1, 1, 1]
+
+
+HUGE = {
+    "rows": {"batch_size": 10**8},
+    "rows at a time": {"batch_size": 10**8, "micro_batch_size": 10**8},
+    "rank": {"adapter": LoRA(rank=10**9, targets=["attn_q", "attn_v"])},
+}
+
+
+@pytest.mark.parametrize("settings", HUGE.values(), ids=HUGE)
+def test_plans_of_any_size_make_no_arrays_of_that_size(path, monkeypatch, settings):
+    monkeypatch.setattr(machine, "memory", lambda: machine.Memory(1 << 40, 1 << 36))
+    model = load(path)
+    plan(model, LoRA(rank=1), context=8)  # what is imported and remembered
+    tracemalloc.start()
+    found = plan(model, **settings)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert not found.fits and found.total > 1 << 38 and peak < 20 << 20
+    need = "--batch-size" if len(settings) == 1 and "batch_size" in settings else "--rank|--micro-batch-size"
+    with pytest.raises(SettingError, match=rf"of memory are needed, 64.00 GiB are available; need .*{need}"):
+        found.check()
+
+
+def test_a_plan_of_many_rows_is_that_of_few_but_for_the_rows(path):
+    few, many = (plan(load(path), LoRA(rank=2), context=16, batch_size=n, micro_batch_size=3) for n in (8, 8000))
+    assert many.inputs - few.inputs == 7992 * (3 * 4 * 16 + 8)  # tokens, positions, labels; the order
+    assert dataclasses.replace(many, inputs=0, available=0) == dataclasses.replace(few, inputs=0, available=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"batch_size": 10**30},
+            f"batch_size={10**30} is not usable with 512 tokens per row; need fewer than 2.63 bytes",
+        ),
+        ({"batch_size": 10**12, "micro_batch_size": 10**12}, "smaller shapes|need fewer than 2.63 bytes"),
+        ({"batch_size": 0}, "batch_size=0 is not usable"),
+    ],
+)
+def test_sizes_beyond_addresses(path, settings, message):
+    with pytest.raises(GradloomError, match=message) as caught:
+        plan(load(path), LoRA(rank=1), context=512, **settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_trains_is_held_against_the_memory_before_it_is_made(path, monkeypatch):
+    monkeypatch.setattr(machine, "memory", lambda: machine.Memory(1 << 40, 1 << 30))
+    with pytest.raises(SettingError, match="to train these tensors, 1.00 GiB are available; need .* a smaller --rank"):
+        Run(load(path), rows_of(4), LoRA(rank=10**8))
+
+
+@pytest.mark.parametrize("settings", [{"rank": 2**31}, {"rank": 10**400}, {"alpha": 10**400}, {"alpha": float("nan")}])
+def test_numbers_that_no_adapter_has(settings):
+    with pytest.raises(SettingError, match="is not usable; need") as caught:
+        LoRA(**settings)
+    assert len(str(caught.value)) < 200
 
 
 def test_what_does_not_fit_is_refused_and_says_what_would(path, monkeypatch):
