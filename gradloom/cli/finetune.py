@@ -135,7 +135,8 @@ def finetune(
     }  # fmt: skip
     made = {"rank": rank, "alpha": alpha, "dropout": dropout, "rslora": rslora}
     try:
-        run, planned = _prepare(model, data, place, (method, targets, train_dtype, lora, seed), made, settings, options)
+        inputs = [model, data] if chat_template is None else [model, data, chat_template]
+        run, planned = _prepare(inputs, place, (method, targets, train_dtype, lora, seed), made, settings, options)
     except KeyboardInterrupt:  # before there was anything to save
         say("gradloom: interrupted")
         return 130
@@ -143,10 +144,11 @@ def finetune(
 
 
 def _prepare(
-    model: str, data: str, place: str, adapter: tuple[Any, ...], made: dict[str, Any], settings: dict[str, Any],
+    inputs: list[str], place: str, adapter: tuple[Any, ...], made: dict[str, Any], settings: dict[str, Any],
     options: dict[str, Any],
 ) -> tuple[Run, MemoryPlan]:  # fmt: skip
-    """Everything up to the first step: read, planned, announced; what cannot be is refused."""
+    """Everything up to the first step: read, planned, announced; what cannot be is refused. inputs: the files that are
+    read, first the model, then the data."""
     from ..llm.finetune import Run
     from ..llm.model import load
     from ..llm.plan import check_copies, plan_of
@@ -154,9 +156,10 @@ def _prepare(
     from ..train.split import agreed, is_root
 
     ranks = settings["parallel"]
+    model, data, *_ = inputs
     with agreed(ranks):
         if is_root(ranks):
-            _check_place(place, adapter[0], model, data)
+            _check_place(place, adapter[0], *inputs)
         loaded = load(model)
         given: Any = adapter_for(loaded, *adapter, **made)
         memory = machine.memory()
