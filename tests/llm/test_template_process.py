@@ -103,7 +103,7 @@ COSTS = [
 @pytest.mark.parametrize("source", COSTS)
 def test_templates_with_a_cost(limits, source):
     """One line that says which limit was passed; afterwards the next chat is rendered."""
-    limits(seconds=0.5, memory=1 << 28)
+    limits(silence=60.0, seconds=0.5, memory=1 << 28)
     good = ChatTemplate(CHATML, chatml())
     before = pid(good)
     with pytest.raises(DataError) as caught:
@@ -117,7 +117,7 @@ def test_templates_with_a_cost(limits, source):
 
 
 def test_which_chat_of_the_data_passes_a_limit(tmp_path, limits):
-    limits(seconds=0.5, memory=1 << 28)
+    limits(silence=60.0, seconds=0.5, memory=1 << 28)
     words = ["a", "time", "b", "memory", "c", "length", "d", "e"]
     path = tmp_path / "d.jsonl"
     path.write_text("\n".join(json.dumps({"messages": chat(word)}) for word in words))
@@ -134,7 +134,7 @@ def test_which_chat_of_the_data_passes_a_limit(tmp_path, limits):
 
 
 def test_which_chat_of_a_batch_passes_a_limit(limits):
-    limits(seconds=0.5)
+    limits(silence=60.0, seconds=0.5)
     made = ChatTemplate(ASKED, chatml())
     with pytest.raises(DataError, match="^chat 3 of 4: model.gguf: chat template does not come to an end: it takes"):
         made.encode_batch([chat("a"), chat("b"), chat("time"), chat("c")])
@@ -144,16 +144,17 @@ def test_which_chat_of_a_batch_passes_a_limit(limits):
 
 def test_long_chats_have_more_time(limits):
     """As many renderings as there are turns of the assistant, of ever more messages."""
-    limits(seconds=0.02, seconds_per_message=1e-3)
-    assert len(ChatTemplate(QWEN3, chatml()).parts(CHAT * 20)) == 81
-    limits(seconds=0.02, seconds_per_message=0.0)
+    made = ChatTemplate(QWEN3, chatml())
+    limits(seconds=0.02, silence=1000.0, seconds_per_message=1e-3)
+    assert len(made.parts(CHAT * 20)) == 81
+    limits(seconds=0.02, silence=1000.0, seconds_per_message=0.0)
     with pytest.raises(DataError, match="s of processor time"):
-        ChatTemplate(QWEN3, chatml()).parts(CHAT * 20)
+        made.parts(CHAT * 20)
 
 
 def test_a_limit_is_the_chat_s_own(limits):
     """What other chats have taken before it is not counted: neither their time nor what they have left in memory."""
-    limits(seconds=0.5, memory=1 << 28)
+    limits(silence=60.0, seconds=0.5, memory=1 << 28)
     made = ChatTemplate("{% for a in range(20000) %}{% endfor %}{{ messages | length }}", chatml())
     for _ in range(100):
         assert made.render(CHAT) == "4"
