@@ -123,7 +123,6 @@ class Renderer:
     def __init__(self) -> None:
         self._child = _Child()
         self._lock = threading.RLock()
-        self._busy = False
         self._loaded: Source | None = None  # what the process has compiled
         self._used = False  # it has done more than to compile this template
         weakref.finalize(self, self._child.end)
@@ -143,20 +142,17 @@ class Renderer:
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
+        if self._lock._is_owned():  # type: ignore[attr-defined]
+            raise BackendError(
+                "a chat template is used by a signal handler that interrupts the rendering of a chat; need a handler"
+                " that leaves it to the program"
+            )
         with self._lock:
-            if self._busy:
-                raise BackendError(
-                    "a chat template is used by a signal handler that interrupts the rendering of a chat; need a"
-                    " handler that leaves it to the program"
-                )
-            self._busy = True
             try:
                 yield
             except BaseException:  # Ctrl-C: answers are on their way that nobody would read
                 self._child.end()
                 raise
-            finally:
-                self._busy = False
 
     def _load(self, source: Source) -> Fault | None:
         process = self._child.process
@@ -372,7 +368,7 @@ def _after_fork() -> None:
     _making = threading.Lock()
     found = _made[0]() if _made else None
     if found is not None:
-        found._lock, found._busy = threading.RLock(), False
+        found._lock = threading.RLock()
         found._child.forget()
 
 
