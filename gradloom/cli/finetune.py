@@ -138,19 +138,20 @@ def finetune(
         "parallel": ranks, "exchange": exchange or "ordered",
     }  # fmt: skip
     made = {"rank": rank, "alpha": alpha, "dropout": dropout, "rslora": rslora}
+    inputs = [model, data] if chat_template is None else [model, data, chat_template]
     with contextlib.ExitStack() as claimed:
         run, planned = _prepare(
-            model, data, place, (method, targets, train_dtype, lora, seed), made, settings, options, claimed
+            inputs, place, (method, targets, train_dtype, lora, seed), made, settings, options, claimed
         )
         return _train(run, planned, data, place, json)
 
 
 def _prepare(
-    model: str, data: str, place: str, adapter: tuple[Any, ...], made: dict[str, Any], settings: dict[str, Any],
+    inputs: list[str], place: str, adapter: tuple[Any, ...], made: dict[str, Any], settings: dict[str, Any],
     options: dict[str, Any], claimed: contextlib.ExitStack,
 ) -> tuple[Run, MemoryPlan]:  # fmt: skip
-    """Everything up to the first step: read, planned, announced; what cannot be is refused. The place to write is
-    claimed until `claimed` is closed."""
+    """Everything up to the first step: read, planned, announced; what cannot be is refused. inputs: the files that are
+    read, first the model, then the data. The place to write is claimed until `claimed` is closed."""
     from ..files import claim
     from ..llm.finetune import Run
     from ..llm.model import load
@@ -159,9 +160,10 @@ def _prepare(
     from ..train.split import agreed, is_root
 
     ranks = settings["parallel"]
+    model, data, *_ = inputs
     with agreed(ranks):
         if is_root(ranks):
-            _check_place(place, adapter[0], model, data)
+            _check_place(place, adapter[0], *inputs)
             claimed.enter_context(claim(place, is_folder=Path(place).suffix == ""))
         loaded = load(model)
         given: Any = adapter_for(loaded, *adapter, **made)

@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .tokenizer import Tokenizer
 
 _LINES = 512  # samples that are tokenised at once
+_TEXT_HELD = 1 << 24  # characters that are held before they are tokenised
 _READ = 1 << 20  # bytes of a text that are read at once
 _NAMED = 3  # bad lines that a report names
 _TEXT = (".txt", ".text", ".md")
@@ -328,6 +329,13 @@ class _Bad(Exception):
 _Parts = tuple[list[str], list[bool]]
 
 
+class _Chat(NamedTuple):
+    """A line that the chat template makes parts of."""
+
+    messages: Any
+    tools: Any
+
+
 class _Lines:
     """Reads a .jsonl file."""
 
@@ -354,7 +362,7 @@ class _Lines:
 
     def read(self, text_key: str, prompt_keys: list[str], completion_key: str, messages_key: str) -> Samples:
         take: Callable[[dict[str, Any]], Any] | None = None
-        waiting: list[tuple[int, Any]] = []
+        waiting: list[tuple[int, _Parts | _Chat | _Bad]] = []
         line = 0
         for line, data in self._lines():
             try:
@@ -363,11 +371,11 @@ class _Lines:
                     take = self._decide(row, line, text_key, prompt_keys, completion_key, messages_key)
                 waiting.append((line, take(row)))
             except _Bad as error:
-                self._bad(line, str(error))
-            if len(waiting) == _LINES:
-                self._encode(waiting)
+                waiting.append((line, error))
+            if len(waiting) == _LINES or (isinstance(waiting[-1][1], _Bad) and not self.skip_bad):
+                self._keep_all(waiting)
                 waiting = []
-        self._encode(waiting)
+        self._keep_all(waiting)
         if not self.tokens:
             left_out = "; ".join(str(self.report).split("\n")[1:])
             raise DataError(
@@ -460,9 +468,7 @@ class _Lines:
             _text(row, keys[0], line)
         prompt = "\n".join(given)
         if self.as_chat:
-            return self._chat_parts(
-                [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}], None
-            )
+            return _Chat([{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}], None)
         if prompt and completion and not prompt[-1].isspace() and not completion[0].isspace():
             completion = self.separator + completion
         return [prompt, completion], [False, True]
@@ -470,17 +476,31 @@ class _Lines:
     def _take_chat(self, row: dict[str, Any], key: str, line: int) -> Any:
         if key not in row:
             raise _Bad(f"the keys are {_keys(row)}; need {key}, as in line {line}")
-        return self._chat_parts(row[key], row.get("tools"))
+        return _Chat(row[key], row.get("tools"))
 
-    def _chat_parts(self, messages: Any, tools: Any) -> _Parts:
-        assert self.chat is not None
-        try:
-            parts = self.chat.parts(messages, tools, need_assistant=not self.all)
-        except DataError as error:
-            raise _Bad(str(error)) from None
-        for text, _ in parts:
-            _whole(text, "the chat")
-        return [text for text, _ in parts], [written for _, written in parts]
+    def _keep_all(self, waiting: list[tuple[int, _Parts | _Chat | _Bad]]) -> None:
+        """Take the samples of these lines, and say which are none, in their order."""
+        taken: list[tuple[int, _Parts]] = []
+        size = 0
+        for line, sample in self._split(waiting):
+            if isinstance(sample, _Bad):
+                self._encode(taken)
+                taken, size = [], 0
+                self._bad(line, str(sample))
+                continue
+            taken.append((line, sample))
+            size += sum(map(len, sample[0]))
+            if size > _TEXT_HELD:
+                self._encode(taken)
+                taken, size = [], 0
+        self._encode(taken)
+
+    def _split(self, waiting: list[tuple[int, _Parts | _Chat | _Bad]]) -> Iterator[tuple[int, _Parts | _Bad]]:
+        """Chats among these as parts; all are rendered in few requests."""
+        chats = [(sample.messages, sample.tools) for _, sample in waiting if isinstance(sample, _Chat)]
+        found = iter(()) if self.chat is None else self.chat.split(chats, need_assistant=not self.all)
+        for line, sample in waiting:
+            yield line, _chat_parts(next(found)) if isinstance(sample, _Chat) else sample
 
     # -- tokens --------------------------------------------------------------------------------------------------
 
@@ -527,6 +547,17 @@ class _Lines:
         else:  # what follows the last token that counts teaches nothing
             self.tokens.append(tokens[: which[-1] + 1])
             self.counted.append(counted[: which[-1] + 1])
+
+
+def _chat_parts(found: list[tuple[str, bool]] | DataError) -> _Parts | _Bad:
+    if isinstance(found, DataError):
+        return _Bad(str(found))
+    try:
+        for text, _ in found:
+            _whole(text, "the chat")
+    except _Bad as error:
+        return error
+    return [text for text, _ in found], [written for _, written in found]
 
 
 def _object(data: bytes) -> dict[str, Any]:

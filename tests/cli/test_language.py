@@ -275,6 +275,20 @@ def test_questions_and_answers_as_chats(capsys, tmp_path, command):
         assert code == 0 and json.loads(shown.splitlines()[-1])["tokens"] != found[0][0]
 
 
+def test_a_template_is_not_overwritten(capsys, tmp_path, path):
+    """--out that names the file of --chat-template, by its name or another one."""
+    template = tmp_path / "chat.gguf"
+    template.write_text(CHATML)
+    (tmp_path / "link.gguf").symlink_to(template)
+    (tmp_path / "peft").mkdir()
+    (tmp_path / "peft" / "adapter_config.json").hardlink_to(template)
+    data = lines(tmp_path / "c.jsonl", *[{"messages": CHAT}] * 12)
+    for out in (template, tmp_path / "link.gguf", tmp_path / "peft"):
+        more = ["--chat-template", template, "--steps", 1, "--out", out]
+        refused(capsys, f"is the same file as {template}, which is read", "finetune", path, data, *more)
+    assert template.read_text() == CHATML
+
+
 def test_chats_that_are_none(capsys, tmp_path, path, text):
     template = tmp_path / "chat.jinja"
     template.write_text(CHATML)

@@ -3,6 +3,7 @@
 import json
 import string
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -81,7 +82,7 @@ def lines(draw):
 
 @given(st.lists(lines(), min_size=1, max_size=6), st.integers(0, 3), st.booleans(), st.integers(1, 12))
 @settings(**SETTINGS)
-def test_lines(tmp_path, given_lines, which, skip, context):
+def test_lines(tmp_path, kept, given_lines, which, skip, context):
     path = tmp_path / "fuzz.jsonl"
     path.write_bytes(b"\n".join(given_lines))
     tokenizer = TOKENIZERS[which]
@@ -98,6 +99,12 @@ def test_lines(tmp_path, given_lines, which, skip, context):
     assert ((data.labels == -100) | ((data.labels >= 0) & (data.labels < tokenizer.vocab_size))).all()
     assert (data.labels != -100).any(1).all() and data.report.counted == (data.labels != -100).sum()
     assert skip or not samples.report.bad_lines
+
+
+@pytest.fixture(scope="module")
+def kept():
+    """A template that keeps the process which renders, from one example to the next."""
+    return ChatTemplate("", TOKENIZERS[0])
 
 
 @given(
@@ -128,7 +135,7 @@ def test_lines(tmp_path, given_lines, which, skip, context):
     ).map("".join)
 )
 @settings(**SETTINGS)
-def test_templates(source):
+def test_templates(kept, source):
     tokenizer = TOKENIZERS[0]
     try:
         made = ChatTemplate(source, tokenizer, "model.gguf")

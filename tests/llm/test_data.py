@@ -234,6 +234,34 @@ def test_bad_chats(tmp_path, messages, message):
     assert len(read_samples(path, tok, skip_bad_lines=True)) == 1
 
 
+def test_bad_lines_and_bad_chats_in_their_order(tmp_path):
+    """Chats are rendered many at a time; what is reported is the first line that is wrong, whatever it is."""
+    tok = tokenizer(chat_template="{{ raise_exception('no') if messages[0].content == 'bad' }}" + CHATML)
+    bad = {"messages": [{"role": "user", "content": "bad"}, CHAT[1]]}
+    half = json.dumps({"messages": [{"role": "user", "content": "\ud800"}, CHAT[1]]})
+    good = {"messages": CHAT}
+    reasons = ["template refuses the chat: no", "not JSON", "half of a pair", "no assistant turn", "template refuses"]
+    rows = [bad, "{", half, {"messages": CHAT[:1]}, bad]
+    for first in range(len(rows)):
+        path = jsonl(tmp_path, [good, *rows[first:], good])
+        with pytest.raises(DataError, match=f"d.jsonl:2: .*{reasons[first]}"):
+            read_samples(path, tok)
+    report = read_samples(jsonl(tmp_path, [good, *rows, good] * 200), tok, skip_bad_lines=True).report
+    assert report.bad_lines == 1000
+    for line, reason, said in zip((2, 3, 4), reasons, report.bad, strict=False):
+        assert said.startswith(f"line {line}: ") and reason in said
+
+
+def test_samples_of_large_texts_are_tokenised_in_parts(tmp_path, monkeypatch):
+    """The same samples however much text is held at once."""
+    path = jsonl(tmp_path, [{"messages": chat} for chat in (CHAT, CHAT[:2], CHAT[2:]) * 5])
+    tok = tokenizer(chat_template=CHATML)
+    whole = read_samples(path, tok)
+    monkeypatch.setattr("gradloom.llm.data._TEXT_HELD", 100)
+    parts = read_samples(path, tok)
+    assert (whole.tokens == parts.tokens).all() and (whole.counted == parts.counted).all() and len(parts) == 15
+
+
 def test_files_without_a_sample(tmp_path):
     with pytest.raises(
         DataError, match=r"d.jsonl: 2 lines, no sample to train on; skipped: 1 bad line \(line 2: a JSON list"

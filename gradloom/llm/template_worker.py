@@ -1,0 +1,387 @@
+"""The process that renders chat templates: a script that template_process.py runs.
+
+A template is a jinja2 program that comes with a model file, and is not trusted. It runs in jinja2's sandbox, with the
+helpers that Hugging Face's templates use, inside of a process with limits: memory, processor time for each chat, no
+files, no processes. This file imports the standard library and jinja2, nothing of gradloom.
+
+The process is started as `python -I -S -B template_worker.py MEMORY FOLDER ...`: MEMORY is the bytes that it may take
+beyond what it holds at its start, the folders are those where jinja2 and markupsafe lie. stdin brings requests and
+stdout takes answers. Both are frames: the length in 8 bytes, little-endian, then JSON; in an answer a line end and a
+text follow. All of it is UTF-8, surrogates as they are.
+
+    request                                                       answers
+                                                                  GREETING, once at the start
+    {"source", "now", "tokens", "ends", "seconds"}                [], or what is wrong with the template as a string
+    [[messages, tools, generation_prompt, seconds, length], ...]  one for each chat, in their order:
+                                                                  cuts and the text, or what is wrong as a string
+
+seconds: of processor time, for the template or the chat; length: characters of one rendering. generation_prompt is
+null where the assistant's turns are to be found: text[cuts[0]:cuts[1]], text[cuts[2]:cuts[3]], ... are what the
+assistant wrote. Elsewhere there are no cuts. When the answers to a request pass BATCH bytes, null takes the place of
+the rest. A process that passes its seconds is ended by SIGPROF, one that passes MEMORY ends with exit code NO_MEMORY.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import importlib
+import json
+import os
+import resource
+import signal
+import struct
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+GREETING = "gradloom renders templates"
+NO_MEMORY = 3
+BATCH = 16 << 20
+_LOOK = 0.1  # seconds between two looks at the parent and at the memory while requests are served
+_MARKS = 100_000  # {% generation %} blocks of one rendering
+# What {% generation %} blocks are marked with while they are rendered: no characters of any language.
+_BEGIN, _END = "\ufdd0\ufdd2\ufdd0", "\ufdd1\ufdd2\ufdd1"
+_PLACE = "\ufdd3\ufdd4\ufdd3"  # stands for a turn's content while its place is looked for
+
+Message = Mapping[str, Any]
+
+
+class Fault(Exception):
+    """What is wrong with a template or with what it makes of a chat: the message's part behind the model's name."""
+
+
+class _Refused(Exception):
+    """raise_exception of a template."""
+
+
+class Template:
+    """A compiled template.
+
+    source  the template
+    now     the moment that strftime_now tells
+    tokens  texts by name: bos_token, eos_token, ...
+    ends    texts of the tokens that end a turn
+
+    Raises Fault for a template that is malformed.
+    """
+
+    def __init__(self, source: str, now: datetime.datetime, tokens: Mapping[str, str], ends: Sequence[str]) -> None:
+        from jinja2 import TemplateSyntaxError
+
+        self._tokens, self._ends = tokens, ends
+        try:
+            self._template = _environment(now).from_string(source)
+        except TemplateSyntaxError as error:
+            raise Fault(f"chat template is malformed: line {error.lineno}: {error.message}") from None
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise Fault(f"chat template cannot be compiled: {_shown(error)}") from None
+
+    def render(self, messages: Sequence[Message], generation_prompt: bool, tools: Any, length: int) -> str:
+        """The chat's text of at most `length` characters, without marks; Fault when the template makes none."""
+        text = self._render(messages, generation_prompt, tools, length)
+        return text.replace(_BEGIN, "").replace(_END, "")
+
+    def split(self, messages: Sequence[Message], tools: Any, length: int) -> tuple[str, list[int]]:
+        """(text, cuts) of a chat; see the head of this file. Fault when there is no text, or the assistant's turns
+        cannot be told from the rest of it."""
+        whole = self._render(messages, False, tools, length)
+        if _BEGIN in whole:
+            return _marked(whole)
+        cuts: list[int] = []
+        for i, message in enumerate(messages):
+            if message["role"] == "assistant":
+                cuts += _Turn(self, messages, i, whole, tools, length, cuts[-1] if cuts else 0).found()
+        return whole, cuts
+
+    def rendered(self, messages: Sequence[Message], generation_prompt: bool, tools: Any, length: int) -> str | None:
+        """A part of a chat; None when the template refuses it."""
+        try:
+            return self.render(messages, generation_prompt, tools, length)
+        except Fault:
+            return None
+
+    def end(self, text: str, start: int, blank_only: bool = False) -> int | None:
+        """The place behind the first token from start on that ends a turn; with blank_only, if only blanks precede."""
+        found = [(text.index(end, start), -len(end)) for end in self._ends if end in text[start:]]
+        if not found:
+            return None
+        at, length = min(found)
+        return at - length if not blank_only or not text[start:at].strip() else None
+
+    def kept(self, turn: str) -> int:
+        """The length of a turn without the blanks that follow the token which ends it: nobody writes these."""
+        bare = turn.rstrip()
+        return len(bare) if any(bare.endswith(end) for end in self._ends) else len(turn)
+
+    def _render(self, messages: Sequence[Message], generation_prompt: bool, tools: Any, length: int) -> str:
+        pieces, left = [], length
+        try:
+            for piece in self._template.generate(
+                messages=list(messages),
+                tools=tools,
+                documents=None,
+                add_generation_prompt=generation_prompt,
+                **self._tokens,
+            ):
+                pieces.append(piece)
+                left -= len(piece)
+                if left < 0:
+                    raise Fault(f"chat template does not come to an end: its text passes {length} characters")
+        except (Fault, MemoryError):
+            raise
+        except _Refused as error:
+            raise Fault(f"chat template refuses the chat: {error}") from None
+        except Exception as error:
+            raise Fault(f"chat template fails: {_shown(error)}") from None
+        return "".join(pieces)
+
+
+class _Turn:
+    """Where message i, of the assistant, lies in the text of all messages, from `at` on."""
+
+    def __init__(
+        self, template: Template, messages: Sequence[Message], i: int, whole: str, tools: Any, length: int, at: int
+    ) -> None:
+        self.template, self.messages, self.i, self.whole = template, messages, i, whole
+        self.tools, self.length, self.at = tools, length, at
+
+    def found(self) -> tuple[int, int]:
+        """(start, stop) of what the assistant writes in the message.
+
+        It begins where a prompt for generation ends, and ends where the text of the chat up to the message ends. Where
+        a template prompts otherwise than it writes, or writes earlier turns otherwise than the last one, the place of
+        the message's content is looked for.
+        """
+        template, i, whole, at = self.template, self.i, self.whole, self.at
+        before = template.rendered(self.messages[:i], True, self.tools, self.length)
+        until = template.rendered(self.messages[: i + 1], False, self.tools, self.length)
+        start = stop = None
+        if before and len(before) >= at and whole.startswith(before) and (until or before).startswith(before):
+            start = len(before)
+            if until and whole.startswith(until):
+                return start, start + template.kept(whole[start : len(until)])
+        content = self.content()
+        if content is not None:
+            stop = template.end(whole, content[1], blank_only=True) or content[1]
+            start = content[0] if start is None or start > stop else start
+        elif start is not None:
+            stop = template.end(whole, start)
+        elif before and until and whole.startswith(until):
+            # what the prompt and the turn have in common, whole words and tags of it, was not written
+            start = _common(before, until)
+            while start > at and (whole[start - 1].isalnum() or whole[start - 1] == "_"):
+                start -= 1
+            start -= start > at and whole[start - 1] == "<"
+            stop = start + template.kept(whole[start : len(until)])
+        if start is None or stop is None or not at <= start <= stop <= len(whole):
+            raise Fault(
+                f"chat template writes message {i + 1} of {len(self.messages)} in such a way that the assistant's text"
+                " cannot be told from the rest; need a template with {% generation %} marks, or training on everything"
+            )
+        return start, stop
+
+    def content(self) -> tuple[int, int] | None:
+        """Where the message's content lies, found by writing something else in its place."""
+        messages, i, whole, at = self.messages, self.i, self.whole, self.at
+        changed = [*messages[:i], {**messages[i], "content": _PLACE}, *messages[i + 1 :]]
+        other = self.template.rendered(changed, False, self.tools, self.length)
+        if other is None or other.count(_PLACE) != 1:
+            return None
+        start = other.index(_PLACE)
+        rest = other[start + len(_PLACE) :]
+        stop = len(whole) - len(rest)
+        if not at <= start <= stop or not whole.startswith(other[:start]) or not whole.endswith(rest):
+            return None
+        while start > at and whole[start - 1] == " ":  # written as the first word's own
+            start -= 1
+        return start, stop
+
+
+def _marked(whole: str) -> tuple[str, list[int]]:
+    """(text, cuts) of a text whose turns of the assistant are marked."""
+    if whole.count(_BEGIN) > _MARKS:
+        raise Fault(f"chat template does not come to an end: its {{% generation %}} blocks pass {_MARKS}")
+    first, *others = whole.split(_BEGIN)
+    texts, cuts, at = [first], [], len(first)
+    for other in others:
+        inside, *after = other.split(_END)
+        if len(after) != 1:
+            raise Fault("chat template: {% generation %} blocks overlap; need one after the other")
+        cuts += [at, at + len(inside)]
+        texts += [inside, after[0]]
+        at += len(inside) + len(after[0])
+    return "".join(texts), cuts
+
+
+def _common(a: str, b: str) -> int:
+    """The length of what two texts begin with alike."""
+    return next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _environment(now: datetime.datetime) -> Any:
+    """jinja2's sandbox with what templates written for Hugging Face's library expect."""
+    from jinja2 import nodes
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """{% generation %} ... {% endgeneration %}: what the assistant writes."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
+
+        def _mark(self, caller: Callable[[], str]) -> str:
+            return f"{_BEGIN}{caller()}{_END}"
+
+    def raise_exception(message: object) -> NoReturn:
+        raise _Refused(str(message))
+
+    def tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, **options)  # jinja2's own filter writes HTML
+
+    class Sandbox(ImmutableSandboxedEnvironment):
+        intercepted_binops = frozenset(
+            ("*", "**")
+        )  # else computed when a template is compiled, also in what never runs
+
+    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+    environment.filters["tojson"] = tojson
+    environment.globals |= {"raise_exception": raise_exception, "strftime_now": now.strftime}
+    return environment
+
+
+def _shown(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:2000]
+
+
+# -- the process -------------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    sys.path += sys.argv[2:]
+    # later no file can be opened: what jinja2 imports when it is needed is imported now
+    for module in ("html", "pprint", "textwrap", "jinja2.constants", "jinja2.debug"):
+        importlib.import_module(module)
+    Template("{{ 'codecs, too' }}", datetime.datetime.now(), {}, ()).render((), False, None, 100)
+    _confine(int(sys.argv[1]))
+    _write(GREETING)
+    template: Template | None = None
+    for request in _requests():
+        signal.setitimer(signal.ITIMER_REAL, _LOOK, _LOOK)
+        if isinstance(request, dict):
+            template = None  # frees the last one first
+            signal.setitimer(signal.ITIMER_PROF, request["seconds"])
+            now = datetime.datetime.fromisoformat(request["now"])
+            try:
+                template = Template(request["source"], now, request["tokens"], request["ends"])
+                _write([])
+            except Fault as fault:
+                _write(_line(fault))
+        else:
+            assert template is not None
+            _serve(template, request)
+        del request
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _serve(template: Template, chats: list[Any]) -> None:
+    left = BATCH
+    for messages, tools, generation_prompt, seconds, length in chats:
+        if left < 0:
+            _write(None)
+            return
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        try:
+            if generation_prompt is None:
+                text, cuts = template.split(messages, tools, length)
+            else:
+                text, cuts = template.render(messages, generation_prompt, tools, length), []
+            left -= _write(cuts, text)
+        except Fault as fault:
+            left -= _write(_line(fault))
+
+
+def _line(fault: Fault) -> str:
+    return " ".join(str(fault)[:4000].split())[:1000]
+
+
+def _requests() -> Iterator[Any]:
+    """Requests until the parent closes the pipe, or ends."""
+    stdin = sys.stdin.buffer
+    while True:
+        head = stdin.read(8)
+        if len(head) < 8:
+            return
+        body = stdin.read(struct.unpack("<Q", head)[0])
+        yield json.loads(str(body, "utf-8", "surrogatepass"))
+
+
+def _write(head: Any, text: str = "") -> int:
+    """Send an answer; the bytes of it."""
+    body = f"{json.dumps(head)}\n{text}".encode("utf-8", "surrogatepass")
+    left = memoryview(struct.pack("<Q", len(body)) + body)
+    while left:
+        left = left[os.write(1, left) :]
+    return len(body)
+
+
+def _confine(memory: int) -> None:
+    """Set the limits of this process, for good, and end it when its parent is gone.
+
+    The CPU clock of a chat is ITIMER_PROF: the kernel ends the process, whatever it computes. Elsewhere than on Linux
+    the address space cannot be bounded; there what is resident is looked at between two instructions of Python.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    held = _address_space()
+    limits = {"CORE": 0, "FSIZE": 0, "NPROC": 0, "NOFILE": 3}
+    most = 0
+    if held is None:
+        most = _resident_peak() + memory
+    else:
+        limits["AS"] = held + memory
+    parent = os.getppid()
+
+    def look(*_: object) -> None:
+        if os.getppid() != parent:
+            os._exit(0)
+        if most and _resident_peak() > most:
+            os._exit(NO_MEMORY)
+
+    signal.signal(signal.SIGALRM, look)
+    for name, value in limits.items():
+        which = getattr(resource, f"RLIMIT_{name}")
+        hard = resource.getrlimit(which)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        with contextlib.suppress(OSError, ValueError):  # a system that does not know this limit
+            resource.setrlimit(which, (value, value))
+
+
+def _address_space() -> int | None:
+    """Bytes of addresses that this process holds; None where the system does not tell."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[0]) * resource.getpagesize()
+    except OSError:
+        return None
+
+
+def _resident_peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except MemoryError:
+        os._exit(NO_MEMORY)
+    except BrokenPipeError:  # the parent is gone
+        os._exit(0)
