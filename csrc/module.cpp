@@ -298,6 +298,7 @@ NB_MODULE(_core, m) {
       .def("timings", [](PyProgram& p) {
         return nb::make_tuple(p.program->profile_steps(), p.program->profile_min(), p.program->profile_total());
       })
+      .def_prop_ro("steps_run", [](const PyProgram& p) { return p.program->steps_run(); }, "Of all runs so far.")
       .def_prop_ro("record_bytes", [](const PyProgram& p) { return p.program->record_bytes(); })
       .def_prop_ro("settings_bytes", [](const PyProgram& p) { return p.program->settings_bytes(); })
       .def("__len__", [](const PyProgram& p) { return p.program->instruction_count(); });

@@ -569,6 +569,7 @@ RunResult Program::run(const RunOptions& options) {
       }
     }
     steps_done_ = ++result.steps;
+    steps_run_++;
     if (stop_.load(std::memory_order_relaxed)) {
       stop_.store(false, std::memory_order_relaxed);
       result.stop = kStopRequested;

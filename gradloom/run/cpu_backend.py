@@ -219,16 +219,25 @@ class CpuExecutable:
         settings: each value a number, or one number per step. deadline: seconds after which no further step begins.
         feeds: the inputs, which no other thread can change before the run; without them, those that were fed last.
         Raises NonFiniteError or DataError as the step that failed demands; that step's updates are not applied.
+<<<<<<< HEAD
         FileError, before anything runs, when a mapped file has changed; BackendError, too, when there is no memory.
+=======
+        FileError, before anything runs, when a mapped file has changed. KeyboardInterrupt may come when steps have been
+        done: it has their number as `steps_done`.
         """
-        given = {} if feeds is None else self._given(feeds)
-        rows = self.settings_rows(steps, settings) if self.settings else None
-        with held(self.plan.tape.stored, self.writes) if self._shares else self._settled():
-            self._copy_in(given)
-            done, records = self.run_rows(steps, rows, deadline)
-        if records is None:
-            return done, [np.empty((done, *s.shape), s.dtype.numpy) for s in self.outputs]
-        return done, self.read(records[:done])
+        before = self._native.steps_run
+        try:
+            given = {} if feeds is None else self._given(feeds)
+            rows = self.settings_rows(steps, settings) if self.settings else None
+            with held(self.plan.tape.stored, self.writes) if self._shares else self._settled():
+                self._copy_in(given)
+                done, records = self.run_rows(steps, rows, deadline)
+            if records is None:
+                return done, [np.empty((done, *s.shape), s.dtype.numpy) for s in self.outputs]
+            return done, self.read(records[:done])
+        except KeyboardInterrupt as interrupt:
+            interrupt.steps_done = self._native.steps_run - before  # type: ignore[attr-defined]
+            raise
 
     @contextlib.contextmanager
     def _settled(self) -> Iterator[None]:
@@ -247,6 +256,7 @@ class CpuExecutable:
             check()
         switches = self.switches
         with self._lock:
+            before = self._native.steps_run
             try:
                 records = np.empty((steps, self.record_bytes), np.uint8) if self.record_bytes else None
                 done, stop, node, index, value = self._native.run(
@@ -256,9 +266,10 @@ class CpuExecutable:
                 raise BackendError(f"run: {error}") from None
             except MemoryError:
                 raise no_memory("run") from None
-            if done:
-                for stored in self.writes:
-                    stored.version += 1
+            finally:
+                if self._native.steps_run != before:  # also where a signal has waited for the end of the call
+                    for stored in self.writes:
+                        stored.version += 1
         if stop not in (STOP_DONE, STOP_DEADLINE, STOP_REQUESTED):
             raise self._failure(done, stop, node, index, value)
         return done, records

@@ -403,8 +403,8 @@ class Trainer:
         settings = self._settings(micro, count, backward)
         try:
             return step.run.run_many(count, settings, CALL_SECONDS, feeds)
-        except IndexOutOfRange as found:
-            self._count(micro, found.steps_done, backward)
+        except (IndexOutOfRange, KeyboardInterrupt) as stopped:
+            self._count(micro, getattr(stopped, "steps_done", 0), backward)
             raise
         except (GuardTripped, NotFinite) as tripped:  # NotFinite: with check 2
             at = tripped.steps_done

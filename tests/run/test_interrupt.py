@@ -73,3 +73,36 @@ def test_a_program_survives_interrupts_at_any_moment():
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old)
     assert hits
+
+
+class Countdown(gl.nn.Module):
+    """Its weight is minus the number of steps: the mean of w + 0 x has gradient 1, and the rate is 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = gl.parameter(np.zeros(()), name="w")
+
+    def forward(self, x):
+        return x * 0 + self.w
+
+
+def test_steps_that_were_done_are_counted(heeded) -> None:
+    """Ctrl-C that comes in a native call of many steps: the trainer's count is that of the weights."""
+    model = Countdown()
+    trainer = gl.Trainer(model, "mean", gl.optim.SGD(lr=1.0), threads=1)
+    data = gl.data.Dataset(np.zeros((1_000_000, 1), np.float32))
+    gl.epoch(trainer, gl.data.Dataset(data.data[:10]), batch_size=1)  # all that is imported and compiled is there
+    interrupted = 0
+    for k in range(8):
+        model.w.assign(0.0)  # f32 counts up to 2**24
+        before = trainer.steps
+        timer = threading.Timer(0.11 + 0.017 * k, lambda: os.kill(os.getpid(), signal.SIGINT))
+        timer.start()
+        try:
+            while True:
+                gl.epoch(trainer, data, batch_size=1)
+        except KeyboardInterrupt:
+            interrupted += trainer.steps > before
+        timer.join()
+        assert float(-model.w.numpy()) == trainer.steps - before, k
+    assert interrupted
