@@ -1,15 +1,21 @@
-"""What the commands share: checks of options, lines on stderr, the JSON line, saving past a second Ctrl-C."""
+"""What the commands share: checks of options, lines on stderr, the JSON line, signals, streams."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import math
+import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
 import typer
+
+from ..base import interrupts
+from ..base.interrupts import Terminated
 
 if TYPE_CHECKING:
     from ..parallel.communicator import Communicator
@@ -39,6 +45,7 @@ def join(parallel: str | None, exchange: str | None) -> Communicator | None:
     from ..parallel.communicator import communicator
 
     ranks = communicator(parallel)
+    atexit.register(ignore_signals)  # before the wait for the other ranks, which a second signal shall not end
     _quiet = not ranks.is_root
     return ranks
 
@@ -112,15 +119,142 @@ def columns(lines: list[tuple[str, str]], file: Any = None) -> None:
         print(f"{name:<{width}}  {text}".rstrip(), file=file or sys.stdout, flush=True)
 
 
+# ---- signals, and streams that cannot be written ---------------------------------------------------------------------
+
+_late: list[KeyboardInterrupt] = []  # the signal that came while files were written
+
+
+def exit_code(stop: BaseException | None) -> int:
+    """Of a command that was stopped: 128 and the number of the signal."""
+    return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
+
+
+def late_exit_code(code: int) -> int:
+    """The code of a command that was done, or that of the signal that came while it wrote its files."""
+    return exit_code(_late[0]) if _late and code == 0 else code
+
+
 @contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """A second Ctrl-C does not stop the saving that the first one asked for."""
-    try:
-        old = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except ValueError:  # not the main thread: no signal arrives here
-        yield
-        return
+def signals(lasting: bool) -> Iterator[None]:
+    """Inside, SIGTERM is heard as Ctrl-C is. What the process was started to ignore (nohup, background) it ignores.
+
+    lasting: it stays so, for a process that ends after this.
+    """
+    _late.clear()
+    handler = interrupts.Raising()
+    old: interrupts.Handlers = {}
+    if threading.current_thread() is threading.main_thread():  # elsewhere no signal arrives
+        for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+            if signal.getsignal(number) is default:
+                old[number] = signal.signal(number, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, old)
+        if not lasting:
+            interrupts.restore(old)
+
+
+def ignore_signals() -> None:
+    """At the end of a process: what it had to say and write is done, or rank 0 is at it."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C and SIGTERM do not stop what is written inside; `main` then ends with their exit code."""
+    if threading.current_thread() is not threading.main_thread():  # no signal arrives here
+        yield
+        return
+    old = interrupts.replace(lambda number, frame: _late.append(interrupts.interrupt(number)))
+    try:
+        yield
+    finally:
+        interrupts.restore(old)
+
+
+class StdoutError(Exception):
+    """Stdout is closed or full: what was asked for cannot be said."""
+
+
+class _Stdout:
+    """sys.stdout, whose failures have a type of their own; a reader that went away is a BrokenPipeError as ever."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._failing():
+            return int(self._stream.write(text))
+
+    def flush(self) -> None:
+        with self._failing():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            reason = (error.strerror or type(error).__name__).lower()
+            raise StdoutError(f"stdout: cannot be written: {reason}; need a file or a reader that takes it") from None
+
+
+class _Stderr:
+    """sys.stderr, which may be closed or full: then nobody reads of the progress, and the work goes on."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+
+@contextlib.contextmanager
+def streams() -> Iterator[None]:
+    """Inside, stdout and stderr are there, also where the process was started without them.
+
+    A number below 3 that is not open gets /dev/null first: else a file that is written would have it, and texts for
+    stdout would go into that file. Stdout then fails as a closed one does.
+    """
+    old = sys.stdout, sys.stderr
+    for number in range(3):
+        if not _is_open(number):
+            os.open(os.devnull, os.O_WRONLY if number == 2 else os.O_RDONLY)  # gets the lowest number that is free
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+    sys.stdout, sys.stderr = cast(TextIO, _Stdout(sys.stdout)), cast(TextIO, _Stderr(sys.stderr))
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = old
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+def give_up_stdout() -> None:
+    """What is left to write goes nowhere, so that the end of the process does not fail on it."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..base.settings import resident_peak
-from .common import columns, json_text, need_whole, say
+from .common import columns, exit_code, json_text, need_whole, say
 from .language import (
     DATA_HELP,
     AsChat,
@@ -66,14 +66,14 @@ def evaluate(
     for report in rows.reports:
         say(str(report))
     shown = _Progress()
-    interrupted = False
+    code = 0
     try:
         found = measure(loaded, rows, adapter, batch_size=batch_size, on_progress=shown.heard, threads=threads)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
         if shown.so_far is None:
             say("interrupted")
-            return 130
-        found, interrupted = shown.so_far, True
+            return exit_code(stopped)
+        found, code = shown.so_far, exit_code(stopped)
         say(f"interrupted after {found.rows:,} of {len(rows.tokens):,} rows")
     speed = found.rows * rows.tokens.shape[1] / max(found.seconds, 1e-9)
     result: dict[str, Any] = {
@@ -81,7 +81,7 @@ def evaluate(
         "perplexity_unc": found.perplexity_unc, "test_loss": found.nll, "test_loss_unc": found.nll_unc,
         "tokens": found.tokens, "rows": found.rows, "context": int(rows.tokens.shape[1]),
         "seconds": round(found.seconds, 3), "tokens_per_second": round(speed, 1), "peak_bytes": resident_peak(),
-        "interrupted": interrupted,
+        "interrupted": code != 0,
     }  # fmt: skip
     columns(
         [
@@ -93,7 +93,7 @@ def evaluate(
     )
     if json:
         print(json_text(result))
-    return 130 if interrupted else 0
+    return code
 
 
 class _Progress:

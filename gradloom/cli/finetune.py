@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from .common import (
     Exchange,
     Parallel,
     columns,
+    exit_code,
     is_quiet,
     join,
     json_text,
@@ -103,7 +105,7 @@ def finetune(
 ) -> int:
     """Fine-tune a GGUF model on text, and save the adapter (or with --method full the model).
 
-    What trains and how much memory it needs is said before anything runs; on Ctrl-C the work so far is saved.
+    What trains and how much memory it needs is said before anything runs; on Ctrl-C or SIGTERM the work so far is saved.
     """
     ranks = join(parallel, exchange)
     for name, value in (
@@ -134,19 +136,20 @@ def finetune(
         "parallel": ranks, "exchange": exchange or "ordered",
     }  # fmt: skip
     made = {"rank": rank, "alpha": alpha, "dropout": dropout, "rslora": rslora}
-    try:
-        run, planned = _prepare(model, data, place, (method, targets, train_dtype, lora, seed), made, settings, options)
-    except KeyboardInterrupt:  # before there was anything to save
-        say("gradloom: interrupted")
-        return 130
-    return _train(run, planned, data, place, json)
+    with contextlib.ExitStack() as claimed:
+        run, planned = _prepare(
+            model, data, place, (method, targets, train_dtype, lora, seed), made, settings, options, claimed
+        )
+        return _train(run, planned, data, place, json)
 
 
 def _prepare(
     model: str, data: str, place: str, adapter: tuple[Any, ...], made: dict[str, Any], settings: dict[str, Any],
-    options: dict[str, Any],
+    options: dict[str, Any], claimed: contextlib.ExitStack,
 ) -> tuple[Run, MemoryPlan]:  # fmt: skip
-    """Everything up to the first step: read, planned, announced; what cannot be is refused."""
+    """Everything up to the first step: read, planned, announced; what cannot be is refused. The place to write is
+    claimed until `claimed` is closed."""
+    from ..files import claim
     from ..llm.finetune import Run
     from ..llm.model import load
     from ..llm.plan import check_copies, plan_of
@@ -157,6 +160,7 @@ def _prepare(
     with agreed(ranks):
         if is_root(ranks):
             _check_place(place, adapter[0], model, data)
+            claimed.enter_context(claim(place, is_folder=Path(place).suffix == ""))
         loaded = load(model)
         given: Any = adapter_for(loaded, *adapter, **made)
         memory = machine.memory()
@@ -178,23 +182,18 @@ def _prepare(
 
 def _check_place(place: str, method: str, *inputs: str) -> None:
     """That what is trained can be written there and replaces none of the inputs, before it is trained."""
-    from ..base.errors import FileError, SettingError
-    from ..files import check_writable, refuse_input
+    from ..base.errors import SettingError
+    from ..files import check_target, refuse_input
     from ..llm.lora import files_of_adapter
 
     path = Path(place)
-    if path.suffix == ".gguf":
-        if path.is_dir():
-            raise FileError(f"{place}: is a folder; need the name of a file to write")
-        refuse_input(path, *inputs)
-        check_writable(path.parent)
-    elif path.suffix or method == "full":
+    if path.suffix != ".gguf" and (path.suffix or method == "full"):
         need = "FILE.gguf" if method == "full" else "FILE.gguf (for llama.cpp) or a folder (for PEFT)"
         raise SettingError(f"--out {place}: need {need}")
-    else:
-        for file in files_of_adapter(path):
-            refuse_input(file, *inputs)
-        check_writable(path)
+    for file in files_of_adapter(path):
+        refuse_input(file, *inputs)
+        if file.exists():
+            check_target(file)
 
 
 def _announce(run: Run) -> None:
@@ -229,7 +228,7 @@ def _train(run: Run, planned: MemoryPlan, data: str, place: str, json: bool) -> 
         raise type(error)(f"{error}; {kept}") from None
     if run.interrupted and not run.steps:
         say("there is nothing to save yet")
-        return 130
+        return exit_code(run.interruption)
     with uninterrupted():
         run.save(place)
     if run.interrupted:
@@ -249,7 +248,7 @@ def _train(run: Run, planned: MemoryPlan, data: str, place: str, json: bool) -> 
     columns(lines, sys.stderr if json else None)
     if json and not is_quiet():
         print(json_text(report))
-    return 130 if run.interrupted else 0
+    return exit_code(run.interruption) if run.interrupted else 0
 
 
 def _use(run: Run, place: str) -> str:

@@ -18,6 +18,7 @@ from .common import (
     Exchange,
     Parallel,
     columns,
+    exit_code,
     join,
     json_text,
     need_one_of,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from ..data import Dataset, Table
     from ..parallel.communicator import Communicator
     from ..train.epoch import Progress
+    from ..train.fit import EpochResult
     from ..train.result import Result
 
 
@@ -93,11 +95,7 @@ def fit(
         data, target, task, widths, epochs, batch_size, micro_batch_size, lr, optimizer, loss, val_split, seed, threads,
         out, json, ranks, exchange or "ordered",
     )  # fmt: skip
-    try:
-        return _run(asked)
-    except KeyboardInterrupt:  # before there were weights to save
-        say("gradloom: interrupted")
-        return 130
+    return _run(asked)
 
 
 def _widths(text: str) -> list[int]:
@@ -178,62 +176,103 @@ def _settle(asked: _Options, table: Table) -> _Settings:
 
 
 def _run(asked: _Options) -> int:
-    from ..base.errors import TrainError
     from ..data import read_table
-    from ..files import check_writable, refuse_input
+    from ..files import check_target, claim, refuse_input
     from ..train.split import agreed, is_root
-    from .model import build_model, save_model
+    from .model import build_model
 
     path, report = (os.path.join(asked.out, name) for name in ("model.safetensors", "result.json"))
-    with agreed(asked.ranks):
-        if is_root(asked.ranks):
-            for file in (path, report):
-                refuse_input(file, asked.data)
-        table = read_table(asked.data, asked.target, asked.task, val_split=asked.val_split, seed=asked.seed)
-        use = _settle(asked, table)
-        if is_root(asked.ranks):
-            check_writable(asked.out)
-        net = build_model(table.preprocess, use.hidden)
-    _announce(asked, use, table, net)
+    with contextlib.ExitStack() as claimed:
+        with agreed(asked.ranks):
+            if is_root(asked.ranks):
+                for file in (path, report):
+                    refuse_input(file, asked.data)
+                claimed.enter_context(claim(asked.out, is_folder=True))
+                for file in (path, report):
+                    check_target(file)
+            table = read_table(asked.data, asked.target, asked.task, val_split=asked.val_split, seed=asked.seed)
+            use = _settle(asked, table)
+            net = build_model(table.preprocess, use.hidden)
+        _announce(asked, use, table, net)
+        return _train_and_save(asked, use, table, net, path, report)
 
-    def save(ending: str) -> None:
-        if not is_root(asked.ranks):
-            return
-        about = {"data": asked.data, "seed": asked.seed, "ending": ending, **asdict(use)}
-        with uninterrupted():
-            save_model(path, net, table.preprocess, use.hidden, about)
+
+def _train_and_save(asked: _Options, use: _Settings, table: Table, net: Any, path: str, report: str) -> int:
+    """Train, measure, and write model and result together; nothing before a step was done."""
+    from ..base.errors import GradloomError, TrainError
+    from ..files import together
+    from ..train.split import is_root
+    from .model import save_model
 
     watch = _Watch()
+    optimizer = _optimizer(asked, use, table, net)
+    more: dict[str, Any] = {}
+    stop: GradloomError | KeyboardInterrupt | None = None
     start = time.perf_counter()
-    interrupted = False
     try:
-        history = _train(asked, use, table, net, watch)
-    except KeyboardInterrupt:
-        if is_root(asked.ranks) and not watch.steps(_rows(asked, table)[0], use.batch_size):
-            say("interrupted before the first step; nothing is saved")
-            return 130
-        interrupted = True
-        save("interrupted")
-    except TrainError as error:
-        save(f"stopped: {error}")
-        raise type(error)(f"{error}; the last good weights are in {path}") from None
-    seconds = time.perf_counter() - start
-    more = {}
-    if not interrupted:
-        save("done")
-        more = _test(asked, use, table, net) | {"planned_bytes": history[-1].planned_bytes}
-    if not is_root(asked.ranks):
-        return 130 if interrupted else 0
-    result = _measure(asked, use, table, net, watch, seconds) | more | {"interrupted": interrupted, "model": path}
-    with uninterrupted() if interrupted else contextlib.nullcontext():
-        _write_result(report, result)
-    if interrupted:
-        say(f"interrupted; the weights so far are in {path}")
-    else:
-        _summarise(asked, table, result)
-    if asked.json:
-        print(json_text(result))
-    return 130 if interrupted else 0
+        try:
+            history = _train(asked, use, table, net, optimizer, watch)
+        finally:
+            seconds = time.perf_counter() - start
+        more = {"planned_bytes": history[-1].planned_bytes}
+        _need_finite(net)
+        more |= _test(asked, use, table, net)
+    except (GradloomError, KeyboardInterrupt) as error:
+        stop = error
+    with uninterrupted():
+        steps = optimizer.state.steps
+        interrupted = isinstance(stop, KeyboardInterrupt)
+        if stop is not None and not steps:
+            if interrupted:
+                say("interrupted before the first step; nothing is saved")
+                return exit_code(stop)
+            if isinstance(stop, TrainError):
+                raise type(stop)(f"{stop}; this was before the first step was done, and nothing is saved") from None
+            raise stop
+        bad = _not_finite(net)
+        if is_root(asked.ranks):
+            ending = "done" if stop is None else "interrupted" if interrupted else f"stopped: {stop}"
+            result = _measure(asked, use, table, net, watch, seconds) | more
+            result |= {"steps": steps, "ending": ending, "interrupted": interrupted, "model": path}
+            about = {"data": asked.data, "seed": asked.seed, "ending": ending, **asdict(use)}
+            if not bad:
+                try:
+                    with together(asked.out):
+                        save_model(path, net, table.preprocess, use.hidden, about)
+                        _write_result(report, result)
+                except GradloomError as error:
+                    if stop is None or interrupted:
+                        raise
+                    raise type(stop)(f"{stop}; the weights before it cannot be saved: {error}") from None
+        kept = (
+            f"nothing is saved: {bad} has numbers that are not finite" if bad else f"the weights so far are in {path}"
+        )
+        if interrupted:
+            say(f"interrupted; {kept}")
+        elif stop is not None:
+            kept = kept.replace("weights so far", "last good weights")
+            raise type(stop)(f"{stop}; {kept}") from None
+    if is_root(asked.ranks):
+        if not interrupted:
+            _summarise(asked, table, result)
+        if asked.json:
+            print(json_text(result))
+    return exit_code(stop) if interrupted else 0
+
+
+def _not_finite(net: Any) -> str | None:
+    """The name of an array of the model that holds a number that is not finite."""
+    import numpy as np
+
+    return next((name for name, array in net.state_dict().items() if not np.isfinite(array).all()), None)
+
+
+def _need_finite(net: Any) -> None:
+    """NonFiniteError for weights that the last step has spoiled."""
+    from ..base.errors import NonFiniteError
+
+    if _not_finite(net) is not None:
+        raise NonFiniteError("the last step made weights that are not finite; a smaller learning rate may help")
 
 
 @dataclass
@@ -248,11 +287,6 @@ class _Watch:
         if not results or results[-1] is not at.result:
             results.append(at.result)
 
-    def steps(self, rows: int, batch_size: int) -> int:
-        """Optimiser steps so far; rows: of a whole pass, whose last batch may be smaller than the others."""
-        done = (result.ndata for result in self.train)
-        return sum(-(-n // batch_size) if n == rows else n // batch_size for n in done)
-
 
 def _rows(asked: _Options, table: Table) -> tuple[int, int]:
     """(training rows, validation rows)."""
@@ -260,7 +294,8 @@ def _rows(asked: _Options, table: Table) -> tuple[int, int]:
     return table.train.n - val, val
 
 
-def _train(asked: _Options, use: _Settings, table: Table, net: Any, watch: _Watch) -> list[Any]:
+def _optimizer(asked: _Options, use: _Settings, table: Table, net: Any) -> Any:
+    """With a state of its own, which says how many steps were done, however the training ends."""
     import gradloom as gl
 
     steps = use.epochs * -(-_rows(asked, table)[0] // use.batch_size)
@@ -268,11 +303,14 @@ def _train(asked: _Options, use: _Settings, table: Table, net: Any, watch: _Watc
     def cosine(step: int, epoch: int) -> float:
         return use.lr * 0.5 * (1 + math.cos(math.pi * min(step / steps, 1)))
 
-    optimizer: Any
     if asked.optimizer == "adamw":
-        optimizer = gl.optim.AdamW(lr=cosine, weight_decay=0.01)
-    else:
-        optimizer = gl.optim.SGD(lr=cosine, momentum=0.9)
+        return gl.optim.AdamW(net.parameters(), lr=cosine, weight_decay=0.01)
+    return gl.optim.SGD(net.parameters(), lr=cosine, momentum=0.9)
+
+
+def _train(asked: _Options, use: _Settings, table: Table, net: Any, optimizer: Any, watch: _Watch) -> list[EpochResult]:
+    import gradloom as gl
+
     return gl.fit(
         net,
         _for_loss(table.train, table, use.loss),
@@ -313,14 +351,13 @@ def _measure(asked: _Options, use: _Settings, table: Table, net: Any, watch: _Wa
         "rows_train": train_rows,
         "rows_val": val_rows,
         "rows_test": 0 if table.test is None else table.test.n,
-        **_of(watch.train[-1], "train"),
+        **(_of(watch.train[-1], "train") if watch.train else {}),
         **(_of(validated[-1], "val") if validated else {}),
         **asdict(use),
         "epochs": len(validated if val_rows else trained),
         "optimizer": asked.optimizer,
         "seed": asked.seed,
         "ranks": 1 if asked.ranks is None else asked.ranks.size,
-        "steps": watch.steps(train_rows, use.batch_size),
         "seconds": round(seconds, 3),
         "rows_per_second": round(sum(result.ndata for result in watch.train) / seconds),
         "parameters": net.parameter_count(),

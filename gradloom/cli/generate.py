@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..base.settings import resident_peak
-from .common import json_text, need_whole, say
+from .common import exit_code, json_text, need_whole, say
 from .language import Template, chat_prompt, load_adapter, read_template
 
 TOKENS = 64  # to generate when not said, or fewer where the context ends
@@ -60,7 +60,7 @@ def generate(
         done = complete(
             loaded, ids, adapter, max_tokens or min(TOKENS, room), how, stop or (), shown.hear, threads=threads
         )
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
         shown.add("\n")
         if json and shown.pieces:
             told = {
@@ -68,7 +68,7 @@ def generate(
                 "prompt_tokens": len(ids), "seed": seed, "peak_bytes": resident_peak(), "interrupted": True,
             }  # fmt: skip
             print(json_text(told))
-        return 130
+        return exit_code(stopped)
     shown.add("\n")
     count, seconds = len(done.tokens), done.prompt_seconds + done.seconds
     speed = f"prompt {len(ids) / max(done.prompt_seconds, 1e-9):.0f} tokens/s"

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
+import functools
 import sys
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import typer
 
 from .. import __version__
 from ..base.errors import GradloomError
-from .common import is_quiet
+from .common import StdoutError, exit_code, give_up_stdout, is_quiet, late_exit_code, say, signals, streams
 from .doctor import doctor
 from .evaluate import evaluate
 from .finetune import finetune
@@ -30,16 +30,24 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command()(fit)
-app.command()(predict)
-app.command()(finetune)
-app.command()(generate)
-app.command()(evaluate)
-app.command()(plan)
-app.command()(verify)
-app.command()(info)
-app.command()(merge)
-app.command()(doctor)
+
+
+def _stoppable(command: Callable[..., int]) -> Callable[..., int]:
+    """A command with the exit code of the signal that stopped it: the parser would make 130 of each."""
+
+    @functools.wraps(command)
+    def call(*arguments: Any, **options: Any) -> int:
+        try:
+            return command(*arguments, **options)
+        except KeyboardInterrupt as stop:
+            say("gradloom: interrupted")
+            return exit_code(stop)
+
+    return call
+
+
+for one in (fit, predict, finetune, generate, evaluate, plan, verify, info, merge, doctor):
+    app.command()(_stoppable(one))
 
 
 def _version(wanted: bool) -> None:
@@ -58,21 +66,28 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code: 0 done, 2 bad input (one line on stderr), 130 interrupted."""
+    """Run the command; the exit code: 0 done, 2 bad input (one line on stderr), 130 Ctrl-C, 143 SIGTERM."""
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    with streams(), signals(lasting=arguments is None):
+        code = late_exit_code(_run(given))
+        try:
+            sys.stdout.flush()
+        except (StdoutError, BrokenPipeError) as error:
+            code = code or _unheard(error)
+        return code
+
+
+def _run(given: list[str]) -> int:
     try:
-        code = app(args=given, prog_name="gradloom", standalone_mode=False)
-        sys.stdout.flush()
-        return int(code or 0)
+        return int(app(args=given, prog_name="gradloom", standalone_mode=False) or 0)
     except GradloomError as error:
         return _refuse(str(error))
-    except (KeyboardInterrupt, typer.Abort):
-        return 130
+    except (KeyboardInterrupt, typer.Abort) as stop:
+        return exit_code(stop)
     except typer.Exit as end:
         return int(end.exit_code)
-    except BrokenPipeError:  # the reader of our output went away: nothing more to say
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except (StdoutError, BrokenPipeError) as error:
+        return _unheard(error)
     except Exception as error:
         # the parser's own errors (an unknown option, a value of another type) carry a message and a code
         message = getattr(error, "format_message", None)
@@ -82,6 +97,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = context.command_path if context is not None else "gradloom"
         text = " ".join(str(message()).split()).rstrip(".")
         return _refuse(f"{text}; see {command} --help", getattr(error, "exit_code", 2))
+
+
+def _unheard(error: StdoutError | BrokenPipeError) -> int:
+    """Stdout takes no more: nothing to say where its reader went away, else one line on stderr."""
+    give_up_stdout()
+    return 1 if isinstance(error, BrokenPipeError) else _refuse(str(error))
 
 
 def _refuse(message: str, code: int = 2) -> int:

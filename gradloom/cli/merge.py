@@ -26,13 +26,16 @@ def merge(
     Norms and biases stay f32. Rows that are no whole blocks of the type become f16, changed tensors whose own type
     cannot be written become q8_0: stderr says which.
     """
+    from ..files import check_target, claim
     from ..llm.merge import merge as merge_files
     from ..train.display import plural
 
     begin = time.perf_counter()
     tty = sys.stderr.isatty()
     try:
-        done = merge_files(model, adapter, out, type, _show if tty else None)
+        check_target(out)
+        with claim(out, is_folder=False):
+            done = merge_files(model, adapter, out, type, _show if tty else None)
     finally:
         if tty:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -32,11 +32,12 @@ def predict(
     import gradloom as gl
 
     from ..data import read_features
-    from ..files import atomic_write, refuse_input
+    from ..files import atomic_write, check_target, refuse_input
     from .model import load_model
 
     if out is not None:
         refuse_input(out, model, data)
+        check_target(out, streams=True)
     net, preprocess = load_model(model)
     features, targets, notes, problems = read_features(data, preprocess)
     for note in notes + problems:

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..base.arrays import as_array
 from ..base.errors import FileError
-from .atomic import atomic_write
+from .atomic import atomic_path, read_together
 from .gguf import PLAIN, field, open_gguf, write_gguf
 
 _BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -56,8 +56,13 @@ def save_arrays(
 def load_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """(arrays, metadata) of a .safetensors or .gguf file; the arrays are copies that do not need the file any more."""
     kind = _kind(path)
-    _check_file(path)
-    return _load_safetensors(path) if kind == ".safetensors" else _load_gguf(path)
+
+    def load(place: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+        _check_file(place)
+        return _load_safetensors(place) if kind == ".safetensors" else _load_gguf(place)
+
+    where = Path(path)
+    return read_together(where.parent, [where.name], load)
 
 
 def _kind(path: str | os.PathLike[str]) -> str:
@@ -100,7 +105,7 @@ def _save_safetensors(path: str | os.PathLike[str], arrays: dict[str, np.ndarray
     except UnicodeEncodeError as error:
         raise FileError(f"{path}: the name {error.object[error.start :]!r:.60} is no text of UTF-8") from None
     text += b" " * (-len(text) % 8)
-    with atomic_write(path, 8 + len(text) + end) as file:
+    with atomic_path(path, 8 + len(text) + end) as part, open(part, "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for name in names:
             file.write(arrays[name].reshape(-1).view(np.uint8).data)

@@ -1,56 +1,357 @@
-"""Writing a file so that it is either complete or as it was before."""
+"""Writing files so that each is either complete or as it was before, and several of a folder change at one moment.
+
+A file is written under a temporary name beside its place and moved there. Several files of a folder (`together`) are
+written so, and then a commit file, `.gradloom.commit`, names all the moves. The change is made when that file appears.
+Then the files are moved and the commit file is removed. Whoever opens the folder next finishes what was cut off: a
+writer, or a reader (`read_together`), which otherwise reads the new files under their temporary names.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
+import re
+import stat
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from ..base.errors import FileError
+from .lock import PATIENCE, locked, reason_of, try_lock
+
+T = TypeVar("T")
+COMMIT = ".gradloom.commit"
+_PART = ".gradloom.part."  # then eight characters, a dot, and the end of the name that the file is to have
+_PART_NAME = re.compile(re.escape(_PART) + r"[a-z0-9_]{8}\..+", re.S)
+_NAME_LENGTH = 100  # of the final name, in a temporary one
+_COMMIT_BYTES = 1 << 16
+_READS = 100  # of files that change while they are read
+
+
+@dataclass
+class _Change:
+    """The files that a `together` block has written so far: name in the folder -> temporary file, open and locked."""
+
+    folder: Path
+    parts: dict[str, tuple[Path, int]] = field(default_factory=dict)
+
+
+_change: ContextVar[_Change | None] = ContextVar("_change", default=None)
+_one_change = threading.RLock()  # threads of this process change folders one after the other
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def atomic_path(path: str | os.PathLike[str], needed_bytes: int | None = None) -> Iterator[Path]:
-    """Yield the path of a new temporary file beside `path`; it takes the place of `path` when the block ends well.
+    """Yield the path of a new temporary file beside `path`; it takes the place of `path` when the block ends well (in a
+    block of `together`: when that one ends well).
 
     Whatever goes wrong in the block (a full disk, Ctrl-C), the temporary file is removed and `path` stays as it was.
-    An OSError becomes a FileError.
+    An OSError becomes a FileError; so does a `path` that is no regular file (a device, a named pipe), which stays.
     """
+    check_target(path)
     target = Path(os.path.realpath(path))  # through a symbolic link: the link stays
-    if target.is_dir():
-        raise FileError(f"{path}: is a folder; need the name of a file to write")
-    if not target.parent.is_dir():
-        raise FileError(f"{path}: the folder {target.parent} does not exist; create it or choose another place")
+    change = _change.get()
+    if change is not None and Path(os.path.realpath(Path(path).parent)) != change.folder:
+        change = None
+    if change is None:
+        _finish(target.parent)
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{target.name[:100]}.", suffix=".part", dir=target.parent)
+        handle, name = tempfile.mkstemp(prefix=_PART, suffix=f".{target.name[-_NAME_LENGTH:]}", dir=target.parent)
     except OSError as error:
-        raise FileError(f"{path}: cannot be written: {_reason(error)}{_hint(error)}") from None
+        raise FileError(f"{path}: cannot be written: {reason_of(error)}{_hint(error)}") from None
     part = Path(name)
+    keep = False
     try:
-        os.close(handle)
+        try_lock(handle)  # who finds the file unlocked knows that its writer is gone
         yield part
         _sync(part)
         os.chmod(part, _mode(target))
-        os.replace(part, target)
-        _sync(target.parent)
+        if change is not None:
+            change.parts[Path(path).name] = part, handle
+            keep = True
+        else:
+            os.replace(part, target)
+            _sync(target.parent)
     except OSError as error:
         need = "" if needed_bytes is None else f" ({needed_bytes} bytes needed)"
         kept = "the file of that name is as it was" if target.exists() else "no part of it is left behind"
-        raise FileError(f"{path}: cannot be written{need}: {_reason(error)}; {kept}{_hint(error)}") from None
+        raise FileError(f"{path}: cannot be written{need}: {reason_of(error)}; {kept}{_hint(error)}") from None
     finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
+        if not keep:
+            _discard(part, handle)
 
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str], needed_bytes: int | None = None) -> Iterator[BinaryIO]:
-    """Yield a binary file to write; its content becomes `path` when the block ends well (see atomic_path)."""
-    with atomic_path(path, needed_bytes) as part, open(part, "wb") as file:
-        yield file
+    """Yield a binary file to write; its content becomes `path` when the block ends well (see atomic_path).
+
+    A device, a named pipe or an open file of a process (/dev/stdout) is written to as it is.
+    """
+    if not _is_stream(path):
+        with atomic_path(path, needed_bytes) as part, open(part, "wb") as file:
+            yield file
+        return
+    try:
+        own = re.fullmatch(rf"/proc/{os.getpid()}/fd/(\d+)", _open_file(path) or "")
+        with os.fdopen(os.dup(int(own[1])), "wb") if own else open(path, "ab") as file:
+            yield file
+    except OSError as error:
+        raise FileError(f"{path}: cannot be written: {reason_of(error)}") from None
+
+
+@contextlib.contextmanager
+def together(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """The files that the block writes in this folder (by atomic_path) take their places all at once, when it ends well.
+
+    When it does not, all stay as they were. A process that is killed at any moment, or a power cut, leaves for
+    load_arrays and read_together all of the old or all of the new ones. The folder is made where there is none.
+    FileError when it cannot be written, or when another process has claimed it.
+    """
+    home = Path(os.path.realpath(folder))
+    with _one_change, _owned(folder, home):
+        change = _Change(home)
+        token = _change.set(change)
+        try:
+            yield
+            _commit(change)
+        except OSError as error:
+            raise FileError(f"{folder}: cannot be written: {reason_of(error)}{_hint(error)}") from None
+        finally:
+            _change.reset(token)
+            for part, handle in change.parts.values():
+                _discard(None if (home / COMMIT).exists() else part, handle)
+
+
+@contextlib.contextmanager
+def claim(path: str | os.PathLike[str], is_folder: bool) -> Iterator[None]:
+    """Inside, no other run writes this folder or file: FileError at once when one does. It is for a whole run.
+
+    Temporary files of writers that were killed are removed. The folder (of the file) is made where there is none.
+    """
+    if not is_folder and os.path.exists(path):
+        check_target(path)
+    place = Path(os.path.realpath(path))
+    if is_folder:
+        with _owned(path, place, again=False):
+            _remove_abandoned(place, "*")
+            yield
+        return
+    with locked(path, place, False):
+        _remove_abandoned(place.parent, place.name[-_NAME_LENGTH:])
+        yield
+
+
+@contextlib.contextmanager
+def _owned(
+    shown: str | os.PathLike[str], folder: Path, again: bool = True, patience: float = PATIENCE
+) -> Iterator[None]:
+    """Under the lock of a folder, with no change of it left unfinished."""
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise FileError(f"{shown}: is no folder; need the name of a folder to write")
+    with locked(shown, folder, True, again, patience):
+        try:
+            _carry_out(folder)
+        except OSError as error:
+            raise FileError(f"{shown}: cannot be written: {reason_of(error)}{_hint(error)}") from None
+        yield
+
+
+# ---- a change of several files ---------------------------------------------------------------------------------------
+
+
+def _commit(change: _Change) -> None:
+    """Make the change: it is done at the moment at which the commit file has its name."""
+    if not change.parts:
+        return
+    for part, _ in change.parts.values():
+        _sync(part.parent)
+    text = json.dumps({name: part.name for name, (part, _) in change.parts.items()})
+    handle, name = tempfile.mkstemp(prefix=_PART, suffix=COMMIT, dir=change.folder)
+    try:
+        try_lock(handle)
+        os.write(handle, text.encode())
+        os.chmod(name, _mode(change.folder / COMMIT))
+        os.fsync(handle)
+        os.replace(name, change.folder / COMMIT)
+    finally:
+        _discard(Path(name), handle)
+    _sync(change.folder)
+    _carry_out(change.folder)
+
+
+def _carry_out(folder: Path) -> None:
+    """The moves that the folder's commit file names, as far as they have not been made; under the folder's lock."""
+    moves = _moves(folder)
+    if moves is None:
+        return
+    for name, part in moves.items():
+        target = Path(os.path.realpath(folder / name))
+        with contextlib.suppress(FileNotFoundError):  # it was moved before
+            os.replace(target.parent / part, target)
+        _sync(target.parent)
+    (folder / COMMIT).unlink(missing_ok=True)
+    _sync(folder)
+
+
+def _moves(folder: Path) -> dict[str, str] | None:
+    """What the folder's commit file says: name -> temporary name beside it. None where there is no such file."""
+    path = folder / COMMIT
+    try:
+        with open(path, "rb") as file:
+            text = file.read(_COMMIT_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read: {reason_of(error)}") from None
+    try:
+        moves = json.loads(text)
+    except (ValueError, RecursionError):
+        moves = None
+    if not isinstance(moves, dict) or not all(_is_move(name, part) for name, part in moves.items()):
+        raise FileError(f"{path}: is damaged; need it as it was written, or removed: then the old files count")
+    return moves
+
+
+def _is_move(name: object, part: object) -> bool:
+    plain = all(isinstance(one, str) and one == os.path.basename(one) and "\0" not in one for one in (name, part))
+    return plain and name not in ("", ".", "..") and _PART_NAME.fullmatch(str(part)) is not None
+
+
+def _finish(folder: Path) -> None:
+    """Carry out a change that was cut off, where that is possible: not when another process is at it."""
+    if os.path.exists(folder / COMMIT):
+        home = Path(os.path.realpath(folder))
+        with contextlib.suppress(FileError), _one_change, _owned(folder, home, patience=0):
+            pass
+
+
+def _remove_abandoned(folder: Path, ending: str) -> None:
+    """Remove the temporary files of writers that were killed: those that nobody holds locked."""
+    for part in folder.iterdir():
+        if not _PART_NAME.fullmatch(part.name) or (ending != "*" and not part.name.endswith(f".{ending}")):
+            continue
+        with contextlib.suppress(OSError):
+            handle = os.open(part, os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | os.O_NONBLOCK)
+            try:
+                if stat.S_ISREG(os.fstat(handle).st_mode) and try_lock(handle):
+                    part.unlink()
+            finally:
+                os.close(handle)
+
+
+def _discard(part: Path | None, handle: int) -> None:
+    """Close a temporary file, and remove it where it was not moved."""
+    with contextlib.suppress(OSError):
+        if part is not None:
+            part.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        os.close(handle)
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_together(folder: str | os.PathLike[str], names: Sequence[str], read: Callable[..., T]) -> T:
+    """What `read` makes of the paths of these files of a folder, all of one change, also while another process writes.
+
+    A change that was cut off is finished first; where it cannot be (a folder that is read-only), the paths are those of
+    the new files' temporary names.
+    """
+    home = Path(folder)
+    for _ in range(_READS):
+        paths = _current(home, names)
+        seen = [_identity(path) for path in paths]
+        error: FileError | OSError | None = None
+        try:
+            found = read(*paths)
+        except (FileError, OSError) as failed:
+            error = failed
+        now = _current(home, names)
+        if [_identity(path) for path in now] == seen and (error is None or now == paths):
+            if error is not None:
+                raise error
+            return found
+    raise FileError(f"{folder}: changes while it is read; need it at rest")
+
+
+def _current(folder: Path, names: Sequence[str]) -> list[Path]:
+    """Where the content of these files is."""
+    _finish(folder)
+    moves = _moves(folder) or {}
+    paths = []
+    for name in names:
+        path = folder / name
+        part = Path(os.path.realpath(path)).parent / moves[name] if name in moves else path
+        paths.append(part if part.exists() else path)
+    return paths
+
+
+def _identity(path: Path) -> tuple[int, ...] | None:
+    """Of a file, also when it is moved."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+# ---- before the work -------------------------------------------------------------------------------------------------
+
+
+def check_target(path: str | os.PathLike[str], streams: bool = False) -> None:
+    """FileError unless `path` is a regular file or can become one. To be asked before any work is done.
+
+    streams: what is written there goes through atomic_write, so that devices, named pipes and open files of a process
+    will do as well.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        folder = Path(os.path.realpath(path)).parent
+        if not folder.is_dir():
+            raise FileError(f"{path}: the folder {folder} does not exist; create it or choose another place") from None
+        return
+    except OSError as error:
+        raise FileError(f"{path}: cannot be written: {reason_of(error)}; choose another place") from None
+    if stat.S_ISDIR(mode):
+        raise FileError(f"{path}: is a folder; need the name of a file to write")
+    if streams and _is_stream(path):
+        return
+    if not stat.S_ISREG(mode) or _open_file(path) is not None:
+        kinds = {stat.S_IFIFO: "a named pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+        seen = kinds.get(stat.S_IFMT(mode), "an open file of a process" if stat.S_ISREG(mode) else "no regular file")
+        raise FileError(f"{path}: is {seen}, which cannot be replaced; need the name of a regular file, or a new one")
+
+
+def _is_stream(path: str | os.PathLike[str]) -> bool:
+    """A device of characters, a pipe, or an open file of a process: bytes can be written to it one after the other."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or (stat.S_ISREG(mode) and _open_file(path) is not None)
+
+
+def _open_file(path: str | os.PathLike[str]) -> str | None:
+    """/proc/PID/fd/N of a name such as /dev/stdout: what it leads to is not replaced by a file of another name."""
+    here = os.fspath(path)
+    for _ in range(40):
+        folder = os.path.realpath(os.path.dirname(here) or ".")
+        if re.fullmatch(r"/proc/\d+(/task/\d+)?/fd", folder):
+            return f"{folder}/{os.path.basename(here)}"
+        if not os.path.islink(here):
+            return None
+        here = os.path.join(os.path.dirname(here), os.readlink(here))
+    return None
 
 
 def refuse_input(path: str | os.PathLike[str], *inputs: str | os.PathLike[str]) -> None:
@@ -63,18 +364,7 @@ def refuse_input(path: str | os.PathLike[str], *inputs: str | os.PathLike[str]) 
                     raise FileError(f"{path}: is the same file as {read}, which is read; need another one to write")
 
 
-def check_writable(folder: str | os.PathLike[str]) -> None:
-    """Make a folder and try to write in it, so that a long run does not find out at its end; FileError when not."""
-    try:
-        os.makedirs(folder, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise FileError(f"{folder}: cannot be written: {_reason(error)}; choose another folder") from None
-
-
-def _reason(error: OSError) -> str:
-    return (error.strerror or str(error) or type(error).__name__).lower()
+# ---- small things ----------------------------------------------------------------------------------------------------
 
 
 def _hint(error: OSError) -> str:

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import FileError
-from ..files import atomic_write, load_arrays, open_gguf, save_arrays, write_gguf
+from ..files import atomic_write, load_arrays, open_gguf, read_together, save_arrays, together, write_gguf
 from ..files.gguf import GGUF
 from ..files.gguf import field as gguf_field
 
@@ -248,13 +248,10 @@ def write_peft(folder: str | os.PathLike[str], adapter: AdapterArrays, base: GGU
         "layers_to_transform": None,
         "layers_pattern": None,
     }
-    try:
-        os.makedirs(folder, exist_ok=True)
-    except OSError as error:
-        raise FileError(f"{folder}: cannot be made: {(error.strerror or str(error)).lower()}") from None
-    save_arrays(Path(folder) / PEFT_WEIGHTS, arrays)
-    with atomic_write(Path(folder) / PEFT_CONFIG) as file:
-        file.write((json.dumps(config, indent=2) + "\n").encode())
+    with together(folder):
+        save_arrays(Path(folder) / PEFT_WEIGHTS, arrays)
+        with atomic_write(Path(folder) / PEFT_CONFIG) as file:
+            file.write((json.dumps(config, indent=2) + "\n").encode())
 
 
 def read_peft(folder: str | os.PathLike[str], base: GGUF) -> AdapterArrays:
@@ -264,12 +261,14 @@ def read_peft(folder: str | os.PathLike[str], base: GGUF) -> AdapterArrays:
     """
     folder = Path(folder)
     folder = folder.parent if folder.suffix == ".safetensors" else folder
-    path, config_path = folder / PEFT_WEIGHTS, folder / PEFT_CONFIG
-    config = _config(config_path)
+    path = folder / PEFT_WEIGHTS
+    config, stored = read_together(
+        folder, (PEFT_CONFIG, PEFT_WEIGHTS), lambda config, weights: (_config(config), load_arrays(weights)[0])
+    )
     architecture = _text(base, "general.architecture")
     found: dict[str, dict[str, np.ndarray]] = {}
     modules: dict[str, str] = {}
-    for key, array in load_arrays(path)[0].items():
+    for key, array in stored.items():
         match = re.fullmatch(
             r"(?:base_model\.model\.)?(.+?)\.lora_(?:embedding_)?([AB])(?:\.default)?(?:\.weight)?", key
         )

@@ -207,6 +207,7 @@ class Run:
         self.passes = 0  # over the training rows that this run has begun
         self.latest = Result()  # of the pass under way, or the last one
         self.interrupted = self.stopped = False
+        self.interruption: KeyboardInterrupt | None = None  # what interrupted it
         self.seconds = 0.0  # of training and validation
         self.training_seconds = 0.0
         self.tokens = 0  # trained on, with all positions of a row counted
@@ -260,8 +261,8 @@ class Run:
                     self.passes += 1
                     self._epoch(self._first_pass + self.passes, source, display)
             heard_together(self.trainer, self.on_epoch.end if self.on_epoch else None)
-        except KeyboardInterrupt:
-            self.interrupted = True
+        except KeyboardInterrupt as stop:
+            self.interrupted, self.interruption = True, stop
             if is_root(self.ranks):
                 print(f"interrupted after {self.steps} of {self.steps_total} steps", file=sys.stderr, flush=True)
         finally:

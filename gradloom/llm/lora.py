@@ -296,7 +296,8 @@ class TrainedTensors:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the whole model as a .gguf file: what was trained as f32, everything else byte for byte as it was.
 
-        FileError when it cannot be written or is the file that the model was read from.
+        FileError when it cannot be written or is the file that the model was read from, and when a number that was
+        trained is not finite.
         """
         from ..files import write_gguf
 
@@ -307,6 +308,9 @@ class TrainedTensors:
         file = self._model.file
         file.check()
         refuse_input(path, self._model.path)
+        for name, parameter in self.arrays.items():
+            if not np.isfinite(parameter.stored.array).all():
+                raise FileError(f"{path}: {name} holds numbers that are not finite; nothing is written")
         write_gguf(
             path,
             file.fields,

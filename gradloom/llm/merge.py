@@ -14,7 +14,7 @@ import numpy as np
 
 from ..base.dtypes import QUANTISED
 from ..base.errors import FileError, SettingError
-from ..files import open_gguf, refuse_input, write_gguf
+from ..files import check_target, open_gguf, refuse_input, write_gguf
 from ..files.gguf import GGUF, KINDS, Field, Tensor, kind_bytes
 from ..files.gguf import field as gguf_field
 from ..run import dequantize
@@ -65,6 +65,7 @@ def merge(
     if kind is not None and kind not in FILE_TYPES:
         raise SettingError(f"merge: type {kind!r} is not one that can be written; need one of {' '.join(FILE_TYPES)}")
     refuse_input(out_path, model_path, adapter_path)
+    check_target(out_path)
     base = open_gguf(model_path)
     check_model(base)
     adapter = read_adapter(adapter_path, base)

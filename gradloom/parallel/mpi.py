@@ -32,6 +32,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from ..base.errors import BackendError, ShapeError, TrainError
+from ..base.interrupts import Terminated
 from .communicator import BUCKET_BYTES, Communicator, LocalSum, Reduction, described, launched, shard
 
 HELLO = 31_101  # tag of the first message, the only one on MPI's own communicator
@@ -266,11 +267,11 @@ class MpiRank(Communicator):
             return
         if self._own is not None:
             raise TrainError(f"rank {self.rank} has failed before with {described(self._own)}; start again")
-        if "Ctrl-C" in self._failure[1]:
+        if (stop := _interrupt(self._failure[1])) is not None:
             if not self._interrupted:
                 self._interrupted = True
                 time.sleep(0.5)  # mpiexec interrupts all: let it come now, and not while somebody saves
-            raise KeyboardInterrupt
+            raise stop
         raise TrainError(self._sentence())
 
     def _sentence(self) -> str:
@@ -375,7 +376,8 @@ class MpiRank(Communicator):
             if not (self._said or self.is_root or self._states[0].gone):  # rank 0, which speaks for all, cannot
                 print(f"gradloom: rank {self.rank}: {self._sentence()}", file=sys.stderr, flush=True)
             time.sleep(1 if self._states[0].gone and not self.is_root else 0)  # one call of Abort is enough
-            self._mpi.COMM_WORLD.Abort(130 if "Ctrl-C" in self._failure[1] else 1)
+            stop = _interrupt(self._failure[1])
+            self._mpi.COMM_WORLD.Abort(1 if stop is None else 143 if isinstance(stop, Terminated) else 130)
 
     def _wait_for_the_end(self) -> None:
         """Until all others have come to their end; after a failure they have the time-out to save and say something."""
@@ -644,6 +646,11 @@ class _FastSum(Reduction):
                 piece = out[begin : begin + step]
                 ranks._wait([ranks._world.Iallreduce(ranks._mpi.IN_PLACE, piece)], piece)
         return out
+
+
+def _interrupt(what: str) -> KeyboardInterrupt | None:
+    """What a failure raises on the other ranks where it was a signal; see `described`."""
+    return Terminated() if "(SIGTERM)" in what else KeyboardInterrupt() if "(Ctrl-C)" in what else None
 
 
 def _namespace() -> str:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import threading
 import time
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import ops
+from ..base import interrupts
 from ..base.errors import GradloomError, GraphError, SettingError, TrainError
 from ..base.settings import switches
 from ..graph.opspec import Parameter, constant, setting, stored_value
@@ -92,6 +92,7 @@ class Split:
         self._compared: set[str] = set()
         self._names: dict[Stored, Hashable] = {}
         self._pending: BaseException | None = None  # a request to stop that the others do not know yet
+        self._asked = 0.0  # when it came
         self._layers = 0  # of `together`
 
     # ---- stopping together -----------------------------------------------------------------------------------
@@ -107,26 +108,27 @@ class Split:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Inside, Ctrl-C stops all ranks after the same step, and a second one this rank at once."""
-        old: Any = None
+        """Inside, Ctrl-C (in a command SIGTERM, too) stops all ranks after the same step, and a second one this rank at
+        once."""
+        old: interrupts.Handlers = {}
         if not self._layers and threading.current_thread() is threading.main_thread():
-            old = signal.signal(signal.SIGINT, self._interrupted)
+            old = interrupts.replace(self._interrupted)
         self._layers += 1
         try:
             yield
         finally:
             self._layers -= 1
-            if old is not None:
-                signal.signal(signal.SIGINT, old)
+            interrupts.restore(old)
             if not self._layers:
                 self._pending = None
 
     def _interrupted(self, number: int, frame: FrameType | None) -> None:
-        if isinstance(self._pending, KeyboardInterrupt):
-            error = KeyboardInterrupt()
+        if not isinstance(self._pending, KeyboardInterrupt):
+            self._pending, self._asked = interrupts.interrupt(number), time.monotonic()
+        elif time.monotonic() - self._asked >= interrupts.SAME_SECONDS:
+            error = interrupts.interrupt(number)
             self.communicator.fail(error)
             raise error
-        self._pending = KeyboardInterrupt()
 
     def root(self, call: Callable[..., Any] | None, *arguments: Any) -> None:
         """Call it on rank 0 alone. A StopTraining from it, or Ctrl-C in it, waits for `settle`."""

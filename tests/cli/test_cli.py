@@ -148,9 +148,7 @@ def test_output_folder_that_cannot_be(capsys, tmp_path):
     code, _, err = run(
         capsys, "fit", write(tmp_path / "t.csv", "a,y\n" + rows("{i},{c}\n", 30)), "--out", tmp_path / "file"
     )
-    assert (
-        code == 2 and err == f"gradloom: {tmp_path / 'file'}: cannot be written: file exists; choose another folder\n"
-    )
+    assert code == 2 and err == f"gradloom: {tmp_path / 'file'}: is no folder; need the name of a folder to write\n"
 
 
 # -- the model file ----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 
 import gradloom
 from gradloom.base.errors import FileError
-from gradloom.files import atomic_path, atomic_write, check_writable, load_arrays, save_arrays
+from gradloom.files import atomic_path, atomic_write, load_arrays, save_arrays
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(gradloom.__file__).parents[1])}  # the package that is tested here
 SUFFIXES = [".safetensors", ".gguf"]
@@ -216,11 +216,3 @@ def test_modes_and_links_are_kept(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o600
     with pytest.raises(FileError, match="is a folder; need the name of a file to write"), atomic_write(tmp_path):
         pass
-
-
-def test_check_writable(tmp_path):
-    check_writable(tmp_path / "a" / "b")
-    assert (tmp_path / "a" / "b").is_dir() and not any((tmp_path / "a" / "b").iterdir())
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(FileError, match="file: cannot be written: file exists; choose another folder"):
-        check_writable(tmp_path / "file")

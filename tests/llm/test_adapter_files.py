@@ -395,7 +395,7 @@ def test_peft_needs_names_that_exist(llama, tmp_path):
         write_peft(tmp_path / "p", adapter, base)
     assert not (tmp_path / "p").exists()
     (tmp_path / "file").write_text("")
-    with pytest.raises(FileError, match="file: cannot be made: file exists"):
+    with pytest.raises(FileError, match="file: is no folder; need the name of a folder"):
         write_peft(tmp_path / "file", make(llama, [Q]), llama)
 
 

@@ -1,0 +1,52 @@
+"""Signals that end a run in order: Ctrl-C, and in a command SIGTERM. The library installs no handler for the latter."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+Handlers = dict[int, Any]  # of signals by their numbers
+SAME_SECONDS = 1.0  # signals that come so soon after one another ask for the same thing
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came: whatever heeds Ctrl-C heeds it as well."""
+
+
+def interrupt(number: int) -> KeyboardInterrupt:
+    """What a signal raises."""
+    return Terminated() if number == signal.SIGTERM else KeyboardInterrupt()
+
+
+class Raising:
+    """A handler that raises. A second signal that comes at once, from launcher and terminal, is ignored."""
+
+    def __init__(self) -> None:
+        self._heard = -SAME_SECONDS
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if now - self._heard >= SAME_SECONDS:
+            self._heard = now
+            raise interrupt(number)
+
+
+def replace(handler: Callable[[int, FrameType | None], None]) -> Handlers:
+    """Set a handler for the signals that raise KeyboardInterrupt in this process, in the main thread; returns the old
+    ones. What is ignored (in the background, under nohup) stays ignored, and SIGTERM with its default ends the process.
+    """
+    old: Handlers = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        now = signal.getsignal(number)
+        if isinstance(now, Raising) or (number == signal.SIGINT and callable(now)):
+            old[number] = signal.signal(number, handler)
+    return old
+
+
+def restore(old: Handlers) -> None:
+    """Set the handlers again that `replace` has replaced."""
+    for number, handler in old.items():
+        signal.signal(number, handler)

@@ -1,0 +1,441 @@
+"""What commands leave on disk, whatever stops them: signals, NaN, kills, full and closed streams, a second run."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import stat
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gradloom
+import gradloom as gl
+from gradloom.cli.main import main
+from gradloom.cli.model import build_model, load_model
+from gradloom.files import claim, load_arrays, read_together
+from tests import processes
+from tests.llm.small import write
+from tests.parallel.mpi import finish, needs_mpi
+from tests.parallel.mpi import start as start_ranks
+
+ROOT = Path(__file__).parents[2]
+DIGITS = str(ROOT / "examples" / "data" / "digits.npz")
+ENV = {**os.environ, "PYTHONPATH": str(Path(gradloom.__file__).parents[1]), "GRADLOOM_THREADS": "1"}
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    monkeypatch.setenv("GRADLOOM_THREADS", "1")
+
+
+@pytest.fixture(scope="module")
+def language(tmp_path_factory):
+    """(a model, a text)"""
+    folder = tmp_path_factory.mktemp("language")
+    text = folder / "text.txt"
+    text.write_text("the cat sat on the mat, and the dog sat on the log. " * 60)
+    return str(write(folder, "llama", chat=True, context=256)), str(text)
+
+
+def start(*arguments, **options):
+    return processes.start([sys.executable, "-m", "gradloom", *arguments], env=ENV, **options)
+
+
+def run(capsys, *arguments):
+    code = main([str(a) for a in arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def table(path, rows=200, bad=None):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(rows, 3))
+    if bad is not None:
+        x[bad] = 1e30
+    lines = [",".join(f"{v:.6g}" for v in (*row, row.sum())) for row in x]
+    path.write_text("a,b,c,y\n" + "\n".join(lines) + "\n")
+    return str(path)
+
+
+def good(out, data=DIGITS):
+    """A model and its result, and what is in the folder."""
+    assert main(["fit", data, "--epochs", "1", "--hidden", "4", "--out", str(out)]) == 0
+    return content(out)
+
+
+def content(folder):
+    return {p.name: p.read_bytes() for p in Path(folder).iterdir()}
+
+
+def wait_for(job, start_of_line):
+    for line in job.stderr:
+        if line.startswith(start_of_line):
+            return
+    pytest.fail("the line did not come")
+
+
+def belong_together(out):
+    """The result of a folder; its weights are those of that run."""
+
+    def read(weights, result):
+        about = json.loads(load_arrays(weights)[1]["gradloom.model"])["about"]
+        return about, json.loads(result.read_text())
+
+    about, result = read_together(out, ("model.safetensors", "result.json"), read)
+    assert about["ending"] == result["ending"] and about["seed"] == result["seed"]
+    return result
+
+
+# -- nothing before a step, and all together ---------------------------------------------------------------------------
+
+
+def test_ctrl_c_before_the_first_step_leaves_model_and_result(capsys, tmp_path, monkeypatch):
+    before = good(tmp_path / "out")
+    monkeypatch.setattr(gl.Trainer, "run_rows", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
+    code, _, err = run(capsys, "fit", DIGITS, "--out", tmp_path / "out")
+    assert code == 130 and err.splitlines()[-1] == "interrupted before the first step; nothing is saved"
+    assert content(tmp_path / "out") == before
+
+
+def test_a_loss_that_is_not_finite_at_the_first_step_leaves_model_and_result(capsys, tmp_path, monkeypatch):
+    before = good(tmp_path / "out")
+    capsys.readouterr()
+
+    def build(*arguments):
+        net = build_model(*arguments)
+        net.init(0)
+        net.parameters()[0].assign(np.full(net.parameters()[0].shape, np.nan))
+        return net
+
+    monkeypatch.setattr("gradloom.cli.model.build_model", build)
+    code, out, err = run(capsys, "fit", DIGITS, "--out", tmp_path / "out")
+    last = err.splitlines()[-1]
+    assert (code, out) == (2, "") and last.startswith("gradloom: training stopped at step 1 "), err
+    assert last.endswith("; this was before the first step was done, and nothing is saved")
+    assert content(tmp_path / "out") == before
+
+
+def test_a_loss_that_is_not_finite_later_saves_model_and_result_of_one_run(capsys, tmp_path):
+    data = table(tmp_path / "t.csv")
+    good(tmp_path / "out", data)
+    options = ("--optimizer", "sgd", "--lr", "1e15", "--epochs", 3, "--seed", 7, "--out", tmp_path / "out")
+    code, _, err = run(capsys, "fit", data, *options)
+    last = err.splitlines()[-1]
+    stopped = int(re.match(r"gradloom: training stopped at step (\d+)", last)[1])
+    assert (
+        code == 2
+        and stopped > 1
+        and last.endswith(f"the last good weights are in {tmp_path / 'out' / 'model.safetensors'}")
+    )
+    result = belong_together(tmp_path / "out")
+    assert result["ending"].startswith("stopped: training stopped at step") and result["seed"] == 7
+    assert result["steps"] == stopped - 1 and result["interrupted"] is False and "test_loss" not in result
+    load_model(tmp_path / "out")
+
+
+@pytest.mark.parametrize("ending", [None, gl.TrainError("it stopped"), KeyboardInterrupt()])
+def test_weights_that_are_not_finite_are_not_saved(capsys, tmp_path, monkeypatch, ending):
+    """The last step may spoil the weights without any loss that is not finite."""
+    before = good(tmp_path / "out")
+    capsys.readouterr()
+    honest = gl.fit
+
+    def fit(net, *arguments, **options):
+        history = honest(net, *arguments, **options)
+        net.parameters()[0].assign(np.full(net.parameters()[0].shape, np.inf))
+        if ending is not None:
+            raise ending
+        return history
+
+    monkeypatch.setattr(gl, "fit", fit)
+    code, out, err = run(capsys, "fit", DIGITS, "--epochs", 1, "--out", tmp_path / "out")
+    last = err.splitlines()[-1]
+    assert code == (130 if isinstance(ending, KeyboardInterrupt) else 2) and out == "", err
+    assert last.endswith("; nothing is saved: 1.weight has numbers that are not finite"), err
+    assert content(tmp_path / "out") == before
+
+
+def test_a_stop_while_the_test_rows_are_measured_saves_the_weights(capsys, tmp_path, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gl, "evaluate", stop)
+    code = run(capsys, "fit", DIGITS, "--epochs", 2, "--out", tmp_path / "out")[0]
+    result = belong_together(tmp_path / "out")
+    assert code == 130 and result["ending"] == "interrupted" and result["epochs"] == 2 and "test_loss" not in result
+    assert sorted(content(tmp_path / "out")) == ["model.safetensors", "result.json"]
+
+
+def test_full_fine_tuning_saves_no_weights_that_are_not_finite(capsys, tmp_path, language):
+    out = tmp_path / "m.gguf"
+    out.write_bytes(b"old")
+    options = ("--lr", "1e39", "--steps", 1, "--warmup", 0, "--schedule", "constant", "--context", 32, "--val-split", 0)
+    code, _, err = run(capsys, "finetune", *language, "--method", "full", *options, "--out", out)
+    assert code == 2 and "numbers that are not finite" in err.splitlines()[-1], err
+    assert out.read_bytes() == b"old"
+
+
+@needs_mpi
+def test_ranks_that_differ_leave_model_and_result(tmp_path):
+    before = good(tmp_path / "out")
+    code = "import os, sys; from gradloom.cli.main import main; "
+    code += "sys.exit(main([*sys.argv[1:], '--lr', '0.1' if os.environ['PMI_RANK'] == '1' else '0.2']))"
+    ended = finish(start_ranks(2, "-c", code, "fit", DIGITS, "--parallel", "mpi", "--out", tmp_path / "out"))
+    assert ended.code == 2 and "nothing is saved" in ended.err and "Traceback" not in ended.err, ended.err
+    assert content(tmp_path / "out") == before
+
+
+def test_a_killed_run_leaves_all_old_or_all_new(tmp_path):
+    """SIGKILL at moments around the saving of a run that is ended by Ctrl-C."""
+    good(tmp_path / "out")
+    old, rng, seeds = belong_together(tmp_path / "out"), random.Random(1), set()
+    for seed in range(1, 9):
+        job = start("fit", DIGITS, "--epochs", 100000, "--seed", seed, "--out", tmp_path / "out")
+        wait_for(job, "epoch 2/")
+        job.send_signal(signal.SIGINT)
+        time.sleep(rng.uniform(0, 0.12))
+        processes.end(job)
+        found = belong_together(tmp_path / "out")
+        assert found == old or (found["seed"] == seed and found["ending"] == "interrupted")
+        old = found
+        seeds.add(found["seed"])
+        load_model(tmp_path / "out")
+    with claim(tmp_path / "out", is_folder=True):
+        pass
+    assert sorted(os.listdir(tmp_path / "out")) == ["model.safetensors", "result.json"]
+
+
+# -- one run at a time, regular files only -----------------------------------------------------------------------------
+
+
+def test_a_second_run_is_refused_before_any_work(capsys, tmp_path, language):
+    out = tmp_path / "out"
+    job = start("fit", DIGITS, "--epochs", 100000, "--out", out)
+    wait_for(job, "epoch 1/")
+    refused = f"out: another run (process {job.pid}) is writing there; need another place"
+    for command in (["fit", "nowhere.csv"], ["finetune", "nowhere.gguf", "nowhere.txt"]):
+        code, _, err = run(capsys, *command, "--out", out)
+        assert code == 2 and refused in err and len(err.splitlines()) == 1, err
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(timeout=60) == 143
+    assert sorted(os.listdir(out)) == ["model.safetensors", "result.json"]
+    assert run(capsys, "predict", out, DIGITS)[0] == 0
+
+    out = tmp_path / "a.gguf"
+    job = start("finetune", *language, "--context", 32, "--epochs", 100000, "--out", out)
+    wait_for(job, "epoch 1/")
+    for command in (["finetune", *language], ["merge", language[0], tmp_path / "none.gguf"]):
+        code, _, err = run(capsys, *command, "--out", out)
+        assert code == 2 and f"a.gguf: another run (process {job.pid}) is writing there" in err, err
+    job.kill()
+    job.wait()
+    options = ("--context", 32, "--steps", 2, "--val-split", 0)
+    assert run(capsys, "finetune", *language, *options, "--out", out)[0] == 0
+    assert sorted(os.listdir(tmp_path)) == ["a.gguf", "out"]
+
+
+def test_what_is_no_regular_file_stays(capsys, tmp_path, language):
+    good(tmp_path / "out")
+    adapter, pipe = tmp_path / "a.gguf", tmp_path / "p.gguf"
+    options = ("--context", 32, "--steps", 1, "--val-split", 0)
+    assert run(capsys, "finetune", *language, *options, "--out", adapter)[0] == 0
+    (tmp_path / "pipes").mkdir()
+    (tmp_path / "peft").mkdir()
+    pipes = [pipe, *(tmp_path / "pipes" / name for name in ("model.safetensors", "result.json"))]
+    pipes += [tmp_path / "peft" / "adapter_config.json"]
+    for one in pipes:
+        os.mkfifo(one)
+    for command in (
+        ["fit", DIGITS, "--out", tmp_path / "pipes"],
+        ["finetune", *language, "--out", pipe],
+        ["finetune", *language, "--method", "full", "--out", pipe],
+        ["finetune", *language, "--out", tmp_path / "peft"],
+        ["merge", language[0], adapter, "--out", pipe],
+    ):
+        code, out, err = run(capsys, *command)
+        assert code == 2 and out == "" and len(err.splitlines()) == 1, err
+        assert "is a named pipe, which cannot be replaced" in err
+        assert all(stat.S_ISFIFO(one.stat().st_mode) for one in pipes)
+    assert sorted(os.listdir(tmp_path / "pipes")) == ["model.safetensors", "result.json"]
+
+
+def test_predictions_go_through_a_pipe(capfd, tmp_path):
+    good(tmp_path / "out")
+    os.mkfifo(tmp_path / "pipe")
+    job = start("predict", tmp_path / "out", DIGITS, "--out", tmp_path / "pipe")
+    with open(tmp_path / "pipe") as pipe:
+        assert len(pipe.read().splitlines()) == 1798
+    assert job.wait(timeout=60) == 0 and stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    job = start("predict", tmp_path / "out", DIGITS, "--out", "/dev/stdout", "--json")
+    out, err = job.communicate(timeout=60)
+    assert job.returncode == 0 and len(out.splitlines()) == 1799, err
+    job = start("predict", tmp_path / "out", DIGITS, "--out", "/dev/full")
+    out, err = job.communicate(timeout=60)
+    assert job.returncode == 2 and "/dev/full: cannot be written: no space left on device" in err.splitlines()[-1]
+
+
+# -- SIGTERM -----------------------------------------------------------------------------------------------------------
+
+
+def test_sigterm_saves_as_ctrl_c_does(tmp_path, language):
+    job = start("fit", DIGITS, "--epochs", 100000, "--out", tmp_path / "out")
+    wait_for(job, "epoch 2/")
+    for _ in range(3):  # a second signal does not stop the saving
+        job.send_signal(signal.SIGTERM)
+    out, err = job.communicate(timeout=60)
+    assert job.returncode == 143 and "Traceback" not in err, err
+    result = belong_together(tmp_path / "out")
+    assert result["interrupted"] is True and result["steps"] >= 2 * -(-result["rows_train"] // 32)
+
+    command = ["finetune", *language, "--context", 32, "--epochs", 100000, "--out", tmp_path / "peft", "--json"]
+    job = start(*command)
+    wait_for(job, "epoch 2/")
+    job.send_signal(signal.SIGTERM)
+    out, err = job.communicate(timeout=60)
+    assert job.returncode == 143 and json.loads(out)["interrupted"] is True and "Traceback" not in err, err
+    assert sorted(os.listdir(tmp_path / "peft")) == ["adapter_config.json", "adapter_model.safetensors"]
+
+
+def test_sigterm_before_the_first_step(capsys, tmp_path, monkeypatch):
+    before = good(tmp_path / "out")
+    monkeypatch.setattr(gl.Trainer, "run_rows", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+    assert run(capsys, "fit", DIGITS, "--out", tmp_path / "out")[0] == 143
+    assert content(tmp_path / "out") == before
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # a caller in Python gets the handlers back
+
+
+def test_sigterm_during_the_saving(capsys, tmp_path, monkeypatch):
+    from gradloom.files import arrays
+
+    honest = arrays.save_arrays
+
+    def save(*arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        honest(*arguments)
+
+    monkeypatch.setattr("gradloom.cli.model.save_arrays", save)
+    code, out, _ = run(capsys, "fit", DIGITS, "--epochs", 1, "--out", tmp_path / "out")
+    assert code == 143 and belong_together(tmp_path / "out")["ending"] == "done" and "saved" in out
+
+
+def test_sigterm_in_commands_that_save_nothing(tmp_path, language):
+    good(tmp_path / "out")
+    model, text = language
+    long = tmp_path / "long.txt"
+    long.write_text(Path(text).read_text() * 500)
+    for command in (
+        ["evaluate", model, long, "--context", 256],
+        ["generate", model, "--prompt", "the", "-n", 250],
+        ["verify", model, text, "--context", 256, "--batch-size", 4],
+    ):
+        job = start(*command)
+        assert (job.stderr if command[0] == "evaluate" else job.stdout).read(1)
+        job.send_signal(signal.SIGTERM)
+        _, err = job.communicate(timeout=60)
+        assert job.returncode == 143 and "Traceback" not in err, (command, err)
+    os.mkfifo(tmp_path / "slow.csv")
+    job = start("predict", tmp_path / "out", DIGITS, "--out", tmp_path / "slow.csv")
+    with open(tmp_path / "slow.csv", "rb", buffering=0) as pipe:
+        assert pipe.read(1)  # it waits for us to read the rest
+        job.send_signal(signal.SIGTERM)
+        _, err = job.communicate(timeout=60)
+    assert job.returncode == 143 and "Traceback" not in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_is_ignored_stays_ignored(tmp_path, number):
+    def ignore():
+        signal.signal(number, signal.SIG_IGN)
+
+    job = start("fit", DIGITS, "--epochs", 60, "--out", tmp_path / "out", preexec_fn=ignore)
+    wait_for(job, "epoch 1/")
+    job.send_signal(number)
+    _, err = job.communicate(timeout=100)
+    assert job.returncode == 0 and belong_together(tmp_path / "out")["ending"] == "done", err
+
+
+@needs_mpi
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ranks_that_are_stopped_save_once(tmp_path, number):
+    job = start_ranks(
+        2, "-m", "gradloom", "fit", DIGITS, "--parallel", "mpi", "--epochs", 100000, "--out", tmp_path / "o"
+    )
+    wait_for(job, "epoch 2/")
+    job.send_signal(number)
+    ended = finish(job, 60)
+    assert ended.code == 128 + number, ended
+    assert belong_together(tmp_path / "o")["ending"] == "interrupted" and "Traceback" not in ended.err
+    assert sorted(os.listdir(tmp_path / "o")) == ["model.safetensors", "result.json"]
+
+
+# -- streams that cannot be written ------------------------------------------------------------------------------------
+
+
+def shell(redirection, *arguments):
+    words = [sys.executable, "-m", "gradloom", *map(str, arguments)]
+    job = processes.start(["sh", "-c", f'exec "$@" {redirection}', "sh", *words], env=ENV)
+    out, err = job.communicate(timeout=100)
+    return job.returncode, out, err
+
+
+@pytest.mark.parametrize("redirection", [">&-", ">/dev/full"])
+def test_stdout_that_takes_nothing(tmp_path, language, redirection):
+    model, text = language
+    good(tmp_path / "out")
+    reason = "bad file descriptor" if "&-" in redirection else "no space left on device"
+    line = f"gradloom: stdout: cannot be written: {reason}; need a file or a reader that takes it"
+    small = ("--context", 32, "--steps", 1, "--val-split", 0)
+    adapter = tmp_path / "a.gguf"
+    for command in (
+        ["fit", DIGITS, "--epochs", 1, "--seed", 3, "--out", tmp_path / "out"],
+        ["fit", DIGITS, "--epochs", 1, "--seed", 4, "--out", tmp_path / "out", "--json"],
+        ["predict", tmp_path / "out", DIGITS],
+        ["predict", tmp_path / "out", DIGITS, "--json"],
+        ["finetune", model, text, *small, "--out", adapter],
+        ["finetune", model, text, *small, "--out", adapter, "--json"],
+        ["generate", model, "--prompt", "the", "-n", 3],
+        ["evaluate", model, text, "--context", 32],
+        ["plan", model, "--context", 32],
+        ["verify", model, text, "--context", 16, "--no-reference"],
+        ["info", model],
+        ["merge", model, adapter, "--out", tmp_path / "m.gguf"],
+        ["doctor", "--quick"],
+        ["--version"],
+        ["--help"],
+    ):
+        code, _, err = shell(redirection, *command)
+        assert code == 2 and err.splitlines()[-1] == line and "Traceback" not in err, (command, code, err)
+        assert "Exception ignored" not in err
+    assert belong_together(tmp_path / "out")["seed"] == 4 and load_model(tmp_path / "out")
+    assert (tmp_path / "m.gguf").stat().st_size > 1000 and adapter.stat().st_size > 1000
+
+
+@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
+def test_stderr_that_takes_nothing(tmp_path, language, redirection):
+    """The work is done, and what was asked for goes to stdout, and nothing else; bad input keeps its code."""
+    model, text = language
+    code, out, _ = shell(redirection, "fit", DIGITS, "--epochs", 2, "--out", tmp_path / "out", "--json")
+    assert code == 0 and len(out.splitlines()) == 1 and json.loads(out) == belong_together(tmp_path / "out")
+    code, out, _ = shell(redirection, "predict", tmp_path / "out", DIGITS)
+    assert code == 0 and len(out.splitlines()) == 1798
+    small = ("--context", 32, "--steps", 1, "--val-split", 0)
+    code, out, _ = shell(redirection, "finetune", model, text, *small, "--out", tmp_path / "a.gguf", "--json")
+    assert code == 0 and len(out.splitlines()) == 1 and json.loads(out)["steps"] == 1
+    code, out, _ = shell(redirection, "generate", model, "--prompt", "the", "-n", 3, "--json")
+    assert code == 0 and json.loads(out.splitlines()[-1])["prompt"] == "the"
+    assert shell(redirection, "fit", "nowhere.csv", "--out", tmp_path / "out")[:2] == (2, "")
+    assert shell(redirection, "fit", "--no-such-option")[:2] == (2, "")
+
+
+def test_no_stream_at_all(tmp_path):
+    """The files do not get the numbers of streams that are closed, and no text goes into them."""
+    code, _, _ = shell("<&- >&- 2>&-", "fit", DIGITS, "--epochs", 2, "--out", tmp_path / "out")
+    assert code == 2 and belong_together(tmp_path / "out")["ending"] == "done"
+    load_model(tmp_path / "out")

@@ -1,0 +1,404 @@
+"""Several files change together or not at all; one run writes at a time; only regular files are replaced."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import random
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gradloom
+from gradloom.base.errors import FileError
+from gradloom.files import (
+    atomic_path,
+    atomic_write,
+    check_target,
+    claim,
+    load_arrays,
+    read_together,
+    save_arrays,
+    together,
+    write_gguf,
+)
+from tests import processes
+
+ENV = {**os.environ, "PYTHONPATH": str(Path(gradloom.__file__).parents[1])}
+NAMES = ("a", "b", "c")
+
+
+def write(folder, text, names=NAMES):
+    with together(folder):
+        for name in names:
+            with atomic_write(Path(folder) / name) as file:
+                file.write(text.encode())
+
+
+def read(folder, names=NAMES):
+    """The texts of the files, as readers see them."""
+    return read_together(folder, names, lambda *paths: [p.read_text() if p.exists() else None for p in paths])
+
+
+def python(script, *arguments, **options):
+    return processes.start([sys.executable, "-c", script, *arguments], env=ENV, **options)
+
+
+# -- a change of several files -----------------------------------------------------------------------------------------
+
+
+def test_all_or_none(tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    write(tmp_path, "1")
+    assert read(tmp_path) == ["1"] * 3
+    for error in (KeyboardInterrupt, RuntimeError):
+        with pytest.raises(error), together(tmp_path):
+            for name in NAMES[:2]:
+                with atomic_write(tmp_path / name) as file:
+                    file.write(b"2")
+                assert read(tmp_path) == ["1"] * 3
+            raise error
+    assert [(tmp_path / name).read_text() for name in NAMES] == ["1"] * 3
+    assert sorted(os.listdir(tmp_path)) == [*NAMES, "mine.txt"]
+    with pytest.raises(FileError, match="c: is a folder"), together(tmp_path):
+        (tmp_path / "c").unlink()
+        (tmp_path / "c").mkdir()
+        for name in NAMES:
+            with atomic_write(tmp_path / name) as file:
+                file.write(b"3")
+    assert [(tmp_path / name).read_text() for name in NAMES[:2]] == ["1"] * 2
+
+
+def test_links_and_other_folders(tmp_path):
+    """A link stays; what is written elsewhere is a change of its own."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "a").write_text("0")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "a").symlink_to(tmp_path / "real" / "a")
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    with together(tmp_path / "link"):
+        for name in ("link/a", "out/b", "real/c"):
+            with atomic_write(tmp_path / name) as file:
+                file.write(b"1")
+        assert not (tmp_path / "out" / "b").exists() and (tmp_path / "real" / "c").read_text() == "1"
+        assert (tmp_path / "real" / "a").read_text() == "0"
+    assert (tmp_path / "out" / "a").is_symlink() and read(tmp_path / "link", "ab") == ["1", "1"]
+    assert sorted(os.listdir(tmp_path / "out")) == ["a", "b"] and sorted(os.listdir(tmp_path / "real")) == ["a", "c"]
+
+
+# For each k: a child ends without a word before the k-th call that changes the folder, until one comes through.
+CUT_OFF = """
+import os, sys, traceback
+from gradloom.files import atomic_write, together
+folder = sys.argv[1]
+def work(k):
+    calls = 0
+    def counted(honest):
+        def call(*arguments, **options):
+            nonlocal calls
+            calls += 1
+            if calls == k:
+                os._exit(9)
+            return honest(*arguments, **options)
+        return call
+    for name in ("replace", "unlink", "fsync", "chmod", "open", "write"):
+        setattr(os, name, counted(getattr(os, name)))
+    with together(folder):
+        for name in "abc":
+            with atomic_write(folder + "/" + name) as file:
+                file.write(str(k).encode())
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        try:
+            work(int(line))
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_a_process_that_ends_at_any_moment(tmp_path, locked):
+    """Old or new in all files, for a reader that may finish the change and for one that may not."""
+    write(tmp_path, "0")
+    job = python(CUT_OFF, tmp_path, stdin=subprocess.PIPE, stderr=None)
+    before, outcomes, k = "0", set(), 0
+    while True:
+        k += 1
+        job.stdin.write(f"{k}\n")
+        job.stdin.flush()
+        code = int(job.stdout.readline())
+        pending = (tmp_path / ".gradloom.commit").exists()
+        if locked:  # another run has the folder: the change stays as it is, and is read through
+            holder = os.open(tmp_path / ".gradloom.lock", os.O_RDWR | os.O_CREAT)
+            fcntl.flock(holder, fcntl.LOCK_EX)
+        found = read(tmp_path)
+        assert found in ([before] * 3, [str(k)] * 3)
+        outcomes.add((found[0] == str(k), pending))
+        assert (tmp_path / ".gradloom.commit").exists() == (pending and locked)
+        if locked:
+            os.close(holder)
+            assert read(tmp_path) == found
+        assert [(tmp_path / name).read_text() for name in NAMES] == found
+        before = found[0]
+        if code == 0:
+            break
+        assert code == 9
+    assert outcomes == {(False, False), (True, True), (True, False)} and k > 20
+    with claim(tmp_path, is_folder=True):
+        assert sorted(os.listdir(tmp_path)) == [".gradloom.lock", *NAMES]
+    assert sorted(os.listdir(tmp_path)) == [*NAMES] and read(tmp_path) == [str(k)] * 3
+
+
+SAVES = """
+import sys
+import numpy as np
+from gradloom.files import atomic_write, save_arrays, together
+print("ready", flush=True)
+n = int(sys.argv[2])
+while True:
+    n += 1
+    with together(sys.argv[1]):
+        save_arrays(sys.argv[1] + "/w.safetensors", {"n": np.full(1000, n)})
+        with atomic_write(sys.argv[1] + "/n.json") as file:
+            file.write(str(n).encode())
+"""
+
+
+def test_a_killed_process_leaves_all_old_or_all_new(tmp_path):
+    def seen(weights, number):
+        (value,) = set(load_arrays(weights)[0]["n"].tolist())
+        return value, int(number.read_text())
+
+    last, rng = 0, random.Random(0)
+    for _ in range(12):
+        job = python(SAVES, tmp_path, last)
+        assert job.stdout.readline() == "ready\n"
+        until = time.monotonic() + rng.uniform(0.02, 0.3)
+        while time.monotonic() < until:  # a reader beside the writer
+            if (tmp_path / "n.json").exists():
+                a, b = read_together(tmp_path, ("w.safetensors", "n.json"), seen)
+                assert a == b >= last
+                last = a
+        processes.end(job)
+        a, b = read_together(tmp_path, ("w.safetensors", "n.json"), seen)
+        assert a == b >= last
+        last = a
+    assert last > 12
+    with claim(tmp_path, is_folder=True):
+        pass
+    assert sorted(os.listdir(tmp_path)) == ["n.json", "w.safetensors"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"a": 1}', '{"../a": ".gradloom.part.aaaaaaaa.a"}', '{"a": "/etc/passwd"}', '{"a": "b"}']
+)
+def test_damaged_commit_files(tmp_path, text):
+    (tmp_path / "a").write_text("old")
+    (tmp_path / "b").write_text("mine")
+    (tmp_path / ".gradloom.commit").write_text(text)
+    for work in (lambda: read(tmp_path), lambda: write(tmp_path, "new")):
+        with pytest.raises(FileError, match=r"\.gradloom\.commit: is damaged; need it as it was written, or removed"):
+            work()
+    assert (tmp_path / "a").read_text() == "old" and (tmp_path / "b").read_text() == "mine"
+
+
+def test_a_single_file_is_written_after_a_change_that_was_cut_off(tmp_path):
+    """The older change, finished later, must not replace the newer file."""
+    (tmp_path / ".gradloom.part.aaaaaaaa.a").write_text("older")
+    (tmp_path / ".gradloom.commit").write_text(json.dumps({"a": ".gradloom.part.aaaaaaaa.a"}))
+    with atomic_write(tmp_path / "a") as file:
+        file.write(b"newer")
+    assert read(tmp_path, "a") == ["newer"] and os.listdir(tmp_path) == ["a"]
+
+
+# -- one run at a time -------------------------------------------------------------------------------------------------
+
+CLAIM = """
+import sys, time
+from gradloom.base.errors import FileError
+from gradloom.files import claim
+try:
+    with claim(sys.argv[1], is_folder=sys.argv[2] == "folder"):
+        print("claimed", flush=True)
+        time.sleep(float(sys.argv[3]))
+except FileError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_the_second_run_is_refused_while_the_first_lives(tmp_path, kind):
+    out, link = tmp_path / "new" / "out", tmp_path / "link"
+    link.symlink_to(out)
+    job = python(CLAIM, out, kind, 60)
+    assert job.stdout.readline() == "claimed\n"
+    for name in (out, link):
+        with pytest.raises(FileError) as caught, claim(name, is_folder=kind == "folder"):
+            pass
+        assert str(caught.value).startswith(f"{name}: another run (process {job.pid}) is writing there; need another")
+    job.kill()
+    job.wait()
+    mine = f"process {os.getpid()}"
+    with claim(out, is_folder=kind == "folder"), pytest.raises(FileError, match=mine):  # a lock file alone is no lock
+        claim(link, is_folder=kind == "folder").__enter__()
+    assert [p for p in tmp_path.rglob("*") if not p.is_dir() and p != link] == []  # the folders are the killed run's
+
+
+def test_what_was_made_for_a_claim_goes_when_nothing_was_written(tmp_path):
+    with claim(tmp_path / "a" / "b", is_folder=True):
+        assert (tmp_path / "a" / "b").is_dir()
+    assert os.listdir(tmp_path) == []
+    with claim(tmp_path / "a" / "b", is_folder=True):
+        write(tmp_path / "a" / "b", "1", "a")
+    assert os.listdir(tmp_path / "a" / "b") == ["a"]
+    (tmp_path / "file").write_bytes(b"")
+    for place, message in (("file", "is no folder"), ("file/a", "cannot be written: not a directory")):
+        with pytest.raises(FileError, match=message), claim(tmp_path / place, is_folder=True):
+            pass
+
+
+COUNT = """
+import sys, time
+from pathlib import Path
+from gradloom.base.errors import FileError
+from gradloom.files import claim
+out, mine = sys.argv[1], 0
+until = time.monotonic() + 1.5
+while time.monotonic() < until:
+    try:
+        with claim(out + "/x", is_folder=True):
+            count = int(Path(out, "count").read_text())
+            Path(out, "count").write_text(str(count + 1))
+            mine += 1
+    except FileError as error:
+        assert "another run" in str(error), error
+print(mine)
+"""
+
+
+def test_no_two_at_once_however_they_race(tmp_path):
+    (tmp_path / "count").write_text("0")
+    jobs = [python(COUNT, tmp_path) for _ in range(4)]
+    mine = []
+    for job in jobs:
+        out, err = job.communicate(timeout=60)
+        assert job.returncode == 0, err
+        mine.append(int(out))
+    assert sum(mine) == int((tmp_path / "count").read_text()) > 20
+    assert [p for p in tmp_path.rglob("*") if not p.is_dir()] == [tmp_path / "count"]
+
+
+def test_threads_of_one_process_wait_for_each_other(tmp_path):
+    def work(i):
+        for n in range(10):
+            write(tmp_path, f"{i} {n}")
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        assert len(set(read(tmp_path))) == 1
+    for thread in threads:
+        thread.join()
+    assert len(set(read(tmp_path))) == 1 and sorted(os.listdir(tmp_path)) == [*NAMES]
+
+
+def test_only_what_killed_writers_left_is_removed(tmp_path):
+    mine = [".gradloom.part.mine", ".gradloom.notes", ".a.abcdefgh.part", "x.gradloom.part.abcdefgh.a"]
+    for name in mine:
+        (tmp_path / name).write_text("mine")
+    (tmp_path / ".gradloom.part.abcdefgh.a").write_text("left")
+    (tmp_path / ".gradloom.part.abcdefgh.m.gguf").write_text("left")
+    os.mkfifo(tmp_path / ".gradloom.part.abcdefgh.pipe")
+    with claim(tmp_path / "m.gguf", is_folder=False):
+        assert not (tmp_path / ".gradloom.part.abcdefgh.m.gguf").exists()
+        assert (tmp_path / ".gradloom.part.abcdefgh.a").exists()  # of another output
+    with atomic_path(tmp_path / "live") as part:
+        part.write_text("live")
+        with claim(tmp_path, is_folder=True):
+            assert part.exists() and not (tmp_path / ".gradloom.part.abcdefgh.a").exists()
+    assert sorted(os.listdir(tmp_path)) == sorted([*mine, "live", ".gradloom.part.abcdefgh.pipe"])
+
+
+# -- what is no regular file -------------------------------------------------------------------------------------------
+
+
+def test_named_pipes_and_devices_are_not_replaced(tmp_path):
+    pipe, device = tmp_path / "m.safetensors", tmp_path / "m.gguf"
+    os.mkfifo(pipe)
+    places = [(pipe, "is a named pipe")]
+    try:
+        os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 3))  # as /dev/null
+    except PermissionError:
+        pass
+    else:
+        places.append((device, "is a device"))
+    for path, message in places:
+        kind = path.stat().st_mode
+        for work in (
+            lambda path=path: save_arrays(path, {"a": np.zeros(3)}),
+            lambda path=path: write_gguf(path, {}, {"a": np.zeros(3, "f4")}),
+            lambda path=path: check_target(path),
+            lambda path=path: claim(path, is_folder=False).__enter__(),
+        ):
+            with pytest.raises(FileError, match=f"{message}, which cannot be replaced; need the name of a regular"):
+                work()
+        assert path.stat().st_mode == kind and len(os.listdir(tmp_path)) == len(places)
+        check_target(path, streams=True)
+    with pytest.raises(FileError, match="is a folder"):
+        check_target(tmp_path, streams=True)
+    if len(places) == 2:
+        with atomic_write(device) as file:
+            file.write(b"1")
+        assert stat.S_ISCHR(device.stat().st_mode)
+
+
+def test_a_named_pipe_is_streamed_to(tmp_path):
+    pipe, found = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: found.append(pipe.read_bytes()))
+    reader.start()
+    with atomic_write(pipe) as file:
+        file.write(b"text")
+    reader.join(timeout=30)
+    assert found == [b"text"] and stat.S_ISFIFO(pipe.stat().st_mode) and os.listdir(tmp_path) == ["pipe"]
+
+
+TO_STDOUT = """
+from gradloom.base.errors import FileError
+from gradloom.files import atomic_path, atomic_write
+print("before", flush=True)
+with atomic_write("/dev/stdout") as file:
+    file.write(b"text\\n")
+try:
+    with atomic_path("/dev/stdout"):
+        pass
+except FileError as error:
+    print("refused", "named pipe" in str(error) or "open file" in str(error))
+"""
+
+
+@pytest.mark.parametrize("to", ["pipe", "file", "file that is gone"])
+def test_stdout_by_its_name(tmp_path, to):
+    want = "before\ntext\nrefused True\n"
+    if to == "pipe":
+        assert python(TO_STDOUT).communicate(timeout=60)[0] == want
+        return
+    with open(tmp_path / "out", "w+") as file:
+        if to != "file":
+            (tmp_path / "out").unlink()
+        job = python(TO_STDOUT, stdout=file)
+        assert job.wait(timeout=60) == 0, job.stderr.read()
+        file.seek(0)
+        assert file.read() == want and os.listdir(tmp_path) == (["out"] if to == "file" else [])
