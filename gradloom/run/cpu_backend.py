@@ -216,14 +216,11 @@ class CpuExecutable:
     ) -> tuple[int, list[np.ndarray]]:
         """Run so many steps in one native call: (steps done, the outputs of each as [steps done, *shape]).
 
-                settings: each value a number, or one number per step. deadline: seconds after which no further step begins.
-                feeds: the inputs, which no other thread can change before the run; without them, those that were fed last.
-                Raises NonFiniteError or DataError as the step that failed demands; that step's updates are not applied.
-        <<<<<<< HEAD
-                FileError, before anything runs, when a mapped file has changed; BackendError, too, when there is no memory.
-        =======
-                FileError, before anything runs, when a mapped file has changed. KeyboardInterrupt may come when steps have been
-                done: it has their number as `steps_done`.
+        settings: each value a number, or one number per step. deadline: seconds after which no further step begins.
+        feeds: the inputs, which no other thread can change before the run; without them, those that were fed last.
+        Raises NonFiniteError or DataError as the step that failed demands; that step's updates are not applied.
+        FileError, before anything runs, when a mapped file has changed; BackendError, too, when there is no memory.
+        KeyboardInterrupt may come when steps have been done: it has their number as `steps_done`.
         """
         before = self._native.steps_run
         try:

@@ -400,7 +400,10 @@ MMAP(mmap64, off64_t)
 int flock(int fd, int what) {
   char room[PATH_MAX];
   const char* p = what & LOCK_UN ? nullptr : below(fd, room);
-  if (p && fails(kKeep, "flock", p)) return -1;
+  if (p && fails(kKeep, "flock", p)) {
+    errno = ENOLCK;  // no memory for another lock
+    return -1;
+  }
   return REAL(flock)(fd, what);
 }
 // A sync that does not fail costs nothing: below the folder no power cut is survived.
