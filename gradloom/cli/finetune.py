@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -105,7 +106,8 @@ def finetune(
 ) -> int:
     """Fine-tune a GGUF model on text, and save the adapter (or with --method full the model).
 
-    What trains and how much memory it needs is said before anything runs; on Ctrl-C or SIGTERM the work so far is saved.
+    What trains and how much memory it needs is said before anything runs; on Ctrl-C or SIGTERM the work so far is
+    saved.
     """
     ranks = join(parallel, exchange)
     for name, value in (
@@ -192,7 +194,7 @@ def _check_place(place: str, method: str, *inputs: str) -> None:
         raise SettingError(f"--out {place}: need {need}")
     for file in files_of_adapter(path):
         refuse_input(file, *inputs)
-        if file.exists():
+        if os.path.exists(file):
             check_target(file)
 
 
@@ -209,15 +211,17 @@ def _announce(run: Run) -> None:
 
 
 def _train(run: Run, planned: MemoryPlan, data: str, place: str, json: bool) -> int:
-    from ..base.errors import GradloomError
+    from ..base.errors import GradloomError, TrainError
     from ..plan.plan import show_bytes
     from ..train.display import duration, rate
 
     before = resident_peak()
     try:
         run.train()
-    except GradloomError as error:  # a loss that is not finite, a model file that changed
+    except Exception as error:  # a loss that is not finite, a model file that changed: what was trained is not lost
         if not run.steps:
+            if isinstance(error, TrainError):
+                raise type(error)(f"{error}; this was before the first step was done, and nothing is saved") from None
             raise
         kept = f"what was trained before it is in {place}"
         try:
@@ -225,7 +229,10 @@ def _train(run: Run, planned: MemoryPlan, data: str, place: str, json: bool) -> 
                 run.save(place)
         except GradloomError as another:
             kept = f"what was trained before it cannot be saved: {another}"
-        raise type(error)(f"{error}; {kept}") from None
+        if isinstance(error, GradloomError):
+            raise type(error)(f"{error}; {kept}") from None
+        say(kept)
+        raise
     if run.interrupted and not run.steps:
         say("there is nothing to save yet")
         return exit_code(run.interruption)

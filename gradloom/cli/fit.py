@@ -198,27 +198,22 @@ def _run(asked: _Options) -> int:
 
 
 def _train_and_save(asked: _Options, use: _Settings, table: Table, net: Any, path: str, report: str) -> int:
-    """Train, measure, and write model and result together; nothing before a step was done."""
-    from ..base.errors import GradloomError, TrainError
+    """Train, write model and result together (nothing before a step was done), then measure the test rows."""
+    from ..base.errors import GradloomError, NonFiniteError, TrainError
     from ..files import together
     from ..train.split import is_root
     from .model import save_model
 
     watch = _Watch()
     optimizer = _optimizer(asked, use, table, net)
+    stop: Exception | KeyboardInterrupt | None = None
     more: dict[str, Any] = {}
-    stop: GradloomError | KeyboardInterrupt | None = None
     start = time.perf_counter()
     try:
-        try:
-            history = _train(asked, use, table, net, optimizer, watch)
-        finally:
-            seconds = time.perf_counter() - start
-        more = {"planned_bytes": history[-1].planned_bytes}
-        _need_finite(net)
-        more |= _test(asked, use, table, net)
-    except (GradloomError, KeyboardInterrupt) as error:
+        more["planned_bytes"] = _train(asked, use, table, net, optimizer, watch)[-1].planned_bytes
+    except (Exception, KeyboardInterrupt) as error:  # whatever it was, the weights so far are not lost
         stop = error
+    seconds = time.perf_counter() - start
     with uninterrupted():
         steps = optimizer.state.steps
         interrupted = isinstance(stop, KeyboardInterrupt)
@@ -230,28 +225,40 @@ def _train_and_save(asked: _Options, use: _Settings, table: Table, net: Any, pat
                 raise type(stop)(f"{stop}; this was before the first step was done, and nothing is saved") from None
             raise stop
         bad = _not_finite(net)
+        if bad and stop is None:
+            stop = NonFiniteError("the last step made weights that are not finite; a smaller learning rate may help")
+        ending = "done" if stop is None else "interrupted" if interrupted else f"stopped: {stop}"
+        result = _measure(asked, use, table, net, watch, seconds) | more
+        result |= {"steps": steps, "ending": ending, "interrupted": interrupted, "model": path}
+        kept = f"the {'weights so far' if interrupted or stop is None else 'last good weights'} are in {path}"
+        if bad:
+            kept = f"nothing is saved: {bad} has numbers that are not finite"
+        elif is_root(asked.ranks):
+            try:
+                with together(asked.out):
+                    about = {"data": asked.data, "seed": asked.seed, "ending": ending, **asdict(use)}
+                    save_model(path, net, table.preprocess, use.hidden, about)
+                    _write_result(report, result)
+            except GradloomError as error:
+                if stop is None or interrupted:
+                    raise
+                kept = f"the last good weights cannot be saved: {error}"
+    if isinstance(stop, GradloomError):
+        raise type(stop)(f"{stop}; {kept}") from None
+    if stop is not None and not interrupted:
+        say(kept)
+        raise stop
+    if not interrupted:
+        try:
+            result |= _test(asked, use, table, net)
+        except KeyboardInterrupt as error:
+            stop, interrupted = error, True
+            result["interrupted"] = True
         if is_root(asked.ranks):
-            ending = "done" if stop is None else "interrupted" if interrupted else f"stopped: {stop}"
-            result = _measure(asked, use, table, net, watch, seconds) | more
-            result |= {"steps": steps, "ending": ending, "interrupted": interrupted, "model": path}
-            about = {"data": asked.data, "seed": asked.seed, "ending": ending, **asdict(use)}
-            if not bad:
-                try:
-                    with together(asked.out):
-                        save_model(path, net, table.preprocess, use.hidden, about)
-                        _write_result(report, result)
-                except GradloomError as error:
-                    if stop is None or interrupted:
-                        raise
-                    raise type(stop)(f"{stop}; the weights before it cannot be saved: {error}") from None
-        kept = (
-            f"nothing is saved: {bad} has numbers that are not finite" if bad else f"the weights so far are in {path}"
-        )
-        if interrupted:
-            say(f"interrupted; {kept}")
-        elif stop is not None:
-            kept = kept.replace("weights so far", "last good weights")
-            raise type(stop)(f"{stop}; {kept}") from None
+            with uninterrupted():
+                _write_result(report, result)
+    if interrupted:
+        say(f"interrupted; {kept}")
     if is_root(asked.ranks):
         if not interrupted:
             _summarise(asked, table, result)
@@ -265,14 +272,6 @@ def _not_finite(net: Any) -> str | None:
     import numpy as np
 
     return next((name for name, array in net.state_dict().items() if not np.isfinite(array).all()), None)
-
-
-def _need_finite(net: Any) -> None:
-    """NonFiniteError for weights that the last step has spoiled."""
-    from ..base.errors import NonFiniteError
-
-    if _not_finite(net) is not None:
-        raise NonFiniteError("the last step made weights that are not finite; a smaller learning rate may help")
 
 
 @dataclass

@@ -237,7 +237,10 @@ def _finish(folder: Path) -> None:
 
 def _remove_abandoned(folder: Path, ending: str) -> None:
     """Remove the temporary files of writers that were killed: those that nobody holds locked."""
-    for part in folder.iterdir():
+    names: list[str] = []
+    with contextlib.suppress(OSError):  # a folder that cannot be listed
+        names = os.listdir(folder)
+    for part in (folder / name for name in names):
         if not _PART_NAME.fullmatch(part.name) or (ending != "*" and not part.name.endswith(f".{ending}")):
             continue
         with contextlib.suppress(OSError):
@@ -359,7 +362,10 @@ def refuse_input(path: str | os.PathLike[str], *inputs: str | os.PathLike[str]) 
     """FileError when writing `path` would replace a file that is read: one of these, or of a folder among them, also by
     another name (a link, another spelling). To be asked before any work is done, and again before writing."""
     for given in inputs:
-        for read in sorted(Path(given).iterdir()) if os.path.isdir(given) else [Path(given)]:
+        reads = [Path(given)]
+        with contextlib.suppress(OSError):  # no folder
+            reads = sorted(Path(given).iterdir())
+        for read in reads:
             with contextlib.suppress(OSError):  # one of them does not exist
                 if os.path.samefile(path, read):
                     raise FileError(f"{path}: is the same file as {read}, which is read; need another one to write")

@@ -169,8 +169,33 @@ def test_a_stop_while_the_test_rows_are_measured_saves_the_weights(capsys, tmp_p
     monkeypatch.setattr(gl, "evaluate", stop)
     code = run(capsys, "fit", DIGITS, "--epochs", 2, "--out", tmp_path / "out")[0]
     result = belong_together(tmp_path / "out")
-    assert code == 130 and result["ending"] == "interrupted" and result["epochs"] == 2 and "test_loss" not in result
+    assert code == 130 and result["ending"] == "done" and result["interrupted"] is True
+    assert result["epochs"] == 2 and "test_loss" not in result
     assert sorted(content(tmp_path / "out")) == ["model.safetensors", "result.json"]
+
+
+@pytest.mark.parametrize("error", [MemoryError("no memory"), RuntimeError("a fault of ours")])
+def test_an_unforeseen_error_after_a_step_loses_nothing(capsys, tmp_path, monkeypatch, language, error):
+    from gradloom.train import display
+
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(display.Display, "epoch", fail)
+    with pytest.raises(type(error)):
+        main(["fit", DIGITS, "--epochs", "3", "--out", str(tmp_path / "out")])
+    result = belong_together(tmp_path / "out")
+    assert result["ending"] == f"stopped: {error}" and result["steps"] == -(-result["rows_train"] // 32)
+    assert "the last good weights are in" in capsys.readouterr().err
+    monkeypatch.undo()
+    monkeypatch.setattr(gl, "evaluate", fail)
+    with pytest.raises(type(error)):
+        main(["fit", DIGITS, "--epochs", "1", "--seed", "5", "--out", str(tmp_path / "out")])
+    assert belong_together(tmp_path / "out")["seed"] == 5
+    monkeypatch.setattr(display.StepDisplay, "epoch", fail)
+    with pytest.raises(type(error)):
+        main(["finetune", *language, "--context", "32", "--steps", "2", "--out", str(tmp_path / "a.gguf")])
+    assert (tmp_path / "a.gguf").exists()
 
 
 def test_full_fine_tuning_saves_no_weights_that_are_not_finite(capsys, tmp_path, language):
@@ -369,6 +394,10 @@ def test_ranks_that_are_stopped_save_once(tmp_path, number):
     )
     wait_for(job, "epoch 2/")
     job.send_signal(number)
+    if number == signal.SIGTERM:  # mpiexec answers a second SIGINT itself
+        for pause in (0.05, 0.3, 1.0):
+            time.sleep(pause)
+            job.send_signal(number)
     ended = finish(job, 60)
     assert ended.code == 128 + number, ended
     assert belong_together(tmp_path / "o")["ending"] == "interrupted" and "Traceback" not in ended.err
