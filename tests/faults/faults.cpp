@@ -216,7 +216,7 @@ OPENAT(openat64)
 DIR* opendir(const char* path) {
   char room[PATH_MAX];
   const char* p = below(path, room);
-  if (p && fails(kRead, "opendir", p)) return nullptr;
+  if (p && fails(kRead, "open", p)) return nullptr;
   return REAL(opendir)(path);
 }
 #define FOPEN(name)                                                                        \
