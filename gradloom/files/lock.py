@@ -57,12 +57,12 @@ def locked(
         yield
     finally:
         with _guard:
-            with contextlib.suppress(OSError):
-                path.unlink()  # while it is locked: who has opened it meanwhile finds out, and opens the next one
             handle = _held.pop(path, None)
-            if handle is not None:
+            if handle is not None:  # else this is a child of the process that has locked it
+                with contextlib.suppress(OSError):
+                    path.unlink()  # while it is locked: who has opened it meanwhile finds out, and opens the next one
                 os.close(handle)
-            _remove_folders(missing)
+                _remove_folders(missing)
 
 
 def _acquire(shown: str | os.PathLike[str], path: Path, patience: float) -> int:

@@ -268,6 +268,23 @@ def test_what_was_made_for_a_claim_goes_when_nothing_was_written(tmp_path):
             pass
 
 
+FORKS = """
+import os, sys
+from gradloom.files import claim
+with claim(sys.argv[1], is_folder=True):
+    child = os.fork()
+    if not child:
+        sys.exit()  # through the end of the block
+    os.waitpid(child, 0)
+    print(os.listdir(sys.argv[1]))
+"""
+
+
+def test_a_child_of_a_run_leaves_its_lock_alone(tmp_path):
+    assert python(FORKS, tmp_path).communicate(timeout=60)[0] == "['.gradloom.lock']\n"
+    assert os.listdir(tmp_path) == []
+
+
 COUNT = """
 import sys, time
 from pathlib import Path
