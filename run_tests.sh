@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up .venv and passes the tests: formatter, linter, types, the whole suite.
 #   ./run_tests.sh           what a change needs
-#   ./run_tests.sh --full    also: PyTorch as the oracle, ranks under mpiexec, the suite under each switch, sanitizer builds of the core
+#   ./run_tests.sh --full    also: PyTorch as the oracle, ranks under mpiexec, the suite under each switch, sanitizer builds of the core, its allocations failing
 #   ./run_tests.sh --client  llama.cpp loads what we write (builds the package llama-cpp-python: some minutes)
 # The environment variable PYTHON chooses the interpreter (python3 by default).
 set -euo pipefail
@@ -40,4 +40,6 @@ if $full; then
   done
   rm -f .ci-debug.log
   bash tests/sanitize.sh
+  echo "== allocations that fail"
+  bash tests/faults.sh -k native
 fi

@@ -5,6 +5,8 @@
 #include <new>
 #include <utility>
 
+#include "faults.h"
+
 #if defined(__unix__) || defined(__APPLE__)
 #include <sys/mman.h>
 #define GL_MMAP 1
@@ -16,7 +18,7 @@ constexpr size_t kHuge = size_t{2} << 20;
 
 #ifdef GL_MMAP
 Block::Block(size_t bytes) {
-  if (bytes > SIZE_MAX - 2 * kHuge) throw std::bad_alloc();
+  if (bytes > SIZE_MAX - 2 * kHuge || fault("arena")) throw std::bad_alloc();
   bytes_ = (bytes + kHuge - 1) / kHuge * kHuge;
   // One huge page more than needed, then the ends outside the aligned range are given back.
   const size_t mapped = bytes_ + kHuge;
@@ -36,6 +38,7 @@ Block::Block(size_t bytes) {
 Block::~Block() { munmap(data_, bytes_); }
 #else
 Block::Block(size_t bytes) {
+  if (bytes > SIZE_MAX - 2 * kHuge || fault("arena")) throw std::bad_alloc();
   bytes_ = (bytes + kHuge - 1) / kHuge * kHuge;
   data_ = static_cast<uint8_t*>(::operator new(bytes_, std::align_val_t(kHuge)));
   std::memset(data_, 0, bytes_);
@@ -67,6 +70,10 @@ size_t Block::huge_bytes() const {
 
 void Arena::ensure(size_t bytes) {
   std::lock_guard<std::mutex> run(mutex_);
+  grow(bytes);
+}
+
+void Arena::grow(size_t bytes) {
   if (bytes <= this->bytes()) return;
   {
     std::lock_guard<std::mutex> hold(block_mutex_);

@@ -29,6 +29,7 @@ class Arena {
   // Grows to at least `bytes`; never shrinks. Growing moves the arena to fresh zeroed memory and waits for a run
   // that is using it.
   void ensure(size_t bytes);
+  void grow(size_t bytes);  // the same for who holds mutex(). When it throws, the arena has no bytes until it grows again
   std::shared_ptr<Block> block() const {
     std::lock_guard<std::mutex> hold(block_mutex_);
     return block_;

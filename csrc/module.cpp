@@ -9,6 +9,7 @@
 #include <exception>
 #include <thread>
 
+#include "faults.h"
 #include "limits.h"
 #include "threads.h"
 #include "vm.h"
@@ -98,9 +99,9 @@ void check_rows(const Bytes& rows, int64_t steps, uint64_t row, const char* what
 using ByteArray = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
 
 ByteArray arena_view(const Arena& arena) {
-  auto* held = new std::shared_ptr<Block>(arena.block());
-  nb::capsule owner(held, [](void* p) noexcept { delete static_cast<std::shared_ptr<Block>*>(p); });
-  const Block* block = held->get();
+  auto held = std::make_unique<std::shared_ptr<Block>>(arena.block());
+  nb::capsule owner(held.get(), [](void* p) noexcept { delete static_cast<std::shared_ptr<Block>*>(p); });
+  const Block* block = held.release()->get();
   return ByteArray(block ? block->data() : nullptr, {block ? block->bytes() : 0}, owner);
 }
 
@@ -124,12 +125,15 @@ std::vector<ByteRange> ranges(nb::handle list, bool with_instruction, const char
   return out;
 }
 
-void make_program(PyProgram* self, const std::string& isa, std::vector<std::pair<std::string, std::string>> kernels,
-                  nb::handle instructions, nb::handle args, nb::handle attrs, nb::sequence segments, nb::handle records,
-                  nb::handle dead, nb::handle guards) {
+void make_program(PyProgram* self, const std::string& isa, nb::handle kernels, nb::handle instructions, nb::handle args,
+                  nb::handle attrs, nb::sequence segments, nb::handle records, nb::handle dead, nb::handle guards) {
   PyProgram made;
   Program::Tape tape;
-  tape.kernels = std::move(kernels);
+  for (nb::handle item : kernels) {  // not by nanobind's own reader of lists: it ends the process without memory
+    nb::tuple t = nb::cast<nb::tuple>(item);
+    if (t.size() != 2) throw nb::type_error("kernels: each is (name, signature)");
+    tape.kernels.emplace_back(nb::cast<nb::str>(t[0]).c_str(), nb::cast<nb::str>(t[1]).c_str());
+  }
   const Bytes b0(instructions, false, "instructions"), b1(args, false, "args"), b2(attrs, false, "attrs");
   tape.instructions = b0.as<InstructionRecord>("instructions", tape.instruction_count);
   tape.args = b1.as<ArgRecord>("args", tape.arg_count);
@@ -227,6 +231,7 @@ NB_MODULE(_core, m) {
   m.attr("STOP_NAMES") = nb::make_tuple("done", "guard", "index", "nonfinite", "bounds", "requested", "deadline");
   m.attr("EACH_STEP") = kEachStep;
   m.attr("ADDRESS_SANITIZER") = kAddressSanitizer;
+  m.attr("FAULTS") = kFaults;
 
   m.def("isas", [] {
     std::vector<std::string> names;

@@ -15,9 +15,14 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <exception>
+#include <memory>
 #include <mutex>
+#include <new>
 #include <system_error>
 #include <thread>
+
+#include "faults.h"
 
 #ifdef __linux__
 #include <sched.h>
@@ -195,17 +200,18 @@ struct Pool {
     engaged = 1;
   }
 
-  // Returns the width of the team: less than asked for where the system gives no more threads.
+  // Returns the width of the team: less than asked for where the system gives no more threads or memory for them.
   int engage(int threads) {
     if (threads == engaged) return threads;
     send_home();
     int have = started.load(std::memory_order_relaxed);
     while (have < threads - 1) {
-      helpers[have] = new Helper;
       try {
-        std::thread(work, this, helpers[have], have + 1).detach();
-      } catch (const std::system_error&) {
-        delete helpers[have];
+        auto helper = std::make_unique<Helper>();
+        if (fault("thread")) throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
+        std::thread(work, this, helpers[have] = helper.get(), have + 1).detach();
+        helper.release();
+      } catch (const std::exception&) {  // system_error, bad_alloc
         threads = have + 1;
         break;
       }
@@ -238,7 +244,8 @@ void after_fork_child() {
 }
 #endif
 
-// A free pool for a team of so many threads, or of as many as the other teams leave; nullptr for one thread.
+// A free pool for a team of so many threads, or of as many as the other teams leave; nullptr for one thread, and where
+// there is no memory for a pool.
 Pool* take_pool(int& threads, int most) {
   std::lock_guard<std::mutex> hold(choosing);
 #ifdef GL_FORK
@@ -261,7 +268,11 @@ Pool* take_pool(int& threads, int most) {
     }
   }
   if (!found) {
-    found = new Pool;
+    found = new (std::nothrow) Pool;
+    if (!found) {
+      threads = 1;
+      return nullptr;
+    }
     found->next = pools;
     pools = found;
   }

@@ -362,13 +362,10 @@ void Program::resolve(Place& p) {
 }
 
 void Program::refresh_arenas() {
-  for (Place& p : places_) {
-    if (p.said.kind != Segment::arena || p.generation == p.said.from->generation()) continue;
-    if (p.said.from->bytes() < p.needed)  // growing it failed
-      throw std::runtime_error("run: the arena has " + std::to_string(p.said.from->bytes()) + " bytes; need " +
-                               std::to_string(p.needed));
-    resolve(p);
-  }
+  for (Place& p : places_)
+    if (p.said.kind == Segment::arena) p.said.from->grow(p.needed);  // it has no bytes where growing it failed
+  for (Place& p : places_)
+    if (p.said.kind == Segment::arena && p.generation != p.said.from->generation()) resolve(p);
 }
 
 void Program::bind(uint32_t segment, uint64_t address, uint64_t bytes) {
@@ -391,11 +388,12 @@ void Program::bind(uint32_t segment, uint64_t address, uint64_t bytes) {
 }
 
 void Program::profile(bool on) {
-  profiling_ = on;
+  profiling_ = false;
   if (!on) return;
   profile_min_.assign(ops_.size(), 0);
   profile_total_.assign(ops_.size(), 0);
   profile_steps_ = 0;
+  profiling_ = true;
 }
 
 // ---- running -------------------------------------------------------------------------------------------
@@ -534,6 +532,7 @@ RunResult Program::run(const RunOptions& options) {
   Team team(several_ ? options.threads : 1);  // a tape of single parts wakes nobody
   if (scratch_bytes_ && scratch_threads_ < team.threads()) {
     scratch_.reset();
+    scratch_threads_ = 0;  // until there is memory for more
     scratch_ = std::make_unique<Block>(scratch_stride_ * static_cast<size_t>(team.threads()));
     scratch_threads_ = team.threads();
   }

@@ -8,6 +8,7 @@ ARG_BYTES: int
 INSTRUCTION_BYTES: int
 EACH_STEP: int
 ADDRESS_SANITIZER: bool
+FAULTS: bool
 STOP_NAMES: tuple[str, ...]
 
 def isas() -> list[str]: ...

@@ -316,7 +316,10 @@ class _Shared(Iterator[Any]):
 
 
 def _ahead(items: Generator[Batch, None, None]) -> Generator[Batch, None, None]:
-    """The same items, made by a thread of their own, up to two ahead of the caller."""
+    """The same items, made by a thread of their own, up to two ahead of the caller.
+
+    Where the system gives no more threads, the caller's own makes them.
+    """
     made: queue.SimpleQueue[Batch | BaseException | None] = queue.SimpleQueue()
     room = threading.Semaphore(2)
     stop = threading.Event()
@@ -333,7 +336,11 @@ def _ahead(items: Generator[Batch, None, None]) -> Generator[Batch, None, None]:
             made.put(error)
 
     thread = threading.Thread(target=work, name="gradloom prefetch", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:
+        yield from items
+        return
     try:
         while (item := made.get()) is not None:
             room.release()

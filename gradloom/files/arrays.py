@@ -6,10 +6,8 @@ dtype, shape and bytes. A truncated or corrupted file is a FileError, whatever i
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import re
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +22,11 @@ from .atomic import atomic_path, read_together
 from .gguf import PLAIN, field, open_gguf, write_gguf
 
 _BF16 = np.dtype(ml_dtypes.bfloat16)
-_SAFETENSORS = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+# NumPy's names -> those of the file, in the order in which the safetensors package lays arrays out
+_SAFETENSORS = {
+    "int64": "I64", "float64": "F64", "float32": "F32", "int32": "I32", "bfloat16": "BF16", "float16": "F16",
+    "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
+}  # fmt: skip
 _GGUF = tuple(plain.name for plain in PLAIN.values())
 _SCALARS = "gradloom.scalars"  # names of the arrays of shape (), which GGUF has no way to say
 
@@ -83,31 +85,30 @@ def _check_file(path: str | os.PathLike[str]) -> int:
     return size
 
 
-def _bytes_of(arrays: Mapping[str, np.ndarray]) -> int:
-    return sum(a.nbytes for a in arrays.values())
-
-
 def _save_safetensors(path: str | os.PathLike[str], arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
-    from safetensors import SafetensorError, TensorSpec, serialize_file
-
+    """The bytes that the safetensors package would write; it goes through a temporary file of its own beside ours."""
     if "__metadata__" in arrays:
         raise FileError(f"{path}: array name '__metadata__' is taken by the format; need another name")
-    specs = {
-        name: TensorSpec(dtype=a.dtype.name, shape=a.shape, data_ptr=a.ctypes.data, data_len=a.nbytes)
-        for name, a in arrays.items()
-    }
+    order = list(_SAFETENSORS)
+    names = sorted(arrays, key=lambda name: (order.index(arrays[name].dtype.name), name))
     # one entry, whose text is in order: the package writes several entries in an order of its own
-    entry = {"gradloom": json.dumps(metadata)} if metadata else None
-    with atomic_path(path, _bytes_of(arrays)) as part:
-        try:
-            serialize_file(specs, part, metadata=entry)
-        except SafetensorError as error:
-            found = re.search(r"os error (\d+)", str(error))
-            raise OSError(int(found[1]) if found else errno.EIO, _strerror(found, error)) from None
-
-
-def _strerror(found: re.Match[str] | None, error: Exception) -> str:
-    return os.strerror(int(found[1])) if found else str(error)
+    head: dict[str, Any] = {"__metadata__": {"gradloom": json.dumps(metadata)}} if metadata else {}
+    end = 0
+    for name in names:
+        array, begin = arrays[name], end
+        end += array.nbytes
+        head[name] = {
+            "dtype": _SAFETENSORS[array.dtype.name], "shape": list(array.shape), "data_offsets": [begin, end],
+        }  # fmt: skip
+    try:
+        text = json.dumps(head, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError as error:
+        raise FileError(f"{path}: the name {error.object[error.start :]!r:.60} is no text of UTF-8") from None
+    text += b" " * (-len(text) % 8)
+    with atomic_path(path, 8 + len(text) + end) as part, open(part, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for name in names:
+            file.write(arrays[name].reshape(-1).view(np.uint8).data)
 
 
 def _load_safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:

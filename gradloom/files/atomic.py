@@ -178,7 +178,8 @@ def _commit(change: _Change) -> None:
     handle, name = tempfile.mkstemp(prefix=_PART, suffix=COMMIT, dir=change.folder)
     try:
         try_lock(handle)
-        os.write(handle, text.encode())
+        with open(handle, "wb", closefd=False) as file:  # os.write may write a part
+            file.write(text.encode())
         os.chmod(name, _mode(change.folder / COMMIT))
         os.fsync(handle)
         os.replace(name, change.folder / COMMIT)

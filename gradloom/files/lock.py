@@ -83,8 +83,9 @@ def _acquire(shown: str | os.PathLike[str], path: Path, patience: float) -> int:
                     holder = os.pread(handle, 20, 0).decode(errors="replace").strip()
                     refused = FileError(_taken(shown, holder))
                 elif _is_same(handle, path):  # else its holder has just removed it
-                    os.ftruncate(handle, 0)
-                    os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+                    with contextlib.suppress(OSError):  # a full disk: the pid is for the message only
+                        os.ftruncate(handle, 0)
+                        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
                     return handle
             except BaseException:
                 os.close(handle)

@@ -66,6 +66,13 @@ def check_memory(more: int) -> None:
         )
 
 
+def no_memory(what: str) -> BackendError:
+    """The error for a MemoryError."""
+    return BackendError(
+        f"{what}: the system gives no more memory; need smaller batches, a shorter context or a machine with more"
+    )
+
+
 def choose_isa(wanted: str | None) -> str:
     """The instruction set to run: the best that this machine has, or the one that was asked for."""
     have = _core.isas()
@@ -107,7 +114,13 @@ class CpuExecutable:
     """
 
     def __init__(self, program: Program, switches: Switches, own: Arena | None = None) -> None:
-        """own: an arena for this executable alone, instead of the one that all share."""
+        """own: an arena for this executable alone, instead of the one that all share. BackendError: no more memory."""
+        try:
+            self._make(program, switches, own)
+        except MemoryError:
+            raise no_memory("compile") from None
+
+    def _make(self, program: Program, switches: Switches, own: Arena | None) -> None:
         isa = choose_isa(switches.isa)
         kernels = Kernels(isa)
         nodes = program.nodes
@@ -140,7 +153,7 @@ class CpuExecutable:
             check_memory(tape.arena_bytes - self.arena.bytes)
             try:
                 self.arena.ensure(max(tape.arena_bytes, 64))
-            except RuntimeError as error:
+            except RuntimeError as error:  # in a signal handler that came into a run
                 raise BackendError(f"compile: {error}") from None
             self._native = _core.Program(
                 self.isa, tape.kernels, tape.instructions, tape.args, tape.attrs, self._segments(), records,
@@ -206,8 +219,8 @@ class CpuExecutable:
         settings: each value a number, or one number per step. deadline: seconds after which no further step begins.
         feeds: the inputs, which no other thread can change before the run; without them, those that were fed last.
         Raises NonFiniteError or DataError as the step that failed demands; that step's updates are not applied.
-        FileError, before anything runs, when a mapped file has changed. KeyboardInterrupt may come when steps have been
-        done: it has their number as `steps_done`.
+        FileError, before anything runs, when a mapped file has changed; BackendError, too, when there is no memory.
+        KeyboardInterrupt may come when steps have been done: it has their number as `steps_done`.
         """
         before = self._native.steps_run
         try:
@@ -238,16 +251,18 @@ class CpuExecutable:
         """
         for check in self._checks:
             check()
-        records = np.empty((steps, self.record_bytes), np.uint8) if self.record_bytes else None
         switches = self.switches
         with self._lock:
             before = self._native.steps_run
             try:
+                records = np.empty((steps, self.record_bytes), np.uint8) if self.record_bytes else None
                 done, stop, node, index, value = self._native.run(
                     steps, rows, records, switches.threads, deadline, switches.poison, switches.check >= 2
                 )
             except RuntimeError as error:
                 raise BackendError(f"run: {error}") from None
+            except MemoryError:
+                raise no_memory("run") from None
             finally:
                 if self._native.steps_run != before:  # also where a signal has waited for the end of the call
                     for stored in self.writes:

@@ -246,10 +246,20 @@ class _Team:
             threading.Thread(target=self._run, args=(k,), name=f"replica {r.rank}", daemon=True)
             for k, r in enumerate(self.ranks[1:], 1)
         ]
-        for thread in others:
-            thread.start()
+        begun = []
+        for thread, rank in zip(others, self.ranks[1:], strict=True):
+            try:
+                thread.start()
+            except RuntimeError as error:  # the system gives no more
+                self.failures.append(
+                    TrainError(f"dp_train: there is no thread for replica {rank.rank} ({error}); need fewer replicas")
+                )
+                for each in self.ranks:
+                    each.fail(self.failures[0])
+                break
+            begun.append(thread)
         self._run(0)
-        for thread in others:  # after a failure, one that hangs is left behind
+        for thread in begun:  # after a failure, one that hangs is left behind
             thread.join(self.ranks[0].timeout if self.failures else None)
         if self.failures:
             raise self.failures[0]

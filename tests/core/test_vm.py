@@ -348,8 +348,9 @@ def test_arena_that_cannot_grow() -> None:
     assert _core.Arena().view().size == 0 and _core.Arena().huge_bytes == 0
     with pytest.raises(MemoryError):
         t.arena.ensure(1 << 60)
-    with pytest.raises(RuntimeError, match="the arena has 0 bytes; need 96"):
-        p.run()
+    assert t.arena.bytes == 0
+    assert p.run()[:2] == (1, 0)  # what the program needs is made again
+    assert t.arena.bytes >= 96
     t.arena.ensure(4096)
     assert p.run()[:2] == (1, 0)
 

@@ -289,6 +289,16 @@ def test_prefetch_reads_while_the_caller_works():
         assert Disk.reads == (3 if prefetch else 1)
 
 
+def test_batches_come_also_where_there_is_no_thread_for_them(monkeypatch):
+    def no_thread(self):
+        raise RuntimeError("can't start new thread")
+
+    wanted = [x.copy() for x in DataLoader(disk(96), batch_size=32)]
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    got = list(DataLoader(disk(96), batch_size=32, prefetch=True))
+    assert len(got) == len(wanted) == 3 and all(np.array_equal(a, b) for a, b in zip(got, wanted, strict=True))
+
+
 def test_an_error_in_the_thread_arrives():
     loader = DataLoader(disk(640, fails_at=100), batch_size=32, prefetch=True)
     seen = 0

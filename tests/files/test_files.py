@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -51,6 +52,22 @@ def test_round_trip(tmp_path, suffix):
     assert path.read_bytes() == first and os.listdir(tmp_path) == [path.name]
     save_arrays(path, {})
     assert load_arrays(path) == ({}, {})
+
+
+@pytest.mark.parametrize("texts", [{}, {"b": '1 ü"\n', "a": "x"}])
+def test_safetensors_are_the_bytes_of_the_package(tmp_path, texts):
+    """All kinds, in its order; names that JSON has to quote."""
+    from safetensors import TensorSpec, serialize
+
+    arrays = {f'{name} ü\n"/\x01\x7f': np.asarray(array, order="C") for name, array in sample().items()}
+    arrays |= {f"{k}{kind}": np.zeros((k, 3), kind) for kind in ("?", "u1", "f2", "f4", "f8") for k in (2, 0)}
+    specs = {
+        name: TensorSpec(dtype=a.dtype.name, shape=a.shape, data_ptr=a.ctypes.data, data_len=a.nbytes)
+        for name, a in arrays.items()
+    }
+    save_arrays(tmp_path / "m.safetensors", arrays, texts)
+    wanted = serialize(specs, metadata={"gradloom": json.dumps(texts)} if texts else None)
+    assert (tmp_path / "m.safetensors").read_bytes() == bytes(wanted)
 
 
 def test_gguf_shapes_are_reversed(tmp_path):
@@ -117,12 +134,13 @@ def test_bad_files_have_names(tmp_path, name, content, message):
     ("name", "arrays", "metadata", "message"),
     [
         ("m.gguf", {"a": np.zeros(1, "u1")}, {}, "array 'a' is uint8; a .gguf file holds float32"),
-        ("m.safetensors", {"a": np.array(["x"])}, {}, "array 'a' is <U1; a .safetensors file holds float32"),
+        ("m.safetensors", {"a": np.array(["x"])}, {}, "array 'a' is <U1; a .safetensors file holds int64 float64"),
         ("m.gguf", {"a" * 64: np.zeros(1)}, {}, "has 64 bytes; a .gguf file takes 63"),
         ("m.gguf", {"a": np.zeros((1,) * 5)}, {}, "tensor 'a' has 5 axes; a .gguf file takes 4"),
         ("m.gguf", {"a": np.zeros((2, 0))}, {}, "tensor 'a' of shape [2, 0] is empty"),
         ("m.safetensors", {"": np.zeros(1)}, {}, "array name '' is not usable"),
         ("m.safetensors", {"__metadata__": np.zeros(1)}, {}, "is taken by the format"),
+        ("m.safetensors", {"a\udcff": np.zeros(1)}, {}, "is no text of UTF-8"),
         ("m.safetensors", {}, {"a": 1}, "metadata 'a' is int; need texts"),
         ("m", {}, {}, "suffix (none) is not known"),
         ("none/m.gguf", {}, {}, "does not exist; create it or choose another place"),
@@ -163,7 +181,7 @@ def test_full_disk(tmp_path, suffix, old):
     if old:
         path.write_bytes(b"old")
     done = subprocess.run([sys.executable, "-c", FULL_DISK, path], env=ENV, capture_output=True, text=True, check=True)
-    need = {".txt": "", ".gguf": " (400128 bytes needed)"}.get(suffix, " (400000 bytes needed)")
+    need = {".gguf": " (400128 bytes needed)", ".safetensors": " (400072 bytes needed)"}.get(suffix, "")
     kept = "the file of that name is as it was" if old else "no part of it is left behind"
     hint = "free some space or choose another place"
     assert done.stdout == f"{path}: cannot be written{need}: file too large; {kept}; {hint}\n"

@@ -101,6 +101,27 @@ def same(result: gl.DPResult, params: dict[str, np.ndarray]) -> bool:
     )
 
 
+def test_a_replica_that_gets_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line, at once; the replicas that had begun end, and the next training works."""
+    start = threading.Thread.start
+
+    def one_thread(self: threading.Thread) -> None:
+        if self.name == "replica 2":
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", one_thread)
+    began = time.monotonic()
+    with pytest.raises(
+        gl.TrainError, match="dp_train: there is no thread for replica 2 .can't start new thread.; need"
+    ):
+        gl.dp_train(net, blobs([8] * 6), loss_fn=ops.cross_entropy, replicas=4, iterations=50)
+    assert time.monotonic() - began < 30
+    assert not [t for t in threading.enumerate() if t.name.startswith("replica")]
+    monkeypatch.undo()
+    assert gl.dp_train(net, blobs([8] * 6), loss_fn=ops.cross_entropy, replicas=4, iterations=2).replicas == 4
+
+
 # ---- equal to the plain loop -------------------------------------------------------------------------------------
 
 
