@@ -327,7 +327,7 @@ def test_a_stream_is_not_cut_inside_a_special_token(monkeypatch):
     assert ids.count(256) == ids.count(257) == 40 and tokenizer.decode(ids) == text
 
 
-BITS = (
+UNITS = (
     "a",
     "ab",
     "A",
@@ -348,7 +348,19 @@ BITS = (
     "e\u0301",
     "\u3000",
 )
-MERGES = ["a b", "a a", "aa aa", "ab ab", "1 2", "\u0120 \u0120", "\u010a \u010a", "! !", "b a", "\u0120 a", "aa b"]
+UNIT_MERGES = [
+    "a b",
+    "a a",
+    "aa aa",
+    "ab ab",
+    "1 2",
+    "\u0120 \u0120",
+    "\u010a \u010a",
+    "! !",
+    "b a",
+    "\u0120 a",
+    "aa b",
+]
 
 
 def stretches():
@@ -357,7 +369,7 @@ def stretches():
     for _ in range(60):
         parts = []
         for _ in range(rng.choice((1, 1, 2, 4))):
-            unit, count = rng.choices(BITS, k=rng.choice((1, 1, 2, 3))), rng.choice((5, 40, 300))
+            unit, count = rng.choices(UNITS, k=rng.choice((1, 1, 2, 3))), rng.choice((5, 40, 300))
             parts += unit * count if rng.random() < 0.6 else rng.choices(unit, k=count)
         yield "".join(parts)
 
@@ -366,7 +378,7 @@ def stretches():
 def test_windows_of_a_text_without_cuts_give_the_ids_of_the_whole(pre, monkeypatch):
     """Every pre-tokeniser, and (None) SentencePiece with words, without words, and merged by hand."""
     if pre is not None:
-        made = [Tokenizer(byte_bpe(MERGES, pre=pre))]
+        made = [Tokenizer(byte_bpe(UNIT_MERGES, pre=pre))]
     else:
         spaces = ["\u2581", "a", "b", "ab", "\u2581a", "aa", "aaaa", "ba", "\u2581\u2581", "!!"]
         made = [Tokenizer(spm(spaces)), Tokenizer(spm([*spaces, "a\u2581b"])), Tokenizer(spm(spaces, scores=[-1] * 10))]
@@ -382,7 +394,7 @@ def test_windows_of_a_text_without_cuts_give_the_ids_of_the_whole(pre, monkeypat
 @pytest.mark.parametrize("unit", ["a", " ", "\n", "1", "!", "\u6f22"])
 @pytest.mark.parametrize("kind", ["spm", "bpe"])
 def test_windows_are_small_on_a_long_stretch(kind, unit, monkeypatch):
-    tokenizer = Tokenizer(byte_bpe(MERGES) if kind == "bpe" else spm(["\u2581", "a", "aa", "aaaa"]))
+    tokenizer = Tokenizer(byte_bpe(UNIT_MERGES) if kind == "bpe" else spm(["\u2581", "a", "aa", "aaaa"]))
     sizes, tokens = [], tokenizer._tokens
     monkeypatch.setattr("gradloom.llm.tokenizer._BLOCK", 1 << 10)
     monkeypatch.setattr(tokenizer, "_tokens", lambda text: sizes.append(len(text)) or tokens(text))
