@@ -97,7 +97,8 @@ _CUT_BPE = re.compile(r"(?<=\w\n)(?=[^\W\d_])|(?<=[^\W\d_])(?= [^\W\d_])")
 _SPM_WORDS = re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+")
 _CUT_SPM = re.compile(f"(?<=[^ {SPACE}])(?=[ {SPACE}])")
 _BLOCK = 1 << 16  # characters that are tokenised as one
-_BLOCKS = 8  # of them at least go to the tokenizer at once, which spreads them over the cores
+_GROUP = 8 * _BLOCK  # characters that go to the package at once, which spreads their blocks over the cores
+_LINE_ENDS = re.compile(r"[\r\n]*")
 _WORDS_KEPT = 1 << 18  # words whose tokens are remembered where scores are tied
 
 
@@ -195,7 +196,8 @@ class Tokenizer:
 
         self._special = _Specials(self.pieces, self._types, (CONTROL, USER_DEFINED, UNKNOWN))
         self._defined = _Specials(self.pieces, self._types, (USER_DEFINED,))
-        self._by_hand: Callable[[str], list[int]] | None = None  # merges what the package cannot
+        self._longest = max(map(len, self.pieces))
+        self._by_hand: _ScoreMerger | None = None  # merges what the package cannot
         self._pairs: set[str] | None = None  # neighbours inside pieces, where words cannot be told apart
         if self.kind == "spm":
             self._build_spm(metadata)
@@ -282,7 +284,7 @@ class Tokenizer:
         # with a byte that is no token.
         tied = any(len(group) > 1 and len(set("".join(group))) > 1 for group in ties.values())
         if tied or any(f"<0x{byte:02X}>" not in ids for byte in range(256)):
-            self._by_hand = _ScoreMerger(ids, scores, self._bytes_of).encode
+            self._by_hand = _ScoreMerger(ids, scores, self._bytes_of)
 
     def _load(self, merges: Mapping[tuple[str, str], None], **options: Any) -> None:
         """self._hf: a BPE model of the package. Parts that are no tokens get ids of their own, above the vocabulary."""
@@ -343,28 +345,33 @@ class Tokenizer:
     ) -> Iterator[np.ndarray]:
         """Ids of one long text that comes in blocks of any size, i32 arrays one after the other.
 
-        Together they are what encode gives for the whole text, except that a stretch of more than 2^20 characters
-        without a space or a line's end may be cut inside a token. Holds one such stretch, never the whole text.
+        Together they are what encode gives for the whole text. Holds the text up to the next place where it may be cut,
+        which most texts have every few characters.
         """
         first, last = self._around(bos, eos)
         if first:
             yield np.array(first, dtype=np.int32)
         known = self._special if special else self._defined
-        rest, after_special, done = "", True, False
+        rest, after_special, done, need = "", True, False, 2 * _GROUP
         source = iter(blocks)
         while not done:
-            while len(rest) < 2 * _BLOCKS * _BLOCK and not done:
+            parts, have = [rest], len(rest)
+            while have < need and not done:
                 block = next(source, None)
-                if block is None:
-                    done = True
-                else:
-                    rest += block
-            cut = len(rest) if done else self._cut(rest, _BLOCKS * _BLOCK, known)
+                done = block is None
+                parts.append(block or "")
+                have += len(parts[-1])
+            rest = "".join(parts)
+            end = len(rest) if done else max(len(rest) - known.longest, 0)  # a special token may go on behind the end
+            cut = self._cut(rest, 0, min(_GROUP, end), end, known) if not done else len(rest)
+            if cut == end and not done:  # no place to cut: read on
+                need = max(2 * len(rest), 2 * _GROUP)
+                continue
             jobs: list[str] = []
             steps, after_special = self._queue(rest[:cut], special, after_special, jobs)
             if steps:
                 yield _joined(steps, self._run(jobs))
-            rest = rest[cut:]
+            rest, need = rest[cut:], 2 * _GROUP
         if last:
             yield np.array(last, dtype=np.int32)
 
@@ -405,20 +412,21 @@ class Tokenizer:
         return steps, after_special
 
     def _blocks(self, text: str) -> Iterator[str]:
-        while len(text) > 2 * _BLOCK:
-            cut = self._cut(text, _BLOCK)
-            yield text[:cut]
-            text = text[cut:]
-        yield text
+        begin = 0
+        while len(text) - begin > 2 * _BLOCK:
+            cut = self._cut(text, begin, begin + _BLOCK, len(text))
+            yield text[begin:cut]
+            begin = cut
+        yield text[begin:]
 
-    def _cut(self, text: str, near: int, known: _Specials | None = None) -> int:
-        """A place in text, behind `near` if there is one, where cutting changes no token; else the text's end."""
-        for start, stop, last in ((near, len(text), False), (1, near, True)):
+    def _cut(self, text: str, begin: int, near: int, end: int, known: _Specials | None = None) -> int:
+        """A place in text[begin:end], behind `near` if there is one, where cutting changes no token; else the end."""
+        for start, stop, last in ((near, end, False), (begin + 1, near, True)):
             cuts = self._cuts(text, start, stop)
             for at in reversed([*cuts]) if last else cuts:
                 if known is None or not known.covers(text, at):
                     return at
-        return len(text)
+        return end
 
     def _cuts(self, text: str, start: int, stop: int) -> Iterator[int]:
         if self._pairs is not None:
@@ -426,16 +434,114 @@ class Tokenizer:
         pattern = _CUT_BPE if self.kind == "bpe" else _CUT_SPM
         return (m.start() for m in pattern.finditer(text, start, stop))
 
-    def _run(self, texts: list[str]) -> list[list[int]]:
+    def _run(self, texts: list[str]) -> list[np.ndarray]:
+        """Ids of each text, i32; about _GROUP characters at a time: the package holds 250 bytes for each."""
+        found: list[np.ndarray] = []
+        group: list[str] = []
+        size = 0
+        for text in texts:
+            if len(text) > 2 * _BLOCK or size + len(text) > _GROUP:
+                found += self._run_group(group)
+                group, size = [], 0
+            if len(text) > 2 * _BLOCK:
+                found.append(self._run_long(text))
+            else:
+                group.append(text)
+                size += len(text)
+        return found + self._run_group(group)
+
+    def _run_group(self, texts: list[str]) -> list[np.ndarray]:
         if not texts:
             return []
         if self._by_hand is not None:
             words = ([text] if self._pairs is not None else _SPM_WORDS.findall(text) for text in texts)
-            return [[i for word in found for i in self._by_hand(word)] for found in words]
-        found = [e.ids for e in self._hf.encode_batch_fast(texts, add_special_tokens=False)]
-        if self._parts:
-            found = [self._as_bytes(ids) for ids in found]
-        return found
+            return [_array(i for word in found for i in self._by_hand.encode(word)) for found in words]
+        found = (e.ids for e in self._hf.encode_batch_fast(texts, add_special_tokens=False))
+        return [_array(self._as_bytes(ids) if self._parts else ids) for ids in found]
+
+    def _run_long(self, text: str) -> np.ndarray:
+        """Ids of a text without a place to cut it (see _cuts), as of the whole, in windows.
+
+        A window is left where a word ends and nothing behind the window can change that; or inside of a word, at the
+        end of a token, where the next window begins with the token that this one has there. The latter is right for any
+        merging that takes the best pair first, of equal ones the leftmost: two tokens that stand side by side in the
+        result for some text do so in every text in which both are found, each beside neighbours of which that is true.
+        Where neither is found, the window is doubled.
+        """
+        found: list[np.ndarray] = []
+        begin, size = 0, max(_BLOCK, 8 * self._longest)
+        now = self._tokens(text[:size])
+        while begin + size < len(text):
+            window = text[begin : begin + size]
+            at = self._word_end(window, now)
+            following = None
+            if not at:
+                at = self._token_end(text, begin, window, now)
+                if at:
+                    start = begin + int(now.ends[at - 1])
+                    following = self._tokens(text[start : start + size])
+                    if (following.ids[0], following.ends[0]) != (now.ids[at], now.ends[at] - now.ends[at - 1]):
+                        at, following = 0, None
+            if not at:
+                size *= 2
+                now = self._tokens(text[begin : begin + size])
+                continue
+            found.append(_array(self._as_bytes(now.ids[:at].tolist())))
+            begin += int(now.ends[at - 1])
+            now = following or self._tokens(text[begin : begin + size])
+        return np.concatenate([*found, _array(self._as_bytes(now.ids.tolist()))])
+
+    def _tokens(self, text: str) -> _Tokens:
+        if self._by_hand is not None:
+            words = [text] if self._pairs is not None else _SPM_WORDS.findall(text)
+            pieces = [(number, piece) for number, word in enumerate(words) for piece in self._by_hand.merge(word)]
+            given = [(i, len(piece), n) for n, piece in pieces for i in self._by_hand.ids_of(piece)]
+            ends = np.cumsum([0] + [len(piece) for _, piece in pieces])[1:]
+            of = [k for k, (_, piece) in enumerate(pieces) for _ in self._by_hand.ids_of(piece)]
+            starts = ends - [len(piece) for _, piece in pieces]
+            return _Tokens(np.array([g[0] for g in given]), starts[of], ends[of], np.array([g[2] for g in given]))
+        found = self._hf.encode(text, add_special_tokens=False)
+        offsets = np.array(found.offsets, np.int64).reshape(-1, 2)
+        return _Tokens(np.array(found.ids), offsets[:, 0], offsets[:, 1], np.array(found.word_ids, dtype=object))
+
+    def _word_end(self, window: str, tokens: _Tokens) -> int:
+        """The number of tokens up to the last end of a word that no text behind the window can change; 0 for none.
+
+        A pattern reads at most four runs of characters of one class behind the end of a word, and of digits three."""
+        if self._pairs is not None:
+            return 0
+        end, runs, kind = len(window), 0, ""
+        while end and runs < 7:
+            end -= 1
+            now = _kind(window[end])
+            if now != kind:
+                runs, kind = runs + 1, now
+        if runs < 7:
+            end = len(window) - 4 if kind == "digit" and runs == 1 else 0
+        for at in range(len(tokens.ids) - 1, 0, -1):
+            if tokens.ends[at - 1] <= end and tokens.words[at] != tokens.words[at - 1]:
+                return at
+        return 0
+
+    def _token_end(self, text: str, begin: int, window: str, tokens: _Tokens) -> int:
+        """The number of tokens up to the end of one in the middle of a word that goes on behind the window, where the
+        rest of the word is a word by itself; 0 for none."""
+        for at in range(np.searchsorted(tokens.ends, len(window) // 2), len(tokens.ids) - 1):
+            place = tokens.ends[at - 1] if at else 0
+            if not place or tokens.starts[at] != place or tokens.words[at - 1] != tokens.words[-1]:
+                continue
+            kinds = {_kind(c) for c in window[place - 1 :]}
+            if self.kind == "spm":
+                return at
+            if "line" in kinds:
+                stop = _LINE_ENDS.match(text, begin + int(place)).end()  # type: ignore[union-attr]
+                safe = kinds == {"line"} and not text[stop : stop + 1].isspace()
+            elif "letter" in kinds and PRE_TOKENIZERS[self.pre].patterns[-1].startswith(_CASED[:20]):
+                safe = False
+            else:
+                safe = len(kinds) == 1 or kinds == {"small", "letter"}
+            return at if safe else 0
+        return 0
 
     def _as_bytes(self, ids: list[int]) -> list[int]:
         """Parts of merges that are no tokens themselves, written in bytes."""
@@ -543,6 +649,7 @@ class _Specials:
         self._tokens = sorted(
             ((pieces[i], i) for i in ids), key=lambda t: -len(t[0].encode("utf-8", "surrogateescape"))
         )
+        self.longest = max((len(token) for token, _ in self._tokens), default=0)
         self._any = re.compile("|".join(re.escape(t) for t, _ in self._tokens)) if self._tokens else None
 
     def split(self, text: str) -> list[str | int]:
@@ -584,17 +691,17 @@ class _ScoreMerger:
     def encode(self, text: str) -> list[int]:
         done = self._kept.get(text)
         if done is None:
-            done = [i for piece in self._merge(text) for i in self._id(piece)]
+            done = [i for piece in self.merge(text) for i in self.ids_of(piece)]
             if len(self._kept) >= _WORDS_KEPT:
                 self._kept.clear()
             self._kept[text] = done
         return done
 
-    def _id(self, piece: str) -> list[int]:
+    def ids_of(self, piece: str) -> list[int]:
         i = self._ids.get(piece)
         return self._to_bytes(piece) if i is None else [i]
 
-    def _merge(self, text: str) -> list[str]:
+    def merge(self, text: str) -> list[str]:
         pieces: list[str] = list(text)  # "" once it is merged into its left neighbour
         before, after = list(range(-1, len(text) - 1)), [*range(1, len(text)), -1]
         queue: list[tuple[float, int, int, int]] = []  # (-score, left, right, length)
@@ -621,8 +728,34 @@ class _ScoreMerger:
         return [p for p in pieces if p]
 
 
-def _joined(steps: list[int], ids: list[list[int]]) -> np.ndarray:
-    return np.array([i for step in steps for i in (ids[-1 - step] if step < 0 else (step,))], dtype=np.int32)
+class _Tokens(NamedTuple):
+    """Tokens of a text: ids (before what stands for bytes is written in them), the characters that they begin and end
+    at, and the numbers of their words."""
+
+    ids: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+    words: np.ndarray
+
+
+def _kind(character: str) -> str:
+    """What the patterns above tell apart."""
+    if "a" <= character <= "z" or "A" <= character <= "Z":
+        return "small" if character >= "a" else "letter"
+    if character.isalpha():
+        return "letter"
+    if character.isnumeric():
+        return "digit"
+    return "space" if character in " \t" else "line" if character.isspace() else "other"
+
+
+def _array(ids: Iterable[int]) -> np.ndarray:
+    return np.fromiter(ids, np.int32)
+
+
+def _joined(steps: list[int], ids: list[np.ndarray]) -> np.ndarray:
+    parts = [ids[-1 - step] if step < 0 else step for step in steps]
+    return np.concatenate([np.atleast_1d(part).astype(np.int32, copy=False) for part in parts] or [_array(())])
 
 
 def _known(part: str, ids: Mapping[str, int]) -> bool:

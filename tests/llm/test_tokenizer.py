@@ -64,7 +64,7 @@ def test_a_stream_is_cut_where_no_token_changes(kind, monkeypatch):
         samples += ["".join(rng.choice([*bits, "word", " word"]) for _ in range(200)) for _ in range(40)]
         whole = [tokenizer.encode(s, special=False, bos=False) for s in samples]
         monkeypatch.setattr("gradloom.llm.tokenizer._BLOCK", 64)
-        monkeypatch.setattr("gradloom.llm.tokenizer._BLOCKS", 1)
+        monkeypatch.setattr("gradloom.llm.tokenizer._GROUP", 64)
         for sample, ids in zip(samples, whole, strict=True):
             parts = list(tokenizer.encode_stream([sample[:9], sample[9:]], bos=False))
             assert np.concatenate(parts).tolist() == ids, (name, sample)
@@ -320,8 +320,84 @@ def test_words_that_are_tokens_but_no_merges():
 
 def test_a_stream_is_not_cut_inside_a_special_token(monkeypatch):
     monkeypatch.setattr("gradloom.llm.tokenizer._BLOCK", 8)
-    monkeypatch.setattr("gradloom.llm.tokenizer._BLOCKS", 1)
+    monkeypatch.setattr("gradloom.llm.tokenizer._GROUP", 8)
     tokenizer = Tokenizer(byte_bpe(control=("<new turn>", "<s\nt>")))
     text = "".join("x" * (k % 9) + "<new turn>" + "ab cd" * (k % 3) + "<s\nt>" for k in range(40))
     ids = np.concatenate(list(tokenizer.encode_stream([text], special=True))).tolist()
     assert ids.count(256) == ids.count(257) == 40 and tokenizer.decode(ids) == text
+
+
+UNITS = (
+    "a",
+    "ab",
+    "A",
+    "aA",
+    "\u00e9",
+    "\u6f22",
+    "1",
+    "12 ",
+    " ",
+    "\t",
+    "\n",
+    " \n",
+    "!",
+    "!\n",
+    "/\n!",
+    "'s",
+    "\U0001f600",
+    "e\u0301",
+    "\u3000",
+)
+UNIT_MERGES = [
+    "a b",
+    "a a",
+    "aa aa",
+    "ab ab",
+    "1 2",
+    "\u0120 \u0120",
+    "\u010a \u010a",
+    "! !",
+    "b a",
+    "\u0120 a",
+    "aa b",
+]
+
+
+def stretches():
+    """Texts that mostly have no place where they may be cut."""
+    rng = random.Random(3)
+    for _ in range(60):
+        parts = []
+        for _ in range(rng.choice((1, 1, 2, 4))):
+            unit, count = rng.choices(UNITS, k=rng.choice((1, 1, 2, 3))), rng.choice((5, 40, 300))
+            parts += unit * count if rng.random() < 0.6 else rng.choices(unit, k=count)
+        yield "".join(parts)
+
+
+@pytest.mark.parametrize("pre", [None, *sorted({pre.patterns: name for name, pre in PRE_TOKENIZERS.items()}.values())])
+def test_windows_of_a_text_without_cuts_give_the_ids_of_the_whole(pre, monkeypatch):
+    """Every pre-tokeniser, and (None) SentencePiece with words, without words, and merged by hand."""
+    if pre is not None:
+        made = [Tokenizer(byte_bpe(UNIT_MERGES, pre=pre))]
+    else:
+        spaces = ["\u2581", "a", "b", "ab", "\u2581a", "aa", "aaaa", "ba", "\u2581\u2581", "!!"]
+        made = [Tokenizer(spm(spaces)), Tokenizer(spm([*spaces, "a\u2581b"])), Tokenizer(spm(spaces, scores=[-1] * 10))]
+    for tokenizer in made:
+        for text in stretches():
+            text = text.replace(" ", "\u2581") if pre is None else text
+            whole = tokenizer._run_group([text])[0].tolist()
+            with monkeypatch.context() as patch:
+                patch.setattr("gradloom.llm.tokenizer._BLOCK", 32)
+                assert tokenizer._run_long(text).tolist() == whole, (pre, text)
+
+
+@pytest.mark.parametrize("unit", ["a", " ", "\n", "1", "!", "\u6f22"])
+@pytest.mark.parametrize("kind", ["spm", "bpe"])
+def test_windows_are_small_on_a_long_stretch(kind, unit, monkeypatch):
+    tokenizer = Tokenizer(byte_bpe(UNIT_MERGES) if kind == "bpe" else spm(["\u2581", "a", "aa", "aaaa"]))
+    sizes, tokens = [], tokenizer._tokens
+    monkeypatch.setattr("gradloom.llm.tokenizer._BLOCK", 1 << 10)
+    monkeypatch.setattr(tokenizer, "_tokens", lambda text: sizes.append(len(text)) or tokens(text))
+    ids = tokenizer.encode(unit * 20_000, bos=False)
+    assert tokenizer.decode(ids) == unit * 20_000 and len(sizes) > 10 and max(sizes) <= 1 << 12
+    assert np.concatenate(list(tokenizer.encode_stream([unit] * 20_000, bos=False))).tolist() == ids
