@@ -7,8 +7,8 @@ template_process.py.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby, pairwise
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice, pairwise, takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +18,8 @@ from .template_process import Chat, Fault, Source, encode, renderer
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
+
+_AHEAD = 32  # chats that are got ready for the process while it is at as many others
 
 Message = Mapping[str, Any]
 
@@ -118,7 +120,7 @@ class ChatTemplate:
         self, chats: Sequence[tuple[Sequence[Message], Sequence[Any] | None]], need_assistant: bool = True
     ) -> Iterator[list[tuple[str, bool]] | DataError]:
         """parts of each of these (messages, tools), or the DataError of it; not all are held at once."""
-        for found in self._rendered([self._turns_asked(*chat, need_assistant) for chat in chats]):
+        for found in self._rendered(self._turns_asked(*chat, need_assistant) for chat in chats):
             if isinstance(found, DataError):
                 yield found
                 continue
@@ -166,16 +168,21 @@ class ChatTemplate:
             )
         return Chat(data[1:-1], renderings)
 
-    def _rendered(self, asked: list[Chat | DataError]) -> Iterator[tuple[str, list[int]] | DataError]:
-        """(text, cuts) of each, or the error of it, in their order."""
-        for given, group in groupby(asked, lambda one: isinstance(one, Chat)):
-            left: list[Any] = list(group)
-            while given and left:
-                found = self._renderer.render(self._source, left)
-                left = left[len(found) :]
-                for one in found:
-                    yield self._error(one) if isinstance(one, Fault) else one
-            yield from left
+    def _rendered(self, asked: Iterable[Chat | DataError]) -> Iterator[tuple[str, list[int]] | DataError]:
+        """(text, cuts) of each, or the error of it, in their order. While a request is answered the next is made."""
+        coming, left = iter(asked), list[Any]()
+
+        def take() -> None:
+            left.extend(islice(coming, 2 * _AHEAD - len(left)))
+
+        take()
+        while left:
+            chats = list(takewhile(lambda one: isinstance(one, Chat), left))
+            found = self._renderer.render(self._source, chats[:_AHEAD], take) if chats else left[:1]
+            del left[: len(found)]
+            for one in found:
+                yield self._error(one) if isinstance(one, Fault) else one
+            take()
 
     def _error(self, fault: Fault) -> DataError:
         return DataError(self._where + " ".join(fault.text.split())[:1000])

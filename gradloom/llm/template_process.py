@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -34,7 +34,7 @@ from .template_worker import GREETING, NO_MEMORY
 _SCRIPT = Path(__file__).with_name("template_worker.py")
 # What the interpreter needs of the environment to start, and strftime to answer as here; nothing else is handed on.
 _ENVIRONMENT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
-_REQUEST = 1 << 20  # bytes of chats that go into one request, where it is more than one
+_REQUEST = 48 << 10  # bytes of chats that go into one request, where it is more than one; a pipe holds 64 KiB
 _READ = 1 << 18
 
 
@@ -135,10 +135,15 @@ class Renderer:
         with self._turn():
             return self._load(source)
 
-    def render(self, source: Source, chats: Sequence[Chat]) -> list[Answer]:
-        """(text, cuts) of the first of these chats, of one at least; see template_worker. BackendError as load."""
+    def render(
+        self, source: Source, chats: Sequence[Chat], meanwhile: Callable[[], object] = lambda: None
+    ) -> list[Answer]:
+        """(text, cuts) of the first of these chats, of one at least; see template_worker. BackendError as load.
+
+        meanwhile is called while the process computes.
+        """
         with self._turn():
-            return self._render(source, chats)
+            return self._render(source, chats, meanwhile)
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
@@ -176,7 +181,7 @@ class Renderer:
         self._loaded = source
         return None
 
-    def _render(self, source: Source, chats: Sequence[Chat]) -> list[Answer]:
+    def _render(self, source: Source, chats: Sequence[Chat], meanwhile: Callable[[], object]) -> list[Answer]:
         fault = self._load(source)
         if fault is not None:
             return [fault]
@@ -194,7 +199,7 @@ class Renderer:
         found: list[Answer] = []
         used, self._used = self._used, True
         try:
-            for answer in self._answers(b"".join([*request, b"]"]), rules):
+            for answer in self._answers(b"".join([*request, b"]"]), rules, meanwhile):
                 if answer is None and found:
                     break
                 if answer is None:
@@ -203,7 +208,7 @@ class Renderer:
         except _LostError as lost:
             self._child.end()
             if lost.no_memory and (found or used):  # as above
-                return found or self._render(source, chats[:1])
+                return found or self._render(source, chats[:1], lambda: None)
             found.append(Fault(f"chat template {lost}"))
         return found
 
@@ -240,7 +245,9 @@ class Renderer:
                 f" (sys.executable) does not start: {why}; need the path of a Python interpreter there"
             )
 
-    def _answers(self, request: bytes, rules: Sequence[tuple[float, int]]) -> Iterator[Answer | None]:
+    def _answers(
+        self, request: bytes, rules: Sequence[tuple[float, int]], meanwhile: Callable[[], object] = lambda: None
+    ) -> Iterator[Answer | None]:
         """Send a request; the answers to it, one for each rule: (seconds of processor time, bytes at most). None is
         the last where the process answers no more of it.
 
@@ -250,6 +257,9 @@ class Renderer:
         assert process is not None and process.stdin is not None and process.stdout is not None
         out, into = process.stdin.fileno(), process.stdout.fileno()
         left = memoryview(struct.pack("<Q", len(request)) + request if request else b"")
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):  # what is left, and why, comes out below
+            left = left[os.write(out, left[:_READ]) :]
+        meanwhile()
         got = bytearray()
         with selectors.DefaultSelector() as selector:
             selector.register(into, selectors.EVENT_READ)
