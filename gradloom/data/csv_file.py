@@ -16,7 +16,7 @@ import numpy as np
 from ..base.errors import DataError, FileError
 
 MISSING = (b"", b"na", b"n/a", b"nan", b"null", b"none", b"?")  # cells of a number column that hold no number
-_SEPARATORS = ",;\t"
+SEPARATORS = ",;\t"
 _BLOCK = 16384  # rows turned into arrays at a time
 
 
@@ -110,7 +110,7 @@ def _separator(sample: list[str]) -> str:
         counts = [len(row) for row in csv.reader(sample, delimiter=separator)]
         return len(set(counts)) == 1 and counts[0] > 1, max(counts)
 
-    return max(_SEPARATORS, key=score)
+    return max(SEPARATORS, key=score)
 
 
 def _rows(path: object, text: io.TextIOBase, separator: str) -> Iterator[tuple[int, list[str]]]:

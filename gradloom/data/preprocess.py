@@ -4,12 +4,14 @@ saved with the model."""
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
+from ..base.described import Described, parse
 from ..base.errors import DataError
-from .csv_file import CsvColumns, find_column, is_missing
+from .csv_file import SEPARATORS, CsvColumns, find_column, is_missing
 
 MOST_CATEGORIES = 100  # of a text column; the most frequent ones are kept
 
@@ -25,6 +27,28 @@ class Column:
     std: float = 1.0
     categories: list[str] = field(default_factory=list)
     reason: str = ""
+
+    @classmethod
+    def from_described(cls, said: Described) -> Column:
+        """What asdict made; DataError otherwise."""
+        made = cls(
+            name=said.text("name"),
+            kind=said.text("kind", ("number", "text", "unused")),
+            median=said.number("median"),
+            mean=said.number("mean"),
+            std=said.number("std", positive=True),
+            categories=said.texts("categories"),
+            reason=said.text("reason"),
+        )
+        said.end()
+        if bool(made.categories) != (made.kind == "text"):
+            raise DataError(
+                f"column {made.name!r:.60}: {len(made.categories)} categories of a column of kind {made.kind!r}"
+            )
+        known = [category.encode() for category in made.categories]
+        if known != sorted(known):
+            raise DataError(f"column {made.name!r:.60}: its categories are not in order")
+        return made
 
     @property
     def width(self) -> int:
@@ -57,7 +81,7 @@ class Preprocess:
     @property
     def inputs(self) -> int:
         """Features per row."""
-        return int(np.prod(self.shape)) if self.kind == "array" else sum(c.width for c in self.columns)
+        return math.prod(self.shape) if self.kind == "array" else sum(c.width for c in self.columns)
 
     @property
     def outputs(self) -> int:
@@ -69,16 +93,45 @@ class Preprocess:
 
     @classmethod
     def from_json(cls, text: str) -> Preprocess:
-        try:
-            fields = json.loads(text)
-            columns = [Column(**c) for c in fields.pop("columns")]
-            made = cls(columns=columns, **fields)
-            if made.kind not in ("columns", "array") or made.task not in ("classification", "regression"):
-                raise ValueError(f"kind {made.kind!r}, task {made.task!r}")
-            if made.inputs < 1 or made.outputs < 1:
-                raise ValueError(f"{made.inputs} inputs, {made.outputs} outputs")
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise DataError(f"preprocess: the description is damaged ({error}); need one that to_json wrote") from None
+        """What to_json wrote; DataError for any other text."""
+        return cls.from_described(parse(text, "preprocess"))
+
+    @classmethod
+    def from_described(cls, said: Described) -> Preprocess:
+        """What asdict made; DataError where a key, a type or a number is not one that fit_* and read_table make."""
+        made = cls(
+            kind=said.text("kind", ("columns", "array")),
+            task=said.text("task", ("classification", "regression")),
+            target=said.text("target"),
+            columns=[Column.from_described(column) for column in said.parts("columns")],
+            shape=said.wholes("shape", 1),
+            mean=said.number("mean"),
+            std=said.number("std", positive=True),
+            classes=said.texts("classes"),
+            target_mean=said.numbers("target_mean"),
+            target_std=said.numbers("target_std", positive=True),
+            header=said.flag("header"),
+            separator=said.text("separator", tuple(SEPARATORS)),
+            target_index=said.whole_or_none("target_index", 0),
+        )
+        said.end()
+        if bool(made.columns) != (made.kind == "columns") or bool(made.shape) != (made.kind == "array"):
+            raise DataError(
+                f"preprocess: {len(made.columns)} columns and shape {made.shape} are not of one {made.kind}"
+            )
+        classes, targets = len(made.classes), len(made.target_mean)
+        wrong = (classes < 2 or targets) if made.task == "classification" else (classes or not targets)
+        if wrong or targets != len(made.target_std):
+            counts = f"{classes} classes, {targets} means and {len(made.target_std)} deviations of targets"
+            raise DataError(f"preprocess: {counts} are not those of a {made.task}")
+        if not made.header and (made.target_index is None or made.target_index > len(made.columns)):
+            raise DataError(
+                f"preprocess: target_index is {made.target_index}; need a place among {len(made.columns)} columns"
+            )
+        if not 0 < made.inputs < 1 << 53:
+            raise DataError("preprocess: no feature is made of a row, or too many; need 1 or more")
+        if made.kind == "array" and not _usable(made.mean, made.std):
+            raise DataError(f"preprocess: mean {made.mean:g} and std {made.std:g} are beyond float32")
         return made
 
     # -- features ----------------------------------------------------------------------------------------------------
@@ -225,6 +278,13 @@ def fit_matrix(
         _check_finite(values, path, name, None)
         made.columns.append(_number_column(name, values[train]))
     return _checked(made, path, notes)
+
+
+def _usable(mean: float, std: float) -> bool:
+    """Whether float32 holds the mean, the deviation and its inverse: the model subtracts and multiplies in float32."""
+    with np.errstate(over="ignore", under="ignore", divide="ignore"):
+        narrow = np.float32(std)
+        return bool(np.isfinite([np.float32(mean), narrow, 1 / narrow]).all())
 
 
 def fit_array(path: str, data: np.ndarray, train: np.ndarray, task: str, target: str) -> Preprocess:

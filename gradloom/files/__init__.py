@@ -1,6 +1,6 @@
 """Files: whole or not at all when written, checked when read."""
 
-from .arrays import load_arrays, save_arrays
+from .arrays import load_arrays, need_finite, save_arrays
 from .atomic import atomic_path, atomic_write, check_writable, refuse_input
 from .gguf import GGUF, open_gguf, write_gguf
 
@@ -10,6 +10,7 @@ __all__ = [
     "atomic_write",
     "check_writable",
     "load_arrays",
+    "need_finite",
     "open_gguf",
     "refuse_input",
     "save_arrays",

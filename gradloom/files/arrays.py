@@ -19,7 +19,8 @@ import ml_dtypes
 import numpy as np
 
 from ..base.arrays import as_array
-from ..base.errors import FileError
+from ..base.described import LONGEST, parse_object
+from ..base.errors import DataError, FileError
 from .atomic import atomic_path
 from .gguf import PLAIN, field, open_gguf, write_gguf
 
@@ -58,6 +59,15 @@ def load_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], di
     return _load_safetensors(path) if kind == ".safetensors" else _load_gguf(path)
 
 
+def need_finite(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> None:
+    """FileError that names the first array which holds NaN or infinite numbers: such a file is no good model."""
+    for name, array in arrays.items():
+        bad = 0 if array.dtype.kind in "biu" else array.size - int(np.isfinite(array).sum())
+        if bad:
+            seen = f"{bad} of {array.size} numbers that are NaN or infinite"
+            raise FileError(f"{path}: array {name!r:.60} holds {seen}; need finite ones")
+
+
 def _kind(path: str | os.PathLike[str]) -> str:
     kind = Path(path).suffix.lower()
     if kind not in (".safetensors", ".gguf"):
@@ -93,6 +103,8 @@ def _save_safetensors(path: str | os.PathLike[str], arrays: dict[str, np.ndarray
     }
     # one entry, whose text is in order: the package writes several entries in an order of its own
     entry = {"gradloom": json.dumps(metadata)} if metadata else None
+    if entry and len(entry["gradloom"]) > LONGEST:
+        raise FileError(f"{path}: {len(entry['gradloom'])} characters of metadata; need at most {LONGEST}")
     with atomic_path(path, _bytes_of(arrays)) as part:
         try:
             serialize_file(specs, part, metadata=entry)
@@ -124,10 +136,10 @@ def _load_safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarra
         raise FileError(f"{path}: is no whole safetensors file ({_one_line(error)}); write it again") from None
     if set(metadata) == {"gradloom"}:
         try:
-            inner = json.loads(metadata["gradloom"])
-        except ValueError:
-            inner = None
-        if not isinstance(inner, dict) or not all(isinstance(v, str) for v in inner.values()):
+            inner = parse_object(metadata["gradloom"], "its metadata")
+        except DataError as error:
+            raise FileError(f"{path}: {_one_line(error)}; write it again") from None
+        if not all(isinstance(v, str) for v in inner.values()):
             raise FileError(f"{path}: its metadata is damaged; write it again")
         metadata = inner
     return arrays, metadata

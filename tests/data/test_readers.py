@@ -245,7 +245,7 @@ def test_preprocess_survives_json(tmp_path):
         again = Preprocess.from_json(made.to_json())
         assert again == made and json.loads(made.to_json())["task"] == made.task
     for bad in ("", "{}", "[]", made.to_json().replace('"kind": "columns"', '"kind": "x"')):
-        with pytest.raises(DataError, match="the description is damaged"):
+        with pytest.raises(DataError, match="preprocess"):
             Preprocess.from_json(bad)
 
 
