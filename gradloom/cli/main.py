@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -22,6 +24,8 @@ from .merge import merge
 from .plan import plan
 from .predict import predict
 from .verify import verify
+
+_LONGEST = 2000  # characters of an error, whose middle is left out: what was given may be of any length
 
 app = typer.Typer(
     name="gradloom",
@@ -58,8 +62,11 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code: 0 done, 2 bad input (one line on stderr), 130 interrupted."""
+    """Run the command; the exit code: 0 done, 2 bad input (one line on stderr), 130 interrupted. What only a fault of
+    ours raises, such as a TypeError, shows its traceback."""
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files are printed as the bytes that they are
+        sys.stdout.reconfigure(errors="surrogateescape")
     try:
         code = app(args=given, prog_name="gradloom", standalone_mode=False)
         sys.stdout.flush()
@@ -71,8 +78,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except typer.Exit as end:
         return int(end.exit_code)
     except BrokenPipeError:  # the reader of our output went away: nothing more to say
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 1
+    except (MemoryError, RecursionError, OverflowError, UnicodeError, OSError) as error:
+        if isinstance(error, OSError) and error.filename is None:  # perhaps stdout itself, on a full disk
+            _drop_output()
+        return _refuse(_what_failed(error))
     except Exception as error:
         # the parser's own errors (an unknown option, a value of another type) carry a message and a code
         message = getattr(error, "format_message", None)
@@ -84,9 +95,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(f"{text}; see {command} --help", getattr(error, "exit_code", 2))
 
 
+def _drop_output() -> None:
+    """What is left in stdout's buffer goes nowhere; else it would fail once more when the process ends."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _what_failed(error: Exception) -> str:
+    """What Python itself says of inputs that no check foresaw, as our own errors would say it."""
+    said = str(error)
+    if isinstance(error, MemoryError):
+        return f"memory: not enough{f' ({said})' * bool(said)}; need smaller data, a smaller model or smaller batches"
+    if isinstance(error, RecursionError):
+        return f"input: nested too deeply ({said}); need a flatter one"
+    if isinstance(error, OverflowError):
+        return f"input: a number is too large ({said}); need a smaller one"
+    if isinstance(error, OSError):
+        name = error.filename if isinstance(error.filename, str) else "input or output"
+        return f"{name}: {(error.strerror or said or 'cannot be used').lower()}"
+    return f"input or output: a text that cannot be converted ({said}); need UTF-8"
+
+
 def _refuse(message: str, code: int = 2) -> int:
     if not is_quiet():
-        print(f"gradloom: {' '.join(message.split())}", file=sys.stderr)
+        line = " ".join(message.split())
+        if len(line) > _LONGEST:
+            line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
+        print(f"gradloom: {line}", file=sys.stderr)
     return code
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,8 @@ import numpy as np
 
 from .. import nn
 from ..base.described import parse
-from ..base.errors import DataError, FileError, GradloomError
+from ..base.errors import DataError, FileError, GradloomError, SettingError
+from ..base.memory import memory
 from ..data import Preprocess
 from ..files import load_arrays, need_finite, save_arrays
 
@@ -31,6 +33,15 @@ def build_model(preprocess: Preprocess, hidden: Sequence[int]) -> nn.Sequential:
         width = size
     layers.append(nn.Linear(width, preprocess.outputs))
     return nn.Sequential(*layers)
+
+
+def need_room(preprocess: Preprocess, hidden: Sequence[int]) -> None:
+    """SettingError when the free memory does not hold the training of build_model(preprocess, hidden): weights, their
+    gradients and two moments."""
+    count, there = sum(math.prod(shape) for shape in _shapes(preprocess, hidden).values()), memory()
+    if there is not None and 16 * count > there.available:
+        need = f"{count:,} parameters take {16 * count:,} bytes to train; {there.available:,} are free"
+        raise SettingError(f"hidden layers {','.join(map(str, hidden)):.80}: {need}; need smaller ones")
 
 
 def save_model(

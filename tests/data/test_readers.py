@@ -417,7 +417,7 @@ def test_damaged_gzip(tmp_path):
         ),
         ({"x": np.array(["a"] * 3), "y": np.zeros(3)}, "t.npz: 'x' is <U1; need numbers"),
         ({"x": np.float32(1), "y": np.zeros(3)}, "t.npz: 'x' is a single value; need an array"),
-        ({"x": np.zeros((0, 2)), "y": np.zeros(0)}, "t.npz: 0 rows; need at least 2"),
+        ({"x": np.zeros((0, 2)), "y": np.zeros(0)}, "t.npz: 'x': 0 rows; need at least 2"),
         (
             {"x": np.full((9, 1), np.nan), "y": np.arange(9) % 2},
             "t.npz: column 'column 1' is NaN in all 9 rows; remove it",
