@@ -66,11 +66,11 @@ def find_column(path: str, names: list[str], name: str, header: bool) -> int:
         number = int(name) if name.lstrip("-").isdigit() else 0
         if 1 <= number <= len(names) or -len(names) <= number <= -1:
             return number - 1 if number > 0 else len(names) + number
-        raise DataError(f"{path}: no column {name!r}; it has no header, need a column number 1..{len(names)}")
+        raise DataError(f"{path}: no column {name!r:.60}; it has no header, need a column number 1..{len(names)}")
     near = difflib.get_close_matches(name.lower(), [n.lower() for n in names], n=1, cutoff=0.0)
     nearest = next(n for n in names if n.lower() == near[0]) if near else names[-1]
     shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
-    raise DataError(f"{path}: no column {name!r}; the nearest is {nearest!r} (columns: {shown})")
+    raise DataError(f"{path}: no column {name!r:.60}; the nearest is {nearest!r:.60} (columns: {shown})")
 
 
 def read_csv(path: str | os.PathLike[str], expect: tuple[str, ...] = (), header: bool | None = None) -> CsvColumns:
@@ -224,7 +224,7 @@ def _read(
         counts = Counter(names)
         double = next((n for n in names if counts[n] > 1), None)
         if double is not None:
-            raise DataError(f"{path} line {first_line}: two columns are called {double!r}; need different names")
+            raise DataError(f"{path} line {first_line}: two columns are called {double!r:.60}; need different names")
     else:
         names = [f"column {i + 1}" for i in range(width)]
         for i, cell in enumerate(first):

@@ -12,7 +12,7 @@ import numpy as np
 from ..base.described import Described, parse
 from ..base.errors import DataError
 from ..base.memory import memory
-from .csv_file import MOST_COLUMNS, SEPARATORS, CsvColumns, as_column, find_column, is_missing
+from .csv_file import MOST_COLUMNS, SEPARATORS, CsvColumns, find_column, is_missing
 
 MOST_CATEGORIES = 100  # of a text column; the most frequent ones are kept
 
@@ -44,7 +44,7 @@ class Column:
         said.end()
         if bool(made.categories) != (made.kind == "text"):
             raise DataError(
-                f"column {made.name!r:.60}: {len(made.categories)} categories of a column of kind {made.kind!r}"
+                f"column {made.name!r:.60}: {len(made.categories)} categories of a column of kind {made.kind!r:.60}"
             )
         known = [category.encode() for category in made.categories]
         if known != sorted(known):
@@ -220,7 +220,9 @@ class Preprocess:
             if bad.any():
                 row = int(np.flatnonzero(bad)[0])
                 cell = data.columns[index][row].decode()
-                raise DataError(f"{data.path} line {data.lines[row]}: column {column.name!r}: {cell!r} is no number")
+                raise DataError(
+                    f"{data.path} line {data.lines[row]}: column {column.name!r:.60}: {cell!r:.60} is no number"
+                )
             values = np.full(data.rows, np.nan)
         _check_finite(values, f"{data.path}", column.name, data.lines)
         return _standardise(values, column, notes)
@@ -286,7 +288,9 @@ def fit_csv(data: CsvColumns, train: np.ndarray, target: int, task: str, notes: 
         cells = data.columns[index]
         values, bad = data.numbers(index)
         if values is None and is_missing(cells).all():
-            raise DataError(f"{data.path}: column {name!r} is empty in all {data.rows} rows; remove it from the file")
+            raise DataError(
+                f"{data.path}: column {name!r:.60} is empty in all {data.rows} rows; remove it from the file"
+            )
         if values is not None:
             _check_finite(values, data.path, name, data.lines)
             made.columns.append(_number_column(name, values[train]))
@@ -305,7 +309,7 @@ def fit_matrix(
     for index, name in enumerate(names):
         values = data[:, index].astype(np.float64)
         if np.isnan(values).all():
-            raise DataError(f"{path}: column {name!r} is NaN in all {len(values)} rows; remove it")
+            raise DataError(f"{path}: column {name!r:.60} is NaN in all {len(values)} rows; remove it")
         _check_finite(values, path, name, None)
         made.columns.append(_number_column(name, values[train]))
     return _checked(made, path, notes)
@@ -360,7 +364,7 @@ def _text_column(data: CsvColumns, name: str, cells: np.ndarray, bad: np.ndarray
     if len(texts) > 20 and numbers >= 9 * bad.sum():
         row = int(np.flatnonzero(bad)[0])
         raise DataError(
-            f"{data.path} line {data.lines[row]}: column {name!r}: {cells[row].decode()!r} is no number,"
+            f"{data.path} line {data.lines[row]}: column {name!r:.60}: {cells[row].decode()!r:.60} is no number,"
             f" as {numbers} of its other cells are; fix the cell or leave it empty"
         )
     if len(texts) == 1:
@@ -398,10 +402,16 @@ def _check_narrow(values: np.ndarray, names: list[str]) -> None:
 
 
 def _one_hot(cells: np.ndarray, column: Column, out: np.ndarray, notes: list[str]) -> None:
-    known = as_column([c.encode() for c in column.categories])
-    place = np.clip(np.searchsorted(known, cells), 0, len(known) - 1)
-    found = known[place] == cells
-    out[np.flatnonzero(found), place[found]] = 1
+    widest = None if cells.dtype == object else cells.dtype.itemsize  # a category that is longer is in no cell
+    texts = [c.encode() for c in column.categories]
+    kept = [i for i, text in enumerate(texts) if widest is None or len(text) <= widest]
+    known = np.empty(len(kept), cells.dtype)
+    known[:] = [texts[i] for i in kept]
+    found = np.zeros(len(cells), bool)
+    if kept:
+        place = np.clip(np.searchsorted(known, cells), 0, len(known) - 1)
+        found = known[place] == cells
+        out[np.flatnonzero(found), np.array(kept)[place[found]]] = 1
     if not found.all():
         new = [cell.decode() for cell in np.unique(cells[~found])]
         rows = int((~found).sum())
@@ -412,7 +422,9 @@ def _check_finite(values: np.ndarray, path: str, name: str, lines: np.ndarray | 
     bad = np.flatnonzero(np.isinf(values))
     if bad.size:
         where = f"row {bad[0]}" if lines is None else f"line {lines[bad[0]]}"
-        raise DataError(f"{path} {where}: column {name!r} is {values[bad[0]]}; need a finite number or an empty cell")
+        raise DataError(
+            f"{path} {where}: column {name!r:.60} is {values[bad[0]]}; need a finite number or an empty cell"
+        )
 
 
 def _list(texts: list[str], most: int = 6) -> str:

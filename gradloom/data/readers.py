@@ -98,7 +98,7 @@ def read_table(
     val_split   the validation share that fit will take from the training rows: they are kept out of the statistics
     """
     if task not in (None, "classification", "regression"):
-        raise SettingError(f"task={task!r} is not known; need classification or regression")
+        raise SettingError(f"task={task!r:.60} is not known; need classification or regression")
     raw = _read(Path(path), target)
     raw = _drop_rows_without_target(raw)
     task, y, test_y, classes = _targets(raw, task)
@@ -123,11 +123,11 @@ def read_table(
         made.target_std = values[known].std(axis=0).tolist()
         if not np.isfinite(made.target_std).all():
             raise DataError(
-                f"{raw.path}: target {raw.target!r} has numbers as large as {abs(values).max():g}; scale it"
+                f"{raw.path}: target {raw.target!r:.60} has numbers as large as {abs(values).max():g}; scale it"
             )
         if min(made.target_std) == 0:
             raise DataError(
-                f"{raw.path}: target {raw.target!r} is {values[known][0][0]:g} in every training row; need values"
+                f"{raw.path}: target {raw.target!r:.60} is {values[known][0][0]:g} in every training row; need values"
             )
         labels = made.targets_to_outputs(labels)
     _check_described(raw.path, made)
@@ -180,7 +180,7 @@ def read_features(
         if key is None:
             raise DataError(f"{where}: holds {_keys(arrays)}; need an array called x")
         if arrays[key].size == 0:
-            raise DataError(f"{where}: {key!r} of shape {list(arrays[key].shape)} is empty; need at least 1 row")
+            raise DataError(f"{where}: {key!r:.60} of shape {list(arrays[key].shape)} is empty; need at least 1 row")
         y_key = next((keys[k] for k in _Y_KEYS if k in keys), None)
         paired = y_key is not None and len(np.atleast_1d(arrays[y_key])) == len(np.atleast_1d(arrays[key]))
         raw_y = arrays[y_key] if y_key is not None and paired else None
@@ -226,7 +226,7 @@ def _read_csv(path: Path, target: str | None) -> _Raw:
     notes = []
     if target is None:
         notes.append(
-            f"target: the last column, {data.names[index]!r}" + (" (--target names another)" if data.header else "")
+            f"target: the last column, {data.names[index]!r:.60}" + (" (--target names another)" if data.header else "")
         )
     return _Raw(str(path), data, data.columns[index], data.names[index], target_index=index, notes=notes)
 
@@ -237,10 +237,12 @@ def _read_npz(path: Path, target: str | None) -> _Raw:
     if target is not None:
         if target not in arrays:
             near = difflib.get_close_matches(target, list(arrays), n=1, cutoff=0.0)
-            raise DataError(f"{path}: no array {target!r}; the nearest is {near[0]!r} (arrays: {_keys(arrays)})")
+            raise DataError(
+                f"{path}: no array {target!r:.60}; the nearest is {near[0]!r:.60} (arrays: {_keys(arrays)})"
+            )
         inputs = [k for k in _X_KEYS if k in keys and keys[k] != target]
         if not inputs:
-            raise DataError(f"{path}: holds {_keys(arrays)}; need an array called x beside the target {target!r}")
+            raise DataError(f"{path}: holds {_keys(arrays)}; need an array called x beside the target {target!r:.60}")
         pair = (keys[inputs[0]], target)
     else:
         found = next(((keys[a], keys[b]) for a, b in _TRAIN_KEYS if a in keys and b in keys), None)
@@ -260,7 +262,7 @@ def _read_npz(path: Path, target: str | None) -> _Raw:
             for name, needed, array in zip(test, pair, (x, y), strict=True)
         )
         if raw.test_y.dtype.kind == "f" and not np.isfinite(raw.test_y).all():
-            raise DataError(f"{path}: {test[1]!r} is NaN or inf in some row; need finite numbers")
+            raise DataError(f"{path}: {test[1]!r:.60} is NaN or inf in some row; need finite numbers")
     named = next((keys[k] for k in _CLASS_KEYS if k in keys), None)
     if named is not None:
         raw.classes = _names(path, named, arrays[named])
@@ -283,7 +285,9 @@ def _names(path: Path, key: str, array: np.ndarray) -> list[str]:
     """The texts (or numbers) of an array that names classes or columns."""
     array = np.atleast_1d(array)
     if array.ndim > 1 or array.dtype.kind not in "USiuf":
-        raise DataError(f"{path}: {key!r} is {array.dtype!s:.60} of shape {list(array.shape)}; need a list of texts")
+        raise DataError(
+            f"{path}: {key!r:.60} is {array.dtype!s:.60} of shape {list(array.shape)}; need a list of texts"
+        )
     return [class_name(value) for value in array]
 
 
@@ -332,7 +336,7 @@ def _load_npz(path: Path) -> dict[str, np.ndarray]:
                         raise DataError(f"{path}: {member.filename!r:.60} {what}; need what np.savez(path, ...) writes")
                     with archive.open(member) as stream:
                         arrays[key] = _read_npy(path, key, cast(BinaryIO, stream), member.file_size)
-    except GradloomError:
+    except (GradloomError, MemoryError):
         raise
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, KeyError, NotImplementedError, ValueError) as error:
         raise FileError(
@@ -375,17 +379,19 @@ def _read_npy(path: Path, key: str, file: BinaryIO, size: int) -> np.ndarray:
 def _check_pair(path: Path, keys: tuple[str, str], x: np.ndarray, y: np.ndarray) -> None:
     for key, array in zip(keys, (x, y), strict=True):
         if array.ndim == 0:
-            raise DataError(f"{path}: {key!r} is a single value; need an array whose first axis counts the rows")
+            raise DataError(f"{path}: {key!r:.60} is a single value; need an array whose first axis counts the rows")
         if len(array) == 0:
-            raise DataError(f"{path}: {key!r}: 0 rows; need at least {1 if 'test' in key.lower() else 2}")
+            raise DataError(f"{path}: {key!r:.60}: 0 rows; need at least {1 if 'test' in key.lower() else 2}")
         if array.size == 0:
-            raise DataError(f"{path}: {key!r} has rows of shape {list(array.shape[1:])}, which hold nothing")
+            raise DataError(f"{path}: {key!r:.60} has rows of shape {list(array.shape[1:])}, which hold nothing")
     if x.dtype.kind not in "fiub":
-        raise DataError(f"{path}: {keys[0]!r} is {x.dtype!s:.60}; need numbers")
+        raise DataError(f"{path}: {keys[0]!r:.60} is {x.dtype!s:.60}; need numbers")
     if y.dtype.kind not in "fiubSU":
-        raise DataError(f"{path}: {keys[1]!r} is {y.dtype!s:.60}; need numbers or texts")
+        raise DataError(f"{path}: {keys[1]!r:.60} is {y.dtype!s:.60}; need numbers or texts")
     if len(x) != len(y):
-        raise DataError(f"{path}: {len(x)} rows in {keys[0]!r}, {len(y)} in {keys[1]!r}; need one target for each row")
+        raise DataError(
+            f"{path}: {len(x)} rows in {keys[0]!r:.60}, {len(y)} in {keys[1]!r:.60}; need one target for each row"
+        )
 
 
 # -- targets ---------------------------------------------------------------------------------------------------------
@@ -395,16 +401,19 @@ def _drop_rows_without_target(raw: _Raw) -> _Raw:
     y = raw.y
     if isinstance(raw.x, CsvColumns):
         numbers = raw.x.numbers(raw.target_index)[0]
-        empty = is_missing(y) if numbers is not None else y == b""
+        missing = is_missing(y)
+        empty = missing if numbers is not None or missing.all() else y == b""
     elif y.dtype.kind == "f":
         empty = np.isnan(y.reshape(len(y), -1)).any(axis=1)
     else:
         return raw
     if empty.all():
-        raise DataError(f"{raw.path}: target {raw.target!r} is empty in all {len(y)} rows; name another with --target")
+        raise DataError(
+            f"{raw.path}: target {raw.target!r:.60} is empty in all {len(y)} rows; name another with --target"
+        )
     if empty.any():
         rows = np.flatnonzero(~empty)
-        raw.notes.append(f"{int(empty.sum())} of {len(y)} rows left out: their target {raw.target!r} is empty")
+        raw.notes.append(f"{int(empty.sum())} of {len(y)} rows left out: their target {raw.target!r:.60} is empty")
         raw.y = y[rows]
         raw.x = raw.x.keep(rows) if isinstance(raw.x, CsvColumns) else raw.x[rows]
     return raw
@@ -418,7 +427,9 @@ def _targets(raw: _Raw, task: str | None) -> tuple[str, np.ndarray, np.ndarray |
         if values is None and task == "regression":
             row = int(np.flatnonzero(bad)[0])
             where = f"{raw.path} line {raw.x.lines[row]}"
-            raise DataError(f"{where}: target {raw.target!r} is {y[row].decode()!r}; need numbers for a regression")
+            raise DataError(
+                f"{where}: target {raw.target!r:.60} is {y[row].decode()!r:.60}; need numbers for a regression"
+            )
         y = y if values is None else values
     elif y.dtype.kind in "SU" and test_y is not None and test_y.dtype.kind != y.dtype.kind:
         y, test_y = (np.char.decode(a, "utf-8", "replace") if a.dtype.kind == "S" else a for a in (y, test_y))
@@ -426,24 +437,24 @@ def _targets(raw: _Raw, task: str | None) -> tuple[str, np.ndarray, np.ndarray |
         y = y[:, 0]
         test_y = None if test_y is None else np.reshape(test_y, len(test_y))
     if y.ndim == 2 and y.dtype.kind in "fiub" and task != "regression" and _is_one_hot(y):
-        raw.notes.append(f"target {raw.target!r}: rows with a single 1 are taken as class ids")
+        raw.notes.append(f"target {raw.target!r:.60}: rows with a single 1 are taken as class ids")
         names = raw.classes or [str(i) for i in range(y.shape[1])]
         ids = y.argmax(axis=1).astype(np.int32)
         test_ids = None if test_y is None else np.asarray(test_y).argmax(axis=1).astype(np.int32)
         return "classification", ids, test_ids, names
     if y.dtype.kind == "f" and not np.isfinite(y).all():
-        raise DataError(f"{raw.path}: target {raw.target!r} is inf in some row; need finite numbers")
+        raise DataError(f"{raw.path}: target {raw.target!r:.60} is inf in some row; need finite numbers")
     if task is None:
         task, why = _decide(y)
-        raw.notes.insert(0, f"task: {task}, because the target {raw.target!r} {why}")
+        raw.notes.insert(0, f"task: {task}, because the target {raw.target!r:.60} {why}")
     if task == "regression":
         if y.dtype.kind not in "fiub":
             raise DataError(
-                f"{raw.path}: target {raw.target!r} holds texts such as {class_name(y.flat[0])!r:.60}; need numbers"
+                f"{raw.path}: target {raw.target!r:.60} holds texts such as {class_name(y.flat[0])!r:.60}; need numbers"
             )
         return task, y.astype(np.float64), None if test_y is None else np.asarray(test_y, np.float64), []
     if y.ndim != 1:
-        raise DataError(f"{raw.path}: target {raw.target!r} has shape {list(y.shape)}; need one class for each row")
+        raise DataError(f"{raw.path}: target {raw.target!r:.60} has shape {list(y.shape)}; need one class for each row")
     return task, *_class_ids(raw, y, test_y)
 
 
@@ -455,12 +466,12 @@ def _class_ids(raw: _Raw, y: np.ndarray, test_y: np.ndarray | None) -> tuple[np.
             )
             if values is not None and bad.size:
                 need = f"need 0..{len(raw.classes) - 1}, the {len(raw.classes)} classes that the file names"
-                raise DataError(f"{raw.path}: row {bad[0]}: {what!r} is {values[bad[0]]}; {need}")
+                raise DataError(f"{raw.path}: row {bad[0]}: {what!r:.60} is {values[bad[0]]}; {need}")
         return y.astype(np.int32), None if test_y is None else test_y.astype(np.int32), raw.classes
     different, ids = np.unique(y, return_inverse=True)
     if len(different) > max(MOST_INTEGER_CLASSES, len(y) // 2):
         raise DataError(
-            f"{raw.path}: target {raw.target!r} has {len(different)} classes in {len(y)} rows; need far fewer"
+            f"{raw.path}: target {raw.target!r:.60} has {len(different)} classes in {len(y)} rows; need far fewer"
         )
     names = [class_name(v) for v in different]
     test_ids = None
@@ -469,7 +480,7 @@ def _class_ids(raw: _Raw, y: np.ndarray, test_y: np.ndarray | None) -> tuple[np.
         bad = np.flatnonzero(different[place] != test_y)
         if bad.size:
             seen = class_name(test_y[bad[0]])
-            raise DataError(f"{raw.path}: row {bad[0]} of the test has class {seen!r}, which no training row has")
+            raise DataError(f"{raw.path}: row {bad[0]} of the test has class {seen!r:.60}, which no training row has")
         test_ids = place.astype(np.int32)
     return ids.reshape(-1).astype(np.int32), test_ids, names
 
@@ -506,7 +517,7 @@ def _check_classes(path: str, ids: np.ndarray, classes: list[str], notes: list[s
     count = np.bincount(ids, minlength=len(classes))
     if len(classes) < 2 or (count > 0).sum() < 2:
         name = classes[int(count.argmax())]
-        raise DataError(f"{path}: a single class, {name!r}, in all {len(ids)} training rows; need at least 2")
+        raise DataError(f"{path}: a single class, {name!r:.60}, in all {len(ids)} training rows; need at least 2")
     absent = [name for name, c in zip(classes, count, strict=True) if c == 0]
     if absent:
         notes.append(f"no training row of class {', '.join(absent[:6])}")

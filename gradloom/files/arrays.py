@@ -26,6 +26,7 @@ from .gguf import PLAIN, field, open_gguf, write_gguf
 
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 _SAFETENSORS = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+_READ = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL")
 _GGUF = tuple(plain.name for plain in PLAIN.values())
 _SCALARS = "gradloom.scalars"  # names of the arrays of shape (), which GGUF has no way to say
 
@@ -126,7 +127,10 @@ def _load_safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarra
             metadata = file.metadata() or {}
             late = []
             for name in file.keys():  # noqa: SIM118 - not a dict
-                if file.get_slice(name).get_dtype() == "BF16":  # which the package does not hand to NumPy
+                kind = file.get_slice(name).get_dtype()
+                if kind not in _READ:
+                    raise FileError(f"{path}: array {name!r:.60} is {kind}; need one of {' '.join(_READ)}")
+                if kind == "BF16":  # which the package does not hand to NumPy
                     late.append(name)
                 else:
                     arrays[name] = np.array(file.get_tensor(name))

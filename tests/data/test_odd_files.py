@@ -93,6 +93,19 @@ def test_columns_of_objects_are_those_of_bytes():
     assert parse_numbers(as_column([b"1,5", b"2,5", b"1" + b"0" * 90]), ";")[0].tolist() == [1.5, 2.5, 1e90]
 
 
+def test_categories_longer_than_the_cells(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a,y\n" + "".join(f"{'x' * 60_000 if i % 3 else 'b'},{i % 2}\n" for i in range(30)))
+    made = read_table(path).preprocess
+    assert [len(c) for c in made.columns[0].categories] == [1, 60_000]
+    path.write_text("a\n" + "b\nx\n" * 50_000 + "x" * 60_000 + "\n")
+    (features, _, notes, _), peak = peak_of(read_features, path, made)
+    assert features.sum(axis=0).tolist() == [50_000, 1] and peak < 20 * path.stat().st_size + 10 * SLACK
+    assert notes == ["a: 50000 rows with a text unknown from training: x"]
+    path.write_text("a\nx\n")
+    assert read_features(path, made)[0].tolist() == [[0, 0]]
+
+
 @pytest.mark.parametrize("columns", [10_000, 1 << 16])
 def test_many_columns(tmp_path, columns):
     path = tmp_path / "t.csv"

@@ -321,6 +321,7 @@ BAD_CSV = [
         "t.csv line 42: column 'a': 'oops' is no",
     ),
     ("a,y\n" + "1,\n2,\n" * 5, DataError, "t.csv: target 'y' is empty in all 10 rows; name another with --target"),
+    ("a,y\n" + "1,nan\n2,NA\n3,\n" * 3, DataError, "t.csv: target 'y' is empty in all 9 rows; name another with"),
     (
         "a,y\n" + "".join(f"{i},n{i}\n" for i in range(50)),
         DataError,
