@@ -9,6 +9,7 @@ import pytest
 
 import gradloom as gl
 from gradloom.base.errors import FileError
+from gradloom.cli.main import main
 from gradloom.cli.model import build_model, load_model, save_model
 from gradloom.data import Preprocess
 from gradloom.data.preprocess import Column
@@ -275,3 +276,33 @@ def test_arrays_that_are_not_those_of_the_description(tmp_path, change, message)
     arrays, description = saved(path, table())
     save_arrays(path, change(arrays), {"gradloom.model": json.dumps(description)})
     assert f"{path}: its description is damaged ({message}" in refused(path)
+
+
+def test_predictions_that_are_not_finite(tmp_path, capsys):
+    path = tmp_path / "m.safetensors"
+    arrays, description = saved(path, table())
+    for array in arrays.values():
+        array[...] = 3e38
+    save_arrays(path, arrays, {"gradloom.model": json.dumps(description)})
+    (tmp_path / "t.csv").write_text("size,colour,same\n1,red,1\n2,blue,1\n")
+    assert main(["predict", str(path), str(tmp_path / "t.csv"), "--out", str(tmp_path / "p.csv")]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and f"what it says of row 0 of {tmp_path / 't.csv'} is not finite" in err
+    assert not (tmp_path / "p.csv").exists()
+
+
+@pytest.mark.parametrize(
+    "made", [table(), table(task="regression", classes=[], target_mean=[1.0, 2.0], target_std=[1.0, 3.0])]
+)
+def test_predictions_are_written_some_rows_at_a_time(tmp_path, monkeypatch, capsys, made):
+    saved(tmp_path / "m.safetensors", made)
+    (tmp_path / "t.csv").write_text("size,colour,same\n" + "".join(f"{i},red,1\n" for i in range(50)))
+    found = []
+    for rows in (7, 50, 1000):
+        monkeypatch.setattr("gradloom.cli.predict._ROWS", rows)
+        for arguments in ([], ["--out", str(tmp_path / "p.csv")]):
+            assert main(["predict", str(tmp_path / "m.safetensors"), str(tmp_path / "t.csv"), *arguments]) == 0
+            found.append(capsys.readouterr().out or (tmp_path / "p.csv").read_text())
+    assert (
+        len(set(found)) == 1 and found[0].count("\n") == 51 and found[0].count("y") == 1 + (made.task == "regression")
+    )

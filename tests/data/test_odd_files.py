@@ -41,8 +41,8 @@ def refused(path, kind, message, most=SLACK):
 
 @pytest.fixture
 def small_machine(monkeypatch):
-    """40 MB are free: 2 MB of text, 10 MB of arrays."""
-    monkeypatch.setattr("gradloom.data.unpacked.memory", lambda: Memory(1 << 30, 40_000_000))
+    """20 MB are free: 1 MB of text, 5 MB of arrays."""
+    monkeypatch.setattr("gradloom.data.unpacked.memory", lambda: Memory(1 << 30, 20_000_000))
 
 
 # -- CSV ---------------------------------------------------------------------------------------------------------------
@@ -199,12 +199,12 @@ def test_csv_archives_that_do_not_end(tmp_path, small_machine, piece):
     assert isinstance(error, GradloomError) and peak < 20 * 4_000_000 + 10 * SLACK, error
     if piece.startswith(b"1"):
         size = path.stat().st_size
-        assert f"{size:,} bytes that unpack to more than {max(20 * size, 2_000_000):,} (20 times its size" in str(error)
+        assert f"{size:,} bytes that unpack to more than {max(20 * size, 1_000_000):,} (20 times its size" in str(error)
 
 
 def test_archives_that_shrank_much_and_are_tables(tmp_path):
     path = pack(tmp_path / "t.csv.gz", [b"a,b,y\n", *(b"1,2,0\n3,4,1\n" * 50_000 for _ in range(10))])
-    assert path.stat().st_size * 20 < 12_000_000 // 2
+    assert path.stat().st_size * 20 < 11_000_000 // 2
     data = read_csv(path)
     assert data.rows == 1_000_000 and data.columns[2][:4].tolist() == [b"0", b"1", b"0", b"1"]
 
@@ -224,7 +224,7 @@ def test_idx_archives_that_unpack_to_much(tmp_path, small_machine):
     pack(folder / "train-images-idx3-ubyte.gz", [head, *(bytes(784_000) for _ in range(200))])
     pack(folder / "train-labels-idx1-ubyte.gz", [struct.pack(">BBBBI", 0, 0, 8, 1, 200_000), bytes(200_000)])
     error, peak = peak_of(read_table, folder)
-    assert "train-images-idx3-ubyte.gz: " in str(error) and "bytes that unpack to more than 10,000,000" in str(error)
+    assert "train-images-idx3-ubyte.gz: " in str(error) and "bytes that unpack to more than 5,000,000" in str(error)
     assert peak < SLACK
 
 
@@ -356,7 +356,7 @@ def test_npz_that_unpacks_to_much(tmp_path, small_machine, method):
                 member.write(bytes(1_000_000))
         file.writestr("y.npy", npy((150_000,), "|i1", bytes(150_000)))
     size = path.stat().st_size
-    refused(path, FileError, f"{size:,} bytes that unpack to more than 10,000,000 (20 times its size, or as much as")
+    refused(path, FileError, f"{size:,} bytes that unpack to more than 5,000,000 (20 times its size, or as much as")
 
 
 def test_npz_members_that_lie(tmp_path):
