@@ -18,7 +18,7 @@ from numpy.lib.format import MAGIC_PREFIX
 
 from ..base.described import LONGEST
 from ..base.errors import DataError, FileError, GradloomError, SettingError
-from .csv_file import CsvColumns, is_missing, parse_numbers, read_csv
+from .csv_file import MOST_COLUMNS, CsvColumns, is_missing, parse_numbers, read_csv
 from .dataset import Dataset, split_rows
 from .idx import find_idx, read_idx, read_idx_folder
 from .preprocess import Preprocess, fit_array, fit_csv, fit_matrix
@@ -288,6 +288,8 @@ def _names(path: Path, key: str, array: np.ndarray) -> list[str]:
         raise DataError(
             f"{path}: {key!r:.60} is {array.dtype!s:.60} of shape {list(array.shape)}; need a list of texts"
         )
+    if len(array) > MOST_COLUMNS:
+        raise DataError(f"{path}: {key!r:.60} holds {len(array):,} names; need at most {MOST_COLUMNS:,}")
     return [class_name(value) for value in array]
 
 

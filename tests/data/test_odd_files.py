@@ -346,6 +346,12 @@ def test_npz_that_is_none(tmp_path, members, error, message):
     refused(archive(tmp_path / "t.npz", **members), error, message)
 
 
+@pytest.mark.parametrize("key", ["classes", "feature_names"])
+def test_npz_of_many_names(tmp_path, key):
+    np.savez(tmp_path / "t.npz", x=X, y=Y, **{key: np.zeros(1_000_000, "i1")})
+    refused(tmp_path / "t.npz", DataError, f"'{key}' holds 1,000,000 names; need at most 65,536")
+
+
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_npz_that_unpacks_to_much(tmp_path, small_machine, method):
     path = tmp_path / "t.npz"
