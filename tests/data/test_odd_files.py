@@ -16,7 +16,7 @@ from gradloom.base.memory import Memory
 from gradloom.data import read_features, read_table
 from gradloom.data.csv_file import as_column, is_missing, parse_numbers, read_csv
 
-SLACK = 1 << 20  # bytes that any small table takes
+SLACK = 4 << 20  # bytes that any small table takes
 
 
 def peak_of(work, *arguments, **options):
