@@ -26,7 +26,8 @@ def main() -> None:
     for layers in args.layers:
         seconds, instructions = first_step(layers, args.profile and layers == args.layers[-1])
         each = f"{seconds / instructions * 1e3:.3f}"
-        lines.append((str(layers), str(instructions), f"{seconds:.2f}", each, *peers(layers, args.no_peers or layers > min(args.layers))))
+        others = peers(layers, args.no_peers or layers > min(args.layers))
+        lines.append((str(layers), str(instructions), f"{seconds:.2f}", each, *others))
     table(lines, ("layers", "instructions", "seconds", "ms/instruction", "jax s", "torch.compile s"))
 
 

@@ -62,11 +62,12 @@ def say(text: str) -> None:
 
 
 def need_whole(option: str, value: int | None, least: int = 1) -> None:
-    """SettingError unless the option was not given or is at least `least`."""
+    """SettingError unless the option was not given or is at least `least` and below 2**63."""
     from ..base.errors import SettingError
 
-    if value is not None and value < least:
-        raise SettingError(f"--{option} {value}: need a whole number of at least {least}")
+    if value is not None and not least <= value < 1 << 63:
+        limit = "" if value < least else ", below 2**63"
+        raise SettingError(f"--{option} {value}: need a whole number of at least {least}{limit}")
 
 
 def need_rate(option: str, value: float | None) -> None:
@@ -94,10 +95,13 @@ def need_one_of(option: str, value: str | None, known: tuple[str, ...]) -> None:
 
 
 def json_text(result: dict[str, Any]) -> str:
-    """One line of strict JSON: what is not a finite number becomes null."""
+    """One line of strict JSON: what is not a finite number becomes null, a byte of a file's name that is no UTF-8 an
+    escape."""
     import json
+    import re
 
-    return json.dumps(_plain(result), ensure_ascii=False)
+    text = json.dumps(_plain(result), ensure_ascii=False)
+    return re.sub("[\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _plain(value: Any) -> Any:

@@ -105,9 +105,9 @@ def _widths(text: str) -> list[int]:
         widths = [int(part) for part in text.split(",")] if text.strip() else []
     except ValueError:
         widths = [0]
-    if any(w < 1 for w in widths):
+    if any(not 1 <= w < 1 << 31 for w in widths):
         raise SettingError(
-            f"--hidden {text}: need whole numbers of at least 1, such as 64,64, or nothing for no hidden layer"
+            f"--hidden {text:.80}: need whole numbers of at least 1, such as 64,64, or nothing for no hidden layer"
         )
     return widths
 
@@ -179,7 +179,7 @@ def _run(asked: _Options) -> int:
     from ..data import read_table
     from ..files import check_target, claim, refuse_input
     from ..train.split import agreed, is_root
-    from .model import build_model
+    from .model import build_model, need_room
 
     path, report = (os.path.join(asked.out, name) for name in ("model.safetensors", "result.json"))
     with contextlib.ExitStack() as claimed:
@@ -192,6 +192,7 @@ def _run(asked: _Options) -> int:
                     check_target(file)
             table = read_table(asked.data, asked.target, asked.task, val_split=asked.val_split, seed=asked.seed)
             use = _settle(asked, table)
+            need_room(table.preprocess, use.hidden)
             net = build_model(table.preprocess, use.hidden)
         _announce(asked, use, table, net)
         return _train_and_save(asked, use, table, net, path, report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -22,6 +23,8 @@ from .merge import merge
 from .plan import plan
 from .predict import predict
 from .verify import verify
+
+_LONGEST = 2000  # characters of an error, whose middle is left out: what was given may be of any length
 
 app = typer.Typer(
     name="gradloom",
@@ -66,8 +69,12 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code: 0 done, 2 bad input (one line on stderr), 130 Ctrl-C, 143 SIGTERM."""
+    """Run the command; the exit code: 0 done, 2 bad input (one line on stderr), 130 Ctrl-C, 143 SIGTERM.
+
+    What only a fault of ours raises, such as a TypeError, shows its traceback."""
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files are printed as the bytes that they are
+        sys.stdout.reconfigure(errors="surrogateescape")
     with streams(), signals(lasting=arguments is None):
         code = late_exit_code(_run(given))
         try:
@@ -88,6 +95,8 @@ def _run(given: list[str]) -> int:
         return int(end.exit_code)
     except (StdoutError, BrokenPipeError) as error:
         return _unheard(error)
+    except (MemoryError, RecursionError, OverflowError, UnicodeError, OSError) as error:
+        return _refuse(_what_failed(error))
     except Exception as error:
         # the parser's own errors (an unknown option, a value of another type) carry a message and a code
         message = getattr(error, "format_message", None)
@@ -105,9 +114,27 @@ def _unheard(error: StdoutError | BrokenPipeError) -> int:
     return 1 if isinstance(error, BrokenPipeError) else _refuse(str(error))
 
 
+def _what_failed(error: Exception) -> str:
+    """What Python itself says of inputs that no check foresaw, as our own errors would say it."""
+    said = str(error)
+    if isinstance(error, MemoryError):
+        return f"memory: not enough{f' ({said})' * bool(said)}; need smaller data, a smaller model or smaller batches"
+    if isinstance(error, RecursionError):
+        return f"input: nested too deeply ({said}); need a flatter one"
+    if isinstance(error, OverflowError):
+        return f"input: a number is too large ({said}); need a smaller one"
+    if isinstance(error, OSError):
+        name = error.filename if isinstance(error.filename, str) else "input or output"
+        return f"{name}: {(error.strerror or said or 'cannot be used').lower()}"
+    return f"input or output: a text that cannot be converted ({said}); need UTF-8"
+
+
 def _refuse(message: str, code: int = 2) -> int:
     if not is_quiet():
-        print(f"gradloom: {' '.join(message.split())}", file=sys.stderr)
+        line = " ".join(message.split())
+        if len(line) > _LONGEST:
+            line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
+        print(f"gradloom: {line}", file=sys.stderr)
     return code
 
 

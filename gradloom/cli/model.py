@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .. import nn
-from ..base.errors import FileError, GradloomError
+from ..base.described import parse
+from ..base.errors import DataError, FileError, GradloomError, SettingError
+from ..base.memory import memory
 from ..data import Preprocess
-from ..files import load_arrays, save_arrays
+from ..files import load_arrays, need_finite, save_arrays
 
 _FORMAT = 1
 
@@ -27,6 +33,15 @@ def build_model(preprocess: Preprocess, hidden: Sequence[int]) -> nn.Sequential:
         width = size
     layers.append(nn.Linear(width, preprocess.outputs))
     return nn.Sequential(*layers)
+
+
+def need_room(preprocess: Preprocess, hidden: Sequence[int]) -> None:
+    """SettingError when the free memory does not hold the training of build_model(preprocess, hidden): weights, their
+    gradients and two moments."""
+    count, there = sum(math.prod(shape) for shape in _shapes(preprocess, hidden).values()), memory()
+    if there is not None and 16 * count > there.available:
+        need = f"{count:,} parameters take {16 * count:,} bytes to train; {there.available:,} are free"
+        raise SettingError(f"hidden layers {','.join(map(str, hidden)):.80}: {need}; need smaller ones")
 
 
 def save_model(
@@ -47,7 +62,10 @@ def save_model(
 
 
 def load_model(path: str | os.PathLike[str]) -> tuple[nn.Sequential, Preprocess]:
-    """The model of a file that save_model wrote, or of a folder that `gradloom fit --out` made."""
+    """The model of a file that save_model wrote, or of a folder that `gradloom fit --out` made.
+
+    FileError for any other file. Nothing is built before the arrays are those that the description needs.
+    """
     where = Path(path)
     if where.is_dir():
         where = where / "model.safetensors"
@@ -55,13 +73,49 @@ def load_model(path: str | os.PathLike[str]) -> tuple[nn.Sequential, Preprocess]
     if "gradloom.model" not in metadata:
         raise FileError(f"{where}: holds arrays but no model of gradloom; need a file that `gradloom fit` saved")
     try:
-        description = json.loads(metadata["gradloom.model"])
-        if description["format"] != _FORMAT:
-            raise ValueError(f"format {description['format']}; this version reads format {_FORMAT}")
-        hidden = [int(h) for h in description["architecture"]["hidden"]]
-        preprocess = Preprocess.from_json(json.dumps(description["preprocess"]))
-        net = build_model(preprocess, hidden)
-        net.load_state_dict(arrays)
-    except (GradloomError, ValueError, TypeError, KeyError, AttributeError) as error:
+        preprocess, hidden = _described(metadata["gradloom.model"])
+        _check_arrays(arrays, preprocess, hidden)
+    except GradloomError as error:
         raise FileError(f"{where}: its description is damaged ({error}); train and save it again") from None
+    need_finite(where, arrays)
+    net = build_model(preprocess, hidden)
+    net.load_state_dict(arrays)
     return net, preprocess
+
+
+def _described(text: str) -> tuple[Preprocess, list[int]]:
+    """(preprocessing, widths of the hidden layers) of the description that save_model wrote; DataError otherwise."""
+    said = parse(text, "the description")
+    version = said.whole("format", 0)
+    if version != _FORMAT:
+        raise DataError(f"format {version}; this version reads format {_FORMAT}")
+    architecture = said.part("architecture")
+    architecture.text("kind", ("mlp",))
+    hidden = architecture.wholes("hidden", 1)
+    architecture.end()
+    preprocess = Preprocess.from_described(said.part("preprocess"))
+    said.part("about")  # of the training; nothing follows from it
+    said.end()
+    return preprocess, hidden
+
+
+def _check_arrays(arrays: Mapping[str, np.ndarray], preprocess: Preprocess, hidden: Sequence[int]) -> None:
+    """DataError unless these are the arrays of build_model(preprocess, hidden), in f32."""
+    count = 2 * (preprocess.kind == "array") + 2 * (len(hidden) + 1)
+    if len(arrays) != count:
+        raise DataError(f"{len(hidden)} hidden layers need {count} arrays; the file holds {len(arrays)}")
+    for name, shape in _shapes(preprocess, hidden).items():
+        if name not in arrays:
+            raise DataError(f"array {name!r} is missing among {', '.join(sorted(arrays)):.120}")
+        array = arrays[name]
+        if array.shape != shape or array.dtype != np.float32:
+            raise DataError(f"{name} is {array.dtype} {list(array.shape)}; need float32 {list(shape)}")
+
+
+def _shapes(preprocess: Preprocess, hidden: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """The arrays of build_model(preprocess, hidden)."""
+    made: dict[str, tuple[int, ...]] = {"0.mean": (), "0.scale": ()} if preprocess.kind == "array" else {}
+    widths = [preprocess.inputs, *hidden, preprocess.outputs]
+    for layer, (n_in, n_out) in enumerate(itertools.pairwise(widths), start=len(made) // 2):
+        made |= {f"{layer}.weight": (n_out, n_in), f"{layer}.bias": (n_out,)}
+    return made

@@ -10,7 +10,11 @@ import typer
 
 from .common import json_text
 
+_ROWS = 4096  # written at a time
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy as np
 
     from ..data import Preprocess
@@ -29,8 +33,11 @@ def predict(
 
     Where the file holds the target too, stderr says how well they agree.
     """
+    import numpy as np
+
     import gradloom as gl
 
+    from ..base.errors import DataError
     from ..data import read_features
     from ..files import atomic_write, check_target, refuse_input
     from .model import load_model
@@ -43,27 +50,29 @@ def predict(
     for note in notes + problems:
         print(note, file=sys.stderr)
     outputs = gl.predict(net, features)
-    predictions, probabilities = _predictions(outputs, preprocess)
-    if out is not None or not json:
-        text = _csv(predictions, probabilities, preprocess)
-        if out is None:
-            sys.stdout.write(text)
-        else:
-            encoded = text.encode()
-            with atomic_write(out, len(encoded)) as file:
-                file.write(encoded)
-            print(f"{len(predictions):,} predictions in {out}", file=sys.stderr)
+    if not np.isfinite(outputs).all():
+        row = int(np.argwhere(~np.isfinite(outputs))[0][0])
+        raise DataError(
+            f"{model}: what it says of row {row} of {data} is not finite; train it again, or check that row"
+        )
+    if out is not None:
+        with atomic_write(out) as file:
+            file.writelines(text.encode() for text in _csv(outputs, preprocess))
+        print(f"{len(outputs):,} predictions in {out}", file=sys.stderr)
+    elif not json:
+        sys.stdout.writelines(_csv(outputs, preprocess))
     agreement = {} if targets is None else _agreement(outputs, targets, preprocess)
     if targets is not None:
         print(_shown(agreement, preprocess), file=sys.stderr)
     if json:
         found = {
             "model": model, "data": data, "task": preprocess.task, "target": preprocess.target,
-            "rows": len(predictions), "out": out, "notes": notes + problems, **agreement,
+            "rows": len(outputs), "out": out, "notes": notes + problems, **agreement,
         }  # fmt: skip
         if preprocess.task == "classification":
             found["classes"] = preprocess.classes
         if out is None:
+            predictions, probabilities = _predictions(outputs, preprocess)
             found["predictions"] = predictions
             found |= {} if probabilities is None else {"probabilities": probabilities}
         print(json_text(found))
@@ -84,23 +93,27 @@ def _predictions(outputs: np.ndarray, preprocess: Preprocess) -> tuple[list[Any]
     return [preprocess.classes[i] for i in outputs.argmax(axis=1)], share.tolist()
 
 
-def _csv(predictions: list[Any], probabilities: list[list[float]] | None, preprocess: Preprocess) -> str:
-    """A header, and a line for each row."""
+def _csv(outputs: np.ndarray, preprocess: Preprocess) -> Iterator[str]:
+    """A header, and a line for each row, some rows at a time."""
     import csv
     import io
 
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    if probabilities is not None:
-        writer.writerow([preprocess.target, *(f"p({name})" for name in preprocess.classes)])
-        for name, row in zip(predictions, probabilities, strict=True):
-            writer.writerow([name, *(f"{p:.6f}" for p in row)])
-    else:
-        rows = [v if isinstance(v, list) else [v] for v in predictions]
-        several = [f"{preprocess.target} {i}" for i in range(len(rows[0]))]
-        writer.writerow([preprocess.target] if len(several) == 1 else several)
-        writer.writerows([f"{v:.9g}" for v in row] for row in rows)
-    return buffer.getvalue()
+    for start in range(0, len(outputs), _ROWS):
+        predictions, probabilities = _predictions(outputs[start : start + _ROWS], preprocess)
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
+        if probabilities is not None:
+            if start == 0:
+                writer.writerow([preprocess.target, *(f"p({name})" for name in preprocess.classes)])
+            for name, row in zip(predictions, probabilities, strict=True):
+                writer.writerow([name, *(f"{p:.6f}" for p in row)])
+        else:
+            rows = [v if isinstance(v, list) else [v] for v in predictions]
+            several = [f"{preprocess.target} {i}" for i in range(len(rows[0]))]
+            if start == 0:
+                writer.writerow([preprocess.target] if len(several) == 1 else several)
+            writer.writerows([f"{v:.9g}" for v in row] for row in rows)
+        yield buffer.getvalue()
 
 
 def _agreement(outputs: np.ndarray, targets: np.ndarray, preprocess: Preprocess) -> dict[str, Any]:

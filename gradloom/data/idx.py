@@ -14,8 +14,10 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from ..base.errors import DataError, FileError
+from .unpacked import most_unpacked, too_much
 
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_MEMORY = 4  # bytes of memory that reading a byte may take
 _PARTS = {
     "training images": re.compile(r"train.*(images|idx3)"),
     "training labels": re.compile(r"train.*(labels|idx1)"),
@@ -32,7 +34,7 @@ def read_idx(path: str | os.PathLike[str]) -> np.ndarray:
                 raise FileError(f"{path}: is empty (0 bytes); need an idx file")
             packed = str(path).endswith(".gz")
             with cast(BinaryIO, gzip.open(raw)) if packed else raw as file:
-                return _read(path, file)
+                return _read(path, file, os.fstat(raw.fileno()).st_size, packed)
     except OSError as error:
         if isinstance(error, gzip.BadGzipFile):
             raise FileError(f"{path}: is damaged ({error}); fetch it again") from None
@@ -41,7 +43,7 @@ def read_idx(path: str | os.PathLike[str]) -> np.ndarray:
         raise FileError(f"{path}: is truncated or damaged ({error}); fetch it again") from None
 
 
-def _read(path: str | os.PathLike[str], file: BinaryIO) -> np.ndarray:
+def _read(path: str | os.PathLike[str], file: BinaryIO, size: int, packed: bool) -> np.ndarray:
     head = file.read(4)
     if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in _TYPES or not 1 <= head[3] <= 8:
         raise FileError(f"{path}: starts with bytes {head.hex(' ')}; an idx file starts with 00 00, a type, 1..8 axes")
@@ -51,6 +53,10 @@ def _read(path: str | os.PathLike[str], file: BinaryIO) -> np.ndarray:
     shape = struct.unpack(f">{head[3]}I", axes)
     kind = np.dtype(_TYPES[head[2]])
     need = math.prod(shape) * kind.itemsize
+    if need == 0:
+        raise FileError(f"{path}: holds no element ({' x '.join(map(str, shape))} {kind.name}); need at least 1")
+    if packed and need > (most := most_unpacked(size, _MEMORY)):
+        raise too_much(path, size, most)
     body = _read_at_most(file, need + 1)
     if len(body) != need:
         what = f"is truncated: {len(body)} bytes of elements" if len(body) < need else f"has more than {need} bytes"

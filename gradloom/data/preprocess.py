@@ -4,12 +4,15 @@ saved with the model."""
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
+from ..base.described import Described, parse
 from ..base.errors import DataError
-from .csv_file import CsvColumns, find_column, is_missing
+from ..base.memory import memory
+from .csv_file import MOST_COLUMNS, SEPARATORS, CsvColumns, find_column, is_missing
 
 MOST_CATEGORIES = 100  # of a text column; the most frequent ones are kept
 
@@ -25,6 +28,28 @@ class Column:
     std: float = 1.0
     categories: list[str] = field(default_factory=list)
     reason: str = ""
+
+    @classmethod
+    def from_described(cls, said: Described) -> Column:
+        """What asdict made; DataError otherwise."""
+        made = cls(
+            name=said.text("name"),
+            kind=said.text("kind", ("number", "text", "unused")),
+            median=said.number("median"),
+            mean=said.number("mean"),
+            std=said.number("std", positive=True),
+            categories=said.texts("categories"),
+            reason=said.text("reason"),
+        )
+        said.end()
+        if bool(made.categories) != (made.kind == "text"):
+            raise DataError(
+                f"column {made.name!r:.60}: {len(made.categories)} categories of a column of kind {made.kind!r:.60}"
+            )
+        known = [category.encode() for category in made.categories]
+        if known != sorted(known):
+            raise DataError(f"column {made.name!r:.60}: its categories are not in order")
+        return made
 
     @property
     def width(self) -> int:
@@ -57,7 +82,7 @@ class Preprocess:
     @property
     def inputs(self) -> int:
         """Features per row."""
-        return int(np.prod(self.shape)) if self.kind == "array" else sum(c.width for c in self.columns)
+        return math.prod(self.shape) if self.kind == "array" else sum(c.width for c in self.columns)
 
     @property
     def outputs(self) -> int:
@@ -69,52 +94,99 @@ class Preprocess:
 
     @classmethod
     def from_json(cls, text: str) -> Preprocess:
-        try:
-            fields = json.loads(text)
-            columns = [Column(**c) for c in fields.pop("columns")]
-            made = cls(columns=columns, **fields)
-            if made.kind not in ("columns", "array") or made.task not in ("classification", "regression"):
-                raise ValueError(f"kind {made.kind!r}, task {made.task!r}")
-            if made.inputs < 1 or made.outputs < 1:
-                raise ValueError(f"{made.inputs} inputs, {made.outputs} outputs")
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise DataError(f"preprocess: the description is damaged ({error}); need one that to_json wrote") from None
+        """What to_json wrote; DataError for any other text."""
+        return cls.from_described(parse(text, "preprocess"))
+
+    @classmethod
+    def from_described(cls, said: Described) -> Preprocess:
+        """What asdict made; DataError where a key, a type or a number is not one that fit_* and read_table make."""
+        made = cls(
+            kind=said.text("kind", ("columns", "array")),
+            task=said.text("task", ("classification", "regression")),
+            target=said.text("target"),
+            columns=[Column.from_described(column) for column in said.parts("columns")],
+            shape=said.wholes("shape", 1),
+            mean=said.number("mean"),
+            std=said.number("std", positive=True),
+            classes=said.texts("classes"),
+            target_mean=said.numbers("target_mean"),
+            target_std=said.numbers("target_std", positive=True),
+            header=said.flag("header"),
+            separator=said.text("separator", tuple(SEPARATORS)),
+            target_index=said.whole_or_none("target_index", 0),
+        )
+        said.end()
+        if bool(made.columns) != (made.kind == "columns") or bool(made.shape) != (made.kind == "array"):
+            raise DataError(
+                f"preprocess: {len(made.columns)} columns and shape {made.shape} are not of one {made.kind}"
+            )
+        classes, targets = len(made.classes), len(made.target_mean)
+        wrong = (classes < 2 or targets) if made.task == "classification" else (classes or not targets)
+        if wrong or targets != len(made.target_std):
+            counts = f"{classes} classes, {targets} means and {len(made.target_std)} deviations of targets"
+            raise DataError(f"preprocess: {counts} are not those of a {made.task}")
+        if not made.header and (made.target_index is None or made.target_index > len(made.columns)):
+            raise DataError(
+                f"preprocess: target_index is {made.target_index}; need a place among {len(made.columns)} columns"
+            )
+        if not 0 < made.inputs < 1 << 53:
+            raise DataError("preprocess: no feature is made of a row, or too many; need 1 or more")
+        if made.kind == "array" and not _usable(made.mean, made.std):
+            raise DataError(f"preprocess: mean {made.mean:g} and std {made.std:g} are beyond float32")
         return made
 
     # -- features ----------------------------------------------------------------------------------------------------
 
-    def apply(self, data: CsvColumns | np.ndarray) -> tuple[np.ndarray, list[str]]:
-        """(features, notes on what had to be filled in) for rows of a file or of an array."""
+    def apply(self, data: CsvColumns | np.ndarray, order: np.ndarray | None = None) -> tuple[np.ndarray, list[str]]:
+        """(features, notes on what had to be filled in) for rows of a file or of an array; for these rows in this order
+        where it is given. DataError for rows that are not like those of the training."""
         if self.kind == "array":
             if isinstance(data, CsvColumns):
                 raise DataError(f"{data.path}: is a table; the model needs arrays of shape {self.shape}")
-            return self._apply_array(data), []
+            return self._apply_array(data, order), []
         if isinstance(data, CsvColumns):
-            return self._apply_csv(data)
-        return self._apply_matrix(data)
+            return self._apply_csv(data, order)
+        return self._apply_matrix(data, order)
 
-    def _apply_array(self, data: np.ndarray) -> np.ndarray:
+    def _apply_array(self, data: np.ndarray, order: np.ndarray | None) -> np.ndarray:
         if data.dtype.kind not in "fiub":
             raise DataError(
-                f"input: dtype {data.dtype}; need numbers of shape [rows, {', '.join(map(str, self.shape))}]"
+                f"input: dtype {data.dtype!s:.60}; need numbers of shape [rows, {', '.join(map(str, self.shape))}]"
             )
         if list(data.shape[1:]) != self.shape and list(data.shape[1:]) != [self.inputs]:
             raise DataError(f"input: rows of shape {list(data.shape[1:])}; need {self.shape} as in training")
         rows = np.reshape(data, (len(data), self.inputs))
-        return rows if rows.dtype in (np.uint8, np.float32) else rows.astype(np.float32)
+        rows = rows if rows.dtype in (np.uint8, np.float32) else rows.astype(np.float32)
+        for start in range(0, len(rows), 1024):
+            bad = np.argwhere(~np.isfinite(rows[start : start + 1024]))
+            if len(bad):
+                row = start + int(bad[0][0])
+                raise DataError(f"input: row {row} holds {rows[row, bad[0][1]]}; need finite numbers within float32")
+        return rows if order is None else rows[order]
 
-    def _apply_csv(self, data: CsvColumns) -> tuple[np.ndarray, list[str]]:
+    def _apply_csv(self, data: CsvColumns, order: np.ndarray | None) -> tuple[np.ndarray, list[str]]:
         notes: list[str] = []
-        features = np.zeros((data.rows, self.inputs), np.float32)
+        features = self._empty(data.rows, data.path)
         at = 0
         for index, column in zip(self._positions(data, notes), self.columns, strict=True):
             out = features[:, at : at + column.width]
             at += column.width
             if column.kind == "number":
-                out[:, 0] = self._numbers(data, index, column, notes)
+                values = self._numbers(data, index, column, notes)
+                out[:, 0] = values if order is None else values[order]
+                _check_narrow(out, [column.name])
             elif column.kind == "text":
-                _one_hot(data.columns[index], column, out, notes)
+                cells = data.columns[index]
+                _one_hot(cells if order is None else cells[order], column, out, notes)
         return features, notes
+
+    def _empty(self, rows: int, what: str) -> np.ndarray:
+        """Features of 0, f32 [rows, inputs]; DataError when the memory that is free does not hold them."""
+        need, there = 4 * rows * self.inputs, memory()
+        if there is not None and need > there.available:
+            size = f"{rows:,} rows of {self.inputs:,} features take {need:,} bytes"
+            raise DataError(f"{what}: {size}; {there.available:,} are free; leave out rows or columns of many texts")
+        return np.zeros((rows, self.inputs), np.float32)
 
     def _positions(self, data: CsvColumns, notes: list[str]) -> list[int]:
         """Where each input column is in this file."""
@@ -148,40 +220,52 @@ class Preprocess:
             if bad.any():
                 row = int(np.flatnonzero(bad)[0])
                 cell = data.columns[index][row].decode()
-                raise DataError(f"{data.path} line {data.lines[row]}: column {column.name!r}: {cell!r} is no number")
+                raise DataError(
+                    f"{data.path} line {data.lines[row]}: column {column.name!r:.60}: {cell!r:.60} is no number"
+                )
             values = np.full(data.rows, np.nan)
         _check_finite(values, f"{data.path}", column.name, data.lines)
         return _standardise(values, column, notes)
 
-    def _apply_matrix(self, data: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    def _apply_matrix(self, data: np.ndarray, order: np.ndarray | None) -> tuple[np.ndarray, list[str]]:
         data = np.reshape(data, (len(data), -1))
         if data.dtype.kind not in "fiub":
-            raise DataError(f"input: dtype {data.dtype}; need numbers")
+            raise DataError(f"input: dtype {data.dtype!s:.60}; need numbers")
         if data.shape[1] != len(self.columns):
             raise DataError(f"input: {data.shape[1]} columns; need {len(self.columns)} as in training")
+        features = self._empty(len(data), "input")
         used = np.array([c.kind == "number" for c in self.columns])
-        values = data[:, used].astype(np.float64)
-        bad = np.argwhere(np.isinf(values))
-        if len(bad):
-            name = np.array([c.name for c in self.columns])[used][bad[0][1]]
-            raise DataError(f"input: row {bad[0][0]}: column {name!r} is inf; need finite numbers")
         kept = [c for c in self.columns if c.kind == "number"]
-        empty = np.isnan(values)
+        median, mean, std = (np.array([getattr(c, name) for c in kept]) for name in ("median", "mean", "std"))
+        counts = np.zeros(len(kept), np.int64)
+        at_once = max((1 << 18) // data.shape[1], 1)
+        for start in range(0, len(data), at_once):
+            part = slice(start, start + at_once)
+            values = (data[part] if order is None else data[order[part]])[:, used].astype(np.float64)
+            bad = np.argwhere(np.isinf(values))
+            if len(bad):
+                row = start + int(bad[0][0])
+                name = kept[bad[0][1]].name
+                where = row if order is None else order[row]
+                raise DataError(f"input: row {where}: column {name!r:.60} is inf; need finite numbers")
+            empty = np.isnan(values)
+            counts += empty.sum(axis=0)
+            features[part] = (np.where(empty, median, values) - mean) / std
+            _check_narrow(features[part], [c.name for c in kept])
         notes = []
-        if empty.any():
-            counts = empty.sum(axis=0)
+        if counts.any():
             texts = [f"{c.name} ({n})" for c, n in zip(kept, counts, strict=True) if n]
             notes.append(f"empty cells filled with the training median: {_list(texts)}")
-            values = np.where(empty, np.array([c.median for c in kept]), values)
-        mean, std = np.array([c.mean for c in kept]), np.array([c.std for c in kept])
-        return ((values - mean) / std).astype(np.float32), notes
+        return features, notes
 
     # -- targets -----------------------------------------------------------------------------------------------------
 
     def targets_to_outputs(self, targets: np.ndarray) -> np.ndarray:
         """Regression targets in the units of the model."""
         mean, std = np.array(self.target_mean), np.array(self.target_std)
-        return ((targets.reshape(len(targets), -1) - mean) / std).astype(np.float32)
+        outputs = ((targets.reshape(len(targets), -1) - mean) / std).astype(np.float32)
+        _check_narrow(outputs, [self.target] * outputs.shape[1])
+        return outputs
 
     def outputs_to_targets(self, outputs: np.ndarray) -> np.ndarray:
         """Regression outputs of the model in the units of the target, f64 [rows, targets]."""
@@ -204,7 +288,9 @@ def fit_csv(data: CsvColumns, train: np.ndarray, target: int, task: str, notes: 
         cells = data.columns[index]
         values, bad = data.numbers(index)
         if values is None and is_missing(cells).all():
-            raise DataError(f"{data.path}: column {name!r} is empty in all {data.rows} rows; remove it from the file")
+            raise DataError(
+                f"{data.path}: column {name!r:.60} is empty in all {data.rows} rows; remove it from the file"
+            )
         if values is not None:
             _check_finite(values, data.path, name, data.lines)
             made.columns.append(_number_column(name, values[train]))
@@ -218,13 +304,22 @@ def fit_matrix(
 ) -> Preprocess:
     """The columns of a 2-D array, from its training rows."""
     made = Preprocess("columns", task, target)
+    if len(names) > MOST_COLUMNS:
+        raise DataError(f"{path}: {len(names):,} columns; need at most {MOST_COLUMNS:,}")
     for index, name in enumerate(names):
         values = data[:, index].astype(np.float64)
         if np.isnan(values).all():
-            raise DataError(f"{path}: column {name!r} is NaN in all {len(values)} rows; remove it")
+            raise DataError(f"{path}: column {name!r:.60} is NaN in all {len(values)} rows; remove it")
         _check_finite(values, path, name, None)
         made.columns.append(_number_column(name, values[train]))
     return _checked(made, path, notes)
+
+
+def _usable(mean: float, std: float) -> bool:
+    """Whether float32 holds the mean, the deviation and its inverse: the model subtracts and multiplies in float32."""
+    with np.errstate(over="ignore", under="ignore", divide="ignore"):
+        narrow = np.float32(std)
+        return bool(np.isfinite([np.float32(mean), narrow, 1 / narrow]).all())
 
 
 def fit_array(path: str, data: np.ndarray, train: np.ndarray, task: str, target: str) -> Preprocess:
@@ -242,6 +337,10 @@ def fit_array(path: str, data: np.ndarray, train: np.ndarray, task: str, target:
     std = float(np.sqrt(max(squares / count - mean * mean, 0.0)))
     if std == 0:
         raise DataError(f"{path}: every element of every training row is {mean:g}; need data that differ")
+    if not _usable(mean, std):
+        raise DataError(
+            f"{path}: mean {mean:g} and deviation {std:g} of the elements are beyond float32; scale the data"
+        )
     return Preprocess("array", task, target, shape=[int(s) for s in data.shape[1:]], mean=float(mean), std=std)
 
 
@@ -252,7 +351,9 @@ def _number_column(name: str, values: np.ndarray) -> Column:
     median = float(np.median(known))
     filled = np.where(np.isnan(values), median, values)
     mean, std = float(filled.mean()), float(filled.std())
-    if known.min() == known.max() or std == 0 or not np.isfinite(std):
+    if not np.isfinite(mean) or not np.isfinite(std):
+        return Column(name, "unused", reason="numbers too large")
+    if known.min() == known.max() or std == 0:
         return Column(name, "unused", reason="constant")
     return Column(name, "number", median=median, mean=mean, std=std)
 
@@ -263,7 +364,7 @@ def _text_column(data: CsvColumns, name: str, cells: np.ndarray, bad: np.ndarray
     if len(texts) > 20 and numbers >= 9 * bad.sum():
         row = int(np.flatnonzero(bad)[0])
         raise DataError(
-            f"{data.path} line {data.lines[row]}: column {name!r}: {cells[row].decode()!r} is no number,"
+            f"{data.path} line {data.lines[row]}: column {name!r:.60}: {cells[row].decode()!r:.60} is no number,"
             f" as {numbers} of its other cells are; fix the cell or leave it empty"
         )
     if len(texts) == 1:
@@ -290,16 +391,29 @@ def _standardise(values: np.ndarray, column: Column, notes: list[str]) -> np.nda
         text = "1 empty cell" if count == 1 else f"{count} empty cells"
         notes.append(f"{column.name}: {text} filled with the training median {column.median:g}")
         values = np.where(empty, column.median, values)
-    return ((values - column.mean) / column.std).astype(np.float32)
+    return (values - column.mean) / column.std
+
+
+def _check_narrow(values: np.ndarray, names: list[str]) -> None:
+    """DataError where standardised numbers [rows, names] went beyond float32."""
+    if not np.isfinite(values).all():
+        name = names[int(np.argwhere(~np.isfinite(values))[0][1])]
+        raise DataError(f"column {name!r:.60}: a number is too far from those of the training rows; need it in float32")
 
 
 def _one_hot(cells: np.ndarray, column: Column, out: np.ndarray, notes: list[str]) -> None:
-    known = np.array([c.encode() for c in column.categories])
-    place = np.clip(np.searchsorted(known, cells), 0, len(known) - 1)
-    found = known[place] == cells
-    out[np.flatnonzero(found), place[found]] = 1
+    widest = None if cells.dtype == object else cells.dtype.itemsize  # a category that is longer is in no cell
+    texts = [c.encode() for c in column.categories]
+    kept = [i for i, text in enumerate(texts) if widest is None or len(text) <= widest]
+    known = np.empty(len(kept), cells.dtype)
+    known[:] = [texts[i] for i in kept]
+    found = np.zeros(len(cells), bool)
+    if kept:
+        place = np.clip(np.searchsorted(known, cells), 0, len(known) - 1)
+        found = known[place] == cells
+        out[np.flatnonzero(found), np.array(kept)[place[found]]] = 1
     if not found.all():
-        new = sorted({c.decode() for c in cells[~found].tolist()})
+        new = [cell.decode() for cell in np.unique(cells[~found])]
         rows = int((~found).sum())
         notes.append(f"{column.name}: {rows} row{'s' * (rows != 1)} with a text unknown from training: {_list(new)}")
 
@@ -308,7 +422,9 @@ def _check_finite(values: np.ndarray, path: str, name: str, lines: np.ndarray | 
     bad = np.flatnonzero(np.isinf(values))
     if bad.size:
         where = f"row {bad[0]}" if lines is None else f"line {lines[bad[0]]}"
-        raise DataError(f"{path} {where}: column {name!r} is {values[bad[0]]}; need a finite number or an empty cell")
+        raise DataError(
+            f"{path} {where}: column {name!r:.60} is {values[bad[0]]}; need a finite number or an empty cell"
+        )
 
 
 def _list(texts: list[str], most: int = 6) -> str:

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import difflib
+import json
+import math
 import os
+import warnings
 import zipfile
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import numpy as np
+from numpy.lib.format import MAGIC_PREFIX
 
-from ..base.errors import DataError, FileError, SettingError
-from .csv_file import CsvColumns, is_missing, parse_numbers, read_csv
+from ..base.described import LONGEST
+from ..base.errors import DataError, FileError, GradloomError, SettingError
+from .csv_file import MOST_COLUMNS, CsvColumns, is_missing, parse_numbers, read_csv
 from .dataset import Dataset, split_rows
 from .idx import find_idx, read_idx, read_idx_folder
 from .preprocess import Preprocess, fit_array, fit_csv, fit_matrix
+from .unpacked import most_unpacked, too_much
 
 MOST_INTEGER_CLASSES = 20  # a whole-number target with more different values is a regression, unless told
+_MEMORY = 4  # bytes of memory that reading a byte of an array may take
 _TEST = 3  # the stream of the seed that holds rows out for the test
 _TRAIN_KEYS: tuple[tuple[str, str], ...] = (
     ("x_train", "y_train"),
@@ -73,6 +81,7 @@ class _Raw:
     notes: list[str] = field(default_factory=list)
 
 
+@np.errstate(all="ignore")  # what overflows is looked for and refused
 def read_table(
     path: str | os.PathLike[str],
     target: str | None = None,
@@ -89,10 +98,8 @@ def read_table(
     val_split   the validation share that fit will take from the training rows: they are kept out of the statistics
     """
     if task not in (None, "classification", "regression"):
-        raise SettingError(f"task={task!r} is not known; need classification or regression")
+        raise SettingError(f"task={task!r:.60} is not known; need classification or regression")
     raw = _read(Path(path), target)
-    if isinstance(raw.x, np.ndarray) and len(raw.x) == 0:
-        raise DataError(f"{raw.path}: 0 rows; need at least 2")
     raw = _drop_rows_without_target(raw)
     task, y, test_y, classes = _targets(raw, task)
     n = len(y)
@@ -103,8 +110,10 @@ def read_table(
     else:
         rows, held = np.arange(n, dtype=np.int64), np.zeros(0, np.int64)
     known = rows[split_rows(len(rows), val_split, seed)[0]] if val_split else rows
-    made, features, test_features = _features(raw, np.sort(known), task)
-    labels, test_targets = y, test_y
+    order = np.concatenate([rows, held]) if len(held) else None
+    made, features, test_features = _features(raw, np.sort(known), task, order)
+    labels = y if order is None else y[order]
+    test_targets = test_y
     if task == "classification":
         made.classes = classes
         _check_classes(raw.path, y[rows], classes, raw.notes)
@@ -112,16 +121,21 @@ def read_table(
         values = np.reshape(y, (n, -1)).astype(np.float64)
         made.target_mean = values[known].mean(axis=0).tolist()
         made.target_std = values[known].std(axis=0).tolist()
-        if not all(s > 0 and np.isfinite(s) for s in made.target_std):
+        if not np.isfinite(made.target_std).all():
             raise DataError(
-                f"{raw.path}: target {raw.target!r} is {values[known][0][0]:g} in every training row; need values"
+                f"{raw.path}: target {raw.target!r:.60} has numbers as large as {abs(values).max():g}; scale it"
             )
-        labels = made.targets_to_outputs(values)
+        if min(made.target_std) == 0:
+            raise DataError(
+                f"{raw.path}: target {raw.target!r:.60} is {values[known][0][0]:g} in every training row; need values"
+            )
+        labels = made.targets_to_outputs(labels)
+    _check_described(raw.path, made)
     if raw.test_x is None:
-        test = Dataset(features[held], labels[held]) if len(held) else None
+        test = Dataset(features[len(rows) :], labels[len(rows) :]) if len(held) else None
         test_targets = y[held]
         test_from = "held out" if len(held) else ""
-        train = Dataset(features[rows], labels[rows]) if len(held) else Dataset(features, labels)
+        train = Dataset(features[: len(rows)], labels[: len(rows)])
     else:
         assert test_features is not None and test_y is not None
         test = Dataset(test_features, test_y if task == "classification" else made.targets_to_outputs(test_y))
@@ -129,6 +143,18 @@ def read_table(
     return Table(raw.path, task, train, test, test_from, made, None if test is None else test_targets, raw.notes)
 
 
+def _check_described(path: str, made: Preprocess) -> None:
+    """DataError where the file of the model could not be read again: names that are no text, too much of them."""
+    text = made.to_json()
+    if len(json.dumps(text)) > LONGEST - (1 << 20):
+        raise DataError(f"{path}: names, texts and classes take {len(text):,} characters; need fewer or shorter ones")
+    try:
+        Preprocess.from_json(text)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+@np.errstate(all="ignore")
 def read_features(
     path: str | os.PathLike[str], preprocess: Preprocess
 ) -> tuple[np.ndarray, np.ndarray | None, list[str], list[str]]:
@@ -144,6 +170,8 @@ def read_features(
     if where.is_dir() or ".idx" in where.name or "-idx" in where.name:
         x, raw_y, note = _idx_to_predict(where)
         notes.append(note)
+        if x.size == 0:
+            raise DataError(f"{where}: {list(x.shape)} images; need at least 1")
         features, more = preprocess.apply(x)
     elif where.name.lower().endswith(".npz"):
         arrays = _load_npz(where)
@@ -151,6 +179,8 @@ def read_features(
         key = next((keys[k] for k in _X_KEYS if k in keys), next(iter(arrays)) if len(arrays) == 1 else None)
         if key is None:
             raise DataError(f"{where}: holds {_keys(arrays)}; need an array called x")
+        if arrays[key].size == 0:
+            raise DataError(f"{where}: {key!r:.60} of shape {list(arrays[key].shape)} is empty; need at least 1 row")
         y_key = next((keys[k] for k in _Y_KEYS if k in keys), None)
         paired = y_key is not None and len(np.atleast_1d(arrays[y_key])) == len(np.atleast_1d(arrays[key]))
         raw_y = arrays[y_key] if y_key is not None and paired else None
@@ -196,7 +226,7 @@ def _read_csv(path: Path, target: str | None) -> _Raw:
     notes = []
     if target is None:
         notes.append(
-            f"target: the last column, {data.names[index]!r}" + (" (--target names another)" if data.header else "")
+            f"target: the last column, {data.names[index]!r:.60}" + (" (--target names another)" if data.header else "")
         )
     return _Raw(str(path), data, data.columns[index], data.names[index], target_index=index, notes=notes)
 
@@ -207,10 +237,12 @@ def _read_npz(path: Path, target: str | None) -> _Raw:
     if target is not None:
         if target not in arrays:
             near = difflib.get_close_matches(target, list(arrays), n=1, cutoff=0.0)
-            raise DataError(f"{path}: no array {target!r}; the nearest is {near[0]!r} (arrays: {_keys(arrays)})")
+            raise DataError(
+                f"{path}: no array {target!r:.60}; the nearest is {near[0]!r:.60} (arrays: {_keys(arrays)})"
+            )
         inputs = [k for k in _X_KEYS if k in keys and keys[k] != target]
         if not inputs:
-            raise DataError(f"{path}: holds {_keys(arrays)}; need an array called x beside the target {target!r}")
+            raise DataError(f"{path}: holds {_keys(arrays)}; need an array called x beside the target {target!r:.60}")
         pair = (keys[inputs[0]], target)
     else:
         found = next(((keys[a], keys[b]) for a, b in _TRAIN_KEYS if a in keys and b in keys), None)
@@ -219,25 +251,46 @@ def _read_npz(path: Path, target: str | None) -> _Raw:
                 f"{path}: holds {_keys(arrays)}; need arrays x and y, or x_train y_train (and x_test y_test)"
             )
         pair = found
-    raw = _Raw(str(path), arrays[pair[0]], arrays[pair[1]], pair[1])
+    x, y = arrays[pair[0]], arrays[pair[1]]
+    _check_pair(path, pair, x, y)
+    raw = _Raw(str(path), x, y, pair[1])
     test = next(((keys[a], keys[b]) for a, b in _TEST_KEYS if a in keys and b in keys), None)
     if test is not None and pair[0] not in test:
-        raw.test_x, raw.test_y = arrays[test[0]], arrays[test[1]]
-        _check_pair(path, test, raw.test_x, raw.test_y)
-        assert isinstance(raw.x, np.ndarray)
-        if raw.test_x.shape[1:] != raw.x.shape[1:]:
-            raise DataError(
-                f"{path}: {test[0]} has rows of shape {list(raw.test_x.shape[1:])}; need {list(raw.x.shape[1:])}"
-            )
-    assert isinstance(raw.x, np.ndarray)
-    _check_pair(path, pair, raw.x, raw.y)
+        _check_pair(path, test, arrays[test[0]], arrays[test[1]])
+        raw.test_x, raw.test_y = (
+            _like(path, name, arrays[name], needed, array)
+            for name, needed, array in zip(test, pair, (x, y), strict=True)
+        )
+        if raw.test_y.dtype.kind == "f" and not np.isfinite(raw.test_y).all():
+            raise DataError(f"{path}: {test[1]!r:.60} is NaN or inf in some row; need finite numbers")
     named = next((keys[k] for k in _CLASS_KEYS if k in keys), None)
     if named is not None:
-        raw.classes = [str(c) for c in np.atleast_1d(arrays[named]).tolist()]
+        raw.classes = _names(path, named, arrays[named])
     if "feature_names" in keys:
-        names = [str(c) for c in np.atleast_1d(arrays[keys["feature_names"]]).tolist()]
-        raw.names = names if raw.x.ndim == 2 and len(names) == raw.x.shape[1] else None
+        names = _names(path, keys["feature_names"], arrays[keys["feature_names"]])
+        raw.names = names if x.ndim == 2 and len(names) == x.shape[1] else None
     return raw
+
+
+def _like(path: Path, name: str, test: np.ndarray, needed: str, train: np.ndarray) -> np.ndarray:
+    """The rows of the test, which are such as the training rows: of their shape, texts or numbers."""
+    if test.shape[1:] != train.shape[1:]:
+        raise DataError(f"{path}: {name} has rows of shape {list(test.shape[1:])}; need {list(train.shape[1:])}")
+    if (test.dtype.kind in "fiub") != (train.dtype.kind in "fiub"):
+        raise DataError(f"{path}: {name} is {test.dtype!s:.60}, {needed} {train.dtype!s:.60}; need both of one kind")
+    return test
+
+
+def _names(path: Path, key: str, array: np.ndarray) -> list[str]:
+    """The texts (or numbers) of an array that names classes or columns."""
+    array = np.atleast_1d(array)
+    if array.ndim > 1 or array.dtype.kind not in "USiuf":
+        raise DataError(
+            f"{path}: {key!r:.60} is {array.dtype!s:.60} of shape {list(array.shape)}; need a list of texts"
+        )
+    if len(array) > MOST_COLUMNS:
+        raise DataError(f"{path}: {key!r:.60} holds {len(array):,} names; need at most {MOST_COLUMNS:,}")
+    return [class_name(value) for value in array]
 
 
 def _read_idx(path: Path, target: str | None) -> _Raw:
@@ -263,22 +316,31 @@ def _idx_to_predict(path: Path) -> tuple[np.ndarray, np.ndarray | None, str]:
 
 
 def _load_npz(path: Path) -> dict[str, np.ndarray]:
-    if path.stat().st_size == 0:
-        raise FileError(f"{path}: is empty (0 bytes); need an .npz file")
+    """The arrays of an .npz file; what their heads say is held against the bytes of the file before it is believed."""
     arrays: dict[str, np.ndarray] = {}
     try:
-        with open(path, "rb") as file:
-            loaded = np.load(file, allow_pickle=False)
-            if isinstance(loaded, np.ndarray):
+        size = path.stat().st_size
+        if size == 0:
+            raise FileError(f"{path}: is empty (0 bytes); need an .npz file")
+        with open(path, "rb") as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the parser, about Python text
+            if file.read(len(MAGIC_PREFIX)) == MAGIC_PREFIX:
                 raise DataError(f"{path}: holds one array without a name; need np.savez(path, x=..., y=...)")
-            arrays = {key: loaded[key] for key in loaded.files}
-    except DataError:
+            with zipfile.ZipFile(file) as archive:
+                members = archive.infolist()
+                most = most_unpacked(size, _MEMORY)
+                if sum(member.file_size for member in members) > most:
+                    raise too_much(path, size, most)
+                for member in members:
+                    key = member.filename.removesuffix(".npy")
+                    if key in arrays or key == member.filename:
+                        what = "is there twice" if key in arrays else "is no array (.npy)"
+                        raise DataError(f"{path}: {member.filename!r:.60} {what}; need what np.savez(path, ...) writes")
+                    with archive.open(member) as stream:
+                        arrays[key] = _read_npy(path, key, cast(BinaryIO, stream), member.file_size)
+    except (GradloomError, MemoryError):
         raise
-    except ValueError as error:
-        if "Object arrays" in str(error):
-            raise DataError(f"{path}: some array holds Python objects; save numbers or texts") from None
-        raise FileError(f"{path}: is truncated or damaged ({_one_line(error)}); write it again") from None
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, KeyError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, KeyError, NotImplementedError, ValueError) as error:
         raise FileError(
             f"{path}: is truncated or damaged, or no .npz file ({_one_line(error)}); write it again"
         ) from None
@@ -289,14 +351,49 @@ def _load_npz(path: Path) -> dict[str, np.ndarray]:
     return arrays
 
 
+def _read_npy(path: Path, key: str, file: BinaryIO, size: int) -> np.ndarray:
+    """The array of a member of `size` bytes, in native byte order and in C order, no wider than f64."""
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise DataError(f"{path}: {key!r:.60} is written in version {version} of .npy; need one without Unicode fields")
+    read_head = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, kind = read_head(file)
+    if kind.hasobject:
+        raise DataError(f"{path}: some array holds Python objects; save numbers or texts")
+    need, have = math.prod(shape) * kind.itemsize, size - file.tell()
+    if need != have or any(n < 0 for n in shape) or kind.itemsize == 0:
+        seen = f"{kind!s:.60} of shape {list(shape)!s:.60}"
+        raise FileError(f"{path}: {key!r:.60} has {have} bytes; its head needs {need} ({seen}); write it again")
+    held = np.empty(need, np.uint8)
+    at = 0
+    while at < need:
+        piece = file.read(min(need - at, 1 << 20))
+        if not piece:
+            raise EOFError(f"{key!r:.60} ends after {at} of {need} bytes")
+        held[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
+        at += len(piece)
+    array = held.view(kind).reshape(shape, order="F" if fortran else "C")
+    if kind.kind == "f" and kind.itemsize > 8:
+        array = array.astype(np.float64)
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(shape)
+
+
 def _check_pair(path: Path, keys: tuple[str, str], x: np.ndarray, y: np.ndarray) -> None:
     for key, array in zip(keys, (x, y), strict=True):
         if array.ndim == 0:
-            raise DataError(f"{path}: {key!r} is a single value; need an array whose first axis counts the rows")
+            raise DataError(f"{path}: {key!r:.60} is a single value; need an array whose first axis counts the rows")
+        if len(array) == 0:
+            raise DataError(f"{path}: {key!r:.60}: 0 rows; need at least {1 if 'test' in key.lower() else 2}")
+        if array.size == 0:
+            raise DataError(f"{path}: {key!r:.60} has rows of shape {list(array.shape[1:])}, which hold nothing")
     if x.dtype.kind not in "fiub":
-        raise DataError(f"{path}: {keys[0]!r} is {x.dtype}; need numbers")
+        raise DataError(f"{path}: {keys[0]!r:.60} is {x.dtype!s:.60}; need numbers")
+    if y.dtype.kind not in "fiubSU":
+        raise DataError(f"{path}: {keys[1]!r:.60} is {y.dtype!s:.60}; need numbers or texts")
     if len(x) != len(y):
-        raise DataError(f"{path}: {len(x)} rows in {keys[0]!r}, {len(y)} in {keys[1]!r}; need one target for each row")
+        raise DataError(
+            f"{path}: {len(x)} rows in {keys[0]!r:.60}, {len(y)} in {keys[1]!r:.60}; need one target for each row"
+        )
 
 
 # -- targets ---------------------------------------------------------------------------------------------------------
@@ -306,16 +403,19 @@ def _drop_rows_without_target(raw: _Raw) -> _Raw:
     y = raw.y
     if isinstance(raw.x, CsvColumns):
         numbers = raw.x.numbers(raw.target_index)[0]
-        empty = is_missing(y) if numbers is not None else y == b""
+        missing = is_missing(y)
+        empty = missing if numbers is not None or missing.all() else y == b""
     elif y.dtype.kind == "f":
         empty = np.isnan(y.reshape(len(y), -1)).any(axis=1)
     else:
         return raw
     if empty.all():
-        raise DataError(f"{raw.path}: target {raw.target!r} is empty in all {len(y)} rows; name another with --target")
+        raise DataError(
+            f"{raw.path}: target {raw.target!r:.60} is empty in all {len(y)} rows; name another with --target"
+        )
     if empty.any():
         rows = np.flatnonzero(~empty)
-        raw.notes.append(f"{int(empty.sum())} of {len(y)} rows left out: their target {raw.target!r} is empty")
+        raw.notes.append(f"{int(empty.sum())} of {len(y)} rows left out: their target {raw.target!r:.60} is empty")
         raw.y = y[rows]
         raw.x = raw.x.keep(rows) if isinstance(raw.x, CsvColumns) else raw.x[rows]
     return raw
@@ -329,33 +429,34 @@ def _targets(raw: _Raw, task: str | None) -> tuple[str, np.ndarray, np.ndarray |
         if values is None and task == "regression":
             row = int(np.flatnonzero(bad)[0])
             where = f"{raw.path} line {raw.x.lines[row]}"
-            raise DataError(f"{where}: target {raw.target!r} is {y[row].decode()!r}; need numbers for a regression")
-        y = np.array([c.decode() for c in y.tolist()]) if values is None else values
-    if y.dtype.kind == "S":
-        y = np.char.decode(y, "utf-8", "replace")
-        test_y = None if test_y is None else np.char.decode(test_y, "utf-8", "replace")
-    if y.dtype.kind not in "fiubU":
-        raise DataError(f"{raw.path}: target {raw.target!r} is {y.dtype}; need numbers or texts")
+            raise DataError(
+                f"{where}: target {raw.target!r:.60} is {y[row].decode()!r:.60}; need numbers for a regression"
+            )
+        y = y if values is None else values
+    elif y.dtype.kind in "SU" and test_y is not None and test_y.dtype.kind != y.dtype.kind:
+        y, test_y = (np.char.decode(a, "utf-8", "replace") if a.dtype.kind == "S" else a for a in (y, test_y))
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
         test_y = None if test_y is None else np.reshape(test_y, len(test_y))
     if y.ndim == 2 and y.dtype.kind in "fiub" and task != "regression" and _is_one_hot(y):
-        raw.notes.append(f"target {raw.target!r}: rows with a single 1 are taken as class ids")
+        raw.notes.append(f"target {raw.target!r:.60}: rows with a single 1 are taken as class ids")
         names = raw.classes or [str(i) for i in range(y.shape[1])]
         ids = y.argmax(axis=1).astype(np.int32)
         test_ids = None if test_y is None else np.asarray(test_y).argmax(axis=1).astype(np.int32)
         return "classification", ids, test_ids, names
     if y.dtype.kind == "f" and not np.isfinite(y).all():
-        raise DataError(f"{raw.path}: target {raw.target!r} is inf in some row; need finite numbers")
+        raise DataError(f"{raw.path}: target {raw.target!r:.60} is inf in some row; need finite numbers")
     if task is None:
         task, why = _decide(y)
-        raw.notes.insert(0, f"task: {task}, because the target {raw.target!r} {why}")
+        raw.notes.insert(0, f"task: {task}, because the target {raw.target!r:.60} {why}")
     if task == "regression":
         if y.dtype.kind not in "fiub":
-            raise DataError(f"{raw.path}: target {raw.target!r} holds texts such as {str(y.flat[0])!r}; need numbers")
+            raise DataError(
+                f"{raw.path}: target {raw.target!r:.60} holds texts such as {class_name(y.flat[0])!r:.60}; need numbers"
+            )
         return task, y.astype(np.float64), None if test_y is None else np.asarray(test_y, np.float64), []
     if y.ndim != 1:
-        raise DataError(f"{raw.path}: target {raw.target!r} has shape {list(y.shape)}; need one class for each row")
+        raise DataError(f"{raw.path}: target {raw.target!r:.60} has shape {list(y.shape)}; need one class for each row")
     return task, *_class_ids(raw, y, test_y)
 
 
@@ -367,12 +468,12 @@ def _class_ids(raw: _Raw, y: np.ndarray, test_y: np.ndarray | None) -> tuple[np.
             )
             if values is not None and bad.size:
                 need = f"need 0..{len(raw.classes) - 1}, the {len(raw.classes)} classes that the file names"
-                raise DataError(f"{raw.path}: row {bad[0]}: {what!r} is {values[bad[0]]}; {need}")
+                raise DataError(f"{raw.path}: row {bad[0]}: {what!r:.60} is {values[bad[0]]}; {need}")
         return y.astype(np.int32), None if test_y is None else test_y.astype(np.int32), raw.classes
     different, ids = np.unique(y, return_inverse=True)
     if len(different) > max(MOST_INTEGER_CLASSES, len(y) // 2):
         raise DataError(
-            f"{raw.path}: target {raw.target!r} has {len(different)} classes in {len(y)} rows; need far fewer"
+            f"{raw.path}: target {raw.target!r:.60} has {len(different)} classes in {len(y)} rows; need far fewer"
         )
     names = [class_name(v) for v in different]
     test_ids = None
@@ -381,13 +482,15 @@ def _class_ids(raw: _Raw, y: np.ndarray, test_y: np.ndarray | None) -> tuple[np.
         bad = np.flatnonzero(different[place] != test_y)
         if bad.size:
             seen = class_name(test_y[bad[0]])
-            raise DataError(f"{raw.path}: row {bad[0]} of the test has class {seen!r}, which no training row has")
+            raise DataError(f"{raw.path}: row {bad[0]} of the test has class {seen!r:.60}, which no training row has")
         test_ids = place.astype(np.int32)
     return ids.reshape(-1).astype(np.int32), test_ids, names
 
 
 def class_name(value: object) -> str:
     """How a class is written: 3 for 3.0."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
     if isinstance(value, (float, np.floating)) and float(value).is_integer():
         return str(int(value))
     return str(value)
@@ -398,7 +501,7 @@ def _is_one_hot(y: np.ndarray) -> bool:
 
 
 def _decide(y: np.ndarray) -> tuple[str, str]:
-    if y.dtype.kind == "U":
+    if y.dtype.kind in "USO":
         return "classification", "holds texts"
     if y.dtype.kind == "b":
         return "classification", "is true or false"
@@ -416,7 +519,7 @@ def _check_classes(path: str, ids: np.ndarray, classes: list[str], notes: list[s
     count = np.bincount(ids, minlength=len(classes))
     if len(classes) < 2 or (count > 0).sum() < 2:
         name = classes[int(count.argmax())]
-        raise DataError(f"{path}: a single class, {name!r}, in all {len(ids)} training rows; need at least 2")
+        raise DataError(f"{path}: a single class, {name!r:.60}, in all {len(ids)} training rows; need at least 2")
     absent = [name for name, c in zip(classes, count, strict=True) if c == 0]
     if absent:
         notes.append(f"no training row of class {', '.join(absent[:6])}")
@@ -430,14 +533,16 @@ def _known_targets(y: np.ndarray, preprocess: Preprocess) -> tuple[np.ndarray | 
         if y.ndim != 1:
             return None, []
         ids = {name: i for i, name in enumerate(preprocess.classes)}
-        texts = [_as_class(v) for v in y.tolist()]
-        found = np.array([ids.get(t, -100) for t in texts])
+        different, place = np.unique(y, return_inverse=True)
+        texts = [_as_class(v) for v in different]
+        known = np.array([ids.get(t, -100) for t in texts])
+        found = known[place.reshape(-1)]
         if (found < 0).all() and y.dtype.kind in "iu" and y.min() >= 0 and y.max() < len(ids):
             return y.astype(np.int64), []  # ids into the names that the file gave
-        new = sorted({t for t, i in zip(texts, found, strict=True) if i < 0 and t})
+        new = sorted({t for t, i in zip(texts, known, strict=True) if i < 0 and t})
         return found, [f"classes that the model does not know: {', '.join(new[:6])}"] if new else []
-    if y.dtype.kind == "S":
-        values = parse_numbers(y, preprocess.separator)[0]
+    if y.dtype.kind in "SO":
+        values = parse_numbers(y, preprocess.separator)[0] if y.ndim == 1 and preprocess.outputs == 1 else None
         return (None, []) if values is None else (values.reshape(len(y), -1), [])
     if y.dtype.kind not in "fiub":
         return None, []
@@ -472,19 +577,17 @@ def _hold_out(ids: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.
 # -- features --------------------------------------------------------------------------------------------------------
 
 
-def _features(raw: _Raw, known: np.ndarray, task: str) -> tuple[Preprocess, np.ndarray, np.ndarray | None]:
-    """(preprocess learned from the known rows, features of all rows, features of the test rows)."""
+def _features(
+    raw: _Raw, known: np.ndarray, task: str, order: np.ndarray | None
+) -> tuple[Preprocess, np.ndarray, np.ndarray | None]:
+    """(preprocess learned from the known rows, features of all rows in this order, features of the test rows)."""
     if isinstance(raw.x, CsvColumns):
         made = fit_csv(raw.x, known, raw.target_index, task, raw.notes)
-        features, notes = made.apply(raw.x)
+        features, notes = made.apply(raw.x, order)
         raw.notes += notes
         return made, features, None
     x = raw.x
-    if (
-        x.dtype.kind == "b"
-        or x.dtype.name in ("int16", "uint16", "uint32", "uint64", "longdouble")
-        or not x.dtype.isnative
-    ):
+    if x.dtype.kind == "b" or x.dtype.name in ("int16", "uint16", "uint32", "uint64"):
         x = x.astype(np.uint8 if x.dtype.kind == "b" else np.float32)
         raw.test_x = None if raw.test_x is None else raw.test_x.astype(x.dtype)
     if x.ndim > 2 or x.dtype == np.uint8:
@@ -493,7 +596,7 @@ def _features(raw: _Raw, known: np.ndarray, task: str) -> tuple[Preprocess, np.n
         x = x.reshape(len(x), -1)
         names = raw.names or [f"column {i + 1}" for i in range(x.shape[1])]
         made = fit_matrix(raw.path, x, names, known, task, raw.target, raw.notes)
-    features, notes = made.apply(x)
+    features, notes = made.apply(x, order)
     test_features = None
     if raw.test_x is not None:
         test_features, more = made.apply(raw.test_x)

@@ -1,6 +1,6 @@
 """Files: whole or not at all when written, checked when read."""
 
-from .arrays import load_arrays, save_arrays
+from .arrays import load_arrays, need_finite, save_arrays
 from .atomic import atomic_path, atomic_write, check_target, claim, read_together, refuse_input, together
 from .gguf import GGUF, open_gguf, write_gguf
 
@@ -11,6 +11,7 @@ __all__ = [
     "check_target",
     "claim",
     "load_arrays",
+    "need_finite",
     "open_gguf",
     "read_together",
     "refuse_input",

@@ -17,7 +17,8 @@ import ml_dtypes
 import numpy as np
 
 from ..base.arrays import as_array
-from ..base.errors import FileError
+from ..base.described import LONGEST, parse_object
+from ..base.errors import DataError, FileError
 from .atomic import atomic_path, read_together
 from .gguf import PLAIN, field, open_gguf, write_gguf
 
@@ -27,6 +28,7 @@ _SAFETENSORS = {
     "int64": "I64", "float64": "F64", "float32": "F32", "int32": "I32", "bfloat16": "BF16", "float16": "F16",
     "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
+_READ = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL")
 _GGUF = tuple(plain.name for plain in PLAIN.values())
 _SCALARS = "gradloom.scalars"  # names of the arrays of shape (), which GGUF has no way to say
 
@@ -65,6 +67,15 @@ def load_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], di
     return read_together(where.parent, [where.name], load)
 
 
+def need_finite(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> None:
+    """FileError that names the first array which holds NaN or infinite numbers: such a file is no good model."""
+    for name, array in arrays.items():
+        bad = 0 if array.dtype.kind in "biu" else array.size - int(np.isfinite(array).sum())
+        if bad:
+            seen = f"{bad} of {array.size} numbers that are NaN or infinite"
+            raise FileError(f"{path}: array {name!r:.60} holds {seen}; need finite ones")
+
+
 def _kind(path: str | os.PathLike[str]) -> str:
     kind = Path(path).suffix.lower()
     if kind not in (".safetensors", ".gguf"):
@@ -93,6 +104,9 @@ def _save_safetensors(path: str | os.PathLike[str], arrays: dict[str, np.ndarray
     names = sorted(arrays, key=lambda name: (order.index(arrays[name].dtype.name), name))
     # one entry, whose text is in order: the package writes several entries in an order of its own
     head: dict[str, Any] = {"__metadata__": {"gradloom": json.dumps(metadata)}} if metadata else {}
+    if metadata and len(head["__metadata__"]["gradloom"]) > LONGEST:
+        seen = len(head["__metadata__"]["gradloom"])
+        raise FileError(f"{path}: {seen} characters of metadata; need at most {LONGEST}")
     end = 0
     for name in names:
         array, begin = arrays[name], end
@@ -120,7 +134,10 @@ def _load_safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarra
             metadata = file.metadata() or {}
             late = []
             for name in file.keys():  # noqa: SIM118 - not a dict
-                if file.get_slice(name).get_dtype() == "BF16":  # which the package does not hand to NumPy
+                kind = file.get_slice(name).get_dtype()
+                if kind not in _READ:
+                    raise FileError(f"{path}: array {name!r:.60} is {kind}; need one of {' '.join(_READ)}")
+                if kind == "BF16":  # which the package does not hand to NumPy
                     late.append(name)
                 else:
                     arrays[name] = np.array(file.get_tensor(name))
@@ -130,10 +147,10 @@ def _load_safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarra
         raise FileError(f"{path}: is no whole safetensors file ({_one_line(error)}); write it again") from None
     if set(metadata) == {"gradloom"}:
         try:
-            inner = json.loads(metadata["gradloom"])
-        except ValueError:
-            inner = None
-        if not isinstance(inner, dict) or not all(isinstance(v, str) for v in inner.values()):
+            inner = parse_object(metadata["gradloom"], "its metadata")
+        except DataError as error:
+            raise FileError(f"{path}: {_one_line(error)}; write it again") from None
+        if not all(isinstance(v, str) for v in inner.values()):
             raise FileError(f"{path}: its metadata is damaged; write it again")
         metadata = inner
     return arrays, metadata

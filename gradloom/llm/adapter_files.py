@@ -292,7 +292,9 @@ def read_peft(folder: str | os.PathLike[str], base: GGUF) -> AdapterArrays:
         found.setdefault(name, {})[half] = np.ascontiguousarray(array)
         modules[name] = module
     pairs = _pairs(path, found, ".lora_a", ".lora_b")
-    scales = {name: _peft_scale(config_path, config, modules[name], pair[1].shape[1]) for name, pair in pairs.items()}
+    scales = {
+        name: _peft_scale(folder / PEFT_CONFIG, config, modules[name], pair[1].shape[1]) for name, pair in pairs.items()
+    }
     first = next(iter(pairs))
     alpha = scales[first] * pairs[first][1].shape[1]
     adapter = AdapterArrays(architecture, alpha, pairs, bool(config.get("use_rslora")))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from ..base.errors import GradloomError
+from ..base.memory import Memory as Memory
+from ..base.memory import memory as memory
 from ..base.settings import core_count
 from ..graph.opspec import REGISTRY, OpSpec, Sample, stored_value
 from ..graph.stored import Stored, aligned_empty
@@ -41,53 +42,6 @@ def stale_sources(package: Path = PACKAGE) -> list[str]:
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes of memory: of the machine or of the limit that this process lives under, and what of it is free."""
-
-    total: int
-    available: int
-
-
-def memory(root: str = "/") -> Memory | None:
-    """What this process may use, or None where the system does not say (root: where proc and sys are, for tests)."""
-    base = Path(root)
-    said = {}
-    with contextlib.suppress(OSError, ValueError):
-        for line in (base / "proc/meminfo").read_text().splitlines():
-            name, _, rest = line.partition(":")
-            said[name] = int(rest.split()[0]) * 1024
-    if "MemTotal" not in said:
-        return None
-    total = said["MemTotal"]
-    available = said.get("MemAvailable", said.get("MemFree", total))
-    for limit, used in _group_limits(base):
-        total = min(total, limit)
-        available = min(available, max(limit - used, 0))
-    return Memory(total, available)
-
-
-def _group_limits(base: Path) -> Iterator[tuple[int, int]]:
-    """(limit, bytes in use that cannot be given back) of the control groups that hold this process."""
-    with contextlib.suppress(OSError):
-        for line in (base / "proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers == "":  # version 2
-                top, names = base / "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")
-            elif "memory" in controllers.split(","):
-                top = base / "sys/fs/cgroup/memory"
-                names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            else:
-                continue
-            parts = Path(path.lstrip("/")).parts
-            for depth in range(len(parts), -1, -1):  # the limits of the groups above hold, too
-                with contextlib.suppress(OSError, ValueError):
-                    folder = top.joinpath(*parts[:depth])
-                    limit = int((folder / names[0]).read_text())  # "max": no limit
-                    stat = dict(w.split() for w in (folder / "memory.stat").read_text().splitlines())
-                    yield limit, int((folder / names[1]).read_text()) - int(stat.get(names[2], 0))
 
 
 def huge_pages() -> str:

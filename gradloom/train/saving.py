@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ..base.arguments import what_is
 from ..base.errors import SettingError
-from ..files import load_arrays, save_arrays
+from ..files import load_arrays, need_finite, save_arrays
 from ..nn.module import Module
 from ..optim.optimizer import Optimizer
 from ..optim.state import OptimizerState
@@ -31,11 +31,13 @@ def load(what: Module | Optimizer | OptimizerState, path: str | os.PathLike[str]
     """Read what `save` wrote into a module of the same structure, or into an optimiser of the same kind and parameters;
     returns the file's metadata.
 
-    Raises FileError for a damaged file, GraphError or ShapeError when the arrays are not this module's or optimiser's
-    (of another kind, of other parameters, in another order).
+    Raises FileError for a damaged file or a module's numbers that are not finite, GraphError or ShapeError when the
+    arrays are not this module's or optimiser's (of another kind, of other parameters, in another order).
     """
     _check("load", what, path)
     arrays, metadata = load_arrays(path)
+    if isinstance(what, Module):  # an optimiser's state may hold inf: the best loss before there is one
+        need_finite(path, arrays)
     what.load_state_dict(arrays)
     return metadata
 

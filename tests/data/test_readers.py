@@ -245,7 +245,7 @@ def test_preprocess_survives_json(tmp_path):
         again = Preprocess.from_json(made.to_json())
         assert again == made and json.loads(made.to_json())["task"] == made.task
     for bad in ("", "{}", "[]", made.to_json().replace('"kind": "columns"', '"kind": "x"')):
-        with pytest.raises(DataError, match="the description is damaged"):
+        with pytest.raises(DataError, match="preprocess"):
             Preprocess.from_json(bad)
 
 
@@ -321,6 +321,7 @@ BAD_CSV = [
         "t.csv line 42: column 'a': 'oops' is no",
     ),
     ("a,y\n" + "1,\n2,\n" * 5, DataError, "t.csv: target 'y' is empty in all 10 rows; name another with --target"),
+    ("a,y\n" + "1,nan\n2,NA\n3,\n" * 3, DataError, "t.csv: target 'y' is empty in all 9 rows; name another with"),
     (
         "a,y\n" + "".join(f"{i},n{i}\n" for i in range(50)),
         DataError,
@@ -417,7 +418,7 @@ def test_damaged_gzip(tmp_path):
         ),
         ({"x": np.array(["a"] * 3), "y": np.zeros(3)}, "t.npz: 'x' is <U1; need numbers"),
         ({"x": np.float32(1), "y": np.zeros(3)}, "t.npz: 'x' is a single value; need an array"),
-        ({"x": np.zeros((0, 2)), "y": np.zeros(0)}, "t.npz: 0 rows; need at least 2"),
+        ({"x": np.zeros((0, 2)), "y": np.zeros(0)}, "t.npz: 'x': 0 rows; need at least 2"),
         (
             {"x": np.full((9, 1), np.nan), "y": np.arange(9) % 2},
             "t.npz: column 'column 1' is NaN in all 9 rows; remove it",
