@@ -124,7 +124,8 @@ def together(folder: str | os.PathLike[str]) -> Iterator[None]:
             yield
             _commit(change)
         except OSError as error:
-            raise FileError(f"{folder}: cannot be written: {reason_of(error)}{_hint(error)}") from None
+            done = "; its new files are complete, and take their places when it is opened next" * (home / COMMIT).exists()
+            raise FileError(f"{folder}: cannot be written: {reason_of(error)}{done}{_hint(error)}") from None
         finally:
             _change.reset(token)
             for part, handle in change.parts.values():

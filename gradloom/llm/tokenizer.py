@@ -99,6 +99,7 @@ _CUT_SPM = re.compile(f"(?<=[^ {SPACE}])(?=[ {SPACE}])")
 _BLOCK = 1 << 16  # characters that are tokenised as one
 _GROUP = 8 * _BLOCK  # characters that go to the package at once, which spreads their blocks over the cores
 _LINE_ENDS = re.compile(r"[\r\n]*")
+_MOST_MERGES = 1 << 27  # characters of all merges of a vocabulary with scores; Llama 2's have 1 million
 _WORDS_KEPT = 1 << 18  # words whose tokens are remembered where scores are tied
 
 
@@ -264,9 +265,11 @@ class Tokenizer:
             raise FileError(f"{self._where}tokenizer.ggml.scores: entry {at} is not a number; need finite scores")
         ids = self._ids
         long = [(i, p) for p, i in ids.items() if len(p) > 1]
+        # Their merges hold each piece once for each way to cut it: no real vocabulary comes near this bound.
+        costly = sum(len(p) ** 2 for _, p in long) > _MOST_MERGES
         ties: dict[float, set[str]] = {}
         splits: list[tuple[float, int, int, str, str]] = []
-        for i, piece in long:
+        for i, piece in [] if costly else long:
             ways = [k for k in range(1, len(piece)) if _known(piece[:k], ids) and _known(piece[k:], ids)]
             score = float(scores[i])
             splits += [(-score, -len(piece), -k, piece[:k], piece[k:]) for k in ways]
@@ -283,7 +286,7 @@ class Tokenizer:
         # where the order of ranks above, the longest first, comes to the same. Nor does the package know what to do
         # with a byte that is no token.
         tied = any(len(group) > 1 and len(set("".join(group))) > 1 for group in ties.values())
-        if tied or any(f"<0x{byte:02X}>" not in ids for byte in range(256)):
+        if costly or tied or any(f"<0x{byte:02X}>" not in ids for byte in range(256)):
             self._by_hand = _ScoreMerger(ids, scores, self._bytes_of)
 
     def _load(self, merges: Mapping[tuple[str, str], None], **options: Any) -> None:

@@ -34,6 +34,17 @@ def test_llama_cpp_vectors(name):
     assert [b.tolist() for b in batch] == [ids for _, ids in cases] and all(b.dtype == np.int32 for b in batch)
 
 
+def test_a_vocabulary_of_costly_merges(monkeypatch):
+    whole = real("llama-spm")
+    monkeypatch.setattr("gradloom.llm.tokenizer._MOST_MERGES", 1 << 10)
+    by_score = real.__wrapped__("llama-spm")
+    for text, _ in vectors("llama-spm"):
+        assert by_score.encode(text) == whole.encode(text), repr(text)
+    monkeypatch.undo()
+    tokenizer = Tokenizer(spm(["a" * n for n in range(1, 4001)]))  # 21 GB of merges
+    assert tokenizer.decode(tokenizer.encode("a" * 9000, bos=False)).endswith("a" * 9000)
+
+
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_a_book_comes_back_and_streams_the_same(name):
     tokenizer = real(name)
