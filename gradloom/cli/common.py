@@ -9,12 +9,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
 import typer
 
 from ..base import interrupts
+from ..base.errors import GradloomError
 from ..base.interrupts import Terminated
 
 if TYPE_CHECKING:
@@ -177,6 +178,16 @@ def uninterrupted() -> Iterator[None]:
         interrupts.restore(old)
 
 
+def with_more(error: Exception, more: str) -> Exception:
+    """The error with more to say in its line; itself, and a line of its own for that, when it is a fault of ours."""
+    if isinstance(error, MemoryError):  # also NumPy's, which is made of other arguments
+        return MemoryError(f"{error}; {more}")
+    if isinstance(error, GradloomError):
+        return type(error)(f"{error}; {more}")
+    say(more)
+    return error
+
+
 class StdoutError(Exception):
     """Stdout is closed or full: what was asked for cannot be said."""
 
@@ -193,6 +204,10 @@ class _Stdout:
     def write(self, text: str) -> int:
         with self._failing():
             return int(self._stream.write(text))
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
 
     def flush(self) -> None:
         with self._failing():

@@ -26,6 +26,7 @@ from .common import (
     need_whole,
     say,
     uninterrupted,
+    with_more,
 )
 from .language import (
     DATA_HELP,
@@ -231,10 +232,7 @@ def _train(run: Run, planned: MemoryPlan, data: str, place: str, json: bool) -> 
                 run.save(place)
         except GradloomError as another:
             kept = f"what was trained before it cannot be saved: {another}"
-        if isinstance(error, GradloomError):
-            raise type(error)(f"{error}; {kept}") from None
-        say(kept)
-        raise
+        raise with_more(error, kept) from None
     if run.interrupted and not run.steps:
         say("there is nothing to save yet")
         return exit_code(run.interruption)

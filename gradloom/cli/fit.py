@@ -27,6 +27,7 @@ from .common import (
     need_whole,
     say,
     uninterrupted,
+    with_more,
 )
 
 if TYPE_CHECKING:
@@ -244,11 +245,8 @@ def _train_and_save(asked: _Options, use: _Settings, table: Table, net: Any, pat
                 if stop is None or interrupted:
                     raise
                 kept = f"the last good weights cannot be saved: {error}"
-    if isinstance(stop, GradloomError):
-        raise type(stop)(f"{stop}; {kept}") from None
-    if stop is not None and not interrupted:
-        say(kept)
-        raise stop
+    if isinstance(stop, Exception):
+        raise with_more(stop, kept) from None
     if not interrupted:
         try:
             result |= _test(asked, use, table, net)

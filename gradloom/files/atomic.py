@@ -124,7 +124,8 @@ def together(folder: str | os.PathLike[str]) -> Iterator[None]:
             yield
             _commit(change)
         except OSError as error:
-            done = "; its new files are complete, and take their places when it is opened next" * (home / COMMIT).exists()
+            late = (home / COMMIT).exists()  # the change is made, and a move has failed
+            done = "; its new files are complete, and take their places when it is opened next" * late
             raise FileError(f"{folder}: cannot be written: {reason_of(error)}{done}{_hint(error)}") from None
         finally:
             _change.reset(token)

@@ -181,20 +181,25 @@ def test_an_unforeseen_error_after_a_step_loses_nothing(capsys, tmp_path, monkey
     def fail(*_, **__):
         raise error
 
+    def stopped(*arguments):
+        """A fault of ours shows itself; memory that is short is one line."""
+        if isinstance(error, MemoryError):
+            assert main(list(arguments)) == 2
+        else:
+            with pytest.raises(type(error)):
+                main(list(arguments))
+
     monkeypatch.setattr(display.Display, "epoch", fail)
-    with pytest.raises(type(error)):
-        main(["fit", DIGITS, "--epochs", "3", "--out", str(tmp_path / "out")])
+    stopped("fit", DIGITS, "--epochs", "3", "--out", str(tmp_path / "out"))
     result = belong_together(tmp_path / "out")
     assert result["ending"] == f"stopped: {error}" and result["steps"] == -(-result["rows_train"] // 32)
     assert "the last good weights are in" in capsys.readouterr().err
     monkeypatch.undo()
     monkeypatch.setattr(gl, "evaluate", fail)
-    with pytest.raises(type(error)):
-        main(["fit", DIGITS, "--epochs", "1", "--seed", "5", "--out", str(tmp_path / "out")])
+    stopped("fit", DIGITS, "--epochs", "1", "--seed", "5", "--out", str(tmp_path / "out"))
     assert belong_together(tmp_path / "out")["seed"] == 5
     monkeypatch.setattr(display.StepDisplay, "epoch", fail)
-    with pytest.raises(type(error)):
-        main(["finetune", *language, "--context", "32", "--steps", "2", "--out", str(tmp_path / "a.gguf")])
+    stopped("finetune", *language, "--context", "32", "--steps", "2", "--out", str(tmp_path / "a.gguf"))
     assert (tmp_path / "a.gguf").exists()
 
 
