@@ -183,11 +183,11 @@ def test_the_proof_counts_blocks(mutant) -> None:
     needs = [KernelNeeds()] * len(plan.order.steps)
     tape, places = lower(plan.laid, plan.order, needs, plan.placement)
     program = plan.laid.program
-    proof.check(tape, program.outputs, program.effects, places)
+    proof.check(tape, program, places)
     name, change = mutant
     tape.args[0][name] = change(tape.args[0])
     with pytest.raises(gl.PlanError, match="proof: cast"):
-        proof.check(tape, program.outputs, program.effects, places)
+        proof.check(tape, program, places)
 
 
 def test_the_proof_refuses_half_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
