@@ -3,13 +3,15 @@
 A file is written under a temporary name beside its place and moved there. Several files of a folder (`together`) are
 written so, and then a commit file, `.gradloom.commit`, names all the moves. The change is made when that file appears.
 Then the files are moved and the commit file is removed. Whoever opens the folder next finishes what was cut off: a
-writer, or a reader (`read_together`), which otherwise reads the new files under their temporary names.
+writer, or a reader (`read_together`), which otherwise reads the new files under their temporary names. The commit file
+holds the checksums of all files: what it names is moved only as it was written, and over what it was to replace.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import re
@@ -161,7 +163,7 @@ def _owned(
         raise FileError(f"{shown}: is no folder; need the name of a folder to write")
     with locked(shown, folder, True, again, patience):
         try:
-            _carry_out(folder)
+            _resume(folder)
         except OSError as error:
             raise FileError(f"{shown}: cannot be written: {reason_of(error)}{_hint(error)}") from None
         yield
@@ -170,13 +172,25 @@ def _owned(
 # ---- a change of several files ---------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Move:
+    """What the commit file says of one file: its temporary name, the SHA-256 of its bytes, and of those that it
+    replaces (None: there was no such file)."""
+
+    part: str
+    new: str
+    old: str | None
+
+
 def _commit(change: _Change) -> None:
     """Make the change: it is done at the moment at which the commit file has its name."""
     if not change.parts:
         return
-    for part, _ in change.parts.values():
+    moves = {}
+    for name, (part, _) in change.parts.items():
         _sync(part.parent)
-    text = json.dumps({name: part.name for name, (part, _) in change.parts.items()})
+        moves[name] = _Move(part.name, str(_digest(part)), _digest(Path(os.path.realpath(change.folder / name))))
+    text = json.dumps({name: vars(move) for name, move in moves.items()})
     handle, name = tempfile.mkstemp(prefix=_PART, suffix=COMMIT, dir=change.folder)
     try:
         try_lock(handle)
@@ -188,45 +202,98 @@ def _commit(change: _Change) -> None:
     finally:
         _discard(Path(name), handle)
     _sync(change.folder)
-    _carry_out(change.folder)
+    _carry_out(change.folder, moves)
 
 
-def _carry_out(folder: Path) -> None:
-    """The moves that the folder's commit file names, as far as they have not been made; under the folder's lock."""
-    moves = _moves(folder)
-    if moves is None:
-        return
-    for name, part in moves.items():
+def _carry_out(folder: Path, moves: dict[str, _Move]) -> None:
+    """Make the moves; under the folder's lock."""
+    for name, move in moves.items():
         target = Path(os.path.realpath(folder / name))
         with contextlib.suppress(FileNotFoundError):  # it was moved before
-            os.replace(target.parent / part, target)
+            os.replace(target.parent / move.part, target)
         _sync(target.parent)
     (folder / COMMIT).unlink(missing_ok=True)
     _sync(folder)
 
 
-def _moves(folder: Path) -> dict[str, str] | None:
-    """What the folder's commit file says: name -> temporary name beside it. None where there is no such file."""
+def _resume(folder: Path) -> None:
+    """Carry out the change that the commit file names, as far as it was cut off; under the folder's lock. Where
+    somebody has put other files in the place of those that it replaces, theirs count, and the change is dropped."""
+    moves = _moves(folder)
+    if moves is None:
+        return
+    if _is_void(folder, moves):
+        for name, move in moves.items():
+            part = Path(os.path.realpath(folder / name)).parent / move.part
+            if _digest(part) == move.new:
+                part.unlink()
+        moves = {}
+    _carry_out(folder, moves)
+
+
+def _is_void(folder: Path, moves: dict[str, _Move]) -> bool:
+    """Whether a file is neither the old nor the new one of this change. FileError when a new one is lost."""
+    for name, move in moves.items():
+        target = Path(os.path.realpath(folder / name))
+        has_part = _digest(target.parent / move.part) == move.new  # first: it may be moved at this moment
+        now = _digest(target)
+        if now not in (move.old, move.new):
+            return True
+        if not has_part and now != move.new:
+            raise _damaged(folder, f"{move.part} is not there as it was written")
+    return False
+
+
+def _damaged(folder: Path, why: str) -> FileError:
+    return FileError(
+        f"{folder / COMMIT}: is damaged: {why}; need it as it was written, or removed: then the old files count"
+    )
+
+
+def _digest(path: Path) -> str | None:
+    """SHA-256 of a regular file; None where there is none."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.ENOTDIR):
+            return None
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        return None
+    with open(handle, "rb") as file:
+        found = hashlib.sha256()
+        while block := file.read(1 << 20):
+            found.update(block)
+        return found.hexdigest()
+
+
+def _moves(folder: Path) -> dict[str, _Move] | None:
+    """What the folder's commit file says. None where there is no such file."""
     path = folder / COMMIT
     try:
-        with open(path, "rb") as file:
-            text = file.read(_COMMIT_BYTES)
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            text = file.read(_COMMIT_BYTES) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise FileError(f"{path}: cannot be read: {reason_of(error)}") from None
     try:
-        moves = json.loads(text)
-    except (ValueError, RecursionError):
-        moves = None
-    if not isinstance(moves, dict) or not all(_is_move(name, part) for name, part in moves.items()):
-        raise FileError(f"{path}: is damaged; need it as it was written, or removed: then the old files count")
+        found = json.loads(text)
+        moves = {name: _Move(**move) for name, move in found.items()}
+        if not moves or not all(_is_move(name, move) for name, move in moves.items()):
+            raise ValueError
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        raise _damaged(folder, "it names no moves") from None
     return moves
 
 
-def _is_move(name: object, part: object) -> bool:
-    plain = all(isinstance(one, str) and one == os.path.basename(one) and "\0" not in one for one in (name, part))
-    return plain and name not in ("", ".", "..") and _PART_NAME.fullmatch(str(part)) is not None
+def _is_move(name: str, move: _Move) -> bool:
+    texts = (name, move.part, move.new, *([] if move.old is None else [move.old]))
+    if not all(isinstance(one, str) and one == os.path.basename(one) and "\0" not in one for one in texts):
+        return False
+    is_part = _PART_NAME.fullmatch(move.part) and move.part.endswith(f".{name[-_NAME_LENGTH:]}")
+    return name not in ("", ".", "..") and bool(is_part)
 
 
 def _finish(folder: Path) -> None:
@@ -292,11 +359,19 @@ def read_together(folder: str | os.PathLike[str], names: Sequence[str], read: Ca
 def _current(folder: Path, names: Sequence[str]) -> list[Path]:
     """Where the content of these files is."""
     _finish(folder)
-    moves = _moves(folder) or {}
+    while True:
+        moves = _moves(folder) or {}
+        try:
+            if _is_void(folder, moves):
+                moves = {}
+            break
+        except (FileError, OSError):
+            if moves == (_moves(folder) or {}):  # else a writer was at it
+                raise
     paths = []
     for name in names:
         path = folder / name
-        part = Path(os.path.realpath(path)).parent / moves[name] if name in moves else path
+        part = Path(os.path.realpath(path)).parent / moves[name].part if name in moves else path
         paths.append(part if part.exists() else path)
     return paths
 
@@ -325,6 +400,8 @@ def check_target(path: str | os.PathLike[str], streams: bool = False) -> None:
         folder = Path(os.path.realpath(path)).parent
         if not folder.is_dir():
             raise FileError(f"{path}: the folder {folder} does not exist; create it or choose another place") from None
+        if os.fspath(path).endswith(os.sep):
+            raise FileError(f"{path}: is the name of a folder; need the name of a file to write") from None
         return
     except OSError as error:
         raise FileError(f"{path}: cannot be written: {reason_of(error)}; choose another place") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import random
@@ -200,23 +201,91 @@ def test_a_killed_process_leaves_all_old_or_all_new(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["n.json", "w.safetensors"]
 
 
+def sha(text):
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def cut_off(folder, changes, present=None):
+    """A change that was cut off before its moves: name -> (old text or None, new text). present: what lies there."""
+    moves = {}
+    for name, (old, new) in changes.items():
+        moves[name] = {"part": f".gradloom.part.aaaaaaaa.{name}", "new": sha(new), "old": old and sha(old)}
+        (folder / moves[name]["part"]).write_text(new)
+        now = old if present is None else present.get(name, old)
+        if now is not None:
+            (folder / name).write_text(now)
+    (folder / ".gradloom.commit").write_text(json.dumps(moves))
+    return moves
+
+
+GOOD = {"part": ".gradloom.part.aaaaaaaa.a", "new": sha("new"), "old": sha("old")}
+
+
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"a": 1}', '{"../a": ".gradloom.part.aaaaaaaa.a"}', '{"a": "/etc/passwd"}', '{"a": "b"}']
-)
+    "text",
+    [
+        "", "{", "[]", "{}", "[" * 100_000, '{"a": 1}', '{"a": "b"}', json.dumps({"../a": GOOD}),
+        json.dumps({"a": GOOD | {"part": "/etc/passwd"}}), json.dumps({"a": GOOD | {"part": "b"}}),
+        json.dumps({"b": GOOD}), json.dumps({"a": GOOD | {"part": ".gradloom.part.aaaaaaaa.b"}}),
+        json.dumps({"a": GOOD | {"more": 1}}), json.dumps({"a": {"part": GOOD["part"]}}),
+    ],
+)  # fmt: skip
 def test_damaged_commit_files(tmp_path, text):
     (tmp_path / "a").write_text("old")
     (tmp_path / "b").write_text("mine")
+    (tmp_path / GOOD["part"]).write_text("new")
     (tmp_path / ".gradloom.commit").write_text(text)
     for work in (lambda: read(tmp_path), lambda: write(tmp_path, "new")):
-        with pytest.raises(FileError, match=r"\.gradloom\.commit: is damaged; need it as it was written, or removed"):
+        with pytest.raises(
+            FileError, match=r"\.gradloom\.commit: is damaged: .*; need it as it was written, or removed"
+        ):
             work()
     assert (tmp_path / "a").read_text() == "old" and (tmp_path / "b").read_text() == "mine"
 
 
+@pytest.mark.parametrize("made", ["pipe", "folder", "link", "nothing", "other", "cut"])
+def test_new_files_that_are_not_as_they_were_written(tmp_path, made):
+    """Nothing is moved: neither of the two files."""
+    cut_off(tmp_path, {"a": ("old a", "new a"), "b": ("old b", "new b")})
+    part = tmp_path / ".gradloom.part.aaaaaaaa.b"
+    part.unlink()
+    (tmp_path / "mine").write_text("new b")
+    {
+        "pipe": lambda: os.mkfifo(part), "folder": part.mkdir, "link": lambda: part.symlink_to(tmp_path / "mine"),
+        "nothing": lambda: None, "other": lambda: part.write_text("new a"), "cut": lambda: part.write_text("new"),
+    }[made]()  # fmt: skip
+    for work in (lambda: read(tmp_path, "ab"), lambda: write(tmp_path, "newer")):
+        with pytest.raises(FileError, match="damaged: .gradloom.part.aaaaaaaa.b is not there as it was written"):
+            work()
+    assert [(tmp_path / name).read_text() for name in "ab"] == ["old a", "old b"]
+
+
+def test_a_commit_file_that_is_a_pipe(tmp_path):
+    (tmp_path / "a").write_text("old")
+    os.mkfifo(tmp_path / ".gradloom.commit")
+    with pytest.raises(FileError, match="is damaged"):
+        read(tmp_path, "a")
+
+
+@pytest.mark.parametrize("present", [{"a": "mine a", "b": "mine b"}, {"a": "mine a"}, {"a": "new a", "b": "mine b"}])
+def test_files_that_were_put_back_after_a_change_was_cut_off_stay(tmp_path, present):
+    cut_off(tmp_path, {"a": ("old a", "new a"), "b": ("old b", "new b")}, present)
+    there = [present.get(name, f"old {name}") for name in "ab"]
+    assert read(tmp_path, "ab") == there
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+    write(tmp_path, "newer", "c")
+    assert [(tmp_path / name).read_text() for name in "ab"] == there
+
+
+def test_a_change_that_was_cut_off_is_finished(tmp_path):
+    cut_off(tmp_path, {"a": ("old a", "new a"), "b": (None, "new b")})
+    (tmp_path / ".gradloom.part.aaaaaaaa.a").rename(tmp_path / "a")
+    assert read(tmp_path, "ab") == ["new a", "new b"] and sorted(os.listdir(tmp_path)) == ["a", "b"]
+
+
 def test_a_single_file_is_written_after_a_change_that_was_cut_off(tmp_path):
     """The older change, finished later, must not replace the newer file."""
-    (tmp_path / ".gradloom.part.aaaaaaaa.a").write_text("older")
-    (tmp_path / ".gradloom.commit").write_text(json.dumps({"a": ".gradloom.part.aaaaaaaa.a"}))
+    cut_off(tmp_path, {"a": (None, "older")})
     with atomic_write(tmp_path / "a") as file:
         file.write(b"newer")
     assert read(tmp_path, "a") == ["newer"] and os.listdir(tmp_path) == ["a"]
