@@ -26,12 +26,14 @@ class Raising:
 
     def __init__(self) -> None:
         self._heard = -SAME_SECONDS
+        self.last: KeyboardInterrupt | None = None  # what it raised; somebody may have caught it or made another of it
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if now - self._heard >= SAME_SECONDS:
             self._heard = now
-            raise interrupt(number)
+            self.last = interrupt(number)
+            raise self.last
 
 
 def replace(handler: Callable[[int, FrameType | None], None]) -> Handlers:

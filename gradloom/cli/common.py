@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
@@ -57,9 +58,17 @@ def is_quiet() -> bool:
 
 
 def say(text: str) -> None:
-    """A line on stderr."""
+    """A line on stderr, or several."""
     if not _quiet:
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    """The text with control characters and marks of direction written out: no file steers the terminal."""
+    if text.isprintable():
+        return text
+    marks = {c for c in text if unicodedata.category(c) in ("Cc", "Cf")} - {"\n"}
+    return "".join(c.encode("unicode_escape").decode() if c in marks else c for c in text)
 
 
 def need_whole(option: str, value: int | None, least: int = 1) -> None:
@@ -85,6 +94,14 @@ def need_share(option: str, value: float | None) -> None:
 
     if value is not None and not 0 <= value < 1:
         raise SettingError(f"--{option} {value:g}: need a number of at least 0 and below 1")
+
+
+def need_place(option: str, value: str | None) -> None:
+    """SettingError for the empty name of a file or folder: no default is meant by it."""
+    from ..base.errors import SettingError
+
+    if value == "":
+        raise SettingError(f"--{option}: is empty; need the name of a file or folder")
 
 
 def need_one_of(option: str, value: str | None, known: tuple[str, ...]) -> None:
@@ -121,17 +138,25 @@ def columns(lines: list[tuple[str, str]], file: Any = None) -> None:
         return
     width = max((len(name) for name, _ in lines), default=0)
     for name, text in lines:
-        print(f"{name:<{width}}  {text}".rstrip(), file=file or sys.stdout, flush=True)
+        print(printable(f"{name:<{width}}  {text}".rstrip()), file=file or sys.stdout, flush=True)
 
 
 # ---- signals, and streams that cannot be written ---------------------------------------------------------------------
 
 _late: list[KeyboardInterrupt] = []  # the signal that came while files were written
+_handler = interrupts.Raising()
 
 
 def exit_code(stop: BaseException | None) -> int:
-    """Of a command that was stopped: 128 and the number of the signal."""
-    return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
+    """Of a command that was stopped: 128 and the number of the signal. The parser makes another exception of it."""
+    told = stop if isinstance(stop, KeyboardInterrupt) else _handler.last
+    return 128 + (signal.SIGTERM if isinstance(told, Terminated) else signal.SIGINT)
+
+
+def heed_signals() -> None:
+    """Before long work: raises what a signal raised that was lost, as in an import or a destructor."""
+    if _handler.last is not None:
+        raise _handler.last
 
 
 def late_exit_code(code: int) -> int:
@@ -145,13 +170,14 @@ def signals(lasting: bool) -> Iterator[None]:
 
     lasting: it stays so, for a process that ends after this.
     """
+    global _handler
     _late.clear()
-    handler = interrupts.Raising()
+    _handler = interrupts.Raising()
     old: interrupts.Handlers = {}
     if threading.current_thread() is threading.main_thread():  # elsewhere no signal arrives
         for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
             if signal.getsignal(number) is default:
-                old[number] = signal.signal(number, handler)
+                old[number] = signal.signal(number, _handler)
     try:
         yield
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import math
 import shlex
 import sys
 from pathlib import Path
@@ -17,10 +17,12 @@ from .common import (
     Parallel,
     columns,
     exit_code,
+    heed_signals,
     is_quiet,
     join,
     json_text,
     need_one_of,
+    need_place,
     need_rate,
     need_share,
     need_whole,
@@ -122,6 +124,7 @@ def finetune(
     for name, share in (("dropout", dropout), ("warmup", warmup), ("val-split", val_split)):
         need_share(name, share)
     need_one_of("method", method, ("lora", "full"))
+    need_place("out", out)
     need_one_of("schedule", schedule, ("cosine", "linear", "constant"))
     need_one_of("train-dtype", train_dtype, ("f32",))
     options = data_options(
@@ -144,6 +147,7 @@ def finetune(
         run, planned = _prepare(
             inputs, place, (method, targets, train_dtype, lora, seed), made, settings, options, claimed
         )
+        heed_signals()
         return _train(run, planned, data, place, json)
 
 
@@ -197,7 +201,7 @@ def _check_place(place: str, method: str, *inputs: str) -> None:
         raise SettingError(f"--out {place}: need {need}")
     for file in files_of_adapter(path):
         refuse_input(file, *inputs)
-        if os.path.exists(file):
+        if file.parent.is_dir():
             check_target(file)
 
 
@@ -245,7 +249,8 @@ def _train(run: Run, planned: MemoryPlan, data: str, place: str, json: bool) -> 
     lines = []
     for name, key in (("before", "val_loss_before"), ("training", "train_loss"), ("validation", "val_loss")):
         if key in report:
-            lines.append((name, f"loss {report[key]:.4f} +- {report[f'{key}_unc']:.4f}"))
+            spread = report[f"{key}_unc"]
+            lines.append((name, f"loss {report[key]:.4f}" + ("" if math.isnan(spread) else f" +- {spread:.4f}")))
     speed = report["tokens_per_second"] or 0
     lines.append(("time", f"{duration(run.seconds)}, {rate(speed)} tokens/s"))
     memory = f"{show_bytes(report['peak_bytes'])} at most; {show_bytes(planned.total)} of them planned"

@@ -19,9 +19,11 @@ from .common import (
     Parallel,
     columns,
     exit_code,
+    heed_signals,
     join,
     json_text,
     need_one_of,
+    need_place,
     need_rate,
     need_share,
     need_whole,
@@ -87,6 +89,7 @@ def fit(
     need_whole("seed", seed, 0)
     need_share("val-split", val_split)
     need_one_of("optimizer", optimizer, ("adamw", "sgd"))
+    need_place("out", out)
     need_one_of("loss", loss, ("cross_entropy", "mse"))
     need_one_of("task", task, ("classification", "regression"))
     widths = None if hidden is None else _widths(hidden)
@@ -196,6 +199,7 @@ def _run(asked: _Options) -> int:
             need_room(table.preprocess, use.hidden)
             net = build_model(table.preprocess, use.hidden)
         _announce(asked, use, table, net)
+        heed_signals()
         return _train_and_save(asked, use, table, net, path, report)
 
 

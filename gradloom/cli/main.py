@@ -12,7 +12,7 @@ import typer
 
 from .. import __version__
 from ..base.errors import GradloomError
-from .common import StdoutError, exit_code, give_up_stdout, is_quiet, late_exit_code, say, signals, streams
+from .common import StdoutError, exit_code, give_up_stdout, is_quiet, late_exit_code, printable, say, signals, streams
 from .doctor import doctor
 from .evaluate import evaluate
 from .finetune import finetune
@@ -86,10 +86,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(given: list[str]) -> int:
     try:
-        return int(app(args=given, prog_name="gradloom", standalone_mode=False) or 0)
+        code = int(app(args=given, prog_name="gradloom", standalone_mode=False) or 0)
+        if code == 130 and exit_code(None) != 130:  # the parser's own, of a signal before the command began
+            raise typer.Abort
+        return code
     except GradloomError as error:
         return _refuse(str(error))
     except (KeyboardInterrupt, typer.Abort) as stop:
+        say("gradloom: interrupted")
         return exit_code(stop)
     except typer.Exit as end:
         return int(end.exit_code)
@@ -131,7 +135,7 @@ def _what_failed(error: Exception) -> str:
 
 def _refuse(message: str, code: int = 2) -> int:
     if not is_quiet():
-        line = " ".join(message.split())
+        line = printable(" ".join(message.split()))
         if len(line) > _LONGEST:
             line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
         print(f"gradloom: {line}", file=sys.stderr)

@@ -141,7 +141,7 @@ def claim(path: str | os.PathLike[str], is_folder: bool) -> Iterator[None]:
 
     Temporary files of writers that were killed are removed. The folder (of the file) is made where there is none.
     """
-    if not is_folder and os.path.exists(path):
+    if not is_folder and Path(path).parent.is_dir():
         check_target(path)
     place = Path(os.path.realpath(path))
     if is_folder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -339,6 +340,45 @@ def test_sigterm_before_the_first_step(capsys, tmp_path, monkeypatch):
     assert run(capsys, "fit", DIGITS, "--out", tmp_path / "out")[0] == 143
     assert content(tmp_path / "out") == before
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # a caller in Python gets the handlers back
+
+
+def test_sigterm_while_the_command_starts(tmp_path):
+    """It ends by the signal itself, or with its code and a word; never as if by Ctrl-C."""
+    outcomes = set()
+    for moment in range(16):
+        job = start("fit", DIGITS, "--epochs", 2000, "--out", tmp_path / f"{moment}")
+        time.sleep(0.1 * (moment + 1))
+        job.send_signal(signal.SIGTERM)
+        _, err = job.communicate(timeout=60)
+        assert job.returncode == -signal.SIGTERM or (job.returncode == 143 and "interrupted" in err), (moment, err)
+        outcomes.add(job.returncode)
+    assert 143 in outcomes
+
+
+def test_a_signal_whose_exception_is_lost_is_heeded_before_the_training(capsys, tmp_path, monkeypatch):
+    from gradloom.cli import fit as module
+
+    def announce(*_):
+        with contextlib.suppress(KeyboardInterrupt):  # as an import or a destructor may do
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(module, "_announce", announce)
+    assert run(capsys, "fit", DIGITS, "--out", tmp_path / "out")[0] == 143
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("place", ["x" * 300 + ".gguf", "loop.gguf", "o.gguf/", ""])
+def test_places_that_cannot_be_are_refused_before_the_work(capsys, tmp_path, monkeypatch, language, place):
+    monkeypatch.chdir(tmp_path)
+    os.symlink("loop.gguf", "loop.gguf")
+    code, _, err = run(capsys, "finetune", *language, "--context", 32, "--steps", 1, "--out", place)
+    assert code == 2 and len(err.splitlines()) == 1 and err.startswith(f"gradloom: {place or '--out'}: ")
+
+
+def test_what_a_file_says_does_not_steer_the_terminal(capsys, tmp_path):
+    (tmp_path / "a\x1b[31m\x9b\u202e.csv").write_text("x,y\n1\n")
+    code, _, err = run(capsys, "fit", tmp_path / "a\x1b[31m\x9b\u202e.csv")
+    assert code == 2 and r"a\x1b[31m\x9b\u202e.csv" in err and not {"\x1b", "\x9b", "\u202e"} & set(err)
 
 
 def test_sigterm_during_the_saving(capsys, tmp_path, monkeypatch):
