@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from tokenizers.pre_tokenizers import ByteLevel
 
 from gradloom.base.errors import DataError, FileError, SettingError
@@ -433,6 +432,23 @@ def test_windows_that_end_at_the_edge_of_a_stretch(pre, monkeypatch):
         tokenizer = Tokenizer(byte_bpe(dict.fromkeys(merges), pre=pre, control=("<a>", "<b>")))
         for text in edges(rng):
             assert tokenizer._run_long(text).tolist() == tokenizer._run_group([text])[0].tolist(), (pre, text)
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "merge"),
+    [
+        ("tekken", "!" + "\n" * 60 + "//" + "A" * 60, "\u010a /"),  # a slash belongs to the word of the lines before it
+        ("deepseek-v3", "!" + "a" * 60 + "\u00e9" + "A" * 60, "a \u00c3"),  # behind a mark only a-z make a word
+        ("llama-bpe", "A" * 30 + "\u00a1\u00a1" + "A" * 60, "\u00a1 A"),  # one mark before a letter belongs to it
+        ("default", "A" * 30 + "4584223" + "A" * 60, "2 3"),
+    ],
+)
+def test_words_that_go_on_behind_a_window(pre, text, merge, monkeypatch):
+    tokenizer = Tokenizer(byte_bpe([merge], pre=pre, control=("<a>", "<b>")))
+    monkeypatch.setattr("gradloom.llm.tokenizer._BLOCK", 32)
+    for begin in range(30):
+        part = text[begin:]
+        assert tokenizer._run_long(part).tolist() == tokenizer._run_group([part])[0].tolist()
 
 
 def test_a_window_that_ends_inside_of_a_number():
