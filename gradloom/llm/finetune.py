@@ -364,7 +364,7 @@ class Run:
 
     @property
     def planned_bytes(self) -> int:
-        """The arena of the step: activations, gradients, workspace."""
+        """The arena of the step (activations, gradients, workspace) and the scratch of all threads."""
         return self.trainer.planned_bytes
 
     @property

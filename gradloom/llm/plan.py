@@ -39,7 +39,7 @@ class MemoryPlan:
     state          the optimiser's moments
     gradients      accumulators, where several micro-batches make a step, and what ranks exchange; else gradients lie
                    in the arena
-    inputs         a batch, constants and settings
+    inputs         the rows of the data (of plan, one batch), constants and settings
     arena          activations, gradients and workspace of the largest step, all of them in one block
     scratch        of each thread; threads: how many; steps: instructions of the largest step
     lower_bound    the most bytes of the arena that are alive at once
@@ -125,8 +125,9 @@ class MemoryPlan:
 def plan(
     model: Model | str | os.PathLike[str], adapter: Adapter | str | os.PathLike[str] | None = None, **settings: Any
 ) -> MemoryPlan:
-    """The memory that `finetune` would need with these settings (see finetune.Run), whatever the data.
+    """The memory that `finetune` would need with these settings (see finetune.Run) and a single batch of data.
 
+    finetune holds all rows of its data: about 12 bytes a token more.
     model, adapter: objects, or the paths of their files.
     Raises SettingError for settings that finetune refuses.
     """

@@ -40,9 +40,9 @@ NO_MEMORY = 3
 BATCH = 16 << 20
 _LOOK = 0.1  # seconds between two looks at the parent and at the memory while requests are served
 _MARKS = 100_000  # {% generation %} blocks of one rendering
-# What {% generation %} blocks are marked with while they are rendered: no characters of any language.
-_BEGIN, _END = "\ufdd0\ufdd2\ufdd0", "\ufdd1\ufdd2\ufdd1"
-_PLACE = "\ufdd3\ufdd4\ufdd3"  # stands for a turn's content while its place is looked for
+# What {% generation %} blocks are marked with while they are rendered, and what stands for a turn's content while its
+# place is looked for: 16 of the 32 noncharacters from U+FDD0 on, at random in each process, so that no chat holds them.
+_BEGIN, _END, _PLACE = ("".join(chr(0xFDD0 + byte % 32) for byte in os.urandom(16)) for _ in range(3))
 
 Message = Mapping[str, Any]
 

@@ -29,6 +29,8 @@ _LLAMA3 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 # Words in which capitals come first, as llama.cpp has them: any letter but a-z, any letter but A-Z
 _UPPER, _LOWER = r"(?:(?=\p{L})[^a-z])", r"(?:(?=\p{L})[^A-Z])"
+_THREES = r"\p{N}{1,3}", r"[0-9][0-9][0-9]"  # patterns of digits that do not take any number of them
+_ASCII_WORD = "][A-Za-z]+"  # letters that only some letters follow in one word, behind a mark
 _CASED = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+END|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*END|DIGITS"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -528,19 +530,31 @@ class Tokenizer:
 
     def _token_end(self, text: str, begin: int, window: str, tokens: _Tokens) -> int:
         """The number of tokens up to the end of one in the middle of a word that goes on behind the window, where the
-        rest of the word is a word by itself; 0 for none."""
+        rest of the word is a word by itself, and longer than any token; 0 for none.
+
+        The rest is a word where the pattern that takes these characters takes any number of them."""
         for at in range(np.searchsorted(tokens.ends, len(window) // 2), len(tokens.ids) - 1):
-            place = tokens.ends[at - 1] if at else 0
+            place = int(tokens.ends[at - 1]) if at else 0
             if not place or tokens.starts[at] != place or tokens.words[at - 1] != tokens.words[-1]:
                 continue
-            kinds = {_kind(c) for c in window[place - 1 :]}
             if self.kind == "spm":
                 return at
-            if "line" in kinds:
-                stop = _LINE_ENDS.match(text, begin + int(place)).end()  # type: ignore[union-attr]
-                safe = kinds == {"line"} and not text[stop : stop + 1].isspace()
-            elif "letter" in kinds and PRE_TOKENIZERS[self.pre].patterns[-1].startswith(_CASED[:20]):
+            patterns = PRE_TOKENIZERS[self.pre].patterns
+            cased = patterns[-1].startswith(_CASED[:20])
+            kinds = {_kind(c) for c in window[place - 1 :]}
+            if len(window) - place <= self._longest:
                 safe = False
+            elif "line" in kinds:
+                stop = _LINE_ENDS.match(text, begin + place).end()  # type: ignore[union-attr]
+                behind = text[stop : stop + 1]
+                safe = kinds == {"line"} and not behind.isspace() and not (cased and behind == "/")
+            elif "digit" in kinds:
+                safe = len(kinds) == 1 and not any(three in pattern for pattern in patterns for three in _THREES)
+            elif "letter" in kinds and cased:
+                safe = False
+            elif not kinds.isdisjoint(("small", "letter")) and _ASCII_WORD in patterns[-1]:
+                first = window[tokens.starts[np.searchsorted(tokens.words, tokens.words[-1])]]
+                safe = kinds <= {"small", "letter"} and _kind(first) in ("small", "letter")
             else:
                 safe = len(kinds) == 1 or kinds == {"small", "letter"}
             return at if safe else 0

@@ -37,7 +37,7 @@ class EpochResult:
     train: Result
     val: Result | None
     seconds: float
-    planned_bytes: int = 0  # the arena that the steps so far planned for
+    planned_bytes: int = 0  # the arena and scratch that the steps so far planned for
 
     def drop_predictions(self) -> None:
         """Free the predictions: fit keeps those of its last epoch."""

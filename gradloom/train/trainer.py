@@ -681,7 +681,7 @@ class Trainer:
 
     @property
     def planned_bytes(self) -> int:
-        """The largest arena that a compiled step of this trainer plans for."""
+        """The largest arena, with the scratch of all threads, that a compiled step of this trainer plans for."""
         return max((p.peak_bytes for p in self.plans), default=0)
 
     @property

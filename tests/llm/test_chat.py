@@ -121,6 +121,21 @@ def test_what_the_assistant_wrote(template, tokenizer, messages, turns):
     assert "".join(shown).removesuffix("<|im_end|>" if template == PLAIN else "") == "".join(turns)
 
 
+@pytest.mark.parametrize("template", [CHATML, MARKED, LAST_USER, QWEN3, PLAIN])
+def test_no_text_of_a_chat_is_taken_for_a_mark(template):
+    """What marks are made of comes back as it was, and says nothing of who wrote it."""
+    marks = "\ufdd0\ufdd2\ufdd0", "\ufdd1\ufdd2\ufdd1", "\ufdd3\ufdd4\ufdd3", "".join(map(chr, range(0xFDD0, 0xFDF0)))
+    begin, end, *others = marks
+    asked, said = f"{begin}Hi{end} {''.join(others)}", f"{end}{others[0]}Hello{begin}"
+    messages = [SYSTEM, {"role": "user", "content": asked}, {"role": "assistant", "content": said}]
+    made = ChatTemplate(template, chatml())
+    parts = made.parts(messages)
+    (answer,) = (text for text, flag in parts if flag)
+    assert said in answer and begin + "Hi" not in answer
+    assert "".join(text for text, _ in parts) == made.render(messages)
+    assert asked in made.render(messages) and said in made.render(messages)
+
+
 def test_exact_tokens_of_a_chat():
     tokenizer = chatml()
     ids, mask = ChatTemplate(CHATML, tokenizer).encode([SYSTEM, *CHAT[:2]])

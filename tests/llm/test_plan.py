@@ -156,6 +156,7 @@ def test_command(capsys, path):
     code, out, err = command(capsys, path, "--context", 64, "--rank", 4, "--json")
     found = json.loads(out.splitlines()[-1])
     assert code == 0 and err == "" and "it fits" in out and "mapped from the file" in out
+    assert "data             on top: about 12 bytes for each token\n" in out
     assert found["peak_bytes"] == found["weights_bytes"] + found["planned_bytes"] and found["fits"] is True
     assert found["lower_bound_bytes"] <= found["arena_bytes"] < found["unshared_bytes"]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers.pre_tokenizers import ByteLevel
 
 from gradloom.base.errors import DataError, FileError, SettingError
 from gradloom.llm.tokenizer import PRE_TOKENIZERS, SPACE, Tokenizer
@@ -400,6 +401,60 @@ def test_windows_of_a_text_without_cuts_give_the_ids_of_the_whole(pre, monkeypat
             with monkeypatch.context() as patch:
                 patch.setattr("gradloom.llm.tokenizer._BLOCK", 32)
                 assert tokenizer._run_long(text).tolist() == whole, (pre, text)
+
+
+EDGES = "23\u06f4\u0967\uff15\u00bdaBe\u00e9\u00c9\u6f22!'/\u00a1\u200d \t\n"
+
+
+def edges(rng):
+    """Long runs of one character, and short ones between them, in which a window may end."""
+    for _ in range(120):
+        parts = []
+        for _ in range(rng.choice((1, 2, 3))):
+            some = rng.choice((EDGES[:6], EDGES[:6], EDGES))
+            parts += [rng.choice(EDGES) * rng.randrange(25, 70)]
+            parts += rng.choices(rng.choices(some, k=rng.choice((1, 3, 9))), k=rng.randrange(1, 12))
+        yield "".join([*parts, rng.choice(EDGES) * rng.choice((60, 200))])
+
+
+@pytest.mark.parametrize("pre", sorted({pre.patterns: name for name, pre in PRE_TOKENIZERS.items()}.values()))
+def test_windows_that_end_at_the_edge_of_a_stretch(pre, monkeypatch):
+    """The merges reach over the ends of words, so that a word which ends elsewhere shows in the ids."""
+    monkeypatch.setattr("gradloom.llm.tokenizer._BLOCK", 32)
+    bytewise = ByteLevel(add_prefix_space=False, use_regex=False)
+    written = [bytewise.pre_tokenize_str(c)[0][0] for c in EDGES]
+    letters = [f"{w[:k]} {w[k]}" for w in written for k in range(1, len(w))]
+    for seed in range(6):
+        rng = random.Random(seed)
+        pairs = [f"{a} {b}" for a in written for b in written if rng.random() < (0.05, 0.3)[seed % 2]]
+        rng.shuffle(pairs)
+        merges = [*(letters if seed % 3 else []), *pairs]
+        tokenizer = Tokenizer(byte_bpe(dict.fromkeys(merges), pre=pre, control=("<a>", "<b>")))
+        for text in edges(rng):
+            assert tokenizer._run_long(text).tolist() == tokenizer._run_group([text])[0].tolist(), (pre, text)
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "merge"),
+    [
+        ("tekken", "!" + "\n" * 60 + "//" + "A" * 60, "\u010a /"),  # a slash belongs to the word of the lines before it
+        ("deepseek-v3", "!" + "a" * 60 + "\u00e9" + "A" * 60, "a \u00c3"),  # behind a mark only a-z make a word
+        ("llama-bpe", "A" * 30 + "\u00a1\u00a1" + "A" * 60, "\u00a1 A"),  # one mark before a letter belongs to it
+        ("default", "A" * 30 + "4584223" + "A" * 60, "2 3"),
+    ],
+)
+def test_words_that_go_on_behind_a_window(pre, text, merge, monkeypatch):
+    tokenizer = Tokenizer(byte_bpe([merge], pre=pre, control=("<a>", "<b>")))
+    monkeypatch.setattr("gradloom.llm.tokenizer._BLOCK", 32)
+    for begin in range(30):
+        part = text[begin:]
+        assert tokenizer._run_long(part).tolist() == tokenizer._run_group([part])[0].tolist()
+
+
+def test_a_window_that_ends_inside_of_a_number():
+    tokenizer = Tokenizer(byte_bpe(["2 3"], pre="llama-bpe"))
+    text = "A" * 65530 + "4584223" + "A" * 70000
+    assert tokenizer.encode(text, bos=False) == tokenizer._run_group([text])[0].tolist()
 
 
 @pytest.mark.parametrize("unit", ["a", " ", "\n", "1", "!", "\u6f22"])
