@@ -23,6 +23,7 @@ MISSING = (b"", b"na", b"n/a", b"nan", b"null", b"none", b"?")  # cells of a num
 SEPARATORS = ",;\t"
 _BLOCK_ROWS, _BLOCK_CELLS, _BLOCK_BYTES = 16384, 1 << 20, 1 << 23  # turned into arrays at a time, at most
 _LONGEST_LINE = 1 << 24  # bytes
+_SAMPLE, _SAMPLE_ROWS = 1 << 16, 20  # characters and rows that show the separator, at most
 _MEMORY = 20  # bytes of memory that reading a byte may take
 _KEPT = 4096  # different cells of a column, of bytes objects, that are held once for all rows
 
@@ -81,12 +82,7 @@ def read_csv(path: str | os.PathLike[str], expect: tuple[str, ...] = (), header:
     with _open(path) as watched:
         text = io.TextIOWrapper(io.BufferedReader(watched, 1 << 16), encoding="utf-8-sig", newline="")
         try:
-            start = text.read(1 << 16)
-            whole = start.splitlines() if len(start) < 1 << 16 else start.splitlines()[:-1] or [start]
-            sample = [line for line in whole[:20] if line.strip()]
-            if not sample:
-                raise DataError(f"{path}: holds no rows; need at least a row of numbers")
-            separator = _separator(sample)
+            separator = _separator(text.read(_SAMPLE))
             text.seek(0)
             return _read(path, _rows(path, text, separator), watched, separator, expect, header)
         except UnicodeDecodeError as error:
@@ -154,25 +150,61 @@ def _open(path: str | os.PathLike[str]) -> _Watched:
         raise FileError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from None
 
 
-def _separator(sample: list[str]) -> str:
-    """The separator that cuts the first lines into the most cells, all alike where that is possible."""
+def _separator(sample: str) -> str:
+    """The separator that cuts the first rows into the most cells, all alike where that is possible.
 
-    def score(separator: str) -> tuple[bool, int]:
-        counts = [len(row) for row in csv.reader(sample, delimiter=separator)]
-        return len(set(counts)) == 1 and counts[0] > 1, max(counts)
+    sample: the first _SAMPLE characters of the file; a row that their end cuts off counts only where it is the first.
+    """
+    cut = len(sample) == _SAMPLE
+
+    def score(separator: str) -> tuple[bool, bool, int]:
+        lines = io.StringIO(sample, newline="")
+        counts: list[int] = []
+        sound = True
+        try:
+            for row in csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True):
+                if cut and lines.tell() == len(sample):
+                    break
+                if not _is_blank(row):
+                    counts.append(len(row))
+                if len(counts) == _SAMPLE_ROWS:
+                    break
+        except csv.Error:
+            sound = cut and lines.tell() == len(sample)
+        if cut and not counts:
+            lines.seek(0)
+            counts = [max(map(len, csv.reader(lines, delimiter=separator, skipinitialspace=True)))]
+        alike = len(set(counts)) == 1 and counts[0] > 1
+        return alike and sound, alike, max(counts, default=0)
 
     return max(SEPARATORS, key=score)
+
+
+def _is_blank(row: list[str]) -> bool:
+    return not row or (len(row) == 1 and not row[0].strip())
 
 
 def _rows(path: object, text: io.TextIOBase, separator: str) -> Iterator[tuple[int, list[str]]]:
     """(line, cells) of every row that is not blank."""
     reader = csv.reader(text, delimiter=separator, skipinitialspace=True, strict=True)
+    first = 1  # line of the row
     try:
         for row in reader:
-            if row and (len(row) > 1 or row[0].strip()):
+            first = reader.line_num + 1
+            if not _is_blank(row):
                 yield reader.line_num, [cell.strip() for cell in row]
     except csv.Error as error:
-        raise DataError(f"{path} line {reader.line_num}: {error}; fix or remove that line") from None
+        raise DataError(f"{path} line {first}: {_fault(error, first, reader.line_num)}") from None
+
+
+def _fault(error: csv.Error, first: int, last: int) -> str:
+    """What is wrong with the row that begins in line `first`, seen in line `last`."""
+    if "unexpected end" in str(error):
+        return "a quote in this row is not closed; close or remove it"
+    if "field limit" in str(error):
+        most = csv.field_size_limit()
+        return f"a cell of more than {most:,} characters, or a quote that is not closed; need shorter cells"
+    return f"{error}{f' in line {last}' if last > first else ''}; fix or remove that line"
 
 
 def _read(
@@ -183,7 +215,9 @@ def _read(
     expect: tuple[str, ...],
     header: bool | None,
 ) -> CsvColumns:
-    first_line, first = next(rows)
+    first_line, first = next(rows, (0, []))
+    if not first:
+        raise DataError(f"{path}: holds no rows; need at least a row of numbers")
     width = len(first)
     if width > MOST_COLUMNS:
         raise DataError(f"{path} line {first_line}: {width:,} columns; need at most {MOST_COLUMNS:,}")

@@ -1,3 +1,4 @@
+import csv
 import gzip
 import json
 import struct
@@ -102,6 +103,34 @@ def test_separators_quotes_and_gzip(tmp_path, separator, packed):
     table = read_table(path, target="y")
     assert table.preprocess.columns[0].categories == [f'x{separator} "{i}"' for i in range(3)]
     assert table.preprocess.classes == ["u", "v"] and table.preprocess.separator == separator
+
+
+LETTER = "Dear Sir,\n" + "\n".join(f"line; with; many; parts {i}" for i in range(25))
+MIXED = [
+    ("a cell of more lines than are looked at", ",", [["id", "text", "y"], ["1", LETTER, "0"], ["2", "short", "1"]]),
+    ("a cell longer than the sample", ",", [["id", "text", "y"], ["1", LETTER * 90, "0"], ["2", "short", "1"]]),
+    ("a first cell longer than the sample", ",", [["1", LETTER * 90, "0"], ["2", "short", "1"]]),
+    ("a sample that ends in a cell", ";", [["id", "text"], *([str(i), "a,b,c,d,e\n;" * 40] for i in range(600))]),
+    ("blanks before quotes", ";", [["a", "y"], ["1", ' "x,y;z"'], ["2", ' "u,v;w,x"']]),
+    *(
+        (f"U+{ord(mark):04X}", ";", [["a", "b"], ["1", f"hello, my, friend{mark}x"], ["2", "y"]])
+        for mark in "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
+    ),
+]
+
+
+@pytest.mark.parametrize(("separator", "rows"), [case[1:] for case in MIXED], ids=[case[0] for case in MIXED])
+def test_separator_of_texts_with_other_separators(tmp_path, separator, rows):
+    with open(tmp_path / "t.csv", "w", encoding="utf-8", newline="") as file:
+        csv.writer(file, delimiter=separator).writerows(rows)
+    data = read_csv(tmp_path / "t.csv", header=False)
+    read = [[cell.decode() for cell in row] for row in zip(*(c.tolist() for c in data.columns), strict=True)]
+    assert data.separator == separator and read == [[cell.strip() for cell in row] for row in rows]
+
+
+def test_blank_lines_before_the_rows(tmp_path):
+    data = read_csv(write(tmp_path / "t.csv", "\n" * 30 + "a;y\n1,5;2\n"))
+    assert data.names == ["a", "y"] and data.lines.tolist() == [32]
 
 
 def test_decimal_commas_where_the_separator_is_another(tmp_path):
@@ -327,7 +356,23 @@ BAD_CSV = [
         DataError,
         "target 'y' has 50 classes in 50 rows; need far fewer",
     ),
-    ('a,y\n1,"0\n2,1\n', DataError, "t.csv line 3: unexpected end of data; fix or remove that line"),
+    ('a,y\n1,"0\n2,1\n', DataError, "t.csv line 2: a quote in this row is not closed; close or remove it"),
+    (
+        'a;y\n1,5;0\n2;"1\n' + "3,5;1\n" * 40,
+        DataError,
+        "t.csv line 3: a quote in this row is not closed; close or remove it",
+    ),
+    (
+        'a,y\n1,"0\n' + "2,1\n" * 40_000,
+        DataError,
+        "t.csv line 2: a cell of more than 131,072 characters, or a quote that is not closed; need shorter cells",
+    ),
+    (
+        'a,y\n1,"0\n2,1\n3,"1"\n',
+        DataError,
+        "t.csv line 2: ',' expected after '\"' in line 4; fix or remove that line",
+    ),
+    ('a,y\n1,"0"1\n', DataError, "t.csv line 2: ',' expected after '\"'; fix or remove that line"),
 ]
 
 
