@@ -225,9 +225,9 @@ def _settled(found: Files) -> Files:
             with contextlib.suppress(ValueError):  # half of one: it stays, and is a fault
                 moves = json.loads(found[name][1])
                 del settled[name]
-                for target, part in moves.items():
-                    if str(folder / part) in settled:
-                        settled[str(folder / target)] = settled.pop(str(folder / part))
+                for target, move in moves.items():
+                    if str(folder / move["part"]) in settled:
+                        settled[str(folder / target)] = settled.pop(str(folder / move["part"]))
     return settled
 
 
