@@ -569,7 +569,7 @@ RunResult Program::run(const RunOptions& options) {
       }
     }
     steps_done_ = ++result.steps;
-    steps_run_++;
+    steps_run_.store(steps_run() + 1, std::memory_order_relaxed);
     if (stop_.load(std::memory_order_relaxed)) {
       stop_.store(false, std::memory_order_relaxed);
       result.stop = kStopRequested;

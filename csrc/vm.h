@@ -108,7 +108,7 @@ class Program {
   const std::vector<int64_t>& profile_min() const { return profile_min_; }      // ns; 0 before the first run
   const std::vector<int64_t>& profile_total() const { return profile_total_; }  // ns
   // Steps of all runs so far: also of one whose result a signal kept from its caller.
-  int64_t steps_run() const { return steps_run_; }
+  int64_t steps_run() const { return steps_run_.load(std::memory_order_relaxed); }
   int64_t profile_steps() const { return profile_steps_; }
 
   uint64_t record_bytes() const { return record_bytes_; }
@@ -163,7 +163,7 @@ class Program {
   size_t state_first_ = 0;  // the first instruction that writes outside the arena: from there on a step is completed
   std::chrono::steady_clock::time_point poll_next_{};
   int64_t steps_done_ = 0;  // of the run in progress
-  int64_t steps_run_ = 0;
+  std::atomic<int64_t> steps_run_{0};  // written by who runs, read by any thread
   Status status_;
   std::atomic<bool> stop_{false};
   std::atomic<bool> running_{false};
