@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
-
-import numpy as np
 
 from .errors import SettingError
 
@@ -13,6 +12,8 @@ def as_bool(name: str, value: Any) -> bool:
     """The value as a bool; SettingError for anything but a bool of Python or NumPy: "no" would count as true."""
     if value is True or value is False:
         return value
+    import numpy as np  # not at the start of a command, which checks its settings long before it computes
+
     if not isinstance(value, np.bool_):
         raise SettingError(f"{name}={one_line(value)} is not usable; need True or False")
     return bool(value)
@@ -20,7 +21,7 @@ def as_bool(name: str, value: Any) -> bool:
 
 def as_whole(name: str, value: Any, least: int) -> int:
     """The value as an int; SettingError unless it is a whole number, of Python or NumPy, of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise SettingError(f"{name}={one_line(value)} is not usable; need a whole number of at least {least}")
     return int(value)
 

@@ -17,8 +17,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-
-import numpy as np
+from numbers import Integral
 
 from .arguments import as_bool, as_whole
 from .errors import SettingError
@@ -87,7 +86,7 @@ def switches(
     def level(given: int | None, name: str, high: int) -> int:
         if given is None:
             return _read_int(name, 0, 0, high) or 0
-        if not isinstance(given, (int, np.integer)) or not 0 <= given <= high:
+        if not isinstance(given, Integral) or not 0 <= given <= high:
             raise SettingError(f"{name.removeprefix('GRADLOOM_').lower()}={given!r} is not usable; need 0 to {high}")
         return int(given)
 
