@@ -88,7 +88,7 @@ def compile(
         if chosen.debug >= 3:
             print(f"after {name}:\n{program}", file=sys.stderr)
 
-    program = rewrite(program, chosen.fuse, after if chosen.check >= 2 or chosen.debug >= 3 else None)
+    program = rewrite(program, chosen.fuse, after)
     check_graph(program.nodes)
     if backend == "null":
         return NullExecutable(program, chosen)
