@@ -18,6 +18,18 @@ SECONDS = 10  # of the processor; sixty times as many on the clock, because othe
 PAGE = resource.getpagesize()
 
 
+def memory(key: str) -> int:
+    """Bytes of this process as Linux tells them: VmSize, VmRSS, or VmHWM, the peak since `reset_peak`."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(key):
+            return int(line.split()[1]) * 1024
+    raise AssertionError(f"/proc/self/status has no {key}")
+
+
+def reset_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
 class TookTooLong(BaseException):
     """Not caught by any code that is under test."""
 
