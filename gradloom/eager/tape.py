@@ -21,8 +21,8 @@ from ..base.dtypes import f32, f64
 from ..base.errors import GradientError, GraphError, NonFiniteError, SettingError
 from ..graph.grad import gradients
 from ..graph.graph import reachable
-from ..graph.opspec import Parameter, setting
-from ..graph.opspec import input as graph_input
+from ..graph.leaves import Parameter, setting
+from ..graph.leaves import input as graph_input
 from ..graph.stored import Stored, before_read, before_write, trainable_changes
 from ..graph.value import Node, Value, describe, graph_mode, recording
 from .cache import Cache, cache_of

@@ -23,7 +23,7 @@ from ..base.errors import DataError, SettingError
 from ..base.settings import resident_peak
 from ..data.dataset import IGNORED, Dataset, split_rows
 from ..files import refuse_input
-from ..graph.opspec import Parameter
+from ..graph.leaves import Parameter
 from ..graph.stored import sketching
 from ..graph.value import Value
 from ..nn.module import Module

@@ -21,8 +21,8 @@ from .. import ops
 from ..base import locks
 from ..base.errors import DataError, SettingError
 from ..base.locks import Claim
-from ..graph.opspec import input as input_value
-from ..graph.opspec import setting, stored_value
+from ..graph.leaves import input as input_value
+from ..graph.leaves import setting, stored_value
 from ..graph.stored import Stored, aligned_empty
 from ..graph.value import Value
 from ..plan.plan import show_bytes

@@ -15,7 +15,7 @@ from .. import ops
 from ..base import dtypes
 from ..base.arguments import one_line
 from ..base.errors import FileError, ShapeError
-from ..graph.opspec import Parameter, constant, stored_value
+from ..graph.leaves import Parameter, constant, stored_value
 from ..graph.stored import Stored, aligned_empty, sketching
 from ..graph.value import Shape, Value, scope
 from ..plan.plan import show_bytes

@@ -27,8 +27,8 @@ except ImportError as error:  # a source tree on the path that was never built h
 from ..base import locks
 from ..base.errors import BackendError, DataError, GraphError, NonFiniteError, TrainError
 from ..base.settings import Switches
+from ..graph.declaration import Spec
 from ..graph.graph import mapped_checks, written
-from ..graph.opspec import Spec
 from ..graph.stored import aligned_empty, before_read, before_write, held
 from ..graph.value import Node
 from ..plan.plan import Plan, make_plan, show_bytes

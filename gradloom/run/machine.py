@@ -14,7 +14,10 @@ from ..base.errors import GradloomError
 from ..base.memory import Memory as Memory
 from ..base.memory import memory as memory
 from ..base.settings import core_count
-from ..graph.opspec import REGISTRY, OpSpec, Sample, stored_value
+from ..graph.declaration import Sample
+from ..graph.leaves import stored_value
+from ..graph.opspec import OpSpec
+from ..graph.registry import REGISTRY
 from ..graph.stored import Stored, aligned_empty
 from ..graph.value import Node
 from .cpu_backend import _core, choose_isa

@@ -29,7 +29,7 @@ from .. import ops
 from ..base import interrupts
 from ..base.errors import GradloomError, GraphError, SettingError, TrainError
 from ..base.settings import switches
-from ..graph.opspec import Parameter, constant, setting, stored_value
+from ..graph.leaves import Parameter, constant, setting, stored_value
 from ..graph.stored import Stored, copies, replace
 from ..graph.value import Value
 from ..nn.module import Module

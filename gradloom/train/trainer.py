@@ -20,7 +20,7 @@ from ..base.locks import Claim
 from ..data.dataset import Dataset
 from ..graph.grad import gradients
 from ..graph.graph import reachable, storage_leaf
-from ..graph.opspec import Parameter
+from ..graph.leaves import Parameter
 from ..graph.stored import Stored, next_serial
 from ..graph.value import Value, builds_graphs, describe
 from ..nn.module import Module, Outline, mode, set_by_forward

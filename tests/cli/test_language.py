@@ -14,7 +14,7 @@ import pytest
 import gradloom
 from examples.random_gguf import CHATML
 from gradloom.cli.main import main
-from gradloom.graph.opspec import REGISTRY
+from gradloom.graph.registry import REGISTRY
 from gradloom.llm import LoRA, load
 from gradloom.run import machine
 from tests import processes

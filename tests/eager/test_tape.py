@@ -11,7 +11,7 @@ import pytest
 
 import gradloom as gl
 from gradloom import ops
-from gradloom.graph.opspec import setting
+from gradloom.graph.leaves import setting
 
 
 def sgd(grads, parameters, lr=0.1, key="sgd"):

@@ -218,7 +218,7 @@ def test_one_name_for_two_things() -> None:
 def test_what_cannot_be_compiled() -> None:
     x = gl.input("x", (3,))
     w = gl.parameter(np.ones(3), "w")
-    frozen = gl.graph.opspec.stored_value(gl.graph.stored.Stored.wrap("frozen", np.frombuffer(bytes(12), np.float32)))
+    frozen = gl.graph.leaves.stored_value(gl.graph.stored.Stored.wrap("frozen", np.frombuffer(bytes(12), np.float32)))
     cases: list[tuple[Any, type[Exception], str]] = [
         (lambda: gl.compile([]), gl.GraphError, "compile: no outputs and no updates"),
         (lambda: gl.compile([x, 3.0]), gl.GraphError, "compile: got float; need values of a graph"),
@@ -254,7 +254,8 @@ def test_what_cannot_be_compiled() -> None:
 
 def test_all_missing_kernels_are_listed_at_once() -> None:
     """An op without a kernel, two of them, is named before anything runs; the reference computes it anyway."""
-    from gradloom.graph.opspec import REGISTRY, op
+    from gradloom.graph.opspec import op
+    from gradloom.graph.registry import REGISTRY
 
     name = "no_kernel_for_this"
     made = op(
