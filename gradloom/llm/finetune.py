@@ -29,7 +29,8 @@ from ..graph.value import Value
 from ..nn.module import Module
 from ..optim import schedules
 from ..optim.optimizer import AdamW, Optimizer
-from ..parallel.communicator import TIMEOUT, Communicator, ranks_of
+from ..parallel.communicator import TIMEOUT, Communicator
+from ..parallel.join import ranks_of
 from ..plan.plan import show_bytes
 from ..run import machine
 from ..train.display import StepDisplay
@@ -39,9 +40,9 @@ from ..train.result import Result
 from ..train.split import agreed, heard_together, is_root, same_settings, share_of, threads_for, together
 from ..train.stopping import Listeners, Listening, StopTraining, monitored
 from ..train.trainer import Trainer, check_batch, check_options
-from .arguments import adapter_of, model_of
+from .arguments import adapter_of
 from .lora import LoRA, TrainedTensors, files_of_adapter
-from .model import Adapter, Model
+from .model import Adapter, Model, model_of
 from .plan import check_trained, plan_of
 from .table import training_table
 

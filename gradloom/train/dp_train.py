@@ -46,9 +46,10 @@ from ..nn.module import Module
 from ..optim.clip import check_max_norm, clip_weight
 from ..optim.optimizer import Adam, Optimizer, Schedule
 from ..optim.state import OptimizerState
-from ..parallel.communicator import TIMEOUT, Communicator, checksum, communicator, launched
-from ..parallel.communicator import threads as thread_ranks
+from ..parallel.communicator import TIMEOUT, Communicator, checksum, launched
 from ..parallel.flat import FlatArrays, take_effects
+from ..parallel.join import communicator
+from ..parallel.replicas import threads as thread_ranks
 from ..run.cpu_backend import Arena, GuardTripped, NotFinite, choose_isa
 from ..run.executable import compile as compile_program
 from ..run.executable import compile_checked

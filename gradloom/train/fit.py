@@ -15,7 +15,8 @@ from ..base.arguments import as_bool, as_whole
 from ..base.errors import DataError
 from ..data.dataset import Dataset
 from ..optim.optimizer import Optimizer
-from ..parallel.communicator import TIMEOUT, Communicator, ranks_of
+from ..parallel.communicator import TIMEOUT, Communicator
+from ..parallel.join import ranks_of
 from .display import Display
 from .epoch import Progress, epoch
 from .outputs import mapped
