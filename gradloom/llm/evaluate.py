@@ -69,7 +69,7 @@ def evaluate(
     measured so far). options go to gl.compile (threads=, ...).
     Raises DataError for data without a token that counts.
     """
-    from ..train.trainer import check_batch
+    from ..train.arguments import check_batch
     from .finetune import Rows, check_rows, read_rows
 
     model = model_of(model, "evaluate")

@@ -16,7 +16,7 @@ from ..base.errors import SettingError
 from ..graph.stored import Stored, addressable, sketched
 from ..plan.plan import show_bytes
 from ..run import machine
-from ..train.trainer import check_batch
+from ..train.arguments import check_batch
 from .arguments import refuse_settings
 from .lora import LoRA, TrainedTensors
 from .model import model_of
