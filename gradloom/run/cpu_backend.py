@@ -170,10 +170,7 @@ class CpuExecutable:
             ("readonly", self._inputs.ctypes.data, tape.inputs_bytes),
             ("settings", SETTING_BYTES * len(tape.settings)),
         ]
-        stored = [
-            ("memory" if s.array.flags.writeable else "readonly", s.array.ctypes.data, s.array.nbytes)
-            for s in tape.stored
-        ]
+        stored = [("readonly" if s.role == "frozen" else "memory", s.address, s.bytes) for s in tape.stored]
         return [*fixed, *stored, ("scratch", tape.scratch_bytes)]
 
     # ---- running ---------------------------------------------------------------------------------------
