@@ -8,7 +8,7 @@
 | GRADLOOM_POISON   | poison    | 1: dead ranges and scratch are filled with NaN                             |
 | GRADLOOM_ISA      | isa       | scalar, avx2 or avx512; the best that the machine has when unset           |
 | GRADLOOM_THREADS  | threads   | number of threads; the machine's cores when unset                          |
-| GRADLOOM_DEBUG    | debug     | 0..4: plan; time per step; program after each pass; tape, printed to stderr |
+| GRADLOOM_DEBUG    | debug     | 0..4: plan; time per step; program after each pass; bytecode, printed to stderr |
 | GRADLOOM_CHECK    | check     | 2: guard bytes round every buffer and a scan for NaN after each step       |
 """
 

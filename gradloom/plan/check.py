@@ -1,6 +1,6 @@
-"""The proof: replays a tape over an interval map "byte range -> value that wrote it".
+"""The proof: replays the bytecode over an interval map "byte range -> value that wrote it".
 
-It shares no code with what placed the buffers or chose the order. It knows the graph, reads the tape, and demands:
+It shares no code with what placed the buffers or chose the order. It knows the graph, reads the bytecode, and demands:
 every instruction runs the kernel of its node, with its attributes, in the parts and with the workspace that the
 backend asked for; every read finds exactly the value that the graph says it reads, at the place inside that value
 where the graph's views say it is, in a layout that the op takes; every write is dense, stays in the arena or in the
@@ -24,7 +24,7 @@ from ..base.errors import PlanError, ShapeError
 from ..graph.graph import reachable
 from ..graph.value import Node, Value
 from ..transform.program import Program
-from .tape import (
+from .bytecode import (
     ARENA,
     ARG_WRITE,
     CONSTANTS,
@@ -36,9 +36,9 @@ from .tape import (
     SEGMENT_NAMES,
     SETTING_BYTES,
     SETTINGS,
+    Bytecode,
     KernelNeeds,
     Place,
-    Tape,
 )
 
 Written = dict[int, list[tuple[int, int, object]]]  # segment -> (start, end, what) that one instruction writes
@@ -199,7 +199,7 @@ def _whole_blocks(shape: Sequence[int], strides: Sequence[int], offset: int, blo
     return len(walks) == 1 and walks[0] % block == 0 and not any(s % block for s in (*jumps, offset))
 
 
-# ---- the tape, decoded -----------------------------------------------------------------------------------
+# ---- the bytecode, decoded -----------------------------------------------------------------------------------
 
 
 class _Arg(NamedTuple):
@@ -261,26 +261,26 @@ def _expected_signature(node: Node) -> str:
 
 
 def check(
-    tape: Tape, program: Program, places: Mapping[Value, Place], needs: Mapping[Node, KernelNeeds] | None = None
+    bytecode: Bytecode, program: Program, places: Mapping[Value, Place], needs: Mapping[Node, KernelNeeds] | None = None
 ) -> None:
-    """Prove a tape or raise PlanError naming both nodes.
+    """Prove the bytecode of a program, or raise PlanError naming both nodes.
 
-    program: what the tape must compute; constants lie in the order of its nodes. places: where the caller will look for
-    each output. needs: what the backend asked for each node.
+    program: what the bytecode must compute; constants lie in the order of its nodes. places: where the caller will look
+    for each output. needs: what the backend asked for each node.
     """
-    _Checker(tape, program, places, needs or {}).run()
+    _Checker(bytecode, program, places, needs or {}).run()
 
 
 class _Checker:
     def __init__(
-        self, tape: Tape, program: Program, places: Mapping[Value, Place], needs: Mapping[Node, KernelNeeds]
+        self, bytecode: Bytecode, program: Program, places: Mapping[Value, Place], needs: Mapping[Node, KernelNeeds]
     ) -> None:
-        self.tape, self.places, self.needs = tape, places, needs
+        self.bytecode, self.places, self.needs = bytecode, places, needs
         self.outputs, self.effects = program.outputs, program.effects
         self.nodes: dict[int, Node] = {n.id & NODE_MASK: n for n in program.nodes}
-        self.args = _decode(tape.args)
-        self.words = tape.attrs.tolist()
-        self.segment_bytes = tape.segment_bytes
+        self.args = _decode(bytecode.args)
+        self.words = bytecode.attrs.tolist()
+        self.segment_bytes = bytecode.segment_bytes
         self.map = _Intervals()
         self.views = _Views()
         self.done: set[Node] = set()
@@ -289,7 +289,7 @@ class _Checker:
         self.homes: dict[Value, Place] = {}
         self.last_update: dict[Place, Value] = {}  # storage -> the update that wrote it last
         self.dead: dict[int, list[tuple[int, int, int]]] = {}
-        for instruction, *rest in tape.dead:
+        for instruction, *rest in bytecode.dead:
             self.dead.setdefault(instruction, []).append((rest[0], rest[1], rest[2]))
 
     def values_read(self) -> set[Value]:
@@ -302,12 +302,12 @@ class _Checker:
         if set(self.nodes.values()) != set(reachable((*self.outputs, *self.effects))):
             raise PlanError("proof: the program's nodes are not those that its outputs and effects need")
         self.check_leaves()
-        for segment, offset, size in self.tape.guards:
+        for segment, offset, size in self.bytecode.guards:
             if segment != ARENA or not 0 <= offset <= offset + size <= self.segment_bytes[ARENA]:
                 raise PlanError(f"proof: guard bytes at {offset} of segment {segment} lie outside the arena")
             self.map.write(segment, offset, offset + size, "guard bytes")
         self.bury(EACH_STEP)
-        for i, ins in enumerate(self.tape.instructions.tolist()):
+        for i, ins in enumerate(self.bytecode.instructions.tolist()):
             self.instruction(*ins)
             self.bury(i)
         if self.dead:
@@ -319,7 +319,7 @@ class _Checker:
         for segment, offset, size in self.dead.pop(instruction, ()):
             if segment != ARENA or not 0 <= offset <= offset + size <= self.segment_bytes[ARENA]:
                 raise PlanError(
-                    f"proof: dead bytes at {offset} of {self.tape.segment_name(segment)} lie outside the arena"
+                    f"proof: dead bytes at {offset} of {self.bytecode.segment_name(segment)} lie outside the arena"
                 )
             held = self.map.at(segment, offset)
             self.map.write(segment, offset, offset + size, _Dead(None if held is None else held[2]))
@@ -342,16 +342,16 @@ class _Checker:
             place = self.home(value)
             if place not in self.last_update:
                 raise PlanError(
-                    f"proof: the update {_say(value)} of {self.tape.segment_name(place[0])} is never written"
+                    f"proof: the update {_say(value)} of {self.bytecode.segment_name(place[0])} is never written"
                 )
         for leaf, place in self.homes.items():
             kept = self.last_update.get(place, leaf)
             self.expect(kept, *place, f"{_say(kept)} must last until the end")
-        for segment, offset, size in self.tape.guards:
+        for segment, offset, size in self.bytecode.guards:
             for _, _, owner in self.map.within(segment, offset, offset + size):
                 if owner != "guard bytes" and not (isinstance(owner, _Torn) and owner.value == "guard bytes"):
                     raise PlanError(
-                        f"proof: {_say(owner)} lies on guard bytes at {self.tape.segment_name(segment)}+{offset}"
+                        f"proof: {_say(owner)} lies on guard bytes at {self.bytecode.segment_name(segment)}+{offset}"
                     )
 
     def readers(self, node: Node) -> str:
@@ -365,30 +365,30 @@ class _Checker:
 
     def check_leaves(self) -> None:
         at = 0
-        stored = {id(s): (len(SEGMENT_NAMES) + i, 0) for i, s in enumerate(self.tape.stored)}
+        stored = {id(s): (len(SEGMENT_NAMES) + i, 0) for i, s in enumerate(self.bytecode.stored)}
         for node in self.nodes.values():
             if not node.op.leaf:
                 continue
             value, name = node.outputs[0], node.op.name
             if name == "constant":
                 data = node.attrs["data"].tobytes()
-                if self.tape.constants[at : at + len(data)] != data:
+                if self.bytecode.constants[at : at + len(data)] != data:
                     raise PlanError(
-                        f"proof: the tape's constants do not hold {_say(value)}, which {self.readers(node)}"
+                        f"proof: the bytecode's constants do not hold {_say(value)}, which {self.readers(node)}"
                     )
                 place = (CONSTANTS, at)
                 at += -(-len(data) // CACHE_LINE) * CACHE_LINE
             elif name == "input":
-                place = (INPUTS, self.tape.input_offsets.get(node.attrs["key"], -1))
+                place = (INPUTS, self.bytecode.input_offsets.get(node.attrs["key"], -1))
             elif name == "setting":
-                place = (SETTINGS, SETTING_BYTES * self.tape.settings.get(node.attrs["key"], -1))
+                place = (SETTINGS, SETTING_BYTES * self.bytecode.settings.get(node.attrs["key"], -1))
             else:
                 place = stored.get(id(node.attrs["stored"]), (ARENA, -1))
             segment, offset = self.homes[value] = place
             if offset < 0 or offset + value.bytes > self.segment_bytes[segment]:
                 raise PlanError(
                     f"proof: {_say(value)}, which {self.readers(node)}, "
-                    f"has no place in {self.tape.segment_name(segment)}"
+                    f"has no place in {self.bytecode.segment_name(segment)}"
                 )
             for _, _, owner in self.map.within(segment, offset, offset + value.bytes):
                 if not _same_leaf(owner, value):
@@ -409,7 +409,7 @@ class _Checker:
         if node is None or node.op.leaf or node.op.view is not None:
             raise PlanError(f"proof: an instruction runs node {node_id}, which the graph does not need")
         op, who = node.op, _called(node)
-        run, signature = self.tape.kernels[kernel] if kernel < len(self.tape.kernels) else ("nothing", "")
+        run, signature = self.bytecode.kernels[kernel] if kernel < len(self.bytecode.kernels) else ("nothing", "")
         if node in self.done:
             raise PlanError(f"proof: {who} runs twice")
         if (run, signature) != (op.name, _expected_signature(node)):
@@ -427,9 +427,10 @@ class _Checker:
         if needs is not None:
             if tuple(parts[:phases]) != needs.parts:
                 raise PlanError(f"proof: {who} runs in parts {tuple(parts[:phases])}; its kernel wants {needs.parts}")
-            if needs.scratch_bytes > self.tape.scratch_bytes:
+            if needs.scratch_bytes > self.bytecode.scratch_bytes:
                 raise PlanError(
-                    f"proof: {who} wants {needs.scratch_bytes} bytes of scratch; there are {self.tape.scratch_bytes}"
+                    f"proof: {who} wants {needs.scratch_bytes} bytes of scratch; "
+                    f"there are {self.bytecode.scratch_bytes}"
                 )
             given = sum(a.bytes for a in args[declared:])
             if given < needs.workspace_bytes:
@@ -474,7 +475,7 @@ class _Checker:
         if touched != arg.bytes or offset + touched > self.segment_bytes[segment]:
             held = self.map.at(segment, offset)
             raise PlanError(
-                f"proof: {who}, {touched} bytes at {self.tape.segment_name(segment)}+{offset}, says {arg.bytes}"
+                f"proof: {who}, {touched} bytes at {self.bytecode.segment_name(segment)}+{offset}, says {arg.bytes}"
                 f"; the segment holds {self.segment_bytes[segment]}, there {_say(None if held is None else held[2])}"
             )
         return segment, offset, offset + touched
@@ -487,9 +488,9 @@ class _Checker:
             return None
         reads = f"{who} reads {name}, {_say(value)}"
         if arg.segment == NO_SEGMENT:
-            raise PlanError(f"proof: {reads}, which the tape does not give it")
+            raise PlanError(f"proof: {reads}, which the bytecode does not give it")
         if arg.writes:
-            raise PlanError(f"proof: {reads}, but the tape marks it as written")
+            raise PlanError(f"proof: {reads}, but the bytecode marks it as written")
         self.check_form(reads, value, arg)
         if not value.size:
             return None
@@ -524,7 +525,7 @@ class _Checker:
         if held is None or held[0] != start or held[1] != start + base.bytes or not _same_leaf(held[2], base):
             seen = _say(None if held is None else held[2])
             raise PlanError(
-                f"proof: {who}, but finds {seen} at {self.tape.segment_name(segment)}+{start}; need {_say(base)}"
+                f"proof: {who}, but finds {seen} at {self.bytecode.segment_name(segment)}+{start}; need {_say(base)}"
             )
 
     def check_form(self, who: str, value: Value, arg: _Arg) -> None:
@@ -540,7 +541,7 @@ class _Checker:
         slot = op.slot(op.outputs, value.index)
         who = f"{_called(node)} writes {slot.name}"
         if not arg.writes:
-            raise PlanError(f"proof: {who}, but the tape does not mark it as written")
+            raise PlanError(f"proof: {who}, but the bytecode does not mark it as written")
         self.check_form(who, value, arg)
         updated = slot.name in op.updates
         if arg.segment == NO_SEGMENT:
@@ -554,14 +555,14 @@ class _Checker:
             raise PlanError(f"proof: {who} with gaps (strides {list(arg.strides)})")
         if start % CACHE_LINE:
             raise PlanError(
-                f"proof: {who} to {self.tape.segment_name(segment)}+{start}, which is no multiple of {CACHE_LINE}"
+                f"proof: {who} to {self.bytecode.segment_name(segment)}+{start}, which is no multiple of {CACHE_LINE}"
             )
         if updated:
             home = self.home(value)
             if (segment, start) != home:
                 raise PlanError(
-                    f"proof: {who} to {self.tape.segment_name(segment)}+{start}, outside {_say(_home_leaf(value))}, "
-                    "the storage that it updates"
+                    f"proof: {who} to {self.bytecode.segment_name(segment)}+{start}, "
+                    f"outside {_say(_home_leaf(value))}, the storage that it updates"
                 )
             if self.guards_left:
                 raise PlanError(
@@ -573,7 +574,7 @@ class _Checker:
                 held = self.map.at(segment, start)
                 raise PlanError(
                     f"proof: {who} over {_say(None if held is None else held[2])} in "
-                    f"{self.tape.segment_name(segment)}; only an update op may"
+                    f"{self.bytecode.segment_name(segment)}; only an update op may"
                 )
             allowed = set(op.may_overwrite.get(slot.name, ()))
         for read in reads.get(segment, ()):

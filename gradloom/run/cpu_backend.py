@@ -1,4 +1,4 @@
-"""The CPU: hands proved tapes to the native core.
+"""The CPU: hands proved bytecode to the native core.
 
 Executables share one arena (the largest need, grown only at compile, in huge pages) and one lock (base/locks.py), held
 from the copying of the inputs to the end of the native call. One that has an arena of its own has a lock of its own and
@@ -31,8 +31,8 @@ from ..graph.graph import mapped_checks, written
 from ..graph.opspec import Spec
 from ..graph.stored import aligned_empty, before_read, before_write, held
 from ..graph.value import Node
+from ..plan.bytecode import SETTING_BYTES, KernelNeeds, encode_attrs, signature
 from ..plan.plan import Plan, make_plan, show_bytes
-from ..plan.tape import SETTING_BYTES, KernelNeeds, encode_attrs, signature
 from ..transform.program import Program
 from .feeds import SETTING_DEFAULTS, as_array, check_names, leaves
 
@@ -136,42 +136,42 @@ class CpuExecutable:
         self._load()
 
     def _load(self) -> None:
-        tape = self.plan.tape
-        self._constants = aligned_empty((max(len(tape.constants), 1),), np.dtype(np.uint8))
-        self._constants[: len(tape.constants)] = np.frombuffer(tape.constants, np.uint8)
-        self._inputs = aligned_empty((max(tape.inputs_bytes, 1),), np.dtype(np.uint8))
+        bytecode = self.plan.bytecode
+        self._constants = aligned_empty((max(len(bytecode.constants), 1),), np.dtype(np.uint8))
+        self._constants[: len(bytecode.constants)] = np.frombuffer(bytecode.constants, np.uint8)
+        self._inputs = aligned_empty((max(bytecode.inputs_bytes, 1),), np.dtype(np.uint8))
         self._inputs[...] = 0
         self._slots = {
             k: self._inputs[o : o + self.inputs[k].bytes].view(self.inputs[k].dtype.numpy).reshape(self.inputs[k].shape)
-            for k, o in tape.input_offsets.items()
+            for k, o in bytecode.input_offsets.items()
         }
-        self.settings_words = dict(tape.settings)
+        self.settings_words = dict(bytecode.settings)
         self.outputs = [Spec(v.shape, v.dtype) for v in self.program.outputs]
         sizes = [v.bytes for v in self.program.outputs]
         records = [(*place, size) for place, size in zip(self.plan.output_places, sizes, strict=True)]
         with self._lock:
-            check_memory(tape.arena_bytes - self.arena.bytes)
+            check_memory(bytecode.arena_bytes - self.arena.bytes)
             try:
-                self.arena.ensure(max(tape.arena_bytes, 64))
+                self.arena.ensure(max(bytecode.arena_bytes, 64))
             except RuntimeError as error:  # in a signal handler that came into a run
                 raise BackendError(f"compile: {error}") from None
             self._native = _core.Program(
-                self.isa, tape.kernels, tape.instructions, tape.args, tape.attrs, self._segments(), records,
-                tape.dead, tape.guards,
+                self.isa, bytecode.kernels, bytecode.instructions, bytecode.args, bytecode.attrs, self._segments(),
+                records, bytecode.dead, bytecode.guards,
             )  # fmt: skip
         self.record_bytes = sum(sizes)
         self._starts = np.cumsum([0, *sizes[:-1]]).tolist() if sizes else []
 
     def _segments(self) -> list[tuple[Any, ...]]:
-        tape = self.plan.tape
+        bytecode = self.plan.bytecode
         fixed: list[tuple[Any, ...]] = [
             ("arena", self.arena),
-            ("readonly", self._constants.ctypes.data, len(tape.constants)),
-            ("readonly", self._inputs.ctypes.data, tape.inputs_bytes),
-            ("settings", SETTING_BYTES * len(tape.settings)),
+            ("readonly", self._constants.ctypes.data, len(bytecode.constants)),
+            ("readonly", self._inputs.ctypes.data, bytecode.inputs_bytes),
+            ("settings", SETTING_BYTES * len(bytecode.settings)),
         ]
-        stored = [("readonly" if s.role == "frozen" else "memory", s.address, s.bytes) for s in tape.stored]
-        return [*fixed, *stored, ("scratch", tape.scratch_bytes)]
+        stored = [("readonly" if s.role == "frozen" else "memory", s.address, s.bytes) for s in bytecode.stored]
+        return [*fixed, *stored, ("scratch", bytecode.scratch_bytes)]
 
     # ---- running ---------------------------------------------------------------------------------------
 
@@ -223,7 +223,7 @@ class CpuExecutable:
         try:
             given = {} if feeds is None else self._given(feeds)
             rows = self.settings_rows(steps, settings) if self.settings else None
-            with held(self.plan.tape.stored, self.writes) if self._shares else self._settled():
+            with held(self.plan.bytecode.stored, self.writes) if self._shares else self._settled():
                 self._copy_in(given)
                 done, records = self.run_rows(steps, rows, deadline)
             if records is None:
@@ -236,7 +236,7 @@ class CpuExecutable:
     @contextlib.contextmanager
     def _settled(self) -> Iterator[None]:
         """The lock of an arena of its own, with nothing outstanding."""
-        before_read(self.plan.tape.stored)
+        before_read(self.plan.bytecode.stored)
         before_write(self.writes)
         with self._lock:
             yield
@@ -312,7 +312,7 @@ class CpuExecutable:
         return "\n".join(lines)
 
     def _failure(self, done: int, stop: int, node_id: int, index: int, value: int) -> Exception:
-        node = self.plan.tape.nodes.get(node_id)
+        node = self.plan.bytecode.nodes.get(node_id)
         where = called(node) if node else f"node {node_id}"
         if stop == STOP_INDEX:
             return IndexOutOfRange(done, f"{where}: id {value} at position {index} is out of range{ids_taken(node)}")
@@ -387,7 +387,7 @@ def node_cost(node: Node) -> tuple[float, float]:
 
 
 def print_debug(executable: CpuExecutable) -> None:
-    """What GRADLOOM_DEBUG asks for: 1 plan, 2 time per step (when the process ends), 4 tape. (3, the
+    """What GRADLOOM_DEBUG asks for: 1 plan, 2 time per step (when the process ends), 4 bytecode. (3, the
     program after each pass, is printed where they are applied.)"""
     level = executable.switches.debug
     if level >= 2:
@@ -396,7 +396,7 @@ def print_debug(executable: CpuExecutable) -> None:
     if level >= 1:
         print(executable.plan.summary(), file=sys.stderr)
     if level >= 4:
-        print(executable.plan.tape, file=sys.stderr)
+        print(executable.plan.bytecode, file=sys.stderr)
 
 
 def available() -> tuple[bool, str]:

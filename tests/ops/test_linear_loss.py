@@ -57,7 +57,7 @@ def test_the_plan_never_holds_the_logits():
     loss, weight = ops.linear_cross_entropy_pair(x, gl.graph.opspec.stored_value(w), np.zeros(n, np.int32))
     program = gl.compile([loss, weight, *gl.gradients(loss, [x])])
     plan = program.plan
-    assert plan.tape.arena_bytes + 2 * plan.tape.scratch_bytes < n * v * 4 / 8
+    assert plan.bytecode.arena_bytes + 2 * plan.bytecode.scratch_bytes < n * v * 4 / 8
 
 
 def test_a_tied_table_gets_both_gradients():
