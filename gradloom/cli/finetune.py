@@ -161,8 +161,8 @@ def _prepare(
     from ..llm.finetune import Run
     from ..llm.model import load
     from ..llm.plan import check_trained, plan_of
+    from ..parallel.agree import agreed, is_root
     from ..run import machine
-    from ..train.split import agreed, is_root
 
     ranks = settings["parallel"]
     model, data, *_ = inputs

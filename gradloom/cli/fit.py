@@ -154,7 +154,7 @@ class _Settings:
 def _settle(asked: _Options, table: Table) -> _Settings:
     """Defaults for what was not said, by the kind and the number of the training rows."""
     from ..base.errors import SettingError
-    from ..train.split import share_of
+    from ..parallel.agree import share_of
 
     rows = _rows(asked, table)[0]
     images = table.preprocess.kind == "array"
@@ -182,7 +182,7 @@ def _settle(asked: _Options, table: Table) -> _Settings:
 def _run(asked: _Options) -> int:
     from ..data import read_table
     from ..files import check_target, claim, refuse_input
-    from ..train.split import agreed, is_root
+    from ..parallel.agree import agreed, is_root
     from .model import build_model, need_room
 
     path, report = (os.path.join(asked.out, name) for name in ("model.safetensors", "result.json"))
@@ -207,7 +207,7 @@ def _train_and_save(asked: _Options, use: _Settings, table: Table, net: Any, pat
     """Train, write model and result together (nothing before a step was done), then measure the test rows."""
     from ..base.errors import GradloomError, NonFiniteError, TrainError
     from ..files import together
-    from ..train.split import is_root
+    from ..parallel.agree import is_root
     from .model import save_model
 
     watch = _Watch()

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -28,11 +28,9 @@ from ..graph.value import Value
 from ..plan.plan import show_bytes
 from ..run import machine
 from ..run.executable import compile as compile_program
-from .arguments import adapter_of, model_of
+from .arguments import adapter_of
+from .model import Adapter, Model, model_of
 from .sampling import Sampling, sample
-
-if TYPE_CHECKING:
-    from .model import Adapter, Model
 
 CHUNK = 64  # tokens of a prompt that go through at once
 ROWS = 256  # caches grow in steps of so many tokens

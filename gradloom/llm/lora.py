@@ -19,14 +19,14 @@ import numpy as np
 
 from .. import ops
 from ..base import locks
-from ..base.arguments import as_bool, as_whole, one_line
+from ..base.arguments import as_bool, as_whole, need_path, one_line
 from ..base.errors import DTypeError, FileError, SettingError
 from ..data.dataset import generator
 from ..files import refuse_input
 from ..graph.opspec import Parameter, stored_value
 from ..graph.stored import Stored, copies, sketching
 from ..graph.value import Value, scope
-from .arguments import model_of, need_path
+from .model import model_of
 
 if TYPE_CHECKING:
     from .model import Model

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..base.arguments import need_path
 from ..base.dtypes import QUANTISED
 from ..base.errors import FileError, SettingError
 from ..files import check_target, open_gguf, refuse_input, write_gguf
@@ -19,7 +20,6 @@ from ..files.gguf import GGUF, KINDS, NO_WEIGHTS, Field, Tensor, kind_bytes
 from ..files.gguf import field as gguf_field
 from ..run import dequantize
 from .adapter_files import AdapterArrays, read_adapter
-from .arguments import need_path
 
 # types that can be written, and what general.file_type says of a model that is mostly of them (llama.cpp's llama_ftype)
 FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7, "q5_1": 9, "q5_0": 8, "q4_1": 3, "q4_0": 2}

@@ -16,9 +16,10 @@ from ..base.errors import SettingError
 from ..graph.stored import Stored, addressable, sketched
 from ..plan.plan import show_bytes
 from ..run import machine
-from ..train.trainer import check_batch
-from .arguments import model_of, refuse_settings
+from ..train.arguments import check_batch
+from .arguments import refuse_settings
 from .lora import LoRA, TrainedTensors
+from .model import model_of
 
 if TYPE_CHECKING:
     from .finetune import Run

@@ -27,8 +27,9 @@ from ..run import machine
 from ..run.walk import Judged, Walk, distance, first_difference, judge, stored_of
 from ..transform.passes import rewrite
 from ..transform.program import Program, gather
-from .arguments import model_of, refuse_settings
+from .arguments import refuse_settings
 from .finetune import Run
+from .model import model_of
 
 if TYPE_CHECKING:
     from ..graph.value import Value

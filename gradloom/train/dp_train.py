@@ -41,21 +41,24 @@ from ..graph.grad import gradients
 from ..graph.opspec import Parameter, constant, kind_of
 from ..graph.opspec import input as input_value
 from ..graph.stored import Stored, before_write
+from ..graph.structure import structure
 from ..graph.value import Value, describe, graph_mode
 from ..nn.module import Module
 from ..optim.clip import check_max_norm, clip_weight
 from ..optim.optimizer import Adam, Optimizer, Schedule
 from ..optim.state import OptimizerState
-from ..parallel.communicator import TIMEOUT, Communicator, checksum, communicator, launched
-from ..parallel.communicator import threads as thread_ranks
+from ..parallel.agree import threads_for
+from ..parallel.communicator import TIMEOUT, Communicator, checksum, launched
 from ..parallel.flat import FlatArrays, take_effects
+from ..parallel.join import communicator
+from ..parallel.replicas import threads as thread_ranks
 from ..run.cpu_backend import Arena, GuardTripped, NotFinite, choose_isa
 from ..run.executable import compile as compile_program
 from ..run.executable import compile_checked
+from .arguments import check_options
 from .display import rate
-from .split import check_exchange, threads_for
+from .split import check_exchange
 from .trained import refuse_untrained
-from .trainer import check_options, structure
 
 CHECK_STEPS = 100  # the weights of all replicas are compared by checksum after so many steps
 _ORDER = 3  # the stream of generator(seed, _ORDER, pass)
