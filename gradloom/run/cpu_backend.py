@@ -170,10 +170,7 @@ class CpuExecutable:
             ("readonly", self._inputs.ctypes.data, bytecode.inputs_bytes),
             ("settings", SETTING_BYTES * len(bytecode.settings)),
         ]
-        stored = [
-            ("memory" if s.array.flags.writeable else "readonly", s.array.ctypes.data, s.array.nbytes)
-            for s in bytecode.stored
-        ]
+        stored = [("readonly" if s.role == "frozen" else "memory", s.address, s.bytes) for s in bytecode.stored]
         return [*fixed, *stored, ("scratch", bytecode.scratch_bytes)]
 
     # ---- running ---------------------------------------------------------------------------------------

@@ -136,8 +136,7 @@ class NumpyExecutable:
                 column.append(known[value].copy())
             for value in self._updates:
                 stored = storage_leaf(value).node.attrs["stored"]
-                stored.array[...] = known[value]
-                stored.version += 1
+                stored.write(known[value])
         return steps, [np.stack(column) for column in found]
 
     def fed(self) -> dict[str, Any]:

@@ -479,7 +479,7 @@ class _Replica:
     def _share(self) -> None:
         """Replica 0's weights for all."""
         for p in self._all():
-            if p.stored.array.flags.writeable:
+            if p.stored.role != "frozen":
                 self.ranks.broadcast(p.stored.array)
                 p.stored.version += 1
 
@@ -507,7 +507,7 @@ class _Replica:
 
 
 def _called(stored: Stored) -> Hashable:
-    return (stored.name, stored.shape, stored.dtype.name, stored.trainable)
+    return (stored.name, stored.shape, stored.dtype.name, stored.role)
 
 
 # ---- samples ----------------------------------------------------------------------------------------------------

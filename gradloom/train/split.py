@@ -133,7 +133,7 @@ class Split:
 
     def _called(self, stored: Stored) -> Hashable:
         if stored not in self._names:
-            known = (stored.name, stored.shape, stored.dtype.name, stored.trainable)
+            known = (stored.name, stored.shape, stored.dtype.name, stored.role)
             self._names[stored] = known if stored.check is None else (*known, sampled(stored.array, WEIGHT_BYTES))
         return self._names[stored]
 
