@@ -26,13 +26,14 @@ except ImportError as error:  # a source tree on the path that was never built h
     ) from error
 from ..base import locks
 from ..base.errors import BackendError, DataError, GraphError, NonFiniteError, TrainError
+from ..base.memory import need_memory, show_bytes
 from ..base.settings import Switches
 from ..graph.graph import mapped_checks, written
 from ..graph.opspec import Spec
 from ..graph.stored import aligned_empty, before_read, before_write, held
 from ..graph.value import Node
 from ..plan.bytecode import SETTING_BYTES, KernelNeeds, encode_attrs, signature
-from ..plan.plan import Plan, make_plan, show_bytes
+from ..plan.plan import Plan, make_plan
 from ..transform.program import Program
 from .feeds import SETTING_DEFAULTS, as_array, check_names, leaves
 
@@ -54,16 +55,9 @@ def arena() -> Arena:
 
 def check_memory(more: int) -> None:
     """BackendError when a plan needs so many bytes more, and the machine does not have them."""
-    if more <= CHECKED_BYTES:
-        return
-    from .machine import memory
-
-    found = memory()
-    if found is not None and more > found.available:
-        raise BackendError(
-            f"plan: {show_bytes(more)} more of memory are needed, {show_bytes(found.available)} are available; need "
-            "smaller batches, a shorter context or a machine with more memory"
-        )
+    if more > CHECKED_BYTES:
+        hint = "need smaller batches, a shorter context or a machine with more memory"
+        need_memory(more, f"plan: {show_bytes(more)} more of memory are needed", hint, BackendError)
 
 
 def no_memory(what: str) -> BackendError:
