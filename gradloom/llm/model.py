@@ -27,7 +27,7 @@ from .qwen2 import Qwen2
 from .qwen3 import Qwen3
 
 if TYPE_CHECKING:
-    from ..files.gguf import Tensor
+    from ..files.gguf_head import Tensor
 
 FAMILIES: dict[str, Llama] = {"llama": Llama(), "qwen2": Qwen2(), "qwen3": Qwen3()}
 
