@@ -20,7 +20,10 @@ from ..base.arrays import as_array
 from ..base.described import LONGEST, parse_object
 from ..base.errors import DataError, FileError
 from .atomic import atomic_path, read_together
-from .gguf import PLAIN, field, open_gguf, write_gguf
+from .gguf import open_gguf
+from .gguf_fields import field
+from .gguf_types import PLAIN
+from .gguf_writer import write_gguf
 
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 # NumPy's names -> those of the file, in the order in which the safetensors package lays arrays out

@@ -46,7 +46,7 @@ class KeysAndValues:
 
     @property
     def bytes(self) -> int:
-        return sum(s.array.nbytes for pair in self.stored for s in pair)
+        return sum(s.bytes for pair in self.stored for s in pair)
 
     def attend(self, layer: int, q: Value, k: Value, v: Value, positions: Value, scale: float) -> Value:
         at = setting("cache.position", "i64")
@@ -60,7 +60,7 @@ class KeysAndValues:
 def _zeros(name: str, shape: tuple[int, ...]) -> Stored:
     array = aligned_empty(shape, np.dtype(np.float32))
     array[...] = 0
-    return Stored.wrap(name, array)
+    return Stored.wrap(name, array, "state")
 
 
 class Generator:

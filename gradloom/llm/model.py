@@ -27,7 +27,7 @@ from .qwen2 import Qwen2
 from .qwen3 import Qwen3
 
 if TYPE_CHECKING:
-    from ..files.gguf import Tensor
+    from ..files.gguf_head import Tensor
 
 FAMILIES: dict[str, Llama] = {"llama": Llama(), "qwen2": Qwen2(), "qwen3": Qwen3()}
 
@@ -142,7 +142,7 @@ class Model:
         self.file.weights(name, copy)
         self.copied_bytes += copy.nbytes
         self._copied[tensor.kind] = self._copied.get(tensor.kind, 0) + copy.nbytes
-        return Stored.wrap(name, copy)
+        return Stored.wrap(name, copy, "frozen")
 
     def array(self, name: str) -> np.ndarray:
         """A tensor as f32 numbers (NumPy order); read-only where no conversion was needed."""
@@ -150,9 +150,9 @@ class Model:
         if sketching():  # for a plan: nothing is read
             return np.broadcast_to(np.float32(0), weight.shape)
         return (
-            weight.array
+            weight.read()
             if weight.dtype is dtypes.f32
-            else dequantize(weight.array.view(np.uint8), weight.dtype.name, weight.shape)
+            else dequantize(weight.read().view(np.uint8), weight.dtype.name, weight.shape)
         )
 
     def check(self) -> None:
@@ -237,7 +237,7 @@ class Model:
         """Angle per position of each pair, f32 [rope_dims / 2]; rope_freqs are llama3's scaling. FileError where they
         are not finite."""
         c = self.config
-        factors = self.weights["rope_freqs.weight"].array if "rope_freqs.weight" in self.weights else None
+        factors = self.weights["rope_freqs.weight"].read() if "rope_freqs.weight" in self.weights else None
         with np.errstate(all="ignore"):
             found = ops.rope_frequencies(c.rope_dims, c.rope_base, "linear", c.rope_factor, factors=factors)
             found = found.astype(np.float32)

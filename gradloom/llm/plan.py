@@ -195,4 +195,4 @@ def _is_mapped(stored: Stored, model: Model) -> bool:
 
 
 def _bytes(stored: set[Stored]) -> int:
-    return sum(s.array.nbytes for s in stored)
+    return sum(s.bytes for s in stored)

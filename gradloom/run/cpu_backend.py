@@ -25,7 +25,7 @@ except ImportError as error:  # a source tree on the path that was never built h
         "run from another folder, install it with `pip install -e .`, or build it in place (CONTRIBUTING.md)"
     ) from error
 from ..base import locks
-from ..base.errors import BackendError, DataError, GraphError, NonFiniteError, TrainError
+from ..base.errors import BackendError, GraphError, GuardTripped, IndexOutOfRange, NotFinite, TrainError
 from ..base.memory import need_memory, show_bytes
 from ..base.settings import Switches
 from ..graph.graph import mapped_checks, written
@@ -164,10 +164,7 @@ class CpuExecutable:
             ("readonly", self._inputs.ctypes.data, bytecode.inputs_bytes),
             ("settings", SETTING_BYTES * len(bytecode.settings)),
         ]
-        stored = [
-            ("memory" if s.array.flags.writeable else "readonly", s.array.ctypes.data, s.array.nbytes)
-            for s in bytecode.stored
-        ]
+        stored = [("readonly" if s.role == "frozen" else "memory", s.address, s.bytes) for s in bytecode.stored]
         return [*fixed, *stored, ("scratch", bytecode.scratch_bytes)]
 
     # ---- running ---------------------------------------------------------------------------------------
@@ -345,30 +342,6 @@ def ids_taken(node: Node | None) -> str:
         axis = node.attrs["axis"]
         return f"; need a position of 0..{table.shape[axis] - second.shape[axis]}"
     return f"; need 0..{node.attrs['rows'] - 1 if node.op.name == 'scatter_rows' else table.shape[0] - 1}"
-
-
-class GuardTripped(NonFiniteError):
-    """The guard stopped a step before its updates; `steps_done` were completed before it."""
-
-    def __init__(self, steps_done: int, message: str) -> None:
-        super().__init__(message)
-        self.steps_done = steps_done
-
-
-class NotFinite(NonFiniteError):
-    """A checked run found the first output that is not finite."""
-
-    def __init__(self, steps_done: int, message: str, node: Node | None, index: int) -> None:
-        super().__init__(message)
-        self.steps_done, self.node, self.index = steps_done, node, index
-
-
-class IndexOutOfRange(DataError):
-    """A label or row id out of range."""
-
-    def __init__(self, steps_done: int, message: str) -> None:
-        super().__init__(message)
-        self.steps_done = steps_done
 
 
 def node_cost(node: Node) -> tuple[float, float]:

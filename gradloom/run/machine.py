@@ -149,7 +149,7 @@ def _difference(spec: OpSpec, sample: Sample, isa: str, threads: int) -> tuple[f
 def _copied(array: np.ndarray) -> Stored:
     place = aligned_empty(array.shape, array.dtype)
     place[...] = array
-    return Stored.wrap("sample", place)
+    return Stored.wrap("sample", place, "state")
 
 
 def _reference(node: Node, sample: Sample) -> list[np.ndarray]:

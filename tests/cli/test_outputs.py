@@ -159,7 +159,9 @@ def test_weights_that_are_not_finite_are_not_saved(capsys, tmp_path, monkeypatch
     code, out, err = run(capsys, "fit", DIGITS, "--epochs", 1, "--out", tmp_path / "out")
     last = err.splitlines()[-1]
     assert code == (130 if isinstance(ending, KeyboardInterrupt) else 2) and out == "", err
-    assert last.endswith("; nothing is saved: array '1.weight' holds 32000 of 32000 numbers that are NaN or infinite"), err
+    assert last.endswith(
+        "; nothing is saved: array '1.weight' holds 32000 of 32000 numbers that are NaN or infinite"
+    ), err
     assert content(tmp_path / "out") == before
 
 

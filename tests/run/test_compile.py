@@ -218,7 +218,9 @@ def test_one_name_for_two_things() -> None:
 def test_what_cannot_be_compiled() -> None:
     x = gl.input("x", (3,))
     w = gl.parameter(np.ones(3), "w")
-    frozen = gl.graph.opspec.stored_value(gl.graph.stored.Stored.wrap("frozen", np.frombuffer(bytes(12), np.float32)))
+    frozen = gl.graph.opspec.stored_value(
+        gl.graph.stored.Stored.wrap("frozen", np.frombuffer(bytes(12), np.float32), "frozen")
+    )
     cases: list[tuple[Any, type[Exception], str]] = [
         (lambda: gl.compile([]), gl.GraphError, "compile: no outputs and no updates"),
         (lambda: gl.compile([x, 3.0]), gl.GraphError, "compile: got float; need values of a graph"),
