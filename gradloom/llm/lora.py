@@ -319,7 +319,7 @@ class TrainedTensors:
         FileError when it cannot be written or is the file that the model was read from, and when a number that was
         trained is not finite.
         """
-        from ..files import write_gguf
+        from ..files import need_finite, write_gguf
 
         if self._model is None:
             raise SettingError("TrainedTensors.save: nothing has been trained; need a model to be bound to")
@@ -328,9 +328,7 @@ class TrainedTensors:
         file = self._model.file
         file.check()
         refuse_input(path, self._model.path)
-        for name, parameter in self.arrays.items():
-            if not np.isfinite(parameter.stored.array).all():
-                raise FileError(f"{path}: {name} holds numbers that are not finite; nothing is written")
+        need_finite(path, {name: parameter.stored.array for name, parameter in self.arrays.items()})
         write_gguf(
             path,
             file.fields,

@@ -14,11 +14,11 @@ from .. import ops
 from ..base import dtypes
 from ..base.arguments import need_path, one_line, what_is
 from ..base.errors import FileError, SettingError, ShapeError
+from ..base.memory import need_memory, show_bytes
 from ..graph.opspec import Parameter, stored_value
 from ..graph.stored import Stored, aligned_empty, sketching
 from ..graph.value import Shape, Value
-from ..plan.plan import show_bytes
-from ..run import dequantize, machine
+from ..run import dequantize
 from ..run.cpu_backend import kernels
 from .config import Config, read_config
 from .llama import Llama
@@ -127,12 +127,10 @@ class Model:
     def _check_copies(self) -> None:
         """FileError when there is not the memory for f32 copies of what no kernel reads."""
         copied = [t for t in self.file.tensors.values() if not _is_read_in_place(t)]
-        need, there = sum(4 * math.prod(t.shape) for t in copied), machine.memory()
-        if there is not None and need > there.available:
-            raise FileError(
-                f"{self.path}: f32 copies of its tensors of type {', '.join(sorted({t.kind for t in copied}))} need "
-                f"{show_bytes(need)} of memory, {show_bytes(there.available)} are available; need another model"
-            )
+        need = sum(4 * math.prod(t.shape) for t in copied)
+        kinds = ", ".join(sorted({t.kind for t in copied}))
+        what = f"{self.path}: f32 copies of its tensors of type {kinds} need {show_bytes(need)} of memory"
+        need_memory(need, what, "need another model", FileError)
 
     def _stored(self, name: str) -> Stored:
         """Mapped where kernels read the type as it is, else an f32 copy."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..base.memory import show_bytes
 from ..base.settings import Switches
 from ..graph.value import Node
 from ..transform.program import Program
@@ -66,16 +67,6 @@ class Plan:
 
     def __str__(self) -> str:
         return f"{self.summary()}\n{disassemble(self.bytecode)}"
-
-
-def show_bytes(n: int) -> str:
-    """1536 -> "1.50 KiB"."""
-    size = float(n)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{n} B" if unit == "B" else f"{size:.2f} {unit}"
-        size /= 1024
-    return f"{size:.2f} GiB"
 
 
 def make_plan(program: Program, needs_of: Needs, switches: Switches) -> Plan:

@@ -11,8 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from ..base.errors import GradloomError
-from ..base.memory import Memory as Memory
-from ..base.memory import memory as memory
 from ..base.settings import core_count
 from ..graph.opspec import REGISTRY, OpSpec, Sample, stored_value
 from ..graph.stored import Stored, aligned_empty
