@@ -16,8 +16,11 @@ from ..base.arguments import need_path
 from ..base.dtypes import QUANTISED
 from ..base.errors import FileError, SettingError
 from ..files import check_target, open_gguf, refuse_input, write_gguf
-from ..files.gguf import GGUF, KINDS, NO_WEIGHTS, Field, Tensor, kind_bytes
-from ..files.gguf import field as gguf_field
+from ..files.gguf import GGUF
+from ..files.gguf_fields import Field
+from ..files.gguf_fields import field as gguf_field
+from ..files.gguf_head import Tensor
+from ..files.gguf_types import KINDS, NO_WEIGHTS, kind_bytes
 from ..run import dequantize
 from .adapter_files import AdapterArrays, read_adapter
 

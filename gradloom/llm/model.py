@@ -14,11 +14,11 @@ from .. import ops
 from ..base import dtypes
 from ..base.arguments import need_path, one_line, what_is
 from ..base.errors import FileError, SettingError, ShapeError
+from ..base.memory import need_memory, show_bytes
 from ..graph.opspec import Parameter, stored_value
 from ..graph.stored import Stored, aligned_empty, sketching
 from ..graph.value import Shape, Value
-from ..plan.plan import show_bytes
-from ..run import dequantize, machine
+from ..run import dequantize
 from ..run.cpu_backend import kernels
 from .config import Config, read_config
 from .llama import Llama
@@ -27,7 +27,7 @@ from .qwen2 import Qwen2
 from .qwen3 import Qwen3
 
 if TYPE_CHECKING:
-    from ..files.gguf import Tensor
+    from ..files.gguf_head import Tensor
 
 FAMILIES: dict[str, Llama] = {"llama": Llama(), "qwen2": Qwen2(), "qwen3": Qwen3()}
 
@@ -127,12 +127,10 @@ class Model:
     def _check_copies(self) -> None:
         """FileError when there is not the memory for f32 copies of what no kernel reads."""
         copied = [t for t in self.file.tensors.values() if not _is_read_in_place(t)]
-        need, there = sum(4 * math.prod(t.shape) for t in copied), machine.memory()
-        if there is not None and need > there.available:
-            raise FileError(
-                f"{self.path}: f32 copies of its tensors of type {', '.join(sorted({t.kind for t in copied}))} need "
-                f"{show_bytes(need)} of memory, {show_bytes(there.available)} are available; need another model"
-            )
+        need = sum(4 * math.prod(t.shape) for t in copied)
+        kinds = ", ".join(sorted({t.kind for t in copied}))
+        what = f"{self.path}: f32 copies of its tensors of type {kinds} need {show_bytes(need)} of memory"
+        need_memory(need, what, "need another model", FileError)
 
     def _stored(self, name: str) -> Stored:
         """Mapped where kernels read the type as it is, else an f32 copy."""
@@ -144,7 +142,7 @@ class Model:
         self.file.weights(name, copy)
         self.copied_bytes += copy.nbytes
         self._copied[tensor.kind] = self._copied.get(tensor.kind, 0) + copy.nbytes
-        return Stored.wrap(name, copy)
+        return Stored.wrap(name, copy, "frozen")
 
     def array(self, name: str) -> np.ndarray:
         """A tensor as f32 numbers (NumPy order); read-only where no conversion was needed."""
@@ -152,9 +150,9 @@ class Model:
         if sketching():  # for a plan: nothing is read
             return np.broadcast_to(np.float32(0), weight.shape)
         return (
-            weight.array
+            weight.read()
             if weight.dtype is dtypes.f32
-            else dequantize(weight.array.view(np.uint8), weight.dtype.name, weight.shape)
+            else dequantize(weight.read().view(np.uint8), weight.dtype.name, weight.shape)
         )
 
     def check(self) -> None:
@@ -239,7 +237,7 @@ class Model:
         """Angle per position of each pair, f32 [rope_dims / 2]; rope_freqs are llama3's scaling. FileError where they
         are not finite."""
         c = self.config
-        factors = self.weights["rope_freqs.weight"].array if "rope_freqs.weight" in self.weights else None
+        factors = self.weights["rope_freqs.weight"].read() if "rope_freqs.weight" in self.weights else None
         with np.errstate(all="ignore"):
             found = ops.rope_frequencies(c.rope_dims, c.rope_base, "linear", c.rope_factor, factors=factors)
             found = found.astype(np.float32)

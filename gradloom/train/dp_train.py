@@ -30,7 +30,9 @@ from ..base.errors import (
     GradientError,
     GradloomError,
     GraphError,
+    GuardTripped,
     NonFiniteError,
+    NotFinite,
     SettingError,
     ShapeError,
     TrainError,
@@ -52,7 +54,7 @@ from ..parallel.communicator import TIMEOUT, Communicator, checksum, launched
 from ..parallel.flat import FlatArrays, take_effects
 from ..parallel.join import communicator
 from ..parallel.replicas import threads as thread_ranks
-from ..run.cpu_backend import Arena, GuardTripped, NotFinite, choose_isa
+from ..run.cpu_backend import Arena, choose_isa
 from ..run.executable import compile as compile_program
 from ..run.executable import compile_checked
 from .arguments import check_options
@@ -479,7 +481,7 @@ class _Replica:
     def _share(self) -> None:
         """Replica 0's weights for all."""
         for p in self._all():
-            if p.stored.array.flags.writeable:
+            if p.stored.role != "frozen":
                 self.ranks.broadcast(p.stored.array)
                 p.stored.version += 1
 
@@ -507,7 +509,7 @@ class _Replica:
 
 
 def _called(stored: Stored) -> Hashable:
-    return (stored.name, stored.shape, stored.dtype.name, stored.trainable)
+    return (stored.name, stored.shape, stored.dtype.name, stored.role)
 
 
 # ---- samples ----------------------------------------------------------------------------------------------------
