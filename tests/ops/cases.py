@@ -23,7 +23,7 @@ from gradloom.graph.opspec import OpSpec
 from gradloom.graph.registry import REGISTRY
 from gradloom.graph.value import Node, Value
 from gradloom.ops.common import Quantised
-from gradloom.plan.tape import signature
+from gradloom.plan.bytecode import signature
 
 # Ops whose kernels give the very bits of the f32 reference.
 EXACT_NAMES = """
