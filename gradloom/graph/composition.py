@@ -17,27 +17,11 @@ from typing import Any
 import numpy as np
 
 from ..base.dtypes import DType, dtype, f32
-from .declaration import Attr, Slot, Spec
+from .declaration import Attr, Rule, Slot, Spec, called_with, wanted
 from .grad import gradients
 from .graph import reachable
-from .registry import REGISTRY
+from .opspec import REGISTRY
 from .value import Node, Value, builds_graphs
-
-Rule = Callable[..., Any]
-
-
-def wanted(rule: Rule | None) -> tuple[str, ...]:
-    """The names that a rule is called with: those of its parameters, or those that `called_with` gave it."""
-    if rule is None:
-        return ()
-    code = rule.__code__
-    return getattr(rule, "wants", code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
-
-
-def called_with(names: Sequence[str], rule: Rule) -> Rule:
-    """The rule, to be called with these names."""
-    rule.wants = tuple(names)  # type: ignore[attr-defined]
-    return rule
 
 
 def as_results(made: Any) -> tuple[Any, ...]:

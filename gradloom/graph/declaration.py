@@ -1,10 +1,10 @@
-"""The words of an op's declaration: its inputs, outputs and attributes, the specs that shape rules see, and samples."""
+"""What an op's declaration consists of: inputs, outputs, attributes, rules, the specs that shape rules see, samples."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,14 +12,29 @@ import numpy as np
 
 from ..base.dtypes import DType, dtype, f32
 from ..base.errors import GradloomError, GraphError, ShapeError
-from .value import Shape
+
+Rule = Callable[..., Any]
+
+
+def wanted(rule: Rule | None) -> tuple[str, ...]:
+    """The names that a rule is called with: those of its parameters, or those that `called_with` gave it."""
+    if rule is None:
+        return ()
+    code = rule.__code__
+    return getattr(rule, "wants", code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+
+
+def called_with(names: Sequence[str], rule: Rule) -> Rule:
+    """The rule, to be called with these names."""
+    rule.wants = tuple(names)  # type: ignore[attr-defined]
+    return rule
 
 
 @dataclass(frozen=True)
 class Spec:
     """Shape and dtype of a value, as shape rules see and return them."""
 
-    shape: Shape
+    shape: tuple[int, ...]
     dtype: DType = f32
 
     @property

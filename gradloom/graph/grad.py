@@ -13,7 +13,7 @@ from ..base.dtypes import f32, f64
 from ..base.errors import GradientError, GraphError, ShapeError
 from .graph import reachable
 from .numbers import constant_array
-from .registry import REGISTRY
+from .opspec import REGISTRY
 from .value import Node, Value, builds_graphs, describe, scope
 
 

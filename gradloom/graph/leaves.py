@@ -12,9 +12,9 @@ from ..base.dtypes import DType, dtype
 from ..base.dtypes import dtype as as_dtype
 from ..base.errors import DTypeError, GraphError, ShapeError
 from .declaration import Spec
+from .declare import op
 from .numbers import constant_array, in_expression
-from .opspec import op
-from .stored import Stored
+from .stored import Role, Stored
 from .value import Node, Shape, Value, recording
 
 
@@ -101,7 +101,7 @@ class Parameter(Value):
 
     @property
     def trainable(self) -> bool:
-        return self.stored.trainable
+        return self.stored.role == "trained"
 
     @trainable.setter
     def trainable(self, trainable: bool) -> None:
@@ -118,7 +118,8 @@ class Parameter(Value):
 
 def parameter(data: Any, name: str = "", dtype: str | DType = "f32", trainable: bool = True) -> Parameter:
     """A trainable array, initialised with `data` (copied)."""
-    return stored_value(Stored(name, data, dtype, as_bool("parameter: trainable", trainable)))
+    role: Role = "trained" if as_bool("parameter: trainable", trainable) else "state"
+    return stored_value(Stored(name, data, dtype, role))
 
 
 def stored_value(stored: Stored) -> Parameter:

@@ -11,10 +11,9 @@ import numpy as np
 
 from ..base.dtypes import DType, dtype, f32
 from ..base.errors import DTypeError
-from ..graph.composition import called_with
-from ..graph.declaration import BadSample, Reject, Sample, Spec
+from ..graph.declaration import BadSample, Reject, Sample, Spec, called_with
 from ..graph.leaves import stored_value
-from ..graph.registry import REGISTRY
+from ..graph.opspec import REGISTRY
 from ..graph.stored import Stored, dequantised
 from ..graph.value import Shape, Value
 

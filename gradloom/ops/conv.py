@@ -9,8 +9,9 @@ import numpy as np
 
 from ..base.dtypes import i32, u8
 from ..base.errors import ShapeError
+from ..graph.declare import op
 from ..graph.leaves import as_value
-from ..graph.opspec import OpSpec, op
+from ..graph.opspec import OpSpec
 from ..graph.value import Shape, Value, describe, user_location
 from .common import Sample, Spec, bad, draw, need, need_dtype, zeros_like
 from .elementwise import add, cast, equal, relu_back, where

@@ -13,9 +13,9 @@ import numpy as np
 from ..base.dtypes import QUANTISED, DType, bf16, f16, f32, f64, i8, i32, i64, u8
 from ..base.dtypes import dtype as as_dtype
 from ..base.errors import DTypeError
+from ..graph.declare import op
 from ..graph.leaves import as_value
-from ..graph.opspec import OpSpec, op
-from ..graph.registry import REGISTRY
+from ..graph.opspec import REGISTRY, OpSpec
 from ..graph.value import Value, define_operators, recording
 from .common import (
     LARGE,

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..graph.composition import called_with
-from ..graph.opspec import OpSpec, op
+from ..graph.declaration import called_with
+from ..graph.declare import op
+from ..graph.opspec import OpSpec
 from .common import LARGE, SHAPES, BadSample, Sample, Spec, bad, draw, need, need_dtype
 from .elementwise import (
     gelu_tanh,

@@ -10,8 +10,9 @@ import numpy as np
 from ..base.dtypes import f32, i32
 from ..base.errors import SettingError, ShapeError
 from ..graph.composition import pullback
+from ..graph.declare import op
 from ..graph.leaves import as_value
-from ..graph.opspec import OpSpec, op
+from ..graph.opspec import OpSpec
 from ..graph.value import Value, describe, user_location
 from .common import Sample, Spec, bad, draw, need, need_dtype, zeros_like
 from .elementwise import add, cast, div, equal, exp, full_like, mul, neg, sqr, sub, where

@@ -9,8 +9,9 @@ import numpy as np
 
 from ..base.arguments import as_bool
 from ..base.dtypes import QUANTISED, DType, bf16, f16, f32
+from ..graph.declare import op
 from ..graph.leaves import as_value
-from ..graph.opspec import OpSpec, op
+from ..graph.opspec import OpSpec
 from ..graph.value import Shape, Value, define_operators
 from .common import BadSample, Quantised, Sample, Spec, bad, broadcast_shape, draw, need, need_dtype, unbroadcast
 from .elementwise import SIGN, add, relu, relu_back

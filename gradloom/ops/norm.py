@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ..graph.composition import called_with
+from ..graph.declaration import called_with
+from ..graph.declare import op
 from ..graph.leaves import as_value
-from ..graph.opspec import OpSpec, op
+from ..graph.opspec import OpSpec
 from ..graph.value import Shape, Value
 from .common import BadSample, Sample, Spec, bad, draw, need, need_dtype, zeros_like
 from .elementwise import add, div, mul, scale, sqr, sqrt, sub

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from ..graph.declare import op
 from ..graph.leaves import as_value
-from ..graph.opspec import OpSpec, op
+from ..graph.opspec import OpSpec
 from ..graph.value import Value
 from .common import Reject, Sample, Spec, bad, broadcast_shape, draw, need, need_dtype, unbroadcast
 from .elementwise import add, div, exp, log, mul, scale, sub

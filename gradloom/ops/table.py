@@ -6,8 +6,7 @@ import inspect
 import sys
 
 from ..graph.declaration import Attr, Slot
-from ..graph.opspec import OpSpec
-from ..graph.registry import REGISTRY
+from ..graph.opspec import REGISTRY, OpSpec
 
 HEAD = """# Ops
 

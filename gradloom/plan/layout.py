@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ..base.errors import ShapeError
 from ..graph.declaration import Slot
 from ..graph.graph import update_target, view_base
-from ..graph.registry import REGISTRY
+from ..graph.opspec import REGISTRY
 from ..graph.value import Node, Shape, Value, describe, same_values
 from ..transform.program import Program
 

@@ -14,8 +14,7 @@ from ..base.errors import GradloomError
 from ..base.settings import core_count
 from ..graph.declaration import Sample
 from ..graph.leaves import stored_value
-from ..graph.opspec import OpSpec
-from ..graph.registry import REGISTRY
+from ..graph.opspec import REGISTRY, OpSpec
 from ..graph.stored import Stored, aligned_empty
 from ..graph.value import Node
 from .cpu_backend import _core, choose_isa

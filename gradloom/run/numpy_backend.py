@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..base.dtypes import DType
 from ..base.errors import DataError, GuardTripped, IndexOutOfRange, NotFinite
+from ..graph.composition import as_real, by_reference
 from ..graph.graph import mapped_checks, reachable, storage_leaf, update_target, written
 from ..graph.stored import dequantised, held
 from ..graph.value import Value

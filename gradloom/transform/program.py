@@ -12,7 +12,7 @@ from typing import Any
 
 from ..base.errors import GraphError
 from ..graph.graph import is_unwritten, reachable, show, update_target
-from ..graph.registry import REGISTRY
+from ..graph.opspec import REGISTRY
 from ..graph.value import Node, Value, same_values
 
 

@@ -10,7 +10,7 @@ from gradloom.base import memory
 from gradloom.base.settings import core_count
 from gradloom.cli.doctor import PACKAGES
 from gradloom.cli.main import main
-from gradloom.graph.registry import REGISTRY
+from gradloom.graph.opspec import REGISTRY
 from gradloom.run import machine
 
 ROOT = Path(__file__).parents[2]

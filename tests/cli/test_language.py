@@ -15,7 +15,7 @@ import gradloom
 from examples.random_gguf import CHATML
 from gradloom.base import memory
 from gradloom.cli.main import main
-from gradloom.graph.registry import REGISTRY
+from gradloom.graph.opspec import REGISTRY
 from gradloom.llm import LoRA, load
 from tests import processes
 from tests.llm.small import need, write

@@ -7,7 +7,7 @@ import pytest
 
 from gradloom.base import memory
 from gradloom.base.errors import SettingError
-from gradloom.graph.registry import REGISTRY
+from gradloom.graph.opspec import REGISTRY
 from gradloom.llm import LoRA, Run, TrainedTensors, load, plan
 from gradloom.llm.verify import verify
 from gradloom.plan import plan as planning

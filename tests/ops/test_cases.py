@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gradloom.graph.registry import REGISTRY
+from gradloom.graph.opspec import REGISTRY
 from tests.ops import cases
 from tests.ops.cases import LAYOUTS, arranged, call_line, check, difference, node_of, samples_of, telling
 

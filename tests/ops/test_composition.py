@@ -11,8 +11,8 @@ import pytest
 import gradloom as gl
 from gradloom import ops
 from gradloom.graph.composition import by_reference
-from gradloom.graph.opspec import op
-from gradloom.graph.registry import REGISTRY
+from gradloom.graph.declare import op
+from gradloom.graph.opspec import REGISTRY
 from tests.ops.cases import composition_error, sampled_ops
 
 

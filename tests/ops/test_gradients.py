@@ -13,7 +13,7 @@ from gradloom.base.dtypes import dtype as dtype_of
 from gradloom.graph.grad import gradients
 from gradloom.graph.graph import reachable
 from gradloom.graph.leaves import input
-from gradloom.graph.registry import REGISTRY
+from gradloom.graph.opspec import REGISTRY
 from gradloom.graph.value import Value
 from gradloom.ops import add, cast, mul
 from gradloom.ops import sum as sum_over

@@ -7,7 +7,7 @@ import pytest
 
 import gradloom as gl
 from gradloom.base.settings import switches
-from gradloom.graph.registry import REGISTRY
+from gradloom.graph.opspec import REGISTRY
 from gradloom.plan import plan as planning
 from gradloom.plan.bytecode import ARENA
 from gradloom.run.walk import Walk, distance, first_difference, judge, stored_of
