@@ -35,13 +35,13 @@ STRETCH = 0.02  # seconds of one measurement, or one call where that is longer
 
 
 class Ours:
-    """x @ y as a tape of one instruction, in huge pages like every plan."""
+    """x @ y as bytecode of one instruction, in huge pages like every plan."""
 
     def __init__(self, isa: str, shape: tuple[int, int, int], form: str, kind: str = "f32") -> None:
         from gradloom import _core
         from gradloom.base.dtypes import dtype, f32
         from gradloom.ops.common import draw_blocks
-        from gradloom.plan import tape
+        from gradloom.plan import bytecode
         from gradloom.run import dequantize
 
         m, n, k = shape
@@ -49,11 +49,11 @@ class Ours:
         args, offset = [], 0
         for i, (dims, strides) in enumerate([*layouts, ((m, n), (n, 1))]):
             known = dtype(kind) if i == 1 else f32
-            nbytes, flags = known.bytes_of(dims[0] * dims[1]), tape.ARG_WRITE if i == 2 else 0
+            nbytes, flags = known.bytes_of(dims[0] * dims[1]), bytecode.ARG_WRITE if i == 2 else 0
             segment, at = (0, offset) if known is f32 else (1, 0)  # a frozen operand lies in memory of its own
             args.append((segment, known.code, 2, flags, at, nbytes, (*dims, 1, 1, 1, 1), (*strides, 0, 0, 0, 0)))
             offset += 0 if segment else -(-nbytes // 4096) * 4096 + 64
-        records = np.array(args, tape.ARG)
+        records = np.array(args, bytecode.ARG)
         words = np.zeros(0, np.int64)
         signature = "f32" if kind == "f32" else f"f32_{kind}_f32"
         parts, scratch, workspace = _core.kernel_plan(isa, "matmul", signature, records, words)
@@ -68,9 +68,11 @@ class Ours:
                 some = draw_blocks(np.random.default_rng(1), kind, (999, dtype(kind).block))
             self.frozen[:] = np.resize(some, self.frozen.size)
         if workspace:
-            args.append((0, 5, 1, tape.ARG_WRITE, offset, workspace, (workspace, 1, 1, 1, 1, 1), (1, 0, 0, 0, 0, 0)))
-            records = np.array(args, tape.ARG)
-        step = np.zeros(1, tape.INSTRUCTION)
+            args.append(
+                (0, 5, 1, bytecode.ARG_WRITE, offset, workspace, (workspace, 1, 1, 1, 1, 1), (1, 0, 0, 0, 0, 0))
+            )
+            records = np.array(args, bytecode.ARG)
+        step = np.zeros(1, bytecode.INSTRUCTION)
         step["arg_count"], step["phases"] = len(args), len(parts)
         step["parts"][0, : len(parts)] = parts
         frozen = ("readonly", self.frozen.ctypes.data, self.frozen.size)

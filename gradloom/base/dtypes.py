@@ -16,7 +16,7 @@ from .errors import DTypeError
 
 @dataclass(frozen=True)
 class DType:
-    """One element type: its name, its code on the tape, its NumPy type, and the bytes of a block of elements."""
+    """One element type: its name, its code in the bytecode, its NumPy type, and the bytes of a block of elements."""
 
     name: str
     code: int

@@ -1,4 +1,4 @@
-"""Signals that end a run in order: Ctrl-C, and in a command SIGTERM. The library installs no handler for the latter."""
+"""What ends a run in order: Ctrl-C, in a command SIGTERM (the library installs no handler for it), StopTraining."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ SAME_SECONDS = 1.0  # signals that come so soon after one another ask for the sa
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM came: whatever heeds Ctrl-C heeds it as well."""
+
+
+class StopTraining(Exception):
+    """Raised by a listener of `fit` or `finetune`: training ends in order, and what came of it is returned.
+
+    No error: outside of a listener nothing catches it.
+    """
 
 
 def interrupt(number: int) -> KeyboardInterrupt:

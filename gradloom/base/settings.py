@@ -8,14 +8,13 @@
 | GRADLOOM_POISON   | poison    | 1: dead ranges and scratch are filled with NaN                             |
 | GRADLOOM_ISA      | isa       | scalar, avx2 or avx512; the best that the machine has when unset           |
 | GRADLOOM_THREADS  | threads   | number of threads; the machine's cores when unset                          |
-| GRADLOOM_DEBUG    | debug     | 0..4: plan; time per step; program after each pass; tape, printed to stderr |
+| GRADLOOM_DEBUG    | debug     | 0..4: plan; time per step; program after each pass; bytecode, printed to stderr |
 | GRADLOOM_CHECK    | check     | 2: guard bytes round every buffer and a scan for NaN after each step       |
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass
 from numbers import Integral
 
@@ -42,13 +41,6 @@ def core_count() -> int:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # macOS
         return os.cpu_count() or 1
-
-
-def resident_peak() -> int:
-    """The most bytes that this process has held in memory so far."""
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ..base.dtypes import DType
-from ..base.errors import NonFiniteError, SettingError
+from ..base.errors import GuardTripped, NonFiniteError, NotFinite, SettingError
 from ..graph.value import Value
-from ..run.cpu_backend import GuardTripped, NotFinite
 from ..run.executable import compile as compile_program
 from ..run.executable import compile_checked
 from .cache import counts

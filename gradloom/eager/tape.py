@@ -460,7 +460,7 @@ class Gradients(Mapping[Value, "Tensor | None"]):
                 leaves = [n.outputs[0] for n in reachable((*outputs, *updates)) if n.op.name == "parameter"]
                 cache = _homes[name] = cache_of(next((p for p in leaves if isinstance(p, Parameter)), None))
             program = cache.program(key, lambda: Program(outputs, updates))
-            before_read(program.executable.plan.tape.stored)
+            before_read(program.executable.plan.bytecode.stored)
             before_write(program.executable.writes)
             return program.run((), settings)
 

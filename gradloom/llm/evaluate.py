@@ -21,7 +21,8 @@ from .. import ops
 from ..graph.opspec import input as input_value
 from ..graph.value import Value
 from ..run.executable import compile as compile_program
-from .arguments import adapter_of, model_of
+from .arguments import adapter_of
+from .model import model_of
 
 if TYPE_CHECKING:
     from .data import TokenData
@@ -68,7 +69,7 @@ def evaluate(
     measured so far). options go to gl.compile (threads=, ...).
     Raises DataError for data without a token that counts.
     """
-    from ..train.trainer import check_batch
+    from ..train.arguments import check_batch
     from .finetune import Rows, check_rows, read_rows
 
     model = model_of(model, "evaluate")

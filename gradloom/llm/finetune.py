@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..base import memory
 from ..base.arguments import as_bool, as_whole
 from ..base.errors import DataError, SettingError
-from ..base.settings import resident_peak
+from ..base.interrupts import StopTraining
+from ..base.memory import need_memory, resident_peak, show_bytes
 from ..data.dataset import IGNORED, Dataset, split_rows
 from ..files import refuse_input
 from ..graph.opspec import Parameter
@@ -29,19 +31,19 @@ from ..graph.value import Value
 from ..nn.module import Module
 from ..optim import schedules
 from ..optim.optimizer import AdamW, Optimizer
-from ..parallel.communicator import TIMEOUT, Communicator, ranks_of
-from ..plan.plan import show_bytes
-from ..run import machine
+from ..parallel.agree import agreed, is_root, same_settings, share_of, threads_for
+from ..parallel.communicator import TIMEOUT, Communicator
+from ..parallel.join import ranks_of
+from ..train.arguments import check_batch, check_options
 from ..train.display import StepDisplay
 from ..train.epoch import Progress
 from ..train.fit import EpochResult
 from ..train.result import Result
-from ..train.split import agreed, heard_together, is_root, same_settings, share_of, threads_for, together
-from ..train.stopping import Listeners, Listening, StopTraining, monitored
-from ..train.trainer import Trainer, check_batch, check_options
-from .arguments import adapter_of, model_of
+from ..train.stopping import Listeners, Listening, monitored
+from ..train.trainer import Trainer
+from .arguments import adapter_of
 from .lora import LoRA, TrainedTensors, files_of_adapter
-from .model import Adapter, Model
+from .model import Adapter, Model, model_of
 from .plan import check_trained, plan_of
 from .table import training_table
 
@@ -168,7 +170,7 @@ class Run:
             seed = as_whole("seed", seed, 0)
             given = adapter_of(adapter, self.model, "finetune")
             self.adapter = _adapter(given, method, tensors, train_dtype, seed)
-            self._memory = machine.memory()  # before this run takes any
+            self._memory = memory.memory()  # before this run takes any
             self.method = "lora" if isinstance(self.adapter, LoRA) else "full"
             self.seed, self.on_progress, self.on_epoch = seed, on_progress, Listening(on_epoch)
             self._read = [data] if isinstance(data, (str, os.PathLike)) else []
@@ -250,7 +252,7 @@ class Run:
         self.prepare()
         with agreed(self.ranks):
             plan_of(self, self._memory).check()
-        same_settings(self.trainer, steps=self.steps_total, rows=len(self.train_rows))
+        same_settings(self.ranks, steps=self.steps_total, rows=len(self.train_rows))
         display = StepDisplay(self.steps_total, self.context) if progress and is_root(self.ranks) else None
         source = self.trainer.source(self.dataset)
         began = time.perf_counter()
@@ -258,7 +260,7 @@ class Run:
             self._first_step, self._first_pass = self.trainer.steps, self.trainer.epoch
             self.on_epoch.begin(self.trainer)
         try:
-            with display or contextlib.nullcontext(), together(self.trainer), self.trainer.claim:
+            with display or contextlib.nullcontext(), self.trainer.together(), self.trainer.claim:
                 if not self.passes:
                     self.before = self._evaluate(source, display)
                     if display is not None and self.before is not None:
@@ -268,7 +270,7 @@ class Run:
                 while self.steps < self.steps_total and not self.stopped:
                     self.passes += 1
                     self._epoch(self._first_pass + self.passes, source, display)
-            heard_together(self.trainer, self.on_epoch.end if self.on_epoch else None)
+            self.trainer.tell(self.on_epoch.end if self.on_epoch else None)
         except KeyboardInterrupt as stop:
             self.interrupted, self.interruption = True, stop
             if is_root(self.ranks):
@@ -317,7 +319,7 @@ class Run:
             display.epoch(found, max(number, self._first_pass + self.epochs_total))
         self.trainer.optimizer_state.observe(monitored(found))
         try:
-            heard_together(self.trainer, self.on_epoch or None, found)
+            self.trainer.tell(self.on_epoch or None, found)
         except StopTraining:
             self.stopped = True
 
@@ -467,12 +469,9 @@ def read_rows(
         raise SettingError(f"context={context} is not usable; need 2 to {limit}, the model's context")
     if isinstance(data, Rows):
         return data
-    there, need = machine.memory(), 12 * (context or 0)
-    if there is not None and need > there.available:
-        raise SettingError(
-            f"context={context} is not usable: one row needs {show_bytes(need)} of memory, "
-            f"{show_bytes(there.available)} are available; need a smaller one"
-        )
+    need = 12 * (context or 0)
+    what = f"context={context} is not usable: one row needs {show_bytes(need)} of memory"
+    need_memory(need, what, "need a smaller one")
     if isinstance(data, (str, os.PathLike)):
         from .data import pack, read_samples
 

@@ -1,1 +1,1 @@
-"""graph -> order -> byte offsets -> tape, and the proof that they fit together."""
+"""graph -> order -> byte offsets -> bytecode, and the proof that they fit together."""

@@ -1,4 +1,4 @@
-"""From a program to a proved tape: layouts, order, offsets, tape, proof."""
+"""From a program to proved bytecode: layouts, order, offsets, bytecode, proof."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..base.memory import show_bytes
 from ..base.settings import Switches
 from ..graph.value import Node
 from ..transform.program import Program
+from .bytecode import GUARD_BYTES, Bytecode, KernelNeeds, Place, disassemble, lower, planning_args
 from .check import check
 from .layout import Laid, lay_out
 from .memory import Placement, Workspace, place
 from .order import Order, linear_order
-from .tape import GUARD_BYTES, KernelNeeds, Place, Tape, disassemble, lower, planning_args
 
 Needs = Callable[[Node, np.ndarray], KernelNeeds]
 
@@ -27,34 +28,34 @@ class Plan:
     order: Order
     placement: Placement
     needs: tuple[KernelNeeds, ...]
-    tape: Tape
+    bytecode: Bytecode
     output_places: tuple[Place, ...]  # of each output
     threads: int
 
     @property
     def peak_bytes(self) -> int:
         """Bytes of the arena and of all threads' scratch: all that a run needs beside parameters, inputs, constants."""
-        return self.placement.arena_bytes + self.tape.scratch_bytes * self.threads
+        return self.placement.arena_bytes + self.bytecode.scratch_bytes * self.threads
 
     @property
     def lower_bound_bytes(self) -> int:
         """The largest sum of bytes alive at one step: no placement of this order can need less."""
-        return self.placement.lower_bound_bytes + self.tape.scratch_bytes * self.threads
+        return self.placement.lower_bound_bytes + self.bytecode.scratch_bytes * self.threads
 
     @property
     def unshared_bytes(self) -> int:
         """What the same program takes when no two buffers share bytes."""
-        return self.placement.unshared_bytes + self.tape.scratch_bytes * self.threads
+        return self.placement.unshared_bytes + self.bytecode.scratch_bytes * self.threads
 
     @property
     def stored_bytes(self) -> int:
         """Bytes of parameters and optimiser state that the program touches."""
-        return sum(s.array.nbytes for s in self.tape.stored)
+        return sum(s.bytes for s in self.bytecode.stored)
 
     @property
     def mapped_bytes(self) -> int:
         """Of these, bytes that are only read: mapped model files, data sets."""
-        return sum(s.array.nbytes for s in self.tape.stored if not s.array.flags.writeable)
+        return sum(s.bytes for s in self.bytecode.stored if s.role == "frozen")
 
     def summary(self) -> str:
         ratio = self.peak_bytes / self.lower_bound_bytes if self.lower_bound_bytes else 1.0
@@ -65,17 +66,7 @@ class Plan:
         )
 
     def __str__(self) -> str:
-        return f"{self.summary()}\n{disassemble(self.tape)}"
-
-
-def show_bytes(n: int) -> str:
-    """1536 -> "1.50 KiB"."""
-    size = float(n)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{n} B" if unit == "B" else f"{size:.2f} {unit}"
-        size /= 1024
-    return f"{size:.2f} GiB"
+        return f"{self.summary()}\n{disassemble(self.bytecode)}"
 
 
 def make_plan(program: Program, needs_of: Needs, switches: Switches) -> Plan:
@@ -86,6 +77,8 @@ def make_plan(program: Program, needs_of: Needs, switches: Switches) -> Plan:
     workspaces = [Workspace(i, n.workspace_bytes) for i, n in enumerate(needs) if n.workspace_bytes]
     guard = GUARD_BYTES if switches.check >= 2 else 0
     placement = place(laid, order, workspaces, reuse=switches.reuse, inplace=switches.inplace, guard=guard)
-    tape, places = lower(laid, order, needs, placement, guard)
-    check(tape, laid.program, places, dict(zip(order.steps, needs, strict=True)))
-    return Plan(laid, order, placement, needs, tape, tuple(places[v] for v in laid.program.outputs), switches.threads)
+    bytecode, places = lower(laid, order, needs, placement, guard)
+    check(bytecode, laid.program, places, dict(zip(order.steps, needs, strict=True)))
+    return Plan(
+        laid, order, placement, needs, bytecode, tuple(places[v] for v in laid.program.outputs), switches.threads
+    )

@@ -1,4 +1,4 @@
-"""The CPU: hands proved tapes to the native core.
+"""The CPU: hands proved bytecode to the native core.
 
 Executables share one arena (the largest need, grown only at compile, in huge pages) and one lock (base/locks.py), held
 from the copying of the inputs to the end of the native call. One that has an arena of its own has a lock of its own and
@@ -25,14 +25,15 @@ except ImportError as error:  # a source tree on the path that was never built h
         "run from another folder, install it with `pip install -e .`, or build it in place (CONTRIBUTING.md)"
     ) from error
 from ..base import locks
-from ..base.errors import BackendError, DataError, GraphError, NonFiniteError, TrainError
+from ..base.errors import BackendError, GraphError, GuardTripped, IndexOutOfRange, NotFinite, TrainError
+from ..base.memory import need_memory, show_bytes
 from ..base.settings import Switches
 from ..graph.graph import mapped_checks, written
 from ..graph.opspec import Spec
 from ..graph.stored import aligned_empty, before_read, before_write, held
 from ..graph.value import Node
-from ..plan.plan import Plan, make_plan, show_bytes
-from ..plan.tape import SETTING_BYTES, KernelNeeds, encode_attrs, signature
+from ..plan.bytecode import SETTING_BYTES, KernelNeeds, encode_attrs, signature
+from ..plan.plan import Plan, make_plan
 from ..transform.program import Program
 from .feeds import SETTING_DEFAULTS, as_array, check_names, leaves
 
@@ -54,16 +55,9 @@ def arena() -> Arena:
 
 def check_memory(more: int) -> None:
     """BackendError when a plan needs so many bytes more, and the machine does not have them."""
-    if more <= CHECKED_BYTES:
-        return
-    from .machine import memory
-
-    found = memory()
-    if found is not None and more > found.available:
-        raise BackendError(
-            f"plan: {show_bytes(more)} more of memory are needed, {show_bytes(found.available)} are available; need "
-            "smaller batches, a shorter context or a machine with more memory"
-        )
+    if more > CHECKED_BYTES:
+        hint = "need smaller batches, a shorter context or a machine with more memory"
+        need_memory(more, f"plan: {show_bytes(more)} more of memory are needed", hint, BackendError)
 
 
 def no_memory(what: str) -> BackendError:
@@ -136,45 +130,42 @@ class CpuExecutable:
         self._load()
 
     def _load(self) -> None:
-        tape = self.plan.tape
-        self._constants = aligned_empty((max(len(tape.constants), 1),), np.dtype(np.uint8))
-        self._constants[: len(tape.constants)] = np.frombuffer(tape.constants, np.uint8)
-        self._inputs = aligned_empty((max(tape.inputs_bytes, 1),), np.dtype(np.uint8))
+        bytecode = self.plan.bytecode
+        self._constants = aligned_empty((max(len(bytecode.constants), 1),), np.dtype(np.uint8))
+        self._constants[: len(bytecode.constants)] = np.frombuffer(bytecode.constants, np.uint8)
+        self._inputs = aligned_empty((max(bytecode.inputs_bytes, 1),), np.dtype(np.uint8))
         self._inputs[...] = 0
         self._slots = {
             k: self._inputs[o : o + self.inputs[k].bytes].view(self.inputs[k].dtype.numpy).reshape(self.inputs[k].shape)
-            for k, o in tape.input_offsets.items()
+            for k, o in bytecode.input_offsets.items()
         }
-        self.settings_words = dict(tape.settings)
+        self.settings_words = dict(bytecode.settings)
         self.outputs = [Spec(v.shape, v.dtype) for v in self.program.outputs]
         sizes = [v.bytes for v in self.program.outputs]
         records = [(*place, size) for place, size in zip(self.plan.output_places, sizes, strict=True)]
         with self._lock:
-            check_memory(tape.arena_bytes - self.arena.bytes)
+            check_memory(bytecode.arena_bytes - self.arena.bytes)
             try:
-                self.arena.ensure(max(tape.arena_bytes, 64))
+                self.arena.ensure(max(bytecode.arena_bytes, 64))
             except RuntimeError as error:  # in a signal handler that came into a run
                 raise BackendError(f"compile: {error}") from None
             self._native = _core.Program(
-                self.isa, tape.kernels, tape.instructions, tape.args, tape.attrs, self._segments(), records,
-                tape.dead, tape.guards,
+                self.isa, bytecode.kernels, bytecode.instructions, bytecode.args, bytecode.attrs, self._segments(),
+                records, bytecode.dead, bytecode.guards,
             )  # fmt: skip
         self.record_bytes = sum(sizes)
         self._starts = np.cumsum([0, *sizes[:-1]]).tolist() if sizes else []
 
     def _segments(self) -> list[tuple[Any, ...]]:
-        tape = self.plan.tape
+        bytecode = self.plan.bytecode
         fixed: list[tuple[Any, ...]] = [
             ("arena", self.arena),
-            ("readonly", self._constants.ctypes.data, len(tape.constants)),
-            ("readonly", self._inputs.ctypes.data, tape.inputs_bytes),
-            ("settings", SETTING_BYTES * len(tape.settings)),
+            ("readonly", self._constants.ctypes.data, len(bytecode.constants)),
+            ("readonly", self._inputs.ctypes.data, bytecode.inputs_bytes),
+            ("settings", SETTING_BYTES * len(bytecode.settings)),
         ]
-        stored = [
-            ("memory" if s.array.flags.writeable else "readonly", s.array.ctypes.data, s.array.nbytes)
-            for s in tape.stored
-        ]
-        return [*fixed, *stored, ("scratch", tape.scratch_bytes)]
+        stored = [("readonly" if s.role == "frozen" else "memory", s.address, s.bytes) for s in bytecode.stored]
+        return [*fixed, *stored, ("scratch", bytecode.scratch_bytes)]
 
     # ---- running ---------------------------------------------------------------------------------------
 
@@ -226,7 +217,7 @@ class CpuExecutable:
         try:
             given = {} if feeds is None else self._given(feeds)
             rows = self.settings_rows(steps, settings) if self.settings else None
-            with held(self.plan.tape.stored, self.writes) if self._shares else self._settled():
+            with held(self.plan.bytecode.stored, self.writes) if self._shares else self._settled():
                 self._copy_in(given)
                 done, records = self.run_rows(steps, rows, deadline)
             if records is None:
@@ -239,7 +230,7 @@ class CpuExecutable:
     @contextlib.contextmanager
     def _settled(self) -> Iterator[None]:
         """The lock of an arena of its own, with nothing outstanding."""
-        before_read(self.plan.tape.stored)
+        before_read(self.plan.bytecode.stored)
         before_write(self.writes)
         with self._lock:
             yield
@@ -315,7 +306,7 @@ class CpuExecutable:
         return "\n".join(lines)
 
     def _failure(self, done: int, stop: int, node_id: int, index: int, value: int) -> Exception:
-        node = self.plan.tape.nodes.get(node_id)
+        node = self.plan.bytecode.nodes.get(node_id)
         where = called(node) if node else f"node {node_id}"
         if stop == STOP_INDEX:
             return IndexOutOfRange(done, f"{where}: id {value} at position {index} is out of range{ids_taken(node)}")
@@ -353,30 +344,6 @@ def ids_taken(node: Node | None) -> str:
     return f"; need 0..{node.attrs['rows'] - 1 if node.op.name == 'scatter_rows' else table.shape[0] - 1}"
 
 
-class GuardTripped(NonFiniteError):
-    """The guard stopped a step before its updates; `steps_done` were completed before it."""
-
-    def __init__(self, steps_done: int, message: str) -> None:
-        super().__init__(message)
-        self.steps_done = steps_done
-
-
-class NotFinite(NonFiniteError):
-    """A checked run found the first output that is not finite."""
-
-    def __init__(self, steps_done: int, message: str, node: Node | None, index: int) -> None:
-        super().__init__(message)
-        self.steps_done, self.node, self.index = steps_done, node, index
-
-
-class IndexOutOfRange(DataError):
-    """A label or row id out of range."""
-
-    def __init__(self, steps_done: int, message: str) -> None:
-        super().__init__(message)
-        self.steps_done = steps_done
-
-
 def node_cost(node: Node) -> tuple[float, float]:
     """(flops, bytes) of one node: its op's rule, or one flop per output element and every operand's bytes once."""
     op = node.op
@@ -390,7 +357,7 @@ def node_cost(node: Node) -> tuple[float, float]:
 
 
 def print_debug(executable: CpuExecutable) -> None:
-    """What GRADLOOM_DEBUG asks for: 1 plan, 2 time per step (when the process ends), 4 tape. (3, the
+    """What GRADLOOM_DEBUG asks for: 1 plan, 2 time per step (when the process ends), 4 bytecode. (3, the
     program after each pass, is printed where they are applied.)"""
     level = executable.switches.debug
     if level >= 2:
@@ -399,7 +366,7 @@ def print_debug(executable: CpuExecutable) -> None:
     if level >= 1:
         print(executable.plan.summary(), file=sys.stderr)
     if level >= 4:
-        print(executable.plan.tape, file=sys.stderr)
+        print(executable.plan.bytecode, file=sys.stderr)
 
 
 def available() -> tuple[bool, str]:

@@ -12,8 +12,8 @@ from ..base.dtypes import DType, bf16, dtype, f16, f32
 from ..base.errors import DTypeError, ShapeError
 from ..base.settings import switches
 from ..graph.stored import aligned_empty
+from ..plan.bytecode import ARG, ARG_WRITE, INSTRUCTION, MAX_PHASES, MAX_RANK
 from ..plan.layout import dense_strides
-from ..plan.tape import ARG, ARG_WRITE, INSTRUCTION, MAX_PHASES, MAX_RANK
 from .cpu_backend import choose_isa
 
 

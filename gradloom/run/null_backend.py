@@ -9,8 +9,8 @@ import numpy as np
 from ..base.errors import BackendError
 from ..base.settings import Switches
 from ..graph.value import Node
+from ..plan.bytecode import KernelNeeds, signature
 from ..plan.plan import Plan, make_plan
-from ..plan.tape import KernelNeeds, signature
 from ..transform.program import Program
 from .cpu_backend import Kernels, choose_isa
 

@@ -17,8 +17,8 @@ from ..base.settings import Switches
 from ..graph.graph import storage_leaf, update_target, view_base
 from ..graph.stored import Stored
 from ..graph.value import Node, Value, describe
+from ..plan.bytecode import ARENA, EACH_STEP, NO_SEGMENT, SEGMENT_NAMES
 from ..plan.plan import Plan
-from ..plan.tape import ARENA, EACH_STEP, NO_SEGMENT, SEGMENT_NAMES
 from ..transform.program import Program
 from .cpu_backend import STOP_DONE, CpuExecutable, _core, called
 from .feeds import SETTING_DEFAULTS
@@ -37,7 +37,7 @@ class Walk(CpuExecutable):
         self._rows: np.ndarray | None = None
         self._settings: dict[str, Any] = {}
         self._dead: dict[int, list[tuple[int, int, int]]] = {}  # instruction -> what is dead after it
-        for at, segment, offset, size in self.plan.tape.dead:
+        for at, segment, offset, size in self.plan.bytecode.dead:
             self._dead.setdefault(at, []).append((segment, offset, size))
 
     @property
@@ -57,13 +57,13 @@ class Walk(CpuExecutable):
         Bytes that are dead after an instruction are poisoned when the next one begins: until then `written` reads all
         that the instruction wrote, outputs that no instruction reads included.
         """
-        tape = self.plan.tape
-        one = tape.instructions[k : k + 1].copy()
+        bytecode = self.plan.bytecode
+        one = bytecode.instructions[k : k + 1].copy()
         args, attrs = (
             array[int(one[f"{what}_first"][0]) :][: int(one[f"{what}_count"][0])]
-            for what, array in (("arg", tape.args), ("attr", tape.attrs))
+            for what, array in (("arg", bytecode.args), ("attr", bytecode.attrs))
         )
-        kernel = tape.kernels[int(one["kernel"][0])]
+        kernel = bytecode.kernels[int(one["kernel"][0])]
         one["kernel"] = one["arg_first"] = one["attr_first"] = 0
         dead = [(EACH_STEP, *place) for place in self._dead.get(k - 1 if k else EACH_STEP, ())]
         native = _core.Program(self.isa, [kernel], one, args, attrs, self._memory, [], dead, ())
@@ -75,13 +75,13 @@ class Walk(CpuExecutable):
 
     def written(self, k: int) -> Iterator[tuple[Value, np.ndarray]]:
         """(value, its bytes) of what step k has just written; what it wrote to stored arrays, as they are now."""
-        node, tape = self.steps[k], self.plan.tape
-        first = int(tape.instructions[k]["arg_first"]) + len(node.inputs)
-        for value, arg in zip(node.outputs, tape.args[first : first + len(node.outputs)], strict=True):
+        node, bytecode = self.steps[k], self.plan.bytecode
+        first = int(bytecode.instructions[k]["arg_first"]) + len(node.inputs)
+        for value, arg in zip(node.outputs, bytecode.args[first : first + len(node.outputs)], strict=True):
             segment, offset = int(arg["segment"]), int(arg["offset"])
             if segment == NO_SEGMENT or not value.size:
                 continue
-            place = self._bytes if segment == ARENA else _flat(tape.stored[segment - len(SEGMENT_NAMES)].array)
+            place = self._bytes if segment == ARENA else _flat(bytecode.stored[segment - len(SEGMENT_NAMES)].array)
             yield value, place[offset : offset + value.bytes].view(value.dtype.numpy).reshape(value.shape)
 
     def run_all(self) -> list[dict[int, np.ndarray]]:

@@ -1,10 +1,11 @@
 """fit, epoch, evaluate, predict, dp_train; the trainer beneath them; results with uncertainties."""
 
+from ..base.interrupts import StopTraining
 from .dp_train import DPResult, dp_train
 from .epoch import Progress, epoch
 from .fit import EpochResult, evaluate, fit, predict
 from .result import Result
-from .stopping import EarlyStopping, StopTraining
+from .stopping import EarlyStopping
 from .trainer import Trainer
 
 __all__ = [

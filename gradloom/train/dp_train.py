@@ -30,7 +30,9 @@ from ..base.errors import (
     GradientError,
     GradloomError,
     GraphError,
+    GuardTripped,
     NonFiniteError,
+    NotFinite,
     SettingError,
     ShapeError,
     TrainError,
@@ -41,21 +43,24 @@ from ..graph.grad import gradients
 from ..graph.opspec import Parameter, constant, kind_of
 from ..graph.opspec import input as input_value
 from ..graph.stored import Stored, before_write
+from ..graph.structure import structure
 from ..graph.value import Value, describe, graph_mode
 from ..nn.module import Module
 from ..optim.clip import check_max_norm, clip_weight
 from ..optim.optimizer import Adam, Optimizer, Schedule
 from ..optim.state import OptimizerState
-from ..parallel.communicator import TIMEOUT, Communicator, checksum, communicator, launched
-from ..parallel.communicator import threads as thread_ranks
+from ..parallel.agree import threads_for
+from ..parallel.communicator import TIMEOUT, Communicator, checksum, launched
 from ..parallel.flat import FlatArrays, take_effects
-from ..run.cpu_backend import Arena, GuardTripped, NotFinite, choose_isa
+from ..parallel.join import communicator
+from ..parallel.replicas import threads as thread_ranks
+from ..run.cpu_backend import Arena, choose_isa
 from ..run.executable import compile as compile_program
 from ..run.executable import compile_checked
+from .arguments import check_options
 from .display import rate
-from .split import check_exchange, threads_for
+from .split import check_exchange
 from .trained import refuse_untrained
-from .trainer import check_options, structure
 
 CHECK_STEPS = 100  # the weights of all replicas are compared by checksum after so many steps
 _ORDER = 3  # the stream of generator(seed, _ORDER, pass)
@@ -476,7 +481,7 @@ class _Replica:
     def _share(self) -> None:
         """Replica 0's weights for all."""
         for p in self._all():
-            if p.stored.array.flags.writeable:
+            if p.stored.role != "frozen":
                 self.ranks.broadcast(p.stored.array)
                 p.stored.version += 1
 
@@ -504,7 +509,7 @@ class _Replica:
 
 
 def _called(stored: Stored) -> Hashable:
-    return (stored.name, stored.shape, stored.dtype.name, stored.trainable)
+    return (stored.name, stored.shape, stored.dtype.name, stored.role)
 
 
 # ---- samples ----------------------------------------------------------------------------------------------------

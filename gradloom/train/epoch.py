@@ -10,8 +10,9 @@ import numpy as np
 
 from ..base.errors import DataError, SettingError
 from ..data.dataset import Dataset
+from .arguments import check_batch
 from .result import Result
-from .trainer import Trainer, check_batch
+from .trainer import Trainer
 
 
 @dataclass(frozen=True)

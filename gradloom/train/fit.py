@@ -13,18 +13,21 @@ import numpy as np
 
 from ..base.arguments import as_bool, as_whole
 from ..base.errors import DataError
+from ..base.interrupts import StopTraining
 from ..data.dataset import Dataset
 from ..optim.optimizer import Optimizer
-from ..parallel.communicator import TIMEOUT, Communicator, ranks_of
+from ..parallel.agree import agreed, is_root, same_settings, share_of, threads_for
+from ..parallel.communicator import TIMEOUT, Communicator
+from ..parallel.join import ranks_of
+from .arguments import check_batch, check_options
 from .display import Display
 from .epoch import Progress, epoch
 from .outputs import mapped
 from .result import Result
 from .source import numbers
-from .split import agreed, heard_together, is_root, same_settings, share_of, threads_for, together
-from .stopping import Listeners, Listening, StopTraining, monitored
+from .stopping import Listeners, Listening, monitored
 from .trained import Freeze
-from .trainer import Model, Trainer, check_batch, check_options
+from .trainer import Model, Trainer
 
 Data = Dataset | tuple[Any, Any] | np.ndarray
 
@@ -112,7 +115,7 @@ def fit(
             exchange=exchange,
             **options,
         )
-    same_settings(trainer, epochs=epochs, val_split=val_split, rows=data.n)
+    same_settings(ranks, epochs=epochs, val_split=val_split, rows=data.n)
     history: list[EpochResult] = []
     first = trainer.epoch  # not 0 when an optimiser with a state of its own goes on
     display = Display(first + epochs) if progress and is_root(ranks) else None
@@ -125,7 +128,7 @@ def fit(
 
     listeners = Listening(on_epoch)
     listeners.begin(trainer)
-    with display or contextlib.nullcontext(), together(trainer), trainer.claim:
+    with display or contextlib.nullcontext(), trainer.together(), trainer.claim:
         for number in range(first + 1, first + epochs + 1):
             order = np.concatenate([data.order(seed, number, train_rows), val_rows])
             if history:
@@ -157,10 +160,10 @@ def fit(
                 break
             trainer.optimizer_state.observe(monitored(history[-1]))
             try:
-                heard_together(trainer, listeners or None, history[-1])
+                trainer.tell(listeners or None, history[-1])
             except StopTraining:
                 break
-    heard_together(trainer, listeners.end if listeners else None)
+    trainer.tell(listeners.end if listeners else None)
     return history
 
 

@@ -12,34 +12,29 @@ micro-batches, by rows.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import socket
-import threading
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .. import ops
-from ..base import interrupts
-from ..base.errors import GradloomError, GraphError, SettingError, TrainError
+from ..base.errors import GraphError, GuardTripped, NotFinite, SettingError, TrainError
 from ..base.settings import switches
 from ..graph.opspec import Parameter, constant, setting, stored_value
 from ..graph.stored import Stored, copies, replace
+from ..graph.structure import structure
 from ..graph.value import Value
 from ..nn.module import Module
+from ..parallel.agree import Agreement, agreed, same_settings, sampled
 from ..parallel.communicator import Communicator, Reduction, checksum
 from ..parallel.flat import FlatArrays, take_effects
-from ..run.cpu_backend import GuardTripped, NotFinite, choose_isa
+from ..run.cpu_backend import choose_isa
 from ..run.executable import compile as compile_program
 from .result import Result
 from .source import RowSource
-from .stopping import StopTraining
 
 if TYPE_CHECKING:
     from .trainer import Step, Trainer
@@ -48,7 +43,6 @@ EXCHANGES = ("ordered", "fast")
 TELL_SECONDS = 0.1  # between two reports of a training pass
 CALL_SECONDS = 0.2  # the longest native call of an evaluation: progress is shown in between
 DATA_BYTES, WEIGHT_BYTES = 64 << 20, 1 << 20  # of a larger data set, or mapped weight, pieces of so many are compared
-PIECES = 64
 
 
 def check_exchange(exchange: str) -> str:
@@ -86,83 +80,13 @@ class Split:
 
     def __init__(self, trainer: Trainer, communicator: Communicator, exchange: str = "ordered") -> None:
         self.trainer, self.communicator = trainer, communicator
+        self.agreement = Agreement(communicator)
         self.exchange = check_exchange(exchange)
         self._exchanges: dict[Hashable, Exchange] = {}
         self._micros: dict[Hashable, tuple[Step, int]] = {}
-        self._compared: set[str] = set()
         self._names: dict[Stored, Hashable] = {}
-        self._pending: BaseException | None = None  # a request to stop that the others do not know yet
-        self._asked = 0.0  # when it came
-        self._layers = 0  # of `together`
-
-    # ---- stopping together -----------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def own(self) -> Iterator[None]:
-        """Work of this rank alone: an error in it is told to the others at once."""
-        try:
-            yield
-        except BaseException as error:
-            self.communicator.fail(error)
-            raise
-
-    @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
-        """Inside, Ctrl-C (in a command SIGTERM, too) stops all ranks after the same step, and a second one this rank at
-        once."""
-        old: interrupts.Handlers = {}
-        if not self._layers and threading.current_thread() is threading.main_thread():
-            old = interrupts.replace(self._interrupted)
-        self._layers += 1
-        try:
-            yield
-        finally:
-            self._layers -= 1
-            interrupts.restore(old)
-            if not self._layers:
-                self._pending = None
-
-    def _interrupted(self, number: int, frame: FrameType | None) -> None:
-        if not isinstance(self._pending, KeyboardInterrupt):
-            self._pending, self._asked = interrupts.interrupt(number), time.monotonic()
-        elif time.monotonic() - self._asked >= interrupts.SAME_SECONDS:
-            error = interrupts.interrupt(number)
-            self.communicator.fail(error)
-            raise error
-
-    def root(self, call: Callable[..., Any] | None, *arguments: Any) -> None:
-        """Call it on rank 0 alone. A StopTraining from it, or Ctrl-C in it, waits for `settle`."""
-        if call is None or not self.communicator.is_root:
-            return
-        with self.own():
-            try:
-                call(*arguments)
-            except (KeyboardInterrupt, StopTraining) as stop:
-                self._pending = stop
-
-    def settle(self) -> None:
-        """Raise on all ranks what one of them was asked to stop for."""
-        asked, self._pending = self._pending, None
-        found = [one for one in self.communicator.gather(asked) if one is not None]
-        for kind in (KeyboardInterrupt, BaseException):
-            for one in found:
-                if isinstance(one, kind):
-                    raise one
 
     # ---- the same on all ranks -------------------------------------------------------------------------------
-
-    def compare(self, what: str, of: Callable[..., Any], *arguments: Any) -> None:
-        """TrainError naming a rank when the checksum of what `of` gives differs there."""
-        with self.own():
-            found = checksum(of(*arguments))
-        self.communicator.check(what, found)
-
-    def compare_once(self, what: str, key: Hashable, of: Callable[..., Any], *arguments: Any) -> None:
-        """`compare`, for what cannot change any more."""
-        name = f"{what} {key!r}"
-        if name not in self._compared:
-            self.compare(what, of, *arguments)
-            self._compared.add(name)
 
     def compare_state(self) -> None:
         """What training changes: parameters, buffers, the optimiser's arrays and its count of steps."""
@@ -173,7 +97,7 @@ class Split:
             parts += [s.array for s in self._state()]
             return checksum(*parts)
 
-        self.compare("the training state", bits)
+        self.agreement.compare("the training state", bits)
 
     def _state(self) -> list[Stored]:
         """Everything that an optimiser step writes."""
@@ -185,7 +109,7 @@ class Split:
 
     def share_state(self) -> None:
         """All ranks take over rank 0's parameters, buffers and optimiser state, and the numbers that are its rates."""
-        with self.own():
+        with self.agreement.own():
             self.trainer.look(True)
         self.compare_model()
         for stored in self._state():
@@ -195,16 +119,21 @@ class Split:
         rates = self.trainer.optimizer.settings
         rates |= self.communicator.gather({k: v for k, v in rates.items() if not callable(v)})[0]
 
+    def tell(self, listener: Callable[..., None] | None, *results: Any) -> None:
+        """Call a listener on rank 0; then all have its weights, and stop if it says so."""
+        self.agreement.root(listener, *results)
+        if self.communicator.gather(listener is not None)[0]:
+            self.share_state()
+        self.agreement.settle()
+
     def outline(self, values: list[Value]) -> str:
         """A graph as a checksum that is the same in another process: ops, attributes, shapes, wiring, arrays by name
         and mapped weights also by their bytes."""
-        from .trainer import structure
-
         return checksum(repr(structure(values, self._called)))
 
     def _called(self, stored: Stored) -> Hashable:
         if stored not in self._names:
-            known = (stored.name, stored.shape, stored.dtype.name, stored.trainable)
+            known = (stored.name, stored.shape, stored.dtype.name, stored.role)
             self._names[stored] = known if stored.check is None else (*known, sampled(stored.array, WEIGHT_BYTES))
         return self._names[stored]
 
@@ -219,20 +148,10 @@ class Split:
                     f"change on all {ranks.size} (a listener is called on {ranks.kind} 0 alone)"
                 )
 
-    def compare_settings(self, mine: dict[str, Any]) -> None:
-        """TrainError naming rank and setting where one differs."""
-        ranks = self.communicator
-        first, *others = ranks.gather(mine)
-        for rank, theirs in enumerate(others, 1):
-            for name in first:
-                if theirs.get(name) != first[name]:
-                    seen = f"{ranks.kind} {rank} has {name}={theirs.get(name)!r}, {ranks.kind} 0 has {first[name]!r}"
-                    raise TrainError(f"{seen}; need the same settings on all {ranks.size}")
-
     def _compare_settings(self, source: RowSource, batch: int, micro: int, backward: bool) -> None:
         """The trainer's settings, and the data set by checksum."""
         trainer, data = self.trainer, source.data
-        with self.own():
+        with self.agreement.own():
             rates = {k.removeprefix("opt."): v for k, v in trainer.optimizer_state.settings().items()}
             schedules = {f"schedule of {k}": _shown(v) for k, v in trainer.optimizer.settings.items()}
             mine = {
@@ -242,9 +161,9 @@ class Split:
                 "optimizer": type(trainer.optimizer).__name__, **rates, **schedules,
                 "backend": trainer.options.get("backend", "cpu"), "isa": self._isa(),
             }  # fmt: skip
-        self.compare_settings(mine)
+        same_settings(self.communicator, **mine)
         arrays = [a for a in (data.data, data.labels, data.weights) if a is not None]
-        self.compare_once("the data", id(data), lambda: [sampled(a, DATA_BYTES) for a in arrays])
+        self.agreement.compare_once("the data", id(data), lambda: [sampled(a, DATA_BYTES) for a in arrays])
 
     def _isa(self) -> str | None:
         """The instruction set that programs are compiled for: others give other bits."""
@@ -265,10 +184,10 @@ class Split:
         heard: Callable[[int], None] | None,
     ) -> None:
         """Trainer.run_rows on all ranks: the same rows, the same result everywhere."""
-        with self.together():
+        with self.agreement.together():
             each = bool(self.communicator.gather(each)[0])
             self.prepare(source, start, stop, batch_size, micro_size, backward)
-            self.compare("the order of the rows", lambda: source.order.array[start:stop])
+            self.agreement.compare("the order of the rows", lambda: source.order.array[start:stop])
             if backward or not self._exchanges:
                 self.compare_state()
             if backward:
@@ -278,10 +197,10 @@ class Split:
                     self._train(source, first, end, batch_size, micro_size, result)
                     if each or end == stop or time.perf_counter() - told > TELL_SECONDS:
                         told = time.perf_counter()
-                        self.root(heard, end - start)
+                        self.agreement.root(heard, end - start)
             else:
                 self._evaluate(source, start, stop, micro_size, result, each, heard)
-            self.settle()
+            self.agreement.settle()
 
     def prepare(
         self, source: RowSource, start: int, stop: int, batch_size: int, micro_size: int, backward: bool
@@ -332,7 +251,7 @@ class Split:
         for base in range(0, count, ranks.size):
             j = base + ranks.rank
             if j < count:
-                with self.own():
+                with self.agreement.own():
                     self._compute(exchange, source, first, end, batch_size, micro_size, j)
                 exchange.reduction.add(exchange.flat.array)
             else:
@@ -340,7 +259,7 @@ class Split:
         exchange.reduction.finish(exchange.flat.array)
         places = exchange.places
         if places["stop"] != 0:
-            self.settle()
+            self.agreement.settle()
         settings = trainer.optimizer_state.settings()
         try:
             exchange.update.run_many(1, settings)
@@ -373,11 +292,11 @@ class Split:
             _, outputs = step.run.run_many(1, settings)
         except NotFinite:  # with check 2: the guard on the sums shall find it
             exchange.flat.stored[len(exchange.parameters) + len(exchange.buffers)].array[...] = np.nan  # the total
-            places["stop"][...] = self._pending is not None
+            places["stop"][...] = self.agreement.is_stopping
             return step, settings
         for array in places.values():
             array[...] = 0
-        places["stop"][...] = self._pending is not None
+        places["stop"][...] = self.agreement.is_stopping
         places["losses"][j], places["weights"][j] = outputs[0][0], outputs[1][0]
         if step.has_predictions:
             at = j * micro_size * ids
@@ -390,7 +309,7 @@ class Split:
         """NonFiniteError on all ranks, naming the first bad row or node: each looks through its micro-batches again."""
         trainer, ranks = self.trainer, self.communicator
         found: tuple[int, str] | None = None
-        with self.own():
+        with self.agreement.own():
             for j in range(ranks.rank, -(-(end - first) // micro_size), ranks.size):
                 step, settings = self._compute(exchange, source, first, end, batch_size, micro_size, j)
                 if not np.isfinite(exchange.flat.array).all():
@@ -418,7 +337,7 @@ class Split:
         result.is_total = trainer._is_total
         for base in range(0, count, span):
             until = min(base + span, count)
-            with self.own():
+            with self.agreement.own():
                 mine = self._measure(source, start, stop, micro_size, base, until, None if each else heard)
             measured = sorted((one for found in ranks.gather(mine) for one in found), key=lambda one: one[0])
             for j, loss, weight, predicted in measured:
@@ -427,11 +346,11 @@ class Split:
                 truth = source.truth(first, end) if predicted is not None else (None, None)
                 result.add(end - first, loss, weight, predicted, *truth)
                 if each:
-                    self.root(heard, end - start)
+                    self.agreement.root(heard, end - start)
             if each:
-                self.settle()
+                self.agreement.settle()
         if not each:
-            self.root(heard, stop - start)
+            self.agreement.root(heard, stop - start)
 
     def _measure(
         self,
@@ -458,10 +377,12 @@ class Split:
             for i in range(done):
                 predicted = outputs[2][i].copy() if step.has_predictions else None
                 found.append((group[i], outputs[0][i], outputs[1][i], predicted))
-            if self._pending is not None:
+            if self.agreement.is_stopping:
                 break  # `settle` follows
             if found and len(found) < len(own):
-                self.root(heard, min(min(len(found) * ranks.size, until - base) * micro_size, stop - start - 1))
+                self.agreement.root(
+                    heard, min(min(len(found) * ranks.size, until - base) * micro_size, stop - start - 1)
+                )
         return found
 
     # ---- building --------------------------------------------------------------------------------------------
@@ -482,7 +403,9 @@ class Split:
         return self.trainer.kept(self._exchanges, key, True, make)
 
     def _compare_graph(self, what: str, key: Hashable, backward: bool, values: list[Value]) -> None:
-        self.compare_once("the graph", (what, self.trainer.outline_number[backward], key), self.outline, values)
+        self.agreement.compare_once(
+            "the graph", (what, self.trainer.outline_number[backward], key), self.outline, values
+        )
 
     def _lay(self, graph: _Graph, micros: int, rows: int) -> FlatArrays:
         pieces: list[tuple[str, tuple[int, ...]]] = [(f"{p.stored.name}.grad", p.shape) for p in graph.parameters]
@@ -552,78 +475,3 @@ def _shown(rate: Any) -> str:
         return "none"
     text = getattr(rate, "__qualname__", None) or repr(rate)
     return type(rate).__name__ if " at 0x" in text else text
-
-
-def sampled(array: np.ndarray, limit: int) -> str:
-    """A checksum of an array: whole up to `limit` bytes, beyond that of pieces that lie evenly in it."""
-    if array.nbytes <= limit or not array.flags.c_contiguous:
-        return checksum(array)
-    flat, piece = array.reshape(-1), max(1, limit // PIECES // array.itemsize)
-    starts = np.linspace(0, flat.size - piece, PIECES).astype(np.int64)
-    return checksum(array.shape, array.dtype.str, *(flat[s : s + piece] for s in starts))
-
-
-# ---- for those who train with ranks or without -------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def agreed(ranks: Communicator | None) -> Iterator[None]:
-    """Work that each rank does for itself, and that all end together: where one refuses, the others raise TrainError
-    with its message. Nothing inside may wait for other ranks."""
-    try:
-        yield
-    except GradloomError as error:
-        if ranks is not None:
-            ranks.gather(f"{ranks.kind} {ranks.rank}: {error}")
-        raise
-    except BaseException as error:
-        if ranks is not None:
-            ranks.fail(error)
-        raise
-    if ranks is not None:
-        refused = next((text for text in ranks.gather(None) if text is not None), None)
-        if refused is not None:
-            raise TrainError(refused)
-
-
-def is_root(ranks: Communicator | None) -> bool:
-    """The one that shows progress and writes files."""
-    return ranks is None or ranks.is_root
-
-
-def share_of(batch_size: int, ranks: Communicator | None) -> int:
-    """Rows of a micro-batch such that each rank gets one."""
-    return -(-batch_size // (1 if ranks is None else ranks.size))
-
-
-def threads_for(ranks: Communicator | None, asked: int | None) -> int | None:
-    """Threads for each rank when not asked for: the cores that it may use, shared with the other ranks on them."""
-    if ranks is None or ranks.size == 1 or asked is not None or os.environ.get("GRADLOOM_THREADS"):
-        return asked
-    cores = switches().threads
-    allowed = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
-    here = (socket.gethostname(), allowed)
-    return max(1, cores // ranks.gather(here).count(here))
-
-
-def together(trainer: Trainer) -> contextlib.AbstractContextManager[None]:
-    """Inside, Ctrl-C stops all ranks of the trainer after the same step."""
-    return contextlib.nullcontext() if trainer.split is None else trainer.split.together()
-
-
-def same_settings(trainer: Trainer, **settings: Any) -> None:
-    """With ranks, TrainError naming rank and setting where one differs."""
-    if trainer.split is not None:
-        trainer.split.compare_settings(settings)
-
-
-def heard_together(trainer: Trainer, listener: Callable[..., None] | None, *found: Any) -> None:
-    """Call a listener, with ranks on rank 0 alone; then all have its weights, and stop if it says so."""
-    if trainer.split is None:
-        if listener is not None:
-            listener(*found)
-        return
-    trainer.split.root(listener, *found)
-    if trainer.split.communicator.gather(listener is not None)[0]:
-        trainer.split.share_state()
-    trainer.split.settle()

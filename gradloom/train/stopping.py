@@ -1,4 +1,4 @@
-"""Ending a training early, and in order: StopTraining, which any listener may raise, and EarlyStopping, which does."""
+"""Ending a training early, and in order: EarlyStopping, and the listeners of epochs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from ..base.arguments import as_bool
 from ..base.errors import SettingError, TrainError
+from ..base.interrupts import StopTraining
 from ..graph.stored import Stored, copies, replace
 
 if TYPE_CHECKING:
@@ -17,13 +18,6 @@ if TYPE_CHECKING:
     from .trainer import Trainer
 
 Listeners = Callable[..., Any] | Sequence[Callable[..., Any]] | None
-
-
-class StopTraining(Exception):
-    """Raised by a listener of `fit` or `finetune`: training ends in order, and what came of it is returned.
-
-    No error: outside of a listener nothing catches it.
-    """
 
 
 class EarlyStopping:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
-import inspect
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -15,13 +13,23 @@ import numpy as np
 
 from .. import ops
 from ..base.arguments import as_bool, as_whole, what_is
-from ..base.errors import GradientError, GraphError, NonFiniteError, SettingError, ShapeError
+from ..base.errors import (
+    GradientError,
+    GraphError,
+    GuardTripped,
+    IndexOutOfRange,
+    NonFiniteError,
+    NotFinite,
+    SettingError,
+    ShapeError,
+)
 from ..base.locks import Claim
 from ..data.dataset import Dataset
 from ..graph.grad import gradients
-from ..graph.graph import reachable, storage_leaf
+from ..graph.graph import storage_leaf
 from ..graph.opspec import Parameter
 from ..graph.stored import Stored, next_serial
+from ..graph.structure import structure
 from ..graph.value import Value, builds_graphs, describe
 from ..nn.module import Module, Outline, mode, set_by_forward
 from ..optim.clip import check_max_norm, clip_weight
@@ -29,10 +37,10 @@ from ..optim.optimizer import AdamW, Optimizer
 from ..optim.state import OptimizerState
 from ..parallel.communicator import Communicator
 from ..plan.plan import Plan
-from ..run.cpu_backend import GuardTripped, IndexOutOfRange, NotFinite
 from ..run.executable import compile as compile_program
 from ..run.executable import compile_checked
 from ..transform.substitute import with_batch
+from .arguments import check_options
 from .losses import loss_pair
 from .outputs import Outputs, mapped, values_of
 from .result import Result
@@ -704,6 +712,21 @@ class Trainer:
             written |= self.split.buffers
         return written - state
 
+    # ---- ranks -----------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """With ranks, Ctrl-C inside stops all of them after the same step."""
+        with contextlib.nullcontext() if self.split is None else self.split.agreement.together():
+            yield
+
+    def tell(self, listener: Callable[..., None] | None, *results: Any) -> None:
+        """Call a listener; with ranks on rank 0 alone, then all take over its weights, and stop if it says so."""
+        if self.split is not None:
+            self.split.tell(listener, *results)
+        elif listener is not None:
+            listener(*results)
+
     # ---- reading and resetting -----------------------------------------------------------------------------
 
     def grad_acc(self, name: str) -> np.ndarray:
@@ -734,29 +757,6 @@ class Trainer:
             self.optimizer_state.reset()
 
 
-def structure(values: Iterable[Value], of: Callable[[Stored], Hashable] = id) -> Hashable:
-    """What makes two graphs the same program: ops, attributes, shapes, wiring, and which arrays they touch.
-
-    of: what stands for an array.
-    """
-    number: dict[Any, int] = {}
-    lines = []
-    values = list(values)
-    for i, node in enumerate(reachable(values)):
-        number[node] = i
-        attrs: list[tuple[str, Any]] = []
-        for k, v in node.attrs.items():
-            if k == "stored":
-                attrs.append((k, of(v)))
-            elif k == "data":
-                attrs.append((k, v.tobytes()))
-            else:
-                attrs.append((k, repr(v)))
-        wires = tuple(None if v is None else (number[v.node], v.index) for v in node.inputs)
-        lines.append((node.op.name, tuple(attrs), wires, tuple((v.shape, v.dtype.name) for v in node.outputs)))
-    return (tuple(lines), tuple((number[v.node], v.index) for v in values))
-
-
 def _usable_model(model: Any) -> Module | Callable[[Value], Outputs] | tuple[Value, Outputs]:
     """A Graph as its (input, outputs), anything else as it is; GraphError for what is no model."""
     if isinstance(model, Graph):
@@ -777,25 +777,3 @@ def _usable_model(model: Any) -> Module | Callable[[Value], Outputs] | tuple[Val
 def _stored(value: Value | None) -> Stored:
     assert value is not None
     return value.node.attrs["stored"]
-
-
-def check_options(who: str, options: Mapping[str, Any], function: Callable[..., Any], *more: str) -> None:
-    """SettingError, with the nearest known name, for an option that is neither one of gl.compile nor an argument of the
-    function, nor one of `more`."""
-    known = set(more)
-    for callee in (compile_program, function):
-        known |= {n for n, p in inspect.signature(callee).parameters.items() if p.kind != p.VAR_KEYWORD}
-    known -= {"self", "outputs", "updates"}
-    for name in options:
-        if name not in known:
-            near = difflib.get_close_matches(name, sorted(known), 1)
-            hint = f"; did you mean {near[0]}?" if near else f"; need one of {', '.join(sorted(known))}"
-            raise SettingError(f"{who}: {name} is not an argument{hint}")
-
-
-def check_batch(batch_size: int, rows: int | None = None, what: str = "batch_size") -> None:
-    """SettingError unless 1 <= batch_size, and <= rows where they are given."""
-    if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool) or batch_size < 1:
-        raise SettingError(f"{what}={batch_size!r} is not usable; need a whole number of at least 1")
-    if rows is not None and batch_size > rows:
-        raise SettingError(f"{what}={batch_size} is larger than batch_size={rows}; need at most {rows}")

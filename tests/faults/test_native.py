@@ -103,7 +103,7 @@ def test_scratch_that_cannot_grow(four_cores: None) -> None:
     x, w = gl.input("x", (300, 200)), gl.input("w", (200, 700))
     feeds = {"x": rng.normal(size=(300, 200)).astype("f4"), "w": rng.normal(size=(200, 700)).astype("f4")}
     run = gl.compile([x @ w], threads=2)
-    assert run.plan.tape.scratch_bytes
+    assert run.plan.bytecode.scratch_bytes
     wanted = run(**feeds)[0]
 
     wide().program().run(1, threads=4)  # so that the helpers are there

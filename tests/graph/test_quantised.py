@@ -14,7 +14,7 @@ from gradloom.graph.opspec import stored_value
 from gradloom.graph.stored import Stored
 from gradloom.ops.common import draw_blocks
 from gradloom.plan import check as proof
-from gradloom.plan.tape import KernelNeeds, lower
+from gradloom.plan.bytecode import KernelNeeds, lower
 from gradloom.run.null_backend import NullExecutable
 
 KINDS = [k.name for k in QUANTISED]
@@ -40,7 +40,7 @@ def test_a_mapped_leaf_is_its_dequantised_array(kind: str) -> None:
     w, data = leaf(kind, (6, 512))
     want = quants.dequantize(data.reshape(6, -1), GGMLQuantizationType[kind.upper()])
     assert (w.shape, w.dtype.name, w.bytes) == ((6, 512), kind, data.nbytes) and not w.trainable
-    assert np.shares_memory(w.stored.array, data) and not w.stored.array.flags.writeable
+    assert np.shares_memory(w.stored.read(), data) and w.stored.role == "frozen"
     assert np.array_equal(w.numpy(), want)
     got = gl.compile(ops.cast(w, "f32"), backend="numpy")()[0]
     assert got.dtype == np.float64 and np.array_equal(got, want)
@@ -52,7 +52,7 @@ def test_mapped_arrays_of_plain_types() -> None:
     halves = Stored.map("h", data.view(np.uint8), "f16", (2, 3))
     assert halves.array.tolist() == [[0, 1, 2], [3, 4, 5]] and np.shares_memory(halves.array, data)
     typed = Stored.map("f", np.ones((2, 2), np.float32), "f32", (4,))
-    assert typed.shape == (4,) and not typed.array.flags.writeable
+    assert typed.shape == (4,) and typed.role == "frozen"
     with pytest.raises(gl.GraphError, match="parameter f: it is read-only"):
         typed.assign(np.zeros(4))
 
@@ -144,7 +144,7 @@ TORN = [
 def test_views_of_whole_blocks_are_planned_and_proved(view) -> None:
     w, _ = leaf("q4_0", (6, 128))
     run = gl.compile(ops.cast(view[1](w), "f32"), backend="null")
-    arg = run.plan.tape.args[0]
+    arg = run.plan.bytecode.args[0]
     assert arg["dtype"] == 16 and arg["bytes"] % 18 == 0 and arg["offset"] % 18 == 0
     assert run.plan.stored_bytes == run.plan.mapped_bytes == 6 * 4 * 18
 
@@ -181,13 +181,13 @@ def test_the_proof_counts_blocks(mutant) -> None:
     run: NullExecutable = gl.compile(ops.cast(w[1:4, 32:96], "f32"), backend="null")
     plan = run.plan
     needs = [KernelNeeds()] * len(plan.order.steps)
-    tape, places = lower(plan.laid, plan.order, needs, plan.placement)
+    bytecode, places = lower(plan.laid, plan.order, needs, plan.placement)
     program = plan.laid.program
-    proof.check(tape, program, places)
+    proof.check(bytecode, program, places)
     name, change = mutant
-    tape.args[0][name] = change(tape.args[0])
+    bytecode.args[0][name] = change(bytecode.args[0])
     with pytest.raises(gl.PlanError, match="proof: cast"):
-        proof.check(tape, program, places)
+        proof.check(bytecode, program, places)
 
 
 def test_the_proof_refuses_half_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

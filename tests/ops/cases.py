@@ -19,7 +19,7 @@ from gradloom.base.dtypes import dtype as as_dtype
 from gradloom.graph.opspec import REGISTRY, OpSpec, Sample, constant
 from gradloom.graph.value import Node, Value
 from gradloom.ops.common import Quantised
-from gradloom.plan.tape import signature
+from gradloom.plan.bytecode import signature
 
 # Ops whose kernels give the very bits of the f32 reference.
 EXACT_NAMES = """

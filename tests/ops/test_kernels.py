@@ -8,7 +8,7 @@ import pytest
 from gradloom import _core
 from gradloom.base.errors import GradloomError
 from gradloom.graph.opspec import REGISTRY
-from gradloom.plan.tape import signature
+from gradloom.plan.bytecode import signature
 from tests.core.harness import run
 from tests.ops.cases import (
     LAYOUTS,

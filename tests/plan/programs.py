@@ -1,4 +1,4 @@
-"""Small real programs with everything that a plan has to get right, and a machine that runs tapes by the references."""
+"""Small real programs with all that a plan has to get right, and a machine that runs bytecode by the references."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gradloom.base.dtypes import ALL
 from gradloom.base.settings import Switches
 from gradloom.graph.opspec import setting
 from gradloom.graph.value import Node, Value
+from gradloom.plan.bytecode import ARG_WRITE, EACH_STEP, NO_SEGMENT, SETTING_BYTES, Bytecode, KernelNeeds
 from gradloom.plan.plan import Plan, make_plan
-from gradloom.plan.tape import ARG_WRITE, EACH_STEP, NO_SEGMENT, SETTING_BYTES, KernelNeeds, Tape
 from gradloom.transform.passes import rewrite
 from gradloom.transform.program import gather
 
@@ -156,7 +156,7 @@ def planned(name: str, **switches: Any) -> Plan:
     return make_plan(program, needs, Switches(**switches))
 
 
-# ---- a machine that runs tapes by the references -----------------------------------------------------------
+# ---- a machine that runs bytecode by the references ------------------------------------------------------------
 
 
 def output_ranges(plan: Plan) -> list[tuple[int, int, int]]:
@@ -164,26 +164,26 @@ def output_ranges(plan: Plan) -> list[tuple[int, int, int]]:
     return [(*place, v.bytes) for place, v in zip(plan.output_places, plan.laid.program.outputs, strict=True)]
 
 
-def interpret(plan: Plan, tape: Tape | None = None, seed: int = 0) -> list[bytes]:
-    """Run a plan (or another tape in its place) on random inputs, dead ranges poisoned, by the references: the outputs'
-    bytes and what every stored array holds after it."""
-    tape = plan.tape if tape is None else tape
+def interpret(plan: Plan, bytecode: Bytecode | None = None, seed: int = 0) -> list[bytes]:
+    """Run a plan (or other bytecode in its place) on random inputs, dead ranges poisoned, by the references: the
+    outputs' bytes and what every stored array holds after it."""
+    bytecode = plan.bytecode if bytecode is None else bytecode
     rng = np.random.default_rng(seed)
-    memory = [np.full(n + 64, 255, np.uint8) for n in tape.segment_bytes]
-    memory[1][: len(tape.constants)] = np.frombuffer(tape.constants, np.uint8)
+    memory = [np.full(n + 64, 255, np.uint8) for n in bytecode.segment_bytes]
+    memory[1][: len(bytecode.constants)] = np.frombuffer(bytecode.constants, np.uint8)
     leaves = {n.attrs["key"]: n.outputs[0] for n in plan.laid.program.nodes if n.op.name == "input"}
-    for key, offset in tape.input_offsets.items():
+    for key, offset in bytecode.input_offsets.items():
         value = leaves[key]
         data = rng.uniform(-1, 1, value.shape) if value.dtype.is_float else rng.integers(0, 3, value.shape)
         raw = np.asarray(data, value.dtype.numpy).reshape(-1).view(np.uint8)
         memory[2][offset : offset + raw.size] = raw
-    for key, word in tape.settings.items():
+    for key, word in bytecode.settings.items():
         kind = np.int64 if key in ("seed", "step", "row") else np.float32
         at = SETTING_BYTES * word
         memory[3][at : at + np.dtype(kind).itemsize] = np.array(
             [{"lr": 0.25, "eps": 0.5, "beta1": 0.5, "beta2": 0.75, "momentum": 0.5, "decay": 0.1}.get(key, 1)], kind
         ).view(np.uint8)
-    for i, stored in enumerate(tape.stored):
+    for i, stored in enumerate(bytecode.stored):
         raw = stored.array.reshape(-1).view(np.uint8)
         memory[4 + i][: raw.size] = raw
 
@@ -195,15 +195,15 @@ def interpret(plan: Plan, tape: Tape | None = None, seed: int = 0) -> list[bytes
         return np.ndarray(shape, kind, memory[int(arg["segment"])].data, int(arg["offset"]), strides)
 
     def bury(step: int) -> None:
-        for when, segment, offset, size in tape.dead:
+        for when, segment, offset, size in bytecode.dead:
             if when == step:
                 memory[segment][offset : offset + size] = 255
 
     bury(EACH_STEP)
-    for i, ins in enumerate(tape.instructions):
-        node = tape.nodes[int(ins["node"])]
+    for i, ins in enumerate(bytecode.instructions):
+        node = bytecode.nodes[int(ins["node"])]
         first = int(ins["arg_first"])
-        args = tape.args[first : first + int(ins["arg_count"])]
+        args = bytecode.args[first : first + int(ins["arg_count"])]
         given = [None if a["segment"] == NO_SEGMENT else view(a).copy() for a in args[: len(node.inputs)]]
         with np.errstate(all="ignore"):
             results = node.op.call("reference", dict(node.attrs) | node.op.bind_inputs(given))
@@ -215,4 +215,4 @@ def interpret(plan: Plan, tape: Tape | None = None, seed: int = 0) -> list[bytes
                 view(arg)[...] = result
         bury(i)
     found = [memory[segment][offset : offset + size].tobytes() for segment, offset, size in output_ranges(plan)]
-    return found + [memory[4 + i][: s.array.nbytes].tobytes() for i, s in enumerate(tape.stored)]
+    return found + [memory[4 + i][: s.array.nbytes].tobytes() for i, s in enumerate(bytecode.stored)]

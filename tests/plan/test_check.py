@@ -1,5 +1,5 @@
-"""The proof against mutants: every tape that was tampered with is refused by a PlanError that names the nodes, or
-computes the same bytes: so says the machine of programs.py, which runs tapes by references and poisons what is dead.
+"""The proof against mutants: all bytecode that was tampered with is refused by a PlanError that names the nodes, or
+computes the same bytes: so says the machine of programs.py, which runs bytecode by references and poisons what is dead.
 """
 
 from __future__ import annotations
@@ -20,43 +20,43 @@ from gradloom.base.errors import PlanError
 from gradloom.base.settings import Switches
 from gradloom.graph.graph import update_target
 from gradloom.graph.value import Node, Value
-from gradloom.plan.check import check
-from gradloom.plan.layout import _Layouter
-from gradloom.plan.plan import Plan, make_plan
-from gradloom.plan.tape import (
+from gradloom.plan.bytecode import (
     ARENA,
     ARG_WRITE,
     EACH_STEP,
     INSTRUCTION,
     INSTRUCTION_GUARD,
     NO_SEGMENT,
-    Tape,
+    Bytecode,
 )
+from gradloom.plan.check import check
+from gradloom.plan.layout import _Layouter
+from gradloom.plan.plan import Plan, make_plan
 from gradloom.transform.passes import rewrite
 from gradloom.transform.program import gather
 from tests.plan.programs import PROGRAMS, interpret, needs, planned
 
-Mutant = tuple[str, Tape]  # what was done, the tape
+Mutant = tuple[str, Bytecode]  # what was done, the bytecode
 MOST = 300  # mutants of one kind and program: more are drawn at random (from a fixed seed)
 
 
-def copied(tape: Tape) -> Tape:
+def copied(bytecode: Bytecode) -> Bytecode:
     return dataclasses.replace(
-        tape, kernels=list(tape.kernels), instructions=tape.instructions.copy(), args=tape.args.copy(),
-        attrs=tape.attrs.copy(), stored=list(tape.stored), input_offsets=dict(tape.input_offsets),
-        settings=dict(tape.settings), dead=list(tape.dead), guards=list(tape.guards),
+        bytecode, kernels=list(bytecode.kernels), instructions=bytecode.instructions.copy(), args=bytecode.args.copy(),
+        attrs=bytecode.attrs.copy(), stored=list(bytecode.stored), input_offsets=dict(bytecode.input_offsets),
+        settings=dict(bytecode.settings), dead=list(bytecode.dead), guards=list(bytecode.guards),
     )  # fmt: skip
 
 
-def prove(plan: Plan, tape: Tape, places: dict[Value, tuple[int, int]] | None = None) -> None:
+def prove(plan: Plan, bytecode: Bytecode, places: dict[Value, tuple[int, int]] | None = None) -> None:
     found = dict(zip(plan.laid.program.outputs, plan.output_places, strict=True)) if places is None else places
     wants = dict(zip(plan.order.steps, plan.needs, strict=True))
-    check(tape, plan.laid.program, found, wants)
+    check(bytecode, plan.laid.program, found, wants)
 
 
-def refusal(plan: Plan, tape: Tape) -> str | None:
+def refusal(plan: Plan, bytecode: Bytecode) -> str | None:
     try:
-        prove(plan, tape)
+        prove(plan, bytecode)
     except PlanError as refused:
         return str(refused)
     return None
@@ -67,8 +67,8 @@ def named(plan: Plan, message: str) -> set[str]:
     return {f"{n.op.name}#{n.id}" for n in plan.laid.program.nodes} & set(re.findall(r"\w+#\d+", message))
 
 
-def span(tape: Tape, i: int) -> range:
-    ins = tape.instructions[i]
+def span(bytecode: Bytecode, i: int) -> range:
+    ins = bytecode.instructions[i]
     return range(int(ins["arg_first"]), int(ins["arg_first"]) + int(ins["arg_count"]))
 
 
@@ -77,8 +77,8 @@ def operands(plan: Plan) -> Iterator[tuple[int, int, str]]:
     for i, node in enumerate(plan.order.steps):
         kinds = ["input"] * len(node.inputs)
         kinds += ["output" if v in plan.laid.read or update_target(v) is not None else "unread" for v in node.outputs]
-        for kind, at in zip([*kinds, "workspace"], span(plan.tape, i), strict=False):
-            if plan.tape.args[at]["segment"] != NO_SEGMENT:
+        for kind, at in zip([*kinds, "workspace"], span(plan.bytecode, i), strict=False):
+            if plan.bytecode.args[at]["segment"] != NO_SEGMENT:
                 yield i, at, kind
 
 
@@ -108,44 +108,44 @@ def drawn(found: list[T], most: int) -> list[T]:
 def shifted(plan: Plan) -> Iterator[Mutant]:
     """An operand somewhere else."""
     for _, at, kind in operands(plan):
-        if not size_of(plan.tape.args[at]):
+        if not size_of(plan.bytecode.args[at]):
             continue
         for by in (-64, -4, 4, 64, 1 << 40):
-            tape = copied(plan.tape)
-            moved = int(tape.args[at]["offset"]) + by
+            bytecode = copied(plan.bytecode)
+            moved = int(bytecode.args[at]["offset"]) + by
             if moved >= 0:
-                tape.args[at]["offset"] = moved
-                yield f"{kind} {at} moved by {by}", tape
+                bytecode.args[at]["offset"] = moved
+                yield f"{kind} {at} moved by {by}", bytecode
 
 
 def resegmented(plan: Plan) -> Iterator[Mutant]:
     """An operand in another segment: among others, every output written over a parameter."""
     for _, at, kind in operands(plan):
-        for segment in (*range(4 + len(plan.tape.stored)), 1000):
-            if segment != plan.tape.args[at]["segment"] and size_of(plan.tape.args[at]):
-                for offset in {0, int(plan.tape.args[at]["offset"])}:
-                    tape = copied(plan.tape)
-                    tape.args[at]["segment"], tape.args[at]["offset"] = segment, offset
-                    yield f"{kind} {at} in segment {segment}", tape
+        for segment in (*range(4 + len(plan.bytecode.stored)), 1000):
+            if segment != plan.bytecode.args[at]["segment"] and size_of(plan.bytecode.args[at]):
+                for offset in {0, int(plan.bytecode.args[at]["offset"])}:
+                    bytecode = copied(plan.bytecode)
+                    bytecode.args[at]["segment"], bytecode.args[at]["offset"] = segment, offset
+                    yield f"{kind} {at} in segment {segment}", bytecode
 
 
 def reshaped(plan: Plan) -> Iterator[Mutant]:
     """Another extent, rank, dtype, length or stride."""
     for _, at, kind in operands(plan):
-        arg = plan.tape.args[at]
+        arg = plan.bytecode.args[at]
         rank = int(arg["rank"])
         for axis in range(rank):
             for field, by in (("shape", 1), ("shape", -1), ("strides", 1), ("strides", -1), ("strides", 7)):
                 if (field == "strides" and arg["shape"][axis] <= 1) or not size_of(arg):
                     continue  # where there is one element, a stride says nothing
-                tape = copied(plan.tape)
-                tape.args[at][field][axis] += by
-                yield f"{kind} {at} {field}[{axis}] {by:+d}", tape
+                bytecode = copied(plan.bytecode)
+                bytecode.args[at][field][axis] += by
+                yield f"{kind} {at} {field}[{axis}] {by:+d}", bytecode
         if rank >= 2 and len(set(arg["shape"][:rank].tolist())) > 1:
-            tape = copied(plan.tape)
+            bytecode = copied(plan.bytecode)
             for field in ("shape", "strides"):
-                tape.args[at][field][:rank] = arg[field][:rank][::-1]
-            yield f"{kind} {at} transposed", tape
+                bytecode.args[at][field][:rank] = arg[field][:rank][::-1]
+            yield f"{kind} {at} transposed", bytecode
         for field, value in (
             ("bytes", int(arg["bytes"]) - 1),
             ("bytes", int(arg["bytes"]) + 4),
@@ -153,12 +153,12 @@ def reshaped(plan: Plan) -> Iterator[Mutant]:
             ("dtype", 4),
         ):
             if arg[field] != value and value >= 0:
-                tape = copied(plan.tape)
-                tape.args[at][field] = value
-                yield f"{kind} {at} {field} = {value}", tape
-        tape = copied(plan.tape)
-        tape.args[at]["flags"] ^= ARG_WRITE
-        yield f"{kind} {at} flags", tape
+                bytecode = copied(plan.bytecode)
+                bytecode.args[at][field] = value
+                yield f"{kind} {at} {field} = {value}", bytecode
+        bytecode = copied(plan.bytecode)
+        bytecode.args[at]["flags"] ^= ARG_WRITE
+        yield f"{kind} {at} flags", bytecode
 
 
 def removed_operands(plan: Plan) -> Iterator[Mutant]:
@@ -166,30 +166,30 @@ def removed_operands(plan: Plan) -> Iterator[Mutant]:
     for i, at, kind in operands(plan):
         node = plan.order.steps[i]
         if kind in ("output", "unread"):
-            value = node.outputs[at - int(plan.tape.instructions[i]["arg_first"]) - len(node.inputs)]
+            value = node.outputs[at - int(plan.bytecode.instructions[i]["arg_first"]) - len(node.inputs)]
             if node.op.slot(node.op.outputs, value.index).optional and value not in plan.laid.read:
                 continue  # may be absent
-        tape = copied(plan.tape)
-        tape.args[at]["segment"] = NO_SEGMENT
-        yield f"{kind} {at} absent", tape
+        bytecode = copied(plan.bytecode)
+        bytecode.args[at]["segment"] = NO_SEGMENT
+        yield f"{kind} {at} absent", bytecode
 
 
 def redirected(plan: Plan) -> Iterator[Mutant]:
     """An input or output that takes the place of another operand of the same form."""
-    found = [(at, kind) for _, at, kind in operands(plan) if size_of(plan.tape.args[at])]
+    found = [(at, kind) for _, at, kind in operands(plan) if size_of(plan.bytecode.args[at])]
     for (at, kind), (other, _) in drawn(list(itertools.permutations(found, 2)), 2 * MOST):
-        mine, its = plan.tape.args[at], plan.tape.args[other]
+        mine, its = plan.bytecode.args[at], plan.bytecode.args[other]
         place = ("segment", "offset")
         if kind != "workspace" and mine["bytes"] <= its["bytes"] and any(mine[f] != its[f] for f in place):
-            tape = copied(plan.tape)
+            bytecode = copied(plan.bytecode)
             for f in place:
-                tape.args[at][f] = its[f]
-            yield f"{kind} {at} redirected to that of {other}", tape
+                bytecode.args[at][f] = its[f]
+            yield f"{kind} {at} redirected to that of {other}", bytecode
 
 
 def reordered(plan: Plan) -> Iterator[Mutant]:
     """Instructions swapped, moved to the front or to the end, dropped, doubled. Dead ranges stay where they are."""
-    n = len(plan.tape.instructions)
+    n = len(plan.bytecode.instructions)
     orders = [
         (f"{i} and {j} swapped", [j if k == i else i if k == j else k for k in range(n)])
         for i in range(n)
@@ -201,16 +201,16 @@ def reordered(plan: Plan) -> Iterator[Mutant]:
         orders += [(f"{i} twice", [*range(i + 1), *range(i, n)]), (f"{i} again at the end", [*range(n), i])]
     for what, order in orders:
         if order != list(range(n)):
-            tape = copied(plan.tape)
-            tape.instructions = plan.tape.instructions[order].astype(INSTRUCTION)
-            yield f"instruction {what}", tape
+            bytecode = copied(plan.bytecode)
+            bytecode.instructions = plan.bytecode.instructions[order].astype(INSTRUCTION)
+            yield f"instruction {what}", bytecode
 
 
 def instructions(plan: Plan) -> Iterator[Mutant]:
     """Another kernel, node, parts, attribute or flag."""
-    for i, ins in enumerate(plan.tape.instructions):
+    for i, ins in enumerate(plan.bytecode.instructions):
         changes: list[tuple[str, Any]] = [
-            ("kernel", (int(ins["kernel"]) + 1) % (len(plan.tape.kernels) + 1)), ("kernel", 1000),
+            ("kernel", (int(ins["kernel"]) + 1) % (len(plan.bytecode.kernels) + 1)), ("kernel", 1000),
             ("phases", int(ins["phases"]) + 1), ("parts", (7, 1, 1, 1)),
             ("flags", int(ins["flags"]) ^ INSTRUCTION_GUARD),
             ("node", 0xFFFFFFF0), ("arg_count", int(ins["arg_count"]) - 1), ("arg_first", int(ins["arg_first"]) + 1),
@@ -221,50 +221,50 @@ def instructions(plan: Plan) -> Iterator[Mutant]:
         for field, value in changes:
             if field == "attr_first" and not int(ins["attr_count"]):
                 continue
-            tape = copied(plan.tape)
-            tape.instructions[i][field] = value
-            if field != "attr_first" or _words(tape, i) != _words(plan.tape, i):
-                yield f"instruction {i} {field} = {value}", tape
+            bytecode = copied(plan.bytecode)
+            bytecode.instructions[i][field] = value
+            if field != "attr_first" or _words(bytecode, i) != _words(plan.bytecode, i):
+                yield f"instruction {i} {field} = {value}", bytecode
         for other in plan.order.steps:
             if other.id != int(ins["node"]):
-                tape = copied(plan.tape)
-                tape.instructions[i]["node"] = other.id
-                yield f"instruction {i} runs node {other.id}", tape
+                bytecode = copied(plan.bytecode)
+                bytecode.instructions[i]["node"] = other.id
+                yield f"instruction {i} runs node {other.id}", bytecode
                 break
-    for word in range(len(plan.tape.attrs)):
+    for word in range(len(plan.bytecode.attrs)):
         for bit in (1, 1 << 62):
-            tape = copied(plan.tape)
-            tape.attrs[word] ^= bit
-            yield f"attribute word {word} ^ {bit}", tape
-    for k, (op, signature) in enumerate(plan.tape.kernels):
+            bytecode = copied(plan.bytecode)
+            bytecode.attrs[word] ^= bit
+            yield f"attribute word {word} ^ {bit}", bytecode
+    for k, (op, signature) in enumerate(plan.bytecode.kernels):
         for changed in ((op, signature + "_i32"), (op + "_back", signature)):
-            tape = copied(plan.tape)
-            tape.kernels[k] = changed
-            yield f"kernel {k} is {changed}", tape
+            bytecode = copied(plan.bytecode)
+            bytecode.kernels[k] = changed
+            yield f"kernel {k} is {changed}", bytecode
 
 
-def _words(tape: Tape, i: int) -> list[int]:
-    first = int(tape.instructions[i]["attr_first"])
-    return tape.attrs[first : first + int(tape.instructions[i]["attr_count"])].tolist()
+def _words(bytecode: Bytecode, i: int) -> list[int]:
+    first = int(bytecode.instructions[i]["attr_first"])
+    return bytecode.attrs[first : first + int(bytecode.instructions[i]["attr_count"])].tolist()
 
 
 def deaths(plan: Plan) -> Iterator[Mutant]:
     """Live bytes called dead, at every step of their life; dead ranges that come too early or lie elsewhere."""
-    tape = plan.tape
+    bytecode = plan.bytecode
     for value, buffer in plan.order.buffers.items():
         for step in range(buffer.birth, min(buffer.death, len(plan.order.steps))):
             for offset, size in ((0, 4), (0, max(value.bytes, 1)), (max(value.bytes - 1, 0), 1)):
                 if value.bytes:
-                    mutant = copied(tape)
+                    mutant = copied(bytecode)
                     mutant.dead.append((step, ARENA, plan.placement.offsets[value] + offset, size))
                     yield f"{value.node.label} dead at {step}", mutant
-    for k, (step, segment, offset, size) in enumerate(tape.dead):
-        others = [(step, 4 + s, 0, 4) for s in range(len(tape.stored))] + [(step, 1, 0, 4), (step, 2, 0, 4)]
-        others += [(step, segment, tape.arena_bytes - 1, 2), (10**6, segment, offset, size)]
+    for k, (step, segment, offset, size) in enumerate(bytecode.dead):
+        others = [(step, 4 + s, 0, 4) for s in range(len(bytecode.stored))] + [(step, 1, 0, 4), (step, 2, 0, 4)]
+        others += [(step, segment, bytecode.arena_bytes - 1, 2), (10**6, segment, offset, size)]
         if step != EACH_STEP:
             others.append((max(step - 1, 0), segment, offset, size))
         for changed in others:
-            mutant = copied(tape)
+            mutant = copied(bytecode)
             mutant.dead[k] = changed
             yield f"dead range {k} is {changed}", mutant
 
@@ -283,20 +283,20 @@ def overlapping(plan: Plan) -> Iterator[Mutant]:
     for (g, life), (h, other) in drawn(pairs, 2 * MOST):
         if life[0] <= other[1] and other[0] <= life[1]:
             by = plan.placement.offsets[h[0]] - plan.placement.offsets[g[0]]
-            if plan.placement.offsets[h[0]] + g[0].bytes <= plan.tape.arena_bytes:
+            if plan.placement.offsets[h[0]] + g[0].bytes <= plan.bytecode.arena_bytes:
                 yield f"{g[0].node.label} placed over {h[0].node.label}", _relocated(plan, set(g), by)
 
 
-def _relocated(plan: Plan, values: set[Value], by: int) -> Tape:
-    tape = copied(plan.tape)
+def _relocated(plan: Plan, values: set[Value], by: int) -> Bytecode:
+    bytecode = copied(plan.bytecode)
     for i, node in enumerate(plan.order.steps):
-        for at, value in zip(span(tape, i), (*node.inputs, *node.outputs), strict=False):
-            if value is not None and plan.laid.layouts[value].base in values and tape.args[at]["segment"] == ARENA:
-                tape.args[at]["offset"] = int(tape.args[at]["offset"]) + by
+        for at, value in zip(span(bytecode, i), (*node.inputs, *node.outputs), strict=False):
+            if value is not None and plan.laid.layouts[value].base in values and bytecode.args[at]["segment"] == ARENA:
+                bytecode.args[at]["offset"] = int(bytecode.args[at]["offset"]) + by
     start = plan.placement.offsets[next(iter(values))]
     ends = {plan.order.buffers[v].death for v in values}
-    tape.dead = [(s, g, o + by if o == start and s in ends else o, n) for s, g, o, n in tape.dead]
-    return tape
+    bytecode.dead = [(s, g, o + by if o == start and s in ends else o, n) for s, g, o, n in bytecode.dead]
+    return bytecode
 
 
 def workspaces(plan: Plan) -> Iterator[Mutant]:
@@ -305,59 +305,59 @@ def workspaces(plan: Plan) -> Iterator[Mutant]:
         if kind != "workspace":
             continue
         for _, other, _ in drawn(list(operands(plan)), 20):
-            arg = plan.tape.args[other]
+            arg = plan.bytecode.args[other]
             if arg["segment"] == ARENA and other != at:
-                tape = copied(plan.tape)
-                tape.args[at]["offset"] = arg["offset"]
-                yield f"workspace of {i} over operand {other}", tape
+                bytecode = copied(plan.bytecode)
+                bytecode.args[at]["offset"] = arg["offset"]
+                yield f"workspace of {i} over operand {other}", bytecode
         for size in (0, 64):
-            tape = copied(plan.tape)
-            tape.args[at]["shape"][0] = tape.args[at]["bytes"] = size
-            yield f"workspace of {i} of {size} bytes", tape
-        tape = copied(plan.tape)
-        tape.instructions[i]["arg_count"] -= 1
-        yield f"no workspace for {i}", tape
-    tape = copied(plan.tape)
-    tape.scratch_bytes = 0
-    if plan.tape.scratch_bytes:
-        yield "no scratch", tape
+            bytecode = copied(plan.bytecode)
+            bytecode.args[at]["shape"][0] = bytecode.args[at]["bytes"] = size
+            yield f"workspace of {i} of {size} bytes", bytecode
+        bytecode = copied(plan.bytecode)
+        bytecode.instructions[i]["arg_count"] -= 1
+        yield f"no workspace for {i}", bytecode
+    bytecode = copied(plan.bytecode)
+    bytecode.scratch_bytes = 0
+    if plan.bytecode.scratch_bytes:
+        yield "no scratch", bytecode
 
 
 def outside(plan: Plan) -> Iterator[Mutant]:
     """Constants, inputs, settings, parameters and their segments."""
-    tape = plan.tape
-    used = {int(a["offset"]) + k for a in tape.args if a["segment"] == 1 for k in range(int(a["bytes"]))}
+    bytecode = plan.bytecode
+    used = {int(a["offset"]) + k for a in bytecode.args if a["segment"] == 1 for k in range(int(a["bytes"]))}
     for byte in sorted(used):
-        mutant = copied(tape)
-        data = bytearray(tape.constants)
+        mutant = copied(bytecode)
+        data = bytearray(bytecode.constants)
         data[byte] ^= 0x40
         mutant.constants = bytes(data)
         yield f"constant byte {byte}", mutant
-    if tape.constants:
-        yield "no constants", dataclasses.replace(copied(tape), constants=b"")
+    if bytecode.constants:
+        yield "no constants", dataclasses.replace(copied(bytecode), constants=b"")
     for field in ("arena_bytes", "inputs_bytes"):
-        if getattr(tape, field):
-            yield f"shorter {field}", dataclasses.replace(copied(tape), **{field: getattr(tape, field) - 64})
+        if getattr(bytecode, field):
+            yield f"shorter {field}", dataclasses.replace(copied(bytecode), **{field: getattr(bytecode, field) - 64})
     for table in ("input_offsets", "settings"):
-        names = list(getattr(tape, table))
+        names = list(getattr(bytecode, table))
         for a, b in itertools.combinations(names, 2):
-            mutant = copied(tape)
+            mutant = copied(bytecode)
             swapped = getattr(mutant, table)
             swapped[a], swapped[b] = swapped[b], swapped[a]
             yield f"{table}: {a} and {b} swapped", mutant
         for name in names:
-            mutant = copied(tape)
+            mutant = copied(bytecode)
             del getattr(mutant, table)[name]
             yield f"{table}: {name} missing", mutant
-            mutant = copied(tape)
+            mutant = copied(bytecode)
             getattr(mutant, table)[name] += 1
             yield f"{table}: {name} moved", mutant
-    for a, b in itertools.combinations(range(len(tape.stored)), 2):
-        mutant = copied(tape)
+    for a, b in itertools.combinations(range(len(bytecode.stored)), 2):
+        mutant = copied(bytecode)
         mutant.stored[a], mutant.stored[b] = mutant.stored[b], mutant.stored[a]
         yield f"arrays {a} and {b} swapped", mutant
-    for a in range(len(tape.stored)):
-        mutant = copied(tape)
+    for a in range(len(bytecode.stored)):
+        mutant = copied(bytecode)
         mutant.stored.pop(a)
         yield f"array {a} missing", mutant
 
@@ -377,9 +377,9 @@ def test_mutants_are_refused(name: str, kind: Callable[[Plan], Iterator[Mutant]]
     right = interpret(plan)
     mutants = drawn(list(kind(plan)), MOST if len(plan.order.steps) < 50 else 100)
     equivalent = 0
-    for what, tape in mutants:
+    for what, bytecode in mutants:
         try:
-            prove(plan, tape)
+            prove(plan, bytecode)
         except PlanError as refused:
             text = str(refused)
             assert "\n" not in text and text.startswith("proof: ")
@@ -389,7 +389,7 @@ def test_mutants_are_refused(name: str, kind: Callable[[Plan], Iterator[Mutant]]
             equivalent += 1
             free = kind in (reordered, deaths, workspaces) or what.startswith(("unread", "workspace"))
             assert free, f"survived: {what}"
-            assert interpret(plan, tape) == right, f"survived and computes something else: {what}"
+            assert interpret(plan, bytecode) == right, f"survived and computes something else: {what}"
     assert equivalent <= len(mutants) // 2, "too many mutants change nothing: they test nothing"
 
 
@@ -409,7 +409,7 @@ def _one_is_all(plan: Plan, text: str) -> bool:
 def test_what_was_planned_is_accepted(name: str) -> None:
     for switches in ({}, {"reuse": False}, {"inplace": False}, {"check": 2}, {"check": 2, "reuse": False}):
         plan = planned(name, **switches)
-        prove(plan, copied(plan.tape))
+        prove(plan, copied(plan.bytecode))
         assert interpret(plan) == interpret(planned(name)), switches
 
 
@@ -419,21 +419,21 @@ def test_outputs_must_be_where_the_caller_looks() -> None:
     for value, (segment, offset) in places.items():
         for wrong in ((segment, offset + 64), (4, 0), (2, 0)):
             with pytest.raises(PlanError, match="the caller reads"):
-                prove(plan, plan.tape, places | {value: wrong})
+                prove(plan, plan.bytecode, places | {value: wrong})
 
 
 def test_guard_bytes_may_not_meet_buffers() -> None:
     plan = planned("mlp", check=2)
-    assert plan.tape.guards
+    assert plan.bytecode.guards
     for value in plan.order.buffers:
-        tape = copied(plan.tape)
-        tape.guards.append((ARENA, plan.placement.offsets[value] + value.bytes - 1, 1))
+        bytecode = copied(plan.bytecode)
+        bytecode.guards.append((ARENA, plan.placement.offsets[value] + value.bytes - 1, 1))
         with pytest.raises(PlanError, match="guard bytes"):
-            prove(plan, tape)
-    tape = copied(plan.tape)
-    tape.guards.append((ARENA, plan.tape.arena_bytes, 64))
+            prove(plan, bytecode)
+    bytecode = copied(plan.bytecode)
+    bytecode.guards.append((ARENA, plan.bytecode.arena_bytes, 64))
     with pytest.raises(PlanError, match="outside the arena"):
-        prove(plan, tape)
+        prove(plan, bytecode)
 
 
 def updates_of(plan: Plan) -> list[int]:
@@ -449,16 +449,16 @@ def test_updates_come_after_the_guard_and_after_readers_of_the_old_value(name: s
         for to in range(i):
             order = list(range(len(plan.order.steps)))
             order.insert(to, order.pop(i))
-            tape = copied(plan.tape)
-            tape.dead = [d for d in tape.dead if d[0] == EACH_STEP]
-            tape.instructions = plan.tape.instructions[order]
+            bytecode = copied(plan.bytecode)
+            bytecode.dead = [d for d in bytecode.dead if d[0] == EACH_STEP]
+            bytecode.instructions = plan.bytecode.instructions[order]
             if to <= guard:
                 with pytest.raises(PlanError):
-                    prove(plan, tape)
+                    prove(plan, bytecode)
             else:
-                refused = refusal(plan, tape)
+                refused = refusal(plan, bytecode)
                 if refused is None:
-                    assert interpret(plan, tape) == interpret(plan)
+                    assert interpret(plan, bytecode) == interpret(plan)
                 else:
                     assert len(named(plan, refused)) >= 2
 
@@ -472,56 +472,56 @@ def test_the_guard_is_what_refuses() -> None:
     order = list(range(len(steps)))
     order.remove(guard)
     order.insert(order.index(update) + 1, guard)
-    tape = copied(plan.tape)
-    tape.dead = [d for d in tape.dead if d[0] == EACH_STEP]
-    tape.instructions = plan.tape.instructions[order]
+    bytecode = copied(plan.bytecode)
+    bytecode.dead = [d for d in bytecode.dead if d[0] == EACH_STEP]
+    bytecode.instructions = plan.bytecode.instructions[order]
     with pytest.raises(PlanError, match=r"state changes before .* has guarded it"):
-        prove(plan, tape)
+        prove(plan, bytecode)
 
 
-def overwrites_not_allowed(plan: Plan) -> Iterator[tuple[Node, str, Tape]]:
+def overwrites_not_allowed(plan: Plan) -> Iterator[tuple[Node, str, Bytecode]]:
     for i, node in enumerate(plan.order.steps):
-        first = int(plan.tape.instructions[i]["arg_first"])
+        first = int(plan.bytecode.instructions[i]["arg_first"])
         for value in node.outputs:
             slot = node.op.slot(node.op.outputs, value.index).name
             at = first + len(node.inputs) + value.index
             for k, read in enumerate(node.inputs):
                 name = node.op.slot(node.op.inputs, k).name
-                arg = plan.tape.args[first + k]
-                if read is None or update_target(value) is not None or plan.tape.args[at]["segment"] == NO_SEGMENT:
+                arg = plan.bytecode.args[first + k]
+                if read is None or update_target(value) is not None or plan.bytecode.args[at]["segment"] == NO_SEGMENT:
                     continue
                 if (
                     arg["segment"] == ARENA
                     and name not in node.op.may_overwrite.get(slot, ())
                     and read.bytes >= value.bytes > 0
                 ):
-                    tape = copied(plan.tape)
-                    tape.args[at]["offset"] = int(arg["offset"]) // 64 * 64
-                    yield node, name, tape
+                    bytecode = copied(plan.bytecode)
+                    bytecode.args[at]["offset"] = int(arg["offset"]) // 64 * 64
+                    yield node, name, bytecode
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_illegal_in_place_is_refused_for_that_reason(name: str) -> None:
     plan = planned(name)
     seen = 0
-    for node, input_name, tape in overwrites_not_allowed(plan):
+    for node, input_name, bytecode in overwrites_not_allowed(plan):
         with pytest.raises(PlanError) as refused:
-            prove(plan, tape)
+            prove(plan, bytecode)
         text = str(refused.value)
         assert f"{node.op.name}#{node.id}" in text
         seen += f"over its input {input_name}" in text
     assert seen or name in ("chain", "split"), "no case in which this is the first fault"
 
 
-def test_two_steps_of_a_tape_share_nothing_but_storage() -> None:
+def test_two_steps_of_a_program_share_nothing_but_storage() -> None:
     """A value of the step before is no value: reads before the first write are refused."""
     plan = planned("chain")
     for i, at, kind in operands(plan):
-        if kind == "input" and plan.tape.args[at]["segment"] == ARENA:
-            tape = copied(plan.tape)
-            tape.instructions = np.concatenate([tape.instructions[i:], tape.instructions[:i]])
+        if kind == "input" and plan.bytecode.args[at]["segment"] == ARENA:
+            bytecode = copied(plan.bytecode)
+            bytecode.instructions = np.concatenate([bytecode.instructions[i:], bytecode.instructions[:i]])
             with pytest.raises(PlanError):
-                prove(plan, tape)
+                prove(plan, bytecode)
 
 
 def test_a_declared_layout_is_proved(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,13 @@ import pytest
 import gradloom as gl
 from gradloom import ops
 from gradloom.base.errors import PlanError
+from gradloom.base.memory import show_bytes
 from gradloom.graph.value import Node, Value
+from gradloom.plan.bytecode import encode_attrs, signature
 from gradloom.plan.check import check
 from gradloom.plan.layout import dense_strides, is_dense
 from gradloom.plan.memory import _height, _most_alive, _pack
-from gradloom.plan.plan import Plan, show_bytes
-from gradloom.plan.tape import encode_attrs, signature
+from gradloom.plan.plan import Plan
 
 
 def plan_of(*outputs: Value, updates: tuple[Value, ...] = (), **options: object) -> Plan:
@@ -67,12 +68,12 @@ def test_after_is_kept_through_views() -> None:
     third = ops.cos(second)
     plan = plan_of(third, first)
     assert steps(plan) == ["sin", "exp", "cos"]
-    tape = plan.tape
-    tape.instructions = tape.instructions[[1, 0, 2]]
-    tape.dead = tape.dead[:1]
+    bytecode = plan.bytecode
+    bytecode.instructions = bytecode.instructions[[1, 0, 2]]
+    bytecode.dead = bytecode.dead[:1]
     places = dict(zip(plan.laid.program.outputs, plan.output_places, strict=True))
     with pytest.raises(PlanError, match="which it must follow"):
-        check(tape, plan.laid.program, places)
+        check(bytecode, plan.laid.program, places)
 
 
 def test_the_users_order_is_kept() -> None:
@@ -228,7 +229,7 @@ def test_plans_print() -> None:
 
 
 def test_a_node_of_a_huge_id_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ids on the tape are 32 bits wide."""
+    """Ids in the bytecode are 32 bits wide."""
     import itertools
 
     from gradloom.graph import value

@@ -140,7 +140,7 @@ def test_all_executables_share_one_arena_that_grows_at_compile_only() -> None:
     y = gl.input("y", (arena.bytes // 4 + 5000,))
     large = gl.compile(ops.exp(ops.sin(y)))
     grown = arena.bytes
-    assert grown >= large.plan.tape.arena_bytes
+    assert grown >= large.plan.bytecode.arena_bytes
     assert np.array_equal(small(x=data)[0], right)
     large(y=np.zeros(y.shape))
     assert np.array_equal(small(x=data)[0], right) and arena.bytes == grown

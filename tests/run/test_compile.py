@@ -218,7 +218,9 @@ def test_one_name_for_two_things() -> None:
 def test_what_cannot_be_compiled() -> None:
     x = gl.input("x", (3,))
     w = gl.parameter(np.ones(3), "w")
-    frozen = gl.graph.opspec.stored_value(gl.graph.stored.Stored.wrap("frozen", np.frombuffer(bytes(12), np.float32)))
+    frozen = gl.graph.opspec.stored_value(
+        gl.graph.stored.Stored.wrap("frozen", np.frombuffer(bytes(12), np.float32), "frozen")
+    )
     cases: list[tuple[Any, type[Exception], str]] = [
         (lambda: gl.compile([]), gl.GraphError, "compile: no outputs and no updates"),
         (lambda: gl.compile([x, 3.0]), gl.GraphError, "compile: got float; need values of a graph"),
@@ -370,15 +372,15 @@ def test_guard_bytes_lie_between_buffers_only() -> None:
     a = ops.exp(x)
     y = ops.concat([a, ops.sin(a), ops.sum(a, 0, keepdims=True)], 0) @ ops.transpose(a)
     plain, checked = gl.compile([y, a]), gl.compile([y, a], check=2)
-    assert checked.plan.tape.guards and not plain.plan.tape.guards
+    assert checked.plan.bytecode.guards and not plain.plan.bytecode.guards
     data = np.linspace(-1, 1, 21).reshape(3, 7)
     assert all(p.tobytes() == c.tobytes() for p, c in zip(plain(x=data), checked(x=data), strict=True))
     offsets = [(checked.plan.placement.offsets[v], v.bytes) for v in checked.plan.order.buffers]
-    for _, start, size in checked.plan.tape.guards:
+    for _, start, size in checked.plan.bytecode.guards:
         assert all(start + size <= o or o + n <= start for o, n in offsets)
     for offset, n in offsets:  # the byte after each buffer is a guard's or another buffer's
         after = offset + n
-        guarded = any(s <= after < s + size for _, s, size in checked.plan.tape.guards)
+        guarded = any(s <= after < s + size for _, s, size in checked.plan.bytecode.guards)
         assert guarded or any(o <= after < o + m for o, m in offsets)
 
 
@@ -404,18 +406,22 @@ def test_null_plans_what_the_cpu_would_run() -> None:
     y = ops.sum(ops.softmax(x @ w))
     values = [y, *gl.gradients(y, [w])]
     null, cpu = (gl.compile(values, backend=name, threads=2).plan for name in ("null", "cpu"))
-    assert null.tape.args.tobytes() == cpu.tape.args.tobytes() and null.tape.scratch_bytes == cpu.tape.scratch_bytes
-    assert null.tape.instructions["parts"].tolist() == cpu.tape.instructions["parts"].tolist()
-    assert null.peak_bytes == cpu.peak_bytes and null.tape.instructions["parts"].max() > 1
+    assert (
+        null.bytecode.args.tobytes() == cpu.bytecode.args.tobytes()
+        and null.bytecode.scratch_bytes == cpu.bytecode.scratch_bytes
+    )
+    assert null.bytecode.instructions["parts"].tolist() == cpu.bytecode.instructions["parts"].tolist()
+    assert null.peak_bytes == cpu.peak_bytes and null.bytecode.instructions["parts"].max() > 1
 
 
 def test_more_memory_than_there_is_is_refused_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gradloom.run import cpu_backend, machine
+    from gradloom.base import memory
+    from gradloom.run import cpu_backend
 
     x = gl.input("x", (64, 1 << 20))
     y = ops.sum(ops.exp(x) * ops.sin(x))
     before = cpu_backend.arena().bytes
-    monkeypatch.setattr(machine, "memory", lambda: machine.Memory(1 << 30, 100 << 20))
+    monkeypatch.setattr(memory, "memory", lambda: memory.Memory(1 << 30, 100 << 20))
     with pytest.raises(gl.BackendError, match=r"plan: .*MiB more of memory are needed, 100.00 MiB are available; need"):
         gl.compile(y)
     assert cpu_backend.arena().bytes == before

@@ -9,7 +9,7 @@ import gradloom as gl
 from gradloom.base.settings import switches
 from gradloom.graph.opspec import REGISTRY
 from gradloom.plan import plan as planning
-from gradloom.plan.tape import ARENA
+from gradloom.plan.bytecode import ARENA
 from gradloom.run.walk import Walk, distance, first_difference, judge, stored_of
 from gradloom.transform.passes import rewrite
 from gradloom.transform.program import gather
@@ -98,12 +98,12 @@ def test_a_read_of_dead_bytes_is_named_where_it_happens(monkeypatch):
     honest, reader = planning.lower, []
 
     def hasty(laid, order, needs, placement, guard=0):
-        tape, places = honest(laid, order, needs, placement, guard)
+        bytecode, places = honest(laid, order, needs, placement, guard)
         k = next(k for k, n in enumerate(order.steps) if n.op.name == "rms_norm")
         reader.append(order.steps[k])
         x = order.steps[k].inputs[0]
-        tape.dead.append((order.steps.index(x.node), ARENA, placement.offsets[x], x.bytes))
-        return tape, places
+        bytecode.dead.append((order.steps.index(x.node), ARENA, placement.offsets[x], x.bytes))
+        return bytecode, places
 
     monkeypatch.setattr(planning, "lower", hasty)
     for poison in (False, True):

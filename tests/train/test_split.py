@@ -10,7 +10,7 @@ import pytest
 import gradloom as gl
 from gradloom.base.errors import DataError, GraphError, NonFiniteError, SettingError, TrainError
 from gradloom.parallel import threads
-from gradloom.train.split import sampled
+from gradloom.parallel.agree import sampled
 from tests.train.test_bits import cnn, data, mlp
 
 

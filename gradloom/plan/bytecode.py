@@ -1,4 +1,4 @@
-"""The tape: instructions, arguments and attribute words as csrc/tape.h lays them out, and their disassembly."""
+"""The bytecode: instructions, arguments and attribute words as csrc/tape.h lays them out, and their disassembly."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_SEGMENT = 0xFFFFFFFF
 ARG_WRITE = 1
 INSTRUCTION_GUARD = 1
 MAX_PHASES = 4
-NODE_MASK = 0xFFFFFFFF  # node ids on the tape are 32 bits wide
+NODE_MASK = 0xFFFFFFFF  # node ids in the bytecode are 32 bits wide
 EACH_STEP = 0xFFFFFFFF  # dead ranges: from the start of each step
 SETTING_BYTES = 8
 GUARD_BYTES = 64
@@ -54,7 +54,7 @@ class KernelNeeds:
 
 
 @dataclass
-class Tape:
+class Bytecode:
     """A program as bytes. Segment i < 4 is SEGMENT_NAMES[i]; segment 4 + k is stored[k]."""
 
     kernels: list[tuple[str, str]]  # (op, signature)
@@ -70,12 +70,12 @@ class Tape:
     scratch_bytes: int  # per thread
     dead: list[tuple[int, int, int, int]]  # (instruction or EACH_STEP, segment, offset, bytes): dead from there on
     guards: list[tuple[int, int, int]]  # (segment, offset, bytes) that nothing may write
-    nodes: dict[int, Node] = field(default_factory=dict)  # id on the tape -> node, for messages
+    nodes: dict[int, Node] = field(default_factory=dict)  # id in the bytecode -> node, for messages
 
     @property
     def segment_bytes(self) -> list[int]:
         fixed = [self.arena_bytes, len(self.constants), self.inputs_bytes, SETTING_BYTES * len(self.settings)]
-        return fixed + [s.array.nbytes for s in self.stored]
+        return fixed + [s.bytes for s in self.stored]
 
     def segment_name(self, segment: int) -> str:
         if segment < len(SEGMENT_NAMES):
@@ -145,8 +145,8 @@ Place = tuple[int, int]  # segment, byte offset
 
 def lower(
     laid: Laid, order: Order, needs: Sequence[KernelNeeds], placement: Placement, guard: int = 0
-) -> tuple[Tape, dict[Value, Place]]:
-    """Write the tape; and say where each output of the program begins. needs[i] belongs to order.steps[i]."""
+) -> tuple[Bytecode, dict[Value, Place]]:
+    """Write the bytecode; and say where each output of the program begins. needs[i] belongs to order.steps[i]."""
     lowerer = _Lowerer(laid, order, needs, placement, guard)
     return lowerer.run(), {v: lowerer.place(v) for v in laid.program.outputs}
 
@@ -168,14 +168,14 @@ class _Lowerer:
         self.inputs_bytes = 0
         self.settings: dict[str, int] = {}
 
-    def run(self) -> Tape:
+    def run(self) -> Bytecode:
         for node in self.laid.program.nodes:
             if node.op.leaf:
                 self.locate_leaf(node)
         for i, node in enumerate(self.order.steps):
             self.instruction(i, node)
         buffers = self.arena_buffers()
-        return Tape(
+        return Bytecode(
             kernels=list(self.kernels),
             instructions=np.array(self.instructions, INSTRUCTION),
             args=np.array(self.args, ARG),
@@ -306,22 +306,22 @@ def _union(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 # ---- text ------------------------------------------------------------------------------------------------
 
 
-def disassemble(tape: Tape) -> str:
-    """The tape as text: a line per instruction, its operands as dtype[shape] @ segment + offset."""
+def disassemble(bytecode: Bytecode) -> str:
+    """The bytecode as text: a line per instruction, its operands as dtype[shape] @ segment + offset."""
     lines = []
-    for i, ins in enumerate(tape.instructions):
-        name, sig = tape.kernels[ins["kernel"]]
+    for i, ins in enumerate(bytecode.instructions):
+        name, sig = bytecode.kernels[ins["kernel"]]
         first, count = int(ins["arg_first"]), int(ins["arg_count"])
-        shown = ", ".join(show_arg(tape, tape.args[k]) for k in range(first, first + count))
-        words = tape.attrs[int(ins["attr_first"]) : int(ins["attr_first"]) + int(ins["attr_count"])]
+        shown = ", ".join(show_arg(bytecode, bytecode.args[k]) for k in range(first, first + count))
+        words = bytecode.attrs[int(ins["attr_first"]) : int(ins["attr_first"]) + int(ins["attr_count"])]
         parts = "x".join(str(p) for p in ins["parts"][: int(ins["phases"])])
-        label = f"  # {tape.nodes[int(ins['node'])].label}"
+        label = f"  # {bytecode.nodes[int(ins['node'])].label}"
         attrs = f" {{{' '.join(map(str, words))}}}" if len(words) else ""
         lines.append(f"{i:4d}  {name}.{sig}{attrs} parts {parts}  {shown}{label}")
     return "\n".join(lines)
 
 
-def show_arg(tape: Tape, arg: np.void) -> str:
+def show_arg(bytecode: Bytecode, arg: np.void) -> str:
     if arg["segment"] == NO_SEGMENT:
         return "-"
     rank = int(arg["rank"])
@@ -332,4 +332,4 @@ def show_arg(tape: Tape, arg: np.void) -> str:
     if strides != dense_strides(shape):
         text += f"({','.join(map(str, strides))})"
     mark = "=>" if arg["flags"] & ARG_WRITE else ""
-    return f"{mark}{text}@{tape.segment_name(int(arg['segment']))}+{int(arg['offset'])}"
+    return f"{mark}{text}@{bytecode.segment_name(int(arg['segment']))}+{int(arg['offset'])}"

@@ -1,0 +1,35 @@
+"""Checks of the arguments that trainers, fit and finetune share."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..base.errors import SettingError
+from ..run.executable import compile as compile_program
+
+
+def check_options(who: str, options: Mapping[str, Any], function: Callable[..., Any], *more: str) -> None:
+    """SettingError, with the nearest known name, for an option that is neither one of gl.compile nor an argument of the
+    function, nor one of `more`."""
+    known = set(more)
+    for callee in (compile_program, function):
+        known |= {n for n, p in inspect.signature(callee).parameters.items() if p.kind != p.VAR_KEYWORD}
+    known -= {"self", "outputs", "updates"}
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, sorted(known), 1)
+            hint = f"; did you mean {near[0]}?" if near else f"; need one of {', '.join(sorted(known))}"
+            raise SettingError(f"{who}: {name} is not an argument{hint}")
+
+
+def check_batch(batch_size: int, rows: int | None = None, what: str = "batch_size") -> None:
+    """SettingError unless 1 <= batch_size, and <= rows where they are given."""
+    if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool) or batch_size < 1:
+        raise SettingError(f"{what}={batch_size!r} is not usable; need a whole number of at least 1")
+    if rows is not None and batch_size > rows:
+        raise SettingError(f"{what}={batch_size} is larger than batch_size={rows}; need at most {rows}")
