@@ -1,7 +1,8 @@
-"""Checks of the arguments that a caller gives: one rule for booleans, one for whole numbers, one-line descriptions."""
+"""Checks of the arguments that a caller gives: booleans, whole numbers, paths; one-line descriptions of a value."""
 
 from __future__ import annotations
 
+import os
 from numbers import Integral
 from typing import Any
 
@@ -38,3 +39,9 @@ def what_is(value: object) -> str:
         return f"the class {value.__name__}"
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
+def need_path(path: object, where: str, name: str, hint: str = "") -> None:
+    """SettingError, naming the argument, unless it is a path."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise SettingError(f"{where}: {name} is {what_is(path)}; need {hint or 'a path'}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class GradloomError(Exception):
     """Base of every error that gradloom raises on purpose; the command line answers it with exit code 2."""
@@ -49,3 +51,31 @@ class TrainError(GradloomError):
 
 class NonFiniteError(TrainError):
     """The loss or a gradient became NaN or infinite; names the step and the first node that produced it."""
+
+
+# What any backend may raise when a step fails. `steps_done` steps of the call were completed before it, and nothing of
+# the failed step was applied.
+
+
+class GuardTripped(NonFiniteError):
+    """The guard stopped a step before its updates: the loss or a gradient is not finite."""
+
+    def __init__(self, steps_done: int, message: str) -> None:
+        super().__init__(message)
+        self.steps_done = steps_done
+
+
+class NotFinite(NonFiniteError):
+    """A checked run computed an output that is not finite: the node, the first that has one, and which element."""
+
+    def __init__(self, steps_done: int, message: str, node: Any, index: int) -> None:
+        super().__init__(message)
+        self.steps_done, self.node, self.index = steps_done, node, index
+
+
+class IndexOutOfRange(DataError):
+    """A label or row id out of range."""
+
+    def __init__(self, steps_done: int, message: str) -> None:
+        super().__init__(message)
+        self.steps_done = steps_done

@@ -1,11 +1,14 @@
-"""The memory that this process may use: of the machine, or of the control groups that hold it."""
+"""The memory that this process may use: of the machine, or of the control groups that hold it; and what it takes."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from .errors import GradloomError, SettingError
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,37 @@ def memory(root: str = "/") -> Memory | None:
         total = min(total, limit)
         available = min(available, max(limit - used, 0))
     return Memory(total, available)
+
+
+def need_memory(
+    need: int, what: str, hint: str, error: type[GradloomError] = SettingError, available: int | None = None
+) -> None:
+    """The error when fewer than `need` bytes are available: "what, N are available; hint".
+
+    available: as it was measured earlier; now, when not given. Nothing is raised where the system does not say.
+    """
+    if available is None:
+        there = memory()
+        available = need if there is None else there.available
+    if need > available:
+        raise error(f"{what}, {show_bytes(available)} are available; {hint}")
+
+
+def show_bytes(n: int) -> str:
+    """1536 -> "1.50 KiB"."""
+    size = float(n)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{n} B" if unit == "B" else f"{size:.2f} {unit}"
+        size /= 1024
+    return f"{size:.2f} GiB"
+
+
+def resident_peak() -> int:
+    """The most bytes that this process has held in memory so far."""
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _group_limits(base: Path) -> Iterator[tuple[int, int]]:

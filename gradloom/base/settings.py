@@ -15,7 +15,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass
 from numbers import Integral
 
@@ -42,13 +41,6 @@ def core_count() -> int:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # macOS
         return os.cpu_count() or 1
-
-
-def resident_peak() -> int:
-    """The most bytes that this process has held in memory so far."""
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 @dataclass(frozen=True)

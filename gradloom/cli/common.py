@@ -44,7 +44,7 @@ def join(parallel: str | None, exchange: str | None) -> Communicator | None:
         if exchange is not None:
             raise SettingError(f"--exchange {exchange}: is how processes exchange gradients; need --parallel mpi")
         return None
-    from ..parallel.communicator import communicator
+    from ..parallel.join import communicator
 
     ranks = communicator(parallel)
     atexit.register(ignore_signals)  # before the wait for the other ranks, which a second signal shall not end

@@ -108,13 +108,13 @@ def _core(machine: Any, found: dict[str, Any], lines: list[tuple[str, str]], wro
 
 
 def _memory(machine: Any, found: dict[str, Any], lines: list[tuple[str, str]]) -> None:
-    from ..plan.plan import show_bytes
+    from ..base.memory import memory, show_bytes
 
-    memory, found["huge_pages"] = machine.memory(), machine.huge_pages()
+    there, found["huge_pages"] = memory(), machine.huge_pages()
     text = "unknown"
-    if memory is not None:
-        found["memory_bytes"], found["memory_available_bytes"] = memory.total, memory.available
-        text = f"{show_bytes(memory.total)}, {show_bytes(memory.available)} available"
+    if there is not None:
+        found["memory_bytes"], found["memory_available_bytes"] = there.total, there.available
+        text = f"{show_bytes(there.total)}, {show_bytes(there.available)} available"
     lines.append(("memory", f"{text}; huge pages: {found['huge_pages']}"))
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..base.settings import resident_peak
+from ..base.memory import resident_peak
 from .common import columns, exit_code, json_text, need_whole, say
 from .language import (
     DATA_HELP,

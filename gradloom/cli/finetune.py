@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..base.settings import resident_peak
+from ..base import memory
+from ..base.memory import resident_peak, show_bytes
 from .common import (
     Exchange,
     Parallel,
@@ -162,7 +163,6 @@ def _prepare(
     from ..llm.model import load
     from ..llm.plan import check_trained, plan_of
     from ..parallel.agree import agreed, is_root
-    from ..run import machine
 
     ranks = settings["parallel"]
     model, data, *_ = inputs
@@ -172,7 +172,7 @@ def _prepare(
             claimed.enter_context(claim(place, is_folder=Path(place).suffix == ""))
         loaded = load(model)
         given: Any = adapter_for(loaded, *adapter, **made)
-        memory = machine.memory()
+        there = memory.memory()
         check_trained(loaded, given)
     run = Run(loaded, data, given, data_options=options, **settings)
     say(f"{model}: {loaded.config}")
@@ -182,7 +182,7 @@ def _prepare(
     if adapter[3] is not None:
         say(f"a new run from the weights of {adapter[3]}: optimiser, schedule and order of rows begin anew")
     run.prepare()
-    planned = plan_of(run, memory)
+    planned = plan_of(run, there)
     columns([(f"  {name}", text) for name, text in planned.lines()], sys.stderr)
     with agreed(ranks):
         planned.check()
@@ -219,7 +219,6 @@ def _announce(run: Run) -> None:
 
 def _train(run: Run, planned: MemoryPlan, data: str, place: str, json: bool) -> int:
     from ..base.errors import GradloomError, TrainError
-    from ..plan.plan import show_bytes
     from ..train.display import duration, rate
 
     before = resident_peak()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..base.settings import resident_peak
+from ..base.memory import resident_peak
 from .common import (
     Exchange,
     Parallel,
@@ -206,7 +206,7 @@ def _run(asked: _Options) -> int:
 def _train_and_save(asked: _Options, use: _Settings, table: Table, net: Any, path: str, report: str) -> int:
     """Train, write model and result together (nothing before a step was done), then measure the test rows."""
     from ..base.errors import GradloomError, NonFiniteError, TrainError
-    from ..files import together
+    from ..files import not_finite, together
     from ..parallel.agree import is_root
     from .model import save_model
 
@@ -230,7 +230,7 @@ def _train_and_save(asked: _Options, use: _Settings, table: Table, net: Any, pat
             if isinstance(stop, TrainError):
                 raise type(stop)(f"{stop}; this was before the first step was done, and nothing is saved") from None
             raise stop
-        bad = _not_finite(net)
+        bad = not_finite(net.state_dict())
         if bad and stop is None:
             stop = NonFiniteError("the last step made weights that are not finite; a smaller learning rate may help")
         ending = "done" if stop is None else "interrupted" if interrupted else f"stopped: {stop}"
@@ -238,7 +238,7 @@ def _train_and_save(asked: _Options, use: _Settings, table: Table, net: Any, pat
         result |= {"steps": steps, "ending": ending, "interrupted": interrupted, "model": path}
         kept = f"the {'weights so far' if interrupted or stop is None else 'last good weights'} are in {path}"
         if bad:
-            kept = f"nothing is saved: {bad} has numbers that are not finite"
+            kept = f"nothing is saved: {bad}"
         elif is_root(asked.ranks):
             try:
                 with together(asked.out):
@@ -268,13 +268,6 @@ def _train_and_save(asked: _Options, use: _Settings, table: Table, net: Any, pat
         if asked.json:
             print(json_text(result))
     return exit_code(stop) if interrupted else 0
-
-
-def _not_finite(net: Any) -> str | None:
-    """The name of an array of the model that holds a number that is not finite."""
-    import numpy as np
-
-    return next((name for name, array in net.state_dict().items() if not np.isfinite(array).all()), None)
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..base.settings import resident_peak
+from ..base.memory import resident_peak, show_bytes
 from .common import exit_code, json_text, need_whole, say
 from .language import Template, chat_prompt, load_adapter, read_template
 
@@ -45,7 +45,6 @@ def generate(
     from ..llm.generate import complete, prompt_ids
     from ..llm.model import load
     from ..llm.sampling import Sampling
-    from ..plan.plan import show_bytes
 
     if template is not None and not chat:
         raise SettingError(f"--chat-template {chat_template} belongs to --chat; need both, or none of them")

@@ -14,8 +14,8 @@ import numpy as np
 
 from .. import nn
 from ..base.described import parse
-from ..base.errors import DataError, FileError, GradloomError, SettingError
-from ..base.memory import memory
+from ..base.errors import DataError, FileError, GradloomError
+from ..base.memory import need_memory, show_bytes
 from ..data import Preprocess
 from ..files import load_arrays, need_finite, save_arrays
 
@@ -38,10 +38,9 @@ def build_model(preprocess: Preprocess, hidden: Sequence[int]) -> nn.Sequential:
 def need_room(preprocess: Preprocess, hidden: Sequence[int]) -> None:
     """SettingError when the free memory does not hold the training of build_model(preprocess, hidden): weights, their
     gradients and two moments."""
-    count, there = sum(math.prod(shape) for shape in _shapes(preprocess, hidden).values()), memory()
-    if there is not None and 16 * count > there.available:
-        need = f"{count:,} parameters take {16 * count:,} bytes to train; {there.available:,} are free"
-        raise SettingError(f"hidden layers {','.join(map(str, hidden)):.80}: {need}; need smaller ones")
+    count = sum(math.prod(shape) for shape in _shapes(preprocess, hidden).values())
+    what = f"{count:,} parameters need {show_bytes(16 * count)} of memory to train"
+    need_memory(16 * count, f"hidden layers {','.join(map(str, hidden)):.80}: {what}", "need smaller ones")
 
 
 def save_model(

@@ -65,10 +65,10 @@ def verify(
     options = data_options(
         text_key, prompt_key, completion_key, messages_key, as_chat, chat_template, loss_on, skip_bad_lines
     )
+    from ..base.memory import show_bytes
     from ..llm.model import load
     from ..llm.verify import verify as verify_step
     from ..optim import SGD, AdamW
-    from ..plan.plan import show_bytes
 
     loaded = load(model)
     adapter: Any = adapter_for(loaded, method, targets, train_dtype, lora, seed, rank=rank)

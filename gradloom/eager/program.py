@@ -11,12 +11,11 @@ import numpy as np
 
 from ..base import locks
 from ..base.dtypes import DType
-from ..base.errors import NonFiniteError, SettingError
+from ..base.errors import GuardTripped, NonFiniteError, NotFinite, SettingError
 from ..graph.graph import reachable
 from ..graph.opspec import Parameter
 from ..graph.stored import before_read, before_write
 from ..graph.value import Value, graph_mode
-from ..run.cpu_backend import GuardTripped, NotFinite
 from ..run.diagnose import first_bad
 from ..run.executable import compile as compile_program
 from .cache import Cache, cache_of, counts

@@ -1,8 +1,10 @@
 """Files: whole or not at all when written, checked when read."""
 
-from .arrays import load_arrays, need_finite, save_arrays
-from .atomic import atomic_path, atomic_write, check_target, claim, read_together, refuse_input, together
-from .gguf import GGUF, open_gguf, write_gguf
+from .arrays import load_arrays, need_finite, not_finite, save_arrays
+from .atomic import atomic_path, atomic_write, claim, read_together, together
+from .gguf import GGUF, open_gguf
+from .gguf_writer import write_gguf
+from .targets import check_target, refuse_input
 
 __all__ = [
     "GGUF",
@@ -12,6 +14,7 @@ __all__ = [
     "claim",
     "load_arrays",
     "need_finite",
+    "not_finite",
     "open_gguf",
     "read_together",
     "refuse_input",

@@ -20,7 +20,10 @@ from ..base.arrays import as_array
 from ..base.described import LONGEST, parse_object
 from ..base.errors import DataError, FileError
 from .atomic import atomic_path, read_together
-from .gguf import PLAIN, field, open_gguf, write_gguf
+from .gguf import open_gguf
+from .gguf_fields import field
+from .gguf_types import PLAIN
+from .gguf_writer import write_gguf
 
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 # NumPy's names -> those of the file, in the order in which the safetensors package lays arrays out
@@ -69,11 +72,18 @@ def load_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], di
 
 def need_finite(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> None:
     """FileError that names the first array which holds NaN or infinite numbers: such a file is no good model."""
+    seen = not_finite(arrays)
+    if seen is not None:
+        raise FileError(f"{path}: {seen}; need finite ones")
+
+
+def not_finite(arrays: Mapping[str, np.ndarray]) -> str | None:
+    """What is wrong with the first array that holds NaN or infinite numbers; None when all numbers are finite."""
     for name, array in arrays.items():
         bad = 0 if array.dtype.kind in "biu" else array.size - int(np.isfinite(array).sum())
         if bad:
-            seen = f"{bad} of {array.size} numbers that are NaN or infinite"
-            raise FileError(f"{path}: array {name!r:.60} holds {seen}; need finite ones")
+            return f"array {name!r:.60} holds {bad} of {array.size} numbers that are NaN or infinite"
+    return None
 
 
 def _kind(path: str | os.PathLike[str]) -> str:

@@ -26,6 +26,7 @@ from typing import BinaryIO, TypeVar
 
 from ..base.errors import FileError
 from .lock import PATIENCE, locked, reason_of, try_lock
+from .targets import check_target, is_stream, open_file_of
 
 T = TypeVar("T")
 COMMIT = ".gradloom.commit"
@@ -98,12 +99,12 @@ def atomic_write(path: str | os.PathLike[str], needed_bytes: int | None = None) 
 
     A device, a named pipe or an open file of a process (/dev/stdout) is written to as it is.
     """
-    if not _is_stream(path):
+    if not is_stream(path):
         with atomic_path(path, needed_bytes) as part, open(part, "wb") as file:
             yield file
         return
     try:
-        own = re.fullmatch(rf"/proc/{os.getpid()}/fd/(\d+)", _open_file(path) or "")
+        own = re.fullmatch(rf"/proc/{os.getpid()}/fd/(\d+)", open_file_of(path) or "")
         with os.fdopen(os.dup(int(own[1])), "wb") if own else open(path, "ab") as file:
             yield file
     except OSError as error:
@@ -262,10 +263,10 @@ def _digest(path: Path) -> str | None:
         os.close(handle)
         return None
     with open(handle, "rb") as file:
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         while block := file.read(1 << 20):
-            found.update(block)
-        return found.hexdigest()
+            digest.update(block)
+        return digest.hexdigest()
 
 
 def _moves(folder: Path) -> dict[str, _Move] | None:
@@ -279,8 +280,7 @@ def _moves(folder: Path) -> dict[str, _Move] | None:
     except OSError as error:
         raise FileError(f"{path}: cannot be read: {reason_of(error)}") from None
     try:
-        found = json.loads(text)
-        moves = {name: _Move(**move) for name, move in found.items()}
+        moves = {name: _Move(**move) for name, move in json.loads(text).items()}
         if not moves or not all(_is_move(name, move) for name, move in moves.items()):
             raise ValueError
     except (ValueError, TypeError, AttributeError, RecursionError):
@@ -345,14 +345,14 @@ def read_together(folder: str | os.PathLike[str], names: Sequence[str], read: Ca
         seen = [_identity(path) for path in paths]
         error: FileError | OSError | None = None
         try:
-            found = read(*paths)
+            content = read(*paths)
         except (FileError, OSError) as failed:
             error = failed
         now = _current(home, names)
         if [_identity(path) for path in now] == seen and (error is None or now == paths):
             if error is not None:
                 raise error
-            return found
+            return content
     raise FileError(f"{folder}: changes while it is read; need it at rest")
 
 
@@ -377,77 +377,12 @@ def _current(folder: Path, names: Sequence[str]) -> list[Path]:
 
 
 def _identity(path: Path) -> tuple[int, ...] | None:
-    """Of a file, also when it is moved."""
+    """What tells a file and its content from others; a move keeps it. None where there is no file."""
     try:
-        found = path.stat()
+        state = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
-
-# ---- before the work -------------------------------------------------------------------------------------------------
-
-
-def check_target(path: str | os.PathLike[str], streams: bool = False) -> None:
-    """FileError unless `path` is a regular file or can become one. To be asked before any work is done.
-
-    streams: what is written there goes through atomic_write, so that devices, named pipes and open files of a process
-    will do as well.
-    """
-    try:
-        mode = os.stat(path).st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        folder = Path(os.path.realpath(path)).parent
-        if not folder.is_dir():
-            raise FileError(f"{path}: the folder {folder} does not exist; create it or choose another place") from None
-        if os.fspath(path).endswith(os.sep):
-            raise FileError(f"{path}: is the name of a folder; need the name of a file to write") from None
-        return
-    except OSError as error:
-        raise FileError(f"{path}: cannot be written: {reason_of(error)}; choose another place") from None
-    if stat.S_ISDIR(mode):
-        raise FileError(f"{path}: is a folder; need the name of a file to write")
-    if streams and _is_stream(path):
-        return
-    if not stat.S_ISREG(mode) or _open_file(path) is not None:
-        kinds = {stat.S_IFIFO: "a named pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
-        seen = kinds.get(stat.S_IFMT(mode), "an open file of a process" if stat.S_ISREG(mode) else "no regular file")
-        raise FileError(f"{path}: is {seen}, which cannot be replaced; need the name of a regular file, or a new one")
-
-
-def _is_stream(path: str | os.PathLike[str]) -> bool:
-    """A device of characters, a pipe, or an open file of a process: bytes can be written to it one after the other."""
-    try:
-        mode = os.stat(path).st_mode
-    except OSError:
-        return False
-    return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or (stat.S_ISREG(mode) and _open_file(path) is not None)
-
-
-def _open_file(path: str | os.PathLike[str]) -> str | None:
-    """/proc/PID/fd/N of a name such as /dev/stdout: what it leads to is not replaced by a file of another name."""
-    here = os.fspath(path)
-    for _ in range(40):
-        folder = os.path.realpath(os.path.dirname(here) or ".")
-        if re.fullmatch(r"/proc/\d+(/task/\d+)?/fd", folder):
-            return f"{folder}/{os.path.basename(here)}"
-        if not os.path.islink(here):
-            return None
-        here = os.path.join(os.path.dirname(here), os.readlink(here))
-    return None
-
-
-def refuse_input(path: str | os.PathLike[str], *inputs: str | os.PathLike[str]) -> None:
-    """FileError when writing `path` would replace a file that is read: one of these, or of a folder among them, also by
-    another name (a link, another spelling). To be asked before any work is done, and again before writing."""
-    for given in inputs:
-        reads = [Path(given)]
-        with contextlib.suppress(OSError):  # no folder
-            reads = sorted(Path(given).iterdir())
-        for read in reads:
-            with contextlib.suppress(OSError):  # one of them does not exist
-                if os.path.samefile(path, read):
-                    raise FileError(f"{path}: is the same file as {read}, which is read; need another one to write")
+    return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
 
 
 # ---- small things ----------------------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ def _check_targets(node: Node) -> None:
                 f"{node.op.name}: it would write to {describe(target)} of {target.node.op.name} {target.node.label}; "
                 f"need a parameter (gl.parameter); node {node.label}"
             )
-        if not leaf.node.attrs["stored"].array.flags.writeable:
+        if leaf.node.attrs["stored"].role == "frozen":
             raise GraphError(f"{node.op.name}: {leaf.node.label} is read-only; need a parameter; node {node.label}")
 
 

@@ -20,7 +20,7 @@ from ..base.arrays import as_array
 from ..base.dtypes import DType, dtype, f32, i32, u8
 from ..base.dtypes import dtype as as_dtype
 from ..base.errors import DTypeError, GradloomError, GraphError, ShapeError
-from .stored import Stored, addressable
+from .stored import Role, Stored, addressable
 from .value import Node, Shape, Value, describe, recording
 
 REGISTRY: dict[str, OpSpec] = {}
@@ -569,7 +569,7 @@ class Parameter(Value):
 
     @property
     def trainable(self) -> bool:
-        return self.stored.trainable
+        return self.stored.role == "trained"
 
     @trainable.setter
     def trainable(self, trainable: bool) -> None:
@@ -586,7 +586,8 @@ class Parameter(Value):
 
 def parameter(data: Any, name: str = "", dtype: str | DType = "f32", trainable: bool = True) -> Parameter:
     """A trainable array, initialised with `data` (copied)."""
-    return stored_value(Stored(name, data, dtype, as_bool("parameter: trainable", trainable)))
+    role: Role = "trained" if as_bool("parameter: trainable", trainable) else "state"
+    return stored_value(Stored(name, data, dtype, role))
 
 
 def stored_value(stored: Stored) -> Parameter:

@@ -1,6 +1,6 @@
 """Stored: an array that outlives a run (a parameter, an optimiser moment, running statistics, a mapped tensor).
 
-It lives once, in memory of its own, and every executable compiled for the CPU reads and writes it there.
+Its bytes lie in one place, and every program reads and writes them there.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from typing import Literal
 
 import numpy as np
 
@@ -19,6 +20,13 @@ from ..base.dtypes import DType, dtype
 from ..base.errors import DTypeError, GraphError, ShapeError
 
 ALIGNMENT = 64
+
+# What programs and callers may do with a stored array:
+#   trained   an optimiser updates it
+#   state     programs and assignments write it, no optimiser trains it: running statistics, moments, sums, caches, and
+#             parameters whose training is switched off
+#   frozen    it is only read: the tensors of a mapped file, data sets
+Role = Literal["trained", "state", "frozen"]
 
 
 def addressable(shape: Sequence[int], item_bytes: int) -> bool:
@@ -145,13 +153,13 @@ def _outstanding(reads: Sequence[Stored], writes: Sequence[Stored]) -> bool:
 def copies(several: Iterable[Stored]) -> list[np.ndarray]:
     """Copies of the contents of several arrays as numbers, all of one moment: between two steps of any program."""
     listed = list(several)
-    found: dict[Stored, np.ndarray] = {}
+    copied: dict[Stored, np.ndarray] = {}
     with held(listed):
-        found.update((s, s.array.copy()) for s in listed if s.array.flags.writeable)
-    for s in listed:  # what nobody writes needs no lock
-        if s not in found:
-            found[s] = dequantised(s.array, s.dtype, s.shape) if s.dtype.is_quantised else s.array.copy()
-    return [found[s] for s in listed]
+        copied.update((s, s.read().copy()) for s in listed if s.role != "frozen")
+    for s in listed:  # nobody writes a frozen array: no lock is needed
+        if s not in copied:
+            copied[s] = dequantised(s.array, s.dtype, s.shape) if s.dtype.is_quantised else s.read().copy()
+    return [copied[s] for s in listed]
 
 
 def replace(contents: Mapping[Stored, object]) -> None:
@@ -160,27 +168,28 @@ def replace(contents: Mapping[Stored, object]) -> None:
     given = [(stored, stored.checked(data)) for stored, data in contents.items()]
     with held((), list(contents)):
         for stored, array in given:
-            stored.array[...] = array
-            stored.version += 1
+            stored.write(array)
 
 
 class Stored:
-    """A named array with a fixed shape and dtype. `version` counts the writes: assignments and runs that updated it.
+    """A named array with a fixed shape and dtype that outlives a run.
 
-    `array` holds the numbers; of a quantised dtype it holds the bytes of the blocks. `check`, where there is one, is
-    called before each run that reads the array. `has_optimizer`: an optimiser was made with this among its parameters.
-    `serial` counts the arrays in the order in which they were made.
+    role: what may be done with it (see Role). version: counts the writes: `write`, assignments, runs that updated it.
+    check: called before each run that reads the array, where there is one. has_optimizer: an optimiser was made with
+    this among its parameters. serial: counts the arrays in the order in which they were made. array: the memory itself,
+    for graph/stored.py, run/ and files/ alone; of a quantised dtype it holds the bytes of the blocks. Everybody else
+    calls `read` and `write`.
     """
 
-    __slots__ = ("array", "check", "dtype", "has_optimizer", "name", "serial", "shape", "trainable", "version")
+    __slots__ = ("array", "check", "dtype", "has_optimizer", "name", "role", "serial", "shape", "version")
 
-    def __init__(self, name: str, data: object, kind: str | DType = "f32", trainable: bool = False) -> None:
+    def __init__(self, name: str, data: object, kind: str | DType = "f32", role: Role = "state") -> None:
         given = _numbers(name, data, kind)
         self.name = name
         self.serial = next_serial()
         self.dtype = dtype(kind)
         self.shape: tuple[int, ...] = given.shape
-        self.trainable = trainable
+        self.role: Role = role
         self.has_optimizer = False
         self.version = 0
         self.check: Callable[[], object] | None = None
@@ -189,13 +198,13 @@ class Stored:
             self.array[...] = given
 
     @classmethod
-    def wrap(cls, name: str, array: np.ndarray) -> Stored:
-        """Stand for an array that exists already, without copying it (a data set, a mapped file)."""
+    def wrap(cls, name: str, array: np.ndarray, role: Role) -> Stored:
+        """Stand for an array that exists already, without copying it (a data set, a piece of a larger array)."""
         if not sketching() and not (array.flags.c_contiguous and array.flags.aligned):
             raise ShapeError(f"{name}: an array with gaps cannot be read in place; need a C-contiguous one")
         stored = cls.__new__(cls)
         stored.serial = next_serial()
-        stored.name, stored.dtype, stored.trainable, stored.version = name, dtype(array.dtype), False, 0
+        stored.name, stored.dtype, stored.role, stored.version = name, dtype(array.dtype), role, 0
         stored.array, stored.shape, stored.check, stored.has_optimizer = array, array.shape, None, False
         return stored
 
@@ -208,32 +217,58 @@ class Stored:
         shape: Sequence[int],
         check: Callable[[], object] | None = None,
     ) -> Stored:
-        """Stand for the bytes of a mapped file: read where they lie, never copied, never written, never trained.
+        """Stand for the bytes of a mapped file: read where they lie, never copied; the role is "frozen".
 
         data: C-contiguous bytes (u8), or numbers of `kind`. kind: any dtype, quantised ones too. shape: in NumPy's
         order; blocks run along its last axis. check: called before each run; raises FileError when the file changed.
         Raises ShapeError when the bytes are not those of the shape, or lie where the machine cannot read them.
         """
-        found = dtype(kind)
+        known = dtype(kind)
         extents = tuple(int(n) for n in shape)
-        if found.is_quantised and (not extents or extents[-1] % found.block):
-            raise ShapeError(f"{name}: {found.name}{list(extents)}; need a last axis of whole blocks of {found.block}")
-        if not data.flags.c_contiguous or data.dtype not in (np.dtype(np.uint8), found.numpy):
-            raise ShapeError(f"{name}: got {data.dtype}{list(data.shape)}; need the bytes of {found.name} without gaps")
-        need = found.bytes_of(math.prod(extents))
+        if known.is_quantised and (not extents or extents[-1] % known.block):
+            raise ShapeError(f"{name}: {known.name}{list(extents)}; need a last axis of whole blocks of {known.block}")
+        if not data.flags.c_contiguous or data.dtype not in (np.dtype(np.uint8), known.numpy):
+            raise ShapeError(f"{name}: got {data.dtype}{list(data.shape)}; need the bytes of {known.name} without gaps")
+        need = known.bytes_of(math.prod(extents))
         if data.nbytes != need:
-            raise ShapeError(f"{name}: {data.nbytes} bytes; need {need} for {found.name}{list(extents)}")
-        if data.ctypes.data % found.numpy.itemsize:
+            raise ShapeError(f"{name}: {data.nbytes} bytes; need {need} for {known.name}{list(extents)}")
+        if data.ctypes.data % known.numpy.itemsize:
             raise ShapeError(
-                f"{name}: its bytes begin at no multiple of {found.numpy.itemsize}, the size of {found.name}"
+                f"{name}: its bytes begin at no multiple of {known.numpy.itemsize}, the size of {known.name}"
             )
         array: np.ndarray = data.reshape(-1).view(np.uint8)
-        if not found.is_quantised:
-            array = array.view(found.numpy).reshape(extents)
-        array.flags.writeable = False
-        stored = cls.wrap(name, array)
-        stored.dtype, stored.shape, stored.check = found, extents, check
+        if not known.is_quantised:
+            array = array.view(known.numpy).reshape(extents)
+        stored = cls.wrap(name, array, "frozen")
+        stored.dtype, stored.shape, stored.check = known, extents, check
         return stored
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes it takes."""
+        return self.array.nbytes
+
+    @property
+    def address(self) -> int:
+        """Where its bytes are now, in the memory of this process."""
+        return self.array.ctypes.data
+
+    def read(self) -> np.ndarray:
+        """The contents where they lie: a read-only view, no copy; of a quantised dtype the bytes of the blocks.
+
+        The view shows later writes, too. Read inside of `held` where another thread may write; `numpy` copies.
+        """
+        view = self.array.view()
+        view.flags.writeable = False
+        return view
+
+    def write(self, data: object) -> None:
+        """Overwrite the contents in place with an array or a number that fits: no check, no lock (`assign` has both).
+        GraphError when the array is frozen."""
+        if self.role == "frozen":
+            raise GraphError(f"{self.name}: it is frozen and only read; need an array that may be written")
+        self.array[...] = data
+        self.version += 1
 
     def numpy(self) -> np.ndarray:
         """A copy of the contents as numbers; quantised ones as f32, by the gguf package."""
@@ -245,7 +280,7 @@ class Stored:
 
     def checked(self, data: object) -> np.ndarray:
         """The data as an array that may be assigned; the errors of assign."""
-        if not self.array.flags.writeable:
+        if self.role == "frozen":
             raise GraphError(f"parameter {self.name}: it is read-only; need one of gl.parameter")
         given = _numbers(self.name, data, self.dtype)
         if given.shape != self.shape:
@@ -253,38 +288,38 @@ class Stored:
         return given
 
     def set_trainable(self, trainable: bool) -> None:
-        """Train it from now on, or not; GraphError when it is read-only."""
+        """Train it from now on (the role "trained"), or not ("state"); GraphError when a frozen array is to train."""
         global _trainable_changes
-        if trainable and not self.array.flags.writeable:
+        if trainable and self.role == "frozen":
             raise GraphError(f"parameter {self.name}: it is read-only and cannot be trained; need one of gl.parameter")
-        if trainable != self.trainable:
-            self.trainable = trainable
+        if trainable != (self.role == "trained"):
+            self.role = "trained" if trainable else "state"
             _trainable_changes += 1
 
     def __deepcopy__(self, memo: dict[int, object]) -> Stored:
-        """A copy that is written on its own; what is only read is shared."""
-        if not self.array.flags.writeable:
+        """A copy that is written on its own; frozen arrays are shared."""
+        if self.role == "frozen":
             return self
         with held((self,)):
-            made = memo[id(self)] = Stored(self.name, self.array, self.dtype, self.trainable)
+            made = memo[id(self)] = Stored(self.name, self.array, self.dtype, self.role)
             made.version, made.check, made.has_optimizer = self.version, self.check, self.has_optimizer
         return made
 
     def __reduce__(self) -> tuple[object, ...]:
-        if not self.array.flags.writeable:
+        if self.role == "frozen":
             raise GraphError(
                 f"parameter {self.name}: it is read from a file and not pickled; need the file where it goes"
             )
         with held((self,)):
-            state = self.name, self.array.copy(), self.dtype, self.trainable, self.version, self.has_optimizer
+            state = self.name, self.array.copy(), self.dtype, self.role, self.version, self.has_optimizer
             return _unpickled, state
 
     def __repr__(self) -> str:
         return f"Stored({self.name}, {self.dtype.name}{list(self.shape)})"
 
 
-def _unpickled(name: str, array: np.ndarray, kind: DType, trainable: bool, version: int, has_optimizer: bool) -> Stored:
-    stored = Stored(name, array, kind, trainable)
+def _unpickled(name: str, array: np.ndarray, kind: DType, role: Role, version: int, has_optimizer: bool) -> Stored:
+    stored = Stored(name, array, kind, role)
     stored.version, stored.has_optimizer = version, has_optimizer
     return stored
 

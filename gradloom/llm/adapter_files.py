@@ -31,7 +31,7 @@ from ..base.arguments import one_line
 from ..base.errors import FileError
 from ..files import atomic_write, load_arrays, open_gguf, read_together, save_arrays, together, write_gguf
 from ..files.gguf import GGUF
-from ..files.gguf import field as gguf_field
+from ..files.gguf_fields import field as gguf_field
 
 EMBEDDING = "token_embd.weight"
 PEFT_WEIGHTS, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"

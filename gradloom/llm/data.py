@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..base.arguments import as_bool
+from ..base.arguments import as_bool, need_path
 from ..base.errors import DataError, FileError, SettingError
 from ..data.dataset import IGNORED, split_rows
-from .arguments import need_path
 from .chat import ChatTemplate
 
 if TYPE_CHECKING:

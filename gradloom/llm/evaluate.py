@@ -21,7 +21,8 @@ from .. import ops
 from ..graph.opspec import input as input_value
 from ..graph.value import Value
 from ..run.executable import compile as compile_program
-from .arguments import adapter_of, model_of
+from .arguments import adapter_of
+from .model import model_of
 
 if TYPE_CHECKING:
     from .data import TokenData

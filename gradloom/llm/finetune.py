@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..base import memory
 from ..base.arguments import as_bool, as_whole
 from ..base.errors import DataError, SettingError
 from ..base.interrupts import StopTraining
-from ..base.settings import resident_peak
+from ..base.memory import need_memory, resident_peak, show_bytes
 from ..data.dataset import IGNORED, Dataset, split_rows
 from ..files import refuse_input
 from ..graph.opspec import Parameter
@@ -31,9 +32,8 @@ from ..nn.module import Module
 from ..optim import schedules
 from ..optim.optimizer import AdamW, Optimizer
 from ..parallel.agree import agreed, is_root, same_settings, share_of, threads_for
-from ..parallel.communicator import TIMEOUT, Communicator, ranks_of
-from ..plan.plan import show_bytes
-from ..run import machine
+from ..parallel.communicator import TIMEOUT, Communicator
+from ..parallel.join import ranks_of
 from ..train.arguments import check_batch, check_options
 from ..train.display import StepDisplay
 from ..train.epoch import Progress
@@ -41,9 +41,9 @@ from ..train.fit import EpochResult
 from ..train.result import Result
 from ..train.stopping import Listeners, Listening, monitored
 from ..train.trainer import Trainer
-from .arguments import adapter_of, model_of
+from .arguments import adapter_of
 from .lora import LoRA, TrainedTensors, files_of_adapter
-from .model import Adapter, Model
+from .model import Adapter, Model, model_of
 from .plan import check_trained, plan_of
 from .table import training_table
 
@@ -170,7 +170,7 @@ class Run:
             seed = as_whole("seed", seed, 0)
             given = adapter_of(adapter, self.model, "finetune")
             self.adapter = _adapter(given, method, tensors, train_dtype, seed)
-            self._memory = machine.memory()  # before this run takes any
+            self._memory = memory.memory()  # before this run takes any
             self.method = "lora" if isinstance(self.adapter, LoRA) else "full"
             self.seed, self.on_progress, self.on_epoch = seed, on_progress, Listening(on_epoch)
             self._read = [data] if isinstance(data, (str, os.PathLike)) else []
@@ -469,12 +469,9 @@ def read_rows(
         raise SettingError(f"context={context} is not usable; need 2 to {limit}, the model's context")
     if isinstance(data, Rows):
         return data
-    there, need = machine.memory(), 12 * (context or 0)
-    if there is not None and need > there.available:
-        raise SettingError(
-            f"context={context} is not usable: one row needs {show_bytes(need)} of memory, "
-            f"{show_bytes(there.available)} are available; need a smaller one"
-        )
+    need = 12 * (context or 0)
+    what = f"context={context} is not usable: one row needs {show_bytes(need)} of memory"
+    need_memory(need, what, "need a smaller one")
     if isinstance(data, (str, os.PathLike)):
         from .data import pack, read_samples
 

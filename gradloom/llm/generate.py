@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,18 +21,15 @@ from .. import ops
 from ..base import locks
 from ..base.errors import DataError, SettingError
 from ..base.locks import Claim
+from ..base.memory import need_memory, show_bytes
 from ..graph.opspec import input as input_value
 from ..graph.opspec import setting, stored_value
 from ..graph.stored import Stored, aligned_empty
 from ..graph.value import Value
-from ..plan.plan import show_bytes
-from ..run import machine
 from ..run.executable import compile as compile_program
-from .arguments import adapter_of, model_of
+from .arguments import adapter_of
+from .model import Adapter, Model, model_of
 from .sampling import Sampling, sample
-
-if TYPE_CHECKING:
-    from .model import Adapter, Model
 
 CHUNK = 64  # tokens of a prompt that go through at once
 ROWS = 256  # caches grow in steps of so many tokens
@@ -49,7 +46,7 @@ class KeysAndValues:
 
     @property
     def bytes(self) -> int:
-        return sum(s.array.nbytes for pair in self.stored for s in pair)
+        return sum(s.bytes for pair in self.stored for s in pair)
 
     def attend(self, layer: int, q: Value, k: Value, v: Value, positions: Value, scale: float) -> Value:
         at = setting("cache.position", "i64")
@@ -63,7 +60,7 @@ class KeysAndValues:
 def _zeros(name: str, shape: tuple[int, ...]) -> Stored:
     array = aligned_empty(shape, np.dtype(np.float32))
     array[...] = 0
-    return Stored.wrap(name, array)
+    return Stored.wrap(name, array, "state")
 
 
 class Generator:
@@ -80,12 +77,8 @@ class Generator:
         self.model, self.adapter, self.options = model, adapter, options
         self.rows = config.context_length if rows is None else min(rows, config.context_length)
         need = 8 * config.layers * (self.rows + CHUNK) * config.kv_heads * config.head_dim
-        there = machine.memory()
-        if there is not None and need > there.available:
-            raise SettingError(
-                f"generate: a cache of {self.rows} tokens needs {show_bytes(need)} of memory, "
-                f"{show_bytes(there.available)} are available; need fewer tokens"
-            )
+        what = f"generate: a cache of {self.rows} tokens needs {show_bytes(need)} of memory"
+        need_memory(need, what, "need fewer tokens")
         self.cache = KeysAndValues(config.layers, self.rows + CHUNK, config.kv_heads, config.head_dim)
         self.length = 0  # tokens in the cache
         self._programs: dict[int, Any] = {}

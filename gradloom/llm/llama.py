@@ -8,20 +8,16 @@ Rows are tokens: x is [B*T, d]. Weights lie as [n_out, n_in].
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
-
 from .. import ops
 from ..graph.value import Shape, Value
 from .config import Config
-
-if TYPE_CHECKING:
-    from .model import Layer, Net
+from .net import Layer, Net, Pairing
 
 
 class Llama:
     """GGUF's llama: the rows of Wq and Wk are permuted so that a rotation turns neighbouring elements of a head."""
 
-    pairing: Literal["interleaved", "half"] = "interleaved"
+    pairing: Pairing = "interleaved"
     biases: tuple[str, ...] = ()  # linear layers of a block that have a bias
     biases_possible: tuple[str, ...] = (
         "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"
@@ -59,8 +55,8 @@ class Llama:
 
     def attention(self, layer: Layer, x: Value) -> Value:
         c = layer.config
-        q = layer.rope(self.queries(layer, layer.heads(layer.linear("attn_q", x), c.heads)))
-        k = layer.rope(self.keys(layer, layer.heads(layer.linear("attn_k", x), c.kv_heads)))
+        q = layer.rope(self.queries(layer, layer.heads(layer.linear("attn_q", x), c.heads)), self.pairing)
+        k = layer.rope(self.keys(layer, layer.heads(layer.linear("attn_k", x), c.kv_heads)), self.pairing)
         v = layer.heads(layer.linear("attn_v", x), c.kv_heads)
         y = layer.attend(q, k, v)  # [B, T, H, D]
         return layer.linear("attn_output", y.reshape(x.shape[0], c.heads * c.head_dim))

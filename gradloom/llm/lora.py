@@ -19,14 +19,14 @@ import numpy as np
 
 from .. import ops
 from ..base import locks
-from ..base.arguments import as_bool, as_whole, one_line
+from ..base.arguments import as_bool, as_whole, need_path, one_line
 from ..base.errors import DTypeError, FileError, SettingError
 from ..data.dataset import generator
 from ..files import refuse_input
 from ..graph.opspec import Parameter, stored_value
 from ..graph.stored import Stored, copies, sketching
 from ..graph.value import Value, scope
-from .arguments import model_of, need_path
+from .model import model_of
 
 if TYPE_CHECKING:
     from .model import Model
@@ -214,8 +214,8 @@ class LoRA:
             self._set(name, rng.uniform(-bound, bound, a_shape), zeros_b)
 
     def _set(self, name: str, a: np.ndarray, b: np.ndarray) -> None:
-        self.a[name] = stored_value(Stored(f"{name}.lora_a", a, "f32", trainable=True))
-        self.b[name] = stored_value(Stored(f"{name}.lora_b", b, "f32", trainable=True))
+        self.a[name] = stored_value(Stored(f"{name}.lora_a", a, "f32", "trained"))
+        self.b[name] = stored_value(Stored(f"{name}.lora_b", b, "f32", "trained"))
 
     def _check_fits(self, model: Model) -> None:
         possible = adaptable(model)
@@ -310,7 +310,7 @@ class TrainedTensors:
             if self._model is not None:
                 raise SettingError(f"trained tensors: belong to {self._model.path}; need that model")
             for name in self.choose(model):
-                self.arrays[name] = stored_value(Stored(name, model.array(name), "f32", trainable=True))
+                self.arrays[name] = stored_value(Stored(name, model.array(name), "f32", "trained"))
             self._model = model
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -319,7 +319,7 @@ class TrainedTensors:
         FileError when it cannot be written or is the file that the model was read from, and when a number that was
         trained is not finite.
         """
-        from ..files import write_gguf
+        from ..files import need_finite, write_gguf
 
         if self._model is None:
             raise SettingError("TrainedTensors.save: nothing has been trained; need a model to be bound to")
@@ -328,9 +328,7 @@ class TrainedTensors:
         file = self._model.file
         file.check()
         refuse_input(path, self._model.path)
-        for name, parameter in self.arrays.items():
-            if not np.isfinite(parameter.stored.array).all():
-                raise FileError(f"{path}: {name} holds numbers that are not finite; nothing is written")
+        need_finite(path, {name: parameter.stored.array for name, parameter in self.arrays.items()})
         write_gguf(
             path,
             file.fields,

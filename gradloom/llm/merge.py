@@ -12,14 +12,17 @@ from typing import Any
 
 import numpy as np
 
+from ..base.arguments import need_path
 from ..base.dtypes import QUANTISED
 from ..base.errors import FileError, SettingError
 from ..files import check_target, open_gguf, refuse_input, write_gguf
-from ..files.gguf import GGUF, KINDS, NO_WEIGHTS, Field, Tensor, kind_bytes
-from ..files.gguf import field as gguf_field
+from ..files.gguf import GGUF
+from ..files.gguf_fields import Field
+from ..files.gguf_fields import field as gguf_field
+from ..files.gguf_head import Tensor
+from ..files.gguf_types import KINDS, NO_WEIGHTS, kind_bytes
 from ..run import dequantize
 from .adapter_files import AdapterArrays, read_adapter
-from .arguments import need_path
 
 # types that can be written, and what general.file_type says of a model that is mostly of them (llama.cpp's llama_ftype)
 FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7, "q5_1": 9, "q5_0": 8, "q4_1": 3, "q4_0": 2}

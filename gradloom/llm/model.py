@@ -6,34 +6,33 @@ import difflib
 import functools
 import math
 import os
-from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from .. import ops
 from ..base import dtypes
-from ..base.arguments import one_line
-from ..base.errors import FileError, ShapeError
-from ..graph.opspec import Parameter, constant, stored_value
+from ..base.arguments import need_path, one_line, what_is
+from ..base.errors import FileError, SettingError, ShapeError
+from ..base.memory import need_memory, show_bytes
+from ..graph.opspec import Parameter, stored_value
 from ..graph.stored import Stored, aligned_empty, sketching
-from ..graph.value import Shape, Value, scope
-from ..plan.plan import show_bytes
-from ..run import dequantize, machine
+from ..graph.value import Shape, Value
+from ..run import dequantize
 from ..run.cpu_backend import kernels
-from .arguments import need_path
 from .config import Config, read_config
 from .llama import Llama
+from .net import Caches, ForwardAdapter, Net
 from .qwen2 import Qwen2
 from .qwen3 import Qwen3
 
 if TYPE_CHECKING:
-    from ..files.gguf import Tensor
+    from ..files.gguf_head import Tensor
 
 FAMILIES: dict[str, Llama] = {"llama": Llama(), "qwen2": Qwen2(), "qwen3": Qwen3()}
 
 
-class Adapter(Protocol):
+class Adapter(ForwardAdapter, Protocol):
     """What training adds to a model or puts in the place of its tensors (LoRA, TrainedTensors)."""
 
     def bind(self, model: Model) -> None:
@@ -44,22 +43,6 @@ class Adapter(Protocol):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write what was trained."""
-
-    def weight(self, name: str) -> Parameter | None:
-        """What stands in for the tensor of this name."""
-
-    def linear(self, name: str, x: Value, rows: int, training: bool) -> Value | None:
-        """What is added to x @ W^T: x [N, n_in], W the tensor of this name; the N tokens form `rows` sequences."""
-
-    def embed(self, name: str, tokens: Value) -> Value | None:
-        """What is added to the rows of the embedding for tokens i32 [N]."""
-
-
-class Caches(Protocol):
-    """Keys and values of earlier tokens."""
-
-    def attend(self, layer: int, q: Value, k: Value, v: Value, positions: Value, scale: float) -> Value:
-        """Store k, v [B, T, KVH, D] at the positions and attend with q [B, T, H, D] to all that is stored."""
 
 
 def load(path: str | os.PathLike[str]) -> Model:
@@ -144,12 +127,10 @@ class Model:
     def _check_copies(self) -> None:
         """FileError when there is not the memory for f32 copies of what no kernel reads."""
         copied = [t for t in self.file.tensors.values() if not _is_read_in_place(t)]
-        need, there = sum(4 * math.prod(t.shape) for t in copied), machine.memory()
-        if there is not None and need > there.available:
-            raise FileError(
-                f"{self.path}: f32 copies of its tensors of type {', '.join(sorted({t.kind for t in copied}))} need "
-                f"{show_bytes(need)} of memory, {show_bytes(there.available)} are available; need another model"
-            )
+        need = sum(4 * math.prod(t.shape) for t in copied)
+        kinds = ", ".join(sorted({t.kind for t in copied}))
+        what = f"{self.path}: f32 copies of its tensors of type {kinds} need {show_bytes(need)} of memory"
+        need_memory(need, what, "need another model", FileError)
 
     def _stored(self, name: str) -> Stored:
         """Mapped where kernels read the type as it is, else an f32 copy."""
@@ -161,7 +142,7 @@ class Model:
         self.file.weights(name, copy)
         self.copied_bytes += copy.nbytes
         self._copied[tensor.kind] = self._copied.get(tensor.kind, 0) + copy.nbytes
-        return Stored.wrap(name, copy)
+        return Stored.wrap(name, copy, "frozen")
 
     def array(self, name: str) -> np.ndarray:
         """A tensor as f32 numbers (NumPy order); read-only where no conversion was needed."""
@@ -169,9 +150,9 @@ class Model:
         if sketching():  # for a plan: nothing is read
             return np.broadcast_to(np.float32(0), weight.shape)
         return (
-            weight.array
+            weight.read()
             if weight.dtype is dtypes.f32
-            else dequantize(weight.array.view(np.uint8), weight.dtype.name, weight.shape)
+            else dequantize(weight.read().view(np.uint8), weight.dtype.name, weight.shape)
         )
 
     def check(self) -> None:
@@ -256,7 +237,7 @@ class Model:
         """Angle per position of each pair, f32 [rope_dims / 2]; rope_freqs are llama3's scaling. FileError where they
         are not finite."""
         c = self.config
-        factors = self.weights["rope_freqs.weight"].array if "rope_freqs.weight" in self.weights else None
+        factors = self.weights["rope_freqs.weight"].read() if "rope_freqs.weight" in self.weights else None
         with np.errstate(all="ignore"):
             found = ops.rope_frequencies(c.rope_dims, c.rope_base, "linear", c.rope_factor, factors=factors)
             found = found.astype(np.float32)
@@ -269,78 +250,6 @@ class Model:
 
     def __repr__(self) -> str:
         return f"Model({self.path}: {self.config})"
-
-
-class Net:
-    """One forward pass under construction: finds the weights, and asks the adapter what it adds."""
-
-    def __init__(
-        self, model: Model, shape: Sequence[int], adapter: Adapter | None, caches: Caches | None, training: bool
-    ) -> None:
-        self.model, self.config, self.adapter, self.caches, self.training = (
-            model, model.config, adapter, caches, training
-        )  # fmt: skip
-        self.batch, self.length = shape
-        self.frequencies = constant(model.frequencies)
-
-    def weight(self, name: str) -> Value:
-        own = None if self.adapter is None else self.adapter.weight(name)
-        return self.model.leaf(name) if own is None else own
-
-    def embed(self, tokens: Value) -> Value:
-        """[B, T] -> [B*T, d]."""
-        with scope("token_embd"):
-            ids = tokens.reshape(self.batch * self.length)
-            x = ops.get_rows(self.weight("token_embd.weight"), ids)
-            more = None if self.adapter is None else self.adapter.embed("token_embd.weight", ids)
-            return x if more is None else x + more
-
-    def norm(self, name: str, x: Value) -> Value:
-        with scope(name.rpartition(".")[2]):
-            return ops.rms_norm(x, self.weight(f"{name}.weight"), eps=self.config.rms_eps)
-
-    def linear(self, name: str, x: Value) -> Value:
-        """x [N, n_in] -> [N, n_out]."""
-        with scope(name.rpartition(".")[2]):
-            y = ops.matmul(x, self.weight(f"{name}.weight"), transpose_y=True)
-            more = None
-            if self.adapter is not None:
-                more = self.adapter.linear(f"{name}.weight", x, self.batch, self.training)
-            if more is not None:
-                y = y + more
-            return y + self.weight(f"{name}.bias") if f"{name}.bias" in self.model.weights else y
-
-    def layers(self, positions: Value) -> Iterator[Layer]:
-        for i in range(self.config.layers):
-            with scope(f"blk.{i}"):
-                yield Layer(self, i, positions)
-
-
-class Layer:
-    """One block: the same questions, with the block's names."""
-
-    def __init__(self, net: Net, number: int, positions: Value) -> None:
-        self.net, self.number, self.positions, self.config = net, number, positions, net.config
-
-    def norm(self, name: str, x: Value) -> Value:
-        return self.net.norm(f"blk.{self.number}.{name}", x)
-
-    def linear(self, name: str, x: Value) -> Value:
-        return self.net.linear(f"blk.{self.number}.{name}", x)
-
-    def heads(self, x: Value, count: int) -> Value:
-        """[B*T, heads*D] -> [B, T, heads, D]."""
-        return x.reshape(self.net.batch, self.net.length, count, self.config.head_dim)
-
-    def rope(self, x: Value) -> Value:
-        return ops.rope(x, self.positions, self.net.frequencies, pairing=self.net.model.family.pairing)
-
-    def attend(self, q: Value, k: Value, v: Value) -> Value:
-        scale = self.config.attention_scale
-        if self.net.caches is not None:
-            return self.net.caches.attend(self.number, q, k, v, self.positions, scale)
-        y, _ = ops.attention(q, k, v, self.positions, scale=scale)
-        return y
 
 
 @functools.cache
@@ -356,3 +265,14 @@ def readable_kinds() -> frozenset[str]:
 
 def _is_read_in_place(tensor: Tensor) -> bool:
     return tensor.kind == "f32" or (len(tensor.shape) == 2 and tensor.kind in readable_kinds())
+
+
+def model_of(model: Model | str | os.PathLike[str], where: str) -> Model:
+    """The model itself, or the one of a GGUF file; SettingError, naming the function `where`, for anything else."""
+    if isinstance(model, Model):
+        return model
+    if isinstance(model, (str, os.PathLike)):
+        return load(model)
+    raise SettingError(
+        f"{where}: model is {what_is(model)}; need a Model (gl.llm.load), or the path of a GGUF file, which is loaded"
+    )

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..base import memory
 from ..base.errors import SettingError
+from ..base.memory import Memory, need_memory, show_bytes
 from ..graph.stored import Stored, addressable, sketched
-from ..plan.plan import show_bytes
-from ..run import machine
 from ..train.arguments import check_batch
-from .arguments import model_of, refuse_settings
+from .arguments import refuse_settings
 from .lora import LoRA, TrainedTensors
+from .model import model_of
 
 if TYPE_CHECKING:
     from .finetune import Run
@@ -78,11 +79,9 @@ class MemoryPlan:
 
     def check(self) -> None:
         """SettingError when this machine has not the memory: before anything runs."""
-        if not self.fits and self.available is not None:
-            raise SettingError(
-                f"plan: {show_bytes(self.total)} of memory are needed, {show_bytes(self.available)} are available; "
-                f"{self.hint()}"
-            )
+        if self.available is not None:
+            what = f"plan: {show_bytes(self.total)} of memory are needed"
+            need_memory(self.total, what, self.hint(), available=self.available)
 
     def hint(self) -> str:
         """What would need less, by what needs the most."""
@@ -158,16 +157,11 @@ def check_trained(model: Model, adapter: Adapter) -> None:
     if not isinstance(adapter, (LoRA, TrainedTensors)):
         return
     need = 3 * adapter.trained_bytes(model)
-    there = machine.memory()
-    if there is not None and need > there.available:
-        raise SettingError(
-            f"plan: {show_bytes(need)} of memory are needed to train these tensors, {show_bytes(there.available)} are "
-            f"available; {FEWER_TRAINED}"
-        )
+    need_memory(need, f"plan: {show_bytes(need)} of memory are needed to train these tensors", FEWER_TRAINED)
 
 
-def plan_of(run: Run, memory: machine.Memory | None = None) -> MemoryPlan:
-    """The memory of a run that is prepared; memory: what there was before."""
+def plan_of(run: Run, there: Memory | None = None) -> MemoryPlan:
+    """The memory of a run that is prepared; there: the memory before it."""
     plans = run.trainer.plans
     largest = max(plans, key=lambda p: p.peak_bytes)
     trained = {p.stored for p in run.adapter.parameters().values()}
@@ -178,7 +172,7 @@ def plan_of(run: Run, memory: machine.Memory | None = None) -> MemoryPlan:
     touched = {s for p in plans for s in p.bytecode.stored}
     weights = {s for s in touched if _is_mapped(s, run.model)}
     inputs = touched - weights - trained - state - sums - set(run.model.weights.values())
-    memory = machine.memory() if memory is None else memory
+    there = memory.memory() if there is None else there
     return MemoryPlan(
         weights=_bytes(weights),
         copies=run.model.copied_bytes,
@@ -192,7 +186,7 @@ def plan_of(run: Run, memory: machine.Memory | None = None) -> MemoryPlan:
         lower_bound=largest.placement.lower_bound_bytes,
         unshared=largest.placement.unshared_bytes,
         steps=len(largest.order.steps),
-        available=None if memory is None else memory.available,
+        available=None if there is None else there.available,
     )
 
 
@@ -201,4 +195,4 @@ def _is_mapped(stored: Stored, model: Model) -> bool:
 
 
 def _bytes(stored: set[Stored]) -> int:
-    return sum(s.array.nbytes for s in stored)
+    return sum(s.bytes for s in stored)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..graph.value import Shape, Value
 from .config import Config
 from .llama import Llama
-
-if TYPE_CHECKING:
-    from .model import Layer
+from .net import Layer
 
 
 class Qwen3(Llama):

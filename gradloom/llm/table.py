@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..plan.plan import show_bytes
+from ..base.memory import show_bytes
 
 if TYPE_CHECKING:
     from .model import Adapter, Model

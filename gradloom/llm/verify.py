@@ -18,17 +18,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base.arguments import as_bool
-from ..base.errors import GradloomError, SettingError
+from ..base.errors import GradloomError
+from ..base.memory import need_memory, show_bytes
 from ..base.settings import Switches, switches
 from ..graph.graph import view_base
 from ..graph.value import Node, describe
-from ..plan.plan import Plan, show_bytes
-from ..run import machine
+from ..plan.plan import Plan
 from ..run.walk import Judged, Walk, distance, first_difference, judge, stored_of
+from ..step.step import random_settings
 from ..transform.passes import rewrite
 from ..transform.program import Program, gather
-from .arguments import model_of, refuse_settings
+from .arguments import refuse_settings
 from .finetune import Run
+from .model import model_of
 
 if TYPE_CHECKING:
     from ..graph.value import Value
@@ -273,11 +275,5 @@ def _check_memory(model: Model, plan: Plan, reference: bool) -> None:
     need = plan.placement.unshared_bytes + plan.peak_bytes + sum(s.array.nbytes for s in stored_of(plan)) * 3
     if reference:  # float64 of what is alive, twice; a weight and its product at a time
         need += 4 * plan.placement.lower_bound_bytes + 16 * largest
-    memory = machine.memory()
-    if memory is not None and need > memory.available:
-        raise SettingError(
-            f"verify: {show_bytes(need)} of memory are needed, {show_bytes(memory.available)} are available; need a "
-            "smaller --context"
-            + (", a smaller --batch-size" if plan else "")
-            + (" or --no-reference" if reference else "")
-        )
+    hint = "need a smaller --context, a smaller --batch-size" + (" or --no-reference" if reference else "")
+    need_memory(need, f"verify: {show_bytes(need)} of memory are needed", hint)

@@ -15,7 +15,7 @@ from ..base.arguments import as_bool
 from ..base.arrays import as_array
 from ..base.errors import DTypeError, GraphError, ShapeError
 from ..graph.opspec import Parameter, stored_value
-from ..graph.stored import Stored, addressable, copies, replace
+from ..graph.stored import Role, Stored, addressable, copies, replace
 from ..graph.value import _scope
 
 Init = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
@@ -127,7 +127,8 @@ class Module:
         if not addressable(shape, 4):
             raise ShapeError(f"{type(self).__name__}: a parameter of shape {list(shape)}; need fewer than 2^63 bytes")
         zeros = np.broadcast_to(np.float32(0), shape)
-        value = stored_value(Stored("", zeros, "f32", as_bool("parameter: trainable", trainable)))
+        role: Role = "trained" if as_bool("parameter: trainable", trainable) else "state"
+        value = stored_value(Stored("", zeros, "f32", role))
         self._inits[value.stored] = init
         self._unassigned.add(value.stored)
         _changes = object()
@@ -412,7 +413,7 @@ def _token(value: Any, above: tuple[Any, ...], modules: list[Module]) -> Hashabl
     if kind in (float, complex):
         return kind, repr(value)  # tells -0.0 from 0.0, and finds nan again
     if isinstance(value, Parameter):
-        return _Same(value.stored), value.stored.trainable
+        return _Same(value.stored), value.stored.role
     if isinstance(value, Module):
         modules.append(value)
         return _Same(value)

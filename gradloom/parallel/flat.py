@@ -41,7 +41,7 @@ class FlatArrays:
         self.stored: list[Stored] = []
         for (name, shape), start in zip(named, self.offsets, strict=True):
             size = math.prod(shape)
-            self.stored.append(Stored.wrap(name, self.array[start : start + size].reshape(shape)))
+            self.stored.append(Stored.wrap(name, self.array[start : start + size].reshape(shape), "state"))
         self.values: list[Parameter] = [stored_value(s) for s in self.stored]
 
     def __len__(self) -> int:

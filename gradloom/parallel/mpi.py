@@ -559,7 +559,7 @@ class _OrderedSum(Reduction):
             mine = self._flat(mine, "the contribution")
         ranks = self._ranks
         with ranks._in("add"):
-            anything = self._anything
+            anything = self.has_terms
             ahead = self._exchange(0, mine)
             for bucket in range(self._buckets):
                 requests, senders = ahead
@@ -569,7 +569,7 @@ class _OrderedSum(Reduction):
                 ranks._wait(requests, mine, self._theirs, statuses=statuses)
                 given = {r for r, status in zip(senders, statuses, strict=False) if status.Get_count(ranks._mpi.FLOAT)}
                 anything = self._fold(bucket, mine, given)
-            self._anything = anything
+            self.has_terms = anything
 
     def _part(self, rank: int, bucket: int) -> slice:
         """What a rank's bucket is of the whole."""
@@ -595,7 +595,7 @@ class _OrderedSum(Reduction):
         ranks = self._ranks
         part = self._part(ranks.rank, bucket)
         total = self._total[bucket * self._bucket :][: part.stop - part.start]
-        anything = self._anything
+        anything = self.has_terms
         for rank in range(ranks.size):
             if rank == ranks.rank:
                 term = None if mine is None else mine[part]
@@ -613,8 +613,8 @@ class _OrderedSum(Reduction):
         else:
             out = self._out = np.empty(self.elements, np.float32) if self._out is None else self._out
         begin, end = self._stretches[ranks.rank]
-        out[begin:end] = self._total if self._anything else 0
-        self._anything = False
+        out[begin:end] = self._total if self.has_terms else 0
+        self.has_terms = False
         with ranks._in("finish"):
             sizes, begins = [e - b for b, e in self._stretches], [b for b, _ in self._stretches]
             whole = [out, sizes, begins, ranks._mpi.FLOAT]

@@ -75,7 +75,7 @@ class Bytecode:
     @property
     def segment_bytes(self) -> list[int]:
         fixed = [self.arena_bytes, len(self.constants), self.inputs_bytes, SETTING_BYTES * len(self.settings)]
-        return fixed + [s.array.nbytes for s in self.stored]
+        return fixed + [s.bytes for s in self.stored]
 
     def segment_name(self, segment: int) -> str:
         if segment < len(SEGMENT_NAMES):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..base.memory import show_bytes
 from ..base.settings import Switches
 from ..graph.value import Node
 from ..transform.program import Program
@@ -49,12 +50,12 @@ class Plan:
     @property
     def stored_bytes(self) -> int:
         """Bytes of parameters and optimiser state that the program touches."""
-        return sum(s.array.nbytes for s in self.bytecode.stored)
+        return sum(s.bytes for s in self.bytecode.stored)
 
     @property
     def mapped_bytes(self) -> int:
         """Of these, bytes that are only read: mapped model files, data sets."""
-        return sum(s.array.nbytes for s in self.bytecode.stored if not s.array.flags.writeable)
+        return sum(s.bytes for s in self.bytecode.stored if s.role == "frozen")
 
     def summary(self) -> str:
         ratio = self.peak_bytes / self.lower_bound_bytes if self.lower_bound_bytes else 1.0
@@ -66,16 +67,6 @@ class Plan:
 
     def __str__(self) -> str:
         return f"{self.summary()}\n{disassemble(self.bytecode)}"
-
-
-def show_bytes(n: int) -> str:
-    """1536 -> "1.50 KiB"."""
-    size = float(n)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{n} B" if unit == "B" else f"{size:.2f} {unit}"
-        size /= 1024
-    return f"{size:.2f} GiB"
 
 
 def make_plan(program: Program, needs_of: Needs, switches: Switches) -> Plan:

@@ -25,14 +25,15 @@ except ImportError as error:  # a source tree on the path that was never built h
         "run from another folder, install it with `pip install -e .`, or build it in place (CONTRIBUTING.md)"
     ) from error
 from ..base import locks
-from ..base.errors import BackendError, DataError, GraphError, NonFiniteError, TrainError
+from ..base.errors import BackendError, GraphError, GuardTripped, IndexOutOfRange, NotFinite, TrainError
+from ..base.memory import need_memory, show_bytes
 from ..base.settings import Switches
 from ..graph.graph import mapped_checks, written
 from ..graph.opspec import Spec
 from ..graph.stored import aligned_empty, before_read, before_write, held
 from ..graph.value import Node
 from ..plan.bytecode import SETTING_BYTES, KernelNeeds, encode_attrs, signature
-from ..plan.plan import Plan, make_plan, show_bytes
+from ..plan.plan import Plan, make_plan
 from ..transform.program import Program
 from .feeds import SETTING_DEFAULTS, as_array, check_names, leaves
 
@@ -54,16 +55,9 @@ def arena() -> Arena:
 
 def check_memory(more: int) -> None:
     """BackendError when a plan needs so many bytes more, and the machine does not have them."""
-    if more <= CHECKED_BYTES:
-        return
-    from .machine import memory
-
-    found = memory()
-    if found is not None and more > found.available:
-        raise BackendError(
-            f"plan: {show_bytes(more)} more of memory are needed, {show_bytes(found.available)} are available; need "
-            "smaller batches, a shorter context or a machine with more memory"
-        )
+    if more > CHECKED_BYTES:
+        hint = "need smaller batches, a shorter context or a machine with more memory"
+        need_memory(more, f"plan: {show_bytes(more)} more of memory are needed", hint, BackendError)
 
 
 def no_memory(what: str) -> BackendError:
@@ -170,10 +164,7 @@ class CpuExecutable:
             ("readonly", self._inputs.ctypes.data, bytecode.inputs_bytes),
             ("settings", SETTING_BYTES * len(bytecode.settings)),
         ]
-        stored = [
-            ("memory" if s.array.flags.writeable else "readonly", s.array.ctypes.data, s.array.nbytes)
-            for s in bytecode.stored
-        ]
+        stored = [("readonly" if s.role == "frozen" else "memory", s.address, s.bytes) for s in bytecode.stored]
         return [*fixed, *stored, ("scratch", bytecode.scratch_bytes)]
 
     # ---- running ---------------------------------------------------------------------------------------
@@ -351,30 +342,6 @@ def ids_taken(node: Node | None) -> str:
         axis = node.attrs["axis"]
         return f"; need a position of 0..{table.shape[axis] - second.shape[axis]}"
     return f"; need 0..{node.attrs['rows'] - 1 if node.op.name == 'scatter_rows' else table.shape[0] - 1}"
-
-
-class GuardTripped(NonFiniteError):
-    """The guard stopped a step before its updates; `steps_done` were completed before it."""
-
-    def __init__(self, steps_done: int, message: str) -> None:
-        super().__init__(message)
-        self.steps_done = steps_done
-
-
-class NotFinite(NonFiniteError):
-    """A checked run found the first output that is not finite."""
-
-    def __init__(self, steps_done: int, message: str, node: Node | None, index: int) -> None:
-        super().__init__(message)
-        self.steps_done, self.node, self.index = steps_done, node, index
-
-
-class IndexOutOfRange(DataError):
-    """A label or row id out of range."""
-
-    def __init__(self, steps_done: int, message: str) -> None:
-        super().__init__(message)
-        self.steps_done = steps_done
 
 
 def node_cost(node: Node) -> tuple[float, float]:

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..base.errors import NonFiniteError
+from ..base.errors import GuardTripped, NonFiniteError, NotFinite
 from ..graph.value import Value
-from .cpu_backend import GuardTripped, NotFinite
 from .executable import compile_checked
 
 OVERFLOW = "the squared norm of the gradients overflows f32"

@@ -11,8 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from ..base.errors import GradloomError
-from ..base.memory import Memory as Memory
-from ..base.memory import memory as memory
 from ..base.settings import core_count
 from ..graph.opspec import REGISTRY, OpSpec, Sample, stored_value
 from ..graph.stored import Stored, aligned_empty
@@ -151,7 +149,7 @@ def _difference(spec: OpSpec, sample: Sample, isa: str, threads: int) -> tuple[f
 def _copied(array: np.ndarray) -> Stored:
     place = aligned_empty(array.shape, array.dtype)
     place[...] = array
-    return Stored.wrap("sample", place)
+    return Stored.wrap("sample", place, "state")
 
 
 def _reference(node: Node, sample: Sample) -> list[np.ndarray]:

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from ..base.dtypes import DType
-from ..base.errors import DataError
+from ..base.errors import DataError, GuardTripped, IndexOutOfRange, NotFinite
 from ..graph.graph import mapped_checks, reachable, storage_leaf, update_target, written
 from ..graph.stored import dequantised, held
 from ..graph.value import Value
 from ..transform.program import Program
-from .cpu_backend import GuardTripped, IndexOutOfRange, NotFinite, called
+from .cpu_backend import called
 from .feeds import SETTING_DEFAULTS, as_array, check_names, leaves
 
 
@@ -136,8 +136,7 @@ class NumpyExecutable:
                 column.append(known[value].copy())
             for value in self._updates:
                 stored = storage_leaf(value).node.attrs["stored"]
-                stored.array[...] = known[value]
-                stored.version += 1
+                stored.write(known[value])
         return steps, [np.stack(column) for column in found]
 
     def fed(self) -> dict[str, Any]:

@@ -30,6 +30,8 @@ from ..base.errors import (
     GradientError,
     GradloomError,
     GraphError,
+    GuardTripped,
+    NotFinite,
     SettingError,
     ShapeError,
     TrainError,
@@ -47,10 +49,11 @@ from ..optim.clip import check_max_norm
 from ..optim.optimizer import Adam, Optimizer, Schedule
 from ..optim.state import OptimizerState
 from ..parallel.agree import threads_for
-from ..parallel.communicator import TIMEOUT, Communicator, checksum, communicator, launched
-from ..parallel.communicator import threads as thread_ranks
+from ..parallel.communicator import TIMEOUT, Communicator, checksum, launched
 from ..parallel.flat import FlatArrays, take_effects
-from ..run.cpu_backend import Arena, GuardTripped, NotFinite, choose_isa
+from ..parallel.join import communicator
+from ..parallel.replicas import threads as thread_ranks
+from ..run.cpu_backend import Arena, choose_isa
 from ..run.diagnose import OVERFLOW, first_bad, stopped
 from ..run.executable import compile as compile_program
 from ..step.step import end_step, random_settings
@@ -466,7 +469,7 @@ class _Replica:
     def _share(self) -> None:
         """Replica 0's weights for all."""
         for p in self._all():
-            if p.stored.array.flags.writeable:
+            if p.stored.role != "frozen":
                 self.ranks.broadcast(p.stored.array)
                 p.stored.version += 1
 
@@ -494,7 +497,7 @@ class _Replica:
 
 
 def _called(stored: Stored) -> Hashable:
-    return (stored.name, stored.shape, stored.dtype.name, stored.trainable)
+    return (stored.name, stored.shape, stored.dtype.name, stored.role)
 
 
 # ---- samples ----------------------------------------------------------------------------------------------------

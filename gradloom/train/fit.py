@@ -17,7 +17,8 @@ from ..base.interrupts import StopTraining
 from ..data.dataset import Dataset
 from ..optim.optimizer import Optimizer
 from ..parallel.agree import agreed, is_root, same_settings, share_of, threads_for
-from ..parallel.communicator import TIMEOUT, Communicator, ranks_of
+from ..parallel.communicator import TIMEOUT, Communicator
+from ..parallel.join import ranks_of
 from .arguments import check_batch, check_options
 from .display import Display
 from .epoch import Progress, epoch

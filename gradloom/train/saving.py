@@ -11,7 +11,7 @@ from ..files import load_arrays, need_finite, save_arrays
 from ..nn.module import Module
 from ..optim.optimizer import Optimizer
 from ..optim.state import OptimizerState
-from ..parallel.communicator import is_writer
+from ..parallel.join import is_writer
 
 
 def save(

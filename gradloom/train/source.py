@@ -27,9 +27,9 @@ class RowSource:
 
     def __init__(self, data: Dataset) -> None:
         self.data = data
-        self.order = Stored.wrap("order", stored_empty((data.n,), np.dtype(np.int64)))
+        self.order = Stored.wrap("order", stored_empty((data.n,), np.dtype(np.int64)), "state")
         if not sketching():
-            self.order.array[...] = np.arange(data.n)
+            self.order.write(np.arange(data.n))
         self._order = stored_value(self.order)
         self._data = _wrapped("data", data.data)
         self._labels = None if data.labels is None else _wrapped("labels", data.labels)
@@ -54,7 +54,7 @@ class RowSource:
 
     def truth(self, start: int, stop: int) -> tuple[np.ndarray | None, np.ndarray | None]:
         """Labels and weights of these rows."""
-        rows, data = self.order.array[start:stop], self.data
+        rows, data = self.order.read()[start:stop], self.data
         return None if data.labels is None else data.labels[rows], None if data.weights is None else data.weights[rows]
 
 
@@ -63,7 +63,7 @@ def _wrapped(name: str, array: np.ndarray) -> Value:
         array.dtype.name not in _GATHERED or not array.flags.c_contiguous or not array.flags.aligned
     ):
         array = np.require(array, np.float32 if array.dtype == np.float16 else None, ["C", "A"])
-    return stored_value(Stored.wrap(name, array))
+    return stored_value(Stored.wrap(name, array, "state" if array.flags.writeable else "frozen"))
 
 
 class FeedSource:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import ops
-from ..base.errors import GraphError, SettingError, TrainError
+from ..base.errors import GraphError, GuardTripped, NotFinite, SettingError, TrainError
 from ..base.settings import switches
 from ..graph.opspec import Parameter, constant, setting, stored_value
 from ..graph.stored import Stored, copies, replace
@@ -31,7 +31,7 @@ from ..nn.module import Module
 from ..parallel.agree import Agreement, agreed, same_settings, sampled
 from ..parallel.communicator import Communicator, Reduction, checksum
 from ..parallel.flat import FlatArrays, take_effects
-from ..run.cpu_backend import GuardTripped, NotFinite, choose_isa
+from ..run.cpu_backend import choose_isa
 from ..run.diagnose import OVERFLOW, stopped
 from ..run.executable import compile as compile_program
 from ..step.step import end_step, random_settings
@@ -135,7 +135,7 @@ class Split:
 
     def _called(self, stored: Stored) -> Hashable:
         if stored not in self._names:
-            known = (stored.name, stored.shape, stored.dtype.name, stored.trainable)
+            known = (stored.name, stored.shape, stored.dtype.name, stored.role)
             self._names[stored] = known if stored.check is None else (*known, sampled(stored.array, WEIGHT_BYTES))
         return self._names[stored]
 

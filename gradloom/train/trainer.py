@@ -13,7 +13,15 @@ import numpy as np
 
 from .. import ops
 from ..base.arguments import as_bool, as_whole, what_is
-from ..base.errors import GradientError, GraphError, SettingError, ShapeError
+from ..base.errors import (
+    GradientError,
+    GraphError,
+    GuardTripped,
+    IndexOutOfRange,
+    NotFinite,
+    SettingError,
+    ShapeError,
+)
 from ..base.locks import Claim
 from ..data.dataset import Dataset
 from ..graph.grad import gradients
@@ -28,7 +36,6 @@ from ..optim.optimizer import AdamW, Optimizer
 from ..optim.state import OptimizerState
 from ..parallel.communicator import Communicator
 from ..plan.plan import Plan
-from ..run.cpu_backend import GuardTripped, IndexOutOfRange, NotFinite
 from ..run.diagnose import first_bad, stopped
 from ..run.executable import compile as compile_program
 from ..step.step import end_step, random_settings

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gradloom.base import memory
 from gradloom.base.settings import core_count
 from gradloom.cli.doctor import PACKAGES
 from gradloom.cli.main import main
@@ -129,8 +130,8 @@ INFO = {"proc/meminfo": "MemTotal:       8000 kB\nMemFree:  1000 kB\nMemAvailabl
 
 
 def test_memory_of_the_machine(tmp_path):
-    assert machine.memory(system(tmp_path, INFO)) == machine.Memory(8000 * 1024, 6000 * 1024)
-    assert machine.memory(str(tmp_path / "nowhere")) is None
+    assert memory.memory(system(tmp_path, INFO)) == memory.Memory(8000 * 1024, 6000 * 1024)
+    assert memory.memory(str(tmp_path / "nowhere")) is None
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -150,4 +151,4 @@ def test_memory_within_a_limit(tmp_path, version):
         f"{top}box/job/{used}": "300000",
         f"{top}box/job/memory.stat": cached,
     }
-    assert machine.memory(system(tmp_path, files)) == machine.Memory(1000000, 600000)
+    assert memory.memory(system(tmp_path, files)) == memory.Memory(1000000, 600000)

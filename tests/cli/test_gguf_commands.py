@@ -11,7 +11,8 @@ from examples.random_gguf import SHAPES, write_random
 from gradloom.cli.info import _ranges
 from gradloom.cli.main import main
 from gradloom.files import open_gguf, write_gguf
-from gradloom.files.gguf import KINDS, field
+from gradloom.files.gguf_fields import field
+from gradloom.files.gguf_types import KINDS
 from gradloom.llm.adapter_files import AdapterArrays, write_adapter_gguf
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "gguf"

@@ -13,10 +13,10 @@ import pytest
 
 import gradloom
 from examples.random_gguf import CHATML
+from gradloom.base import memory
 from gradloom.cli.main import main
 from gradloom.graph.opspec import REGISTRY
 from gradloom.llm import LoRA, load
-from gradloom.run import machine
 from tests import processes
 from tests.llm.small import need, write
 
@@ -347,7 +347,7 @@ def test_bad_sampling(capsys, path, options, message):
 
 def test_more_memory_than_there_is(capsys, tmp_path, path, text, monkeypatch):
     """Said before anything runs, and nothing is written."""
-    monkeypatch.setattr(machine, "memory", lambda: machine.Memory(1 << 30, 300_000))
+    monkeypatch.setattr(memory, "memory", lambda: memory.Memory(1 << 30, 300_000))
     out = tmp_path / "a.gguf"
     refused(capsys, "of memory are needed, 292.97 KiB are available; need ", "finetune", path, text, "--out", out)
     refused(capsys, "are needed to train these tensors", "finetune", path, text, "--method", "full", "--out", out)

@@ -15,9 +15,9 @@ import pytest
 
 import gradloom
 from gradloom.base.errors import FileError
-from gradloom.files import gguf as ours
-from gradloom.files import open_gguf, write_gguf
-from gradloom.files.gguf import KINDS, Field, field
+from gradloom.files import gguf_types, open_gguf, write_gguf
+from gradloom.files.gguf_fields import VALUE_KINDS, Field, field
+from gradloom.files.gguf_types import KINDS, PLAIN
 
 from .gguf_bytes import ARRAY, BOOL, F32, SMALL, STRING, U8, U32, U64, head, key, model, tensor, text
 
@@ -42,7 +42,7 @@ def write(path, content):
 
 def test_all_types_are_those_of_the_package():
     theirs = {(t.value, t.name.lower(), *size) for t, size in gguf.GGML_QUANT_SIZES.items()}
-    assert theirs <= {(number, *rest) for number, rest in ours._TYPES.items()}
+    assert theirs <= {(number, *rest) for number, rest in gguf_types.TYPES.items()}
 
 
 def test_a_small_file(tmp_path):
@@ -104,8 +104,8 @@ def test_rows_as_floats(tmp_path):
     for kind, (block, size) in KINDS.items():
         data = rng.integers(0, 60, (2, 3, 2 * size), np.uint8)  # scales stay finite
         tensors[kind] = (kind, (2, 3, 2 * block), data)
-        if kind in ours.PLAIN:
-            expected[kind] = data.view(ours.PLAIN[kind]).astype("f4")
+        if kind in PLAIN:
+            expected[kind] = data.view(PLAIN[kind]).astype("f4")
         else:
             with contextlib.suppress(NotImplementedError):
                 expected[kind] = gguf.dequantize(data, gguf.GGMLQuantizationType[kind.upper()])
@@ -418,7 +418,7 @@ def package_file(path, alignment=None):
         fields["general.alignment"] = field("u32", alignment)
     numbers = {"u8": 255, "i8": -128, "u16": 65535, "i16": -2, "u32": 2**32 - 1, "i32": -(2**31), "u64": 2**64 - 1}
     numbers |= {"i64": -(2**63), "f32": 0.1, "f64": 1 / 3, "bool": True}
-    names = dict(zip(ours._VALUES, gguf.GGUFValueType, strict=True))
+    names = dict(zip(VALUE_KINDS, gguf.GGUFValueType, strict=True))
     for kind, value in numbers.items():
         writer.add_key_value(f"a.{kind}", value, names[kind])
         fields[f"a.{kind}"] = field(kind, value)
@@ -431,7 +431,7 @@ def package_file(path, alignment=None):
     writer.add_array("flags", [True, False])
     fields["flags"] = field("array", [True, False], "bool")
     tensors = {}
-    for kind, dtype in ours.PLAIN.items():
+    for kind, dtype in PLAIN.items():
         array = (rng.normal(size=(3, 1, 5)) * 9).astype(dtype)
         raw = gguf.GGMLQuantizationType.BF16 if kind == "bf16" else None
         writer.add_tensor(kind, array.view("i2") if raw else array, raw_dtype=raw)

@@ -35,7 +35,8 @@ from examples.random_gguf import write_random
 from gradloom.base.errors import GradloomError, NonFiniteError
 from gradloom.cli.main import main as command
 from gradloom.files import open_gguf, save_arrays, write_gguf
-from gradloom.files.gguf import KINDS, Field, field
+from gradloom.files.gguf_fields import Field, field
+from gradloom.files.gguf_types import KINDS
 from gradloom.llm import LoRA, load
 from gradloom.llm.adapter_files import AdapterArrays, write_adapter_gguf, write_peft
 from gradloom.llm.plan import plan

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 import gradloom
 from gradloom.base.errors import FileError
 from gradloom.files import open_gguf, write_gguf
-from gradloom.files.gguf import KINDS, PLAIN, field
+from gradloom.files.gguf_fields import field
+from gradloom.files.gguf_types import KINDS, PLAIN
 
 ROOT = Path(gradloom.__file__).parents[1]
 STORIES = Path(__file__).parents[3] / "shared" / "data" / "gguf" / "stories260K.gguf"

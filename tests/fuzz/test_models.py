@@ -12,7 +12,7 @@ import pytest
 from examples.random_gguf import SHAPES, write_random
 from gradloom.base.errors import GradloomError
 from gradloom.files import open_gguf, write_gguf
-from gradloom.files.gguf import field
+from gradloom.files.gguf_fields import field
 from gradloom.llm import load
 
 CASES = 150

@@ -158,9 +158,40 @@ def test_stored_arrays() -> None:
         array = aligned_empty(shape, np.dtype(np.float32))
         assert array.shape == shape and array.ctypes.data % ALIGNMENT == 0
     with pytest.raises(gl.ShapeError, match="an array with gaps"):
-        Stored.wrap("data", np.ones((4, 4), np.float32)[:, ::2])
+        Stored.wrap("data", np.ones((4, 4), np.float32)[:, ::2], "frozen")
     base = np.arange(4, dtype=np.float32)
-    assert Stored.wrap("data", base).array is base
+    assert Stored.wrap("data", base, "frozen").array is base
+
+
+def test_stored_arrays_are_read_as_views_and_written_in_place() -> None:
+    base = np.arange(4, dtype=np.float32)
+    state = Stored.wrap("order", base, "state")
+    view = state.read()
+    assert np.shares_memory(view, base) and state.address == base.ctypes.data and state.bytes == 16
+    with pytest.raises(ValueError, match="read-only"):
+        view[0] = 9
+    state.write([4, 3, 2, 1])
+    assert view.tolist() == base.tolist() == [4, 3, 2, 1] and state.version == 1
+    state.write(0)
+    assert base.tolist() == [0, 0, 0, 0] and state.version == 2
+
+
+def test_roles_of_stored_arrays() -> None:
+    weight = gl.parameter([1.0])
+    assert weight.stored.role == "trained"
+    weight.trainable = False
+    assert weight.stored.role == "state" and not weight.trainable
+    weight.assign([2.0])  # its training is switched off, and still it may be written
+    weight.trainable = True
+    assert weight.stored.role == "trained"
+    base = np.ones(2, np.float32)
+    frozen = Stored.wrap("data", base, "frozen")
+    for change in (lambda: frozen.write(0), lambda: frozen.assign([0, 0]), lambda: frozen.set_trainable(True)):
+        with pytest.raises(gl.GraphError, match="data: it is (read-only|frozen)"):
+            change()
+    assert base.flags.writeable and base.tolist() == [1, 1]
+    frozen.set_trainable(False)
+    assert frozen.role == "frozen"
 
 
 def test_update_targets() -> None:

@@ -14,7 +14,7 @@ import pytest
 from examples.random_gguf import SHAPES, write_random
 from gradloom.base.errors import FileError
 from gradloom.files import load_arrays, open_gguf, save_arrays, write_gguf
-from gradloom.files.gguf import field
+from gradloom.files.gguf_fields import field
 from gradloom.llm.adapter_files import (
     AdapterArrays,
     check_fits,

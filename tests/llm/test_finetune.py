@@ -343,9 +343,9 @@ def test_settings_that_cannot_be(tmp_path: Path, options: dict[str, Any], kind: 
 def test_more_memory_than_there_is_is_said_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    from gradloom.run import machine
+    from gradloom.base import memory
 
-    monkeypatch.setattr(machine, "memory", lambda: machine.Memory(1 << 30, 100_000))
+    monkeypatch.setattr(memory, "memory", lambda: memory.Memory(1 << 30, 100_000))
     run = None
     with pytest.raises(SettingError, match=r"plan: .* of memory are needed.*97.66 KiB are available; need"):
         run = Run(load(write(tmp_path, "llama")), packed(4, 16), method=method, val_split=0.0)

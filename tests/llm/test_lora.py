@@ -149,7 +149,7 @@ def test_an_adapter_for_another_model_is_refused(tmp_path: Path) -> None:
 def test_the_model_itself_is_never_written(tmp_path: Path) -> None:
     model = load(write(tmp_path, "llama"))
     for stored in model.weights.values():
-        assert not stored.array.flags.writeable and not stored.trainable
+        assert stored.role == "frozen" and not stored.read().flags.writeable
     own = TrainedTensors("attn_q, output_norm")
     own.bind(model)
     assert set(own.arrays) == {Q0, Q1, "output_norm.weight"}

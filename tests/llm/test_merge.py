@@ -15,7 +15,8 @@ from examples.random_gguf import SHAPES, write_random
 from gradloom.base.dtypes import QUANTISED
 from gradloom.base.errors import FileError, SettingError
 from gradloom.files import open_gguf, write_gguf
-from gradloom.files.gguf import KINDS, field
+from gradloom.files.gguf_fields import field
+from gradloom.files.gguf_types import KINDS
 from gradloom.llm.adapter_files import AdapterArrays, write_adapter_gguf, write_peft
 from gradloom.llm.merge import FILE_TYPES, merge
 

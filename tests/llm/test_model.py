@@ -12,12 +12,12 @@ import pytest
 import gradloom as gl
 from examples.random_gguf import write_random
 from gradloom import DTypeError, FileError, SettingError
+from gradloom.base import memory
 from gradloom.llm.finetune import read_rows
 from gradloom.llm.generate import Generator
 from gradloom.llm.lora import LoRA, TrainedTensors
 from gradloom.llm.model import Model, load
 from gradloom.llm.plan import plan
-from gradloom.run import machine
 from tests.llm.models import CASES, SMALL, packed, write
 from tests.noise import assert_all_noise, assert_noise
 
@@ -251,14 +251,14 @@ def test_copies_that_do_not_fit_are_refused(tmp_path: Path, monkeypatch: pytest.
     norm = {"output_norm.weight": np.ones(48, np.float16)}
     path = rewritten(write(tmp_path, "llama"), tmp_path / "half.gguf", **norm)
     assert load(path).copied_bytes == 192
-    monkeypatch.setattr(machine, "memory", lambda: machine.Memory(1 << 30, 100))
+    monkeypatch.setattr(memory, "memory", lambda: memory.Memory(1 << 30, 100))
     with pytest.raises(FileError, match=r"f32 copies of its tensors of type f16 need 192 B of memory, 100 B are"):
         load(path)
 
 
 def test_a_context_that_nobody_has_the_memory_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = rewritten(write(tmp_path, "llama"), tmp_path / "long.gguf", keys={"llama.context_length": 2**31 - 1})
-    monkeypatch.setattr(machine, "memory", lambda: machine.Memory(1 << 36, 1 << 34))
+    monkeypatch.setattr(memory, "memory", lambda: memory.Memory(1 << 36, 1 << 34))
     with pytest.raises(SettingError, match="a cache of 2147483647 tokens needs .* of memory"):
         Generator(load(path))
     with pytest.raises(SettingError, match="context=2000000000 is not usable: one row needs"):

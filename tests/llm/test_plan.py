@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import gradloom as gl
+from gradloom.base import memory
 from gradloom.base.errors import DTypeError, GradloomError, SettingError
 from gradloom.cli.main import main
 from gradloom.graph.stored import Stored, sketched
 from gradloom.llm import LoRA, TrainedTensors, load
 from gradloom.llm.finetune import Run
 from gradloom.llm.plan import plan, plan_of
-from gradloom.run import machine
 from tests.llm.small import rows_of, write
 
 
@@ -73,7 +73,7 @@ HUGE = {
 
 @pytest.mark.parametrize("settings", HUGE.values(), ids=HUGE)
 def test_plans_of_any_size_make_no_arrays_of_that_size(path, monkeypatch, settings):
-    monkeypatch.setattr(machine, "memory", lambda: machine.Memory(1 << 40, 1 << 36))
+    monkeypatch.setattr(memory, "memory", lambda: memory.Memory(1 << 40, 1 << 36))
     model = load(path)
     plan(model, LoRA(rank=1), context=8)  # what is imported and remembered
     tracemalloc.start()
@@ -110,7 +110,7 @@ def test_sizes_beyond_addresses(path, settings, message):
 
 
 def test_what_trains_is_held_against_the_memory_before_it_is_made(path, monkeypatch):
-    monkeypatch.setattr(machine, "memory", lambda: machine.Memory(1 << 40, 1 << 30))
+    monkeypatch.setattr(memory, "memory", lambda: memory.Memory(1 << 40, 1 << 30))
     with pytest.raises(SettingError, match="to train these tensors, 1.00 GiB are available; need .* a smaller --rank"):
         Run(load(path), rows_of(4), LoRA(rank=10**8))
 
@@ -123,7 +123,7 @@ def test_numbers_that_no_adapter_has(settings):
 
 
 def test_what_does_not_fit_is_refused_and_says_what_would(path, monkeypatch):
-    monkeypatch.setattr(machine, "memory", lambda: machine.Memory(1 << 30, 400_000))
+    monkeypatch.setattr(memory, "memory", lambda: memory.Memory(1 << 30, 400_000))
     model = load(path)
     found = plan(model, LoRA(rank=2), context=512, batch_size=1)
     assert not found.fits
@@ -133,7 +133,7 @@ def test_what_does_not_fit_is_refused_and_says_what_would(path, monkeypatch):
         found.check()
     assert "--method lora" in plan(model, TrainedTensors("all"), context=4, batch_size=1).hint()
     assert "q8_0" in plan(model, LoRA(rank=1), context=4, batch_size=1).hint()
-    monkeypatch.setattr(machine, "memory", lambda: None)
+    monkeypatch.setattr(memory, "memory", lambda: None)
     assert plan(model, LoRA(rank=2), context=512, batch_size=1).fits
 
 
@@ -162,7 +162,7 @@ def test_command(capsys, path):
 
 
 def test_command_where_it_does_not_fit(capsys, path, monkeypatch):
-    monkeypatch.setattr(machine, "memory", lambda: machine.Memory(1 << 30, 1 << 16))
+    monkeypatch.setattr(memory, "memory", lambda: memory.Memory(1 << 30, 1 << 16))
     code, out, err = command(capsys, path)
     assert code == 2 and "it does not fit" in out
     assert err.startswith("gradloom: plan: ") and err.count("\n") == 1 and "64.00 KiB are available; need" in err

@@ -5,12 +5,12 @@ import itertools
 import numpy as np
 import pytest
 
+from gradloom.base import memory
 from gradloom.base.errors import SettingError
 from gradloom.graph.opspec import REGISTRY
 from gradloom.llm import LoRA, Run, TrainedTensors, load, plan
 from gradloom.llm.verify import verify
 from gradloom.plan import plan as planning
-from gradloom.run import machine
 from tests.llm.small import rows_of, write
 
 
@@ -165,6 +165,6 @@ def test_settings_that_change_nothing_are_refused(model, name):
 
 
 def test_more_memory_than_there_is(model, monkeypatch):
-    monkeypatch.setattr(machine, "memory", lambda: machine.Memory(1 << 30, 1 << 20))
+    monkeypatch.setattr(memory, "memory", lambda: memory.Memory(1 << 30, 1 << 20))
     with pytest.raises(SettingError, match=r"^verify: .* are needed, 1.00 MiB are available; need a smaller --context"):
         verify(model, rows_of(1, 24), LoRA(rank=2))

@@ -52,7 +52,7 @@ def test_axes_before_the_last_are_rows():
 def test_the_plan_never_holds_the_logits():
     """At 512 rows of a vocabulary of 49152: the peak with the logits is 96 MiB and more, without them a few."""
     n, d, v = 512, 64, 49152
-    w = gl.graph.stored.Stored("w", np.zeros((v, d), np.float32), "f32", trainable=False)
+    w = gl.graph.stored.Stored("w", np.zeros((v, d), np.float32), "f32")
     x = gl.input("x", (n, d))
     loss, weight = ops.linear_cross_entropy_pair(x, gl.graph.opspec.stored_value(w), np.zeros(n, np.int32))
     program = gl.compile([loss, weight, *gl.gradients(loss, [x])])

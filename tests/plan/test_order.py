@@ -10,12 +10,13 @@ import pytest
 import gradloom as gl
 from gradloom import ops
 from gradloom.base.errors import PlanError
+from gradloom.base.memory import show_bytes
 from gradloom.graph.value import Node, Value
 from gradloom.plan.bytecode import encode_attrs, signature
 from gradloom.plan.check import check
 from gradloom.plan.layout import dense_strides, is_dense
 from gradloom.plan.memory import _height, _most_alive, _pack
-from gradloom.plan.plan import Plan, show_bytes
+from gradloom.plan.plan import Plan
 
 
 def plan_of(*outputs: Value, updates: tuple[Value, ...] = (), **options: object) -> Plan:

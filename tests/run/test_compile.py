@@ -218,7 +218,9 @@ def test_one_name_for_two_things() -> None:
 def test_what_cannot_be_compiled() -> None:
     x = gl.input("x", (3,))
     w = gl.parameter(np.ones(3), "w")
-    frozen = gl.graph.opspec.stored_value(gl.graph.stored.Stored.wrap("frozen", np.frombuffer(bytes(12), np.float32)))
+    frozen = gl.graph.opspec.stored_value(
+        gl.graph.stored.Stored.wrap("frozen", np.frombuffer(bytes(12), np.float32), "frozen")
+    )
     cases: list[tuple[Any, type[Exception], str]] = [
         (lambda: gl.compile([]), gl.GraphError, "compile: no outputs and no updates"),
         (lambda: gl.compile([x, 3.0]), gl.GraphError, "compile: got float; need values of a graph"),
@@ -413,12 +415,13 @@ def test_null_plans_what_the_cpu_would_run() -> None:
 
 
 def test_more_memory_than_there_is_is_refused_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gradloom.run import cpu_backend, machine
+    from gradloom.base import memory
+    from gradloom.run import cpu_backend
 
     x = gl.input("x", (64, 1 << 20))
     y = ops.sum(ops.exp(x) * ops.sin(x))
     before = cpu_backend.arena().bytes
-    monkeypatch.setattr(machine, "memory", lambda: machine.Memory(1 << 30, 100 << 20))
+    monkeypatch.setattr(memory, "memory", lambda: memory.Memory(1 << 30, 100 << 20))
     with pytest.raises(gl.BackendError, match=r"plan: .*MiB more of memory are needed, 100.00 MiB are available; need"):
         gl.compile(y)
     assert cpu_backend.arena().bytes == before

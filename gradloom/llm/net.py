@@ -1,0 +1,124 @@
+"""Net: one forward pass under construction; what a family's block asks for, with the tensors' names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, Protocol
+
+import numpy as np
+
+from .. import ops
+from ..graph.opspec import Parameter, constant
+from ..graph.stored import Stored
+from ..graph.value import Value, scope
+from .config import Config
+
+Pairing = Literal["interleaved", "half"]  # the elements of a head that a rotation turns together
+
+
+class Weights(Protocol):
+    """What a forward pass reads of a model."""
+
+    config: Config
+    frequencies: np.ndarray  # f32 [rope_dims / 2]
+    weights: dict[str, Stored]
+
+    def leaf(self, name: str) -> Parameter:
+        """The graph's leaf for a tensor."""
+
+
+class ForwardAdapter(Protocol):
+    """What an adapter adds to a forward pass, or puts in the place of a tensor."""
+
+    def weight(self, name: str) -> Parameter | None:
+        """What stands in for the tensor of this name."""
+
+    def linear(self, name: str, x: Value, rows: int, training: bool) -> Value | None:
+        """What is added to x @ W^T: x [N, n_in], W the tensor of this name; the N tokens form `rows` sequences."""
+
+    def embed(self, name: str, tokens: Value) -> Value | None:
+        """What is added to the rows of the embedding for tokens i32 [N]."""
+
+
+class Caches(Protocol):
+    """Keys and values of earlier tokens."""
+
+    def attend(self, layer: int, q: Value, k: Value, v: Value, positions: Value, scale: float) -> Value:
+        """Store k, v [B, T, KVH, D] at the positions and attend with q [B, T, H, D] to all that is stored."""
+
+
+class Net:
+    """One forward pass under construction: finds the weights, and asks the adapter what it adds."""
+
+    def __init__(
+        self,
+        model: Weights,
+        shape: Sequence[int],
+        adapter: ForwardAdapter | None,
+        caches: Caches | None,
+        training: bool,
+    ) -> None:
+        self.model, self.config, self.adapter, self.caches, self.training = (
+            model, model.config, adapter, caches, training
+        )  # fmt: skip
+        self.batch, self.length = shape
+        self.frequencies = constant(model.frequencies)
+
+    def weight(self, name: str) -> Value:
+        own = None if self.adapter is None else self.adapter.weight(name)
+        return self.model.leaf(name) if own is None else own
+
+    def embed(self, tokens: Value) -> Value:
+        """[B, T] -> [B*T, d]."""
+        with scope("token_embd"):
+            ids = tokens.reshape(self.batch * self.length)
+            x = ops.get_rows(self.weight("token_embd.weight"), ids)
+            more = None if self.adapter is None else self.adapter.embed("token_embd.weight", ids)
+            return x if more is None else x + more
+
+    def norm(self, name: str, x: Value) -> Value:
+        with scope(name.rpartition(".")[2]):
+            return ops.rms_norm(x, self.weight(f"{name}.weight"), eps=self.config.rms_eps)
+
+    def linear(self, name: str, x: Value) -> Value:
+        """x [N, n_in] -> [N, n_out]."""
+        with scope(name.rpartition(".")[2]):
+            y = ops.matmul(x, self.weight(f"{name}.weight"), transpose_y=True)
+            more = None
+            if self.adapter is not None:
+                more = self.adapter.linear(f"{name}.weight", x, self.batch, self.training)
+            if more is not None:
+                y = y + more
+            return y + self.weight(f"{name}.bias") if f"{name}.bias" in self.model.weights else y
+
+    def layers(self, positions: Value) -> Iterator[Layer]:
+        for i in range(self.config.layers):
+            with scope(f"blk.{i}"):
+                yield Layer(self, i, positions)
+
+
+class Layer:
+    """One block: the same questions, with the block's names."""
+
+    def __init__(self, net: Net, number: int, positions: Value) -> None:
+        self.net, self.number, self.positions, self.config = net, number, positions, net.config
+
+    def norm(self, name: str, x: Value) -> Value:
+        return self.net.norm(f"blk.{self.number}.{name}", x)
+
+    def linear(self, name: str, x: Value) -> Value:
+        return self.net.linear(f"blk.{self.number}.{name}", x)
+
+    def heads(self, x: Value, count: int) -> Value:
+        """[B*T, heads*D] -> [B, T, heads, D]."""
+        return x.reshape(self.net.batch, self.net.length, count, self.config.head_dim)
+
+    def rope(self, x: Value, pairing: Pairing) -> Value:
+        return ops.rope(x, self.positions, self.net.frequencies, pairing=pairing)
+
+    def attend(self, q: Value, k: Value, v: Value) -> Value:
+        scale = self.config.attention_scale
+        if self.net.caches is not None:
+            return self.net.caches.attend(self.number, q, k, v, self.positions, scale)
+        y, _ = ops.attention(q, k, v, self.positions, scale=scale)
+        return y
