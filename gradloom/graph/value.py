@@ -30,15 +30,20 @@ R = TypeVar("R")
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _ids = itertools.count()
 _scope: ContextVar[str] = ContextVar("gradloom_scope", default="")
+_is_ours: dict[str, bool] = {}  # file name of a frame -> whether it lies in the package or another installed one
 _operators: dict[str, Callable[..., Value]] = {}
 
 
 def user_location() -> str:
     """file:line of the innermost frame outside the package and other installed ones: where the user asked for this."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and (
-        frame.f_code.co_filename.startswith(_PACKAGE) or "site-packages" in frame.f_code.co_filename
-    ):
+    while frame.f_back is not None:
+        name = frame.f_code.co_filename
+        ours = _is_ours.get(name)
+        if ours is None:
+            ours = _is_ours[name] = name.startswith(_PACKAGE) or "site-packages" in name
+        if not ours:
+            break
         frame = frame.f_back
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
@@ -119,12 +124,22 @@ class Node:
         self.op = op
         self.inputs = tuple(inputs)
         self.attrs = dict(attrs)
-        self.outputs = tuple(Value(self, i, shape, dtype) for i, (shape, dtype) in enumerate(specs))
+        self.outputs = tuple([Value(self, i, shape, dtype) for i, (shape, dtype) in enumerate(specs)])
         self.name = name or _scope.get()
         self.where = user_location() if where is None else where
         self.effects: tuple[Value, ...] = ()
         self.losses: tuple[int, ...] = ()
         self.after = tuple(after)
+
+    def with_inputs(self, inputs: Sequence[Value | None], after: Sequence[Node]) -> Node:
+        """The same application to other inputs of the same shapes, behind other nodes; without effects and losses."""
+        copy = Node.__new__(Node)
+        copy.id = next(_ids)
+        copy.op, copy.attrs, copy.name, copy.where = self.op, self.attrs, self.name, self.where
+        copy.inputs, copy.after = tuple(inputs), tuple(after)
+        copy.outputs = tuple([Value(copy, v.index, v.shape, v.dtype) for v in self.outputs])
+        copy.effects, copy.losses = (), ()
+        return copy
 
     @property
     def label(self) -> str:

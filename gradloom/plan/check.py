@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import mmap
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,6 +51,7 @@ BLOCKS = {
     21: (256, 84), 22: (256, 110), 23: (256, 144), 24: (256, 176), 25: (256, 210),
 }  # fmt: skip
 CACHE_LINE = 64
+SHAPE_AT = 24  # the byte of an argument where its shape begins; its strides follow and are the last of it
 
 
 class _Intervals:
@@ -68,21 +70,26 @@ class _Intervals:
         if first < len(ranges) and ranges[first][1] <= start:
             first += 1
         last = bisect_left(starts, end)
-        kept = []
-        for old_start, old_end, old in ranges[first:last]:
+        put = [(start, end, owner)]
+        if first < last:
+            old_start, _, old = ranges[first]
             if old_start < start:
-                kept.append((old_start, start, _Torn(old, owner)))
+                put.insert(0, (old_start, start, _Torn(old, owner)))
+            _, old_end, old = ranges[last - 1]
             if old_end > end:
-                kept.append((end, old_end, _Torn(old, owner)))
-        put = sorted([*kept, (start, end, owner)], key=lambda r: r[0])
+                put.append((end, old_end, _Torn(old, owner)))
         ranges[first:last] = put
         starts[first:last] = [r[0] for r in put]
 
     def at(self, segment: int, position: int) -> tuple[int, int, object] | None:
-        starts = self.starts.get(segment, [])
+        starts = self.starts.get(segment)
+        if starts is None:
+            return None
         i = bisect_right(starts, position) - 1
-        if i >= 0 and position < self.ranges[segment][i][1]:
-            return self.ranges[segment][i]
+        if i >= 0:
+            held = self.ranges[segment][i]
+            if position < held[1]:
+                return held
         return None
 
     def within(self, segment: int, start: int, end: int) -> list[tuple[int, int, object]]:
@@ -124,6 +131,29 @@ def _called(node: Node) -> str:
     return f"{node.op.name}#{node.id}{f' {node.name}' if node.name else ''} at {node.where}"
 
 
+# What an instruction or the caller does, for messages; made only where one is raised.
+
+
+def _reads(node: Node, name: str, value: Value) -> str:
+    return f"{_called(node)} reads {name}, {_say(value)}"
+
+
+def _writes(node: Node, name: str) -> str:
+    return f"{_called(node)} writes {name}"
+
+
+def _workspace(node: Node) -> str:
+    return f"the workspace of {_called(node)}"
+
+
+def _caller_reads(value: Value) -> str:
+    return f"the caller reads {_say(value)}"
+
+
+def _must_last(value: Value) -> str:
+    return f"{_say(value)} must last until the end"
+
+
 # ---- views -----------------------------------------------------------------------------------------------
 
 
@@ -132,31 +162,43 @@ class _Views:
 
     def __init__(self) -> None:
         self.memo: dict[Value, View] = {}
+        self.places: dict[Any, tuple[int, tuple[int, ...]]] = {}  # of equal chains of views over equal shapes
         self.reserved: Any = b""
 
     def __call__(self, value: Value) -> View:
-        if value not in self.memo:
-            self.memo[value] = self.place(value)
-        return self.memo[value]
+        view = self.memo.get(value)
+        if view is None:
+            view = self.memo[value] = self.place(value)
+        return view
 
     def place(self, value: Value) -> View:
+        if value.node.op.view is None:
+            return value, 0, _row_major(value.shape)
         chain = [value]
         while chain[-1].node.op.view is not None:
             source = chain[-1].node.inputs[0]
             assert source is not None
             chain.append(source)
         base = chain.pop()
-        if not chain or not value.size:
+        if not value.size:
             return base, 0, _row_major(value.shape)
+        key = (base.shape, *[(v.node.op.name, v.shape, *map(repr, v.node.attrs.values())) for v in chain])
+        place = self.places.get(key)
+        if place is None:
+            place = self.places[key] = self.viewed(base, chain)
+        return base, *place
+
+    def viewed(self, base: Value, chain: Sequence[Value]) -> tuple[int, tuple[int, ...]]:
+        """(offset, strides) of the first of a chain of views; base: what the last of them views."""
         whole = array = np.frombuffer(self.reserve(base.size), np.uint8, base.size).reshape(base.shape)
-        for viewed in reversed(chain):
-            node = viewed.node
+        for value in reversed(chain):
+            node = value.node
             array = node.op.call("reference", dict(node.attrs) | {node.op.inputs[0].name: array})
-            if array.shape != viewed.shape:
-                raise PlanError(f"proof: {_called(node)} views {array.shape} where the graph says {viewed.shape}")
+            if array.shape != value.shape:
+                raise PlanError(f"proof: {_called(node)} views {array.shape} where the graph says {value.shape}")
         if not np.may_share_memory(array, whole):
-            raise PlanError(f"proof: {_say(value)} is laid out as a view, but no view of {_say(base)} exists")
-        return base, _address(array) - _address(whole), array.strides
+            raise PlanError(f"proof: {_say(chain[0])} is laid out as a view, but no view of {_say(base)} exists")
+        return _address(array) - _address(whole), array.strides
 
     def reserve(self, size: int) -> Any:
         """A byte for each element: address space only. ShapeError where there is not so much of it."""
@@ -178,7 +220,8 @@ def _address(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]
 
 
-def _row_major(shape: Sequence[int]) -> tuple[int, ...]:
+@lru_cache(maxsize=4096)
+def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     strides, step = [], 1
     for n in reversed(shape):
         strides.append(step)
@@ -186,8 +229,30 @@ def _row_major(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _is_row_major(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    return all(n == 1 or s == dense for n, s, dense in zip(shape, strides, _row_major(shape), strict=True))
+def _is_row_major(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    dense = _row_major(shape)
+    return strides == dense or _same_steps(shape, strides, dense)
+
+
+def _same_steps(shape: Sequence[int], strides: Sequence[int], others: Sequence[int]) -> bool:
+    """Equal strides along all axes but those of one element."""
+    return all(n == 1 or s == other for n, s, other in zip(shape, strides, others, strict=True))
+
+
+@lru_cache(maxsize=4096)
+def _reached(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """How many elements lie from the first one to the last one; -1 for negative extents or strides."""
+    if 0 in shape:
+        return 0
+    if any(s < 0 for s in strides) or any(n < 0 for n in shape):
+        return -1
+    return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+
+
+def _is_unit(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Can a kernel take the last two axes: one of them has a stride of 1, none repeats?"""
+    last = list(zip(shape, strides, strict=True))
+    return any(s == 1 or n == 1 for n, s in last) and not any(s == 0 and n > 1 for n, s in last)
 
 
 def _whole_blocks(shape: Sequence[int], strides: Sequence[int], offset: int, block: int) -> bool:
@@ -223,13 +288,18 @@ class _Read(NamedTuple):
 
 
 def _decode(args: np.ndarray) -> list[_Arg]:
-    columns = [
-        args[name].tolist() for name in ("segment", "dtype", "flags", "offset", "bytes", "rank", "shape", "strides")
-    ]
-    return [
-        _Arg(segment, kind, bool(flags & ARG_WRITE), offset, size, tuple(shape[:rank]), tuple(strides[:rank]))
-        for segment, kind, flags, offset, size, rank, shape, strides in zip(*columns, strict=True)
-    ]
+    """The rows of the argument array. Rows of one rank, shape and strides share the tuples."""
+    columns = [args[name].tolist() for name in ("segment", "dtype", "flags", "offset", "bytes", "rank")]
+    shapes, strides, raw, size = args["shape"], args["strides"], args.tobytes(), args.dtype.itemsize
+    forms: dict[tuple[int, bytes], tuple[tuple[int, ...], tuple[int, ...]]] = {}
+    decoded = []
+    for i, (segment, kind, flags, offset, length, rank) in enumerate(zip(*columns, strict=True)):
+        key = (rank, raw[i * size + SHAPE_AT : (i + 1) * size])
+        form = forms.get(key)
+        if form is None:
+            form = forms[key] = (tuple(shapes[i].tolist()[:rank]), tuple(strides[i].tolist()[:rank]))
+        decoded.append(_Arg(segment, kind, flags & ARG_WRITE != 0, offset, length, *form))
+    return decoded
 
 
 def _expected_words(node: Node) -> list[int]:
@@ -337,7 +407,7 @@ class _Checker:
                 )
             if value.size:
                 start -= offset * value.dtype.bytes // value.dtype.block
-                self.expect(base, segment, start, f"the caller reads {_say(value)}")
+                self.expect(base, segment, start, partial(_caller_reads, value))
         for value in self.effects:
             place = self.home(value)
             if place not in self.last_update:
@@ -346,7 +416,7 @@ class _Checker:
                 )
         for leaf, place in self.homes.items():
             kept = self.last_update.get(place, leaf)
-            self.expect(kept, *place, f"{_say(kept)} must last until the end")
+            self.expect(kept, *place, partial(_must_last, kept))
         for segment, offset, size in self.bytecode.guards:
             for _, _, owner in self.map.within(segment, offset, offset + size):
                 if owner != "guard bytes" and not (isinstance(owner, _Torn) and owner.value == "guard bytes"):
@@ -408,35 +478,41 @@ class _Checker:
         node = self.nodes.get(node_id)
         if node is None or node.op.leaf or node.op.view is not None:
             raise PlanError(f"proof: an instruction runs node {node_id}, which the graph does not need")
-        op, who = node.op, _called(node)
+        op = node.op
         run, signature = self.bytecode.kernels[kernel] if kernel < len(self.bytecode.kernels) else ("nothing", "")
         if node in self.done:
-            raise PlanError(f"proof: {who} runs twice")
+            raise PlanError(f"proof: {_called(node)} runs twice")
         if (run, signature) != (op.name, _expected_signature(node)):
             raise PlanError(
-                f"proof: {who} runs the kernel {run} {signature}; need {op.name} {_expected_signature(node)}"
+                f"proof: {_called(node)} runs the kernel {run} {signature}; need {op.name} {_expected_signature(node)}"
             )
         words = self.words[attr_first : attr_first + attr_count]
         if words != _expected_words(node):
-            raise PlanError(f"proof: {who} gets attributes {words}; need {_expected_words(node)}")
+            raise PlanError(f"proof: {_called(node)} gets attributes {words}; need {_expected_words(node)}")
         if bool(flags & INSTRUCTION_GUARD) != op.guard:
-            raise PlanError(f"proof: {who} is marked as a guard and is none, or the other way round")
+            raise PlanError(f"proof: {_called(node)} is marked as a guard and is none, or the other way round")
         args = self.args[arg_first : arg_first + arg_count]
         declared = len(node.inputs) + len(node.outputs)
         needs = self.needs.get(node)
         if needs is not None:
             if tuple(parts[:phases]) != needs.parts:
-                raise PlanError(f"proof: {who} runs in parts {tuple(parts[:phases])}; its kernel wants {needs.parts}")
+                raise PlanError(
+                    f"proof: {_called(node)} runs in parts {tuple(parts[:phases])}; its kernel wants {needs.parts}"
+                )
             if needs.scratch_bytes > self.bytecode.scratch_bytes:
                 raise PlanError(
-                    f"proof: {who} wants {needs.scratch_bytes} bytes of scratch; "
+                    f"proof: {_called(node)} wants {needs.scratch_bytes} bytes of scratch; "
                     f"there are {self.bytecode.scratch_bytes}"
                 )
-            given = sum(a.bytes for a in args[declared:])
+            given = sum([a.bytes for a in args[declared:]])
             if given < needs.workspace_bytes:
-                raise PlanError(f"proof: {who} wants a workspace of {needs.workspace_bytes} bytes; it gets {given}")
+                raise PlanError(
+                    f"proof: {_called(node)} wants a workspace of {needs.workspace_bytes} bytes; it gets {given}"
+                )
         if len(args) - declared not in (0, 1):
-            raise PlanError(f"proof: {who} has {len(args)} arguments; need {declared} and perhaps a workspace")
+            raise PlanError(
+                f"proof: {_called(node)} has {len(args)} arguments; need {declared} and perhaps a workspace"
+            )
         self.done.add(node)
         inputs, outputs = args[: len(node.inputs)], args[len(node.inputs) : declared]
         reads: dict[int, list[_Read]] = {}
@@ -447,7 +523,7 @@ class _Checker:
         for before in node.after:
             made = self.views(before.outputs[0])[0].node
             if not made.op.leaf and made not in self.done:
-                raise PlanError(f"proof: {who} runs before {_called(before)}, which it must follow")
+                raise PlanError(f"proof: {_called(node)} runs before {_called(before)}, which it must follow")
         written: Written = {}
         for value, arg in zip(node.outputs, outputs, strict=True):
             self.check_write(node, value, arg, reads, written)
@@ -458,80 +534,76 @@ class _Checker:
                 self.map.write(segment, start, end, owner)
         self.guards_left.discard(node)
 
-    def extent(self, arg: _Arg, who: str) -> tuple[int, int, int]:
+    def extent(self, arg: _Arg, who: Callable[[], str]) -> tuple[int, int, int]:
         """(segment, first byte, end) that an argument may touch, recomputed from shape and strides."""
         segment, offset = arg.segment, arg.offset
         if segment >= len(self.segment_bytes):
-            raise PlanError(f"proof: {who} lies in segment {segment}; there are {len(self.segment_bytes)}")
+            raise PlanError(f"proof: {who()} lies in segment {segment}; there are {len(self.segment_bytes)}")
+        elements = _reached(arg.shape, arg.strides)
+        if elements < 0:
+            raise PlanError(f"proof: {who()} has negative strides {list(arg.strides)} or extents")
         touched = 0
-        if 0 not in arg.shape:
-            if any(s < 0 for s in arg.strides) or any(n < 0 for n in arg.shape):
-                raise PlanError(f"proof: {who} has negative strides {list(arg.strides)} or extents")
-            elements = 1 + sum((n - 1) * s for n, s in zip(arg.shape, arg.strides, strict=True))
+        if elements:
             block, size = BLOCKS[arg.dtype]
             if elements % block:
-                raise PlanError(f"proof: {who} ends inside a block: {elements} elements in blocks of {block}")
+                raise PlanError(f"proof: {who()} ends inside a block: {elements} elements in blocks of {block}")
             touched = elements // block * size
         if touched != arg.bytes or offset + touched > self.segment_bytes[segment]:
             held = self.map.at(segment, offset)
             raise PlanError(
-                f"proof: {who}, {touched} bytes at {self.bytecode.segment_name(segment)}+{offset}, says {arg.bytes}"
+                f"proof: {who()}, {touched} bytes at {self.bytecode.segment_name(segment)}+{offset}, says {arg.bytes}"
                 f"; the segment holds {self.segment_bytes[segment]}, there {_say(None if held is None else held[2])}"
             )
         return segment, offset, offset + touched
 
     def check_read(self, node: Node, name: str, value: Value | None, arg: _Arg) -> _Read | None:
-        who = _called(node)
         if value is None:
             if arg.segment != NO_SEGMENT or arg.dtype:
-                raise PlanError(f"proof: {who} reads {name}, which the graph does not give it")
+                raise PlanError(f"proof: {_called(node)} reads {name}, which the graph does not give it")
             return None
-        reads = f"{who} reads {name}, {_say(value)}"
+        reads = partial(_reads, node, name, value)
         if arg.segment == NO_SEGMENT:
-            raise PlanError(f"proof: {reads}, which the bytecode does not give it")
+            raise PlanError(f"proof: {reads()}, which the bytecode does not give it")
         if arg.writes:
-            raise PlanError(f"proof: {reads}, but the bytecode marks it as written")
+            raise PlanError(f"proof: {reads()}, but the bytecode marks it as written")
         self.check_form(reads, value, arg)
-        if not value.size:
+        if 0 in value.shape:
             return None
         base, offset, strides = self.views(value)
-        wide = [i for i, n in enumerate(value.shape) if n > 1]
-        if any(arg.strides[i] != strides[i] for i in wide):
+        if arg.strides != strides and not _same_steps(arg.shape, arg.strides, strides):
             raise PlanError(
-                f"proof: {reads} with strides {list(arg.strides)}; need {list(strides)} inside {_say(base)}"
+                f"proof: {reads()} with strides {list(arg.strides)}; need {list(strides)} inside {_say(base)}"
             )
-        if name in node.op.dense and not _is_row_major(arg.shape, arg.strides):
-            raise PlanError(f"proof: {reads} with gaps (strides {list(arg.strides)}); its kernel takes none")
-        if name in node.op.unit:
-            last = list(zip(arg.shape, arg.strides, strict=True))[-2:]
-            if any(s == 0 and n > 1 for n, s in last) or not any(s == 1 or n == 1 for n, s in last):
-                raise PlanError(
-                    f"proof: {reads} with strides {list(arg.strides)}; its kernel takes a matrix with a stride of 1"
-                )
+        row_major = _is_row_major(arg.shape, arg.strides)
+        if not row_major and name in node.op.dense:
+            raise PlanError(f"proof: {reads()} with gaps (strides {list(arg.strides)}); its kernel takes none")
+        if name in node.op.unit and not _is_unit(arg.shape[-2:], arg.strides[-2:]):
+            raise PlanError(
+                f"proof: {reads()} with strides {list(arg.strides)}; its kernel takes a matrix with a stride of 1"
+            )
         block, size = BLOCKS[arg.dtype]
         if not _whole_blocks(arg.shape, arg.strides, offset, block):
             raise PlanError(
-                f"proof: {reads} from element {offset} with strides {list(arg.strides)}, which cuts blocks of {block}"
+                f"proof: {reads()} from element {offset} with strides {list(arg.strides)}, which cuts blocks of {block}"
             )
         segment, start, end = self.extent(arg, reads)
         self.expect(base, segment, start - offset // block * size, reads)
-        return _Read(start, end, name, value, _is_row_major(arg.shape, arg.strides))
+        return _Read(start, end, name, value, row_major)
 
-    def expect(self, base: Value, segment: int, start: int, who: str) -> None:
+    def expect(self, base: Value, segment: int, start: int, who: Callable[[], str]) -> None:
         """The bytes from start on must hold exactly `base`."""
-        if not base.bytes:
+        size = base.bytes
+        if not size:
             return
         held = self.map.at(segment, start)
-        if held is None or held[0] != start or held[1] != start + base.bytes or not _same_leaf(held[2], base):
-            seen = _say(None if held is None else held[2])
-            raise PlanError(
-                f"proof: {who}, but finds {seen} at {self.bytecode.segment_name(segment)}+{start}; need {_say(base)}"
-            )
+        if held is None or held[0] != start or held[1] != start + size or not _same_leaf(held[2], base):
+            seen, name = _say(None if held is None else held[2]), self.bytecode.segment_name(segment)
+            raise PlanError(f"proof: {who()}, but finds {seen} at {name}+{start}; need {_say(base)}")
 
-    def check_form(self, who: str, value: Value, arg: _Arg) -> None:
+    def check_form(self, who: Callable[[], str], value: Value, arg: _Arg) -> None:
         if arg.shape != value.shape or arg.dtype != value.dtype.code:
             raise PlanError(
-                f"proof: {who} as shape {list(arg.shape)}, dtype code {arg.dtype}; the graph says {value!r}"
+                f"proof: {who()} as shape {list(arg.shape)}, dtype code {arg.dtype}; the graph says {value!r}"
             )
 
     def check_write(
@@ -539,71 +611,73 @@ class _Checker:
     ) -> None:
         op = node.op
         slot = op.slot(op.outputs, value.index)
-        who = f"{_called(node)} writes {slot.name}"
+        who = partial(_writes, node, slot.name)
         if not arg.writes:
-            raise PlanError(f"proof: {who}, but the bytecode does not mark it as written")
+            raise PlanError(f"proof: {who()}, but the bytecode does not mark it as written")
         self.check_form(who, value, arg)
         updated = slot.name in op.updates
         if arg.segment == NO_SEGMENT:
             if value in self.read or not (_updated_input(value) is None if updated else slot.optional):
                 raise PlanError(f"proof: {_called(node)} does not write {slot.name}, which {self.readers(node)}")
             return
-        if not value.size:
+        if 0 in value.shape:
             return
         segment, start, end = self.extent(arg, who)
         if not _is_row_major(arg.shape, arg.strides):
-            raise PlanError(f"proof: {who} with gaps (strides {list(arg.strides)})")
+            raise PlanError(f"proof: {who()} with gaps (strides {list(arg.strides)})")
         if start % CACHE_LINE:
             raise PlanError(
-                f"proof: {who} to {self.bytecode.segment_name(segment)}+{start}, which is no multiple of {CACHE_LINE}"
+                f"proof: {who()} to {self.bytecode.segment_name(segment)}+{start}, which is no multiple of {CACHE_LINE}"
             )
         if updated:
             home = self.home(value)
             if (segment, start) != home:
                 raise PlanError(
-                    f"proof: {who} to {self.bytecode.segment_name(segment)}+{start}, "
+                    f"proof: {who()} to {self.bytecode.segment_name(segment)}+{start}, "
                     f"outside {_say(_home_leaf(value))}, the storage that it updates"
                 )
             if self.guards_left:
                 raise PlanError(
-                    f"proof: {who}: state changes before {_called(next(iter(self.guards_left)))} has guarded it"
+                    f"proof: {who()}: state changes before {_called(next(iter(self.guards_left)))} has guarded it"
                 )
-            allowed = {op.updates[slot.name]}
+            allowed: Collection[str] = (op.updates[slot.name],)
         else:
             if segment != ARENA:
                 held = self.map.at(segment, start)
                 raise PlanError(
-                    f"proof: {who} over {_say(None if held is None else held[2])} in "
+                    f"proof: {who()} over {_say(None if held is None else held[2])} in "
                     f"{self.bytecode.segment_name(segment)}; only an update op may"
                 )
-            allowed = set(op.may_overwrite.get(slot.name, ()))
+            allowed = op.may_overwrite.get(slot.name, ())
         for read in reads.get(segment, ()):
             if read.end <= start or end <= read.start:
                 continue
             exact = (read.start, read.end) == (start, end) and read.value.shape == value.shape and read.row_major
             if read.name not in allowed or not exact or read.value.dtype.bytes != value.dtype.bytes:
-                raise PlanError(f"proof: {who} over its input {read.name}, {_say(read.value)}, which it does not allow")
+                raise PlanError(
+                    f"proof: {who()} over its input {read.name}, {_say(read.value)}, which it does not allow"
+                )
         self.put(who, segment, start, end, value, written)
         if updated:
             self.last_update[segment, start] = value
 
     def check_workspace(self, node: Node, arg: _Arg, reads: Mapping[int, Sequence[_Read]], written: Written) -> None:
-        who = f"the workspace of {_called(node)}"
+        who = partial(_workspace, node)
         segment, start, end = self.extent(arg, who)
         if segment != ARENA or start % CACHE_LINE or not arg.writes:
-            raise PlanError(f"proof: {who} is no cache lines of the arena that are marked as written")
+            raise PlanError(f"proof: {who()} is no cache lines of the arena that are marked as written")
         for read in reads.get(segment, ()):
             if read.start < end and start < read.end:
-                raise PlanError(f"proof: {who} lies on its input {_say(read.value)}")
-        self.put(who, segment, start, end, who, written)
+                raise PlanError(f"proof: {who()} lies on its input {_say(read.value)}")
+        self.put(who, segment, start, end, who(), written)
 
     @staticmethod
-    def put(who: str, segment: int, start: int, end: int, owner: object, written: Written) -> None:
+    def put(who: Callable[[], str], segment: int, start: int, end: int, owner: object, written: Written) -> None:
         """Note what an instruction writes; nothing of it may meet what it writes besides."""
         ranges = written.setdefault(segment, [])
         for other_start, other_end, other in ranges:
             if other_start < end and start < other_end:
-                raise PlanError(f"proof: {who} to the same bytes as {_say(other)}")
+                raise PlanError(f"proof: {who()} to the same bytes as {_say(other)}")
         ranges.append((start, end, owner))
 
 

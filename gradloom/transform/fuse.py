@@ -46,7 +46,9 @@ class _Fuser:
         self.patterns: dict[str, list[Pattern]] = {}
         for pattern in patterns:
             self.patterns.setdefault(pattern.outer, []).append(pattern)
-        self.uses = Counter(v for node in program.nodes for v in node.inputs if v is not None)
+        self.uses: Counter[Value | None] = Counter()  # how many inputs of nodes each value is
+        for node in program.nodes:
+            self.uses.update(node.inputs)
         self.uses.update(dict.fromkeys((*program.outputs, *program.effects), 2))  # the caller reads them
 
     def __call__(self, node: Node, inputs: Sequence[Value | None]) -> Sequence[Value] | None:

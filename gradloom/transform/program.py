@@ -43,10 +43,10 @@ def gather(outputs: Sequence[Value], effects: Sequence[Value] = ()) -> Program:
                 f"{node.op.name}: output {value.index} of {node.label} is never written: its input is absent"
             )
     nodes = reachable((*outputs, *effects), effects=True)
-    found = dict.fromkeys(effects)
+    wanted = dict.fromkeys(effects)
     for node in nodes:
-        found.update(dict.fromkeys(node.effects))
-    updates = tuple(v for v in found if update_target(v) is not None)
+        wanted.update(dict.fromkeys(node.effects))
+    updates = tuple([v for v in wanted if update_target(v) is not None])
     return Program(_needed(nodes, (*outputs, *updates)), tuple(outputs), updates)
 
 
@@ -55,49 +55,55 @@ Replace = Callable[[Node, Sequence["Value | None"]], "Sequence[Value] | None"]
 
 def rebuild(program: Program, replace: Replace) -> Program:
     """Visit the nodes in order; `replace` sees a node and its new inputs, answers new outputs or None (keep)."""
-    new: dict[Value, Value] = {}
+    new: dict[Value, Value] = {}  # of the values that changed only
     placed: dict[Node, None] = {}
     for node in program.nodes:
-        inputs = [None if v is None else new[v] for v in node.inputs]
+        inputs = [v if v is None else new.get(v, v) for v in node.inputs] if new else node.inputs
         outputs = replace(node, inputs)
         if outputs is None:
             outputs = copy_node(node, inputs, new).outputs
+        if outputs is not node.outputs:
+            new.update(zip(node.outputs, outputs, strict=True))
         for value in outputs:
-            _place(value.node, placed)
-        new.update(zip(node.outputs, outputs, strict=True))
-    outputs, effects = tuple(new[v] for v in program.outputs), tuple(new[v] for v in program.effects)
+            if value.node not in placed:
+                _place(value.node, placed)
+    if not new:
+        return program
+    outputs, effects = (tuple([new.get(v, v) for v in values]) for values in (program.outputs, program.effects))
     return Program(_needed(placed, (*outputs, *effects)), outputs, effects)
 
 
 def _place(node: Node, placed: dict[Node, None]) -> None:
-    """Append a node, behind the new nodes that it needs."""
-    if node in placed:
-        return
+    """Append a node that is not placed, behind the new nodes that it needs."""
     for value in node.inputs:
         if value is not None and value.node not in placed:
             _place(value.node, placed)
     for before in node.after:
-        _place(before, placed)
+        if before not in placed:
+            _place(before, placed)
     placed[node] = None
 
 
 def _needed(nodes: Sequence[Node] | dict[Node, None], values: Sequence[Value]) -> tuple[Node, ...]:
     """Those of the nodes that the values need, in the same order."""
     needed = {v.node for v in values}
+    kept = []
     for node in reversed(nodes):
         if node in needed:
-            needed.update(v.node for v in node.inputs if v is not None)
+            kept.append(node)
+            for value in node.inputs:
+                if value is not None:
+                    needed.add(value.node)
             needed.update(node.after)
-    return tuple(node for node in nodes if node in needed)
+    return tuple(kept[::-1])
 
 
 def copy_node(node: Node, inputs: Sequence[Value | None], new: Mapping[Value, Value]) -> Node:
-    """The node with other inputs; itself where nothing changes. new: what has become of the values before it."""
-    after = node.after and [new[b.outputs[0]].node for b in node.after if b.outputs[0] in new]
-    if same_values(inputs, node.inputs) and tuple(after) == node.after:
+    """The node with other inputs; itself where nothing changes. new: the values before it that changed."""
+    after = node.after and tuple([new.get(b.outputs[0], b.outputs[0]).node for b in node.after])
+    if after == node.after and (inputs is node.inputs or same_values(inputs, node.inputs)):
         return node
-    specs = [(v.shape, v.dtype) for v in node.outputs]
-    return Node(node.op, inputs, node.attrs, specs, node.name, node.where, after)
+    return node.with_inputs(inputs, after)
 
 
 def make(name: str, inputs: Sequence[Value | None], attrs: Mapping[str, Any], like: Node) -> Node:

@@ -30,34 +30,40 @@ class _Simplifier:
         self.known: dict[Any, Node] = {}
 
     def __call__(self, node: Node, inputs: Sequence[Value | None]) -> Sequence[Value] | None:
-        if node.op.name in ("setting", "input"):
-            return self.merged((node.op.name, node.attrs["key"], node.outputs[0].shape, node.outputs[0].dtype), node)
-        if node.op.name == "parameter":
-            return self.merged((node.op.name, id(node.attrs["stored"])), node)
-        if node.op.name == "constant":
-            data = node.attrs["data"]
-            return (
-                self.merged(("constant", data.tobytes(), data.shape, data.dtype.str), node) if data.size < 64 else None
-            )
-        if not node.op.foldable or node.op.leaf or node.after or node.effects:
+        op = node.op
+        if op.leaf:
+            key = _leaf_key(node)
+            return None if key is None else self.known.setdefault(key, node).outputs
+        if not op.foldable or node.after or node.effects:
             return None
         same = _unchanged(node, inputs)
         if same is not None:
             return [same]
-        if inputs and all(v is None or v.node.op.name == "constant" for v in inputs) and _small(node):
+        if inputs and _is_constant(inputs[0]) and all(map(_is_constant, inputs)) and _small(node):
             folded = _fold(node, inputs)
             if folded is not None:
                 return folded
-        key = (node.op.name, tuple(id(v) for v in inputs), tuple(sorted((k, repr(v)) for k, v in node.attrs.items())))
+        key = (op.name, *map(id, inputs), *_attribute_keys(node))
         known = self.known.get(key)
-        if known is not None:
-            return known.outputs
-        made = copy_node(node, inputs, {})
-        self.known[key] = made
-        return made.outputs
+        if known is None:
+            known = self.known[key] = copy_node(node, inputs, {})
+        return known.outputs
 
-    def merged(self, key: Any, node: Node) -> Sequence[Value]:
-        return self.known.setdefault(key, node).outputs
+
+def _leaf_key(node: Node) -> tuple[Any, ...] | None:
+    """Equal for leaves that stand for the same numbers; None for a leaf that stays as it is: a large constant."""
+    name, attrs, out = node.op.name, node.attrs, node.outputs[0]
+    if name == "parameter":
+        return name, id(attrs["stored"])
+    if name == "constant":
+        data = attrs["data"]
+        return (name, data.tobytes(), data.shape, data.dtype.str) if data.size < 64 else None
+    return (name, attrs["key"], out.shape, out.dtype.name) if name in ("input", "setting") else None
+
+
+def _attribute_keys(node: Node) -> list[Any]:
+    """Equal for attributes of equal kinds and values; floats by their digits, which tell -0.0 from 0.0."""
+    return [v if type(v) in (tuple, int, bool, str) else repr(v) for v in node.attrs.values()]
 
 
 def _unchanged(node: Node, inputs: Sequence[Value | None]) -> Value | None:
@@ -94,6 +100,10 @@ def _is_one(value: Value) -> bool:
     return value.node.op.name == "constant" and bool(np.all(value.node.attrs["data"] == 1))
 
 
+def _is_constant(value: Value | None) -> bool:
+    return value is None or value.node.op.name == "constant"
+
+
 def _small(node: Node) -> bool:
     return sum(v.bytes for v in node.outputs) <= FOLD_BYTES
 
@@ -117,6 +127,8 @@ def _wide(data: np.ndarray, value: Value) -> np.ndarray:
 def join_pads(program: Program) -> Program:
     """A sum of pads over disjoint ranges of one axis (the gradient of a split) becomes one concat. Where a piece holds
     -0 the concat keeps it; the sum had 0."""
+    if all(node.op.name != "pad" for node in program.nodes):
+        return program
     return rebuild(program, _Joiner(program))
 
 
@@ -135,9 +147,9 @@ class _Joiner:
                     self.ends.add(value)
         self.inner: dict[Value, list[Value]] = {}  # sum -> the sums that it is added to
         for node in program.nodes:
-            found = self.found(node, node.inputs)
-            if found is not None:
-                self.pieces[node.outputs[0]] = found
+            pieces = self.pieces_of(node, node.inputs)
+            if pieces is not None:
+                self.pieces[node.outputs[0]] = pieces
             for value in node.inputs:
                 if value is not None and node.op.name == "add":
                     self.inner.setdefault(value, []).append(node.outputs[0])
@@ -146,7 +158,7 @@ class _Joiner:
         self.ends &= self.pieces.keys()
         self.pieces.clear()
 
-    def found(self, node: Node, inputs: Sequence[Value | None]) -> Pieces | None:
+    def pieces_of(self, node: Node, inputs: Sequence[Value | None]) -> Pieces | None:
         """What the node is a sum of; its pads' values are taken from `inputs`."""
         if node.op.name == "pad":
             before, after = node.attrs["before"], node.attrs["after"]
@@ -169,7 +181,7 @@ class _Joiner:
         return first[0], joined
 
     def __call__(self, node: Node, inputs: Sequence[Value | None]) -> Sequence[Value] | None:
-        pieces = self.found(node, inputs)
+        pieces = self.pieces_of(node, inputs)
         if pieces is None:
             return None
         out = node.outputs[0]
