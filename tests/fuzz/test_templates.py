@@ -150,6 +150,7 @@ def test_templates_with_a_cost(monkeypatch, seed):
     most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     assert most <= max(held, 64 + 100), f"a process took {most} MiB"  # the interpreter and jinja2 take 40 of them
     print(
-        f"\nseed {seed}: {CASES // 2} cases from {FIRST}, {whole} whole; {passed}; slowest {slowest:.2f} s; process {most:.0f} MiB"
+        f"\nseed {seed}: {CASES // 2} cases from {FIRST}, {whole} whole; {passed}; slowest {slowest:.2f} s;"
+        f" process {most:.0f} MiB"
     )
     assert 0 < whole < CASES // 2 and any(passed.values())
