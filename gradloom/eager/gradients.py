@@ -14,8 +14,8 @@ from .. import ops
 from ..base import locks
 from ..base.arguments import one_line
 from ..base.errors import GradientError, NonFiniteError, SettingError
-from ..graph.opspec import Parameter, constant, setting
-from ..graph.opspec import input as graph_input
+from ..graph.leaves import Parameter, constant, setting
+from ..graph.leaves import input as graph_input
 from ..graph.stored import Stored
 from ..graph.value import Value, describe, graph_mode
 from ..optim.clip import is_one

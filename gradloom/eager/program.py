@@ -13,7 +13,7 @@ from ..base import locks
 from ..base.dtypes import DType
 from ..base.errors import GuardTripped, NonFiniteError, NotFinite, SettingError
 from ..graph.graph import reachable
-from ..graph.opspec import Parameter
+from ..graph.leaves import Parameter
 from ..graph.stored import before_read, before_write
 from ..graph.value import Value, graph_mode
 from ..run.diagnose import first_bad

@@ -20,7 +20,7 @@ from ..base.dtypes import f32, f64
 from ..base.errors import GradientError, GraphError, SettingError
 from ..graph.grad import gradients
 from ..graph.graph import reachable
-from ..graph.opspec import Parameter
+from ..graph.leaves import Parameter
 from ..graph.stored import Stored, trainable_changes
 from ..graph.value import Node, Value, describe, graph_mode, recording
 from .gradients import Gradients, Slopes

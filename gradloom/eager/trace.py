@@ -28,9 +28,11 @@ from ..base.dtypes import DType, f32
 from ..base.dtypes import dtype as as_dtype
 from ..base.errors import DTypeError, GradientError, GradloomError, GraphError, NonFiniteError, SettingError, ShapeError
 from ..graph.graph import reachable, storage_leaf, update_target
-from ..graph.opspec import OpSpec, Parameter, converted, in_expression, kind_of, stored_value
-from ..graph.opspec import constant as graph_constant
-from ..graph.opspec import input as graph_input
+from ..graph.leaves import Parameter, stored_value
+from ..graph.leaves import constant as graph_constant
+from ..graph.leaves import input as graph_input
+from ..graph.numbers import converted, in_expression, kind_of
+from ..graph.opspec import OpSpec
 from ..graph.stored import Stored, before_read, keep_promise, promise_write, tell_before_writes
 from ..graph.value import Node, Shape, Value, describe, graph_mode, recording, user_location
 from ..step.step import guard, random_settings

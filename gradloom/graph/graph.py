@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from ..base.errors import GraphError
-from .opspec import Spec
+from .declaration import Spec
 from .stored import Stored
 from .value import Node, Value, describe
 

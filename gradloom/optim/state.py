@@ -14,7 +14,7 @@ from ..base import locks
 from ..base.arguments import what_is
 from ..base.arrays import as_array
 from ..base.errors import DTypeError, GradientError, GraphError, SettingError, ShapeError
-from ..graph.opspec import Parameter, setting, stored_value
+from ..graph.leaves import Parameter, setting, stored_value
 from ..graph.stored import Stored, copies, held
 from ..graph.value import Value
 from .schedules import Memory, Plateau

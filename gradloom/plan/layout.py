@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..base.errors import ShapeError
+from ..graph.declaration import Slot
 from ..graph.graph import update_target, view_base
-from ..graph.opspec import REGISTRY, Slot
+from ..graph.opspec import REGISTRY
 from ..graph.value import Node, Shape, Value, describe, same_values
 from ..transform.program import Program
 

@@ -26,7 +26,7 @@ except ImportError as error:  # a source tree on the path that was never built h
 from ..base.errors import BackendError, GraphError, GuardTripped, IndexOutOfRange, NotFinite, TrainError
 from ..base.memory import need_memory, show_bytes
 from ..base.settings import Switches
-from ..graph.opspec import Spec
+from ..graph.declaration import Spec
 from ..graph.stored import aligned_empty
 from ..graph.value import Node
 from ..plan.bytecode import SETTING_BYTES, KernelNeeds, encode_attrs, signature

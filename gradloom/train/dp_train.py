@@ -39,8 +39,9 @@ from ..base.errors import (
 from ..base.settings import core_count, switches
 from ..data.dataset import generator
 from ..graph.grad import gradients
-from ..graph.opspec import Parameter, constant, kind_of
-from ..graph.opspec import input as input_value
+from ..graph.leaves import Parameter, constant
+from ..graph.leaves import input as input_value
+from ..graph.numbers import kind_of
 from ..graph.stored import Stored, before_write
 from ..graph.structure import structure
 from ..graph.value import Value, describe, graph_mode

@@ -23,7 +23,7 @@ import numpy as np
 from .. import ops
 from ..base.errors import GraphError, GuardTripped, NotFinite, SettingError, TrainError
 from ..base.settings import switches
-from ..graph.opspec import Parameter, constant, setting, stored_value
+from ..graph.leaves import Parameter, constant, setting, stored_value
 from ..graph.stored import Stored, copies, replace
 from ..graph.structure import structure
 from ..graph.value import Value

@@ -26,7 +26,7 @@ from ..base.locks import Claim
 from ..data.dataset import Dataset
 from ..graph.grad import gradients
 from ..graph.graph import storage_leaf
-from ..graph.opspec import Parameter
+from ..graph.leaves import Parameter
 from ..graph.stored import Stored, next_serial
 from ..graph.structure import structure
 from ..graph.value import Value, builds_graphs, describe
