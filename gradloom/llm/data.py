@@ -499,7 +499,14 @@ class _Lines:
         chats = [(sample.messages, sample.tools) for _, sample in waiting if isinstance(sample, _Chat)]
         found = iter(()) if self.chat is None else self.chat.split(chats, need_assistant=not self.all)
         for line, sample in waiting:
-            yield line, _chat_parts(next(found)) if isinstance(sample, _Chat) else sample
+            if not isinstance(sample, _Chat):
+                yield line, sample
+                continue
+            try:
+                parts = next(found)
+            except DataError as error:  # of the template, which no further line could mend
+                raise DataError(f"{self.path}:{line}: {error}") from None
+            yield line, _chat_parts(parts)
 
     # -- tokens --------------------------------------------------------------------------------------------------
 
