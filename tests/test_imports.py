@@ -21,7 +21,8 @@ SEES |= {
     "parallel": {"base", "graph"},
     "_core": set(),
 }
-SEES["eager"] = set(LINE)
+SEES["step"] = {*LINE, "nn", "optim", "parallel"}
+SEES["eager"] = {*LINE, "optim", "step"}
 SEES["train"] = set(SEES)
 SEES["llm"] = set(SEES)
 SEES["cli"] = set(SEES)

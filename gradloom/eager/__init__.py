@@ -1,7 +1,8 @@
 """Eager computing with a tape: values are computed when they are looked at, by programs that are compiled once."""
 
 from .cache import Stats, stats
-from .tape import Gradients, GradTape, grad_tape, no_grad
+from .gradients import Gradients
+from .tape import GradTape, grad_tape, no_grad
 from .trace import Tensor, seed, tensor
 
 __all__ = ["GradTape", "Gradients", "Stats", "Tensor", "grad_tape", "no_grad", "seed", "stats", "tensor"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..base import locks
-from ..graph.opspec import Parameter
+from ..graph.leaves import Parameter
 from ..graph.value import Node, graph_mode
 
 if TYPE_CHECKING:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from ..base import locks
 from ..base.dtypes import DType
 from ..base.errors import GuardTripped, NonFiniteError, NotFinite, SettingError
-from ..graph.value import Value
+from ..graph.graph import reachable
+from ..graph.leaves import Parameter
+from ..graph.stored import before_read, before_write
+from ..graph.value import Value, graph_mode
+from ..run.diagnose import first_bad
 from ..run.executable import compile as compile_program
-from ..run.executable import compile_checked
-from .cache import counts
+from .cache import Cache, cache_of, counts
 
 _FORMATS = {"f32": "f4x", "i32": "i4x", "i64": "q"}  # settings: words of 8 bytes
 
@@ -64,22 +70,38 @@ class Program:
         try:
             _, record = self.executable.run_rows(1, self.row)
         except (GuardTripped, NotFinite):
-            raise NonFiniteError(self._cause(settings)) from None
+            cause = first_bad(self.executable, self.outputs, self.updates, settings, _of_input, settled=True)
+            raise NonFiniteError(cause) from None
         return [np.ndarray(shape, kind, record, at) for at, shape, kind in self.specs]
 
-    def _cause(self, settings: Mapping[str, float]) -> str:
-        """Run again, unshared and checked, to name the first node that is not finite."""
-        checked = compile_checked(self.outputs, self.updates)
-        fed = {k: v for k, v in self.executable.fed().items() if k in checked.inputs}
-        for name, array in fed.items():
-            if array.dtype.kind == "f" and not np.all(np.isfinite(array)):
-                at = np.argwhere(~np.isfinite(array))[0].tolist()
-                return f"a tensor that goes in ({name}, {array.dtype}{list(array.shape)}) is not finite at {at}"
-        checked.feed(fed)
-        try:
-            checked.run_rows(1, checked.settings_rows(1, settings) if checked.settings else None)
-        except NotFinite as found:
-            return str(found)
-        except GuardTripped:
-            return "the squared norm of the gradients overflows f32"
-        raise AssertionError("a step that tripped its guard passes it when run again")
+
+def _of_input(name: str, array: np.ndarray, at: int) -> str:
+    place = [int(i) for i in np.unravel_index(at, array.shape)]
+    return f"a tensor that goes in ({name}, {array.dtype}{list(array.shape)}) is not finite at {place}"
+
+
+def run_alone(
+    key: tuple[Any, ...],
+    build: Callable[[], tuple[Sequence[Value], Sequence[Value]]],
+    settings: Mapping[str, float],
+) -> list[np.ndarray]:
+    """Run ONE program that belongs to no tape: build() -> (outputs, updates), called only when `key` is new.
+
+    key: its first member owns the program; the program goes when the owner does. Answers the outputs. Raises
+    NonFiniteError when a guard among them trips: then nothing is written.
+    """
+    with locks.building:
+        name = (id(key[0]), *key[1:])
+        cache = _homes.get(name)
+        if cache is None or key not in cache.programs:
+            with graph_mode():
+                outputs, updates = build()
+            leaves = [n.outputs[0] for n in reachable((*outputs, *updates)) if n.op.name == "parameter"]
+            cache = _homes[name] = cache_of(next((p for p in leaves if isinstance(p, Parameter)), None))
+        program = cache.program(key, lambda: Program(outputs, updates))
+        before_read(program.executable.plan.bytecode.stored)
+        before_write(program.executable.writes)
+        return program.run((), settings)
+
+
+_homes: weakref.WeakValueDictionary[tuple[Any, ...], Cache] = weakref.WeakValueDictionary()

@@ -28,11 +28,14 @@ from ..base.dtypes import DType, f32
 from ..base.dtypes import dtype as as_dtype
 from ..base.errors import DTypeError, GradientError, GradloomError, GraphError, NonFiniteError, SettingError, ShapeError
 from ..graph.graph import reachable, storage_leaf, update_target
-from ..graph.opspec import OpSpec, Parameter, converted, in_expression, kind_of, stored_value
-from ..graph.opspec import constant as graph_constant
-from ..graph.opspec import input as graph_input
+from ..graph.leaves import Parameter, stored_value
+from ..graph.leaves import constant as graph_constant
+from ..graph.leaves import input as graph_input
+from ..graph.numbers import converted, in_expression, kind_of
+from ..graph.opspec import OpSpec
 from ..graph.stored import Stored, before_read, keep_promise, promise_write, tell_before_writes
 from ..graph.value import Node, Shape, Value, describe, graph_mode, recording, user_location
+from ..step.step import guard, random_settings
 from .cache import Cache, cache_of, common
 from .program import Program, slot_name, slot_number
 
@@ -557,7 +560,7 @@ class Trace:
                 written = [v for u in effects for v in u.node.inputs if v is not None and not isinstance(v, Parameter)]
                 zero, one = graph_constant(0.0), graph_constant(1.0)
                 floats = [v for v in dict.fromkeys(written) if v.dtype is f32]
-                outputs = (*outputs, ops.guard(zero, one, *floats))
+                outputs = (*outputs, guard(zero, one, floats))
         return Program(outputs, effects)
 
     def _piece(self, wanted: Sequence[Value]) -> tuple[dict[Value, Value], list[np.ndarray]]:
@@ -637,9 +640,7 @@ class Trace:
         """The settings of random ops: one step for all that this trace draws."""
         if not self.drawn:
             seed, step = self.asked
-            self.drawn = {
-                "seed": _seed if seed is None else seed, "step": next(_steps) if step is None else step, "row": 0
-            }  # fmt: skip
+            self.drawn = random_settings(_seed if seed is None else seed, next(_steps) if step is None else step)
         return self.drawn
 
     def drop_effects(self) -> None:

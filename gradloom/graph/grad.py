@@ -10,12 +10,11 @@ from collections.abc import Collection, Container, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 
-import numpy as np
-
 from ..base.dtypes import f32, f64
 from ..base.errors import GradientError, GraphError, ShapeError
 from .graph import reachable
-from .opspec import REGISTRY, constant
+from .numbers import constant_array
+from .opspec import REGISTRY
 from .value import Node, Value, builds_graphs, describe, scope
 
 
@@ -133,5 +132,5 @@ def _total(terms: Sequence[Value], node: Node) -> Value | None:
 
 
 def _ones(value: Value) -> Value:
-    one = constant(np.ones((), np.float32))
+    one = REGISTRY["constant"].node((), {"data": constant_array(1.0)}).outputs[0]
     return one if value.shape == () else REGISTRY["broadcast_to"](one, shape=value.shape)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 
 from ..base.errors import GraphError
-from .opspec import OpSpec, Spec
+from .declaration import Spec
+from .opspec import OpSpec
 from .stored import Stored
 from .value import Node, Value, describe
 

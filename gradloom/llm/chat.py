@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base.errors import DataError
-from .template_process import Chat, Fault, Source, encode, renderer
+from .template_process import Chat, Fault, Source, chat_of, renderer
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
@@ -160,13 +160,12 @@ class ChatTemplate:
         self, messages: Sequence[Message], tools: Any, generation_prompt: bool | None, renderings: int = 0
     ) -> Chat | DataError:
         try:
-            data = encode([messages, tools, None if generation_prompt is None else bool(generation_prompt)])
+            return chat_of(messages, tools, None if generation_prompt is None else bool(generation_prompt), renderings)
         except (TypeError, ValueError, RecursionError) as error:
             return DataError(
                 f"messages or tools hold what JSON has not ({' '.join(str(error).split())[:100]}); need texts, numbers,"
                 " lists and dicts"
             )
-        return Chat(data[1:-1], renderings)
 
     def _rendered(self, asked: Iterable[Chat | DataError]) -> Iterator[tuple[str, list[int]] | DataError]:
         """(text, cuts) of each, or the error of it, in their order. While a request is answered the next is made."""

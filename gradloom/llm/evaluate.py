@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import ops
-from ..graph.opspec import input as input_value
+from ..graph.leaves import input as input_value
 from ..graph.value import Value
 from ..run.executable import compile as compile_program
 from .arguments import adapter_of

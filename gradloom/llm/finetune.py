@@ -25,7 +25,7 @@ from ..base.interrupts import StopTraining
 from ..base.memory import need_memory, resident_peak, show_bytes
 from ..data.dataset import IGNORED, Dataset, split_rows
 from ..files import refuse_input
-from ..graph.opspec import Parameter
+from ..graph.leaves import Parameter
 from ..graph.stored import sketching
 from ..graph.value import Value
 from ..nn.module import Module

@@ -23,7 +23,7 @@ from ..base.arguments import as_bool, as_whole, need_path, one_line
 from ..base.errors import DTypeError, FileError, SettingError
 from ..data.dataset import generator
 from ..files import refuse_input
-from ..graph.opspec import Parameter, stored_value
+from ..graph.leaves import Parameter, stored_value
 from ..graph.stored import Stored, copies, sketching
 from ..graph.value import Value, scope
 from .model import model_of

@@ -15,7 +15,7 @@ from ..base import dtypes
 from ..base.arguments import need_path, one_line, what_is
 from ..base.errors import FileError, SettingError, ShapeError
 from ..base.memory import need_memory, show_bytes
-from ..graph.opspec import Parameter, stored_value
+from ..graph.leaves import Parameter, stored_value
 from ..graph.stored import Stored, aligned_empty, sketching
 from ..graph.value import Shape, Value
 from ..run import dequantize

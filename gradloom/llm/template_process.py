@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import marshal
 import os
 import selectors
 import signal
@@ -22,20 +23,20 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..base.errors import BackendError
-from .template_worker import GREETING, NO_MEMORY
+from .template_worker import FAULT, GREETING, LATER, NO_MEMORY
 
 _SCRIPT = Path(__file__).with_name("template_worker.py")
 # What the interpreter needs of the environment to start, and strftime to answer as here; nothing else is handed on.
 _ENVIRONMENT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
 _REQUEST = 48 << 10  # bytes of chats that go into one request, where it is more than one; a pipe holds 64 KiB
 _READ = 1 << 18
+_NUMBER = struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Chat:
-    """A chat to render: `data` is JSON of messages, tools and generation_prompt, without the brackets around them."""
+    """A chat to render: `data` is (messages, tools, generation_prompt), marshalled."""
 
     data: bytes
     renderings: int  # messages of all assistant's turns that are looked for
@@ -170,7 +171,7 @@ class Renderer:
         self._loaded = None
         request = {**vars(source), "seconds": LIMITS.seconds}
         try:
-            (answer,) = self._answers(encode(request), [(LIMITS.seconds, 1 << 20)])
+            (answer,) = self._answers(marshal.dumps(request), [(LIMITS.seconds, 1 << 20)])
         except _LostError as lost:
             self._child.end()
             if lost.no_memory and used:  # was it this template's need, or what others have left behind?
@@ -185,7 +186,7 @@ class Renderer:
         fault = self._load(source)
         if fault is not None:
             return [fault]
-        request: list[bytes] = [b"["]
+        request: list[tuple[bytes, float, int]] = []
         rules: list[tuple[float, int]] = []
         size = 0
         for chat in chats:
@@ -194,12 +195,12 @@ class Renderer:
                 break
             seconds = LIMITS.seconds + LIMITS.seconds_per_message * chat.renderings
             length = LIMITS.length + len(chat.data)
-            request += [b",[" if rules else b"[", chat.data, b",%a,%d]" % (seconds, length)]
+            request.append((chat.data, seconds, length))
             rules.append((seconds, 4 * length + (1 << 22)))  # a character takes 4 bytes at most; and there are cuts
         found: list[Answer] = []
         used, self._used = self._used, True
         try:
-            for answer in self._answers(b"".join([*request, b"]"]), rules, meanwhile):
+            for answer in self._answers(marshal.dumps(request), rules, meanwhile):
                 if answer is None and found:
                     break
                 if answer is None:
@@ -298,22 +299,21 @@ def _size(got: bytearray) -> int | None:
 def _decoded(got: bytearray, size: int) -> Answer | None:
     """Take the first frame away and decode it; _LostError when it is no answer."""
     try:
-        end = got.index(b"\n", 8, size)
+        (kind,) = _NUMBER.unpack_from(got, 8)
+        cuts = () if kind in (FAULT, LATER) else struct.unpack_from(f"<{kind}Q", got, 16)
         with memoryview(got) as view:
-            head = json.loads(str(view[8:end], "utf-8"))
-            text = str(view[end + 1 : size], "utf-8", "surrogatepass")
-    except (ValueError, RecursionError):
-        raise _LostError("fails: its process answers with what is no JSON") from None
+            text = str(view[16 + 8 * len(cuts) : size], "utf-8", "surrogatepass")
+    except (ValueError, struct.error):  # struct.error: more cuts than there are bytes
+        raise _LostError("fails: its process answers with what is no text") from None
     del got[:size]
-    if head is None:
+    if kind == LATER:
         return None
-    if isinstance(head, str):
-        return Fault(head)
-    if not isinstance(head, list) or len(head) % 2 or any(type(cut) is not int for cut in head):
-        raise _LostError("fails: its process answers with what is no text")
-    if any(a > b for a, b in pairwise([0, *head, len(text)])):
+    if kind == FAULT:
+        return Fault(text)
+    bounds = [0, *cuts, len(text)]
+    if len(cuts) % 2 or sorted(bounds) != bounds:
         raise _LostError("fails: its process answers with cuts that are not in the text")
-    return text, head
+    return text, bounds[1:-1]
 
 
 def _ended(process: subprocess.Popen[bytes], seconds: float) -> _LostError:
@@ -351,9 +351,15 @@ def _plain(value: Any) -> Any:
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain)
 
 
-def encode(value: Any) -> bytes:
-    """JSON in UTF-8, surrogates as they are. Raises TypeError, ValueError and RecursionError as json.dumps does."""
-    return _encoder.encode(value).encode("utf-8", "surrogatepass")
+def chat_of(messages: Any, tools: Any, generation_prompt: bool | None, renderings: int) -> Chat:
+    """A chat whose messages and tools are as JSON has them: texts, numbers, lists, dicts. Raises TypeError, ValueError
+    and RecursionError for what JSON has not, as json.dumps does."""
+    if tools is not None or not all(
+        type(message) is dict and all(type(key) is str is type(value) for key, value in message.items())
+        for message in messages
+    ):
+        messages, tools = json.loads(_encoder.encode((messages, tools)))
+    return Chat(marshal.dumps((messages, tools, generation_prompt)), renderings)
 
 
 # -- one for each process ----------------------------------------------------------------------------------------------

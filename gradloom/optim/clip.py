@@ -57,7 +57,7 @@ def clip_grad_norm(grads: Gradients | Optimizer, max_norm: float) -> Any:
     now, and its next `step()` clips). SettingError unless max_norm is above 0.
     """
     max_norm = check_max_norm(max_norm)
-    if not hasattr(grads, "commit"):
+    if not hasattr(grads, "add_to"):
         if not hasattr(grads, "clip") or isinstance(grads, (type, np.ndarray)):
             need = "what tape.backward(loss) gave, or an optimiser that has accumulated gradients"
             raise GradientError(f"clip_grad_norm: got {what_is(grads)}; need {need}")

@@ -19,11 +19,11 @@ import numpy as np
 from .. import ops
 from ..base.arguments import as_bool, one_line
 from ..base.errors import GraphError, SettingError
-from ..graph.opspec import Parameter, constant, setting, stored_value
+from ..graph.leaves import Parameter, constant, setting, stored_value
 from ..graph.stored import Stored
 from ..graph.value import Value
 from .schedules import Memory
-from .state import Gradients, OptimizerState
+from .state import Gradients, OptimizerState, need_gradients
 
 Schedule = float | Callable[[int, int], float]
 Parameters = Iterable[Parameter] | None
@@ -209,7 +209,12 @@ class Optimizer(metaclass=_Made):
         Parameters without a gradient stay as they are, moments included. NonFiniteError leaves everything as it was;
         GradientError when there is nothing to step with.
         """
-        self._kept("step").step(grads)
+        state = self._kept("step")
+        if grads is None:
+            state.window.runner("step").apply_window(state)
+        else:
+            need_gradients("step", grads)
+            grads.apply(state)
 
     def accumulate(self, grads: Gradients, weight: Any = None) -> None:
         """Add gradients to the sums that `step()` applies, in place.
@@ -219,15 +224,18 @@ class Optimizer(metaclass=_Made):
         of weights, once. SettingError for a number that is not finite or is below 0; GradientError when some of a
         window's gradients come with a weight and some without.
         """
-        self._kept("accumulate").add(grads, weight)
+        state = self._kept("accumulate")
+        need_gradients("accumulate", grads)
+        grads.add_to(state, weight)
 
     def zero_grad(self) -> None:
         """Drop what was accumulated; the gradients of a tape are new objects each time and need none of it."""
-        self._kept("zero_grad").drop_window()
+        self._kept("zero_grad").window.clear()
 
     def clip(self, max_norm: float) -> float:
         """Clip what was accumulated: see clip_grad_norm."""
-        return self._kept("clip_grad_norm").clip(max_norm)
+        state = self._kept("clip_grad_norm")
+        return state.window.runner("clip_grad_norm").clip_window(state, max_norm)
 
     def observe(self, loss: float) -> None:
         """An epoch has ended with this loss: for Plateau schedules."""

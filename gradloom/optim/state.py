@@ -4,55 +4,70 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from .. import ops
 from ..base import locks
-from ..base.arguments import one_line, what_is
+from ..base.arguments import what_is
 from ..base.arrays import as_array
 from ..base.errors import DTypeError, GradientError, GraphError, SettingError, ShapeError
-from ..graph.opspec import Parameter, constant, setting, stored_value
+from ..graph.leaves import Parameter, setting, stored_value
 from ..graph.stored import Stored, copies, held
-from ..graph.value import Value, describe
-from .clip import clip_weight, is_one
+from ..graph.value import Value
 from .schedules import Memory, Plateau
 
 if TYPE_CHECKING:
     from .optimizer import Optimizer
 
 _Named = tuple[str, tuple[int, ...]]  # a parameter's name, as far as it has one, and its shape
-Build = Callable[[Sequence[Value], Value], tuple[Value, ...]]
 
 
 class Gradients(Protocol):
-    """What a step needs of a tape's gradients: by parameter, each divided by `weight` when it is read."""
+    """What an optimiser needs of a tape's gradients: they run its step as one program with what they come from."""
 
     weight: Any
 
-    def __contains__(self, parameter: Any) -> bool: ...
-
-    def __iter__(self) -> Iterator[Value]: ...
-
-    def __len__(self) -> int: ...
-
     def values(self) -> Iterable[Value | None]: ...
 
-    def commit(
-        self, key: Hashable, parameters: Sequence[Parameter], build: Build, settings: Mapping[str, float]
-    ) -> None:
-        """Run the updates that build(gradients, weight) makes; it is called when `key` is new for this structure."""
+    def apply(self, state: OptimizerState) -> None:
+        """One step with these gradients."""
 
-    @classmethod
-    def run_updates(
-        cls,
-        key: Hashable,
-        build: Callable[[], tuple[Sequence[Value], tuple[Value, ...]]],
-        settings: Mapping[str, float],
-    ) -> list[np.ndarray]:
-        """Run a program of its own, build() -> (outputs, updates), and give its outputs."""
+    def add_to(self, state: OptimizerState, weight: Any) -> None:
+        """Add these gradients to the sums of the window."""
+
+    @staticmethod
+    def clip_window(state: OptimizerState, max_norm: float) -> float:
+        """The global norm of what was accumulated; the step will bring it down to max_norm."""
+
+    @staticmethod
+    def apply_window(state: OptimizerState) -> None:
+        """One step with what was accumulated."""
+
+
+class Window:
+    """What was accumulated since the last step: of which parameters, and how the step is to take it."""
+
+    def __init__(self) -> None:
+        self.parameters: dict[Stored, Parameter] = {}
+        self.clear()
+
+    def clear(self) -> None:
+        self.parameters.clear()
+        self.weighted: bool | None = None  # the sums have a weight; None: nothing was accumulated
+        self.max_norm = math.inf  # of its step
+        self.gradients: type[Gradients] | None = None  # who runs its step in a loop of the user's own
+
+    def add(self, parameters: Iterable[Parameter]) -> None:
+        self.parameters.update((p.stored, p) for p in parameters)
+
+    def runner(self, what: str) -> type[Gradients]:
+        """Who runs the step; GradientError when there is nothing to step with."""
+        if self.gradients is None:
+            raise GradientError(f"{what}: there are no gradients; need {what}(grads), or accumulate(grads) before")
+        return self.gradients
 
 
 class OptimizerState:
@@ -76,10 +91,7 @@ class OptimizerState:
         self._known: set[Stored] = set()
         self._loaded: dict[str, np.ndarray] = {}  # of parameters that are not registered yet
         self._expected: list[_Named] = []  # name and shape of each parameter of the state that was loaded, in order
-        self._window: dict[Stored, Parameter] = {}  # what was accumulated since the last step
-        self._weighted: bool | None = None  # whether with weights; None while the window is empty
-        self._max_norm = math.inf  # of the window's step
-        self._runner: type[Gradients] | None = None
+        self.window = Window()
         self.claim = locks.Claim(
             "this trainer or optimiser", "one for each thread, or to wait until the call of the other has ended"
         )
@@ -108,8 +120,8 @@ class OptimizerState:
         if [p.stored for p in order] == [p.stored for p in self.parameters]:
             return
         self.parameters, self._known = order, {p.stored for p in order}
-        for stored in [s for s in self._window if s not in present]:
-            del self._window[stored]
+        for stored in [s for s in self.window.parameters if s not in present]:
+            del self.window.parameters[stored]
         for i in range(len(order)):
             self._take_loaded(i)
 
@@ -166,19 +178,25 @@ class OptimizerState:
     def join(self, parameters: Iterable[Parameter], first: bool) -> None:
         """Gradients of these parameters are about to be accumulated; `first`: they open a window."""
         if first:
-            self.drop_window()
+            self.window.clear()
         else:
-            self._clear_late(parameters)
-        self._window.update((p.stored, p) for p in parameters)
+            self.clear_late(parameters)
+        self.window.add(parameters)
 
     def others(self, parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
         """What the window holds besides these parameters."""
         mine = {p.stored for p in parameters}
-        return tuple(p for stored, p in self._window.items() if stored not in mine)
+        return tuple(p for stored, p in self.window.parameters.items() if stored not in mine)
 
-    def _clear_late(self, parameters: Iterable[Parameter]) -> None:
+    def clear_late(self, parameters: Iterable[Parameter]) -> None:
         """What joins a window that is open finds nothing of an earlier one in its sum."""
-        _clear([self.sums[p.stored] for p in parameters if p.stored not in self._window and p.stored in self.sums])
+        _clear(
+            [
+                self.sums[p.stored]
+                for p in parameters
+                if p.stored not in self.window.parameters and p.stored in self.sums
+            ]
+        )
 
     def _moments_of(self, p: Parameter) -> dict[str, Parameter]:
         self.register([p])  # which may bring loaded moments
@@ -186,124 +204,6 @@ class OptimizerState:
             made = self.optimizer.make_state([p])
             self.moments[p.stored] = {name: arrays[0] for name, arrays in made.items()}
         return self.moments[p.stored]
-
-    # ---- a loop of one's own -------------------------------------------------------------------------------
-
-    def step(self, grads: Gradients | None) -> None:
-        """One step with these gradients, or with what was added up; see Optimizer.step."""
-        if grads is not None:
-            need_gradients("step", grads)
-        with locks.building, self.claim:
-            if grads is None:
-                self._apply()
-            elif self._window:
-                raise GradientError(
-                    "step: gradients were accumulated since the last step; need accumulate(grads) and step(), or "
-                    "zero_grad() to drop them"
-                )
-            else:
-                reached = self._reached(grads, "step")
-                grads.commit((self, "step"), reached, lambda g, w: self.update(reached, g, w), self.settings())
-            self.steps += 1
-
-    def add(self, grads: Gradients, weight: Any = None) -> None:
-        """Add gradients to the sums of the window; see Optimizer.accumulate."""
-        need_gradients("accumulate", grads)
-        _check_weight(weight)
-        with locks.building, self.claim:
-            self._add(grads, weight)
-
-    def _add(self, grads: Gradients, weight: Any) -> None:
-        weighted, clipped = weight is not None, not is_one(grads.weight)
-        if self._weighted is not None and self._weighted != weighted:
-            seen = ("without", "with") if weighted else ("with", "without")
-            raise GradientError(
-                f"accumulate: gradients {seen[0]} a weight, then {seen[1]} one; need one of both until the step"
-            )
-        if weighted and clipped:
-            raise GradientError(
-                "accumulate: these gradients are clipped; need clip_grad_norm(optimizer) after the last"
-            )
-        reached = self._reached(grads, "accumulate")
-        if self._window:
-            self._clear_late(reached)
-
-        def build(found: Sequence[Value], divisor: Value) -> tuple[Value, ...]:
-            if clipped:
-                found = [g / divisor for g in found]
-            return self.accumulate(reached, found, divisor if weighted else None)
-
-        if weighted:
-            grads.weight = weight
-        grads.commit((self, "accumulate", weighted, clipped), reached, build, {"keep": float(bool(self._window))})
-        self._window.update((p.stored, p) for p in reached)
-        self._weighted, self._runner = weighted, type(grads)
-
-    def clip(self, max_norm: float) -> float:
-        """The global norm of what was added up; the step will bring it down to max_norm."""
-        with locks.building, self.claim:
-            return self._clip(max_norm)
-
-    def _clip(self, max_norm: float) -> float:
-        runner, parameters, key = self._whole_window("clip_grad_norm")
-
-        def build() -> tuple[Sequence[Value], tuple[Value, ...]]:
-            weight, sums = self._summed(parameters)
-            return [ops.grad_norm(weight, *sums)], ()
-
-        self._max_norm = max_norm
-        return float(runner.run_updates((self, "norm", *key), build, {})[0])
-
-    def drop_window(self) -> None:
-        """Forget what was accumulated."""
-        self._window.clear()
-        self._weighted, self._runner, self._max_norm = None, None, math.inf
-
-    def _apply(self) -> None:
-        runner, parameters, key = self._whole_window("step")
-        bound = {} if math.isinf(self._max_norm) else {"opt.max_norm": self._max_norm}
-
-        def build() -> tuple[Sequence[Value], tuple[Value, ...]]:
-            weight, sums = self._summed(parameters)
-            guard = ops.guard(weight, weight, *sums)
-            if bound:
-                weight = clip_weight(guard, weight, setting("opt.max_norm"))
-            return [guard], self.update(parameters, sums, weight)
-
-        runner.run_updates((self, "apply", bool(bound), *key), build, self.settings() | bound)
-        self.drop_window()
-
-    def _whole_window(self, what: str) -> tuple[type[Gradients], list[Parameter], tuple[Any, ...]]:
-        if self._runner is None:
-            raise GradientError(f"{what}: there are no gradients; need {what}(grads), or accumulate(grads) before")
-        parameters = [p for p in self.parameters if p.stored in self._window]
-        return self._runner, parameters, (self._weighted, *(p.stored for p in parameters))
-
-    def _summed(self, parameters: Sequence[Parameter]) -> tuple[Value, list[Value]]:
-        weight: Value = self.weight if self._weighted else constant(np.float32(1.0))
-        return weight, [self.sums[p.stored] for p in parameters]
-
-    def _reached(self, grads: Gradients, what: str) -> list[Parameter]:
-        reached = [p for p in self.parameters if p in grads]
-        if not reached:
-            raise GradientError(
-                f"{what}: the loss depends on none of the {len(self.parameters)} parameters of this optimiser"
-            )
-        if len(grads) > len(reached):
-            self._refuse_untrained(grads, what)
-        return reached
-
-    def _refuse_untrained(self, grads: Gradients, what: str) -> None:
-        """GradientError for a gradient of a parameter that no optimiser was made with: nobody would train it. One of
-        another optimiser is fine: several may share the gradients."""
-        found = [p for p in grads if isinstance(p, Parameter) and p.trainable and not p.stored.has_optimizer]
-        if found:
-            more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-            raise GradientError(
-                f"{what}: the loss reaches a parameter that no optimiser was made with: {describe(found[0])} "
-                f"{found[0].node.label}{more}; need it among the parameters of one, or frozen: "
-                "parameter.trainable = False"
-            )
 
     # ---- forgetting, saving, loading -----------------------------------------------------------------------
 
@@ -379,7 +279,7 @@ class OptimizerState:
         with locks.building, self.claim:
             self.reset()
             self.drop_sums()
-            self.drop_window()
+            self.window.clear()
             self.steps, self.epoch = counts
             self.memories.update(memories)
             self._expected = expected
@@ -469,18 +369,8 @@ class OptimizerState:
 
 def need_gradients(who: str, grads: Any) -> None:
     """GradientError unless these are the gradients of a tape."""
-    if isinstance(grads, type) or not hasattr(grads, "commit"):
+    if isinstance(grads, type) or not hasattr(grads, "add_to"):
         raise GradientError(f"{who}: got {what_is(grads)}; need the gradients that tape.backward(loss) gave")
-
-
-def _check_weight(weight: Any) -> None:
-    """SettingError unless it is None, a scalar of a tape, or a finite number of at least 0."""
-    if weight is None or isinstance(weight, Value):
-        return
-    number = np.asarray(weight)
-    if number.shape != () or number.dtype.kind not in "fiu" or not 0 <= float(number) < math.inf:
-        need = "a finite number of at least 0, or a scalar of the tape"
-        raise SettingError(f"accumulate: weight={one_line(weight)} is not usable; need {need}")
 
 
 def _check_same(i: int, saved: _Named, mine: _Named) -> None:

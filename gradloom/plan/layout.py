@@ -16,8 +16,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ..base.errors import ShapeError
+from ..graph.declaration import Slot
 from ..graph.graph import update_target, view_base
-from ..graph.opspec import REGISTRY, Slot
+from ..graph.opspec import REGISTRY
 from ..graph.value import Node, Shape, Value, describe
 from ..transform.program import Program, copy_node
 

@@ -28,8 +28,8 @@ from ..base import locks
 from ..base.errors import BackendError, GraphError, GuardTripped, IndexOutOfRange, NotFinite, TrainError
 from ..base.memory import need_memory, show_bytes
 from ..base.settings import Switches
+from ..graph.declaration import Spec
 from ..graph.graph import mapped_checks, written
-from ..graph.opspec import Spec
 from ..graph.stored import aligned_empty, before_read, before_write, held
 from ..graph.value import Node
 from ..plan.bytecode import SETTING_BYTES, KernelNeeds, encode_attrs, signature

@@ -12,7 +12,7 @@ from ..base.errors import BackendError, DTypeError, GraphError
 from ..base.settings import switches
 from ..graph.grad import gradients
 from ..graph.graph import check_graph, check_updates
-from ..graph.opspec import Parameter
+from ..graph.leaves import Parameter
 from ..graph.stored import held
 from ..graph.value import Value, builds_graphs, describe
 from ..transform.passes import rewrite

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..base.dtypes import DType
 from ..base.errors import DataError, GuardTripped, IndexOutOfRange, NotFinite
+from ..graph.composition import as_real, by_reference
 from ..graph.graph import mapped_checks, reachable, storage_leaf, update_target, written
 from ..graph.stored import dequantised, held
 from ..graph.value import Value
@@ -37,24 +37,19 @@ def evaluate(
     known: dict[Value, np.ndarray] = {}
     stored = [n.outputs[0] for n in nodes if n.op.name == "parameter"]
     with held([v.node.attrs["stored"] for v in stored]):  # all of one moment
-        known.update((v, _cast(np.asarray(_leaf_data(v, feeds)), v.dtype, real, copy=True)) for v in stored)
+        known.update((v, as_real(np.asarray(_leaf_data(v, feeds)), v.dtype, real, copy=True)) for v in stored)
     for node in nodes:
         if node.op.leaf:
             value = node.outputs[0]
             if value not in known:
-                known[value] = _cast(_leaf_data(value, feeds), value.dtype, real)
+                known[value] = as_real(_leaf_data(value, feeds), value.dtype, real)
         else:
             arrays = [None if v is None else known[v] for v in node.inputs]
-            with np.errstate(all="ignore"):
-                results = node.op.call("reference", dict(node.attrs) | node.op.bind_inputs(arrays))
-            results = results if isinstance(results, (tuple, list)) else (results,)
-            for value, result in zip(node.outputs, results, strict=True):
-                array = np.asarray(result)
-                assert array.shape == value.shape, f"reference of {node.op.name}: {array.shape}, graph: {value!r}"
-                known[value] = _cast(array, value.dtype, real)
+            results = by_reference(node, arrays)
+            known.update((v, as_real(r, v.dtype, real)) for v, r in zip(node.outputs, results, strict=True))
         for value in node.outputs:
             if value in overrides:
-                known[value] = _cast(np.asarray(overrides[value]), value.dtype, real)
+                known[value] = as_real(np.asarray(overrides[value]), value.dtype, real)
     return known
 
 
@@ -72,10 +67,6 @@ def _leaf_data(value: Value, feeds: Mapping[str, Any]) -> Any:
         as_array(key, feeds[key], value.shape, value.dtype)  # for its checks; the full precision is kept
         return np.asarray(feeds[key])
     return as_array(key, feeds[key], value.shape, value.dtype)
-
-
-def _cast(array: np.ndarray, kind: DType, real: np.dtype, copy: bool = False) -> np.ndarray:
-    return array.astype(real if kind.is_float or kind.is_quantised else kind.numpy, copy=copy)
 
 
 class NumpyExecutable:

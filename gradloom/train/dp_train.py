@@ -31,7 +31,6 @@ from ..base.errors import (
     GradloomError,
     GraphError,
     GuardTripped,
-    NonFiniteError,
     NotFinite,
     SettingError,
     ShapeError,
@@ -40,13 +39,14 @@ from ..base.errors import (
 from ..base.settings import core_count, switches
 from ..data.dataset import generator
 from ..graph.grad import gradients
-from ..graph.opspec import Parameter, constant, kind_of
-from ..graph.opspec import input as input_value
+from ..graph.leaves import Parameter, constant
+from ..graph.leaves import input as input_value
+from ..graph.numbers import kind_of
 from ..graph.stored import Stored, before_write
 from ..graph.structure import structure
 from ..graph.value import Value, describe, graph_mode
 from ..nn.module import Module
-from ..optim.clip import check_max_norm, clip_weight
+from ..optim.clip import check_max_norm
 from ..optim.optimizer import Adam, Optimizer, Schedule
 from ..optim.state import OptimizerState
 from ..parallel.agree import threads_for
@@ -55,8 +55,9 @@ from ..parallel.flat import FlatArrays, take_effects
 from ..parallel.join import communicator
 from ..parallel.replicas import threads as thread_ranks
 from ..run.cpu_backend import Arena, choose_isa
+from ..run.diagnose import OVERFLOW, first_bad, stopped
 from ..run.executable import compile as compile_program
-from ..run.executable import compile_checked
+from ..step.step import end_step, random_settings
 from .arguments import check_options
 from .display import rate
 from .split import check_exchange
@@ -382,7 +383,7 @@ class _Replica:
         run = local.run
         run.feed({name: array for name, array in leaves.items() if name in run.inputs})
         try:
-            run.run_many(1, {"seed": self.job.seed, "step": j + 1, "row": 0})
+            run.run_many(1, random_settings(self.job.seed, j + 1))
         except NotFinite:  # with check 2: then the guard ends the step on all replicas, and `_refuse` says where
             self.mine.stored[-3].array[...] = np.nan  # the loss
         if local is not self._last:
@@ -395,24 +396,13 @@ class _Replica:
         if not np.isfinite(self.mine.array).all():
             found = f"{self._first_bad(local, j)}, in {self.ranks.kind} {self.ranks.rank}, sample {number}"
         causes = [cause for cause in self.ranks.gather(found) if cause is not None]
-        cause = causes[0] if causes else "the squared norm of the gradients overflows f32"
-        raise NonFiniteError(
-            f"training stopped at step {i + 1}: {cause}; the weights before this step are kept; "
-            "a smaller learning rate or scaled inputs may help"
-        ) from None
+        raise stopped(i + 1, causes[0] if causes else OVERFLOW) from None
 
     def _first_bad(self, local: _Local, j: int) -> str:
-        checked = compile_checked([], local.updates, **self.options)
-        fed = {k: v for k, v in local.run.fed().items() if k in checked.inputs}
-        for name, array in fed.items():
-            if not np.isfinite(array).all():
-                return f"{name} of the sample is not finite"
-        checked.feed(fed)
-        try:
-            checked.run_many(1, {"seed": self.job.seed, "step": j + 1, "row": 0})
-        except NotFinite as bad:
-            return str(bad)
-        raise AssertionError("a sample that gave numbers that are not finite gives finite ones when run again")
+        def say(name: str, array: np.ndarray, at: int) -> str:
+            return f"{name} of the sample is not finite"
+
+        return first_bad(local.run, [], local.updates, random_settings(self.job.seed, j + 1), say, **self.options)
 
     # ---- building --------------------------------------------------------------------------------------------
 
@@ -466,8 +456,7 @@ class _Replica:
         parameters, grads = ([one[i] for one in found if one[0].trainable] for i in (0, 1))
         if not parameters:
             raise GradientError("dp_train: the loss depends on no trainable parameter; need at least one")
-        norm = ops.guard(total, weight, *grads)
-        updates = self.state.update(parameters, grads, clip_weight(norm, weight, self.job.max_norm))
+        norm, updates = end_step(self.state, parameters, grads, total, weight, max_norm=self.job.max_norm)
         means = [(p, ops.scale(piece, factor=1 / float(n))) for p, piece, n in found if not p.trainable]
         if means:
             updates += ops.assign(*(v for pair in means for v in pair))

@@ -23,7 +23,7 @@ import numpy as np
 from .. import ops
 from ..base.errors import GraphError, GuardTripped, NotFinite, SettingError, TrainError
 from ..base.settings import switches
-from ..graph.opspec import Parameter, constant, setting, stored_value
+from ..graph.leaves import Parameter, constant, setting, stored_value
 from ..graph.stored import Stored, copies, replace
 from ..graph.structure import structure
 from ..graph.value import Value
@@ -32,7 +32,9 @@ from ..parallel.agree import Agreement, agreed, same_settings, sampled
 from ..parallel.communicator import Communicator, Reduction, checksum
 from ..parallel.flat import FlatArrays, take_effects
 from ..run.cpu_backend import choose_isa
+from ..run.diagnose import OVERFLOW, stopped
 from ..run.executable import compile as compile_program
+from ..step.step import end_step, random_settings
 from .result import Result
 from .source import RowSource
 
@@ -276,8 +278,8 @@ class Split:
     def _settings(self, first: int, end: int, micro_size: int, j: int) -> dict[str, Any]:
         at, rows = j * micro_size, min(micro_size, end - first - j * micro_size)
         return {
-            "position": first + at, "row": at, "seed": self.trainer.seed, "step": self.trainer.steps + 1,
-            "share": rows / (end - first),
+            "position": first + at, "share": rows / (end - first),
+            **random_settings(self.trainer.seed, self.trainer.steps + 1, at),
         }  # fmt: skip
 
     def _compute(
@@ -313,11 +315,11 @@ class Split:
             for j in range(ranks.rank, -(-(end - first) // micro_size), ranks.size):
                 step, settings = self._compute(exchange, source, first, end, batch_size, micro_size, j)
                 if not np.isfinite(exchange.flat.array).all():
-                    found = (j, trainer._first_bad(step, settings))
+                    found = (j, trainer.first_bad(step, settings))
                     break
         causes = [cause for cause in ranks.gather(found) if cause is not None]
-        cause = min(causes)[1] if causes else "the squared norm of the gradients overflows f32"
-        raise trainer._stopped(cause) from None
+        cause = min(causes)[1] if causes else OVERFLOW
+        raise stopped(trainer.steps + 1, cause, trainer.epoch + 1) from None
 
     # ---- evaluation ------------------------------------------------------------------------------------------
 
@@ -372,7 +374,7 @@ class Split:
             step = trainer._step_for(source, rows, False, False)
             group = [j for j in own[len(found) :] if start + (j + 1) * micro_size <= stop] or [first]
             at = np.array(group, np.int64) * micro_size
-            settings = {"position": start + at, "row": 0, "seed": trainer.seed, "step": trainer.steps + 1}
+            settings = {"position": start + at, **random_settings(trainer.seed, trainer.steps + 1)}
             done, outputs = step.run.run_many(len(group), settings, CALL_SECONDS)
             for i in range(done):
                 predicted = outputs[2][i].copy() if step.has_predictions else None
@@ -420,9 +422,11 @@ class Split:
         many, more = len(graph.parameters), len(graph.buffers)
         grads, nexts = flat.values[:many], flat.values[many : many + more]
         total, weight = flat.values[many + more : many + more + 2]
-        norm = ops.guard(total, weight, *grads)
-        divisor = constant(1.0) if trainer._is_total else weight
-        updates = trainer._update(graph.parameters, list(grads), divisor, None if trainer._is_total else norm)
+        divisor = constant(1.0) if trainer._is_total else None
+        norm, updates = end_step(
+            trainer.optimizer_state, graph.parameters, list(grads), total, weight,
+            divisor=divisor, max_norm=trainer.max_norm,
+        )  # fmt: skip
         if graph.buffers:
             updates += ops.assign(*(v for pair in zip(graph.buffers, nexts, strict=True) for v in pair))
         return compile_program([norm], updates, **trainer.options), [norm, *updates]

@@ -18,7 +18,6 @@ from ..base.errors import (
     GraphError,
     GuardTripped,
     IndexOutOfRange,
-    NonFiniteError,
     NotFinite,
     SettingError,
     ShapeError,
@@ -27,18 +26,19 @@ from ..base.locks import Claim
 from ..data.dataset import Dataset
 from ..graph.grad import gradients
 from ..graph.graph import storage_leaf
-from ..graph.opspec import Parameter
+from ..graph.leaves import Parameter
 from ..graph.stored import Stored, next_serial
 from ..graph.structure import structure
 from ..graph.value import Value, builds_graphs, describe
 from ..nn.module import Module, Outline, mode, set_by_forward
-from ..optim.clip import check_max_norm, clip_weight
+from ..optim.clip import check_max_norm
 from ..optim.optimizer import AdamW, Optimizer
 from ..optim.state import OptimizerState
 from ..parallel.communicator import Communicator
 from ..plan.plan import Plan
+from ..run.diagnose import first_bad, stopped
 from ..run.executable import compile as compile_program
-from ..run.executable import compile_checked
+from ..step.step import end_step, random_settings
 from ..transform.substitute import with_batch
 from .arguments import check_options
 from .losses import loss_pair
@@ -411,28 +411,20 @@ class Trainer:
         settings = self._settings(micro, count, backward)
         try:
             return step.run.run_many(count, settings, CALL_SECONDS, feeds)
-        except (IndexOutOfRange, KeyboardInterrupt) as stopped:
-            self._count(micro, getattr(stopped, "steps_done", 0), backward)
+        except (IndexOutOfRange, KeyboardInterrupt) as ended:
+            self._count(micro, getattr(ended, "steps_done", 0), backward)
             raise
         except (GuardTripped, NotFinite) as tripped:  # NotFinite: with check 2
             at = tripped.steps_done
             self._count(micro, at, backward)
             one = {k: np.broadcast_to(np.asarray(v), (count,))[at] for k, v in settings.items()}
-            raise self._stopped(self._first_bad(step, one)) from None
-
-    def _stopped(self, cause: str) -> NonFiniteError:
-        """The error of a step whose loss or gradient is not finite."""
-        hint = "clean the data" if cause.startswith("row") else "a smaller learning rate or scaled inputs may help"
-        return NonFiniteError(
-            f"training stopped at step {self.steps + 1} (epoch {self.epoch + 1}): {cause}; "
-            f"the weights before this step are kept; {hint}"
-        )
+            raise stopped(self.steps + 1, self.first_bad(step, one), self.epoch + 1) from None
 
     def _settings(self, micro: _Micro, count: int, backward: bool) -> dict[str, Any]:
         each = np.arange(count)
         rows = micro.offset + (0 if micro.update else 1) * each * micro.rows
-        settings: dict[str, Any] = {"position": micro.start + each * micro.rows, "seed": self.seed, "row": rows}
-        settings["step"] = self.steps + 1 + (each if micro.update else 0)
+        settings = random_settings(self.seed, self.steps + 1 + (each if micro.update else 0), rows)
+        settings["position"] = micro.start + each * micro.rows
         if not backward:
             return settings
         settings["keep"] = np.where((each == 0) & micro.first, 0.0, 1.0)
@@ -446,7 +438,7 @@ class Trainer:
         self._held = self._in_window + count
         if micro.update:
             self.optimizer_state.steps += count
-            self.optimizer_state.drop_window()
+            self.optimizer_state.window.clear()
             self._in_window = self._window_rows = 0
         else:
             self._in_window += count
@@ -457,27 +449,9 @@ class Trainer:
         if self.build == "opt":
             self._in_window = self._window_rows = 0
 
-    def _first_bad(self, step: Step, settings: dict[str, Any]) -> str:
-        """Run the step again, unshared and checked, to name the first node that is not finite."""
-        checked = compile_checked(step.outputs, step.updates, **self.options)
-        fed = {k: v for k, v in step.run.fed().items() if k in checked.inputs}
-        for name, array in fed.items():
-            bad = np.flatnonzero(~np.isfinite(array))
-            if bad.size:
-                return f"row {bad[0] * len(array) // array.size} of the {name} is not finite"
-        checked.feed(fed)
-        try:
-            checked.run_many(1, settings)
-        except NotFinite as found:
-            node = found.node
-            if node is None or node.op.name != "take_batch":
-                return str(found)
-            order = _stored(node.inputs[1]).array
-            row = order[int(settings["position"]) + found.index * step.rows // node.outputs[0].size]
-            return f"row {row} of the {_stored(node.inputs[0]).name} is not finite"
-        except GuardTripped:
-            return "the squared norm of the gradients overflows f32"
-        raise AssertionError("a step that tripped its guard passes it when run again")
+    def first_bad(self, step: Step, settings: dict[str, Any]) -> str:
+        """What is not finite first in a step that has just failed with these settings."""
+        return first_bad(step.run, step.outputs, step.updates, settings, **self.options)
 
     def _add(
         self,
@@ -646,40 +620,14 @@ class Trainer:
         updates: tuple[Value, ...] = ()
         if grads is not None:
             total, weight = outputs[0], outputs[1]
-            guard = ops.guard(total, weight, *grads)
-            updates = self._updates(parameters, grads, weight, guard, update, others)
-            outputs = [*outputs, guard]
+            norm, updates = end_step(
+                self.optimizer_state, parameters, grads, total, weight,
+                divisor=weight if self._is_total else None, accumulates=self._keeps_gradients, updates=update,
+                others=others, max_norm=self.max_norm,
+            )  # fmt: skip
+            outputs = [*outputs, norm]
         run = compile_program(outputs, updates, **self.options)
         return Step(run, rows, self.loss == "cross_entropy", outputs, updates, parameters)
-
-    def _updates(
-        self,
-        parameters: tuple[Parameter, ...],
-        grads: list[Value],
-        weight: Value,
-        norm: Value,
-        update: bool,
-        others: tuple[Parameter, ...],
-    ) -> tuple[Value, ...]:
-        sums, total = list(grads), weight
-        measured: Value | None = norm
-        updates: tuple[Value, ...] = ()
-        if self._keeps_gradients:
-            updates = self.optimizer_state.accumulate(parameters, grads, None if self._is_total else weight)
-            sums = list(updates[: len(grads)])
-            total = weight if self._is_total else updates[-1]
-            measured = None
-        if update:
-            sums += [self.optimizer_state.sums[p.stored] for p in others]
-            updates = (*updates, *self._update((*parameters, *others), sums, total, measured))
-        return updates
-
-    def _update(
-        self, parameters: Sequence[Parameter], sums: Sequence[Value], weight: Value, norm: Value | None
-    ) -> tuple[Value, ...]:
-        """The optimiser's step on sums of gradients; norm: that of sums / weight, where it is known already."""
-        weight = clip_weight(sums if norm is None else norm, weight, self.max_norm)
-        return self.optimizer_state.update(parameters, sums, weight)
 
     @property
     def plans(self) -> list[Plan]:

@@ -10,7 +10,7 @@ import gradloom as gl
 from gradloom import ops
 from gradloom.base.dtypes import ALL, QUANTISED, dtype
 from gradloom.graph.graph import listing
-from gradloom.graph.opspec import stored_value
+from gradloom.graph.leaves import stored_value
 from gradloom.graph.stored import Stored
 from gradloom.ops.common import draw_blocks
 from gradloom.plan import check as proof

@@ -65,6 +65,10 @@ MARKED = (
     "{{ '\n' }}{% endfor %}"
 )
 PLAIN = "{% for m in messages %}{{ m.role + ': ' + m.content }}{% if not loop.last %}{{ '\n' }}{% endif %}{% endfor %}"
+PHI3 = (  # closes the whole text with another token
+    "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + '<|end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}"
+)
 SYSTEM = {"role": "system", "content": "Be brief."}
 CHAT = [
     {"role": "user", "content": "Hi"},
@@ -81,6 +85,10 @@ def chatml(**keys):
 def llama3():
     control = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|end_of_text|>")
     return Tokenizer(byte_bpe(control=control, pre="llama-bpe"))
+
+
+def phi3():
+    return Tokenizer(byte_bpe(control=("<|assistant|>", "<|user|>", "<|end|>", "<|endoftext|>")))
 
 
 def mistral():
@@ -101,6 +109,8 @@ def written(template, tokenizer, messages):
         (LAST_USER, mistral, [SYSTEM, *CHAT], [" Hello! </s>", " It is 4.</s>"]),
         (QWEN3, chatml, CHAT, ["Hello! <|im_end|>", "<think>\n\n</think>\n\nIt is 4.<|im_end|>"]),
         (MARKED, chatml, CHAT, ["Hello! <|im_end|>", "It is 4.<|im_end|>"]),
+        (PHI3, phi3, CHAT, ["Hello! <|end|>", "It is 4.<|end|>"]),
+        (PHI3, phi3, CHAT[:2], ["Hello! <|end|>"]),
         (PLAIN, chatml, CHAT, ["\nassistant: Hello! ", "\nassistant: It is 4."]),
         (CHATML, chatml, CHAT[:3], ["Hello! <|im_end|>"]),
         (CHATML, chatml, [CHAT[0], *CHAT[1:2] * 2], ["Hello! <|im_end|>"] * 2),
@@ -193,7 +203,7 @@ def test_helpers_of_templates():
         ("{% for a in range(10**9) %}{% endfor %}", "chat template fails: OverflowError: Range too big"),
         ("{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}", "chat template fails: RecursionError"),
         ("{{ 'x' * 10**10 }}", "chat template does not come to an end: it takes more than 1024 MiB of memory"),
-        ("{% for a in range(90000) %}{{ 'x' * 90000 }}{% endfor %}", "its text passes 10000158 characters"),
+        ("{% for a in range(90000) %}{{ 'x' * 90000 }}{% endfor %}", "its text passes 100001"),
         ("{% import 'os' as os %}", "chat template fails: TypeError"),
         ("{% generation %}{% generation %}x{% endgeneration %}{% endgeneration %}", "blocks overlap"),
     ],

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import gc
 import json
+import marshal
 import os
 import pickle
 import signal
@@ -248,11 +249,14 @@ def spoken(monkeypatch, limits, tmp_path, code):
         "import os, signal, struct, sys, time\n"
         "def say(body, size=None):\n"
         "    os.write(1, struct.pack('<Q', len(body) if size is None else size) + body)\n"
+        "def tell(text, kind, *cuts):\n"
+        "    say(struct.pack(f'<{1 + len(cuts)}Q', kind, *cuts) + text)\n"
         "def hear():\n"
         "    size = struct.unpack('<Q', sys.stdin.buffer.read(8))[0]\n"
         "    sys.stdin.buffer.read(size)\n"
-        "say(b'\"gradloom renders templates\"\\n')\n"
-        f"hear(); say(b'[]\\n'); hear()\n{code}\n"
+        "FAULT, LATER = 2**64 - 1, 2**64 - 2\n"
+        "tell(b'gradloom renders templates', FAULT)\n"
+        f"hear(); tell(b'', 0); hear()\n{code}\n"
     )
     gc.collect()
     monkeypatch.setattr(template_process, "_SCRIPT", script)
@@ -267,21 +271,23 @@ def spoken(monkeypatch, limits, tmp_path, code):
     [
         ("say(b'x', 2**62)", "fails: its process answers with 4611686018427387912 bytes, 4419"),
         ("say(b'x', 100)", "fails: its process ends with exit code 0"),
-        ("say(b'x')", "fails: its process answers with what is no JSON"),
-        ("say(b'[' * 99999 + b'\\n')", "fails: its process answers with what is no JSON"),
-        ("say(b'{}\\nx')", "fails: its process answers with what is no text"),
-        ("say(b'[0]\\nx')", "fails: its process answers with what is no text"),
-        ("say(b'[0, 2]\\nx')", "fails: its process answers with cuts that are not in the text"),
-        ("say(b'[1, 0]\\nx')", "fails: its process answers with cuts that are not in the text"),
-        ("say(b'[true, true]\\nx')", "fails: its process answers with what is no text"),
-        ("say(b'[]\\n\\xff')", "fails: its process answers with what is no JSON"),
-        ("say(b'null\\n')", "fails: its process does not answer"),
+        ("say(b'x')", "fails: its process answers with what is no text"),
+        ("tell(b'x', 2)", "fails: its process answers with what is no text"),
+        ("tell(b'x', 2**63)", "fails: its process answers with what is no text"),
+        ("tell(b'x', 2**64 - 3)", "fails: its process answers with what is no text"),
+        ("tell(b'x', 1, 0)", "fails: its process answers with cuts that are not in the text"),
+        ("tell(b'x', 2, 0, 2)", "fails: its process answers with cuts that are not in the text"),
+        ("tell(b'x', 2, 1, 0)", "fails: its process answers with cuts that are not in the text"),
+        ("tell(b'x', 2, 0, 2**64 - 1)", "fails: its process answers with cuts that are not in the text"),
+        ("tell(b'', 2, 0); tell(b'', 0)", "fails: its process answers with"),
+        ("tell(b'\\xff', 0)", "fails: its process answers with what is no text"),
+        ("tell(b'', LATER)", "fails: its process does not answer"),
         ("os.kill(os.getpid(), 9)", "fails: its process is ended by SIGKILL"),
         ("os._exit(7)", "fails: its process ends with exit code 7"),
         ("os.close(1); time.sleep(99)", "fails: its process closes the pipe"),
         ("time.sleep(99)", "does not come to an end: its process is silent for 1.2 s"),
         ("os.kill(os.getpid(), signal.SIGSTOP)", "does not come to an end: its process is silent for 1.2 s"),
-        ("say(b'\"a\\\\nb\\\\u001b[0m\"\\n')", "a b"),
+        ("tell(b'a\\nb\\u001b[0m', FAULT)", "a b"),
     ],
 )
 def test_answers_that_cannot_be_trusted(monkeypatch, limits, tmp_path, code, message):
@@ -506,8 +512,8 @@ def test_memory_where_the_system_does_not_bound_it(tmp_path):
     )
     request = {"source": source, "now": "2026-01-01T00:00:00", "tokens": {}, "ends": [], "seconds": 20}
     frames = b""
-    for body in (request, [[[], None, False, 20, 100]]):
-        data = template_process.encode(body)
+    for body in (request, [(marshal.dumps(([], None, False)), 20, 100)]):
+        data = marshal.dumps(body)
         frames += len(data).to_bytes(8, "little") + data
     command = [sys.executable, "-I", "-S", "-c", code, folder, str(1 << 28), *packages]
     done = subprocess.run(command, input=frames, capture_output=True, timeout=60)

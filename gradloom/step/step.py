@@ -1,0 +1,79 @@
+"""The end of a training step, as nodes of the step's program: guard, sums of gradients, clipping, update.
+
+    loss sum f32[], weight f32[], gradients of the loss sum (shapes of the parameters)
+        guard               ends the step before anything is written when one of them is not finite
+        accumulate          adds them to the sums of a window, when several micro-batches make a step
+        clip                makes the weight larger when the norm of sums / weight is above max_norm
+        update              the optimiser's step on sums / weight
+
+Trainers, ranks, replicas and loops of the user's own end their steps here: no other file builds these nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from .. import ops
+from ..graph.leaves import Parameter
+from ..graph.value import Value
+from ..optim.clip import clip_weight
+from ..optim.state import OptimizerState
+
+
+def guard(loss: Value, weight: Value, grads: Sequence[Value]) -> Value:
+    """The global norm of grads / weight, f32[]. When the loss or a gradient is not finite, the program ends here with
+    nothing written."""
+    return ops.guard(loss, weight, *grads)
+
+
+def update(
+    state: OptimizerState,
+    parameters: Sequence[Parameter],
+    sums: Sequence[Value],
+    weight: Value,
+    max_norm: float | Value = math.inf,
+    norm: Value | None = None,
+) -> tuple[Value, ...]:
+    """The optimiser's step on sums / weight, brought down to max_norm. norm: that of sums / weight, where known."""
+    return state.update(parameters, sums, clip_weight(sums if norm is None else norm, weight, max_norm))
+
+
+def end_step(
+    state: OptimizerState,
+    parameters: Sequence[Parameter],
+    grads: Sequence[Value],
+    loss: Value,
+    weight: Value,
+    *,
+    divisor: Value | None = None,
+    accumulates: bool = False,
+    updates: bool = True,
+    others: Sequence[Parameter] = (),
+    max_norm: float = math.inf,
+) -> tuple[Value, tuple[Value, ...]]:
+    """(guard, what is written) of a micro-batch, or of the sum over several.
+
+    divisor      what the sums are divided by, by default the sum of weights
+    accumulates  the gradients are added to the window's sums; else they are the whole step
+    updates      the step ends here; others: parameters that the window holds besides these
+    """
+    norm = guard(loss, weight, grads)
+    sums, by = list(grads), weight if divisor is None else divisor
+    known = norm if by is weight and not accumulates else None
+    written: tuple[Value, ...] = ()
+    if accumulates:
+        written = state.accumulate(parameters, grads, weight if divisor is None else None)
+        sums = list(written[: len(grads)])
+        by = written[-1] if divisor is None else divisor
+    if updates:
+        sums += [state.sums[p.stored] for p in others]
+        written += update(state, (*parameters, *others), sums, by, max_norm, known)
+    return norm, written
+
+
+def random_settings(seed: int, step: Any, row: Any = 0) -> dict[str, Any]:
+    """The settings that random ops draw from: seed, step (from 1), and the number of a micro-batch's first row inside
+    its step. step and row: a number, or one for each of several steps that one call runs."""
+    return {"seed": seed, "step": step, "row": row}
