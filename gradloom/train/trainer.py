@@ -632,7 +632,7 @@ class Trainer:
     @property
     def plans(self) -> list[Plan]:
         """The plans of the steps that were compiled so far."""
-        found = [s.run.plan for s in self._steps.values() if hasattr(s.run, "plan")]
+        found = [s.run.plan for s in self._steps.values() if s.run.plan is not None]
         return found if self.split is None else [*found, *self.split.plans]
 
     @property
