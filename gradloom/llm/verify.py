@@ -34,8 +34,8 @@ from .model import model_of
 
 if TYPE_CHECKING:
     from ..graph.value import Value
-    from .data import TokenData
     from .model import Adapter, Model
+    from .packing import TokenData
 
 TOKENS = 64  # in a row of data, when not said: float64 references take their time
 # settings of finetune that verify decides itself, or that one step on one process does not have
