@@ -87,7 +87,6 @@ CIRCLES = [
     {"eager/cache.py", "eager/program.py"},
     {"train/epoch.py", "train/fit.py", "train/split.py", "train/stopping.py", "train/trainer.py"},
     {"llm/finetune.py", "llm/plan.py"},
-    {"run/cpu_backend.py", "run/executable.py", "run/machine.py", "run/null_backend.py", "run/numpy_backend.py"},
 ]
 
 

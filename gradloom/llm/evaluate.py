@@ -25,9 +25,9 @@ from .arguments import adapter_of
 from .model import model_of
 
 if TYPE_CHECKING:
-    from .data import TokenData
     from .finetune import Rows
     from .model import Adapter, Model
+    from .packing import TokenData
 
 TOKENS = 512  # that go through at once, about
 LOGITS = 64  # rows of logits that are held at once

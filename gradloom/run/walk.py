@@ -21,7 +21,8 @@ from ..graph.value import Node, Value, describe
 from ..plan.bytecode import ARENA, EACH_STEP, NO_SEGMENT, SEGMENT_NAMES
 from ..plan.plan import Plan
 from ..transform.program import Program
-from .cpu_backend import STOP_DONE, CpuExecutable, _core, called
+from .backend import called, plan_for
+from .cpu_backend import STOP_DONE, CpuBackend, CpuExecutable, _core
 from .feeds import SETTING_DEFAULTS
 from .numpy_backend import _leaf_data
 
@@ -33,7 +34,8 @@ class Walk(CpuExecutable):
     """
 
     def __init__(self, program: Program, switches: Switches) -> None:
-        super().__init__(program, switches, _core.Arena())
+        cpu = CpuBackend(switches)
+        super().__init__(program, plan_for(cpu, program, switches), switches, cpu.allocate(0))
         self._bytes, self._memory = self.arena.view(), self._segments()
         self._rows: np.ndarray | None = None
         self._settings: dict[str, Any] = {}

@@ -54,7 +54,8 @@ from ..parallel.communicator import TIMEOUT, Communicator, checksum, launched
 from ..parallel.flat import FlatArrays, take_effects
 from ..parallel.join import communicator
 from ..parallel.replicas import threads as thread_ranks
-from ..run.cpu_backend import Arena, choose_isa
+from ..run.backend import backend
+from ..run.cpu_backend import choose_isa
 from ..run.diagnose import OVERFLOW, first_bad, stopped
 from ..run.executable import compile as compile_program
 from ..step.step import end_step, random_settings
@@ -304,7 +305,10 @@ class _Replica:
 
     def __init__(self, job: _Job, ranks: Communicator, model: Module, threads: int | None) -> None:
         self.job, self.ranks, self.model = job, ranks, model
-        self.options = job.options | {"threads": threads_for(ranks, threads), "arena": Arena()}
+        self.options = job.options | {
+            "threads": threads_for(ranks, threads),
+            "arena": backend("cpu", switches()).allocate(0),
+        }
         with locks.building:
             model.ensure_init(job.seed)
         self.parameters = model.named_parameters()

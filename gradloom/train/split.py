@@ -226,7 +226,7 @@ class Split:
     def plans(self) -> list[Any]:
         """Of the programs that were compiled for training."""
         runs = [step.run for step, _ in self._micros.values()] + [found.update for found in self._exchanges.values()]
-        return [run.plan for run in runs if hasattr(run, "plan")]
+        return [run.plan for run in runs if run.plan is not None]
 
     @property
     def buffers(self) -> set[Stored]:

@@ -632,7 +632,7 @@ class Trainer:
     @property
     def plans(self) -> list[Plan]:
         """The plans of the steps that were compiled so far."""
-        found = [s.run.plan for s in self._steps.values() if hasattr(s.run, "plan")]
+        found = [s.run.plan for s in self._steps.values() if s.run.plan is not None]
         return found if self.split is None else [*found, *self.split.plans]
 
     @property
@@ -691,7 +691,7 @@ class Trainer:
         if name not in found:
             raise GradientError(f"grad_acc: no gradient of {name!r}; there are {', '.join(found) or 'none yet'}")
         total = found[name].numpy()
-        weight = float(self.optimizer_state.weight.stored.array)
+        weight = float(self.optimizer_state.weight.stored.read())
         if self._is_total or not weight:
             return total
         return total / np.float32(weight * max(self.accumulate, self._held) / self._held)
