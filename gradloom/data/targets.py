@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..base.errors import DataError
-from .csv_file import CsvColumns, is_missing, parse_numbers
+from .csv_file import CsvColumns, is_missing, number, parse_numbers
 from .dataset import split_rows
 from .preprocess import Preprocess
 from .raw_table import RawTable, class_name
@@ -161,11 +161,9 @@ def known_targets(y: np.ndarray, preprocess: Preprocess) -> tuple[np.ndarray | N
 
 def _as_class(value: object) -> str:
     if isinstance(value, bytes):
-        text = value.decode("utf-8", "replace")
-        try:
-            return class_name(float(text)) if text not in ("nan", "inf") else text
-        except ValueError:
-            return text
+        as_number = number(value)
+        is_text = as_number is None or not np.isfinite(as_number)
+        return value.decode("utf-8", "replace") if is_text else class_name(as_number)
     return class_name(value)
 
 

@@ -328,12 +328,12 @@ class TrainedTensors:
         file = self._model.file
         file.check()
         refuse_input(path, self._model.path)
-        need_finite(path, {name: parameter.stored.array for name, parameter in self.arrays.items()})
+        need_finite(path, {name: parameter.stored.read() for name, parameter in self.arrays.items()})
         write_gguf(
             path,
             file.fields,
             {
-                name: self.arrays[name].stored.array
+                name: self.arrays[name].stored.read()
                 if name in self.arrays
                 else (tensor.kind, tensor.shape, file.bytes(name))
                 for name, tensor in file.tensors.items()

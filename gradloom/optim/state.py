@@ -338,7 +338,7 @@ class OptimizerState:
             array = self._loaded.get(f"{kind}.{i}")
             if array is not None:
                 self._check_fit(f"{kind}.{i}", array, self.parameters[i])
-                self._moments_of(self.parameters[i])[kind].stored.array[...] = array
+                self._moments_of(self.parameters[i])[kind].stored.write(array)
                 del self._loaded[f"{kind}.{i}"]
 
     @staticmethod
@@ -397,7 +397,7 @@ def _clear(arrays: Iterable[Parameter]) -> None:
     stored = [a.stored for a in arrays]
     with held((), stored):
         for one in stored:
-            one.array[...] = 0
+            one.write(0)
 
 
 def _plain(column: list[Any]) -> bool:

@@ -691,7 +691,7 @@ class Trainer:
         if name not in found:
             raise GradientError(f"grad_acc: no gradient of {name!r}; there are {', '.join(found) or 'none yet'}")
         total = found[name].numpy()
-        weight = float(self.optimizer_state.weight.stored.array)
+        weight = float(self.optimizer_state.weight.stored.read())
         if self._is_total or not weight:
             return total
         return total / np.float32(weight * max(self.accumulate, self._held) / self._held)
