@@ -8,7 +8,7 @@ needs.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,7 @@ from .stored import addressable
 from .value import Node, Value, current_scope, describe, recording, user_location
 
 MAX_RANK = 6
+INFERRED = 4096  # at most so many results of its shape rule are kept by an op
 RULES = ("shape", "composition", "vjp", "reference", "view", "cost", "ids")
 
 REGISTRY: dict[str, OpSpec] = {}  # every op by its name: the leaves, and what ops/ adds
@@ -115,6 +116,8 @@ class OpSpec:
         self.fixed_outputs = sum(not s.repeated for s in self.outputs)
         self.group_size = len(self.inputs) - self.fixed_inputs
         self.wants = {rule: wanted(getattr(self, rule)) for rule in RULES}
+        self.inferred: dict[Hashable, tuple[Spec, ...]] = {}
+        self.by_value = all(attr.kind != "object" for attr in self.attrs)
 
     # ---- calling -------------------------------------------------------------------------------------
 
@@ -164,8 +167,21 @@ class OpSpec:
             raise Reject(f"{sorted(unknown)[0]} is not an attribute", f"one of: {names}", GraphError)
         return known
 
-    def infer(self, values: Sequence[Value | None], attrs: Mapping[str, Any]) -> list[Spec]:
-        """Shapes and dtypes of the outputs, by the op's rule."""
+    def infer(self, values: Sequence[Value | None], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
+        """Shapes and dtypes of the outputs, by the op's rule: a function of the shapes and dtypes of the inputs and of
+        the attributes, which is called once for equal ones."""
+        if not self.by_value:
+            return self._infer(values, attrs)
+        key = (*attrs.values(), *[None if v is None else (v.shape, v.dtype.name) for v in values])
+        specs = self.inferred.get(key)
+        if specs is None:
+            specs = self._infer(values, attrs)
+            if len(self.inferred) >= INFERRED:
+                self.inferred.clear()
+            self.inferred[key] = specs
+        return specs
+
+    def _infer(self, values: Sequence[Value | None], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
         given, least = len(values), self.fixed_inputs
         if given < least or (given > least and (not self.group_size or (given - least) % self.group_size)):
             need = f"{least}" + (f" and groups of {self.group_size}" if self.group_size else "")
@@ -180,7 +196,7 @@ class OpSpec:
                 names = " or ".join(kind.name for kind in taken)
                 raise Reject(f"dtype {spec.dtype.name} is not taken", names, DTypeError)
         made = self.call("shape", self.bind_inputs(specs) | dict(attrs))
-        outputs = [made] if isinstance(made, Spec) else list(made)
+        outputs = (made,) if isinstance(made, Spec) else tuple(made)
         for spec in outputs:
             if spec.ndim > MAX_RANK:
                 raise Reject(f"the result has {spec.ndim} axes", f"at most {MAX_RANK}")
