@@ -30,6 +30,7 @@ from ..graph.leaves import constant as graph_constant
 from ..graph.numbers import in_expression
 from ..graph.opspec import OpSpec
 from ..graph.stored import Stored, before_read, keep_promise, promise_write
+from ..graph.streams import numbered, scope_stream
 from ..graph.value import Node, Value, graph_mode, recording, user_location
 from ..step.step import guard
 from .cache import Cache, cache_of, common
@@ -114,10 +115,11 @@ class Trace:
         return made
 
     def _node(self, op: OpSpec, values: Sequence[Value | None], attrs: Mapping[str, Any]) -> Node:
-        if not op.foldable and "stream" in attrs:  # the same place of a model, used twice, draws twice
-            number = self.streams[attrs["stream"]] = self.streams.get(attrs["stream"], -1) + 1
-            if number:
-                attrs = {**attrs, "stream": (attrs["stream"] + number * 0x9E3779B97F4A7C15) % (1 << 62)}
+        if op.stream is not None:  # the same place of a model, used twice, draws twice
+            given = attrs.get(op.stream)
+            stream = scope_stream() if given is None else given
+            number = self.streams[stream] = self.streams.get(stream, -1) + 1
+            attrs = {**attrs, op.stream: numbered(stream, number)}
         node = self.cache.node(op, values, attrs)
         for tape in self.inner:
             tape.nodes.add(node)

@@ -30,6 +30,7 @@ from .declaration import (
 )
 from .numbers import constant_array, in_expression
 from .stored import addressable
+from .streams import next_stream
 from .value import Node, Value, current_scope, describe, recording, user_location
 
 MAX_RANK = 6
@@ -108,6 +109,7 @@ class OpSpec:
     fixed_inputs: int = field(init=False)
     fixed_outputs: int = field(init=False)
     group_size: int = field(init=False)
+    stream: str | None = field(init=False)  # the attribute that holds the stream of a random op
     wants: dict[str, tuple[str, ...]] = field(init=False)  # the names that each rule is called with
 
     def __post_init__(self) -> None:
@@ -115,6 +117,7 @@ class OpSpec:
         self.fixed_inputs = sum(not s.repeated for s in self.inputs)
         self.fixed_outputs = sum(not s.repeated for s in self.outputs)
         self.group_size = len(self.inputs) - self.fixed_inputs
+        self.stream = next((a.name for a in self.attrs if a.kind == "stream"), None)
         self.wants = {rule: wanted(getattr(self, rule)) for rule in RULES}
         self.inferred: dict[Hashable, tuple[Spec, ...]] = {}
         self.by_value = all(attr.kind != "object" for attr in self.attrs)
@@ -158,6 +161,8 @@ class OpSpec:
         known = {}
         for attr in self.attrs:
             value = attrs.get(attr.name, attr.default)
+            if attr.name == self.stream and (value is None or value is inspect.Parameter.empty):
+                value = next_stream()
             if value is inspect.Parameter.empty:
                 raise Reject(f"{attr.name} is missing", f"{attr.name} of kind {attr.kind}", GraphError)
             known[attr.name] = canonical(attr.kind, value, attr.name)

@@ -28,6 +28,7 @@ from ..graph.grad import gradients
 from ..graph.graph import storage_leaf
 from ..graph.leaves import Parameter
 from ..graph.stored import Stored, next_serial
+from ..graph.streams import fresh_streams
 from ..graph.structure import structure
 from ..graph.value import Value, builds_graphs, describe
 from ..nn.module import Module, Outline, mode, set_by_forward
@@ -588,8 +589,9 @@ class Trainer:
     def _graph(self, source: RowSource | FeedSource, rows: int, backward: bool) -> tuple[Value, Value, Value]:
         """(outputs, loss sum, weight) of a batch."""
         x, labels, weights = source.leaves(rows)
-        pred = self._outputs(x, backward)
-        return pred, *self.loss_pair(pred, labels, weights)
+        with fresh_streams():
+            pred = self._outputs(x, backward)
+            return pred, *self.loss_pair(pred, labels, weights)
 
     def _named(self) -> list[tuple[str, Parameter]]:
         """The parameters and buffers of a Module, trainable or not; a function has none."""

@@ -310,8 +310,10 @@ def test_two_dropouts_that_change_places_keep_masks_of_their_own():
 
     def streams():
         from gradloom.graph.graph import reachable
+        from gradloom.graph.streams import fresh_streams
 
-        out = net(gl.input("x", (2, 4)))
+        with fresh_streams():
+            out = net(gl.input("x", (2, 4)))
         return [n.attrs["stream"] for n in reachable([out]) if n.op.name == "dropout"]
 
     first = streams()
