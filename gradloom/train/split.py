@@ -105,7 +105,7 @@ class Split:
         """Everything that an optimiser step writes."""
         written = {p.stored: None for found in self._exchanges.values() for p in (*found.parameters, *found.buffers)}
         if isinstance(self.trainer.model, Module):
-            written |= {p.stored: None for _, p, _ in self.trainer.model._named_stored()}
+            written |= {p.stored: None for _, p, _ in self.trainer.model.named_stored()}
         moments = [m.stored for s in written for m in self.trainer.state.get(s, {}).values()]
         return [*written, *moments]
 
