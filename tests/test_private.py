@@ -74,7 +74,8 @@ def reached(module: ast.Module, ours: set[str]) -> Iterator[tuple[str, int]]:
             imported |= {a.asname or a.name for a in node.names}
     for node in ast.walk(module):
         if isinstance(node, ast.Attribute) and private(node.attr) and node.attr in ours:
-            if node.attr not in own or (isinstance(node.value, ast.Name) and node.value.id in imported):
+            theirs = isinstance(node.value, ast.Name) and node.value.id in imported
+            if theirs or node.attr not in own:
                 yield node.attr, node.lineno
 
 
