@@ -1,5 +1,5 @@
-"""What is private stays private: no module of the package reaches an underscored name of another one, and only those that
-run programs touch the memory of a stored array."""
+"""What is private stays private: no module of the package reaches an underscored name of another one, and only the
+modules that run programs touch the memory of a stored array."""
 
 from __future__ import annotations
 
