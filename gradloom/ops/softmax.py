@@ -106,8 +106,8 @@ _softmax_op: OpSpec = op(
 )  # fmt: skip
 softmax_back: OpSpec = op(
     "softmax_back", inputs="g y", outputs="dx", attrs="scale:float=1",
-    doc="dx = scale * y * (g - sum(g * y)); y = softmax(x * scale)", dtypes="f32", shape=rows_shape("g", "y"), dense="g y",
-    may_overwrite="g y", composition=lambda g, y, scale: _softmax_back(g, y, scale),
+    doc="dx = scale * y * (g - sum(g * y)); y = softmax(x * scale)", dtypes="f32", shape=rows_shape("g", "y"),
+    dense="g y", may_overwrite="g y", composition=lambda g, y, scale: _softmax_back(g, y, scale),
     vjp=lambda g_dx, g, y, scale: _softmax_back_vjp(g_dx, g, y, scale),
     samples=_back_samples(_probabilities, scale=0.7),
     bad_samples=[bad("softmax_back: shapes differ: g f32[2,3], y f32[3,2]; need g and y of one shape", (2, 3), (3, 2))],
