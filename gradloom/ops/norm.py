@@ -17,7 +17,7 @@ from ..graph.opspec import OpSpec
 from ..graph.value import Shape, Value
 from .common import BadSample, Sample, Spec, bad, draw, need, zeros_like
 from .elementwise import add, div, mul, scale, sqr, sqrt, sub
-from .layout import shape_error, broadcast_to, product, reshape
+from .layout import broadcast_to, product, reshape, shape_error
 from .reduce import mean as mean_over
 from .reduce import sum as sum_over
 

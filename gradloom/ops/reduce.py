@@ -14,7 +14,7 @@ from ..graph.opspec import OpSpec
 from ..graph.value import Shape, Value, define_operators
 from .common import LARGE, Reject, Sample, Spec, bad, draw, need, normal_axes
 from .elementwise import div, equal, mul, scale, where
-from .layout import axis_of, shape_error, broadcast_to, product, reshape
+from .layout import axis_of, broadcast_to, product, reshape, shape_error
 
 
 def _kept(shape: Shape, axes: Shape) -> Shape:
