@@ -19,14 +19,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import ops
 from ..base import locks
 from ..base.arguments import as_bool, as_whole, what_is
-from ..base.arrays import as_array
 from ..base.dtypes import dtype
 from ..base.errors import (
     DataError,
-    DTypeError,
     GradientError,
     GradloomError,
     GraphError,
@@ -39,7 +36,7 @@ from ..base.errors import (
 from ..base.settings import core_count, switches
 from ..data.dataset import generator
 from ..graph.grad import gradients
-from ..graph.opspec import Parameter, constant, kind_of
+from ..graph.opspec import Parameter, constant
 from ..graph.opspec import input as input_value
 from ..graph.stored import Stored, before_write
 from ..graph.structure import structure
@@ -50,22 +47,21 @@ from ..optim.optimizer import Adam, Optimizer, Schedule
 from ..optim.state import OptimizerState
 from ..parallel.agree import threads_for
 from ..parallel.communicator import TIMEOUT, Communicator, checksum, launched
-from ..parallel.flat import FlatArrays, take_effects
+from ..parallel.flat import take_effects
 from ..parallel.join import communicator
 from ..parallel.replicas import threads as thread_ranks
 from ..run.cpu_backend import Arena, choose_isa
-from ..run.diagnose import OVERFLOW, first_bad, stopped
+from ..run.diagnose import first_bad, stopped
 from ..run.executable import compile as compile_program
-from ..step.step import end_step, random_settings
+from ..step.exchange import Exchange, check_exchange
+from ..step.step import random_settings
 from .arguments import check_options
 from .display import rate
-from .split import check_exchange
+from .samples import Leaves, as_sample, flatten, rebuilt
 from .trained import refuse_untrained
 
 CHECK_STEPS = 100  # the weights of all replicas are compared by checksum after so many steps
 _ORDER = 3  # the stream of generator(seed, _ORDER, pass)
-
-Leaves = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -313,13 +309,9 @@ class _Replica:
         ranks.check("the model", checksum(repr(shapes)))
         self._share()
         self.state = OptimizerState(job.optimizer)
-        pieces = [(f"{n}.grad", p.shape) for n, p in self.parameters.items()]
-        pieces += [(f"{n}.next", p.shape) for n, p in self.buffers.items()]
-        pieces += [("loss", ()), ("weight", ()), ("reached", (len(pieces),))]
-        self.mine, self.sums = FlatArrays(pieces), FlatArrays(pieces)
-        self.reduction = ranks.reduction(self.mine.array.size, job.exchange == "ordered")
+        reached = {"reached": (len(self.parameters) + len(self.buffers),)}
+        self.exchange = Exchange(ranks, self.parameters.values(), self.buffers.values(), reached, job.exchange).join()
         self._locals: dict[Hashable, _Local] = {}
-        self._last: _Local | None = None
         self._updates: dict[bytes, Any] = {}
         self._pass, self._order = -1, np.arange(0)
 
@@ -349,24 +341,19 @@ class _Replica:
         return history
 
     def _step(self, i: int) -> float:
-        ranks = self.ranks
-        j = i * ranks.size + ranks.rank
-        number = self._sample(j)
-        try:
-            local, leaves = self._local(number)
-            self._compute(local, leaves, j)
-        except Exception as error:
-            raise _named(error, f"{ranks.kind} {ranks.rank}, sample {number}, step {i + 1}") from error.__cause__
-        self.reduction.add(self.mine.array)
-        self.reduction.finish(self.sums.array)
-        total, weight, reached = (s.array for s in self.sums.stored[-3:])
-        update = self._update_for(reached)
+        ranks, exchange = self.ranks, self.exchange
+        base = i * ranks.size
+        exchange.fold(ranks.size, lambda rank: self._compute(base + rank))
+        update = self._update_for(exchange.numbers["reached"])
         try:
             update.run_many(1, self.state.settings())
         except (GuardTripped, NotFinite):
-            self._refuse(i, number, local, j)
+            cause = exchange.cause(
+                ranks.size, lambda rank: self._compute(base + rank), lambda rank: self._first_bad(base + rank)
+            )
+            raise stopped(i + 1, cause) from None
         self.state.steps += 1
-        return float(total / weight) if weight != 0 else 0.0
+        return exchange.mean_loss
 
     def _sample(self, j: int) -> int:
         """The number of the j-th sample of the whole training."""
@@ -377,31 +364,31 @@ class _Replica:
             self._pass, self._order = turn, generator(self.job.seed, _ORDER, turn).permutation(self.job.count)
         return int(self._order[at])
 
-    def _compute(self, local: _Local, leaves: Leaves, j: int) -> None:
-        """Run one sample; the result is in self.mine."""
-        run = local.run
-        run.feed({name: array for name, array in leaves.items() if name in run.inputs})
+    def _compute(self, j: int) -> None:
+        """Run the j-th sample of the whole training; the result is in the flat array of the exchange."""
+        number = self._sample(j)
         try:
-            run.run_many(1, random_settings(self.job.seed, j + 1))
-        except NotFinite:  # with check 2: then the guard ends the step on all replicas, and `_refuse` says where
-            self.mine.stored[-3].array[...] = np.nan  # the loss
-        if local is not self._last:
-            self.mine.stored[-1].array[...] = local.reached
-            self._last = local
+            local, leaves = self._local(number)
+            local.run.feed({name: array for name, array in leaves.items() if name in local.run.inputs})
+            try:
+                local.run.run_many(1, random_settings(self.job.seed, j + 1))
+            except NotFinite:  # with check 2
+                self.exchange.spoil()
+            self.exchange.numbers["reached"][...] = local.reached
+        except Exception as error:
+            step = j // self.ranks.size + 1
+            where = f"{self.ranks.kind} {self.ranks.rank}, sample {number}, step {step}"
+            raise _named(error, where) from error.__cause__
 
-    def _refuse(self, i: int, number: int, local: _Local, j: int) -> None:
-        """NonFiniteError on all replicas, naming the first bad node of the first bad one."""
-        found = None
-        if not np.isfinite(self.mine.array).all():
-            found = f"{self._first_bad(local, j)}, in {self.ranks.kind} {self.ranks.rank}, sample {number}"
-        causes = [cause for cause in self.ranks.gather(found) if cause is not None]
-        raise stopped(i + 1, causes[0] if causes else OVERFLOW) from None
+    def _first_bad(self, j: int) -> str:
+        number = self._sample(j)
+        local, _ = self._local(number)
 
-    def _first_bad(self, local: _Local, j: int) -> str:
         def say(name: str, array: np.ndarray, at: int) -> str:
             return f"{name} of the sample is not finite"
 
-        return first_bad(local.run, [], local.updates, random_settings(self.job.seed, j + 1), say, **self.options)
+        cause = first_bad(local.run, [], local.updates, random_settings(self.job.seed, j + 1), say, **self.options)
+        return f"{cause}, in {self.ranks.kind} {self.ranks.rank}, sample {number}"
 
     # ---- building --------------------------------------------------------------------------------------------
 
@@ -409,7 +396,7 @@ class _Replica:
         """The program for a sample, and the arrays to feed."""
         sample = self.job.samples[number]
         leaves: Leaves = {}
-        layout = _flatten(_as_sample(sample), "", leaves)
+        layout = flatten(as_sample(sample), "", leaves)
         key = (layout, *((a.shape, a.dtype.str) for a in leaves.values()))
         if key not in self._locals:
             with locks.building, graph_mode():
@@ -419,7 +406,7 @@ class _Replica:
     def _build(self, layout: Any, leaves: Leaves) -> _Local:
         job = self.job
         values = {name: input_value(name, a.shape, dtype(a.dtype)) for name, a in leaves.items()}
-        sample = _rebuilt(layout, values)
+        sample = rebuilt(layout, values)
         if isinstance(sample, dict) and (job.forward_fn is None or job.target_fn is None):
             lacks = "forward_fn" if job.forward_fn is None else "target_fn"
             raise SettingError(f"samples are dicts of {sorted(sample)}; need {lacks}, which picks out of them")
@@ -433,11 +420,7 @@ class _Replica:
         if left:
             raise GraphError(f"the graph updates {', '.join(sorted(left))}, which is no buffer of the model")
         found = [*grads, *(nexts.get(p.stored) for p in self.buffers.values())]
-        pairs = list(zip(self.mine.values[:-1], [*found, total, weight], strict=True))
-        updates = ops.assign(*(v for piece, new in pairs if new is not None for v in (piece, new)))
-        absent = [piece for piece, new in pairs if new is None]
-        if absent:
-            updates += ops.zero(*absent)
+        updates = self.exchange.collect([*found, total, weight])
         run = compile_program([], updates, **self.options)
         return _Local(run, np.array([v is not None for v in found], np.float32), updates)
 
@@ -450,15 +433,9 @@ class _Replica:
         return self._updates[key]
 
     def _ending(self, reached: np.ndarray) -> Any:
-        *pieces, total, weight, _ = self.sums.values
-        found = [one for one in zip(self._all(), pieces, reached, strict=True) if one[2]]
-        parameters, grads = ([one[i] for one in found if one[0].trainable] for i in (0, 1))
-        if not parameters:
+        if not reached[: len(self.parameters)].any():
             raise GradientError("dp_train: the loss depends on no trainable parameter; need at least one")
-        norm, updates = end_step(self.state, parameters, grads, total, weight, max_norm=self.job.max_norm)
-        means = [(p, ops.scale(piece, factor=1 / float(n))) for p, piece, n in found if not p.trainable]
-        if means:
-            updates += ops.assign(*(v for pair in means for v in pair))
+        norm, updates = self.exchange.ending(self.state, max_norm=self.job.max_norm, reached=reached.tolist())
         return compile_program([norm], updates, **self.options)
 
     # ---- weights ---------------------------------------------------------------------------------------------
@@ -498,55 +475,6 @@ class _Replica:
 
 def _called(stored: Stored) -> Hashable:
     return (stored.name, stored.shape, stored.dtype.name, stored.role)
-
-
-# ---- samples ----------------------------------------------------------------------------------------------------
-
-
-def _as_sample(sample: Any) -> Any:
-    if isinstance(sample, dict):
-        return sample
-    if isinstance(sample, (tuple, list)) and len(sample) == 2:
-        return tuple(sample)
-    seen = f"{type(sample).__name__} of {len(sample)}" if isinstance(sample, (tuple, list)) else type(sample).__name__
-    raise DataError(f"got {seen}; need a pair (x, target) or a dict of arrays")
-
-
-def _flatten(part: Any, name: str, leaves: Leaves) -> Any:
-    """Collect the arrays of tuples and dicts, and answer a hashable layout for `_rebuilt`."""
-    if isinstance(part, dict):
-        return ("dict", *((k, _flatten(v, f"{name}.{k}" if name else str(k), leaves)) for k, v in part.items()))
-    if isinstance(part, tuple):
-        names = ("x", "target") if not name else [f"{name}[{i}]" for i in range(len(part))]
-        return ("tuple", *(_flatten(v, n, leaves) for n, v in zip(names, part, strict=True)))
-    if name in leaves:
-        raise DataError(f"{name} is there twice; need one array for a name")
-    leaves[name] = _as_leaf(name, part)
-    return name
-
-
-def _rebuilt(layout: Any, values: dict[str, Value]) -> Any:
-    if isinstance(layout, str):
-        return values[layout]
-    if layout[0] == "dict":
-        return {k: _rebuilt(v, values) for k, v in layout[1:]}
-    return tuple(_rebuilt(v, values) for v in layout[1:])
-
-
-def _as_leaf(name: str, data: Any) -> np.ndarray:
-    """Numbers in the dtype that gl.tensor gives them."""
-    try:
-        array = as_array(name, data)
-    except ValueError as error:
-        raise ShapeError(f"{name}: rows of different lengths ({error}); need one array") from None
-    if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
-        raise DTypeError(f"{name}: dtype {array.dtype}; need numbers")
-    kind = kind_of(data)
-    if array.dtype.itemsize >= 4 and not kind.is_float and array.size:
-        limit = np.iinfo(kind.numpy)
-        if not limit.min <= array.min() <= array.max() <= limit.max:
-            raise DataError(f"{name}: ids from {array.min()} to {array.max()}; need ids below {limit.max + 1}")
-    return array.astype(kind.numpy, copy=False)
 
 
 def _loss_pair(found: Any) -> tuple[Value, Value]:
