@@ -25,7 +25,7 @@ from ..base.interrupts import StopTraining
 from ..base.memory import need_memory, resident_peak, show_bytes
 from ..data.dataset import IGNORED, Dataset, split_rows
 from ..files import refuse_input
-from ..graph.opspec import Parameter
+from ..graph.leaves import Parameter
 from ..graph.stored import sketching
 from ..graph.value import Value
 from ..nn.module import Module
@@ -48,7 +48,7 @@ from .plan import check_trained, plan_of
 from .table import training_table
 
 if TYPE_CHECKING:
-    from .data import TokenData
+    from .packing import TokenData
 
 METHODS = ("lora", "full")
 SCHEDULES = ("cosine", "linear", "constant")
@@ -435,7 +435,7 @@ class _PlannedRows(Dataset):
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of tokens, i32 [rows, T] each (see llm.data.TokenData), and which of them train and validate."""
+    """Rows of tokens, i32 [rows, T] each (see llm.packing.TokenData), and which of them train and validate."""
 
     tokens: np.ndarray
     positions: np.ndarray
@@ -473,7 +473,8 @@ def read_rows(
     what = f"context={context} is not usable: one row needs {show_bytes(need)} of memory"
     need_memory(need, what, "need a smaller one")
     if isinstance(data, (str, os.PathLike)):
-        from .data import pack, read_samples
+        from .data import read_samples
+        from .packing import pack
 
         samples = read_samples(data, model.tokenizer, **options)
         length = context or min(CONTEXT, limit)

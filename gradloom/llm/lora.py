@@ -23,7 +23,7 @@ from ..base.arguments import as_bool, as_whole, need_path, one_line
 from ..base.errors import DTypeError, FileError, SettingError
 from ..data.dataset import generator
 from ..files import refuse_input
-from ..graph.opspec import Parameter, stored_value
+from ..graph.leaves import Parameter, stored_value
 from ..graph.stored import Stored, copies, sketching
 from ..graph.value import Value, scope
 from .model import model_of
@@ -328,12 +328,12 @@ class TrainedTensors:
         file = self._model.file
         file.check()
         refuse_input(path, self._model.path)
-        need_finite(path, {name: parameter.stored.array for name, parameter in self.arrays.items()})
+        need_finite(path, {name: parameter.stored.read() for name, parameter in self.arrays.items()})
         write_gguf(
             path,
             file.fields,
             {
-                name: self.arrays[name].stored.array
+                name: self.arrays[name].stored.read()
                 if name in self.arrays
                 else (tensor.kind, tensor.shape, file.bytes(name))
                 for name, tensor in file.tensors.items()

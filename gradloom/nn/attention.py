@@ -12,7 +12,7 @@ from ..base.arguments import as_bool
 from ..base.arrays import as_array
 from ..base.dtypes import f32, u8
 from ..base.errors import DTypeError, ShapeError
-from ..graph.opspec import as_value, constant
+from ..graph.leaves import as_value, constant
 from ..graph.value import Value, describe
 from .layers import Dropout, Linear, _positive
 from .module import Module, filled, uniform

@@ -14,7 +14,7 @@ from ..base import locks
 from ..base.arguments import as_bool
 from ..base.arrays import as_array
 from ..base.errors import DTypeError, GraphError, ShapeError
-from ..graph.opspec import Parameter, stored_value
+from ..graph.leaves import Parameter, stored_value
 from ..graph.stored import Role, Stored, addressable, copies, replace
 from ..graph.value import _scope
 

@@ -15,7 +15,8 @@ import numpy as np
 
 from ..base.dtypes import f32, i32
 from ..base.errors import DataError, GradientError, GraphError
-from ..graph.opspec import OpSpec, op
+from ..graph.declare import op
+from ..graph.opspec import OpSpec
 from ..graph.value import Value
 from .common import Sample, Spec, bad, draw, need, need_dtype, zeros_like
 from .elementwise import cast, mul, neg, sub

@@ -9,7 +9,9 @@ import numpy as np
 
 from ..base.dtypes import i32, u8
 from ..base.errors import ShapeError
-from ..graph.opspec import OpSpec, as_value, op
+from ..graph.declare import op
+from ..graph.leaves import as_value
+from ..graph.opspec import OpSpec
 from ..graph.value import Shape, Value, describe, user_location
 from .common import Sample, Spec, bad, draw, need, need_dtype, zeros_like
 from .elementwise import add, cast, equal, relu_back, where
@@ -477,8 +479,8 @@ conv2d_max_pool: OpSpec = op(
     "conv2d_max_pool", inputs="x w bias?", outputs="y index?", attrs=f"{WINDOW} act:none/relu=none", dense="x w bias",
     doc="y, index = max_pool2d(conv2d(x, w, bias), kernel 2, stride 2): the same bits, without the image between",
     shape=_conv_pool_shape, vjp=_conv_pool_vjp,
-    reference=lambda x, w, bias, stride, padding, dilation, act: _max_pool(
-        _conv(x, w, bias, stride, padding, dilation, act), **HALVES
+    composition=lambda x, w, bias, stride, padding, dilation, act: _max_pool2d(
+        _conv2d(x, w, bias, stride=stride, padding=padding, dilation=dilation, act=act), **HALVES
     ),
     cost=lambda x, w, y: (8.0 * y.size * product(w.shape[1:]), 4.0 * (x.size + w.size + y.size)),
     samples=lambda rng: [

@@ -13,7 +13,9 @@ import numpy as np
 from ..base.dtypes import QUANTISED, DType, bf16, f16, f32, f64, i8, i32, i64, u8
 from ..base.dtypes import dtype as as_dtype
 from ..base.errors import DTypeError
-from ..graph.opspec import REGISTRY, OpSpec, as_value, op
+from ..graph.declare import op
+from ..graph.leaves import as_value
+from ..graph.opspec import REGISTRY, OpSpec
 from ..graph.value import Value, define_operators, recording
 from .common import (
     LARGE,
@@ -29,7 +31,6 @@ from .common import (
     need,
     need_dtype,
     pairs,
-    pullback,
     same_as,
     unary,
     unbroadcast,
@@ -86,17 +87,6 @@ def np_phi(x: np.ndarray) -> np.ndarray:
 
 def np_gelu_tanh(x: np.ndarray) -> np.ndarray:
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-
-
-def np_gelu_tanh_slope(x: np.ndarray) -> np.ndarray:
-    c = math.sqrt(2 / math.pi)
-    t = np.tanh(c * (x + 0.044715 * x**3))
-    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * c * (1 + 3 * 0.044715 * x * x)
-
-
-def np_silu_slope(x: np.ndarray) -> np.ndarray:
-    s = np_sigmoid(x)
-    return s * (1 + x * (1 - s))
 
 
 # ---- one input -------------------------------------------------------------------------------------------
@@ -283,26 +273,26 @@ leaky_relu_back: OpSpec = op(
 elu_back: OpSpec = op(
     "elu_back", inputs="g x", outputs="dx", attrs="alpha:float=1", doc="dx = g where x > 0, else g * alpha * e^x",
     shape=same_as("g", "x"), may_overwrite="g x",
+    composition=lambda g, x, alpha: where(greater(x, 0.0), g, mul(g, scale(exp(minimum(x, 0.0)), factor=alpha))),
     vjp=lambda g_dx, g, x, alpha: [
         elu_back(g_dx, x, alpha=alpha),
         mul(mul(g_dx, g), sub(elu_back(full_like(x, 1.0), x, alpha=alpha), step(x))),
     ],
-    reference=lambda g, x, alpha: np.where(x > 0, g, g * (alpha * np.exp(np.minimum(x, 0)))),
     samples=unary(-4, 4, avoid=(0,), count=2, alpha=1.5, special=(1.0, -1.0, 100.0, -100.0)),
     bad_samples=_differing("elu_back", "g", "x"),
 )  # fmt: skip
 sigmoid_back: OpSpec = op(
     "sigmoid_back", inputs="g y", outputs="dx", doc="dx = g * y * (1 - y); y = sigmoid(x)",
     shape=same_as("g", "y"), may_overwrite="g y",
+    composition=lambda g, y: mul(g, mul(y, scale(y, factor=-1.0, bias=1.0))),
     vjp=lambda g_dx, g, y: [sigmoid_back(g_dx, y), mul(mul(g_dx, g), scale(y, factor=-2.0, bias=1.0))],
-    reference=lambda g, y: g * (y * (1 - y)),
     samples=unary(0, 1, count=2), bad_samples=_differing("sigmoid_back", "g", "y"),
 )  # fmt: skip
 tanh_back: OpSpec = op(
     "tanh_back", inputs="g y", outputs="dx", doc="dx = g * (1 - y^2); y = tanh(x)",
     shape=same_as("g", "y"), may_overwrite="g y",
+    composition=lambda g, y: mul(g, scale(sqr(y), factor=-1.0, bias=1.0)),
     vjp=lambda g_dx, g, y: [tanh_back(g_dx, y), mul(mul(g_dx, g), scale(y, factor=-2.0))],
-    reference=lambda g, y: g * (1 - y * y),
     samples=unary(-1, 1, count=2), bad_samples=_differing("tanh_back", "g", "y"),
 )  # fmt: skip
 gelu_back: OpSpec = op(
@@ -322,16 +312,14 @@ gelu_back: OpSpec = op(
 gelu_tanh_back: OpSpec = op(
     "gelu_tanh_back", inputs="g x", outputs="dx", doc="dx = g * gelu_tanh'(x)",
     shape=same_as("g", "x"), may_overwrite="g x",
-    vjp=lambda g_dx, g, x: pullback(_gelu_tanh_back, [g, x], g_dx),
-    reference=lambda g, x: g * np_gelu_tanh_slope(x),
+    composition=lambda g, x: _gelu_tanh_back(g, x),
     samples=unary(-4, 4, count=2, special=(0.0, 10.0, -10.0, 100.0, -100.0)),
     bad_samples=_differing("gelu_tanh_back", "g", "x"),
 )  # fmt: skip
 silu_back: OpSpec = op(
     "silu_back", inputs="g x", outputs="dx", doc="dx = g * s * (1 + x * (1 - s)); s = sigmoid(x)",
     shape=same_as("g", "x"), may_overwrite="g x",
-    vjp=lambda g_dx, g, x: pullback(_silu_back, [g, x], g_dx),
-    reference=lambda g, x: g * np_silu_slope(x),
+    composition=lambda g, x: _silu_back(g, x),
     samples=unary(-6, 6, count=2, special=(0.0, 30.0, -30.0, 100.0, -100.0)),
     bad_samples=_differing("silu_back", "g", "x"),
 )  # fmt: skip
@@ -347,7 +335,6 @@ clamp_back: OpSpec = op(
 
 
 def _gelu_tanh_back(g: Value, x: Value) -> Value:
-    """gelu_tanh_back from simpler ops."""
     c = math.sqrt(2 / math.pi)
     t = tanh(mul(scale(x, factor=c), scale(sqr(x), factor=0.044715, bias=1.0)))
     inner = scale(sqr(x), factor=3 * 0.044715 * c, bias=c)
@@ -356,7 +343,6 @@ def _gelu_tanh_back(g: Value, x: Value) -> Value:
 
 
 def _silu_back(g: Value, x: Value) -> Value:
-    """silu_back from simpler ops."""
     s = sigmoid(x)
     return mul(mul(g, s), scale(mul(x, scale(s, factor=-1.0, bias=1.0)), factor=1.0, bias=1.0))
 

@@ -8,7 +8,9 @@ import numpy as np
 
 from ..base.dtypes import QUANTISED, DType, bf16, f16, f32, f64, i8, i32, i64, u8
 from ..base.errors import DataError, DTypeError
-from ..graph.opspec import OpSpec, as_value, op
+from ..graph.declare import op
+from ..graph.leaves import as_value
+from ..graph.opspec import OpSpec
 from ..graph.value import Value
 from .common import Quantised, Reject, Sample, Spec, bad, draw, need, need_dtype, scalar_specs
 from .elementwise import cast

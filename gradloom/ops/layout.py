@@ -11,7 +11,9 @@ import numpy as np
 
 from ..base.dtypes import bf16, f16, f32, f64, i32, i64, u8
 from ..base.errors import GraphError, ShapeError
-from ..graph.opspec import OpSpec, as_value, op
+from ..graph.declare import op
+from ..graph.leaves import as_value
+from ..graph.opspec import OpSpec
 from ..graph.value import Shape, Value, define_operators, describe, user_location
 from .common import LARGE, Reject, Sample, Spec, bad, dense_strides, draw, need, need_dtype, normal_axis, unbroadcast
 

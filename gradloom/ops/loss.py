@@ -9,9 +9,12 @@ import numpy as np
 
 from ..base.dtypes import f32, i32
 from ..base.errors import SettingError, ShapeError
-from ..graph.opspec import OpSpec, as_value, op
+from ..graph.composition import pullback
+from ..graph.declare import op
+from ..graph.leaves import as_value
+from ..graph.opspec import OpSpec
 from ..graph.value import Value, describe, user_location
-from .common import Sample, Spec, bad, draw, need, need_dtype, pullback, zeros_like
+from .common import Sample, Spec, bad, draw, need, need_dtype, zeros_like
 from .elementwise import add, cast, div, equal, exp, full_like, mul, neg, sqr, sub, where
 from .index import check_ids
 from .layout import product, reshape

@@ -9,10 +9,12 @@ import numpy as np
 
 from ..base.arguments import as_bool
 from ..base.dtypes import QUANTISED, DType, bf16, f16, f32
-from ..graph.opspec import OpSpec, as_value, op
+from ..graph.declare import op
+from ..graph.leaves import as_value
+from ..graph.opspec import OpSpec
 from ..graph.value import Shape, Value, define_operators
 from .common import BadSample, Quantised, Sample, Spec, bad, broadcast_shape, draw, need, need_dtype, unbroadcast
-from .elementwise import SIGN, relu_back
+from .elementwise import SIGN, add, relu, relu_back
 from .layout import permute, product, reshape
 
 NARROW: tuple[DType, ...] = (f16, bf16, *QUANTISED)  # other dtypes of a right operand: products decode them
@@ -60,11 +62,11 @@ def _act_back(
     return [*_back(inner, x, y, needed), None if bias is None else unbroadcast(inner, bias)]
 
 
-def _act_reference(x: np.ndarray, y: np.ndarray, bias: np.ndarray | None, act: str) -> np.ndarray:
-    z = x @ y
+def _act(x: Value, y: Value, bias: Value | None, act: str) -> Value:
+    z = _matmul(x, y)
     if bias is not None:
-        z = z + bias
-    return np.maximum(z, z.dtype.type(0)) if act == "relu" else z
+        z = add(z, bias)
+    return relu(z) if act == "relu" else z
 
 
 def _cost(x: Spec, y: Spec, z: Spec) -> tuple[float, float]:
@@ -164,7 +166,7 @@ matmul_act: OpSpec = op(
     "matmul_act", inputs="x y bias?", outputs="z", attrs="act:none/relu=none",
     doc="z = act(x @ y + bias): the same bits as matmul, add, relu",
     shape=_act_shape, unit="x y", dense="bias",
-    vjp=_act_back, reference=_act_reference, cost=_cost, samples=_act_samples,
+    composition=_act, vjp=_act_back, cost=_cost, samples=_act_samples,
     bad_samples=[
         bad(
             "matmul_act: bias does not fit: x f32[2,3], y f32[3,4], bias f32[3]; need bias of shape [4]",
@@ -181,8 +183,7 @@ matmul_relu_back: OpSpec = op(
     "matmul_relu_back", inputs="x y h", outputs="z",
     doc="z = x @ y where h > 0, else 0: the same bits as relu_back(matmul, h)",
     shape=_relu_back_shape, unit="x y", dense="h",
-    vjp=lambda g, x, y, h, needed: [*_back(relu_back(g, h), x, y, needed), None], no_gradient_to={"h": SIGN},
-    reference=lambda x, y, h: np.where(h > 0, x @ y, 0),
+    composition=lambda x, y, h: relu_back(_matmul(x, y), h), no_gradient_to={"h": SIGN},
     cost=_cost,
     samples=_relu_back_samples,
     bad_samples=[

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from ..base.dtypes import i64
+from ..graph.declare import op
 from ..graph.graph import reachable
-from ..graph.opspec import OpSpec, as_value, op, setting
+from ..graph.leaves import as_value, setting
+from ..graph.opspec import OpSpec
 from ..graph.value import Value, current_scope, user_location
 from .common import Sample, Spec, bad, draw, need, need_dtype, scalar_specs
 from .philox import keep_mask

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..base.dtypes import i32
-from ..graph.opspec import OpSpec, as_value, op
+from ..graph.declare import op
+from ..graph.leaves import as_value
+from ..graph.opspec import OpSpec
 from ..graph.value import Shape, Value, define_operators
 from .common import LARGE, Reject, Sample, Spec, bad, draw, need, need_dtype, normal_axes
 from .elementwise import div, equal, mul, scale, where

@@ -8,7 +8,8 @@ import numpy as np
 
 from ..base.dtypes import i32, i64
 from ..base.errors import DataError
-from ..graph.opspec import OpSpec, op
+from ..graph.declare import op
+from ..graph.opspec import OpSpec
 from .common import Sample, Spec, bad, draw, need, need_dtype, scalar_specs
 
 ENDS = "an update ends a step; nothing flows through it"

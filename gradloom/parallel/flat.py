@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from ..base.dtypes import f32
 from ..base.errors import GraphError, ShapeError
 from ..graph.graph import reachable, update_target
-from ..graph.opspec import Parameter, stored_value
+from ..graph.leaves import Parameter, stored_value
 from ..graph.stored import ALIGNMENT, Stored, sketching, stored_empty
 from ..graph.value import Value
 

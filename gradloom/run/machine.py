@@ -12,7 +12,9 @@ import numpy as np
 
 from ..base.errors import GradloomError
 from ..base.settings import core_count
-from ..graph.opspec import REGISTRY, OpSpec, Sample, stored_value
+from ..graph.declaration import Sample
+from ..graph.leaves import stored_value
+from ..graph.opspec import REGISTRY, OpSpec
 from ..graph.stored import Stored, aligned_empty
 from ..graph.value import Node
 from .cpu_backend import _core, choose_isa

@@ -15,7 +15,7 @@ import numpy as np
 
 from .. import ops
 from ..base.errors import SettingError
-from ..graph.opspec import Parameter
+from ..graph.leaves import Parameter
 from ..graph.value import Value
 from ..optim.state import OptimizerState
 from ..parallel.communicator import Communicator, Reduction

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..graph.opspec import Parameter
+from ..graph.leaves import Parameter
 from ..graph.stored import Stored, copies
 from ..optim.state import OptimizerState
 from ..parallel.communicator import checksum

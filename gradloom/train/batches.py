@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..graph.opspec import Parameter
+from ..graph.leaves import Parameter
 from ..graph.value import Value
 from ..run.diagnose import first_bad
 from .source import RowSource

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import GuardTripped, IndexOutOfRange, NotFinite, SettingError
-from ..graph.opspec import Parameter
+from ..graph.leaves import Parameter
 from ..graph.structure import structure
 from ..graph.value import Value
 from ..optim.state import OptimizerState

@@ -10,7 +10,7 @@ from typing import Any
 from .. import ops
 from ..base.errors import GradientError, GraphError
 from ..graph.grad import gradients
-from ..graph.opspec import Parameter
+from ..graph.leaves import Parameter
 from ..graph.stored import next_serial
 from ..graph.value import Value, describe
 from ..nn.module import Module, mode

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..base.arrays import as_array
 from ..base.errors import DataError, DTypeError, ShapeError
-from ..graph.opspec import kind_of
+from ..graph.numbers import kind_of
 from ..graph.value import Value
 
 Leaves = dict[str, np.ndarray]

@@ -12,7 +12,7 @@ from .. import ops
 from ..base.errors import GradientError, GraphError
 from ..graph.grad import gradients
 from ..graph.graph import dot, listing, reachable
-from ..graph.opspec import Parameter, setting, stored_value
+from ..graph.leaves import Parameter, setting, stored_value
 from ..graph.stored import Stored, held
 from ..graph.value import Value
 from ..run.executable import compile as compile_program

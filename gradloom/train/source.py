@@ -12,8 +12,8 @@ from ..base.arrays import as_array
 from ..base.dtypes import dtype
 from ..base.errors import DataError, DTypeError, ShapeError
 from ..data.dataset import Dataset
-from ..graph.opspec import input as input_value
-from ..graph.opspec import setting, stored_value
+from ..graph.leaves import input as input_value
+from ..graph.leaves import setting, stored_value
 from ..graph.stored import Stored, sketching, stored_empty, trainable_changes
 from ..graph.value import Value
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..base.errors import GraphError, GuardTripped, NotFinite, TrainError
 from ..base.settings import switches
-from ..graph.opspec import constant, setting, stored_value
+from ..graph.leaves import constant, setting, stored_value
 from ..graph.stored import Stored
 from ..graph.structure import structure
 from ..graph.value import Value
@@ -181,7 +181,7 @@ class Split:
     def plans(self) -> list[Any]:
         """Of the programs that were compiled for training."""
         runs = [step.run for step, _ in self._micros.values()] + [ending.run for ending in self._endings.values()]
-        return [run.plan for run in runs if hasattr(run, "plan")]
+        return [run.plan for run in runs if run.plan is not None]
 
     @property
     def buffers(self) -> list[Stored]:

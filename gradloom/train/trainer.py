@@ -15,7 +15,7 @@ from ..base.errors import GradientError, SettingError, ShapeError
 from ..base.locks import Claim
 from ..data.dataset import Dataset
 from ..graph.graph import storage_leaf
-from ..graph.opspec import Parameter
+from ..graph.leaves import Parameter
 from ..graph.stored import Stored
 from ..graph.value import builds_graphs, describe
 from ..nn.module import Module
@@ -286,7 +286,7 @@ class Trainer:
     @property
     def plans(self) -> list[Plan]:
         """The plans of the steps that were compiled so far."""
-        plans = [s.run.plan for s in self.compiled if hasattr(s.run, "plan")]
+        plans = [s.run.plan for s in self.compiled if s.run.plan is not None]
         return plans if self.split is None else [*plans, *self.split.plans]
 
     @property
@@ -347,7 +347,7 @@ class Trainer:
         if name not in named:
             raise GradientError(f"grad_acc: no gradient of {name!r}; there are {', '.join(named) or 'none yet'}")
         total = named[name].numpy()
-        weight = float(self.optimizer_state.weight.stored.array)
+        weight = float(self.optimizer_state.weight.stored.read())
         if self.objective.is_total or not weight:
             return total
         return total / np.float32(weight * max(self.accumulate, self.local.held) / self.local.held)

@@ -10,8 +10,9 @@ import pytest
 
 import gradloom as gl
 from gradloom import nn, ops
+from gradloom.graph.declare import op
 from gradloom.graph.graph import reachable
-from gradloom.graph.opspec import REGISTRY, op
+from gradloom.graph.opspec import REGISTRY
 from gradloom.graph.value import Value
 from gradloom.nn.module import uniform
 from gradloom.run.numpy_backend import evaluate

@@ -10,8 +10,10 @@ import pytest
 
 import gradloom as gl
 from gradloom import ops
+from gradloom.graph.declaration import Spec
+from gradloom.graph.declare import op
 from gradloom.graph.graph import check_graph, listing, reachable, storage_leaf, update_target
-from gradloom.graph.opspec import REGISTRY, OpSpec, Spec, op
+from gradloom.graph.opspec import REGISTRY, OpSpec
 from gradloom.graph.stored import ALIGNMENT, Stored, aligned_empty
 from gradloom.graph.value import Value
 
@@ -229,6 +231,7 @@ def test_the_registry_refuses_gaps() -> None:
         ({"reference": lambda x, scale: x}, "reference asks for 'scale'"),
         ({"may_overwrite": "z"}, "may_overwrite names"),
         ({"may_overwrite": {"z": "x"}}, "may_overwrite names"),
+        ({"outputs": "x"}, "different names of inputs and outputs, not x"),
         ({"dense": "z"}, "unknown input"),
         ({"updates": "y=z"}, "unknown input"),
         ({"attrs": "scale"}, "is not name:kind"),

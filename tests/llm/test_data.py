@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from gradloom.base.errors import DataError, FileError, SettingError
-from gradloom.llm.data import Samples, TokenData, pack, read_samples, token_data
+from gradloom.llm.data import read_samples, token_data
+from gradloom.llm.packing import TokenData, pack
+from gradloom.llm.samples import Samples
 from gradloom.llm.tokenizer import Tokenizer
 from tests.llm.test_chat import CHAT, CHATML, SYSTEM
 from tests.llm.tokens import byte_bpe, need, real, spm
@@ -257,7 +259,7 @@ def test_samples_of_large_texts_are_tokenised_in_parts(tmp_path, monkeypatch):
     path = jsonl(tmp_path, [{"messages": chat} for chat in (CHAT, CHAT[:2], CHAT[2:]) * 5])
     tok = tokenizer(chat_template=CHATML)
     whole = read_samples(path, tok)
-    monkeypatch.setattr("gradloom.llm.data._TEXT_HELD", 100)
+    monkeypatch.setattr("gradloom.llm.jsonl._TEXT_HELD", 100)
     parts = read_samples(path, tok)
     assert (whole.tokens == parts.tokens).all() and (whole.counted == parts.counted).all() and len(parts) == 15
 
@@ -280,7 +282,7 @@ def test_a_text_that_the_vocabulary_cannot_write(tmp_path):
         {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["\u2581", "a", "b"]}
         | {"tokenizer.ggml.add_bos_token": False}
     )
-    tok.unk = None
+    tok.bpe.unk = None
     path = jsonl(tmp_path, [{"text": "ab"}, {"text": "ac"}, {"text": "ba"}])
     with pytest.raises(DataError, match=r"d.jsonl:2: 'c' is not in the vocabulary, which has neither the byte <0x63>"):
         read_samples(path, tok)
@@ -297,7 +299,7 @@ def made(sizes, counted=None, seed=0):
     tokens = rng.integers(1, 1000, starts[-1]).astype(np.int32)
     flags = np.ones(starts[-1], bool) if counted is None else np.concatenate(counted).astype(bool)
     flags[starts[:-1]] = False
-    from gradloom.llm.data import Report
+    from gradloom.llm.samples import Report
 
     return Samples(tokens, flags, starts, Report("made", "made"))
 

@@ -16,7 +16,10 @@ import numpy as np
 
 import gradloom.ops  # noqa: F401 (fills the registry)
 from gradloom.base.dtypes import dtype as as_dtype
-from gradloom.graph.opspec import REGISTRY, OpSpec, Sample, constant
+from gradloom.graph.composition import Composition, by_reference
+from gradloom.graph.declaration import Sample
+from gradloom.graph.leaves import constant
+from gradloom.graph.opspec import REGISTRY, OpSpec
 from gradloom.graph.value import Node, Value
 from gradloom.ops.common import Quantised
 from gradloom.plan.bytecode import signature
@@ -84,9 +87,27 @@ def reference(node: Node, inputs: Sequence[Any], real: Any = np.float64) -> list
     """The op's reference in float64 or float32; f64 data stay as they are."""
     arrays = [x.numpy() if isinstance(x, Quantised) else x for x in inputs]
     arrays = [x.astype(real) if x is not None and x.dtype.name in REAL else x for x in arrays]
-    with np.errstate(all="ignore"):
-        results = node.op.call("reference", node.attrs | node.op.bind_inputs(arrays))
-    return [np.asarray(r) for r in (results if isinstance(results, (tuple, list)) else (results,))]
+    return by_reference(node, arrays)
+
+
+def composition_error(spec: OpSpec) -> float:
+    """The largest difference of the op's reference from what follows from its composition, over all small samples."""
+    assert spec.composition is not None
+    made = Composition(spec.composition, spec.inputs, spec.outputs, spec.attrs)
+    derived, most = made.reference(), 0.0
+    for sample in samples_of(spec.name):
+        if sum(x.size for x in sample.inputs if x is not None) > SMALL:
+            continue
+        node = node_of(spec, sample.inputs, sample.attrs)
+        arrays = [x.numpy() if isinstance(x, Quantised) else x for x in sample.inputs]
+        arrays = [x.astype(np.float64) if x is not None and x.dtype.name in REAL else x for x in arrays]
+        with np.errstate(all="ignore"):
+            pairs = zip(derived(**(node.attrs | spec.bind_inputs(arrays))), reference(node, sample.inputs), strict=True)
+            for a, b in pairs:
+                assert np.array_equal(np.isfinite(a), np.isfinite(b)), spec.name
+                error = np.abs(a - b) / (1 + np.abs(b))
+                most = max(most, float(np.max(error[np.isfinite(b)], initial=0.0)))
+    return most
 
 
 def telling(arrays: Sequence[np.ndarray]) -> bool:
@@ -128,8 +149,7 @@ def difference(name: str, got: np.ndarray, want: np.ndarray, want_f32: np.ndarra
 
 
 def is_elementwise(name: str) -> bool:
-    rule = REGISTRY[name].reference
-    return rule is not None and rule.__module__.endswith(".elementwise")
+    return REGISTRY[name].family == "elementwise"
 
 
 # ---- layouts: the same numbers, stored differently ---------------------------------------------------------
