@@ -58,7 +58,8 @@ def _read_npy(path: Path, key: str, file: BinaryIO, size: int) -> np.ndarray:
     """The array of a member of `size` bytes, in native byte order and in C order, no wider than f64."""
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):
-        raise DataError(f"{path}: {key!r:.60} is written in version {version} of .npy; need one without Unicode fields")
+        seen = ".".join(map(str, version))
+        raise DataError(f"{path}: {key!r:.60} is written in version {seen} of .npy; need 1.0 or 2.0")
     read_head = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, fortran, kind = read_head(file)
     if kind.hasobject:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..base.dtypes import DType, dtype, f32
-from ..base.errors import GradloomError, GraphError, ShapeError
+from ..base.dtypes import QUANTISED, DType, dtype, f32
+from ..base.errors import DataError, GradloomError, GraphError, ShapeError
 
 Rule = Callable[..., Any]
 
@@ -81,6 +81,34 @@ class Attr:
     @property
     def choices(self) -> tuple[str, ...]:
         return tuple(self.kind.split("/")) if "/" in self.kind else ()
+
+
+@dataclass(frozen=True)
+class IdRange:
+    """Which whole numbers one input of an op may hold: 0..count - 1, and `ignored` where there is one.
+
+    count None: 0..t for token t, the place along the input's last axis. noun: what the numbers are, for messages.
+    """
+
+    input: str
+    count: int | None
+    ignored: int | None = None
+    noun: str = ""
+
+    def __str__(self) -> str:
+        numbers = "0..t for token t" if self.count is None else f"0..{self.count - 1}"
+        also = "" if self.ignored is None else f", or {self.ignored} for a row to ignore"
+        return f"{self.noun and f'a {self.noun} of '}{numbers}{also}"
+
+    def check(self, name: str, ids: np.ndarray) -> None:
+        """DataError, in the words of the op called `name`, for the first number that is not among these."""
+        most = np.arange(ids.shape[-1]) if self.count is None else self.count - 1
+        wrong = (ids < 0) | (ids > most)
+        if self.ignored is not None:
+            wrong &= ids != self.ignored
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            raise DataError(f"{name}: id {int(ids.flat[at])} at position {at} is out of range; need {self}")
 
 
 @dataclass(frozen=True)
@@ -157,6 +185,23 @@ def _within_64_bits(value: int) -> int:
     if not -(1 << 63) <= value < 1 << 63:
         raise OverflowError
     return value
+
+
+def parsed_dtypes(text: str, inputs: tuple[Slot, ...]) -> dict[str, tuple[DType, ...]]:
+    """{input: dtypes that it may have} of "f32 ids:i32 table:f32|f16|quantised": a word without a name stands for all
+    inputs that are not named; "any" puts no bound, and the input is not listed."""
+    named = dict(word.split(":") for word in text.split() if ":" in word)
+    others = [word for word in text.split() if ":" not in word]
+    unknown = set(named) - {s.name for s in inputs}
+    if unknown or len(others) > 1:
+        raise AssertionError(f"dtypes {text!r} are not one word for all inputs and input:dtype|dtype for some")
+    taken = {s.name: named.get(s.name, others[0] if others else "") for s in inputs}
+    return {name: _dtypes(words) for name, words in taken.items() if words != "any"}
+
+
+def _dtypes(words: str) -> tuple[DType, ...]:
+    kinds = [QUANTISED if word == "quantised" else (dtype(word),) for word in words.split("|")]
+    return tuple(kind for group in kinds for kind in group)
 
 
 def parsed_overwrites(text: str | Mapping[str, str], outputs: tuple[Slot, ...]) -> dict[str, tuple[str, ...]]:

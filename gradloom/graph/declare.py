@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from .composition import Composition
-from .declaration import Rule, parsed_attrs, parsed_overwrites, parsed_slots
+from .declaration import Rule, parsed_attrs, parsed_dtypes, parsed_overwrites, parsed_slots
 from .opspec import REGISTRY, OpSpec
 
 
@@ -18,6 +18,7 @@ def op(
     inputs: str,
     outputs: str = "y",
     attrs: str = "",
+    dtypes: str | None = None,
     shape: Rule | None = None,
     composition: Rule | None = None,
     vjp: Rule | None = None,
@@ -37,6 +38,8 @@ def op(
         shape, reference = shape or made.shape(), reference or made.reference()
         if vjp is None and no_gradient is None:
             vjp = made.vjp(no_gradient_to)
+    elif dtypes is None and slots:
+        raise AssertionError(f"op {name} needs: the dtypes of its inputs")
     if shape is None:
         raise AssertionError(f"op {name} needs: a shape rule or a composition")
     spec = OpSpec(
@@ -45,6 +48,7 @@ def op(
         inputs=slots,
         outputs=results,
         attrs=known,
+        dtypes=parsed_dtypes(dtypes or "any", slots),
         shape=shape,
         composition=composition,
         vjp=vjp,

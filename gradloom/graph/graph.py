@@ -38,9 +38,9 @@ def check_graph(nodes: Sequence[Node]) -> None:
             if value is not None and value.node not in seen:
                 raise GraphError(f"graph: {node.label} reads {value.node.label}, which comes later or is missing")
         inferred = node.op.infer(node.inputs, node.attrs)
-        stated = [Spec(v.shape, v.dtype) for v in node.outputs]
-        if inferred != stated:
-            raise GraphError(f"graph: {node.label} says {stated}; its op infers {inferred}")
+        if [(s.shape, s.dtype) for s in inferred] != [(v.shape, v.dtype) for v in node.outputs]:
+            stated = [Spec(v.shape, v.dtype) for v in node.outputs]
+            raise GraphError(f"graph: {node.label} says {stated}; its op infers {list(inferred)}")
         seen.add(node)
     check_updates(nodes)
 

@@ -8,16 +8,18 @@ needs.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from ..base.errors import GradloomError, GraphError
+from ..base.dtypes import DType
+from ..base.errors import DTypeError, GradloomError, GraphError
 from .declaration import (
     Attr,
     BadSample,
+    IdRange,
     Reject,
     Rule,
     Sample,
@@ -31,7 +33,8 @@ from .stored import addressable
 from .value import Node, Value, current_scope, describe, recording, user_location
 
 MAX_RANK = 6
-RULES = ("shape", "composition", "vjp", "reference", "view", "cost")
+INFERRED = 4096  # at most so many results of its shape rule are kept by an op
+RULES = ("shape", "composition", "vjp", "reference", "view", "cost", "ids")
 
 REGISTRY: dict[str, OpSpec] = {}  # every op by its name: the leaves, and what ops/ adds
 
@@ -44,6 +47,8 @@ class OpSpec:
     doc               first line: the formula; then where it comes from
     inputs, outputs   names; "b?" is optional; names after "|" repeat as groups ("| w g m v")
     attrs             "axes:ints keepdims:bool=False act:none/relu"
+    dtypes            {input: dtypes that it may have}; in a declaration "f32 ids:i32 table:f32|f16|quantised", where a
+                      word without a name stands for all other inputs and "any" puts no bound
     shape             rule: Spec of the output, or several; raises Reject
     composition       rule: the outputs, made of public ops; for a backward or fused op. Shape, reference and vjp follow
                       from it where they are not stated
@@ -59,6 +64,11 @@ class OpSpec:
     unit              inputs of which one of the last two axes must have stride 1 (matrices, transposed or not)
     updates           "w=w m=m": outputs that are written to the storage of an input
     cost              rule: (flops, bytes); by default one flop per output element, all bytes once
+    ids               rule: the IdRange of the input that holds row numbers; None where it holds none
+    exact             a kernel gives the very bits of the reference in f32
+    tolerance         relative error that a kernel may make in f32: of each element of an elementwise op, of the largest
+                      number of the output of any other
+    elementwise       each element of the output is made from one element of each input
     samples           rng -> samples that every test is generated from; no_samples="why there are none"
     bad_samples       calls that the op refuses, with their messages
     leaf              has no kernel: its bytes come from outside
@@ -72,6 +82,7 @@ class OpSpec:
     inputs: tuple[Slot, ...]
     outputs: tuple[Slot, ...]
     attrs: tuple[Attr, ...]
+    dtypes: Mapping[str, tuple[DType, ...]]
     shape: Rule
     composition: Rule | None = None
     vjp: Rule | None = None
@@ -84,6 +95,10 @@ class OpSpec:
     unit: frozenset[str] = frozenset()
     updates: Mapping[str, str] = field(default_factory=dict)  # output -> input
     cost: Callable[..., tuple[float, float]] | None = None
+    ids: Rule | None = None
+    exact: bool = False
+    tolerance: float = 4e-6
+    elementwise: bool = False
     samples: Callable[[np.random.Generator], Sequence[Sample]] | None = None
     no_samples: str | None = None
     bad_samples: Sequence[BadSample] = ()
@@ -101,6 +116,8 @@ class OpSpec:
         self.fixed_outputs = sum(not s.repeated for s in self.outputs)
         self.group_size = len(self.inputs) - self.fixed_inputs
         self.wants = {rule: wanted(getattr(self, rule)) for rule in RULES}
+        self.inferred: dict[Hashable, tuple[Spec, ...]] = {}
+        self.by_value = all(attr.kind != "object" for attr in self.attrs)
 
     # ---- calling -------------------------------------------------------------------------------------
 
@@ -150,8 +167,21 @@ class OpSpec:
             raise Reject(f"{sorted(unknown)[0]} is not an attribute", f"one of: {names}", GraphError)
         return known
 
-    def infer(self, values: Sequence[Value | None], attrs: Mapping[str, Any]) -> list[Spec]:
-        """Shapes and dtypes of the outputs, by the op's rule."""
+    def infer(self, values: Sequence[Value | None], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
+        """Shapes and dtypes of the outputs, by the op's rule: a function of the shapes and dtypes of the inputs and of
+        the attributes, which is called once for equal ones."""
+        if not self.by_value:
+            return self._infer(values, attrs)
+        key = (*attrs.values(), *[None if v is None else (v.shape, v.dtype.name) for v in values])
+        specs = self.inferred.get(key)
+        if specs is None:
+            specs = self._infer(values, attrs)
+            if len(self.inferred) >= INFERRED:
+                self.inferred.clear()
+            self.inferred[key] = specs
+        return specs
+
+    def _infer(self, values: Sequence[Value | None], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
         given, least = len(values), self.fixed_inputs
         if given < least or (given > least and (not self.group_size or (given - least) % self.group_size)):
             need = f"{least}" + (f" and groups of {self.group_size}" if self.group_size else "")
@@ -160,8 +190,13 @@ class OpSpec:
             if value is None and not slot.optional:
                 raise Reject(f"input {slot.name} is missing", slot.name, GraphError)
         specs = [None if v is None else Spec(v.shape, v.dtype) for v in values]
+        for i, spec in enumerate(specs):
+            taken = self.dtypes.get(self.slot(self.inputs, i).name)
+            if spec is not None and taken is not None and spec.dtype not in taken:
+                names = " or ".join(kind.name for kind in taken)
+                raise Reject(f"dtype {spec.dtype.name} is not taken", names, DTypeError)
         made = self.call("shape", self.bind_inputs(specs) | dict(attrs))
-        outputs = [made] if isinstance(made, Spec) else list(made)
+        outputs = (made,) if isinstance(made, Spec) else tuple(made)
         for spec in outputs:
             if spec.ndim > MAX_RANK:
                 raise Reject(f"the result has {spec.ndim} axes", f"at most {MAX_RANK}")
@@ -194,6 +229,10 @@ class OpSpec:
         if "needed" in self.wants["vjp"]:
             scope["needed"] = {self.slot(self.inputs, i).name for i, v in enumerate(node.inputs) if v in depends}
         return self.flatten(self.inputs, self.call("vjp", scope))
+
+    def id_range(self, node: Node) -> IdRange | None:
+        """Which row numbers the node may read; None of an op that reads none."""
+        return None if self.ids is None else self.call("ids", node.attrs | self.bind_inputs(node.inputs))
 
     def bind_inputs(self, values: Sequence[Any]) -> dict[str, Any]:
         return self._bind(self.inputs, values)

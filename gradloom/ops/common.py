@@ -35,11 +35,10 @@ def need_dtype(*specs: Spec | None, kind: DType | Sequence[DType] = f32) -> None
 
 
 def same_as(*names: str) -> Callable[..., Spec]:
-    """Shape rule: all these inputs are f32 of one shape, and so is the output."""
+    """Shape rule: all these inputs are of one shape, and so is the output, which is f32."""
 
     def rule(**specs: Spec) -> Spec:
         first = specs[names[0]]
-        need_dtype(*specs.values())
         for name in names[1:]:
             need(specs[name].shape == first.shape, "shapes differ", f"{names[0]} and {name} of one shape")
         return Spec(first.shape)
@@ -60,18 +59,16 @@ def broadcast_shape(*specs: Spec) -> Shape:
 
 
 def broadcast_of(*names: str, kind: DType = f32) -> Callable[..., Spec]:
-    """Shape rule: f32 inputs broadcast together; the output is of dtype `kind`."""
+    """Shape rule: the inputs broadcast together; the output is of dtype `kind`."""
 
     def rule(**specs: Spec) -> Spec:
-        need_dtype(*specs.values())
         return Spec(broadcast_shape(*specs.values()), kind)
 
     return called_with(names, rule)
 
 
-def scalar_specs(*specs: Spec | None, kind: DType | Sequence[DType] = f32) -> None:
-    """Reject run-time scalars of another shape or dtype."""
-    need_dtype(*specs, kind=kind)
+def scalar_specs(*specs: Spec | None) -> None:
+    """Reject run-time scalars of another shape."""
     for spec in specs:
         need(spec is None or spec.shape == (), "a scalar is not of shape ()", "shape ()")
 

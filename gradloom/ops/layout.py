@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from ..base.dtypes import bf16, f16, f32, f64, i32, i64, u8
 from ..base.errors import GraphError, ShapeError
 from ..graph.declare import op
 from ..graph.leaves import as_value
 from ..graph.opspec import OpSpec
 from ..graph.value import Shape, Value, define_operators, describe, user_location
-from .common import LARGE, Reject, Sample, Spec, bad, dense_strides, draw, need, need_dtype, normal_axis, unbroadcast
+from .common import LARGE, Reject, Sample, Spec, bad, dense_strides, draw, need, normal_axis, unbroadcast
 
 View = tuple[int, list[int]]  # offset and strides, in elements
 
@@ -72,10 +71,9 @@ def _viewed(*cases: tuple[Any, dict[str, Any]]) -> Any:
 
 
 _reshape: OpSpec = op(
-    "reshape", inputs="x", attrs="shape:ints", doc="The same elements in the same order under another shape (a view).",
-    shape=_reshape_shape, view=_reshape_view,
-    vjp=lambda g, x: [reshape(g, x.shape)],
-    reference=lambda x, shape: x.reshape(shape),
+    "reshape", inputs="x", attrs="shape:ints",
+    doc="The same elements in the same order under another shape (a view).", dtypes="any", shape=_reshape_shape,
+    view=_reshape_view, vjp=lambda g, x: [reshape(g, x.shape)], reference=lambda x, shape: x.reshape(shape),
     samples=_viewed(
         ((), {"shape": ()}), ((6,), {"shape": (2, 3)}), ((2, 3, 4), {"shape": (6, 4)}), ((2, 3, 4), {"shape": (24,)}),
         ((5, 1, 7), {"shape": (5, 7)}), ((5, 7), {"shape": (1, 5, 1, 7)}), ((4, 6), {"shape": (2, 2, 3, 2)}),
@@ -98,9 +96,8 @@ def _permute_shape(x: Spec, axes: Shape) -> Spec:
 
 
 _permute: OpSpec = op(
-    "permute", inputs="x", attrs="axes:ints", doc="The axes in another order (a view).",
-    shape=_permute_shape,
-    view=lambda strides, axes: (0, [strides[a] for a in axes]),
+    "permute", inputs="x", attrs="axes:ints", doc="The axes in another order (a view).", dtypes="any",
+    shape=_permute_shape, view=lambda strides, axes: (0, [strides[a] for a in axes]),
     vjp=lambda g, axes: [permute(g, [axes.index(i) for i in range(len(axes))])],
     reference=lambda x, axes: x.transpose(axes),
     samples=_viewed(
@@ -134,8 +131,7 @@ def _slice_back(g: Value, x: Value, starts: Shape, steps: Shape) -> Value:
 
 _slice: OpSpec = op(
     "slice", inputs="x", attrs="starts:ints stops:ints steps:ints",
-    doc="Every step-th element from start up to stop (a view).",
-    shape=_slice_shape,
+    doc="Every step-th element from start up to stop (a view).", dtypes="any", shape=_slice_shape,
     view=lambda strides, starts, steps: (
         sum(a * t for a, t in zip(starts, strides, strict=True)),
         [t * s for t, s in zip(strides, steps, strict=True)],
@@ -178,10 +174,8 @@ def _broadcast_view(layout_shape: Shape, strides: Sequence[int], shape: Shape) -
 
 _broadcast_to: OpSpec = op(
     "broadcast_to", inputs="x", attrs="shape:ints",
-    doc="x repeated along axes of extent 1 and new leading axes (a view).",
-    shape=_broadcast_shape, view=_broadcast_view,
-    vjp=lambda g, x: [unbroadcast(g, x)],
-    reference=lambda x, shape: np.broadcast_to(x, shape),
+    doc="x repeated along axes of extent 1 and new leading axes (a view).", dtypes="any", shape=_broadcast_shape,
+    view=_broadcast_view, vjp=lambda g, x: [unbroadcast(g, x)], reference=lambda x, shape: np.broadcast_to(x, shape),
     samples=_viewed(
         ((), {"shape": (3, 4)}), ((4,), {"shape": (3, 4)}), ((3, 1), {"shape": (3, 4)}),
         ((3, 1, 5), {"shape": (2, 3, 4, 5)}),
@@ -198,15 +192,14 @@ _broadcast_to: OpSpec = op(
 
 
 def _detach_shape(x: Spec) -> Spec:
-    need_dtype(x, kind=(f32, f64, f16, bf16))
     return Spec(x.shape, x.dtype)
 
 
 detach: OpSpec = op(
-    "detach", inputs="x", doc="y = x (a view), through which no gradient flows back",
-    shape=_detach_shape, view=lambda layout_shape, strides: (0, list(strides)),
-    vjp=lambda: [None], no_gradient_to={"x": "cut on purpose"},
-    reference=lambda x: x, no_samples="the identity, whose gradient is cut on purpose",
+    "detach", inputs="x", doc="y = x (a view), through which no gradient flows back", dtypes="f32|f64|f16|bf16",
+    shape=_detach_shape, view=lambda layout_shape, strides: (0, list(strides)), vjp=lambda: [None],
+    no_gradient_to={"x": "cut on purpose"}, reference=lambda x: x,
+    no_samples="the identity, whose gradient is cut on purpose",
     bad_samples=[bad("detach: dtype i32 is not taken: x i32[2]; need f32 or f64 or f16 or bf16", ("i32", (2,)))],
 )  # fmt: skip
 
@@ -215,7 +208,6 @@ detach: OpSpec = op(
 
 
 def _copy_shape(x: Spec) -> Spec:
-    need_dtype(x, kind=(f32, i32, u8, i64))
     return Spec(x.shape, x.dtype)
 
 
@@ -230,16 +222,13 @@ def _copy_samples(rng: np.random.Generator) -> list[Sample]:
 
 
 copy: OpSpec = op(
-    "copy", inputs="x", doc="y = x, row-major and in memory of its own", shape=_copy_shape,
-    vjp=lambda g: [g],
-    reference=lambda x: np.array(x, order="C"),
-    samples=_copy_samples,
+    "copy", inputs="x", doc="y = x, row-major and in memory of its own", dtypes="f32|i32|u8|i64", shape=_copy_shape,
+    vjp=lambda g: [g], reference=lambda x: np.array(x, order="C"), exact=True, samples=_copy_samples,
     bad_samples=[bad("copy: dtype f64 is not taken: x f64[2]; need f32 or i32 or u8 or i64", ("f64", (2,)))],
 )  # fmt: skip
 
 
 def _concat_shape(x: list[Spec], axis: int) -> Spec:
-    need_dtype(*x)
     need(len(x) > 0, "nothing to join", "at least one value")
     first = x[0]
     need(0 <= axis < first.ndim, f"axis {axis} does not exist", f"an axis from 0 to {first.ndim - 1}")
@@ -262,10 +251,9 @@ def _pieces(g: Value, sizes: Sequence[int], axis: int) -> list[Value]:
 
 
 _concat: OpSpec = op(
-    "concat", inputs="| x", attrs="axis:int", doc="The values one after the other along an axis.",
-    shape=_concat_shape,
-    vjp=lambda g, x, axis: [_pieces(g, [v.shape[axis] for v in x], axis)],
-    reference=lambda x, axis: np.concatenate(x, axis),
+    "concat", inputs="| x", attrs="axis:int", doc="The values one after the other along an axis.", dtypes="f32",
+    shape=_concat_shape, vjp=lambda g, x, axis: [_pieces(g, [v.shape[axis] for v in x], axis)],
+    reference=lambda x, axis: np.concatenate(x, axis), exact=True,
     samples=lambda rng: [
         Sample(tuple(draw(rng, s) for s in shapes), {"axis": axis})
         for axis, shapes in (
@@ -290,7 +278,6 @@ def _padded(extents: Shape, before: Shape, after: Shape, interior: Shape) -> Sha
 
 
 def _pad_shape(x: Spec, before: Shape, after: Shape, interior: Shape) -> Spec:
-    need_dtype(x)
     sides = f"before {list(before)}, after {list(after)}, interior {list(interior)}"
     need(len(before) == len(after) == len(interior) == x.ndim, f"{sides} are not {x.ndim} each", f"{x.ndim} of each")
     need(min((*before, *after, *interior), default=0) >= 0, f"{sides} are not all >= 0", "whole numbers >= 0")
@@ -317,10 +304,8 @@ def _pad_back(g: Value, x: Value, before: Shape, interior: Shape) -> Value:
 
 _pad: OpSpec = op(
     "pad", inputs="x", attrs="before:ints after:ints interior:ints value:float=0",
-    doc="x with `value` before, after and between its elements along each axis",
-    shape=_pad_shape,
-    vjp=lambda g, x, before, interior: [_pad_back(g, x, before, interior)],
-    reference=_pad_reference,
+    doc="x with `value` before, after and between its elements along each axis", dtypes="f32", shape=_pad_shape,
+    vjp=lambda g, x, before, interior: [_pad_back(g, x, before, interior)], reference=_pad_reference, exact=True,
     samples=lambda rng: [
         Sample((draw(rng, shape),), {"before": a, "after": b, "interior": i, "value": v})
         for shape, a, b, i, v in (

@@ -15,7 +15,7 @@ from ..graph.declare import op
 from ..graph.leaves import as_value
 from ..graph.opspec import OpSpec
 from ..graph.value import Shape, Value
-from .common import BadSample, Sample, Spec, bad, draw, need, need_dtype, zeros_like
+from .common import BadSample, Sample, Spec, bad, draw, need, zeros_like
 from .elementwise import add, div, mul, scale, sqr, sqrt, sub
 from .layout import _refuse, broadcast_to, product, reshape
 from .reduce import mean as mean_over
@@ -31,7 +31,6 @@ def _rows(*names: str) -> Callable[..., Spec]:
     def rule(**specs: Any) -> Spec:
         specs.pop("eps", None)
         first = specs[names[0]]
-        need_dtype(*specs.values())
         need(first.ndim >= 1 and first.shape[-1] > 0, "no last axis to work along", "a last axis with an extent >= 1")
         for name in names[1:]:
             need(specs[name].shape == first.shape, "shapes differ", f"{names[0]} and {name} of one shape")
@@ -82,31 +81,27 @@ def _rms_back(g: Value, x: Value, eps: float) -> Value:
 
 _layer_norm: OpSpec = op(
     "layer_norm", inputs="x", attrs="eps:float=1e-5", doc="y = (x - mean) / sqrt(var + eps) along the last axis",
-    shape=_rows("x"), dense="x", may_overwrite="x",
-    vjp=lambda g, x, eps: [layer_norm_back(g, x, eps=eps)],
-    composition=lambda x, eps: _unit(x, eps, centre=True)[0],
+    dtypes="f32", shape=_rows("x"), dense="x", may_overwrite="x",
+    vjp=lambda g, x, eps: [layer_norm_back(g, x, eps=eps)], composition=lambda x, eps: _unit(x, eps, centre=True)[0],
     samples=_row_samples(1, least=2), bad_samples=_bad_rows("layer_norm", 1),
 )  # fmt: skip
 layer_norm_back: OpSpec = op(
     "layer_norm_back", inputs="g x", outputs="dx", attrs="eps:float=1e-5",
-    doc="dx = (g - mean(g) - h * mean(g * h)) / sqrt(var + eps); h = layer_norm(x)",
-    shape=_rows("g", "x"), dense="g x", may_overwrite="g x",
-    composition=_layer_back,
+    doc="dx = (g - mean(g) - h * mean(g * h)) / sqrt(var + eps); h = layer_norm(x)", dtypes="f32",
+    shape=_rows("g", "x"), dense="g x", may_overwrite="g x", composition=_layer_back, tolerance=1e-5,
     samples=_row_samples(2, least=3), bad_samples=_bad_rows("layer_norm_back", 2),
 )  # fmt: skip
 _rms_norm: OpSpec = op(
     "rms_norm", inputs="x", attrs="eps:float=1e-5", doc="y = x / sqrt(mean(x^2) + eps) along the last axis",
-    shape=_rows("x"), dense="x", may_overwrite="x",
-    vjp=lambda g, x, eps: [rms_norm_back(g, x, eps=eps)],
-    composition=lambda x, eps: _unit(x, eps, centre=False)[0],
+    dtypes="f32", shape=_rows("x"), dense="x", may_overwrite="x",
+    vjp=lambda g, x, eps: [rms_norm_back(g, x, eps=eps)], composition=lambda x, eps: _unit(x, eps, centre=False)[0],
     samples=_row_samples(1), bad_samples=_bad_rows("rms_norm", 1),
 )  # fmt: skip
 rms_norm_back: OpSpec = op(
     "rms_norm_back", inputs="g x", outputs="dx", attrs="eps:float=1e-5",
-    doc="dx = (g - h * mean(g * h)) / sqrt(mean(x^2) + eps); h = rms_norm(x)",
-    shape=_rows("g", "x"), dense="g x", may_overwrite="g x",
-    composition=_rms_back,
-    samples=_row_samples(2, least=2), bad_samples=_bad_rows("rms_norm_back", 2),
+    doc="dx = (g - h * mean(g * h)) / sqrt(mean(x^2) + eps); h = rms_norm(x)", dtypes="f32", shape=_rows("g", "x"),
+    dense="g x", may_overwrite="g x", composition=_rms_back, tolerance=1e-5, samples=_row_samples(2, least=2),
+    bad_samples=_bad_rows("rms_norm_back", 2),
 )  # fmt: skip
 
 
@@ -124,7 +119,6 @@ def _wide(value: Value, ndim: int) -> Value:
 
 
 def _batch_shape(x: Spec, weight: Spec, bias: Spec) -> list[Spec]:
-    need_dtype(x, weight, bias)
     need(x.ndim >= 2, "x has no channels", "x of shape [N, C, ...]")
     need(x.size > 0, "x is empty", "at least one element per channel")
     channels = x.shape[1:2]
@@ -166,7 +160,6 @@ def _batch_vjp(
 
 
 def _batch_back_shape(g: Spec, x: Spec, weight: Spec, mean: Spec, var: Spec) -> list[Spec]:
-    need_dtype(g, x, weight, mean, var)
     need(x.ndim >= 2 and x.size > 0, "x has no channels", "x of shape [N, C, ...]")
     need(g.shape == x.shape, "shapes differ", "g and x of one shape")
     fits = weight.shape == mean.shape == var.shape == x.shape[1:2]
@@ -220,8 +213,8 @@ def _batch_back_samples(rng: np.random.Generator) -> list[Sample]:
 _batch_norm: OpSpec = op(
     "batch_norm", inputs="x weight bias", outputs="y mean var", attrs="eps:float=1e-5",
     doc="y = (x - mean) / sqrt(var + eps) * weight + bias per channel (axis 1); mean, var (biased) over all other axes",
-    shape=_batch_shape, dense="x weight bias", may_overwrite={"y": "x"},
-    vjp=_batch_vjp, composition=_batch, samples=_batch_samples,
+    dtypes="f32", shape=_batch_shape, dense="x weight bias", may_overwrite={"y": "x"}, vjp=_batch_vjp,
+    composition=_batch, samples=_batch_samples,
     bad_samples=[
         bad(
             "batch_norm: x has no channels: x f32[3], weight f32[3], bias f32[3]; need x of shape [N, C, ...]",
@@ -238,8 +231,8 @@ batch_norm_back: OpSpec = op(
     "batch_norm_back", inputs="g x weight mean var", outputs="dx dweight dbias", attrs="eps:float=1e-5",
     doc="dx = weight / sqrt(var + eps) * (g - mean(g) - h * mean(g * h)), dweight = sum(g * h), dbias = sum(g); "
     "h = (x - mean) / sqrt(var + eps)",
-    shape=_batch_back_shape, dense="g x weight mean var", may_overwrite={"dx": "g x"},
-    composition=_batch_back, samples=_batch_back_samples,
+    dtypes="f32", shape=_batch_back_shape, dense="g x weight mean var", may_overwrite={"dx": "g x"},
+    composition=_batch_back, tolerance=1e-5, samples=_batch_back_samples,
     bad_samples=[
         bad(
             "batch_norm_back: shapes differ: g f32[3,5], x f32[5,3], weight f32[3], mean f32[3], var f32[3]; "

@@ -11,7 +11,7 @@ from ..graph.declare import op
 from ..graph.leaves import as_value
 from ..graph.opspec import OpSpec
 from ..graph.value import Value
-from .common import Reject, Sample, Spec, bad, broadcast_shape, draw, need, need_dtype, unbroadcast
+from .common import Reject, Sample, Spec, bad, broadcast_shape, draw, need, unbroadcast
 from .elementwise import add, div, exp, log, mul, scale, sub
 from .layout import _axis, permute
 from .norm import ROWS, _rows
@@ -20,7 +20,6 @@ from .reduce import sum as sum_over
 
 
 def _softmax_shape(x: Spec, mask: Spec | None) -> Spec:
-    need_dtype(x, mask)
     need(x.ndim >= 1 and x.shape[-1] > 0, "no last axis to work along", "a last axis with an extent >= 1")
     if mask is not None:
         try:
@@ -87,7 +86,7 @@ def _back_samples(
 
 _softmax_op: OpSpec = op(
     "softmax", inputs="x mask?", attrs="scale:float=1", doc="y = softmax(x * scale + mask) along the last axis",
-    shape=_softmax_shape, dense="x", may_overwrite="x",
+    dtypes="f32", shape=_softmax_shape, dense="x", may_overwrite="x",
     vjp=lambda g, y, mask, scale: [
         softmax_back(g, y, scale=scale),
         None if mask is None else unbroadcast(softmax_back(g, y, scale=1.0), mask),
@@ -107,24 +106,21 @@ _softmax_op: OpSpec = op(
 )  # fmt: skip
 softmax_back: OpSpec = op(
     "softmax_back", inputs="g y", outputs="dx", attrs="scale:float=1",
-    doc="dx = scale * y * (g - sum(g * y)); y = softmax(x * scale)",
-    shape=_rows("g", "y"), dense="g y", may_overwrite="g y",
-    composition=lambda g, y, scale: _softmax_back(g, y, scale),
+    doc="dx = scale * y * (g - sum(g * y)); y = softmax(x * scale)", dtypes="f32", shape=_rows("g", "y"), dense="g y",
+    may_overwrite="g y", composition=lambda g, y, scale: _softmax_back(g, y, scale),
     vjp=lambda g_dx, g, y, scale: _softmax_back_vjp(g_dx, g, y, scale),
     samples=_back_samples(_probabilities, scale=0.7),
     bad_samples=[bad("softmax_back: shapes differ: g f32[2,3], y f32[3,2]; need g and y of one shape", (2, 3), (3, 2))],
 )  # fmt: skip
 _log_softmax_op: OpSpec = op(
-    "log_softmax", inputs="x", doc="y = x - log(sum(exp(x))) along the last axis",
-    shape=_rows("x"), dense="x", may_overwrite="x",
-    vjp=lambda g, y: [log_softmax_back(g, y)],
-    composition=_log_softmax,
+    "log_softmax", inputs="x", doc="y = x - log(sum(exp(x))) along the last axis", dtypes="f32", shape=_rows("x"),
+    dense="x", may_overwrite="x", vjp=lambda g, y: [log_softmax_back(g, y)], composition=_log_softmax,
     samples=lambda rng: [Sample((draw(rng, s, -4, 4),)) for s in ROWS]
     + [Sample((np.array([[1e4, 1e4 - 1, -1e4], [-3e38, 0, 1], [-np.inf, 0, 1]], np.float32),))],
     bad_samples=[bad("log_softmax: no last axis to work along: x f32[]; need a last axis with an extent >= 1", ())],
 )  # fmt: skip
 log_softmax_back: OpSpec = op(
-    "log_softmax_back", inputs="g y", outputs="dx", doc="dx = g - exp(y) * sum(g); y = log_softmax(x)",
+    "log_softmax_back", inputs="g y", outputs="dx", doc="dx = g - exp(y) * sum(g); y = log_softmax(x)", dtypes="f32",
     shape=_rows("g", "y"), dense="g y", may_overwrite="g y",
     composition=lambda g, y: sub(g, mul(exp(y), sum_over(g, -1, keepdims=True))),
     vjp=lambda g_dx, g, y: [

@@ -259,7 +259,9 @@ class CpuExecutable(Executable):
         node = self.plan.bytecode.nodes.get(node_id)
         where = called(node) if node else f"node {node_id}"
         if stop == STOP_INDEX:
-            return IndexOutOfRange(done, f"{where}: id {value} at position {index} is out of range{ids_taken(node)}")
+            among = node.op.id_range(node) if node else None
+            need = "" if among is None else f"; need {among}"
+            return IndexOutOfRange(done, f"{where}: id {value} at position {index} is out of range{need}")
         if stop == STOP_GUARD:
             return GuardTripped(done, f"{where}: the loss or a gradient is not finite")
         if stop == STOP_NONFINITE:
@@ -267,26 +269,6 @@ class CpuExecutable(Executable):
         if stop == STOP_BOUNDS:
             return TrainError(f"{where} wrote outside its output, at byte {index} of the arena")
         return GraphError(f"{where}: stopped for reason {stop}")
-
-
-def ids_taken(node: Node | None) -> str:
-    """Which ids an op takes, for messages."""
-    table = node.inputs[0] if node else None
-    if node is None or table is None:
-        return ""
-    if node.op.name in ("cross_entropy_sum", "correct"):
-        return f"; need 0..{table.shape[1] - 1}, or -100 for a row to ignore"
-    if node.op.name == "linear_cross_entropy" and node.inputs[1] is not None:
-        return f"; need 0..{node.inputs[1].shape[0] - 1}, or -100 for a row to ignore"
-    if node.op.name == "attention_back" or (node.op.name == "attention" and not node.attrs["cached"]):
-        return "; need a position of 0..t for token t"
-    second = node.inputs[1] if len(node.inputs) > 1 else None
-    if node.op.name == "attention" and second is not None:
-        return f"; need a position of 0..{second.shape[1] - 1}"
-    if node.op.name == "set_rows" and second is not None:
-        axis = node.attrs["axis"]
-        return f"; need a position of 0..{table.shape[axis] - second.shape[axis]}"
-    return f"; need 0..{node.attrs['rows'] - 1 if node.op.name == 'scatter_rows' else table.shape[0] - 1}"
 
 
 def node_cost(node: Node) -> tuple[float, float]:

@@ -215,7 +215,8 @@ def test_the_listing_shows_every_node() -> None:
 
 def minimal(**changes: Any) -> OpSpec:
     fields: dict[str, Any] = {
-        "inputs": "x", "doc": "y = x", "shape": lambda x: Spec(x.shape), "vjp": lambda g: [g], "reference": lambda x: x,
+        "inputs": "x", "doc": "y = x", "dtypes": "f32",
+        "shape": lambda x: Spec(x.shape), "vjp": lambda g: [g], "reference": lambda x: x,
         "no_samples": "made by a test",
     }  # fmt: skip
     return op("minimal", **(fields | changes))
@@ -226,6 +227,9 @@ def test_the_registry_refuses_gaps() -> None:
         ({"vjp": None}, "exactly one of vjp and no_gradient"),
         ({"no_gradient": "because"}, "exactly one of vjp and no_gradient"),
         ({"reference": None}, "a reference"),
+        ({"dtypes": None}, "the dtypes of its inputs"),
+        ({"dtypes": "z:f32"}, "are not one word for all inputs"),
+        ({"shape": None}, "a shape rule or a composition"),
         ({"no_samples": None}, "samples"),
         ({"vjp": lambda g, z: [g]}, "vjp asks for 'z'"),
         ({"reference": lambda x, scale: x}, "reference asks for 'scale'"),

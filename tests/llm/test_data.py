@@ -188,8 +188,8 @@ BAD = [
     ('{"text": 3}', "text is a number; need a text"),
     ('{"text": {"a": 1}}', "text is a JSON object"),
     ('{"text": "\\ud800"}', "text holds U+D800, half of a pair"),
-    ("[" * 100_000, "not JSON that can be read"),
-    ('{"text": "a", "n": ' + "1" * 5000 + "}", "not JSON that can be read"),
+    ("[" * 100_000, "holds lists or objects in more layers"),
+    ('{"text": "a", "n": ' + "1" * 5000 + "}", "holds a whole number of thousands of digits"),
 ]
 
 

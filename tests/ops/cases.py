@@ -24,15 +24,6 @@ from gradloom.graph.value import Node, Value
 from gradloom.ops.common import Quantised
 from gradloom.plan.bytecode import signature
 
-# Ops whose kernels give the very bits of the f32 reference.
-EXACT_NAMES = """
-neg abs sgn step sqr sqrt relu leaky_relu clamp add sub mul div maximum minimum equal less greater where cast relu_back
-leaky_relu_back clamp_back copy concat pad max min argmax get_rows take_batch max_pool2d correct zero assign
-"""
-EXACT = set(EXACT_NAMES.split())
-# Error allowed, relative to the output's scale; elementwise ops also relative to each element.
-TOLERANCE = {"rms_norm_back": 1e-5, "layer_norm_back": 1e-5, "batch_norm_back": 1e-5, "pow": 1e-5}
-DEFAULT_TOLERANCE = 4e-6
 ELEMENTWISE_FLOOR = 4e-7  # absolute error allowed to elementwise ops
 CAST_TOLERANCE = {"f16": 2.0**-11, "bf16": 2.0**-8}
 REAL = ("float32", "float16", "bfloat16")
@@ -119,7 +110,7 @@ def telling(arrays: Sequence[np.ndarray]) -> bool:
 
 def difference(name: str, got: np.ndarray, want: np.ndarray, want_f32: np.ndarray, kind: Value) -> str:
     """What is wrong with a result, or nothing."""
-    if name in EXACT and kind.dtype.name not in CAST_TOLERANCE:
+    if REGISTRY[name].exact and kind.dtype.name not in CAST_TOLERANCE:
         if np.array_equal(got, want_f32, equal_nan=got.dtype.kind == "f"):
             return ""
         at = np.unravel_index(int(np.argmax(~((got == want_f32) | ((got != got) & (want_f32 != want_f32))))), got.shape)
@@ -130,8 +121,8 @@ def difference(name: str, got: np.ndarray, want: np.ndarray, want_f32: np.ndarra
     finite = np.isfinite(want64)
     nan = np.isnan(want64) | np.isnan(want_f32)
     same = np.where(finite, True, (got64 == want64) | (np.isnan(got64) & nan))
-    tolerance = TOLERANCE.get(name, DEFAULT_TOLERANCE)
-    if is_elementwise(name):
+    tolerance = REGISTRY[name].tolerance
+    if REGISTRY[name].elementwise:
         tolerance = CAST_TOLERANCE.get(kind.dtype.name, tolerance)
         room = tolerance * np.abs(want64) + ELEMENTWISE_FLOOR
     else:
@@ -146,10 +137,6 @@ def difference(name: str, got: np.ndarray, want: np.ndarray, want_f32: np.ndarra
         return ""
     at = np.unravel_index(int(np.argmax(~close)), got.shape)
     return f"at {list(map(int, at))}: got {got64[at]!r}, need {want64[at]!r} within {room[at]:.3g}"
-
-
-def is_elementwise(name: str) -> bool:
-    return REGISTRY[name].family == "elementwise"
 
 
 # ---- layouts: the same numbers, stored differently ---------------------------------------------------------
@@ -322,8 +309,8 @@ def _wanted(name: str, number: int, layout: str, twice: tuple, node: Node, place
     held = _cached((name, number, layout == "repeated", twice))
     if not held:
         held["f64"] = reference(node, placed)
-        held["f32"] = reference(node, placed, np.float32) if name in EXACT or twice else held["f64"]
+        held["f32"] = reference(node, placed, np.float32) if REGISTRY[name].exact or twice else held["f64"]
         for k, v in enumerate(node.outputs):
-            if v.dtype is as_dtype("f32") and name in EXACT:
+            if v.dtype is as_dtype("f32") and REGISTRY[name].exact:
                 held["f32"][k] = held["f32"][k].astype(np.float32)
     return held["f64"], held["f32"]

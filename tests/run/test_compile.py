@@ -261,7 +261,7 @@ def test_all_missing_kernels_are_listed_at_once() -> None:
 
     name = "no_kernel_for_this"
     made = op(
-        name, inputs="x", doc="y = 2 x", shape=lambda x: x, vjp=lambda g: [g], reference=lambda x: 2 * x,
+        name, inputs="x", doc="y = 2 x", dtypes="f32", shape=lambda x: x, vjp=lambda g: [g], reference=lambda x: 2 * x,
         no_samples="made by a test",
     )  # fmt: skip
     try:
