@@ -34,16 +34,11 @@ def next_stream() -> int:
     if counts is None:  # made by hand
         counts = {}
         _counts.set(counts)
+    return counted_stream(counts)
+
+
+def counted_stream(counts: dict[str, int]) -> int:
+    """The next stream of the scope that is open, by and in these counts: scope -> ordinal of the last node."""
     name = current_scope()
     ordinal = counts[name] = counts.get(name, -1) + 1
-    return numbered(scope_stream(), ordinal)
-
-
-def scope_stream() -> int:
-    """The first stream of the scope that is open."""
-    return zlib.crc32(current_scope().encode())
-
-
-def numbered(stream: int, ordinal: int) -> int:
-    """The stream of the node that is the `ordinal`-th after the one of this stream."""
-    return (stream + ordinal * 0x9E3779B97F4A7C15) % (1 << 62)
+    return zlib.crc32(f"{name}|{ordinal}".encode())
