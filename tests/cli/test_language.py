@@ -18,7 +18,8 @@ from gradloom.cli.main import main
 from gradloom.graph.opspec import REGISTRY
 from gradloom.llm import LoRA, load
 from tests import processes
-from tests.llm.small import need, write
+from tests.llm.random_models import write
+from tests.real_data import need
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(gradloom.__file__).parents[1]), "GRADLOOM_THREADS": "1"}
 TEXT = "once upon a time there was a little girl who loved to play in the park with her dog and a big red ball"

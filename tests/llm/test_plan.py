@@ -13,7 +13,7 @@ from gradloom.graph.stored import Stored, sketched
 from gradloom.llm import LoRA, TrainedTensors, load
 from gradloom.llm.finetune import Run
 from gradloom.llm.plan import plan, plan_of
-from tests.llm.small import rows_of, write
+from tests.llm.random_models import rows_of, write
 
 
 @pytest.fixture(scope="module")
