@@ -20,6 +20,7 @@ class FlatArrays:
 
     pieces     pairs (name, shape); piece i starts on a cache line, gaps between pieces are 0 and stay so
     .array     f32 [n], n a multiple of 16
+    .pieces    piece i as an array, a view of .array
     .stored    piece i as a Stored, .values piece i as a value for graphs: what a program writes there is seen in .array
     .offsets   where piece i begins in .array
     Raises ShapeError for a negative extent.
@@ -38,10 +39,9 @@ class FlatArrays:
         self.array = stored_empty((total,), f32.numpy)
         if not sketching():
             self.array[...] = 0
-        self.stored: list[Stored] = []
-        for (name, shape), start in zip(named, self.offsets, strict=True):
-            size = math.prod(shape)
-            self.stored.append(Stored.wrap(name, self.array[start : start + size].reshape(shape), "state"))
+        cuts = zip(named, self.offsets, strict=True)
+        self.pieces = [self.array[start : start + math.prod(shape)].reshape(shape) for (_, shape), start in cuts]
+        self.stored = [Stored.wrap(name, piece, "state") for (name, _), piece in zip(named, self.pieces, strict=True)]
         self.values: list[Parameter] = [stored_value(s) for s in self.stored]
 
     def __len__(self) -> int:

@@ -53,7 +53,7 @@ class DeepCase:
         trainer = ours.trainer("opt", gl.optim.SGD(lr=self.lr))
         x = np.stack([self.tokens, self.positions], 1)
         losses = [trainer.step(x, self.labels).loss for _ in range(steps)]
-        (step,) = trainer._steps.values()
+        (step,) = trainer.compiled
         return losses, {k: p.numpy() for k, p in ours.adapter.parameters().items()}, step.run.plan
 
     def theirs(self, dtype: Any, steps: int = STEPS) -> list[float]:

@@ -18,7 +18,7 @@ import pytest
 
 import gradloom as gl
 from gradloom import ops
-from gradloom.train.dp_train import CHECK_STEPS
+from gradloom.train.replica import CHECK_STEPS
 from tests import processes
 from tests.real_data import DATA
 
