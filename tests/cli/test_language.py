@@ -369,7 +369,7 @@ def test_verify(capsys, path, text):
 
 def test_verify_where_something_differs(capsys, path, text, monkeypatch):
     spec = REGISTRY["rms_norm"]
-    honest, call, names = spec.reference, spec.call, spec._wants["reference"]
+    honest, call, names = spec.reference, spec.call, spec.wants["reference"]
 
     def moved(rule, scope):
         if rule != "reference":

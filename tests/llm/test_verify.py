@@ -120,7 +120,7 @@ def test_a_kernel_that_computes_something_else_is_caught_and_named(model, monkey
 
 def _calling(spec, moved):
     """OpSpec.call with another reference; it finds a rule's arguments by the names of the real one."""
-    names, honest = spec._wants["reference"], spec.call
+    names, honest = spec.wants["reference"], spec.call
 
     def call(rule, scope):
         return moved(**{n: scope[n] for n in names}) if rule == "reference" else honest(rule, scope)
