@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from .graph.grad import gradients
     from .graph.leaves import Parameter, constant, input, named, parameter, setting
     from .graph.value import Node, Value, scope
-    from .run.compare import check_gradients, compare
-    from .run.compile import compile
+    from .run.executable import check_gradients, compare, compile
     from .train.dp_train import DPResult, dp_train
     from .train.epoch import epoch
     from .train.fit import EpochResult, evaluate, fit, predict
@@ -105,8 +104,7 @@ _HOMES = {
     ".graph.grad": "gradients",
     ".graph.leaves": "Parameter constant input named parameter setting",
     ".graph.value": "Node Value scope",
-    ".run.compare": "check_gradients compare",
-    ".run.compile": "compile",
+    ".run.executable": "check_gradients compare compile",
     ".train.dp_train": "DPResult dp_train",
     ".train.epoch": "epoch",
     ".train.fit": "EpochResult evaluate fit predict",

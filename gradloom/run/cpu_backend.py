@@ -32,8 +32,7 @@ from ..graph.value import Node
 from ..plan.bytecode import SETTING_BYTES, KernelNeeds, encode_attrs, signature
 from ..plan.plan import Plan
 from ..transform.program import Program
-from .backend import Buffer, no_memory
-from .executable import Executable, called
+from .backend import Buffer, Executable, called, no_memory
 
 STOP_DONE, STOP_GUARD, STOP_INDEX, STOP_NONFINITE, STOP_BOUNDS, STOP_REQUESTED, STOP_DEADLINE = range(7)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..base.errors import GuardTripped, NonFiniteError, NotFinite
 from ..graph.value import Value
-from .compile import compile_checked
+from .executable import compile_checked
 
 OVERFLOW = "the squared norm of the gradients overflows f32"
 

@@ -18,8 +18,8 @@ from ..graph.leaves import stored_value
 from ..graph.opspec import REGISTRY, OpSpec
 from ..graph.stored import Stored, aligned_empty
 from ..graph.value import Node
-from .compile import compile as compile_program
 from .cpu_backend import _core, choose_isa
+from .executable import compile as compile_program
 
 PACKAGE = Path(__file__).resolve().parents[1]
 

@@ -21,9 +21,8 @@ from ..graph.value import Node, Value, describe
 from ..plan.bytecode import ARENA, EACH_STEP, NO_SEGMENT, SEGMENT_NAMES
 from ..plan.plan import Plan
 from ..transform.program import Program
-from .backend import plan_for
+from .backend import called, plan_for
 from .cpu_backend import STOP_DONE, CpuBackend, CpuExecutable, _core
-from .executable import called
 from .feeds import SETTING_DEFAULTS
 from .numpy_backend import leaf_data
 
