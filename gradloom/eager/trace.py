@@ -29,9 +29,10 @@ from ..graph.leaves import Parameter, stored_value
 from ..graph.leaves import constant as graph_constant
 from ..graph.numbers import in_expression
 from ..graph.opspec import OpSpec
+from ..graph.scope import user_location
 from ..graph.stored import Stored, before_read, keep_promise, promise_write
 from ..graph.streams import counted_stream
-from ..graph.value import Node, Value, graph_mode, recording, user_location
+from ..graph.value import Node, Value, graph_mode, recording
 from ..step.step import guard
 from .cache import Cache, cache_of, common
 from .cut import cut_at

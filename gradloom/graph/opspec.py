@@ -29,9 +29,10 @@ from .declaration import (
     wanted,
 )
 from .numbers import constant_array, in_expression
+from .scope import current_scope, user_location
 from .stored import addressable
 from .streams import next_stream
-from .value import Node, Value, current_scope, describe, recording, user_location
+from .value import Node, Value, describe, recording
 
 MAX_RANK = 6
 INFERRED = 4096  # at most so many results of its shape rule are kept by an op

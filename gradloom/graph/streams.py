@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from .value import current_scope
+from .scope import current_scope
 
 _counts: ContextVar[dict[str, int] | None] = ContextVar("gradloom_streams", default=None)
 

@@ -7,8 +7,9 @@ import numpy as np
 import gradloom as gl
 from gradloom import nn, ops
 from gradloom.graph.graph import reachable
+from gradloom.graph.scope import scope
 from gradloom.graph.streams import fresh_streams
-from gradloom.graph.value import Value, scope
+from gradloom.graph.value import Value
 
 
 def streams(*values: Value) -> list[int]:

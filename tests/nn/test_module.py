@@ -340,7 +340,7 @@ def test_a_failed_forward_leaves_nothing_behind():
         def forward(self, x):
             raise ValueError("not today")
 
-    from gradloom.graph.value import current_scope
+    from gradloom.graph.scope import current_scope
 
     for net in (Fails(), nn.Sequential(nn.Linear(4, 4), Fails())):
         with pytest.raises(ValueError, match="not today"):
