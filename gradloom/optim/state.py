@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,10 +17,8 @@ from ..base.errors import DTypeError, GradientError, GraphError, SettingError, S
 from ..graph.leaves import Parameter, setting, stored_value
 from ..graph.stored import Stored, copies, held
 from ..graph.value import Value
+from .rule import UpdateRule
 from .schedules import Memory, Plateau
-
-if TYPE_CHECKING:
-    from .optimizer import Optimizer
 
 _Named = tuple[str, tuple[int, ...]]  # a parameter's name, as far as it has one, and its shape
 
@@ -77,7 +75,7 @@ class OptimizerState:
     chosen: the parameters to train, when they are known and no other may join.
     """
 
-    def __init__(self, optimizer: Optimizer, chosen: Sequence[Parameter] | None = None) -> None:
+    def __init__(self, optimizer: UpdateRule, chosen: Sequence[Parameter] | None = None) -> None:
         self.optimizer = optimizer
         self.steps = 0  # optimiser steps done since the last reset
         self.epoch = 0  # for schedules
@@ -135,11 +133,11 @@ class OptimizerState:
         found: dict[str, float | np.ndarray] = {**optimizer.settings.constants}
         for name, value in optimizer.settings.schedules.items():
             if name in self.memories:
-                column = [optimizer.one(name, step, self.epoch, self.memories) for step in steps]
+                column = [optimizer.scheduled(name, step, self.epoch, self.memories) for step in steps]
             else:
                 column = [value(step, self.epoch) for step in steps]
-            for number in {min(column), max(column)} if _plain(column) else column:
-                optimizer.check(name, number)
+                for number in {min(column), max(column)} if _plain(column) else column:
+                    optimizer.check(name, number)
             found[f"opt.{name}"] = np.array(column, np.float64)
         found["opt.t"] = np.arange(self.steps + 1, self.steps + 1 + count)
         return found

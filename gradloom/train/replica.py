@@ -152,11 +152,11 @@ class Replica:
 
     def _sample(self, j: int) -> int:
         """The number of the j-th sample of the whole training."""
-        turn, at = divmod(j, self.job.count)
+        number, at = divmod(j, self.job.count)
         if not self.job.shuffle:
             return at
-        if turn != self._pass:
-            self._pass, self._order = turn, generator(self.job.seed, _ORDER, turn).permutation(self.job.count)
+        if number != self._pass:
+            self._pass, self._order = number, generator(self.job.seed, _ORDER, number).permutation(self.job.count)
         return int(self._order[at])
 
     def _compute(self, j: int) -> None:
