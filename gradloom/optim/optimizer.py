@@ -43,16 +43,16 @@ class Optimizer(UpdateRule):
         if isinstance(parameters, (Value, Mapping, str)) or not isinstance(parameters, Iterable):
             seen = f"{parameters!r}" if isinstance(parameters, (int, float)) else f"a {type(parameters).__name__}"
             raise SettingError(f"{who}: got {seen}; need a list of parameters, such as model.parameters(); lr is lr=")
-        found: dict[Stored, Parameter] = {}
+        usable: dict[Stored, Parameter] = {}
         for i, p in enumerate(parameters):
             if not isinstance(p, Parameter):
                 raise SettingError(f"{who}[{i}]: got {type(p).__name__}; need parameters, such as model.parameters()")
             if not p.trainable:
                 raise SettingError(f"{who}[{i}]: {p.name} is not trainable; need parameters that are")
-            found.setdefault(p.stored, p)
-        if not found:
+            usable.setdefault(p.stored, p)
+        if not usable:
             raise SettingError(f"{who}: there are none; need at least one")
-        return list(found.values())
+        return list(usable.values())
 
     # ---- in a loop of one's own ----------------------------------------------------------------------------
 

@@ -101,10 +101,10 @@ class UpdateRule(metaclass=_Made):
         self.settings = Settings(self, settings)
 
     def __getattr__(self, name: str) -> Any:
-        found = vars(self).get("settings", {})
-        if name not in found:
-            raise AttributeError(f"{type(self).__name__} has no {name}{_nearest(name, found)}")
-        return found[name]
+        settings = vars(self).get("settings", {})
+        if name not in settings:
+            raise AttributeError(f"{type(self).__name__} has no {name}{_nearest(name, settings)}")
+        return settings[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in vars(self).get("settings", {}):
@@ -131,10 +131,10 @@ class UpdateRule(metaclass=_Made):
 
     def at(self, step: int, epoch: int, memories: Mapping[str, Memory] | None = None) -> dict[str, float]:
         """The settings of one step, as "opt.lr" -> number; `step` counts from 0. memories: what plateaus have seen."""
-        found = {**self.settings.constants, "opt.t": step + 1}
+        numbers = {**self.settings.constants, "opt.t": step + 1}
         for name in self.settings.schedules:
-            found[f"opt.{name}"] = self.scheduled(name, step, epoch, memories)
-        return found
+            numbers[f"opt.{name}"] = self.scheduled(name, step, epoch, memories)
+        return numbers
 
     def scheduled(self, name: str, step: int, epoch: int, memories: Mapping[str, Memory] | None = None) -> float:
         """A setting with a schedule at one step; see `at`."""
