@@ -179,7 +179,7 @@ class _Team:
         for rank in ranks:
             self.models.append(self._make(make_model, rank))
         # What eager computing still owes is done here, in its own thread.
-        before_write([p.stored for m in self.models for p in (*m.parameters(), *m.named_buffers().values())])
+        before_write([p.stored for model in self.models for _, p, _ in model.named_stored()])
         self.failures: list[BaseException] = []  # the first is the cause
         self.histories: dict[int, list[float]] = {}
 

@@ -242,8 +242,9 @@ class Replica:
         """Replica 0's weights for all."""
         for p in self._all():
             if p.stored.role != "frozen":
-                self.ranks.broadcast(p.stored.array)
-                p.stored.version += 1
+                array = p.stored.read().copy()
+                self.ranks.broadcast(array)
+                p.stored.write(array)
 
     def _compare_graphs(self) -> None:
         """TrainError when processes make different graphs of samples of the same form: they run different scripts.
@@ -265,7 +266,7 @@ class Replica:
                     )
 
     def _weights(self) -> str:
-        return checksum(*(p.stored.array for p in self._all()))
+        return checksum(*(p.stored.read() for p in self._all()))
 
 
 def _called(stored: Stored) -> Hashable:
