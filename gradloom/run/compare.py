@@ -77,17 +77,17 @@ def compare(
     values = [outputs] if isinstance(outputs, Value) else list(outputs)
     every = [v for n in gather(values).nodes if not n.op.updates for v in n.outputs if v.dtype.is_float]
     feeds = dict(feeds or {})
-    found = []
+    results = []
     for name in backends:
         run = compile(every, backend=name, **(options | {"fuse": False} if name == "cpu" else {}))
         state = [n.attrs["stored"] for n in run.program.nodes if n.op.name == "parameter"]
         written = [stored for stored in state if stored.role != "frozen"]
         with held(written, written):
             before = [stored.read().copy() for stored in written]
-            found.append(run(**feeds))
+            results.append(run(**feeds))
             for stored, data in zip(written, before, strict=True):  # running statistics stay as they were
                 stored.write(data)
-    first, second = found
+    first, second = results
     for value, a, b in zip(every, first, second, strict=True):
         if a.size == 0:
             continue
