@@ -17,8 +17,7 @@ REACHED: set[tuple[str, str]] = set()
 
 # Who may touch Stored.array; everybody else calls read() and write().
 MEMORY = ("run/", "files/", "graph/stored.py")
-TOUCHED = {"llm/finetune.py", "parallel/flat.py"}  # those that still do
-TOUCHED |= {f"train/{name}.py" for name in ("epoch", "session")}
+TOUCHED = {"parallel/flat.py"}  # those that still do
 TOUCHED |= {"step/exchange.py"}
 
 

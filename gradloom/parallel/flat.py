@@ -9,7 +9,7 @@ from ..base.dtypes import f32
 from ..base.errors import GraphError, ShapeError
 from ..graph.graph import reachable, update_target
 from ..graph.leaves import Parameter, stored_value
-from ..graph.stored import ALIGNMENT, Stored, sketching, stored_empty
+from ..graph.stored import ALIGNMENT, Stored, aligned_zeros
 from ..graph.value import Value
 
 _GRAIN = ALIGNMENT // 4  # numbers of f32 per cache line
@@ -36,9 +36,7 @@ class FlatArrays:
                 raise ShapeError(f"{name}: shape {list(shape)}; need extents of at least 0")
             self.offsets.append(total)
             total += -(-math.prod(shape) // _GRAIN) * _GRAIN
-        self.array = stored_empty((total,), f32.numpy)
-        if not sketching():
-            self.array[...] = 0
+        self.array = aligned_zeros((total,), f32.numpy)
         cuts = zip(named, self.offsets, strict=True)
         self.pieces = [self.array[start : start + math.prod(shape)].reshape(shape) for (_, shape), start in cuts]
         self.stored = [Stored.wrap(name, piece, "state") for (name, _), piece in zip(named, self.pieces, strict=True)]

@@ -109,7 +109,7 @@ class Split:
 
     def _compare_settings(self, rows: Rows) -> None:
         """The trainer's settings, and the data set by checksum."""
-        local, data = self.local, rows.source.data
+        local, source = self.local, rows.source
         objective, optimizer = local.objective, local.state.optimizer
         with self.agreement.own():
             rates = {k.removeprefix("opt."): v for k, v in local.state.settings().items()}
@@ -123,8 +123,7 @@ class Split:
                 "isa": choose_isa(switches(isa=local.options.get("isa")).isa),  # others give other bits
             }  # fmt: skip
         same_settings(self.ranks, **mine)
-        arrays = [a for a in (data.data, data.labels, data.weights) if a is not None]
-        self.agreement.compare_once("the data", id(data), lambda: [sampled(a, DATA_BYTES) for a in arrays])
+        self.agreement.compare_once("the data", id(source), lambda: [sampled(a, DATA_BYTES) for a in source.arrays])
 
     def _compare_graph(self, what: str, key: Hashable, backward: bool, values: list[Value]) -> None:
         """The graph as a checksum that is the same in another process: arrays by name, mapped weights also by bytes."""
@@ -306,7 +305,7 @@ class Split:
         def make() -> _Ending:
             local = self.local
             with agreed(self.ranks):
-                graph = _MicroGraph(local, rows.source, min(rows.micro_size, rows.source.data.n))
+                graph = _MicroGraph(local, rows.source, min(rows.micro_size, rows.source.n))
                 micros = -(-rows.batch_size // rows.micro_size)
                 numbers = {
                     "stop": (), "losses": (micros,), "weights": (micros,), "predictions": (rows.batch_size * graph.ids,)

@@ -13,11 +13,11 @@ import gradloom as gl
 from examples.random_gguf import write_random
 from gradloom import DTypeError, FileError, SettingError
 from gradloom.base import memory
-from gradloom.llm.finetune import read_rows
 from gradloom.llm.generate import Generator
 from gradloom.llm.lora import LoRA, TrainedTensors
 from gradloom.llm.model import Model, load
 from gradloom.llm.plan import plan
+from gradloom.llm.rows import read_rows
 from tests.llm.models import CASES, SMALL, packed, write
 from tests.noise import assert_all_noise, assert_noise
 
