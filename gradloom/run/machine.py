@@ -132,7 +132,7 @@ def _difference(spec: OpSpec, sample: Sample, isa: str, threads: int) -> tuple[f
     if spec.updates:
         places = _updated(node)
         compile_program([], [node.outputs[k] for k in places], isa=isa, threads=threads)()
-        got = {k: stored.array for k, stored in places.items()}
+        got = {k: stored.read() for k, stored in places.items()}
     else:
         got = dict(enumerate(compile_program(list(node.outputs), isa=isa, threads=threads, fuse=False)()))
     worst = beyond = 0.0

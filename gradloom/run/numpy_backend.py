@@ -69,7 +69,8 @@ def leaf_data(value: Value, feeds: Mapping[str, Any]) -> Any:
         return node.attrs["data"]
     if node.op.name == "parameter":
         stored = node.attrs["stored"]
-        return dequantised(stored.array, stored.dtype, stored.shape) if stored.dtype.is_quantised else stored.array
+        data = stored.read()
+        return dequantised(data, stored.dtype, stored.shape) if stored.dtype.is_quantised else data
     key = node.attrs["key"]
     if node.op.name == "setting":
         return np.asarray(feeds.get(key, SETTING_DEFAULTS.get(key)))

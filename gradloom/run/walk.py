@@ -83,7 +83,7 @@ class Walk(CpuExecutable):
             segment, offset = int(arg["segment"]), int(arg["offset"])
             if segment == NO_SEGMENT or not value.size:
                 continue
-            place = self._bytes if segment == ARENA else _flat(bytecode.stored[segment - len(SEGMENT_NAMES)].array)
+            place = self._bytes if segment == ARENA else _flat(bytecode.stored[segment - len(SEGMENT_NAMES)].read())
             yield value, place[offset : offset + value.bytes].view(value.dtype.numpy).reshape(value.shape)
 
     def run_all(self) -> list[dict[int, np.ndarray]]:
