@@ -14,10 +14,11 @@ from gradloom import DataError, NonFiniteError, SettingError
 from gradloom.llm.finetune import Run, finetune
 from gradloom.llm.lora import LoRA, TrainedTensors
 from gradloom.llm.model import load
-from tests.llm.models import error, packed, write
+from tests.llm.random_models import error, packed, write
 from tests.noise import assert_all_noise
+from tests.real_data import DATA
 
-ROOT = Path(__file__).parents[3] / "shared" / "data"
+ROOT = DATA
 STORIES, SHAKESPEARE = ROOT / "gguf" / "stories260K.gguf", ROOT / "text" / "tinyshakespeare.txt"
 
 

@@ -7,7 +7,8 @@ import pytest
 
 import gradloom as gl
 from gradloom.base.errors import SettingError, TrainError
-from tests.llm.small import need, rows_of, write
+from tests.llm.random_models import rows_of, write
+from tests.real_data import need
 from tests.train.test_split import on_ranks, told
 
 

@@ -11,7 +11,7 @@ from gradloom.cli.main import main
 from gradloom.llm import LoRA, TrainedTensors, load
 from gradloom.llm.finetune import Run
 from gradloom.llm.plan import plan
-from tests.llm.small import rows_of, write
+from tests.llm.random_models import rows_of, write
 
 
 @pytest.fixture(scope="module")
