@@ -30,7 +30,7 @@ MARKED = (
     "{{ m.content + '<|im_end|>' }}{% endgeneration %}{% else %}{{ m.content + '<|im_end|>' }}{% endif %}"
     "{{ '\n' }}{% endfor %}"
 )
-BATCH = 512  # chats at a time, as llm/data.py takes them
+BATCH = 512  # chats at a time, as llm/jsonl.py takes them
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
     from .eager import Gradients, Tensor, grad_tape, no_grad, seed, stats, tensor
     from .graph.grad import gradients
-    from .graph.opspec import Parameter, constant, input, named, parameter, setting
+    from .graph.leaves import Parameter, constant, input, named, parameter, setting
     from .graph.value import Node, Value, scope
     from .run.executable import check_gradients, compare, compile
     from .train.dp_train import DPResult, dp_train
@@ -36,7 +36,10 @@ if TYPE_CHECKING:
     from .train.session import Graph, set_loss
     from .train.trainer import Trainer
 
-__version__ = "0.1.0"
+try:
+    from ._version import version as __version__  # written by the build, from the git tag
+except ImportError:
+    __version__ = "0+source"  # a source tree that is run where it lies
 
 __all__ = [
     "BackendError",
@@ -99,7 +102,7 @@ _HOMES = {
     "PlanError SettingError ShapeError TrainError",
     ".eager": "Gradients Tensor grad_tape no_grad seed stats tensor",
     ".graph.grad": "gradients",
-    ".graph.opspec": "Parameter constant input named parameter setting",
+    ".graph.leaves": "Parameter constant input named parameter setting",
     ".graph.value": "Node Value scope",
     ".run.executable": "check_gradients compare compile",
     ".train.dp_train": "DPResult dp_train",

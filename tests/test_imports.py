@@ -84,10 +84,6 @@ def test_imports_point_one_way(path: Path) -> None:
 CIRCLES = [
     {"graph/value.py", "graph/opspec.py"},
     {"optim/clip.py", "optim/state.py", "optim/optimizer.py"},
-    {"eager/cache.py", "eager/program.py"},
-    {"train/epoch.py", "train/fit.py", "train/split.py", "train/stopping.py", "train/trainer.py"},
-    {"llm/finetune.py", "llm/plan.py"},
-    {"run/cpu_backend.py", "run/executable.py", "run/machine.py", "run/null_backend.py", "run/numpy_backend.py"},
 ]
 
 

@@ -312,7 +312,7 @@ def _is_header(first: list[str], columns: list[np.ndarray], expect: tuple[str, .
     """True when the first line is no row: a name that is expected, or texts above columns of numbers."""
     if any(cell in expect for cell in first):
         return True
-    if any(_is_number(cell.encode()) for cell in first) or len(columns[0]) == 0:
+    if any(number(cell.encode()) is not None for cell in first) or len(columns[0]) == 0:
         return False
     if any(parse_numbers(column)[0] is not None for column in columns):
         return True
@@ -322,12 +322,12 @@ def _is_header(first: list[str], columns: list[np.ndarray], expect: tuple[str, .
     )
 
 
-def _is_number(cell: bytes) -> bool:
+def number(cell: bytes) -> float | None:
+    """The number that a cell is; None for a text. Python reads 1_0 as 10: here it is a text, as it is in a table."""
     try:
-        float(cell)
+        return None if b"_" in cell else float(cell)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def is_missing(column: np.ndarray) -> np.ndarray:
@@ -346,12 +346,20 @@ def parse_numbers(column: np.ndarray, separator: str = ",") -> tuple[np.ndarray 
             values = text.astype(np.float64)
         except ValueError:
             continue
+        if _has_underscore(text):
+            break
         return (None if missing.all() else values), np.zeros(len(column), bool)
     bad = np.zeros(len(column), bool)
     for start in range(0, len(column), _BLOCK_ROWS):
         part = slice(start, start + _BLOCK_ROWS)
-        bad[part] = [not _is_number(cell) for cell in cells[part].tolist()]
+        bad[part] = [number(cell) is None for cell in cells[part].tolist()]
     return None, bad
+
+
+def _has_underscore(cells: np.ndarray) -> bool:
+    if cells.dtype == object:
+        return any(b"_" in cell for cell in cells)
+    return bool((np.ascontiguousarray(cells).view(np.uint8) == ord("_")).any()) if cells.size else False
 
 
 def _with_points(cells: np.ndarray) -> np.ndarray:

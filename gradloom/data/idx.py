@@ -79,44 +79,44 @@ def _read_at_most(file: BinaryIO, size: int) -> bytes:
 
 def find_idx(folder: str | os.PathLike[str]) -> dict[str, Path]:
     """The idx files of a folder by part: training images, training labels, test images, test labels (some may lack)."""
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for path in sorted(Path(folder).iterdir()):
         for part, pattern in _PARTS.items():
             if pattern.search(path.name.lower()) and path.is_file():
-                if part in found and found[part].name not in (path.name + ".gz", path.name.removesuffix(".gz")):
-                    raise DataError(f"{folder}: both {found[part].name} and {path.name} look like {part}; keep one")
-                found.setdefault(part, path)
-    return found
+                if part in files and files[part].name not in (path.name + ".gz", path.name.removesuffix(".gz")):
+                    raise DataError(f"{folder}: both {files[part].name} and {path.name} look like {part}; keep one")
+                files.setdefault(part, path)
+    return files
 
 
 def read_idx_folder(folder: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """The arrays of find_idx, checked against each other; training images and labels are there, tests maybe."""
-    found = find_idx(folder)
+    files = find_idx(folder)
     for part in ("training images", "training labels"):
-        if part not in found:
+        if part not in files:
             names = ", ".join(sorted(p.name for p in Path(folder).iterdir())[:8]) or "nothing"
             example = f"train-{part.split()[1]}-idx{3 if part.endswith('images') else 1}-ubyte"
             raise DataError(f"{folder}: no {part} among {names}; need a file such as {example}, .gz or not")
-    if ("test images" in found) != ("test labels" in found):
-        have, lack = ("images", "labels") if "test images" in found else ("labels", "images")
-        raise DataError(f"{folder}: {found[f'test {have}'].name} without test {lack}; need both or neither")
-    arrays = {part: read_idx(path) for part, path in found.items()}
+    if ("test images" in files) != ("test labels" in files):
+        have, lack = ("images", "labels") if "test images" in files else ("labels", "images")
+        raise DataError(f"{folder}: {files[f'test {have}'].name} without test {lack}; need both or neither")
+    arrays = {part: read_idx(path) for part, path in files.items()}
     for part in ("training", "test"):
         if f"{part} images" not in arrays:
             continue
         images, labels = arrays[f"{part} images"], arrays[f"{part} labels"]
         if images.ndim < 2:
-            raise DataError(f"{found[f'{part} images']}: {images.ndim} axis; need images, 2 axes or more")
+            raise DataError(f"{files[f'{part} images']}: {images.ndim} axis; need images, 2 axes or more")
         if labels.ndim != 1 or labels.dtype.kind not in "iu":
             raise DataError(
-                f"{found[f'{part} labels']}: {labels.dtype} of {labels.ndim} axes; need a list of class ids"
+                f"{files[f'{part} labels']}: {labels.dtype} of {labels.ndim} axes; need a list of class ids"
             )
         if len(images) != len(labels):
-            name = found[f"{part} labels"]
+            name = files[f"{part} labels"]
             raise DataError(f"{name}: {len(labels)} labels for {len(images)} {part} images; need one for each")
         if len(images) == 0:
-            raise DataError(f"{found[f'{part} images']}: 0 images; need at least 1")
+            raise DataError(f"{files[f'{part} images']}: 0 images; need at least 1")
     if "test images" in arrays and arrays["test images"].shape[1:] != arrays["training images"].shape[1:]:
         seen, need = arrays["test images"].shape[1:], arrays["training images"].shape[1:]
-        raise DataError(f"{found['test images']}: images of {list(seen)}; need {list(need)} as the training images")
+        raise DataError(f"{files['test images']}: images of {list(seen)}; need {list(need)} as the training images")
     return arrays

@@ -407,14 +407,14 @@ def _one_hot(cells: np.ndarray, column: Column, out: np.ndarray, notes: list[str
     kept = [i for i, text in enumerate(texts) if widest is None or len(text) <= widest]
     known = np.empty(len(kept), cells.dtype)
     known[:] = [texts[i] for i in kept]
-    found = np.zeros(len(cells), bool)
+    is_known = np.zeros(len(cells), bool)
     if kept:
         place = np.clip(np.searchsorted(known, cells), 0, len(known) - 1)
-        found = known[place] == cells
-        out[np.flatnonzero(found), np.array(kept)[place[found]]] = 1
-    if not found.all():
-        new = [cell.decode() for cell in np.unique(cells[~found])]
-        rows = int((~found).sum())
+        is_known = known[place] == cells
+        out[np.flatnonzero(is_known), np.array(kept)[place[is_known]]] = 1
+    if not is_known.all():
+        new = [cell.decode() for cell in np.unique(cells[~is_known])]
+        rows = int((~is_known).sum())
         notes.append(f"{column.name}: {rows} row{'s' * (rows != 1)} with a text unknown from training: {_list(new)}")
 
 

@@ -1,4 +1,4 @@
-"""Cache: what was made for a structure, and is found again.
+"""Cache: the nodes, gradients and programs that were made for a structure, for when it comes again.
 
 Nodes are interned: the same structure gives the same Value objects, so that values are keys of gradient graphs and
 programs. A model's cache hangs on one of its parameters and goes with it; nothing here keeps a model alive.
@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from ..base import locks
-from ..graph.opspec import Parameter
-from ..graph.value import Node, graph_mode
+from ..base.dtypes import DType
+from ..graph.leaves import Parameter
+from ..graph.leaves import input as graph_input
+from ..graph.opspec import OpSpec
+from ..graph.value import Node, Shape, Value, graph_mode
 
-if TYPE_CHECKING:
-    from .program import Program
+T = TypeVar("T")
 
 PROGRAMS = 128  # of one model, at most; the one that was not used for the longest time is evicted
 NODES = 2048  # that read no parameter are kept though nobody needs them: `total += loss` makes the same ones again
@@ -54,8 +56,26 @@ def stats() -> Stats:
     return Stats(counts.compiled, counts.reused, counts.evicted, counts.nodes, counts.native_calls)
 
 
+def slot_name(k: int) -> str:
+    """The name of a trace's k-th input."""
+    return f"input{k}"
+
+
+def slot_number(name: str) -> int:
+    return int(name.removeprefix("input"))
+
+
+def _frozen(attrs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Attributes as a key; the two zeros differ."""
+    items = []
+    for name, x in attrs.items():
+        kind = x.__class__
+        items.append((name, tuple(x) if kind is list else repr(x) if kind is float and not x else x))
+    return tuple(items)
+
+
 class _Held(weakref.ref[Node]):
-    """A node that is found again for as long as anybody needs it."""
+    """A reference to a node; the cache lets go of a node that nobody else holds."""
 
     __slots__ = ("key", "nodes")
     key: Hashable
@@ -75,7 +95,7 @@ class Cache:
     def __init__(self, kept: int = 0) -> None:
         self.nodes: dict[Hashable, _Held] = {}
         self.kept: deque[Node] = deque(maxlen=kept)  # the newest
-        self.programs: OrderedDict[Hashable, Program] = OrderedDict()
+        self.programs: OrderedDict[Hashable, Any] = OrderedDict()
         self.gradients: OrderedDict[Hashable, Any] = OrderedDict()
         _caches.add(self)
 
@@ -96,27 +116,44 @@ class Cache:
             counts.nodes += 1
         return node
 
-    def program(self, key: Hashable, make: Callable[[], Program]) -> Program:
-        found = self.programs.get(key)
-        if found is None:
-            found = self.programs[key] = make()
+    def node(self, op: OpSpec, values: Sequence[Value | None], attrs: Mapping[str, Any]) -> Node:
+        """The node of an op, its inputs and attributes."""
+        key = (op, _frozen(attrs) if attrs else (), *values)
+        try:
+            held = self.nodes.get(key)
+        except TypeError:  # an attribute of an unusual kind
+            key = (op, _frozen(op.canonical_attrs(attrs)), *values)
+            held = self.nodes.get(key)
+        node = held() if held is not None else None
+        return self.intern(key, lambda: op.node(values, attrs)) if node is None else node
+
+    def input(self, k: int, shape: Shape, kind: DType) -> Value:
+        """The k-th input of a trace."""
+        return self.intern((k, shape, kind), lambda: graph_input(slot_name(k), shape, kind).node).outputs[0]
+
+    def program(self, key: Hashable, make: Callable[[], T]) -> T:
+        """The program that was made for this key before, or a new one."""
+        program = self.programs.get(key)
+        if program is None:
+            program = self.programs[key] = make()
             while len(self.programs) > PROGRAMS:
                 self.programs.popitem(last=False)
                 counts.evicted += 1
         else:
             counts.reused += 1
             self.programs.move_to_end(key)
-        return found
+        return program
 
-    def gradient(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        found = self.gradients.get(key)
-        if found is None:
-            found = self.gradients[key] = make()
+    def gradient(self, key: Hashable, make: Callable[[], T]) -> T:
+        """The gradients that were built for this key before, or new ones."""
+        slopes = self.gradients.get(key)
+        if slopes is None:
+            slopes = self.gradients[key] = make()
             if len(self.gradients) > PROGRAMS:
                 self.gradients.popitem(last=False)
         else:
             self.gradients.move_to_end(key)
-        return found
+        return slopes
 
 
 _caches: weakref.WeakSet[Cache] = weakref.WeakSet()

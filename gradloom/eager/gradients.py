@@ -14,15 +14,17 @@ from .. import ops
 from ..base import locks
 from ..base.arguments import one_line
 from ..base.errors import GradientError, NonFiniteError, SettingError
-from ..graph.opspec import Parameter, constant, setting
-from ..graph.opspec import input as graph_input
+from ..graph.leaves import Parameter, constant, setting
+from ..graph.leaves import input as graph_input
 from ..graph.stored import Stored
 from ..graph.value import Value, describe, graph_mode
 from ..optim.clip import is_one
 from ..optim.state import OptimizerState
 from ..step.step import guard, update
-from .program import Program, run_alone, slot_name
-from .trace import Tensor, Trace
+from .cache import slot_name
+from .program import EagerProgram, run_alone
+from .tensors import Tensor
+from .trace import Trace
 
 Build = Callable[[list[Value], Value], Sequence[Value]]
 WEIGHT = "gradients.weight"  # the setting that gradients are divided by
@@ -187,32 +189,34 @@ class Gradients(Mapping[Value, "Tensor | None"]):
             else:
                 trace.release(changed)
 
-    def _of_all(self, key: Hashable, parameters: Sequence[Parameter], build: Build, alive: Sequence[Tensor]) -> Program:
+    def _of_all(
+        self, key: Hashable, parameters: Sequence[Parameter], build: Build, alive: Sequence[Tensor]
+    ) -> EagerProgram:
         """The program from the inputs of the tape to the updates."""
         trace, slopes, weight = self._trace, self._slopes, self._weight
         outputs, effects = tuple(dict.fromkeys([t.symbol for t in alive])), tuple(trace.effects)
         lazy = isinstance(weight, Tensor) and weight.data is None and weight.trace is trace
         divisor: Value | None = weight.symbol if lazy else None
 
-        def make() -> Program:
+        def make() -> EagerProgram:
             grads = [slopes.symbols[i] for i in self._places(parameters)]
             guard, updates = self._ending(build, slopes.loss, divisor, grads)
-            return Program((*outputs, guard), (*effects, *updates))
+            return EagerProgram((*outputs, guard), (*effects, *updates))
 
         return trace.cache.program((key, slopes, outputs, effects, divisor), make)
 
     def _of_computed(
         self, key: Hashable, parameters: Sequence[Parameter], build: Build
-    ) -> tuple[Program, list[Tensor], list[np.ndarray]]:
+    ) -> tuple[EagerProgram, list[Tensor], list[np.ndarray]]:
         """The program from gradients that were looked at to the updates."""
         trace, slopes = self._trace, self._slopes
 
-        def make() -> Program:
+        def make() -> EagerProgram:
             places = self._places(parameters)
             with graph_mode():
                 given = [graph_input(slot_name(i), t.shape, t.dtype) for i, t in enumerate(self._whole)]
             guard, updates = self._ending(build, given[-1], None, [given[i] for i in places])
-            return Program((guard,), updates)
+            return EagerProgram((guard,), updates)
 
         program = trace.cache.program((key, slopes, "computed"), make)
         return program, [], [t.computed() for t in self._whole]

@@ -1,4 +1,4 @@
-"""Program: outputs and updates that were compiled, and the shortest way to run them again."""
+"""EagerProgram: outputs and updates that were compiled, and the shortest way to run them again."""
 
 from __future__ import annotations
 
@@ -13,26 +13,17 @@ from ..base import locks
 from ..base.dtypes import DType
 from ..base.errors import GuardTripped, NonFiniteError, NotFinite, SettingError
 from ..graph.graph import reachable
-from ..graph.opspec import Parameter
+from ..graph.leaves import Parameter
 from ..graph.stored import before_read, before_write
 from ..graph.value import Value, graph_mode
 from ..run.diagnose import first_bad
 from ..run.executable import compile as compile_program
-from .cache import Cache, cache_of, counts
+from .cache import Cache, cache_of, counts, slot_number
 
 _FORMATS = {"f32": "f4x", "i32": "i4x", "i64": "q"}  # settings: words of 8 bytes
 
 
-def slot_name(k: int) -> str:
-    """The name of a trace's k-th input."""
-    return f"input{k}"
-
-
-def slot_number(name: str) -> int:
-    return int(name.removeprefix("input"))
-
-
-class Program:
+class EagerProgram:
     """Outputs and updates of a trace, compiled."""
 
     __slots__ = ("draws", "executable", "names", "outputs", "pack", "row", "slots", "specs", "updates", "writes")
@@ -98,7 +89,7 @@ def run_alone(
                 outputs, updates = build()
             leaves = [n.outputs[0] for n in reachable((*outputs, *updates)) if n.op.name == "parameter"]
             cache = _homes[name] = cache_of(next((p for p in leaves if isinstance(p, Parameter)), None))
-        program = cache.program(key, lambda: Program(outputs, updates))
+        program = cache.program(key, lambda: EagerProgram(outputs, updates))
         before_read(program.executable.plan.bytecode.stored)
         before_write(program.executable.writes)
         return program.run((), settings)

@@ -20,11 +20,12 @@ from ..base.dtypes import f32, f64
 from ..base.errors import GradientError, GraphError, SettingError
 from ..graph.grad import gradients
 from ..graph.graph import reachable
-from ..graph.opspec import Parameter
+from ..graph.leaves import Parameter
 from ..graph.stored import Stored, trainable_changes
 from ..graph.value import Node, Value, describe, graph_mode, recording
 from .gradients import Gradients, Slopes
-from .trace import Tensor, Trace
+from .tensors import Tensor
+from .trace import Trace
 
 Build = Callable[[list[Value], Value], Sequence[Value]]
 WEIGHT = "gradients.weight"  # the setting that gradients are divided by
@@ -111,7 +112,7 @@ class GradTape:
                 "change, or compute the loss again"
             )
         slopes = self._slopes(trace, loss)
-        if trace.turns:
+        if trace.written:
             for p in slopes.reads:
                 if p.stored.version != trace.reads[p]:
                     raise GradientError(f"backward: {p.name} has changed since the tape read it; need a new loss")

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Sequence
 from contextlib import AbstractContextManager, nullcontext
-
-import numpy as np
+from functools import reduce
 
 from ..base.dtypes import f32, f64
 from ..base.errors import GradientError, GraphError, ShapeError
 from .graph import reachable
-from .opspec import REGISTRY, constant
+from .numbers import constant_array
+from .opspec import REGISTRY
 from .value import Node, Value, builds_graphs, describe, scope
 
 
@@ -61,14 +61,9 @@ def gradients(
 
     done: dict[Value, Value] = {}
     for node in reversed(nodes):
-        received = []
-        for value in node.outputs:
-            with _named_after(node):
-                g = _total(incoming.pop(value, []))
-            if g is not None:
-                done[value] = g
-            received.append(g)
-        if all(g is None for g in received) or not any(v in depends for v in node.inputs if v is not None):
+        received = [_total(incoming.pop(value, ()), node) for value in node.outputs]
+        done.update((value, g) for value, g in zip(node.outputs, received, strict=True) if g is not None)
+        if all(g is None for g in received) or depends.isdisjoint(node.inputs):
             continue
         if through is not None and node not in through:
             continue
@@ -88,7 +83,7 @@ def _depending_on(nodes: Sequence[Node], wrt: Sequence[Value]) -> set[Value]:
     """wrt itself and every value that is computed from it, whole numbers included."""
     depends = set(wrt)
     for node in nodes:
-        if any(v in depends for v in node.inputs if v is not None):
+        if not depends.isdisjoint(node.inputs):
             depends.update(node.outputs)
     return depends
 
@@ -128,16 +123,14 @@ def _named_after(node: Node) -> AbstractContextManager[None]:
     return scope(f"{node.name}.grad") if node.name else nullcontext()
 
 
-def _total(terms: Sequence[Value]) -> Value | None:
-    """The terms added in the order in which they arrived."""
-    if not terms:
-        return None
-    total = terms[0]
-    for term in terms[1:]:
-        total = REGISTRY["add"](total, term)
-    return total
+def _total(terms: Sequence[Value], node: Node) -> Value | None:
+    """The gradients of an output of a node, added in the order in which they arrived."""
+    if len(terms) < 2:
+        return terms[0] if terms else None
+    with _named_after(node):
+        return reduce(REGISTRY["add"], terms)
 
 
 def _ones(value: Value) -> Value:
-    one = constant(np.ones((), np.float32))
+    one = REGISTRY["constant"].node((), {"data": constant_array(1.0)}).outputs[0]
     return one if value.shape == () else REGISTRY["broadcast_to"](one, shape=value.shape)

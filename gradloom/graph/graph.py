@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 
 from ..base.errors import GraphError
-from .opspec import Spec
+from .declaration import Spec
+from .opspec import OpSpec
 from .stored import Stored
 from .value import Node, Value, describe
 
@@ -13,18 +16,18 @@ from .value import Node, Value, describe
 def reachable(values: Iterable[Value], effects: bool = False, since: int = 0) -> list[Node]:
     """All nodes that the values need, in topological order (by id); with `effects`, also the updates of theirs; with
     `since`, only those whose id is not smaller."""
-    found: set[Node] = set()
+    seen: set[Node] = set()
     todo = [v.node for v in values]
     while todo:
         node = todo.pop()
-        if node in found or node.id < since:
+        if node in seen or node.id < since:
             continue
-        found.add(node)
-        todo.extend(v.node for v in node.inputs if v is not None)
+        seen.add(node)
+        todo.extend([v.node for v in node.inputs if v is not None])
         todo.extend(node.after)
         if effects:
-            todo.extend(v.node for v in node.effects)
-    return sorted(found, key=lambda node: node.id)
+            todo.extend([v.node for v in node.effects])
+    return sorted(seen, key=operator.attrgetter("id"))
 
 
 def check_graph(nodes: Sequence[Node]) -> None:
@@ -35,9 +38,9 @@ def check_graph(nodes: Sequence[Node]) -> None:
             if value is not None and value.node not in seen:
                 raise GraphError(f"graph: {node.label} reads {value.node.label}, which comes later or is missing")
         inferred = node.op.infer(node.inputs, node.attrs)
-        stated = [Spec(v.shape, v.dtype) for v in node.outputs]
-        if inferred != stated:
-            raise GraphError(f"graph: {node.label} says {stated}; its op infers {inferred}")
+        if [(s.shape, s.dtype) for s in inferred] != [(v.shape, v.dtype) for v in node.outputs]:
+            stated = [Spec(v.shape, v.dtype) for v in node.outputs]
+            raise GraphError(f"graph: {node.label} says {stated}; its op infers {list(inferred)}")
         seen.add(node)
     check_updates(nodes)
 
@@ -48,7 +51,7 @@ def check_updates(nodes: Iterable[Node]) -> None:
         if node.op.updates:
             _check_targets(node)
         for read in node.inputs:
-            if read is not None and is_unwritten(read):
+            if read is not None and read.node.op.updates and is_unwritten(read):
                 name = read.node.op.slot(read.node.op.outputs, read.index).name
                 raise GraphError(
                     f"{node.op.name}: it reads {name} of {read.node.op.name} {read.node.label}, which was called "
@@ -106,19 +109,24 @@ def dot(values: Iterable[Value]) -> str:
 def update_target(value: Value) -> Value | None:
     """The input whose storage this output of an update op is written to; None for other values."""
     node = value.node
-    if not node.op.updates:
+    op = node.op
+    if not op.updates:
         return None
-    slot = node.op.slot(node.op.outputs, value.index)
-    into = node.op.updates.get(slot.name)
-    if into is None:
-        return None
-    fixed_out = sum(not s.repeated for s in node.op.outputs)
-    group_out = len(node.op.outputs) - fixed_out
-    names = [s.name for s in node.op.inputs]
-    position = names.index(into)
-    if slot.repeated:
-        position += (value.index - fixed_out) // group_out * node.op.group_size
-    return node.inputs[position]
+    positions = _update_positions(op)
+    group, member = 0, value.index
+    if member >= op.fixed_outputs:  # of a repeated group
+        group, member = divmod(member - op.fixed_outputs, len(positions) - op.fixed_outputs)
+        member += op.fixed_outputs
+    position = positions[member]
+    return None if position is None else node.inputs[position + group * op.group_size]
+
+
+@cache
+def _update_positions(op: OpSpec) -> tuple[int | None, ...]:
+    """For each declared output the position of the declared input whose storage it is written to."""
+    inputs = [slot.name for slot in op.inputs]
+    targets = [op.updates.get(slot.name) for slot in op.outputs]
+    return tuple([None if name is None else inputs.index(name) for name in targets])
 
 
 def is_unwritten(value: Value) -> bool:

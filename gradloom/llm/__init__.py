@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .chat import ChatTemplate
-    from .data import Samples, TokenData, pack, read_samples
+    from .data import read_samples
     from .evaluate import Perplexity, evaluate
     from .finetune import Run, finetune
     from .generate import generate
     from .lora import LoRA, TrainedTensors
     from .merge import Merged, merge
     from .model import Model, load
+    from .packing import TokenData, pack
     from .plan import MemoryPlan, plan
+    from .samples import Samples
     from .sampling import Sampling
     from .tokenizer import Tokenizer
     from .verify import Verification, verify
@@ -49,14 +51,16 @@ __all__ = [
 # Where each name lives
 _HOMES = {
     ".chat": "ChatTemplate",
-    ".data": "Samples TokenData pack read_samples",
+    ".data": "read_samples",
     ".evaluate": "Perplexity evaluate",
     ".finetune": "Run finetune",
     ".generate": "generate",
     ".lora": "LoRA TrainedTensors",
     ".merge": "Merged merge",
     ".model": "Model load",
+    ".packing": "TokenData pack",
     ".plan": "MemoryPlan plan",
+    ".samples": "Samples",
     ".sampling": "Sampling",
     ".tokenizer": "Tokenizer",
     ".verify": "Verification verify",

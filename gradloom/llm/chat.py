@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .tokenizer import Tokenizer
 
 _AHEAD = 32  # chats that are got ready for the process while it is at as many others
+_LOST, _LOST_OF = 4, 1000  # a template is given up when it ends its process this often, in more than 1 of so many chats
 
 Message = Mapping[str, Any]
 
@@ -48,6 +49,7 @@ class ChatTemplate:
         now = datetime.datetime.now()  # one moment for all that this template renders
         self._source = Source(source, now.isoformat(), tokens, tuple(tokenizer.turn_ends))
         self._renderer = renderer()
+        self._lost = self._done = 0  # chats that ended the process, and all
         fault = self._renderer.load(self._source)
         if fault is not None:
             raise self._error(fault)
@@ -119,7 +121,10 @@ class ChatTemplate:
     def split(
         self, chats: Sequence[tuple[Sequence[Message], Sequence[Any] | None]], need_assistant: bool = True
     ) -> Iterator[list[tuple[str, bool]] | DataError]:
-        """parts of each of these (messages, tools), or the DataError of it; not all are held at once."""
+        """parts of each of these (messages, tools), or the DataError of it; not all are held at once.
+
+        Raises DataError for a template that passes its limits again and again.
+        """
         for found in self._rendered(self._turns_asked(*chat, need_assistant) for chat in chats):
             if isinstance(found, DataError):
                 yield found
@@ -180,8 +185,22 @@ class ChatTemplate:
             found = self._renderer.render(self._source, chats[:_AHEAD], take) if chats else left[:1]
             del left[: len(found)]
             for one in found:
-                yield self._error(one) if isinstance(one, Fault) else one
+                self._done += 1
+                if isinstance(one, Fault):
+                    self._give_up(one)
+                    yield self._error(one)
+                else:
+                    yield one
             take()
+
+    def _give_up(self, fault: Fault) -> None:
+        """DataError, at once and for all chats, for a template that takes minutes to fail."""
+        self._lost += fault.lost
+        if fault.lost and self._lost >= _LOST and self._lost * _LOST_OF > self._done:
+            chats = f"{self._lost} of {self._done} chats"
+            raise self._error(
+                Fault(f"{fault.text}, for {chats}; need another template (chat_template=, --chat-template)")
+            )
 
     def _error(self, fault: Fault) -> DataError:
         return DataError(self._where + " ".join(fault.text.split())[:1000])

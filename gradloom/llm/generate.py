@@ -22,8 +22,8 @@ from ..base import locks
 from ..base.errors import DataError, SettingError
 from ..base.locks import Claim
 from ..base.memory import need_memory, show_bytes
-from ..graph.opspec import input as input_value
-from ..graph.opspec import setting, stored_value
+from ..graph.leaves import input as input_value
+from ..graph.leaves import setting, stored_value
 from ..graph.stored import Stored, aligned_empty
 from ..graph.value import Value
 from ..run.executable import compile as compile_program

@@ -15,11 +15,12 @@ from ..base import dtypes
 from ..base.arguments import need_path, one_line, what_is
 from ..base.errors import FileError, SettingError, ShapeError
 from ..base.memory import need_memory, show_bytes
-from ..graph.opspec import Parameter, stored_value
-from ..graph.stored import Stored, aligned_empty, sketching
+from ..base.settings import Switches
+from ..graph.leaves import Parameter, stored_value
+from ..graph.stored import Stored, aligned_empty
 from ..graph.value import Shape, Value
 from ..run import dequantize
-from ..run.cpu_backend import kernels
+from ..run.backend import backend
 from .config import Config, read_config
 from .llama import Llama
 from .net import Caches, ForwardAdapter, Net
@@ -147,8 +148,6 @@ class Model:
     def array(self, name: str) -> np.ndarray:
         """A tensor as f32 numbers (NumPy order); read-only where no conversion was needed."""
         weight = self.weights[name]
-        if sketching():  # for a plan: nothing is read
-            return np.broadcast_to(np.float32(0), weight.shape)
         return (
             weight.read()
             if weight.dtype is dtypes.f32
@@ -255,11 +254,11 @@ class Model:
 @functools.cache
 def readable_kinds() -> frozenset[str]:
     """The types of matrices that kernels read as they lie in the file."""
-    found = {tuple(kernel) for kernel in kernels()}
+    kernels = backend("cpu", Switches()).signatures() or ()
     return frozenset(
         t.name
         for t in dtypes.ALL
-        if ("matmul", f"f32_{t.name}_f32") in found and ("get_rows", f"{t.name}_i32_f32") in found
+        if ("matmul", f"f32_{t.name}_f32") in kernels and ("get_rows", f"{t.name}_i32_f32") in kernels
     )
 
 

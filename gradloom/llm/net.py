@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from .. import ops
-from ..graph.opspec import Parameter, constant
+from ..graph.leaves import Parameter, constant
 from ..graph.stored import Stored
 from ..graph.value import Value, scope
 from .config import Config

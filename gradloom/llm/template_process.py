@@ -45,6 +45,7 @@ class Limits:
 
     seconds: float = 5.0  # of processor time, for a chat or for compiling the template
     seconds_per_message: float = 0.25e-3  # more of them, for each message of each assistant's turn that is looked for
+    most_seconds: float = 60.0  # for a chat of any length
     silence: float = 12.0  # times the seconds: how long an answer may take by the clock
     start: float = 60.0  # seconds until the process greets
     memory: int = 1 << 30  # bytes
@@ -77,6 +78,7 @@ class Fault:
     """Why there is no text; begins with "chat template"."""
 
     text: str
+    lost: bool = False  # the chat has ended the process, by a limit or otherwise
 
 
 Answer = tuple[str, list[int]] | Fault  # text and cuts; see template_worker
@@ -193,7 +195,7 @@ class Renderer:
             size += len(chat.data)
             if rules and size > _REQUEST:
                 break
-            seconds = LIMITS.seconds + LIMITS.seconds_per_message * chat.renderings
+            seconds = min(LIMITS.seconds + LIMITS.seconds_per_message * chat.renderings, LIMITS.most_seconds)
             length = LIMITS.length + len(chat.data)
             request.append((chat.data, seconds, length))
             rules.append((seconds, 4 * length + (1 << 22)))  # a character takes 4 bytes at most; and there are cuts
@@ -210,7 +212,7 @@ class Renderer:
             self._child.end()
             if lost.no_memory and (found or used):  # as above
                 return found or self._render(source, chats[:1], lambda: None)
-            found.append(Fault(f"chat template {lost}"))
+            found.append(Fault(f"chat template {lost}", lost=True))
         return found
 
     # -- the pipes -----------------------------------------------------------------------------------------------

@@ -34,8 +34,8 @@ from .model import model_of
 
 if TYPE_CHECKING:
     from ..graph.value import Value
-    from .data import TokenData
     from .model import Adapter, Model
+    from .packing import TokenData
 
 TOKENS = 64  # in a row of data, when not said: float64 references take their time
 # settings of finetune that verify decides itself, or that one step on one process does not have
@@ -105,7 +105,7 @@ def verify(
         context=context, batch_size=batch_size, micro_batch_size=batch_size, val_split=0.0, backend="null", **settings,
     )  # fmt: skip
     source = run.trainer.source(run.dataset)
-    source.order.array[...] = run.first_order()
+    source.order.write(run.first_order())
     step = run.trainer.whole_step(source, run.batch_size)
     _check_memory(model, step.run.plan, reference)
     chosen = switches(threads=threads, isa=isa)
@@ -125,19 +125,19 @@ class _Verifier:
     def __init__(self, run: Run, step: Any, chosen: Switches, on_check: Callable[[Check], None] | None) -> None:
         self.run, self.step, self.chosen, self.on_check = run, step, chosen, on_check
         self.program = rewrite(gather(step.outputs, step.updates))
-        self.numbers = {"position": 0, **random_settings(run.seed, 1), "keep": 0.0} | run.optimizer.at(0, 0)
+        self.numbers = {"position": 0, **random_settings(run.settings.seed, 1), "keep": 0.0} | run.optimizer.at(0, 0)
         plan = step.run.plan
         counted = int((run.data.labels[run.first_order()[: run.batch_size]] >= 0).sum())
         self.result = Verification(counted, len(plan.order.steps), plan.peak_bytes, plan.unshared_bytes)
-        self.held = {s: s.array.copy() for s in stored_of(plan)}
+        self.held = {s: s.read().copy() for s in stored_of(plan)}
         for stored, array in self.held.items():
             if stored.name.endswith(".lora_b") and not array.any():
                 rng = np.random.default_rng(zlib.crc32(stored.name.encode()))
-                stored.array[...] = rng.standard_normal(array.shape) * 0.02
-        self.start = {s: s.array.copy() for s in self.held}
+                stored.write(rng.standard_normal(array.shape) * 0.02)
+        self.start = {s: s.read().copy() for s in self.held}
         self.base = self.walk(reuse=False, inplace=False, threads=1)
         self.values = self.base.run_all()
-        self.after = {s: s.array.copy() for s in self.held}
+        self.after = {s: s.read().copy() for s in self.held}
         self.loss = self.values_of(self.program.outputs[0])
         self.result.loss = float(self.loss) / max(counted, 1)
         self.rewind()
@@ -158,12 +158,12 @@ class _Verifier:
     def rewind(self) -> None:
         """The stored arrays as before the step."""
         for stored, array in self.start.items():
-            stored.array[...] = array
+            stored.write(array)
 
     def restore(self) -> None:
         """The stored arrays as the caller had them."""
         for stored, array in self.held.items():
-            stored.array[...] = array
+            stored.write(array)
 
     def tell(self, check: Check) -> None:
         self.result.checks.append(check)
@@ -206,7 +206,7 @@ class _Verifier:
         except GradloomError as error:
             self.rewind()
             return Check(name, False, f"stopped: {error}")
-        after = {s: s.array.copy() for s in self.held}
+        after = {s: s.read().copy() for s in self.held}
         self.rewind()
         at = walk.plan.laid.program.outputs[0]
         loss = values[walk.steps.index(at.node)][at.index]
@@ -272,7 +272,7 @@ def _shown(node: Node, value: Value, amount: float) -> str:
 def _check_memory(model: Model, plan: Plan, reference: bool) -> None:
     """SettingError when the runs that are held against each other do not fit into memory together."""
     largest = max((int(np.prod(w.shape)) for w in model.weights.values()), default=0)
-    need = plan.placement.unshared_bytes + plan.peak_bytes + sum(s.array.nbytes for s in stored_of(plan)) * 3
+    need = plan.placement.unshared_bytes + plan.peak_bytes + sum(s.bytes for s in stored_of(plan)) * 3
     if reference:  # float64 of what is alive, twice; a weight and its product at a time
         need += 4 * plan.placement.lower_bound_bytes + 16 * largest
     hint = "need a smaller --context, a smaller --batch-size" + (" or --no-reference" if reference else "")

@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from ..base.dtypes import f32, i32
-from ..base.errors import DataError, GradientError, GraphError
-from ..graph.opspec import OpSpec, op
+from ..base.errors import GradientError, GraphError
+from ..graph.declaration import IdRange
+from ..graph.declare import op
+from ..graph.opspec import OpSpec
 from ..graph.value import Value
 from .common import Sample, Spec, bad, draw, need, need_dtype, zeros_like
 from .elementwise import cast, mul, neg, sub
@@ -156,6 +158,7 @@ rope: OpSpec = op(
     shape=_rope_shape, dense="x positions frequencies", may_overwrite="x",
     vjp=_rope_vjp, no_gradient_to={"positions": POSITIONS},
     reference=_rope, cost=lambda x: (3.0 * x.size, 8.0 * x.size), samples=_rope_samples,
+    dtypes="f32 positions:i32",
     bad_samples=[
         bad(
             "rope: positions do not fit: x f32[5,2,8], positions i32[4], frequencies f32[4]; "
@@ -201,16 +204,15 @@ def _attention_shape(q: Spec, k: Spec, v: Spec, positions: Spec, cached: bool = 
     return [Spec(q.shape), Spec(q.shape[:3])]
 
 
+def _token_places(k: Any, cached: bool) -> IdRange:
+    return IdRange("positions", k.shape[1] if cached else None, noun="position")
+
+
 def _seen(positions: np.ndarray, keys: int, cached: bool) -> np.ndarray:
     """Which key each query sees, [B, T, S]. DataError for a position that cannot be."""
     own = np.arange(positions.shape[1])
     last = positions if cached else np.broadcast_to(own, positions.shape)
-    wrong = (positions < 0) | (positions >= keys) if cached else (positions < 0) | (positions > own)
-    if wrong.any():
-        at = int(np.argmax(wrong))
-        raise DataError(
-            f"attention: position {int(positions.flat[at])} of query {at}; need 0..{keys - 1 if cached else 't'}"
-        )
+    IdRange("positions", keys if cached else None, noun="position").check("attention", positions)
     first = np.zeros_like(positions) if cached else own - positions
     s = np.arange(keys)
     return (s >= first[..., None]) & (s <= last[..., None])
@@ -362,6 +364,7 @@ attention: OpSpec = op(
         4.0 * _pairs_seen(positions, k.shape[1]) * q.shape[2] * q.shape[3], 8.0 * (q.size + k.size),
     ),
     samples=_attention_samples,
+    dtypes="f32 positions:i32", ids=_token_places,
     bad_samples=[
         bad(
             f"attention: positions do not fit: {_Q}, positions i32[5]; need a position per query, i32[2, 5]",
@@ -405,6 +408,7 @@ attention_back: OpSpec = op(
         10.0 * _pairs_seen(positions, k.shape[1]) * q.shape[2] * q.shape[3], 16.0 * (q.size + k.size),
     ),
     samples=_back_samples,
+    dtypes="f32 positions:i32", ids=lambda: IdRange("positions", None, noun="position"),
     bad_samples=[
         bad(
             "attention_back: lse does not fit: g f32[1,5,2,8], q f32[1,5,2,8], k f32[1,5,1,8], v f32[1,5,1,8], "

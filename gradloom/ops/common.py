@@ -1,4 +1,4 @@
-"""What the op families share: shape rules, sums over broadcast axes, second derivatives, sample inputs."""
+"""What the op families share: shape rules, sums over broadcast axes, sample inputs."""
 
 from __future__ import annotations
 
@@ -11,18 +11,13 @@ import numpy as np
 
 from ..base.dtypes import DType, dtype, f32
 from ..base.errors import DTypeError
-from ..graph.grad import gradients
-from ..graph.opspec import REGISTRY, BadSample, Reject, Sample, Spec, stored_value
+from ..graph.declaration import BadSample, Reject, Sample, Spec, called_with
+from ..graph.leaves import stored_value
+from ..graph.opspec import REGISTRY
 from ..graph.stored import Stored, dequantised
 from ..graph.value import Shape, Value
 
 # ---- shape rules -----------------------------------------------------------------------------------------
-
-
-def named(names: Sequence[str], rule: Callable[..., Any]) -> Callable[..., Any]:
-    """The rule, asking for these names."""
-    rule.wants = tuple(names)  # type: ignore[attr-defined]
-    return rule
 
 
 def need(condition: bool, seen: str, wanted: str) -> None:
@@ -40,16 +35,15 @@ def need_dtype(*specs: Spec | None, kind: DType | Sequence[DType] = f32) -> None
 
 
 def same_as(*names: str) -> Callable[..., Spec]:
-    """Shape rule: all these inputs are f32 of one shape, and so is the output."""
+    """Shape rule: all these inputs are of one shape, and so is the output, which is f32."""
 
     def rule(**specs: Spec) -> Spec:
         first = specs[names[0]]
-        need_dtype(*specs.values())
         for name in names[1:]:
             need(specs[name].shape == first.shape, "shapes differ", f"{names[0]} and {name} of one shape")
         return Spec(first.shape)
 
-    return named(names, rule)
+    return called_with(names, rule)
 
 
 def broadcast_shape(*specs: Spec) -> Shape:
@@ -65,18 +59,16 @@ def broadcast_shape(*specs: Spec) -> Shape:
 
 
 def broadcast_of(*names: str, kind: DType = f32) -> Callable[..., Spec]:
-    """Shape rule: f32 inputs broadcast together; the output is of dtype `kind`."""
+    """Shape rule: the inputs broadcast together; the output is of dtype `kind`."""
 
     def rule(**specs: Spec) -> Spec:
-        need_dtype(*specs.values())
         return Spec(broadcast_shape(*specs.values()), kind)
 
-    return named(names, rule)
+    return called_with(names, rule)
 
 
-def scalar_specs(*specs: Spec | None, kind: DType | Sequence[DType] = f32) -> None:
-    """Reject run-time scalars of another shape or dtype."""
-    need_dtype(*specs, kind=kind)
+def scalar_specs(*specs: Spec | None) -> None:
+    """Reject run-time scalars of another shape."""
     for spec in specs:
         need(spec is None or spec.shape == (), "a scalar is not of shape ()", "shape ()")
 
@@ -122,17 +114,6 @@ def unbroadcast(g: Value, like: Value) -> Value:
 def zeros_like(x: Value) -> Value:
     """Zeros of x's shape; nothing of x is read."""
     return REGISTRY["broadcast_to"](0.0, shape=x.shape)
-
-
-def pullback(function: Callable[..., Any], inputs: Sequence[Value], *seeds: Value | None) -> list[Value | None]:
-    """Gradients of a composition of public ops with respect to its inputs: how backward ops get theirs.
-
-    function(*inputs) -> one value or several. seeds: the gradient of each, or None.
-    """
-    proxies = [REGISTRY["reshape"](v, shape=v.shape) for v in inputs]  # distinct even where two inputs are one value
-    made = function(*proxies)
-    found = gradients([made] if isinstance(made, Value) else list(made), proxies, seeds)
-    return [zeros_like(v) if g is None else g for v, g in zip(inputs, found, strict=True)]
 
 
 # ---- samples ---------------------------------------------------------------------------------------------

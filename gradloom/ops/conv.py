@@ -9,9 +9,11 @@ import numpy as np
 
 from ..base.dtypes import i32, u8
 from ..base.errors import ShapeError
-from ..graph.opspec import OpSpec, as_value, op
+from ..graph.declare import op
+from ..graph.leaves import as_value
+from ..graph.opspec import OpSpec
 from ..graph.value import Shape, Value, describe, user_location
-from .common import Sample, Spec, bad, draw, need, need_dtype, zeros_like
+from .common import Sample, Spec, bad, draw, need, zeros_like
 from .elementwise import add, cast, equal, relu_back, where
 from .layout import broadcast_to, pad, product, reshape
 from .layout import slice as slice_of
@@ -41,7 +43,6 @@ def _out_shape(x: Spec, kernel: Shape, stride: Shape, padding: Shape, dilation: 
 
 
 def _need_images(x: Spec, name: str = "x") -> None:
-    need_dtype(x)
     need(x.ndim == 4, f"{name} is no batch of images", f"{name} of shape [N, C, H, W]")
 
 
@@ -143,7 +144,6 @@ def _avg_pool_back(g: np.ndarray, height: int, width: int, kernel: Pair, stride:
 
 def _conv_shape(x: Spec, w: Spec, bias: Spec | None, stride: Shape, padding: Shape, dilation: Shape) -> Spec:
     _need_images(x)
-    need_dtype(w, bias)
     need(w.ndim == 4, "w is no set of kernels", "w of shape [O, I, KH, KW]")
     need(x.shape[1] == w.shape[1], "channels differ", f"{x.shape[1]} == {w.shape[1]}")
     need(bias is None or bias.shape == w.shape[:1], "bias does not fit", f"bias of shape [{w.shape[0]}]")
@@ -154,7 +154,6 @@ def _back_input_shape(
     g: Spec, w: Spec, height: int, width: int, stride: Shape, padding: Shape, dilation: Shape
 ) -> Spec:
     _need_images(g, "g")
-    need_dtype(w)
     need(w.ndim == 4, "w is no set of kernels", "w of shape [O, I, KH, KW]")
     x = Spec((g.shape[0], w.shape[1], height, width))
     forward = _conv_shape(x, w, None, stride, padding, dilation)
@@ -233,7 +232,7 @@ BAD_G = "g is no gradient of this convolution"
 _conv2d: OpSpec = op(
     "conv2d", inputs="x w bias?", attrs=f"{WINDOW} act:none/relu=none", dense="x w bias",
     doc="y = act(sum over window and input channels of x * w, + bias); x [N, I, H, W], w [O, I, KH, KW]",
-    shape=_conv_shape, vjp=_conv_vjp, reference=_conv, samples=_conv_samples,
+    dtypes="f32", shape=_conv_shape, vjp=_conv_vjp, reference=_conv, samples=_conv_samples,
     cost=lambda x, w, y: (2.0 * y.size * product(w.shape[1:]), 4.0 * (x.size + w.size + y.size)),
     bad_samples=[
         bad(
@@ -256,8 +255,7 @@ _conv2d: OpSpec = op(
 )  # fmt: skip
 conv2d_back_input: OpSpec = op(
     "conv2d_back_input", inputs="g w", outputs="dx", attrs=f"height:int width:int {WINDOW}", dense="g w",
-    doc="dx of conv2d for an input of height x width",
-    shape=_back_input_shape,
+    doc="dx of conv2d for an input of height x width", dtypes="f32", shape=_back_input_shape,
     vjp=lambda g_dx, g, w, stride, padding, dilation: [
         _conv2d(g_dx, w, stride=stride, padding=padding, dilation=dilation),
         conv2d_back_weight(g, g_dx, kernel=w.shape[2:], stride=stride, padding=padding, dilation=dilation)[0],
@@ -277,9 +275,8 @@ conv2d_back_input: OpSpec = op(
 )  # fmt: skip
 conv2d_back_weight: OpSpec = op(
     "conv2d_back_weight", inputs="g x", outputs="dw db?", attrs=f"kernel:ints {WINDOW}", dense="g x",
-    doc="dw of conv2d for a kernel [KH, KW], and db = g summed over images and positions",
-    shape=_back_weight_shape, vjp=_back_weight_vjp,
-    reference=_conv_back_weight,
+    doc="dw of conv2d for a kernel [KH, KW], and db = g summed over images and positions", dtypes="f32",
+    shape=_back_weight_shape, vjp=_back_weight_vjp, reference=_conv_back_weight,
     cost=lambda g, x, dw: (2.0 * g.size * product(dw.shape[1:]), 4.0 * (g.size + x.size + dw.size)),
     samples=lambda rng: [
         Sample((draw(rng, _conv_out(x, w, how)), draw(rng, x)), {"kernel": w[2:]} | how) for x, w, how in CONVS
@@ -323,7 +320,6 @@ def _pool_back_shape(g: Spec, height: int, width: int, kernel: Shape, stride: Sh
 def _max_pool_back_shape(
     g: Spec, index: Spec, height: int, width: int, kernel: Shape, stride: Shape, padding: Shape
 ) -> Spec:
-    need_dtype(index, kind=u8)
     need(index.shape == g.shape, "shapes differ", "g and index of one shape")
     return _pool_back_shape(g, height, width, kernel, stride, padding)
 
@@ -405,22 +401,21 @@ def _bad_pool(name: str) -> list:
 _max_pool2d: OpSpec = op(
     "max_pool2d", inputs="x", outputs="y index?", attrs=POOL, dense="x",
     doc="y = largest of each window, index (u8) = its position in the window; the first of equal ones, NaN is largest",
-    shape=_max_pool_shape,
+    dtypes="f32", shape=_max_pool_shape,
     vjp=lambda g_y, x, index, kernel, stride, padding: [
         max_pool2d_back(
             g_y, index, height=x.shape[2], width=x.shape[3], kernel=kernel, stride=stride, padding=padding
         )
     ],
-    reference=_max_pool, samples=_max_pool_samples, bad_samples=_bad_pool("max_pool2d"),
+    reference=_max_pool, exact=True, samples=_max_pool_samples, bad_samples=_bad_pool("max_pool2d"),
     cost=lambda x, y, kernel: (float(y.size * product(kernel)), 4.0 * (x.size + y.size)),
 )  # fmt: skip
 max_pool2d_back: OpSpec = op(
     "max_pool2d_back", inputs="g index", outputs="dx", attrs=f"height:int width:int {POOL}", dense="g index",
-    doc="dx of max_pool2d: each g goes to the element that was picked",
+    doc="dx of max_pool2d: each g goes to the element that was picked", dtypes="f32 index:u8",
     shape=_max_pool_back_shape,
     vjp=lambda g_dx, index, kernel, stride, padding: [_picked(g_dx, index, kernel, stride, padding), None],
-    no_gradient_to={"index": "a position has no slope"},
-    reference=_max_pool_back, samples=_max_pool_back_samples,
+    no_gradient_to={"index": "a position has no slope"}, reference=_max_pool_back, samples=_max_pool_back_samples,
     bad_samples=[
         bad(
             "max_pool2d_back: g is no gradient of this pool: g f32[1,1,2,2], index u8[1,1,2,2]; "
@@ -431,7 +426,7 @@ max_pool2d_back: OpSpec = op(
 )  # fmt: skip
 _avg_pool2d: OpSpec = op(
     "avg_pool2d", inputs="x", attrs=POOL, dense="x", doc="y = mean of each window; padding counts as zeros",
-    shape=_pool_shape,
+    dtypes="f32", shape=_pool_shape,
     vjp=lambda g, x, kernel, stride, padding: [
         avg_pool2d_back(g, height=x.shape[2], width=x.shape[3], kernel=kernel, stride=stride, padding=padding)
     ],
@@ -441,8 +436,7 @@ _avg_pool2d: OpSpec = op(
 )  # fmt: skip
 avg_pool2d_back: OpSpec = op(
     "avg_pool2d_back", inputs="g", outputs="dx", attrs=f"height:int width:int {POOL}", dense="g",
-    doc="dx of avg_pool2d: each g is shared by its window",
-    shape=_pool_back_shape,
+    doc="dx of avg_pool2d: each g is shared by its window", dtypes="f32", shape=_pool_back_shape,
     vjp=lambda g_dx, kernel, stride, padding: [_avg_pool2d(g_dx, kernel=kernel, stride=stride, padding=padding)],
     reference=_avg_pool_back, samples=_avg_pool_back_samples,
     bad_samples=[
@@ -476,9 +470,9 @@ def _conv_pool_vjp(
 conv2d_max_pool: OpSpec = op(
     "conv2d_max_pool", inputs="x w bias?", outputs="y index?", attrs=f"{WINDOW} act:none/relu=none", dense="x w bias",
     doc="y, index = max_pool2d(conv2d(x, w, bias), kernel 2, stride 2): the same bits, without the image between",
-    shape=_conv_pool_shape, vjp=_conv_pool_vjp,
-    reference=lambda x, w, bias, stride, padding, dilation, act: _max_pool(
-        _conv(x, w, bias, stride, padding, dilation, act), **HALVES
+    dtypes="f32", shape=_conv_pool_shape, vjp=_conv_pool_vjp,
+    composition=lambda x, w, bias, stride, padding, dilation, act: _max_pool2d(
+        _conv2d(x, w, bias, stride=stride, padding=padding, dilation=dilation, act=act), **HALVES
     ),
     cost=lambda x, w, y: (8.0 * y.size * product(w.shape[1:]), 4.0 * (x.size + w.size + y.size)),
     samples=lambda rng: [

@@ -13,7 +13,9 @@ import numpy as np
 from ..base.dtypes import QUANTISED, DType, bf16, f16, f32, f64, i8, i32, i64, u8
 from ..base.dtypes import dtype as as_dtype
 from ..base.errors import DTypeError
-from ..graph.opspec import REGISTRY, OpSpec, as_value, op
+from ..graph.declare import op
+from ..graph.leaves import as_value
+from ..graph.opspec import REGISTRY, OpSpec
 from ..graph.value import Value, define_operators, recording
 from .common import (
     LARGE,
@@ -27,9 +29,7 @@ from .common import (
     broadcast_shape,
     draw,
     need,
-    need_dtype,
     pairs,
-    pullback,
     same_as,
     unary,
     unbroadcast,
@@ -88,173 +88,142 @@ def np_gelu_tanh(x: np.ndarray) -> np.ndarray:
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
-def np_gelu_tanh_slope(x: np.ndarray) -> np.ndarray:
-    c = math.sqrt(2 / math.pi)
-    t = np.tanh(c * (x + 0.044715 * x**3))
-    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * c * (1 + 3 * 0.044715 * x * x)
-
-
-def np_silu_slope(x: np.ndarray) -> np.ndarray:
-    s = np_sigmoid(x)
-    return s * (1 + x * (1 - s))
-
-
 # ---- one input -------------------------------------------------------------------------------------------
 
 neg: OpSpec = op(
-    "neg", inputs="x", doc="y = -x", shape=same_as("x"), may_overwrite="x",
-    vjp=lambda g: [neg(g)],
-    reference=lambda x: -x,
-    samples=unary(special=EDGES), bad_samples=_wrong_dtype("neg"),
+    "neg", inputs="x", doc="y = -x", dtypes="f32", shape=same_as("x"), may_overwrite="x", vjp=lambda g: [neg(g)],
+    reference=lambda x: -x, exact=True, elementwise=True, samples=unary(special=EDGES),
+    bad_samples=_wrong_dtype("neg"),
 )  # fmt: skip
 abs: OpSpec = op(
-    "abs", inputs="x", doc="y = |x|", shape=same_as("x"), may_overwrite="x",
-    vjp=lambda g, x: [mul(g, sgn(x))],
-    reference=lambda x: np.abs(x),
+    "abs", inputs="x", doc="y = |x|", dtypes="f32", shape=same_as("x"), may_overwrite="x",
+    vjp=lambda g, x: [mul(g, sgn(x))], reference=lambda x: np.abs(x), exact=True, elementwise=True,
     samples=unary(avoid=(0,), special=EDGES), bad_samples=_wrong_dtype("abs"),
 )  # fmt: skip
 sgn: OpSpec = op(
-    "sgn", inputs="x", doc="y = -1, 0 or 1: the sign of x; its slope is 0", shape=same_as("x"), may_overwrite="x",
-    vjp=lambda: [None], no_gradient_to={"x": "its slope is 0"},
-    reference=lambda x: np.sign(x),
-    samples=unary(avoid=(0,), special=EDGES), bad_samples=_wrong_dtype("sgn"),
+    "sgn", inputs="x", doc="y = -1, 0 or 1: the sign of x; its slope is 0", dtypes="f32", shape=same_as("x"),
+    may_overwrite="x", vjp=lambda: [None], no_gradient_to={"x": "its slope is 0"}, reference=lambda x: np.sign(x),
+    exact=True, elementwise=True, samples=unary(avoid=(0,), special=EDGES), bad_samples=_wrong_dtype("sgn"),
 )  # fmt: skip
 step: OpSpec = op(
-    "step", inputs="x", doc="y = 1 where x > 0, else 0; its slope is 0", shape=same_as("x"), may_overwrite="x",
-    vjp=lambda: [None], no_gradient_to={"x": "its slope is 0"},
-    reference=lambda x: (x > 0).astype(x.dtype),
+    "step", inputs="x", doc="y = 1 where x > 0, else 0; its slope is 0", dtypes="f32", shape=same_as("x"),
+    may_overwrite="x", vjp=lambda: [None], no_gradient_to={"x": "its slope is 0"},
+    reference=lambda x: (x > 0).astype(x.dtype), exact=True, elementwise=True,
     samples=unary(avoid=(0,), special=EDGES[:-1]), bad_samples=_wrong_dtype("step"),
 )  # fmt: skip
 sqr: OpSpec = op(
-    "sqr", inputs="x", doc="y = x * x", shape=same_as("x"), may_overwrite="x",
-    vjp=lambda g, x: [mul(g, scale(x, factor=2.0))],
-    reference=lambda x: x * x,
+    "sqr", inputs="x", doc="y = x * x", dtypes="f32", shape=same_as("x"), may_overwrite="x",
+    vjp=lambda g, x: [mul(g, scale(x, factor=2.0))], reference=lambda x: x * x, exact=True, elementwise=True,
     samples=unary(special=(0.0, -0.0, 1e19, -1e19, INF, -INF, NAN)), bad_samples=_wrong_dtype("sqr"),
 )  # fmt: skip
 sqrt: OpSpec = op(
-    "sqrt", inputs="x", doc="y = square root of x", shape=same_as("x"), may_overwrite="x",
-    vjp=lambda g, y: [div(g, scale(y, factor=2.0))],
-    reference=lambda x: np.sqrt(x),
+    "sqrt", inputs="x", doc="y = square root of x", dtypes="f32", shape=same_as("x"), may_overwrite="x",
+    vjp=lambda g, y: [div(g, scale(y, factor=2.0))], reference=lambda x: np.sqrt(x), exact=True, elementwise=True,
     samples=unary(0.05, 4.0, special=(0.0, -0.0, 1e-30, 3e38, INF, -1.0, NAN)), bad_samples=_wrong_dtype("sqrt"),
 )  # fmt: skip
 exp: OpSpec = op(
-    "exp", inputs="x", doc="y = e^x", shape=same_as("x"), may_overwrite="x",
-    vjp=lambda g, y: [mul(g, y)],
-    reference=lambda x: np.exp(x),
+    "exp", inputs="x", doc="y = e^x", dtypes="f32", shape=same_as("x"), may_overwrite="x",
+    vjp=lambda g, y: [mul(g, y)], reference=lambda x: np.exp(x), elementwise=True,
     samples=unary(-5, 5, special=(0.0, -0.0, 1e-40, 88.0, -87.0, 100.0, -110.0, INF, -INF, NAN)),
     bad_samples=_wrong_dtype("exp"),
 )  # fmt: skip
 expm1: OpSpec = op(
-    "expm1", inputs="x", doc="y = e^x - 1, exact near 0", shape=same_as("x"), may_overwrite="x",
-    vjp=lambda g, y: [mul(g, scale(y, factor=1.0, bias=1.0))],
-    reference=lambda x: np.expm1(x),
+    "expm1", inputs="x", doc="y = e^x - 1, exact near 0", dtypes="f32", shape=same_as("x"), may_overwrite="x",
+    vjp=lambda g, y: [mul(g, scale(y, factor=1.0, bias=1.0))], reference=lambda x: np.expm1(x), elementwise=True,
     samples=unary(-5, 5, special=(0.0, 1e-6, -1e-6, 1e-3, 88.0, -87.0, 100.0, -110.0, INF, -INF, NAN)),
     bad_samples=_wrong_dtype("expm1"),
 )  # fmt: skip
 log: OpSpec = op(
-    "log", inputs="x", doc="y = natural logarithm of x", shape=same_as("x"), may_overwrite="x",
-    vjp=lambda g, x: [div(g, x)],
-    reference=lambda x: np.log(x),
+    "log", inputs="x", doc="y = natural logarithm of x", dtypes="f32", shape=same_as("x"), may_overwrite="x",
+    vjp=lambda g, x: [div(g, x)], reference=lambda x: np.log(x), elementwise=True,
     samples=unary(0.05, 4.0, special=(0.0, 1.0, 1e-30, 3e38, INF, -1.0, NAN)), bad_samples=_wrong_dtype("log"),
 )  # fmt: skip
 sin: OpSpec = op(
-    "sin", inputs="x", doc="y = sine of x", shape=same_as("x"), may_overwrite="x",
-    vjp=lambda g, x: [mul(g, cos(x))],
-    reference=lambda x: np.sin(x),
+    "sin", inputs="x", doc="y = sine of x", dtypes="f32", shape=same_as("x"), may_overwrite="x",
+    vjp=lambda g, x: [mul(g, cos(x))], reference=lambda x: np.sin(x), elementwise=True,
     samples=unary(-10, 10, special=(0.0, 1e-6, 1.5707964, 3.1415927, 100.5, -1000.25, INF, NAN)),
     bad_samples=_wrong_dtype("sin"),
 )  # fmt: skip
 cos: OpSpec = op(
-    "cos", inputs="x", doc="y = cosine of x", shape=same_as("x"), may_overwrite="x",
-    vjp=lambda g, x: [neg(mul(g, sin(x)))],
-    reference=lambda x: np.cos(x),
+    "cos", inputs="x", doc="y = cosine of x", dtypes="f32", shape=same_as("x"), may_overwrite="x",
+    vjp=lambda g, x: [neg(mul(g, sin(x)))], reference=lambda x: np.cos(x), elementwise=True,
     samples=unary(-10, 10, special=(0.0, 1e-6, 1.5707964, 3.1415927, 100.5, -1000.25, INF, NAN)),
     bad_samples=_wrong_dtype("cos"),
 )  # fmt: skip
 relu: OpSpec = op(
-    "relu", inputs="x", doc="y = max(x, 0)", shape=same_as("x"), may_overwrite="x",
-    vjp=lambda g, y: [relu_back(g, y)],
-    reference=lambda x: np.maximum(x, x.dtype.type(0)),
-    samples=unary(avoid=(0,), special=EDGES), bad_samples=_wrong_dtype("relu"),
+    "relu", inputs="x", doc="y = max(x, 0)", dtypes="f32", shape=same_as("x"), may_overwrite="x",
+    vjp=lambda g, y: [relu_back(g, y)], reference=lambda x: np.maximum(x, x.dtype.type(0)), exact=True,
+    elementwise=True, samples=unary(avoid=(0,), special=EDGES), bad_samples=_wrong_dtype("relu"),
 )  # fmt: skip
 leaky_relu: OpSpec = op(
-    "leaky_relu", inputs="x", attrs="slope:float=0.01", doc="y = x where x > 0, else slope * x",
-    shape=same_as("x"), may_overwrite="x",
-    vjp=lambda g, x, slope: [leaky_relu_back(g, x, slope=slope)],
-    reference=lambda x, slope: np.where(x > 0, x, slope * x),
+    "leaky_relu", inputs="x", attrs="slope:float=0.01", doc="y = x where x > 0, else slope * x", dtypes="f32",
+    shape=same_as("x"), may_overwrite="x", vjp=lambda g, x, slope: [leaky_relu_back(g, x, slope=slope)],
+    reference=lambda x, slope: np.where(x > 0, x, slope * x), exact=True, elementwise=True,
     samples=unary(avoid=(0,), special=EDGES, slope=0.1), bad_samples=_wrong_dtype("leaky_relu"),
 )  # fmt: skip
 elu: OpSpec = op(
-    "elu", inputs="x", attrs="alpha:float=1", doc="y = x where x > 0, else alpha * (e^x - 1)",
-    shape=same_as("x"), may_overwrite="x",
-    vjp=lambda g, x, alpha: [elu_back(g, x, alpha=alpha)],
-    reference=lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))),
+    "elu", inputs="x", attrs="alpha:float=1", doc="y = x where x > 0, else alpha * (e^x - 1)", dtypes="f32",
+    shape=same_as("x"), may_overwrite="x", vjp=lambda g, x, alpha: [elu_back(g, x, alpha=alpha)],
+    reference=lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))), elementwise=True,
     samples=unary(-4, 4, avoid=(0,), special=EDGES, alpha=1.5), bad_samples=_wrong_dtype("elu"),
 )  # fmt: skip
 sigmoid: OpSpec = op(
-    "sigmoid", inputs="x", doc="y = 1 / (1 + e^-x)", shape=same_as("x"), may_overwrite="x",
-    vjp=lambda g, y: [sigmoid_back(g, y)],
-    reference=np_sigmoid,
+    "sigmoid", inputs="x", doc="y = 1 / (1 + e^-x)", dtypes="f32", shape=same_as("x"), may_overwrite="x",
+    vjp=lambda g, y: [sigmoid_back(g, y)], reference=np_sigmoid, elementwise=True,
     samples=unary(-6, 6, special=(0.0, 20.0, -20.0, 80.0, -80.0, 200.0, -200.0, INF, -INF, NAN)),
     bad_samples=_wrong_dtype("sigmoid"),
 )  # fmt: skip
 tanh: OpSpec = op(
-    "tanh", inputs="x", doc="y = hyperbolic tangent of x", shape=same_as("x"), may_overwrite="x",
-    vjp=lambda g, y: [tanh_back(g, y)],
-    reference=lambda x: np.tanh(x),
+    "tanh", inputs="x", doc="y = hyperbolic tangent of x", dtypes="f32", shape=same_as("x"), may_overwrite="x",
+    vjp=lambda g, y: [tanh_back(g, y)], reference=lambda x: np.tanh(x), elementwise=True,
     samples=unary(-4, 4, special=(0.0, 1e-6, -1e-3, 20.0, -20.0, 200.0, INF, -INF, NAN)),
     bad_samples=_wrong_dtype("tanh"),
 )  # fmt: skip
 gelu: OpSpec = op(
-    "gelu", inputs="x", doc="y = x * P(normal < x), by erf", shape=same_as("x"), may_overwrite="x",
-    vjp=lambda g, x: [gelu_back(g, x)],
-    reference=lambda x: 0.5 * x * (1 + np_erf(x / math.sqrt(2))),
-    samples=unary(-4, 4, special=(0.0, 1e-6, 10.0, 100.0, -100.0, 1e30, NAN)), bad_samples=_wrong_dtype("gelu"),
+    "gelu", inputs="x", doc="y = x * P(normal < x), by erf", dtypes="f32", shape=same_as("x"), may_overwrite="x",
+    vjp=lambda g, x: [gelu_back(g, x)], reference=lambda x: 0.5 * x * (1 + np_erf(x / math.sqrt(2))),
+    elementwise=True, samples=unary(-4, 4, special=(0.0, 1e-6, 10.0, 100.0, -100.0, 1e30, NAN)),
+    bad_samples=_wrong_dtype("gelu"),
 )  # fmt: skip
 gelu_tanh: OpSpec = op(
-    "gelu_tanh", inputs="x", doc="y = x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))",
-    shape=same_as("x"), may_overwrite="x",
-    vjp=lambda g, x: [gelu_tanh_back(g, x)],
-    reference=np_gelu_tanh,
-    samples=unary(-4, 4, special=(0.0, 1e-6, 10.0, 100.0, -100.0, NAN)), bad_samples=_wrong_dtype("gelu_tanh"),
+    "gelu_tanh", inputs="x", doc="y = x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))", dtypes="f32",
+    shape=same_as("x"), may_overwrite="x", vjp=lambda g, x: [gelu_tanh_back(g, x)], reference=np_gelu_tanh,
+    elementwise=True, samples=unary(-4, 4, special=(0.0, 1e-6, 10.0, 100.0, -100.0, NAN)),
+    bad_samples=_wrong_dtype("gelu_tanh"),
 )  # fmt: skip
 silu: OpSpec = op(
-    "silu", inputs="x", doc="y = x * sigmoid(x)", shape=same_as("x"), may_overwrite="x",
-    vjp=lambda g, x: [silu_back(g, x)],
-    reference=lambda x: x * np_sigmoid(x),
-    samples=unary(-6, 6, special=(0.0, 1e-6, 30.0, -30.0, 100.0, -100.0, 1e30, NAN)), bad_samples=_wrong_dtype("silu"),
+    "silu", inputs="x", doc="y = x * sigmoid(x)", dtypes="f32", shape=same_as("x"), may_overwrite="x",
+    vjp=lambda g, x: [silu_back(g, x)], reference=lambda x: x * np_sigmoid(x), elementwise=True,
+    samples=unary(-6, 6, special=(0.0, 1e-6, 30.0, -30.0, 100.0, -100.0, 1e30, NAN)),
+    bad_samples=_wrong_dtype("silu"),
 )  # fmt: skip
 softplus: OpSpec = op(
-    "softplus", inputs="x", doc="y = log(1 + e^x)", shape=same_as("x"), may_overwrite="x",
-    vjp=lambda g, x: [mul(g, sigmoid(x))],
-    reference=lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
-    samples=unary(-6, 6, special=(0.0, 1e-6, 30.0, -30.0, 80.0, -80.0, 1e30, INF, NAN)),
+    "softplus", inputs="x", doc="y = log(1 + e^x)", dtypes="f32", shape=same_as("x"), may_overwrite="x",
+    vjp=lambda g, x: [mul(g, sigmoid(x))], reference=lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
+    elementwise=True, samples=unary(-6, 6, special=(0.0, 1e-6, 30.0, -30.0, 80.0, -80.0, 1e30, INF, NAN)),
     bad_samples=_wrong_dtype("softplus"),
 )  # fmt: skip
 
 
 def _clamp_shape(x: Spec, min: float, max: float) -> Spec:
-    need_dtype(x)
     need(min <= max, f"min {min} lies above max {max}", "min <= max")
     return Spec(x.shape)
 
 
 clamp: OpSpec = op(
-    "clamp", inputs="x", attrs="min:float=-inf max:float=inf", doc="y = x held between min and max",
-    shape=_clamp_shape, may_overwrite="x",
-    vjp=lambda g, x, min, max: [clamp_back(g, x, min=min, max=max)],
-    reference=lambda x, min, max: np.minimum(np.maximum(x, x.dtype.type(min)), x.dtype.type(max)),
-    samples=unary(avoid=(-1, 0.5), special=EDGES, min=-1.0, max=0.5),
+    "clamp", inputs="x", attrs="min:float=-inf max:float=inf", doc="y = x held between min and max", dtypes="f32",
+    shape=_clamp_shape, may_overwrite="x", vjp=lambda g, x, min, max: [clamp_back(g, x, min=min, max=max)],
+    reference=lambda x, min, max: np.minimum(np.maximum(x, x.dtype.type(min)), x.dtype.type(max)), exact=True,
+    elementwise=True, samples=unary(avoid=(-1, 0.5), special=EDGES, min=-1.0, max=0.5),
     bad_samples=[
         *_wrong_dtype("clamp"),
         bad("clamp: min 2.0 lies above max 1.0: x f32[3]; need min <= max", (3,), min=2.0, max=1.0),
     ],
 )  # fmt: skip
 scale: OpSpec = op(
-    "scale", inputs="x", attrs="factor:float bias:float=0", doc="y = x * factor + bias",
-    shape=same_as("x"), may_overwrite="x",
-    vjp=lambda g, factor: [scale(g, factor=factor)],
-    reference=lambda x, factor, bias: x * factor + bias,
+    "scale", inputs="x", attrs="factor:float bias:float=0", doc="y = x * factor + bias", dtypes="f32",
+    shape=same_as("x"), may_overwrite="x", vjp=lambda g, factor: [scale(g, factor=factor)],
+    reference=lambda x, factor, bias: x * factor + bias, elementwise=True,
     samples=lambda rng: [*unary(factor=-1.75, bias=0.5)(rng), *unary(factor=3.0)(rng)[:3]],
     bad_samples=[*_wrong_dtype("scale", factor=2.0), bad(
         "scale: factor is missing: x f32[3]; need factor of kind float", (3,),
@@ -267,46 +236,45 @@ scale: OpSpec = op(
 SIGN = "only its sign counts"
 
 relu_back: OpSpec = op(
-    "relu_back", inputs="g y", outputs="dx", doc="dx = g where y > 0, else 0; y = relu(x)",
-    shape=same_as("g", "y"), may_overwrite="g y",
-    vjp=lambda g_dx, y: [relu_back(g_dx, y), None], no_gradient_to={"y": SIGN},
-    reference=lambda g, y: np.where(y > 0, g, 0),
+    "relu_back", inputs="g y", outputs="dx", doc="dx = g where y > 0, else 0; y = relu(x)", dtypes="f32",
+    shape=same_as("g", "y"), may_overwrite="g y", vjp=lambda g_dx, y: [relu_back(g_dx, y), None],
+    no_gradient_to={"y": SIGN}, reference=lambda g, y: np.where(y > 0, g, 0), exact=True, elementwise=True,
     samples=unary(avoid=(0,), count=2, special=EDGES[:-1]), bad_samples=_differing("relu_back", "g", "y"),
 )  # fmt: skip
 leaky_relu_back: OpSpec = op(
     "leaky_relu_back", inputs="g x", outputs="dx", attrs="slope:float=0.01", doc="dx = g where x > 0, else slope * g",
-    shape=same_as("g", "x"), may_overwrite="g x",
+    dtypes="f32", shape=same_as("g", "x"), may_overwrite="g x",
     vjp=lambda g_dx, x, slope: [leaky_relu_back(g_dx, x, slope=slope), None], no_gradient_to={"x": SIGN},
-    reference=lambda g, x, slope: np.where(x > 0, g, slope * g),
+    reference=lambda g, x, slope: np.where(x > 0, g, slope * g), exact=True, elementwise=True,
     samples=unary(avoid=(0,), count=2, slope=0.1), bad_samples=_differing("leaky_relu_back", "g", "x"),
 )  # fmt: skip
 elu_back: OpSpec = op(
     "elu_back", inputs="g x", outputs="dx", attrs="alpha:float=1", doc="dx = g where x > 0, else g * alpha * e^x",
-    shape=same_as("g", "x"), may_overwrite="g x",
+    dtypes="f32", shape=same_as("g", "x"), may_overwrite="g x",
+    composition=lambda g, x, alpha: where(greater(x, 0.0), g, mul(g, scale(exp(minimum(x, 0.0)), factor=alpha))),
     vjp=lambda g_dx, g, x, alpha: [
         elu_back(g_dx, x, alpha=alpha),
         mul(mul(g_dx, g), sub(elu_back(full_like(x, 1.0), x, alpha=alpha), step(x))),
     ],
-    reference=lambda g, x, alpha: np.where(x > 0, g, g * (alpha * np.exp(np.minimum(x, 0)))),
-    samples=unary(-4, 4, avoid=(0,), count=2, alpha=1.5, special=(1.0, -1.0, 100.0, -100.0)),
+    elementwise=True, samples=unary(-4, 4, avoid=(0,), count=2, alpha=1.5, special=(1.0, -1.0, 100.0, -100.0)),
     bad_samples=_differing("elu_back", "g", "x"),
 )  # fmt: skip
 sigmoid_back: OpSpec = op(
-    "sigmoid_back", inputs="g y", outputs="dx", doc="dx = g * y * (1 - y); y = sigmoid(x)",
+    "sigmoid_back", inputs="g y", outputs="dx", doc="dx = g * y * (1 - y); y = sigmoid(x)", dtypes="f32",
     shape=same_as("g", "y"), may_overwrite="g y",
+    composition=lambda g, y: mul(g, mul(y, scale(y, factor=-1.0, bias=1.0))),
     vjp=lambda g_dx, g, y: [sigmoid_back(g_dx, y), mul(mul(g_dx, g), scale(y, factor=-2.0, bias=1.0))],
-    reference=lambda g, y: g * (y * (1 - y)),
-    samples=unary(0, 1, count=2), bad_samples=_differing("sigmoid_back", "g", "y"),
+    elementwise=True, samples=unary(0, 1, count=2), bad_samples=_differing("sigmoid_back", "g", "y"),
 )  # fmt: skip
 tanh_back: OpSpec = op(
-    "tanh_back", inputs="g y", outputs="dx", doc="dx = g * (1 - y^2); y = tanh(x)",
+    "tanh_back", inputs="g y", outputs="dx", doc="dx = g * (1 - y^2); y = tanh(x)", dtypes="f32",
     shape=same_as("g", "y"), may_overwrite="g y",
-    vjp=lambda g_dx, g, y: [tanh_back(g_dx, y), mul(mul(g_dx, g), scale(y, factor=-2.0))],
-    reference=lambda g, y: g * (1 - y * y),
+    composition=lambda g, y: mul(g, scale(sqr(y), factor=-1.0, bias=1.0)),
+    vjp=lambda g_dx, g, y: [tanh_back(g_dx, y), mul(mul(g_dx, g), scale(y, factor=-2.0))], elementwise=True,
     samples=unary(-1, 1, count=2), bad_samples=_differing("tanh_back", "g", "y"),
 )  # fmt: skip
 gelu_back: OpSpec = op(
-    "gelu_back", inputs="g x", outputs="dx", doc="dx = g * (P(normal < x) + x * density(x))",
+    "gelu_back", inputs="g x", outputs="dx", doc="dx = g * (P(normal < x) + x * density(x))", dtypes="f32",
     shape=same_as("g", "x"), may_overwrite="g x",
     vjp=lambda g_dx, g, x: [  # gelu'' = density(x) * (2 - x^2)
         gelu_back(g_dx, x),
@@ -315,39 +283,33 @@ gelu_back: OpSpec = op(
             mul(exp(scale(sqr(x), factor=-0.5)), scale(sqr(x), factor=-_RHO, bias=2 * _RHO)),
         ),
     ],
-    reference=lambda g, x: g * (0.5 * (1 + np_erf(x / math.sqrt(2))) + x * np_phi(x)),
+    reference=lambda g, x: g * (0.5 * (1 + np_erf(x / math.sqrt(2))) + x * np_phi(x)), elementwise=True,
     samples=unary(-4, 4, count=2, special=(0.0, 10.0, -10.0, 100.0, -100.0)),
     bad_samples=_differing("gelu_back", "g", "x"),
 )  # fmt: skip
 gelu_tanh_back: OpSpec = op(
-    "gelu_tanh_back", inputs="g x", outputs="dx", doc="dx = g * gelu_tanh'(x)",
-    shape=same_as("g", "x"), may_overwrite="g x",
-    vjp=lambda g_dx, g, x: pullback(_gelu_tanh_back, [g, x], g_dx),
-    reference=lambda g, x: g * np_gelu_tanh_slope(x),
+    "gelu_tanh_back", inputs="g x", outputs="dx", doc="dx = g * gelu_tanh'(x)", dtypes="f32", shape=same_as("g", "x"),
+    may_overwrite="g x", composition=lambda g, x: _gelu_tanh_back(g, x), elementwise=True,
     samples=unary(-4, 4, count=2, special=(0.0, 10.0, -10.0, 100.0, -100.0)),
     bad_samples=_differing("gelu_tanh_back", "g", "x"),
 )  # fmt: skip
 silu_back: OpSpec = op(
-    "silu_back", inputs="g x", outputs="dx", doc="dx = g * s * (1 + x * (1 - s)); s = sigmoid(x)",
-    shape=same_as("g", "x"), may_overwrite="g x",
-    vjp=lambda g_dx, g, x: pullback(_silu_back, [g, x], g_dx),
-    reference=lambda g, x: g * np_silu_slope(x),
+    "silu_back", inputs="g x", outputs="dx", doc="dx = g * s * (1 + x * (1 - s)); s = sigmoid(x)", dtypes="f32",
+    shape=same_as("g", "x"), may_overwrite="g x", composition=lambda g, x: _silu_back(g, x), elementwise=True,
     samples=unary(-6, 6, count=2, special=(0.0, 30.0, -30.0, 100.0, -100.0)),
     bad_samples=_differing("silu_back", "g", "x"),
 )  # fmt: skip
 clamp_back: OpSpec = op(
     "clamp_back", inputs="g x", outputs="dx", attrs="min:float=-inf max:float=inf",
-    doc="dx = g where min <= x <= max, else 0",
-    shape=same_as("g", "x"), may_overwrite="g x",
+    doc="dx = g where min <= x <= max, else 0", dtypes="f32", shape=same_as("g", "x"), may_overwrite="g x",
     vjp=lambda g_dx, x, min, max: [clamp_back(g_dx, x, min=min, max=max), None],
     no_gradient_to={"x": "only whether it lies between min and max counts"},
-    reference=lambda g, x, min, max: np.where((x >= min) & (x <= max), g, 0),
+    reference=lambda g, x, min, max: np.where((x >= min) & (x <= max), g, 0), exact=True, elementwise=True,
     samples=unary(avoid=(-1, 0.5), count=2, min=-1.0, max=0.5), bad_samples=_differing("clamp_back", "g", "x"),
 )  # fmt: skip
 
 
 def _gelu_tanh_back(g: Value, x: Value) -> Value:
-    """gelu_tanh_back from simpler ops."""
     c = math.sqrt(2 / math.pi)
     t = tanh(mul(scale(x, factor=c), scale(sqr(x), factor=0.044715, bias=1.0)))
     inner = scale(sqr(x), factor=3 * 0.044715 * c, bias=c)
@@ -356,7 +318,6 @@ def _gelu_tanh_back(g: Value, x: Value) -> Value:
 
 
 def _silu_back(g: Value, x: Value) -> Value:
-    """silu_back from simpler ops."""
     s = sigmoid(x)
     return mul(mul(g, s), scale(mul(x, scale(s, factor=-1.0, bias=1.0)), factor=1.0, bias=1.0))
 
@@ -364,39 +325,40 @@ def _silu_back(g: Value, x: Value) -> Value:
 # ---- two inputs, broadcasting ----------------------------------------------------------------------------
 
 add: OpSpec = op(
-    "add", inputs="x y", outputs="z", doc="z = x + y", shape=broadcast_of("x", "y"), may_overwrite="x y",
-    vjp=lambda g, x, y: [unbroadcast(g, x), unbroadcast(g, y)],
-    reference=lambda x, y: x + y,
-    samples=pairs(special=((INF, 1.0), (3e38, 3e38), (NAN, 1.0), (1.0, -1.0))), bad_samples=_unbroadcastable("add"),
+    "add", inputs="x y", outputs="z", doc="z = x + y", dtypes="f32", shape=broadcast_of("x", "y"),
+    may_overwrite="x y", vjp=lambda g, x, y: [unbroadcast(g, x), unbroadcast(g, y)], reference=lambda x, y: x + y,
+    exact=True, elementwise=True, samples=pairs(special=((INF, 1.0), (3e38, 3e38), (NAN, 1.0), (1.0, -1.0))),
+    bad_samples=_unbroadcastable("add"),
 )  # fmt: skip
 sub: OpSpec = op(
-    "sub", inputs="x y", outputs="z", doc="z = x - y", shape=broadcast_of("x", "y"), may_overwrite="x y",
-    vjp=lambda g, x, y: [unbroadcast(g, x), unbroadcast(neg(g), y)],
-    reference=lambda x, y: x - y,
+    "sub", inputs="x y", outputs="z", doc="z = x - y", dtypes="f32", shape=broadcast_of("x", "y"),
+    may_overwrite="x y", vjp=lambda g, x, y: [unbroadcast(g, x), unbroadcast(neg(g), y)],
+    reference=lambda x, y: x - y, exact=True, elementwise=True,
     samples=pairs(special=((INF, 1.0), (3e38, -3e38), (NAN, 1.0), (1.0, 1.0))), bad_samples=_unbroadcastable("sub"),
 )  # fmt: skip
 mul: OpSpec = op(
-    "mul", inputs="x y", outputs="z", doc="z = x * y", shape=broadcast_of("x", "y"), may_overwrite="x y",
-    vjp=lambda g, x, y: [unbroadcast(mul(g, y), x), unbroadcast(mul(g, x), y)],
-    reference=lambda x, y: x * y,
+    "mul", inputs="x y", outputs="z", doc="z = x * y", dtypes="f32", shape=broadcast_of("x", "y"),
+    may_overwrite="x y", vjp=lambda g, x, y: [unbroadcast(mul(g, y), x), unbroadcast(mul(g, x), y)],
+    reference=lambda x, y: x * y, exact=True, elementwise=True,
     samples=pairs(special=((INF, 1.0), (3e38, 3e38), (NAN, 1.0), (0.0, INF))), bad_samples=_unbroadcastable("mul"),
 )  # fmt: skip
 div: OpSpec = op(
-    "div", inputs="x y", outputs="z", doc="z = x / y", shape=broadcast_of("x", "y"), may_overwrite="x y",
-    vjp=lambda g, x, y, z: [unbroadcast(div(g, y), x), unbroadcast(neg(div(mul(g, z), y)), y)],
-    reference=lambda x, y: x / y,
+    "div", inputs="x y", outputs="z", doc="z = x / y", dtypes="f32", shape=broadcast_of("x", "y"),
+    may_overwrite="x y", vjp=lambda g, x, y, z: [unbroadcast(div(g, y), x), unbroadcast(neg(div(mul(g, z), y)), y)],
+    reference=lambda x, y: x / y, exact=True, elementwise=True,
     samples=pairs(
         -4, 4, avoid=(0,), margin=0.3, first=(-2, 2), special=((1.0, 0.0), (0.0, 0.0), (1.0, INF), (1e-30, 1e30)),
     ),
     bad_samples=_unbroadcastable("div"),
 )  # fmt: skip
 _pow: OpSpec = op(
-    "pow", inputs="x y", outputs="z", doc="z = x ^ y", shape=broadcast_of("x", "y"), may_overwrite="x y",
+    "pow", inputs="x y", outputs="z", doc="z = x ^ y", dtypes="f32", shape=broadcast_of("x", "y"),
+    may_overwrite="x y",
     vjp=lambda g, x, y, z: [
         unbroadcast(where(equal(y, 0.0), 0.0, mul(g, mul(y, _pow(x, sub(y, 1.0))))), x),
         unbroadcast(mul(mul(g, z), log(where(equal(x, 0.0), 1.0, x))), y),
     ],
-    reference=lambda x, y: np.power(x, y),
+    reference=lambda x, y: np.power(x, y), tolerance=1e-5, elementwise=True,
     samples=pairs(
         -2, 2, first=(0.2, 3),
         special=((0.0, 0.0), (0.0, 2.0), (-2.0, 3.0), (-2.0, 2.0), (-2.0, 0.5), (2.0, 10.0), (0.0, -1.0), (NAN, 0.0)),
@@ -405,17 +367,17 @@ _pow: OpSpec = op(
 )  # fmt: skip
 maximum: OpSpec = op(
     "maximum", inputs="x y", outputs="z", doc="z = the larger of x and y; equal ones share the gradient",
-    shape=broadcast_of("x", "y"), may_overwrite="x y",
+    dtypes="f32", shape=broadcast_of("x", "y"), may_overwrite="x y",
     vjp=lambda g, x, y: [unbroadcast(_share(g, y, x), x), unbroadcast(_share(g, x, y), y)],
-    reference=lambda x, y: np.maximum(x, y),
+    reference=lambda x, y: np.maximum(x, y), exact=True, elementwise=True,
     samples=pairs(special=((1.0, 1.0), (INF, 1.0), (NAN, 1.0), (1.0, NAN), (-INF, -3.0))),
     bad_samples=_unbroadcastable("maximum"),
 )  # fmt: skip
 minimum: OpSpec = op(
     "minimum", inputs="x y", outputs="z", doc="z = the smaller of x and y; equal ones share the gradient",
-    shape=broadcast_of("x", "y"), may_overwrite="x y",
+    dtypes="f32", shape=broadcast_of("x", "y"), may_overwrite="x y",
     vjp=lambda g, x, y: [unbroadcast(_share(g, x, y), x), unbroadcast(_share(g, y, x), y)],
-    reference=lambda x, y: np.minimum(x, y),
+    reference=lambda x, y: np.minimum(x, y), exact=True, elementwise=True,
     samples=pairs(special=((1.0, 1.0), (INF, 1.0), (NAN, 1.0), (1.0, NAN), (-INF, -3.0))),
     bad_samples=_unbroadcastable("minimum"),
 )  # fmt: skip
@@ -432,7 +394,6 @@ COMPARISON = "a comparison has no slope"
 
 
 def _equal_shape(x: Spec, y: Spec) -> Spec:
-    need_dtype(x, y, kind=(f32, i32))
     if x.dtype is not y.dtype:
         raise Reject("dtypes differ", "x and y of one dtype", DTypeError)
     return Spec(broadcast_shape(x, y), u8)
@@ -448,9 +409,8 @@ def _compared(rng: np.random.Generator) -> list[Sample]:
 
 
 equal: OpSpec = op(
-    "equal", inputs="x y", outputs="z", doc="z = 1 where x == y, else 0 (u8)", shape=_equal_shape,
-    no_gradient=COMPARISON,
-    reference=lambda x, y: np.equal(x, y).astype(np.uint8),
+    "equal", inputs="x y", outputs="z", doc="z = 1 where x == y, else 0 (u8)", dtypes="f32|i32", shape=_equal_shape,
+    no_gradient=COMPARISON, reference=lambda x, y: np.equal(x, y).astype(np.uint8), exact=True, elementwise=True,
     samples=lambda rng: [
         *_compared(rng),
         *[Sample(tuple(rng.integers(-2, 3, s).astype(np.int32) for s in p)) for p in (*PAIRS, (LARGE, LARGE))],
@@ -462,16 +422,16 @@ equal: OpSpec = op(
     ],
 )  # fmt: skip
 less: OpSpec = op(
-    "less", inputs="x y", outputs="z", doc="z = 1 where x < y, else 0 (u8)", shape=broadcast_of("x", "y", kind=u8),
-    no_gradient=COMPARISON,
-    reference=lambda x, y: np.less(x, y).astype(np.uint8),
-    samples=_compared, bad_samples=_unbroadcastable("less"),
+    "less", inputs="x y", outputs="z", doc="z = 1 where x < y, else 0 (u8)", dtypes="f32",
+    shape=broadcast_of("x", "y", kind=u8), no_gradient=COMPARISON,
+    reference=lambda x, y: np.less(x, y).astype(np.uint8), exact=True, elementwise=True, samples=_compared,
+    bad_samples=_unbroadcastable("less"),
 )  # fmt: skip
 greater: OpSpec = op(
-    "greater", inputs="x y", outputs="z", doc="z = 1 where x > y, else 0 (u8)", shape=broadcast_of("x", "y", kind=u8),
-    no_gradient=COMPARISON,
-    reference=lambda x, y: np.greater(x, y).astype(np.uint8),
-    samples=_compared, bad_samples=_unbroadcastable("greater"),
+    "greater", inputs="x y", outputs="z", doc="z = 1 where x > y, else 0 (u8)", dtypes="f32",
+    shape=broadcast_of("x", "y", kind=u8), no_gradient=COMPARISON,
+    reference=lambda x, y: np.greater(x, y).astype(np.uint8), exact=True, elementwise=True, samples=_compared,
+    bad_samples=_unbroadcastable("greater"),
 )  # fmt: skip
 
 
@@ -493,8 +453,6 @@ def _either(x: Value, first: OpSpec, y: Any) -> Value:
 
 
 def _where_shape(cond: Spec, x: Spec, y: Spec) -> Spec:
-    need_dtype(cond, kind=u8)
-    need_dtype(x, y)
     return Spec(broadcast_shape(cond, x, y))
 
 
@@ -509,12 +467,11 @@ def _where_samples(rng: np.random.Generator) -> list[Sample]:
 
 
 where: OpSpec = op(
-    "where", inputs="cond x y", outputs="z", doc="z = x where cond (u8) is not 0, else y",
+    "where", inputs="cond x y", outputs="z", doc="z = x where cond (u8) is not 0, else y", dtypes="f32 cond:u8",
     shape=_where_shape, may_overwrite="x y",
     vjp=lambda g, cond, x, y: [None, unbroadcast(where(cond, g, 0.0), x), unbroadcast(where(cond, 0.0, g), y)],
-    no_gradient_to={"cond": "a condition has no slope"},
-    reference=lambda cond, x, y: np.where(cond != 0, x, y),
-    samples=_where_samples,
+    no_gradient_to={"cond": "a condition has no slope"}, reference=lambda cond, x, y: np.where(cond != 0, x, y),
+    exact=True, elementwise=True, samples=_where_samples,
     bad_samples=[
         bad("where: dtype f32 is not taken: cond f32[2], x f32[2], y f32[2]; need u8", (2,), (2,), (2,)),
         bad(
@@ -569,10 +526,8 @@ _cast: OpSpec = op(
     "cast", inputs="x", attrs="dtype:dtype",
     doc="y = x in another dtype; to integers it cuts towards 0, to halves it rounds to nearest even, with slope 1; "
     "quantised to f32",
-    shape=_cast_shape,
-    vjp=lambda g, x: [g if x.dtype.is_float else None],
-    reference=_cast_reference,
-    samples=_cast_samples,
+    dtypes="any", shape=_cast_shape, vjp=lambda g, x: [g if x.dtype.is_float else None], reference=_cast_reference,
+    exact=True, elementwise=True, samples=_cast_samples,
     bad_samples=[bad("cast: f32 is not converted to i64: x f32[2]; need one of: f16, bf16, i32", (2,), dtype="i64")],
 )  # fmt: skip
 

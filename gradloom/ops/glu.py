@@ -6,17 +6,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..graph.opspec import OpSpec, op
-from ..graph.value import Value
-from .common import LARGE, SHAPES, BadSample, Sample, Spec, bad, draw, named, need, need_dtype, pullback
+from ..graph.declaration import called_with
+from ..graph.declare import op
+from ..graph.opspec import OpSpec
+from .common import LARGE, SHAPES, BadSample, Sample, Spec, bad, draw, need
 from .elementwise import (
     gelu_tanh,
     gelu_tanh_back,
     mul,
-    np_gelu_tanh,
-    np_gelu_tanh_slope,
-    np_sigmoid,
-    np_silu_slope,
     silu,
     silu_back,
 )
@@ -27,11 +24,10 @@ def _shape(*names: str, outputs: int) -> Callable[..., list[Spec]]:
 
     def rule(**specs: Spec) -> list[Spec]:
         first = specs[names[0]]
-        need_dtype(*specs.values())
         need(all(s.shape == first.shape for s in specs.values()), "shapes differ", f"{', '.join(names)} of one shape")
         return [Spec(first.shape)] * outputs
 
-    return named(names, rule)
+    return called_with(names, rule)
 
 
 def _samples(count: int) -> Callable[[np.random.Generator], list[Sample]]:
@@ -60,42 +56,28 @@ def _bad_back(name: str) -> list[BadSample]:
 
 
 swiglu: OpSpec = op(
-    "swiglu", inputs="gate up", doc="y = silu(gate) * up", shape=_shape("gate", "up", outputs=1),
+    "swiglu", inputs="gate up", doc="y = silu(gate) * up", dtypes="f32", shape=_shape("gate", "up", outputs=1),
     may_overwrite="gate up", vjp=lambda g, gate, up: list(swiglu_back(g, gate, up)),
-    reference=lambda gate, up: gate * np_sigmoid(gate) * up,
-    samples=_samples(2), bad_samples=_bad("swiglu"),
+    composition=lambda gate, up: mul(silu(gate), up), samples=_samples(2), bad_samples=_bad("swiglu"),
 )  # fmt: skip
 geglu: OpSpec = op(
-    "geglu", inputs="gate up", doc="y = gelu_tanh(gate) * up", shape=_shape("gate", "up", outputs=1),
+    "geglu", inputs="gate up", doc="y = gelu_tanh(gate) * up", dtypes="f32", shape=_shape("gate", "up", outputs=1),
     may_overwrite="gate up", vjp=lambda g, gate, up: list(geglu_back(g, gate, up)),
-    reference=lambda gate, up: np_gelu_tanh(gate) * up,
-    samples=_samples(2), bad_samples=_bad("geglu"),
+    composition=lambda gate, up: mul(gelu_tanh(gate), up), samples=_samples(2), bad_samples=_bad("geglu"),
 )  # fmt: skip
-
-
-def _swiglu_back(g: Value, gate: Value, up: Value) -> list[Value]:
-    """swiglu_back from simpler ops."""
-    return [silu_back(mul(g, up), gate), mul(g, silu(gate))]
-
-
-def _geglu_back(g: Value, gate: Value, up: Value) -> list[Value]:
-    """geglu_back from simpler ops."""
-    return [gelu_tanh_back(mul(g, up), gate), mul(g, gelu_tanh(gate))]
 
 
 _OVER = {"dgate": "g gate up", "dup": "g gate up"}
 swiglu_back: OpSpec = op(
     "swiglu_back", inputs="g gate up", outputs="dgate dup", doc="dgate = g * up * silu'(gate), dup = g * silu(gate)",
-    shape=_shape("g", "gate", "up", outputs=2), may_overwrite=_OVER,
-    vjp=lambda g_dgate, g_dup, g, gate, up: pullback(_swiglu_back, [g, gate, up], g_dgate, g_dup),
-    reference=lambda g, gate, up: (g * up * np_silu_slope(gate), g * (gate * np_sigmoid(gate))),
-    samples=_samples(3), bad_samples=_bad_back("swiglu_back"),
+    dtypes="f32", shape=_shape("g", "gate", "up", outputs=2), may_overwrite=_OVER,
+    composition=lambda g, gate, up: [silu_back(mul(g, up), gate), mul(g, silu(gate))], samples=_samples(3),
+    bad_samples=_bad_back("swiglu_back"),
 )  # fmt: skip
 geglu_back: OpSpec = op(
     "geglu_back", inputs="g gate up", outputs="dgate dup",
-    doc="dgate = g * up * gelu_tanh'(gate), dup = g * gelu_tanh(gate)",
+    doc="dgate = g * up * gelu_tanh'(gate), dup = g * gelu_tanh(gate)", dtypes="f32",
     shape=_shape("g", "gate", "up", outputs=2), may_overwrite=_OVER,
-    vjp=lambda g_dgate, g_dup, g, gate, up: pullback(_geglu_back, [g, gate, up], g_dgate, g_dup),
-    reference=lambda g, gate, up: (g * up * np_gelu_tanh_slope(gate), g * np_gelu_tanh(gate)),
-    samples=_samples(3), bad_samples=_bad_back("geglu_back"),
+    composition=lambda g, gate, up: [gelu_tanh_back(mul(g, up), gate), mul(g, gelu_tanh(gate))], samples=_samples(3),
+    bad_samples=_bad_back("geglu_back"),
 )  # fmt: skip

@@ -8,40 +8,40 @@ import numpy as np
 
 from ..base.dtypes import QUANTISED, DType, bf16, f16, f32, f64, i8, i32, i64, u8
 from ..base.errors import DataError, DTypeError
-from ..graph.opspec import OpSpec, as_value, op
+from ..graph.declaration import IdRange
+from ..graph.declare import op
+from ..graph.leaves import as_value
+from ..graph.opspec import OpSpec
 from ..graph.value import Value
-from .common import Quantised, Reject, Sample, Spec, bad, draw, need, need_dtype, scalar_specs
+from .common import Quantised, Reject, Sample, Spec, bad, draw, need, scalar_specs
 from .elementwise import cast
 
 IDS = "row numbers have no slope"
 
 
-def check_ids(name: str, ids: np.ndarray, rows: int, ignored: int | None = None) -> None:
-    """DataError for the first id outside 0..rows-1."""
-    wrong = (ids < 0) | (ids >= rows)
-    if ignored is not None:
-        wrong &= ids != ignored
-    if wrong.any():
-        at = int(np.argmax(wrong))
-        also = "" if ignored is None else f" or {ignored}"
-        raise DataError(f"{name}: id {int(ids.flat[at])} at position {at}; need 0..{rows - 1}{also}")
+def _table_rows(table: Any) -> IdRange:
+    return IdRange("ids", table.shape[0])
+
+
+def _result_rows(rows: int) -> IdRange:
+    return IdRange("ids", rows)
+
+
+def _data_rows(data: Any) -> IdRange:
+    return IdRange("order", data.shape[0])
 
 
 def _get_rows_shape(table: Spec, ids: Spec) -> Spec:
-    need_dtype(table, kind=(f32, f16, bf16, *QUANTISED))
-    need_dtype(ids, kind=i32)
     need(table.ndim >= 1, "table has no rows", "at least one axis")
     return Spec((*ids.shape, *table.shape[1:]))
 
 
 def _get_rows(table: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    check_ids("get_rows", ids, len(table))
+    _table_rows(table).check("get_rows", ids)
     return table[ids]
 
 
 def _scatter_shape(g: Spec, ids: Spec, rows: int) -> Spec:
-    need_dtype(g)
-    need_dtype(ids, kind=i32)
     need(rows >= 0, f"{rows} rows", "rows >= 0")
     need(
         g.shape[: ids.ndim] == ids.shape, "g does not begin with the shape of ids", f"g of shape {[*ids.shape, '...']}"
@@ -50,7 +50,7 @@ def _scatter_shape(g: Spec, ids: Spec, rows: int) -> Spec:
 
 
 def _scatter_rows(g: np.ndarray, ids: np.ndarray, rows: int) -> np.ndarray:
-    check_ids("scatter_rows", ids, rows)
+    _result_rows(rows).check("scatter_rows", ids)
     y = np.zeros((rows, *g.shape[ids.ndim :]), g.dtype)
     np.add.at(y, ids, g)
     return y
@@ -77,10 +77,9 @@ GATHERS = (
 get_rows: OpSpec = op(
     "get_rows", inputs="table ids", dense="table ids",
     doc="y[i] = table[ids[i]] as f32; ids are i32; the table may be f16, bf16 or quantised",
-    shape=_get_rows_shape,
+    dtypes="table:f32|f16|bf16|quantised ids:i32", shape=_get_rows_shape,
     vjp=lambda g, table, ids: [scatter_rows(g, ids, rows=table.shape[0]), None], no_gradient_to={"ids": IDS},
-    reference=_get_rows,
-    samples=_gather_samples,
+    reference=_get_rows, exact=True, ids=_table_rows, samples=_gather_samples,
     bad_samples=[
         bad("get_rows: dtype f32 is not taken: table f32[4,3], ids f32[2]; need i32", (4, 3), (2,)),
         bad("get_rows: table has no rows: table f32[], ids i32[2]; need at least one axis", (), ("i32", (2,))),
@@ -88,10 +87,9 @@ get_rows: OpSpec = op(
 )  # fmt: skip
 scatter_rows: OpSpec = op(
     "scatter_rows", inputs="g ids", attrs="rows:int", dense="g ids",
-    doc="y[ids[i]] += g[i], in the order of i; rows that no id names are 0",
-    shape=_scatter_shape,
-    vjp=lambda g_y, ids: [get_rows(g_y, ids), None], no_gradient_to={"ids": IDS},
-    reference=_scatter_rows,
+    doc="y[ids[i]] += g[i], in the order of i; rows that no id names are 0", dtypes="f32 ids:i32",
+    shape=_scatter_shape, vjp=lambda g_y, ids: [get_rows(g_y, ids), None], no_gradient_to={"ids": IDS},
+    reference=_scatter_rows, ids=_result_rows,
     samples=lambda rng: [
         Sample((draw(rng, (*ids, *table[1:])), rng.integers(0, table[0], ids).astype(np.int32)), {"rows": table[0]})
         for table, ids in GATHERS
@@ -124,8 +122,7 @@ def _take_shape(data: Spec, order: Spec, position: Spec, rows: int, kind: DType)
     if (data.dtype, kind) not in BATCH_KINDS:
         wanted = ", ".join(b.name for a, b in BATCH_KINDS if a is data.dtype)
         raise Reject(f"{data.dtype.name} is not converted to {kind.name}", f"one of: {wanted}", DTypeError)
-    need_dtype(order, kind=i64)
-    scalar_specs(position, kind=i64)
+    scalar_specs(position)
     need(data.ndim >= 1 and order.ndim == 1, "data has no rows or order is no list", "data of rows, order of shape [n]")
     need(0 <= rows <= order.shape[0], f"{rows} rows of an order of {order.shape[0]}", f"0 to {order.shape[0]} rows")
     return Spec((rows, *data.shape[1:]), kind)
@@ -138,7 +135,7 @@ def _take_batch(data: np.ndarray, order: np.ndarray, position: np.ndarray, rows:
             f"take_batch: {rows} rows from position {at} of {len(order)}; need position 0..{len(order) - rows}"
         )
     picked = order[at : at + rows]
-    check_ids("take_batch", picked, len(data))
+    _data_rows(data).check("take_batch", picked)
     wide = data.dtype == np.float64 and kind is f32
     return data[picked] if wide else data[picked].astype(kind.numpy)
 
@@ -159,8 +156,8 @@ def _take_samples(rng: np.random.Generator) -> list[Sample]:
 take_batch: OpSpec = op(
     "take_batch", inputs="data order position", attrs="rows:int kind:dtype=f32", dense="data order",
     doc="y[i] = data[order[position + i]] for i < rows, converted to f32 or i32",
-    shape=_take_shape, no_gradient="a data set is not trained", foldable=False,
-    reference=_take_batch, samples=_take_samples,
+    dtypes="data:any order:i64 position:i64", shape=_take_shape, no_gradient="a data set is not trained",
+    foldable=False, reference=_take_batch, exact=True, ids=_data_rows, samples=_take_samples,
     bad_samples=[
         bad(
             "take_batch: 9 rows of an order of 4: data f32[4,3], order i64[4], position i64[]; need 0 to 4 rows",

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from ..base.dtypes import bf16, f16, f32, f64, i32, i64, u8
 from ..base.errors import GraphError, ShapeError
-from ..graph.opspec import OpSpec, as_value, op
+from ..graph.declare import op
+from ..graph.leaves import as_value
+from ..graph.opspec import OpSpec
 from ..graph.value import Shape, Value, define_operators, describe, user_location
-from .common import LARGE, Reject, Sample, Spec, bad, dense_strides, draw, need, need_dtype, normal_axis, unbroadcast
+from .common import LARGE, Reject, Sample, Spec, bad, dense_strides, draw, need, normal_axis, unbroadcast
 
 View = tuple[int, list[int]]  # offset and strides, in elements
 
@@ -70,10 +71,9 @@ def _viewed(*cases: tuple[Any, dict[str, Any]]) -> Any:
 
 
 _reshape: OpSpec = op(
-    "reshape", inputs="x", attrs="shape:ints", doc="The same elements in the same order under another shape (a view).",
-    shape=_reshape_shape, view=_reshape_view,
-    vjp=lambda g, x: [reshape(g, x.shape)],
-    reference=lambda x, shape: x.reshape(shape),
+    "reshape", inputs="x", attrs="shape:ints",
+    doc="The same elements in the same order under another shape (a view).", dtypes="any", shape=_reshape_shape,
+    view=_reshape_view, vjp=lambda g, x: [reshape(g, x.shape)], reference=lambda x, shape: x.reshape(shape),
     samples=_viewed(
         ((), {"shape": ()}), ((6,), {"shape": (2, 3)}), ((2, 3, 4), {"shape": (6, 4)}), ((2, 3, 4), {"shape": (24,)}),
         ((5, 1, 7), {"shape": (5, 7)}), ((5, 7), {"shape": (1, 5, 1, 7)}), ((4, 6), {"shape": (2, 2, 3, 2)}),
@@ -96,9 +96,8 @@ def _permute_shape(x: Spec, axes: Shape) -> Spec:
 
 
 _permute: OpSpec = op(
-    "permute", inputs="x", attrs="axes:ints", doc="The axes in another order (a view).",
-    shape=_permute_shape,
-    view=lambda strides, axes: (0, [strides[a] for a in axes]),
+    "permute", inputs="x", attrs="axes:ints", doc="The axes in another order (a view).", dtypes="any",
+    shape=_permute_shape, view=lambda strides, axes: (0, [strides[a] for a in axes]),
     vjp=lambda g, axes: [permute(g, [axes.index(i) for i in range(len(axes))])],
     reference=lambda x, axes: x.transpose(axes),
     samples=_viewed(
@@ -132,8 +131,7 @@ def _slice_back(g: Value, x: Value, starts: Shape, steps: Shape) -> Value:
 
 _slice: OpSpec = op(
     "slice", inputs="x", attrs="starts:ints stops:ints steps:ints",
-    doc="Every step-th element from start up to stop (a view).",
-    shape=_slice_shape,
+    doc="Every step-th element from start up to stop (a view).", dtypes="any", shape=_slice_shape,
     view=lambda strides, starts, steps: (
         sum(a * t for a, t in zip(starts, strides, strict=True)),
         [t * s for t, s in zip(strides, steps, strict=True)],
@@ -176,10 +174,8 @@ def _broadcast_view(layout_shape: Shape, strides: Sequence[int], shape: Shape) -
 
 _broadcast_to: OpSpec = op(
     "broadcast_to", inputs="x", attrs="shape:ints",
-    doc="x repeated along axes of extent 1 and new leading axes (a view).",
-    shape=_broadcast_shape, view=_broadcast_view,
-    vjp=lambda g, x: [unbroadcast(g, x)],
-    reference=lambda x, shape: np.broadcast_to(x, shape),
+    doc="x repeated along axes of extent 1 and new leading axes (a view).", dtypes="any", shape=_broadcast_shape,
+    view=_broadcast_view, vjp=lambda g, x: [unbroadcast(g, x)], reference=lambda x, shape: np.broadcast_to(x, shape),
     samples=_viewed(
         ((), {"shape": (3, 4)}), ((4,), {"shape": (3, 4)}), ((3, 1), {"shape": (3, 4)}),
         ((3, 1, 5), {"shape": (2, 3, 4, 5)}),
@@ -196,15 +192,14 @@ _broadcast_to: OpSpec = op(
 
 
 def _detach_shape(x: Spec) -> Spec:
-    need_dtype(x, kind=(f32, f64, f16, bf16))
     return Spec(x.shape, x.dtype)
 
 
 detach: OpSpec = op(
-    "detach", inputs="x", doc="y = x (a view), through which no gradient flows back",
-    shape=_detach_shape, view=lambda layout_shape, strides: (0, list(strides)),
-    vjp=lambda: [None], no_gradient_to={"x": "cut on purpose"},
-    reference=lambda x: x, no_samples="the identity, whose gradient is cut on purpose",
+    "detach", inputs="x", doc="y = x (a view), through which no gradient flows back", dtypes="f32|f64|f16|bf16",
+    shape=_detach_shape, view=lambda layout_shape, strides: (0, list(strides)), vjp=lambda: [None],
+    no_gradient_to={"x": "cut on purpose"}, reference=lambda x: x,
+    no_samples="the identity, whose gradient is cut on purpose",
     bad_samples=[bad("detach: dtype i32 is not taken: x i32[2]; need f32 or f64 or f16 or bf16", ("i32", (2,)))],
 )  # fmt: skip
 
@@ -213,7 +208,6 @@ detach: OpSpec = op(
 
 
 def _copy_shape(x: Spec) -> Spec:
-    need_dtype(x, kind=(f32, i32, u8, i64))
     return Spec(x.shape, x.dtype)
 
 
@@ -228,16 +222,13 @@ def _copy_samples(rng: np.random.Generator) -> list[Sample]:
 
 
 copy: OpSpec = op(
-    "copy", inputs="x", doc="y = x, row-major and in memory of its own", shape=_copy_shape,
-    vjp=lambda g: [g],
-    reference=lambda x: np.array(x, order="C"),
-    samples=_copy_samples,
+    "copy", inputs="x", doc="y = x, row-major and in memory of its own", dtypes="f32|i32|u8|i64", shape=_copy_shape,
+    vjp=lambda g: [g], reference=lambda x: np.array(x, order="C"), exact=True, samples=_copy_samples,
     bad_samples=[bad("copy: dtype f64 is not taken: x f64[2]; need f32 or i32 or u8 or i64", ("f64", (2,)))],
 )  # fmt: skip
 
 
 def _concat_shape(x: list[Spec], axis: int) -> Spec:
-    need_dtype(*x)
     need(len(x) > 0, "nothing to join", "at least one value")
     first = x[0]
     need(0 <= axis < first.ndim, f"axis {axis} does not exist", f"an axis from 0 to {first.ndim - 1}")
@@ -260,10 +251,9 @@ def _pieces(g: Value, sizes: Sequence[int], axis: int) -> list[Value]:
 
 
 _concat: OpSpec = op(
-    "concat", inputs="| x", attrs="axis:int", doc="The values one after the other along an axis.",
-    shape=_concat_shape,
-    vjp=lambda g, x, axis: [_pieces(g, [v.shape[axis] for v in x], axis)],
-    reference=lambda x, axis: np.concatenate(x, axis),
+    "concat", inputs="| x", attrs="axis:int", doc="The values one after the other along an axis.", dtypes="f32",
+    shape=_concat_shape, vjp=lambda g, x, axis: [_pieces(g, [v.shape[axis] for v in x], axis)],
+    reference=lambda x, axis: np.concatenate(x, axis), exact=True,
     samples=lambda rng: [
         Sample(tuple(draw(rng, s) for s in shapes), {"axis": axis})
         for axis, shapes in (
@@ -288,7 +278,6 @@ def _padded(extents: Shape, before: Shape, after: Shape, interior: Shape) -> Sha
 
 
 def _pad_shape(x: Spec, before: Shape, after: Shape, interior: Shape) -> Spec:
-    need_dtype(x)
     sides = f"before {list(before)}, after {list(after)}, interior {list(interior)}"
     need(len(before) == len(after) == len(interior) == x.ndim, f"{sides} are not {x.ndim} each", f"{x.ndim} of each")
     need(min((*before, *after, *interior), default=0) >= 0, f"{sides} are not all >= 0", "whole numbers >= 0")
@@ -315,10 +304,8 @@ def _pad_back(g: Value, x: Value, before: Shape, interior: Shape) -> Value:
 
 _pad: OpSpec = op(
     "pad", inputs="x", attrs="before:ints after:ints interior:ints value:float=0",
-    doc="x with `value` before, after and between its elements along each axis",
-    shape=_pad_shape,
-    vjp=lambda g, x, before, interior: [_pad_back(g, x, before, interior)],
-    reference=_pad_reference,
+    doc="x with `value` before, after and between its elements along each axis", dtypes="f32", shape=_pad_shape,
+    vjp=lambda g, x, before, interior: [_pad_back(g, x, before, interior)], reference=_pad_reference, exact=True,
     samples=lambda rng: [
         Sample((draw(rng, shape),), {"before": a, "after": b, "interior": i, "value": v})
         for shape, a, b, i, v in (
@@ -343,16 +330,16 @@ _pad: OpSpec = op(
 # ---- what users call -------------------------------------------------------------------------------------
 
 
-def _refuse(name: str, values: Value | Sequence[Value], seen: str, wanted: str) -> ShapeError:
+def shape_error(name: str, values: Value | Sequence[Value], seen: str, wanted: str) -> ShapeError:
     shown = ", ".join(map(describe, [values] if isinstance(values, Value) else values))
     return ShapeError(f"{name}: {seen}: {shown}; need {wanted}; at {user_location()}")
 
 
-def _axis(name: str, x: Value, axis: int, ndim: int) -> int:
+def axis_of(name: str, x: Value, axis: int, ndim: int) -> int:
     try:
         return normal_axis(axis, ndim)
     except Reject as reject:
-        raise _refuse(name, x, reject.seen, reject.need) from None
+        raise shape_error(name, x, reject.seen, reject.need) from None
 
 
 def reshape(x: Any, shape: int | Sequence[int]) -> Value:
@@ -362,7 +349,7 @@ def reshape(x: Any, shape: int | Sequence[int]) -> Value:
     if extents.count(-1) == 1:
         rest = product([e for e in extents if e != -1])
         if rest == 0 or x.size % rest:
-            raise _refuse(
+            raise shape_error(
                 "reshape", x, f"{x.size} elements do not fill shape {extents}", f"a multiple of {rest} elements"
             )
         extents[extents.index(-1)] = x.size // rest
@@ -373,7 +360,7 @@ def permute(x: Any, axes: Sequence[int]) -> Value:
     """The axes in the order given."""
     x = as_value(x)
     n = len(x.shape)
-    return _permute(x, axes=tuple([a if 0 <= a < n else _axis("permute", x, a, n) for a in axes]))
+    return _permute(x, axes=tuple([a if 0 <= a < n else axis_of("permute", x, a, n) for a in axes]))
 
 
 def transpose(x: Any, axes: Sequence[int] | None = None) -> Value:
@@ -396,17 +383,17 @@ def squeeze(x: Any, axes: int | Sequence[int] | None = None) -> Value:
     if axes is None:
         gone = {i for i, e in enumerate(x.shape) if e == 1}
     else:
-        gone = {_axis("squeeze", x, a, x.ndim) for a in ([axes] if isinstance(axes, (int, np.integer)) else axes)}
+        gone = {axis_of("squeeze", x, a, x.ndim) for a in ([axes] if isinstance(axes, (int, np.integer)) else axes)}
         for a in gone:
             if x.shape[a] != 1:
-                raise _refuse("squeeze", x, f"axis {a} has extent {x.shape[a]}", "extent 1")
+                raise shape_error("squeeze", x, f"axis {a} has extent {x.shape[a]}", "extent 1")
     return reshape(x, [e for i, e in enumerate(x.shape) if i not in gone])
 
 
 def expand_dims(x: Any, axis: int) -> Value:
     """x with a new axis of extent 1 at `axis` of the result."""
     x = as_value(x)
-    at = _axis("expand_dims", x, axis, x.ndim + 1)
+    at = axis_of("expand_dims", x, axis, x.ndim + 1)
     return reshape(x, (*x.shape[:at], 1, *x.shape[at:]))
 
 
@@ -426,7 +413,7 @@ def repeat(x: Any, reps: Sequence[int]) -> Value:
     x = as_value(x)
     times = [int(r) for r in reps]
     if len(times) < x.ndim or min(times, default=1) < 1:
-        raise _refuse("repeat", x, f"reps {times} are not usable", f"at least {x.ndim} whole numbers >= 1")
+        raise shape_error("repeat", x, f"reps {times} are not usable", f"at least {x.ndim} whole numbers >= 1")
     shape = [1] * (len(times) - x.ndim) + list(x.shape)
     x = reshape(x, shape)
     for i, r in enumerate(times):
@@ -443,7 +430,7 @@ def concat(values: Sequence[Any], axis: int = 0) -> Value:
     found = [as_value(v) for v in values]
     if not found:
         raise GraphError(f"concat: nothing to join; need at least one value; at {user_location()}")
-    return found[0] if len(found) == 1 else _concat(*found, axis=_axis("concat", found[0], axis, found[0].ndim))
+    return found[0] if len(found) == 1 else _concat(*found, axis=axis_of("concat", found[0], axis, found[0].ndim))
 
 
 def stack(values: Sequence[Any], axis: int = 0) -> Value:
@@ -454,14 +441,16 @@ def stack(values: Sequence[Any], axis: int = 0) -> Value:
 def split(x: Any, sizes: int | Sequence[int], axis: int = 0) -> list[Value]:
     """Pieces along an axis: of the given sizes, or that many equal ones."""
     x = as_value(x)
-    at = _axis("split", x, axis, x.ndim)
+    at = axis_of("split", x, axis, x.ndim)
     extent = x.shape[at]
     if isinstance(sizes, (int, np.integer)):
         if sizes < 1 or extent % sizes:
-            raise _refuse("split", x, f"axis {at} does not split into {sizes} equal pieces", f"a divisor of {extent}")
+            raise shape_error(
+                "split", x, f"axis {at} does not split into {sizes} equal pieces", f"a divisor of {extent}"
+            )
         sizes = [extent // sizes] * sizes
     if sum(sizes) != extent or min(sizes, default=0) < 0:
-        raise _refuse("split", x, f"sizes {list(sizes)} do not add up to axis {at}", f"a sum of {extent}")
+        raise shape_error("split", x, f"sizes {list(sizes)} do not add up to axis {at}", f"a sum of {extent}")
     return _pieces(x, sizes, at)
 
 
@@ -478,7 +467,7 @@ def slice(x: Any, starts: Sequence[int], stops: Sequence[int], steps: Sequence[i
     steps = [1] * x.ndim if steps is None else steps
     if not len(starts) == len(stops) == len(steps) == x.ndim:
         counts = f"{len(starts)} starts, {len(stops)} stops, {len(steps)} steps"
-        raise _refuse("slice", x, counts, f"{x.ndim} of each")
+        raise shape_error("slice", x, counts, f"{x.ndim} of each")
     return getitem(x, tuple(builtins.slice(a, b, s) for a, b, s in zip(starts, stops, steps, strict=True)))
 
 
@@ -488,9 +477,9 @@ def getitem(x: Any, index: Any) -> Value:
     entries = list(index) if isinstance(index, tuple) else [index]
     named = sum(1 for e in entries if e is not None and e is not Ellipsis)
     if sum(e is Ellipsis for e in entries) > 1:
-        raise _refuse("getitem", x, "two ... in one index", "at most one")
+        raise shape_error("getitem", x, "two ... in one index", "at most one")
     if named > x.ndim:
-        raise _refuse("getitem", x, f"{named} indices", f"at most {x.ndim}")
+        raise shape_error("getitem", x, f"{named} indices", f"at most {x.ndim}")
     if not any(e is Ellipsis for e in entries):
         entries.append(Ellipsis)
     at = next(i for i, e in enumerate(entries) if e is Ellipsis)
@@ -519,10 +508,10 @@ def getitem(x: Any, index: Any) -> Value:
 def _slice_bounds(x: Value, entry: builtins.slice, axis: int) -> tuple[int, int, int]:
     try:
         if entry.step is not None and operator.index(entry.step) <= 0:
-            raise _refuse("getitem", x, f"step {entry.step}", "a step >= 1")
+            raise shape_error("getitem", x, f"step {entry.step}", "a step >= 1")
         a, b, s = entry.indices(x.shape[axis])
     except TypeError:
-        raise _refuse("getitem", x, f"slice {entry!r} is not usable", "whole numbers") from None
+        raise shape_error("getitem", x, f"slice {entry!r} is not usable", "whole numbers") from None
     return a, max(a, b), s
 
 
@@ -535,9 +524,9 @@ def _whole(x: Value, entry: Any, axis: int) -> int:
     except TypeError:
         kind = type(entry).__name__
         wanted = "whole numbers, slices, None or ...; for rows by id: get_rows(x, ids); for conditions: where"
-        raise _refuse("getitem", x, f"index of type {kind}", wanted) from None
+        raise shape_error("getitem", x, f"index of type {kind}", wanted) from None
     if not -extent <= i < extent:
-        raise _refuse("getitem", x, f"index {i} leaves axis {axis}", f"{-extent} to {extent - 1}")
+        raise shape_error("getitem", x, f"index {i} leaves axis {axis}", f"{-extent} to {extent - 1}")
     return i % extent
 
 

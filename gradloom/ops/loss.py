@@ -9,11 +9,14 @@ import numpy as np
 
 from ..base.dtypes import f32, i32
 from ..base.errors import SettingError, ShapeError
-from ..graph.opspec import OpSpec, as_value, op
+from ..graph.composition import pullback
+from ..graph.declaration import IdRange
+from ..graph.declare import op
+from ..graph.leaves import as_value
+from ..graph.opspec import OpSpec
 from ..graph.value import Value, describe, user_location
-from .common import Sample, Spec, bad, draw, need, need_dtype, pullback, zeros_like
+from .common import Sample, Spec, bad, draw, need, need_dtype, zeros_like
 from .elementwise import add, cast, div, equal, exp, full_like, mul, neg, sqr, sub, where
-from .index import check_ids
 from .layout import product, reshape
 from .matmul import NARROW, matmul, narrow_operand
 from .reduce import sum as sum_over
@@ -51,11 +54,16 @@ def _correct_shape(logits: Spec, labels: Spec, weights: Spec | None) -> Spec:
     return Spec(())
 
 
+def _classes(logits: Any, labels: Any) -> IdRange | None:
+    """Of labels that are ids, not rows of probabilities."""
+    return IdRange("labels", logits.shape[1], IGNORED) if len(labels.shape) == 1 else None
+
+
 def _counted(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Which rows take part."""
     if labels.ndim == 2:
         return np.ones(len(logits), bool)
-    check_ids("cross_entropy", labels, logits.shape[1], IGNORED)
+    IdRange("labels", logits.shape[1], IGNORED).check("cross_entropy", labels)
     return labels != IGNORED
 
 
@@ -198,12 +206,14 @@ cross_entropy_sum: OpSpec = op(
     ),
     no_gradient_to={"labels": "ids have no slope"}, reference=_cross_entropy, samples=_labelled,
     cost=lambda logits: (10.0 * logits.size, 8.0 * logits.size),
+    dtypes="f32 labels:f32|i32", ids=_classes,
     bad_samples=_bad_labels("cross_entropy_sum"),
 )  # fmt: skip
 _correct_op: OpSpec = op(
     "correct", inputs="logits labels weights?", outputs="count", dense="logits labels weights",
     doc="count of the rows whose first largest logit is at the label; ignored rows and rows of weight 0 do not count",
     shape=_correct_shape, no_gradient="a count has no slope",
+    dtypes="f32 labels:f32|i32", exact=True, ids=_classes,
     reference=_correct, samples=_labelled, bad_samples=_bad_labels("correct"),
 )  # fmt: skip
 
@@ -223,13 +233,17 @@ def _linear_shape(x: Spec, w: Spec, labels: Spec, weights: Spec | None) -> list[
     return [Spec(()), Spec(()), Spec(x.shape), Spec(w.shape)]
 
 
+def _vocabulary(w: Any) -> IdRange:
+    return IdRange("labels", w.shape[0], IGNORED)
+
+
 def _linear_cross_entropy(
     x: np.ndarray, w: np.ndarray, labels: np.ndarray, weights: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """cross_entropy_sum(x @ w.T, labels, weights) of the rows that weigh something; the others are never looked at."""
     kind = x.dtype
     w = w.astype(kind)
-    check_ids("linear_cross_entropy", labels, w.shape[0], IGNORED)
+    _vocabulary(w).check("linear_cross_entropy", labels)
     row_weights = np.ones(len(x), kind) if weights is None else weights.astype(kind)
     used = (labels != IGNORED) & (row_weights != 0)
     loss, weight, slope = _cross_entropy(x[used] @ w.T, labels[used], row_weights[used])
@@ -282,6 +296,7 @@ linear_cross_entropy: OpSpec = op(
     ),
     no_gradient_to={"labels": "ids have no slope"}, reference=_linear_cross_entropy, samples=_linear_samples,
     cost=lambda x, w: (4.0 * x.size * w.shape[0], float(2 * x.bytes + w.bytes)),
+    dtypes="f32 w:f32|f16|bf16|quantised labels:i32", ids=_vocabulary,
     bad_samples=[
         bad(
             "linear_cross_entropy: inner sizes differ: x f32[4,3], w f32[9,4], labels i32[4]; need w of shape [V, 3]",

@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 
 from ..base.arguments import as_bool
-from ..base.dtypes import QUANTISED, DType, bf16, f16, f32
-from ..graph.opspec import OpSpec, as_value, op
+from ..base.dtypes import QUANTISED, DType, bf16, f16
+from ..graph.declare import op
+from ..graph.leaves import as_value
+from ..graph.opspec import OpSpec
 from ..graph.value import Shape, Value, define_operators
-from .common import BadSample, Quantised, Sample, Spec, bad, broadcast_shape, draw, need, need_dtype, unbroadcast
-from .elementwise import SIGN, relu_back
+from .common import BadSample, Quantised, Sample, Spec, bad, broadcast_shape, draw, need, unbroadcast
+from .elementwise import SIGN, add, relu, relu_back
 from .layout import permute, product, reshape
 
 NARROW: tuple[DType, ...] = (f16, bf16, *QUANTISED)  # other dtypes of a right operand: products decode them
 
 
 def _product_shape(x: Spec, y: Spec) -> Spec:
-    need_dtype(x)
-    need_dtype(y, kind=(f32, *NARROW))
     need(x.ndim >= 2 and y.ndim >= 2, "operands are not matrices", "at least 2 axes each")
     need(x.shape[-1] == y.shape[-2], "inner sizes differ", f"{x.shape[-1]} == {y.shape[-2]}")
     batch = broadcast_shape(Spec(x.shape[:-2]), Spec(y.shape[:-2]))
@@ -29,14 +29,12 @@ def _product_shape(x: Spec, y: Spec) -> Spec:
 
 def _act_shape(x: Spec, y: Spec, bias: Spec | None) -> Spec:
     z = _product_shape(x, y)
-    need_dtype(bias)
     need(bias is None or bias.shape == z.shape[-1:], "bias does not fit", f"bias of shape [{z.shape[-1]}]")
     return z
 
 
 def _relu_back_shape(x: Spec, y: Spec, h: Spec) -> Spec:
     z = _product_shape(x, y)
-    need_dtype(h)
     need(h.shape == z.shape, "h does not fit", f"h of shape {list(z.shape)}")
     return z
 
@@ -60,11 +58,11 @@ def _act_back(
     return [*_back(inner, x, y, needed), None if bias is None else unbroadcast(inner, bias)]
 
 
-def _act_reference(x: np.ndarray, y: np.ndarray, bias: np.ndarray | None, act: str) -> np.ndarray:
-    z = x @ y
+def _act(x: Value, y: Value, bias: Value | None, act: str) -> Value:
+    z = _matmul(x, y)
     if bias is not None:
-        z = z + bias
-    return np.maximum(z, z.dtype.type(0)) if act == "relu" else z
+        z = add(z, bias)
+    return relu(z) if act == "relu" else z
 
 
 def _cost(x: Spec, y: Spec, z: Spec) -> tuple[float, float]:
@@ -146,9 +144,7 @@ def _bad(name: str, *others: Any) -> list[BadSample]:
 _matmul: OpSpec = op(
     "matmul", inputs="x y", outputs="z",
     doc="z = x @ y over the last two axes; batch axes broadcast; y may be f16, bf16 or quantised",
-    shape=_product_shape, unit="x y",
-    vjp=_back,
-    reference=lambda x, y: x @ y,
+    dtypes="f32 y:f32|f16|bf16|quantised", shape=_product_shape, unit="x y", vjp=_back, reference=lambda x, y: x @ y,
     cost=_cost, samples=_samples,
     bad_samples=[
         bad("matmul: inner sizes differ: x f32[32,784], y f32[500,10]; need 784 == 500", (32, 784), (500, 10)),
@@ -162,9 +158,8 @@ _matmul: OpSpec = op(
 )  # fmt: skip
 matmul_act: OpSpec = op(
     "matmul_act", inputs="x y bias?", outputs="z", attrs="act:none/relu=none",
-    doc="z = act(x @ y + bias): the same bits as matmul, add, relu",
-    shape=_act_shape, unit="x y", dense="bias",
-    vjp=_act_back, reference=_act_reference, cost=_cost, samples=_act_samples,
+    doc="z = act(x @ y + bias): the same bits as matmul, add, relu", dtypes="f32 y:f32|f16|bf16|quantised",
+    shape=_act_shape, unit="x y", dense="bias", composition=_act, vjp=_act_back, cost=_cost, samples=_act_samples,
     bad_samples=[
         bad(
             "matmul_act: bias does not fit: x f32[2,3], y f32[3,4], bias f32[3]; need bias of shape [4]",
@@ -179,12 +174,9 @@ matmul_act: OpSpec = op(
 )  # fmt: skip
 matmul_relu_back: OpSpec = op(
     "matmul_relu_back", inputs="x y h", outputs="z",
-    doc="z = x @ y where h > 0, else 0: the same bits as relu_back(matmul, h)",
-    shape=_relu_back_shape, unit="x y", dense="h",
-    vjp=lambda g, x, y, h, needed: [*_back(relu_back(g, h), x, y, needed), None], no_gradient_to={"h": SIGN},
-    reference=lambda x, y, h: np.where(h > 0, x @ y, 0),
-    cost=_cost,
-    samples=_relu_back_samples,
+    doc="z = x @ y where h > 0, else 0: the same bits as relu_back(matmul, h)", dtypes="f32 y:f32|f16|bf16|quantised",
+    shape=_relu_back_shape, unit="x y", dense="h", composition=lambda x, y, h: relu_back(_matmul(x, y), h),
+    no_gradient_to={"h": SIGN}, cost=_cost, samples=_relu_back_samples,
     bad_samples=[
         bad(
             "matmul_relu_back: h does not fit: x f32[2,3], y f32[3,4], h f32[4]; need h of shape [2, 4]",

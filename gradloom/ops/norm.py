@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from ..graph.opspec import OpSpec, as_value, op
+from ..graph.declaration import called_with
+from ..graph.declare import op
+from ..graph.leaves import as_value
+from ..graph.opspec import OpSpec
 from ..graph.value import Shape, Value
-from .common import BadSample, Sample, Spec, bad, draw, need, need_dtype, pullback, zeros_like
+from .common import BadSample, Sample, Spec, bad, draw, need, zeros_like
 from .elementwise import add, div, mul, scale, sqr, sqrt, sub
-from .layout import _refuse, broadcast_to, product, reshape
+from .layout import broadcast_to, product, reshape, shape_error
 from .reduce import mean as mean_over
 from .reduce import sum as sum_over
 
@@ -22,20 +25,18 @@ ROWS: tuple[Shape, ...] = ((7,), (3, 2), (5, 33), (2, 3, 4), (4, 1, 17), (65, 67
 OFFSET = 1.5  # samples are not centred: a norm that forgets the mean must fail
 
 
-def _rows(*names: str) -> Callable[..., Spec]:
+def rows_shape(*names: str) -> Callable[..., Spec]:
     """Shape rule: f32 inputs of one shape with at least one axis, not empty along the last."""
-    from .common import named
 
     def rule(**specs: Any) -> Spec:
         specs.pop("eps", None)
         first = specs[names[0]]
-        need_dtype(*specs.values())
         need(first.ndim >= 1 and first.shape[-1] > 0, "no last axis to work along", "a last axis with an extent >= 1")
         for name in names[1:]:
             need(specs[name].shape == first.shape, "shapes differ", f"{names[0]} and {name} of one shape")
         return Spec(first.shape)
 
-    return named(names, rule)
+    return called_with(names, rule)
 
 
 def _row_samples(count: int, least: int = 1) -> Callable[[np.random.Generator], list[Sample]]:
@@ -59,81 +60,48 @@ def _bad_rows(name: str, count: int) -> list[BadSample]:
     return [bad(f"{name}: shapes differ: g f32[2,3], x f32[3,2]; need g and x of one shape", (2, 3), (3, 2))]
 
 
-def _unit(x: np.ndarray, eps: float, centre: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of mean 0 (when centred) and mean square 1, and the factor that did it."""
-    if centre:
-        x = x - x.mean(-1, keepdims=True)
-    inverse = 1 / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
-    return x * inverse, inverse
-
-
-def _layer_back(g: np.ndarray, x: np.ndarray, eps: float) -> np.ndarray:
-    h, inverse = _unit(x, eps, centre=True)
-    return inverse * (g - g.mean(-1, keepdims=True) - h * (g * h).mean(-1, keepdims=True))
-
-
-def _rms_back(g: np.ndarray, x: np.ndarray, eps: float) -> np.ndarray:
-    h, inverse = _unit(x, eps, centre=False)
-    return inverse * (g - h * (g * h).mean(-1, keepdims=True))
-
-
-def _unit_graph(x: Value, eps: float, centre: bool) -> tuple[Value, Value]:
+def _unit(x: Value, eps: float, centre: bool) -> tuple[Value, Value]:
+    """Rows of mean 0 (when centred) and mean square 1, and what they were divided by."""
     if centre:
         x = sub(x, mean_over(x, -1, keepdims=True))
     deviation = sqrt(scale(mean_over(sqr(x), -1, keepdims=True), factor=1.0, bias=eps))
     return div(x, deviation), deviation
 
 
-def _layer_back_graph(eps: float) -> Callable[[Value, Value], Value]:
-    """layer_norm_back from simpler ops."""
-
-    def compose(g: Value, x: Value) -> Value:
-        h, deviation = _unit_graph(x, eps, centre=True)
-        centred = sub(g, mean_over(g, -1, keepdims=True))
-        return div(sub(centred, mul(h, mean_over(mul(g, h), -1, keepdims=True))), deviation)
-
-    return compose
+def _layer_back(g: Value, x: Value, eps: float) -> Value:
+    h, deviation = _unit(x, eps, centre=True)
+    centred = sub(g, mean_over(g, -1, keepdims=True))
+    return div(sub(centred, mul(h, mean_over(mul(g, h), -1, keepdims=True))), deviation)
 
 
-def _rms_back_graph(eps: float) -> Callable[[Value, Value], Value]:
-    """rms_norm_back from simpler ops."""
-
-    def compose(g: Value, x: Value) -> Value:
-        h, deviation = _unit_graph(x, eps, centre=False)
-        return div(sub(g, mul(h, mean_over(mul(g, h), -1, keepdims=True))), deviation)
-
-    return compose
+def _rms_back(g: Value, x: Value, eps: float) -> Value:
+    h, deviation = _unit(x, eps, centre=False)
+    return div(sub(g, mul(h, mean_over(mul(g, h), -1, keepdims=True))), deviation)
 
 
 _layer_norm: OpSpec = op(
     "layer_norm", inputs="x", attrs="eps:float=1e-5", doc="y = (x - mean) / sqrt(var + eps) along the last axis",
-    shape=_rows("x"), dense="x", may_overwrite="x",
-    vjp=lambda g, x, eps: [layer_norm_back(g, x, eps=eps)],
-    reference=lambda x, eps: _unit(x, eps, centre=True)[0],
+    dtypes="f32", shape=rows_shape("x"), dense="x", may_overwrite="x",
+    vjp=lambda g, x, eps: [layer_norm_back(g, x, eps=eps)], composition=lambda x, eps: _unit(x, eps, centre=True)[0],
     samples=_row_samples(1, least=2), bad_samples=_bad_rows("layer_norm", 1),
 )  # fmt: skip
 layer_norm_back: OpSpec = op(
     "layer_norm_back", inputs="g x", outputs="dx", attrs="eps:float=1e-5",
-    doc="dx = (g - mean(g) - h * mean(g * h)) / sqrt(var + eps); h = layer_norm(x)",
-    shape=_rows("g", "x"), dense="g x", may_overwrite="g x",
-    vjp=lambda g_dx, g, x, eps: pullback(_layer_back_graph(eps), [g, x], g_dx),
-    reference=_layer_back,
+    doc="dx = (g - mean(g) - h * mean(g * h)) / sqrt(var + eps); h = layer_norm(x)", dtypes="f32",
+    shape=rows_shape("g", "x"), dense="g x", may_overwrite="g x", composition=_layer_back, tolerance=1e-5,
     samples=_row_samples(2, least=3), bad_samples=_bad_rows("layer_norm_back", 2),
 )  # fmt: skip
 _rms_norm: OpSpec = op(
     "rms_norm", inputs="x", attrs="eps:float=1e-5", doc="y = x / sqrt(mean(x^2) + eps) along the last axis",
-    shape=_rows("x"), dense="x", may_overwrite="x",
-    vjp=lambda g, x, eps: [rms_norm_back(g, x, eps=eps)],
-    reference=lambda x, eps: _unit(x, eps, centre=False)[0],
+    dtypes="f32", shape=rows_shape("x"), dense="x", may_overwrite="x",
+    vjp=lambda g, x, eps: [rms_norm_back(g, x, eps=eps)], composition=lambda x, eps: _unit(x, eps, centre=False)[0],
     samples=_row_samples(1), bad_samples=_bad_rows("rms_norm", 1),
 )  # fmt: skip
 rms_norm_back: OpSpec = op(
     "rms_norm_back", inputs="g x", outputs="dx", attrs="eps:float=1e-5",
-    doc="dx = (g - h * mean(g * h)) / sqrt(mean(x^2) + eps); h = rms_norm(x)",
-    shape=_rows("g", "x"), dense="g x", may_overwrite="g x",
-    vjp=lambda g_dx, g, x, eps: pullback(_rms_back_graph(eps), [g, x], g_dx),
-    reference=_rms_back,
-    samples=_row_samples(2, least=2), bad_samples=_bad_rows("rms_norm_back", 2),
+    doc="dx = (g - h * mean(g * h)) / sqrt(mean(x^2) + eps); h = rms_norm(x)", dtypes="f32", shape=rows_shape("g", "x"),
+    dense="g x", may_overwrite="g x", composition=_rms_back, tolerance=1e-5, samples=_row_samples(2, least=2),
+    bad_samples=_bad_rows("rms_norm_back", 2),
 )  # fmt: skip
 
 
@@ -145,14 +113,12 @@ def _others(ndim: int) -> tuple[int, ...]:
     return (0, *range(2, ndim))
 
 
-def _wide(value: Any, ndim: int) -> Any:
+def _wide(value: Value, ndim: int) -> Value:
     """[C] -> [C, 1, ...]: it broadcasts along the channels of a value of ndim axes."""
-    shape = (value.shape[0], *(1,) * (ndim - 2))
-    return value.reshape(shape) if isinstance(value, np.ndarray) else reshape(value, shape)
+    return reshape(value, (value.shape[0], *(1,) * (ndim - 2)))
 
 
 def _batch_shape(x: Spec, weight: Spec, bias: Spec) -> list[Spec]:
-    need_dtype(x, weight, bias)
     need(x.ndim >= 2, "x has no channels", "x of shape [N, C, ...]")
     need(x.size > 0, "x is empty", "at least one element per channel")
     channels = x.shape[1:2]
@@ -161,11 +127,13 @@ def _batch_shape(x: Spec, weight: Spec, bias: Spec) -> list[Spec]:
     return [Spec(x.shape), Spec(channels), Spec(channels)]
 
 
-def _batch_reference(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, eps: float) -> tuple[np.ndarray, ...]:
+def _batch(x: Value, weight: Value, bias: Value, eps: float) -> list[Value]:
     axes = _others(x.ndim)
-    mean, var = x.mean(axes), x.var(axes)
-    h = (x - _wide(mean, x.ndim)) / np.sqrt(_wide(var, x.ndim) + eps)
-    return h * _wide(weight, x.ndim) + _wide(bias, x.ndim), mean, var
+    mean = mean_over(x, axes)
+    centred = sub(x, _wide(mean, x.ndim))
+    var = mean_over(sqr(centred), axes)
+    h = div(centred, sqrt(scale(_wide(var, x.ndim), factor=1.0, bias=eps)))
+    return [add(mul(h, _wide(weight, x.ndim)), _wide(bias, x.ndim)), mean, var]
 
 
 def _batch_vjp(
@@ -192,7 +160,6 @@ def _batch_vjp(
 
 
 def _batch_back_shape(g: Spec, x: Spec, weight: Spec, mean: Spec, var: Spec) -> list[Spec]:
-    need_dtype(g, x, weight, mean, var)
     need(x.ndim >= 2 and x.size > 0, "x has no channels", "x of shape [N, C, ...]")
     need(g.shape == x.shape, "shapes differ", "g and x of one shape")
     fits = weight.shape == mean.shape == var.shape == x.shape[1:2]
@@ -200,30 +167,14 @@ def _batch_back_shape(g: Spec, x: Spec, weight: Spec, mean: Spec, var: Spec) -> 
     return [Spec(x.shape), Spec(x.shape[1:2]), Spec(x.shape[1:2])]
 
 
-def _batch_back(
-    g: np.ndarray, x: np.ndarray, weight: np.ndarray, mean: np.ndarray, var: np.ndarray, eps: float
-) -> tuple[np.ndarray, ...]:
-    axes, n = _others(x.ndim), x.size // x.shape[1]
-    inverse = 1 / np.sqrt(var + eps)
-    h = (x - _wide(mean, x.ndim)) * _wide(inverse, x.ndim)
-    dbias, dweight = g.sum(axes), (g * h).sum(axes)
-    dx = _wide(weight * inverse, x.ndim) * (g - _wide(dbias / n, x.ndim) - h * _wide(dweight / n, x.ndim))
-    return dx, dweight, dbias
-
-
-def _batch_back_graph(eps: float) -> Callable[..., list[Value]]:
-    """batch_norm_back from simpler ops."""
-
-    def compose(g: Value, x: Value, weight: Value, mean: Value, var: Value) -> list[Value]:
-        axes, share = _others(x.ndim), 1 / product([x.shape[a] for a in _others(x.ndim)])
-        deviation = sqrt(scale(var, factor=1.0, bias=eps))
-        h = div(sub(x, _wide(mean, x.ndim)), _wide(deviation, x.ndim))
-        dbias, dweight = sum_over(g, axes), sum_over(mul(g, h), axes)
-        centred = sub(g, _wide(scale(dbias, factor=share), x.ndim))
-        inner = sub(centred, mul(h, _wide(scale(dweight, factor=share), x.ndim)))
-        return [mul(_wide(div(weight, deviation), x.ndim), inner), dweight, dbias]
-
-    return compose
+def _batch_back(g: Value, x: Value, weight: Value, mean: Value, var: Value, eps: float) -> list[Value]:
+    axes, share = _others(x.ndim), 1 / product([x.shape[a] for a in _others(x.ndim)])
+    deviation = sqrt(scale(var, factor=1.0, bias=eps))
+    h = div(sub(x, _wide(mean, x.ndim)), _wide(deviation, x.ndim))
+    dbias, dweight = sum_over(g, axes), sum_over(mul(g, h), axes)
+    centred = sub(g, _wide(scale(dbias, factor=share), x.ndim))
+    inner = sub(centred, mul(h, _wide(scale(dweight, factor=share), x.ndim)))
+    return [mul(_wide(div(weight, deviation), x.ndim), inner), dweight, dbias]
 
 
 IMAGES: tuple[Shape, ...] = (
@@ -262,8 +213,8 @@ def _batch_back_samples(rng: np.random.Generator) -> list[Sample]:
 _batch_norm: OpSpec = op(
     "batch_norm", inputs="x weight bias", outputs="y mean var", attrs="eps:float=1e-5",
     doc="y = (x - mean) / sqrt(var + eps) * weight + bias per channel (axis 1); mean, var (biased) over all other axes",
-    shape=_batch_shape, dense="x weight bias", may_overwrite={"y": "x"},
-    vjp=_batch_vjp, reference=_batch_reference, samples=_batch_samples,
+    dtypes="f32", shape=_batch_shape, dense="x weight bias", may_overwrite={"y": "x"}, vjp=_batch_vjp,
+    composition=_batch, samples=_batch_samples,
     bad_samples=[
         bad(
             "batch_norm: x has no channels: x f32[3], weight f32[3], bias f32[3]; need x of shape [N, C, ...]",
@@ -280,11 +231,8 @@ batch_norm_back: OpSpec = op(
     "batch_norm_back", inputs="g x weight mean var", outputs="dx dweight dbias", attrs="eps:float=1e-5",
     doc="dx = weight / sqrt(var + eps) * (g - mean(g) - h * mean(g * h)), dweight = sum(g * h), dbias = sum(g); "
     "h = (x - mean) / sqrt(var + eps)",
-    shape=_batch_back_shape, dense="g x weight mean var", may_overwrite={"dx": "g x"},
-    vjp=lambda g_dx, g_dweight, g_dbias, g, x, weight, mean, var, eps: pullback(
-        _batch_back_graph(eps), [g, x, weight, mean, var], g_dx, g_dweight, g_dbias
-    ),
-    reference=_batch_back, samples=_batch_back_samples,
+    dtypes="f32", shape=_batch_back_shape, dense="g x weight mean var", may_overwrite={"dx": "g x"},
+    composition=_batch_back, tolerance=1e-5, samples=_batch_back_samples,
     bad_samples=[
         bad(
             "batch_norm_back: shapes differ: g f32[3,5], x f32[5,3], weight f32[3], mean f32[3], var f32[3]; "
@@ -336,7 +284,7 @@ def group_norm(x: Any, groups: int, weight: Any = None, bias: Any = None, eps: f
     """layer_norm of each group of channels of each row; x is [N, C, ...], weight and bias are [C]."""
     x = as_value(x)
     if x.ndim < 2 or groups < 1 or x.shape[1] % groups:
-        raise _refuse(
+        raise shape_error(
             "group_norm", x, f"channels do not form {groups} groups", "[N, C, ...] with C a multiple of groups"
         )
     per_group = product(x.shape[1:]) // groups

@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from ..base.dtypes import i64
+from ..graph.declare import op
 from ..graph.graph import reachable
-from ..graph.opspec import OpSpec, as_value, op, setting
+from ..graph.leaves import as_value, setting
+from ..graph.opspec import OpSpec
 from ..graph.value import Value, current_scope, user_location
-from .common import Sample, Spec, bad, draw, need, need_dtype, scalar_specs
+from .common import Sample, Spec, bad, draw, need, scalar_specs
 from .philox import keep_mask
 
 
 def _dropout_shape(x: Spec, seed: Spec, step: Spec, row: Spec, rate: float) -> Spec:
-    need_dtype(x)
-    scalar_specs(seed, step, row, kind=i64)
+    scalar_specs(seed, step, row)
     need(0 <= rate <= 1, f"rate {rate} is not usable", "0 <= rate <= 1")
     return Spec(x.shape)
 
@@ -45,12 +45,11 @@ def _samples(rng: np.random.Generator) -> list[Sample]:
 _dropout_op: OpSpec = op(
     "dropout", inputs="x seed step row", attrs="rate:float stream:int", may_overwrite="x", foldable=False,
     doc="y = x / (1 - rate) with probability 1 - rate, else 0; the same mask for the same seed, step, stream and row",
-    shape=_dropout_shape,
+    dtypes="f32 seed:i64 step:i64 row:i64", shape=_dropout_shape,
     vjp=lambda g, seed, step, row, rate, stream: [
         _dropout_op(g, seed, step, row, rate=rate, stream=stream), None, None, None
     ],
-    no_gradient_to=dict.fromkeys(("seed", "step", "row"), "a counter"),
-    reference=_dropout, samples=_samples,
+    no_gradient_to=dict.fromkeys(("seed", "step", "row"), "a counter"), reference=_dropout, samples=_samples,
     bad_samples=[
         bad(
             "dropout: rate 1.5 is not usable: x f32[3], seed i64[], step i64[], row i64[]; need 0 <= rate <= 1",

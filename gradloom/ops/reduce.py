@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from ..base.dtypes import i32
-from ..graph.opspec import OpSpec, as_value, op
+from ..graph.declare import op
+from ..graph.leaves import as_value
+from ..graph.opspec import OpSpec
 from ..graph.value import Shape, Value, define_operators
-from .common import LARGE, Reject, Sample, Spec, bad, draw, need, need_dtype, normal_axes
+from .common import LARGE, Reject, Sample, Spec, bad, draw, need, normal_axes
 from .elementwise import div, equal, mul, scale, where
-from .layout import _axis, _refuse, broadcast_to, product, reshape
+from .layout import axis_of, broadcast_to, product, reshape, shape_error
 
 
 def _kept(shape: Shape, axes: Shape) -> Shape:
@@ -28,7 +30,6 @@ def _reduce_shape(filled: bool) -> Callable[..., Spec]:
     """Shape rule; filled: no axis may be empty."""
 
     def rule(x: Spec, axes: Shape, keepdims: bool) -> Spec:
-        need_dtype(x)
         ordered = axes == tuple(sorted(set(axes))) and all(0 <= a < x.ndim for a in axes)
         need(ordered and len(axes) > 0, f"axes {list(axes)} are not usable", f"some of 0..{x.ndim - 1} in order")
         need(not filled or all(x.shape[a] for a in axes), "nothing to reduce", "extents >= 1")
@@ -80,36 +81,31 @@ _EMPTY = "{}: nothing to reduce: x f32[0]; need extents >= 1"
 AXES = "axes:ints keepdims:bool=False"
 
 _sum: OpSpec = op(
-    "sum", inputs="x", attrs=AXES, doc="y = sum over the axes", shape=_reduce_shape(filled=False),
+    "sum", inputs="x", attrs=AXES, doc="y = sum over the axes", dtypes="f32", shape=_reduce_shape(filled=False),
     vjp=lambda g, x, axes: [broadcast_to(_keep(g, x, axes), x.shape)],
     reference=lambda x, axes, keepdims: np.sum(x, axis=axes, keepdims=keepdims, dtype=x.dtype),
-    cost=lambda x: (x.size, 4 * x.size),
-    samples=_reduced(), bad_samples=_bad("sum"),
+    cost=lambda x: (x.size, 4 * x.size), samples=_reduced(), bad_samples=_bad("sum"),
 )  # fmt: skip
 _mean: OpSpec = op(
-    "mean", inputs="x", attrs=AXES, doc="y = mean over the axes", shape=_reduce_shape(filled=True),
+    "mean", inputs="x", attrs=AXES, doc="y = mean over the axes", dtypes="f32", shape=_reduce_shape(filled=True),
     vjp=lambda g, x, axes: [
         broadcast_to(_keep(scale(g, factor=1 / product([x.shape[a] for a in axes])), x, axes), x.shape)
     ],
     reference=lambda x, axes, keepdims: np.mean(x, axis=axes, keepdims=keepdims, dtype=x.dtype),
-    cost=lambda x: (x.size, 4 * x.size),
-    samples=_reduced(), bad_samples=[*_bad("mean"), bad(_EMPTY.format("mean"), (0,), axes=(0,))],
+    cost=lambda x: (x.size, 4 * x.size), samples=_reduced(),
+    bad_samples=[*_bad("mean"), bad(_EMPTY.format("mean"), (0,), axes=(0,))],
 )  # fmt: skip
 _max: OpSpec = op(
-    "max", inputs="x", attrs=AXES, doc="y = largest over the axes; equal ones share the gradient",
-    shape=_reduce_shape(filled=True),
-    vjp=lambda g, x, y, axes: [_share(g, x, y, axes)],
-    reference=lambda x, axes, keepdims: np.max(x, axis=axes, keepdims=keepdims),
-    cost=lambda x: (x.size, 4 * x.size),
-    samples=_extreme_samples, bad_samples=[*_bad("max"), bad(_EMPTY.format("max"), (0,), axes=(0,))],
+    "max", inputs="x", attrs=AXES, doc="y = largest over the axes; equal ones share the gradient", dtypes="f32",
+    shape=_reduce_shape(filled=True), vjp=lambda g, x, y, axes: [_share(g, x, y, axes)],
+    reference=lambda x, axes, keepdims: np.max(x, axis=axes, keepdims=keepdims), cost=lambda x: (x.size, 4 * x.size),
+    exact=True, samples=_extreme_samples, bad_samples=[*_bad("max"), bad(_EMPTY.format("max"), (0,), axes=(0,))],
 )  # fmt: skip
 _min: OpSpec = op(
-    "min", inputs="x", attrs=AXES, doc="y = smallest over the axes; equal ones share the gradient",
-    shape=_reduce_shape(filled=True),
-    vjp=lambda g, x, y, axes: [_share(g, x, y, axes)],
-    reference=lambda x, axes, keepdims: np.min(x, axis=axes, keepdims=keepdims),
-    cost=lambda x: (x.size, 4 * x.size),
-    samples=_extreme_samples, bad_samples=[*_bad("min"), bad(_EMPTY.format("min"), (0,), axes=(0,))],
+    "min", inputs="x", attrs=AXES, doc="y = smallest over the axes; equal ones share the gradient", dtypes="f32",
+    shape=_reduce_shape(filled=True), vjp=lambda g, x, y, axes: [_share(g, x, y, axes)],
+    reference=lambda x, axes, keepdims: np.min(x, axis=axes, keepdims=keepdims), cost=lambda x: (x.size, 4 * x.size),
+    exact=True, samples=_extreme_samples, bad_samples=[*_bad("min"), bad(_EMPTY.format("min"), (0,), axes=(0,))],
 )  # fmt: skip
 
 
@@ -120,7 +116,6 @@ def _share(g: Value, x: Value, y: Value, axes: Shape) -> Value:
 
 
 def _argmax_shape(x: Spec, axis: int) -> Spec:
-    need_dtype(x)
     need(0 <= axis < x.ndim, f"axis {axis} does not exist", f"an axis from 0 to {x.ndim - 1}")
     need(x.shape[axis] > 0, "nothing to choose from", "an extent >= 1")
     return Spec((*x.shape[:axis], *x.shape[axis + 1 :]), i32)
@@ -129,10 +124,9 @@ def _argmax_shape(x: Spec, axis: int) -> Spec:
 _EDGES = np.array([[1, np.nan, 3], [np.inf, 2, np.inf], [np.nan, np.nan, 1], [-np.inf, 2, 5]], np.float32)
 _argmax: OpSpec = op(
     "argmax", inputs="x", attrs="axis:int",
-    doc="y = position of the first largest along the axis (i32); NaN is largest",
-    shape=_argmax_shape, no_gradient="a position has no slope",
-    reference=lambda x, axis: np.argmax(x, axis=axis).astype(np.int32),
-    cost=lambda x: (x.size, 4 * x.size),
+    doc="y = position of the first largest along the axis (i32); NaN is largest", dtypes="f32", shape=_argmax_shape,
+    no_gradient="a position has no slope", reference=lambda x, axis: np.argmax(x, axis=axis).astype(np.int32),
+    cost=lambda x: (x.size, 4 * x.size), exact=True,
     samples=lambda rng: [
         *[
             Sample((rng.integers(-5, 6, s).astype(np.float32),), {"axis": a})  # ties: the first one counts
@@ -156,7 +150,7 @@ def _reduce(reduction: OpSpec, x: Any, axes: Axes, keepdims: bool) -> Value:
     try:
         found = normal_axes(axes, x.ndim)
     except Reject as reject:
-        raise _refuse(reduction.name, x, reject.seen, reject.need) from None
+        raise shape_error(reduction.name, x, reject.seen, reject.need) from None
     return reduction(x, axes=found, keepdims=keepdims) if found else x
 
 
@@ -183,7 +177,7 @@ def min(x: Any, axes: Axes = None, keepdims: bool = False) -> Value:
 def argmax(x: Any, axis: int = -1) -> Value:
     """Position of the first largest element along the axis, as i32."""
     x = as_value(x)
-    return _argmax(x, axis=_axis("argmax", x, axis, x.ndim))
+    return _argmax(x, axis=axis_of("argmax", x, axis, x.ndim))
 
 
 define_operators(sum=sum, mean=mean)

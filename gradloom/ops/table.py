@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import sys
 
-from ..graph.opspec import REGISTRY, Attr, OpSpec, Slot
+from ..graph.declaration import Attr, Slot
+from ..graph.opspec import REGISTRY, OpSpec
 
 HEAD = """# Ops
 
@@ -50,7 +51,7 @@ def op_table() -> str:
     """All ops as Markdown, a table per family."""
     families: dict[str, list[OpSpec]] = {}
     for spec in REGISTRY.values():
-        families.setdefault(_family(spec), []).append(spec)
+        families.setdefault(spec.family, []).append(spec)
     lines = [HEAD]
     for family, specs in families.items():
         lines += [
@@ -66,10 +67,6 @@ def op_table() -> str:
             lines.append("| " + " | ".join(cells) + " |")
         lines.append("")
     return "\n".join(lines)
-
-
-def _family(spec: OpSpec) -> str:
-    return "leaves" if spec.reference is None else spec.reference.__module__.rpartition(".")[2]
 
 
 if __name__ == "__main__":

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ..base.dtypes import i32, i64
-from ..base.errors import DataError
-from ..graph.opspec import OpSpec, op
-from .common import Sample, Spec, bad, draw, need, need_dtype, scalar_specs
+from ..graph.declaration import IdRange
+from ..graph.declare import op
+from ..graph.opspec import OpSpec
+from .common import Sample, Spec, bad, draw, need, scalar_specs
 
 ENDS = "an update ends a step; nothing flows through it"
 Arrays = list[np.ndarray]
@@ -18,7 +18,6 @@ Arrays = list[np.ndarray]
 def _same(names: str, **groups: list[Spec | None]) -> None:
     """Every group's members have one shape."""
     for members in zip(*groups.values(), strict=True):
-        need_dtype(*members)
         present = [m for m in members if m is not None]
         need(all(m.shape == present[0].shape for m in present), "shapes differ within a group", f"{names} of one shape")
 
@@ -78,7 +77,6 @@ def _accumulate_shape(keep: Spec, acc: list[Spec], g: list[Spec]) -> list[Spec]:
 
 
 def _zero_shape(acc: list[Spec]) -> list[Spec]:
-    need_dtype(*acc)
     return [Spec(s.shape) for s in acc]
 
 
@@ -88,8 +86,7 @@ def _assign_shape(state: list[Spec], x: list[Spec]) -> list[Spec]:
 
 
 def _set_shape(cache: Spec, rows: Spec, position: Spec, axis: int) -> Spec:
-    need_dtype(cache, rows)
-    scalar_specs(position, kind=(i32, i64))
+    scalar_specs(position)
     need(0 <= axis < cache.ndim, f"axis {axis} does not exist", f"an axis from 0 to {cache.ndim - 1}")
     fits = rows.ndim == cache.ndim and rows.shape[axis] <= cache.shape[axis]
     fits = fits and all(i == axis or n == m for i, (n, m) in enumerate(zip(rows.shape, cache.shape, strict=True)))
@@ -97,10 +94,13 @@ def _set_shape(cache: Spec, rows: Spec, position: Spec, axis: int) -> Spec:
     return Spec(cache.shape)
 
 
+def _places(cache: Any, rows: Any, axis: int) -> IdRange:
+    return IdRange("position", cache.shape[axis] - rows.shape[axis] + 1, noun="position")
+
+
 def _set_rows(cache: np.ndarray, rows: np.ndarray, position: np.ndarray, axis: int) -> np.ndarray:
-    at, n, most = int(position), rows.shape[axis], cache.shape[axis]
-    if not 0 <= at <= most - n:
-        raise DataError(f"set_rows: {n} rows at position {at} of {most}; need position 0..{most - n}")
+    _places(cache, rows, axis).check("set_rows", position)
+    at, n = int(position), rows.shape[axis]
     filled = cache.copy()
     filled[(slice(None),) * axis + (slice(at, at + n),)] = rows
     return filled
@@ -120,7 +120,6 @@ def _set_samples(rng: np.random.Generator) -> list[Sample]:
 
 def _norm_shape(weight: Spec, g: list[Spec]) -> Spec:
     scalar_specs(weight)
-    need_dtype(*g)
     return Spec(())
 
 
@@ -170,8 +169,7 @@ def _adamw_samples(rng: np.random.Generator) -> list[Sample]:
 sgd: OpSpec = op(
     "sgd", inputs="lr momentum weight_decay weight | w g m?", outputs="| w m?", updates="w=w m=m", dense="w g m",
     doc="m = momentum * m + g / weight; w = w * (1 - lr * weight_decay) - lr * m (- lr * g / weight without m)",
-    shape=_sgd_shape, no_gradient=ENDS, foldable=False,
-    reference=_sgd, samples=_sgd_samples,
+    dtypes="f32", shape=_sgd_shape, no_gradient=ENDS, foldable=False, reference=_sgd, samples=_sgd_samples,
     bad_samples=[
         bad(
             "sgd: shapes differ within a group: lr f32[], momentum f32[], weight_decay f32[], weight f32[], w0 f32[3], "
@@ -186,8 +184,7 @@ adamw: OpSpec = op(
     doc="g' = g / weight; m = beta1 m + (1 - beta1) g'; v = beta2 v + (1 - beta2) g'^2; "
     "w = w * (1 - lr * weight_decay) - lr * m^ / (sqrt(v^) + eps); "
     "m^ = m / (1 - beta1^step), v^ = v / (1 - beta2^step)",
-    shape=_adamw_shape, no_gradient=ENDS, foldable=False,
-    reference=_adamw, samples=_adamw_samples,
+    dtypes="f32", shape=_adamw_shape, no_gradient=ENDS, foldable=False, reference=_adamw, samples=_adamw_samples,
     bad_samples=[
         bad(
             "adamw: a scalar is not of shape (): lr f32[2], beta1 f32[], beta2 f32[], eps f32[], weight_decay f32[], "
@@ -199,7 +196,7 @@ adamw: OpSpec = op(
 accumulate: OpSpec = op(
     "accumulate", inputs="keep | acc g", outputs="| acc", updates="acc=acc", dense="acc g",
     doc="acc = acc + g where keep is not 0, else g: the first of a window writes, so nothing need be zeroed",
-    shape=_accumulate_shape, no_gradient=ENDS, foldable=False,
+    dtypes="f32", shape=_accumulate_shape, no_gradient=ENDS, foldable=False,
     reference=lambda keep, acc, g: [b + a if keep != 0 else a.copy() for b, a in zip(acc, g, strict=True)],
     samples=lambda rng: [
         Sample((np.array(keep, np.float32), *(draw(rng, s) for s in shapes for _ in range(2))))
@@ -215,16 +212,15 @@ accumulate: OpSpec = op(
     ],
 )  # fmt: skip
 zero: OpSpec = op(
-    "zero", inputs="| acc", updates="acc=acc", outputs="| acc", dense="acc", doc="acc = 0",
-    shape=_zero_shape, no_gradient=ENDS, foldable=False,
-    reference=lambda acc: [np.zeros_like(a) for a in acc],
-    samples=lambda rng: [Sample(tuple(draw(rng, s) for s in shapes)) for shapes in GROUPS],
+    "zero", inputs="| acc", updates="acc=acc", outputs="| acc", dense="acc", doc="acc = 0", dtypes="f32",
+    shape=_zero_shape, no_gradient=ENDS, foldable=False, reference=lambda acc: [np.zeros_like(a) for a in acc],
+    exact=True, samples=lambda rng: [Sample(tuple(draw(rng, s) for s in shapes)) for shapes in GROUPS],
     bad_samples=[bad("zero: dtype i32 is not taken: acc0 i32[3]; need f32", ("i32", (3,)))],
 )  # fmt: skip
 assign: OpSpec = op(
     "assign", inputs="| state x", updates="state=state", outputs="| state", dense="state x", doc="state = x",
-    shape=_assign_shape, no_gradient=ENDS, foldable=False,
-    reference=lambda state, x: [a.copy() for a in x],
+    dtypes="f32", shape=_assign_shape, no_gradient=ENDS, foldable=False,
+    reference=lambda state, x: [a.copy() for a in x], exact=True,
     samples=lambda rng: [Sample(tuple(draw(rng, s) for s in shapes for _ in range(2))) for shapes in GROUPS],
     bad_samples=[
         bad(
@@ -236,8 +232,8 @@ assign: OpSpec = op(
 set_rows: OpSpec = op(
     "set_rows", inputs="cache rows position", outputs="cache", updates="cache=cache", attrs="axis:int=0",
     dense="cache rows", doc="rows position, position + 1, ... of the cache along an axis = rows",
-    shape=_set_shape, no_gradient=ENDS, foldable=False,
-    reference=_set_rows, samples=_set_samples,
+    dtypes="f32 position:i32|i64", shape=_set_shape, no_gradient=ENDS, foldable=False, reference=_set_rows,
+    ids=_places, samples=_set_samples,
     bad_samples=[
         bad(
             "set_rows: rows do not fit: cache f32[8,3], rows f32[9,3], position i32[]; "
@@ -253,8 +249,8 @@ set_rows: OpSpec = op(
 grad_norm: OpSpec = op(
     "grad_norm", inputs="weight | g", outputs="norm", dense="g", foldable=False,
     doc="norm = sqrt(sum of g^2) / weight, over all elements of all g, summed in double; 0 where weight is 0",
-    shape=_norm_shape, no_gradient="a measure of gradients, to clip them; one that is differentiated is a sum of sqr",
-    reference=_norm,
+    dtypes="f32", shape=_norm_shape,
+    no_gradient="a measure of gradients, to clip them; one that is differentiated is a sum of sqr", reference=_norm,
     samples=lambda rng: [
         Sample((*_scalars(i), *(draw(rng, s) for s in shapes))) for i, shapes in enumerate((*GROUPS, GROUPS[3]))
     ],
@@ -266,8 +262,7 @@ grad_norm: OpSpec = op(
 guard: OpSpec = op(
     "guard", inputs="loss weight | g", outputs="norm", dense="g", guard=True, foldable=False,
     doc="norm = sqrt(sum of g^2) / weight; stops the run before any update when the loss or the norm is not finite",
-    shape=_guard_shape, no_gradient=ENDS,
-    reference=lambda loss, weight, g: _norm(weight, g),
+    dtypes="f32", shape=_guard_shape, no_gradient=ENDS, reference=lambda loss, weight, g: _norm(weight, g),
     samples=lambda rng: [
         Sample((*_scalars(1.5, i), *(draw(rng, s) for s in shapes))) for i, shapes in enumerate((*GROUPS, GROUPS[3]))
     ],

@@ -19,7 +19,7 @@ import numpy as np
 from .. import ops
 from ..base.arguments import as_bool, one_line
 from ..base.errors import GraphError, SettingError
-from ..graph.opspec import Parameter, constant, setting, stored_value
+from ..graph.leaves import Parameter, constant, setting, stored_value
 from ..graph.stored import Stored
 from ..graph.value import Value
 from .schedules import Memory

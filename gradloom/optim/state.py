@@ -14,7 +14,7 @@ from ..base import locks
 from ..base.arguments import what_is
 from ..base.arrays import as_array
 from ..base.errors import DTypeError, GradientError, GraphError, SettingError, ShapeError
-from ..graph.opspec import Parameter, setting, stored_value
+from ..graph.leaves import Parameter, setting, stored_value
 from ..graph.stored import Stored, copies, held
 from ..graph.value import Value
 from .schedules import Memory, Plateau
@@ -338,7 +338,7 @@ class OptimizerState:
             array = self._loaded.get(f"{kind}.{i}")
             if array is not None:
                 self._check_fit(f"{kind}.{i}", array, self.parameters[i])
-                self._moments_of(self.parameters[i])[kind].stored.array[...] = array
+                self._moments_of(self.parameters[i])[kind].stored.write(array)
                 del self._loaded[f"{kind}.{i}"]
 
     @staticmethod
@@ -397,7 +397,7 @@ def _clear(arrays: Iterable[Parameter]) -> None:
     stored = [a.stored for a in arrays]
     with held((), stored):
         for one in stored:
-            one.array[...] = 0
+            one.write(0)
 
 
 def _plain(column: list[Any]) -> bool:

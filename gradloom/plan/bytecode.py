@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from ..base.dtypes import ALL, DType
+from ..base.dtypes import ALL, DType, u8
 from ..graph.graph import storage_leaf
 from ..graph.opspec import MAX_RANK, OpSpec
 from ..graph.stored import Stored
-from ..graph.value import Node, Value
+from ..graph.value import Node, Shape, Value
 from .layout import Laid, dense_strides
 from .memory import Placement, aligned
 from .order import Order, is_absent
@@ -113,31 +114,39 @@ def encode_attrs(op: OpSpec, attrs: dict[str, Any]) -> list[int]:
     return words
 
 
-def arg_record(
-    value: Value | None, segment: int = NO_SEGMENT, offset: int = 0, strides: Sequence[int] = (), write: bool = False
-) -> tuple:
-    """One row of the argument array; a value of None is an absent input."""
-    if value is None:
-        return (NO_SEGMENT, 0, 0, 0, 0, 0, (1,) * MAX_RANK, (0,) * MAX_RANK)
-    pad = MAX_RANK - value.ndim
-    shape = value.shape + (1,) * pad
-    if segment == NO_SEGMENT:
-        return (NO_SEGMENT, value.dtype.code, value.ndim, ARG_WRITE if write else 0, 0, 0, shape, (0,) * MAX_RANK)
-    extent = 0 if value.size == 0 else 1 + sum((e - 1) * s for e, s in zip(value.shape, strides, strict=True))
-    size = value.dtype.bytes_of(extent)
-    return (
-        segment, value.dtype.code, value.ndim, ARG_WRITE if write else 0, offset, size,
-        shape, tuple(strides) + (0,) * pad,
-    )  # fmt: skip
+Form = tuple[int, Shape, "Shape | None", int]  # of an argument: dtype code, shape, strides (None: absent), flags
+ABSENT: Form = (0, (), None, 0)
 
 
-def planning_args(laid: Laid, node: Node) -> np.ndarray:
-    """The arguments of a node before offsets are known: shapes and strides, all that a kernel may decide by."""
-    rows = [arg_record(None) if v is None else arg_record(v, 0, 0, laid.layouts[v].strides) for v in node.inputs]
-    for value in node.outputs:
-        segment = NO_SEGMENT if is_absent(value, laid) else 0
-        rows += [arg_record(value, segment, 0, dense_strides(value.shape), True)]
-    return np.array(rows, ARG)
+def argument_forms(laid: Laid, node: Node) -> list[Form]:
+    """The arguments of a node but for where they lie: all that a kernel may decide by."""
+    read = [ABSENT if v is None else (v.dtype.code, v.shape, _strides(laid, v), 0) for v in node.inputs]
+    written = [
+        (v.dtype.code, v.shape, None if is_absent(v, laid) else _strides(laid, v), ARG_WRITE) for v in node.outputs
+    ]
+    return read + written
+
+
+def _strides(laid: Laid, value: Value) -> Shape:
+    """In elements; those of a value without elements are dense, whatever it is a view of."""
+    return dense_strides(value.shape) if 0 in value.shape else laid.layouts[value].strides
+
+
+@lru_cache(maxsize=4096)
+def record(form: Form) -> tuple:
+    """A row of the argument array that says nothing yet of the place."""
+    code, shape, strides, flags = form
+    pad = MAX_RANK - len(shape)
+    padded = shape + (1,) * pad
+    if strides is None:
+        return (NO_SEGMENT, code, len(shape), flags, 0, 0, padded, (0,) * MAX_RANK)
+    extent = 0 if 0 in shape else 1 + sum((e - 1) * s for e, s in zip(shape, strides, strict=True))
+    return (0, code, len(shape), flags, 0, _DTYPES[code].bytes_of(extent), padded, strides + (0,) * pad)
+
+
+def records(forms: Iterable[Form]) -> np.ndarray:
+    """The argument array of arguments without places."""
+    return np.array([record(form) for form in forms], ARG)
 
 
 Place = tuple[int, int]  # segment, byte offset
@@ -158,7 +167,9 @@ class _Lowerer:
         self.laid, self.order, self.needs, self.placement, self.guard = laid, order, needs, placement, guard
         self.kernels: dict[tuple[str, str], int] = {}
         self.instructions: list[tuple] = []
-        self.args: list[tuple] = []
+        self.forms: dict[Form, int] = {}  # -> its position among all forms
+        self.args: list[tuple[int, int, int]] = []  # (position of the form, segment, offset)
+        self.bases: dict[Value, Place] = {}
         self.attrs: list[int] = []
         self.stored: dict[int, int] = {}
         self.stored_list: list[Stored] = []
@@ -178,7 +189,7 @@ class _Lowerer:
         return Bytecode(
             kernels=list(self.kernels),
             instructions=np.array(self.instructions, INSTRUCTION),
-            args=np.array(self.args, ARG),
+            args=self.arguments(),
             attrs=np.array(self.attrs, np.int64),
             stored=self.stored_list,
             constants=bytes(self.constants),
@@ -215,8 +226,21 @@ class _Lowerer:
                 self.stored[id(stored)] = len(SEGMENT_NAMES) + len(self.stored_list)
                 self.stored_list.append(stored)
 
+    def arguments(self) -> np.ndarray:
+        """The argument array: each row a form at a place."""
+        forms, segments, offsets = np.array(self.args, np.int64).reshape(-1, 3).T
+        args = records(self.forms)[forms]
+        args["segment"], args["offset"] = segments, offsets
+        return args
+
     def locate(self, base: Value) -> Place:
         """(segment, byte offset) of a base value."""
+        place = self.bases.get(base)
+        if place is None:
+            place = self.bases[base] = self.base_place(base)
+        return place
+
+    def base_place(self, base: Value) -> Place:
         if base in self.placement.offsets:
             return ARENA, self.placement.offsets[base]
         leaf = storage_leaf(base)
@@ -235,20 +259,19 @@ class _Lowerer:
         segment, offset = self.locate(at.base)
         return segment, offset + (value.dtype.bytes_of(at.offset) if value.size else 0)
 
-    def arg(self, value: Value, write: bool) -> tuple:
-        strides = self.laid.layouts[value].strides if value.size else dense_strides(value.shape)
-        return arg_record(value, *self.place(value), strides, write)
+    def argument(self, form: Form, segment: int, offset: int) -> None:
+        position = self.forms.setdefault(form, len(self.forms))
+        self.args.append((position, segment, offset))
 
     def instruction(self, i: int, node: Node) -> None:
         first, attr_first, needs = len(self.args), len(self.attrs), self.needs[i]
-        for value in node.inputs:
-            self.args.append(arg_record(None) if value is None else self.arg(value, False))
-        for value in node.outputs:
-            absent = is_absent(value, self.laid)
-            self.args.append(arg_record(value, write=True) if absent else self.arg(value, True))
+        values = (*node.inputs, *node.outputs)
+        for value, form in zip(values, argument_forms(self.laid, node), strict=True):
+            place = (NO_SEGMENT, 0) if value is None or form[2] is None else self.place(value)
+            self.argument(form, *place)
         if needs.workspace_bytes:
-            offset = self.placement.workspace_offsets[i]
-            self.args.append(self.bytes_arg(offset, needs.workspace_bytes))
+            form = (u8.code, (needs.workspace_bytes,), (1,), ARG_WRITE)
+            self.argument(form, ARENA, self.placement.workspace_offsets[i])
         self.attrs += encode_attrs(node.op, node.attrs)
         key = (node.op.name, signature(node))
         kernel = self.kernels.setdefault(key, len(self.kernels))
@@ -257,10 +280,6 @@ class _Lowerer:
         counts = (len(self.args) - first, attr_first, len(self.attrs) - attr_first)
         self.instructions.append((kernel, node.id & NODE_MASK, first, *counts, flags, len(needs.parts), parts))
 
-    def bytes_arg(self, offset: int, size: int) -> tuple:
-        pad = MAX_RANK - 1
-        return (ARENA, 5, 1, ARG_WRITE, offset, size, (size,) + (1,) * pad, (1,) + (0,) * pad)
-
     def arena_buffers(self) -> list[tuple[int, int, int]]:
         """(offset, bytes, last step) of each buffer; what is dead when a step begins comes first."""
         last: dict[Value, int] = {}  # root buffer -> its last step; values in place share the root's bytes
@@ -268,11 +287,11 @@ class _Lowerer:
         for value, buffer in self.order.buffers.items():  # in the order of their birth
             root = roots[value] = roots[self.placement.inplace[value]] if value in self.placement.inplace else value
             last[root] = max(last.get(root, 0), buffer.death)
-        found = [(self.placement.offsets[v], v.bytes, death) for v, death in last.items()]
-        found += [(o, self.needs[step].workspace_bytes, step) for step, o in self.placement.workspace_offsets.items()]
+        buffers = [(self.placement.offsets[v], v.bytes, death) for v, death in last.items()]
+        buffers += [(o, self.needs[step].workspace_bytes, step) for step, o in self.placement.workspace_offsets.items()]
         if self.guard:  # what lies between the buffers keeps its pattern
-            return [(offset, size, EACH_STEP) for offset, size, _ in found] + found
-        return [(0, self.placement.arena_bytes, EACH_STEP)] + [(o, aligned(size), death) for o, size, death in found]
+            return [(offset, size, EACH_STEP) for offset, size, _ in buffers] + buffers
+        return [(0, self.placement.arena_bytes, EACH_STEP)] + [(o, aligned(size), death) for o, size, death in buffers]
 
     def guard_ranges(self, buffers: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
         """What lies up to `guard` bytes before or after a buffer and in no buffer, at any step."""

@@ -12,16 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 from ..base.errors import ShapeError
+from ..graph.declaration import Slot
 from ..graph.graph import update_target, view_base
-from ..graph.opspec import REGISTRY, Slot
-from ..graph.value import Node, Shape, Value, describe, same_values
-from ..transform.program import Program
+from ..graph.opspec import REGISTRY
+from ..graph.value import Node, Shape, Value, describe
+from ..transform.program import Program, copy_node
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """`value` is found in the buffer of `base`, `offset` elements in, with `strides` in elements."""
 
     base: Value
@@ -29,6 +31,7 @@ class Layout:
     strides: tuple[int, ...]
 
 
+@lru_cache(maxsize=4096)
 def dense_strides(shape: Shape) -> tuple[int, ...]:
     """Row-major strides without gaps, in elements."""
     strides, step = [], 1
@@ -73,7 +76,7 @@ class _Layouter:
         self.program = program
         self.nodes: list[Node] = []
         self.layouts: dict[Value, Layout] = {}
-        self.new: dict[Value, Value] = {}
+        self.new: dict[Value, Value] = {}  # of the values that changed only
         self.copies: dict[Value, Value] = {}
         targets = (update_target(v) for n in program.nodes if n.op.updates for v in n.outputs)
         self.overwritten = {v for v in targets if v is not None}  # by some update
@@ -85,25 +88,24 @@ class _Layouter:
         for old in self.program.outputs:
             # The caller reads dense bytes after the step; a parameter asked for as an output means its value before the
             # step, and an update's output its value before the next update.
-            value = self.new[old]
+            value = self.new.get(old, old)
             dense = is_dense(value.shape, self.layouts[value].strides)
             outputs.append(value if dense and view_base(old) not in self.overwritten else self.copied(value))
-        program = Program(tuple(self.nodes), tuple(outputs), tuple(self.new[v] for v in self.program.effects))
+        program = Program(tuple(self.nodes), tuple(outputs), tuple(self.new.get(v, v) for v in self.program.effects))
         read = [v for n in self.nodes for v in n.inputs if v is not None] + outputs
-        bases = frozenset(self.layouts[v].base for v in read)
+        bases = frozenset([self.layouts[v].base for v in read])
         return Laid(program, self.layouts, bases)
 
     def visit(self, node: Node) -> None:
-        op = node.op
-        inputs: list[Value | None] = []
-        for i, old in enumerate(node.inputs):
-            value = None if old is None else self.new[old]
-            if old is not None and value is not None and not op.view:
-                slot = op.slot(op.inputs, i)
-                torn = op.updates and slot.name not in op.updates.values() and view_base(old) in self.overwritten
-                if torn or not self.fits(slot, node, value):
-                    value = self.copied(value)
-            inputs.append(value)
+        op, new = node.op, self.new
+        inputs = [v if v is None else new.get(v, v) for v in node.inputs]
+        if op.dense or op.unit or op.updates:
+            for i, (old, value) in enumerate(zip(node.inputs, inputs, strict=True)):
+                if old is not None and value is not None:
+                    slot = op.slot(op.inputs, i)
+                    torn = op.updates and slot.name not in op.updates.values() and view_base(old) in self.overwritten
+                    if torn or not self.fits(slot, node, value):
+                        inputs[i] = self.copied(value)
         view = None
         if op.view:
             view = self.view_of(node, inputs[0])
@@ -112,18 +114,17 @@ class _Layouter:
                 inputs[0] = self.copied(inputs[0])
                 view = self.view_of(node, inputs[0])
                 assert view is not None, f"{op.name} has no view of a dense input"
-        made = node
-        after = [self.new[b.outputs[0]].node for b in node.after]
-        if not same_values(inputs, node.inputs) or tuple(after) != node.after:
-            specs = [(v.shape, v.dtype) for v in node.outputs]
-            made = Node(op, inputs, node.attrs, specs, node.name, node.where, after)
+        made = copy_node(node, inputs, new)
         self.nodes.append(made)
-        for old, value in zip(node.outputs, made.outputs, strict=True):
-            self.new[old] = value
+        if made is not node:
+            new.update(zip(node.outputs, made.outputs, strict=True))
+        for value in made.outputs:
             self.layouts[value] = view or Layout(value, 0, dense_strides(value.shape))
 
     def fits(self, slot: Slot, node: Node, value: Value) -> bool:
         strides = self.layouts[value].strides
+        if strides == dense_strides(value.shape) and 0 not in value.shape:
+            return True
         if slot.name in node.op.dense:
             return is_dense(value.shape, strides)
         if slot.name in node.op.unit:
@@ -134,11 +135,10 @@ class _Layouter:
     def view_of(self, node: Node, x: Value | None) -> Layout | None:
         assert x is not None
         at = self.layouts[x]
-        scope = dict(node.attrs) | {"layout_shape": x.shape, "strides": at.strides}
-        found = node.op.call("view", scope)
-        if found is None:
+        place = node.op.call("view", node.attrs | {"layout_shape": x.shape, "strides": at.strides})
+        if place is None:
             return None
-        layout, out = Layout(at.base, at.offset + found[0], tuple(found[1])), node.outputs[0]
+        layout, out = Layout(at.base, at.offset + place[0], tuple(place[1])), node.outputs[0]
         block = out.dtype.block
         if block > 1 and out.size and not keeps_blocks(out.shape, layout.strides, layout.offset, block):
             raise ShapeError(

@@ -83,6 +83,8 @@ def _choose_inplace(laid: Laid, order: Order) -> dict[Value, Value]:
     taken: dict[Value, Value] = {}
     used: set[Value] = set()
     for i, node in enumerate(order.steps):
+        if not node.op.may_overwrite:
+            continue
         for out in node.outputs:
             if out not in order.buffers:
                 continue
@@ -152,19 +154,19 @@ def _pack(sizes: Sequence[int], births: Sequence[int], deaths: Sequence[int], lo
         np.lexsort((birth, -size * (death - birth + 1))),  # largest and longest first
     )
     rng = np.random.default_rng(0)
-    found: list[tuple[int, np.ndarray, list[int]]] = []  # from each start: height, order, offsets
+    best: list[tuple[int, np.ndarray, list[int]]] = []  # from each start: height, order, offsets
     for attempt in range(max(2, min(TRIES, WORK // max(len(sizes), 1)))):
         chain = attempt % len(starts)
-        order = starts[chain] if chain == attempt else _topmost_earlier(*found[chain][1:], sizes, rng)
+        order = starts[chain] if chain == attempt else _topmost_earlier(*best[chain][1:], sizes, rng)
         offsets = _first_fit(size, birth, death, order)
         result = (_height(offsets, sizes), order, offsets)
         if chain == attempt:
-            found.append(result)
-        elif result[0] <= found[chain][0]:
-            found[chain] = result
+            best.append(result)
+        elif result[0] <= best[chain][0]:
+            best[chain] = result
         if result[0] <= lower_bound:
             return offsets
-    return min(found, key=lambda r: r[0])[2]
+    return min(best, key=lambda r: r[0])[2]
 
 
 def _height(offsets: Sequence[int], sizes: Sequence[int]) -> int:
@@ -200,21 +202,27 @@ def _topmost_earlier(
 
 def _first_fit(size: np.ndarray, birth: np.ndarray, death: np.ndarray, order: np.ndarray) -> list[int]:
     """In this order each goes to the lowest gap among the placed ones whose lifetimes meet its own."""
-    offsets = np.zeros(len(size), np.int64)
-    placed = np.zeros((4, len(size)), np.int64)  # start, end, birth, death of each, by start
-    for count, i in enumerate(order):
-        starts, ends, births, deaths = placed[:, :count]
-        meets = (births <= death[i]) & (deaths >= birth[i])
-        starts, ends = starts[meets], np.maximum.accumulate(ends[meets])
-        gaps = starts.copy()
-        gaps[1:] -= ends[:-1]
-        fits = np.flatnonzero(gaps >= size[i])
-        lowest = fits[0] if len(fits) else len(gaps)
-        offsets[i] = ends[lowest - 1] if lowest else 0
-        at = np.searchsorted(placed[0, :count], offsets[i])
-        placed[:, at + 1 : count + 1] = placed[:, at:count].copy()
-        placed[:, at] = offsets[i], offsets[i] + size[i], birth[i], death[i]
-    return offsets.tolist()
+    n = len(size)
+    offsets = [0] * n
+    starts, ends, births, deaths = np.zeros((4, n), np.int64)  # of the placed ones, by start
+    tops = np.zeros(n + 1, np.int64)  # tops[k]: the highest end among the first k that meet
+    columns = (a[order].tolist() for a in (size, birth, death))
+    for count, (i, bytes_, first, last) in enumerate(zip(order.tolist(), *columns, strict=True)):
+        meets = births[:count] <= last
+        meets &= deaths[:count] >= first
+        np.multiply(ends[:count], meets, out=tops[1 : count + 1])
+        np.maximum.accumulate(tops[1 : count + 1], out=tops[1 : count + 1])
+        # One that does not meet closes no gap: below it a gap counts up to its start, and goes on above it.
+        fits = starts[:count] - tops[:count] >= bytes_
+        lowest = int(fits.argmax()) if count else 0
+        if not (count and fits[lowest]):
+            lowest = count
+        start = offsets[i] = int(tops[lowest])
+        at = int(starts[:count].searchsorted(start))
+        for row, value in ((starts, start), (ends, start + bytes_), (births, first), (deaths, last)):
+            row[at + 1 : count + 1] = row[at:count]
+            row[at] = value
+    return offsets
 
 
 def _in_a_row(sizes: Sequence[int]) -> list[int]:

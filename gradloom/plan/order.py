@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..base.errors import GraphError
 from ..graph.graph import reachable, update_target
@@ -16,8 +17,7 @@ from ..graph.value import Node, Value
 from .layout import Laid
 
 
-@dataclass(frozen=True)
-class Buffer:
+class Buffer(NamedTuple):
     """Bytes in the arena: written first by step `birth`, last needed by step `death` (both inclusive)."""
 
     value: Value
@@ -61,7 +61,7 @@ def is_absent(value: Value, laid: Laid) -> bool:
     """An optional output that nobody reads gets no bytes, nor does an update of an input that was not given."""
     op = value.node.op
     slot = op.slot(op.outputs, value.index)
-    if slot.name in op.updates:
+    if op.updates and slot.name in op.updates:
         return update_target(value) is None
     return slot.optional and value not in laid.read
 

@@ -11,7 +11,17 @@ from ..base.memory import show_bytes
 from ..base.settings import Switches
 from ..graph.value import Node
 from ..transform.program import Program
-from .bytecode import GUARD_BYTES, Bytecode, KernelNeeds, Place, disassemble, lower, planning_args
+from .bytecode import (
+    GUARD_BYTES,
+    Bytecode,
+    KernelNeeds,
+    Place,
+    argument_forms,
+    disassemble,
+    encode_attrs,
+    lower,
+    records,
+)
 from .check import check
 from .layout import Laid, lay_out
 from .memory import Placement, Workspace, place
@@ -70,10 +80,11 @@ class Plan:
 
 
 def make_plan(program: Program, needs_of: Needs, switches: Switches) -> Plan:
-    """Plan and prove. `needs_of` is the backend's word on parts, scratch and workspace of one instruction."""
+    """Plan and prove. `needs_of` is the backend's word on parts, scratch and workspace of one instruction; it decides
+    by op, attributes and forms of the arguments, and is asked once for each combination of these."""
     laid = lay_out(program)
     order = linear_order(laid)
-    needs = tuple(needs_of(node, planning_args(laid, node)) for node in order.steps)
+    needs = _needs(laid, order, needs_of)
     workspaces = [Workspace(i, n.workspace_bytes) for i, n in enumerate(needs) if n.workspace_bytes]
     guard = GUARD_BYTES if switches.check >= 2 else 0
     placement = place(laid, order, workspaces, reuse=switches.reuse, inplace=switches.inplace, guard=guard)
@@ -82,3 +93,16 @@ def make_plan(program: Program, needs_of: Needs, switches: Switches) -> Plan:
     return Plan(
         laid, order, placement, needs, bytecode, tuple(places[v] for v in laid.program.outputs), switches.threads
     )
+
+
+def _needs(laid: Laid, order: Order, needs_of: Needs) -> tuple[KernelNeeds, ...]:
+    """What each instruction needs."""
+    cached: dict[object, KernelNeeds] = {}
+    needs = []
+    for node in order.steps:
+        forms = argument_forms(laid, node)
+        key = (node.op.name, *encode_attrs(node.op, node.attrs), *forms)
+        if key not in cached:
+            cached[key] = needs_of(node, records(forms))
+        needs.append(cached[key])
+    return tuple(needs)

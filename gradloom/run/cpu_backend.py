@@ -8,12 +8,11 @@ runs beside the others: it must share no array that is written with them.
 from __future__ import annotations
 
 import atexit
-import contextlib
+import functools
 import os
 import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -24,18 +23,16 @@ except ImportError as error:  # a source tree on the path that was never built h
         f"gradloom: the native core is not in {os.path.dirname(os.path.dirname(__file__))}: this is a source tree; "
         "run from another folder, install it with `pip install -e .`, or build it in place (CONTRIBUTING.md)"
     ) from error
-from ..base import locks
 from ..base.errors import BackendError, GraphError, GuardTripped, IndexOutOfRange, NotFinite, TrainError
 from ..base.memory import need_memory, show_bytes
 from ..base.settings import Switches
-from ..graph.graph import mapped_checks, written
-from ..graph.opspec import Spec
-from ..graph.stored import aligned_empty, before_read, before_write, held
+from ..graph.declaration import Spec
+from ..graph.stored import aligned_empty
 from ..graph.value import Node
 from ..plan.bytecode import SETTING_BYTES, KernelNeeds, encode_attrs, signature
-from ..plan.plan import Plan, make_plan
+from ..plan.plan import Plan
 from ..transform.program import Program
-from .feeds import SETTING_DEFAULTS, as_array, check_names, leaves
+from .backend import Buffer, Executable, called, no_memory
 
 STOP_DONE, STOP_GUARD, STOP_INDEX, STOP_NONFINITE, STOP_BOUNDS, STOP_REQUESTED, STOP_DEADLINE = range(7)
 
@@ -60,13 +57,6 @@ def check_memory(more: int) -> None:
         need_memory(more, f"plan: {show_bytes(more)} more of memory are needed", hint, BackendError)
 
 
-def no_memory(what: str) -> BackendError:
-    """The error for a MemoryError."""
-    return BackendError(
-        f"{what}: the system gives no more memory; need smaller batches, a shorter context or a machine with more"
-    )
-
-
 def choose_isa(wanted: str | None) -> str:
     """The instruction set to run: the best that this machine has, or the one that was asked for."""
     have = _core.isas()
@@ -77,57 +67,62 @@ def choose_isa(wanted: str | None) -> str:
     return wanted
 
 
-class Kernels:
-    """The kernels of an instruction set, and what they need."""
+@functools.cache
+def _kernels(isa: str) -> frozenset[tuple[str, str]]:
+    return frozenset(_core.kernels(isa))
 
-    def __init__(self, isa: str) -> None:
-        self.isa = isa
-        self.known = set(_core.kernels(isa))
+
+class CpuBackend:
+    """Hands proved plans to the native core."""
+
+    name: ClassVar[str] = "cpu"
+    planned: ClassVar[bool] = True
+
+    def __init__(self, switches: Switches) -> None:
+        self.switches, self.isa, self._why_not = switches, "", ""
+        try:
+            self.isa = choose_isa(switches.isa)
+        except BackendError as error:
+            self._why_not = str(error)
+
+    def available(self) -> tuple[bool, str]:
+        return not self._why_not, self.isa or self._why_not
+
+    def signatures(self) -> frozenset[tuple[str, str]]:
+        return _kernels(self.isa)
 
     def needs(self, node: Node, args: np.ndarray) -> KernelNeeds:
         attrs = np.array(encode_attrs(node.op, node.attrs), np.int64)
         parts, scratch, workspace = _core.kernel_plan(self.isa, node.op.name, signature(node), args, attrs)
         return KernelNeeds(tuple(parts), scratch, workspace)
 
-    def require(self, program: Program) -> None:
-        """All missing (op, dtypes) of a program at once, before anything is planned."""
-        missing: dict[tuple[str, str], Node] = {}
-        for node in program.nodes:
-            key = (node.op.name, "" if node.op.leaf or node.op.view else signature(node))
-            if key[1] and key not in self.known:
-                missing.setdefault(key, node)
-        if missing:
-            listed = ", ".join(f"{op} {sig} ({node.label})" for (op, sig), node in missing.items())
-            raise BackendError(f"cpu {self.isa} has no kernel for: {listed}; backend='numpy' computes everything")
+    def allocate(self, bytes: int) -> Arena:
+        made = Arena()
+        made.ensure(bytes)
+        return made
+
+    def load(self, program: Program, plan: Plan | None, arena: Buffer | None = None) -> CpuExecutable:
+        assert plan is not None
+        made = CpuExecutable(program, plan, self.switches, arena)
+        print_debug(made)
+        return made
 
 
-class CpuExecutable:
-    """A compiled program. Call it with its inputs by name; it answers its outputs as NumPy arrays.
+class CpuExecutable(Executable):
+    """A proved plan in the native core."""
 
-    Several threads may call it: calls take turns, and each gets the outputs of its own inputs.
-    """
+    plan: Plan
 
-    def __init__(self, program: Program, switches: Switches, own: Arena | None = None) -> None:
+    def __init__(self, program: Program, plan: Plan, switches: Switches, own: Buffer | None = None) -> None:
         """own: an arena for this executable alone, instead of the one that all share. BackendError: no more memory."""
+        super().__init__(program, plan, switches, own_lock=own is not None)
+        assert own is None or isinstance(own, Arena), f"{own}: need an arena of CpuBackend.allocate"
+        self.arena = _arena if own is None else own
+        self.isa = choose_isa(switches.isa)
         try:
-            self._make(program, switches, own)
+            self._load()
         except MemoryError:
             raise no_memory("compile") from None
-
-    def _make(self, program: Program, switches: Switches, own: Arena | None) -> None:
-        isa = choose_isa(switches.isa)
-        kernels = Kernels(isa)
-        nodes = program.nodes
-        self.inputs, self.settings = leaves(nodes, "input"), leaves(nodes, "setting")
-        kernels.require(program)
-        self.isa, self.switches, self.program = isa, switches, program
-        self.arena = _arena if own is None else own
-        self._shares = own is None
-        self._lock = locks.memory if own is None else threading.RLock()
-        self.plan: Plan = make_plan(program, kernels.needs, switches)
-        self._checks = mapped_checks(nodes)
-        self.writes = written(nodes)
-        self._load()
 
     def _load(self) -> None:
         bytecode = self.plan.bytecode
@@ -143,20 +138,20 @@ class CpuExecutable:
         self.outputs = [Spec(v.shape, v.dtype) for v in self.program.outputs]
         sizes = [v.bytes for v in self.program.outputs]
         records = [(*place, size) for place, size in zip(self.plan.output_places, sizes, strict=True)]
-        with self._lock:
+        with self.lock:
             check_memory(bytecode.arena_bytes - self.arena.bytes)
             try:
                 self.arena.ensure(max(bytecode.arena_bytes, 64))
             except RuntimeError as error:  # in a signal handler that came into a run
                 raise BackendError(f"compile: {error}") from None
             self._native = _core.Program(
-                self.isa, bytecode.kernels, bytecode.instructions, bytecode.args, bytecode.attrs, self._segments(),
+                self.isa, bytecode.kernels, bytecode.instructions, bytecode.args, bytecode.attrs, self.segments(),
                 records, bytecode.dead, bytecode.guards,
             )  # fmt: skip
-        self.record_bytes = sum(sizes)
         self._starts = np.cumsum([0, *sizes[:-1]]).tolist() if sizes else []
 
-    def _segments(self) -> list[tuple[Any, ...]]:
+    def segments(self) -> list[tuple[Any, ...]]:
+        """The segments of the bytecode as the core takes them: where each lies, and how long it is."""
         bytecode = self.plan.bytecode
         fixed: list[tuple[Any, ...]] = [
             ("arena", self.arena),
@@ -169,28 +164,7 @@ class CpuExecutable:
 
     # ---- running ---------------------------------------------------------------------------------------
 
-    def __call__(self, **feeds: Any) -> list[np.ndarray]:
-        """Feed inputs and settings by name, run once, and read the outputs (fresh arrays)."""
-        if self.settings:
-            check_names(feeds, self.inputs, self.settings)
-        settings = {
-            k: as_array(k, feeds.get(k, SETTING_DEFAULTS.get(k)), (), v.dtype) for k, v in self.settings.items()
-        }
-        return [r[0] for r in self.run_many(1, settings, feeds=feeds)[1]]
-
-    def feed(self, feeds: Mapping[str, Any]) -> None:
-        """Copy the inputs in; they keep their values until they are fed again, by any thread."""
-        given = self._given(feeds)
-        with self._lock:
-            self._copy_in(given)
-
-    def _given(self, feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """The inputs as arrays, checked."""
-        if feeds.keys() != self.inputs.keys():
-            check_names(feeds, self.inputs, self.settings)
-        return {key: as_array(key, feeds[key], v.shape, v.dtype) for key, v in self.inputs.items()}
-
-    def _copy_in(self, given: Mapping[str, np.ndarray]) -> None:
+    def copy_in(self, given: Mapping[str, np.ndarray]) -> None:
         for key, array in given.items():
             self._slots[key][...] = array
 
@@ -198,52 +172,29 @@ class CpuExecutable:
         """The inputs that were fed last."""
         return dict(self._slots)
 
-    def run_many(
-        self,
-        steps: int,
-        settings: Mapping[str, Any],
-        deadline: float = 0.0,
-        feeds: Mapping[str, Any] | None = None,
-    ) -> tuple[int, list[np.ndarray]]:
-        """Run so many steps in one native call: (steps done, the outputs of each as [steps done, *shape]).
+    @property
+    def steps_run(self) -> int:
+        return self._native.steps_run
 
-        settings: each value a number, or one number per step. deadline: seconds after which no further step begins.
-        feeds: the inputs, which no other thread can change before the run; without them, those that were fed last.
-        Raises NonFiniteError or DataError as the step that failed demands; that step's updates are not applied.
-        FileError, before anything runs, when a mapped file has changed; BackendError, too, when there is no memory.
-        KeyboardInterrupt may come when steps have been done: it has their number as `steps_done`.
-        """
-        before = self._native.steps_run
-        try:
-            given = {} if feeds is None else self._given(feeds)
-            rows = self.settings_rows(steps, settings) if self.settings else None
-            with held(self.plan.bytecode.stored, self.writes) if self._shares else self._settled():
-                self._copy_in(given)
-                done, records = self.run_rows(steps, rows, deadline)
-            if records is None:
-                return done, [np.empty((done, *s.shape), s.dtype.numpy) for s in self.outputs]
-            return done, self.read(records[:done])
-        except KeyboardInterrupt as interrupt:
-            interrupt.steps_done = self._native.steps_run - before  # type: ignore[attr-defined]
-            raise
+    def run_steps(self, steps: int, settings: Mapping[str, Any], deadline: float) -> tuple[int, list[np.ndarray]]:
+        rows = self.settings_rows(steps, settings) if self.settings else None
+        done, records = self._run_native(steps, rows, deadline)
+        if records is None:
+            return done, [np.empty((done, *s.shape), s.dtype.numpy) for s in self.outputs]
+        return done, self.read(records[:done])
 
-    @contextlib.contextmanager
-    def _settled(self) -> Iterator[None]:
-        """The lock of an arena of its own, with nothing outstanding."""
-        before_read(self.plan.bytecode.stored)
-        before_write(self.writes)
-        with self._lock:
-            yield
-
-    def run_rows(self, steps: int, rows: np.ndarray | None, deadline: float = 0.0) -> tuple[int, np.ndarray | None]:
-        """The native call of run_many, with the table of settings made: (steps done, records or None without outputs).
+    def run_rows(self, steps: int, rows: np.ndarray | None) -> tuple[int, np.ndarray | None]:
+        """run_many with the table of settings made and the inputs written to the places that `fed` gives: (steps done,
+        records or None without outputs).
 
         It does not tell anybody that it reads and writes stored arrays.
         """
-        for check in self._checks:
-            check()
+        self.check_files()
+        return self._run_native(steps, rows, 0.0)
+
+    def _run_native(self, steps: int, rows: np.ndarray | None, deadline: float) -> tuple[int, np.ndarray | None]:
         switches = self.switches
-        with self._lock:
+        with self.lock:
             before = self._native.steps_run
             try:
                 records = np.empty((steps, self.record_bytes), np.uint8) if self.record_bytes else None
@@ -259,7 +210,7 @@ class CpuExecutable:
                     for stored in self.writes:
                         stored.version += 1
         if stop not in (STOP_DONE, STOP_DEADLINE, STOP_REQUESTED):
-            raise self._failure(done, stop, node, index, value)
+            raise self.failure(done, stop, node, index, value)
         return done, records
 
     def settings_rows(self, steps: int, values: Mapping[str, Any]) -> np.ndarray:
@@ -287,12 +238,12 @@ class CpuExecutable:
 
     def profile(self, on: bool = True) -> None:
         """Collect nanoseconds per instruction from the next run on."""
-        with self._lock:
+        with self.lock:
             self._native.profile(on)
 
     def timings(self) -> list[tuple[str, int, int]]:
         """(op and node, least ns, total ns) per instruction since `profile`."""
-        with self._lock:
+        with self.lock:
             _, least, total = self._native.timings()
         nodes = self.plan.order.steps
         return [(f"{n.op.name} {n.label}", lo, t) for n, lo, t in zip(nodes, least, total, strict=True)]
@@ -305,11 +256,14 @@ class CpuExecutable:
             lines.append(f"{least / 1e3:10.2f} {moved / max(least, 1):8.1f} {flops / max(least, 1):8.1f}  {what}")
         return "\n".join(lines)
 
-    def _failure(self, done: int, stop: int, node_id: int, index: int, value: int) -> Exception:
+    def failure(self, done: int, stop: int, node_id: int, index: int, value: int) -> Exception:
+        """The error for what the core has stopped at."""
         node = self.plan.bytecode.nodes.get(node_id)
         where = called(node) if node else f"node {node_id}"
         if stop == STOP_INDEX:
-            return IndexOutOfRange(done, f"{where}: id {value} at position {index} is out of range{ids_taken(node)}")
+            among = node.op.id_range(node) if node else None
+            need = "" if among is None else f"; need {among}"
+            return IndexOutOfRange(done, f"{where}: id {value} at position {index} is out of range{need}")
         if stop == STOP_GUARD:
             return GuardTripped(done, f"{where}: the loss or a gradient is not finite")
         if stop == STOP_NONFINITE:
@@ -317,31 +271,6 @@ class CpuExecutable:
         if stop == STOP_BOUNDS:
             return TrainError(f"{where} wrote outside its output, at byte {index} of the arena")
         return GraphError(f"{where}: stopped for reason {stop}")
-
-
-def called(node: Node) -> str:
-    """The op and what messages call the node."""
-    return f"{node.op.name} {node.label}" if node.name else node.label
-
-
-def ids_taken(node: Node | None) -> str:
-    """Which ids an op takes, for messages."""
-    table = node.inputs[0] if node else None
-    if node is None or table is None:
-        return ""
-    if node.op.name in ("cross_entropy_sum", "correct"):
-        return f"; need 0..{table.shape[1] - 1}, or -100 for a row to ignore"
-    if node.op.name == "linear_cross_entropy" and node.inputs[1] is not None:
-        return f"; need 0..{node.inputs[1].shape[0] - 1}, or -100 for a row to ignore"
-    if node.op.name == "attention_back" or (node.op.name == "attention" and not node.attrs["cached"]):
-        return "; need a position of 0..t for token t"
-    second = node.inputs[1] if len(node.inputs) > 1 else None
-    if node.op.name == "attention" and second is not None:
-        return f"; need a position of 0..{second.shape[1] - 1}"
-    if node.op.name == "set_rows" and second is not None:
-        axis = node.attrs["axis"]
-        return f"; need a position of 0..{table.shape[axis] - second.shape[axis]}"
-    return f"; need 0..{node.attrs['rows'] - 1 if node.op.name == 'scatter_rows' else table.shape[0] - 1}"
 
 
 def node_cost(node: Node) -> tuple[float, float]:
@@ -367,12 +296,3 @@ def print_debug(executable: CpuExecutable) -> None:
         print(executable.plan.summary(), file=sys.stderr)
     if level >= 4:
         print(executable.plan.bytecode, file=sys.stderr)
-
-
-def available() -> tuple[bool, str]:
-    return True, f"isas {', '.join(_core.isas())}"
-
-
-def kernels(isa: str | None = None) -> Sequence[tuple[str, str]]:
-    """(op, dtypes) of every kernel."""
-    return _core.kernels(choose_isa(isa))

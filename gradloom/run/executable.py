@@ -12,16 +12,14 @@ from ..base.errors import BackendError, DTypeError, GraphError
 from ..base.settings import switches
 from ..graph.grad import gradients
 from ..graph.graph import check_graph, check_updates
-from ..graph.opspec import Parameter
+from ..graph.leaves import Parameter
 from ..graph.stored import held
 from ..graph.value import Value, builds_graphs, describe
 from ..transform.passes import rewrite
 from ..transform.program import Program, gather
-from .cpu_backend import CpuExecutable, print_debug
-from .null_backend import NullExecutable
-from .numpy_backend import NumpyExecutable, evaluate
-
-BACKENDS = ("cpu", "numpy", "null")
+from .backend import Buffer, has_kernel, plan_for
+from .backend import backend as backend_of
+from .numpy_backend import evaluate
 
 
 @builds_graphs
@@ -38,15 +36,15 @@ def compile(
     poison: bool | None = None,
     debug: int | None = None,
     check: int | None = None,
-    arena: Any = None,
+    arena: Buffer | None = None,
 ) -> Any:
     """Plan, prove and load a program.
 
     outputs: one or several values to read after each call. updates: outputs of update ops to carry out (updates that
     belong to nodes on the way, such as running statistics, are carried out anyway). backend: "cpu", "numpy" (float64
-    references, the definition) or "null" (plans only). arena: for the cpu, memory of its own (a cpu_backend.Arena), so
-    that the program need not take turns with all others; it must share no array that is written. The rest are the
-    switches of gradloom.base.settings.
+    references, the definition), "null" (plans only), or what was registered (run/backend.py). arena: memory of its own
+    (Backend.allocate), so that the program does not wait for all others; it must share no array that is written. The
+    rest are the switches of gradloom.base.settings.
     Returns a callable: run(name=array, ...) -> list of arrays; run.plan is the proved plan.
     Raises GraphError, ShapeError for what cannot be built, BackendError for what cannot run here.
     """
@@ -72,15 +70,14 @@ def compile(
                 f"compile: the update {value.node.op.name} {value.node.label} writes to nothing; need outputs of "
                 "update ops (sgd, adamw, accumulate, zero, assign)"
             )
-    if backend not in BACKENDS:
-        raise BackendError(f"backend: {backend!r} is not known; need one of {', '.join(BACKENDS)}")
     chosen = switches(
         threads=threads, isa=isa, reuse=reuse, inplace=inplace, fuse=fuse, poison=poison, debug=debug, check=check
     )
+    made = backend_of(backend, chosen)
     program = gather(values, updates)
     check_updates(program.nodes)
-    if backend == "numpy":
-        return NumpyExecutable(program, check=chosen.check)
+    if not made.planned:
+        return made.load(program, None)
 
     def after(name: str, program: Program) -> None:
         if chosen.check >= 2:
@@ -88,13 +85,9 @@ def compile(
         if chosen.debug >= 3:
             print(f"after {name}:\n{program}", file=sys.stderr)
 
-    program = rewrite(program, chosen.fuse, after)
+    program = rewrite(program, chosen.fuse, after, lambda node: has_kernel(made, node))
     check_graph(program.nodes)
-    if backend == "null":
-        return NullExecutable(program, chosen)
-    executable = CpuExecutable(program, chosen, arena)
-    print_debug(executable)
-    return executable
+    return made.load(program, plan_for(made, program, chosen), arena)
 
 
 def compile_checked(outputs: Sequence[Value], updates: Sequence[Value], **options: Any) -> Any:

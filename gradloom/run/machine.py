@@ -12,7 +12,10 @@ import numpy as np
 
 from ..base.errors import GradloomError
 from ..base.settings import core_count
-from ..graph.opspec import REGISTRY, OpSpec, Sample, stored_value
+from ..graph.composition import by_reference
+from ..graph.declaration import Sample
+from ..graph.leaves import stored_value
+from ..graph.opspec import REGISTRY, OpSpec
 from ..graph.stored import Stored, aligned_empty
 from ..graph.value import Node
 from .cpu_backend import _core, choose_isa
@@ -154,9 +157,7 @@ def _copied(array: np.ndarray) -> Stored:
 
 def _reference(node: Node, sample: Sample) -> list[np.ndarray]:
     arrays = [x.astype(np.float64) if x is not None and x.dtype == np.float32 else x for x in sample.inputs]
-    with np.errstate(all="ignore"):
-        found = node.op.call("reference", dict(node.attrs) | node.op.bind_inputs(arrays))
-    return [np.asarray(a) for a in (found if isinstance(found, (tuple, list)) else (found,))]
+    return by_reference(node, arrays)
 
 
 def _updated(node: Node) -> dict[int, Stored]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -10,23 +10,48 @@ from ..base.errors import BackendError
 from ..base.settings import Switches
 from ..graph.value import Node
 from ..plan.bytecode import KernelNeeds, signature
-from ..plan.plan import Plan, make_plan
+from ..plan.plan import Plan
 from ..transform.program import Program
-from .cpu_backend import Kernels, choose_isa
+from .backend import Buffer, Executable
+from .cpu_backend import CpuBackend
 
 
-class NullExecutable:
-    """A proved plan, and nothing that could run. What the CPU has no kernel for needs one part and no scratch."""
+class NullBackend:
+    """The plans of the CPU. What the CPU has no kernel for needs one part and no scratch."""
 
-    def __init__(self, program: Program, switches: Switches) -> None:
-        self.program, self.switches = program, switches
-        kernels = Kernels(choose_isa(switches.isa))
+    name: ClassVar[str] = "null"
+    planned: ClassVar[bool] = True
 
-        def needs(node: Node, args: np.ndarray) -> KernelNeeds:
-            return kernels.needs(node, args) if (node.op.name, signature(node)) in kernels.known else KernelNeeds()
+    def __init__(self, switches: Switches) -> None:
+        self.cpu = CpuBackend(switches)
 
-        self.plan: Plan = make_plan(program, needs, switches)
+    def available(self) -> tuple[bool, str]:
+        return self.cpu.available()
 
-    def __call__(self, **feeds: Any) -> Any:
-        """Always a BackendError."""
-        raise BackendError("null: it plans and does not run; need backend='cpu' or backend='numpy' to run")
+    def signatures(self) -> None:
+        return None
+
+    def needs(self, node: Node, args: np.ndarray) -> KernelNeeds:
+        known = (node.op.name, signature(node)) in self.cpu.signatures()
+        return self.cpu.needs(node, args) if known else KernelNeeds()
+
+    def allocate(self, bytes: int) -> Buffer:
+        raise _does_not_run()
+
+    def load(self, program: Program, plan: Plan | None, arena: Buffer | None = None) -> NullExecutable:
+        return NullExecutable(program, plan, self.cpu.switches)
+
+
+def _does_not_run() -> BackendError:
+    return BackendError("null: it plans and does not run; need backend='cpu' or backend='numpy' to run")
+
+
+class NullExecutable(Executable):
+    """A proved plan, and nothing that could run: whatever needs a run is a BackendError."""
+
+    steps_run = 0
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise _does_not_run()
+
+    __call__ = feed = fed = copy_in = run_many = run_steps = stop = profile = timings = _refuse

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from ..base.dtypes import DType
-from ..base.errors import DataError, GuardTripped, IndexOutOfRange, NotFinite
-from ..graph.graph import mapped_checks, reachable, storage_leaf, update_target, written
+from ..base.errors import BackendError, DataError, GuardTripped, IndexOutOfRange, NotFinite
+from ..base.settings import Switches
+from ..graph.composition import as_real, by_reference
+from ..graph.graph import reachable, storage_leaf, update_target
 from ..graph.stored import dequantised, held
-from ..graph.value import Value
+from ..graph.value import Node, Value
+from ..plan.bytecode import KernelNeeds
+from ..plan.plan import Plan
 from ..transform.program import Program
-from .cpu_backend import called
+from .backend import Buffer, Executable, called
 from .feeds import SETTING_DEFAULTS, as_array, check_names, leaves
 
 
@@ -37,28 +41,24 @@ def evaluate(
     known: dict[Value, np.ndarray] = {}
     stored = [n.outputs[0] for n in nodes if n.op.name == "parameter"]
     with held([v.node.attrs["stored"] for v in stored]):  # all of one moment
-        known.update((v, _cast(np.asarray(_leaf_data(v, feeds)), v.dtype, real, copy=True)) for v in stored)
+        known.update((v, as_real(np.asarray(leaf_data(v, feeds)), v.dtype, real, copy=True)) for v in stored)
     for node in nodes:
         if node.op.leaf:
             value = node.outputs[0]
             if value not in known:
-                known[value] = _cast(_leaf_data(value, feeds), value.dtype, real)
+                known[value] = as_real(leaf_data(value, feeds), value.dtype, real)
         else:
             arrays = [None if v is None else known[v] for v in node.inputs]
-            with np.errstate(all="ignore"):
-                results = node.op.call("reference", dict(node.attrs) | node.op.bind_inputs(arrays))
-            results = results if isinstance(results, (tuple, list)) else (results,)
-            for value, result in zip(node.outputs, results, strict=True):
-                array = np.asarray(result)
-                assert array.shape == value.shape, f"reference of {node.op.name}: {array.shape}, graph: {value!r}"
-                known[value] = _cast(array, value.dtype, real)
+            results = by_reference(node, arrays)
+            known.update((v, as_real(r, v.dtype, real)) for v, r in zip(node.outputs, results, strict=True))
         for value in node.outputs:
             if value in overrides:
-                known[value] = _cast(np.asarray(overrides[value]), value.dtype, real)
+                known[value] = as_real(np.asarray(overrides[value]), value.dtype, real)
     return known
 
 
-def _leaf_data(value: Value, feeds: Mapping[str, Any]) -> Any:
+def leaf_data(value: Value, feeds: Mapping[str, Any]) -> Any:
+    """The numbers of an input, setting, constant or stored array."""
     node = value.node
     if node.op.name == "constant":
         return node.attrs["data"]
@@ -74,70 +74,82 @@ def _leaf_data(value: Value, feeds: Mapping[str, Any]) -> Any:
     return as_array(key, feeds[key], value.shape, value.dtype)
 
 
-def _cast(array: np.ndarray, kind: DType, real: np.dtype, copy: bool = False) -> np.ndarray:
-    return array.astype(real if kind.is_float or kind.is_quantised else kind.numpy, copy=copy)
+class NumpyBackend:
+    """The references: no kernels, no plan, no memory of its own."""
+
+    name: ClassVar[str] = "numpy"
+    planned: ClassVar[bool] = False
+
+    def __init__(self, switches: Switches) -> None:
+        self.switches = switches
+
+    def available(self) -> tuple[bool, str]:
+        return True, "float64 references"
+
+    def signatures(self) -> None:
+        return None
+
+    def needs(self, node: Node, args: np.ndarray) -> KernelNeeds:
+        return KernelNeeds()
+
+    def allocate(self, bytes: int) -> Buffer:
+        raise BackendError("numpy: the references take memory as they run; need backend='cpu' for an arena")
+
+    def load(self, program: Program, plan: Plan | None, arena: Buffer | None = None) -> NumpyExecutable:
+        return NumpyExecutable(program, None, self.switches)
 
 
-class NumpyExecutable:
-    """A program run by the references; the same face as the CPU executable."""
+class NumpyExecutable(Executable):
+    """A program run by the references, step by step."""
 
-    def __init__(self, program: Program, precision: str = "f64", check: int = 0) -> None:
-        self.program = program
-        self.precision = precision
-        self.check = check
-        nodes = program.nodes
-        self.inputs, self.settings = leaves(nodes, "input"), leaves(nodes, "setting")
-
-        self._checks = mapped_checks(nodes)
-        self._updates = [v for n in nodes if n.op.updates for v in n.outputs if update_target(v) is not None]
-        self.record_bytes = sum(v.bytes for v in program.outputs)
+    def __init__(self, program: Program, plan: None, switches: Switches) -> None:
+        super().__init__(program, plan, switches)
+        self._steps_run = 0
+        self._stopping = False
+        self._updates = [v for n in program.nodes if n.op.updates for v in n.outputs if update_target(v) is not None]
         self._fed: dict[str, Any] = {}
 
-    def __call__(self, **feeds: Any) -> list[np.ndarray]:
-        if self.settings:
-            check_names(feeds, self.inputs, self.settings)
-        for key, value in self.settings.items():
-            as_array(key, feeds.get(key, SETTING_DEFAULTS.get(key)), (), value.dtype)  # for its checks
-        settings = {k: v for k, v in feeds.items() if k in self.settings}
-        inputs = {k: v for k, v in feeds.items() if k not in self.settings}
-        return [r[0] for r in self.run_many(1, settings, feeds=inputs)[1]]
+    @property
+    def steps_run(self) -> int:
+        return self._steps_run
 
-    def feed(self, feeds: Mapping[str, Any]) -> None:
+    def checked_inputs(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """The names alone are checked: floats keep the precision that they have."""
         check_names(feeds, self.inputs, {})
-        self._fed = dict(feeds)
+        return dict(feeds)
 
-    def run_many(
-        self,
-        steps: int,
-        settings: Mapping[str, Any],
-        deadline: float = 0.0,
-        feeds: Mapping[str, Any] | None = None,
-    ) -> tuple[int, list[np.ndarray]]:
-        """So many steps, one after the other; see CpuExecutable.run_many."""
-        stored = [n.attrs["stored"] for n in self.program.nodes if n.op.name == "parameter"]
-        with held(stored, written(self.program.nodes)):
-            if feeds is not None:
-                self.feed(feeds)
-            return self._run(steps, settings)
+    def copy_in(self, given: Mapping[str, Any]) -> None:
+        self._fed = dict(given)
 
-    def _run(self, steps: int, settings: Mapping[str, Any]) -> tuple[int, list[np.ndarray]]:
-        for check in self._checks:
-            check()
+    def stop(self) -> None:
+        self._stopping = True
+
+    def profile(self, on: bool = True) -> None:
+        raise BackendError("numpy: the references are not timed; need backend='cpu'")
+
+    def timings(self) -> list[tuple[str, int, int]]:
+        raise BackendError("numpy: the references are not timed; need backend='cpu'")
+
+    def run_steps(self, steps: int, settings: Mapping[str, Any], deadline: float) -> tuple[int, list[np.ndarray]]:
+        self._stopping, begun = False, time.monotonic()
         rows = {k: np.broadcast_to(np.asarray(v), (steps,)) for k, v in settings.items() if k in self.settings}
-        found: list[list[np.ndarray]] = [[] for _ in self.program.outputs]
+        columns: list[list[np.ndarray]] = [[] for _ in self.program.outputs]
         for i in range(steps):
             feeds = self._fed | {k: v[i] for k, v in rows.items()}
             try:
-                known = evaluate([*self.program.outputs, *self.program.effects], feeds, precision=self.precision)
+                known = evaluate([*self.program.outputs, *self.program.effects], feeds)
             except DataError as error:
                 raise IndexOutOfRange(i, str(error)) from None
             self._judge(i, known)
-            for column, value in zip(found, self.program.outputs, strict=True):
+            for column, value in zip(columns, self.program.outputs, strict=True):
                 column.append(known[value].copy())
             for value in self._updates:
                 stored = storage_leaf(value).node.attrs["stored"]
                 stored.write(known[value])
-        return steps, [np.stack(column) for column in found]
+            self._steps_run += 1
+            if self._stopping or (deadline and time.monotonic() - begun >= deadline):
+                break
+        return i + 1, [np.stack(column) for column in columns]
 
     def fed(self) -> dict[str, Any]:
         """The inputs that were fed last."""
@@ -146,7 +158,7 @@ class NumpyExecutable:
     def _judge(self, done: int, known: Mapping[Value, np.ndarray]) -> None:
         """What the native core refuses, in the same order: with check 2 a number that is not finite; the guards."""
         for node in self.program.nodes:
-            if self.check >= 2 and not node.op.leaf:
+            if self.switches.check >= 2 and not node.op.leaf:
                 for value in node.outputs:
                     bad = np.flatnonzero(~_finite(known[value])) if value.dtype.is_float else np.empty(0)
                     if len(bad):

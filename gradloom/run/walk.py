@@ -14,15 +14,17 @@ from typing import Any
 import numpy as np
 
 from ..base.settings import Switches
+from ..graph.composition import as_real, by_reference
 from ..graph.graph import storage_leaf, update_target, view_base
 from ..graph.stored import Stored
 from ..graph.value import Node, Value, describe
 from ..plan.bytecode import ARENA, EACH_STEP, NO_SEGMENT, SEGMENT_NAMES
 from ..plan.plan import Plan
 from ..transform.program import Program
-from .cpu_backend import STOP_DONE, CpuExecutable, _core, called
+from .backend import called, plan_for
+from .cpu_backend import STOP_DONE, CpuBackend, CpuExecutable, _core
 from .feeds import SETTING_DEFAULTS
-from .numpy_backend import _cast, _leaf_data
+from .numpy_backend import leaf_data
 
 
 class Walk(CpuExecutable):
@@ -32,8 +34,9 @@ class Walk(CpuExecutable):
     """
 
     def __init__(self, program: Program, switches: Switches) -> None:
-        super().__init__(program, switches, _core.Arena())
-        self._bytes, self._memory = self.arena.view(), self._segments()
+        cpu = CpuBackend(switches)
+        super().__init__(program, plan_for(cpu, program, switches), switches, cpu.allocate(0))
+        self._bytes, self._memory = self.arena.view(), self.segments()
         self._rows: np.ndarray | None = None
         self._settings: dict[str, Any] = {}
         self._dead: dict[int, list[tuple[int, int, int]]] = {}  # instruction -> what is dead after it
@@ -71,7 +74,7 @@ class Walk(CpuExecutable):
             1, self._rows, None, self.switches.threads, 0.0, self.switches.poison
         )
         if stop != STOP_DONE:
-            raise self._failure(done, stop, node, index, value)
+            raise self.failure(done, stop, node, index, value)
 
     def written(self, k: int) -> Iterator[tuple[Value, np.ndarray]]:
         """(value, its bytes) of what step k has just written; what it wrote to stored arrays, as they are now."""
@@ -95,7 +98,7 @@ class Walk(CpuExecutable):
 
     def leaf(self, value: Value) -> np.ndarray:
         """The numbers of an input, setting, constant or stored array."""
-        return np.asarray(_leaf_data(value, self.fed() | self._settings))
+        return np.asarray(leaf_data(value, self.fed() | self._settings))
 
 
 def _flat(array: np.ndarray) -> np.ndarray:
@@ -217,13 +220,10 @@ def _apply(
             found = known[value]
         elif value.node.op.leaf:
             if value not in leaves:
-                leaves[value] = _cast(walk.leaf(value), value.dtype, np.dtype(np.float64))
+                leaves[value] = as_real(walk.leaf(value), value.dtype, np.dtype(np.float64))
             found = leaves[value]
         else:
             found = _apply(walk, value.node, known, real, leaves)[value.index]
-        return _cast(found, value.dtype, np.dtype(real))
+        return as_real(found, value.dtype, np.dtype(real))
 
-    arrays = [number(v) for v in node.inputs]
-    with np.errstate(all="ignore"):
-        found = node.op.call("reference", dict(node.attrs) | node.op.bind_inputs(arrays))
-    return [np.asarray(a) for a in (found if isinstance(found, (tuple, list)) else (found,))]
+    return by_reference(node, [number(v) for v in node.inputs])

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import ops
-from ..graph.opspec import Parameter
+from ..graph.leaves import Parameter
 from ..graph.value import Value
 from ..optim.clip import clip_weight
 from ..optim.state import OptimizerState

@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import ops
 from ..base.errors import DataError, GraphError, SettingError, ShapeError
-from ..graph.opspec import constant
+from ..graph.leaves import constant
 from ..graph.value import Value, describe
 from .outputs import Outputs, described, values_of
 

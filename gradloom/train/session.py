@@ -12,7 +12,7 @@ from .. import ops
 from ..base.errors import GradientError, GraphError
 from ..graph.grad import gradients
 from ..graph.graph import dot, listing, reachable
-from ..graph.opspec import Parameter, setting, stored_value
+from ..graph.leaves import Parameter, setting, stored_value
 from ..graph.stored import Stored, held
 from ..graph.value import Value
 from ..run.executable import compile as compile_program
@@ -102,7 +102,7 @@ class Run:
         stored = [array.stored for array in self._accumulators.values()]
         with held((), stored):
             for one in stored:
-                one.array[...] = 0
+                one.write(0)
 
     def __call__(self, **feeds: Any) -> list[np.ndarray]:
         """Compute the outputs and all gradients, and add the parameters' gradients to their accumulators."""

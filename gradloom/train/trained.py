@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from ..base.errors import GraphError, SettingError
 from ..graph.grad import gradients
 from ..graph.graph import reachable
-from ..graph.opspec import Parameter
+from ..graph.leaves import Parameter
 from ..graph.stored import Stored
 from ..graph.value import Value, describe
 

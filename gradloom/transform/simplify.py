@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import GradloomError
-from ..graph.opspec import constant
+from ..graph.composition import by_reference
+from ..graph.leaves import constant
 from ..graph.value import Node, Value
 from .program import Program, copy_node, make, rebuild
 
@@ -111,12 +112,10 @@ def _small(node: Node) -> bool:
 def _fold(node: Node, inputs: Sequence[Value | None]) -> list[Value] | None:
     arrays = [None if v is None else _wide(v.node.attrs["data"], v) for v in inputs]
     try:
-        with np.errstate(all="ignore"):
-            results = node.op.call("reference", dict(node.attrs) | node.op.bind_inputs(arrays))
+        results = by_reference(node, arrays)
     except GradloomError:
         return None  # the run will say it, with the node's name
-    results = results if isinstance(results, tuple) else (results,)
-    return [constant(np.asarray(r), v.dtype) for r, v in zip(results, node.outputs, strict=True)]
+    return [constant(r, v.dtype) for r, v in zip(results, node.outputs, strict=True)]
 
 
 def _wide(data: np.ndarray, value: Value) -> np.ndarray:

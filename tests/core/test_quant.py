@@ -83,7 +83,7 @@ def test_runs_may_begin_and_end_inside_blocks(kind: str) -> None:
     """Rows of one number: get_rows of a table with one axis."""
     n = 2 * dtype(kind).block
     data = draw_blocks(np.random.default_rng(1), kind, (n,))
-    table = gl.graph.opspec.stored_value(gl.graph.stored.Stored.map("t", data, kind, (n,)))
+    table = gl.graph.leaves.stored_value(gl.graph.stored.Stored.map("t", data, kind, (n,)))
     for isa in _core.isas():
         got = gl.compile(gl.ops.get_rows(table, gl.constant(np.arange(n)[::-1].copy())), isa=isa)()[0]
         assert got.tobytes() == by_gguf(data, kind, (n,))[::-1].tobytes()
@@ -104,7 +104,7 @@ PRODUCTS = [
 def test_products_have_the_bits_of_products_of_the_decoded_matrix(kind: str, isa: str) -> None:
     """x @ W^T and x @ W, frozen and as f32 in the same layout, also beside a bias, and on two threads."""
     rng = np.random.default_rng(11)
-    stored_value, map_ = gl.graph.opspec.stored_value, gl.graph.stored.Stored.map
+    stored_value, map_ = gl.graph.leaves.stored_value, gl.graph.stored.Stored.map
     for rows, depth, columns, turned in PRODUCTS:
         rows = min(rows, 700 if isa == "avx512" else 130)  # more than what is read in place
         shape = (columns, depth) if turned else (depth, columns)

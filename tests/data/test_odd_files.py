@@ -332,12 +332,12 @@ DEEP = b"(" * 90 + b")" * 90
         (
             {"x_npy": npy((20, 2), "<f8", X.tobytes(), b"\x03\x00"), "y_npy": Y},
             DataError,
-            "'x' is written in version (3, 0) of .npy",
+            "'x' is written in version 3.0 of .npy; need 1.0 or 2.0",
         ),
         (
             {"x_npy": npy((20, 2), "<f8", X.tobytes(), b"\x09\x00"), "y_npy": Y},
             DataError,
-            "'x' is written in version (9, 0) of .npy",
+            "'x' is written in version 9.0 of .npy; need 1.0 or 2.0",
         ),
     ],
     ids=range(31),

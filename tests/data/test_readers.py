@@ -47,6 +47,20 @@ def idx_folder(folder, train=50, test=20, gz=False, seed=0):
 # -- what is read ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("wide", [0, 100_000])  # the widest cells are kept in another way
+def test_digits_with_an_underscore_are_a_text(tmp_path, wide):
+    """Python reads 1_1 as 11, which is another text of the same column."""
+    ids = ["1_1" if i % 2 else "11" for i in range(40)]
+    ids[7] = "0" * wide + "1_1"
+    rows = "\n".join(f"{one},{i // 2 % 7},{'2_0' if i % 2 else '20'}" for i, one in enumerate(ids))
+    table = read_table(write(tmp_path / "t.csv", f"id,b,y\n{rows}\n"))
+    made = table.preprocess
+    assert (made.classes, table.task) == (["20", "2_0"], "classification")
+    assert [c.kind for c in made.columns] == ["text", "number"] and {"11", "1_1"} <= {*made.columns[0].categories}
+    features, *_ = read_features(tmp_path / "t.csv", made)
+    assert np.array_equal(np.unique(features[:, 0]), np.unique(table.train.data[:, 0]))
+
+
 def test_csv_regression_with_text_and_empty_cells(tmp_path):
     table = read_table(table_csv(tmp_path), target="price", test_split=0.25)
     made = table.preprocess

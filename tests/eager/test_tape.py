@@ -12,7 +12,7 @@ import pytest
 import gradloom as gl
 from gradloom import ops
 from gradloom.eager.program import run_alone
-from gradloom.graph.opspec import setting
+from gradloom.graph.leaves import setting
 
 
 def sgd(grads, parameters, lr=0.1, key="sgd"):

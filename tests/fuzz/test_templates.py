@@ -18,10 +18,11 @@ from gradloom.llm import template_process
 from gradloom.llm.chat import ChatTemplate
 from gradloom.llm.tokenizer import Tokenizer
 from tests.fuzz.limits import memory, reset_peak
+from tests.llm.small_tokenizers import byte_bpe
 from tests.llm.test_chat import CHAT, CHATML
-from tests.llm.tokens import byte_bpe
 
-CASES = int(os.environ.get("FUZZ_CASES", "100"))  # more of them: FUZZ_CASES=100000
+CASES = int(os.environ.get("FUZZ_CASES", "100"))  # more of them: FUZZ_CASES=100000, in parts: FUZZ_FIRST=20000
+FIRST = int(os.environ.get("FUZZ_FIRST", "0"))
 LIMITS = dataclasses.replace(template_process.LIMITS, seconds=0.1, silence=6000.0, memory=64 << 20, length=200_000)
 NUMBERS = [0, 1, 2, 3, 3, 7, 7, 10, 10, 40, 99, 1000, 20_000]
 LARGE = ["-1", "99999", "10**5", "10**6", "10**7", "10**9", "2**31", "2**63", "10**20", "10**400"]
@@ -123,7 +124,7 @@ def test_templates_with_a_cost(monkeypatch, seed):
     kept = ChatTemplate(CHATML, tokenizer)  # one process for all of them, as long as it lives
     whole, passed, slowest = 0, {"processor time": 0, "MiB of memory": 0, "its text passes": 0}, 0.0
     held = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-    for number in range(CASES // 2):
+    for number in range(FIRST, FIRST + CASES // 2):
         source, case = drawn(seed, number), f"seed {seed}, case {number}"
         reset_peak()
         before, began = memory("VmRSS"), time.process_time()
@@ -149,6 +150,7 @@ def test_templates_with_a_cost(monkeypatch, seed):
     most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     assert most <= max(held, 64 + 100), f"a process took {most} MiB"  # the interpreter and jinja2 take 40 of them
     print(
-        f"\nseed {seed}: {CASES // 2} cases, {whole} whole; {passed}; slowest {slowest:.2f} s; process {most:.0f} MiB"
+        f"\nseed {seed}: {CASES // 2} cases from {FIRST}, {whole} whole; {passed}; slowest {slowest:.2f} s;"
+        f" process {most:.0f} MiB"
     )
     assert 0 < whole < CASES // 2 and any(passed.values())

@@ -10,8 +10,9 @@ import pytest
 
 import gradloom as gl
 from gradloom import nn, ops
+from gradloom.graph.declare import op
 from gradloom.graph.graph import reachable
-from gradloom.graph.opspec import REGISTRY, op
+from gradloom.graph.opspec import REGISTRY
 from gradloom.graph.value import Value
 from gradloom.nn.module import uniform
 from gradloom.run.numpy_backend import evaluate
@@ -227,7 +228,8 @@ def test_every_input_and_output_of_a_cross_entropy_has_its_gradient() -> None:
 
 def test_what_an_op_does_not_declare_is_refused() -> None:
     silent = op(
-        "silent", inputs="x y", outputs="z", doc="z = x * y, y's gradient forgotten", shape=lambda x, y: x,
+        "silent", inputs="x y", outputs="z", doc="z = x * y, y's gradient forgotten", dtypes="f32",
+        shape=lambda x, y: x,
         vjp=lambda g, y: [g * y, None], reference=lambda x, y: x * y, no_samples="made by a test",
     )  # fmt: skip
     try:
@@ -266,7 +268,7 @@ def test_no_gradient_starts_from_zero_times_infinity() -> None:
 
 def wrong(factor: float = 1.001) -> Any:
     return op(
-        "wrong_gradient", inputs="x", doc="y = x^2, with a wrong gradient", shape=lambda x: x,
+        "wrong_gradient", inputs="x", doc="y = x^2, with a wrong gradient", dtypes="f32", shape=lambda x: x,
         vjp=lambda g, x: [ops.scale(g * x, factor=2 * factor)], reference=lambda x: x * x, no_samples="made by a test",
     )  # fmt: skip
 
@@ -324,8 +326,9 @@ def test_check_gradients_leaves_everything_as_it_was() -> None:
 def test_compare_names_the_first_node_that_differs() -> None:
     x = gl.input("x", (4,))
     tampered = op(
-        "tampered", inputs="x", doc="y = x (the reference says 1.01 x)", shape=lambda x: x, vjp=lambda g: [g],
-        view=lambda strides: (0, list(strides)), reference=lambda x: x * 1.01 if x.dtype == np.float64 else x,
+        "tampered", inputs="x", doc="y = x (the reference says 1.01 x)", dtypes="f32", shape=lambda x: x,
+        vjp=lambda g: [g], view=lambda strides: (0, list(strides)),
+        reference=lambda x: x * 1.01 if x.dtype == np.float64 else x,
         no_samples="made by a test",
     )  # fmt: skip
     try:
@@ -355,8 +358,9 @@ def test_compare_counts_nan_against_numbers_as_a_difference() -> None:
     x = gl.input("x", (2,))
     assert gl.compare(ops.log(x), {"x": [-1.0, 1.0]}) is None  # both are NaN
     flipped = op(
-        "flipped", inputs="x", doc="y = x (the reference says NaN)", shape=lambda x: x, vjp=lambda g: [g],
-        view=lambda strides: (0, list(strides)), reference=lambda x: x * np.nan if x.dtype == np.float64 else x,
+        "flipped", inputs="x", doc="y = x (the reference says NaN)", dtypes="f32", shape=lambda x: x,
+        vjp=lambda g: [g], view=lambda strides: (0, list(strides)),
+        reference=lambda x: x * np.nan if x.dtype == np.float64 else x,
         no_samples="made by a test",
     )  # fmt: skip
     try:

@@ -10,8 +10,10 @@ import pytest
 
 import gradloom as gl
 from gradloom import ops
+from gradloom.graph.declaration import Spec
+from gradloom.graph.declare import op
 from gradloom.graph.graph import check_graph, listing, reachable, storage_leaf, update_target
-from gradloom.graph.opspec import REGISTRY, OpSpec, Spec, op
+from gradloom.graph.opspec import REGISTRY, OpSpec
 from gradloom.graph.stored import ALIGNMENT, Stored, aligned_empty
 from gradloom.graph.value import Value
 
@@ -213,7 +215,8 @@ def test_the_listing_shows_every_node() -> None:
 
 def minimal(**changes: Any) -> OpSpec:
     fields: dict[str, Any] = {
-        "inputs": "x", "doc": "y = x", "shape": lambda x: Spec(x.shape), "vjp": lambda g: [g], "reference": lambda x: x,
+        "inputs": "x", "doc": "y = x", "dtypes": "f32",
+        "shape": lambda x: Spec(x.shape), "vjp": lambda g: [g], "reference": lambda x: x,
         "no_samples": "made by a test",
     }  # fmt: skip
     return op("minimal", **(fields | changes))
@@ -224,11 +227,15 @@ def test_the_registry_refuses_gaps() -> None:
         ({"vjp": None}, "exactly one of vjp and no_gradient"),
         ({"no_gradient": "because"}, "exactly one of vjp and no_gradient"),
         ({"reference": None}, "a reference"),
+        ({"dtypes": None}, "the dtypes of its inputs"),
+        ({"dtypes": "z:f32"}, "are not one word for all inputs"),
+        ({"shape": None}, "a shape rule or a composition"),
         ({"no_samples": None}, "samples"),
         ({"vjp": lambda g, z: [g]}, "vjp asks for 'z'"),
         ({"reference": lambda x, scale: x}, "reference asks for 'scale'"),
         ({"may_overwrite": "z"}, "may_overwrite names"),
         ({"may_overwrite": {"z": "x"}}, "may_overwrite names"),
+        ({"outputs": "x"}, "different names of inputs and outputs, not x"),
         ({"dense": "z"}, "unknown input"),
         ({"updates": "y=z"}, "unknown input"),
         ({"attrs": "scale"}, "is not name:kind"),

@@ -10,7 +10,7 @@ import gradloom as gl
 from gradloom import ops
 from gradloom.base.dtypes import ALL, QUANTISED, dtype
 from gradloom.graph.graph import listing
-from gradloom.graph.opspec import stored_value
+from gradloom.graph.leaves import stored_value
 from gradloom.graph.stored import Stored
 from gradloom.ops.common import draw_blocks
 from gradloom.plan import check as proof
@@ -193,7 +193,7 @@ def test_the_proof_counts_blocks(mutant) -> None:
 def test_the_proof_refuses_half_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even where the layouter and the kernels let them pass."""
     monkeypatch.setattr("gradloom.plan.layout.keeps_blocks", lambda *_: True)
-    monkeypatch.setattr("gradloom.run.cpu_backend.Kernels.needs", lambda *_: KernelNeeds())
+    monkeypatch.setattr("gradloom.run.cpu_backend.CpuBackend.needs", lambda *_: KernelNeeds())
     w, _ = leaf("q4_0", (6, 128))
     for _, view in TORN:
         with pytest.raises(gl.PlanError, match="proof: .*(cuts blocks of 32|ends inside a block)"):

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from gradloom.base.errors import DataError, FileError, SettingError
-from gradloom.llm.data import Samples, TokenData, pack, read_samples, token_data
+from gradloom.llm.data import read_samples, token_data
+from gradloom.llm.packing import TokenData, pack
+from gradloom.llm.samples import Samples
 from gradloom.llm.tokenizer import Tokenizer
+from tests.llm.small_tokenizers import byte_bpe, real, spm
 from tests.llm.test_chat import CHAT, CHATML, SYSTEM
-from tests.llm.tokens import byte_bpe, need, real, spm
+from tests.real_data import need
 
 
 def tokenizer(**keys):
@@ -186,8 +189,8 @@ BAD = [
     ('{"text": 3}', "text is a number; need a text"),
     ('{"text": {"a": 1}}', "text is a JSON object"),
     ('{"text": "\\ud800"}', "text holds U+D800, half of a pair"),
-    ("[" * 100_000, "not JSON that can be read"),
-    ('{"text": "a", "n": ' + "1" * 5000 + "}", "not JSON that can be read"),
+    ("[" * 100_000, "holds lists or objects in more layers"),
+    ('{"text": "a", "n": ' + "1" * 5000 + "}", "holds a whole number of thousands of digits"),
 ]
 
 
@@ -257,7 +260,7 @@ def test_samples_of_large_texts_are_tokenised_in_parts(tmp_path, monkeypatch):
     path = jsonl(tmp_path, [{"messages": chat} for chat in (CHAT, CHAT[:2], CHAT[2:]) * 5])
     tok = tokenizer(chat_template=CHATML)
     whole = read_samples(path, tok)
-    monkeypatch.setattr("gradloom.llm.data._TEXT_HELD", 100)
+    monkeypatch.setattr("gradloom.llm.jsonl._TEXT_HELD", 100)
     parts = read_samples(path, tok)
     assert (whole.tokens == parts.tokens).all() and (whole.counted == parts.counted).all() and len(parts) == 15
 
@@ -280,7 +283,7 @@ def test_a_text_that_the_vocabulary_cannot_write(tmp_path):
         {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["\u2581", "a", "b"]}
         | {"tokenizer.ggml.add_bos_token": False}
     )
-    tok.unk = None
+    tok.bpe.unk = None
     path = jsonl(tmp_path, [{"text": "ab"}, {"text": "ac"}, {"text": "ba"}])
     with pytest.raises(DataError, match=r"d.jsonl:2: 'c' is not in the vocabulary, which has neither the byte <0x63>"):
         read_samples(path, tok)
@@ -297,7 +300,7 @@ def made(sizes, counted=None, seed=0):
     tokens = rng.integers(1, 1000, starts[-1]).astype(np.int32)
     flags = np.ones(starts[-1], bool) if counted is None else np.concatenate(counted).astype(bool)
     flags[starts[:-1]] = False
-    from gradloom.llm.data import Report
+    from gradloom.llm.samples import Report
 
     return Samples(tokens, flags, starts, Report("made", "made"))
 

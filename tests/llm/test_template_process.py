@@ -143,12 +143,27 @@ def test_which_chat_of_a_batch_passes_a_limit(limits):
     assert [isinstance(one, DataError) for one in found] == [False, True, False, True, False]
 
 
+def test_a_template_that_passes_its_limits_again_and_again_is_given_up(tmp_path, limits):
+    """Also where bad lines are skipped: each of them takes seconds."""
+    limits(silence=60.0, seconds=0.2)
+    path = tmp_path / "d.jsonl"
+    path.write_text("\n".join(json.dumps({"messages": chat(word)}) for word in ["a", *["time"] * 50]))
+    with pytest.raises(DataError) as caught:
+        read_samples(path, chatml(chat_template=ASKED), skip_bad_lines=True)
+    shown = str(caught.value)
+    assert shown.startswith(f"{path}:5: model.gguf: chat template does not come to an end: it takes more than 0.2 s")
+    assert shown.endswith("for 4 of 5 chats; need another template (chat_template=, --chat-template)")
+
+
 def test_long_chats_have_more_time(limits):
     """As many renderings as there are turns of the assistant, of ever more messages."""
     made = ChatTemplate(QWEN3, chatml())
     limits(seconds=0.02, silence=1000.0, seconds_per_message=1e-3)
     assert len(made.parts(CHAT * 20)) == 81
     limits(seconds=0.02, silence=1000.0, seconds_per_message=0.0)
+    with pytest.raises(DataError, match="s of processor time"):
+        made.parts(CHAT * 20)
+    limits(seconds=0.02, silence=1000.0, seconds_per_message=1e-3, most_seconds=0.03)
     with pytest.raises(DataError, match="s of processor time"):
         made.parts(CHAT * 20)
 

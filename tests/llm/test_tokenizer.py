@@ -11,8 +11,11 @@ import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 
 from gradloom.base.errors import DataError, FileError, SettingError
-from gradloom.llm.tokenizer import PRE_TOKENIZERS, SPACE, Tokenizer
-from tests.llm.tokens import byte_bpe, metadata, need, real, spm
+from gradloom.llm.bpe import SPACE
+from gradloom.llm.pretokenizers import PRE_TOKENIZERS
+from gradloom.llm.tokenizer import Tokenizer
+from tests.llm.small_tokenizers import byte_bpe, metadata, real, spm
+from tests.real_data import need
 
 VOCABULARIES = ("llama-spm", "llama-bpe", "gpt-2", "qwen2")
 
@@ -37,7 +40,7 @@ def test_llama_cpp_vectors(name):
 
 def test_a_vocabulary_of_costly_merges(monkeypatch):
     whole = real("llama-spm")
-    monkeypatch.setattr("gradloom.llm.tokenizer._MOST_MERGES", 1 << 10)
+    monkeypatch.setattr("gradloom.llm.bpe._MOST_MERGES", 1 << 10)
     by_score = real.__wrapped__("llama-spm")
     for text, _ in vectors("llama-spm"):
         assert by_score.encode(text) == whole.encode(text), repr(text)
@@ -64,19 +67,19 @@ def test_a_book_comes_back_and_streams_the_same(name):
 @pytest.mark.parametrize("kind", ["spm", "bpe"])
 def test_a_stream_is_cut_where_no_token_changes(kind, monkeypatch):
     """With blocks of 64 characters every kind of place is a candidate for a cut."""
-    monkeypatch.setattr("gradloom.llm.tokenizer._BLOCK", 64)
+    monkeypatch.setattr("gradloom.llm.bpe._BLOCK", 64)
     rng = random.Random(1)
     names = ["llama-spm"] if kind == "spm" else ["llama-bpe", "gpt-2", "qwen2"]
     text = need("text/tinyshakespeare.txt").read_text()
     bits = ["\n", "\n\n", " ", "  ", ".", "a b", "x1 22", "it's", "\t", "=", "é", "漢字 ", " 漢", "/", "_"]
     for name in names:
         tokenizer = real(name)
-        monkeypatch.setattr("gradloom.llm.tokenizer._BLOCK", 1 << 16)
+        monkeypatch.setattr("gradloom.llm.bpe._BLOCK", 1 << 16)
         samples = [text[k : k + 500] for k in range(0, 20_000, 997)]
         samples += ["".join(rng.choice([*bits, "word", " word"]) for _ in range(200)) for _ in range(40)]
         whole = [tokenizer.encode(s, special=False, bos=False) for s in samples]
-        monkeypatch.setattr("gradloom.llm.tokenizer._BLOCK", 64)
-        monkeypatch.setattr("gradloom.llm.tokenizer._GROUP", 64)
+        monkeypatch.setattr("gradloom.llm.bpe._BLOCK", 64)
+        monkeypatch.setattr("gradloom.llm.bpe.GROUP", 64)
         for sample, ids in zip(samples, whole, strict=True):
             parts = list(tokenizer.encode_stream([sample[:9], sample[9:]], bos=False))
             assert np.concatenate(parts).tolist() == ids, (name, sample)
@@ -331,8 +334,8 @@ def test_words_that_are_tokens_but_no_merges():
 
 
 def test_a_stream_is_not_cut_inside_a_special_token(monkeypatch):
-    monkeypatch.setattr("gradloom.llm.tokenizer._BLOCK", 8)
-    monkeypatch.setattr("gradloom.llm.tokenizer._GROUP", 8)
+    monkeypatch.setattr("gradloom.llm.bpe._BLOCK", 8)
+    monkeypatch.setattr("gradloom.llm.bpe.GROUP", 8)
     tokenizer = Tokenizer(byte_bpe(control=("<new turn>", "<s\nt>")))
     text = "".join("x" * (k % 9) + "<new turn>" + "ab cd" * (k % 3) + "<s\nt>" for k in range(40))
     ids = np.concatenate(list(tokenizer.encode_stream([text], special=True))).tolist()
@@ -397,10 +400,10 @@ def test_windows_of_a_text_without_cuts_give_the_ids_of_the_whole(pre, monkeypat
     for tokenizer in made:
         for text in stretches():
             text = text.replace(" ", "\u2581") if pre is None else text
-            whole = tokenizer._run_group([text])[0].tolist()
+            whole = tokenizer.bpe.encode_whole([text])[0].tolist()
             with monkeypatch.context() as patch:
-                patch.setattr("gradloom.llm.tokenizer._BLOCK", 32)
-                assert tokenizer._run_long(text).tolist() == whole, (pre, text)
+                patch.setattr("gradloom.llm.bpe._BLOCK", 32)
+                assert tokenizer.bpe.encode_in_windows(text).tolist() == whole, (pre, text)
 
 
 EDGES = "23\u06f4\u0967\uff15\u00bdaBe\u00e9\u00c9\u6f22!'/\u00a1\u200d \t\n"
@@ -420,7 +423,7 @@ def edges(rng):
 @pytest.mark.parametrize("pre", sorted({pre.patterns: name for name, pre in PRE_TOKENIZERS.items()}.values()))
 def test_windows_that_end_at_the_edge_of_a_stretch(pre, monkeypatch):
     """The merges reach over the ends of words, so that a word which ends elsewhere shows in the ids."""
-    monkeypatch.setattr("gradloom.llm.tokenizer._BLOCK", 32)
+    monkeypatch.setattr("gradloom.llm.bpe._BLOCK", 32)
     bytewise = ByteLevel(add_prefix_space=False, use_regex=False)
     written = [bytewise.pre_tokenize_str(c)[0][0] for c in EDGES]
     letters = [f"{w[:k]} {w[k]}" for w in written for k in range(1, len(w))]
@@ -431,7 +434,10 @@ def test_windows_that_end_at_the_edge_of_a_stretch(pre, monkeypatch):
         merges = [*(letters if seed % 3 else []), *pairs]
         tokenizer = Tokenizer(byte_bpe(dict.fromkeys(merges), pre=pre, control=("<a>", "<b>")))
         for text in edges(rng):
-            assert tokenizer._run_long(text).tolist() == tokenizer._run_group([text])[0].tolist(), (pre, text)
+            assert tokenizer.bpe.encode_in_windows(text).tolist() == tokenizer.bpe.encode_whole([text])[0].tolist(), (
+                pre,
+                text,
+            )
 
 
 @pytest.mark.parametrize(
@@ -445,25 +451,25 @@ def test_windows_that_end_at_the_edge_of_a_stretch(pre, monkeypatch):
 )
 def test_words_that_go_on_behind_a_window(pre, text, merge, monkeypatch):
     tokenizer = Tokenizer(byte_bpe([merge], pre=pre, control=("<a>", "<b>")))
-    monkeypatch.setattr("gradloom.llm.tokenizer._BLOCK", 32)
+    monkeypatch.setattr("gradloom.llm.bpe._BLOCK", 32)
     for begin in range(30):
         part = text[begin:]
-        assert tokenizer._run_long(part).tolist() == tokenizer._run_group([part])[0].tolist()
+        assert tokenizer.bpe.encode_in_windows(part).tolist() == tokenizer.bpe.encode_whole([part])[0].tolist()
 
 
 def test_a_window_that_ends_inside_of_a_number():
     tokenizer = Tokenizer(byte_bpe(["2 3"], pre="llama-bpe"))
     text = "A" * 65530 + "4584223" + "A" * 70000
-    assert tokenizer.encode(text, bos=False) == tokenizer._run_group([text])[0].tolist()
+    assert tokenizer.encode(text, bos=False) == tokenizer.bpe.encode_whole([text])[0].tolist()
 
 
 @pytest.mark.parametrize("unit", ["a", " ", "\n", "1", "!", "\u6f22"])
 @pytest.mark.parametrize("kind", ["spm", "bpe"])
 def test_windows_are_small_on_a_long_stretch(kind, unit, monkeypatch):
     tokenizer = Tokenizer(byte_bpe(UNIT_MERGES) if kind == "bpe" else spm(["\u2581", "a", "aa", "aaaa"]))
-    sizes, tokens = [], tokenizer._tokens
-    monkeypatch.setattr("gradloom.llm.tokenizer._BLOCK", 1 << 10)
-    monkeypatch.setattr(tokenizer, "_tokens", lambda text: sizes.append(len(text)) or tokens(text))
+    sizes, tokens = [], tokenizer.bpe._tokens
+    monkeypatch.setattr("gradloom.llm.bpe._BLOCK", 1 << 10)
+    monkeypatch.setattr(tokenizer.bpe, "_tokens", lambda text: sizes.append(len(text)) or tokens(text))
     ids = tokenizer.encode(unit * 20_000, bos=False)
     assert tokenizer.decode(ids) == unit * 20_000 and len(sizes) > 10 and max(sizes) <= 1 << 12
     assert np.concatenate(list(tokenizer.encode_stream([unit] * 20_000, bos=False))).tolist() == ids

@@ -16,20 +16,14 @@ import numpy as np
 
 import gradloom.ops  # noqa: F401 (fills the registry)
 from gradloom.base.dtypes import dtype as as_dtype
-from gradloom.graph.opspec import REGISTRY, OpSpec, Sample, constant
+from gradloom.graph.composition import Composition, by_reference
+from gradloom.graph.declaration import Sample
+from gradloom.graph.leaves import constant
+from gradloom.graph.opspec import REGISTRY, OpSpec
 from gradloom.graph.value import Node, Value
 from gradloom.ops.common import Quantised
 from gradloom.plan.bytecode import signature
 
-# Ops whose kernels give the very bits of the f32 reference.
-EXACT_NAMES = """
-neg abs sgn step sqr sqrt relu leaky_relu clamp add sub mul div maximum minimum equal less greater where cast relu_back
-leaky_relu_back clamp_back copy concat pad max min argmax get_rows take_batch max_pool2d correct zero assign
-"""
-EXACT = set(EXACT_NAMES.split())
-# Error allowed, relative to the output's scale; elementwise ops also relative to each element.
-TOLERANCE = {"rms_norm_back": 1e-5, "layer_norm_back": 1e-5, "batch_norm_back": 1e-5, "pow": 1e-5}
-DEFAULT_TOLERANCE = 4e-6
 ELEMENTWISE_FLOOR = 4e-7  # absolute error allowed to elementwise ops
 CAST_TOLERANCE = {"f16": 2.0**-11, "bf16": 2.0**-8}
 REAL = ("float32", "float16", "bfloat16")
@@ -84,9 +78,27 @@ def reference(node: Node, inputs: Sequence[Any], real: Any = np.float64) -> list
     """The op's reference in float64 or float32; f64 data stay as they are."""
     arrays = [x.numpy() if isinstance(x, Quantised) else x for x in inputs]
     arrays = [x.astype(real) if x is not None and x.dtype.name in REAL else x for x in arrays]
-    with np.errstate(all="ignore"):
-        results = node.op.call("reference", node.attrs | node.op.bind_inputs(arrays))
-    return [np.asarray(r) for r in (results if isinstance(results, (tuple, list)) else (results,))]
+    return by_reference(node, arrays)
+
+
+def composition_error(spec: OpSpec) -> float:
+    """The largest difference of the op's reference from what follows from its composition, over all small samples."""
+    assert spec.composition is not None
+    made = Composition(spec.composition, spec.inputs, spec.outputs, spec.attrs)
+    derived, most = made.reference(), 0.0
+    for sample in samples_of(spec.name):
+        if sum(x.size for x in sample.inputs if x is not None) > SMALL:
+            continue
+        node = node_of(spec, sample.inputs, sample.attrs)
+        arrays = [x.numpy() if isinstance(x, Quantised) else x for x in sample.inputs]
+        arrays = [x.astype(np.float64) if x is not None and x.dtype.name in REAL else x for x in arrays]
+        with np.errstate(all="ignore"):
+            pairs = zip(derived(**(node.attrs | spec.bind_inputs(arrays))), reference(node, sample.inputs), strict=True)
+            for a, b in pairs:
+                assert np.array_equal(np.isfinite(a), np.isfinite(b)), spec.name
+                error = np.abs(a - b) / (1 + np.abs(b))
+                most = max(most, float(np.max(error[np.isfinite(b)], initial=0.0)))
+    return most
 
 
 def telling(arrays: Sequence[np.ndarray]) -> bool:
@@ -98,7 +110,7 @@ def telling(arrays: Sequence[np.ndarray]) -> bool:
 
 def difference(name: str, got: np.ndarray, want: np.ndarray, want_f32: np.ndarray, kind: Value) -> str:
     """What is wrong with a result, or nothing."""
-    if name in EXACT and kind.dtype.name not in CAST_TOLERANCE:
+    if REGISTRY[name].exact and kind.dtype.name not in CAST_TOLERANCE:
         if np.array_equal(got, want_f32, equal_nan=got.dtype.kind == "f"):
             return ""
         at = np.unravel_index(int(np.argmax(~((got == want_f32) | ((got != got) & (want_f32 != want_f32))))), got.shape)
@@ -109,8 +121,8 @@ def difference(name: str, got: np.ndarray, want: np.ndarray, want_f32: np.ndarra
     finite = np.isfinite(want64)
     nan = np.isnan(want64) | np.isnan(want_f32)
     same = np.where(finite, True, (got64 == want64) | (np.isnan(got64) & nan))
-    tolerance = TOLERANCE.get(name, DEFAULT_TOLERANCE)
-    if is_elementwise(name):
+    tolerance = REGISTRY[name].tolerance
+    if REGISTRY[name].elementwise:
         tolerance = CAST_TOLERANCE.get(kind.dtype.name, tolerance)
         room = tolerance * np.abs(want64) + ELEMENTWISE_FLOOR
     else:
@@ -125,11 +137,6 @@ def difference(name: str, got: np.ndarray, want: np.ndarray, want_f32: np.ndarra
         return ""
     at = np.unravel_index(int(np.argmax(~close)), got.shape)
     return f"at {list(map(int, at))}: got {got64[at]!r}, need {want64[at]!r} within {room[at]:.3g}"
-
-
-def is_elementwise(name: str) -> bool:
-    rule = REGISTRY[name].reference
-    return rule is not None and rule.__module__.endswith(".elementwise")
 
 
 # ---- layouts: the same numbers, stored differently ---------------------------------------------------------
@@ -302,8 +309,8 @@ def _wanted(name: str, number: int, layout: str, twice: tuple, node: Node, place
     held = _cached((name, number, layout == "repeated", twice))
     if not held:
         held["f64"] = reference(node, placed)
-        held["f32"] = reference(node, placed, np.float32) if name in EXACT or twice else held["f64"]
+        held["f32"] = reference(node, placed, np.float32) if REGISTRY[name].exact or twice else held["f64"]
         for k, v in enumerate(node.outputs):
-            if v.dtype is as_dtype("f32") and name in EXACT:
+            if v.dtype is as_dtype("f32") and REGISTRY[name].exact:
                 held["f32"][k] = held["f32"][k].astype(np.float32)
     return held["f64"], held["f32"]

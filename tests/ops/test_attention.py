@@ -10,7 +10,7 @@ import pytest
 import gradloom as gl
 from gradloom import _core, ops
 from gradloom.base.errors import DataError, GradientError, GraphError
-from gradloom.graph.opspec import stored_value
+from gradloom.graph.leaves import stored_value
 from gradloom.graph.stored import Stored
 from tests.core.harness import run
 from tests.noise import assert_noise

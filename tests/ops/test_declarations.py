@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from gradloom.base.errors import GradloomError
-from gradloom.graph.opspec import REGISTRY, constant
+from gradloom.graph.leaves import constant
+from gradloom.graph.opspec import REGISTRY
 from gradloom.ops.table import op_table
 from tests.ops.cases import case_id, cases, laid_out, node_of, reference, sampled_ops, samples_of, telling
 

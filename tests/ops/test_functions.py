@@ -9,7 +9,7 @@ from gradloom import ops
 from gradloom.base.errors import DTypeError, GradientError, GradloomError, GraphError, SettingError, ShapeError
 from gradloom.graph.grad import gradients
 from gradloom.graph.graph import reachable
-from gradloom.graph.opspec import constant, input
+from gradloom.graph.leaves import constant, input
 from gradloom.run.numpy_backend import evaluate
 
 RNG = np.random.default_rng(0)

@@ -12,7 +12,8 @@ from gradloom.base.dtypes import bf16, f16, f32
 from gradloom.base.dtypes import dtype as dtype_of
 from gradloom.graph.grad import gradients
 from gradloom.graph.graph import reachable
-from gradloom.graph.opspec import REGISTRY, input
+from gradloom.graph.leaves import input
+from gradloom.graph.opspec import REGISTRY
 from gradloom.graph.value import Value
 from gradloom.ops import add, cast, mul
 from gradloom.ops import sum as sum_over

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import numpy as np
 import pytest
 
 from gradloom import _core
-from gradloom.base.errors import GradloomError
-from gradloom.graph.opspec import REGISTRY
+from gradloom.base.errors import DataError, GradloomError
+from gradloom.graph.opspec import REGISTRY, OpSpec
 from gradloom.plan.bytecode import signature
 from tests.core.harness import run
 from tests.ops.cases import (
@@ -124,34 +127,43 @@ def test_kernels_are_the_same_on_every_isa():
     assert all(KERNELS[isa] == KERNELS[ISAS[0]] for isa in ISAS)
 
 
-STOPPING = [
-    ("get_rows", [np.ones((4, 3), np.float32), np.array([0, 4, 1], np.int32)], (1, 4)),
-    ("get_rows", [np.ones((4, 3), np.float32), np.array([-1], np.int32)], (0, -1)),
-    ("scatter_rows", [np.ones((3, 2), np.float32), np.array([0, 1, 7], np.int32), {"rows": 5}], (2, 7)),
-    ("take_batch", [np.ones((4, 3), np.float32), np.array([0, 9, 1], np.int64), np.array(0), {"rows": 3}], None),
-    ("cross_entropy_sum", [np.ones((2, 3), np.float32), np.array([1, 3], np.int32)], (1, 3)),
-    ("cross_entropy_sum", [np.ones((2, 3), np.float32), np.array([-7, 0], np.int32)], (0, -7)),
-    ("correct", [np.ones((2, 3), np.float32), np.array([1, 3], np.int32)], (1, 3)),
-    (
-        "linear_cross_entropy",
-        [np.ones((2, 5), np.float32), np.ones((3, 5), np.float32), np.array([1, 3], np.int32)],
-        (1, 3),
-    ),
-]
+def reading_ids(spec: OpSpec) -> list[int]:
+    """The samples in which the op reads row numbers, of each dtype and kind the first; all small."""
+    kinds: dict[Any, int] = {}
+    for i, sample in enumerate(samples_of(spec.name)):
+        among = spec.id_range(node_of(spec, sample.inputs, sample.attrs))
+        if among is not None and size_of((spec.name, i)) <= SMALL:
+            kinds.setdefault((among.count is None, among.ignored), i)
+    return list(kinds.values())
+
+
+IDS = [(spec.name, i) for spec in kernel_ops() if spec.ids is not None for i in reading_ids(spec)]
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("case", STOPPING, ids=lambda c: c[0])
+@pytest.mark.parametrize("case", IDS, ids=case_id)
 def test_an_id_out_of_range_stops_the_run(case, isa):
-    name, inputs, place = case
-    attrs = inputs[-1] if isinstance(inputs[-1], dict) else {}
-    inputs = [x for x in inputs if not isinstance(x, dict)]
-    inputs += [None] * (REGISTRY[name].fixed_inputs - len(inputs))
-    node = node_of(REGISTRY[name], inputs, attrs)
-    outputs = [(v.dtype.name, v.shape) for v in node.outputs]
-    _, result, _ = run(name, inputs, outputs, attr_list(node), isa=isa, sig=signature(node), full=True)
-    assert _core.STOP_NAMES[result[1]] == "index"
-    assert place is None or tuple(result[3:]) == place
+    """One beyond each end of the range that the op declares, in every kernel and in the reference."""
+    spec, sample = REGISTRY[case[0]], samples_of(case[0])[case[1]]
+    node = node_of(spec, sample.inputs, sample.attrs)
+    among = spec.id_range(node)
+    at = [s.name for s in spec.inputs].index(among.input)
+    ids = sample.inputs[at]
+    place = int(sample.inputs[2]) if spec.name == "take_batch" else ids.size - 1
+    for wrong in (-1, ids.shape[-1] if among.count is None else among.count):
+        inputs = list(sample.inputs)
+        inputs[at] = ids.copy()
+        inputs[at].flat[place] = wrong
+        shared, unwanted = update_aliases(node, inputs)
+        outputs = [(v.dtype.name, v.shape) for v in node.outputs]
+        _, result, _ = run(
+            spec.name, inputs, outputs, attr_list(node), isa=isa, sig=signature(node), alias=shared, unwanted=unwanted,
+            full=True,
+        )  # fmt: skip
+        assert _core.STOP_NAMES[result[1]] == "index"
+        assert result[4] == wrong and (result[3] == place or spec.name == "take_batch")
+        with pytest.raises(DataError, match=re.escape(f"id {wrong} at position")):
+            reference(node, inputs)
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -8,7 +8,7 @@ import pytest
 from gradloom import _core, ops
 from gradloom.graph.grad import gradients
 from gradloom.graph.graph import reachable
-from gradloom.graph.opspec import constant, input
+from gradloom.graph.leaves import constant, input
 from gradloom.run.executable import compile as compile_graph
 from tests.core.harness import run
 

@@ -8,7 +8,7 @@ import pytest
 import gradloom as gl
 from gradloom import ops
 from gradloom.base.errors import DataError
-from gradloom.graph.opspec import constant, parameter
+from gradloom.graph.leaves import constant, parameter
 
 rng = np.random.default_rng(0)
 
@@ -54,7 +54,7 @@ def test_the_plan_never_holds_the_logits():
     n, d, v = 512, 64, 49152
     w = gl.graph.stored.Stored("w", np.zeros((v, d), np.float32), "f32")
     x = gl.input("x", (n, d))
-    loss, weight = ops.linear_cross_entropy_pair(x, gl.graph.opspec.stored_value(w), np.zeros(n, np.int32))
+    loss, weight = ops.linear_cross_entropy_pair(x, gl.graph.leaves.stored_value(w), np.zeros(n, np.int32))
     program = gl.compile([loss, weight, *gl.gradients(loss, [x])])
     plan = program.plan
     assert plan.bytecode.arena_bytes + 2 * plan.bytecode.scratch_bytes < n * v * 4 / 8

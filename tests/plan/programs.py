@@ -12,7 +12,7 @@ import gradloom as gl
 from gradloom import nn, ops
 from gradloom.base.dtypes import ALL
 from gradloom.base.settings import Switches
-from gradloom.graph.opspec import setting
+from gradloom.graph.leaves import setting
 from gradloom.graph.value import Node, Value
 from gradloom.plan.bytecode import ARG_WRITE, EACH_STEP, NO_SEGMENT, SETTING_BYTES, Bytecode, KernelNeeds
 from gradloom.plan.plan import Plan, make_plan

@@ -11,7 +11,7 @@ import numpy as np
 
 import gradloom as gl
 from gradloom import ops
-from gradloom.graph.opspec import setting
+from gradloom.graph.leaves import setting
 from gradloom.graph.value import Value
 
 SHAPES = ((4, 6), (1, 5), (3, 1), (6,), (2, 3, 4), (0, 4), (1,), (), (5, 5), (2, 1, 3), (8, 16), (33, 17))

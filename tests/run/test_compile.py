@@ -218,7 +218,7 @@ def test_one_name_for_two_things() -> None:
 def test_what_cannot_be_compiled() -> None:
     x = gl.input("x", (3,))
     w = gl.parameter(np.ones(3), "w")
-    frozen = gl.graph.opspec.stored_value(
+    frozen = gl.graph.leaves.stored_value(
         gl.graph.stored.Stored.wrap("frozen", np.frombuffer(bytes(12), np.float32), "frozen")
     )
     cases: list[tuple[Any, type[Exception], str]] = [
@@ -256,11 +256,12 @@ def test_what_cannot_be_compiled() -> None:
 
 def test_all_missing_kernels_are_listed_at_once() -> None:
     """An op without a kernel, two of them, is named before anything runs; the reference computes it anyway."""
-    from gradloom.graph.opspec import REGISTRY, op
+    from gradloom.graph.declare import op
+    from gradloom.graph.opspec import REGISTRY
 
     name = "no_kernel_for_this"
     made = op(
-        name, inputs="x", doc="y = 2 x", shape=lambda x: x, vjp=lambda g: [g], reference=lambda x: 2 * x,
+        name, inputs="x", doc="y = 2 x", dtypes="f32", shape=lambda x: x, vjp=lambda g: [g], reference=lambda x: 2 * x,
         no_samples="made by a test",
     )  # fmt: skip
     try:

@@ -11,7 +11,7 @@ import pytest
 import gradloom as gl
 from gradloom import _core, nn, ops
 from gradloom.graph.graph import check_graph
-from gradloom.graph.opspec import setting, stored_value
+from gradloom.graph.leaves import setting, stored_value
 from gradloom.graph.value import Value
 from gradloom.transform.passes import rewrite
 from gradloom.transform.program import Program, gather
@@ -372,8 +372,8 @@ def test_each_program_prints() -> None:
 def test_a_frozen_operand_stays_on_the_right() -> None:
     """(x @ y)^T is y^T @ x^T only where both may lie on either side."""
     data = ops.common.draw_blocks(np.random.default_rng(0), "q8_0", (6, 32))
-    w = gl.graph.opspec.stored_value(gl.graph.stored.Stored.map("w", data, "q8_0", (6, 32)))
-    half = gl.graph.opspec.stored_value(gl.graph.stored.Stored.map("h", np.ones((32, 6), np.float16), "f16", (32, 6)))
+    w = gl.graph.leaves.stored_value(gl.graph.stored.Stored.map("w", data, "q8_0", (6, 32)))
+    half = gl.graph.leaves.stored_value(gl.graph.stored.Stored.map("h", np.ones((32, 6), np.float16), "f16", (32, 6)))
     x = gl.input("x", (5, 32))
     numbers = np.random.default_rng(1).normal(size=(5, 32)).astype(np.float32)
     for y in (w.T, half):

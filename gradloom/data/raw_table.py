@@ -1,0 +1,188 @@
+"""RawTable: what a CSV, an .npz or a folder of idx files holds, before any statistics are taken."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from ..base.errors import DataError, FileError
+from .csv_file import MOST_COLUMNS, CsvColumns, read_csv
+from .idx import find_idx, read_idx, read_idx_folder
+from .npz import keys_of, load_npz
+
+_TRAIN_KEYS: tuple[tuple[str, str], ...] = (
+    ("x_train", "y_train"),
+    ("train_x", "train_y"),
+    ("x", "y"),
+    ("data", "target"),
+    ("data", "targets"),
+    ("data", "labels"),
+    ("images", "labels"),
+    ("features", "labels"),
+    ("features", "targets"),
+)
+_TEST_KEYS = (("x_test", "y_test"), ("test_x", "test_y"))
+_CLASS_KEYS = ("classes", "class_names", "target_names")
+X_KEYS = ("x", "x_test", "test_x", "data", "images", "features", "x_train", "train_x")
+Y_KEYS = ("y", "y_test", "test_y", "target", "targets", "labels", "y_train", "train_y")
+
+
+@dataclass
+class RawTable:
+    """A file before any statistics are taken: rows for training, and rows for the test where the file has them."""
+
+    path: str
+    x: CsvColumns | np.ndarray
+    y: np.ndarray  # texts (bytes or str), whole numbers or floats
+    target: str
+    test_x: np.ndarray | None = None
+    test_y: np.ndarray | None = None
+    target_index: int = -1
+    names: list[str] | None = None  # of the columns of a 2-D array
+    classes: list[str] | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def read_raw(path: Path, target: str | None) -> RawTable:
+    """The file or folder as it is, by its suffix; `target` as for read_table."""
+    if not path.exists():
+        raise FileError(f"{path}: no such file or folder")
+    name = path.name.lower()
+    if path.is_dir():
+        return _read_idx(path, target)
+    if name.endswith(".npz"):
+        return _read_npz(path, target)
+    if name.endswith((".csv", ".csv.gz", ".tsv", ".tsv.gz", ".txt", ".data")):
+        return _read_csv(path, target)
+    if "idx" in name or name.endswith("ubyte"):
+        raise DataError(f"{path}: is one idx file; need the folder that holds images and labels: {path.parent}")
+    raise DataError(
+        f"{path}: suffix {path.suffix or '(none)'} is not known; need .csv, .csv.gz, .npz or a folder of idx files"
+    )
+
+
+def _read_csv(path: Path, target: str | None) -> RawTable:
+    data = read_csv(path, expect=() if target is None else (target,))
+    if len(data.names) < 2:
+        raise DataError(f"{path}: 1 column; need at least 2, separated by a comma, a semicolon or a tab")
+    index = len(data.names) - 1 if target is None else data.find(target)
+    notes = []
+    if target is None:
+        notes.append(
+            f"target: the last column, {data.names[index]!r:.60}" + (" (--target names another)" if data.header else "")
+        )
+    return RawTable(str(path), data, data.columns[index], data.names[index], target_index=index, notes=notes)
+
+
+def _read_npz(path: Path, target: str | None) -> RawTable:
+    arrays = load_npz(path)
+    keys = {k.lower(): k for k in arrays}
+    if target is not None:
+        if target not in arrays:
+            near = difflib.get_close_matches(target, list(arrays), n=1, cutoff=0.0)
+            raise DataError(
+                f"{path}: no array {target!r:.60}; the nearest is {near[0]!r:.60} (arrays: {keys_of(arrays)})"
+            )
+        inputs = [k for k in X_KEYS if k in keys and keys[k] != target]
+        if not inputs:
+            raise DataError(f"{path}: holds {keys_of(arrays)}; need an array called x beside the target {target!r:.60}")
+        pair = (keys[inputs[0]], target)
+    else:
+        conventional = next(((keys[a], keys[b]) for a, b in _TRAIN_KEYS if a in keys and b in keys), None)
+        if conventional is None:
+            raise DataError(
+                f"{path}: holds {keys_of(arrays)}; need arrays x and y, or x_train y_train (and x_test y_test)"
+            )
+        pair = conventional
+    x, y = arrays[pair[0]], arrays[pair[1]]
+    _check_pair(path, pair, x, y)
+    raw = RawTable(str(path), x, y, pair[1])
+    test = next(((keys[a], keys[b]) for a, b in _TEST_KEYS if a in keys and b in keys), None)
+    if test is not None and pair[0] not in test:
+        _check_pair(path, test, arrays[test[0]], arrays[test[1]])
+        raw.test_x, raw.test_y = (
+            _like(path, name, arrays[name], needed, array)
+            for name, needed, array in zip(test, pair, (x, y), strict=True)
+        )
+        if raw.test_y.dtype.kind == "f" and not np.isfinite(raw.test_y).all():
+            raise DataError(f"{path}: {test[1]!r:.60} is NaN or inf in some row; need finite numbers")
+    named = next((keys[k] for k in _CLASS_KEYS if k in keys), None)
+    if named is not None:
+        raw.classes = _list_of_names(path, named, arrays[named])
+    if "feature_names" in keys:
+        names = _list_of_names(path, keys["feature_names"], arrays[keys["feature_names"]])
+        raw.names = names if x.ndim == 2 and len(names) == x.shape[1] else None
+    return raw
+
+
+def _like(path: Path, name: str, test: np.ndarray, needed: str, train: np.ndarray) -> np.ndarray:
+    """The rows of the test, which are such as the training rows: of their shape, texts or numbers."""
+    if test.shape[1:] != train.shape[1:]:
+        raise DataError(f"{path}: {name} has rows of shape {list(test.shape[1:])}; need {list(train.shape[1:])}")
+    if (test.dtype.kind in "fiub") != (train.dtype.kind in "fiub"):
+        raise DataError(f"{path}: {name} is {test.dtype!s:.60}, {needed} {train.dtype!s:.60}; need both of one kind")
+    return test
+
+
+def _list_of_names(path: Path, key: str, array: np.ndarray) -> list[str]:
+    """The texts (or numbers) of an array that names classes or columns."""
+    array = np.atleast_1d(array)
+    if array.ndim > 1 or array.dtype.kind not in "USiuf":
+        raise DataError(
+            f"{path}: {key!r:.60} is {array.dtype!s:.60} of shape {list(array.shape)}; need a list of texts"
+        )
+    if len(array) > MOST_COLUMNS:
+        raise DataError(f"{path}: {key!r:.60} holds {len(array):,} names; need at most {MOST_COLUMNS:,}")
+    return [class_name(value) for value in array]
+
+
+def _read_idx(path: Path, target: str | None) -> RawTable:
+    if target is not None:
+        raise DataError(f"{path}: is a folder of idx files, whose target is their labels; leave --target out")
+    arrays = read_idx_folder(path)
+    raw = RawTable(str(path), arrays["training images"], arrays["training labels"], "label")
+    if "test images" in arrays:
+        raw.test_x, raw.test_y = arrays["test images"], arrays["test labels"]
+    return raw
+
+
+def idx_to_predict(path: Path) -> tuple[np.ndarray, np.ndarray | None, str]:
+    if path.is_file():
+        return read_idx(path), None, f"rows: {path.name}"
+    files = find_idx(path)
+    part = "test" if "test images" in files else "training"
+    if f"{part} images" not in files:
+        raise DataError(f"{path}: no idx file of images; need one such as t10k-images-idx3-ubyte, .gz or not")
+    x = read_idx(files[f"{part} images"])
+    y = read_idx(files[f"{part} labels"]) if f"{part} labels" in files else None
+    return x, y if y is not None and len(y) == len(x) else None, f"rows: {files[f'{part} images'].name}"
+
+
+def _check_pair(path: Path, keys: tuple[str, str], x: np.ndarray, y: np.ndarray) -> None:
+    for key, array in zip(keys, (x, y), strict=True):
+        if array.ndim == 0:
+            raise DataError(f"{path}: {key!r:.60} is a single value; need an array whose first axis counts the rows")
+        if len(array) == 0:
+            raise DataError(f"{path}: {key!r:.60}: 0 rows; need at least {1 if 'test' in key.lower() else 2}")
+        if array.size == 0:
+            raise DataError(f"{path}: {key!r:.60} has rows of shape {list(array.shape[1:])}, which hold nothing")
+    if x.dtype.kind not in "fiub":
+        raise DataError(f"{path}: {keys[0]!r:.60} is {x.dtype!s:.60}; need numbers")
+    if y.dtype.kind not in "fiubSU":
+        raise DataError(f"{path}: {keys[1]!r:.60} is {y.dtype!s:.60}; need numbers or texts")
+    if len(x) != len(y):
+        raise DataError(
+            f"{path}: {len(x)} rows in {keys[0]!r:.60}, {len(y)} in {keys[1]!r:.60}; need one target for each row"
+        )
+
+
+def class_name(value: object) -> str:
+    """How a class is written: 3 for 3.0."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, (float, np.floating)) and float(value).is_integer():
+        return str(int(value))
+    return str(value)

@@ -1,0 +1,181 @@
+"""Targets of a table: classification or regression, class ids, and the rows that are held out for the test."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..base.errors import DataError
+from .csv_file import CsvColumns, is_missing, number, parse_numbers
+from .dataset import split_rows
+from .preprocess import Preprocess
+from .raw_table import RawTable, class_name
+
+MOST_INTEGER_CLASSES = 20  # a whole-number target with more different values is a regression, unless told
+_TEST = 3  # the stream of the seed that holds rows out for the test
+
+
+def drop_rows_without_target(raw: RawTable) -> RawTable:
+    """The table without the rows whose target is empty or NaN; a note counts them."""
+    y = raw.y
+    if isinstance(raw.x, CsvColumns):
+        numbers = raw.x.numbers(raw.target_index)[0]
+        missing = is_missing(y)
+        empty = missing if numbers is not None or missing.all() else y == b""
+    elif y.dtype.kind == "f":
+        empty = np.isnan(y.reshape(len(y), -1)).any(axis=1)
+    else:
+        return raw
+    if empty.all():
+        raise DataError(
+            f"{raw.path}: target {raw.target!r:.60} is empty in all {len(y)} rows; name another with --target"
+        )
+    if empty.any():
+        rows = np.flatnonzero(~empty)
+        raw.notes.append(f"{int(empty.sum())} of {len(y)} rows left out: their target {raw.target!r:.60} is empty")
+        raw.y = y[rows]
+        raw.x = raw.x.keep(rows) if isinstance(raw.x, CsvColumns) else raw.x[rows]
+    return raw
+
+
+def targets_of(raw: RawTable, task: str | None) -> tuple[str, np.ndarray, np.ndarray | None, list[str]]:
+    """(task, targets, test targets, class names); ids i32 when they are classes, else f64."""
+    y, test_y = raw.y, raw.test_y
+    if isinstance(raw.x, CsvColumns):
+        values, bad = raw.x.numbers(raw.target_index)
+        if values is None and task == "regression":
+            row = int(np.flatnonzero(bad)[0])
+            where = f"{raw.path} line {raw.x.lines[row]}"
+            raise DataError(
+                f"{where}: target {raw.target!r:.60} is {y[row].decode()!r:.60}; need numbers for a regression"
+            )
+        y = y if values is None else values
+    elif y.dtype.kind in "SU" and test_y is not None and test_y.dtype.kind != y.dtype.kind:
+        y, test_y = (np.char.decode(a, "utf-8", "replace") if a.dtype.kind == "S" else a for a in (y, test_y))
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+        test_y = None if test_y is None else np.reshape(test_y, len(test_y))
+    if y.ndim == 2 and y.dtype.kind in "fiub" and task != "regression" and _is_one_hot(y):
+        raw.notes.append(f"target {raw.target!r:.60}: rows with a single 1 are taken as class ids")
+        names = raw.classes or [str(i) for i in range(y.shape[1])]
+        ids = y.argmax(axis=1).astype(np.int32)
+        test_ids = None if test_y is None else np.asarray(test_y).argmax(axis=1).astype(np.int32)
+        return "classification", ids, test_ids, names
+    if y.dtype.kind == "f" and not np.isfinite(y).all():
+        raise DataError(f"{raw.path}: target {raw.target!r:.60} is inf in some row; need finite numbers")
+    if task is None:
+        task, why = _decide(y)
+        raw.notes.insert(0, f"task: {task}, because the target {raw.target!r:.60} {why}")
+    if task == "regression":
+        if y.dtype.kind not in "fiub":
+            raise DataError(
+                f"{raw.path}: target {raw.target!r:.60} holds texts such as {class_name(y.flat[0])!r:.60}; need numbers"
+            )
+        return task, y.astype(np.float64), None if test_y is None else np.asarray(test_y, np.float64), []
+    if y.ndim != 1:
+        raise DataError(f"{raw.path}: target {raw.target!r:.60} has shape {list(y.shape)}; need one class for each row")
+    return task, *_class_ids(raw, y, test_y)
+
+
+def _class_ids(
+    raw: RawTable, y: np.ndarray, test_y: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray | None, list[str]]:
+    if raw.classes is not None and y.dtype.kind in "iu":
+        for values, what in ((y, raw.target), (test_y, "the test target")):
+            bad = (
+                np.flatnonzero((values < 0) | (values >= len(raw.classes))) if values is not None else np.zeros(0, int)
+            )
+            if values is not None and bad.size:
+                need = f"need 0..{len(raw.classes) - 1}, the {len(raw.classes)} classes that the file names"
+                raise DataError(f"{raw.path}: row {bad[0]}: {what!r:.60} is {values[bad[0]]}; {need}")
+        return y.astype(np.int32), None if test_y is None else test_y.astype(np.int32), raw.classes
+    different, ids = np.unique(y, return_inverse=True)
+    if len(different) > max(MOST_INTEGER_CLASSES, len(y) // 2):
+        raise DataError(
+            f"{raw.path}: target {raw.target!r:.60} has {len(different)} classes in {len(y)} rows; need far fewer"
+        )
+    names = [class_name(v) for v in different]
+    test_ids = None
+    if test_y is not None:
+        place = np.clip(np.searchsorted(different, test_y), 0, len(different) - 1)
+        bad = np.flatnonzero(different[place] != test_y)
+        if bad.size:
+            seen = class_name(test_y[bad[0]])
+            raise DataError(f"{raw.path}: row {bad[0]} of the test has class {seen!r:.60}, which no training row has")
+        test_ids = place.astype(np.int32)
+    return ids.reshape(-1).astype(np.int32), test_ids, names
+
+
+def _is_one_hot(y: np.ndarray) -> bool:
+    return y.shape[1] > 1 and bool(((y == 0) | (y == 1)).all()) and bool((y.sum(axis=1) == 1).all())
+
+
+def _decide(y: np.ndarray) -> tuple[str, str]:
+    if y.dtype.kind in "USO":
+        return "classification", "holds texts"
+    if y.dtype.kind == "b":
+        return "classification", "is true or false"
+    if y.ndim > 1:
+        return "regression", f"holds {y.shape[1]} numbers a row"
+    if y.dtype.kind == "f" and not (y == np.floor(y)).all():
+        return "regression", "holds numbers with decimals"
+    count = len(np.unique(y))
+    if count <= MOST_INTEGER_CLASSES:
+        return "classification", f"has {count} whole-number value{'s' * (count != 1)}"
+    return "regression", f"has {count} different numbers"
+
+
+def check_classes(path: str, ids: np.ndarray, classes: list[str], notes: list[str]) -> None:
+    count = np.bincount(ids, minlength=len(classes))
+    if len(classes) < 2 or (count > 0).sum() < 2:
+        name = classes[int(count.argmax())]
+        raise DataError(f"{path}: a single class, {name!r:.60}, in all {len(ids)} training rows; need at least 2")
+    absent = [name for name, c in zip(classes, count, strict=True) if c == 0]
+    if absent:
+        notes.append(f"no training row of class {', '.join(absent[:6])}")
+
+
+def known_targets(y: np.ndarray, preprocess: Preprocess) -> tuple[np.ndarray | None, list[str]]:
+    """Targets of a file to predict on, as the model counts them; None when they are of another kind."""
+    if preprocess.task == "classification":
+        if y.ndim == 2 and y.shape[1] == len(preprocess.classes) and y.dtype.kind in "fiub":
+            return y.argmax(axis=1), []
+        if y.ndim != 1:
+            return None, []
+        ids = {name: i for i, name in enumerate(preprocess.classes)}
+        different, place = np.unique(y, return_inverse=True)
+        texts = [_as_class(v) for v in different]
+        known = np.array([ids.get(t, -100) for t in texts])
+        of_rows = known[place.reshape(-1)]
+        if (of_rows < 0).all() and y.dtype.kind in "iu" and y.min() >= 0 and y.max() < len(ids):
+            return y.astype(np.int64), []  # ids into the names that the file gave
+        new = sorted({t for t, i in zip(texts, known, strict=True) if i < 0 and t})
+        return of_rows, [f"classes that the model does not know: {', '.join(new[:6])}"] if new else []
+    if y.dtype.kind in "SO":
+        values = parse_numbers(y, preprocess.separator)[0] if y.ndim == 1 and preprocess.outputs == 1 else None
+        return (None, []) if values is None else (values.reshape(len(y), -1), [])
+    if y.dtype.kind not in "fiub":
+        return None, []
+    values = y.astype(np.float64).reshape(len(y), -1)
+    return (values, []) if values.shape[1] == preprocess.outputs else (None, [])
+
+
+def _as_class(value: object) -> str:
+    if isinstance(value, bytes):
+        as_number = number(value)
+        is_text = as_number is None or not np.isfinite(as_number)
+        return value.decode("utf-8", "replace") if is_text else class_name(as_number)
+    return class_name(value)
+
+
+def hold_out(ids: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """(training rows, test rows): one permutation by the seed, of which each class gives its last share to the test."""
+    order = np.concatenate(split_rows(len(ids), share, seed, stream=_TEST))
+    total = min(max(round(len(ids) * share), 1), len(ids) - 1)
+    want = np.bincount(ids) * share
+    take = np.floor(want).astype(np.int64)
+    take[np.argsort(take - want, kind="stable")[: total - take.sum()]] += 1  # the largest remainders
+    held = np.zeros(len(ids), bool)
+    for label, count in enumerate(take):
+        if count:
+            held[np.flatnonzero(ids[order] == label)[-count:]] = True
+    return order[~held], order[held]

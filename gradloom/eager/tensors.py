@@ -1,0 +1,177 @@
+"""Tensor: a value that is computed when somebody looks at it; gl.tensor.
+
+A trace (trace.py) records what is done with tensors. What a tensor needs of it goes through `Tensor.recorder`."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from .. import ops
+from ..base.arrays import as_array
+from ..base.dtypes import DType, f32
+from ..base.dtypes import dtype as as_dtype
+from ..base.errors import DTypeError, GradientError, GradloomError, GraphError, ShapeError
+from ..graph.leaves import Parameter
+from ..graph.numbers import converted, kind_of
+from ..graph.value import Node, Recorder, Value, describe, recording, user_location
+
+
+class EagerRecorder(Recorder, Protocol):
+    """Records what happens to tensors outside of all tapes."""
+
+    def adopt(self, x: Tensor) -> Value:
+        """The input that stands for a tensor where ops are recorded now."""
+
+    def make_room(self) -> None:
+        """Compute what waits outside of all tapes, where that is much."""
+
+
+class Tensor(Value):
+    """A value that is computed when it is looked at: by numpy(), float(), int(), bool(), item(), print.
+
+    Arithmetic and gl.ops work on it as on any Value. It never changes.
+    """
+
+    __slots__ = ("data", "error", "symbol", "trace")
+    recorder: EagerRecorder  # set by trace.py
+
+    trace: Any  # the Trace that recorded it; None: it was given
+    symbol: Any  # the Value that stands for it there
+    data: np.ndarray | None  # None: not yet computed
+    error: GradloomError  # why it cannot be
+
+    @property
+    def node(self) -> Node:  # type: ignore[override]
+        return self._named().node
+
+    @property
+    def index(self) -> int:  # type: ignore[override]
+        return self._named().index
+
+    def _named(self) -> Value:
+        return self.symbol if self.symbol is not None else self.recorder.adopt(self)
+
+    def computed(self) -> np.ndarray:
+        """The numbers, computed now if they are not yet: not a copy."""
+        if self.data is None:
+            if self.dtype.is_quantised:
+                raise DTypeError(f"tensor: {describe(self)} is not read out; need a cast to f32")
+            if not hasattr(self, "error"):
+                self.trace.look()
+        if self.data is None:
+            if hasattr(self, "error"):
+                raise self.error
+            raise GraphError(f"tensor: {describe(self)} was not looked at before {self.trace.changed} changed")
+        return self.data
+
+    def numpy(self) -> np.ndarray:
+        """A copy of the numbers."""
+        return self.computed().copy()
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:  # type: ignore[override]
+        return np.array(self.computed(), dtype)
+
+    def item(self) -> Any:
+        """The one number that it holds; ShapeError when there are several."""
+        if self.size != 1:
+            raise ShapeError(f"item: {describe(self)} holds {self.size} numbers; need one")
+        return self.computed().item()
+
+    def tolist(self) -> Any:
+        return self.computed().tolist()
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item() if spec else str(self), spec)
+
+    def __repr__(self) -> str:
+        shown = np.array2string(self.computed(), precision=6, threshold=20, separator=", ", prefix="tensor(")
+        return f"tensor({shown}, {describe(self)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return given, (self.numpy(), self.dtype)
+
+    def __copy__(self) -> Tensor:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Tensor:
+        return self
+
+    def carry(self, *updates: Value) -> None:
+        """Nothing to do: a trace carries out the updates that it records."""
+
+    def detach(self) -> Tensor:
+        """The same numbers, through which no gradient flows back."""
+        return ops.detach(self) if self.dtype.is_float else self
+
+
+_F32 = np.dtype(np.float32)
+new_tensor = object.__new__  # Tensor without its __init__
+
+
+def tensor(data: Any, dtype: str | DType | None = None) -> Tensor:
+    """A tensor of these numbers (copied): f32 for floats, i32 for whole numbers of NumPy and lists of them, u8 for
+    bools, unless `dtype` says which; one whole number of Python is a float. A value of a graph is that value, so that
+    one function serves eager loops and graphs; inside of a tape tensors and parameters are themselves, too, and keep
+    their gradients.
+
+    Raises ShapeError for rows of different lengths, DTypeError for what holds no numbers or does not fit, and for
+    masked arrays.
+    """
+    taped = recording.get()
+    if isinstance(data, Value) and (taped is not None or not isinstance(data, (Tensor, Parameter))):
+        if isinstance(data, Parameter):
+            data = taped.follow().take(data)  # type: ignore[union-attr]
+        return cast("Tensor", data if dtype is None or as_dtype(dtype) is data.dtype else ops.cast(data, dtype))
+    Tensor.recorder.make_room()
+    if isinstance(data, Tensor):
+        data = data.computed()
+    elif isinstance(data, Parameter):
+        data = data.numpy()
+    return numbers(data, dtype)
+
+
+def _holds_values(data: Any) -> bool:
+    return isinstance(data, (list, tuple)) and any(isinstance(x, Value) or _holds_values(x) for x in data)
+
+
+def numbers(data: Any, dtype: str | DType | None = None) -> Tensor:
+    """A tensor of a copy of these numbers; see tensor."""
+    if dtype is None:  # the usual cases first
+        if data.__class__ is np.ndarray and data.dtype is _F32:
+            return given(data.copy(), f32)
+        if data.__class__ is float:
+            return given(np.array(data, np.float32), f32)
+    if isinstance(data, (list, tuple)) and recording.get() is not None and _holds_values(data):
+        raise GradientError(
+            "tensor: a list of tensors inside of a tape would lose their gradients; need ops.stack or ops.concat, or "
+            f"their numbers: t.numpy(); at {user_location()}"
+        )
+    try:
+        array = as_array("tensor", data)
+    except ValueError:
+        raise ShapeError("tensor: rows differ in length; need a rectangular array") from None
+    if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
+        raise DTypeError(f"tensor: got {array.dtype} data; need numbers")
+    kind = kind_of(data) if dtype is None else as_dtype(dtype)
+    if kind.is_quantised:
+        raise DTypeError(f"tensor: numbers do not become {kind.name}; need Stored.map of its bytes")
+    return given(converted("tensor", array, kind), kind)
+
+
+def given(array: np.ndarray, kind: DType) -> Tensor:
+    """A tensor that holds this array, which nobody else writes."""
+    made = new_tensor(Tensor)
+    made.trace = made.symbol = None
+    made.data, made.shape, made.dtype = array, array.shape, kind
+    return made

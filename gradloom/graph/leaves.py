@@ -1,0 +1,136 @@
+"""Leaves: constants, inputs, settings and parameters, the values whose bytes come from outside of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..base.arguments import as_bool
+from ..base.dtypes import DType, dtype
+from ..base.dtypes import dtype as as_dtype
+from ..base.errors import DTypeError, GraphError, ShapeError
+from .declaration import Spec
+from .declare import op
+from .numbers import constant_array, in_expression
+from .stored import Role, Stored
+from .value import Node, Shape, Value, recording
+
+
+def as_value(x: Any) -> Value:
+    """A value as it is; a number or array becomes a constant (f32 for floats and for one whole number, i32 for integer
+    arrays, u8 for bools).
+
+    Inside of a tape they become an input of what is taken down.
+    """
+    if isinstance(x, Value):
+        return x
+    active = recording.get()
+    return constant(in_expression(x)) if active is None else active.value(x)
+
+
+def constant(data: Any, kind: str | DType | None = None, name: str = "") -> Value:
+    """A constant node holding `data` (copied): f32 for floats, i32 for whole numbers of NumPy and lists of them, u8 for
+    bools, unless `kind` says which; one whole number of Python is a float.
+
+    Raises ShapeError for rows of different lengths, DTypeError for what holds no numbers, is masked, or does not fit.
+    """
+    return _CONSTANT.node((), {"data": constant_array(data, kind, name)}, name).outputs[0]
+
+
+_CONSTANT = op(
+    "constant", inputs="", attrs="data:object", leaf=True, foldable=False,
+    doc="An array known when the graph is built.",
+    shape=lambda data: Spec(data.shape, dtype(data.dtype)),
+    no_gradient="a constant has no gradient", no_samples="a leaf: its bytes come from the graph",
+)  # fmt: skip
+_INPUT = op(
+    "input", inputs="", attrs="key:object extents:ints kind:dtype", leaf=True, foldable=False,
+    doc="An array that the caller feeds.",
+    shape=lambda extents, kind: Spec(extents, kind),
+    no_gradient="an input has no gradient of its own; ask for it with gl.gradients", no_samples="a leaf",
+)  # fmt: skip
+_PARAMETER = op(
+    "parameter", inputs="", attrs="stored:object", leaf=True, foldable=False,
+    doc="An array that outlives the run and that update ops may write.",
+    shape=lambda stored: Spec(stored.shape, stored.dtype),
+    no_gradient="a parameter is where gradients end", no_samples="a leaf",
+)  # fmt: skip
+_SETTING = op(
+    "setting", inputs="", attrs="key:object kind:dtype=f32", leaf=True, foldable=False,
+    doc="A scalar from the settings table (learning rate, step, seed), evaluated ahead of the call.",
+    shape=lambda kind: Spec((), kind),
+    no_gradient="a setting is not differentiated", no_samples="a leaf",
+)  # fmt: skip
+
+
+def input(name: str, shape: Sequence[int] = (), dtype: str | DType = "f32") -> Value:
+    """A value that the caller feeds by name. shape: NumPy order, slowest axis first."""
+    if not isinstance(name, str) or not name:
+        raise GraphError(f"input: name {name!r} is not usable; need a non-empty string")
+    extents = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    if any(not isinstance(e, (int, np.integer)) or e < 0 for e in extents):
+        raise ShapeError(f"input {name}: shape {list(extents)} is not usable; need whole numbers >= 0")
+    if isinstance(dtype, (str, DType)) and as_dtype(dtype).is_quantised:
+        raise DTypeError(f"input {name}: {as_dtype(dtype).name} cannot be fed; need a plain dtype, or Stored.map")
+    return _INPUT.node((), {"key": name, "extents": extents, "kind": dtype}, name).outputs[0]
+
+
+def setting(key: str, kind: str | DType = "f32") -> Value:
+    """A run-time scalar of shape () out of the settings table."""
+    return _SETTING.node((), {"key": key, "kind": kind}, key).outputs[0]
+
+
+class Parameter(Value):
+    """A value whose array outlives the run. `numpy()` copies it out, `assign` replaces it; `trainable` may be set:
+    one that is not trainable is frozen, which no optimiser touches.
+
+    `programs` is where gradloom.eager keeps what it compiled: it goes when the parameter goes.
+    """
+
+    __slots__ = ("programs", "stored")
+
+    def __init__(self, node: Node, index: int, shape: Shape, dtype: DType) -> None:
+        super().__init__(node, index, shape, dtype)
+        self.stored: Stored = node.attrs["stored"]
+        self.programs: Any = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return stored_value, (self.stored,)  # a copy, also in another process, is a leaf of its own
+
+    @property
+    def trainable(self) -> bool:
+        return self.stored.role == "trained"
+
+    @trainable.setter
+    def trainable(self, trainable: bool) -> None:
+        self.stored.set_trainable(as_bool("trainable", trainable))
+
+    def numpy(self) -> np.ndarray:
+        """A copy of the current contents; quantised ones as f32."""
+        return self.stored.numpy()
+
+    def assign(self, data: Any) -> None:
+        """Replace the contents; ShapeError or DTypeError when they do not fit."""
+        self.stored.assign(data)
+
+
+def parameter(data: Any, name: str = "", dtype: str | DType = "f32", trainable: bool = True) -> Parameter:
+    """A trainable array, initialised with `data` (copied)."""
+    role: Role = "trained" if as_bool("parameter: trainable", trainable) else "state"
+    return stored_value(Stored(name, data, dtype, role))
+
+
+def stored_value(stored: Stored) -> Parameter:
+    """The leaf that reads (and, under an update, writes) a stored array."""
+    node = _PARAMETER.node((), {"stored": stored}, stored.name)
+    value = Parameter(node, 0, node.outputs[0].shape, node.outputs[0].dtype)
+    node.outputs = (value,)
+    return value
+
+
+def named(value: Value, name: str) -> Value:
+    """The same value under a name of its own (messages, listings, gradients by name)."""
+    value.node.name = name
+    return value

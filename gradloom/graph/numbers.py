@@ -1,0 +1,60 @@
+"""Numbers of Python and NumPy as the arrays that a graph holds: which dtype they get, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..base.arrays import as_array
+from ..base.dtypes import DType, dtype, f32, i32, u8
+from ..base.errors import DTypeError, ShapeError
+
+
+def kind_of(data: Any) -> DType:
+    """The dtype that a user's numbers get: f32 for floats, i32 for whole numbers, u8 for bools; bytes stay bytes.
+
+    One whole number of Python counts as a float; a NumPy one, as a scalar or in an array of any shape, is a whole
+    number. In an expression (x * n) each counts as a float: see as_value.
+    """
+    array = np.asarray(data)
+    if array.dtype.kind == "b":
+        return u8
+    if array.dtype.kind in "iu" and (array.ndim > 0 or isinstance(data, (np.ndarray, np.generic))):
+        return i32 if array.dtype.itemsize > 1 else dtype(array.dtype)
+    return f32
+
+
+def in_expression(data: Any) -> Any:
+    """Numbers as they count beside values in an expression: one whole number, also of NumPy, is a float."""
+    if isinstance(data, (np.integer, np.ndarray)) and data.ndim == 0 and data.dtype.kind in "iu":
+        return int(data)
+    return data
+
+
+def converted(name: str, array: np.ndarray, kind: DType) -> np.ndarray:
+    """A copy as `kind`; DTypeError for whole numbers beyond a whole-number dtype, which NumPy would wrap in silence."""
+    made = np.array(array, kind.numpy, order="C")
+    if array.dtype.kind in "iu" and array.dtype != made.dtype and not kind.is_float and (made != array).any():
+        info = np.iinfo(made.dtype)
+        raise DTypeError(
+            f"{name}: it holds {array.min()}..{array.max()}; need numbers of {kind.name} ({info.min}..{info.max})"
+        )
+    return made
+
+
+def constant_array(data: Any, kind: str | DType | None = None, name: str = "") -> np.ndarray:
+    """A read-only copy of `data` in the dtype that a constant of it gets; see leaves.constant."""
+    try:
+        array = as_array(f"constant {name}".rstrip(), data)
+    except ValueError:
+        raise ShapeError(f"constant {name}: rows differ in length; need a rectangular array") from None
+    if kind is None:
+        kind = kind_of(data)
+    if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
+        raise DTypeError(f"constant: got {array.dtype} data; need numbers")
+    if dtype(kind).is_quantised:
+        raise DTypeError(f"constant {name}: numbers do not become {dtype(kind).name}; need Stored.map of its bytes")
+    made = converted("constant", array, dtype(kind))
+    made.setflags(write=False)
+    return made

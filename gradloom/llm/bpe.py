@@ -1,0 +1,310 @@
+"""Bpe: stretches of text to ids by merging pairs of pieces; the same ids as llama.cpp gives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..base.errors import DataError, FileError
+from .pretokenizers import ASCII_WORD, CASED, THREES, Pre, kind_of_character
+from .score_merger import ScoreMerger
+from .special_tokens import SpecialTokens
+
+SPACE = "\u2581"  # how SentencePiece writes a space
+
+# Where a long text may be cut without changing its tokens: every pattern of pretokenizers.py ends a word at these
+# places, and looks at nothing beyond them. The first form is preferred.
+_CUT_BPE = re.compile(r"(?<=\w\n)(?=[^\W\d_])|(?<=[^\W\d_])(?= [^\W\d_])")
+_SPM_WORDS = re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+")
+_CUT_SPM = re.compile(f"(?<=[^ {SPACE}])(?=[ {SPACE}])")
+_BLOCK = 1 << 16  # characters that are tokenised as one
+GROUP = 8 * _BLOCK  # characters that go to the package at once, which spreads their blocks over the cores
+_LINE_ENDS = re.compile(r"[\r\n]*")
+_MOST_MERGES = 1 << 27  # characters of all merges of a vocabulary with scores; Llama 2's have 1 million
+
+
+class Bpe:
+    """Text to ids by merging neighbours: byte-level BPE with ranked merges, or SentencePiece's with scores.
+
+    Special tokens and what stands around a text are the Tokenizer's. Most of the work is that of a BPE model of the
+    `tokenizers` package. What is written here is what the package does not know: merges that follow from scores, and
+    texts that are too long to be tokenised at once.
+
+    pieces  the vocabulary; ids: piece -> id
+    unk     the id of what is not in the vocabulary, or None
+    pre     how text is split into words; None: SentencePiece, whose words begin at spaces
+    where   "file: ", for messages
+    """
+
+    def __init__(self, pieces: list[str], ids: dict[str, int], unk: int | None, pre: Pre | None, where: str) -> None:
+        self.pieces, self.ids, self.unk, self.pre, self.where = pieces, ids, unk, pre, where
+        self.vocab_size = len(pieces)
+        self._longest = max(map(len, pieces))
+        self._score_merger: ScoreMerger | None = None  # merges what the package cannot
+        self._pairs: set[str] | None = None  # neighbours inside pieces, where words cannot be told apart
+
+    def load_merges(self, merges: Iterable[str]) -> None:
+        """Byte-level BPE: "left right" each, the first rank first."""
+        from tokenizers import Regex, pre_tokenizers
+
+        assert self.pre is not None
+        ranked: dict[tuple[str, str], None] = {}  # of a merge named twice the first rank counts
+        for text in merges:
+            at = text.find(" ", 1)
+            if at > 0:
+                ranked[text[:at], text[at + 1 :]] = None
+        self._load(ranked, ignore_merges=self.pre.whole_words)
+        splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.pre.patterns]
+        self._hf.pre_tokenizer = pre_tokenizers.Sequence(
+            [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
+
+    def load_scores(self, scores: np.ndarray) -> None:
+        """SentencePiece: every way to put a piece together from two pieces, the highest score first."""
+        from tokenizers import Regex, pre_tokenizers
+
+        if np.isnan(scores).any():
+            at = int(np.flatnonzero(np.isnan(scores))[0])
+            raise FileError(f"{self.where}tokenizer.ggml.scores: entry {at} is not a number; need finite scores")
+        ids = self.ids
+        long = [(i, p) for p, i in ids.items() if len(p) > 1]
+        # Their merges hold each piece once for each way to cut it: no real vocabulary comes near this bound.
+        costly = sum(len(p) ** 2 for _, p in long) > _MOST_MERGES
+        ties: dict[float, set[str]] = {}
+        splits: list[tuple[float, int, int, str, str]] = []
+        for i, piece in [] if costly else long:
+            ways = [k for k in range(1, len(piece)) if _known(piece[:k], ids) and _known(piece[k:], ids)]
+            score = float(scores[i])
+            splits += [(-score, -len(piece), -k, piece[:k], piece[k:]) for k in ways]
+            if ways:
+                ties.setdefault(score, set()).add(piece)
+        splits.sort()
+        self._load(dict.fromkeys((a, b) for *_, a, b in splits), byte_fallback=True)
+        # No piece holds a space behind anything but spaces: then words can be merged one by one.
+        if any(SPACE in piece.lstrip(SPACE) for _, piece in long):
+            self._pairs = {p[k : k + 2] for _, p in long for k in range(len(p) - 1)}
+        else:
+            self._hf.pre_tokenizer = pre_tokenizers.Split(Regex(_SPM_WORDS.pattern), "isolated")
+        # Of tied neighbours the leftmost are merged first, which ranks cannot say; runs of one character excepted,
+        # where the order of ranks above, the longest first, comes to the same. Nor does the package know what to do
+        # with a byte that is no token.
+        tied = any(len(group) > 1 and len(set("".join(group))) > 1 for group in ties.values())
+        if costly or tied or any(f"<0x{byte:02X}>" not in ids for byte in range(256)):
+            self._score_merger = ScoreMerger(ids, scores, self._bytes_of)
+
+    def _load(self, merges: Mapping[tuple[str, str], None], **options: Any) -> None:
+        """self._hf: a BPE model of the package. Parts that are no tokens get ids of their own, above the vocabulary."""
+        from tokenizers import Tokenizer as Model
+        from tokenizers import models
+
+        vocab = self.ids
+        extra = {part: None for a, b in merges for part in (a, b, a + b) if part not in vocab}
+        if extra or not _is_text("".join(self.pieces)):
+            vocab = {p: i for p, i in vocab.items() if _is_text(p)}
+            n = self.vocab_size
+            vocab |= {p: n + k for k, p in enumerate(p for p in extra if _is_text(p))}
+            merges = {(a, b): None for a, b in merges if _is_text(a) and _is_text(b)}
+        self._parts = {i: p for p, i in vocab.items() if i >= self.vocab_size}
+        try:
+            self._hf = Model(models.BPE(vocab, list(merges), **options))
+        except Exception as error:  # the package raises bare Exceptions
+            raise FileError(f"{self.where}the tokenizer's merges cannot be used: {error}") from None
+
+    def blocks(self, text: str) -> Iterator[str]:
+        """The text in blocks, cut where that changes no token."""
+        begin = 0
+        while len(text) - begin > 2 * _BLOCK:
+            cut = self.cut(text, begin, begin + _BLOCK, len(text))
+            yield text[begin:cut]
+            begin = cut
+        yield text[begin:]
+
+    def cut(self, text: str, begin: int, near: int, end: int, known: SpecialTokens | None = None) -> int:
+        """A place in text[begin:end], behind `near` if there is one, where cutting changes no token; else the end."""
+        for start, stop, last in ((near, end, False), (begin + 1, near, True)):
+            cuts = self._cuts(text, start, stop)
+            for at in reversed([*cuts]) if last else cuts:
+                if known is None or not known.covers(text, at):
+                    return at
+        return end
+
+    def _cuts(self, text: str, start: int, stop: int) -> Iterator[int]:
+        if self._pairs is not None:
+            return (k for k in range(start, stop) if text[k - 1 : k + 1].replace(" ", SPACE) not in self._pairs)
+        pattern = _CUT_SPM if self.pre is None else _CUT_BPE
+        return (m.start() for m in pattern.finditer(text, start, stop))
+
+    def encode(self, texts: list[str]) -> list[np.ndarray]:
+        """Ids of each text, i32; about GROUP characters at a time: the package holds 250 bytes for each."""
+        ids: list[np.ndarray] = []
+        group: list[str] = []
+        size = 0
+        for text in texts:
+            if len(text) > 2 * _BLOCK or size + len(text) > GROUP:
+                ids += self.encode_whole(group)
+                group, size = [], 0
+            if len(text) > 2 * _BLOCK:
+                ids.append(self.encode_in_windows(text))
+            else:
+                group.append(text)
+                size += len(text)
+        return ids + self.encode_whole(group)
+
+    def encode_whole(self, texts: list[str]) -> list[np.ndarray]:
+        """Ids of each text, which goes to the package as it is."""
+        if not texts:
+            return []
+        if self._score_merger is not None:
+            words = ([text] if self._pairs is not None else _SPM_WORDS.findall(text) for text in texts)
+            return [id_array(i for word in of_text for i in self._score_merger.encode(word)) for of_text in words]
+        encoded = self._hf.encode_batch_fast(texts, add_special_tokens=False)
+        return [id_array(self._as_bytes(e.ids) if self._parts else e.ids) for e in encoded]
+
+    def encode_in_windows(self, text: str) -> np.ndarray:
+        """Ids of a text without a place to cut it (see _cuts), as of the whole, in windows.
+
+        A window ends where a word ends and nothing behind the window can change that; or inside of a word, at the end
+        of a token, where the next window begins with the token that this one has there. The latter is right for any
+        merging that takes the best pair first, of equal ones the leftmost: two tokens that stand side by side in the
+        result for some text do so in every text that has both, each beside neighbours of which that is true.
+        Where there is neither, the window is doubled.
+        """
+        parts: list[np.ndarray] = []
+        begin, size = 0, max(_BLOCK, 8 * self._longest)
+        now = self._tokens(text[:size])
+        while begin + size < len(text):
+            window = text[begin : begin + size]
+            at = self._word_end(window, now)
+            following = None
+            if not at:
+                at = self._token_end(text, begin, window, now)
+                if at:
+                    start = begin + int(now.ends[at - 1])
+                    following = self._tokens(text[start : start + size])
+                    if (following.ids[0], following.ends[0]) != (now.ids[at], now.ends[at] - now.ends[at - 1]):
+                        at, following = 0, None
+            if not at:
+                size *= 2
+                now = self._tokens(text[begin : begin + size])
+                continue
+            parts.append(id_array(self._as_bytes(now.ids[:at].tolist())))
+            begin += int(now.ends[at - 1])
+            now = following or self._tokens(text[begin : begin + size])
+        return np.concatenate([*parts, id_array(self._as_bytes(now.ids.tolist()))])
+
+    def _tokens(self, text: str) -> _Tokens:
+        if self._score_merger is not None:
+            words = [text] if self._pairs is not None else _SPM_WORDS.findall(text)
+            pieces = [(number, piece) for number, word in enumerate(words) for piece in self._score_merger.merge(word)]
+            given = [(i, len(piece), n) for n, piece in pieces for i in self._score_merger.ids_of(piece)]
+            ends = np.cumsum([0] + [len(piece) for _, piece in pieces])[1:]
+            of = [k for k, (_, piece) in enumerate(pieces) for _ in self._score_merger.ids_of(piece)]
+            starts = ends - [len(piece) for _, piece in pieces]
+            return _Tokens(np.array([g[0] for g in given]), starts[of], ends[of], np.array([g[2] for g in given]))
+        encoded = self._hf.encode(text, add_special_tokens=False)
+        offsets = np.array(encoded.offsets, np.int64).reshape(-1, 2)
+        return _Tokens(np.array(encoded.ids), offsets[:, 0], offsets[:, 1], np.array(encoded.word_ids, dtype=object))
+
+    def _word_end(self, window: str, tokens: _Tokens) -> int:
+        """The number of tokens up to the last end of a word that no text behind the window can change; 0 for none.
+
+        A pattern reads at most four runs of characters of one class behind the end of a word, and of digits three."""
+        if self._pairs is not None:
+            return 0
+        end, runs, kind = len(window), 0, ""
+        while end and runs < 7:
+            end -= 1
+            now = kind_of_character(window[end])
+            if now != kind:
+                runs, kind = runs + 1, now
+        if runs < 7:
+            end = len(window) - 4 if kind == "digit" and runs == 1 else 0
+        for at in range(len(tokens.ids) - 1, 0, -1):
+            if tokens.ends[at - 1] <= end and tokens.words[at] != tokens.words[at - 1]:
+                return at
+        return 0
+
+    def _token_end(self, text: str, begin: int, window: str, tokens: _Tokens) -> int:
+        """The number of tokens up to the end of one in the middle of a word that goes on behind the window, where the
+        rest of the word is a word by itself, and longer than any token; 0 for none.
+
+        The rest is a word where the pattern that takes these characters takes any number of them."""
+        for at in range(np.searchsorted(tokens.ends, len(window) // 2), len(tokens.ids) - 1):
+            place = int(tokens.ends[at - 1]) if at else 0
+            if not place or tokens.starts[at] != place or tokens.words[at - 1] != tokens.words[-1]:
+                continue
+            if self.pre is None:
+                return at
+            patterns = self.pre.patterns
+            cased = patterns[-1].startswith(CASED[:20])
+            kinds = {kind_of_character(c) for c in window[place - 1 :]}
+            if len(window) - place <= self._longest:
+                safe = False
+            elif "line" in kinds:
+                stop = _LINE_ENDS.match(text, begin + place).end()  # type: ignore[union-attr]
+                behind = text[stop : stop + 1]
+                safe = kinds == {"line"} and not behind.isspace() and not (cased and behind == "/")
+            elif "digit" in kinds:
+                safe = len(kinds) == 1 and not any(three in pattern for pattern in patterns for three in THREES)
+            elif "letter" in kinds and cased:
+                safe = False
+            elif not kinds.isdisjoint(("small", "letter")) and ASCII_WORD in patterns[-1]:
+                first = window[tokens.starts[np.searchsorted(tokens.words, tokens.words[-1])]]
+                safe = kinds <= {"small", "letter"} and kind_of_character(first) in ("small", "letter")
+            else:
+                safe = len(kinds) == 1 or kinds == {"small", "letter"}
+            return at if safe else 0
+        return 0
+
+    def _as_bytes(self, ids: list[int]) -> list[int]:
+        """Parts of merges that are no tokens themselves, written in bytes."""
+        done: list[int] = []
+        for i in ids:
+            if i < self.vocab_size:
+                done.append(i)
+            elif self.pre is None:
+                done += self._bytes_of(self._parts[i])
+            else:
+                done += [self.ids[c] for c in self._parts[i] if c in self.ids]
+        return done
+
+    def _bytes_of(self, text: str) -> list[int]:
+        done = []
+        for byte in text.encode():
+            i = self.ids.get(f"<0x{byte:02X}>", self.unk)
+            if i is None:
+                raise DataError(
+                    f"{self.where}{text!r} is not in the vocabulary, which has neither the byte <0x{byte:02X}>"
+                    " nor an unknown token"
+                )
+            done.append(i)
+        return done
+
+
+class _Tokens(NamedTuple):
+    """Tokens of a text: ids (before what stands for bytes is written in them), the characters that they begin and end
+    at, and the numbers of their words."""
+
+    ids: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+    words: np.ndarray
+
+
+def id_array(ids: Iterable[int]) -> np.ndarray:
+    return np.fromiter(ids, np.int32)
+
+
+def _known(part: str, ids: Mapping[str, int]) -> bool:
+    return len(part) == 1 or part in ids
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

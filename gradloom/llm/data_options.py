@@ -1,0 +1,37 @@
+"""Which options each kind of data heeds: an option that changes nothing is refused."""
+
+from __future__ import annotations
+
+from ..base.errors import DataError
+
+# What each kind of data heeds of the options that were given
+_OF_LINES = {"skip_bad_lines"}
+OF_ONE_TEXT = {"special"}
+PAIR_OPTIONS = {"prompt_key", "completion_key", "separator", "as_chat"}  # one of them: lines are pairs
+OF_TEXTS = _OF_LINES | {"text_key", "special"}
+OF_PAIRS = _OF_LINES | {"prompt_key", "completion_key", "separator", "train_on_all", "special"}
+OF_CHATS = _OF_LINES | {"messages_key", "chat_template", "train_on_all"}
+OF_PAIRS_AS_CHATS = _OF_LINES | {"prompt_key", "completion_key", "as_chat", "chat_template", "train_on_all"}
+# option -> (how it is written in Python and as an option of a command, what it needs)
+_NEEDS = {
+    "as_chat": ("as_chat (--as-chat)", "prompts and completions"),
+    "chat_template": (
+        "chat_template (--chat-template)",
+        "messages, or prompts and completions with as_chat (--as-chat)",
+    ),
+    "text_key": ("text_key (--text-key)", "a .jsonl of texts"),
+    "prompt_key": ("prompt_key (--prompt-key)", "prompts and completions"),
+    "completion_key": ("completion_key (--completion-key)", "prompts and completions"),
+    "messages_key": ("messages_key (--messages-key)", "a .jsonl of messages"),
+    "separator": ("separator", "prompts and completions that are no chats"),
+    "train_on_all": ("train_on_all=False (--loss-on assistant)", "completions or chats: of a text all tokens count"),
+    "special": ("special=False", "texts, or prompts and completions: chats are made of special tokens"),
+    "skip_bad_lines": ("skip_bad_lines (--skip-bad-lines)", "a .jsonl"),
+}
+
+
+def check_heeded(where: str, what: str, asked: set[str], heeded: set[str]) -> None:
+    """DataError for the first option that was given and that such data do not heed."""
+    for name, (shown, need) in _NEEDS.items():
+        if name in asked - heeded:
+            raise DataError(f"{where}: {what}, {shown} needs {need}")

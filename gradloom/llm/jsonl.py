@@ -1,0 +1,308 @@
+"""JsonLines: a .jsonl file as samples; each line is a text, a prompt and its completion, or a chat."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ..base.errors import DataError
+from .chat import ChatTemplate
+from .data_options import OF_CHATS, OF_PAIRS, OF_PAIRS_AS_CHATS, OF_TEXTS, PAIR_OPTIONS, check_heeded
+from .samples import Report, Samples, count_of
+
+if TYPE_CHECKING:
+    from .tokenizer import Tokenizer
+
+
+_LINES = 512  # samples that are tokenised at once
+_TEXT_HELD = 1 << 24  # characters that are held before they are tokenised
+_NAMED = 3  # bad lines that a report names
+
+
+class _BadLine(Exception):
+    """A line that is no sample, and why."""
+
+
+# What is tokenised of a line: parts of text, and whether each counts. bos and eos are put around them by the kind.
+_Parts = tuple[list[str], list[bool]]
+
+
+class _Chat(NamedTuple):
+    """A line that the chat template makes parts of."""
+
+    messages: Any
+    tools: Any
+
+
+class JsonLines:
+    """Reads a .jsonl file."""
+
+    def __init__(
+        self,
+        path: str,
+        tokenizer: Tokenizer,
+        separator: str,
+        as_chat: bool,
+        train_on_all: bool,
+        special: bool,
+        chat_template: str | None,
+        skip_bad_lines: bool,
+        asked: set[str],
+    ) -> None:
+        self.path, self.tokenizer = path, tokenizer
+        self.separator, self.as_chat, self.all, self.special = separator, as_chat, train_on_all, special
+        self.template = chat_template
+        self.skip_bad, self.asked = skip_bad_lines, asked
+        self.report = Report(path)
+        self.chat: ChatTemplate | None = None
+        self.tokens: list[np.ndarray] = []
+        self.counted: list[np.ndarray] = []
+
+    def read(self, text_key: str, prompt_keys: list[str], completion_key: str, messages_key: str) -> Samples:
+        take: Callable[[dict[str, Any]], Any] | None = None
+        waiting: list[tuple[int, _Parts | _Chat | _BadLine]] = []
+        line = 0
+        for line, data in self._lines():
+            try:
+                row = _object(data)
+                if take is None:
+                    take = self._decide(row, line, text_key, prompt_keys, completion_key, messages_key)
+                waiting.append((line, take(row)))
+            except _BadLine as error:
+                waiting.append((line, error))
+            if len(waiting) == _LINES or (isinstance(waiting[-1][1], _BadLine) and not self.skip_bad):
+                self._keep_all(waiting)
+                waiting = []
+        self._keep_all(waiting)
+        if not self.tokens:
+            left_out = "; ".join(str(self.report).split("\n")[1:])
+            raise DataError(
+                f"{self.path}: {count_of(line, 'line')}, no sample to train on" + (f"; {left_out}" if left_out else "")
+            )
+        starts = np.concatenate([[0], np.cumsum([len(t) for t in self.tokens])]).astype(np.int64)
+        return Samples(np.concatenate(self.tokens), np.concatenate(self.counted), starts, self.report)
+
+    def _lines(self) -> Iterator[tuple[int, bytes]]:
+        with open(self.path, "rb") as file:
+            for number, data in enumerate(file, 1):
+                bare = (data.removeprefix(codecs.BOM_UTF8) if number == 1 else data).strip()
+                if bare:
+                    yield number, bare
+
+    def _bad(self, line: int, reason: str) -> None:
+        if not self.skip_bad:
+            raise DataError(
+                f"{self.path}:{line}: {reason}; mend the line, or skip such lines (skip_bad_lines=True,"
+                " --skip-bad-lines)"
+            )
+        report = self.report
+        report.bad_lines += 1
+        if report.bad_lines <= _NAMED:
+            report.bad += (f"line {line}: {reason}",)
+        elif report.bad_lines == _NAMED + 1:
+            report.bad += ("...",)
+
+    # -- what a line is ------------------------------------------------------------------------------------------
+
+    def _decide(
+        self,
+        row: dict[str, Any],
+        line: int,
+        text_key: str,
+        prompt_keys: list[str],
+        completion_key: str,
+        messages_key: str,
+    ) -> Callable[[dict[str, Any]], Any]:
+        """What the lines are, by the keys of the first one that can be read, and by those that were given."""
+        report, where = self.report, f"{self.path}:{line}"
+        answers = "all tokens" if self.all else "completions"
+        possible = {
+            "chats": (messages_key in row, {"messages_key"}),
+            "pairs": (completion_key in row and any(k in row for k in prompt_keys), PAIR_OPTIONS),
+            "texts": (text_key in row, {"text_key"}),
+        }
+        kinds = [kind for kind, (there, _) in possible.items() if there]
+        kind = next((kind for kind in kinds if possible[kind][1] & self.asked), kinds[0] if kinds else "")
+        if kind == "chats":
+            check_heeded(where, "is a chat", self.asked, OF_CHATS)
+            report.kind, used = f"chats ({messages_key})", [messages_key, "tools"]
+            answers = "all tokens" if self.all else "the assistant's turns"
+            self._load_template()
+            take = lambda row: self._take_chat(row, messages_key, line)  # noqa: E731
+        elif kind == "pairs":
+            heeded = OF_PAIRS_AS_CHATS if self.as_chat else OF_PAIRS
+            check_heeded(where, "is a prompt and its completion", self.asked, heeded)
+            used = [*prompt_keys, completion_key]
+            report.kind = f"prompts and completions ({', '.join(k for k in used if k in row)})"
+            if self.as_chat:
+                report.kind += ", as chats"
+                self._load_template()
+            take = lambda row: self._take_pair(row, prompt_keys, completion_key, line)  # noqa: E731
+        elif kind == "texts":
+            check_heeded(where, "is a text", self.asked, OF_TEXTS)
+            report.kind, answers, used = f"texts ({text_key})", "all tokens", [text_key]
+            take = lambda row: self._take_text(row, text_key, line)  # noqa: E731
+        else:
+            raise DataError(
+                f"{where}: the keys are {_keys(row)}; need {messages_key}, or"
+                f" {' or '.join(prompt_keys)} with {completion_key}, or {text_key};"
+                " name others by messages_key=, prompt_key=, completion_key=, text_key= (--messages-key, ...)"
+            )
+        report.counts = answers
+        report.unused = tuple(k for k in row if k not in used)
+        return take
+
+    def _load_template(self) -> None:
+        tokenizer = self.tokenizer
+        self.chat = ChatTemplate.of(tokenizer) if self.template is None else ChatTemplate(self.template, tokenizer)
+
+    def _take_text(self, row: dict[str, Any], key: str, line: int) -> _Parts:
+        return [_text(row, key, line)], [True]
+
+    def _take_pair(self, row: dict[str, Any], keys: list[str], completion_key: str, line: int) -> Any:
+        given = [_text(row, key, line) for key in keys if row.get(key) not in (None, "")]
+        completion = _text(row, completion_key, line)
+        if not given and not any(key in row for key in keys):
+            _text(row, keys[0], line)
+        prompt = "\n".join(given)
+        if self.as_chat:
+            return _Chat([{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}], None)
+        if prompt and completion and not prompt[-1].isspace() and not completion[0].isspace():
+            completion = self.separator + completion
+        return [prompt, completion], [False, True]
+
+    def _take_chat(self, row: dict[str, Any], key: str, line: int) -> Any:
+        if key not in row:
+            raise _BadLine(f"the keys are {_keys(row)}; need {key}, as in line {line}")
+        return _Chat(row[key], row.get("tools"))
+
+    def _keep_all(self, waiting: list[tuple[int, _Parts | _Chat | _BadLine]]) -> None:
+        """Take the samples of these lines, and say which are none, in their order."""
+        taken: list[tuple[int, _Parts]] = []
+        size = 0
+        for line, sample in self._split(waiting):
+            if isinstance(sample, _BadLine):
+                self._encode(taken)
+                taken, size = [], 0
+                self._bad(line, str(sample))
+                continue
+            taken.append((line, sample))
+            size += sum(map(len, sample[0]))
+            if size > _TEXT_HELD:
+                self._encode(taken)
+                taken, size = [], 0
+        self._encode(taken)
+
+    def _split(self, waiting: list[tuple[int, _Parts | _Chat | _BadLine]]) -> Iterator[tuple[int, _Parts | _BadLine]]:
+        """Chats among these as parts; all are rendered in few requests."""
+        chats = [(sample.messages, sample.tools) for _, sample in waiting if isinstance(sample, _Chat)]
+        split = iter(()) if self.chat is None else self.chat.split(chats, need_assistant=not self.all)
+        for line, sample in waiting:
+            if not isinstance(sample, _Chat):
+                yield line, sample
+                continue
+            try:
+                parts = next(split)
+            except DataError as error:  # of the template, which no further line could mend
+                raise DataError(f"{self.path}:{line}: {error}") from None
+            yield line, _chat_parts(parts)
+
+    # -- tokens --------------------------------------------------------------------------------------------------
+
+    def _encode(self, waiting: list[tuple[int, _Parts]]) -> None:
+        """Tokenise samples and keep those that have something to learn."""
+        special = self.special or self.chat is not None
+        try:
+            encoded = self.tokenizer.encode_parts([texts for _, (texts, _) in waiting], special)
+        except DataError:
+            if len(waiting) > 1:
+                for one in waiting:
+                    self._encode([one])
+                return
+            try:
+                self.tokenizer.encode_parts([waiting[0][1][0]], special)
+            except DataError as error:
+                self._bad(waiting[0][0], str(error))
+            return
+        for (_, (texts, flags)), ids in zip(waiting, encoded, strict=True):
+            self._keep(*self._around(texts, flags, ids))
+
+    def _around(self, texts: list[str], flags: list[bool], ids: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """(tokens, counted) with what the tokenizer's file wants around a text."""
+        tokenizer = self.tokenizer
+        if self.chat is not None:
+            tokens, written = self.chat.joined(ids, flags, texts[0])
+            return tokens, np.ones(tokens.size, bool) if self.all else written
+        pair = len(texts) == 2
+        first = [tokenizer.bos] if tokenizer.add_bos else []
+        last = [tokenizer.eos] if tokenizer.eos is not None and (pair or tokenizer.add_eos) else []
+        if not pair and not ids[0].size:
+            first, last = [], []
+        tokens = np.concatenate([np.array(first, np.int32), *ids, np.array(last, np.int32)])
+        counted = np.repeat([False, *flags, True], [len(first), *map(len, ids), len(last)])
+        return tokens, counted | self.all
+
+    def _keep(self, tokens: np.ndarray, counted: np.ndarray) -> None:
+        counted[:1] = False  # nothing comes before it
+        which = np.flatnonzero(counted)
+        if tokens.size < 2:
+            self.report.skip("too short: nothing to predict")
+        elif not which.size:
+            self.report.skip("no token that counts")
+        else:  # what follows the last token that counts teaches nothing
+            self.tokens.append(tokens[: which[-1] + 1])
+            self.counted.append(counted[: which[-1] + 1])
+
+
+def _chat_parts(parts: list[tuple[str, bool]] | DataError) -> _Parts | _BadLine:
+    if isinstance(parts, DataError):
+        return _BadLine(str(parts))
+    try:
+        for text, _ in parts:
+            _whole(text, "the chat")
+    except _BadLine as error:
+        return error
+    return [text for text, _ in parts], [written for _, written in parts]
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(data.decode())
+    except UnicodeDecodeError as error:
+        raise _BadLine(f"byte {error.start} of the line is not UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise _BadLine(f"not JSON: {error.msg} at character {error.pos}") from None
+    except ValueError:  # more digits than Python makes a number of
+        raise _BadLine("holds a whole number of thousands of digits; need a shorter one, or a text") from None
+    except RecursionError:
+        raise _BadLine("holds lists or objects in more layers than can be read; need fewer") from None
+    if not isinstance(row, dict):
+        raise _BadLine(f"a JSON {_JSON_NAMES[type(row)]}; need an object with keys")
+    return row
+
+
+_JSON_NAMES = {list: "list", str: "text", int: "number", float: "number", bool: "truth value", type(None): "null"}
+
+
+def _text(row: dict[str, Any], key: str, line: int) -> str:
+    if key not in row:
+        raise _BadLine(f"the keys are {_keys(row)}; need {key}, as in line {line}")
+    if not isinstance(row[key], str):
+        raise _BadLine(f"{key} is a {_JSON_NAMES.get(type(row[key]), 'JSON object')}; need a text")
+    return _whole(row[key], key)
+
+
+def _whole(text: str, what: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise _BadLine(f"{what} holds U+{ord(text[error.start]):04X}, half of a pair; need whole characters") from None
+    return text
+
+
+def _keys(row: dict[str, Any]) -> str:
+    return ascii(", ".join(row))[1:-1][:100] or "none"

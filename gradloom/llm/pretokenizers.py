@@ -1,0 +1,66 @@
+"""How byte-level tokenizers split text into words: the regular expressions that `tokenizer.ggml.pre` names."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA3 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+# Words in which capitals come first, as llama.cpp has them: any letter but a-z, any letter but A-Z
+_UPPER, _LOWER = r"(?:(?=\p{L})[^a-z])", r"(?:(?=\p{L})[^A-Z])"
+THREES = r"\p{N}{1,3}", r"[0-9][0-9][0-9]"  # patterns of digits that do not take any number of them
+ASCII_WORD = "][A-Za-z]+"  # letters that only some letters follow in one word, behind a mark
+CASED = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+END|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*END|DIGITS"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+class Pre(NamedTuple):
+    """How a byte-level tokenizer splits text into words."""
+
+    patterns: tuple[str, ...]  # applied one after the other, each inside the words of the one before
+    whole_words: bool = False  # a word that is a token is taken whole, whatever the merges say
+    add_bos: bool = False  # unless the file says otherwise
+
+
+def _pre_tokenizers() -> dict[str, Pre]:
+    families = {
+        "default": Pre((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
+        "gpt-2 phi-2 mpt olmo exaone4 mellum gigachat a.x-4.0 trillion": Pre((_GPT2,)),
+        "smollm starcoder refact command-r codeshell exaone minerva-7b": Pre((r"\p{N}", _GPT2)),
+        "falcon": Pre((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]")),
+        "llama-bpe llama3 llama-v3 falcon3 lfm2 pixtral midm-2.0": Pre((_LLAMA3,), whole_words=True, add_bos=True),
+        "dbrx smaug-bpe": Pre((_LLAMA3,)),
+        "qwen2 stablelm2 deepseek-r1-qwen megrez kormo hunyuan": Pre((_QWEN2,)),
+        "deepseek-v3": Pre(
+            (
+                r"\p{N}{1,3}",
+                r"[一-龥぀-ゟ゠-ヿ]+",
+                r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+                r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+            )
+        ),
+        "seed-coder": Pre(
+            (_CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",)
+        ),
+        "tekken": Pre((CASED.replace("END", "").replace("DIGITS", r"\p{N}"),), whole_words=True, add_bos=True),
+        "gpt-4o llama4 kanana2": Pre((CASED.replace("END", _CONTRACTIONS + "?").replace("DIGITS", r"\p{N}{1,3}"),)),
+    }
+    return {name: pre for names, pre in families.items() for name in names.split()}
+
+
+PRE_TOKENIZERS = _pre_tokenizers()
+
+
+def kind_of_character(character: str) -> str:
+    """The class of a character, as far as the patterns above tell characters apart."""
+    if "a" <= character <= "z" or "A" <= character <= "Z":
+        return "small" if character >= "a" else "letter"
+    if character.isalpha():
+        return "letter"
+    if character.isnumeric():
+        return "digit"
+    return "space" if character in " \t" else "line" if character.isspace() else "other"

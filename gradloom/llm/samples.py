@@ -1,0 +1,113 @@
+"""Samples: tokens of which some are learned, one sample after the other; the report of what was read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..base.errors import DataError
+from ..data.dataset import split_rows
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass
+class Report:
+    """What was read from a file, what became of it, and what was left out."""
+
+    path: str = ""
+    kind: str = ""  # what a sample is, and from which keys
+    counts: str = ""  # which tokens count
+    unused: tuple[str, ...] = ()  # keys of the first line that are not read
+    samples: int = 0
+    tokens: int = 0
+    counted: int = 0  # tokens whose prediction is learned
+    bad_lines: int = 0
+    bad: tuple[str, ...] = ()  # the first of them: line and reason
+    skipped: dict[str, int] = field(default_factory=dict)  # reason -> samples
+    context: int = 0
+    rows: int = 0
+    padding: float = 0.0  # share of the rows' places that hold no token
+    cut: int = 0  # samples longer than the context
+    cut_tokens: int = 0  # what was left out of them
+
+    def as_dict(self) -> dict[str, Any]:
+        """The numbers by name, as JSON has them."""
+        return {**vars(self), "unused": list(self.unused), "bad": list(self.bad), "skipped": dict(self.skipped)}
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.path}: {self.kind}; {count_of(self.samples, 'sample')}, {count_of(self.tokens, 'token')},"
+            f" {self.counted:,} to learn ({self.counts})"
+        ]
+        if self.rows:
+            lines.append(f"{count_of(self.rows, 'row')} of {self.context} tokens, {self.padding:.1%} padding")
+        if self.unused:
+            lines.append(f"keys not read: {', '.join(self.unused)}")
+        if self.cut:
+            left_out = count_of(self.cut_tokens, "token")
+            lines.append(f"cut to the context: {count_of(self.cut, 'sample')}; {left_out} left out of them")
+        if self.bad_lines:
+            lines.append(f"skipped: {count_of(self.bad_lines, 'bad line')} ({'; '.join(self.bad)})")
+        lines += [f"skipped: {count_of(count, 'sample')}, {reason}" for reason, count in self.skipped.items()]
+        return "\n".join(lines)
+
+    def skip(self, reason: str) -> None:
+        self.skipped[reason] = self.skipped.get(reason, 0) + 1
+
+
+class Samples:
+    """Tokens of samples, one after the other.
+
+    tokens   i32 [n], of all samples
+    counted  bool [n]: whether the prediction of this token is learned; never of a sample's first
+    starts   i64 [samples + 1]: where each sample begins, and the end
+    stream   True for one long text, which pack cuts into windows
+    report   what was read
+    """
+
+    def __init__(
+        self, tokens: np.ndarray, counted: np.ndarray, starts: np.ndarray, report: Report, stream: bool = False
+    ) -> None:
+        self.tokens, self.counted, self.starts = tokens, counted, starts
+        self.stream = stream
+        self.report = replace(report, samples=len(self), tokens=tokens.size, counted=int(counted.sum()))
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+        """(tokens i32, counted bool) of a sample."""
+        i = range(len(self))[i]
+        part = slice(int(self.starts[i]), int(self.starts[i + 1]))
+        return self.tokens[part], self.counted[part]
+
+    def __repr__(self) -> str:
+        return f"Samples({len(self)} of {self.report.path}: {self.report.kind}, {self.tokens.size} tokens)"
+
+    def split(self, val_split: float, seed: int = 0) -> tuple[Samples, Samples]:
+        """(training, validation): one permutation of the samples by the seed, its last share for validation.
+
+        What was skipped while reading is in the report of the first. Raises DataError for one long text.
+        """
+        if self.stream:
+            raise DataError(f"{self.report.path}: one long text is no set of samples; need its windows split, packed")
+        first, last = split_rows(len(self), val_split, seed)
+        told = replace(self.report, bad_lines=0, bad=(), skipped={}, unused=())
+        return self._take(np.sort(first), self.report), self._take(np.sort(last), told)
+
+    def _take(self, which: np.ndarray, report: Report) -> Samples:
+        sizes = np.diff(self.starts)[which]
+        starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        picked = np.zeros(len(self), bool)
+        picked[which] = True  # in the order of the file
+        of_token = np.repeat(picked, np.diff(self.starts))
+        return Samples(self.tokens[of_token], self.counted[of_token], starts, report)
+
+
+def count_of(count: int, what: str) -> str:
+    """1 row, 2 rows."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
