@@ -21,7 +21,7 @@ class FlatArrays:
     pieces     pairs (name, shape); piece i starts on a cache line, gaps between pieces are 0 and stay so
     .numbers   f32 [n], n a multiple of 16
     .pieces    piece i as an array, a view of .numbers
-    .stored    piece i as a Stored, .values piece i as a value for graphs: what a program writes there is seen in .numbers
+    .stored    piece i as a Stored, .values piece i as a value for graphs: .numbers shows what a program writes there
     .offsets   where piece i begins in .numbers
     Raises ShapeError for a negative extent.
     """
