@@ -37,16 +37,15 @@ _operators: dict[str, Callable[..., Value]] = {}
 def user_location() -> str:
     """file:line of the innermost frame outside the package and other installed ones: where the user asked for this."""
     frame = sys._getframe(1)
-    while frame.f_back is not None:
+    while True:
         path = frame.f_code.co_filename
         name = _shown.get(path)
         if name is None:
             ours = path.startswith(_PACKAGE) or "site-packages" in path
             name = _shown[path] = "" if ours else os.path.basename(path)
-        if name:
-            return f"{name}:{frame.f_lineno}"
+        if name or frame.f_back is None:
+            return f"{name or os.path.basename(path)}:{frame.f_lineno}"
         frame = frame.f_back
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 @contextmanager
