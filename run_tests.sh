@@ -1,45 +1,76 @@
 #!/usr/bin/env bash
-# Sets up .venv and passes the tests: formatter, linter, types, the whole suite.
+# Sets up .venv and passes the tests: formatter, linter, types, the whole suite. Prints the seconds of each section.
 #   ./run_tests.sh           what a change needs
 #   ./run_tests.sh --full    also: PyTorch as the oracle, ranks under mpiexec, the suite under each switch, sanitizer builds of the core, its allocations failing
+#   ./run_tests.sh --long    some hours: 100 000 fuzzed inputs of each kind, 10 000 random gradients, 20 minutes of threads, every fault of the system
 #   ./run_tests.sh --client  llama.cpp loads what we write (builds the package llama-cpp-python: some minutes)
 # The environment variable PYTHON chooses the interpreter (python3 by default).
 set -euo pipefail
 cd "$(dirname "$0")"
-full=false
-[ "${1:-}" = "--full" ] && full=true
-
-[ -d .venv ] || "${PYTHON:-python3}" -m venv .venv
-.venv/bin/pip install --quiet --upgrade pip
-extras=test,dev
-$full && extras+=,mpi
-.venv/bin/pip install --quiet -e ".[$extras]"
-$full && .venv/bin/pip install --quiet torch==2.13.0
+mode=${1:-}
+case $mode in
+  "" | --full | --long | --client) ;;
+  *) echo "run_tests.sh: $mode: need --full, --long, --client or nothing" >&2; exit 2 ;;
+esac
 py=.venv/bin/python
 
-if [ "${1:-}" = "--client" ]; then
-  .venv/bin/pip install --quiet -e '.[client]'
-  exec $py -m pytest -q -s tests/client
-fi
+section() {  # NAME COMMAND...
+  local name=$1 begin=$SECONDS
+  shift
+  echo "== $name"
+  "$@"
+  echo "== $name: $((SECONDS - begin)) s"
+}
 
-echo "== format, lint, types"
-.venv/bin/ruff format --check .
-.venv/bin/ruff check .
-.venv/bin/mypy
+set_up() {
+  [ -d .venv ] || "${PYTHON:-python3}" -m venv .venv
+  .venv/bin/pip install --quiet --upgrade pip
+  local extras=test,dev
+  [ "$mode" = --full ] && extras+=,mpi
+  [ "$mode" = --client ] && extras+=,client
+  .venv/bin/pip install --quiet -e ".[$extras]"
+  case $mode in --full | --long) .venv/bin/pip install --quiet torch==2.13.0 ;; esac
+}
 
-echo "== tests"
+lint() {
+  .venv/bin/ruff format --check .
+  .venv/bin/ruff check .
+  .venv/bin/mypy
+}
+
+under_switch() {  # one suite, many configurations: plans and kernels must not care
+  env "$1" $py -m pytest -q -n "$jobs" tests/train tests/nn tests/optim tests/golden tests/eager/test_random_scripts.py \
+    2>.ci-debug.log || { tail -50 .ci-debug.log; exit 1; }
+  rm -f .ci-debug.log
+}
+
+section "set up" set_up
 jobs=$($py -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())')
-$py -m pytest -q -n "$jobs"
 
-if $full; then
-  # One suite, many configurations: plans and kernels must not care.
+case $mode in
+  --client)
+    section "llama.cpp" $py -m pytest -q -s tests/client
+    ;;
+  --long)
+    section "fuzzed files" env FUZZ_CASES=100000 $py -m pytest -q -s -n "$jobs" \
+      tests/fuzz/test_saved_models.py tests/fuzz/test_tables.py tests/fuzz/test_gguf.py
+    section "fuzzed templates" env FUZZ_CASES=100000 $py -m pytest -q -s tests/fuzz/test_templates.py
+    section "fuzzed contents" $py -m tests.fuzz.contents --count 100000
+    section "random gradients" $py -m tests.graph.random_gradients --count 10000 --first 1000
+    section "threads and forks" env STRESS_SECONDS=1200 $py -m pytest -q tests/run/test_threads.py
+    section "faults of the system" bash tests/faults.sh
+    ;;
+  *)
+    section "format, lint, types" lint
+    section "tests" $py -m pytest -q -n "$jobs"
+    ;;
+esac
+
+if [ "$mode" = --full ]; then
   for switch in GRADLOOM_REUSE=0 GRADLOOM_INPLACE=0 GRADLOOM_FUSE=0 GRADLOOM_POISON=1 GRADLOOM_CHECK=2 \
                 GRADLOOM_ISA=scalar GRADLOOM_DEBUG=4; do
-    echo "== tests with $switch"
-    env "$switch" $py -m pytest -q -n "$jobs" tests/train tests/nn tests/optim tests/golden tests/eager/test_random_scripts.py 2>.ci-debug.log || { tail -50 .ci-debug.log; exit 1; }
+    section "tests with $switch" under_switch "$switch"
   done
-  rm -f .ci-debug.log
-  bash tests/sanitize.sh
-  echo "== allocations that fail"
-  bash tests/faults.sh -k native
+  section "sanitizers" bash tests/sanitize.sh
+  section "allocations that fail" bash tests/faults.sh -k native
 fi

@@ -22,7 +22,8 @@ from common import table
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the tests are written as modules
 
 from tests.llm.deep_case import CASES, WAYS, DeepCase
-from tests.llm.twin import Ours, Theirs
+from tests.llm.given_lora import GivenLora
+from tests.llm.torch_lora import TorchLora
 
 MIB = 2**20
 
@@ -58,9 +59,9 @@ def measure(case: DeepCase) -> int:
         )
     for b_std in (0.0, 0.05):
         given = case.arrays(b_std)
-        _, grads = Ours(case.path, given).gradients(*case.batch)
+        _, grads = GivenLora(case.path, given).gradients(*case.batch)
         (_, grads32), (_, grads64) = (
-            Theirs(case.path, given, kind).gradients(*case.batch) for kind in (torch.float32, torch.float64)
+            TorchLora(case.path, given, kind).gradients(*case.batch) for kind in (torch.float32, torch.float64)
         )
         worst = max(noise(g, grads32[name], grads64[name]) for name, g in grads.items())
         what = (

@@ -211,7 +211,7 @@ def serve(name: str, mode: str, length: int, folder: Path, threads: int) -> None
         print(json.dumps({"seconds": time.perf_counter() - began}), flush=True)
     found: dict = {"rss_mib": rss_mib(), "loss": loss}
     if trainer is not None:
-        (compiled,) = trainer._steps.values()
+        (compiled,) = trainer.compiled
         found |= {"profile": profile(compiled.run, step), "planned_mib": compiled.run.plan.peak_bytes / 2**20}
     print(json.dumps(found), flush=True)
 

@@ -35,7 +35,7 @@ def measure(work: str) -> dict:
     compiled = arena().bytes
     for _ in range(2):
         gl.epoch(trainer, data, batch_size=500)
-    plan = next(iter(trainer._steps.values())).run.plan
+    plan = trainer.compiled[0].run.plan
     return {
         "peak": plan.peak_bytes, "lower": plan.lower_bound_bytes, "unshared": plan.unshared_bytes,
         "arena": arena().bytes,

@@ -48,7 +48,7 @@ def main() -> None:
         trainer = gl.Trainer(net, threads=1)
         data = gl.data.Dataset(x, y)
         gl.epoch(trainer, data, batch_size=BATCH)
-        run = next(iter(trainer._steps.values())).run
+        run = trainer.compiled[0].run
         run.profile()
         gl.epoch(trainer, data, batch_size=BATCH)
         for what, least, total in run.timings():

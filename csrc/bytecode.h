@@ -1,4 +1,4 @@
-// tape.h: everything that the native core knows about a program.
+// bytecode.h: everything that the native core knows about a program.
 //
 // A tape is three arrays of plain records, made by gradloom/plan/tape.py and handed over without copying:
 // instructions, arguments, attribute words. A pointer is segment + offset; the segment table gives each

@@ -1,6 +1,6 @@
 // limits.h: the machine's limits, measured beside what is compared with them.
 #pragma once
-#include "tape.h"
+#include "bytecode.h"
 
 namespace gradloom {
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "arena.h"
-#include "tape.h"
+#include "bytecode.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #define GL_ASAN 1

@@ -36,7 +36,10 @@ if TYPE_CHECKING:
     from .train.session import Graph, set_loss
     from .train.trainer import Trainer
 
-__version__ = "0.1.0"
+try:
+    from ._version import version as __version__  # written by the build, from the git tag
+except ImportError:
+    __version__ = "0+source"  # a source tree that is run where it lies
 
 __all__ = [
     "BackendError",

@@ -12,7 +12,7 @@ import pytest
 import gradloom as gl
 from gradloom import GraphError, SettingError, nn
 from gradloom.optim import SGD, Adam, AdamW, schedules
-from tests.llm.small import rows_of, write
+from tests.llm.random_models import rows_of, write
 
 X, Y = np.random.default_rng(0).normal(size=(12, 3)).astype("f4"), np.arange(12) % 2
 

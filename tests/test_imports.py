@@ -84,8 +84,6 @@ def test_imports_point_one_way(path: Path) -> None:
 CIRCLES = [
     {"graph/value.py", "graph/opspec.py"},
     {"optim/clip.py", "optim/state.py", "optim/optimizer.py"},
-    {"train/epoch.py", "train/fit.py", "train/split.py", "train/stopping.py", "train/trainer.py"},
-    {"llm/finetune.py", "llm/plan.py"},
 ]
 
 

@@ -4,7 +4,7 @@
 // window that lies inside x; a NaN counts as largest, the first one of several. A window outside x gives -inf.
 #pragma once
 #include "../simd/simd.h"
-#include "../tape.h"
+#include "../bytecode.h"
 
 namespace gradloom::GL_ISA {
 

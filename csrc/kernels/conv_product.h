@@ -8,7 +8,7 @@
 // With that, stride, padding and dilation exist in the copy and in the offsets only; the inner loops know neither.
 #pragma once
 #include "../simd/simd.h"
-#include "../tape.h"
+#include "../bytecode.h"
 
 namespace gradloom::GL_ISA {
 

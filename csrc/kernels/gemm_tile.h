@@ -5,7 +5,7 @@
 // (`strip[k][width]`, what the packers write) or in place.
 #pragma once
 #include "../simd/simd.h"
-#include "../tape.h"
+#include "../bytecode.h"
 
 namespace gradloom::GL_ISA::gemm {
 

@@ -7,7 +7,7 @@
 // The first part of this file (walks over views, folds of rows and columns) also serves norm.h and loss.h.
 #pragma once
 #include "../simd/simd.h"
-#include "../tape.h"
+#include "../bytecode.h"
 
 namespace gradloom::GL_ISA {
 

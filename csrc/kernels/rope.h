@@ -1,7 +1,7 @@
 // rope.h: rotary positions. The angles of a token are computed once and shared by its heads.
 #pragma once
 #include "../simd/math.h"
-#include "../tape.h"
+#include "../bytecode.h"
 
 namespace gradloom::GL_ISA::rope {
 

@@ -3,7 +3,7 @@
 // looked at; everything is dense.
 #pragma once
 #include "../simd/simd.h"
-#include "../tape.h"
+#include "../bytecode.h"
 
 namespace gradloom::GL_ISA::update {
 

@@ -2,7 +2,7 @@
 // loop, called for runs of elements that lie dense in the output.
 #pragma once
 #include "../simd/simd.h"
-#include "../tape.h"
+#include "../bytecode.h"
 
 namespace gradloom::GL_ISA {
 

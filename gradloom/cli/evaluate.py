@@ -55,8 +55,8 @@ def evaluate(
         text_key, prompt_key, completion_key, messages_key, as_chat, chat_template, loss_on, skip_bad_lines
     )
     from ..llm.evaluate import evaluate as measure
-    from ..llm.finetune import read_rows
     from ..llm.model import load
+    from ..llm.rows import read_rows
     from ..train.display import duration, rate
 
     loaded = load(model)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..base import memory
 from ..base.memory import resident_peak, show_bytes
 from .common import (
     Exchange,
@@ -161,7 +160,6 @@ def _prepare(
     from ..files import claim
     from ..llm.finetune import Run
     from ..llm.model import load
-    from ..llm.plan import check_trained, plan_of
     from ..parallel.agree import agreed, is_root
 
     ranks = settings["parallel"]
@@ -172,8 +170,6 @@ def _prepare(
             claimed.enter_context(claim(place, is_folder=Path(place).suffix == ""))
         loaded = load(model)
         given: Any = adapter_for(loaded, *adapter, **made)
-        there = memory.memory()
-        check_trained(loaded, given)
     run = Run(loaded, data, given, data_options=options, **settings)
     say(f"{model}: {loaded.config}")
     for report in run.data.reports:
@@ -182,7 +178,7 @@ def _prepare(
     if adapter[3] is not None:
         say(f"a new run from the weights of {adapter[3]}: optimiser, schedule and order of rows begin anew")
     run.prepare()
-    planned = plan_of(run, there)
+    planned = run.memory()
     columns([(f"  {name}", text) for name, text in planned.lines()], sys.stderr)
     with agreed(ranks):
         planned.check()
@@ -212,8 +208,8 @@ def _announce(run: Run) -> None:
     say(run.table)
     say(
         f"{plural(run.steps_total, 'step')} of {plural(run.batch_size, 'row')} of {run.context} tokens"
-        f" ({run.micro_batch_size} at a time); {plural(len(run.val_rows), 'row')} for validation; rate {run.lr:g},"
-        f" {run.schedule}; seed {run.seed}"
+        f" ({run.micro_batch_size} at a time); {plural(len(run.val_rows), 'row')} for validation; rate "
+        f"{run.settings.lr:g}, {run.settings.schedule}; seed {run.settings.seed}"
     )
 
 

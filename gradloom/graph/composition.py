@@ -4,6 +4,7 @@
         shape       build it on values of these shapes and read off the results
         reference   build it and apply each of its ops' references to arrays
         vjp         build it on the node's inputs and differentiate it
+        fall-back   build it in place of the node, for a backend without its kernel (transform/expand.py)
 
 An op that states a shape rule, a reference or a vjp of its own beside its composition uses that one: for
 messages of its own, as an independent check, and where a fused backward op exists.
@@ -12,6 +13,7 @@ messages of its own, as an independent check, and where a fused backward op exis
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,7 @@ from .declaration import Attr, Rule, Slot, Spec, called_with, wanted
 from .grad import gradients
 from .graph import reachable
 from .opspec import REGISTRY
-from .value import Node, Value, builds_graphs
+from .value import Node, Value, builds_graphs, scope
 
 
 def as_results(made: Any) -> tuple[Any, ...]:
@@ -99,6 +101,21 @@ class Composition:
 
     def _names(self) -> list[str]:
         return [s.name for s in self.inputs] + [a.name for a in self.attrs]
+
+
+def composed(node: Node, inputs: Sequence[Value | None]) -> tuple[Value, ...]:
+    """The outputs of a node from these inputs by its op's composition; the new nodes carry its name and its line."""
+    with scope(node.name) if node.name else nullcontext():
+        results = as_results(node.op.call("composition", node.attrs | node.op.bind_inputs(inputs)))
+    given = {v.node for v in inputs if v is not None}
+    todo = [v.node for v in results]
+    while todo:
+        made = todo.pop()
+        if made not in given:
+            given.add(made)
+            made.where = node.where
+            todo.extend(v.node for v in made.inputs if v is not None)
+    return results
 
 
 def _placeholder(spec: Spec) -> Value:

@@ -9,7 +9,6 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from typing import Literal
 
 import numpy as np
@@ -36,36 +35,19 @@ def addressable(shape: Sequence[int], item_bytes: int) -> bool:
 
 def aligned_empty(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
     """An uninitialised array that starts on a cache line."""
+    return _aligned(np.empty, shape, kind)
+
+
+def aligned_zeros(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
+    """Zeros that start on a cache line; pages that nobody touches take no memory."""
+    return _aligned(np.zeros, shape, kind)
+
+
+def _aligned(make: Callable[..., np.ndarray], shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
     bytes_needed = math.prod(shape) * kind.itemsize
-    raw = np.empty(bytes_needed + ALIGNMENT, np.uint8)
+    raw = make(bytes_needed + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + bytes_needed].view(kind).reshape(shape)
-
-
-_sketching: ContextVar[bool] = ContextVar("sketching", default=False)
-
-
-@contextlib.contextmanager
-def sketched() -> Iterator[None]:
-    """Inside, new Stored arrays get a shape and no contents, so that they take no memory: for plans of what may not
-    fit. They must not be run."""
-    token = _sketching.set(True)
-    try:
-        yield
-    finally:
-        _sketching.reset(token)
-
-
-def sketching() -> bool:
-    """Inside of `sketched`."""
-    return _sketching.get()
-
-
-def stored_empty(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
-    """An uninitialised array for a Stored; inside of `sketched` one element stands for all, which take no memory."""
-    if sketching():
-        return np.lib.stride_tricks.as_strided(np.zeros(1, kind), shape, [0] * len(shape))
-    return aligned_empty(shape, kind)
 
 
 # Eager computing is lazy: what reads an array may still be outstanding when the array is about to be written, and a
@@ -179,9 +161,12 @@ class Stored:
     this among its parameters. serial: counts the arrays in the order in which they were made. array: the memory itself,
     for graph/stored.py, run/ and files/ alone; of a quantised dtype it holds the bytes of the blocks. Everybody else
     calls `read` and `write`.
+
+    Contents that follow from a rule take no memory before somebody reads or writes them: those of `deferred`, and one
+    number for all (np.broadcast_to). So a step of any size is built, planned and proved without its arrays.
     """
 
-    __slots__ = ("array", "check", "dtype", "has_optimizer", "name", "role", "serial", "shape", "version")
+    __slots__ = ("_make", "array", "check", "dtype", "has_optimizer", "name", "role", "serial", "shape", "version")
 
     def __init__(self, name: str, data: object, kind: str | DType = "f32", role: Role = "state") -> None:
         given = _numbers(name, data, kind)
@@ -193,19 +178,58 @@ class Stored:
         self.has_optimizer = False
         self.version = 0
         self.check: Callable[[], object] | None = None
-        self.array = stored_empty(given.shape, self.dtype.numpy)
-        if not sketching():
-            self.array[...] = given
+        self._make: Callable[[], np.ndarray] | None = None
+        self.array: np.ndarray
+        if given.size > 1 and not any(given.strides):
+            number = given.flat[0]
+            self._make = lambda: np.broadcast_to(number, self.shape)
+        else:
+            self.array = self._own(given)
+
+    def _own(self, data: np.ndarray) -> np.ndarray:
+        """Memory of its own with these contents."""
+        array = aligned_empty(self.shape, self.dtype.numpy)
+        array[...] = data
+        return array
+
+    @classmethod
+    def deferred(
+        cls, name: str, shape: Sequence[int], make: Callable[[], np.ndarray], kind: str | DType = "f32",
+        role: Role = "state",
+    ) -> Stored:  # fmt: skip
+        """An array whose contents `make` gives when somebody first reads or writes it, under the lock of the memory.
+
+        What `make` gives is taken as the memory itself where it is of this dtype, aligned, without gaps and writable,
+        else copied.
+        """
+        stored = cls.__new__(cls)
+        stored.serial = next_serial()
+        stored.name, stored.dtype, stored.role, stored.version = name, dtype(kind), role, 0
+        stored.shape, stored.check, stored.has_optimizer = tuple(shape), None, False
+        stored._make = make
+        return stored
+
+    def __getattr__(self, name: str) -> np.ndarray:
+        """`array`, where it is not made yet."""
+        if name != "array":
+            raise AttributeError(name)
+        with locks.memory:
+            if self._make is not None:
+                data = self._make()
+                fits = data.dtype == self.dtype.numpy and data.flags.carray and not data.ctypes.data % ALIGNMENT
+                self.array, self._make = data if fits else self._own(data), None
+        return self.array
 
     @classmethod
     def wrap(cls, name: str, array: np.ndarray, role: Role) -> Stored:
         """Stand for an array that exists already, without copying it (a data set, a piece of a larger array)."""
-        if not sketching() and not (array.flags.c_contiguous and array.flags.aligned):
+        if not (array.flags.c_contiguous and array.flags.aligned):
             raise ShapeError(f"{name}: an array with gaps cannot be read in place; need a C-contiguous one")
         stored = cls.__new__(cls)
         stored.serial = next_serial()
         stored.name, stored.dtype, stored.role, stored.version = name, dtype(array.dtype), role, 0
         stored.array, stored.shape, stored.check, stored.has_optimizer = array, array.shape, None, False
+        stored._make = None
         return stored
 
     @classmethod
@@ -245,8 +269,8 @@ class Stored:
 
     @property
     def bytes(self) -> int:
-        """How many bytes it takes."""
-        return self.array.nbytes
+        """How many bytes it takes, once it is made."""
+        return self.dtype.bytes_of(math.prod(self.shape))
 
     @property
     def address(self) -> int:

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
@@ -51,12 +51,22 @@ def user_location() -> str:
 @contextmanager
 def scope(name: str) -> Iterator[None]:
     """Nodes made inside are called name.op; scopes nest with dots. Modules use it."""
-    outer = _scope.get()
-    token = _scope.set(f"{outer}.{name}" if outer else name)
+    outer = enter_scope(name)
     try:
         yield
     finally:
-        _scope.reset(token)
+        leave_scope(outer)
+
+
+def enter_scope(name: str) -> Token[str]:
+    """The scope of this name inside the current one; what it answers goes to leave_scope."""
+    outer = _scope.get()
+    return _scope.set(f"{outer}.{name}" if outer else name)
+
+
+def leave_scope(outer: Token[str]) -> None:
+    """Back to the scope that was current at enter_scope."""
+    _scope.reset(outer)
 
 
 def current_scope() -> str:

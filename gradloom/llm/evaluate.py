@@ -25,9 +25,9 @@ from .arguments import adapter_of
 from .model import model_of
 
 if TYPE_CHECKING:
-    from .finetune import Rows
     from .model import Adapter, Model
     from .packing import TokenData
+    from .rows import Rows
 
 TOKENS = 512  # that go through at once, about
 LOGITS = 64  # rows of logits that are held at once
@@ -70,7 +70,7 @@ def evaluate(
     Raises DataError for data without a token that counts.
     """
     from ..train.arguments import check_batch
-    from .finetune import Rows, check_rows, read_rows
+    from .rows import Rows, check_rows, read_rows
 
     model = model_of(model, "evaluate")
     bound = adapter_of(adapter, model, "evaluate")

@@ -24,7 +24,7 @@ from ..base.errors import DTypeError, FileError, SettingError
 from ..data.dataset import generator
 from ..files import refuse_input
 from ..graph.leaves import Parameter, stored_value
-from ..graph.stored import Stored, copies, sketching
+from ..graph.stored import Stored, copies
 from ..graph.value import Value, scope
 from .model import model_of
 
@@ -129,7 +129,8 @@ class LoRA:
         adapter = cls(max(ranks), targets=tuple(found.pairs), rslora=found.rslora)
         adapter.alpha = found.alpha / math.sqrt(adapter.rank) if found.rslora else found.alpha
         for name, (a, b) in found.pairs.items():
-            adapter._set(name, a, b)
+            arrays = ((f"{name}.lora_a", a), (f"{name}.lora_b", b))
+            adapter._set(name, *(Stored(at, array, "f32", "trained") for at, array in arrays))
         adapter.bind(model)
         return adapter
 
@@ -202,20 +203,23 @@ class LoRA:
         a_shape, b_shape = (
             ((n_out, self.rank), (n_in, self.rank)) if rows_of_a else ((self.rank, n_in), (n_out, self.rank))
         )
-        zeros_a, zeros_b = (np.broadcast_to(np.float32(0), shape) for shape in (a_shape, b_shape))
-        if sketching():  # for a plan: nothing is drawn
-            self._set(name, zeros_a, zeros_b)
-            return
-        rng = generator(self.seed, _STREAM, zlib.crc32(name.encode()))
-        if rows_of_a:
-            self._set(name, zeros_a, rng.standard_normal(b_shape))
-        else:
-            bound = 1 / math.sqrt(n_in)  # kaiming_uniform(a=sqrt(5))
-            self._set(name, rng.uniform(-bound, bound, a_shape), zeros_b)
+        zeros = np.broadcast_to(np.float32(0), a_shape if rows_of_a else b_shape)
 
-    def _set(self, name: str, a: np.ndarray, b: np.ndarray) -> None:
-        self.a[name] = stored_value(Stored(f"{name}.lora_a", a, "f32", "trained"))
-        self.b[name] = stored_value(Stored(f"{name}.lora_b", b, "f32", "trained"))
+        def draw() -> np.ndarray:
+            rng = generator(self.seed, _STREAM, zlib.crc32(name.encode()))
+            if rows_of_a:
+                return rng.standard_normal(b_shape)
+            bound = 1 / math.sqrt(n_in)  # kaiming_uniform(a=sqrt(5))
+            return rng.uniform(-bound, bound, a_shape)
+
+        a, b = f"{name}.lora_a", f"{name}.lora_b"
+        if rows_of_a:
+            self._set(name, Stored(a, zeros, "f32", "trained"), Stored.deferred(b, b_shape, draw, "f32", "trained"))
+        else:
+            self._set(name, Stored.deferred(a, a_shape, draw, "f32", "trained"), Stored(b, zeros, "f32", "trained"))
+
+    def _set(self, name: str, a: Stored, b: Stored) -> None:
+        self.a[name], self.b[name] = stored_value(a), stored_value(b)
 
     def _check_fits(self, model: Model) -> None:
         possible = adaptable(model)
@@ -310,7 +314,7 @@ class TrainedTensors:
             if self._model is not None:
                 raise SettingError(f"trained tensors: belong to {self._model.path}; need that model")
             for name in self.choose(model):
-                self.arrays[name] = stored_value(Stored(name, model.array(name), "f32", "trained"))
+                self.arrays[name] = stored_value(_copied(model, name))
             self._model = model
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -355,6 +359,11 @@ class TrainedTensors:
     @property
     def parameter_count(self) -> int:
         return sum(p.size for p in self.arrays.values())
+
+
+def _copied(model: Model, name: str) -> Stored:
+    """A tensor of the model as an array that trains: copied when it is first used."""
+    return Stored.deferred(name, model.weights[name].shape, lambda: model.array(name), "f32", "trained")
 
 
 def files_of_adapter(path: str | os.PathLike[str]) -> list[Path]:

@@ -7,24 +7,22 @@ allocated, and no weight is read.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..base import memory
 from ..base.errors import SettingError
 from ..base.memory import Memory, need_memory, show_bytes
-from ..graph.stored import Stored, addressable, sketched
-from ..train.arguments import check_batch
-from .arguments import refuse_settings
+from ..graph.stored import Stored, addressable
+from ..train.source import PlannedSource
+from .arguments import adapter_of, refuse_settings
 from .lora import LoRA, TrainedTensors
-from .model import model_of
-
-if TYPE_CHECKING:
-    from .finetune import Run
-    from .model import Adapter, Model
-
+from .model import Adapter, Model, model_of
+from .rows import CONTEXT
+from .tuning import Tuning, taken
 
 FEWER_TRAINED = "need fewer trained tensors: --method lora, a smaller --rank, fewer --targets"
 
@@ -124,58 +122,54 @@ class MemoryPlan:
 def plan(
     model: Model | str | os.PathLike[str], adapter: Adapter | str | os.PathLike[str] | None = None, **settings: Any
 ) -> MemoryPlan:
-    """The memory that `finetune` would need with these settings (see finetune.Run) and a single batch of data.
+    """The memory that `finetune` would need with these settings (see Settings) and a single batch of data.
 
     finetune holds all rows of its data: about 12 bytes a token more.
     model, adapter: objects, or the paths of their files.
     Raises SettingError for settings that finetune refuses.
     """
-    from .finetune import Rows, Run
-
     model = model_of(model, "plan")
     refuse_settings(settings, "plan", ("on_epoch", "on_progress", "val_split", "data_options", "backend"))
     context = settings.pop("context", None)
     limit = model.config.context_length
-    length = min(512, limit) if context is None else context
+    length = min(CONTEXT, limit) if context is None else context
     if not isinstance(length, (int, np.integer)) or not 2 <= length <= limit:
         raise SettingError(f"context={context!r} is not usable; need 2 to {limit}, the model's context")
-    length, rows = int(length), settings.get("batch_size", 4)
-    check_batch(rows)
+    asked, ranks, exchange, options = taken(settings, plan)
+    rows, length = asked.batch_size, int(length)
     if not addressable((rows, 2, length), 4):
         raise SettingError(f"batch_size={rows} is not usable with {length} tokens per row; need fewer than 2^63 bytes")
-    ids, numbers = np.broadcast_to(np.int32(0), (rows, length)), np.broadcast_to(np.int64(0), rows)
-    data = Rows(ids, ids, ids, numbers, numbers[:0])
-    with sketched():
-        run = Run(model, data, adapter, backend="null", val_split=0.0, **settings)
-        run.prepare()
-        return plan_of(run)
+    trained = asked.adapter(adapter_of(adapter, model, "finetune"))
+    tuning = Tuning(model, trained, asked, rows, 0, length, ranks, exchange, backend="null", **options)
+    tuning.compile(PlannedSource(rows, (2, length), (length,)))
+    return memory_of(tuning)
 
 
 def check_trained(model: Model, adapter: Adapter) -> None:
     """SettingError when the arrays that train, and AdamW's moments, are more than there is memory: before any of them
     is made."""
-    if not isinstance(adapter, (LoRA, TrainedTensors)):
-        return
-    need = 3 * adapter.trained_bytes(model)
-    need_memory(need, f"plan: {show_bytes(need)} of memory are needed to train these tensors", FEWER_TRAINED)
+    if isinstance(adapter, (LoRA, TrainedTensors)):
+        need = 3 * adapter.trained_bytes(model)
+        need_memory(need, f"plan: {show_bytes(need)} of memory are needed to train these tensors", FEWER_TRAINED)
 
 
-def plan_of(run: Run, there: Memory | None = None) -> MemoryPlan:
-    """The memory of a run that is prepared; there: the memory before it."""
-    plans = run.trainer.plans
+def memory_of(tuning: Tuning, there: Memory | None = None) -> MemoryPlan:
+    """The memory of steps that are compiled; there: the memory before them."""
+    trainer, model = tuning.trainer, tuning.model
+    plans = trainer.plans
     largest = max(plans, key=lambda p: p.peak_bytes)
-    trained = {p.stored for p in run.adapter.parameters().values()}
-    state = {p.stored for arrays in run.trainer.state.values() for p in arrays.values()}
-    split = run.trainer.split
+    trained = {p.stored for p in tuning.adapter.parameters().values()}
+    state = {p.stored for arrays in trainer.state.values() for p in arrays.values()}
+    split = trainer.split
     exchanged = [] if split is None else [s for flat in split.flats for s in flat.stored]
-    sums = {*run.trainer.accumulators, *exchanged}
+    sums = {*trainer.accumulators, *exchanged}
     touched = {s for p in plans for s in p.bytecode.stored}
-    weights = {s for s in touched if _is_mapped(s, run.model)}
-    inputs = touched - weights - trained - state - sums - set(run.model.weights.values())
+    weights = {s for s in touched if s.check is not None and model.weights.get(s.name) is s}
+    inputs = touched - weights - trained - state - sums - set(model.weights.values())
     there = memory.memory() if there is None else there
     return MemoryPlan(
         weights=_bytes(weights),
-        copies=run.model.copied_bytes,
+        copies=model.copied_bytes,
         trained=_bytes(trained),
         state=_bytes(state),
         gradients=_bytes(sums) + (0 if split is None else split.reduction_bytes),
@@ -190,9 +184,5 @@ def plan_of(run: Run, there: Memory | None = None) -> MemoryPlan:
     )
 
 
-def _is_mapped(stored: Stored, model: Model) -> bool:
-    return stored.check is not None and model.weights.get(stored.name) is stored
-
-
-def _bytes(stored: set[Stored]) -> int:
+def _bytes(stored: Iterable[Stored]) -> int:
     return sum(s.bytes for s in stored)

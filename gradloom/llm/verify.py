@@ -125,7 +125,7 @@ class _Verifier:
     def __init__(self, run: Run, step: Any, chosen: Switches, on_check: Callable[[Check], None] | None) -> None:
         self.run, self.step, self.chosen, self.on_check = run, step, chosen, on_check
         self.program = rewrite(gather(step.outputs, step.updates))
-        self.numbers = {"position": 0, **random_settings(run.seed, 1), "keep": 0.0} | run.optimizer.at(0, 0)
+        self.numbers = {"position": 0, **random_settings(run.settings.seed, 1), "keep": 0.0} | run.optimizer.at(0, 0)
         plan = step.run.plan
         counted = int((run.data.labels[run.first_order()[: run.batch_size]] >= 0).sum())
         self.result = Verification(counted, len(plan.order.steps), plan.peak_bytes, plan.unshared_bytes)

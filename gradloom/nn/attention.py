@@ -14,7 +14,7 @@ from ..base.dtypes import f32, u8
 from ..base.errors import DTypeError, ShapeError
 from ..graph.leaves import as_value, constant
 from ..graph.value import Value, describe
-from .layers import Dropout, Linear, _positive
+from .layers import Dropout, Linear, need_positive
 from .module import Module, filled, uniform
 
 
@@ -43,7 +43,7 @@ class MultiheadAttention(Module):
     ) -> None:
         super().__init__()
         kv_heads = heads if kv_heads is None else kv_heads
-        _positive("MultiheadAttention", features=features, heads=heads, kv_heads=kv_heads)
+        need_positive("MultiheadAttention", features=features, heads=heads, kv_heads=kv_heads)
         if features % heads or heads % kv_heads:
             raise ShapeError(
                 f"MultiheadAttention: features={features}, heads={heads}, kv_heads={kv_heads} do not fit; "
@@ -57,7 +57,7 @@ class MultiheadAttention(Module):
         self.value = _projection(features, kv_heads * self.depth, bias)
         self.out = Linear(features, features, bias=bias)
         if self.out.bias is not None:
-            self.out._inits[self.out.bias.stored] = filled(0.0)
+            self.out.draw_with(self.out.bias, filled(0.0))
         self.dropout = Dropout(dropout)
 
     def forward(self, q: Value, k: Value | None = None, v: Value | None = None, mask: object | None = None) -> Value:
@@ -134,9 +134,9 @@ class MultiheadAttention(Module):
 def _projection(n_in: int, n_out: int, bias: bool) -> Linear:
     """A linear layer that begins as PyTorch's packed one does."""
     made = Linear(n_in, n_out, bias=bias)
-    made._inits[made.weight.stored] = uniform(math.sqrt(6 / (4 * n_in)))
+    made.draw_with(made.weight, uniform(math.sqrt(6 / (4 * n_in))))
     if made.bias is not None:
-        made._inits[made.bias.stored] = filled(0.0)
+        made.draw_with(made.bias, filled(0.0))
     return made
 
 

@@ -45,7 +45,7 @@ def _pair(value: int | Sequence[int]) -> tuple[int, int]:
     return (int(value), int(value)) if isinstance(value, (int, np.integer)) else (int(value[0]), int(value[1]))
 
 
-def _positive(layer: str, **sizes: int) -> None:
+def need_positive(layer: str, **sizes: int) -> None:
     for name, size in sizes.items():
         if not isinstance(size, (int, np.integer)) or size < 1:
             raise ShapeError(f"{layer}: {name}={size!r} is not usable; need a whole number of at least 1")
@@ -59,7 +59,7 @@ class Linear(Module):
 
     def __init__(self, n_in: int, n_out: int, activation: str | None = None, bias: bool = True) -> None:
         super().__init__()
-        _positive("Linear", n_in=n_in, n_out=n_out)
+        need_positive("Linear", n_in=n_in, n_out=n_out)
         self.n_in, self.n_out, self.activation = n_in, n_out, activation
         self.act = _activation(activation)
         bound = 1 / math.sqrt(n_in)
@@ -91,7 +91,7 @@ class Conv2d(Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        _positive("Conv2d", channels_in=channels_in, channels_out=channels_out)
+        need_positive("Conv2d", channels_in=channels_in, channels_out=channels_out)
         self.kernel, self.stride, self.padding, self.dilation = _pair(kernel), stride, padding, dilation
         self.act = _activation(activation)
         bound = 1 / math.sqrt(channels_in * math.prod(self.kernel))
@@ -142,7 +142,7 @@ class BatchNorm(Module):
 
     def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
         super().__init__()
-        _positive("BatchNorm", channels=channels)
+        need_positive("BatchNorm", channels=channels)
         self.eps, self.momentum = eps, momentum
         self.weight = self.parameter((channels,), filled(1.0))
         self.bias = self.parameter((channels,), filled(0.0))
@@ -173,7 +173,7 @@ class LayerNorm(Module):
 
     def __init__(self, features: int, eps: float = 1e-5) -> None:
         super().__init__()
-        _positive("LayerNorm", features=features)
+        need_positive("LayerNorm", features=features)
         self.eps = eps
         self.weight = self.parameter((features,), filled(1.0))
         self.bias = self.parameter((features,), filled(0.0))
@@ -187,7 +187,7 @@ class RMSNorm(Module):
 
     def __init__(self, features: int, eps: float = 1e-5) -> None:
         super().__init__()
-        _positive("RMSNorm", features=features)
+        need_positive("RMSNorm", features=features)
         self.eps = eps
         self.weight = self.parameter((features,), filled(1.0))
 
@@ -216,7 +216,7 @@ class Embedding(Module):
 
     def __init__(self, count: int, features: int) -> None:
         super().__init__()
-        _positive("Embedding", count=count, features=features)
+        need_positive("Embedding", count=count, features=features)
         self.weight = self.parameter((count, features), normal())
 
     def forward(self, ids: Value) -> Value:

@@ -16,7 +16,7 @@ from ..base.arrays import as_array
 from ..base.errors import DTypeError, GraphError, ShapeError
 from ..graph.leaves import Parameter, stored_value
 from ..graph.stored import Role, Stored, addressable, copies, replace
-from ..graph.value import _scope
+from ..graph.value import enter_scope, leave_scope
 
 Init = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
@@ -134,6 +134,10 @@ class Module:
         _changes = object()
         return value
 
+    def draw_with(self, parameter: Parameter, init: Init) -> None:
+        """A parameter that this module has declared begins with what `init` draws."""
+        self._inits[parameter.stored] = init
+
     def __setattr__(self, name: str, value: Any) -> None:
         global _changes
         if name not in _OWN:
@@ -186,7 +190,7 @@ class Module:
                 todo += reversed([child for _, child in module.children()])
         return iter(seen)
 
-    def _named_stored(self) -> Iterator[tuple[str, Parameter, Init | None]]:
+    def named_stored(self) -> Iterator[tuple[str, Parameter, Init | None]]:
         """(path, parameter or buffer, its initialisation if it has one), each once.
 
         GraphError for a parameter that was made and not assigned, and for two parameters of one path.
@@ -241,11 +245,11 @@ class Module:
 
     def named_parameters(self) -> dict[str, Parameter]:
         """Dotted name -> trainable parameter."""
-        return {n: p for n, p, _ in self._named_stored() if p.trainable}
+        return {n: p for n, p, _ in self.named_stored() if p.trainable}
 
     def named_buffers(self) -> dict[str, Parameter]:
         """Dotted name -> stored array that no optimiser touches."""
-        return {n: p for n, p, _ in self._named_stored() if not p.trainable}
+        return {n: p for n, p, _ in self.named_stored() if not p.trainable}
 
     def parameters(self) -> list[Parameter]:
         return list(self.named_parameters().values())
@@ -268,7 +272,7 @@ class Module:
 
     def _draw(self, seed: int, wanted: Callable[[Parameter], bool]) -> Module:
         with locks.building:  # of two threads that use a new model one draws all parameters
-            for i, (name, parameter, init) in enumerate(self._named_stored()):
+            for i, (name, parameter, init) in enumerate(self.named_stored()):
                 parameter.stored.name = parameter.node.name = name
                 if init is not None and wanted(parameter):
                     rng = np.random.Generator(np.random.Philox(key=[seed % (1 << 64), i]))
@@ -278,12 +282,12 @@ class Module:
     def state_dict(self) -> dict[str, np.ndarray]:
         """Dotted name -> copy of every parameter and buffer."""
         self.ensure_init()
-        named = {name: p.stored for name, p, _ in self._named_stored()}
+        named = {name: p.stored for name, p, _ in self.named_stored()}
         return dict(zip(named, copies(named.values()), strict=True))
 
     def load_state_dict(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Assign all parameters and buffers. GraphError names what is missing or left over; then nothing is changed."""
-        mine = {name: p for name, p, _ in self._named_stored()}
+        mine = {name: p for name, p, _ in self.named_stored()}
         missing, extra = sorted(set(mine) - set(arrays)), sorted(set(arrays) - set(mine))
         if missing or extra:
             said = [f"missing {', '.join(missing)}"] * bool(missing) + [f"unknown {', '.join(extra)}"] * bool(extra)
@@ -326,14 +330,13 @@ class Module:
             if self._drawn_at is not _changes:  # a module from elsewhere
                 self.ensure_init()
         name = modules[-1]._path_to(self) or type(self).__name__
-        outer = _scope.get()
-        named = _scope.set(f"{outer}.{name}" if outer else name)
+        outer = enter_scope(name)
         modules.append(self)
         try:
             return self.forward(*args, **kwargs)
         finally:
             modules.pop()
-            _scope.reset(named)
+            leave_scope(outer)
 
     def call_number(self) -> int | None:
         """In forward: how often the outermost module has called this one before; None in the outermost itself."""

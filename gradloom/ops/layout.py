@@ -330,16 +330,16 @@ _pad: OpSpec = op(
 # ---- what users call -------------------------------------------------------------------------------------
 
 
-def _refuse(name: str, values: Value | Sequence[Value], seen: str, wanted: str) -> ShapeError:
+def shape_error(name: str, values: Value | Sequence[Value], seen: str, wanted: str) -> ShapeError:
     shown = ", ".join(map(describe, [values] if isinstance(values, Value) else values))
     return ShapeError(f"{name}: {seen}: {shown}; need {wanted}; at {user_location()}")
 
 
-def _axis(name: str, x: Value, axis: int, ndim: int) -> int:
+def axis_of(name: str, x: Value, axis: int, ndim: int) -> int:
     try:
         return normal_axis(axis, ndim)
     except Reject as reject:
-        raise _refuse(name, x, reject.seen, reject.need) from None
+        raise shape_error(name, x, reject.seen, reject.need) from None
 
 
 def reshape(x: Any, shape: int | Sequence[int]) -> Value:
@@ -349,7 +349,7 @@ def reshape(x: Any, shape: int | Sequence[int]) -> Value:
     if extents.count(-1) == 1:
         rest = product([e for e in extents if e != -1])
         if rest == 0 or x.size % rest:
-            raise _refuse(
+            raise shape_error(
                 "reshape", x, f"{x.size} elements do not fill shape {extents}", f"a multiple of {rest} elements"
             )
         extents[extents.index(-1)] = x.size // rest
@@ -360,7 +360,7 @@ def permute(x: Any, axes: Sequence[int]) -> Value:
     """The axes in the order given."""
     x = as_value(x)
     n = len(x.shape)
-    return _permute(x, axes=tuple([a if 0 <= a < n else _axis("permute", x, a, n) for a in axes]))
+    return _permute(x, axes=tuple([a if 0 <= a < n else axis_of("permute", x, a, n) for a in axes]))
 
 
 def transpose(x: Any, axes: Sequence[int] | None = None) -> Value:
@@ -383,17 +383,17 @@ def squeeze(x: Any, axes: int | Sequence[int] | None = None) -> Value:
     if axes is None:
         gone = {i for i, e in enumerate(x.shape) if e == 1}
     else:
-        gone = {_axis("squeeze", x, a, x.ndim) for a in ([axes] if isinstance(axes, (int, np.integer)) else axes)}
+        gone = {axis_of("squeeze", x, a, x.ndim) for a in ([axes] if isinstance(axes, (int, np.integer)) else axes)}
         for a in gone:
             if x.shape[a] != 1:
-                raise _refuse("squeeze", x, f"axis {a} has extent {x.shape[a]}", "extent 1")
+                raise shape_error("squeeze", x, f"axis {a} has extent {x.shape[a]}", "extent 1")
     return reshape(x, [e for i, e in enumerate(x.shape) if i not in gone])
 
 
 def expand_dims(x: Any, axis: int) -> Value:
     """x with a new axis of extent 1 at `axis` of the result."""
     x = as_value(x)
-    at = _axis("expand_dims", x, axis, x.ndim + 1)
+    at = axis_of("expand_dims", x, axis, x.ndim + 1)
     return reshape(x, (*x.shape[:at], 1, *x.shape[at:]))
 
 
@@ -413,7 +413,7 @@ def repeat(x: Any, reps: Sequence[int]) -> Value:
     x = as_value(x)
     times = [int(r) for r in reps]
     if len(times) < x.ndim or min(times, default=1) < 1:
-        raise _refuse("repeat", x, f"reps {times} are not usable", f"at least {x.ndim} whole numbers >= 1")
+        raise shape_error("repeat", x, f"reps {times} are not usable", f"at least {x.ndim} whole numbers >= 1")
     shape = [1] * (len(times) - x.ndim) + list(x.shape)
     x = reshape(x, shape)
     for i, r in enumerate(times):
@@ -430,7 +430,7 @@ def concat(values: Sequence[Any], axis: int = 0) -> Value:
     found = [as_value(v) for v in values]
     if not found:
         raise GraphError(f"concat: nothing to join; need at least one value; at {user_location()}")
-    return found[0] if len(found) == 1 else _concat(*found, axis=_axis("concat", found[0], axis, found[0].ndim))
+    return found[0] if len(found) == 1 else _concat(*found, axis=axis_of("concat", found[0], axis, found[0].ndim))
 
 
 def stack(values: Sequence[Any], axis: int = 0) -> Value:
@@ -441,14 +441,16 @@ def stack(values: Sequence[Any], axis: int = 0) -> Value:
 def split(x: Any, sizes: int | Sequence[int], axis: int = 0) -> list[Value]:
     """Pieces along an axis: of the given sizes, or that many equal ones."""
     x = as_value(x)
-    at = _axis("split", x, axis, x.ndim)
+    at = axis_of("split", x, axis, x.ndim)
     extent = x.shape[at]
     if isinstance(sizes, (int, np.integer)):
         if sizes < 1 or extent % sizes:
-            raise _refuse("split", x, f"axis {at} does not split into {sizes} equal pieces", f"a divisor of {extent}")
+            raise shape_error(
+                "split", x, f"axis {at} does not split into {sizes} equal pieces", f"a divisor of {extent}"
+            )
         sizes = [extent // sizes] * sizes
     if sum(sizes) != extent or min(sizes, default=0) < 0:
-        raise _refuse("split", x, f"sizes {list(sizes)} do not add up to axis {at}", f"a sum of {extent}")
+        raise shape_error("split", x, f"sizes {list(sizes)} do not add up to axis {at}", f"a sum of {extent}")
     return _pieces(x, sizes, at)
 
 
@@ -465,7 +467,7 @@ def slice(x: Any, starts: Sequence[int], stops: Sequence[int], steps: Sequence[i
     steps = [1] * x.ndim if steps is None else steps
     if not len(starts) == len(stops) == len(steps) == x.ndim:
         counts = f"{len(starts)} starts, {len(stops)} stops, {len(steps)} steps"
-        raise _refuse("slice", x, counts, f"{x.ndim} of each")
+        raise shape_error("slice", x, counts, f"{x.ndim} of each")
     return getitem(x, tuple(builtins.slice(a, b, s) for a, b, s in zip(starts, stops, steps, strict=True)))
 
 
@@ -475,9 +477,9 @@ def getitem(x: Any, index: Any) -> Value:
     entries = list(index) if isinstance(index, tuple) else [index]
     named = sum(1 for e in entries if e is not None and e is not Ellipsis)
     if sum(e is Ellipsis for e in entries) > 1:
-        raise _refuse("getitem", x, "two ... in one index", "at most one")
+        raise shape_error("getitem", x, "two ... in one index", "at most one")
     if named > x.ndim:
-        raise _refuse("getitem", x, f"{named} indices", f"at most {x.ndim}")
+        raise shape_error("getitem", x, f"{named} indices", f"at most {x.ndim}")
     if not any(e is Ellipsis for e in entries):
         entries.append(Ellipsis)
     at = next(i for i, e in enumerate(entries) if e is Ellipsis)
@@ -506,10 +508,10 @@ def getitem(x: Any, index: Any) -> Value:
 def _slice_bounds(x: Value, entry: builtins.slice, axis: int) -> tuple[int, int, int]:
     try:
         if entry.step is not None and operator.index(entry.step) <= 0:
-            raise _refuse("getitem", x, f"step {entry.step}", "a step >= 1")
+            raise shape_error("getitem", x, f"step {entry.step}", "a step >= 1")
         a, b, s = entry.indices(x.shape[axis])
     except TypeError:
-        raise _refuse("getitem", x, f"slice {entry!r} is not usable", "whole numbers") from None
+        raise shape_error("getitem", x, f"slice {entry!r} is not usable", "whole numbers") from None
     return a, max(a, b), s
 
 
@@ -522,9 +524,9 @@ def _whole(x: Value, entry: Any, axis: int) -> int:
     except TypeError:
         kind = type(entry).__name__
         wanted = "whole numbers, slices, None or ...; for rows by id: get_rows(x, ids); for conditions: where"
-        raise _refuse("getitem", x, f"index of type {kind}", wanted) from None
+        raise shape_error("getitem", x, f"index of type {kind}", wanted) from None
     if not -extent <= i < extent:
-        raise _refuse("getitem", x, f"index {i} leaves axis {axis}", f"{-extent} to {extent - 1}")
+        raise shape_error("getitem", x, f"index {i} leaves axis {axis}", f"{-extent} to {extent - 1}")
     return i % extent
 
 

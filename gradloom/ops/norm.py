@@ -17,7 +17,7 @@ from ..graph.opspec import OpSpec
 from ..graph.value import Shape, Value
 from .common import BadSample, Sample, Spec, bad, draw, need, zeros_like
 from .elementwise import add, div, mul, scale, sqr, sqrt, sub
-from .layout import _refuse, broadcast_to, product, reshape
+from .layout import broadcast_to, product, reshape, shape_error
 from .reduce import mean as mean_over
 from .reduce import sum as sum_over
 
@@ -25,7 +25,7 @@ ROWS: tuple[Shape, ...] = ((7,), (3, 2), (5, 33), (2, 3, 4), (4, 1, 17), (65, 67
 OFFSET = 1.5  # samples are not centred: a norm that forgets the mean must fail
 
 
-def _rows(*names: str) -> Callable[..., Spec]:
+def rows_shape(*names: str) -> Callable[..., Spec]:
     """Shape rule: f32 inputs of one shape with at least one axis, not empty along the last."""
 
     def rule(**specs: Any) -> Spec:
@@ -81,25 +81,25 @@ def _rms_back(g: Value, x: Value, eps: float) -> Value:
 
 _layer_norm: OpSpec = op(
     "layer_norm", inputs="x", attrs="eps:float=1e-5", doc="y = (x - mean) / sqrt(var + eps) along the last axis",
-    dtypes="f32", shape=_rows("x"), dense="x", may_overwrite="x",
+    dtypes="f32", shape=rows_shape("x"), dense="x", may_overwrite="x",
     vjp=lambda g, x, eps: [layer_norm_back(g, x, eps=eps)], composition=lambda x, eps: _unit(x, eps, centre=True)[0],
     samples=_row_samples(1, least=2), bad_samples=_bad_rows("layer_norm", 1),
 )  # fmt: skip
 layer_norm_back: OpSpec = op(
     "layer_norm_back", inputs="g x", outputs="dx", attrs="eps:float=1e-5",
     doc="dx = (g - mean(g) - h * mean(g * h)) / sqrt(var + eps); h = layer_norm(x)", dtypes="f32",
-    shape=_rows("g", "x"), dense="g x", may_overwrite="g x", composition=_layer_back, tolerance=1e-5,
+    shape=rows_shape("g", "x"), dense="g x", may_overwrite="g x", composition=_layer_back, tolerance=1e-5,
     samples=_row_samples(2, least=3), bad_samples=_bad_rows("layer_norm_back", 2),
 )  # fmt: skip
 _rms_norm: OpSpec = op(
     "rms_norm", inputs="x", attrs="eps:float=1e-5", doc="y = x / sqrt(mean(x^2) + eps) along the last axis",
-    dtypes="f32", shape=_rows("x"), dense="x", may_overwrite="x",
+    dtypes="f32", shape=rows_shape("x"), dense="x", may_overwrite="x",
     vjp=lambda g, x, eps: [rms_norm_back(g, x, eps=eps)], composition=lambda x, eps: _unit(x, eps, centre=False)[0],
     samples=_row_samples(1), bad_samples=_bad_rows("rms_norm", 1),
 )  # fmt: skip
 rms_norm_back: OpSpec = op(
     "rms_norm_back", inputs="g x", outputs="dx", attrs="eps:float=1e-5",
-    doc="dx = (g - h * mean(g * h)) / sqrt(mean(x^2) + eps); h = rms_norm(x)", dtypes="f32", shape=_rows("g", "x"),
+    doc="dx = (g - h * mean(g * h)) / sqrt(mean(x^2) + eps); h = rms_norm(x)", dtypes="f32", shape=rows_shape("g", "x"),
     dense="g x", may_overwrite="g x", composition=_rms_back, tolerance=1e-5, samples=_row_samples(2, least=2),
     bad_samples=_bad_rows("rms_norm_back", 2),
 )  # fmt: skip
@@ -284,7 +284,7 @@ def group_norm(x: Any, groups: int, weight: Any = None, bias: Any = None, eps: f
     """layer_norm of each group of channels of each row; x is [N, C, ...], weight and bias are [C]."""
     x = as_value(x)
     if x.ndim < 2 or groups < 1 or x.shape[1] % groups:
-        raise _refuse(
+        raise shape_error(
             "group_norm", x, f"channels do not form {groups} groups", "[N, C, ...] with C a multiple of groups"
         )
     per_group = product(x.shape[1:]) // groups

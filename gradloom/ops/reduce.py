@@ -14,7 +14,7 @@ from ..graph.opspec import OpSpec
 from ..graph.value import Shape, Value, define_operators
 from .common import LARGE, Reject, Sample, Spec, bad, draw, need, normal_axes
 from .elementwise import div, equal, mul, scale, where
-from .layout import _axis, _refuse, broadcast_to, product, reshape
+from .layout import axis_of, broadcast_to, product, reshape, shape_error
 
 
 def _kept(shape: Shape, axes: Shape) -> Shape:
@@ -150,7 +150,7 @@ def _reduce(reduction: OpSpec, x: Any, axes: Axes, keepdims: bool) -> Value:
     try:
         found = normal_axes(axes, x.ndim)
     except Reject as reject:
-        raise _refuse(reduction.name, x, reject.seen, reject.need) from None
+        raise shape_error(reduction.name, x, reject.seen, reject.need) from None
     return reduction(x, axes=found, keepdims=keepdims) if found else x
 
 
@@ -177,7 +177,7 @@ def min(x: Any, axes: Axes = None, keepdims: bool = False) -> Value:
 def argmax(x: Any, axis: int = -1) -> Value:
     """Position of the first largest element along the axis, as i32."""
     x = as_value(x)
-    return _argmax(x, axis=_axis("argmax", x, axis, x.ndim))
+    return _argmax(x, axis=axis_of("argmax", x, axis, x.ndim))
 
 
 define_operators(sum=sum, mean=mean)

@@ -13,8 +13,8 @@ from ..graph.opspec import OpSpec
 from ..graph.value import Value
 from .common import Reject, Sample, Spec, bad, broadcast_shape, draw, need, unbroadcast
 from .elementwise import add, div, exp, log, mul, scale, sub
-from .layout import _axis, permute
-from .norm import ROWS, _rows
+from .layout import axis_of, permute
+from .norm import ROWS, rows_shape
 from .reduce import max as max_over
 from .reduce import sum as sum_over
 
@@ -106,14 +106,14 @@ _softmax_op: OpSpec = op(
 )  # fmt: skip
 softmax_back: OpSpec = op(
     "softmax_back", inputs="g y", outputs="dx", attrs="scale:float=1",
-    doc="dx = scale * y * (g - sum(g * y)); y = softmax(x * scale)", dtypes="f32", shape=_rows("g", "y"), dense="g y",
-    may_overwrite="g y", composition=lambda g, y, scale: _softmax_back(g, y, scale),
+    doc="dx = scale * y * (g - sum(g * y)); y = softmax(x * scale)", dtypes="f32", shape=rows_shape("g", "y"),
+    dense="g y", may_overwrite="g y", composition=lambda g, y, scale: _softmax_back(g, y, scale),
     vjp=lambda g_dx, g, y, scale: _softmax_back_vjp(g_dx, g, y, scale),
     samples=_back_samples(_probabilities, scale=0.7),
     bad_samples=[bad("softmax_back: shapes differ: g f32[2,3], y f32[3,2]; need g and y of one shape", (2, 3), (3, 2))],
 )  # fmt: skip
 _log_softmax_op: OpSpec = op(
-    "log_softmax", inputs="x", doc="y = x - log(sum(exp(x))) along the last axis", dtypes="f32", shape=_rows("x"),
+    "log_softmax", inputs="x", doc="y = x - log(sum(exp(x))) along the last axis", dtypes="f32", shape=rows_shape("x"),
     dense="x", may_overwrite="x", vjp=lambda g, y: [log_softmax_back(g, y)], composition=_log_softmax,
     samples=lambda rng: [Sample((draw(rng, s, -4, 4),)) for s in ROWS]
     + [Sample((np.array([[1e4, 1e4 - 1, -1e4], [-3e38, 0, 1], [-np.inf, 0, 1]], np.float32),))],
@@ -121,7 +121,7 @@ _log_softmax_op: OpSpec = op(
 )  # fmt: skip
 log_softmax_back: OpSpec = op(
     "log_softmax_back", inputs="g y", outputs="dx", doc="dx = g - exp(y) * sum(g); y = log_softmax(x)", dtypes="f32",
-    shape=_rows("g", "y"), dense="g y", may_overwrite="g y",
+    shape=rows_shape("g", "y"), dense="g y", may_overwrite="g y",
     composition=lambda g, y: sub(g, mul(exp(y), sum_over(g, -1, keepdims=True))),
     vjp=lambda g_dx, g, y: [
         sub(g_dx, _along(g_dx, exp(y))),
@@ -139,7 +139,7 @@ log_softmax_back: OpSpec = op(
 
 def _swapped(function: Callable[[Value], Value], name: str, x: Value, axis: int) -> Value:
     """function along `axis`, which changes places with the last."""
-    at = _axis(name, x, axis, x.ndim) if x.ndim else -1
+    at = axis_of(name, x, axis, x.ndim) if x.ndim else -1
     if at in (-1, x.ndim - 1):
         return function(x)
     order = list(range(x.ndim))

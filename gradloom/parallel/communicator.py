@@ -56,7 +56,7 @@ class Reduction(ABC):
         `out`: f32[elements] to write to; without it an array that holds until the next add.
         """
 
-    def _flat(self, array: np.ndarray, what: str) -> np.ndarray:
+    def checked_flat(self, array: np.ndarray, what: str) -> np.ndarray:
         if array.dtype != np.float32 or array.shape != (self.elements,) or not array.flags.c_contiguous:
             raise ShapeError(
                 f"reduction: {what} is {array.dtype}{list(array.shape)}; need a contiguous float32[{self.elements}]"
@@ -219,7 +219,7 @@ class LocalSum(Reduction):
     def add(self, mine: np.ndarray | None) -> None:
         if mine is None:
             return
-        mine = self._flat(mine, "the contribution")
+        mine = self.checked_flat(mine, "the contribution")
         if self.has_terms:
             np.add(self._sum, mine, out=self._sum)
         else:
@@ -232,5 +232,5 @@ class LocalSum(Reduction):
         self.has_terms = False
         if out is None:
             return self._sum
-        np.copyto(self._flat(out, "out"), self._sum)
+        np.copyto(self.checked_flat(out, "out"), self._sum)
         return out

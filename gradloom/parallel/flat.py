@@ -9,7 +9,7 @@ from ..base.dtypes import f32
 from ..base.errors import GraphError, ShapeError
 from ..graph.graph import reachable, update_target
 from ..graph.leaves import Parameter, stored_value
-from ..graph.stored import ALIGNMENT, Stored, sketching, stored_empty
+from ..graph.stored import ALIGNMENT, Stored, aligned_zeros
 from ..graph.value import Value
 
 _GRAIN = ALIGNMENT // 4  # numbers of f32 per cache line
@@ -20,6 +20,7 @@ class FlatArrays:
 
     pieces     pairs (name, shape); piece i starts on a cache line, gaps between pieces are 0 and stay so
     .array     f32 [n], n a multiple of 16
+    .pieces    piece i as an array, a view of .array
     .stored    piece i as a Stored, .values piece i as a value for graphs: what a program writes there is seen in .array
     .offsets   where piece i begins in .array
     Raises ShapeError for a negative extent.
@@ -35,13 +36,10 @@ class FlatArrays:
                 raise ShapeError(f"{name}: shape {list(shape)}; need extents of at least 0")
             self.offsets.append(total)
             total += -(-math.prod(shape) // _GRAIN) * _GRAIN
-        self.array = stored_empty((total,), f32.numpy)
-        if not sketching():
-            self.array[...] = 0
-        self.stored: list[Stored] = []
-        for (name, shape), start in zip(named, self.offsets, strict=True):
-            size = math.prod(shape)
-            self.stored.append(Stored.wrap(name, self.array[start : start + size].reshape(shape), "state"))
+        self.array = aligned_zeros((total,), f32.numpy)
+        cuts = zip(named, self.offsets, strict=True)
+        self.pieces = [self.array[start : start + math.prod(shape)].reshape(shape) for (_, shape), start in cuts]
+        self.stored = [Stored.wrap(name, piece, "state") for (name, _), piece in zip(named, self.pieces, strict=True)]
         self.values: list[Parameter] = [stored_value(s) for s in self.stored]
 
     def __len__(self) -> int:

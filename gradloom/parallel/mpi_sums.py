@@ -56,7 +56,7 @@ class OrderedSum(Reduction):
 
     def add(self, mine: np.ndarray | None) -> None:
         if mine is not None:
-            mine = self._flat(mine, "the contribution")
+            mine = self.checked_flat(mine, "the contribution")
         ranks = self._ranks
         with ranks.call("add"):
             anything = self.has_terms
@@ -109,7 +109,7 @@ class OrderedSum(Reduction):
     def finish(self, out: np.ndarray | None = None) -> np.ndarray:
         ranks = self._ranks
         if out is not None:
-            out = self._flat(out, "out")
+            out = self.checked_flat(out, "out")
         else:
             out = self._out = np.empty(self.elements, np.float32) if self._out is None else self._out
         begin, end = self._stretches[ranks.rank]

@@ -179,7 +179,7 @@ class _SharedSum(Reduction):
     def finish(self, out: np.ndarray | None = None) -> np.ndarray:
         if self._local is not None:
             self._round(self._local.finish() if self._local.has_terms else None)
-        out = self._out if out is None else self._flat(out, "out")
+        out = self._out if out is None else self.checked_flat(out, "out")
         if self.has_terms:
             np.copyto(out, self._sums.total)  # nobody writes there before all have come to the next add
         else:
@@ -189,7 +189,7 @@ class _SharedSum(Reduction):
 
     def _round(self, mine: np.ndarray | None) -> None:
         rank, sums = self._rank, self._sums
-        sums.mine[rank.rank] = None if mine is None else self._flat(mine, "the contribution")
+        sums.mine[rank.rank] = None if mine is None else self.checked_flat(mine, "the contribution")
         rank._meeting.meet(rank.rank, "add")
         begin, end = shard(self.elements, rank.rank, rank.size)
         total = sums.total[begin:end]

@@ -82,21 +82,25 @@ def backend(name: str, switches: Switches) -> Backend:
     return made
 
 
+def has_kernel(chosen: Backend, node: Node) -> bool:
+    """Whether a backend can run a node: it has a kernel for its dtypes, or the node needs none."""
+    known = chosen.signatures()
+    return known is None or node.op.leaf or node.op.view is not None or (node.op.name, signature(node)) in known
+
+
 def plan_for(chosen: Backend, program: Program, switches: Switches) -> Plan:
     """Plan and prove a program for a backend. Raises GraphError when one name is two inputs, BackendError with every
     kernel that is missing: before anything is planned."""
     for kind in ("input", "setting"):
         leaves(program.nodes, kind)
-    known = chosen.signatures()
-    if known is not None:
-        missing: dict[tuple[str, str], Node] = {}
-        for node in program.nodes:
-            if not (node.op.leaf or node.op.view) and (key := (node.op.name, signature(node))) not in known:
-                missing.setdefault(key, node)
-        if missing:
-            listed = ", ".join(f"{op} {dtypes} ({node.label})" for (op, dtypes), node in missing.items())
-            here = f"{chosen.name} {chosen.available()[1]}"
-            raise BackendError(f"{here} has no kernel for: {listed}; backend='numpy' computes everything")
+    missing: dict[tuple[str, str], Node] = {}
+    for node in program.nodes:
+        if not has_kernel(chosen, node):
+            missing.setdefault((node.op.name, signature(node)), node)
+    if missing:
+        listed = ", ".join(f"{op} {dtypes} ({node.label})" for (op, dtypes), node in missing.items())
+        here = f"{chosen.name} {chosen.available()[1]}"
+        raise BackendError(f"{here} has no kernel for: {listed}; backend='numpy' computes everything")
     try:
         return make_plan(program, chosen.needs, switches)
     except MemoryError:

@@ -145,12 +145,13 @@ class CpuExecutable(Executable):
             except RuntimeError as error:  # in a signal handler that came into a run
                 raise BackendError(f"compile: {error}") from None
             self._native = _core.Program(
-                self.isa, bytecode.kernels, bytecode.instructions, bytecode.args, bytecode.attrs, self._segments(),
+                self.isa, bytecode.kernels, bytecode.instructions, bytecode.args, bytecode.attrs, self.segments(),
                 records, bytecode.dead, bytecode.guards,
             )  # fmt: skip
         self._starts = np.cumsum([0, *sizes[:-1]]).tolist() if sizes else []
 
-    def _segments(self) -> list[tuple[Any, ...]]:
+    def segments(self) -> list[tuple[Any, ...]]:
+        """The segments of the bytecode as the core takes them: where each lies, and how long it is."""
         bytecode = self.plan.bytecode
         fixed: list[tuple[Any, ...]] = [
             ("arena", self.arena),
@@ -209,7 +210,7 @@ class CpuExecutable(Executable):
                     for stored in self.writes:
                         stored.version += 1
         if stop not in (STOP_DONE, STOP_DEADLINE, STOP_REQUESTED):
-            raise self._failure(done, stop, node, index, value)
+            raise self.failure(done, stop, node, index, value)
         return done, records
 
     def settings_rows(self, steps: int, values: Mapping[str, Any]) -> np.ndarray:
@@ -255,7 +256,8 @@ class CpuExecutable(Executable):
             lines.append(f"{least / 1e3:10.2f} {moved / max(least, 1):8.1f} {flops / max(least, 1):8.1f}  {what}")
         return "\n".join(lines)
 
-    def _failure(self, done: int, stop: int, node_id: int, index: int, value: int) -> Exception:
+    def failure(self, done: int, stop: int, node_id: int, index: int, value: int) -> Exception:
+        """The error for what the core has stopped at."""
         node = self.plan.bytecode.nodes.get(node_id)
         where = called(node) if node else f"node {node_id}"
         if stop == STOP_INDEX:

@@ -17,7 +17,7 @@ from ..graph.stored import held
 from ..graph.value import Value, builds_graphs, describe
 from ..transform.passes import rewrite
 from ..transform.program import Program, gather
-from .backend import Buffer, plan_for
+from .backend import Buffer, has_kernel, plan_for
 from .backend import backend as backend_of
 from .numpy_backend import evaluate
 
@@ -85,7 +85,7 @@ def compile(
         if chosen.debug >= 3:
             print(f"after {name}:\n{program}", file=sys.stderr)
 
-    program = rewrite(program, chosen.fuse, after)
+    program = rewrite(program, chosen.fuse, after, lambda node: has_kernel(made, node))
     check_graph(program.nodes)
     return made.load(program, plan_for(made, program, chosen), arena)
 

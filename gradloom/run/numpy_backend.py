@@ -41,12 +41,12 @@ def evaluate(
     known: dict[Value, np.ndarray] = {}
     stored = [n.outputs[0] for n in nodes if n.op.name == "parameter"]
     with held([v.node.attrs["stored"] for v in stored]):  # all of one moment
-        known.update((v, as_real(np.asarray(_leaf_data(v, feeds)), v.dtype, real, copy=True)) for v in stored)
+        known.update((v, as_real(np.asarray(leaf_data(v, feeds)), v.dtype, real, copy=True)) for v in stored)
     for node in nodes:
         if node.op.leaf:
             value = node.outputs[0]
             if value not in known:
-                known[value] = as_real(_leaf_data(value, feeds), value.dtype, real)
+                known[value] = as_real(leaf_data(value, feeds), value.dtype, real)
         else:
             arrays = [None if v is None else known[v] for v in node.inputs]
             results = by_reference(node, arrays)
@@ -57,7 +57,8 @@ def evaluate(
     return known
 
 
-def _leaf_data(value: Value, feeds: Mapping[str, Any]) -> Any:
+def leaf_data(value: Value, feeds: Mapping[str, Any]) -> Any:
+    """The numbers of an input, setting, constant or stored array."""
     node = value.node
     if node.op.name == "constant":
         return node.attrs["data"]

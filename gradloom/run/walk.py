@@ -24,7 +24,7 @@ from ..transform.program import Program
 from .backend import called, plan_for
 from .cpu_backend import STOP_DONE, CpuBackend, CpuExecutable, _core
 from .feeds import SETTING_DEFAULTS
-from .numpy_backend import _leaf_data
+from .numpy_backend import leaf_data
 
 
 class Walk(CpuExecutable):
@@ -36,7 +36,7 @@ class Walk(CpuExecutable):
     def __init__(self, program: Program, switches: Switches) -> None:
         cpu = CpuBackend(switches)
         super().__init__(program, plan_for(cpu, program, switches), switches, cpu.allocate(0))
-        self._bytes, self._memory = self.arena.view(), self._segments()
+        self._bytes, self._memory = self.arena.view(), self.segments()
         self._rows: np.ndarray | None = None
         self._settings: dict[str, Any] = {}
         self._dead: dict[int, list[tuple[int, int, int]]] = {}  # instruction -> what is dead after it
@@ -74,7 +74,7 @@ class Walk(CpuExecutable):
             1, self._rows, None, self.switches.threads, 0.0, self.switches.poison
         )
         if stop != STOP_DONE:
-            raise self._failure(done, stop, node, index, value)
+            raise self.failure(done, stop, node, index, value)
 
     def written(self, k: int) -> Iterator[tuple[Value, np.ndarray]]:
         """(value, its bytes) of what step k has just written; what it wrote to stored arrays, as they are now."""
@@ -98,7 +98,7 @@ class Walk(CpuExecutable):
 
     def leaf(self, value: Value) -> np.ndarray:
         """The numbers of an input, setting, constant or stored array."""
-        return np.asarray(_leaf_data(value, self.fed() | self._settings))
+        return np.asarray(leaf_data(value, self.fed() | self._settings))
 
 
 def _flat(array: np.ndarray) -> np.ndarray:

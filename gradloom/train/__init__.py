@@ -3,8 +3,9 @@
 from ..base.interrupts import StopTraining
 from .dp_train import DPResult, dp_train
 from .epoch import Progress, epoch
-from .fit import EpochResult, evaluate, fit, predict
-from .result import Result
+from .fit import evaluate, fit, predict
+from .loop import Loop
+from .result import EpochResult, Result
 from .stopping import EarlyStopping
 from .trainer import Trainer
 
@@ -12,6 +13,7 @@ __all__ = [
     "DPResult",
     "EarlyStopping",
     "EpochResult",
+    "Loop",
     "Progress",
     "Result",
     "StopTraining",

@@ -42,13 +42,15 @@ def numbers(result: Any, name: str = "") -> str:
     return text if accuracy is None or math.isnan(accuracy) else f"{text}  {name}accuracy {accuracy:.4f}"
 
 
-class _Shown:
-    """What both displays are: a bar on a terminal while the block runs, none elsewhere."""
+class _Display:
+    """What both displays are: a bar on a terminal while the block runs, lines elsewhere."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = sys.stderr if stream is None else stream
         self._bar: Any = None
         self._task: Any = None
+        self._start = self._told = time.perf_counter()
+        self._first = 0
 
     def _begin_bar(self, columns: tuple[Any, ...], total: int, **fields: Any) -> None:
         from rich.console import Console
@@ -65,27 +67,43 @@ class _Shown:
         if self._bar is not None:
             self._bar.stop()
 
+    def begin(self, steps: int = 0) -> None:
+        """The first step is about to run, or the one after so many."""
+        self._first = steps
+        self._start = self._told = time.perf_counter()
 
-class Display(_Shown):
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        if self._bar is not None:
+            self._bar.console.print(text, highlight=False, soft_wrap=True)
+        else:
+            print(text, file=self.stream, flush=True)
+
+    def before(self, result: Any) -> None:
+        """What validation measured before the first step."""
+        spread = "" if math.isnan(result.loss_unc) else f" +- {result.loss_unc:.2g}"
+        self.say(f"before training: validation loss {result.loss:.4f}{spread}")
+
+
+class Display(_Display):
     """Shows a fit: a context, told of the rows of a pass and of each epoch's end."""
 
     def __init__(self, epochs: int, stream: Any = None) -> None:
         super().__init__(stream)
         self.epochs = epochs
         self.done = 0
-        self.start = time.perf_counter()
         self._shown = ""
 
     def __enter__(self) -> Display:
-        self.start = time.perf_counter()
+        self.begin()
         if self.stream.isatty():
             from rich.progress import TextColumn
 
             self._begin_bar((TextColumn("epoch {task.fields[epoch]}"),), self.epochs, epoch=f"1/{self.epochs}")
         return self
 
-    def rows(self, at: Any) -> None:
-        """Somewhere inside a pass (a gradloom.train.Progress)."""
+    def rows(self, at: Any, steps: int = 0) -> None:
+        """Somewhere inside a pass (a gradloom.train.Progress), after so many steps of the run."""
         if self._bar is None:
             return
         share = at.rows / at.rows_total if at.training else 1.0
@@ -100,9 +118,8 @@ class Display(_Shown):
         self._shown = shown
         if self._bar is not None:
             self._show(self.done, shown, speed)
-            return
-        line = f"epoch {done.epoch}/{self.epochs}  {shown}  {rate(speed)} rows/s  {self._left(self.done)} left"
-        print(line, file=self.stream, flush=True)
+        else:
+            self.say(f"epoch {done.epoch}/{self.epochs}  {shown}  {rate(speed)} rows/s  {self._left(self.done)} left")
 
     def _show(self, passed: float, shown: str, speed: float) -> None:
         text = f"{shown}  {rate(speed)} rows/s  {self._left(passed)} left"
@@ -110,11 +127,11 @@ class Display(_Shown):
         self._bar.update(self._task, completed=passed, description=text, epoch=epoch)
 
     def _left(self, passed: float) -> str:
-        took = time.perf_counter() - self.start
+        took = time.perf_counter() - self._start
         return duration(took / max(passed, 1e-9) * (self.epochs - passed))
 
 
-class StepDisplay(_Shown):
+class StepDisplay(_Display):
     """Shows a run that is counted in optimiser steps: a bar on a terminal, elsewhere a line every ten seconds.
 
     row_tokens: tokens in a row of data.
@@ -123,11 +140,10 @@ class StepDisplay(_Shown):
     SECONDS = 10.0  # between two lines
     RECENT = 20  # batches that the shown loss is a mean of
 
-    def __init__(self, steps: int, row_tokens: int, stream: Any = None) -> None:
+    def __init__(self, steps: int, epochs: int, row_tokens: int, stream: Any = None) -> None:
         super().__init__(stream)
-        self.steps, self.row_tokens = steps, row_tokens
-        self._start = self._told = time.perf_counter()
-        self._rows = self._rows_before = self._first = 0
+        self.steps, self.epochs, self.row_tokens = steps, epochs, row_tokens
+        self._rows = self._rows_before = 0
 
     def __enter__(self) -> StepDisplay:
         if self.stream.isatty():
@@ -136,40 +152,24 @@ class StepDisplay(_Shown):
             self._begin_bar((TextColumn("step"), MofNCompleteColumn()), self.steps)
         return self
 
-    def begin(self, steps: int = 0) -> None:
-        """The first step is about to run, or the one after so many."""
-        self._first = steps
-        self._start = self._told = time.perf_counter()
-
-    def say(self, text: str) -> None:
-        """A line that stays."""
-        if self._bar is not None:
-            self._bar.console.print(text, highlight=False, soft_wrap=True)
+    def rows(self, at: Any, steps: int) -> None:
+        """Somewhere inside a pass (a gradloom.train.Progress), after so many steps of the run."""
+        if at.training:
+            self._rows = self._rows_before + at.rows
+            text, ended = self._text(steps, at.result), steps >= self.steps
         else:
-            print(text, file=self.stream, flush=True)
-
-    def step(self, steps: int, rows: int, result: Any) -> None:
-        """After so many steps of the run, and so many rows of this pass."""
-        self._rows = self._rows_before + rows
+            text, ended = f"validation {at.rows}/{at.rows_total} rows", at.rows >= at.rows_total
         if self._bar is not None:
-            self._bar.update(self._task, completed=steps, description=self._text(steps, result))
-        elif time.perf_counter() - self._told >= self.SECONDS and steps < self.steps:
+            self._bar.update(self._task, completed=steps, description=text)
+        elif time.perf_counter() - self._told >= self.SECONDS and not ended:
             self._told = time.perf_counter()
-            print(f"step {steps}/{self.steps}  {self._text(steps, result)}", file=self.stream, flush=True)
+            self.say(f"step {steps}/{self.steps}  {text}" if at.training else text)
 
-    def validation(self, rows: int, rows_total: int) -> None:
-        """So many rows of a validation are done."""
-        text = f"validation {rows}/{rows_total} rows"
-        if self._bar is not None:
-            self._bar.update(self._task, description=text)
-        elif time.perf_counter() - self._told >= self.SECONDS and rows < rows_total:
-            self._told = time.perf_counter()
-            print(text, file=self.stream, flush=True)
-
-    def epoch(self, done: Any, epochs: int) -> None:
+    def epoch(self, done: Any) -> None:
         """A pass has ended (a gradloom.EpochResult)."""
         self._rows_before = self._rows
         self._told = time.perf_counter()
+        epochs = max(done.epoch, self.epochs)
         parts = [f"epoch {done.epoch}/{epochs}", numbers(done.train), numbers(done.val, "validation ")]
         self.say("  ".join(part for part in parts if part))
 

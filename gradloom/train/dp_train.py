@@ -10,64 +10,34 @@ stay equal, bit for bit, and equal to those of a plain loop that adds up the sam
 from __future__ import annotations
 
 import math
-import sys
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from .. import ops
-from ..base import locks
 from ..base.arguments import as_bool, as_whole, what_is
-from ..base.arrays import as_array
-from ..base.dtypes import dtype
 from ..base.errors import (
     DataError,
-    DTypeError,
     GradientError,
-    GradloomError,
     GraphError,
-    GuardTripped,
-    NotFinite,
     SettingError,
-    ShapeError,
     TrainError,
 )
-from ..base.settings import core_count, switches
-from ..data.dataset import generator
-from ..graph.grad import gradients
-from ..graph.leaves import Parameter, constant
-from ..graph.leaves import input as input_value
-from ..graph.numbers import kind_of
-from ..graph.stored import Stored, before_write
-from ..graph.structure import structure
-from ..graph.value import Value, describe, graph_mode
+from ..base.settings import core_count
+from ..graph.stored import before_write
+from ..graph.value import Value
 from ..nn.module import Module
 from ..optim.clip import check_max_norm
 from ..optim.optimizer import Adam, Optimizer, Schedule
-from ..optim.state import OptimizerState
-from ..parallel.agree import threads_for
-from ..parallel.communicator import TIMEOUT, Communicator, checksum, launched
-from ..parallel.flat import FlatArrays, take_effects
+from ..parallel.communicator import TIMEOUT, Communicator, launched
 from ..parallel.join import communicator
 from ..parallel.replicas import threads as thread_ranks
-from ..run.backend import backend
-from ..run.cpu_backend import choose_isa
-from ..run.diagnose import OVERFLOW, first_bad, stopped
-from ..run.executable import compile as compile_program
-from ..step.step import end_step, random_settings
+from ..step.exchange import check_exchange
 from .arguments import check_options
-from .display import rate
-from .split import check_exchange
-from .trained import refuse_untrained
-
-CHECK_STEPS = 100  # the weights of all replicas are compared by checksum after so many steps
-_ORDER = 3  # the stream of generator(seed, _ORDER, pass)
-
-Leaves = dict[str, np.ndarray]
+from .replica import Job, Replica, named
 
 
 @dataclass(frozen=True)
@@ -103,34 +73,6 @@ class DPResult:
     def __repr__(self) -> str:
         steps = len(self.loss_history)
         return f"DPResult({steps} steps of {self.replicas} replicas, loss {self.loss:.6g}, {self.seconds:.3g} s)"
-
-
-@dataclass(frozen=True)
-class _Job:
-    """What all replicas know."""
-
-    samples: Sequence[Any]
-    count: int
-    loss_fn: Callable[..., Any]
-    forward_fn: Callable[..., Any] | None
-    target_fn: Callable[..., Any] | None
-    iterations: int
-    optimizer: Optimizer
-    max_norm: float
-    shuffle: bool
-    seed: int
-    exchange: str
-    verbose: bool
-    options: dict[str, Any]
-
-    def settings(self) -> str:
-        """What must be the same everywhere, as text."""
-        chosen = switches(**self.options)
-        rates = [(k, v(0, 0) if callable(v) else v) for k, v in sorted(self.optimizer.settings.items())]
-        return repr((
-            self.count, self.iterations, type(self.optimizer).__name__, rates, self.max_norm, self.shuffle, self.seed,
-            self.exchange, choose_isa(chosen.isa),
-        ))  # fmt: skip
 
 
 def dp_train(
@@ -195,7 +137,7 @@ def dp_train(
     count = len(samples)
     if not count:
         raise DataError("samples: there are none; need at least one")
-    job = _Job(
+    job = Job(
         samples, count, loss_fn, forward_fn, target_fn, iterations,
         optimizer if optimizer is not None else Adam(lr=1e-3 if lr is None else lr), check_max_norm(max_norm),
         as_bool("shuffle", shuffle), seed, check_exchange(exchange), as_bool("verbose", verbose), options,
@@ -227,7 +169,7 @@ class _Team:
 
     def __init__(
         self,
-        job: _Job,
+        job: Job,
         make_model: Callable[[], Module],
         ranks: list[Communicator],
         threads: int | None,
@@ -237,7 +179,7 @@ class _Team:
         for rank in ranks:
             self.models.append(self._make(make_model, rank))
         # What eager computing still owes is done here, in its own thread.
-        before_write([p.stored for model in self.models for _, p, _ in model._named_stored()])
+        before_write([p.stored for model in self.models for _, p, _ in model.named_stored()])
         self.failures: list[BaseException] = []  # the first is the cause
         self.histories: dict[int, list[float]] = {}
 
@@ -246,7 +188,7 @@ class _Team:
             return _checked_model(make_model(), self.models)
         except BaseException as error:
             rank.fail(error)
-            raise _named(error, f"make_model of {rank.kind} {rank.rank}") from error.__cause__
+            raise named(error, f"make_model of {rank.kind} {rank.rank}") from error.__cause__
 
     def run(self) -> list[float]:
         others = [
@@ -275,7 +217,7 @@ class _Team:
     def _run(self, k: int) -> None:
         with self.ranks[k] as rank:
             try:
-                self.histories[k] = _Replica(self.job, rank, self.models[k], self.threads).train()
+                self.histories[k] = Replica(self.job, rank, self.models[k], self.threads).train()
             except BaseException as error:
                 self.failures.append(error)
                 rank.fail(error)
@@ -290,288 +232,3 @@ def _checked_model(model: Any, others: Sequence[Module]) -> Module:
     if any(p.stored in mine for other in others for p in other.parameters()):
         raise GraphError("make_model gave the same parameters twice; need a new model from each call")
     return model
-
-
-class _Local(NamedTuple):
-    """The program of one sample, for one shape of samples."""
-
-    run: Any
-    reached: np.ndarray  # f32 [parameters + buffers]: 1 where it writes something
-    updates: tuple[Value, ...]
-
-
-class _Replica:
-    """One replica: model, programs, arena; used by one thread."""
-
-    def __init__(self, job: _Job, ranks: Communicator, model: Module, threads: int | None) -> None:
-        self.job, self.ranks, self.model = job, ranks, model
-        self.options = job.options | {
-            "threads": threads_for(ranks, threads),
-            "arena": backend("cpu", switches()).allocate(0),
-        }
-        with locks.building:
-            model.ensure_init(job.seed)
-        self.parameters = model.named_parameters()
-        self.buffers = model.named_buffers()
-        ranks.check("the settings", job.settings())
-        shapes = [(n, p.shape, p.dtype.name) for n, p in (*self.parameters.items(), *self.buffers.items())]
-        ranks.check("the model", checksum(repr(shapes)))
-        self._share()
-        self.state = OptimizerState(job.optimizer)
-        pieces = [(f"{n}.grad", p.shape) for n, p in self.parameters.items()]
-        pieces += [(f"{n}.next", p.shape) for n, p in self.buffers.items()]
-        pieces += [("loss", ()), ("weight", ()), ("reached", (len(pieces),))]
-        self.mine, self.sums = FlatArrays(pieces), FlatArrays(pieces)
-        self.reduction = ranks.reduction(self.mine.array.size, job.exchange == "ordered")
-        self._locals: dict[Hashable, _Local] = {}
-        self._last: _Local | None = None
-        self._updates: dict[bytes, Any] = {}
-        self._pass, self._order = -1, np.arange(0)
-
-    # ---- the loop --------------------------------------------------------------------------------------------
-
-    def train(self) -> list[float]:
-        """All steps; the loss of each."""
-        job = self.job
-        history: list[float] = []
-        began = time.perf_counter()
-        began_pass = 0
-        for i in range(job.iterations):
-            if i * self.ranks.size // job.count > self.state.epoch:
-                self.state.observe(float(np.mean(history[began_pass:])))
-                began_pass, self.state.epoch = i, i * self.ranks.size // job.count
-            history.append(self._step(i))
-            done = i + 1
-            if done % CHECK_STEPS == 0 or done == 1:
-                self._compare_graphs()
-            if done % CHECK_STEPS == 0 or done == job.iterations:
-                self.ranks.check("the weights", self._weights())
-            tenth = max(1, job.iterations // 10)
-            if job.verbose and self.ranks.is_root and (done % tenth == 0 or done == job.iterations):
-                speed = done * self.ranks.size / (time.perf_counter() - began)
-                mean = float(np.mean(history[-tenth:]))
-                print(f"step {done}/{job.iterations}  loss {mean:.4g}  {rate(speed)} samples/s", file=sys.stderr)
-        return history
-
-    def _step(self, i: int) -> float:
-        ranks = self.ranks
-        j = i * ranks.size + ranks.rank
-        number = self._sample(j)
-        try:
-            local, leaves = self._local(number)
-            self._compute(local, leaves, j)
-        except Exception as error:
-            raise _named(error, f"{ranks.kind} {ranks.rank}, sample {number}, step {i + 1}") from error.__cause__
-        self.reduction.add(self.mine.array)
-        self.reduction.finish(self.sums.array)
-        total, weight, reached = (s.array for s in self.sums.stored[-3:])
-        update = self._update_for(reached)
-        try:
-            update.run_many(1, self.state.settings())
-        except (GuardTripped, NotFinite):
-            self._refuse(i, number, local, j)
-        self.state.steps += 1
-        return float(total / weight) if weight != 0 else 0.0
-
-    def _sample(self, j: int) -> int:
-        """The number of the j-th sample of the whole training."""
-        turn, at = divmod(j, self.job.count)
-        if not self.job.shuffle:
-            return at
-        if turn != self._pass:
-            self._pass, self._order = turn, generator(self.job.seed, _ORDER, turn).permutation(self.job.count)
-        return int(self._order[at])
-
-    def _compute(self, local: _Local, leaves: Leaves, j: int) -> None:
-        """Run one sample; the result is in self.mine."""
-        run = local.run
-        run.feed({name: array for name, array in leaves.items() if name in run.inputs})
-        try:
-            run.run_many(1, random_settings(self.job.seed, j + 1))
-        except NotFinite:  # with check 2: then the guard ends the step on all replicas, and `_refuse` says where
-            self.mine.stored[-3].array[...] = np.nan  # the loss
-        if local is not self._last:
-            self.mine.stored[-1].array[...] = local.reached
-            self._last = local
-
-    def _refuse(self, i: int, number: int, local: _Local, j: int) -> None:
-        """NonFiniteError on all replicas, naming the first bad node of the first bad one."""
-        found = None
-        if not np.isfinite(self.mine.array).all():
-            found = f"{self._first_bad(local, j)}, in {self.ranks.kind} {self.ranks.rank}, sample {number}"
-        causes = [cause for cause in self.ranks.gather(found) if cause is not None]
-        raise stopped(i + 1, causes[0] if causes else OVERFLOW) from None
-
-    def _first_bad(self, local: _Local, j: int) -> str:
-        def say(name: str, array: np.ndarray, at: int) -> str:
-            return f"{name} of the sample is not finite"
-
-        return first_bad(local.run, [], local.updates, random_settings(self.job.seed, j + 1), say, **self.options)
-
-    # ---- building --------------------------------------------------------------------------------------------
-
-    def _local(self, number: int) -> tuple[_Local, Leaves]:
-        """The program for a sample, and the arrays to feed."""
-        sample = self.job.samples[number]
-        leaves: Leaves = {}
-        layout = _flatten(_as_sample(sample), "", leaves)
-        key = (layout, *((a.shape, a.dtype.str) for a in leaves.values()))
-        if key not in self._locals:
-            with locks.building, graph_mode():
-                self._locals[key] = self._build(layout, leaves)
-        return self._locals[key], leaves
-
-    def _build(self, layout: Any, leaves: Leaves) -> _Local:
-        job = self.job
-        values = {name: input_value(name, a.shape, dtype(a.dtype)) for name, a in leaves.items()}
-        sample = _rebuilt(layout, values)
-        if isinstance(sample, dict) and (job.forward_fn is None or job.target_fn is None):
-            lacks = "forward_fn" if job.forward_fn is None else "target_fn"
-            raise SettingError(f"samples are dicts of {sorted(sample)}; need {lacks}, which picks out of them")
-        out = self.model(sample[0]) if job.forward_fn is None else job.forward_fn(self.model, sample)
-        target = sample[1] if job.target_fn is None else job.target_fn(sample)
-        total, weight = _loss_pair(job.loss_fn(out, target))
-        refuse_untrained("dp_train", total, {p.stored for p in self.parameters.values()})
-        grads = gradients(total, list(self.parameters.values()))
-        nexts = take_effects([total, weight, *[g for g in grads if g is not None]])
-        left = {s.name for s in nexts} - {p.stored.name for p in self.buffers.values()}
-        if left:
-            raise GraphError(f"the graph updates {', '.join(sorted(left))}, which is no buffer of the model")
-        found = [*grads, *(nexts.get(p.stored) for p in self.buffers.values())]
-        pairs = list(zip(self.mine.values[:-1], [*found, total, weight], strict=True))
-        updates = ops.assign(*(v for piece, new in pairs if new is not None for v in (piece, new)))
-        absent = [piece for piece, new in pairs if new is None]
-        if absent:
-            updates += ops.zero(*absent)
-        run = compile_program([], updates, **self.options)
-        return _Local(run, np.array([v is not None for v in found], np.float32), updates)
-
-    def _update_for(self, reached: np.ndarray) -> Any:
-        """The program that ends a step in which so many replicas have reached each parameter and buffer."""
-        key = reached.tobytes()
-        if key not in self._updates:
-            with locks.building, graph_mode():
-                self._updates[key] = self._ending(reached)
-        return self._updates[key]
-
-    def _ending(self, reached: np.ndarray) -> Any:
-        *pieces, total, weight, _ = self.sums.values
-        found = [one for one in zip(self._all(), pieces, reached, strict=True) if one[2]]
-        parameters, grads = ([one[i] for one in found if one[0].trainable] for i in (0, 1))
-        if not parameters:
-            raise GradientError("dp_train: the loss depends on no trainable parameter; need at least one")
-        norm, updates = end_step(self.state, parameters, grads, total, weight, max_norm=self.job.max_norm)
-        means = [(p, ops.scale(piece, factor=1 / float(n))) for p, piece, n in found if not p.trainable]
-        if means:
-            updates += ops.assign(*(v for pair in means for v in pair))
-        return compile_program([norm], updates, **self.options)
-
-    # ---- weights ---------------------------------------------------------------------------------------------
-
-    def _all(self) -> list[Parameter]:
-        return [*self.parameters.values(), *self.buffers.values()]
-
-    def _share(self) -> None:
-        """Replica 0's weights for all."""
-        for p in self._all():
-            if p.stored.role != "frozen":
-                self.ranks.broadcast(p.stored.array)
-                p.stored.version += 1
-
-    def _compare_graphs(self) -> None:
-        """TrainError when processes make different graphs of samples of the same form: they run different scripts.
-
-        Threads run one script; what differs there is meant.
-        """
-        ranks = self.ranks
-        if ranks.size == 1 or ranks.kind != "rank":
-            return
-        with locks.building:
-            mine = {repr(key): checksum(repr(structure(one.updates, _called))) for key, one in self._locals.items()}
-        seen: dict[str, str] = {}
-        for rank, theirs in enumerate(ranks.gather(mine)):
-            for key, outline in theirs.items():
-                if seen.setdefault(key, outline) != outline:
-                    raise TrainError(
-                        f"rank {rank} makes another graph than those before it of samples {key}; need the same "
-                        "forward_fn, loss_fn and target_fn on all"
-                    )
-
-    def _weights(self) -> str:
-        return checksum(*(p.stored.array for p in self._all()))
-
-
-def _called(stored: Stored) -> Hashable:
-    return (stored.name, stored.shape, stored.dtype.name, stored.role)
-
-
-# ---- samples ----------------------------------------------------------------------------------------------------
-
-
-def _as_sample(sample: Any) -> Any:
-    if isinstance(sample, dict):
-        return sample
-    if isinstance(sample, (tuple, list)) and len(sample) == 2:
-        return tuple(sample)
-    seen = f"{type(sample).__name__} of {len(sample)}" if isinstance(sample, (tuple, list)) else type(sample).__name__
-    raise DataError(f"got {seen}; need a pair (x, target) or a dict of arrays")
-
-
-def _flatten(part: Any, name: str, leaves: Leaves) -> Any:
-    """Collect the arrays of tuples and dicts, and answer a hashable layout for `_rebuilt`."""
-    if isinstance(part, dict):
-        return ("dict", *((k, _flatten(v, f"{name}.{k}" if name else str(k), leaves)) for k, v in part.items()))
-    if isinstance(part, tuple):
-        names = ("x", "target") if not name else [f"{name}[{i}]" for i in range(len(part))]
-        return ("tuple", *(_flatten(v, n, leaves) for n, v in zip(names, part, strict=True)))
-    if name in leaves:
-        raise DataError(f"{name} is there twice; need one array for a name")
-    leaves[name] = _as_leaf(name, part)
-    return name
-
-
-def _rebuilt(layout: Any, values: dict[str, Value]) -> Any:
-    if isinstance(layout, str):
-        return values[layout]
-    if layout[0] == "dict":
-        return {k: _rebuilt(v, values) for k, v in layout[1:]}
-    return tuple(_rebuilt(v, values) for v in layout[1:])
-
-
-def _as_leaf(name: str, data: Any) -> np.ndarray:
-    """Numbers in the dtype that gl.tensor gives them."""
-    try:
-        array = as_array(name, data)
-    except ValueError as error:
-        raise ShapeError(f"{name}: rows of different lengths ({error}); need one array") from None
-    if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
-        raise DTypeError(f"{name}: dtype {array.dtype}; need numbers")
-    kind = kind_of(data)
-    if array.dtype.itemsize >= 4 and not kind.is_float and array.size:
-        limit = np.iinfo(kind.numpy)
-        if not limit.min <= array.min() <= array.max() <= limit.max:
-            raise DataError(f"{name}: ids from {array.min()} to {array.max()}; need ids below {limit.max + 1}")
-    return array.astype(kind.numpy, copy=False)
-
-
-def _loss_pair(found: Any) -> tuple[Value, Value]:
-    """(sum, weight) of what loss_fn gave; a scalar weighs 1."""
-    pair = found if isinstance(found, tuple) and len(found) == 2 else (found, constant(1.0))
-    for v in pair:
-        if not isinstance(v, Value):
-            raise GraphError(f"loss_fn gave {type(v).__name__}; need a scalar of the graph, or a pair (sum, weight)")
-        if v.shape:
-            raise ShapeError(f"loss_fn gave {describe(v)}; need a scalar, or a pair of scalars (sum, weight)")
-    return pair
-
-
-def _named(error: BaseException, where: str) -> BaseException:
-    """The same error, saying where it happened; an error that has no message of its own becomes the cause of one."""
-    if not isinstance(error, Exception):
-        return error
-    if isinstance(error, GradloomError) or (len(error.args) == 1 and isinstance(error.args[0], str)):
-        error.args = (f"{where}: {error}",)
-        return error
-    named = TrainError(f"{where}: {type(error).__name__}: {error}")
-    named.__cause__ = error
-    return named

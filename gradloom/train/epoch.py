@@ -12,6 +12,7 @@ from ..base.errors import DataError, SettingError
 from ..data.dataset import Dataset
 from .arguments import check_batch
 from .result import Result
+from .source import RowSource
 from .trainer import Trainer
 
 
@@ -68,36 +69,52 @@ def epoch(
     result_eval = Result() if result_eval is None else result_eval
     with trainer.claim:
         source = trainer.source(data)
-        source.order.array[...] = rows
-        for training, first, last, result, listener in (
+        source.order.write(rows)
+        for training, first, last, result, on_batch in (
             (True, 0, split, result_train, on_train_batch),
             (False, split, data.n, result_eval, on_eval_batch),
         ):
-            if first == last:
-                continue
-            say = [each for each in (listener, on_progress) if each is not None]
-            trainer.run_rows(
-                source, first, last, result,
-                batch_size=batch_size if training else micro,
-                micro_batch_size=micro,
-                backward=training,
-                each=listener is not None,
-                heard=_reporter(say, training, last - first, result) if say else None,
-            )  # fmt: skip
-            if training:
-                trainer.epoch += 1
+            if first < last:
+                run_part(
+                    trainer, source, first, last, result,
+                    training=training, batch_size=batch_size, micro_batch_size=micro,
+                    on_batch=on_batch, on_progress=on_progress,
+                )  # fmt: skip
     return result_train, result_eval
 
 
-def _reporter(say: list[Listener], training: bool, total: int, result: Result) -> Callable[[int], None]:
+def run_part(
+    trainer: Trainer,
+    source: RowSource,
+    first: int,
+    last: int,
+    result: Result,
+    *,
+    training: bool,
+    batch_size: int,
+    micro_batch_size: int,
+    on_batch: Listener | None = None,
+    on_progress: Listener | None = None,
+) -> None:
+    """Train or evaluate on rows first..last of the source's order; trainer.epoch counts up after training.
+
+    on_batch is called after every micro-batch, on_progress at least every 0.2 s.
+    """
     began = time.perf_counter()
+    listeners = [each for each in (on_batch, on_progress) if each is not None]
 
     def heard(done: int) -> None:
-        at = Progress(training, done, total, time.perf_counter() - began, result)
-        for listener in say:
+        at = Progress(training, done, last - first, time.perf_counter() - began, result)
+        for listener in listeners:
             listener(at)
 
-    return heard
+    trainer.run_rows(
+        source, first, last, result,
+        batch_size=batch_size if training else micro_batch_size, micro_batch_size=micro_batch_size, backward=training,
+        each=on_batch is not None, heard=heard if listeners else None,
+    )  # fmt: skip
+    if training:
+        trainer.epoch += 1
 
 
 def _checked(order: np.ndarray, n: int) -> np.ndarray:

@@ -1,19 +1,15 @@
-"""fit, evaluate, predict: written with the public pieces only, and meant to be copied."""
+"""fit, evaluate, predict: written with the public pieces only (Trainer, Loop), and meant to be copied."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..base.arguments import as_bool, as_whole
 from ..base.errors import DataError
-from ..base.interrupts import StopTraining
 from ..data.dataset import Dataset
 from ..optim.optimizer import Optimizer
 from ..parallel.agree import agreed, is_root, same_settings, share_of, threads_for
@@ -21,32 +17,16 @@ from ..parallel.communicator import TIMEOUT, Communicator
 from ..parallel.join import ranks_of
 from .arguments import check_batch, check_options
 from .display import Display
-from .epoch import Progress, epoch
+from .epoch import Listener
+from .loop import Loop
 from .outputs import mapped
-from .result import Result
+from .result import EpochResult, Result
 from .source import numbers
-from .stopping import Listeners, Listening, monitored
+from .stopping import Listeners
 from .trained import Freeze
 from .trainer import Model, Trainer
 
 Data = Dataset | tuple[Any, Any] | np.ndarray
-
-
-@dataclass(frozen=True)
-class EpochResult:
-    """One epoch of a fit: its number from 1, what training and validation measured (val is None without a split)."""
-
-    epoch: int
-    train: Result
-    val: Result | None
-    seconds: float
-    planned_bytes: int = 0  # the arena and scratch that the steps so far planned for
-
-    def drop_predictions(self) -> None:
-        """Free the predictions: fit keeps those of its last epoch."""
-        for result in (self.train, self.val):
-            if result is not None:
-                result.drop_predictions()
 
 
 def fit(
@@ -64,9 +44,9 @@ def fit(
     freeze: Freeze = (),
     progress: bool = True,
     on_epoch: Listeners = None,
-    on_progress: Callable[[Progress], None] | None = None,
-    on_train_batch: Callable[[Progress], None] | None = None,
-    on_eval_batch: Callable[[Progress], None] | None = None,
+    on_progress: Listener | None = None,
+    on_train_batch: Listener | None = None,
+    on_eval_batch: Listener | None = None,
     parallel: str | Communicator | None = None,
     exchange: str = "ordered",
     timeout: float = TIMEOUT,
@@ -102,6 +82,8 @@ def fit(
         check_batch(batch_size)
         if micro_batch_size is not None:
             check_batch(micro_batch_size, batch_size, "micro_batch_size")
+        data.check_counted(train_rows, "training rows")
+        data.check_counted(val_rows, "evaluation rows")
         batch_size, micro_batch_size = int(batch_size), int(micro_batch_size or share_of(batch_size, ranks))
         trainer = Trainer(
             model,
@@ -116,55 +98,15 @@ def fit(
             **options,
         )
     same_settings(ranks, epochs=epochs, val_split=val_split, rows=data.n)
-    history: list[EpochResult] = []
-    first = trainer.epoch  # not 0 when an optimiser with a state of its own goes on
-    display = Display(first + epochs) if progress and is_root(ranks) else None
-
-    def heard(at: Progress) -> None:
-        if display is not None:
-            display.rows(at)
-        if on_progress is not None:
-            on_progress(at)
-
-    listeners = Listening(on_epoch)
-    listeners.begin(trainer)
-    with display or contextlib.nullcontext(), trainer.together(), trainer.claim:
-        for number in range(first + 1, first + epochs + 1):
-            order = np.concatenate([data.order(seed, number, train_rows), val_rows])
-            if history:
-                history[-1].drop_predictions()
-            began = time.perf_counter()
-            train, val = Result(), Result()
-            stopping = False
-            try:
-                epoch(
-                    trainer,
-                    data,
-                    train,
-                    val,
-                    split=len(train_rows),
-                    order=order,
-                    batch_size=batch_size,
-                    micro_batch_size=micro_batch_size,
-                    on_train_batch=on_train_batch,
-                    on_eval_batch=on_eval_batch,
-                    on_progress=heard,
-                )
-            except StopTraining:
-                stopping = True
-            seconds = time.perf_counter() - began
-            history.append(EpochResult(number, train, val if val.ndata else None, seconds, trainer.planned_bytes))
-            if display is not None:
-                display.epoch(history[-1])
-            if stopping:
-                break
-            trainer.optimizer_state.observe(monitored(history[-1]))
-            try:
-                trainer.tell(listeners or None, history[-1])
-            except StopTraining:
-                break
-    trainer.tell(listeners.end if listeners else None)
-    return history
+    display = Display(trainer.epoch + epochs) if progress and is_root(ranks) else None
+    loop = Loop(
+        trainer, data, train_rows, val_rows,
+        batch_size=batch_size, micro_batch_size=micro_batch_size, steps=epochs * -(-len(train_rows) // batch_size),
+        seed=seed, on_epoch=on_epoch, on_progress=on_progress, on_train_batch=on_train_batch,
+        on_eval_batch=on_eval_batch,
+    )  # fmt: skip
+    loop.run(display)
+    return loop.history
 
 
 def evaluate(

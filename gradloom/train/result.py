@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -115,11 +116,31 @@ class Result:
         return np.concatenate(self._predictions) if self._predictions else np.empty(0, np.int32)
 
     def drop_predictions(self) -> None:
-        """Free the predictions; what they measured stays."""
-        self._predictions = None
+        """Free the predictions, if there are any; what they measured stays."""
+        self._predictions = None if self._predictions else self._predictions
 
     def __repr__(self) -> str:
         text = f"loss {self.loss:.6g} +- {self.loss_unc:.2g}"
         if self.counted:
             text += f", accuracy {self.accuracy:.4f} +- {self.accuracy_unc:.2g}"
         return f"Result({self.ndata} rows, {text})"
+
+
+@dataclass(frozen=True)
+class EpochResult:
+    """One epoch of a fit: its number from 1, what training and validation measured (val is None without a split).
+
+    seconds: of both. planned_bytes: the arena and scratch that the steps so far planned for.
+    """
+
+    epoch: int
+    train: Result
+    val: Result | None
+    seconds: float
+    planned_bytes: int = 0
+
+    def drop_predictions(self) -> None:
+        """Free the predictions: fit keeps those of its last epoch."""
+        for result in (self.train, self.val):
+            if result is not None:
+                result.drop_predictions()

@@ -102,7 +102,7 @@ class Run:
         stored = [array.stored for array in self._accumulators.values()]
         with held((), stored):
             for one in stored:
-                one.array[...] = 0
+                one.write(0)
 
     def __call__(self, **feeds: Any) -> list[np.ndarray]:
         """Compute the outputs and all gradients, and add the parameters' gradients to their accumulators."""

@@ -1,8 +1,8 @@
-"""Where a step's rows come from: gathered by the tape itself out of a data set, or fed by the caller."""
+"""Where a step's rows come from: gathered by the program itself out of a data set, or fed by the caller."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from ..base.errors import DataError, DTypeError, ShapeError
 from ..data.dataset import Dataset
 from ..graph.leaves import input as input_value
 from ..graph.leaves import setting, stored_value
-from ..graph.stored import Stored, sketching, stored_empty, trainable_changes
+from ..graph.stored import Stored, trainable_changes
 from ..graph.value import Value
 
 Leaves = tuple[Value, "Value | None", "Value | None"]
@@ -27,17 +27,24 @@ class RowSource:
 
     def __init__(self, data: Dataset) -> None:
         self.data = data
-        self.order = Stored.wrap("order", stored_empty((data.n,), np.dtype(np.int64)), "state")
-        if not sketching():
-            self.order.write(np.arange(data.n))
-        self._order = stored_value(self.order)
+        self._begin(data.n, data.has_ids)
         self._data = _wrapped("data", data.data)
         self._labels = None if data.labels is None else _wrapped("labels", data.labels)
         self._weights = None if data.weights is None else _wrapped("weights", data.weights)
 
+    def _begin(self, n: int, has_ids: bool) -> None:
+        self.n, self._has_ids = n, has_ids  # labels are class ids
+        self.order = Stored.deferred("order", (n,), lambda: np.arange(n), "i64")
+        self._order = stored_value(self.order)
+
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        """The arrays of the data set."""
+        return [a for a in (self.data.data, self.data.labels, self.data.weights) if a is not None]
+
     @property
     def key(self) -> Hashable:
-        return ("rows", id(self.data), trainable_changes())
+        return ("rows", id(self._data), trainable_changes())
 
     def leaves(self, rows: int) -> Leaves:
         """(data, labels, weights) of a batch of so many rows."""
@@ -46,9 +53,8 @@ class RowSource:
         def gather(leaf: Value, ids: bool) -> Value:
             return ops.take_batch(leaf, self._order, position, rows=rows, kind="i32" if ids else "f32")
 
-        data = self.data
-        x = gather(self._data, ids=data.data.dtype.name in ("int32", "int64"))
-        labels = None if self._labels is None else gather(self._labels, ids=data.has_ids)
+        x = gather(self._data, ids=self._data.dtype.name in ("i32", "i64"))
+        labels = None if self._labels is None else gather(self._labels, ids=self._has_ids)
         weights = None if self._weights is None else gather(self._weights, ids=False)
         return x, labels, weights
 
@@ -58,10 +64,24 @@ class RowSource:
         return None if data.labels is None else data.labels[rows], None if data.weights is None else data.weights[rows]
 
 
+class PlannedSource(RowSource):
+    """Rows of which only the number and the shapes are known: steps on them are planned and never run."""
+
+    def __init__(self, n: int, row: Sequence[int], labels: Sequence[int]) -> None:
+        """row, labels: the shapes of a row of i32 data and of its labels, i32 ids."""
+        self._begin(n, has_ids=True)
+        self._data = stored_value(Stored("data", np.broadcast_to(np.int32(0), (n, *row)), "i32"))
+        self._labels = stored_value(Stored("labels", np.broadcast_to(np.int32(0), (n, *labels)), "i32"))
+        self._weights = None
+
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        """None: nothing is there."""
+        return []
+
+
 def _wrapped(name: str, array: np.ndarray) -> Value:
-    if not sketching() and (
-        array.dtype.name not in _GATHERED or not array.flags.c_contiguous or not array.flags.aligned
-    ):
+    if array.dtype.name not in _GATHERED or not array.flags.c_contiguous or not array.flags.aligned:
         array = np.require(array, np.float32 if array.dtype == np.float16 else None, ["C", "A"])
     return stored_value(Stored.wrap(name, array, "state" if array.flags.writeable else "frozen"))
 

@@ -14,7 +14,7 @@ from ..base.interrupts import StopTraining
 from ..graph.stored import Stored, copies, replace
 
 if TYPE_CHECKING:
-    from .fit import EpochResult
+    from .result import EpochResult
     from .trainer import Trainer
 
 Listeners = Callable[..., Any] | Sequence[Callable[..., Any]] | None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from ..graph.value import Node
+from .expand import expand
 from .fuse import fuse, transpose_products
 from .program import Program
 from .simplify import join_pads, simplify
@@ -21,10 +23,20 @@ def passes(fused: bool = True) -> Iterator[Pass]:
     yield simplify
 
 
-def rewrite(program: Program, fuse: bool = True, after: Callable[[str, Program], None] | None = None) -> Program:
-    """The program after all passes. after: is told of the name and the program of each."""
+def rewrite(
+    program: Program,
+    fuse: bool = True,
+    after: Callable[[str, Program], None] | None = None,
+    runs: Callable[[Node], bool] | None = None,
+) -> Program:
+    """The program after all passes. after: is told of the name and the program of each. runs: whether the backend has a
+    kernel for a node; where it has none, the op's composition takes its place. All kernels are there when not given."""
     for one in passes(fuse):
         program = one(program)
         if after is not None:
             after(one.__name__, program)
+    if runs is not None and (expanded := expand(program, runs)) is not program:
+        program = simplify(expanded)
+        if after is not None:
+            after("expand", program)
     return program

@@ -2,7 +2,6 @@
 
 import json
 import struct
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,20 +13,13 @@ from gradloom.files import open_gguf, write_gguf
 from gradloom.files.gguf_fields import field
 from gradloom.files.gguf_types import KINDS
 from gradloom.llm.adapter_files import AdapterArrays, write_adapter_gguf
-
-DATA = Path(__file__).parents[3] / "shared" / "data" / "gguf"
+from tests.real_data import need
 
 
 def run(capsys, *arguments):
     code = main([str(a) for a in arguments])
     out, err = capsys.readouterr()
     return code, out, err
-
-
-def real(name):
-    if not (DATA / name).exists():
-        pytest.skip(f"needs the model file {DATA / name}")
-    return DATA / name
 
 
 @pytest.fixture
@@ -98,11 +90,11 @@ def test_info_of_what_is_not_run_here(capsys, tmp_path):
 
 
 def test_info_of_real_files(capsys):
-    code, out, _ = run(capsys, "info", real("stories260K.gguf"))
+    code, out, _ = run(capsys, "info", need("gguf/stories260K.gguf"))
     assert (
         code == 0 and "parameters  292,800, 32.00 bits each\n" in out and "padding 4294967295, no chat template" in out
     )
-    code, out, _ = run(capsys, "info", real("vocab/ggml-vocab-qwen2.gguf"))
+    code, out, _ = run(capsys, "info", need("gguf/vocab/ggml-vocab-qwen2.gguf"))
     assert code == 0 and "vocabulary  151936 pieces, model gpt2, split as qwen2, begin 151643" in out
     assert "rope        base 1e+06\n" in out and "tensor" not in out
 

@@ -12,7 +12,7 @@ import pytest
 
 from examples.random_gguf import CHATML
 from gradloom.cli.main import main
-from tests.llm.small import write
+from tests.llm.random_models import write
 
 ROOT = Path(__file__).parents[2]
 WORDS = ["once", "upon", "a", "time", "there", "was", "a", "little", "girl", "who", "played", "with", "her", "dog"]

@@ -18,7 +18,8 @@ from gradloom.cli.main import main
 from gradloom.graph.opspec import REGISTRY
 from gradloom.llm import LoRA, load
 from tests import processes
-from tests.llm.small import need, write
+from tests.llm.random_models import write
+from tests.real_data import need
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(gradloom.__file__).parents[1]), "GRADLOOM_THREADS": "1"}
 TEXT = "once upon a time there was a little girl who loved to play in the park with her dog and a big red ball"
@@ -368,7 +369,7 @@ def test_verify(capsys, path, text):
 
 def test_verify_where_something_differs(capsys, path, text, monkeypatch):
     spec = REGISTRY["rms_norm"]
-    honest, call, names = spec.reference, spec.call, spec._wants["reference"]
+    honest, call, names = spec.reference, spec.call, spec.wants["reference"]
 
     def moved(rule, scope):
         if rule != "reference":

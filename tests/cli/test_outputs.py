@@ -22,7 +22,7 @@ from gradloom.cli.main import main
 from gradloom.cli.model import build_model, load_model
 from gradloom.files import claim, load_arrays, read_together
 from tests import processes
-from tests.llm.small import write
+from tests.llm.random_models import write
 from tests.parallel.mpi import finish, needs_mpi
 from tests.parallel.mpi import start as start_ranks
 

@@ -1,22 +1,12 @@
 """Real files beside the project; each test is skipped where its file is not there."""
 
 import json
-from pathlib import Path
 
 import numpy as np
-import pytest
 
 from gradloom.cli.main import main
 from gradloom.data import read_table
-
-DATA = Path(__file__).parents[3] / "shared" / "data"
-
-
-def need(name):
-    path = DATA / name
-    if not path.exists():
-        pytest.skip(f"{name} is not in {DATA}")
-    return path
+from tests.real_data import need
 
 
 def test_mnist():

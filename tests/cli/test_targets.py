@@ -14,7 +14,7 @@ from gradloom.cli.main import main
 from gradloom.llm import LoRA, TrainedTensors, load
 from gradloom.llm.finetune import Run
 from gradloom.llm.merge import merge
-from tests.llm.small import write
+from tests.llm.random_models import write
 
 ROUTES = ["itself", "dots", "symlink", "hardlink"]
 

@@ -20,8 +20,8 @@ from examples.random_gguf import ARCHS, SHAPES, TYPES, write_random
 from gradloom import llm
 from gradloom.llm.generate import complete
 from tests.client.client import Client
+from tests.real_data import DATA
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
 STORIES, SHAKESPEARE = DATA / "gguf" / "stories260K.gguf", DATA / "text" / "tinyshakespeare.txt"
 PROMPT, COUNT = "Once upon a time", 200
 needs_data = pytest.mark.skipif(

@@ -1,22 +1,12 @@
 """The eager style on real data: the examples reach what gl.fit reaches with the same model; a language model trains."""
 
-from pathlib import Path
-
 import numpy as np
-import pytest
 
 import gradloom as gl
 from examples import eager_iris, eager_mnist
+from tests.real_data import need
 
 nn = gl.nn
-DATA = Path(__file__).parents[3] / "shared" / "data"
-
-
-def need(name):
-    path = DATA / name
-    if not path.exists():
-        pytest.skip(f"{name} is not in {DATA}")
-    return path
 
 
 def test_iris(capsys):

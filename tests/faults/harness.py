@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from tests import processes
-from tests.llm.small import write
+from tests.llm.random_models import write
 
 ROOT = Path(__file__).parents[2]
 SOURCE = Path(__file__).parent / "faults.cpp"

@@ -21,7 +21,7 @@ from gradloom.files import open_gguf
 from tests.core.test_threads import N, wide
 from tests.core.test_vm import Tape, in_child, vec
 from tests.faults.harness import MODES
-from tests.llm.small import write
+from tests.llm.random_models import write
 
 library = ctypes.CDLL(None)
 pytestmark = pytest.mark.skipif(

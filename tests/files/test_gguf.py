@@ -18,18 +18,12 @@ from gradloom.base.errors import FileError
 from gradloom.files import gguf_types, open_gguf, write_gguf
 from gradloom.files.gguf_fields import VALUE_KINDS, Field, field
 from gradloom.files.gguf_types import KINDS, PLAIN
+from tests.real_data import need
 
 from .gguf_bytes import ARRAY, BOOL, F32, SMALL, STRING, U8, U32, U64, head, key, model, tensor, text
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(gradloom.__file__).parents[1])}
-DATA = Path(os.environ.get("GRADLOOM_DATA", Path(__file__).parents[3] / "shared" / "data")) / "gguf"
 REAL = ["stories260K.gguf", *(f"vocab/ggml-vocab-{name}.gguf" for name in ("llama-spm", "llama-bpe", "gpt-2", "qwen2"))]
-
-
-def real(name):
-    if not (DATA / name).exists():
-        pytest.skip(f"needs the model file {DATA / name}")
-    return DATA / name
 
 
 def write(path, content):
@@ -72,7 +66,7 @@ def test_a_small_file(tmp_path):
 
 @pytest.mark.parametrize("name", REAL)
 def test_real_files_are_read_as_the_package_reads_them(name):
-    path = real(name)
+    path = need(f"gguf/{name}")
     begin = time.perf_counter()
     file = open_gguf(path)
     assert time.perf_counter() - begin < 2  # some 0.05 s when the machine is free
@@ -92,9 +86,9 @@ def test_real_files_are_read_as_the_package_reads_them(name):
 
 
 def test_oddities_of_real_files():
-    metadata = open_gguf(real("stories260K.gguf")).metadata
+    metadata = open_gguf(need("gguf/stories260K.gguf")).metadata
     assert metadata["tokenizer.ggml.padding_token_id"] == 4294967295 and "llama.rope.freq_base" not in metadata
-    assert open_gguf(real(REAL[1])).tensors == {}  # ends before its data would begin
+    assert open_gguf(need(f"gguf/{REAL[1]}")).tensors == {}  # ends before its data would begin
 
 
 def test_rows_as_floats(tmp_path):
@@ -395,7 +389,7 @@ def test_a_file_larger_than_the_address_space(tmp_path):
 @pytest.mark.parametrize("name", REAL)
 def test_real_files_are_written_again_exactly(tmp_path, name):
     """Keys, kinds, tensors, bytes: all of it, and what the package sees in it."""
-    path = real(name)
+    path = need(f"gguf/{name}")
     file = open_gguf(path)
     tensors = {t.name: (t.kind, t.shape, file.bytes(t.name)) for t in file.tensors.values()}
     size = write_gguf(tmp_path / "m.gguf", file.fields, tensors)

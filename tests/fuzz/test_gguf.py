@@ -22,9 +22,10 @@ from gradloom.base.errors import FileError
 from gradloom.files import open_gguf, write_gguf
 from gradloom.files.gguf_fields import field
 from gradloom.files.gguf_types import KINDS, PLAIN
+from tests.real_data import DATA
 
 ROOT = Path(gradloom.__file__).parents[1]
-STORIES = Path(__file__).parents[3] / "shared" / "data" / "gguf" / "stories260K.gguf"
+STORIES = DATA / "gguf" / "stories260K.gguf"
 CASES = int(os.environ.get("FUZZ_CASES", "1500"))  # more of them: FUZZ_CASES=100000
 # numbers where counts, lengths, offsets and products go wrong
 EDGES = [0, 1, 2, 3, 4, 7, 8, 12, 13, 31, 32, 63, 64, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1]

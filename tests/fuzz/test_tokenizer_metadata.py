@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from gradloom.base.errors import DataError, FileError
 from gradloom.llm.tokenizer import Tokenizer
-from tests.llm.tokens import byte_bpe, spm
+from tests.llm.small_tokenizers import byte_bpe, spm
 
 KEYS = sorted(byte_bpe() | spm()) + [f"tokenizer.ggml.add_{k}" for k in ("bos_token", "eos_token", "space_prefix")]
 short = st.text("ab \u2581<>0x/s\u0120", max_size=4)

@@ -13,7 +13,7 @@ import numpy as np
 
 import gradloom as gl
 from examples.random_gguf import SHAPES, write_random
-from tests.llm.ours import Arrays, Ours, lora_arrays
+from tests.llm.given_lora import Arrays, GivenLora, lora_arrays
 
 STEPS, TOKENS, CYCLE = 20, 32, 8
 CASES: dict[str, dict[str, Any]] = {
@@ -49,15 +49,15 @@ class DeepCase:
 
     def ours(self, steps: int = STEPS, **options: Any) -> tuple[list[float], dict[str, np.ndarray], Any]:
         """(the loss before each step of SGD, the trained arrays at the end, the plan)."""
-        ours = Ours(self.path, self.arrays(), **options)
+        ours = GivenLora(self.path, self.arrays(), **options)
         trainer = ours.trainer("opt", gl.optim.SGD(lr=self.lr))
         x = np.stack([self.tokens, self.positions], 1)
         losses = [trainer.step(x, self.labels).loss for _ in range(steps)]
-        (step,) = trainer._steps.values()
+        (step,) = trainer.compiled
         return losses, {k: p.numpy() for k, p in ours.adapter.parameters().items()}, step.run.plan
 
     def theirs(self, dtype: Any, steps: int = STEPS) -> list[float]:
         """PyTorch's losses in one precision."""
-        from tests.llm.twin import Theirs
+        from tests.llm.torch_lora import TorchLora
 
-        return Theirs(self.path, self.arrays(), dtype).sgd(*self.batch, self.lr, steps)
+        return TorchLora(self.path, self.arrays(), dtype).sgd(*self.batch, self.lr, steps)

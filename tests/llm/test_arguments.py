@@ -12,7 +12,7 @@ import pytest
 import gradloom as gl
 from gradloom.base.errors import DataError, SettingError
 from gradloom.llm import LoRA, TrainedTensors, load
-from tests.llm.small import rows_of, write
+from tests.llm.random_models import rows_of, write
 
 TRAIN: dict[str, Any] = {"steps": 2, "batch_size": 2, "val_split": 0.0, "threads": 1, "progress": False, "lr": 1e-2}
 

@@ -6,7 +6,7 @@ import pytest
 from gradloom.base.errors import DataError
 from gradloom.llm.chat import ChatTemplate
 from gradloom.llm.tokenizer import Tokenizer
-from tests.llm.tokens import byte_bpe, real, spm
+from tests.llm.small_tokenizers import byte_bpe, real, spm
 
 CHATML = (  # SmolLM2
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"

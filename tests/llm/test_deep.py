@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.llm.deep_case import TOKENS, WAYS, DeepCase
-from tests.llm.ours import Ours
+from tests.llm.given_lora import GivenLora
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "deep_losses.json"  # of torch_model.py in float64
 oracle = pytest.mark.oracle
@@ -40,7 +40,7 @@ def test_twenty_steps_are_the_same_bits_however_they_are_planned(case: DeepCase)
 def test_the_losses_are_pytorchs(case: DeepCase) -> None:
     import torch
 
-    from tests.llm.twin import assert_noise
+    from tests.noise import assert_noise
 
     torch.set_num_threads(1)
     single, double = (case.theirs(kind) for kind in (torch.float32, torch.float64))
@@ -54,13 +54,14 @@ def test_the_losses_are_pytorchs(case: DeepCase) -> None:
 def test_every_gradient_of_the_first_step(case: DeepCase, b_std: float) -> None:
     import torch
 
-    from tests.llm.twin import Theirs, assert_all_noise, assert_noise
+    from tests.llm.torch_lora import TorchLora
+    from tests.noise import assert_all_noise, assert_noise
 
     torch.set_num_threads(1)
     arrays = case.arrays(b_std)
-    loss, grads = Ours(case.path, arrays).gradients(*case.batch)
+    loss, grads = GivenLora(case.path, arrays).gradients(*case.batch)
     (loss32, grads32), (loss64, grads64) = (
-        Theirs(case.path, arrays, kind).gradients(*case.batch) for kind in (torch.float32, torch.float64)
+        TorchLora(case.path, arrays, kind).gradients(*case.batch) for kind in (torch.float32, torch.float64)
     )
     assert_noise("loss", loss, loss32, loss64, TOKENS)
     assert len(grads) == 30 * 4 * 2

@@ -7,7 +7,8 @@ import gradloom as gl
 from gradloom.base.errors import DataError, SettingError
 from gradloom.llm import LoRA, evaluate, load
 from gradloom.llm.evaluate import LOGITS
-from tests.llm.small import need, rows_of, write
+from tests.llm.random_models import rows_of, write
+from tests.real_data import need
 
 
 def by_hand(model, data, adapter=None):
@@ -91,8 +92,8 @@ def test_bad_input(tmp_path):
 def test_full_training_leaves_the_model_as_it_was(tmp_path):
     """The trained weights are in run.adapter; what it saves is the two together."""
     import gradloom as gl
-    from tests.llm.small import rows_of
-    from tests.llm.small import write as write_small
+    from tests.llm.random_models import rows_of
+    from tests.llm.random_models import write as write_small
 
     model, data = gl.llm.load(write_small(tmp_path)), rows_of(4)
     before = gl.llm.evaluate(model, data, threads=1).nll

@@ -13,7 +13,9 @@ torch = pytest.importorskip("torch")
 
 from examples.random_gguf import SHAPES, write_random  # noqa: E402
 from gradloom import llm  # noqa: E402
-from tests.llm.twin import LINEAR, Ours, Theirs, assert_all_noise, assert_noise, lora_arrays, packed  # noqa: E402
+from tests.llm.given_lora import LINEAR, GivenLora, lora_arrays, packed  # noqa: E402
+from tests.llm.torch_lora import TorchLora  # noqa: E402
+from tests.noise import assert_all_noise, assert_noise  # noqa: E402
 
 pytestmark = pytest.mark.oracle
 KINDS = (torch.float32, torch.float64)
@@ -49,7 +51,7 @@ def test_logits_loss_and_gradients_of_lora(path: Path) -> None:
         targets = (*LINEAR, "token_embd", "output")
     arrays = lora_arrays(path, 4, targets, b_std=0.1)
     batch = packed(512, 3, 29)
-    ours, twins = Ours(path, arrays, alpha=6.0), [Theirs(path, arrays, kind, alpha=6.0) for kind in KINDS]
+    ours, twins = GivenLora(path, arrays, alpha=6.0), [TorchLora(path, arrays, kind, alpha=6.0) for kind in KINDS]
     with torch.no_grad():
         found = [t.model.logits(*batch[:2], t.adapter, t.scale).numpy() for t in twins]
         plain = [t.model.logits(*batch[:2]).numpy() for t in twins]
@@ -70,13 +72,13 @@ def test_logits_loss_and_gradients_of_lora(path: Path) -> None:
 def test_gradients_of_every_tensor(path: Path) -> None:
     """Full fine-tuning: embedding, norms, biases and matrices."""
     batch = packed(512, 2, 23, seed=5)
-    ours = Ours(path, {})
+    ours = GivenLora(path, {})
     tensors = llm.TrainedTensors("all")
     tensors.bind(ours.model)
     loss, grads = ours.gradients(*batch, adapter=tensors)
     found = []
     for kind in KINDS:
-        model = Theirs(path, {}, kind).model
+        model = TorchLora(path, {}, kind).model
         named = model.train([n for n in model.weights if n != "rope_freqs.weight"])
         total = model.loss(*batch)
         their = torch.autograd.grad(total, list(named.values()))
@@ -91,7 +93,7 @@ def test_gradients_of_every_tensor(path: Path) -> None:
 
 def test_packed_samples_do_not_see_each_other(path: Path) -> None:
     """A row of two samples gives each the logits that it has alone."""
-    ours = Ours(path, {})
+    ours = GivenLora(path, {})
     tokens = np.random.default_rng(2).integers(3, 512, (1, 20)).astype(np.int32)
     positions = np.int32([[*range(13), *range(7)]])
     both = ours.logits(tokens, positions, with_adapter=False)[0]

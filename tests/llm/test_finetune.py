@@ -14,10 +14,11 @@ from gradloom import DataError, NonFiniteError, SettingError
 from gradloom.llm.finetune import Run, finetune
 from gradloom.llm.lora import LoRA, TrainedTensors
 from gradloom.llm.model import load
-from tests.llm.models import error, packed, write
+from tests.llm.random_models import error, packed, write
 from tests.noise import assert_all_noise
+from tests.real_data import DATA
 
-ROOT = Path(__file__).parents[3] / "shared" / "data"
+ROOT = DATA
 STORIES, SHAKESPEARE = ROOT / "gguf" / "stories260K.gguf", ROOT / "text" / "tinyshakespeare.txt"
 
 
@@ -179,10 +180,10 @@ def test_ctrl_c_leaves_with_the_work_so_far(tmp_path: Path, capsys: pytest.Captu
     assert any(b.numpy().any() for b in adapter.b.values())
     assert run.report["interrupted"] and run.report["steps"] == run.steps
     assert f"interrupted after {run.steps} of 10000 steps" in capsys.readouterr().err
-    run.steps_total = run.steps + 3
+    run.loop.steps_total = run.steps + 3
     run.train(progress=False)  # goes on
-    assert not run.interrupted and run.steps == run.steps_total == run.trainer.steps and run.passes == 2
-    assert run.train(progress=False).steps == run.steps_total  # nothing is left
+    assert not run.interrupted and run.steps == run.loop.steps_total == run.trainer.steps and run.loop.passes == 2
+    assert run.train(progress=False).steps == run.loop.steps_total  # nothing is left
 
 
 @pytest.mark.parametrize("listener", ["on_epoch", "on_progress"])
@@ -288,7 +289,7 @@ def test_a_new_run_begins_its_schedule_anew(tmp_path: Path) -> None:
     run = Run(load(path), data, first.adapter, steps=4, lr=1e-2, val_split=0.0, threads=1)
     gl.load(run.trainer.optimizer_state, tmp_path / "o.safetensors")
     before, rates = trained(run), []
-    run.on_progress = lambda at: rates.append(run.optimizer.at(run.trainer.steps - 1, 0)["opt.lr"])
+    run.loop.on_progress = lambda at: rates.append(run.optimizer.at(run.trainer.steps - 1, 0)["opt.lr"])
     run.train(progress=False)
     assert run.steps == 4 and run.trainer.steps == 8 and run.rate(3, 0) > 0
     assert rates[-1] == pytest.approx(run.rate(3, 0))

@@ -7,8 +7,8 @@ import pytest
 
 import gradloom as gl
 from gradloom.base.errors import SettingError, TrainError
-from gradloom.llm.plan import plan_of
-from tests.llm.small import need, rows_of, write
+from tests.llm.random_models import rows_of, write
+from tests.real_data import need
 from tests.train.test_split import on_ranks, told
 
 
@@ -116,7 +116,7 @@ def test_the_plan_counts_what_is_exchanged(tmp_path):
 
     def run(ranks):
         made = gl.llm.finetune(path, rows_of(12), parallel=ranks, steps=1, progress=False, threads=1)
-        planned = plan_of(made)
+        planned = made.memory()
         return planned.trained, planned.gradients, planned.inputs
 
     trained, gradients, inputs = on_ranks(2, run)[0]

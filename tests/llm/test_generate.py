@@ -8,7 +8,8 @@ from gradloom.base.errors import DataError, NonFiniteError, SettingError
 from gradloom.llm import LoRA, TrainedTensors, load
 from gradloom.llm.generate import CHUNK, Generator, _Text, complete, generate, generator_for
 from gradloom.llm.sampling import Sampling
-from tests.llm.small import need, write
+from tests.llm.random_models import write
+from tests.real_data import need
 
 ARCHS = [
     ("llama", {}), ("llama", {"tied": False, "rope_base": 1e5}), ("qwen2", {}), ("qwen3", {"head_dim": 12}),

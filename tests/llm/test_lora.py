@@ -12,7 +12,7 @@ import gradloom as gl
 from gradloom import FileError, SettingError
 from gradloom.llm.lora import ATTENTION, LoRA, TrainedTensors
 from gradloom.llm.model import load
-from tests.llm.models import packed, write
+from tests.llm.random_models import packed, write
 
 Q0, Q1 = "blk.0.attn_q.weight", "blk.1.attn_q.weight"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import tracemalloc
-from pathlib import Path
 
 import gguf
 import numpy as np
@@ -19,8 +18,9 @@ from gradloom.files.gguf_fields import field
 from gradloom.files.gguf_types import KINDS
 from gradloom.llm.adapter_files import AdapterArrays, write_adapter_gguf, write_peft
 from gradloom.llm.merge import FILE_TYPES, merge
+from tests.real_data import DATA
 
-STORIES = Path(__file__).parents[3] / "shared" / "data" / "gguf" / "stories260K.gguf"
+STORIES = DATA / "gguf" / "stories260K.gguf"
 CHANGED = ["blk.0.attn_q.weight", "blk.1.ffn_down.weight", "token_embd.weight", "output.weight"]
 
 

@@ -13,15 +13,16 @@ import gradloom as gl
 from examples.random_gguf import write_random
 from gradloom import DTypeError, FileError, SettingError
 from gradloom.base import memory
-from gradloom.llm.finetune import read_rows
 from gradloom.llm.generate import Generator
 from gradloom.llm.lora import LoRA, TrainedTensors
 from gradloom.llm.model import Model, load
 from gradloom.llm.plan import plan
-from tests.llm.models import CASES, SMALL, packed, write
+from gradloom.llm.rows import read_rows
+from tests.llm.random_models import CASES, SMALL, packed, write
 from tests.noise import assert_all_noise, assert_noise
+from tests.real_data import DATA
 
-STORIES = Path(__file__).parents[3] / "shared" / "data" / "gguf" / "stories260K.gguf"
+STORIES = DATA / "gguf" / "stories260K.gguf"
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle of these tests")
 torch.set_num_threads(1)
 if True:  # after torch is known to be there

@@ -13,7 +13,9 @@ torch = pytest.importorskip("torch")
 from examples.random_gguf import SHAPES, TYPES, write_random  # noqa: E402
 from gradloom import llm  # noqa: E402
 from gradloom.llm.generate import complete  # noqa: E402
-from tests.llm.twin import LINEAR, Ours, Theirs, assert_all_noise, assert_noise, lora_arrays, packed  # noqa: E402
+from tests.llm.given_lora import LINEAR, GivenLora, lora_arrays, packed  # noqa: E402
+from tests.llm.torch_lora import TorchLora  # noqa: E402
+from tests.noise import assert_all_noise, assert_noise  # noqa: E402
 
 pytestmark = pytest.mark.oracle
 
@@ -43,13 +45,13 @@ def test_the_same_step_as_on_the_dequantised_weights(tmp_path: Path, arch: str, 
     path = write_random(tmp_path / "model.gguf", arch, kind, **SHAPES["small"], std=0.05, tied=arch == "llama")
     arrays = lora_arrays(path, 4, LINEAR, b_std=0.1)
     batch = packed(512, 2, 37)
-    ours = Ours(path, arrays)
+    ours = GivenLora(path, arrays)
     for name, weight in ours.model.weights.items():
         assert weight.dtype.name == ("f32" if "norm" in name or "bias" in name else kind), f"{name} is a copy: {weight}"
     loss, grads = ours.gradients(*batch)
-    plain_loss, plain = Ours(dequantised_file(path, tmp_path / "f32.gguf"), arrays).gradients(*batch)
+    plain_loss, plain = GivenLora(dequantised_file(path, tmp_path / "f32.gguf"), arrays).gradients(*batch)
     (loss32, grads32), (loss64, grads64) = (
-        Theirs(path, arrays, dtype).gradients(*batch) for dtype in (torch.float32, torch.float64)
+        TorchLora(path, arrays, dtype).gradients(*batch) for dtype in (torch.float32, torch.float64)
     )
     longest = max(batch[0].size, *ours.model.weights["blk.0.ffn_down.weight"].shape)
     for found_loss, found in ((loss, grads), (plain_loss, plain)):

@@ -13,9 +13,10 @@ from gradloom import llm  # noqa: E402
 from gradloom.llm.data import token_data  # noqa: E402
 from gradloom.llm.generate import complete  # noqa: E402
 from tests.llm.torch_model import TorchModel, spm_decode, spm_encode  # noqa: E402
+from tests.real_data import DATA  # noqa: E402
 
 pytestmark = pytest.mark.oracle
-STORIES = Path(__file__).parents[3] / "shared" / "data" / "gguf" / "stories260K.gguf"
+STORIES = DATA / "gguf" / "stories260K.gguf"
 TEXT = STORIES.parents[1] / "text" / "tinyshakespeare.txt"
 PROMPT, COUNT = "Once upon a time", 200
 

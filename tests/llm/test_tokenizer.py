@@ -14,7 +14,8 @@ from gradloom.base.errors import DataError, FileError, SettingError
 from gradloom.llm.bpe import SPACE
 from gradloom.llm.pretokenizers import PRE_TOKENIZERS
 from gradloom.llm.tokenizer import Tokenizer
-from tests.llm.tokens import byte_bpe, metadata, need, real, spm
+from tests.llm.small_tokenizers import byte_bpe, metadata, real, spm
+from tests.real_data import need
 
 VOCABULARIES = ("llama-spm", "llama-bpe", "gpt-2", "qwen2")
 

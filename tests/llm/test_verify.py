@@ -11,7 +11,7 @@ from gradloom.graph.opspec import REGISTRY
 from gradloom.llm import LoRA, Run, TrainedTensors, load, plan
 from gradloom.llm.verify import verify
 from gradloom.plan import plan as planning
-from tests.llm.small import rows_of, write
+from tests.llm.random_models import rows_of, write
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,11 @@ def untied(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("arch", "changes"),
-    [("llama", {"tied": False}), ("qwen2", {}), ("qwen3", {"kind": "q8_0", "width": 64, "heads": 2, "ffn": 96})],
+    [
+        ("llama", {"tied": False}),
+        ("qwen2", {}),
+        ("qwen3", {"kind": "q8_0", "width": 64, "heads": 2, "head_dim": 32, "ffn": 96}),
+    ],
 )
 @pytest.mark.parametrize(
     "made", [lambda: LoRA(rank=3, dropout=0.2, targets="all"), lambda: TrainedTensors("all", "f32")]
@@ -116,7 +120,7 @@ def test_a_kernel_that_computes_something_else_is_caught_and_named(model, monkey
 
 def _calling(spec, moved):
     """OpSpec.call with another reference; it finds a rule's arguments by the names of the real one."""
-    names, honest = spec._wants["reference"], spec.call
+    names, honest = spec.wants["reference"], spec.call
 
     def call(rule, scope):
         return moved(**{n: scope[n] for n in names}) if rule == "reference" else honest(rule, scope)

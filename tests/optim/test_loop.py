@@ -1,12 +1,11 @@
 """Optimisers in a loop of one's own: against PyTorch, against the trainer, accumulated and clipped."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 import gradloom as gl
 from gradloom.optim import clip_grad_norm, schedules
+from tests.real_data import DATA
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((24, 5)).astype(np.float32), RNG.integers(0, 3, 24).astype(np.int32)
@@ -364,7 +363,7 @@ def test_a_resumed_loop_is_an_uninterrupted_one(tmp_path, name):
     assert same(weights(whole), weights(second)) and optimizer.steps == 10 and optimizer.epoch == 3
 
 
-IRIS = Path(__file__).parents[3] / "shared" / "data" / "tabular" / "iris.csv"
+IRIS = DATA / "tabular" / "iris.csv"
 RATES = {"sgd": 0.2, "momentum": 0.05, "adam": 0.02, "adamw": 0.02}
 
 

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 import gradloom as gl
-from tests.llm.small import need, rows_of, write
+from tests.llm.random_models import rows_of, write
 from tests.llm.test_finetune_split import finetune
 from tests.parallel.mpi import finish, needs_mpi, run, start
+from tests.real_data import need
 from tests.train.test_bits import data, mlp
 from tests.train.test_split import train
 

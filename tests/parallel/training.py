@@ -13,7 +13,7 @@ import numpy as np
 
 import gradloom as gl
 from gradloom.parallel import communicator
-from tests.llm.small import rows_of
+from tests.llm.random_models import rows_of
 from tests.llm.test_finetune_split import finetune
 from tests.train.test_bits import cnn, data, mlp
 from tests.train.test_split import train

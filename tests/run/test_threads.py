@@ -366,7 +366,7 @@ def test_one_model_generates_for_several_threads_what_it_generates_for_one(tmp_p
     from gradloom.llm import load
     from gradloom.llm.generate import complete
     from gradloom.llm.sampling import Sampling
-    from tests.llm.small import write
+    from tests.llm.random_models import write
 
     model = load(write(tmp_path))
     prompts = [list(range(5 + k, 80 + 7 * k)) for k in range(3)]
@@ -392,7 +392,7 @@ def test_a_generator_fed_by_another_thread_in_between_says_so(tmp_path: Path) ->
     from gradloom.llm import load
     from gradloom.llm.generate import Generator
     from gradloom.llm.sampling import Sampling
-    from tests.llm.small import write
+    from tests.llm.random_models import write
 
     generator = Generator(load(write(tmp_path)), rows=100)
     tokens = generator.tokens([1, 2, 3], 5, Sampling(0.0))

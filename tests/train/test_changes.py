@@ -110,7 +110,7 @@ def test_what_was_compiled_is_found_again():
         net.flag = flag
         for _ in range(times):
             gl.epoch(trainer, data, split=40, batch_size=8)
-        return len(trainer._steps)
+        return len(trainer.compiled)
 
     assert [turns(True), turns(False), turns(True), turns(False)] == [2, 4, 4, 4]
     first, second = net.a, new_layer()
@@ -126,7 +126,7 @@ def test_few_forms_keep_their_steps():
     for i in range(40):
         net.k = 1 + i / 100
         trainer.step(X, Y)
-    assert len(trainer._steps) <= 16
+    assert len(trainer.compiled) <= 16
 
 
 def test_predict_of_a_trainer_sees_the_change():

@@ -50,30 +50,34 @@ class Steps(SimpleNamespace):
         return self.loss
 
 
+def at(training, rows, rows_total, result=None):
+    return SimpleNamespace(training=training, rows=rows, rows_total=rows_total, result=result)
+
+
 def test_a_line_now_and_then_for_a_run_of_steps(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr("gradloom.train.display.time.perf_counter", lambda: clock[0])
     stream = io.StringIO()
     steps = Steps(loss=1.25, accuracy=math.nan, ndata=80)
-    with StepDisplay(20, 50, stream) as display:
-        display.validation(1, 9)
+    with StepDisplay(20, 2, 50, stream) as display:
+        display.rows(at(False, 1, 9), 0)
         clock[0] += 11
-        display.validation(5, 9)
-        display.say("before training: validation loss 2")
+        display.rows(at(False, 5, 9), 0)
+        display.before(SimpleNamespace(loss=2.0, loss_unc=0.125))
         display.begin()
         clock[0] += 4
-        display.step(2, 8, steps)
+        display.rows(at(True, 8, 40, steps), 2)
         clock[0] += 8
-        display.step(6, 24, steps)
-        display.step(7, 28, steps)
+        display.rows(at(True, 24, 40, steps), 6)
+        display.rows(at(True, 28, 40, steps), 7)
         clock[0] += 12
-        display.epoch(SimpleNamespace(epoch=1, train=steps, val=None), 2)
-        display.step(12, 4, steps)
+        display.epoch(SimpleNamespace(epoch=1, train=steps, val=None))
+        display.rows(at(True, 4, 40, steps), 12)
         clock[0] += 11
-        display.step(20, 40, steps)  # the last one is told by the epoch's line
+        display.rows(at(True, 40, 40, steps), 20)  # the last one is told by the epoch's line
     assert stream.getvalue().splitlines() == [
         "validation 5/9 rows",
-        "before training: validation loss 2",
+        "before training: validation loss 2.0000 +- 0.12",
         "step 6/20  loss 1.2500  100 tokens/s  28 s left",
         "epoch 1/2  loss 1.25",
     ]
@@ -84,11 +88,11 @@ def test_a_bar_for_a_run_of_steps(monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
     stream = Terminal()
     steps = Steps(loss=1.25, accuracy=math.nan, ndata=80)
-    with StepDisplay(20, 50, stream) as display:
-        display.validation(3, 9)
+    with StepDisplay(20, 1, 50, stream) as display:
+        display.rows(at(False, 3, 9), 0)
         display.begin()
-        display.step(20, 8, steps)
-        display.epoch(SimpleNamespace(epoch=1, train=steps, val=steps), 1)
+        display.rows(at(True, 8, 40, steps), 20)
+        display.epoch(SimpleNamespace(epoch=1, train=steps, val=steps))
     shown = stream.getvalue()
     assert "20/20" in shown and "tokens/s" in shown and "epoch 1/1  loss 1.25  validation loss 1.25" in shown
 

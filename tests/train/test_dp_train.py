@@ -18,10 +18,11 @@ import pytest
 
 import gradloom as gl
 from gradloom import ops
-from gradloom.train.dp_train import CHECK_STEPS
+from gradloom.train.replica import CHECK_STEPS
 from tests import processes
+from tests.real_data import DATA
 
-IRIS = Path(__file__).parents[3] / "shared" / "data" / "tabular" / "iris.csv"
+IRIS = DATA / "tabular" / "iris.csv"
 Samples = Sequence[tuple[np.ndarray, np.ndarray]]
 
 

@@ -2,7 +2,6 @@
 
 import copy
 import gzip
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,11 +9,12 @@ import pytest
 import gradloom as gl
 from gradloom import _core
 from tests.noise import assert_all_noise, assert_noise
+from tests.real_data import DATA
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.oracle
 F = torch.nn.functional
-MNIST = Path(__file__).parents[3] / "shared" / "data" / "mnist"
+MNIST = DATA / "mnist"
 
 
 @pytest.fixture(autouse=True)

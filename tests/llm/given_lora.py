@@ -53,7 +53,7 @@ def rank_of(arrays: Arrays) -> int:
     return next(iter(arrays.values()))[1].shape[1]
 
 
-class Ours:
+class GivenLora:
     """gradloom: the model with a LoRA of these arrays; `options` go to gl.compile."""
 
     def __init__(self, path: Path, arrays: Arrays, alpha: float = 16.0, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""Small random models of each family, batches of packed rows for them, and the yardstick of rules for f32."""
+"""Small random models of each family, and batches of rows for them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def write(folder: Path, case: str, **changes: Any) -> Path:
+def write(folder: Path, case: str = "llama", **changes: Any) -> Path:
     arch, special = CASES[case]
     return write_random(folder / f"{case}.gguf", arch, **(SMALL | special | changes))
+
+
+def rows_of(count: int = 2, length: int = 24, vocab: int = 300, seed: int = 0) -> Any:
+    """TokenData of random rows: two samples in each, whose last tokens have no label."""
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(0, vocab, (count, length)).astype(np.int32)
+    positions = np.tile(np.arange(length, dtype=np.int32), (count, 1))
+    labels = np.roll(tokens, -1, 1)
+    cut = length // 2
+    positions[:, cut:] -= cut
+    labels[:, [cut - 1, -1]] = -100
+    return SimpleNamespace(tokens=tokens, positions=positions, labels=labels)
 
 
 def packed(rows: int = 2, length: int = 24, vocab: int = 300, seed: int = 0) -> Any:

@@ -1,4 +1,4 @@
-"""One model of a GGUF file in gradloom and in PyTorch, with the same LoRA arrays and the same batch."""
+"""PyTorch's side of a comparison: the model of a GGUF file with the LoRA arrays of given_lora.py."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.llm.ours import LINEAR, Arrays, Ours, lora_arrays, packed, rank_of
+from tests.llm.given_lora import Arrays, rank_of
 from tests.llm.torch_model import TorchModel
-from tests.noise import assert_all_noise, assert_noise
-
-__all__ = ["LINEAR", "Ours", "Theirs", "assert_all_noise", "assert_noise", "lora_arrays", "packed"]
 
 
-class Theirs:
+class TorchLora:
     """PyTorch in one precision, with the same adapter."""
 
     def __init__(self, path: Path, arrays: Arrays, dtype: torch.dtype, alpha: float = 16.0) -> None:

@@ -1,21 +1,10 @@
 """Small tokenizers for the tests, as a GGUF file's metadata, and the real ones where they are."""
 
 from functools import cache
-from pathlib import Path
-
-import pytest
 
 from gradloom.files.gguf import open_gguf
 from gradloom.llm.tokenizer import Tokenizer
-
-DATA = Path(__file__).parents[3] / "shared" / "data"
-
-
-def need(name):
-    path = DATA / name
-    if not path.exists():
-        pytest.skip(f"{name} is not in {DATA}")
-    return path
+from tests.real_data import need
 
 
 @cache

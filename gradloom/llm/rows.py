@@ -1,0 +1,137 @@
+"""Rows of tokens, and which of them train and validate: of a file, or of TokenData."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..base.errors import DataError, SettingError
+from ..base.memory import need_memory, show_bytes
+from ..data.dataset import IGNORED, split_rows
+from .model import Model
+
+if TYPE_CHECKING:
+    from .packing import TokenData
+
+VAL_SHARE, VAL_ROWS = 0.05, 100  # validation when not said: a share of all samples (or windows), and at most so many
+CONTEXT = 512  # tokens per row when not said, or the model's context if that is less
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of tokens, i32 [rows, T] each (see llm.packing.TokenData), and which of them train and validate."""
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    labels: np.ndarray
+    train: np.ndarray
+    val: np.ndarray
+    reports: tuple[Any, ...] = ()  # what was read, cut and skipped: of the training rows, of the validation rows
+
+    @property
+    def report(self) -> str:
+        """The reports as text."""
+        return "\nvalidation: ".join(map(str, self.reports))
+
+
+def read_rows(
+    model: Model,
+    data: TokenData | Rows | str | os.PathLike[str],
+    context: int | None = None,
+    val_split: float | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Rows:
+    """The rows of a file, or TokenData as they are, checked against the model's vocabulary and context.
+
+    Samples of a .jsonl are split before they are packed, so that no row holds samples of both sides; windows of a text
+    and rows of TokenData are split as they are. TokenData are rows already: SettingError for another context, and for
+    options, which are those of a file; DataError for data of another kind. Rows come back unchanged.
+    """
+    limit = model.config.context_length
+    if context is not None and not 2 <= context <= limit:
+        raise SettingError(f"context={context} is not usable; need 2 to {limit}, the model's context")
+    if isinstance(data, Rows):
+        return data
+    need = 12 * (context or 0)
+    what = f"context={context} is not usable: one row needs {show_bytes(need)} of memory"
+    need_memory(need, what, "need a smaller one")
+    if isinstance(data, (str, os.PathLike)):
+        from .data import read_samples
+        from .packing import pack
+
+        samples = read_samples(data, model.tokenizer, **options)
+        length = context or min(CONTEXT, limit)
+        share = _val_share(len(samples), val_split)
+        if not samples.stream and share:
+            parts = [pack(part, length) for part in samples.split(share, seed)]
+            return _checked(model, _joined(*parts))
+        data = pack(samples, length)
+    else:
+        check_rows(data, context, options)
+    train, val = split_rows(len(data.tokens), _val_share(len(data.tokens), val_split), seed)
+    reports = (data.report,) if hasattr(data, "report") else ()
+    return _checked(model, Rows(data.tokens, data.positions, data.labels, train, val, reports))
+
+
+def check_rows(data: Any, context: int | None, options: Mapping[str, Any]) -> None:
+    """DataError unless these are rows of tokens; SettingError for what they would not heed."""
+    arrays: list[Any] = [getattr(data, name, None) for name in ("tokens", "positions", "labels")]
+    if not all(isinstance(a, np.ndarray) for a in arrays):
+        raise DataError(
+            f"data: got {type(data).__name__}; need the path of a .txt or .jsonl file, or TokenData (gl.llm.pack)"
+        )
+    tokens = arrays[0]
+    if tokens.ndim != 2 or any(a.shape != tokens.shape or a.dtype.kind not in "iu" for a in arrays):
+        seen = ", ".join(f"{a.dtype}{list(a.shape)}" for a in arrays)
+        raise DataError(f"data: tokens, positions and labels are {seen}; need three of i32 [rows, context]")
+    if context is not None and context != tokens.shape[1]:
+        raise SettingError(f"context={context} beside rows of {tokens.shape[1]} tokens; need it where they are packed")
+    if options:
+        raise SettingError(
+            f"data_options: {', '.join(options)} beside rows of tokens; they belong to the path of a file"
+        )
+
+
+def _joined(train: TokenData, val: TokenData) -> Rows:
+    """Training rows, then validation rows."""
+    rows = np.arange(len(train) + len(val))
+    return Rows(
+        np.concatenate((train.tokens, val.tokens)),
+        np.concatenate((train.positions, val.positions)),
+        np.concatenate((train.labels, val.labels)),
+        rows[: len(train)],
+        rows[len(train) :],
+        (train.report, val.report),
+    )
+
+
+def _checked(model: Model, rows: Rows) -> Rows:
+    """The rows, or DataError or SettingError for what this model cannot be trained on."""
+    limit, vocabulary, length = model.config.context_length, model.config.vocab_size, rows.tokens.shape[1]
+    if length > limit:
+        raise SettingError(f"data: rows of {length} tokens; the model's context is {limit}")
+    for name, ids in (("token", rows.tokens), ("label", rows.labels)):
+        bad = (ids >= vocabulary) | ((ids < 0) if name == "token" else (ids < 0) & (ids != IGNORED))
+        if bad.any():
+            at = int(np.argmax(bad))
+            raise DataError(
+                f"data: {name} id {int(ids.flat[at])} in row {at // length}; need 0..{vocabulary - 1}, the model's "
+                "vocabulary"
+            )
+    if ((rows.positions < 0) | (rows.positions > np.arange(length))).any():
+        raise DataError("data: a position lies before the start of its row; need positions that count from 0")
+    if not (rows.labels[rows.train] != IGNORED).any():
+        raise DataError("data: no token counts for the loss; need at least one label")
+    return rows
+
+
+def _val_share(count: int, asked: float | None) -> float:
+    """The share for validation of so many rows or samples."""
+    if asked is None:
+        return 0.0 if count < 2 else min(VAL_SHARE, VAL_ROWS / count)
+    return asked

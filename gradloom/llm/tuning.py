@@ -1,0 +1,216 @@
+"""What a fine-tuning trains, and how: its settings, and the trainer that they make. A run and its plan begin here."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from ..base.arguments import as_whole
+from ..base.errors import SettingError
+from ..graph.leaves import Parameter
+from ..graph.value import Value
+from ..nn.module import Module
+from ..optim import schedules
+from ..optim.optimizer import AdamW, Optimizer
+from ..parallel.agree import agreed, share_of, threads_for
+from ..parallel.communicator import TIMEOUT, Communicator
+from ..parallel.join import ranks_of
+from ..train.arguments import check_batch, check_options
+from ..train.source import RowSource
+from ..train.trainer import Trainer
+from .lora import LoRA, TrainedTensors
+from .model import Adapter, Model
+
+METHODS = ("lora", "full")
+SCHEDULES = ("cosine", "linear", "constant")
+MICRO_TOKENS = 512  # a micro-batch has about so many: enough for the matrix products to be fast
+LR, WARMUP = 2e-4, 0.03
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a fine-tuning trains; SettingError for what cannot be.
+
+    method       "lora", or "full": the model's own `tensors` (all of them, or names and patterns; see TrainedTensors),
+                 as copies that are run.adapter afterwards; by default that of the adapter, else "lora"
+    context      tokens per row, at most the model's
+    batch_size   rows per optimiser step; micro_batch_size: rows computed at once, by default about 512 tokens
+    epochs       passes over the training rows; or steps: optimiser steps (then as many passes as that takes)
+    lr           the highest rate, by default 2e-4; schedule: "cosine" (the default) or "linear" down to 0, or
+                 "constant", after `warmup` (a share of the steps, by default 0.03) of linear growth; weight_decay:
+                 AdamW's, by default 0
+    optimizer    another than this AdamW, in place of these four. One with parameters (those of the adapter) keeps its
+                 state: steps, moments, schedule and the order of rows go on where it stands, in this run and in one
+                 that has loaded it (gl.save, gl.load) with the adapter. The AdamW of a run is new: its steps, moments,
+                 schedule and order of rows begin anew, also for an adapter that was trained before
+    max_norm     an optimiser step divides its gradients, if their global norm is above this, down to it
+    val_split    share of the samples (of the rows, for a text) that is never trained on; 0: none; by default 5 % and at
+                 most 100
+    seed         of the order of the rows, of the validation rows, of dropout and of an adapter made here
+    """
+
+    method: str | None = None
+    tensors: Any = None
+    train_dtype: str | None = None
+    context: int | None = None
+    batch_size: int = 4
+    micro_batch_size: int | None = None
+    epochs: int | None = None
+    steps: int | None = None
+    lr: float | None = None
+    schedule: str | None = None
+    warmup: float | None = None
+    weight_decay: float | None = None
+    optimizer: Optimizer | None = None
+    max_norm: float = math.inf
+    val_split: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.method is not None:
+            _check_one_of("method", self.method, METHODS)
+        rates = ("lr", "schedule", "warmup", "weight_decay")
+        unheeded = [name for name in rates if getattr(self, name) is not None]
+        if self.optimizer is not None and unheeded:
+            raise SettingError(
+                f"finetune: {', '.join(unheeded)} beside an optimizer, which has its own; need one of them"
+            )
+        for name, default in (("lr", LR), ("schedule", "cosine"), ("warmup", WARMUP)):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default)
+        _check_one_of("schedule", self.schedule, SCHEDULES)
+        _check_number("lr", self.lr, 0.0, math.inf)
+        _check_number("warmup", self.warmup, 0.0, 1.0)
+        check_batch(self.batch_size)
+        if self.micro_batch_size is not None:
+            check_batch(self.micro_batch_size, self.batch_size, "micro_batch_size")
+        if self.epochs is not None and self.steps is not None:
+            raise SettingError("finetune: both epochs and steps are given; need one of them")
+        for name, count in (("epochs", self.epochs), ("steps", self.steps)):
+            if count is not None:
+                as_whole(f"finetune: {name}", count, 1)
+        object.__setattr__(self, "seed", as_whole("seed", self.seed, 0))
+
+    def rate(self, steps: int) -> schedules.Warming:
+        """The learning rate of each of so many steps, counted from 0."""
+        assert self.lr is not None and self.warmup is not None
+        warmup = min(round(self.warmup * steps), steps - 1)
+        if self.schedule == "constant":
+            return schedules.Constant(self.lr, warmup=warmup)
+        kind = schedules.Linear if self.schedule == "linear" else schedules.Cosine
+        return kind(self.lr, steps, warmup=warmup)
+
+    def adapter(self, given: Adapter | None) -> Adapter:
+        """What is trained: the adapter that was given, or one for the method. What either would not heed is refused."""
+        if given is not None:
+            if self.method is not None and (self.method == "lora") != isinstance(given, LoRA):
+                kind = "a LoRA" if isinstance(given, LoRA) else type(given).__name__
+                raise SettingError(f"finetune: method={self.method!r} with {kind}; need one of them")
+            if self.train_dtype is not None or self.tensors is not None:
+                raise SettingError("finetune: tensors and train_dtype are settings of the adapter; need them there")
+            return given
+        if self.method == "full":
+            return TrainedTensors("all" if self.tensors is None else self.tensors, self.train_dtype)
+        if self.train_dtype is not None or self.tensors is not None:
+            raise SettingError("finetune: tensors and train_dtype belong to method='full'; LoRA has targets of its own")
+        return LoRA(seed=self.seed)
+
+
+def taken(
+    given: Mapping[str, Any], function: Callable[..., Any]
+) -> tuple[Settings, Communicator | None, str, dict[str, Any]]:
+    """(settings, ranks, how they exchange, options of gl.compile) out of the keyword arguments of a function.
+
+    SettingError for a name that is none of these and no argument of the function.
+    """
+    names = [field.name for field in fields(Settings)]
+    ranked = {"parallel": None, "exchange": "ordered", "timeout": TIMEOUT}
+    options = {name: value for name, value in given.items() if name not in names and name not in ranked}
+    check_options("finetune", options, function, *names, *ranked)
+    parallel, exchange, timeout = (given.get(name, default) for name, default in ranked.items())
+    ranks = ranks_of("finetune", parallel, timeout, exchange)
+    options["threads"] = threads_for(ranks, options.get("threads"))
+    with agreed(ranks):
+        settings = Settings(**{name: value for name, value in given.items() if name in names})
+    return settings, ranks, exchange, options
+
+
+class Tuning:
+    """The trainer of a fine-tuning and the sizes of its batches, for so many rows. Nothing is trained here, and no
+    array is made before a step is compiled for a device that runs it.
+
+    rows, val_rows: how many train and validate; context: tokens of each. options go to gl.compile.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        adapter: Adapter,
+        settings: Settings,
+        rows: int,
+        val_rows: int,
+        context: int,
+        ranks: Communicator | None = None,
+        exchange: str = "ordered",
+        **options: Any,
+    ) -> None:
+        self.model, self.adapter, self.settings, self.context, self.ranks = model, adapter, settings, context, ranks
+        self.rows_of = (rows, val_rows)
+        self.batch_size = min(int(settings.batch_size), rows)
+        micro, asked = max(1, MICRO_TOKENS // context), settings.micro_batch_size
+        most = share_of(self.batch_size, ranks if asked is None else None)
+        self.micro_batch_size = min(micro if asked is None else int(asked), most)
+        per_epoch = -(-rows // self.batch_size)
+        self.steps_total = per_epoch * int(settings.epochs or 1) if settings.steps is None else int(settings.steps)
+        self.epochs_total = -(-self.steps_total // per_epoch)
+        self.rate = settings.rate(self.steps_total)
+        self.first_step = 0  # of the run, by the optimiser's count: more where AdamW's state of another run was loaded
+        self.optimizer = settings.optimizer or AdamW(
+            lr=lambda step, epoch: self.rate(step - self.first_step, epoch), weight_decay=settings.weight_decay or 0.0
+        )
+        adapter.bind(model)
+        self.trainer = Trainer(
+            _Tuned(model, adapter), self._loss, self.optimizer,
+            accumulate=-(-self.batch_size // self.micro_batch_size), seed=settings.seed, max_norm=settings.max_norm,
+            communicator=ranks, exchange=exchange, **options,
+        )  # fmt: skip
+
+    def _loss(self, hidden: Value, labels: Value) -> tuple[Value, Value]:
+        return self.model.loss_pair(hidden, labels, self.adapter)
+
+    def compile(self, source: RowSource) -> None:
+        """Plan, prove and load all steps on these rows, those of validation too: nothing runs yet."""
+        rows, val_rows = self.rows_of
+        trained, micro = min(rows, self.steps_total * self.batch_size), self.micro_batch_size
+        self.trainer.prepare(source, 0, trained, batch_size=self.batch_size, micro_batch_size=micro)
+        if val_rows:
+            self.trainer.prepare(source, rows, rows + val_rows, batch_size=micro, backward=False)
+
+
+class _Tuned(Module):
+    """The model as the Trainer calls it: i32 [rows, 2, T] (tokens, positions) -> [rows*T, d]."""
+
+    def __init__(self, model: Model, adapter: Adapter) -> None:
+        super().__init__()
+        self._model, self._adapter = model, adapter
+
+    def named_parameters(self) -> dict[str, Parameter]:
+        return self._adapter.parameters()
+
+    def forward(self, x: Value) -> Value:
+        return self._model.hidden(x[:, 0], x[:, 1], self._adapter, training=self.training)
+
+
+def _check_one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise SettingError(f"finetune: {name}={value!r} is not known; need one of {', '.join(known)}")
+
+
+def _check_number(name: str, value: Any, low: float, high: float) -> None:
+    if not isinstance(value, (int, float, np.number)) or not low <= value < high or value > sys.float_info.max:
+        raise SettingError(f"finetune: {name}={value!r} is not usable; need {low:g} <= {name} < {high:g}")

@@ -1,0 +1,140 @@
+"""Exchange: what ranks (or replicas) make of their micro-batches is added up, and all take the same step with the sum.
+
+micro-batch j on rank j mod N -> one flat f32 array: gradients of the loss sum, next values of buffers (running
+                                 statistics), loss sum, weight, and pieces for results
+fold over j = 0, 1, 2, ...    -> the sum, the same bits on all ranks whatever their number
+one program on the sum        -> guard, clipping, update, buffers
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from .. import ops
+from ..base.errors import SettingError
+from ..graph.leaves import Parameter
+from ..graph.value import Value
+from ..optim.state import OptimizerState
+from ..parallel.communicator import Communicator, Reduction
+from ..parallel.flat import FlatArrays
+from ..run.diagnose import OVERFLOW
+from .step import end_step
+
+EXCHANGES = ("ordered", "fast")
+
+
+def check_exchange(exchange: str) -> str:
+    """The word, or SettingError."""
+    if exchange not in EXCHANGES:
+        raise SettingError(f"exchange={exchange!r} is not known; need ordered (the same bits for any ranks) or fast")
+    return exchange
+
+
+class Exchange:
+    """The flat array of a micro-batch, and then of the step.
+
+    parameters  those with a gradient; buffers: those that a micro-batch leaves a new value for
+    pieces      name -> shape of f32 numbers that are added up with them and that no program reads: see `numbers`
+    exchange    "ordered": folded in the order of the micro-batches; "fast": whatever order is quickest
+    """
+
+    def __init__(
+        self,
+        ranks: Communicator,
+        parameters: Iterable[Parameter],
+        buffers: Iterable[Parameter],
+        pieces: Mapping[str, tuple[int, ...]],
+        exchange: str,
+    ) -> None:
+        self.ranks, self.parameters, self.buffers = ranks, tuple(parameters), tuple(buffers)
+        laid: list[tuple[str, tuple[int, ...]]] = [(f"{p.stored.name}.grad", p.shape) for p in self.parameters]
+        laid += [(f"{p.stored.name}.next", p.shape) for p in self.buffers]
+        laid += [("loss", ()), ("weight", ()), *pieces.items()]
+        self.flat = FlatArrays(laid)
+        self._ordered = exchange == "ordered"
+        self._reduction: Reduction | None = None
+        self._programs = self.flat.values[: len(laid) - len(pieces)]  # what programs read and write
+        first = len(self._programs)
+        self._loss, self._weight = self.flat.pieces[first - 2 : first]
+        self.numbers = dict(zip(pieces, self.flat.pieces[first:], strict=True))
+
+    def join(self) -> Exchange:
+        """Meet the other ranks for the sums to come; all call it together."""
+        self._reduction = self.ranks.reduction(self.flat.array.size, self._ordered)
+        return self
+
+    @property
+    def reduction_bytes(self) -> int:
+        """What the sum's own buffers hold on this rank."""
+        return 0 if self._reduction is None else self._reduction.bytes
+
+    @property
+    def mean_loss(self) -> float:
+        """The sum of losses / the sum of weights, after `fold`; 0 without any weight."""
+        return float(self._loss / self._weight) if self._weight != 0 else 0.0
+
+    def collect(self, values: Sequence[Value | None]) -> tuple[Value, ...]:
+        """Updates that write a micro-batch's gradients, next values of buffers, loss sum and weight to the flat array;
+        None where it has none: zeros."""
+        pairs = list(zip(self._programs, values, strict=True))
+        updates = ops.assign(*(v for piece, new in pairs if new is not None for v in (piece, new)))
+        absent = [piece for piece, new in pairs if new is None]
+        return updates + ops.zero(*absent) if absent else updates
+
+    def spoil(self) -> None:
+        """This micro-batch is not finite: the guard on the sum will find it, on all ranks."""
+        self._loss[...] = np.nan
+
+    def fold(self, count: int, compute: Callable[[int], object]) -> None:
+        """The sum over micro-batches 0 .. count - 1; compute(j) fills the flat array with one of this rank."""
+        ranks, reduction = self.ranks, self._reduction
+        assert reduction is not None
+        for first in range(0, count, ranks.size):
+            j = first + ranks.rank
+            if j < count:
+                compute(j)
+                reduction.add(self.flat.array)
+            else:
+                reduction.add(None)
+        reduction.finish(self.flat.array)
+
+    def ending(
+        self,
+        state: OptimizerState,
+        *,
+        divisor: Value | None = None,
+        max_norm: float = math.inf,
+        reached: Sequence[float] | None = None,
+    ) -> tuple[Value, tuple[Value, ...]]:
+        """(guard, what is written) of the program on the sum. divisor: see end_step. reached: of how many micro-batches
+        each parameter and buffer got a value; without, the buffers' values are shares that add up to their means."""
+        *pieces, loss, weight = self._programs
+        targets = (*self.parameters, *self.buffers)
+        counts = [1.0] * len(targets) if reached is None else reached
+        many = len(self.parameters)
+        found = [(p, piece, float(n)) for p, piece, n in zip(targets, pieces, counts, strict=True)]
+        trained = [(p, piece) for p, piece, n in found[:many] if n]
+        norm, written = end_step(
+            state, [p for p, _ in trained], [piece for _, piece in trained], loss, weight,
+            divisor=divisor, max_norm=max_norm,
+        )  # fmt: skip
+        means = [(p, piece if reached is None else ops.scale(piece, factor=1 / n)) for p, piece, n in found[many:] if n]
+        if means:
+            written += ops.assign(*(v for pair in means for v in pair))
+        return norm, written
+
+    def cause(self, count: int, compute: Callable[[int], object], diagnose: Callable[[int], str]) -> str:
+        """Why the guard tripped, the same on all ranks: each computes its micro-batches again, up to the first whose
+        numbers are not finite, of which diagnose(j) tells the cause."""
+        ranks = self.ranks
+        mine: tuple[int, str] | None = None
+        for j in range(ranks.rank, count, ranks.size):
+            compute(j)
+            if not np.isfinite(self.flat.array).all():
+                mine = j, diagnose(j)
+                break
+        causes = [cause for cause in ranks.gather(mine) if cause is not None]
+        return min(causes)[1] if causes else OVERFLOW

@@ -1,0 +1,115 @@
+"""How rows become micro-batches: the rows of a pass, groups of equal micro-batches, and one compiled micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..graph.leaves import Parameter
+from ..graph.value import Value
+from ..run.diagnose import first_bad
+from .source import RowSource
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows start..stop of a source's order: batch_size of them make an optimiser step, micro_size a micro-batch.
+
+    backward: they train; else they are only measured.
+    """
+
+    source: RowSource
+    start: int
+    stop: int
+    batch_size: int
+    micro_size: int
+    backward: bool
+
+    @property
+    def count(self) -> int:
+        return self.stop - self.start
+
+    def batches(self) -> Iterator[Rows]:
+        """The rows of each optimiser step; the last may be fewer."""
+        for first in range(self.start, self.stop, self.batch_size):
+            end = min(first + self.batch_size, self.stop)
+            yield Rows(self.source, first, end, self.batch_size, self.micro_size, self.backward)
+
+    def ends(self) -> list[Rows]:
+        """The first and the last batch: those of all sizes that occur."""
+        last = self.start + (self.count - 1) // self.batch_size * self.batch_size
+        cuts = ((self.start, min(self.start + self.batch_size, self.stop)), (last, self.stop))
+        return [Rows(self.source, a, b, self.batch_size, self.micro_size, self.backward) for a, b in cuts]
+
+    @property
+    def micro_batches(self) -> int:
+        return -(-self.count // self.micro_size)
+
+    def micro_batch(self, j: int) -> tuple[int, int]:
+        """(first row, rows) of micro-batch j."""
+        first = self.start + j * self.micro_size
+        return first, min(self.micro_size, self.stop - first)
+
+
+@dataclass(frozen=True)
+class MicroBatches:
+    """Equal micro-batches that one executable runs one after the other."""
+
+    start: int  # first row
+    rows: int  # of each
+    count: int
+    update: bool  # each ends with an optimiser step
+    first: bool  # the first of them opens a new accumulation window
+    offset: int  # of its first row inside the optimiser step's rows
+
+    def after(self, done: int) -> MicroBatches:
+        """Those that are left when so many are done."""
+        if not done:
+            return self
+        rows = done * self.rows
+        offset = self.offset + (0 if self.update else rows)
+        return MicroBatches(self.start + rows, self.rows, self.count - done, self.update, False, offset)
+
+
+def cut(rows: Rows, accumulates: bool, updates: bool, is_open: bool) -> Iterator[MicroBatches]:
+    """The micro-batches of these rows, in groups. Whole batches without accumulation form one long group.
+
+    accumulates: the micro-batches of a batch add up to its step; updates: the last of them takes it; is_open: the
+    window holds micro-batches already.
+    """
+    if not rows.backward or not accumulates:
+        size = rows.batch_size if rows.backward else rows.micro_size
+        whole, rest = divmod(rows.count, size)
+        if whole:
+            yield MicroBatches(rows.start, size, whole, rows.backward, True, 0)
+        if rest:
+            yield MicroBatches(rows.stop - rest, rest, 1, rows.backward, True, 0)
+        return
+    for batch in rows.batches():
+        at = batch.start
+        while at < batch.stop:
+            left = batch.stop - at
+            size = min(rows.micro_size, left)
+            count = max(1, (left - 1) // size) if left > size else 1
+            first = at == batch.start and (not is_open if at == rows.start else updates)
+            offset = at - batch.start
+            yield MicroBatches(at, size, count, size == left and updates, first, offset)
+            at += size * count
+
+
+@dataclass(frozen=True)
+class CompiledBatch:
+    """A compiled micro-batch: what to run and what its outputs are."""
+
+    run: Any
+    rows: int
+    has_predictions: bool
+    outputs: list[Value]  # loss sum, weight, predictions of classes, and, where it trains, the guard
+    updates: tuple[Value, ...]
+    parameters: tuple[Parameter, ...] = ()  # those with a gradient
+    options: dict[str, Any] = field(default_factory=dict)  # of compile
+
+    def first_bad(self, settings: dict[str, Any]) -> str:
+        """What is not finite first in this step, which has just failed with these settings."""
+        return first_bad(self.run, self.outputs, self.updates, settings, **self.options)

@@ -1,0 +1,229 @@
+"""LocalSteps: the training steps of one process, from rows to updated weights.
+
+rows of a pass -> groups of micro-batches (batches.py) -> one compiled program each -> native calls of 0.2 s -> Result
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..base.errors import GuardTripped, IndexOutOfRange, NotFinite, SettingError
+from ..graph.leaves import Parameter
+from ..graph.structure import structure
+from ..graph.value import Value
+from ..optim.state import OptimizerState
+from ..run.diagnose import stopped
+from ..run.executable import compile as compile_program
+from ..step.step import end_step, random_settings
+from .batches import CompiledBatch, MicroBatches, Rows, cut
+from .forms import Forms
+from .objective import BatchGraph, Objective
+from .result import Result
+from .source import FeedSource, RowSource
+
+CALL_SECONDS = 0.2  # the longest that one native call may take: progress and Ctrl-C are answered in between
+CALL_BYTES = 64 << 20  # and the most that it may write down
+
+
+class LocalSteps:
+    """Compiles and runs the micro-batches of an objective.
+
+    build      "grad": gradients into accumulators, no update; "opt": the whole step
+    accumulate micro-batches per optimiser step
+    .done      rows of the pass under way, or of one that ended early, that were trained on; 0 between two passes
+    .held      micro-batches that the accumulators hold
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        forms: Forms,
+        state: OptimizerState,
+        *,
+        build: str,
+        accumulate: int,
+        dynamic: bool,
+        seed: int,
+        max_norm: float,
+        options: dict[str, Any],
+    ) -> None:
+        self.objective, self.forms, self.state = objective, forms, state
+        self.build, self.accumulate, self.dynamic = build, accumulate, dynamic
+        self.seed, self.max_norm, self.options = seed, max_norm, options
+        self.keeps_gradients = build == "grad" or accumulate > 1
+        self.compiled: dict[Hashable, CompiledBatch] = forms.cache()
+        self.done = self.held = 0
+        self.in_window = 0  # micro-batches in the accumulation window so far
+        self.window_rows = 0
+
+    # ---- running -------------------------------------------------------------------------------------------
+
+    def feed(self, source: FeedSource, result: Result, backward: bool) -> None:
+        """One micro-batch that the caller hands over. Every `accumulate`-th one updates."""
+        update = backward and self.build == "opt" and self.in_window + 1 == self.accumulate
+        micro = MicroBatches(0, source.rows, 1, update, self.in_window == 0, self.window_rows)
+        step = self.compiled_for(source, micro.rows, backward, update)
+        feeds = {k: v for k, v in source.feeds.items() if k in step.run.inputs}  # some losses take no labels
+        try:
+            _, outputs = self._run(step, micro, 1, backward, feeds)
+        except BaseException:
+            self._drop_window()
+            raise
+        self._count(micro, 1, backward)
+        self._add(result, step, micro.rows, outputs, *source.arrays[1:])
+
+    def prepare(self, rows: Rows) -> None:
+        """Compile all that `run` of these rows runs."""
+        for batch in rows.ends():
+            for group in self._cut(batch):
+                self.compiled_for(rows.source, group.rows, rows.backward, group.update)
+
+    def run(self, rows: Rows, result: Result, each: bool, heard: Callable[[int], None] | None) -> None:
+        """Train on these rows, or measure them; heard(rows done) is called after each native call."""
+        if rows.backward and self.build == "opt" and rows.micro_size < rows.batch_size and not self.keeps_gradients:
+            raise SettingError(
+                f"micro_batch_size={rows.micro_size} is smaller than batch_size={rows.batch_size}; need accumulate > 1 "
+                "for that"
+            )
+        try:
+            self._run_groups(rows, result, each or self.dynamic, heard)
+        except BaseException:
+            self._drop_window()
+            raise
+
+    def _run_groups(self, rows: Rows, result: Result, each: bool, heard: Callable[[int], None] | None) -> None:
+        if not self.dynamic:  # what cannot be built is said before anything is trained
+            self.prepare(rows)
+        source, backward = rows.source, rows.backward
+        if backward:
+            self.done = 0
+        for group in self._cut(rows):
+            left = group
+            while left.count:
+                step = self.compiled_for(source, left.rows, backward, left.update)
+                most = 1 if each else max(1, min(left.count, CALL_BYTES // max(1, step.run.record_bytes)))
+                count, outputs = self._run(step, left, most, backward)
+                self._count(left, count, backward)
+                end = left.start + count * left.rows
+                truth = source.truth(left.start, end) if step.has_predictions else (None, None)
+                self._add(result, step, count * left.rows, outputs, *truth)
+                left = left.after(count)
+                if backward:
+                    self.done = (end - rows.start) % rows.count
+                if heard is not None:
+                    heard(end - rows.start)
+
+    def _cut(self, rows: Rows) -> Iterator[MicroBatches]:
+        return cut(rows, self.keeps_gradients, self.build == "opt", self.in_window > 0)
+
+    def _run(
+        self, step: CompiledBatch, micro: MicroBatches, count: int, backward: bool, feeds: dict[str, Any] | None = None
+    ) -> tuple[int, list[np.ndarray]]:
+        """(micro-batches done, the outputs of each) of one native call."""
+        if backward and self.keeps_gradients:
+            self.state.join(step.parameters, micro.first)
+        settings = self._settings(micro, count, backward)
+        try:
+            return step.run.run_many(count, settings, CALL_SECONDS, feeds)
+        except (IndexOutOfRange, KeyboardInterrupt) as ended:
+            self._count(micro, getattr(ended, "steps_done", 0), backward)
+            raise
+        except (GuardTripped, NotFinite) as tripped:  # NotFinite: with check 2
+            at = tripped.steps_done
+            self._count(micro, at, backward)
+            one = {k: np.broadcast_to(np.asarray(v), (count,))[at] for k, v in settings.items()}
+            raise stopped(self.state.steps + 1, step.first_bad(one), self.state.epoch + 1) from None
+
+    def _settings(self, micro: MicroBatches, count: int, backward: bool) -> dict[str, Any]:
+        """The settings of so many micro-batches, each a number or one for each."""
+        each = np.arange(count)
+        rows = micro.offset + (0 if micro.update else 1) * each * micro.rows
+        settings = random_settings(self.seed, self.state.steps + 1 + (each if micro.update else 0), rows)
+        settings["position"] = micro.start + each * micro.rows
+        if not backward:
+            return settings
+        settings["keep"] = np.where((each == 0) & micro.first, 0.0, 1.0)
+        if not micro.update:
+            return settings
+        return settings | self.state.settings_ahead(count)
+
+    def _count(self, micro: MicroBatches, count: int, backward: bool) -> None:
+        if not backward or not count:
+            return
+        self.held = self.in_window + count
+        if micro.update:
+            self.state.steps += count
+            self.state.window.clear()
+            self.in_window = self.window_rows = 0
+        else:
+            self.in_window += count
+            self.window_rows += count * micro.rows
+
+    def _add(
+        self,
+        result: Result,
+        step: CompiledBatch,
+        rows: int,
+        outputs: list[np.ndarray],
+        labels: np.ndarray | None,
+        weights: np.ndarray | None,
+    ) -> None:
+        result.is_total = self.objective.is_total
+        predictions = outputs[2] if step.has_predictions else None
+        result.add(rows, outputs[0], outputs[1], predictions, labels, weights)
+
+    def _drop_window(self) -> None:
+        """What an accumulation window holds when its optimiser step cannot be completed."""
+        if self.build == "opt":
+            self.in_window = self.window_rows = 0
+
+    def reset(self) -> None:
+        """Begin a new accumulation window."""
+        self.in_window = self.window_rows = self.held = 0
+
+    # ---- building ------------------------------------------------------------------------------------------
+
+    def compiled_for(self, source: RowSource | FeedSource, rows: int, backward: bool, update: bool) -> CompiledBatch:
+        """The compiled micro-batch of so many rows; update: it ends with an optimiser step."""
+        key: tuple[Hashable, ...] = (source.key, rows, backward, update)
+        if self.dynamic:
+            graph = self.objective.graph(source, rows, backward)
+            others = self._others(graph.parameters, update)
+            wires = structure([*graph.outputs, *(graph.grads or [])])
+            key = (*key, wires, tuple(p.stored for p in others))
+            if key not in self.compiled:
+                self.compiled[key] = self._compile(graph, rows, update, others)
+            return self.compiled[key]
+
+        def make() -> CompiledBatch:
+            return self._compile(self.objective.graph(source, rows, backward), rows, update, others)
+
+        others = ()
+        step = self.forms.cached(self.compiled, key, backward, make)
+        others = self._others(step.parameters, update)
+        if others:
+            key = (*key, tuple(p.stored for p in others))
+            step = self.forms.cached(self.compiled, key, backward, make)
+        return step
+
+    def _others(self, parameters: Sequence[Parameter], update: bool) -> tuple[Parameter, ...]:
+        """What an update finds in the open window besides these: another graph's parameters may be there, too."""
+        return self.state.others(parameters) if update and self.in_window else ()
+
+    def _compile(self, graph: BatchGraph, rows: int, update: bool, others: Sequence[Parameter]) -> CompiledBatch:
+        outputs = graph.outputs
+        updates: tuple[Value, ...] = ()
+        if graph.grads is not None:
+            total, weight = outputs[:2]
+            norm, updates = end_step(
+                self.state, graph.parameters, graph.grads, total, weight,
+                divisor=weight if self.objective.is_total else None, accumulates=self.keeps_gradients,
+                updates=update, others=others, max_norm=self.max_norm,
+            )  # fmt: skip
+            outputs = [*outputs, norm]
+        run = compile_program(outputs, updates, **self.options)
+        has_predictions = self.objective.has_predictions
+        return CompiledBatch(run, rows, has_predictions, outputs, updates, graph.parameters, self.options)

@@ -1,0 +1,133 @@
+"""Objective: a model, its loss, and what of the model is trained: the graph of a batch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .. import ops
+from ..base.errors import GradientError, GraphError
+from ..graph.grad import gradients
+from ..graph.leaves import Parameter
+from ..graph.stored import next_serial
+from ..graph.value import Value, describe
+from ..nn.module import Module, mode
+from ..optim.state import OptimizerState
+from ..transform.substitute import with_batch
+from .losses import loss_pair
+from .outputs import Outputs, mapped, values_of
+from .session import Graph
+from .source import FeedSource, RowSource
+from .trained import Freeze, check_freeze, made_since, matched, reached_parameters, refuse_untrained
+
+Model = Module | Callable[[Value], Outputs] | Graph | tuple[Value, Outputs]
+
+
+@dataclass(frozen=True)
+class BatchGraph:
+    """The graph of a batch: loss sum f32[], weight f32[], predicted classes [rows, ...] where there are some; with
+    gradients of the loss sum, one for each parameter that it reaches."""
+
+    outputs: list[Value]
+    grads: list[Value] | None
+    parameters: tuple[Parameter, ...]
+
+
+class Objective:
+    """What a trainer computes of a batch. state: that of the optimiser, which knows what was chosen to train."""
+
+    def __init__(self, model: Model, loss: str | Callable[..., Any], freeze: Freeze, state: OptimizerState) -> None:
+        self.model, self.loss, self.freeze, self.state = _usable_model(model), loss, check_freeze(freeze), state
+        self.loss_pair = loss_pair(loss)
+        self.is_total = loss == "sum"  # a total is never divided by a weight
+        self.has_predictions = loss == "cross_entropy"
+
+    def mode(self, backward: bool) -> contextlib.AbstractContextManager[None]:
+        """The mode in which the model builds: training, where parts in eval mode stay as they are, or evaluation."""
+        as_set = isinstance(self.model, Module) and backward and self.model.training
+        return contextlib.nullcontext() if as_set else mode(backward)
+
+    def outputs(self, x: Value, backward: bool) -> Outputs:
+        """What the model gives for a batch."""
+        if isinstance(self.model, Module):
+            with self.mode(backward):
+                outputs = self.model(x)
+        elif isinstance(self.model, tuple):
+            leaf, made = self.model
+            new = iter(with_batch(values_of(made), leaf, x))
+            return mapped(lambda _: next(new), made)
+        else:
+            outputs = self.model(x)
+        values_of(outputs)
+        return outputs
+
+    def graph(self, source: RowSource | FeedSource, rows: int, backward: bool) -> BatchGraph:
+        """The graph of so many rows, with `backward` its gradients."""
+        mark = next_serial()
+        pred, total, weight = self._losses(source, rows, backward)
+        if backward and made_since(mark, total):  # once, to be kept, or at each call
+            mark = next_serial()
+            pred, total, weight = self._losses(source, rows, backward)
+        outputs = [total, weight]
+        if self.has_predictions:
+            if isinstance(source, RowSource) and (pred.ndim == 2 or source.data.has_ids):
+                source.data.check_labels(pred.shape[-1])
+            outputs.append(ops.argmax(pred, -1))
+        if not backward:
+            return BatchGraph(outputs, None, ())
+        trained = self._trained(total)
+        anew = made_since(mark, total)
+        if anew:
+            raise GraphError(
+                f"train: a parameter is made anew at each call of the model or the loss: {describe(anew[0])} "
+                f"{anew[0].node.label}; need it made once, outside of them"
+            )
+        grads = gradients(total, trained)
+        reached = [(p, g) for p, g in zip(trained, grads, strict=True) if g is not None]
+        if not reached:
+            raise GradientError("train: the loss depends on no trainable parameter; need at least one")
+        return BatchGraph(outputs, [g for _, g in reached], tuple(p for p, _ in reached))
+
+    def _losses(self, source: RowSource | FeedSource, rows: int, backward: bool) -> tuple[Value, Value, Value]:
+        """(outputs, loss sum, weight) of a batch."""
+        x, labels, weights = source.leaves(rows)
+        pred = self.outputs(x, backward)
+        return pred, *self.loss_pair(pred, labels, weights)
+
+    def named(self) -> dict[str, Parameter]:
+        """The parameters and buffers of a Module, trainable or not; a function has none."""
+        model = self.model
+        return model.named_parameters() | model.named_buffers() if isinstance(model, Module) else {}
+
+    def _trained(self, total: Value) -> list[Parameter]:
+        """The parameters that this loss is to train; GraphError for one that it reaches and that nobody trains."""
+        own = self.named()
+        mine = {p.stored for p in own.values()}
+        named = [*own.items(), *((p.name, p) for p in reached_parameters(total) if p.stored not in mine)]
+        hits = matched(self.freeze, [name for name, _ in named])
+        frozen = {p.stored for name, p in named if name in hits}
+        chosen = self.state.chosen
+        if chosen is None and isinstance(self.model, Module):
+            refuse_untrained("train", total, mine | frozen)
+            chosen = frozenset(mine)
+        free = [p for _, p in named if p.trainable and p.stored not in frozen]
+        return [p for p in free if chosen is None or p.stored in chosen]
+
+
+def _usable_model(model: Any) -> Module | Callable[[Value], Outputs] | tuple[Value, Outputs]:
+    """A Graph as its (input, outputs), anything else as it is; GraphError for what is no model."""
+    if isinstance(model, Graph):
+        return model.as_pair()
+    if isinstance(model, type):
+        raise GraphError(f"model: got the class {model.__name__}; need one that is made: {model.__name__}(...)")
+    is_pair = isinstance(model, tuple) and len(model) == 2 and isinstance(model[0], Value)
+    if not callable(model) and not is_pair:
+        need = "a module, a function, a gl.Graph or a pair (input, outputs)"
+        raise GraphError(f"model: got {type(model).__name__}; need {need}")
+    if is_pair:
+        values_of(model[1])
+        if model[0].node.op.name != "input":
+            raise GraphError(f"model: the first of the pair is {describe(model[0])}, no input; need gl.input(...)")
+    return model
