@@ -80,17 +80,17 @@ class Gradients(Mapping[Value, "Tensor | None"]):
         if self._is_whole and self._whole:
             return self._whole[i]
         made = self._made.get(i)
-        found = made() if made is not None else None
-        if found is None:
+        tensor = made() if made is not None else None
+        if tensor is None:
             if self._trace.over:
                 raise GradientError(
                     f"gradients: {self._trace.changed or 'the tape'} has changed since; ask for them before the step"
                 )
-            found = self._trace.wrap(self._slopes.symbols[i])
+            tensor = self._trace.wrap(self._slopes.symbols[i])
             if not self._is_whole:
-                found = self._trace.record(ops.div, (found, self._weight), {})
-            self._made[i] = weakref.ref(found)
-        return found
+                tensor = self._trace.record(ops.div, (tensor, self._weight), {})
+            self._made[i] = weakref.ref(tensor)
+        return tensor
 
     def __contains__(self, x: object) -> bool:
         if x.__class__ is Parameter and not self._watched:

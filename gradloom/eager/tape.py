@@ -164,14 +164,14 @@ class GradTape:
                 "need at least one (tape.watch)"
             )
         asked = [v for v in watched if v is not None]
-        found = gradients(loss, [*trained, *asked], through=within)
+        grads = gradients(loss, [*trained, *asked], through=within)
         total: dict[Stored | int, tuple[Parameter | None, Value]] = {}
-        for p, g in zip(trained, found, strict=False):
+        for p, g in zip(trained, grads, strict=False):
             if g is not None:  # two leaves may stand for one array
                 before = total.get(p.stored)
                 with graph_mode():
                     total[p.stored] = (p, g if before is None else ops.add(before[1], g))
-        slopes = iter(found[len(trained) :])
+        slopes = iter(grads[len(trained) :])
         for i, v in enumerate(watched):
             g = None if v is None else next(slopes)
             if g is not None:

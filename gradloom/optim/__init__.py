@@ -2,7 +2,8 @@
 
 from . import schedules
 from .clip import clip_grad_norm, clip_weight
-from .optimizer import SGD, Adam, AdamW, Optimizer, Schedule
+from .optimizer import SGD, Adam, AdamW, Optimizer
+from .rule import Schedule
 from .state import OptimizerState
 
 __all__ = [

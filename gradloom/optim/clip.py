@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -12,10 +12,8 @@ from .. import ops
 from ..base.arguments import what_is
 from ..base.errors import GradientError, SettingError
 from ..graph.value import Value
-
-if TYPE_CHECKING:
-    from .optimizer import Optimizer
-    from .state import Gradients
+from .optimizer import Optimizer
+from .state import Gradients
 
 
 def is_one(weight: Any) -> bool:
@@ -44,9 +42,12 @@ def clip_weight(norm: Value | Sequence[Value], weight: Value, max_norm: float | 
         max_norm = check_max_norm(max_norm)
         if math.isinf(max_norm):
             return weight
-    if not isinstance(norm, Value):
-        norm = ops.grad_norm(weight, *norm)
-    return weight * ops.maximum(ops.div(norm, max_norm), 1.0)
+    return weight * _excess(norm if isinstance(norm, Value) else ops.grad_norm(weight, *norm), max_norm)
+
+
+def _excess(norm: Value, max_norm: float | Value) -> Value:
+    """How many times too large the norm is, at least 1."""
+    return ops.maximum(ops.div(norm, max_norm), 1.0)
 
 
 def clip_grad_norm(grads: Gradients | Optimizer, max_norm: float) -> Any:
@@ -57,15 +58,13 @@ def clip_grad_norm(grads: Gradients | Optimizer, max_norm: float) -> Any:
     now, and its next `step()` clips). SettingError unless max_norm is above 0.
     """
     max_norm = check_max_norm(max_norm)
-    if not hasattr(grads, "add_to"):
-        if not hasattr(grads, "clip") or isinstance(grads, (type, np.ndarray)):
-            need = "what tape.backward(loss) gave, or an optimiser that has accumulated gradients"
-            raise GradientError(f"clip_grad_norm: got {what_is(grads)}; need {need}")
+    if isinstance(grads, Optimizer):
         return grads.clip(max_norm)
-    grads = cast("Gradients", grads)
-    found = [g for g in grads.values() if g is not None]
-    norm = ops.grad_norm(1.0, *found)  # each is divided by the weight already
+    if isinstance(grads, type) or not hasattr(grads, "add_to"):
+        need = "what tape.backward(loss) gave, or an optimiser that has accumulated gradients"
+        raise GradientError(f"clip_grad_norm: got {what_is(grads)}; need {need}")
+    norm = ops.grad_norm(1.0, *(g for g in grads.values() if g is not None))  # each is divided by the weight already
     if not math.isinf(max_norm):
-        excess = ops.maximum(norm / max_norm, 1.0)
+        excess = _excess(norm, max_norm)
         grads.weight = excess if is_one(grads.weight) else grads.weight * excess
     return norm

@@ -8,198 +8,51 @@ it is given to keeps it, and one optimiser may serve several. Both states are of
 
 from __future__ import annotations
 
-import difflib
-import math
-from abc import ABCMeta, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from .. import ops
-from ..base.arguments import as_bool, one_line
 from ..base.errors import GraphError, SettingError
-from ..graph.leaves import Parameter, constant, setting, stored_value
+from ..graph.leaves import Parameter, setting
 from ..graph.stored import Stored
 from ..graph.value import Value
-from .schedules import Memory
+from .rule import Schedule, UpdateRule
 from .state import Gradients, OptimizerState, need_gradients
 
-Schedule = float | Callable[[int, int], float]
 Parameters = Iterable[Parameter] | None
 
 
-class Settings(MutableMapping[str, Schedule]):
-    """The settings of an optimiser by name, each checked as it is set; SettingError for a name that there is not.
-
-    constants  those that no schedule changes, as a step's program reads them: "opt.lr" -> number
-    schedules  the others: "lr" -> function
-    """
-
-    def __init__(self, optimizer: Optimizer, values: Mapping[str, Schedule]) -> None:
-        self._optimizer, self._values = optimizer, dict(values)
-        self.constants: dict[str, float] = {}
-        self.schedules: dict[str, Callable[[int, int], float]] = {}
-        for name, value in values.items():
-            self[name] = value
-
-    def __getitem__(self, name: str) -> Schedule:
-        return self._values[name]
-
-    def __setitem__(self, name: str, value: Schedule) -> None:
-        who = type(self._optimizer).__name__
-        if name not in self._values:
-            raise SettingError(f"{who}: {name} is not a setting{_nearest(name, self._values)}")
-        if callable(value):
-            self.schedules[name] = value
-            self.constants.pop(f"opt.{name}", None)
-        else:
-            self.constants[f"opt.{name}"] = self._optimizer.check(name, value)
-            self.schedules.pop(name, None)
-        self._values[name] = value
-
-    def __delitem__(self, name: str) -> None:
-        raise SettingError(f"{type(self._optimizer).__name__}: {name} cannot be removed; need a number or a schedule")
-
-    def __ior__(self, other: Mapping[str, Schedule]) -> Settings:
-        self.update(other)
-        return self
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __repr__(self) -> str:
-        return repr(self._values)
-
-
-def _nearest(name: Any, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(str(name), sorted(known), 1)
-    return f"; did you mean {near[0]}?" if near else f"; need one of {', '.join(sorted(known))}"
-
-
-class _Made(ABCMeta):
-    """Notes when an optimiser is made: from then on it takes no attribute that it does not have."""
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        made = super().__call__(*args, **kwargs)
-        made._is_made = True
-        return made
-
-
-class Optimizer(metaclass=_Made):
-    """Base: named settings, and per-parameter state that lives between steps.
+class Optimizer(UpdateRule):
+    """An update rule, and the state of the parameters that it was given.
 
     parameters: what `step` trains, such as model.parameters(); SettingError for anything but trainable parameters.
     A setting is an attribute, too: opt.lr is opt.settings["lr"], to read and to set; SettingError for a value out of
     range, and for an attribute that there is not.
     """
 
-    _is_made = False
-
-    state_names: tuple[str, ...] = ()
-    decoupled_weight_decay: bool = True
-    couples: bool = False  # weight decay is part of the gradient
-
     def __init__(self, parameters: Parameters = None, **settings: Schedule) -> None:
-        self.settings = Settings(self, settings)
+        super().__init__(**settings)
         self.state: OptimizerState | None = None
         if parameters is not None:
             self.state = OptimizerState(self, self._usable(parameters))
-
-    def __getattr__(self, name: str) -> Any:
-        found = vars(self).get("settings", {})
-        if name not in found:
-            raise AttributeError(f"{type(self).__name__} has no {name}{_nearest(name, found)}")
-        return found[name]
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in vars(self).get("settings", {}):
-            self.settings[name] = value
-        elif self._is_made and name == "settings" and value is not self.settings:
-            raise SettingError(f"{type(self).__name__}: settings cannot be replaced; need settings.update(...)")
-        elif self._is_made and name not in vars(self) and not hasattr(type(self), name):
-            raise SettingError(f"{type(self).__name__}: {name} is not a setting{_nearest(name, self.settings)}")
-        else:
-            super().__setattr__(name, value)
 
     def _usable(self, parameters: Any) -> list[Parameter]:
         who = f"{type(self).__name__}: parameters"
         if isinstance(parameters, (Value, Mapping, str)) or not isinstance(parameters, Iterable):
             seen = f"{parameters!r}" if isinstance(parameters, (int, float)) else f"a {type(parameters).__name__}"
             raise SettingError(f"{who}: got {seen}; need a list of parameters, such as model.parameters(); lr is lr=")
-        found: dict[Stored, Parameter] = {}
+        usable: dict[Stored, Parameter] = {}
         for i, p in enumerate(parameters):
             if not isinstance(p, Parameter):
                 raise SettingError(f"{who}[{i}]: got {type(p).__name__}; need parameters, such as model.parameters()")
             if not p.trainable:
                 raise SettingError(f"{who}[{i}]: {p.name} is not trainable; need parameters that are")
-            found.setdefault(p.stored, p)
-        if not found:
+            usable.setdefault(p.stored, p)
+        if not usable:
             raise SettingError(f"{who}: there are none; need at least one")
-        return list(found.values())
-
-    def check(self, name: str, value: float) -> float:
-        """The value, or SettingError: rates and decays are at least 0, betas and momentum lie in [0, 1)."""
-        high = 1.0 if name in ("beta1", "beta2", "momentum") else math.inf
-        if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not 0 <= value < high:
-            need = "0 <= value < 1" if high == 1 else "a finite number of at least 0"
-            raise SettingError(f"{type(self).__name__}: {name}={one_line(value)} is not usable; need {need}")
-        if name == "weight_decay" and value and not self.decoupled_weight_decay and not self.couples:
-            who = type(self).__name__
-            raise SettingError(
-                f"{who}: weight_decay={value!r} for one that was made without; need {who}(weight_decay=...)"
-            )
-        return float(value)
-
-    def at(self, step: int, epoch: int, memories: Mapping[str, Memory] | None = None) -> dict[str, float]:
-        """The settings of one step, as "opt.lr" -> number; `step` counts from 0. memories: what plateaus have seen."""
-        found = {**self.settings.constants, "opt.t": step + 1}
-        for name in self.settings.schedules:
-            found[f"opt.{name}"] = self.one(name, step, epoch, memories)
-        return found
-
-    def one(self, name: str, step: int, epoch: int, memories: Mapping[str, Memory] | None = None) -> float:
-        """One setting of one step; see `at`."""
-        schedule = self.settings.schedules.get(name)
-        if schedule is None:
-            return self.settings.constants[f"opt.{name}"]
-        seen = memories.get(name) if memories else None
-        value = schedule(step, epoch) if seen is None else schedule.recall(seen, step, epoch)  # type: ignore[attr-defined]
-        return self.check(name, value)
-
-    def make_state(self, parameters: Sequence[Parameter]) -> dict[str, list[Parameter]]:
-        """State name -> one zeroed array per parameter."""
-        return {
-            name: [stored_value(Stored(f"{p.stored.name}.{name}", np.broadcast_to(0.0, p.shape))) for p in parameters]
-            for name in self.state_names
-        }
-
-    def _couple(self, weight_decay: Schedule, decoupled: bool) -> None:
-        decoupled = as_bool(f"{type(self).__name__}: decoupled_weight_decay", decoupled)
-        self.decoupled_weight_decay = decoupled
-        self.couples = not decoupled and (callable(weight_decay) or bool(weight_decay))
-
-    def _decayed(
-        self, parameters: Sequence[Value], grads: Sequence[Value], weight: Value
-    ) -> tuple[list[Value], Sequence[Value], Value]:
-        """(the settings, the gradients, what they are to be divided by) of the update op; coupled weight decay is added
-        to the gradients, which are divided for that. A batch of weight 0 has gradient 0."""
-        scalars = {name: setting(f"opt.{name}") for name in self.settings}
-        if self.couples:
-            decay, none = scalars["weight_decay"], weight == 0.0
-            share = ops.where(none, 0.0, 1.0 / ops.where(none, 1.0, weight))
-            grads = [g * share + p * decay for p, g in zip(parameters, grads, strict=True)]
-            scalars["weight_decay"], weight = constant(0.0), constant(1.0)
-        return list(scalars.values()), grads, weight
-
-    @abstractmethod
-    def update(
-        self, parameters: Sequence[Value], grads: Sequence[Value], weight: Value, state: dict[str, list[Parameter]]
-    ) -> tuple[Value, ...]:
-        """Update nodes for all parameters at once. grads are sums; they are divided by `weight` (a scalar) here."""
+        return list(usable.values())
 
     # ---- in a loop of one's own ----------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,10 +17,8 @@ from ..base.errors import DTypeError, GradientError, GraphError, SettingError, S
 from ..graph.leaves import Parameter, setting, stored_value
 from ..graph.stored import Stored, copies, held
 from ..graph.value import Value
+from .rule import UpdateRule
 from .schedules import Memory, Plateau
-
-if TYPE_CHECKING:
-    from .optimizer import Optimizer
 
 _Named = tuple[str, tuple[int, ...]]  # a parameter's name, as far as it has one, and its shape
 
@@ -77,7 +75,7 @@ class OptimizerState:
     chosen: the parameters to train, when they are known and no other may join.
     """
 
-    def __init__(self, optimizer: Optimizer, chosen: Sequence[Parameter] | None = None) -> None:
+    def __init__(self, optimizer: UpdateRule, chosen: Sequence[Parameter] | None = None) -> None:
         self.optimizer = optimizer
         self.steps = 0  # optimiser steps done since the last reset
         self.epoch = 0  # for schedules
@@ -132,17 +130,17 @@ class OptimizerState:
     def settings_ahead(self, count: int) -> dict[str, float | np.ndarray]:
         """The settings of the next `count` steps of this epoch: a number, or one for each where it changes."""
         optimizer, steps = self.optimizer, range(self.steps, self.steps + count)
-        found: dict[str, float | np.ndarray] = {**optimizer.settings.constants}
+        columns: dict[str, float | np.ndarray] = {**optimizer.settings.constants}
         for name, value in optimizer.settings.schedules.items():
             if name in self.memories:
-                column = [optimizer.one(name, step, self.epoch, self.memories) for step in steps]
+                column = [optimizer.scheduled(name, step, self.epoch, self.memories) for step in steps]
             else:
                 column = [value(step, self.epoch) for step in steps]
-            for number in {min(column), max(column)} if _plain(column) else column:
-                optimizer.check(name, number)
-            found[f"opt.{name}"] = np.array(column, np.float64)
-        found["opt.t"] = np.arange(self.steps + 1, self.steps + 1 + count)
-        return found
+                for number in {min(column), max(column)} if _plain(column) else column:
+                    optimizer.check(name, number)
+            columns[f"opt.{name}"] = np.array(column, np.float64)
+        columns["opt.t"] = np.arange(self.steps + 1, self.steps + 1 + count)
+        return columns
 
     def observe(self, loss: float) -> None:
         """An epoch has ended with this loss: for Plateau schedules."""
@@ -227,23 +225,23 @@ class OptimizerState:
         what it keeps of each parameter, and the names and shapes of the parameters in order. What is accumulated and
         not applied is no part of it."""
         with locks.building:  # no step of a loop of the user's in between
-            found = {"steps": np.array(self.steps, np.int64), "epoch": np.array(self.epoch, np.int64)}
+            kept = {"steps": np.array(self.steps, np.int64), "epoch": np.array(self.epoch, np.int64)}
             named = {
                 f"{name}.{i}": moment.stored
                 for i, p in enumerate(self.parameters)
                 for name, moment in self.moments.get(p.stored, {}).items()
             }
-            found |= zip(named, copies(named.values()), strict=True)
+            kept |= zip(named, copies(named.values()), strict=True)
         for name, memory in self.memories.items():
-            found[f"plateau.{name}"] = np.array([memory[k] for k in _MEMORY])
+            kept[f"plateau.{name}"] = np.array([memory[k] for k in _MEMORY])
         names = [self._named(i) for i in range(len(self.parameters))]
         about = {
             "kind": type(self.optimizer).__name__,
             "keeps": self.optimizer.state_names,
             "parameters": names + self._expected[len(names) :],
         }
-        found["optimizer"] = np.frombuffer(json.dumps(about).encode("ascii"), np.int8).copy()
-        return found | {name: array.copy() for name, array in self._loaded.items()}
+        kept["optimizer"] = np.frombuffer(json.dumps(about).encode("ascii"), np.int8).copy()
+        return kept | {name: array.copy() for name, array in self._loaded.items()}
 
     def load_state_dict(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Go on where state_dict was taken, with the same optimiser and the same parameters in the same order.

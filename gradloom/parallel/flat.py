@@ -54,19 +54,19 @@ def take_effects(values: Sequence[Value]) -> dict[Stored, Value]:
 
     So the graph can be run without writing there. Raises GraphError for an update that is no single assign.
     """
-    found: dict[Stored, Value] = {}
+    taken: dict[Stored, Value] = {}
     for node in reachable(values, effects=True):
         effects, node.effects = node.effects, ()
         for value in effects:
             target = update_target(value)
             if target is None:
                 continue
-            if value.node.op.name != "assign" or not isinstance(target, Parameter) or target.stored in found:
+            if value.node.op.name != "assign" or not isinstance(target, Parameter) or target.stored in taken:
                 raise GraphError(
                     f"{node.op.name} {node.label}: its {value.node.op.name} of {target.node.label} cannot be averaged "
                     "over micro-batches; need one assign for each buffer"
                 )
             new = value.node.inputs[2 * value.index + 1]
             assert new is not None
-            found[target.stored] = new
-    return found
+            taken[target.stored] = new
+    return taken

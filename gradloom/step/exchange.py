@@ -115,13 +115,15 @@ class Exchange:
         targets = (*self.parameters, *self.buffers)
         counts = [1.0] * len(targets) if reached is None else reached
         many = len(self.parameters)
-        found = [(p, piece, float(n)) for p, piece, n in zip(targets, pieces, counts, strict=True)]
-        trained = [(p, piece) for p, piece, n in found[:many] if n]
+        gathered = [(p, piece, float(n)) for p, piece, n in zip(targets, pieces, counts, strict=True)]
+        trained = [(p, piece) for p, piece, n in gathered[:many] if n]
         norm, written = end_step(
             state, [p for p, _ in trained], [piece for _, piece in trained], loss, weight,
             divisor=divisor, max_norm=max_norm,
         )  # fmt: skip
-        means = [(p, piece if reached is None else ops.scale(piece, factor=1 / n)) for p, piece, n in found[many:] if n]
+        means = [
+            (p, piece if reached is None else ops.scale(piece, factor=1 / n)) for p, piece, n in gathered[many:] if n
+        ]
         if means:
             written += ops.assign(*(v for pair in means for v in pair))
         return norm, written

@@ -13,18 +13,18 @@ Outputs = Any  # Value | tuple[Outputs, ...] | list[Outputs] | dict[Any, Outputs
 
 def values_of(outputs: Outputs) -> list[Value]:
     """The values, in order. GraphError for anything else among them, and when there are none."""
-    found: list[Value] = []
+    values: list[Value] = []
 
     def take(value: Any) -> Value:
         if not isinstance(value, Value):
             raise GraphError(f"model: it gave {type(value).__name__}; need a value of a graph, or several")
-        found.append(value)
+        values.append(value)
         return value
 
     mapped(take, outputs)
-    if not found:
+    if not values:
         raise GraphError(f"model: it gave an empty {type(outputs).__name__}; need at least one value of a graph")
-    return found
+    return values
 
 
 def mapped(function: Callable[[Any], Any], outputs: Outputs) -> Any:
@@ -39,5 +39,5 @@ def mapped(function: Callable[[Any], Any], outputs: Outputs) -> Any:
 
 def described(outputs: Outputs) -> str:
     """How messages name several outputs: "2 outputs (f32[4,3], f32[4])"."""
-    found = values_of(outputs)
-    return f"{len(found)} outputs ({', '.join(map(describe, found))})"
+    values = values_of(outputs)
+    return f"{len(values)} outputs ({', '.join(map(describe, values))})"

@@ -28,6 +28,7 @@ from ..graph.grad import gradients
 from ..graph.leaves import Parameter, constant
 from ..graph.leaves import input as input_value
 from ..graph.stored import Stored
+from ..graph.streams import fresh_streams
 from ..graph.structure import structure
 from ..graph.value import Value, describe, graph_mode
 from ..nn.module import Module
@@ -152,11 +153,11 @@ class Replica:
 
     def _sample(self, j: int) -> int:
         """The number of the j-th sample of the whole training."""
-        turn, at = divmod(j, self.job.count)
+        number, at = divmod(j, self.job.count)
         if not self.job.shuffle:
             return at
-        if turn != self._pass:
-            self._pass, self._order = turn, generator(self.job.seed, _ORDER, turn).permutation(self.job.count)
+        if number != self._pass:
+            self._pass, self._order = number, generator(self.job.seed, _ORDER, number).permutation(self.job.count)
         return int(self._order[at])
 
     def _compute(self, j: int) -> None:
@@ -205,19 +206,20 @@ class Replica:
         if isinstance(sample, dict) and (job.forward_fn is None or job.target_fn is None):
             lacks = "forward_fn" if job.forward_fn is None else "target_fn"
             raise SettingError(f"samples are dicts of {sorted(sample)}; need {lacks}, which picks out of them")
-        out = self.model(sample[0]) if job.forward_fn is None else job.forward_fn(self.model, sample)
-        target = sample[1] if job.target_fn is None else job.target_fn(sample)
-        total, weight = _loss_pair(job.loss_fn(out, target))
+        with fresh_streams():
+            out = self.model(sample[0]) if job.forward_fn is None else job.forward_fn(self.model, sample)
+            target = sample[1] if job.target_fn is None else job.target_fn(sample)
+            total, weight = _loss_pair(job.loss_fn(out, target))
         refuse_untrained("dp_train", total, {p.stored for p in self.parameters.values()})
         grads = gradients(total, list(self.parameters.values()))
         nexts = take_effects([total, weight, *[g for g in grads if g is not None]])
         left = {s.name for s in nexts} - {p.stored.name for p in self.buffers.values()}
         if left:
             raise GraphError(f"the graph updates {', '.join(sorted(left))}, which is no buffer of the model")
-        found = [*grads, *(nexts.get(p.stored) for p in self.buffers.values())]
-        updates = self.exchange.collect([*found, total, weight])
+        written = [*grads, *(nexts.get(p.stored) for p in self.buffers.values())]
+        updates = self.exchange.collect([*written, total, weight])
         run = compile_program([], updates, **self.options)
-        return _Local(run, np.array([v is not None for v in found], np.float32), updates)
+        return _Local(run, np.array([v is not None for v in written], np.float32), updates)
 
     def _update_for(self, reached: np.ndarray) -> Any:
         """The program that ends a step in which so many replicas have reached each parameter and buffer."""
@@ -273,9 +275,9 @@ def _called(stored: Stored) -> Hashable:
     return (stored.name, stored.shape, stored.dtype.name, stored.role)
 
 
-def _loss_pair(found: Any) -> tuple[Value, Value]:
+def _loss_pair(loss: Any) -> tuple[Value, Value]:
     """(sum, weight) of what loss_fn gave; a scalar weighs 1."""
-    pair = found if isinstance(found, tuple) and len(found) == 2 else (found, constant(1.0))
+    pair = loss if isinstance(loss, tuple) and len(loss) == 2 else (loss, constant(1.0))
     for v in pair:
         if not isinstance(v, Value):
             raise GraphError(f"loss_fn gave {type(v).__name__}; need a scalar of the graph, or a pair (sum, weight)")

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ..base.arrays import as_array
-from ..base.errors import DataError, DTypeError, ShapeError
+from ..base.errors import DataError
 from ..graph.numbers import kind_of
 from ..graph.value import Value
+from .source import check_ids, numbers
 
 Leaves = dict[str, np.ndarray]
 
@@ -48,15 +48,7 @@ def rebuilt(layout: Any, values: dict[str, Value]) -> Any:
 
 def _as_leaf(name: str, data: Any) -> np.ndarray:
     """Numbers in the dtype that gl.tensor gives them."""
-    try:
-        array = as_array(name, data)
-    except ValueError as error:
-        raise ShapeError(f"{name}: rows of different lengths ({error}); need one array") from None
-    if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
-        raise DTypeError(f"{name}: dtype {array.dtype}; need numbers")
-    kind = kind_of(data)
-    if array.dtype.itemsize >= 4 and not kind.is_float and array.size:
-        limit = np.iinfo(kind.numpy)
-        if not limit.min <= array.min() <= array.max() <= limit.max:
-            raise DataError(f"{name}: ids from {array.min()} to {array.max()}; need ids below {limit.max + 1}")
+    array, kind = numbers(name, data, ("bfloat16",)), kind_of(data)
+    if not kind.is_float:
+        check_ids(name, array, kind.numpy)
     return array.astype(kind.numpy, copy=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -133,19 +133,26 @@ class FeedSource:
         return {n: a for n, a in zip(("batch", "labels", "weights"), self.arrays, strict=True) if a is not None}
 
 
-def numbers(name: str, what: Any) -> np.ndarray:
-    """An array of numbers; ShapeError for rows of different lengths, DTypeError for anything else."""
+def numbers(name: str, what: Any, also: Collection[str] = ()) -> np.ndarray:
+    """An array of numbers; ShapeError for rows of different lengths, DTypeError for anything but NumPy's numbers and
+    the dtypes in `also`."""
     try:
         array = as_array(name, what)
     except ValueError as error:
         raise ShapeError(f"{name}: rows of different lengths ({error}); need one array") from None
-    if array.dtype.kind not in "fiub":
+    if array.dtype.kind not in "fiub" and array.dtype.name not in also:
         raise DTypeError(f"{name}: dtype {array.dtype}; need numbers")
     return array
 
 
-def _as_fed(name: str, array: np.ndarray, ids: bool) -> np.ndarray:
-    limit = np.iinfo(np.int32)
-    if ids and array.dtype.itemsize >= 4 and array.size and not limit.min <= array.min() <= array.max() <= limit.max:
+def check_ids(name: str, array: np.ndarray, kind: Any) -> None:
+    """DataError for ids that do not fit into this dtype."""
+    limit = np.iinfo(kind)
+    if array.dtype.itemsize >= 4 and array.size and not limit.min <= array.min() <= array.max() <= limit.max:
         raise DataError(f"{name}: ids from {array.min()} to {array.max()}; need ids below {limit.max + 1}")
+
+
+def _as_fed(name: str, array: np.ndarray, ids: bool) -> np.ndarray:
+    if ids:
+        check_ids(name, array, np.int32)
     return np.ascontiguousarray(array, np.int32 if ids else np.float32)

@@ -32,13 +32,13 @@ def refuse_untrained(who: str, total: Value, known: Collection[Stored]) -> None:
     others = [p for p in reached_parameters(total) if p.stored not in known]
     if not others:
         return
-    found = [p for p, g in zip(others, gradients(total, others), strict=True) if g is not None]
-    if found:
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    untrained = [p for p, g in zip(others, gradients(total, others), strict=True) if g is not None]
+    if untrained:
+        more = f" and {len(untrained) - 1} more" if len(untrained) > 1 else ""
         raise GraphError(
-            f"{who}: the loss reaches a parameter that nobody trains: {describe(found[0])} {found[0].node.label}{more};"
-            " need it as an attribute of the model (self.name = ...), among the parameters of the optimiser, or "
-            "declared frozen (trainable=False)"
+            f"{who}: the loss reaches a parameter that nobody trains: {describe(untrained[0])} "
+            f"{untrained[0].node.label}{more}; need it as an attribute of the model (self.name = ...), among the "
+            "parameters of the optimiser, or declared frozen (trainable=False)"
         )
 
 
@@ -53,12 +53,12 @@ def check_freeze(freeze: Freeze) -> tuple[str, ...]:
 def matched(freeze: Sequence[str], names: Iterable[str]) -> set[str]:
     """The names that a pattern matches (* ? [abc], as file names); SettingError for a pattern without any."""
     names = list(names)
-    found: set[str] = set()
+    matching: set[str] = set()
     for pattern in freeze:
         hits = {name for name in names if fnmatchcase(name, pattern)}
         if not hits:
             near = difflib.get_close_matches(pattern, names, 1)
             hint = f"did you mean {near[0]}?" if near else f"need one of {', '.join(names[:8]) or 'none'}"
             raise SettingError(f"freeze: {pattern!r} matches no parameter; {hint}")
-        found |= hits
-    return found
+        matching |= hits
+    return matching

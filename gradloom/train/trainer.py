@@ -78,7 +78,7 @@ class Trainer:
     A model that is a Module may change between passes (run_rows, epoch) and calls of step: before each the trainer sees
     which modules and parameters there are, their modes and trainable, and their attributes: numbers, strings, None, and
     tuples, lists, sets and dicts of such by what they hold, other objects (arrays, functions) by which object it is.
-    What differs is built and compiled anew, and found again when it changes back; parameters that are new join the
+    What differs is built and compiled anew, and used again when it changes back; parameters that are new join the
     optimiser, those that are gone leave it. It does not see into objects (an array that is written, a field of a
     configuration), nor what a function (as a model or loss) reads from elsewhere, nor what forward itself sets: for
     those dynamic=True. With ranks a change must be made on all of them, else TrainError.
@@ -122,6 +122,7 @@ class Trainer:
             model.ensure_init(seed)
             if self.optimizer_state.chosen is None:
                 self.optimizer_state.register(model.parameters())
+        self.model, self.loss = self.objective.model, loss
         self.forms = Forms(self.objective, seed, self.dynamic)
         self.local = LocalSteps(
             self.objective, self.forms, self.optimizer_state, build=build, accumulate=accumulate, dynamic=self.dynamic,
@@ -342,8 +343,8 @@ class Trainer:
             raise GradientError(f"grad_acc: gradients are not kept; need build='grad' or accumulate > 1 for {name}")
         sums = self.optimizer_state.sums
         named = {s.name: a for s, a in sums.items()}
-        if isinstance(self.objective.model, Module):
-            named = {n: sums[p.stored] for n, p in self.objective.model.named_parameters().items() if p.stored in sums}
+        if isinstance(self.model, Module):
+            named = {n: sums[p.stored] for n, p in self.model.named_parameters().items() if p.stored in sums}
         if name not in named:
             raise GradientError(f"grad_acc: no gradient of {name!r}; there are {', '.join(named) or 'none yet'}")
         total = named[name].numpy()
