@@ -186,15 +186,15 @@ class _Verifier:
     def side_by_side(self, name: str, ways: Mapping[str, Any]) -> Check:
         """Another plan of the same program, node by node."""
         try:
-            found = first_difference(self.walk(**ways), self.values)
+            difference = first_difference(self.walk(**ways), self.values)
         except GradloomError as error:
             return Check(name, False, f"stopped: {error}")
         finally:
             self.rewind()
-        if found is None:
+        if difference is None:
             return Check(name, True, f"the same bits in all {len(self.base.steps)} nodes")
-        what = _shown(found.node, found.value, found.amount)
-        return Check(name, False, f"the first node that differs: {what}", _called(found.node))
+        what = _shown(difference.node, difference.value, difference.amount)
+        return Check(name, False, f"the first node that differs: {what}", _called(difference.node))
 
     def unfused(self) -> Check:
         """Another program of the same step: its outputs, and what it leaves behind."""
@@ -246,9 +246,9 @@ class _Verifier:
         name = "loss and gradients against float64"
         loss = far.pop("the loss", float("nan"))
         which, amount = max(far.items(), key=lambda item: item[1], default=("none", 0.0))
-        found = f"the loss differs by {loss:.2g}, {len(far)} gradients by at most {amount:.2g} ({which})"
+        text = f"the loss differs by {loss:.2g}, {len(far)} gradients by at most {amount:.2g} ({which})"
         holds = loss <= TOTAL_TOLERANCE and amount <= TOTAL_TOLERANCE
-        self.tell(Check(name, holds, found, "" if holds else which))
+        self.tell(Check(name, holds, text, "" if holds else which))
 
     def gradients(self) -> dict[Value, str]:
         """What the guard reads, by name: the loss and each gradient."""
@@ -256,8 +256,8 @@ class _Verifier:
         values = [v for v in guard.inputs if v is not None]
         names = list(self.run.adapter.parameters())
         names = names if len(names) == len(values) - 2 else [v.node.label for v in values[2:]]
-        found = {view_base(values[0]): "the loss"}
-        return found | {view_base(v): name for v, name in zip(values[2:], names, strict=True)}
+        names_of = {view_base(values[0]): "the loss"}
+        return names_of | {view_base(v): name for v, name in zip(values[2:], names, strict=True)}
 
 
 def _called(node: Node) -> str:

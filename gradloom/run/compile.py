@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from ..base.collector import paused
 from ..base.errors import BackendError, DTypeError, GraphError
 from ..base.settings import switches
 from ..graph.graph import check_graph, check_updates
@@ -16,6 +17,7 @@ from .backend import Buffer, has_kernel, plan_for
 from .backend import backend as backend_of
 
 
+@paused()
 @builds_graphs
 def compile(
     outputs: Value | Sequence[Value],
