@@ -148,7 +148,7 @@ class SGD(Optimizer):
         decoupled_weight_decay: bool = True,
     ) -> None:
         self.state_names = ("m",) if callable(momentum) or momentum else ()
-        self._couple(weight_decay, decoupled_weight_decay)
+        self.set_decay(weight_decay, decoupled_weight_decay)
         super().__init__(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay)
 
     def check(self, name: str, value: float) -> float:
@@ -162,7 +162,7 @@ class SGD(Optimizer):
         self, parameters: Sequence[Value], grads: Sequence[Value], weight: Value, state: dict[str, list[Parameter]]
     ) -> tuple[Value, ...]:
         m: Sequence[Value | None] = state["m"] if self.state_names else [None] * len(parameters)
-        scalars, grads, weight = self._decayed(parameters, grads, weight)
+        scalars, grads, weight = self.decayed(parameters, grads, weight)
         groups = [v for group in zip(parameters, grads, m, strict=True) for v in group]
         return ops.sgd(*scalars, weight, *groups)
 
@@ -190,7 +190,7 @@ class AdamW(Optimizer):
     def update(
         self, parameters: Sequence[Value], grads: Sequence[Value], weight: Value, state: dict[str, list[Parameter]]
     ) -> tuple[Value, ...]:
-        scalars, grads, weight = self._decayed(parameters, grads, weight)
+        scalars, grads, weight = self.decayed(parameters, grads, weight)
         groups = [v for group in zip(parameters, grads, state["m"], state["v"], strict=True) for v in group]
         return ops.adamw(*scalars, setting("opt.t"), weight, *groups)
 
@@ -212,5 +212,5 @@ class Adam(AdamW):
         weight_decay: Schedule = 0.0,
         decoupled_weight_decay: bool = False,
     ) -> None:
-        self._couple(weight_decay, decoupled_weight_decay)
+        self.set_decay(weight_decay, decoupled_weight_decay)
         super().__init__(parameters, lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)

@@ -150,12 +150,12 @@ class UpdateRule(metaclass=_Made):
             for name in self.state_names
         }
 
-    def _couple(self, weight_decay: Schedule, decoupled: bool) -> None:
+    def set_decay(self, weight_decay: Schedule, decoupled: bool) -> None:
         decoupled = as_bool(f"{type(self).__name__}: decoupled_weight_decay", decoupled)
         self.decoupled_weight_decay = decoupled
         self.couples = not decoupled and (callable(weight_decay) or bool(weight_decay))
 
-    def _decayed(
+    def decayed(
         self, parameters: Sequence[Value], grads: Sequence[Value], weight: Value
     ) -> tuple[list[Value], Sequence[Value], Value]:
         """(the settings, the gradients, what they are to be divided by) of the update op; coupled weight decay is added
