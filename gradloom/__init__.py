@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from .eager import Gradients, Tensor, grad_tape, no_grad, seed, stats, tensor
     from .graph.grad import gradients
     from .graph.leaves import Parameter, constant, input, named, parameter, setting
-    from .graph.value import Node, Value, scope
+    from .graph.scope import scope
+    from .graph.value import Node, Value
     from .run.executable import check_gradients, compare, compile
     from .train.dp_train import DPResult, dp_train
     from .train.epoch import epoch
@@ -103,7 +104,8 @@ _HOMES = {
     ".eager": "Gradients Tensor grad_tape no_grad seed stats tensor",
     ".graph.grad": "gradients",
     ".graph.leaves": "Parameter constant input named parameter setting",
-    ".graph.value": "Node Value scope",
+    ".graph.scope": "scope",
+    ".graph.value": "Node Value",
     ".run.executable": "check_gradients compare compile",
     ".train.dp_train": "DPResult dp_train",
     ".train.epoch": "epoch",

@@ -159,6 +159,7 @@ def _prepare(
     read, first the model, then the data. The place to write is claimed until `claimed` is closed."""
     from ..files import claim
     from ..llm.finetune import Run
+    from ..llm.lora import files_of_adapter
     from ..llm.model import load
     from ..parallel.agree import agreed, is_root
 
@@ -167,7 +168,9 @@ def _prepare(
     with agreed(ranks):
         if is_root(ranks):
             _check_place(place, adapter[0], *inputs)
-            claimed.enter_context(claim(place, is_folder=Path(place).suffix == ""))
+            is_folder = Path(place).suffix == ""
+            names = [file.name for file in files_of_adapter(place)] if is_folder else []
+            claimed.enter_context(claim(place, is_folder, names))
         loaded = load(model)
         given: Any = adapter_for(loaded, *adapter, **made)
     run = Run(loaded, data, given, data_options=options, **settings)

@@ -181,7 +181,7 @@ def _settle(asked: _Options, table: Table) -> _Settings:
 
 def _run(asked: _Options) -> int:
     from ..data import read_table
-    from ..files import check_target, claim, refuse_input
+    from ..files import claim, refuse_input
     from ..parallel.agree import agreed, is_root
     from .model import build_model, need_room
 
@@ -191,9 +191,8 @@ def _run(asked: _Options) -> int:
             if is_root(asked.ranks):
                 for file in (path, report):
                     refuse_input(file, asked.data)
-                claimed.enter_context(claim(asked.out, is_folder=True))
-                for file in (path, report):
-                    check_target(file)
+                names = [os.path.basename(file) for file in (path, report)]
+                claimed.enter_context(claim(asked.out, is_folder=True, names=names))
             table = read_table(asked.data, asked.target, asked.task, val_split=asked.val_split, seed=asked.seed)
             use = _settle(asked, table)
             need_room(table.preprocess, use.hidden)

@@ -15,7 +15,8 @@ from ..base.dtypes import dtype as as_dtype
 from ..base.errors import DTypeError, GradientError, GradloomError, GraphError, ShapeError
 from ..graph.leaves import Parameter
 from ..graph.numbers import converted, kind_of
-from ..graph.value import Node, Recorder, Value, describe, recording, user_location
+from ..graph.scope import user_location
+from ..graph.value import Node, Recorder, Value, describe, recording
 
 
 class EagerRecorder(Recorder, Protocol):

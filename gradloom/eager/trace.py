@@ -29,8 +29,10 @@ from ..graph.leaves import Parameter, stored_value
 from ..graph.leaves import constant as graph_constant
 from ..graph.numbers import in_expression
 from ..graph.opspec import OpSpec
+from ..graph.scope import user_location
 from ..graph.stored import Stored, before_read, keep_promise, promise_write
-from ..graph.value import Node, Value, graph_mode, recording, user_location
+from ..graph.streams import counted_stream
+from ..graph.value import Node, Value, graph_mode, recording
 from ..step.step import guard
 from .cache import Cache, cache_of, common
 from .cut import cut_at
@@ -48,9 +50,9 @@ class Trace:
     """What a tape (or a thread, outside of all tapes) has recorded. See the top of this file."""
 
     __slots__ = (
-        "__weakref__", "adopted", "asked", "cache", "changed", "count", "drawn", "effects", "family", "imported",
-        "inner", "known", "latest", "over", "paused", "pending", "pinned", "reads", "slopes", "slots", "stale",
-        "streams", "successor", "writes", "written",
+        "__weakref__", "adopted", "asked", "cache", "changed", "count", "counts", "drawn", "effects", "family",
+        "imported", "inner", "known", "latest", "over", "paused", "pending", "pinned", "reads", "slopes", "slots",
+        "stale", "streams", "successor", "writes", "written",
     )  # fmt: skip
 
     def __init__(self, family: object = None, seed: int | None = None, step: int | None = None) -> None:
@@ -74,7 +76,8 @@ class Trace:
         self.writes: set[Stored] = set()  # what they write
         self.written: dict[Stored, int] = {}  # how often this trace has written an array
         self.pinned: list[Tensor] = []
-        self.streams: dict[Any, int] = {}  # of random ops: how often each was used
+        self.counts: dict[str, int] = {}  # scope -> ordinal of its last random node
+        self.streams: dict[int, int] = {}  # streams that were given: how often each was used
         self.imported: dict[Value, Value] = {}  # graph values -> their interned twins
         self.inner: list[Any] = []  # tapes opened inside of the outermost
         self.paused = 0  # no_grad
@@ -114,14 +117,19 @@ class Trace:
         return made
 
     def _node(self, op: OpSpec, values: Sequence[Value | None], attrs: Mapping[str, Any]) -> Node:
-        if not op.foldable and "stream" in attrs:  # the same place of a model, used twice, draws twice
-            number = self.streams[attrs["stream"]] = self.streams.get(attrs["stream"], -1) + 1
-            if number:
-                attrs = {**attrs, "stream": (attrs["stream"] + number * 0x9E3779B97F4A7C15) % (1 << 62)}
+        if op.stream is not None:  # the same place of a model, used twice, draws twice
+            attrs = {**attrs, op.stream: self._stream(attrs.get(op.stream))}
         node = self.cache.node(op, values, attrs)
         for tape in self.inner:
             tape.nodes.add(node)
         return node
+
+    def _stream(self, given: int | None) -> int:
+        """The next stream of the scope; of a stream that is given itself the first time, then others."""
+        if given is None:
+            return counted_stream(self.counts)
+        number = self.streams[given] = self.streams.get(given, -1) + 1
+        return (given + number * 0x9E3779B97F4A7C15) % (1 << 62) if number else given
 
     def wrap(self, symbol: Value) -> Tensor:
         """A tensor that stands for the value, to be computed when it is looked at."""

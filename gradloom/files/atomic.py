@@ -1,22 +1,17 @@
 """Writing files so that each is either complete or as it was before, and several of a folder change at one moment.
 
 A file is written under a temporary name beside its place and moved there. Several files of a folder (`together`) are
-written so, and then a commit file, `.gradloom.commit`, names all the moves. The change is made when that file appears.
-Then the files are moved and the commit file is removed. Whoever opens the folder next finishes what was cut off: a
-writer, or a reader (`read_together`), which otherwise reads the new files under their temporary names. The commit file
-holds the checksums of all files: what it names is moved only as it was written, and over what it was to replace.
+written so, and then a commit file names all the moves (commit.py). Whoever opens the folder next finishes what was cut
+off: a writer, or a reader (`read_together`), which otherwise reads the new files under their temporary names.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
-import json
 import os
 import re
 import stat
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
@@ -25,15 +20,25 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from ..base.errors import FileError
-from .lock import PATIENCE, locked, reason_of, try_lock
-from .targets import check_target, is_stream, open_file_of
+from .commit import (
+    COMMIT,
+    LINKED,
+    PART,
+    commit,
+    discard,
+    is_part_of,
+    is_void,
+    make_part,
+    mode_for,
+    moves_of,
+    real,
+    resume,
+    sync,
+)
+from .lock import PATIENCE, is_lock_of_file, lock_file, locked, remove_left_lock, renew, try_lock
+from .targets import check_target, is_stream, need_readable, open_file_of, reason_of
 
 T = TypeVar("T")
-COMMIT = ".gradloom.commit"
-_PART = ".gradloom.part."  # then eight characters, a dot, and the end of the name that the file is to have
-_PART_NAME = re.compile(re.escape(_PART) + r"[a-z0-9_]{8}\..+", re.S)
-_NAME_LENGTH = 100  # of the final name, in a temporary one
-_COMMIT_BYTES = 1 << 16
 _READS = 100  # of files that change while they are read
 
 
@@ -60,37 +65,37 @@ def atomic_path(path: str | os.PathLike[str], needed_bytes: int | None = None) -
     Whatever goes wrong in the block (a full disk, Ctrl-C), the temporary file is removed and `path` stays as it was.
     An OSError becomes a FileError; so does a `path` that is no regular file (a device, a named pipe), which stays.
     """
+    target = real(path)  # through a symbolic link: the link stays
+    renew(path, target, False)
     check_target(path)
-    target = Path(os.path.realpath(path))  # through a symbolic link: the link stays
     change = _change.get()
-    if change is not None and Path(os.path.realpath(Path(path).parent)) != change.folder:
+    if change is not None and real(Path(path).parent) != change.folder:
         change = None
     if change is None:
-        _finish(target.parent)
+        _finish_around(path, target)
     try:
-        handle, name = tempfile.mkstemp(prefix=_PART, suffix=f".{target.name[-_NAME_LENGTH:]}", dir=target.parent)
+        through_link = change is not None and change.folder != target.parent
+        handle, part = make_part(target, change.folder if change is not None and through_link else None)
     except OSError as error:
         raise FileError(f"{path}: cannot be written: {reason_of(error)}{_hint(error)}") from None
-    part = Path(name)
     keep = False
     try:
-        try_lock(handle)  # who finds the file unlocked knows that its writer is gone
         yield part
-        _sync(part)
-        os.chmod(part, _mode(target))
+        sync(part)
+        os.chmod(part, mode_for(target))
         if change is not None:
             change.parts[Path(path).name] = part, handle
             keep = True
         else:
             os.replace(part, target)
-            _sync(target.parent)
+            sync(target.parent)
     except OSError as error:
         need = "" if needed_bytes is None else f" ({needed_bytes} bytes needed)"
         kept = "the file of that name is as it was" if target.exists() else "no part of it is left behind"
         raise FileError(f"{path}: cannot be written{need}: {reason_of(error)}; {kept}{_hint(error)}") from None
     finally:
         if not keep:
-            _discard(part, handle)
+            discard(part, handle)
 
 
 @contextlib.contextmanager
@@ -119,13 +124,14 @@ def together(folder: str | os.PathLike[str]) -> Iterator[None]:
     load_arrays and read_together all of the old or all of the new ones. The folder is made where there is none.
     FileError when it cannot be written, or when another process has claimed it.
     """
-    home = Path(os.path.realpath(folder))
+    home = real(folder)
     with _one_change, _owned(folder, home):
         change = _Change(home)
         token = _change.set(change)
         try:
             yield
-            _commit(change)
+            if change.parts:
+                commit(home, {name: part for name, (part, _) in change.parts.items()})
         except OSError as error:
             late = (home / COMMIT).exists()  # the change is made, and a move has failed
             done = "; its new files are complete, and take their places when it is opened next" * late
@@ -133,26 +139,45 @@ def together(folder: str | os.PathLike[str]) -> Iterator[None]:
         finally:
             _change.reset(token)
             for part, handle in change.parts.values():
-                _discard(None if (home / COMMIT).exists() else part, handle)
+                discard(None if (home / COMMIT).exists() else part, handle)
 
 
 @contextlib.contextmanager
-def claim(path: str | os.PathLike[str], is_folder: bool) -> Iterator[None]:
-    """Inside, no other run writes this folder or file: FileError at once when one does. It is for a whole run.
+def claim(path: str | os.PathLike[str], is_folder: bool, names: Sequence[str] = ()) -> Iterator[None]:
+    """Inside, no other run writes this file, or this folder; it is for a whole run. names: the files of the folder that
+    the run will write together, which are claimed as well: a link may lead to a file that another run writes.
 
-    Temporary files of writers that were killed are removed. The folder (of the file) is made where there is none.
+    FileError at once when another run is at it, and for a file that cannot be replaced. The folder (of the file) is
+    made where there is none, also when somebody removes it before the end. Temporary files of writers that were killed
+    are removed.
     """
     if not is_folder and Path(path).parent.is_dir():
         check_target(path)
-    place = Path(os.path.realpath(path))
-    if is_folder:
-        with _owned(path, place, again=False):
-            _remove_abandoned(place, "*")
-            yield
-        return
-    with locked(path, place, False):
-        _remove_abandoned(place.parent, place.name[-_NAME_LENGTH:])
+    place = real(path)
+    with contextlib.ExitStack() as held:
+        if is_folder:
+            held.enter_context(_owned(path, place, again=False))
+            _remove_left(place)
+            _claim_files(Path(path), names, held)
+        else:
+            held.enter_context(locked(path, place, False))
+            _finish_around(path, place)
+            _remove_abandoned(place.parent, PART, place.name)
         yield
+
+
+def _claim_files(folder: Path, names: Sequence[str], held: contextlib.ExitStack) -> None:
+    """Lock the files that a run will write in a folder, and make sure that it can."""
+    files: dict[Path, Path] = {}
+    for shown in (folder / name for name in names):
+        check_target(shown)
+        need_readable(shown)
+        target = real(shown)
+        if target in files:
+            raise FileError(f"{shown}: is the same file as {files[target]}; need two files")
+        files[target] = shown
+    for target, shown in sorted(files.items()):
+        held.enter_context(locked(shown, target, False))
 
 
 @contextlib.contextmanager
@@ -164,170 +189,63 @@ def _owned(
         raise FileError(f"{shown}: is no folder; need the name of a folder to write")
     with locked(shown, folder, True, again, patience):
         try:
-            _resume(folder)
+            resume(folder)
         except OSError as error:
             raise FileError(f"{shown}: cannot be written: {reason_of(error)}{_hint(error)}") from None
         yield
 
 
-# ---- a change of several files ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Move:
-    """What the commit file says of one file: its temporary name, the SHA-256 of its bytes, and of those that it
-    replaces (None: there was no such file)."""
-
-    part: str
-    new: str
-    old: str | None
-
-
-def _commit(change: _Change) -> None:
-    """Make the change: it is done at the moment at which the commit file has its name."""
-    if not change.parts:
-        return
-    moves = {}
-    for name, (part, _) in change.parts.items():
-        _sync(part.parent)
-        moves[name] = _Move(part.name, str(_digest(part)), _digest(Path(os.path.realpath(change.folder / name))))
-    text = json.dumps({name: vars(move) for name, move in moves.items()})
-    handle, name = tempfile.mkstemp(prefix=_PART, suffix=COMMIT, dir=change.folder)
-    try:
-        try_lock(handle)
-        with open(handle, "wb", closefd=False) as file:  # os.write may write a part
-            file.write(text.encode())
-        os.chmod(name, _mode(change.folder / COMMIT))
-        os.fsync(handle)
-        os.replace(name, change.folder / COMMIT)
-    finally:
-        _discard(Path(name), handle)
-    _sync(change.folder)
-    _carry_out(change.folder, moves)
-
-
-def _carry_out(folder: Path, moves: dict[str, _Move]) -> None:
-    """Make the moves; under the folder's lock."""
-    for name, move in moves.items():
-        target = Path(os.path.realpath(folder / name))
-        with contextlib.suppress(FileNotFoundError):  # it was moved before
-            os.replace(target.parent / move.part, target)
-        _sync(target.parent)
-    (folder / COMMIT).unlink(missing_ok=True)
-    _sync(folder)
-
-
-def _resume(folder: Path) -> None:
-    """Carry out the change that the commit file names, as far as it was cut off; under the folder's lock. Where
-    somebody has put other files in the place of those that it replaces, theirs count, and the change is dropped."""
-    moves = _moves(folder)
-    if moves is None:
-        return
-    if _is_void(folder, moves):
-        for name, move in moves.items():
-            part = Path(os.path.realpath(folder / name)).parent / move.part
-            if _digest(part) == move.new:
-                part.unlink()
-        moves = {}
-    _carry_out(folder, moves)
-
-
-def _is_void(folder: Path, moves: dict[str, _Move]) -> bool:
-    """Whether a file is neither the old nor the new one of this change. FileError when a new one is lost."""
-    for name, move in moves.items():
-        target = Path(os.path.realpath(folder / name))
-        has_part = _digest(target.parent / move.part) == move.new  # first: it may be moved at this moment
-        now = _digest(target)
-        if now not in (move.old, move.new):
-            return True
-        if not has_part and now != move.new:
-            raise _damaged(folder, f"{move.part} is not there as it was written")
-    return False
-
-
-def _damaged(folder: Path, why: str) -> FileError:
-    return FileError(
-        f"{folder / COMMIT}: is damaged: {why}; need it as it was written, or removed: then the old files count"
-    )
-
-
-def _digest(path: Path) -> str | None:
-    """SHA-256 of a regular file; None where there is none."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | os.O_NONBLOCK)
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.ENOTDIR):
-            return None
-        raise
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        return None
-    with open(handle, "rb") as file:
-        digest = hashlib.sha256()
-        while block := file.read(1 << 20):
-            digest.update(block)
-        return digest.hexdigest()
-
-
-def _moves(folder: Path) -> dict[str, _Move] | None:
-    """What the folder's commit file says. None where there is no such file."""
-    path = folder / COMMIT
-    try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            text = file.read(_COMMIT_BYTES) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise FileError(f"{path}: cannot be read: {reason_of(error)}") from None
-    try:
-        moves = {name: _Move(**move) for name, move in json.loads(text).items()}
-        if not moves or not all(_is_move(name, move) for name, move in moves.items()):
-            raise ValueError
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        raise _damaged(folder, "it names no moves") from None
-    return moves
-
-
-def _is_move(name: str, move: _Move) -> bool:
-    texts = (name, move.part, move.new, *([] if move.old is None else [move.old]))
-    if not all(isinstance(one, str) and one == os.path.basename(one) and "\0" not in one for one in texts):
-        return False
-    is_part = _PART_NAME.fullmatch(move.part) and move.part.endswith(f".{name[-_NAME_LENGTH:]}")
-    return name not in ("", ".", "..") and bool(is_part)
+# ---- what was cut off ------------------------------------------------------------------------------------------------
 
 
 def _finish(folder: Path) -> None:
     """Carry out a change that was cut off, where that is possible: not when another process is at it."""
-    if os.path.exists(folder / COMMIT):
-        home = Path(os.path.realpath(folder))
+    if os.path.lexists(folder / COMMIT):
+        home = real(folder)
         with contextlib.suppress(FileError), _one_change, _owned(folder, home, patience=0):
-            pass
+            _remove_left(home)
 
 
-def _remove_abandoned(folder: Path, ending: str) -> None:
-    """Remove the temporary files of writers that were killed: those that nobody holds locked."""
-    names: list[str] = []
-    with contextlib.suppress(OSError):  # a folder that cannot be listed
-        names = os.listdir(folder)
-    for part in (folder / name for name in names):
-        if not _PART_NAME.fullmatch(part.name) or (ending != "*" and not part.name.endswith(f".{ending}")):
-            continue
-        with contextlib.suppress(OSError):
+def _finish_around(path: str | os.PathLike[str], target: Path) -> None:
+    """Before a single file is written: an older change, carried out later, must not replace the newer file."""
+    for folder in {real(Path(path).parent), target.parent}:
+        _finish(folder)
+
+
+def _remove_left(folder: Path) -> None:
+    """Remove what killed runs have left in a folder, and where its links lead to; under its lock."""
+    _remove_abandoned(folder, PART)
+    names = _names(folder)
+    linked = [real(folder / name) for name in names if os.path.islink(folder / name)]
+    locks = [folder / name for name in names if is_lock_of_file(name)]
+    for path in [*locks, *(lock_file(target, False) for target in linked)]:
+        remove_left_lock(path)
+    for other in {target.parent for target in linked} - {folder}:
+        _remove_abandoned(other, LINKED, str(folder))
+
+
+def _remove_abandoned(folder: Path, word: str, whose: str | None = None) -> None:
+    """Remove the temporary files of writers that were killed: those that nobody holds locked, and that are no part of a
+    change which is made and not carried out yet."""
+    for part in (folder / name for name in _names(folder) if is_part_of(name, word, whose)):
+        with contextlib.suppress(OSError, FileError):  # a commit file that cannot be read: what it names is not known
             handle = os.open(part, os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | os.O_NONBLOCK)
             try:
-                if stat.S_ISREG(os.fstat(handle).st_mode) and try_lock(handle):
+                if not stat.S_ISREG(os.fstat(handle).st_mode) or not try_lock(handle):
+                    continue
+                moves = moves_of(folder) or {}  # its writer, which is gone, makes no commit file any more
+                if part.name not in {move.part for move in moves.values()}:
                     part.unlink()
             finally:
                 os.close(handle)
 
 
-def _discard(part: Path | None, handle: int) -> None:
-    """Close a temporary file, and remove it where it was not moved."""
-    with contextlib.suppress(OSError):
-        if part is not None:
-            part.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):
-        os.close(handle)
+def _names(folder: Path) -> list[str]:
+    """What is in a folder; nothing where it cannot be listed."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -360,18 +278,18 @@ def _current(folder: Path, names: Sequence[str]) -> list[Path]:
     """Where the content of these files is."""
     _finish(folder)
     while True:
-        moves = _moves(folder) or {}
+        moves = moves_of(folder) or {}
         try:
-            if _is_void(folder, moves):
+            if is_void(folder, moves):
                 moves = {}
             break
         except (FileError, OSError):
-            if moves == (_moves(folder) or {}):  # else a writer was at it
+            if moves == (moves_of(folder) or {}):  # else a writer was at it
                 raise
     paths = []
     for name in names:
         path = folder / name
-        part = Path(os.path.realpath(path)).parent / moves[name].part if name in moves else path
+        part = real(path).parent / moves[name].part if name in moves else path
         paths.append(part if part.exists() else path)
     return paths
 
@@ -385,33 +303,7 @@ def _identity(path: Path) -> tuple[int, ...] | None:
     return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
 
 
-# ---- small things ----------------------------------------------------------------------------------------------------
-
-
 def _hint(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
         return "; free some space or choose another place"
     return "; choose another place" if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM) else ""
-
-
-def _mode(target: Path) -> int:
-    """The mode of the file that is replaced, or what open() would give a new one."""
-    try:
-        return target.stat().st_mode & 0o777
-    except OSError:
-        mask = os.umask(0)
-        os.umask(mask)
-        return 0o666 & ~mask
-
-
-def _sync(path: Path) -> None:
-    """Make a file's bytes, or a folder's entries, survive a power cut."""
-    folder = path.is_dir()
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError:
-        if not folder:  # some file systems cannot sync a folder; the file itself must not fail
-            raise
-    finally:
-        os.close(handle)

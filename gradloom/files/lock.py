@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
+import re
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -16,16 +19,31 @@ except ImportError:  # a system without flock: nothing is locked
     fcntl = None  # type: ignore[assignment]
 
 from ..base.errors import FileError
+from .targets import kind_of, reason_of
 
 _guard = threading.Lock()  # of this table
 _held: dict[Path, int] = {}  # lock file -> its open descriptor, of the outputs that this process has claimed
 PATIENCE = 0.3  # seconds in which a reader that finishes a change, or a run that ends, lets go
 _UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)  # by the file system: nothing is locked
+_OF_THE_FILE = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.ENXIO)  # why one cannot be opened
+_NAME_BYTES = 100  # of an output's name, within the name of another file
 
 
 def lock_file(output: Path, is_folder: bool) -> Path:
     """The lock of an output: in a folder, or beside a file."""
-    return output / ".gradloom.lock" if is_folder else output.parent / f".gradloom.{output.name[-100:]}.lock"
+    return output / ".gradloom.lock" if is_folder else output.parent / f".gradloom.{name_within(output.name)}.lock"
+
+
+def is_lock_of_file(name: str) -> bool:
+    """Whether this is the name of the lock of a single file."""
+    return re.fullmatch(r"\.gradloom\.(.+)\.lock", name, re.S) is not None
+
+
+def name_within(name: str) -> str:
+    """What stands for the name of an output within that of another file: itself, or a digest of one that is long (a
+    name may have 255 bytes)."""
+    data = os.fsencode(name)
+    return name if len(data) <= _NAME_BYTES else hashlib.sha256(data).hexdigest()[:32]
 
 
 @contextlib.contextmanager
@@ -34,15 +52,17 @@ def locked(
 ) -> Iterator[None]:
     """Hold the lock of an output (an absolute path without links; `shown` is its name in messages).
 
-    FileError when another run holds it for more than `patience` seconds. again: nothing happens where this process
-    holds it already. A folder is made where there is none, and goes away at the end if it is empty. The lock file is
-    removed at the end; one that a killed process left behind is no obstacle.
+    FileError when another run holds it for more than `patience` seconds. again: where this process holds it already, it
+    is only renewed (see `renew`). A folder is made where there is none, and goes away at the end if it is empty. The
+    lock file is removed at the end; one that a killed process left behind is no obstacle.
     """
     path = lock_file(output, is_folder)
-    if again and path in _held:
+    if again and renew(shown, output, is_folder):
         yield
         return
     with _guard:
+        if path in _held:
+            raise FileError(_taken(shown, str(os.getpid())))
         missing: list[Path] = []
         try:
             missing = _missing_folders(path.parent)
@@ -60,21 +80,35 @@ def locked(
             handle = _held.pop(path, None)
             if handle is not None:  # else this is a child of the process that has locked it
                 with contextlib.suppress(OSError):
-                    path.unlink()  # while it is locked: who has opened it meanwhile finds out, and opens the next one
+                    if _is_same(handle, path):  # else somebody has removed it, and it may be another run's by now
+                        path.unlink()  # while it is locked: who has opened it meanwhile finds out, and opens the next
                 os.close(handle)
                 _remove_folders(missing)
 
 
+def renew(shown: str | os.PathLike[str], output: Path, is_folder: bool) -> bool:
+    """Whether this process holds the lock of an output. Where somebody has removed the lock file, as with the whole
+    folder, it is locked anew, and the folder is made again; FileError when another run was there first."""
+    path = lock_file(output, is_folder)
+    with _guard:
+        handle = _held.get(path)
+        if handle is not None and not _is_same(handle, path):
+            try:
+                _held[path] = _acquire(shown, path, PATIENCE)
+            except OSError as error:
+                raise FileError(f"{shown}: cannot be written: {reason_of(error)}; choose another place") from None
+            os.close(handle)
+    return handle is not None
+
+
 def _acquire(shown: str | os.PathLike[str], path: Path, patience: float) -> int:
-    """The open and locked lock file; FileError when another process, or another run of this one, holds it."""
-    if path in _held:
-        raise FileError(_taken(shown, str(os.getpid())))
+    """The open and locked lock file; FileError when another process holds it."""
     until = time.monotonic() + patience
     while True:
         refused: Exception | None = None
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0), 0o666)
+            handle = _open(shown, path)
         except FileNotFoundError as error:  # the run that made the folder has just removed it
             refused = error
         else:
@@ -97,6 +131,43 @@ def _acquire(shown: str | os.PathLike[str], path: Path, patience: float) -> int:
             time.sleep(0.01)
 
 
+def _open(shown: str | os.PathLike[str], path: Path) -> int:
+    """The open lock file. FileError where something else has its name: no regular file, one that has another name as
+    well (the pid would be written into that), one of another user."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | os.O_NONBLOCK
+    try:
+        handle = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno not in _OF_THE_FILE or not os.path.lexists(path):
+            raise
+        state = os.lstat(path)
+        kind = kind_of(state.st_mode)
+        if stat.S_ISREG(state.st_mode):
+            kind = f"a file of user {state.st_uid} that cannot be opened ({reason_of(error)})"
+        raise _in_the_way(shown, path, kind) from None
+    state = os.fstat(handle)
+    if stat.S_ISREG(state.st_mode) and state.st_nlink <= 1:  # 0: its holder has just removed it
+        return handle
+    os.close(handle)
+    kind = "a file with another name (a hard link)" if stat.S_ISREG(state.st_mode) else kind_of(state.st_mode)
+    raise _in_the_way(shown, path, kind)
+
+
+def _in_the_way(shown: str | os.PathLike[str], path: Path, kind: str) -> FileError:
+    return FileError(f"{path}: is {kind}, where the lock of {shown} has to be; need it removed, or another place")
+
+
+def remove_left_lock(path: Path) -> None:
+    """Remove the lock file of a run that was killed; one that somebody holds stays."""
+    with contextlib.suppress(OSError):
+        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | os.O_NONBLOCK)
+        try:
+            if stat.S_ISREG(os.fstat(handle).st_mode) and try_lock(handle) and _is_same(handle, path):
+                path.unlink()
+        finally:
+            os.close(handle)
+
+
 def try_lock(handle: int) -> bool:
     """Lock an open file, unless another process or descriptor holds its lock; True where files cannot be locked."""
     if fcntl is None:
@@ -113,8 +184,8 @@ def try_lock(handle: int) -> bool:
 
 def _is_same(handle: int, path: Path) -> bool:
     try:
-        return os.path.samestat(os.fstat(handle), os.stat(path))
-    except FileNotFoundError:
+        return os.path.samestat(os.fstat(handle), os.lstat(path))
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 
@@ -137,10 +208,6 @@ def _remove_folders(folders: list[Path]) -> None:
     for folder in folders:
         with contextlib.suppress(OSError):
             folder.rmdir()
-
-
-def reason_of(error: OSError) -> str:
-    return (error.strerror or str(error) or type(error).__name__).lower()
 
 
 def _forget() -> None:

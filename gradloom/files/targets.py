@@ -9,11 +9,25 @@ import stat
 from pathlib import Path
 
 from ..base.errors import FileError
-from .lock import reason_of
+
+_KINDS = {
+    stat.S_IFIFO: "a named pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFDIR: "a folder",
+    stat.S_IFLNK: "a symbolic link", stat.S_IFSOCK: "a socket",
+}  # fmt: skip
+
+
+def reason_of(error: OSError) -> str:
+    return (error.strerror or str(error) or type(error).__name__).lower()
+
+
+def kind_of(mode: int) -> str:
+    """What a file of this mode is, in words."""
+    return _KINDS.get(stat.S_IFMT(mode), "a file")
 
 
 def check_target(path: str | os.PathLike[str], streams: bool = False) -> None:
-    """FileError unless `path` is a regular file or can become one. To be asked before any work is done.
+    """FileError unless `path` is a regular file that a new one may replace, or can become one. To be asked before any
+    work is done.
 
     streams: what is written there goes through atomic_write, so that devices, named pipes and open files of a process
     will do as well.
@@ -26,6 +40,7 @@ def check_target(path: str | os.PathLike[str], streams: bool = False) -> None:
             raise FileError(f"{path}: the folder {folder} does not exist; create it or choose another place") from None
         if os.fspath(path).endswith(os.sep):
             raise FileError(f"{path}: is the name of a folder; need the name of a file to write") from None
+        _need_replaceable(path)
         return
     except OSError as error:
         raise FileError(f"{path}: cannot be written: {reason_of(error)}; choose another place") from None
@@ -34,9 +49,52 @@ def check_target(path: str | os.PathLike[str], streams: bool = False) -> None:
     if streams and is_stream(path):
         return
     if not stat.S_ISREG(mode) or open_file_of(path) is not None:
-        kinds = {stat.S_IFIFO: "a named pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
-        seen = kinds.get(stat.S_IFMT(mode), "an open file of a process" if stat.S_ISREG(mode) else "no regular file")
+        seen = "an open file of a process" if stat.S_ISREG(mode) else kind_of(mode)
         raise FileError(f"{path}: is {seen}, which cannot be replaced; need the name of a regular file, or a new one")
+    _need_replaceable(path)
+
+
+def _need_replaceable(path: str | os.PathLike[str]) -> None:
+    """FileError where the system will not let a new file be moved to `path`, as far as that can be known before."""
+    real = os.path.realpath(path)
+    folder = os.path.dirname(real)
+    if not _may(folder, os.W_OK | os.X_OK):
+        raise FileError(f"{path}: cannot be written: files cannot be made in the folder {folder}; choose another place")
+    try:
+        now, home, me = os.stat(real), os.stat(folder), os.geteuid()
+    except OSError:  # there is no such file yet
+        return
+    why = ""
+    if home.st_mode & stat.S_ISVTX and me not in (0, now.st_uid, home.st_uid):
+        why = f"it is of user {now.st_uid}, in a folder where each user may replace only files of his own"
+    elif now.st_uid == me and now.st_mode & stat.S_IWUSR and not _may(real, os.W_OK):
+        why = "the file system refuses it"  # an attribute of the file: chattr +i
+    elif _is_mounted(real):
+        why = "a file system is mounted on it"
+    if why:
+        raise FileError(f"{path}: cannot be replaced: {why}; choose another place")
+
+
+def need_readable(path: str | os.PathLike[str]) -> None:
+    """FileError where there is a file that this user may not read."""
+    if os.path.exists(path) and not _may(path, os.R_OK):
+        need = "whoever replaces it together with others has to read it; need a file of yours, or another place"
+        raise FileError(f"{path}: cannot be read: permission denied; {need}")
+
+
+def _may(path: str | os.PathLike[str], mode: int) -> bool:
+    return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
+
+
+def _is_mounted(path: str) -> bool:
+    """Whether something is mounted on this very file."""
+    try:
+        mounts = Path("/proc/self/mountinfo").read_bytes().splitlines()
+    except OSError:  # no Linux
+        return False
+    # its fifth field; spaces, tabs, line ends and backslashes are written in octal
+    name = re.sub(rb"[ \t\n\\]", lambda odd: b"\\%03o" % odd[0][0], os.fsencode(path))
+    return any(line.split(b" ")[4:5] == [name] for line in mounts)
 
 
 def is_stream(path: str | os.PathLike[str]) -> bool:

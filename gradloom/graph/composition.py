@@ -23,7 +23,8 @@ from .declaration import Attr, Rule, Slot, Spec, called_with, wanted
 from .grad import gradients
 from .graph import reachable
 from .opspec import REGISTRY
-from .value import Node, Value, builds_graphs, scope
+from .scope import scope
+from .value import Node, Value, builds_graphs
 
 
 def as_results(made: Any) -> tuple[Any, ...]:

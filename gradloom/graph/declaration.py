@@ -72,11 +72,11 @@ class Slot:
 
 @dataclass(frozen=True)
 class Attr:
-    """A declared attribute. Kinds: int float bool ints dtype object, or choices as `none/relu`."""
+    """A declared attribute. Kinds: int float bool ints dtype object stream, or choices as `none/relu`."""
 
     name: str
     kind: str
-    default: Any = inspect.Parameter.empty
+    default: Any = inspect.Parameter.empty  # a stream has none: None stands for the next one of the build
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -159,7 +159,7 @@ def _literal(kind: str, text: str) -> Any:
 def canonical(kind: str, value: Any, name: str) -> Any:
     """The attribute in its canonical Python form; Reject when it cannot be read as its kind."""
     try:
-        if kind == "int":
+        if kind in ("int", "stream"):
             if isinstance(value, bool) or (int(value) != value and not isinstance(value, str)):
                 raise ValueError
             return _within_64_bits(int(value))
@@ -174,7 +174,8 @@ def canonical(kind: str, value: Any, name: str) -> Any:
         if kind == "dtype":
             return dtype(value)
     except (TypeError, ValueError, OverflowError):
-        raise Reject(f"{name}={value!r} is not usable", f"{name} of kind {kind}", GraphError) from None
+        number = "int" if kind == "stream" else kind
+        raise Reject(f"{name}={value!r} is not usable", f"{name} of kind {number}", GraphError) from None
     if "/" in kind and value not in kind.split("/"):
         raise Reject(f"{name}={value!r} is not a choice", f"one of {kind.replace('/', ', ')}", GraphError)
     return value

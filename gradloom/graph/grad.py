@@ -15,7 +15,8 @@ from ..base.errors import GradientError, GraphError, ShapeError
 from .graph import reachable
 from .numbers import constant_array
 from .opspec import REGISTRY
-from .value import Node, Value, builds_graphs, describe, scope
+from .scope import scope
+from .value import Node, Value, builds_graphs, describe
 
 
 @builds_graphs

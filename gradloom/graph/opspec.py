@@ -29,8 +29,10 @@ from .declaration import (
     wanted,
 )
 from .numbers import constant_array, in_expression
+from .scope import current_scope, user_location
 from .stored import addressable
-from .value import Node, Value, current_scope, describe, recording, user_location
+from .streams import next_stream
+from .value import Node, Value, describe, recording
 
 MAX_RANK = 6
 INFERRED = 4096  # at most so many results of its shape rule are kept by an op
@@ -108,6 +110,7 @@ class OpSpec:
     fixed_inputs: int = field(init=False)
     fixed_outputs: int = field(init=False)
     group_size: int = field(init=False)
+    stream: str | None = field(init=False)  # the attribute that holds the stream of a random op
     wants: dict[str, tuple[str, ...]] = field(init=False)  # the names that each rule is called with
 
     def __post_init__(self) -> None:
@@ -115,6 +118,7 @@ class OpSpec:
         self.fixed_inputs = sum(not s.repeated for s in self.inputs)
         self.fixed_outputs = sum(not s.repeated for s in self.outputs)
         self.group_size = len(self.inputs) - self.fixed_inputs
+        self.stream = next((a.name for a in self.attrs if a.kind == "stream"), None)
         self.wants = {rule: wanted(getattr(self, rule)) for rule in RULES}
         self.inferred: dict[Hashable, tuple[Spec, ...]] = {}
         self.by_value = all(attr.kind != "object" for attr in self.attrs)
@@ -158,6 +162,8 @@ class OpSpec:
         known = {}
         for attr in self.attrs:
             value = attrs.get(attr.name, attr.default)
+            if attr.name == self.stream and (value is None or value is inspect.Parameter.empty):
+                value = next_stream()
             if value is inspect.Parameter.empty:
                 raise Reject(f"{attr.name} is missing", f"{attr.name} of kind {attr.kind}", GraphError)
             known[attr.name] = canonical(attr.kind, value, attr.name)

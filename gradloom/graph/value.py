@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import itertools
 import operator
-import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
 from ..base.dtypes import DType
+from .scope import current_scope, user_location
 
 if TYPE_CHECKING:
     from .opspec import OpSpec
@@ -27,50 +26,8 @@ Shape = tuple[int, ...]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _ids = itertools.count()
-_scope: ContextVar[str] = ContextVar("gradloom_scope", default="")
-_is_ours: dict[str, bool] = {}  # file name of a frame -> whether it lies in the package or another installed one
 _operators: dict[str, Callable[..., Value]] = {}
-
-
-def user_location() -> str:
-    """file:line of the innermost frame outside the package and other installed ones: where the user asked for this."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        name = frame.f_code.co_filename
-        ours = _is_ours.get(name)
-        if ours is None:
-            ours = _is_ours[name] = name.startswith(_PACKAGE) or "site-packages" in name
-        if not ours:
-            break
-        frame = frame.f_back
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-
-
-@contextmanager
-def scope(name: str) -> Iterator[None]:
-    """Nodes made inside are called name.op; scopes nest with dots. Modules use it."""
-    outer = enter_scope(name)
-    try:
-        yield
-    finally:
-        leave_scope(outer)
-
-
-def enter_scope(name: str) -> Token[str]:
-    """The scope of this name inside the current one; what it answers goes to leave_scope."""
-    outer = _scope.get()
-    return _scope.set(f"{outer}.{name}" if outer else name)
-
-
-def leave_scope(outer: Token[str]) -> None:
-    """Back to the scope that was current at enter_scope."""
-    _scope.reset(outer)
-
-
-def current_scope() -> str:
-    return _scope.get()
 
 
 class Recorder(Protocol):
@@ -135,7 +92,7 @@ class Node:
         self.inputs = tuple(inputs)
         self.attrs = dict(attrs)
         self.outputs = tuple([Value(self, i, shape, dtype) for i, (shape, dtype) in enumerate(specs)])
-        self.name = name or _scope.get()
+        self.name = name or current_scope()
         self.where = user_location() if where is None else where
         self.effects: tuple[Value, ...] = ()
         self.losses: tuple[int, ...] = ()

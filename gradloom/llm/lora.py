@@ -24,8 +24,9 @@ from ..base.errors import DTypeError, FileError, SettingError
 from ..data.dataset import generator
 from ..files import refuse_input
 from ..graph.leaves import Parameter, stored_value
+from ..graph.scope import scope
 from ..graph.stored import Stored, copies
-from ..graph.value import Value, scope
+from ..graph.value import Value
 from .model import model_of
 
 if TYPE_CHECKING:

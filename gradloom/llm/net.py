@@ -9,8 +9,9 @@ import numpy as np
 
 from .. import ops
 from ..graph.leaves import Parameter, constant
+from ..graph.scope import scope
 from ..graph.stored import Stored
-from ..graph.value import Value, scope
+from ..graph.value import Value
 from .config import Config
 
 Pairing = Literal["interleaved", "half"]  # the elements of a head that a rotation turns together

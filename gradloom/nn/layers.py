@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from .. import ops
 from ..base.arguments import as_bool
 from ..base.arrays import as_array
 from ..base.errors import GraphError, SettingError, ShapeError
-from ..graph.value import Value, current_scope, describe
+from ..graph.value import Value, describe
 from .module import Module, filled, normal, uniform
 
 ACTIVATIONS: dict[str, Callable[[Value], Value]] = {
@@ -207,8 +206,7 @@ class Dropout(Module):
     def forward(self, x: Value) -> Value:
         if not self.training or self.rate == 0:
             return x
-        number = self.call_number()  # every place of the model has masks of its own, also where a module is used twice
-        return ops.dropout(x, self.rate, None if number is None else zlib.crc32(f"{current_scope()}|{number}".encode()))
+        return ops.dropout(x, self.rate)
 
 
 class Embedding(Module):

@@ -15,8 +15,8 @@ from ..base.arguments import as_bool
 from ..base.arrays import as_array
 from ..base.errors import DTypeError, GraphError, ShapeError
 from ..graph.leaves import Parameter, stored_value
+from ..graph.scope import enter_scope, leave_scope
 from ..graph.stored import Role, Stored, addressable, copies, replace
-from ..graph.value import enter_scope, leave_scope
 
 Init = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 

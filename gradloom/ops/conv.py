@@ -12,7 +12,8 @@ from ..base.errors import ShapeError
 from ..graph.declare import op
 from ..graph.leaves import as_value
 from ..graph.opspec import OpSpec
-from ..graph.value import Shape, Value, describe, user_location
+from ..graph.scope import user_location
+from ..graph.value import Shape, Value, describe
 from .common import Sample, Spec, bad, draw, need, zeros_like
 from .elementwise import add, cast, equal, relu_back, where
 from .layout import broadcast_to, pad, product, reshape

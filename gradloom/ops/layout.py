@@ -13,7 +13,8 @@ from ..base.errors import GraphError, ShapeError
 from ..graph.declare import op
 from ..graph.leaves import as_value
 from ..graph.opspec import OpSpec
-from ..graph.value import Shape, Value, define_operators, describe, user_location
+from ..graph.scope import user_location
+from ..graph.value import Shape, Value, define_operators, describe
 from .common import LARGE, Reject, Sample, Spec, bad, dense_strides, draw, need, normal_axis, unbroadcast
 
 View = tuple[int, list[int]]  # offset and strides, in elements

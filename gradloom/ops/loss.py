@@ -14,7 +14,8 @@ from ..graph.declaration import IdRange
 from ..graph.declare import op
 from ..graph.leaves import as_value
 from ..graph.opspec import OpSpec
-from ..graph.value import Value, describe, user_location
+from ..graph.scope import user_location
+from ..graph.value import Value, describe
 from .common import Sample, Spec, bad, draw, need, need_dtype, zeros_like
 from .elementwise import add, cast, div, equal, exp, full_like, mul, neg, sqr, sub, where
 from .layout import product, reshape

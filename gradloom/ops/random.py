@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
 import numpy as np
 
 from ..graph.declare import op
-from ..graph.graph import reachable
 from ..graph.leaves import as_value, setting
 from ..graph.opspec import OpSpec
-from ..graph.value import Value, current_scope, user_location
+from ..graph.value import Value
 from .common import Sample, Spec, bad, draw, need, scalar_specs
 from .philox import keep_mask
 
@@ -43,7 +41,7 @@ def _samples(rng: np.random.Generator) -> list[Sample]:
 
 
 _dropout_op: OpSpec = op(
-    "dropout", inputs="x seed step row", attrs="rate:float stream:int", may_overwrite="x", foldable=False,
+    "dropout", inputs="x seed step row", attrs="rate:float stream:stream", may_overwrite="x", foldable=False,
     doc="y = x / (1 - rate) with probability 1 - rate, else 0; the same mask for the same seed, step, stream and row",
     dtypes="f32 seed:i64 step:i64 row:i64", shape=_dropout_shape,
     vjp=lambda g, seed, step, row, rate, stream: [
@@ -63,20 +61,15 @@ _dropout_op: OpSpec = op(
 )  # fmt: skip
 
 
-def default_stream(x: Value) -> int:
-    """A stream for a call that names none: from its scope, its line and the random nodes before it."""
-    before = sum(not node.op.foldable and not node.op.leaf for node in reachable([x]))
-    return zlib.crc32(f"{current_scope()}|{user_location()}|{before}".encode())
-
-
 def dropout(
     x: Any, rate: float = 0.5, stream: int | None = None, seed: Any = None, step: Any = None, row: Any = None
 ) -> Value:
     """x / (1 - rate) with probability 1 - rate, else 0.
 
-    stream: tells this call's masks from those of others; seed, step, row: by default the settings of these names
+    stream: tells this call's masks from those of others; by default the next of its scope (graph/streams.py).
+    seed, step, row: by default the settings of these names
     (row: the position of x's first row in the logical batch, so that micro-batches see the masks of the whole).
     """
     x = as_value(x)
     keys = [setting(name, "i64") if v is None else v for name, v in (("seed", seed), ("step", step), ("row", row))]
-    return _dropout_op(x, *keys, rate=rate, stream=default_stream(x) if stream is None else stream)
+    return _dropout_op(x, *keys, rate=rate, stream=stream)

@@ -12,6 +12,7 @@ from ..base.errors import GradientError, GraphError
 from ..graph.grad import gradients
 from ..graph.leaves import Parameter
 from ..graph.stored import next_serial
+from ..graph.streams import fresh_streams
 from ..graph.value import Value, describe
 from ..nn.module import Module, mode
 from ..optim.state import OptimizerState
@@ -90,6 +91,7 @@ class Objective:
             raise GradientError("train: the loss depends on no trainable parameter; need at least one")
         return BatchGraph(outputs, [g for _, g in reached], tuple(p for p, _ in reached))
 
+    @fresh_streams()
     def _losses(self, source: RowSource | FeedSource, rows: int, backward: bool) -> tuple[Value, Value, Value]:
         """(outputs, loss sum, weight) of a batch."""
         x, labels, weights = source.leaves(rows)

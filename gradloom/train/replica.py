@@ -28,6 +28,7 @@ from ..graph.grad import gradients
 from ..graph.leaves import Parameter, constant
 from ..graph.leaves import input as input_value
 from ..graph.stored import Stored
+from ..graph.streams import fresh_streams
 from ..graph.structure import structure
 from ..graph.value import Value, describe, graph_mode
 from ..nn.module import Module
@@ -205,9 +206,10 @@ class Replica:
         if isinstance(sample, dict) and (job.forward_fn is None or job.target_fn is None):
             lacks = "forward_fn" if job.forward_fn is None else "target_fn"
             raise SettingError(f"samples are dicts of {sorted(sample)}; need {lacks}, which picks out of them")
-        out = self.model(sample[0]) if job.forward_fn is None else job.forward_fn(self.model, sample)
-        target = sample[1] if job.target_fn is None else job.target_fn(sample)
-        total, weight = _loss_pair(job.loss_fn(out, target))
+        with fresh_streams():
+            out = self.model(sample[0]) if job.forward_fn is None else job.forward_fn(self.model, sample)
+            target = sample[1] if job.target_fn is None else job.target_fn(sample)
+            total, weight = _loss_pair(job.loss_fn(out, target))
         refuse_untrained("dp_train", total, {p.stored for p in self.parameters.values()})
         grads = gradients(total, list(self.parameters.values()))
         nexts = take_effects([total, weight, *[g for g in grads if g is not None]])

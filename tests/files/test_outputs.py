@@ -128,18 +128,27 @@ for line in sys.stdin:
 """
 
 
-@pytest.mark.parametrize("locked", [False, True])
-def test_a_process_that_ends_at_any_moment(tmp_path, locked):
-    """Old or new in all files, for a reader that may finish the change and for one that may not."""
+@pytest.mark.parametrize("kind", ["read", "locked", "linked"])
+def test_a_process_that_ends_at_any_moment(tmp_path, kind):
+    """Old or new in all files, for a reader that may finish the change and for one that may not. linked: two of them
+    are files of other names elsewhere, where other runs remove what killed runs have left."""
+    store, tmp_path = tmp_path / "store", tmp_path / "out"
+    for folder in (store, tmp_path):
+        folder.mkdir()
+    for name in "ab" if kind == "linked" else "":
+        (tmp_path / name).symlink_to(f"../store/{name}.longer")
     write(tmp_path, "0")
     job = python(CUT_OFF, tmp_path, stdin=subprocess.PIPE, stderr=None)
-    before, outcomes, k = "0", set(), 0
+    before, outcomes, k, locked = "0", set(), 0, kind == "locked"
     while True:
         k += 1
         job.stdin.write(f"{k}\n")
         job.stdin.flush()
         code = int(job.stdout.readline())
         pending = (tmp_path / ".gradloom.commit").exists()
+        for where, is_folder in ((store, True), (store / "a.longer", False)):
+            with claim(where, is_folder):
+                pass
         if locked:  # another run has the folder: the change stays as it is, and is read through
             holder = os.open(tmp_path / ".gradloom.lock", os.O_RDWR | os.O_CREAT)
             fcntl.flock(holder, fcntl.LOCK_EX)
@@ -159,6 +168,7 @@ def test_a_process_that_ends_at_any_moment(tmp_path, locked):
     with claim(tmp_path, is_folder=True):
         assert sorted(os.listdir(tmp_path)) == [".gradloom.lock", *NAMES]
     assert sorted(os.listdir(tmp_path)) == [*NAMES] and read(tmp_path) == [str(k)] * 3
+    assert sorted(os.listdir(store)) == (["a.longer", "b.longer"] if kind == "linked" else [])
 
 
 SAVES = """
@@ -226,7 +236,7 @@ GOOD = {"part": ".gradloom.part.aaaaaaaa.a", "new": sha("new"), "old": sha("old"
     [
         "", "{", "[]", "{}", "[" * 100_000, '{"a": 1}', '{"a": "b"}', json.dumps({"../a": GOOD}),
         json.dumps({"a": GOOD | {"part": "/etc/passwd"}}), json.dumps({"a": GOOD | {"part": "b"}}),
-        json.dumps({"b": GOOD}), json.dumps({"a": GOOD | {"part": ".gradloom.part.aaaaaaaa.b"}}),
+        json.dumps({"a": GOOD | {"part": ".gradloom.part.aaaaaaaa.b"}}), json.dumps({"a/": GOOD}),
         json.dumps({"a": GOOD | {"more": 1}}), json.dumps({"a": {"part": GOOD["part"]}}),
     ],
 )  # fmt: skip
@@ -260,11 +270,20 @@ def test_new_files_that_are_not_as_they_were_written(tmp_path, made):
     assert [(tmp_path / name).read_text() for name in "ab"] == ["old a", "old b"]
 
 
-def test_a_commit_file_that_is_a_pipe(tmp_path):
+def test_a_commit_file_that_is_no_regular_file(tmp_path):
     (tmp_path / "a").write_text("old")
-    os.mkfifo(tmp_path / ".gradloom.commit")
-    with pytest.raises(FileError, match="is damaged"):
-        read(tmp_path, "a")
+    (tmp_path / "mine").write_text("{}")
+    commit = tmp_path / ".gradloom.commit"
+    for make, kind in (
+        (lambda: os.mkfifo(commit), "a named pipe"), (commit.mkdir, "a folder"),
+        (lambda: commit.symlink_to("mine"), "a symbolic link"),
+    ):  # fmt: skip
+        make()
+        for work in (lambda: read(tmp_path, "a"), lambda: claim(tmp_path, is_folder=True).__enter__()):
+            with pytest.raises(FileError, match=f".gradloom.commit: is {kind}, which gradloom does not make of that"):
+                work()
+        commit.rmdir() if kind == "a folder" else commit.unlink()
+    assert sorted(os.listdir(tmp_path)) == ["a", "mine"]
 
 
 @pytest.mark.parametrize("present", [{"a": "mine a", "b": "mine b"}, {"a": "mine a"}, {"a": "new a", "b": "mine b"}])

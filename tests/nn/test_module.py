@@ -310,8 +310,10 @@ def test_two_dropouts_that_change_places_keep_masks_of_their_own():
 
     def streams():
         from gradloom.graph.graph import reachable
+        from gradloom.graph.streams import fresh_streams
 
-        out = net(gl.input("x", (2, 4)))
+        with fresh_streams():
+            out = net(gl.input("x", (2, 4)))
         return [n.attrs["stream"] for n in reachable([out]) if n.op.name == "dropout"]
 
     first = streams()
@@ -338,7 +340,7 @@ def test_a_failed_forward_leaves_nothing_behind():
         def forward(self, x):
             raise ValueError("not today")
 
-    from gradloom.graph.value import current_scope
+    from gradloom.graph.scope import current_scope
 
     for net in (Fails(), nn.Sequential(nn.Linear(4, 4), Fails())):
         with pytest.raises(ValueError, match="not today"):

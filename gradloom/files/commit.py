@@ -1,0 +1,263 @@
+"""A change of several files of a folder: the commit file that makes it, and who carries it out.
+
+The new files lie under temporary names, each beside the file that it replaces: of a symbolic link, beside the file that
+it leads to. A commit file, `.gradloom.commit`, names all the moves. The change is made when that file appears. Then the
+files are moved and the commit file is removed. The commit file holds the checksums of all files: what it names is moved
+only as it was written, and over what it was to replace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..base.errors import FileError
+from .lock import name_within, try_lock
+from .targets import kind_of, reason_of
+
+COMMIT = ".gradloom.commit"
+# A temporary name: one of these words, eight characters, a dot, and whose it is. It is that of the file which it is to
+# become; where that one is reached through a link, from another folder, it is that folder's alone to remove.
+PART, LINKED = ".gradloom.part.", ".gradloom.linked."
+_PART_NAME = re.compile(rf"({re.escape(PART)}|{re.escape(LINKED)})[a-z0-9_]{{8}}\.(.+)", re.S)
+_COMMIT_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Move:
+    """What the commit file says of one file: its temporary name, the SHA-256 of its bytes, and of those that it
+    replaces (None: there was no such file)."""
+
+    part: str
+    new: str
+    old: str | None
+
+
+Moves = dict[str, Move]  # by the names of the files in the folder
+
+
+def real(path: str | os.PathLike[str]) -> Path:
+    """Where a path leads, through all links."""
+    return Path(os.path.realpath(path))
+
+
+def make_part(target: Path, linked_from: Path | None = None) -> tuple[int, Path]:
+    """(open file, path) of a new temporary file beside the file that it is to become, locked: who finds it unlocked
+    knows that its writer is gone. linked_from: the folder through whose link it is written."""
+    words = (PART, target.name) if linked_from is None else (LINKED, str(linked_from))
+    handle, name = tempfile.mkstemp(prefix=words[0], suffix=f".{_owner(*words)}", dir=target.parent)
+    try:
+        try_lock(handle)
+    except BaseException:
+        discard(Path(name), handle)
+        raise
+    return handle, Path(name)
+
+
+def is_part_of(name: str, word: str, whose: str | None) -> bool:
+    """Whether this is such a temporary name: of the file named `whose` (None: of any); with LINKED, of that folder."""
+    found = _PART_NAME.fullmatch(name)
+    return found is not None and found[1] == word and (whose is None or found[2] == _owner(word, whose))
+
+
+def _owner(word: str, whose: str) -> str:
+    return name_within(whose) if word == PART else hashlib.sha256(os.fsencode(whose)).hexdigest()[:32]
+
+
+# ---- making a change -------------------------------------------------------------------------------------------------
+
+
+def commit(folder: Path, parts: Mapping[str, Path]) -> None:
+    """Make the change, of name -> temporary file: it is done at the moment at which the commit file has its name."""
+    moves = {}
+    for name, part in parts.items():
+        sync(part.parent)
+        moves[name] = Move(part.name, str(digest(part)), digest(real(folder / name)))
+    handle, made = make_part(folder / COMMIT)
+    try:
+        with open(handle, "wb", closefd=False) as file:  # os.write may write a part
+            file.write(json.dumps({name: vars(move) for name, move in moves.items()}).encode())
+        os.chmod(made, mode_for(folder / COMMIT))
+        os.fsync(handle)
+        os.replace(made, folder / COMMIT)
+    finally:
+        discard(made, handle)
+    sync(folder)
+    _carry_out(folder, moves)
+
+
+def _carry_out(folder: Path, moves: Moves) -> None:
+    """Make the moves; under the folder's lock."""
+    for name, move in moves.items():
+        target = real(folder / name)
+        with contextlib.suppress(FileNotFoundError):  # it was moved before
+            os.replace(target.parent / move.part, target)
+        sync(target.parent)
+    (folder / COMMIT).unlink(missing_ok=True)
+    sync(folder)
+
+
+def resume(folder: Path) -> None:
+    """Carry out the change that the commit file names, as far as it was cut off; under the folder's lock. Where
+    somebody has put other files in the place of those that it replaces, theirs count, and the change is dropped."""
+    moves = moves_of(folder)
+    if moves is None:
+        return
+    if is_void(folder, moves):
+        for name, move in moves.items():
+            part = real(folder / name).parent / move.part
+            if digest(part) == move.new:
+                part.unlink()
+        moves = {}
+    _carry_out(folder, moves)
+
+
+# ---- what a commit file says -----------------------------------------------------------------------------------------
+
+
+def moves_of(folder: Path) -> Moves | None:
+    """What the folder's commit file says. None where there is no such file; FileError where it is none that gradloom
+    wrote, or that another user could write who may not replace these files himself."""
+    path = folder / COMMIT
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        if error.errno == errno.ELOOP and path.is_symlink():
+            raise _no_commit(path, stat.S_IFLNK) from None
+        raise FileError(f"{path}: cannot be read: {reason_of(error)}") from None
+    try:
+        state = os.fstat(handle)
+        if not stat.S_ISREG(state.st_mode):
+            raise _no_commit(path, state.st_mode)
+        with open(handle, "rb", closefd=False) as file:
+            text = file.read(_COMMIT_BYTES)
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read: {reason_of(error)}") from None
+    finally:
+        os.close(handle)
+    try:
+        moves = {name: Move(**move) for name, move in json.loads(text).items()}
+        if not moves or not all(_is_move(name, move) for name, move in moves.items()):
+            raise ValueError
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        raise _damaged(folder, "it names no moves", "the files stay as they are, which may be old and new") from None
+    _check_owners(folder, state.st_uid, moves)
+    return moves
+
+
+def _is_move(name: str, move: Move) -> bool:
+    texts = (name, move.part, move.new, *([] if move.old is None else [move.old]))
+    if not all(isinstance(one, str) and one == os.path.basename(one) and "\0" not in one for one in texts):
+        return False
+    return name not in ("", ".", "..") and _PART_NAME.fullmatch(move.part) is not None
+
+
+def _check_owners(folder: Path, owner: int, moves: Moves) -> None:
+    """FileError unless commit file and new files are this user's, root's, or of the owner of the file that is replaced:
+    in a folder where everybody may write (/tmp), nobody replaces files of another by leaving a change there."""
+    for name, move in moves.items():
+        target = real(folder / name)
+        replaced = _user_of(target)
+        if replaced is None:  # whoever made the new file beside it may give it that name
+            continue
+        for seen, file in ((owner, folder / COMMIT), (_user_of(target.parent / move.part), target.parent / move.part)):
+            if seen not in (None, 0, os.geteuid(), replaced):
+                why = f"is of user {seen}, and is to replace {target} of user {replaced}"
+                raise FileError(f"{file}: {why}; need it removed, or this folder opened by the user who made it")
+
+
+def _user_of(path: Path) -> int | None:
+    try:
+        return os.lstat(path).st_uid
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def is_void(folder: Path, moves: Moves) -> bool:
+    """Whether a file is neither the old nor the new one of this change. FileError when a new one is lost."""
+    lost, moved = "", False
+    for name, move in moves.items():
+        target = real(folder / name)
+        has_part = digest(target.parent / move.part) == move.new  # first: it may be moved at this moment
+        now = digest(target)
+        if now not in (move.old, move.new):
+            return True
+        moved = moved or (not has_part and now == move.new != move.old)
+        if not has_part and now != move.new:
+            lost = lost or move.part
+    if lost:
+        without = "the files stay as they are, some of them new" if moved else "the old files count"
+        raise _damaged(folder, f"{lost} is not there as it was written", without)
+    return False
+
+
+def _damaged(folder: Path, why: str, without: str) -> FileError:
+    return FileError(f"{folder / COMMIT}: is damaged: {why}; need it as it was written, or removed: then {without}")
+
+
+def _no_commit(path: Path, mode: int) -> FileError:
+    return FileError(f"{path}: is {kind_of(mode)}, which gradloom does not make of that name; need it removed")
+
+
+# ---- files under temporary names -------------------------------------------------------------------------------------
+
+
+def digest(path: Path) -> str | None:
+    """SHA-256 of a regular file; None where there is none."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.ENOTDIR):
+            return None
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        return None
+    with open(handle, "rb") as file:
+        seen = hashlib.sha256()
+        while block := file.read(1 << 20):
+            seen.update(block)
+        return seen.hexdigest()
+
+
+def mode_for(target: Path) -> int:
+    """The mode of the file that is replaced, or what open() would give a new one."""
+    try:
+        return target.stat().st_mode & 0o777
+    except OSError:
+        mask = os.umask(0)
+        os.umask(mask)
+        return 0o666 & ~mask
+
+
+def discard(part: Path | None, handle: int) -> None:
+    """Close a temporary file, and remove it where it was not moved."""
+    with contextlib.suppress(OSError):
+        if part is not None:
+            part.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        os.close(handle)
+
+
+def sync(path: Path) -> None:
+    """Make a file's bytes, or a folder's entries, survive a power cut."""
+    folder = path.is_dir()
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError:
+        if not folder:  # some file systems cannot sync a folder; the file itself must not fail
+            raise
+    finally:
+        os.close(handle)

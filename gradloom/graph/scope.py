@@ -1,0 +1,52 @@
+"""Where a node is made: the scope that is open, and the user's line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar, Token
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_scope: ContextVar[str] = ContextVar("gradloom_scope", default="")
+_is_ours: dict[str, bool] = {}  # file name of a frame -> whether it lies in the package or another installed one
+
+
+def user_location() -> str:
+    """file:line of the innermost frame outside the package and other installed ones: where the user asked for this."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        name = frame.f_code.co_filename
+        ours = _is_ours.get(name)
+        if ours is None:
+            ours = _is_ours[name] = name.startswith(_PACKAGE) or "site-packages" in name
+        if not ours:
+            break
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+@contextmanager
+def scope(name: str) -> Iterator[None]:
+    """Nodes made inside are called name.op; scopes nest with dots. Modules use it."""
+    outer = enter_scope(name)
+    try:
+        yield
+    finally:
+        leave_scope(outer)
+
+
+def enter_scope(name: str) -> Token[str]:
+    """The scope of this name inside the current one; what it answers goes to leave_scope."""
+    outer = _scope.get()
+    return _scope.set(f"{outer}.{name}" if outer else name)
+
+
+def leave_scope(outer: Token[str]) -> None:
+    """Back to the scope that was current at enter_scope."""
+    _scope.reset(outer)
+
+
+def current_scope() -> str:
+    return _scope.get()
