@@ -151,6 +151,7 @@ class UpdateRule(metaclass=_Made):
         }
 
     def set_decay(self, weight_decay: Schedule, decoupled: bool) -> None:
+        """Whether weight decay is a part of the gradient."""
         decoupled = as_bool(f"{type(self).__name__}: decoupled_weight_decay", decoupled)
         self.decoupled_weight_decay = decoupled
         self.couples = not decoupled and (callable(weight_decay) or bool(weight_decay))
