@@ -119,7 +119,7 @@ def json_text(result: dict[str, Any]) -> str:
     import re
 
     text = json.dumps(_plain(result), ensure_ascii=False)
-    return re.sub("[\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text)
+    return re.sub("[\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _plain(value: Any) -> Any:

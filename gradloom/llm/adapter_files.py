@@ -126,7 +126,7 @@ def read_adapter_gguf(path: str | os.PathLike[str], base: GGUF | None = None) ->
         raise FileError(f"{path}: adapter.lora.alpha is {one_line(alpha)}; need a finite f32")
     if "adapter.alora.invocation_tokens" in file.fields:
         raise FileError(f"{path}: is an activated LoRA (adapter.alora.invocation_tokens), which is not supported")
-    found: dict[str, dict[str, np.ndarray]] = {}
+    halves_by_tensor: dict[str, dict[str, np.ndarray]] = {}
     for name, tensor in file.tensors.items():
         stem, _, ending = name.rpartition(".")
         if ending not in ("lora_a", "lora_b") or not stem:
@@ -134,10 +134,12 @@ def read_adapter_gguf(path: str | os.PathLike[str], base: GGUF | None = None) ->
         if len(tensor.shape) != 2:
             raise FileError(f"{path}: {name} has shape {list(tensor.shape)}; need 2 axes")
         file.check_weight(name)
-        found.setdefault(stem, {})[ending] = _finite(f"{path}: {name}", file.floats(name))
+        halves_by_tensor.setdefault(stem, {})[ending] = _finite(f"{path}: {name}", file.floats(name))
     known = ("general.architecture", "general.type", "adapter.type")
     texts = {k: file.metadata[k] for k, f in file.fields.items() if f.kind == "string" and k not in known}
-    adapter = AdapterArrays(architecture, float(alpha), _pairs(path, found, ".lora_a", ".lora_b"), texts=texts)
+    adapter = AdapterArrays(
+        architecture, float(alpha), _pairs(path, halves_by_tensor, ".lora_a", ".lora_b"), texts=texts
+    )
     if base is not None:
         check_fits(adapter, base, path)
     return adapter
@@ -169,11 +171,11 @@ def check_fits(adapter: AdapterArrays, base: GGUF, path: str | os.PathLike[str] 
 
 
 def _pairs(
-    path: str | os.PathLike[str], found: Mapping[str, Mapping[str, np.ndarray]], first: str, second: str
+    path: str | os.PathLike[str], halves_by_tensor: Mapping[str, Mapping[str, np.ndarray]], first: str, second: str
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Base tensor -> (lora_a, lora_b) in the file's shapes; FileError for halves and ranks that differ."""
     pairs = {}
-    for name, halves in found.items():
+    for name, halves in halves_by_tensor.items():
         if len(halves) != 2:
             missing = second if "lora_a" in halves else first
             raise FileError(f"{path}: {name} has only half of its pair; {name}{missing} is missing")
@@ -269,7 +271,7 @@ def read_peft(folder: str | os.PathLike[str], base: GGUF) -> AdapterArrays:
         folder, (PEFT_CONFIG, PEFT_WEIGHTS), lambda config, weights: (_config(config), load_arrays(weights)[0])
     )
     architecture = _text(base, "general.architecture")
-    found: dict[str, dict[str, np.ndarray]] = {}
+    halves_by_tensor: dict[str, dict[str, np.ndarray]] = {}
     modules: dict[str, str] = {}
     for key, array in stored.items():
         match = re.fullmatch(
@@ -289,9 +291,9 @@ def read_peft(folder: str | os.PathLike[str], base: GGUF) -> AdapterArrays:
             if heads and array.shape[0] % (2 * heads):
                 raise FileError(f"{path}: {key} has {array.shape[0]} rows; {base.path} has {heads} heads of even size")
             array = _side_by_side(array, heads) if heads else array
-        found.setdefault(name, {})[half] = np.ascontiguousarray(array)
+        halves_by_tensor.setdefault(name, {})[half] = np.ascontiguousarray(array)
         modules[name] = module
-    pairs = _pairs(path, found, ".lora_a", ".lora_b")
+    pairs = _pairs(path, halves_by_tensor, ".lora_a", ".lora_b")
     scales = {
         name: _peft_scale(folder / PEFT_CONFIG, config, modules[name], pair[1].shape[1]) for name, pair in pairs.items()
     }

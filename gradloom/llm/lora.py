@@ -52,17 +52,17 @@ def choose_tensors(names: Sequence[str], wanted: Sequence[str], everything: Sequ
     chosen: set[str] = set()
     for target in wanted:
         if target == "all":
-            found = [n for n in names if n in set(everything)]
+            matches = [n for n in names if n in set(everything)]
         else:
             pattern = ALIASES.get(target, target)
-            found = [n for n in names if any(fnmatch.fnmatchcase(form, pattern) for form in _forms(n))]
-        if not found:
+            matches = [n for n in names if any(fnmatch.fnmatchcase(form, pattern) for form in _forms(n))]
+        if not matches:
             known = sorted({form for n in names for form in _forms(n)} | set(ALIASES))
             near = difflib.get_close_matches(target, known, 1, 0.4)
             hint = f"; did you mean {near[0]}?" if near else ""
             short = ", ".join(dict.fromkeys(_forms(n)[-1] for n in names))
             raise SettingError(f"{what}: {target!r} matches no tensor that can be trained; need some of {short}{hint}")
-        chosen.update(found)
+        chosen.update(matches)
     return [n for n in names if n in chosen]
 
 
@@ -125,11 +125,11 @@ class LoRA:
 
         need_path(path, "LoRA.load", "path", "a path: FILE.gguf, or a folder of PEFT")
         model = model_of(model, "LoRA.load")
-        found = read_adapter(path, model.file)
-        ranks = {b.shape[1] for _, b in found.pairs.values()}
-        adapter = cls(max(ranks), targets=tuple(found.pairs), rslora=found.rslora)
-        adapter.alpha = found.alpha / math.sqrt(adapter.rank) if found.rslora else found.alpha
-        for name, (a, b) in found.pairs.items():
+        loaded = read_adapter(path, model.file)
+        ranks = {b.shape[1] for _, b in loaded.pairs.values()}
+        adapter = cls(max(ranks), targets=tuple(loaded.pairs), rslora=loaded.rslora)
+        adapter.alpha = loaded.alpha / math.sqrt(adapter.rank) if loaded.rslora else loaded.alpha
+        for name, (a, b) in loaded.pairs.items():
             arrays = ((f"{name}.lora_a", a), (f"{name}.lora_b", b))
             adapter._set(name, *(Stored(at, array, "f32", "trained") for at, array in arrays))
         adapter.bind(model)

@@ -15,8 +15,8 @@ from ..graph.leaves import Parameter
 from ..graph.structure import structure
 from ..graph.value import Value
 from ..optim.state import OptimizerState
+from ..run.compile import compile as compile_program
 from ..run.diagnose import stopped
-from ..run.executable import compile as compile_program
 from ..step.step import end_step, random_settings
 from .batches import CompiledBatch, MicroBatches, RowRange, cut
 from .forms import Forms

@@ -26,9 +26,9 @@ from ..graph.value import Value
 from ..parallel.agree import Agreement, agreed, same_settings, sampled
 from ..parallel.communicator import Communicator, checksum
 from ..parallel.flat import FlatArrays, take_effects
+from ..run.compile import compile as compile_program
 from ..run.cpu_backend import choose_isa
 from ..run.diagnose import stopped
-from ..run.executable import compile as compile_program
 from ..step.exchange import Exchange, check_exchange
 from ..step.state import TrainState, shown
 from ..step.step import random_settings

@@ -24,7 +24,7 @@ from ..optim.optimizer import AdamW, Optimizer
 from ..optim.state import OptimizerState
 from ..parallel.communicator import Communicator
 from ..plan.plan import Plan
-from ..run.executable import compile as compile_program
+from ..run.compile import compile as compile_program
 from ..step.exchange import check_exchange
 from ..step.state import TrainState, of_optimizer, of_parameters, of_window
 from .arguments import check_options

@@ -14,9 +14,9 @@ def test_pieces_are_views_on_cache_lines() -> None:
     assert flat.whole.dtype == np.float32 and flat.whole.size == 16 + 16 + 0 + 16 + 32
     assert flat.offsets == [0, 16, 32, 32, 48] and not flat.whole.any()
     for i, stored in enumerate(flat.stored):
-        assert stored.array.ctypes.data % 64 == 0 or not stored.array.size
-        assert np.shares_memory(stored.array, flat.whole) or not stored.array.size
-        stored.array[...] = i + 1
+        assert stored.address % 64 == 0 or not stored.bytes
+        assert np.shares_memory(stored.read(), flat.whole) or not stored.bytes
+        stored.write(i + 1)
     assert [s.name for s in flat.stored] == flat.names == ["a", "b", "none", "c", "d"]
     expected = [1] * 15 + [0] + [2] + [0] * 15 + [4] * 16 + [5] * 17 + [0] * 15
     assert flat.whole.tolist() == expected
