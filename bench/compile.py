@@ -1,6 +1,6 @@
-"""What the first training step of a deep MLP costs before it runs: building, planning and proving it, in milliseconds of
-the processor per instruction, and its growth from 1 000 to 10 000 instructions. Beside it, where they are installed, the
-seconds of the first step of JAX (jit) and torch.compile, at the smallest size only: they take minutes for deep ones.
+"""What the first training step of a deep MLP costs before it runs: building, planning and proving it, in milliseconds
+of the processor per instruction, and its growth from 1 000 to 10 000 instructions. Beside it, where they are installed,
+the seconds of the first step of JAX (jit) and torch.compile, at the smallest size only: deep ones take them minutes.
 
 python bench/compile.py [--no-peers] [--layers 2 25 250 2500] [--repeats 3] [--profile]
 """
