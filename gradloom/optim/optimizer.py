@@ -19,7 +19,7 @@ from ..graph.leaves import Parameter, setting
 from ..graph.stored import Stored
 from ..graph.value import Value
 from .rule import Schedule, UpdateRule
-from .state import Gradients, OptimizerState, need_gradients
+from .state import GradientSource, OptimizerState, need_gradients
 
 Parameters = Iterable[Parameter] | None
 
@@ -56,7 +56,7 @@ class Optimizer(UpdateRule):
 
     # ---- in a loop of one's own ----------------------------------------------------------------------------
 
-    def step(self, grads: Gradients | None = None) -> None:
+    def step(self, grads: GradientSource | None = None) -> None:
         """One step with these gradients, or with what `accumulate` has added up since the last step.
 
         Parameters without a gradient stay as they are, moments included. NonFiniteError leaves everything as it was;
@@ -69,7 +69,7 @@ class Optimizer(UpdateRule):
             need_gradients("step", grads)
             grads.apply(state)
 
-    def accumulate(self, grads: Gradients, weight: Any = None) -> None:
+    def accumulate(self, grads: GradientSource, weight: Any = None) -> None:
         """Add gradients to the sums that `step()` applies, in place.
 
         Without weight, what is applied is the plain sum, as PyTorch adds gradients up. With it (a number or a scalar:
