@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..base.collector import paused
 from ..base.errors import BackendError, DTypeError, GraphError
 from ..base.settings import switches
 from ..graph.grad import gradients
@@ -22,6 +23,7 @@ from .backend import backend as backend_of
 from .numpy_backend import evaluate
 
 
+@paused()
 @builds_graphs
 def compile(
     outputs: Value | Sequence[Value],

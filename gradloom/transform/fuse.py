@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from ..graph.value import Node, Value
 from .program import Program, make, rebuild
@@ -46,9 +47,8 @@ class _Fuser:
         self.patterns: dict[str, list[Pattern]] = {}
         for pattern in patterns:
             self.patterns.setdefault(pattern.outer, []).append(pattern)
-        self.uses: Counter[Value | None] = Counter()  # how many inputs of nodes each value is
-        for node in program.nodes:
-            self.uses.update(node.inputs)
+        # How many inputs of nodes each value is.
+        self.uses: Counter[Value | None] = Counter(chain.from_iterable([node.inputs for node in program.nodes]))
         self.uses.update(dict.fromkeys((*program.outputs, *program.effects), 2))  # the caller reads them
 
     def __call__(self, node: Node, inputs: Sequence[Value | None]) -> Sequence[Value] | None:
