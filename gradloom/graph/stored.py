@@ -159,8 +159,8 @@ class Stored:
     role: what may be done with it (see Role). version: counts the writes: `write`, assignments, runs that updated it.
     check: called before each run that reads the array, where there is one. has_optimizer: an optimiser was made with
     this among its parameters. serial: counts the arrays in the order in which they were made. array: the memory itself,
-    for graph/stored.py, run/ and files/ alone; of a quantised dtype it holds the bytes of the blocks. Everybody else
-    calls `read` and `write`.
+    for this module alone; of a quantised dtype it holds the bytes of the blocks. Everybody else calls `read` and
+    `write`.
 
     Contents that follow from a rule take no memory before somebody reads or writes them: those of `deferred`, and one
     number for all (np.broadcast_to). So a step of any size is built, planned and proved without its arrays.

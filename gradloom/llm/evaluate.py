@@ -20,7 +20,7 @@ import numpy as np
 from .. import ops
 from ..graph.leaves import input as input_value
 from ..graph.value import Value
-from ..run.executable import compile as compile_program
+from ..run.compile import compile as compile_program
 from .arguments import adapter_of
 from .model import model_of
 

@@ -26,7 +26,7 @@ from ..graph.leaves import input as input_value
 from ..graph.leaves import setting, stored_value
 from ..graph.stored import Stored, aligned_empty
 from ..graph.value import Value
-from ..run.executable import compile as compile_program
+from ..run.compile import compile as compile_program
 from .arguments import adapter_of
 from .model import Adapter, Model, model_of
 from .sampling import Sampling, sample

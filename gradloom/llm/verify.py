@@ -21,10 +21,10 @@ from ..base.arguments import as_bool
 from ..base.errors import GradloomError
 from ..base.memory import need_memory, show_bytes
 from ..base.settings import Switches, switches
-from ..graph.graph import view_base
+from ..graph.graph import view_base, written
 from ..graph.value import Node, describe
 from ..plan.plan import Plan
-from ..run.walk import Judged, Walk, distance, first_difference, judge, stored_of
+from ..run.walk import Judged, Walk, distance, first_difference, judge
 from ..step.step import random_settings
 from ..transform.passes import rewrite
 from ..transform.program import Program, gather
@@ -129,7 +129,7 @@ class _Verifier:
         plan = step.run.plan
         counted = int((run.data.labels[run.first_order()[: run.batch_size]] >= 0).sum())
         self.result = Verification(counted, len(plan.order.steps), plan.peak_bytes, plan.unshared_bytes)
-        self.held = {s: s.read().copy() for s in stored_of(plan)}
+        self.held = {s: s.read().copy() for s in step.run.writes}
         for stored, array in self.held.items():
             if stored.name.endswith(".lora_b") and not array.any():
                 rng = np.random.default_rng(zlib.crc32(stored.name.encode()))
@@ -272,7 +272,7 @@ def _shown(node: Node, value: Value, amount: float) -> str:
 def _check_memory(model: Model, plan: Plan, reference: bool) -> None:
     """SettingError when the runs that are held against each other do not fit into memory together."""
     largest = max((int(np.prod(w.shape)) for w in model.weights.values()), default=0)
-    need = plan.placement.unshared_bytes + plan.peak_bytes + sum(s.bytes for s in stored_of(plan)) * 3
+    need = plan.placement.unshared_bytes + plan.peak_bytes + sum(s.bytes for s in written(plan.order.steps)) * 3
     if reference:  # float64 of what is alive, twice; a weight and its product at a time
         need += 4 * plan.placement.lower_bound_bytes + 16 * largest
     hint = "need a smaller --context, a smaller --batch-size" + (" or --no-reference" if reference else "")

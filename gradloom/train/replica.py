@@ -38,9 +38,9 @@ from ..parallel.agree import threads_for
 from ..parallel.communicator import Communicator, checksum
 from ..parallel.flat import take_effects
 from ..run.backend import backend
+from ..run.compile import compile as compile_program
 from ..run.cpu_backend import choose_isa
 from ..run.diagnose import first_bad, stopped
-from ..run.executable import compile as compile_program
 from ..step.exchange import Exchange
 from ..step.step import random_settings
 from .display import rate

@@ -37,7 +37,7 @@ def test_equal_runs_have_equal_states():
 
 def test_it_holds_all_that_a_step_writes():
     made = passes(trainer(), 1)
-    written = made.written() | {p.stored for arrays in made.state.values() for p in arrays.values()}
+    written = set(made.written()) | {p.stored for arrays in made.state.values() for p in arrays.values()}
     assert written and written <= set(made.train_state.arrays().values())
 
 
@@ -95,6 +95,29 @@ def test_where_a_pass_was_interrupted():
     assert made.train_state.entries()["rows.done"] == 8
     passes(made, 1)
     assert made.train_state.entries()["rows.done"] == 0
+
+
+def test_a_fit_in_all_its_parts():
+    """Early stopping, the loop, and a fit that ended an epoch earlier."""
+
+    class Kept:
+        def begin(self, trainer):
+            self.state = trainer.train_state
+
+        def __call__(self, result):
+            self.last = self.state.collect()
+
+    def fitted(epochs):
+        net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm(8), nn.Linear(8, 3))
+        kept, stop = Kept(), gl.train.EarlyStopping(patience=9, restore_best=True)
+        gl.fit(net, (X, Y), epochs=epochs, batch_size=16, val_split=0.2, progress=False, on_epoch=[stop, kept])
+        return kept.last
+
+    one = fitted(2)
+    assert difference(one, fitted(2)) is None
+    assert {name.split(".")[0] for name in one} == {"early stopping", "loop", "model", "optimizer", "rows", "window"}
+    assert "early stopping.best.0" in one and one["loop.passes"] == 2
+    assert difference(one, fitted(3)) is not None
 
 
 def test_others_register_their_memory():
