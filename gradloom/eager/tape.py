@@ -1,6 +1,6 @@
 """The tape: what is computed inside of it has gradients.
 
-The loss is not computed when it is taken down, nor are its gradients when they are asked for: an optimiser's step runs
+The loss is not computed when it is recorded, nor are its gradients when they are asked for: an optimiser's step runs
 forward, backward and update as one program (gradients.py), found by the structure of the loss.
 """
 
@@ -34,7 +34,7 @@ _local = threading.local()
 
 
 class GradTape:
-    """Takes down what is computed while it is open; see gl.grad_tape."""
+    """Records what is computed while it is open; see gl.grad_tape."""
 
     def __init__(self, seed: int | None = None, step: int | None = None) -> None:
         for name, given in (("seed", seed), ("step", step)):
@@ -44,7 +44,7 @@ class GradTape:
         self._trace: Trace | None = None
         self._outer: Any = None
         self._watched: dict[Value, None] = {}
-        self.nodes: set[Node] | None = None  # of a tape inside of another one: what was taken down since it was opened
+        self.nodes: set[Node] | None = None  # of a tape inside of another one: what was recorded since it was opened
 
     def __enter__(self) -> GradTape:
         if self._trace is not None:
@@ -91,11 +91,11 @@ class GradTape:
         every watched tensor.
 
         Nothing is computed yet; it may be called inside of the tape and after it, and more than once. GradientError
-        where an op on the way has none, when the tape has not taken the loss down, and when a parameter that the loss
+        where an op on the way has none, when the tape has not recorded the loss, and when a parameter that the loss
         reads has changed since.
         """
         if not isinstance(loss, Tensor):
-            raise GradientError(f"backward: got {type(loss).__name__}; need a tensor that this tape has taken down")
+            raise GradientError(f"backward: got {type(loss).__name__}; need a tensor that this tape has recorded")
         with locks.building:
             return self._backward(loss)
 
@@ -190,7 +190,7 @@ def grad_tape(seed: int | None = None, step: int | None = None) -> GradTape:
     """`with gl.grad_tape() as tape:` what is computed inside has gradients: `tape.backward(loss)`.
 
     seed, step: of the masks that dropout draws; by default those of gl.seed and of a counter. Tapes nest: gradients of
-    an inner tape flow through what was computed while it was open, and are themselves taken down by the outer one.
+    an inner tape flow through what was computed while it was open, and are themselves recorded by the outer one.
     """
     return GradTape(seed, step)
 
