@@ -1,5 +1,6 @@
-"""What turns the cells of a file into the numbers that a model sees, and its outputs back: learned from training rows,
-saved with the model."""
+"""Preprocessing of a table: from the cells of a file to the numbers that a model sees, and from its outputs back.
+
+It is learned from the training rows and saved with the model."""
 
 from __future__ import annotations
 

@@ -1,16 +1,8 @@
 """What each op means: one declaration per op, a file per family, and the functions that users call."""
 
 from .attention import attention, attention_back, rope, rope_frequencies, rope_scale
-from .conv import (
-    avg_pool2d,
-    avg_pool2d_back,
-    conv2d,
-    conv2d_back_input,
-    conv2d_back_weight,
-    conv2d_max_pool,
-    max_pool2d,
-    max_pool2d_back,
-)
+from .conv import conv2d, conv2d_back_input, conv2d_back_weight
+from .conv_pool import conv2d_max_pool
 from .elementwise import (
     abs,
     add,
@@ -39,7 +31,6 @@ from .elementwise import (
     minimum,
     mul,
     neg,
-    pow,
     relu,
     relu_back,
     scale,
@@ -103,6 +94,8 @@ from .norm import (
     rms_norm,
     rms_norm_back,
 )
+from .operators import pow
+from .pool import avg_pool2d, avg_pool2d_back, max_pool2d, max_pool2d_back
 from .random import dropout
 from .reduce import argmax, max, mean, min, sum
 from .softmax import log_softmax, log_softmax_back, softmax, softmax_back

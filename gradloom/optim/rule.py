@@ -17,7 +17,7 @@ from .. import ops
 from ..base.arguments import as_bool, one_line
 from ..base.errors import SettingError
 from ..graph.leaves import Parameter, constant, setting, stored_value
-from ..graph.stored import Stored
+from ..graph.stored import Stored, zeros
 from ..graph.value import Value
 from .schedules import Memory
 
@@ -146,7 +146,7 @@ class UpdateRule(metaclass=_Made):
     def make_state(self, parameters: Sequence[Parameter]) -> dict[str, list[Parameter]]:
         """State name -> one zeroed array per parameter."""
         return {
-            name: [stored_value(Stored(f"{p.stored.name}.{name}", np.broadcast_to(0.0, p.shape))) for p in parameters]
+            name: [stored_value(Stored(f"{p.stored.name}.{name}", zeros(p.shape))) for p in parameters]
             for name in self.state_names
         }
 

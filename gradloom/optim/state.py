@@ -15,7 +15,7 @@ from ..base.arguments import what_is
 from ..base.arrays import as_array
 from ..base.errors import DTypeError, GradientError, GraphError, SettingError, ShapeError
 from ..graph.leaves import Parameter, setting, stored_value
-from ..graph.stored import Stored, copies, held
+from ..graph.stored import Stored, copies, held, zeros
 from ..graph.value import Value
 from .rule import UpdateRule
 from .schedules import Memory, Plateau
@@ -166,7 +166,7 @@ class OptimizerState:
         """
         for p in parameters:
             if p.stored not in self.sums:
-                sums = Stored(f"{p.stored.name}.acc", np.broadcast_to(0.0, p.shape))
+                sums = Stored(f"{p.stored.name}.acc", zeros(p.shape))
                 self.sums[p.stored] = stored_value(sums)
         pairs = [v for p, g in zip(parameters, grads, strict=True) for v in (self.sums[p.stored], g)]
         if weight is not None:

@@ -36,6 +36,7 @@ class Executable(abc.ABC):
     def __init__(self, program: Program, plan: Plan | None, switches: Switches, own_lock: bool = False) -> None:
         """own_lock: it runs beside others; it must share no array that is written with them."""
         self.lock = threading.RLock() if own_lock else locks.memory
+        self._shares_lock = not own_lock
         self.program, self.plan, self.switches = program, plan, switches
         self.inputs, self.settings = leaves(program.nodes, "input"), leaves(program.nodes, "setting")
         self.reads = [node.attrs["stored"] for node in program.nodes if node.op.name == "parameter"]
@@ -115,7 +116,7 @@ class Executable(abc.ABC):
         before = self.steps_run
         try:
             given = {} if feeds is None else self.checked_inputs(feeds)
-            with self._exclusive():
+            with held(self.reads, self.writes) if self._shares_lock else self._own_lock():
                 if feeds is not None:
                     self.copy_in(given)
                 self.check_files()
@@ -130,12 +131,8 @@ class Executable(abc.ABC):
             check()
 
     @contextlib.contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        """Holds the lock, with nothing outstanding that writes what it reads or reads what it writes."""
-        if self.lock is locks.memory:
-            with held(self.reads, self.writes):
-                yield
-            return
+    def _own_lock(self) -> Iterator[None]:
+        """Holds a lock of its own, with nothing outstanding that writes what it reads or reads what it writes."""
         before_read(self.reads)
         before_write(self.writes)
         with self.lock:

@@ -17,7 +17,7 @@ def transpose_products(program: Program) -> Program:
 
 
 def fuse(program: Program) -> Program:
-    """Bias and activation into products and convolutions, pools into convolutions."""
+    """Transposed products; bias and activation into products and convolutions, pools into convolutions."""
     for patterns in FUSIONS:
         program = _apply(program, patterns)
     return program
@@ -137,6 +137,7 @@ TRANSPOSES: tuple[Pattern, ...] = (Pattern("permute", "matmul", 0, _transposed_p
 # Patterns of one stage apply in one visit of the nodes; a later stage sees what an earlier one has left unread.
 FUSIONS: tuple[tuple[Pattern, ...], ...] = (
     (
+        *TRANSPOSES,
         Pattern("add", "matmul", None, _add_bias),
         Pattern("relu", "matmul_act", 0, _relu_on),
         Pattern("relu", "conv2d", 0, _relu_on),

@@ -1,14 +1,13 @@
-import os
 import subprocess
 import sys
 from importlib import metadata
-from pathlib import Path
 
 import pytest
 
 import gradloom as gl
+from tests import processes
 
-ENV = {**os.environ, "PYTHONPATH": str(Path(gl.__file__).parents[1])}  # the package that is tested here
+ENV = processes.environment()
 
 
 def test_every_public_name_is_there():
