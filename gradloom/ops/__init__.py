@@ -51,6 +51,7 @@ from .elementwise import (
 )
 from .glu import geglu, geglu_back, swiglu, swiglu_back
 from .index import embedding, get_rows, scatter_rows, take_batch
+from .indexing import getitem, slice
 from .layout import (
     broadcast_to,
     concat,
@@ -59,12 +60,10 @@ from .layout import (
     detach,
     expand_dims,
     flatten,
-    getitem,
     pad,
     permute,
     repeat,
     reshape,
-    slice,
     split,
     squeeze,
     stack,

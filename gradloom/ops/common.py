@@ -84,9 +84,9 @@ def normal_axes(axes: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
     if axes is None:
         return tuple(range(ndim))
     given = (axes,) if isinstance(axes, (int, np.integer)) else tuple(axes)
-    found = sorted(normal_axis(a, ndim) for a in given)
-    need(len(set(found)) == len(found), f"axes {given} name one axis twice", "each axis once")
-    return tuple(found)
+    ordered = sorted(normal_axis(a, ndim) for a in given)
+    need(len(set(ordered)) == len(ordered), f"axes {given} name one axis twice", "each axis once")
+    return tuple(ordered)
 
 
 def dense_strides(shape: Sequence[int]) -> list[int]:
@@ -218,11 +218,11 @@ def unary(
             others = [draw(rng, shape) for _ in range(count - 1)]
             return Sample((*others, draw(rng, shape, low, high, avoid)), dict(attrs))
 
-        found = [one(shape) for shape in (*SHAPES, LARGE)]
+        samples = [one(shape) for shape in (*SHAPES, LARGE)]
         if special:
             x = np.array(special, np.float32)
-            found.append(Sample((*[draw(rng, x.shape) for _ in range(count - 1)], x), dict(attrs)))
-        return found
+            samples.append(Sample((*[draw(rng, x.shape) for _ in range(count - 1)], x), dict(attrs)))
+        return samples
 
     return samples
 
@@ -239,14 +239,14 @@ def pairs(
     x_low, x_high = first or (low, high)
 
     def samples(rng: np.random.Generator) -> list[Sample]:
-        found = [
+        samples = [
             Sample((draw(rng, a, x_low, x_high, () if first else avoid), draw(rng, b, low, high, avoid, margin)))
             for a, b in (*PAIRS, (LARGE, LARGE), (LARGE, LARGE[1:]))
         ]
         if special:
             x, y = np.array(special, np.float32).T
-            found.append(Sample((x.copy(), y.copy())))
-        return found
+            samples.append(Sample((x.copy(), y.copy())))
+        return samples
 
     return samples
 
