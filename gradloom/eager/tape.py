@@ -196,7 +196,7 @@ def grad_tape(seed: int | None = None, step: int | None = None) -> GradTape:
 
 
 def _settle_closed() -> None:
-    """What is still wanted of tapes that nobody can ask any more is computed, so that they hold nothing."""
+    """Compute the tensors that are alive of tapes which are gone, so that their traces can be freed."""
     closed = getattr(_local, "closed", None)
     if closed:
         kept = []
