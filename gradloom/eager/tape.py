@@ -193,7 +193,7 @@ def grad_tape(seed: int | None = None, step: int | None = None) -> GradTape:
 
 
 def _settle_closed() -> None:
-    """Computes the tensors that are still alive of tapes that are gone, and releases what those tapes hold."""
+    """Compute the tensors that are alive of tapes which are gone, so that their traces can be freed."""
     closed = getattr(_local, "closed", None)
     if closed:
         kept = []
