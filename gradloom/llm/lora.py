@@ -141,7 +141,9 @@ class LoRA:
         model: the one that it is bound to, when not given. FileError when it cannot be written or is the model's own
         file, SettingError for a path that says no format.
         """
-        from .adapter_files import AdapterArrays, write_adapter_gguf, write_peft
+        from .adapter_arrays import AdapterArrays
+        from .adapter_gguf import write_adapter_gguf
+        from .adapter_peft import write_peft
 
         model = self._model if model is None else model
         if model is None:
@@ -161,7 +163,7 @@ class LoRA:
 
     @property
     def scale(self) -> float:
-        """s, for pairs of this rank."""
+        """The factor s of pairs of this rank."""
         return self._scale(self.rank)
 
     def _scale(self, rank: int) -> float:
@@ -189,7 +191,7 @@ class LoRA:
             self._model = model
 
     def choose(self, model: Model) -> list[str]:
-        """The targets in this model."""
+        """The names of the target tensors in this model."""
         return choose_tensors(adaptable(model), self.targets, block_linears(model), "targets")
 
     def trained_bytes(self, model: Model) -> int:
@@ -370,7 +372,7 @@ def _copied(model: Model, name: str) -> Stored:
 def files_of_adapter(path: str | os.PathLike[str]) -> list[Path]:
     """The files that LoRA.save writes for this path: one .gguf, or the two of PEFT in a folder; SettingError for what
     says no format."""
-    from .adapter_files import PEFT_CONFIG, PEFT_WEIGHTS
+    from .adapter_peft import PEFT_CONFIG, PEFT_WEIGHTS
 
     target = Path(path)
     if target.suffix == ".gguf":

@@ -22,7 +22,8 @@ from ..files.gguf_fields import field as gguf_field
 from ..files.gguf_head import TensorInfo
 from ..files.gguf_types import KINDS, NO_WEIGHTS, kind_bytes
 from ..run import dequantize
-from .adapter_files import AdapterArrays, read_adapter
+from .adapter_arrays import AdapterArrays
+from .adapter_files import read_adapter
 
 # types that can be written, and what general.file_type says of a model that is mostly of them (llama.cpp's llama_ftype)
 FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7, "q5_1": 9, "q5_0": 8, "q4_1": 3, "q4_0": 2}
@@ -107,7 +108,7 @@ def check_model(base: GGUF) -> None:
 
 
 def _new_kind(tensor: TensorInfo, kind: str | None, changed: bool) -> tuple[str, str]:
-    """(type to write, why it is another one than was asked for)."""
+    """(type to write, the reason where it is not the type that was asked for)."""
     old = tensor.kind
     if old in NO_WEIGHTS:  # copied as they are
         return old, ""

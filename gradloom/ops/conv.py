@@ -129,11 +129,11 @@ CONVS: tuple[tuple[Shape, Shape, dict[str, Any]], ...] = (
 
 
 def conv_samples(rng: np.random.Generator) -> list[Sample]:
-    found = []
+    samples = []
     for i, (x, w, how) in enumerate(CONVS):
         bias = draw(rng, w[:1]) if i % 2 else None
-        found.append(Sample((draw(rng, x), draw(rng, w), bias), how | {"act": "relu" if i % 4 == 1 else "none"}))
-    return found
+        samples.append(Sample((draw(rng, x), draw(rng, w), bias), how | {"act": "relu" if i % 4 == 1 else "none"}))
+    return samples
 
 
 def conv_extents(x: Shape, w: Shape, how: dict[str, Any]) -> Shape:

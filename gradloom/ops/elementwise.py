@@ -358,11 +358,11 @@ def _equal_shape(x: Spec, y: Spec) -> Spec:
 
 def _compared(rng: np.random.Generator) -> list[Sample]:
     """Numbers of which many are equal."""
-    found = []
+    samples = []
     for a, b in (*PAIRS, (LARGE, LARGE[1:])):
-        found.append(Sample((rng.integers(-2, 3, a).astype(np.float32), rng.integers(-2, 3, b).astype(np.float32))))
+        samples.append(Sample((rng.integers(-2, 3, a).astype(np.float32), rng.integers(-2, 3, b).astype(np.float32))))
     edges = np.array([(NAN, NAN), (0.0, -0.0), (INF, INF), (-INF, INF), (1.0, NAN)], np.float32).T
-    return [*found, Sample((edges[0].copy(), edges[1].copy()))]
+    return [*samples, Sample((edges[0].copy(), edges[1].copy()))]
 
 
 equal: OpSpec = op(
@@ -404,9 +404,9 @@ def _where_samples(rng: np.random.Generator) -> list[Sample]:
         ((), (), ()), ((7,), (7,), (7,)), ((5, 33), (5, 33), (5, 33)), ((5, 1), (5, 33), ()), ((5, 33), (), (33,)),
         ((3, 1, 4), (2, 1), (4,)), (LARGE, LARGE, LARGE), (LARGE, LARGE, ()),
     ]  # fmt: skip
-    found = [Sample((rng.integers(0, 2, c).astype(np.uint8), draw(rng, a), draw(rng, b))) for c, a, b in shapes]
+    samples = [Sample((rng.integers(0, 2, c).astype(np.uint8), draw(rng, a), draw(rng, b))) for c, a, b in shapes]
     edges = np.array([INF, NAN, 1.0, -INF], np.float32)
-    return [*found, Sample((np.array([0, 0, 1, 2], np.uint8), edges, np.array([1, 2, 3, 4], np.float32)))]
+    return [*samples, Sample((np.array([0, 0, 1, 2], np.uint8), edges, np.array([1, 2, 3, 4], np.float32)))]
 
 
 where: OpSpec = op(
@@ -451,18 +451,18 @@ def _cast_reference(x: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def _cast_samples(rng: np.random.Generator) -> list[Sample]:
-    found = []
+    samples = []
     for source, target in CASTS:
         if source.is_quantised:
             n = source.block
             for blocks, axes in (((n,), None), ((5, 2 * n), (1, 0)), ((3, 2, n), (1, 2, 0)), ((101, 4 * n), None)):
-                found.append(Sample((Quantised.draw(rng, source, blocks, axes),), {"dtype": target}))
+                samples.append(Sample((Quantised.draw(rng, source, blocks, axes),), {"dtype": target}))
             continue
         for shape in ((), (5, 33), LARGE):
             low, high = (0, 200) if source is u8 else (-100, 100)
             x = rng.uniform(low, high, shape) if source.is_float else rng.integers(low, high, shape)
-            found.append(Sample((np.asarray(x).astype(source.numpy),), {"dtype": target}))
-    return found
+            samples.append(Sample((np.asarray(x).astype(source.numpy),), {"dtype": target}))
+    return samples
 
 
 _cast: OpSpec = op(

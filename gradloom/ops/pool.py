@@ -13,8 +13,8 @@ from ..graph.opspec import OpSpec
 from ..graph.value import Shape, Value
 from .common import Sample, Spec, bad, draw, need
 from .elementwise import add, cast, equal, where
+from .indexing import slice as slice_of
 from .layout import pad, product
-from .layout import slice as slice_of
 from .windows import Pair, inside, need_images, out_extent, out_extents, padded, pair_of, window
 
 
@@ -129,30 +129,30 @@ def _spread(rng: np.random.Generator, shape: Shape) -> np.ndarray:
 
 
 def _max_pool_samples(rng: np.random.Generator) -> list[Sample]:
-    found = [Sample((_spread(rng, x),), _pool(k, s, p)) for x, k, s, p in POOLS]
+    samples = [Sample((_spread(rng, x),), _pool(k, s, p)) for x, k, s, p in POOLS]
     ties = rng.integers(-1, 2, (2, 3, 9, 8)).astype(np.float32)
     edges = np.array(
         [[[[np.nan, 1, 2, np.inf], [3, np.nan, -np.inf, 5], [-np.inf, -np.inf, 1, 2], [-np.inf, -np.inf, 3, np.nan]]]],
         np.float32,
     )
-    return [*found, Sample((ties,), _pool((3, 3), (2, 2), (1, 1))), Sample((ties,), _pool((2, 2), (2, 2), (0, 0))),
+    return [*samples, Sample((ties,), _pool((3, 3), (2, 2), (1, 1))), Sample((ties,), _pool((2, 2), (2, 2), (0, 0))),
             Sample((edges,), _pool((2, 2), (2, 2), (0, 0)))]  # fmt: skip
 
 
 def _max_pool_back_samples(rng: np.random.Generator) -> list[Sample]:
-    found = []
+    samples = []
     for x, k, s, p in POOLS:
         _, index = _max_pool(_spread(rng, x), k, s, p)
-        found.append(Sample((draw(rng, index.shape), index), {"height": x[2], "width": x[3]} | _pool(k, s, p)))
-    return found
+        samples.append(Sample((draw(rng, index.shape), index), {"height": x[2], "width": x[3]} | _pool(k, s, p)))
+    return samples
 
 
 def _avg_pool_back_samples(rng: np.random.Generator) -> list[Sample]:
-    found = []
+    samples = []
     for x, k, s, p in POOLS:
         out = tuple(out_extent(*a) for a in zip(x[2:], k, s, p, strict=True))
-        found.append(Sample((draw(rng, (*x[:2], *out)),), {"height": x[2], "width": x[3]} | _pool(k, s, p)))
-    return found
+        samples.append(Sample((draw(rng, (*x[:2], *out)),), {"height": x[2], "width": x[3]} | _pool(k, s, p)))
+    return samples
 
 
 def _bad_pool(name: str) -> list:
