@@ -13,6 +13,7 @@ from gradloom import nn, ops
 from gradloom.base.dtypes import ALL
 from gradloom.base.settings import Switches
 from gradloom.graph.leaves import setting
+from gradloom.graph.streams import fresh_streams
 from gradloom.graph.value import Node, Value
 from gradloom.plan.bytecode import ARG_WRITE, EACH_STEP, NO_SEGMENT, SETTING_BYTES, Bytecode, KernelNeeds
 from gradloom.plan.plan import Plan, make_plan
@@ -151,7 +152,8 @@ def needs(node: Node, args: np.ndarray) -> KernelNeeds:
 
 @functools.cache
 def planned(name: str, **switches: Any) -> Plan:
-    outputs, updates = PROGRAMS[name]()
+    with fresh_streams():  # the same masks each time
+        outputs, updates = PROGRAMS[name]()
     program = rewrite(gather(outputs, updates))
     return make_plan(program, needs, Switches(**switches))
 
