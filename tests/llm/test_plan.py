@@ -55,7 +55,7 @@ def test_the_plan_is_that_of_the_run(path):
 
 def test_full_training_and_other_optimisers(path):
     model = load(path)
-    count = sum(w.array.size for w in model.weights.values())
+    count = sum(w.read().size for w in model.weights.values())
     full = plan(model, TrainedTensors("all"), context=16, batch_size=1)
     assert (full.trained, full.state, full.gradients) == (4 * count, 8 * count, 0)
     assert plan(load(path), TrainedTensors("all"), context=16, batch_size=1, optimizer=gl.optim.SGD()).state == 0
