@@ -1,0 +1,67 @@
+"""The loop of fit and finetune: passes, the last one cut, validation before and after, interruptions, what it keeps."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import gradloom as gl
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.standard_normal((50, 4)).astype(np.float32), RNG.integers(0, 3, 50)
+
+
+def loop(steps, rows=40, **options):
+    net = gl.nn.Sequential(gl.nn.Linear(4, 8, activation="relu"), gl.nn.Linear(8, 3)).init(0)
+    trainer = gl.Trainer(net, optimizer=gl.optim.SGD(lr=0.1))
+    sizes = {"batch_size": 10, "micro_batch_size": 10}
+    train, val = np.arange(rows), np.arange(40, 50)
+    return gl.train.Loop(trainer, gl.data.Dataset(X, Y), train, val, steps=steps, **sizes, **options)
+
+
+def test_the_last_pass_is_cut_and_still_validated():
+    passes = []
+    run = loop(10, validates_first=True, before_pass=lambda: passes.append(len(run.history)))
+    run.run()
+    assert [e.train.ndata for e in run.history] == [40, 40, 20] and [e.val.ndata for e in run.history] == [10, 10, 10]
+    assert (run.steps, run.rows, run.passes, passes) == (10, 100, 3, [0, 1, 2])
+    assert run.before.ndata == 10 and run.before.loss != run.history[-1].val.loss
+    run.run()
+    assert run.steps == 10 and len(run.history) == 3  # nothing is left
+
+
+def test_it_goes_on_after_an_interruption_with_a_new_pass():
+    def interrupt(at):
+        if run.passes == 2 and at.rows >= 20:
+            raise KeyboardInterrupt
+
+    run = loop(12, on_train_batch=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run.run()
+    assert (run.steps, run.rows, len(run.history), run.trainer.epoch) == (6, 60, 1, 1)
+    run.on_train_batch = None
+    run.run()
+    assert (run.steps, run.passes, [e.epoch for e in run.history]) == (12, 4, [1, 3, 4])
+    assert run.history[-1].train.ndata == 20
+
+
+def test_a_reset_optimiser_changes_no_count_of_steps():
+    run = loop(8, on_epoch=lambda epoch: run.trainer.reset(optimizer=True))
+    run.run()
+    assert (run.steps, len(run.history)) == (8, 2)
+
+
+def test_an_epoch_leaves_no_predictions_behind():
+    """100 000 rows have 400 kB of them; an epoch that is over keeps its losses alone."""
+    rows = 100_000
+    x, y = RNG.standard_normal((rows, 2)).astype(np.float32), RNG.integers(0, 2, rows)
+    held = []
+    tracemalloc.start()
+    try:
+        gl.fit(
+            gl.nn.Linear(2, 2), (x, y), epochs=5, batch_size=5000, progress=False,
+            on_epoch=lambda epoch: held.append(tracemalloc.get_traced_memory()[0]),
+        )  # fmt: skip
+    finally:
+        tracemalloc.stop()
+    assert held[4] - held[1] < 100_000
