@@ -315,6 +315,12 @@ def read_adapter(path: str | os.PathLike[str], base: GGUF) -> AdapterArrays:
     return read_adapter_gguf(path, base)
 
 
+def files_given(path: str | os.PathLike[str]) -> list[Path]:
+    """What read_adapter reads for this path: a file or a folder, or the two files of PEFT where one is named."""
+    given = Path(path)
+    return [given.parent / name for name in (PEFT_WEIGHTS, PEFT_CONFIG)] if given.suffix == ".safetensors" else [given]
+
+
 def _config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_bytes())
