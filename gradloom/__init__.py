@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from .graph.leaves import Parameter, constant, input, named, parameter, setting
     from .graph.scope import scope
     from .graph.value import Node, Value
-    from .run.executable import check_gradients, compare, compile
+    from .run.compare import check_gradients, compare
+    from .run.compile import compile
     from .train.dp_train import DPResult, dp_train
     from .train.epoch import epoch
     from .train.fit import EpochResult, evaluate, fit, predict
@@ -106,7 +107,8 @@ _HOMES = {
     ".graph.leaves": "Parameter constant input named parameter setting",
     ".graph.scope": "scope",
     ".graph.value": "Node Value",
-    ".run.executable": "check_gradients compare compile",
+    ".run.compare": "check_gradients compare",
+    ".run.compile": "compile",
     ".train.dp_train": "DPResult dp_train",
     ".train.epoch": "epoch",
     ".train.fit": "EpochResult evaluate fit predict",

@@ -7,9 +7,18 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import gradloom
+
+PATHS = dict.fromkeys((str(Path(gradloom.__file__).parents[1]), str(Path(__file__).parents[1])))
 _started: list[subprocess.Popen[str]] = []
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The variables of a process that imports the package that is tested, and these tests."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS), **more}
 
 
 def start(command: Sequence[object], **options: Any) -> subprocess.Popen[str]:

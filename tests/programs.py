@@ -89,6 +89,19 @@ def fit_classes(folder: Path) -> Any:
 
 
 @run
+def trained_state(folder: Path) -> Any:
+    """Everything that decides the rest of a run, after two passes and in an open window."""
+    from gradloom.data.dataset import Dataset
+
+    trainer = gl.Trainer(mlp(), optimizer=gl.optim.Adam(lr=2e-3), accumulate=2, seed=7, max_norm=1.0)
+    x, y = classes()
+    for _ in range(2):
+        gl.epoch(trainer, Dataset(x, y), batch_size=32)
+    trainer.step(x[:10], y[:10])
+    return trainer.train_state.digest()
+
+
+@run
 def fit_micro_batches_clipped(folder: Path) -> Any:
     net = mlp()
     gl.fit(
@@ -268,9 +281,12 @@ def main() -> int:
         old, new = before.get(name), found.get(name)
         if old == new:
             continue
+        if old is None:
+            print(f"{name}: new")
+            continue
         different += 1
-        if old is None or new is None:
-            print(f"{name}: only {'after' if old is None else 'before'}")
+        if new is None:
+            print(f"{name}: gone")
             continue
         print(f"{name}: result {'equal' if old['result'] == new['result'] else 'DIFFERENT'}; programs:")
         for i, (one, other) in enumerate(zip_longest(old["programs"], new["programs"], fillvalue=["", 0, 0])):

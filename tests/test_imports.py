@@ -116,6 +116,16 @@ def test_circles_are_seen() -> None:
     assert circles({"a": {"b"}, "b": {"c"}}) == []
 
 
+LINES = 470  # a file that is longer is two files
+LONG = {"plan/check.py": "one proof", "ops/elementwise.py": "one table", "ops/layout.py": "one table"}
+
+
+def test_files_have_one_subject() -> None:
+    """Their length tells of it: none is longer than a few screens, unless it is one table or one proof."""
+    lengths = {path.relative_to(PACKAGE).as_posix(): len(path.read_text().splitlines()) for path in modules()}
+    assert [name for name, lines in lengths.items() if lines > LINES and name not in LONG] == []
+
+
 def test_the_reader_of_imports_sees_them_all(tmp_path: Path) -> None:
     """Function-level, aliased, absolute and relative imports are all found."""
     path = PACKAGE / "plan" / "check.py"

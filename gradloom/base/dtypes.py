@@ -1,4 +1,4 @@
-"""dtypes, named as in ggml. The codes are those of csrc/tape.h.
+"""dtypes, named as in ggml. The codes are those of csrc/bytecode.h.
 
 Quantised types hold blocks: `block` elements, neighbours along the last axis of the array that they were made of, in
 `bytes` bytes. Their elements have no NumPy type of their own; NumPy holds their bytes as u8.
@@ -83,9 +83,9 @@ def dtype(what: str | DType | np.dtype | type) -> DType:
     if isinstance(what, str) and what in _BY_NAME:
         return _BY_NAME[what]
     try:
-        found = _BY_NUMPY.get(np.dtype(what))
+        known = _BY_NUMPY.get(np.dtype(what))
     except TypeError:
-        found = None
-    if found is None:
+        known = None
+    if known is None:
         raise DTypeError(f"dtype: {what!r} is not known; need one of {', '.join(_BY_NAME)}")
-    return found
+    return known

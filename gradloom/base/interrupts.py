@@ -20,7 +20,7 @@ SAME_SECONDS = 1.0  # signals that come so soon after one another ask for the sa
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP came: whatever heeds Ctrl-C heeds it as well."""
+    """Raised by SIGTERM and SIGHUP; a KeyboardInterrupt, so that code that handles Ctrl-C handles it as well."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)  # which a rank pickles, for the others
@@ -35,7 +35,7 @@ class StopTraining(Exception):
 
 
 def interrupt(number: int) -> KeyboardInterrupt:
-    """What a signal raises."""
+    """The exception that a signal raises."""
     global heard
     heard = KeyboardInterrupt() if number == signal.SIGINT else Terminated(number)
     return heard

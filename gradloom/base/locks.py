@@ -1,6 +1,6 @@
 """The locks of this process, and what a forked child makes of them.
 
-building   whoever takes down eager ops, draws parameters, calls code of the user's that builds a graph for a replica,
+building   whoever records eager ops, draws parameters, calls code of the user's that builds a graph for a replica,
            or imports a part of the package (gl.fit, gl.nn, ...)
 memory     whoever reads or writes stored arrays or the arena that CPU programs share: held from the copying of the
            inputs to the end of one native call (0.2 s at most, or one step), never while a listener is called

@@ -118,7 +118,7 @@ def json_text(result: dict[str, Any]) -> str:
     import re
 
     text = json.dumps(_plain(result), ensure_ascii=False)
-    return re.sub("[\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text)
+    return re.sub("[\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _plain(value: Any) -> Any:
@@ -192,7 +192,7 @@ def signals(lasting: bool) -> Iterator[None]:
 
 
 def ignore_signals() -> None:
-    """At the end of a process: what it had to say and write is done, or rank 0 is at it."""
+    """Ignore the signals that end a run: this process has written its files, or rank 0 is writing them."""
     for number in interrupts.SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
@@ -306,6 +306,6 @@ def _is_open(number: int) -> bool:
 
 
 def give_up_stdout() -> None:
-    """What is left to write goes nowhere, so that the end of the process does not fail on it."""
+    """Send what is still buffered for stdout to /dev/null: flushing it at exit would fail."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

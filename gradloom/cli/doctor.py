@@ -36,13 +36,13 @@ def doctor(
     need_whole("threads", threads)
     if quick and threads is not None:
         raise SettingError(f"--threads {threads} with --quick, which measures nothing; need one of them")
-    found, lines, wrong = examine(threads, quick)
+    facts, lines, wrong = examine(threads, quick)
     columns(lines)
     for line in wrong:
         print(f"problem: {line}")
     print("all is well" if not wrong else f"{len(wrong)} problem{'s' * (len(wrong) > 1)}")
     if json:
-        print(json_text(found | {"problems": wrong}))
+        print(json_text(facts | {"problems": wrong}))
     return 1 if wrong else 0
 
 
@@ -51,23 +51,23 @@ def examine(threads: int | None, quick: bool) -> tuple[dict[str, Any], list[tupl
     from .. import __version__
 
     system = f"{platform.system()} {platform.machine()}"
-    found: dict[str, Any] = {"gradloom": __version__, "python": platform.python_version(), "system": system}
-    lines = [("gradloom", f"{__version__}, Python {found['python']}, {system}")]
-    found["packages"], wrong = _packages()
-    lines.append(("packages", "  ".join(f"{name} {version or '-'}" for name, version in found["packages"].items())))
+    facts: dict[str, Any] = {"gradloom": __version__, "python": platform.python_version(), "system": system}
+    lines = [("gradloom", f"{__version__}, Python {facts['python']}, {system}")]
+    facts["packages"], wrong = _packages()
+    lines.append(("packages", "  ".join(f"{name} {version or '-'}" for name, version in facts["packages"].items())))
     try:
         import gradloom.ops  # noqa: F401 (fills the registry of what is checked)
 
         from ..run import machine
     except ImportError as error:
         lines.append(("core", "none"))
-        return found, lines, [*wrong, " ".join(str(error).split())]
-    _core(machine, found, lines, wrong)
-    _memory(machine, found, lines)
+        return facts, lines, [*wrong, " ".join(str(error).split())]
+    _core(machine, facts, lines, wrong)
+    _memory(machine, facts, lines)
     if not quick:
-        _limits(machine, found, lines, threads)
-        _kernels(machine, found, lines, wrong, threads)
-    return found, lines, wrong
+        _limits(machine, facts, lines, threads)
+        _kernels(machine, facts, lines, wrong, threads)
+    return facts, lines, wrong
 
 
 def _packages() -> tuple[dict[str, str | None], list[str]]:
@@ -84,59 +84,59 @@ def _packages() -> tuple[dict[str, str | None], list[str]]:
     return versions, [f"the package {n} ({PACKAGES[n]}) is not installed; run `pip install {n}`" for n in missing]
 
 
-def _core(machine: Any, found: dict[str, Any], lines: list[tuple[str, str]], wrong: list[str]) -> None:
+def _core(machine: Any, facts: dict[str, Any], lines: list[tuple[str, str]], wrong: list[str]) -> None:
     from ..base.errors import GradloomError
     from ..base.settings import switches
 
-    found["core"] = str(machine.core_path())
-    found["stale_sources"] = machine.stale_sources()
-    lines.append(("core", found["core"]))
-    if found["stale_sources"]:
-        newest = ", ".join(found["stale_sources"][:3]) + (", ..." if len(found["stale_sources"]) > 3 else "")
+    facts["core"] = str(machine.core_path())
+    facts["stale_sources"] = machine.stale_sources()
+    lines.append(("core", facts["core"]))
+    if facts["stale_sources"]:
+        newest = ", ".join(facts["stale_sources"][:3]) + (", ..." if len(facts["stale_sources"]) > 3 else "")
         wrong.append(f"the core is older than its sources ({newest}); build it again (CONTRIBUTING.md)")
-    found["isas"] = machine.isas()
+    facts["isas"] = machine.isas()
     try:
         chosen = switches()
-        found["isa"], found["threads"] = machine.choose_isa(chosen.isa), chosen.threads
+        facts["isa"], facts["threads"] = machine.choose_isa(chosen.isa), chosen.threads
     except GradloomError as error:
-        found["isa"], found["threads"] = found["isas"][0], machine.core_count()
+        facts["isa"], facts["threads"] = facts["isas"][0], machine.core_count()
         wrong.append(f"the environment: {error}")
-    others = [isa for isa in found["isas"] if isa != found["isa"]]
-    lines.append(("isa", f"{found['isa']}" + (f" (this machine also runs {', '.join(others)})" if others else "")))
-    lines.append(("cores", f"{machine.core_count()}, of which {found['threads']} are used"))
-    found["cores"] = machine.core_count()
+    others = [isa for isa in facts["isas"] if isa != facts["isa"]]
+    lines.append(("isa", f"{facts['isa']}" + (f" (this machine also runs {', '.join(others)})" if others else "")))
+    lines.append(("cores", f"{machine.core_count()}, of which {facts['threads']} are used"))
+    facts["cores"] = machine.core_count()
 
 
-def _memory(machine: Any, found: dict[str, Any], lines: list[tuple[str, str]]) -> None:
+def _memory(machine: Any, facts: dict[str, Any], lines: list[tuple[str, str]]) -> None:
     from ..base.memory import memory, show_bytes
 
-    there, found["huge_pages"] = memory(), machine.huge_pages()
+    there, facts["huge_pages"] = memory(), machine.huge_pages()
     text = "unknown"
     if there is not None:
-        found["memory_bytes"], found["memory_available_bytes"] = there.total, there.available
+        facts["memory_bytes"], facts["memory_available_bytes"] = there.total, there.available
         text = f"{show_bytes(there.total)}, {show_bytes(there.available)} available"
-    lines.append(("memory", f"{text}; huge pages: {found['huge_pages']}"))
+    lines.append(("memory", f"{text}; huge pages: {facts['huge_pages']}"))
 
 
-def _limits(machine: Any, found: dict[str, Any], lines: list[tuple[str, str]], threads: int | None) -> None:
-    most = min(threads or found["threads"], machine.core_count())
+def _limits(machine: Any, facts: dict[str, Any], lines: list[tuple[str, str]], threads: int | None) -> None:
+    most = min(threads or facts["threads"], machine.core_count())
     for key, name, unit, measure in (
         ("fma_gflops", "multiply-add", "GFLOP/s", machine.fma_peak),
         ("copy_gbs", "copy", "GB/s", machine.copy_rate),
     ):
-        measured = {n: measure(n, found["isa"]) for n in sorted({1, most})}
-        found[key] = {str(n): round(value, 1) for n, value in measured.items()}
+        measured = {n: measure(n, facts["isa"]) for n in sorted({1, most})}
+        facts[key] = {str(n): round(value, 1) for n, value in measured.items()}
         shown = [f"{value:.0f} {unit} with {n} thread{'s' * (n > 1)}" for n, value in measured.items()]
         lines.append((name, ", ".join(shown)))
 
 
 def _kernels(
-    machine: Any, found: dict[str, Any], lines: list[tuple[str, str]], wrong: list[str], threads: int | None
+    machine: Any, facts: dict[str, Any], lines: list[tuple[str, str]], wrong: list[str], threads: int | None
 ) -> None:
-    found["kernels"] = {}
-    for isa in found["isas"]:
-        result = machine.self_check(isa, min(threads or found["threads"], machine.core_count()))
-        found["kernels"][isa] = result.checked
+    facts["kernels"] = {}
+    for isa in facts["isas"]:
+        result = machine.self_check(isa, min(threads or facts["threads"], machine.core_count()))
+        facts["kernels"][isa] = result.checked
         good = result.checked - len(result.failed)
         worst = f"the largest error is {result.worst:.1e} ({result.worst_op})"
         lines.append((f"kernels {isa}", f"{good} ops agree with their definitions; {worst}"))

@@ -65,29 +65,29 @@ def evaluate(
     say(f"{model}: {loaded.config}")
     for report in rows.reports:
         say(str(report))
-    shown = _Progress()
+    shown = _ScoreDisplay()
     code = 0
     try:
-        found = measure(loaded, rows, adapter, batch_size=batch_size, on_progress=shown.heard, threads=threads)
+        measured = measure(loaded, rows, adapter, batch_size=batch_size, on_progress=shown.heard, threads=threads)
     except KeyboardInterrupt as stopped:
         if shown.so_far is None:
             say("interrupted")
             return exit_code(stopped)
-        found, code = shown.so_far, exit_code(stopped)
-        say(f"interrupted after {found.rows:,} of {len(rows.tokens):,} rows")
-    speed = found.rows * rows.tokens.shape[1] / max(found.seconds, 1e-9)
+        measured, code = shown.so_far, exit_code(stopped)
+        say(f"interrupted after {measured.rows:,} of {len(rows.tokens):,} rows")
+    speed = measured.rows * rows.tokens.shape[1] / max(measured.seconds, 1e-9)
     result: dict[str, Any] = {
-        "model": model, "data": data, "lora": lora, "perplexity": found.perplexity,
-        "perplexity_unc": found.perplexity_unc, "test_loss": found.nll, "test_loss_unc": found.nll_unc,
-        "tokens": found.tokens, "rows": found.rows, "context": int(rows.tokens.shape[1]),
-        "seconds": round(found.seconds, 3), "tokens_per_second": round(speed, 1), "peak_bytes": resident_peak(),
+        "model": model, "data": data, "lora": lora, "perplexity": measured.perplexity,
+        "perplexity_unc": measured.perplexity_unc, "test_loss": measured.nll, "test_loss_unc": measured.nll_unc,
+        "tokens": measured.tokens, "rows": measured.rows, "context": int(rows.tokens.shape[1]),
+        "seconds": round(measured.seconds, 3), "tokens_per_second": round(speed, 1), "peak_bytes": resident_peak(),
         "interrupted": code != 0,
     }  # fmt: skip
     columns(
         [
-            ("perplexity", f"{found.perplexity:.4f} +- {found.perplexity_unc:.4f}"),
-            ("loss", f"{found.nll:.5f} +- {found.nll_unc:.5f} nats per token, {found.tokens:,} tokens"),
-            ("time", f"{duration(found.seconds)}, {rate(speed)} tokens/s"),
+            ("perplexity", f"{measured.perplexity:.4f} +- {measured.perplexity_unc:.4f}"),
+            ("loss", f"{measured.nll:.5f} +- {measured.nll_unc:.5f} nats per token, {measured.tokens:,} tokens"),
+            ("time", f"{duration(measured.seconds)}, {rate(speed)} tokens/s"),
         ],
         sys.stderr if json else None,
     )
@@ -96,8 +96,8 @@ def evaluate(
     return code
 
 
-class _Progress:
-    """On a terminal one line that changes, elsewhere a line every ten seconds."""
+class _ScoreDisplay:
+    """Shows the perplexity so far: on a terminal in one line that changes, elsewhere in a line every ten seconds."""
 
     def __init__(self) -> None:
         self.terminal = sys.stderr.isatty()

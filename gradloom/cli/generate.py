@@ -76,13 +76,13 @@ def generate(
     why = {"end": "the model ended it", "stop": "a stop text came", "length": "the limit was reached"}[done.ended]
     say(f"{count} tokens, {why}; {speed}; memory {show_bytes(resident_peak())}")
     if json:
-        found = {
+        answer = {
             "model": model, "lora": lora, "prompt": prompt, "text": done.text, "tokens": list(done.tokens),
             "ended": done.ended, "prompt_tokens": done.prompt_tokens, "seconds": round(seconds, 3),
             "tokens_per_second": round((count - 1) / done.seconds, 1) if count > 1 else None, "seed": seed,
             "peak_bytes": resident_peak(), "interrupted": False,
         }  # fmt: skip
-        print(json_text(found))
+        print(json_text(answer))
     return 0
 
 

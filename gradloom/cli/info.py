@@ -44,16 +44,16 @@ def info(
     from ..files import open_gguf
 
     opened = open_gguf(file)
-    found = describe(opened)
-    columns(_lines(found))
+    facts = describe(opened)
+    columns(_lines(facts))
     if keys:
         print()
-        columns([(_short(key, 80), _short(value, 100)) for key, value in found["metadata"].items()])
-    if found["tensors"]:
+        columns([(_short(key, 80), _short(value, 100)) for key, value in facts["metadata"].items()])
+    if facts["tensors"]:
         print()
-        _table(_each(found["tensors"]) if tensors else _grouped(found["tensors"]))
+        _table(_each(facts["tensors"]) if tensors else _grouped(facts["tensors"]))
     if json:
-        print(json_text(found))
+        print(json_text(facts))
     return 0
 
 
@@ -61,7 +61,7 @@ def describe(file: GGUF) -> dict[str, Any]:
     """All that info knows, as --json prints it."""
     metadata = file.metadata
     architecture = metadata.get("general.architecture", "")
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "file": str(file.path),
         "version": file.version,
         "bytes": file.size,
@@ -77,26 +77,26 @@ def describe(file: GGUF) -> dict[str, Any]:
         mix["tensors"] += 1
         mix["parameters"] += count[t.name]
         mix["bytes"] += t.bytes
-    found["parameters"] = sum(count.values())
-    found["types"] = dict(sorted(types.items(), key=lambda item: -item[1]["bytes"]))
+    facts["parameters"] = sum(count.values())
+    facts["types"] = dict(sorted(types.items(), key=lambda item: -item[1]["bytes"]))
     stored = sum(t.bytes for t in file.tensors.values())
-    found["bits_per_weight"] = 8 * stored / found["parameters"] if count else None
-    if found["kind"] == "adapter":
-        found |= _adapter(file, metadata)
+    facts["bits_per_weight"] = 8 * stored / facts["parameters"] if count else None
+    if facts["kind"] == "adapter":
+        facts |= _adapter(file, metadata)
     else:
-        found |= {name: _value(metadata, f"{architecture}.{key}") for name, key in SIZES.items()}
-        found |= {name: _value(metadata, f"tokenizer.{key}") for name, key in VOCABULARY.items()}
+        facts |= {name: _value(metadata, f"{architecture}.{key}") for name, key in SIZES.items()}
+        facts |= {name: _value(metadata, f"tokenizer.{key}") for name, key in VOCABULARY.items()}
         tokens = file.fields.get("tokenizer.ggml.tokens")
-        found["vocabulary"] = tokens.count if tokens is not None and tokens.kind == "array" else None
-        found["chat_template"] = "tokenizer.chat_template" in metadata
-        found["file_type"] = _file_type(metadata.get("general.file_type"))
-        found["supported"] = _supported(str(architecture))
-    found["metadata"] = {key: _value(metadata, key) for key in metadata}
-    found["tensors"] = [
+        facts["vocabulary"] = tokens.count if tokens is not None and tokens.kind == "array" else None
+        facts["chat_template"] = "tokenizer.chat_template" in metadata
+        facts["file_type"] = _file_type(metadata.get("general.file_type"))
+        facts["supported"] = _supported(str(architecture))
+    facts["metadata"] = {key: _value(metadata, key) for key in metadata}
+    facts["tensors"] = [
         {"name": t.name, "type": t.kind, "shape": list(t.shape), "offset": t.offset, "bytes": t.bytes}
         for t in file.tensors.values()
     ]
-    return found
+    return facts
 
 
 def _adapter(file: GGUF, metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def _supported(architecture: str) -> bool:
 
 
 def _value(metadata: Mapping[str, Any], key: str) -> Any:
-    """A value as JSON has it; of a long array its length and its first items."""
+    """A metadata value for JSON; a long array becomes its length and its first items."""
     import numpy as np
 
     value = metadata.get(key)
@@ -142,28 +142,28 @@ def _file_type(value: Any) -> str | None:
         return None if value is None else f"unknown ({value!r:.40})"
 
 
-def _lines(found: dict[str, Any]) -> list[tuple[str, str]]:
+def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     from ..train.display import plural
 
-    parameters = found["parameters"]
-    lines = [("file", f"{found['file']}: GGUF version {found['version']}, {found['bytes']:,} bytes")]
-    named = f", {_short(found['name'], 60)}" if found["name"] else ""
-    lines.append((_short(found["kind"], 20), f"{_short(found['architecture'], 40) or 'of no architecture'}{named}"))
+    parameters = facts["parameters"]
+    lines = [("file", f"{facts['file']}: GGUF version {facts['version']}, {facts['bytes']:,} bytes")]
+    named = f", {_short(facts['name'], 60)}" if facts["name"] else ""
+    lines.append((_short(facts["kind"], 20), f"{_short(facts['architecture'], 40) or 'of no architecture'}{named}"))
     if parameters:
-        bits = found["bits_per_weight"]
+        bits = facts["bits_per_weight"]
         lines.append(("parameters", f"{parameters:,}, {bits:.2f} bits each"))
-        mix = (f"{t} {m['bytes']:,} bytes in {plural(m['tensors'], 'tensor')}" for t, m in found["types"].items())
+        mix = (f"{t} {m['bytes']:,} bytes in {plural(m['tensors'], 'tensor')}" for t, m in facts["types"].items())
         lines.append(("types", "; ".join(mix)))
-    if found["kind"] == "adapter":
-        ranks = "/".join(map(str, found["ranks"])) or "none"
-        scale = "1" if not found["alpha"] else f"{found['alpha']:g} / rank"
-        pairs = plural(len(found["targets"]), "pair")
+    if facts["kind"] == "adapter":
+        ranks = "/".join(map(str, facts["ranks"])) or "none"
+        scale = "1" if not facts["alpha"] else f"{facts['alpha']:g} / rank"
+        pairs = plural(len(facts["targets"]), "pair")
         lines.append(
-            ("low rank", f"{_short(found['adapter'], 40) or 'of no type'}, rank {ranks}, scale {scale}, {pairs}")
+            ("low rank", f"{_short(facts['adapter'], 40) or 'of no type'}, rank {ranks}, scale {scale}, {pairs}")
         )
         return lines
-    if found["file_type"]:
-        lines.append(("file type", _short(found["file_type"], 60)))
+    if facts["file_type"]:
+        lines.append(("file type", _short(facts["file_type"], 60)))
     sizes = [
         ("layers", "layers {}"), ("width", "width {}"), ("heads", "heads {}"), ("kv_heads", "key-value heads {}"),
         ("ffn_width", "feed-forward {}"),
@@ -177,18 +177,18 @@ def _lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("rope", [*rope, ("rope_factor", "factor {}")]),
         ("vocabulary", vocabulary),
     ):
-        shown = [text.format(_short(found[name], 40)) for name, text in parts if found[name] is not None]
+        shown = [text.format(_short(facts[name], 40)) for name, text in parts if facts[name] is not None]
         if title == "vocabulary" and shown:
-            shown.append("chat template" if found["chat_template"] else "no chat template")
+            shown.append("chat template" if facts["chat_template"] else "no chat template")
         if shown:
             lines.append((title, ", ".join(shown)))
-    if found["kind"] == "model" and not found["supported"]:
+    if facts["kind"] == "model" and not facts["supported"]:
         lines.append(("note", "gradloom does not run this architecture"))
     return lines
 
 
 def _short(value: Any, most: int) -> str:
-    """One line of at most so many characters, none of which a terminal would obey."""
+    """One line of at most so many characters, without control characters."""
     text = f"{value:g}" if isinstance(value, float) else " ".join(str(value).split())
     text = "".join(c if c.isprintable() else "?" for c in text)
     return text if len(text) <= most else text[: most - 3] + "..."

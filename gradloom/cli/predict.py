@@ -65,17 +65,17 @@ def predict(
     if targets is not None:
         print(_shown(agreement, preprocess), file=sys.stderr)
     if json:
-        found = {
+        answer = {
             "model": model, "data": data, "task": preprocess.task, "target": preprocess.target,
             "rows": len(outputs), "out": out, "notes": notes + problems, **agreement,
         }  # fmt: skip
         if preprocess.task == "classification":
-            found["classes"] = preprocess.classes
+            answer["classes"] = preprocess.classes
         if out is None:
             predictions, probabilities = _predictions(outputs, preprocess)
-            found["predictions"] = predictions
-            found |= {} if probabilities is None else {"probabilities": probabilities}
-        print(json_text(found))
+            answer["predictions"] = predictions
+            answer |= {} if probabilities is None else {"probabilities": probabilities}
+        print(json_text(answer))
     return 0
 
 

@@ -73,20 +73,20 @@ def verify(
     loaded = load(model)
     adapter: Any = adapter_for(loaded, method, targets, train_dtype, lora, seed, rank=rank)
     say(f"{model}: {loaded.config}")
-    found = verify_step(
+    result = verify_step(
         loaded, data, adapter, context=context, batch_size=batch_size, reference=reference, threads=threads, seed=seed,
         data_options=options, optimizer=SGD(lr=1e-3) if optimizer == "sgd" else AdamW(lr=1e-3),
         on_check=lambda check: print(f"{check.name:<36}{'' if check.holds else 'DIFFERS: '}{check.found}", flush=True),
         on_progress=_progress if sys.stderr.isatty() else None,
     )  # fmt: skip
-    shared = f"{show_bytes(found.peak_bytes)} with buffers shared, {show_bytes(found.unshared_bytes)} without"
-    print(f"one step: {found.tokens} tokens to learn, loss {found.loss:.6g}, {found.steps} instructions; {shared}")
-    wrong = [check for check in found.checks if not check.holds]
+    shared = f"{show_bytes(result.peak_bytes)} with buffers shared, {show_bytes(result.unshared_bytes)} without"
+    print(f"one step: {result.tokens} tokens to learn, loss {result.loss:.6g}, {result.steps} instructions; {shared}")
+    wrong = [check for check in result.checks if not check.holds]
     first = next((check.node for check in wrong if check.node), "")
     print("all agree" if not wrong else "it is not right" + (f": look at {first}" if first else ""))
     if json:
-        print(json_text({"model": model, "data": data, "agrees": found.agrees} | asdict(found)))
-    return 0 if found.agrees else 1
+        print(json_text({"model": model, "data": data, "agrees": result.agrees} | asdict(result)))
+    return 0 if result.agrees else 1
 
 
 def _progress(done: int, nodes: int) -> None:

@@ -16,8 +16,8 @@ from ..graph.graph import reachable
 from ..graph.leaves import Parameter
 from ..graph.stored import before_read, before_write
 from ..graph.value import Value, graph_mode
+from ..run.compile import compile as compile_program
 from ..run.diagnose import first_bad
-from ..run.executable import compile as compile_program
 from .cache import Cache, cache_of, counts, slot_number
 
 _FORMATS = {"f32": "f4x", "i32": "i4x", "i64": "q"}  # settings: words of 8 bytes

@@ -1,14 +1,14 @@
 """The tape: what is computed inside of it has gradients.
 
-The loss is not computed when it is taken down, nor are its gradients when they are asked for: an optimiser's step runs
-forward, backward and update as one program (gradients.py), found by the structure of the loss.
+Recording a loss computes nothing, and neither does `backward`: an optimiser's step runs forward, backward and update as
+one program (gradients.py), which is cached by the structure of the loss.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ContextDecorator
 from typing import Any
 
@@ -27,14 +27,11 @@ from .gradients import Gradients, Slopes
 from .tensors import Tensor
 from .trace import Trace
 
-Build = Callable[[list[Value], Value], Sequence[Value]]
-WEIGHT = "gradients.weight"  # the setting that gradients are divided by
-
 _local = threading.local()
 
 
 class GradTape:
-    """Takes down what is computed while it is open; see gl.grad_tape."""
+    """Records what is computed while it is open; see gl.grad_tape."""
 
     def __init__(self, seed: int | None = None, step: int | None = None) -> None:
         for name, given in (("seed", seed), ("step", step)):
@@ -44,7 +41,7 @@ class GradTape:
         self._trace: Trace | None = None
         self._outer: Any = None
         self._watched: dict[Value, None] = {}
-        self.nodes: set[Node] | None = None  # of a tape inside of another one: what was taken down since it was opened
+        self.nodes: set[Node] | None = None  # of a tape inside of another one: what was recorded since it was opened
 
     def __enter__(self) -> GradTape:
         if self._trace is not None:
@@ -91,11 +88,11 @@ class GradTape:
         every watched tensor.
 
         Nothing is computed yet; it may be called inside of the tape and after it, and more than once. GradientError
-        where an op on the way has none, when the tape has not taken the loss down, and when a parameter that the loss
+        where an op on the way has none, when the tape has not recorded the loss, and when a parameter that the loss
         reads has changed since.
         """
         if not isinstance(loss, Tensor):
-            raise GradientError(f"backward: got {type(loss).__name__}; need a tensor that this tape has taken down")
+            raise GradientError(f"backward: got {type(loss).__name__}; need a tensor that this tape has recorded")
         with locks.building:
             return self._backward(loss)
 
@@ -190,13 +187,13 @@ def grad_tape(seed: int | None = None, step: int | None = None) -> GradTape:
     """`with gl.grad_tape() as tape:` what is computed inside has gradients: `tape.backward(loss)`.
 
     seed, step: of the masks that dropout draws; by default those of gl.seed and of a counter. Tapes nest: gradients of
-    an inner tape flow through what was computed while it was open, and are themselves taken down by the outer one.
+    an inner tape flow through what was computed while it was open, and are themselves recorded by the outer one.
     """
     return GradTape(seed, step)
 
 
 def _settle_closed() -> None:
-    """What is still wanted of tapes that nobody can ask any more is computed, so that they hold nothing."""
+    """Compute the tensors that are alive of tapes which are gone, so that their traces can be freed."""
     closed = getattr(_local, "closed", None)
     if closed:
         kept = []

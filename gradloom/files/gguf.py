@@ -23,7 +23,7 @@ import numpy as np
 
 from ..base.errors import FileError
 from .gguf_fields import Field, Metadata
-from .gguf_head import Head, Tensor
+from .gguf_head import Head, TensorInfo
 from .gguf_types import NO_WEIGHTS, PLAIN, show_name
 
 _PIECE = 1 << 20  # elements that are converted at a time
@@ -38,7 +38,7 @@ class GGUF:
     alignment   of the tensors
     fields      key -> Field, in the file's order: for writing them again exactly
     metadata    key -> value
-    tensors     name -> Tensor, in the file's order
+    tensors     name -> TensorInfo, in the file's order
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -51,11 +51,11 @@ class GGUF:
             self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:  # no room in the address space; emptied a moment ago
             raise FileError(f"{path}: cannot be mapped ({getattr(error, 'strerror', None) or error})") from None
-        parser = Head(str(path), memoryview(self._map), self.size)
-        self.version, self.alignment = parser.version, parser.alignment
-        self.fields: dict[str, Field] = parser.fields
+        head = Head(str(path), memoryview(self._map), self.size)
+        self.version, self.alignment = head.version, head.alignment
+        self.fields: dict[str, Field] = head.fields
         self.metadata = Metadata(self.fields)
-        self.tensors: dict[str, Tensor] = parser.tensors
+        self.tensors: dict[str, TensorInfo] = head.tensors
 
     def bytes(self, name: str) -> np.ndarray:
         """The bytes of a tensor, u8 [n], read-only, in the mapped file."""
@@ -111,7 +111,7 @@ class GGUF:
                 "quantised one"
             )
 
-    def tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str) -> TensorInfo:
         """FileError when the file has no tensor of that name."""
         if name not in self.tensors:
             raise FileError(f"{self.path}: has no tensor {name!r}; it has {len(self.tensors)} others")

@@ -16,7 +16,7 @@ _TENSOR_BYTES = 24  # the smallest record of a tensor: an empty name and no axes
 
 
 @dataclass(frozen=True)
-class Tensor:
+class TensorInfo:
     """One tensor of a file: its ggml type in lower case, NumPy's shape (ggml's reversed), first byte in it, bytes."""
 
     name: str
@@ -122,7 +122,7 @@ class Head:
             )
         return alignment
 
-    def _tensors(self, count: int) -> dict[str, Tensor]:
+    def _tensors(self, count: int) -> dict[str, TensorInfo]:
         seen: dict[str, tuple[str, tuple[int, ...], int, int, int]] = {}
         for index in range(count):
             begin = self.at
@@ -141,8 +141,8 @@ class Head:
                     begin,
                     "the file is cut or damaged",
                 )
-            tensors[name] = Tensor(name, kind, shape, start + offset, size)
-        before: Tensor | None = None
+            tensors[name] = TensorInfo(name, kind, shape, start + offset, size)
+        before: TensorInfo | None = None
         for tensor in sorted(tensors.values(), key=lambda t: t.offset):
             if before is not None and tensor.offset < before.offset + before.bytes:
                 end = before.offset + before.bytes

@@ -10,6 +10,7 @@ from collections.abc import Collection, Container, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 
+from ..base.collector import paused
 from ..base.dtypes import f32, f64
 from ..base.errors import GradientError, GraphError, ShapeError
 from .graph import reachable
@@ -19,6 +20,7 @@ from .scope import scope
 from .value import Node, Value, builds_graphs, describe
 
 
+@paused()
 @builds_graphs
 def gradients(
     outputs: Value | Sequence[Value],

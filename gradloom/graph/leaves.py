@@ -22,7 +22,7 @@ def as_value(x: Any) -> Value:
     """A value as it is; a number or array becomes a constant (f32 for floats and for one whole number, i32 for integer
     arrays, u8 for bools).
 
-    Inside of a tape they become an input of what is taken down.
+    Inside of a tape they become an input of what is recorded.
     """
     if isinstance(x, Value):
         return x

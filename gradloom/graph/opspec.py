@@ -48,7 +48,7 @@ class OpSpec:
     name, family      of the op, and of the file that declares it
     doc               first line: the formula; then where it comes from
     inputs, outputs   names; "b?" is optional; names after "|" repeat as groups ("| w g m v")
-    attrs             "axes:ints keepdims:bool=False act:none/relu"
+    attrs             "axes:ints keepdims:bool=False act:none/relu window:int?" ("?": None unless given)
     dtypes            {input: dtypes that it may have}; in a declaration "f32 ids:i32 table:f32|f16|quantised", where a
                       word without a name stands for all other inputs and "any" puts no bound
     shape             rule: Spec of the output, or several; raises Reject
@@ -166,7 +166,8 @@ class OpSpec:
                 value = next_stream()
             if value is inspect.Parameter.empty:
                 raise Reject(f"{attr.name} is missing", f"{attr.name} of kind {attr.kind}", GraphError)
-            known[attr.name] = canonical(attr.kind, value, attr.name)
+            absent = attr.optional and value is None
+            known[attr.name] = None if absent else canonical(attr.kind, value, attr.name)
         unknown = set(attrs) - set(known)
         if unknown:
             names = ", ".join(known) or "none"

@@ -10,21 +10,21 @@ from contextvars import ContextVar, Token
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _scope: ContextVar[str] = ContextVar("gradloom_scope", default="")
-_is_ours: dict[str, bool] = {}  # file name of a frame -> whether it lies in the package or another installed one
+_shown: dict[str, str] = {}  # file of a frame -> its name in messages, "" in the package and other installed ones
 
 
 def user_location() -> str:
     """file:line of the innermost frame outside the package and other installed ones: where the user asked for this."""
     frame = sys._getframe(1)
-    while frame.f_back is not None:
-        name = frame.f_code.co_filename
-        ours = _is_ours.get(name)
-        if ours is None:
-            ours = _is_ours[name] = name.startswith(_PACKAGE) or "site-packages" in name
-        if not ours:
-            break
+    while True:
+        path = frame.f_code.co_filename
+        name = _shown.get(path)
+        if name is None:
+            ours = path.startswith(_PACKAGE) or "site-packages" in path
+            name = _shown[path] = "" if ours else os.path.basename(path)
+        if name or frame.f_back is None:
+            return f"{name or os.path.basename(path)}:{frame.f_lineno}"
         frame = frame.f_back
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -30,7 +31,13 @@ Role = Literal["trained", "state", "frozen"]
 
 def addressable(shape: Sequence[int], item_bytes: int) -> bool:
     """The bytes of an array of this shape, and each offset in it, are below 2^63; axes of 0 elements count as 1."""
-    return math.prod(max(extent, 1) for extent in shape) * item_bytes < 1 << 63
+    return (math.prod(shape) or math.prod(max(extent, 1) for extent in shape)) * item_bytes < 1 << 63
+
+
+@lru_cache(maxsize=1024)
+def zeros(shape: tuple[int, ...]) -> np.ndarray:
+    """Zeros of a shape, for Stored, in the memory of one number."""
+    return np.broadcast_to(np.float32(0), shape)
 
 
 def aligned_empty(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
@@ -159,8 +166,8 @@ class Stored:
     role: what may be done with it (see Role). version: counts the writes: `write`, assignments, runs that updated it.
     check: called before each run that reads the array, where there is one. has_optimizer: an optimiser was made with
     this among its parameters. serial: counts the arrays in the order in which they were made. array: the memory itself,
-    for graph/stored.py, run/ and files/ alone; of a quantised dtype it holds the bytes of the blocks. Everybody else
-    calls `read` and `write`.
+    for this module alone; of a quantised dtype it holds the bytes of the blocks. Everybody else calls `read` and
+    `write`.
 
     Contents that follow from a rule take no memory before somebody reads or writes them: those of `deferred`, and one
     number for all (np.broadcast_to). So a step of any size is built, planned and proved without its arrays.

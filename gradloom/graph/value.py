@@ -31,7 +31,7 @@ _operators: dict[str, Callable[..., Value]] = {}
 
 
 class Recorder(Protocol):
-    """Who takes down what is computed eagerly: a gradloom.eager.trace.Trace."""
+    """Records what is computed eagerly: a gradloom.eager.trace.Trace."""
 
     def record(self, op: OpSpec, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
         """What the op gives; NotImplemented where all of it belongs to a graph that is being built."""
@@ -123,7 +123,7 @@ class Value:
 
     __slots__ = ("__weakref__", "dtype", "index", "node", "shape")
     __array_priority__ = 1000  # numpy_array * value asks the value
-    recorder: Recorder | None = None  # of an eager value: who takes down what is done with it outside of all tapes
+    recorder: Recorder | None = None  # of an eager value: records what is done with it outside of all tapes
 
     def __init__(self, node: Node, index: int, shape: Shape, dtype: DType) -> None:
         self.node = node

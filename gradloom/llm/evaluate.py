@@ -20,7 +20,7 @@ import numpy as np
 from .. import ops
 from ..graph.leaves import input as input_value
 from ..graph.value import Value
-from ..run.executable import compile as compile_program
+from ..run.compile import compile as compile_program
 from .arguments import adapter_of
 from .model import model_of
 
@@ -76,10 +76,10 @@ def evaluate(
     bound = adapter_of(adapter, model, "evaluate")
     if isinstance(data, Rows):
         check_rows(data, context, data_options or {})
-        found = data
+        data_rows = data
     else:
-        found = read_rows(model, data, context, 0.0, **(data_options or {}))
-    rows, length = found.tokens.shape
+        data_rows = read_rows(model, data, context, 0.0, **(data_options or {}))
+    rows, length = data_rows.tokens.shape
     size = max(1, TOKENS // length) if batch_size is None else batch_size
     check_batch(size)
     size = min(size, rows)
@@ -92,8 +92,8 @@ def evaluate(
     for start in range(0, rows, size):
         part = slice(start, min(start + size, rows))
         n = part.stop - start
-        feeds = {"tokens": _padded(found.tokens[part], size), "positions": _padded(found.positions[part], size)}
-        labels = _padded(found.labels[part], size, -100)
+        feeds = {"tokens": _padded(data_rows.tokens[part], size), "positions": _padded(data_rows.positions[part], size)}
+        labels = _padded(data_rows.labels[part], size, -100)
         feeds["picks"] = _picks(labels.ravel(), model.config.vocab_size)
         (nll,) = run(**feeds)
         counted = nll[labels.ravel() >= 0].astype(np.float64)
@@ -126,7 +126,7 @@ def _picks(labels: np.ndarray, vocabulary: int) -> np.ndarray:
 
 
 def _padded(array: np.ndarray, rows: int, fill: int = 0) -> np.ndarray:
-    """The rows, and as many more of `fill` as are missing."""
+    """The rows, padded with rows of `fill` to this count."""
     missing = rows - len(array)
     return np.pad(array, ((0, missing), (0, 0)), constant_values=fill) if missing else np.ascontiguousarray(array)
 

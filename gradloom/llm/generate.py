@@ -26,7 +26,7 @@ from ..graph.leaves import input as input_value
 from ..graph.leaves import setting, stored_value
 from ..graph.stored import Stored, aligned_empty
 from ..graph.value import Value
-from ..run.executable import compile as compile_program
+from ..run.compile import compile as compile_program
 from .arguments import adapter_of
 from .model import Adapter, Model, model_of
 from .sampling import Sampling, sample
@@ -120,7 +120,7 @@ class Generator:
         return logits
 
     def _program(self, n: int) -> Any:
-        """n tokens at a time -> the logits behind the last of them that is no padding."""
+        """The program that takes n tokens and gives the logits after the last of them that is no padding."""
         if n not in self._programs:
             tokens, positions = (input_value(name, (1, n), "i32") for name in ("tokens", "positions"))
             hidden = self.model.hidden(tokens, positions, self.adapter, self.cache)  # [n, d]
@@ -142,9 +142,9 @@ class Generator:
         with self._claim:
             logits, length = self._feed(prompt), self.length
         for left in range(max_tokens, 0, -1):
-            found = sample(logits[:known], how, length)
-            yield found
-            if found in end_ids or left == 1:
+            token = sample(logits[:known], how, length)
+            yield token
+            if token in end_ids or left == 1:
                 return
             with self._claim:
                 if self.length != length:
@@ -152,7 +152,7 @@ class Generator:
                         f"generate: another call has fed this generator: its text has {self.length} tokens, this one "
                         f"{length}; need a generator for each text"
                     )
-                logits, length = self._feed([found]), self.length
+                logits, length = self._feed([token]), self.length
 
 
 @dataclass(frozen=True)
@@ -272,15 +272,15 @@ def generator_for(model: Model, adapter: Adapter | None, rows: int, **options: A
     with locks.building:
         kept: list[tuple[Any, Generator]] = vars(model).setdefault("generators", [])
         place = next((i for i, (other, g) in enumerate(kept) if other == key and g.rows >= rows), None)
-        found = None if place is None else kept.pop(place)[1]
-    if found is None:
-        found = Generator(model, adapter, -(-rows // ROWS) * ROWS, **options)
-    found.reset()
+        generator = None if place is None else kept.pop(place)[1]
+    if generator is None:
+        generator = Generator(model, adapter, -(-rows // ROWS) * ROWS, **options)
+    generator.reset()
     try:
-        yield found
+        yield generator
     finally:
         with locks.building:
-            kept.append((key, found))
+            kept.append((key, generator))
             del kept[:-KEPT]
 
 
@@ -295,7 +295,7 @@ class _Text:
         self._held = ""  # what may be the beginning of a stop text
 
     def push(self, token: int) -> bool:
-        """Whether a stop text has come."""
+        """Append a token; True when the text holds a stop text."""
         return self._add(self.decoder.push(token))
 
     def finish(self) -> None:

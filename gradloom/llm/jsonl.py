@@ -31,11 +31,14 @@ class _BadLine(Exception):
 _Parts = tuple[list[str], list[bool]]
 
 
-class _Chat(NamedTuple):
+class _ChatLine(NamedTuple):
     """A line that the chat template makes parts of."""
 
     messages: Any
     tools: Any
+
+
+_Line = _Parts | _ChatLine | _BadLine  # what becomes of a line
 
 
 class JsonLines:
@@ -64,7 +67,7 @@ class JsonLines:
 
     def read(self, text_key: str, prompt_keys: list[str], completion_key: str, messages_key: str) -> Samples:
         take: Callable[[dict[str, Any]], Any] | None = None
-        waiting: list[tuple[int, _Parts | _Chat | _BadLine]] = []
+        waiting: list[tuple[int, _Line]] = []
         line = 0
         for line, data in self._lines():
             try:
@@ -117,7 +120,7 @@ class JsonLines:
         completion_key: str,
         messages_key: str,
     ) -> Callable[[dict[str, Any]], Any]:
-        """What the lines are, by the keys of the first one that can be read, and by those that were given."""
+        """Decide from the keys of the first line, and from the options, what the lines are: texts, pairs or chats."""
         report, where = self.report, f"{self.path}:{line}"
         answers = "all tokens" if self.all else "completions"
         possible = {
@@ -170,7 +173,7 @@ class JsonLines:
             _text(row, keys[0], line)
         prompt = "\n".join(given)
         if self.as_chat:
-            return _Chat([{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}], None)
+            return _ChatLine([{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}], None)
         if prompt and completion and not prompt[-1].isspace() and not completion[0].isspace():
             completion = self.separator + completion
         return [prompt, completion], [False, True]
@@ -178,10 +181,10 @@ class JsonLines:
     def _take_chat(self, row: dict[str, Any], key: str, line: int) -> Any:
         if key not in row:
             raise _BadLine(f"the keys are {_keys(row)}; need {key}, as in line {line}")
-        return _Chat(row[key], row.get("tools"))
+        return _ChatLine(row[key], row.get("tools"))
 
-    def _keep_all(self, waiting: list[tuple[int, _Parts | _Chat | _BadLine]]) -> None:
-        """Take the samples of these lines, and say which are none, in their order."""
+    def _keep_all(self, waiting: list[tuple[int, _Line]]) -> None:
+        """Tokenise the samples of these lines, and report the bad lines, in the order of the file."""
         taken: list[tuple[int, _Parts]] = []
         size = 0
         for line, sample in self._split(waiting):
@@ -197,12 +200,12 @@ class JsonLines:
                 taken, size = [], 0
         self._encode(taken)
 
-    def _split(self, waiting: list[tuple[int, _Parts | _Chat | _BadLine]]) -> Iterator[tuple[int, _Parts | _BadLine]]:
-        """Chats among these as parts; all are rendered in few requests."""
-        chats = [(sample.messages, sample.tools) for _, sample in waiting if isinstance(sample, _Chat)]
+    def _split(self, waiting: list[tuple[int, _Line]]) -> Iterator[tuple[int, _Parts | _BadLine]]:
+        """The same lines with each chat rendered to parts: many chats per request to the template process."""
+        chats = [(sample.messages, sample.tools) for _, sample in waiting if isinstance(sample, _ChatLine)]
         split = iter(()) if self.chat is None else self.chat.split(chats, need_assistant=not self.all)
         for line, sample in waiting:
-            if not isinstance(sample, _Chat):
+            if not isinstance(sample, _ChatLine):
                 yield line, sample
                 continue
             try:
@@ -232,7 +235,7 @@ class JsonLines:
             self._keep(*self._around(texts, flags, ids))
 
     def _around(self, texts: list[str], flags: list[bool], ids: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """(tokens, counted) with what the tokenizer's file wants around a text."""
+        """(tokens, counted) of a sample, with the bos and eos that the tokenizer puts around it."""
         tokenizer = self.tokenizer
         if self.chat is not None:
             tokens, written = self.chat.joined(ids, flags, texts[0])

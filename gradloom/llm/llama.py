@@ -27,7 +27,7 @@ class Llama:
     def shapes(self, c: Config) -> dict[str, Shape]:
         """Tensors of one block, without `blk.N.`: name -> the shape (NumPy order) that the configuration asks for."""
         q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
-        found: dict[str, Shape] = {
+        shapes: dict[str, Shape] = {
             "attn_norm.weight": (c.width,),
             "attn_q.weight": (q, c.width),
             "attn_k.weight": (kv, c.width),
@@ -38,10 +38,10 @@ class Llama:
             "ffn_up.weight": (c.ffn_width, c.width),
             "ffn_down.weight": (c.width, c.ffn_width),
         }
-        return found | {f"{name}.bias": found[f"{name}.weight"][:1] for name in self.biases}
+        return shapes | {f"{name}.bias": shapes[f"{name}.weight"][:1] for name in self.biases}
 
     def shapes_possible(self, c: Config) -> dict[str, Shape]:
-        """Tensors that a block may have besides."""
+        """Tensors that a block may have, too: name -> shape."""
         known = self.shapes(c)
         return {f"{n}.bias": known[f"{n}.weight"][:1] for n in self.biases_possible if f"{n}.bias" not in known}
 

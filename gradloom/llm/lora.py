@@ -52,17 +52,17 @@ def choose_tensors(names: Sequence[str], wanted: Sequence[str], everything: Sequ
     chosen: set[str] = set()
     for target in wanted:
         if target == "all":
-            found = [n for n in names if n in set(everything)]
+            matches = [n for n in names if n in set(everything)]
         else:
             pattern = ALIASES.get(target, target)
-            found = [n for n in names if any(fnmatch.fnmatchcase(form, pattern) for form in _forms(n))]
-        if not found:
+            matches = [n for n in names if any(fnmatch.fnmatchcase(form, pattern) for form in _forms(n))]
+        if not matches:
             known = sorted({form for n in names for form in _forms(n)} | set(ALIASES))
             near = difflib.get_close_matches(target, known, 1, 0.4)
             hint = f"; did you mean {near[0]}?" if near else ""
             short = ", ".join(dict.fromkeys(_forms(n)[-1] for n in names))
             raise SettingError(f"{what}: {target!r} matches no tensor that can be trained; need some of {short}{hint}")
-        chosen.update(found)
+        chosen.update(matches)
     return [n for n in names if n in chosen]
 
 
@@ -125,11 +125,11 @@ class LoRA:
 
         need_path(path, "LoRA.load", "path", "a path: FILE.gguf, or a folder of PEFT")
         model = model_of(model, "LoRA.load")
-        found = read_adapter(path, model.file)
-        ranks = {b.shape[1] for _, b in found.pairs.values()}
-        adapter = cls(max(ranks), targets=tuple(found.pairs), rslora=found.rslora)
-        adapter.alpha = found.alpha / math.sqrt(adapter.rank) if found.rslora else found.alpha
-        for name, (a, b) in found.pairs.items():
+        loaded = read_adapter(path, model.file)
+        ranks = {b.shape[1] for _, b in loaded.pairs.values()}
+        adapter = cls(max(ranks), targets=tuple(loaded.pairs), rslora=loaded.rslora)
+        adapter.alpha = loaded.alpha / math.sqrt(adapter.rank) if loaded.rslora else loaded.alpha
+        for name, (a, b) in loaded.pairs.items():
             arrays = ((f"{name}.lora_a", a), (f"{name}.lora_b", b))
             adapter._set(name, *(Stored(at, array, "f32", "trained") for at, array in arrays))
         adapter.bind(model)
@@ -141,7 +141,9 @@ class LoRA:
         model: the one that it is bound to, when not given. FileError when it cannot be written or is the model's own
         file, SettingError for a path that says no format.
         """
-        from .adapter_files import AdapterArrays, write_adapter_gguf, write_peft
+        from .adapter_arrays import AdapterArrays
+        from .adapter_gguf import write_adapter_gguf
+        from .adapter_peft import write_peft
 
         model = self._model if model is None else model
         if model is None:
@@ -161,7 +163,7 @@ class LoRA:
 
     @property
     def scale(self) -> float:
-        """s, for pairs of this rank."""
+        """The factor s of pairs of this rank."""
         return self._scale(self.rank)
 
     def _scale(self, rank: int) -> float:
@@ -189,7 +191,7 @@ class LoRA:
             self._model = model
 
     def choose(self, model: Model) -> list[str]:
-        """The targets in this model."""
+        """The names of the target tensors in this model."""
         return choose_tensors(adaptable(model), self.targets, block_linears(model), "targets")
 
     def trained_bytes(self, model: Model) -> int:
@@ -370,7 +372,7 @@ def _copied(model: Model, name: str) -> Stored:
 def files_of_adapter(path: str | os.PathLike[str]) -> list[Path]:
     """The files that LoRA.save writes for this path: one .gguf, or the two of PEFT in a folder; SettingError for what
     says no format."""
-    from .adapter_files import PEFT_CONFIG, PEFT_WEIGHTS
+    from .adapter_peft import PEFT_CONFIG, PEFT_WEIGHTS
 
     target = Path(path)
     if target.suffix == ".gguf":

@@ -19,10 +19,11 @@ from ..files import check_target, open_gguf, refuse_input, write_gguf
 from ..files.gguf import GGUF
 from ..files.gguf_fields import Field
 from ..files.gguf_fields import field as gguf_field
-from ..files.gguf_head import Tensor
+from ..files.gguf_head import TensorInfo
 from ..files.gguf_types import KINDS, NO_WEIGHTS, kind_bytes
 from ..run import dequantize
-from .adapter_files import AdapterArrays, files_given, read_adapter
+from .adapter_arrays import AdapterArrays
+from .adapter_files import files_given, read_adapter
 
 # types that can be written, and what general.file_type says of a model that is mostly of them (llama.cpp's llama_ftype)
 FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7, "q5_1": 9, "q5_0": 8, "q4_1": 3, "q4_0": 2}
@@ -107,8 +108,8 @@ def check_model(base: GGUF) -> None:
         raise FileError(f"{base.path}: has no tensors (a vocabulary only?); need a model")
 
 
-def _new_kind(tensor: Tensor, kind: str | None, changed: bool) -> tuple[str, str]:
-    """(type to write, why it is another one than was asked for)."""
+def _new_kind(tensor: TensorInfo, kind: str | None, changed: bool) -> tuple[str, str]:
+    """(type to write, the reason where it is not the type that was asked for)."""
     old = tensor.kind
     if old in NO_WEIGHTS:  # copied as they are
         return old, ""
@@ -123,7 +124,7 @@ def _new_kind(tensor: Tensor, kind: str | None, changed: bool) -> tuple[str, str
     return _whole_blocks(tensor, kind, "")
 
 
-def _whole_blocks(tensor: Tensor, kind: str, why: str) -> tuple[str, str]:
+def _whole_blocks(tensor: TensorInfo, kind: str, why: str) -> tuple[str, str]:
     block = KINDS[kind][0]
     if tensor.shape[-1] % block:
         return FALLBACK, f"rows are no whole blocks of {block}"
@@ -134,7 +135,7 @@ class _Pieces:
     """The bytes of one tensor of the new file, some rows at a time."""
 
     def __init__(
-        self, base: GGUF, tensor: Tensor, kind: str, adapter: AdapterArrays, told: Callable[[], None] | None
+        self, base: GGUF, tensor: TensorInfo, kind: str, adapter: AdapterArrays, told: Callable[[], None] | None
     ) -> None:
         self.base, self.tensor, self.kind, self.adapter, self.told = base, tensor, kind, adapter, told
 
@@ -152,7 +153,7 @@ class _Pieces:
             yield _rounded(f"{self.base.path}: tensor {name!r}", values, self.kind)
 
 
-def _floats(base: GGUF, tensor: Tensor, begin: int, end: int) -> np.ndarray:
+def _floats(base: GGUF, tensor: TensorInfo, begin: int, end: int) -> np.ndarray:
     """Rows begin:end as f32 [rows, row length]: by the core's kernels, or by the gguf package for types they lack."""
     if tensor.kind not in _NATIVE:
         return base.floats(tensor.name, begin, end)

@@ -28,13 +28,13 @@ from .qwen2 import Qwen2
 from .qwen3 import Qwen3
 
 if TYPE_CHECKING:
-    from ..files.gguf_head import Tensor
+    from ..files.gguf_head import TensorInfo
 
 FAMILIES: dict[str, Llama] = {"llama": Llama(), "qwen2": Qwen2(), "qwen3": Qwen3()}
 
 
 class Adapter(ForwardAdapter, Protocol):
-    """What training adds to a model or puts in the place of its tensors (LoRA, TrainedTensors)."""
+    """The trained arrays of a model: added to its tensors (LoRA), or in their place (TrainedTensors)."""
 
     def bind(self, model: Model) -> None:
         """Make the arrays for this model, once; FileError for a model that they do not fit."""
@@ -238,14 +238,14 @@ class Model:
         c = self.config
         factors = self.weights["rope_freqs.weight"].read() if "rope_freqs.weight" in self.weights else None
         with np.errstate(all="ignore"):
-            found = ops.rope_frequencies(c.rope_dims, c.rope_base, "linear", c.rope_factor, factors=factors)
-            found = found.astype(np.float32)
-        if not np.isfinite(found).all():
+            angles = ops.rope_frequencies(c.rope_dims, c.rope_base, "linear", c.rope_factor, factors=factors)
+            angles = angles.astype(np.float32)
+        if not np.isfinite(angles).all():
             raise FileError(
                 f"{self.path}: rotations are not finite with rope.freq_base {c.rope_base:g}, a factor of "
                 f"{c.rope_factor:g}{'' if factors is None else ' and rope_freqs.weight'}; need others"
             )
-        return found
+        return angles
 
     def __repr__(self) -> str:
         return f"Model({self.path}: {self.config})"
@@ -262,7 +262,7 @@ def readable_kinds() -> frozenset[str]:
     )
 
 
-def _is_read_in_place(tensor: Tensor) -> bool:
+def _is_read_in_place(tensor: TensorInfo) -> bool:
     return tensor.kind == "f32" or (len(tensor.shape) == 2 and tensor.kind in readable_kinds())
 
 

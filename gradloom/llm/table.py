@@ -40,7 +40,7 @@ def training_table(model: Model, adapter: Adapter) -> str:
 
 
 def _state(name: str, kind: str, adapter: Adapter) -> str:
-    """What is done to a tensor."""
+    """How a tensor trains: "yes", "frozen", or its LoRA."""
     trained = adapter.parameters()
     if adapter.weight(name) is not None:
         return "yes" if kind == "f32" else "yes, as an f32 copy"
@@ -56,13 +56,13 @@ def _layer(name: str) -> tuple[int, str]:
 
 def _ranges(layers: Sequence[int]) -> str:
     """0, 1, 2, 5 -> 0-2, 5."""
-    found: list[list[int]] = []
+    spans: list[list[int]] = []
     for layer in sorted(layers):
-        if found and layer == found[-1][1] + 1:
-            found[-1][1] = layer
+        if spans and layer == spans[-1][1] + 1:
+            spans[-1][1] = layer
         else:
-            found.append([layer, layer])
-    return ", ".join(f"{a}-{b}" if b > a else str(a) for a, b in found if a >= 0)
+            spans.append([layer, layer])
+    return ", ".join(f"{a}-{b}" if b > a else str(a) for a, b in spans if a >= 0)
 
 
 def _size(shape: Sequence[int]) -> int:

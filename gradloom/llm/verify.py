@@ -21,10 +21,10 @@ from ..base.arguments import as_bool
 from ..base.errors import GradloomError
 from ..base.memory import need_memory, show_bytes
 from ..base.settings import Switches, switches
-from ..graph.graph import view_base
+from ..graph.graph import view_base, written
 from ..graph.value import Node, describe
 from ..plan.plan import Plan
-from ..run.walk import Judged, Walk, distance, first_difference, judge, stored_of
+from ..run.walk import Judged, Walk, distance, first_difference, judge
 from ..step.step import random_settings
 from ..transform.passes import rewrite
 from ..transform.program import Program, gather
@@ -120,7 +120,7 @@ def verify(
 
 
 class _Verifier:
-    """The unshared run that all others are held against, and what they found."""
+    """Compares other runs of the step with the unshared one, and collects the checks."""
 
     def __init__(self, run: Run, step: Any, chosen: Switches, on_check: Callable[[Check], None] | None) -> None:
         self.run, self.step, self.chosen, self.on_check = run, step, chosen, on_check
@@ -129,7 +129,7 @@ class _Verifier:
         plan = step.run.plan
         counted = int((run.data.labels[run.first_order()[: run.batch_size]] >= 0).sum())
         self.result = Verification(counted, len(plan.order.steps), plan.peak_bytes, plan.unshared_bytes)
-        self.held = {s: s.read().copy() for s in stored_of(plan)}
+        self.held = {s: s.read().copy() for s in step.run.writes}
         for stored, array in self.held.items():
             if stored.name.endswith(".lora_b") and not array.any():
                 rng = np.random.default_rng(zlib.crc32(stored.name.encode()))
@@ -143,25 +143,25 @@ class _Verifier:
         self.rewind()
 
     def walk(self, program: Program | None = None, **ways: Any) -> Walk:
-        """A walk at its beginning."""
+        """A new walk over the program, before its first step."""
         options = {"isa": self.chosen.isa, "threads": self.chosen.threads} | ways
         walk = Walk(program or self.program, Switches(**options))
         walk.begin({}, self.numbers)
         return walk
 
     def values_of(self, value: Value) -> np.ndarray:
-        """What the unshared run made of an output of the program."""
+        """The value that the unshared run computed for an output."""
         place = next(i for i, output in enumerate(self.program.outputs) if output is value)
         at = self.base.plan.laid.program.outputs[place]
         return self.values[self.base.steps.index(at.node)][at.index]
 
     def rewind(self) -> None:
-        """The stored arrays as before the step."""
+        """Restore the stored arrays to their values before the step."""
         for stored, array in self.start.items():
             stored.write(array)
 
     def restore(self) -> None:
-        """The stored arrays as the caller had them."""
+        """Restore the stored arrays to the values that the caller had."""
         for stored, array in self.held.items():
             stored.write(array)
 
@@ -184,20 +184,20 @@ class _Verifier:
         self.tell(self.unfused())
 
     def side_by_side(self, name: str, ways: Mapping[str, Any]) -> Check:
-        """Another plan of the same program, node by node."""
+        """Compare another plan of the same program node by node."""
         try:
-            found = first_difference(self.walk(**ways), self.values)
+            difference = first_difference(self.walk(**ways), self.values)
         except GradloomError as error:
             return Check(name, False, f"stopped: {error}")
         finally:
             self.rewind()
-        if found is None:
+        if difference is None:
             return Check(name, True, f"the same bits in all {len(self.base.steps)} nodes")
-        what = _shown(found.node, found.value, found.amount)
-        return Check(name, False, f"the first node that differs: {what}", _called(found.node))
+        what = _shown(difference.node, difference.value, difference.amount)
+        return Check(name, False, f"the first node that differs: {what}", _called(difference.node))
 
     def unfused(self) -> Check:
-        """Another program of the same step: its outputs, and what it leaves behind."""
+        """Compare the outputs and the stored arrays of another program of the same step."""
         name = "unfused"
         program = rewrite(gather(self.step.outputs, self.step.updates), fuse=False)
         walk = self.walk(program, fuse=False)
@@ -221,7 +221,7 @@ class _Verifier:
     # ---- float64 ---------------------------------------------------------------------------------------------
 
     def against_float64(self, on_progress: Callable[[int, int], None] | None) -> None:
-        """Each kernel against its definition; loss and gradients against the whole step."""
+        """Compare each kernel with its float64 reference, then loss and gradients with a step in float64."""
         gradients = self.gradients()
         worst: Judged | None = None
         wrong: Judged | None = None
@@ -246,22 +246,22 @@ class _Verifier:
         name = "loss and gradients against float64"
         loss = far.pop("the loss", float("nan"))
         which, amount = max(far.items(), key=lambda item: item[1], default=("none", 0.0))
-        found = f"the loss differs by {loss:.2g}, {len(far)} gradients by at most {amount:.2g} ({which})"
+        text = f"the loss differs by {loss:.2g}, {len(far)} gradients by at most {amount:.2g} ({which})"
         holds = loss <= TOTAL_TOLERANCE and amount <= TOTAL_TOLERANCE
-        self.tell(Check(name, holds, found, "" if holds else which))
+        self.tell(Check(name, holds, text, "" if holds else which))
 
     def gradients(self) -> dict[Value, str]:
-        """What the guard reads, by name: the loss and each gradient."""
+        """The names of the values that the guard reads: the loss and each gradient."""
         guard = next(n for n in self.base.steps if n.op.guard)
         values = [v for v in guard.inputs if v is not None]
         names = list(self.run.adapter.parameters())
         names = names if len(names) == len(values) - 2 else [v.node.label for v in values[2:]]
-        found = {view_base(values[0]): "the loss"}
-        return found | {view_base(v): name for v, name in zip(values[2:], names, strict=True)}
+        names_of = {view_base(values[0]): "the loss"}
+        return names_of | {view_base(v): name for v, name in zip(values[2:], names, strict=True)}
 
 
 def _called(node: Node) -> str:
-    """The op, and where in the model it stands."""
+    """The op and the name of the node, for messages."""
     return f"{node.op.name} {node.name}".rstrip()
 
 
@@ -272,7 +272,7 @@ def _shown(node: Node, value: Value, amount: float) -> str:
 def _check_memory(model: Model, plan: Plan, reference: bool) -> None:
     """SettingError when the runs that are held against each other do not fit into memory together."""
     largest = max((int(np.prod(w.shape)) for w in model.weights.values()), default=0)
-    need = plan.placement.unshared_bytes + plan.peak_bytes + sum(s.bytes for s in stored_of(plan)) * 3
+    need = plan.placement.unshared_bytes + plan.peak_bytes + sum(s.bytes for s in written(plan.order.steps)) * 3
     if reference:  # float64 of what is alive, twice; a weight and its product at a time
         need += 4 * plan.placement.lower_bound_bytes + 16 * largest
     hint = "need a smaller --context, a smaller --batch-size" + (" or --no-reference" if reference else "")

@@ -16,7 +16,7 @@ from ..base.arrays import as_array
 from ..base.errors import DTypeError, GraphError, ShapeError
 from ..graph.leaves import Parameter, stored_value
 from ..graph.scope import enter_scope, leave_scope
-from ..graph.stored import Role, Stored, addressable, copies, replace
+from ..graph.stored import Role, Stored, addressable, copies, replace, zeros
 
 Init = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
@@ -126,9 +126,8 @@ class Module:
         self._check_made()
         if not addressable(shape, 4):
             raise ShapeError(f"{type(self).__name__}: a parameter of shape {list(shape)}; need fewer than 2^63 bytes")
-        zeros = np.broadcast_to(np.float32(0), shape)
         role: Role = "trained" if as_bool("parameter: trainable", trainable) else "state"
-        value = stored_value(Stored("", zeros, "f32", role))
+        value = stored_value(Stored("", zeros(tuple(shape)), "f32", role))
         self._inits[value.stored] = init
         self._unassigned.add(value.stored)
         _changes = object()
@@ -141,7 +140,7 @@ class Module:
     def __setattr__(self, name: str, value: Any) -> None:
         global _changes
         if name not in _OWN:
-            held = [(path, one) for path, one, _ in _inside(name, value, ())]
+            held = [(path, one) for path, one, _ in _inside(name, value, ())] if isinstance(value, _HOLDERS) else []
             if held:
                 self._check_made()
             for path, one in held:
@@ -172,7 +171,7 @@ class Module:
         """(path, module or parameter, where it lies) of what the attributes hold, in the order of assignment."""
         mine = vars(self)
         for name, value in mine.items():
-            if name not in _OWN:
+            if isinstance(value, _HOLDERS) and name not in _OWN:
                 yield from _inside(name, value, ((mine, name, value),))
 
     def children(self) -> Iterator[tuple[str, Module]]:
@@ -369,6 +368,9 @@ class Module:
         return found
 
 
+_HOLDERS = (Module, Parameter, list, tuple, dict)  # what may be or hold a part of the tree
+
+
 def _lies_there(links: _Links) -> bool:
     """Whether each of these holders still holds what it held."""
     try:
@@ -383,13 +385,13 @@ def _inside(name: str, value: Any, links: _Links) -> Iterator[tuple[str, Any, _L
         yield name, value, links
     elif isinstance(value, (list, tuple, dict)) and not any(holder is value for holder, _, _ in links):
         for key, held in value.items() if isinstance(value, dict) else enumerate(value):
-            if isinstance(held, (Module, Parameter, list, tuple, dict)):
+            if isinstance(held, _HOLDERS):
                 yield from _inside(f"{name}.{key}", held, (*links, (value, key, held)))
 
 
 def _holds(value: Any) -> bool:
     """Whether a tree of modules changes with this attribute."""
-    return any(True for _ in _inside("", value, ()))
+    return isinstance(value, _HOLDERS) and any(True for _ in _inside("", value, ()))
 
 
 class _Same:

@@ -1,16 +1,8 @@
 """What each op means: one declaration per op, a file per family, and the functions that users call."""
 
-from .attention import attention, attention_back, rope, rope_frequencies, rope_scale
-from .conv import (
-    avg_pool2d,
-    avg_pool2d_back,
-    conv2d,
-    conv2d_back_input,
-    conv2d_back_weight,
-    conv2d_max_pool,
-    max_pool2d,
-    max_pool2d_back,
-)
+from .attention import attention, attention_back
+from .conv import conv2d, conv2d_back_input, conv2d_back_weight
+from .conv_pool import conv2d_max_pool
 from .elementwise import (
     abs,
     add,
@@ -39,7 +31,6 @@ from .elementwise import (
     minimum,
     mul,
     neg,
-    pow,
     relu,
     relu_back,
     scale,
@@ -60,6 +51,7 @@ from .elementwise import (
 )
 from .glu import geglu, geglu_back, swiglu, swiglu_back
 from .index import embedding, get_rows, scatter_rows, take_batch
+from .indexing import getitem, slice
 from .layout import (
     broadcast_to,
     concat,
@@ -68,24 +60,21 @@ from .layout import (
     detach,
     expand_dims,
     flatten,
-    getitem,
     pad,
     permute,
     repeat,
     reshape,
-    slice,
     split,
     squeeze,
     stack,
     transpose,
 )
+from .linear_loss import linear_cross_entropy, linear_cross_entropy_pair, linear_cross_entropy_rows
 from .loss import (
     correct,
     cross_entropy,
     cross_entropy_pair,
     cross_entropy_sum,
-    linear_cross_entropy,
-    linear_cross_entropy_pair,
     loss_pair,
     mean_pair,
     mse,
@@ -103,8 +92,11 @@ from .norm import (
     rms_norm,
     rms_norm_back,
 )
+from .operators import pow
+from .pool import avg_pool2d, avg_pool2d_back, max_pool2d, max_pool2d_back
 from .random import dropout
 from .reduce import argmax, max, mean, min, sum
+from .rope import rope, rope_frequencies, rope_scale
 from .softmax import log_softmax, log_softmax_back, softmax, softmax_back
 from .update import accumulate, adamw, assign, grad_norm, guard, set_rows, sgd, zero
 
@@ -169,6 +161,7 @@ __all__ = [
     "less",
     "linear_cross_entropy",
     "linear_cross_entropy_pair",
+    "linear_cross_entropy_rows",
     "log",
     "log_softmax",
     "log_softmax_back",

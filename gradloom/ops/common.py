@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from ..base.dtypes import DType, dtype, f32
-from ..base.errors import DTypeError
 from ..graph.declaration import BadSample, Reject, Sample, Spec, called_with
 from ..graph.leaves import stored_value
 from ..graph.opspec import REGISTRY
@@ -24,14 +23,6 @@ def need(condition: bool, seen: str, wanted: str) -> None:
     """Reject unless the condition holds."""
     if not condition:
         raise Reject(seen, wanted)
-
-
-def need_dtype(*specs: Spec | None, kind: DType | Sequence[DType] = f32) -> None:
-    """Reject inputs of another dtype; absent ones pass."""
-    kinds = [kind] if isinstance(kind, DType) else list(kind)
-    for spec in specs:
-        if spec is not None and spec.dtype not in kinds:
-            raise Reject(f"dtype {spec.dtype.name} is not taken", " or ".join(k.name for k in kinds), DTypeError)
 
 
 def same_as(*names: str) -> Callable[..., Spec]:
@@ -84,9 +75,9 @@ def normal_axes(axes: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
     if axes is None:
         return tuple(range(ndim))
     given = (axes,) if isinstance(axes, (int, np.integer)) else tuple(axes)
-    found = sorted(normal_axis(a, ndim) for a in given)
-    need(len(set(found)) == len(found), f"axes {given} name one axis twice", "each axis once")
-    return tuple(found)
+    ordered = sorted(normal_axis(a, ndim) for a in given)
+    need(len(set(ordered)) == len(ordered), f"axes {given} name one axis twice", "each axis once")
+    return tuple(ordered)
 
 
 def dense_strides(shape: Sequence[int]) -> list[int]:
@@ -218,11 +209,11 @@ def unary(
             others = [draw(rng, shape) for _ in range(count - 1)]
             return Sample((*others, draw(rng, shape, low, high, avoid)), dict(attrs))
 
-        found = [one(shape) for shape in (*SHAPES, LARGE)]
+        samples = [one(shape) for shape in (*SHAPES, LARGE)]
         if special:
             x = np.array(special, np.float32)
-            found.append(Sample((*[draw(rng, x.shape) for _ in range(count - 1)], x), dict(attrs)))
-        return found
+            samples.append(Sample((*[draw(rng, x.shape) for _ in range(count - 1)], x), dict(attrs)))
+        return samples
 
     return samples
 
@@ -239,14 +230,14 @@ def pairs(
     x_low, x_high = first or (low, high)
 
     def samples(rng: np.random.Generator) -> list[Sample]:
-        found = [
+        samples = [
             Sample((draw(rng, a, x_low, x_high, () if first else avoid), draw(rng, b, low, high, avoid, margin)))
             for a, b in (*PAIRS, (LARGE, LARGE), (LARGE, LARGE[1:]))
         ]
         if special:
             x, y = np.array(special, np.float32).T
-            found.append(Sample((x.copy(), y.copy())))
-        return found
+            samples.append(Sample((x.copy(), y.copy())))
+        return samples
 
     return samples
 

@@ -16,7 +16,7 @@ from ..base.errors import DTypeError
 from ..graph.declare import op
 from ..graph.leaves import as_value
 from ..graph.opspec import REGISTRY, OpSpec
-from ..graph.value import Value, define_operators, recording
+from ..graph.value import Value
 from .common import (
     LARGE,
     PAIRS,
@@ -40,17 +40,33 @@ _RHO = 1 / math.sqrt(2 * math.pi)  # the normal density at 0
 EDGES = (0.0, -0.0, 1e-40, -1e-40, 1.0, -1.0, 3e38, -3e38, INF, -INF, NAN)
 
 
-def _wrong_dtype(name: str, **attrs: Any) -> list:
-    return [bad(f"{name}: dtype i32 is not taken: x i32[3]; need f32", ("i32", (3,)), **attrs)]
+def _unary(name: str, doc: str, **fields: Any) -> OpSpec:
+    """Declare y = f(x)."""
+    common: dict[str, Any] = {"shape": same_as("x"), "dtypes": "f32", "elementwise": True, "may_overwrite": "x"}
+    return op(name, inputs="x", doc=doc, **(common | fields))
 
 
-def _differing(name: str, first: str, second: str, **attrs: Any) -> list:
-    return [
-        bad(
-            f"{name}: shapes differ: {first} f32[2,3], {second} f32[3,2]; need {first} and {second} of one shape",
-            (2, 3), (3, 2), **attrs,
-        )
-    ]  # fmt: skip
+def _slope(name: str, inputs: str, doc: str, **fields: Any) -> OpSpec:
+    """Declare dx = g f'(x), of the inputs g and x, or g and y = f(x)."""
+    g, other = inputs.split()
+    refused = bad(
+        f"{name}: shapes differ: {g} f32[2,3], {other} f32[3,2]; need {g} and {other} of one shape", (2, 3), (3, 2)
+    )
+    return op(
+        name, inputs=inputs, outputs="dx", doc=doc, dtypes="f32", shape=same_as(g, other), may_overwrite=inputs,
+        elementwise=True, bad_samples=[refused], **fields,
+    )  # fmt: skip
+
+
+def _binary(name: str, doc: str, **fields: Any) -> OpSpec:
+    """Declare z = f(x, y), which broadcast together."""
+    common: dict[str, Any] = {
+        "shape": broadcast_of("x", "y"),
+        "dtypes": "f32",
+        "elementwise": True,
+        "may_overwrite": "x y",
+    }
+    return op(name, inputs="x y", outputs="z", doc=doc, bad_samples=_unbroadcastable(name), **(common | fields))
 
 
 def _unbroadcastable(name: str) -> list:
@@ -59,8 +75,7 @@ def _unbroadcastable(name: str) -> list:
             f"{name}: shapes do not broadcast: x f32[2,3], y f32[4]; need extents that are equal or 1, "
             "counted from the last axis",
             (2, 3), (4,),
-        ),
-        bad(f"{name}: dtype i32 is not taken: x f32[2], y i32[2]; need f32", (2,), ("i32", (2,))),
+        )
     ]  # fmt: skip
 
 
@@ -90,118 +105,92 @@ def np_gelu_tanh(x: np.ndarray) -> np.ndarray:
 
 # ---- one input -------------------------------------------------------------------------------------------
 
-neg: OpSpec = op(
-    "neg", inputs="x", doc="y = -x", dtypes="f32", shape=same_as("x"), may_overwrite="x", vjp=lambda g: [neg(g)],
-    reference=lambda x: -x, exact=True, elementwise=True, samples=unary(special=EDGES),
-    bad_samples=_wrong_dtype("neg"),
+neg: OpSpec = _unary(
+    "neg", "y = -x", vjp=lambda g: [neg(g)], reference=lambda x: -x, exact=True, samples=unary(special=EDGES),
 )  # fmt: skip
-abs: OpSpec = op(
-    "abs", inputs="x", doc="y = |x|", dtypes="f32", shape=same_as("x"), may_overwrite="x",
-    vjp=lambda g, x: [mul(g, sgn(x))], reference=lambda x: np.abs(x), exact=True, elementwise=True,
-    samples=unary(avoid=(0,), special=EDGES), bad_samples=_wrong_dtype("abs"),
+abs: OpSpec = _unary(
+    "abs", "y = |x|", vjp=lambda g, x: [mul(g, sgn(x))], reference=lambda x: np.abs(x), exact=True,
+    samples=unary(avoid=(0,), special=EDGES),
 )  # fmt: skip
-sgn: OpSpec = op(
-    "sgn", inputs="x", doc="y = -1, 0 or 1: the sign of x; its slope is 0", dtypes="f32", shape=same_as("x"),
-    may_overwrite="x", vjp=lambda: [None], no_gradient_to={"x": "its slope is 0"}, reference=lambda x: np.sign(x),
-    exact=True, elementwise=True, samples=unary(avoid=(0,), special=EDGES), bad_samples=_wrong_dtype("sgn"),
+sgn: OpSpec = _unary(
+    "sgn", "y = -1, 0 or 1: the sign of x; its slope is 0", vjp=lambda: [None],
+    no_gradient_to={"x": "its slope is 0"}, reference=lambda x: np.sign(x), exact=True,
+    samples=unary(avoid=(0,), special=EDGES),
 )  # fmt: skip
-step: OpSpec = op(
-    "step", inputs="x", doc="y = 1 where x > 0, else 0; its slope is 0", dtypes="f32", shape=same_as("x"),
-    may_overwrite="x", vjp=lambda: [None], no_gradient_to={"x": "its slope is 0"},
-    reference=lambda x: (x > 0).astype(x.dtype), exact=True, elementwise=True,
-    samples=unary(avoid=(0,), special=EDGES[:-1]), bad_samples=_wrong_dtype("step"),
+step: OpSpec = _unary(
+    "step", "y = 1 where x > 0, else 0; its slope is 0", vjp=lambda: [None], no_gradient_to={"x": "its slope is 0"},
+    reference=lambda x: (x > 0).astype(x.dtype), exact=True, samples=unary(avoid=(0,), special=EDGES[:-1]),
 )  # fmt: skip
-sqr: OpSpec = op(
-    "sqr", inputs="x", doc="y = x * x", dtypes="f32", shape=same_as("x"), may_overwrite="x",
-    vjp=lambda g, x: [mul(g, scale(x, factor=2.0))], reference=lambda x: x * x, exact=True, elementwise=True,
-    samples=unary(special=(0.0, -0.0, 1e19, -1e19, INF, -INF, NAN)), bad_samples=_wrong_dtype("sqr"),
+sqr: OpSpec = _unary(
+    "sqr", "y = x * x", vjp=lambda g, x: [mul(g, scale(x, factor=2.0))], reference=lambda x: x * x, exact=True,
+    samples=unary(special=(0.0, -0.0, 1e19, -1e19, INF, -INF, NAN)),
 )  # fmt: skip
-sqrt: OpSpec = op(
-    "sqrt", inputs="x", doc="y = square root of x", dtypes="f32", shape=same_as("x"), may_overwrite="x",
-    vjp=lambda g, y: [div(g, scale(y, factor=2.0))], reference=lambda x: np.sqrt(x), exact=True, elementwise=True,
-    samples=unary(0.05, 4.0, special=(0.0, -0.0, 1e-30, 3e38, INF, -1.0, NAN)), bad_samples=_wrong_dtype("sqrt"),
+sqrt: OpSpec = _unary(
+    "sqrt", "y = square root of x", vjp=lambda g, y: [div(g, scale(y, factor=2.0))], reference=lambda x: np.sqrt(x),
+    exact=True, samples=unary(0.05, 4.0, special=(0.0, -0.0, 1e-30, 3e38, INF, -1.0, NAN)),
 )  # fmt: skip
-exp: OpSpec = op(
-    "exp", inputs="x", doc="y = e^x", dtypes="f32", shape=same_as("x"), may_overwrite="x",
-    vjp=lambda g, y: [mul(g, y)], reference=lambda x: np.exp(x), elementwise=True,
+exp: OpSpec = _unary(
+    "exp", "y = e^x", vjp=lambda g, y: [mul(g, y)], reference=lambda x: np.exp(x),
     samples=unary(-5, 5, special=(0.0, -0.0, 1e-40, 88.0, -87.0, 100.0, -110.0, INF, -INF, NAN)),
-    bad_samples=_wrong_dtype("exp"),
 )  # fmt: skip
-expm1: OpSpec = op(
-    "expm1", inputs="x", doc="y = e^x - 1, exact near 0", dtypes="f32", shape=same_as("x"), may_overwrite="x",
-    vjp=lambda g, y: [mul(g, scale(y, factor=1.0, bias=1.0))], reference=lambda x: np.expm1(x), elementwise=True,
+expm1: OpSpec = _unary(
+    "expm1", "y = e^x - 1, exact near 0", vjp=lambda g, y: [mul(g, scale(y, factor=1.0, bias=1.0))],
+    reference=lambda x: np.expm1(x),
     samples=unary(-5, 5, special=(0.0, 1e-6, -1e-6, 1e-3, 88.0, -87.0, 100.0, -110.0, INF, -INF, NAN)),
-    bad_samples=_wrong_dtype("expm1"),
 )  # fmt: skip
-log: OpSpec = op(
-    "log", inputs="x", doc="y = natural logarithm of x", dtypes="f32", shape=same_as("x"), may_overwrite="x",
-    vjp=lambda g, x: [div(g, x)], reference=lambda x: np.log(x), elementwise=True,
-    samples=unary(0.05, 4.0, special=(0.0, 1.0, 1e-30, 3e38, INF, -1.0, NAN)), bad_samples=_wrong_dtype("log"),
+log: OpSpec = _unary(
+    "log", "y = natural logarithm of x", vjp=lambda g, x: [div(g, x)], reference=lambda x: np.log(x),
+    samples=unary(0.05, 4.0, special=(0.0, 1.0, 1e-30, 3e38, INF, -1.0, NAN)),
 )  # fmt: skip
-sin: OpSpec = op(
-    "sin", inputs="x", doc="y = sine of x", dtypes="f32", shape=same_as("x"), may_overwrite="x",
-    vjp=lambda g, x: [mul(g, cos(x))], reference=lambda x: np.sin(x), elementwise=True,
+sin: OpSpec = _unary(
+    "sin", "y = sine of x", vjp=lambda g, x: [mul(g, cos(x))], reference=lambda x: np.sin(x),
     samples=unary(-10, 10, special=(0.0, 1e-6, 1.5707964, 3.1415927, 100.5, -1000.25, INF, NAN)),
-    bad_samples=_wrong_dtype("sin"),
 )  # fmt: skip
-cos: OpSpec = op(
-    "cos", inputs="x", doc="y = cosine of x", dtypes="f32", shape=same_as("x"), may_overwrite="x",
-    vjp=lambda g, x: [neg(mul(g, sin(x)))], reference=lambda x: np.cos(x), elementwise=True,
+cos: OpSpec = _unary(
+    "cos", "y = cosine of x", vjp=lambda g, x: [neg(mul(g, sin(x)))], reference=lambda x: np.cos(x),
     samples=unary(-10, 10, special=(0.0, 1e-6, 1.5707964, 3.1415927, 100.5, -1000.25, INF, NAN)),
-    bad_samples=_wrong_dtype("cos"),
 )  # fmt: skip
-relu: OpSpec = op(
-    "relu", inputs="x", doc="y = max(x, 0)", dtypes="f32", shape=same_as("x"), may_overwrite="x",
-    vjp=lambda g, y: [relu_back(g, y)], reference=lambda x: np.maximum(x, x.dtype.type(0)), exact=True,
-    elementwise=True, samples=unary(avoid=(0,), special=EDGES), bad_samples=_wrong_dtype("relu"),
+relu: OpSpec = _unary(
+    "relu", "y = max(x, 0)", vjp=lambda g, y: [relu_back(g, y)], reference=lambda x: np.maximum(x, x.dtype.type(0)),
+    exact=True, samples=unary(avoid=(0,), special=EDGES),
 )  # fmt: skip
-leaky_relu: OpSpec = op(
-    "leaky_relu", inputs="x", attrs="slope:float=0.01", doc="y = x where x > 0, else slope * x", dtypes="f32",
-    shape=same_as("x"), may_overwrite="x", vjp=lambda g, x, slope: [leaky_relu_back(g, x, slope=slope)],
-    reference=lambda x, slope: np.where(x > 0, x, slope * x), exact=True, elementwise=True,
-    samples=unary(avoid=(0,), special=EDGES, slope=0.1), bad_samples=_wrong_dtype("leaky_relu"),
+leaky_relu: OpSpec = _unary(
+    "leaky_relu", "y = x where x > 0, else slope * x", attrs="slope:float=0.01",
+    vjp=lambda g, x, slope: [leaky_relu_back(g, x, slope=slope)],
+    reference=lambda x, slope: np.where(x > 0, x, slope * x), exact=True,
+    samples=unary(avoid=(0,), special=EDGES, slope=0.1),
 )  # fmt: skip
-elu: OpSpec = op(
-    "elu", inputs="x", attrs="alpha:float=1", doc="y = x where x > 0, else alpha * (e^x - 1)", dtypes="f32",
-    shape=same_as("x"), may_overwrite="x", vjp=lambda g, x, alpha: [elu_back(g, x, alpha=alpha)],
-    reference=lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))), elementwise=True,
-    samples=unary(-4, 4, avoid=(0,), special=EDGES, alpha=1.5), bad_samples=_wrong_dtype("elu"),
+elu: OpSpec = _unary(
+    "elu", "y = x where x > 0, else alpha * (e^x - 1)", attrs="alpha:float=1",
+    vjp=lambda g, x, alpha: [elu_back(g, x, alpha=alpha)],
+    reference=lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))),
+    samples=unary(-4, 4, avoid=(0,), special=EDGES, alpha=1.5),
 )  # fmt: skip
-sigmoid: OpSpec = op(
-    "sigmoid", inputs="x", doc="y = 1 / (1 + e^-x)", dtypes="f32", shape=same_as("x"), may_overwrite="x",
-    vjp=lambda g, y: [sigmoid_back(g, y)], reference=np_sigmoid, elementwise=True,
+sigmoid: OpSpec = _unary(
+    "sigmoid", "y = 1 / (1 + e^-x)", vjp=lambda g, y: [sigmoid_back(g, y)], reference=np_sigmoid,
     samples=unary(-6, 6, special=(0.0, 20.0, -20.0, 80.0, -80.0, 200.0, -200.0, INF, -INF, NAN)),
-    bad_samples=_wrong_dtype("sigmoid"),
 )  # fmt: skip
-tanh: OpSpec = op(
-    "tanh", inputs="x", doc="y = hyperbolic tangent of x", dtypes="f32", shape=same_as("x"), may_overwrite="x",
-    vjp=lambda g, y: [tanh_back(g, y)], reference=lambda x: np.tanh(x), elementwise=True,
+tanh: OpSpec = _unary(
+    "tanh", "y = hyperbolic tangent of x", vjp=lambda g, y: [tanh_back(g, y)], reference=lambda x: np.tanh(x),
     samples=unary(-4, 4, special=(0.0, 1e-6, -1e-3, 20.0, -20.0, 200.0, INF, -INF, NAN)),
-    bad_samples=_wrong_dtype("tanh"),
 )  # fmt: skip
-gelu: OpSpec = op(
-    "gelu", inputs="x", doc="y = x * P(normal < x), by erf", dtypes="f32", shape=same_as("x"), may_overwrite="x",
-    vjp=lambda g, x: [gelu_back(g, x)], reference=lambda x: 0.5 * x * (1 + np_erf(x / math.sqrt(2))),
-    elementwise=True, samples=unary(-4, 4, special=(0.0, 1e-6, 10.0, 100.0, -100.0, 1e30, NAN)),
-    bad_samples=_wrong_dtype("gelu"),
+gelu: OpSpec = _unary(
+    "gelu", "y = x * P(normal < x), by erf", vjp=lambda g, x: [gelu_back(g, x)],
+    reference=lambda x: 0.5 * x * (1 + np_erf(x / math.sqrt(2))),
+    samples=unary(-4, 4, special=(0.0, 1e-6, 10.0, 100.0, -100.0, 1e30, NAN)),
 )  # fmt: skip
-gelu_tanh: OpSpec = op(
-    "gelu_tanh", inputs="x", doc="y = x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))", dtypes="f32",
-    shape=same_as("x"), may_overwrite="x", vjp=lambda g, x: [gelu_tanh_back(g, x)], reference=np_gelu_tanh,
-    elementwise=True, samples=unary(-4, 4, special=(0.0, 1e-6, 10.0, 100.0, -100.0, NAN)),
-    bad_samples=_wrong_dtype("gelu_tanh"),
+gelu_tanh: OpSpec = _unary(
+    "gelu_tanh", "y = x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))", vjp=lambda g, x: [gelu_tanh_back(g, x)],
+    reference=np_gelu_tanh, samples=unary(-4, 4, special=(0.0, 1e-6, 10.0, 100.0, -100.0, NAN)),
 )  # fmt: skip
-silu: OpSpec = op(
-    "silu", inputs="x", doc="y = x * sigmoid(x)", dtypes="f32", shape=same_as("x"), may_overwrite="x",
-    vjp=lambda g, x: [silu_back(g, x)], reference=lambda x: x * np_sigmoid(x), elementwise=True,
+silu: OpSpec = _unary(
+    "silu", "y = x * sigmoid(x)", vjp=lambda g, x: [silu_back(g, x)], reference=lambda x: x * np_sigmoid(x),
     samples=unary(-6, 6, special=(0.0, 1e-6, 30.0, -30.0, 100.0, -100.0, 1e30, NAN)),
-    bad_samples=_wrong_dtype("silu"),
 )  # fmt: skip
-softplus: OpSpec = op(
-    "softplus", inputs="x", doc="y = log(1 + e^x)", dtypes="f32", shape=same_as("x"), may_overwrite="x",
-    vjp=lambda g, x: [mul(g, sigmoid(x))], reference=lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
-    elementwise=True, samples=unary(-6, 6, special=(0.0, 1e-6, 30.0, -30.0, 80.0, -80.0, 1e30, INF, NAN)),
-    bad_samples=_wrong_dtype("softplus"),
+softplus: OpSpec = _unary(
+    "softplus", "y = log(1 + e^x)", vjp=lambda g, x: [mul(g, sigmoid(x))],
+    reference=lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
+    samples=unary(-6, 6, special=(0.0, 1e-6, 30.0, -30.0, 80.0, -80.0, 1e30, INF, NAN)),
 )  # fmt: skip
 
 
@@ -210,24 +199,18 @@ def _clamp_shape(x: Spec, min: float, max: float) -> Spec:
     return Spec(x.shape)
 
 
-clamp: OpSpec = op(
-    "clamp", inputs="x", attrs="min:float=-inf max:float=inf", doc="y = x held between min and max", dtypes="f32",
-    shape=_clamp_shape, may_overwrite="x", vjp=lambda g, x, min, max: [clamp_back(g, x, min=min, max=max)],
+clamp: OpSpec = _unary(
+    "clamp", "y = x held between min and max", attrs="min:float=-inf max:float=inf", shape=_clamp_shape,
+    vjp=lambda g, x, min, max: [clamp_back(g, x, min=min, max=max)],
     reference=lambda x, min, max: np.minimum(np.maximum(x, x.dtype.type(min)), x.dtype.type(max)), exact=True,
-    elementwise=True, samples=unary(avoid=(-1, 0.5), special=EDGES, min=-1.0, max=0.5),
-    bad_samples=[
-        *_wrong_dtype("clamp"),
-        bad("clamp: min 2.0 lies above max 1.0: x f32[3]; need min <= max", (3,), min=2.0, max=1.0),
-    ],
+    samples=unary(avoid=(-1, 0.5), special=EDGES, min=-1.0, max=0.5),
+    bad_samples=[bad("clamp: min 2.0 lies above max 1.0: x f32[3]; need min <= max", (3,), min=2.0, max=1.0)],
 )  # fmt: skip
-scale: OpSpec = op(
-    "scale", inputs="x", attrs="factor:float bias:float=0", doc="y = x * factor + bias", dtypes="f32",
-    shape=same_as("x"), may_overwrite="x", vjp=lambda g, factor: [scale(g, factor=factor)],
-    reference=lambda x, factor, bias: x * factor + bias, elementwise=True,
+scale: OpSpec = _unary(
+    "scale", "y = x * factor + bias", attrs="factor:float bias:float=0",
+    vjp=lambda g, factor: [scale(g, factor=factor)], reference=lambda x, factor, bias: x * factor + bias,
     samples=lambda rng: [*unary(factor=-1.75, bias=0.5)(rng), *unary(factor=3.0)(rng)[:3]],
-    bad_samples=[*_wrong_dtype("scale", factor=2.0), bad(
-        "scale: factor is missing: x f32[3]; need factor of kind float", (3,),
-    )],
+    bad_samples=[bad("scale: factor is missing: x f32[3]; need factor of kind float", (3,))],
 )  # fmt: skip
 
 
@@ -235,47 +218,40 @@ scale: OpSpec = op(
 
 SIGN = "only its sign counts"
 
-relu_back: OpSpec = op(
-    "relu_back", inputs="g y", outputs="dx", doc="dx = g where y > 0, else 0; y = relu(x)", dtypes="f32",
-    shape=same_as("g", "y"), may_overwrite="g y", vjp=lambda g_dx, y: [relu_back(g_dx, y), None],
-    no_gradient_to={"y": SIGN}, reference=lambda g, y: np.where(y > 0, g, 0), exact=True, elementwise=True,
-    samples=unary(avoid=(0,), count=2, special=EDGES[:-1]), bad_samples=_differing("relu_back", "g", "y"),
+relu_back: OpSpec = _slope(
+    "relu_back", "g y", "dx = g where y > 0, else 0; y = relu(x)", vjp=lambda g_dx, y: [relu_back(g_dx, y), None],
+    no_gradient_to={"y": SIGN}, reference=lambda g, y: np.where(y > 0, g, 0), exact=True,
+    samples=unary(avoid=(0,), count=2, special=EDGES[:-1]),
 )  # fmt: skip
-leaky_relu_back: OpSpec = op(
-    "leaky_relu_back", inputs="g x", outputs="dx", attrs="slope:float=0.01", doc="dx = g where x > 0, else slope * g",
-    dtypes="f32", shape=same_as("g", "x"), may_overwrite="g x",
+leaky_relu_back: OpSpec = _slope(
+    "leaky_relu_back", "g x", "dx = g where x > 0, else slope * g", attrs="slope:float=0.01",
     vjp=lambda g_dx, x, slope: [leaky_relu_back(g_dx, x, slope=slope), None], no_gradient_to={"x": SIGN},
-    reference=lambda g, x, slope: np.where(x > 0, g, slope * g), exact=True, elementwise=True,
-    samples=unary(avoid=(0,), count=2, slope=0.1), bad_samples=_differing("leaky_relu_back", "g", "x"),
+    reference=lambda g, x, slope: np.where(x > 0, g, slope * g), exact=True,
+    samples=unary(avoid=(0,), count=2, slope=0.1),
 )  # fmt: skip
-elu_back: OpSpec = op(
-    "elu_back", inputs="g x", outputs="dx", attrs="alpha:float=1", doc="dx = g where x > 0, else g * alpha * e^x",
-    dtypes="f32", shape=same_as("g", "x"), may_overwrite="g x",
+elu_back: OpSpec = _slope(
+    "elu_back", "g x", "dx = g where x > 0, else g * alpha * e^x", attrs="alpha:float=1",
     composition=lambda g, x, alpha: where(greater(x, 0.0), g, mul(g, scale(exp(minimum(x, 0.0)), factor=alpha))),
     vjp=lambda g_dx, g, x, alpha: [
         elu_back(g_dx, x, alpha=alpha),
         mul(mul(g_dx, g), sub(elu_back(full_like(x, 1.0), x, alpha=alpha), step(x))),
     ],
-    elementwise=True, samples=unary(-4, 4, avoid=(0,), count=2, alpha=1.5, special=(1.0, -1.0, 100.0, -100.0)),
-    bad_samples=_differing("elu_back", "g", "x"),
+    samples=unary(-4, 4, avoid=(0,), count=2, alpha=1.5, special=(1.0, -1.0, 100.0, -100.0)),
 )  # fmt: skip
-sigmoid_back: OpSpec = op(
-    "sigmoid_back", inputs="g y", outputs="dx", doc="dx = g * y * (1 - y); y = sigmoid(x)", dtypes="f32",
-    shape=same_as("g", "y"), may_overwrite="g y",
+sigmoid_back: OpSpec = _slope(
+    "sigmoid_back", "g y", "dx = g * y * (1 - y); y = sigmoid(x)",
     composition=lambda g, y: mul(g, mul(y, scale(y, factor=-1.0, bias=1.0))),
     vjp=lambda g_dx, g, y: [sigmoid_back(g_dx, y), mul(mul(g_dx, g), scale(y, factor=-2.0, bias=1.0))],
-    elementwise=True, samples=unary(0, 1, count=2), bad_samples=_differing("sigmoid_back", "g", "y"),
+    samples=unary(0, 1, count=2),
 )  # fmt: skip
-tanh_back: OpSpec = op(
-    "tanh_back", inputs="g y", outputs="dx", doc="dx = g * (1 - y^2); y = tanh(x)", dtypes="f32",
-    shape=same_as("g", "y"), may_overwrite="g y",
+tanh_back: OpSpec = _slope(
+    "tanh_back", "g y", "dx = g * (1 - y^2); y = tanh(x)",
     composition=lambda g, y: mul(g, scale(sqr(y), factor=-1.0, bias=1.0)),
-    vjp=lambda g_dx, g, y: [tanh_back(g_dx, y), mul(mul(g_dx, g), scale(y, factor=-2.0))], elementwise=True,
-    samples=unary(-1, 1, count=2), bad_samples=_differing("tanh_back", "g", "y"),
+    vjp=lambda g_dx, g, y: [tanh_back(g_dx, y), mul(mul(g_dx, g), scale(y, factor=-2.0))],
+    samples=unary(-1, 1, count=2),
 )  # fmt: skip
-gelu_back: OpSpec = op(
-    "gelu_back", inputs="g x", outputs="dx", doc="dx = g * (P(normal < x) + x * density(x))", dtypes="f32",
-    shape=same_as("g", "x"), may_overwrite="g x",
+gelu_back: OpSpec = _slope(
+    "gelu_back", "g x", "dx = g * (P(normal < x) + x * density(x))",
     vjp=lambda g_dx, g, x: [  # gelu'' = density(x) * (2 - x^2)
         gelu_back(g_dx, x),
         mul(
@@ -283,29 +259,23 @@ gelu_back: OpSpec = op(
             mul(exp(scale(sqr(x), factor=-0.5)), scale(sqr(x), factor=-_RHO, bias=2 * _RHO)),
         ),
     ],
-    reference=lambda g, x: g * (0.5 * (1 + np_erf(x / math.sqrt(2))) + x * np_phi(x)), elementwise=True,
+    reference=lambda g, x: g * (0.5 * (1 + np_erf(x / math.sqrt(2))) + x * np_phi(x)),
     samples=unary(-4, 4, count=2, special=(0.0, 10.0, -10.0, 100.0, -100.0)),
-    bad_samples=_differing("gelu_back", "g", "x"),
 )  # fmt: skip
-gelu_tanh_back: OpSpec = op(
-    "gelu_tanh_back", inputs="g x", outputs="dx", doc="dx = g * gelu_tanh'(x)", dtypes="f32", shape=same_as("g", "x"),
-    may_overwrite="g x", composition=lambda g, x: _gelu_tanh_back(g, x), elementwise=True,
+gelu_tanh_back: OpSpec = _slope(
+    "gelu_tanh_back", "g x", "dx = g * gelu_tanh'(x)", composition=lambda g, x: _gelu_tanh_back(g, x),
     samples=unary(-4, 4, count=2, special=(0.0, 10.0, -10.0, 100.0, -100.0)),
-    bad_samples=_differing("gelu_tanh_back", "g", "x"),
 )  # fmt: skip
-silu_back: OpSpec = op(
-    "silu_back", inputs="g x", outputs="dx", doc="dx = g * s * (1 + x * (1 - s)); s = sigmoid(x)", dtypes="f32",
-    shape=same_as("g", "x"), may_overwrite="g x", composition=lambda g, x: _silu_back(g, x), elementwise=True,
+silu_back: OpSpec = _slope(
+    "silu_back", "g x", "dx = g * s * (1 + x * (1 - s)); s = sigmoid(x)", composition=lambda g, x: _silu_back(g, x),
     samples=unary(-6, 6, count=2, special=(0.0, 30.0, -30.0, 100.0, -100.0)),
-    bad_samples=_differing("silu_back", "g", "x"),
 )  # fmt: skip
-clamp_back: OpSpec = op(
-    "clamp_back", inputs="g x", outputs="dx", attrs="min:float=-inf max:float=inf",
-    doc="dx = g where min <= x <= max, else 0", dtypes="f32", shape=same_as("g", "x"), may_overwrite="g x",
+clamp_back: OpSpec = _slope(
+    "clamp_back", "g x", "dx = g where min <= x <= max, else 0", attrs="min:float=-inf max:float=inf",
     vjp=lambda g_dx, x, min, max: [clamp_back(g_dx, x, min=min, max=max), None],
     no_gradient_to={"x": "only whether it lies between min and max counts"},
-    reference=lambda g, x, min, max: np.where((x >= min) & (x <= max), g, 0), exact=True, elementwise=True,
-    samples=unary(avoid=(-1, 0.5), count=2, min=-1.0, max=0.5), bad_samples=_differing("clamp_back", "g", "x"),
+    reference=lambda g, x, min, max: np.where((x >= min) & (x <= max), g, 0), exact=True,
+    samples=unary(avoid=(-1, 0.5), count=2, min=-1.0, max=0.5),
 )  # fmt: skip
 
 
@@ -324,62 +294,49 @@ def _silu_back(g: Value, x: Value) -> Value:
 
 # ---- two inputs, broadcasting ----------------------------------------------------------------------------
 
-add: OpSpec = op(
-    "add", inputs="x y", outputs="z", doc="z = x + y", dtypes="f32", shape=broadcast_of("x", "y"),
-    may_overwrite="x y", vjp=lambda g, x, y: [unbroadcast(g, x), unbroadcast(g, y)], reference=lambda x, y: x + y,
-    exact=True, elementwise=True, samples=pairs(special=((INF, 1.0), (3e38, 3e38), (NAN, 1.0), (1.0, -1.0))),
-    bad_samples=_unbroadcastable("add"),
+add: OpSpec = _binary(
+    "add", "z = x + y", vjp=lambda g, x, y: [unbroadcast(g, x), unbroadcast(g, y)], reference=lambda x, y: x + y,
+    exact=True, samples=pairs(special=((INF, 1.0), (3e38, 3e38), (NAN, 1.0), (1.0, -1.0))),
 )  # fmt: skip
-sub: OpSpec = op(
-    "sub", inputs="x y", outputs="z", doc="z = x - y", dtypes="f32", shape=broadcast_of("x", "y"),
-    may_overwrite="x y", vjp=lambda g, x, y: [unbroadcast(g, x), unbroadcast(neg(g), y)],
-    reference=lambda x, y: x - y, exact=True, elementwise=True,
-    samples=pairs(special=((INF, 1.0), (3e38, -3e38), (NAN, 1.0), (1.0, 1.0))), bad_samples=_unbroadcastable("sub"),
+sub: OpSpec = _binary(
+    "sub", "z = x - y", vjp=lambda g, x, y: [unbroadcast(g, x), unbroadcast(neg(g), y)], reference=lambda x, y: x - y,
+    exact=True, samples=pairs(special=((INF, 1.0), (3e38, -3e38), (NAN, 1.0), (1.0, 1.0))),
 )  # fmt: skip
-mul: OpSpec = op(
-    "mul", inputs="x y", outputs="z", doc="z = x * y", dtypes="f32", shape=broadcast_of("x", "y"),
-    may_overwrite="x y", vjp=lambda g, x, y: [unbroadcast(mul(g, y), x), unbroadcast(mul(g, x), y)],
-    reference=lambda x, y: x * y, exact=True, elementwise=True,
-    samples=pairs(special=((INF, 1.0), (3e38, 3e38), (NAN, 1.0), (0.0, INF))), bad_samples=_unbroadcastable("mul"),
+mul: OpSpec = _binary(
+    "mul", "z = x * y", vjp=lambda g, x, y: [unbroadcast(mul(g, y), x), unbroadcast(mul(g, x), y)],
+    reference=lambda x, y: x * y, exact=True,
+    samples=pairs(special=((INF, 1.0), (3e38, 3e38), (NAN, 1.0), (0.0, INF))),
 )  # fmt: skip
-div: OpSpec = op(
-    "div", inputs="x y", outputs="z", doc="z = x / y", dtypes="f32", shape=broadcast_of("x", "y"),
-    may_overwrite="x y", vjp=lambda g, x, y, z: [unbroadcast(div(g, y), x), unbroadcast(neg(div(mul(g, z), y)), y)],
-    reference=lambda x, y: x / y, exact=True, elementwise=True,
+div: OpSpec = _binary(
+    "div", "z = x / y", vjp=lambda g, x, y, z: [unbroadcast(div(g, y), x), unbroadcast(neg(div(mul(g, z), y)), y)],
+    reference=lambda x, y: x / y, exact=True,
     samples=pairs(
         -4, 4, avoid=(0,), margin=0.3, first=(-2, 2), special=((1.0, 0.0), (0.0, 0.0), (1.0, INF), (1e-30, 1e30)),
     ),
-    bad_samples=_unbroadcastable("div"),
 )  # fmt: skip
-_pow: OpSpec = op(
-    "pow", inputs="x y", outputs="z", doc="z = x ^ y", dtypes="f32", shape=broadcast_of("x", "y"),
-    may_overwrite="x y",
+power: OpSpec = _binary(
+    "pow", "z = x ^ y",
     vjp=lambda g, x, y, z: [
-        unbroadcast(where(equal(y, 0.0), 0.0, mul(g, mul(y, _pow(x, sub(y, 1.0))))), x),
+        unbroadcast(where(equal(y, 0.0), 0.0, mul(g, mul(y, power(x, sub(y, 1.0))))), x),
         unbroadcast(mul(mul(g, z), log(where(equal(x, 0.0), 1.0, x))), y),
     ],
-    reference=lambda x, y: np.power(x, y), tolerance=1e-5, elementwise=True,
+    reference=lambda x, y: np.power(x, y), tolerance=1e-5,
     samples=pairs(
         -2, 2, first=(0.2, 3),
         special=((0.0, 0.0), (0.0, 2.0), (-2.0, 3.0), (-2.0, 2.0), (-2.0, 0.5), (2.0, 10.0), (0.0, -1.0), (NAN, 0.0)),
     ),
-    bad_samples=_unbroadcastable("pow"),
 )  # fmt: skip
-maximum: OpSpec = op(
-    "maximum", inputs="x y", outputs="z", doc="z = the larger of x and y; equal ones share the gradient",
-    dtypes="f32", shape=broadcast_of("x", "y"), may_overwrite="x y",
+maximum: OpSpec = _binary(
+    "maximum", "z = the larger of x and y; equal ones share the gradient",
     vjp=lambda g, x, y: [unbroadcast(_share(g, y, x), x), unbroadcast(_share(g, x, y), y)],
-    reference=lambda x, y: np.maximum(x, y), exact=True, elementwise=True,
+    reference=lambda x, y: np.maximum(x, y), exact=True,
     samples=pairs(special=((1.0, 1.0), (INF, 1.0), (NAN, 1.0), (1.0, NAN), (-INF, -3.0))),
-    bad_samples=_unbroadcastable("maximum"),
 )  # fmt: skip
-minimum: OpSpec = op(
-    "minimum", inputs="x y", outputs="z", doc="z = the smaller of x and y; equal ones share the gradient",
-    dtypes="f32", shape=broadcast_of("x", "y"), may_overwrite="x y",
+minimum: OpSpec = _binary(
+    "minimum", "z = the smaller of x and y; equal ones share the gradient",
     vjp=lambda g, x, y: [unbroadcast(_share(g, x, y), x), unbroadcast(_share(g, y, x), y)],
-    reference=lambda x, y: np.minimum(x, y), exact=True, elementwise=True,
+    reference=lambda x, y: np.minimum(x, y), exact=True,
     samples=pairs(special=((1.0, 1.0), (INF, 1.0), (NAN, 1.0), (1.0, NAN), (-INF, -3.0))),
-    bad_samples=_unbroadcastable("minimum"),
 )  # fmt: skip
 
 
@@ -401,11 +358,11 @@ def _equal_shape(x: Spec, y: Spec) -> Spec:
 
 def _compared(rng: np.random.Generator) -> list[Sample]:
     """Numbers of which many are equal."""
-    found = []
+    samples = []
     for a, b in (*PAIRS, (LARGE, LARGE[1:])):
-        found.append(Sample((rng.integers(-2, 3, a).astype(np.float32), rng.integers(-2, 3, b).astype(np.float32))))
+        samples.append(Sample((rng.integers(-2, 3, a).astype(np.float32), rng.integers(-2, 3, b).astype(np.float32))))
     edges = np.array([(NAN, NAN), (0.0, -0.0), (INF, INF), (-INF, INF), (1.0, NAN)], np.float32).T
-    return [*found, Sample((edges[0].copy(), edges[1].copy()))]
+    return [*samples, Sample((edges[0].copy(), edges[1].copy()))]
 
 
 equal: OpSpec = op(
@@ -435,20 +392,6 @@ greater: OpSpec = op(
 )  # fmt: skip
 
 
-def _compared_values(op: OpSpec, x: Value, y: Any) -> Value:
-    """op(x, y) as u8; whole numbers are compared as f32 unless both are i32."""
-    if not isinstance(y, Value):
-        y = as_value(y) if x.recorder is None or recording.get() is not None else x.recorder.value(y)
-    alike = x.dtype is y.dtype and (x.dtype is f32 or (op is equal and x.dtype is i32))
-    return op(x, y) if alike else op(cast(x, f32), cast(y, f32))
-
-
-def _either(x: Value, first: OpSpec, y: Any) -> Value:
-    """x first y or x == y."""
-    both = add(cast(_compared_values(first, x, y), f32), cast(_compared_values(equal, x, y), f32))
-    return _compared_values(greater, both, 0.0)
-
-
 # ---- choice and conversion -------------------------------------------------------------------------------
 
 
@@ -461,9 +404,9 @@ def _where_samples(rng: np.random.Generator) -> list[Sample]:
         ((), (), ()), ((7,), (7,), (7,)), ((5, 33), (5, 33), (5, 33)), ((5, 1), (5, 33), ()), ((5, 33), (), (33,)),
         ((3, 1, 4), (2, 1), (4,)), (LARGE, LARGE, LARGE), (LARGE, LARGE, ()),
     ]  # fmt: skip
-    found = [Sample((rng.integers(0, 2, c).astype(np.uint8), draw(rng, a), draw(rng, b))) for c, a, b in shapes]
+    samples = [Sample((rng.integers(0, 2, c).astype(np.uint8), draw(rng, a), draw(rng, b))) for c, a, b in shapes]
     edges = np.array([INF, NAN, 1.0, -INF], np.float32)
-    return [*found, Sample((np.array([0, 0, 1, 2], np.uint8), edges, np.array([1, 2, 3, 4], np.float32)))]
+    return [*samples, Sample((np.array([0, 0, 1, 2], np.uint8), edges, np.array([1, 2, 3, 4], np.float32)))]
 
 
 where: OpSpec = op(
@@ -508,18 +451,18 @@ def _cast_reference(x: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def _cast_samples(rng: np.random.Generator) -> list[Sample]:
-    found = []
+    samples = []
     for source, target in CASTS:
         if source.is_quantised:
             n = source.block
             for blocks, axes in (((n,), None), ((5, 2 * n), (1, 0)), ((3, 2, n), (1, 2, 0)), ((101, 4 * n), None)):
-                found.append(Sample((Quantised.draw(rng, source, blocks, axes),), {"dtype": target}))
+                samples.append(Sample((Quantised.draw(rng, source, blocks, axes),), {"dtype": target}))
             continue
         for shape in ((), (5, 33), LARGE):
             low, high = (0, 200) if source is u8 else (-100, 100)
             x = rng.uniform(low, high, shape) if source.is_float else rng.integers(low, high, shape)
-            found.append(Sample((np.asarray(x).astype(source.numpy),), {"dtype": target}))
-    return found
+            samples.append(Sample((np.asarray(x).astype(source.numpy),), {"dtype": target}))
+    return samples
 
 
 _cast: OpSpec = op(
@@ -539,24 +482,6 @@ def cast(x: Value, dtype: str | DType) -> Value:
     return x if x.dtype is kind else _cast(x, dtype=kind)
 
 
-def pow(x: Any, y: Any) -> Value:
-    """x ^ y; the exponents 1, 2 and 0.5 become x, sqr and sqrt."""
-    if isinstance(y, (int, float)) and y in (1, 2, 0.5):
-        return as_value(x) if y == 1 else sqr(x) if y == 2 else sqrt(x)
-    return _pow(x, y)
-
-
 def full_like(x: Value, value: float) -> Value:
     """One number, repeated to x's shape."""
     return REGISTRY["broadcast_to"](value, shape=x.shape)
-
-
-define_operators(neg=neg, abs=abs, add=add, sub=sub, mul=mul, div=div, pow=pow)
-define_operators(
-    equal=lambda x, y: _compared_values(equal, x, y),
-    not_equal=lambda x, y: _compared_values(less, _compared_values(equal, x, y), 1.0),
-    less=lambda x, y: _compared_values(less, x, y),
-    greater=lambda x, y: _compared_values(greater, x, y),
-    less_equal=lambda x, y: _either(x, less, y),
-    greater_equal=lambda x, y: _either(x, greater, y),
-)

@@ -32,9 +32,9 @@ def _shape(*names: str, outputs: int) -> Callable[..., list[Spec]]:
 
 def _samples(count: int) -> Callable[[np.random.Generator], list[Sample]]:
     def samples(rng: np.random.Generator) -> list[Sample]:
-        found = [Sample(tuple(draw(rng, s, -4, 4) for _ in range(count))) for s in (*SHAPES, (2, 3, 4, 5), LARGE)]
+        samples = [Sample(tuple(draw(rng, s, -4, 4) for _ in range(count))) for s in (*SHAPES, (2, 3, 4, 5), LARGE)]
         far = np.array([0.0, -0.0, 30.0, -30.0, 100.0, -100.0], np.float32)
-        return [*found, Sample((*[draw(rng, far.shape) for _ in range(count - 2)], far, draw(rng, far.shape)))]
+        return [*samples, Sample((*[draw(rng, far.shape) for _ in range(count - 2)], far, draw(rng, far.shape)))]
 
     return samples
 

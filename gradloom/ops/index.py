@@ -57,16 +57,16 @@ def _scatter_rows(g: np.ndarray, ids: np.ndarray, rows: int) -> np.ndarray:
 
 
 def _gather_samples(rng: np.random.Generator) -> list[Sample]:
-    found = []
+    samples = []
     for table, ids in GATHERS:
-        found.append(Sample((draw(rng, table), rng.integers(0, table[0], ids).astype(np.int32))))
+        samples.append(Sample((draw(rng, table), rng.integers(0, table[0], ids).astype(np.int32))))
     for kind in (f16, bf16, *QUANTISED):
         n = max(kind.block, 24)
         for table, ids in (((9, 3 * n), (5, 2)), ((4, 2, n), (6,)), ((2 * n,), (7,)), ((30, 2 * n), (400,))):
             picked = rng.integers(0, table[0], ids).astype(np.int32)
             rows = Quantised.draw(rng, kind, table) if kind.is_quantised else draw(rng, table).astype(kind.numpy)
-            found.append(Sample((rows, picked)))
-    return found
+            samples.append(Sample((rows, picked)))
+    return samples
 
 
 GATHERS = (
@@ -141,16 +141,16 @@ def _take_batch(data: np.ndarray, order: np.ndarray, position: np.ndarray, rows:
 
 
 def _take_samples(rng: np.random.Generator) -> list[Sample]:
-    found = []
+    samples = []
     cases = (((20,), 7, 3), ((20, 5), 7, 0), ((9, 3, 4), 9, 0), ((5, 33), 1, 4), ((600, 784), 500, 50))
     for source, target in BATCH_KINDS:
         for shape, rows, at in cases if source in (f32, u8) else cases[:4]:
             x = rng.uniform(-5, 5, shape) if source.is_float else rng.integers(0, 100, shape)
             order = rng.permutation(shape[0]).astype(np.int64)
-            found.append(
+            samples.append(
                 Sample((x.astype(source.numpy), order, np.array(at, np.int64)), {"rows": rows, "kind": target})
             )
-    return found
+    return samples
 
 
 take_batch: OpSpec = op(

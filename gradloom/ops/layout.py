@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,7 +40,7 @@ def _reshape_view(layout_shape: Shape, strides: Sequence[int], shape: Shape) -> 
     if product(layout_shape) == 0:
         return 0, dense_strides(shape)
     old = [(e, s) for e, s in zip(layout_shape, strides, strict=True) if e != 1]
-    found = [0] * len(shape)
+    new_strides = [0] * len(shape)
     i = j = 0
     while i < len(old):
         size, j_end, n = old[i][0], j, 1
@@ -58,13 +57,13 @@ def _reshape_view(layout_shape: Shape, strides: Sequence[int], shape: Shape) -> 
                 return None
         stride = old[i_end - 1][1]
         for k in reversed(range(j, j_end)):
-            found[k] = stride
+            new_strides[k] = stride
             stride *= shape[k]
         i, j = i_end, j_end
     for k in reversed(range(len(shape))):  # axes of extent 1: any stride; this one reads naturally
-        if shape[k] == 1 and found[k] == 0:
-            found[k] = found[k + 1] * shape[k + 1] if k + 1 < len(shape) else 1
-    return 0, found
+        if shape[k] == 1 and new_strides[k] == 0:
+            new_strides[k] = new_strides[k + 1] * shape[k + 1] if k + 1 < len(shape) else 1
+    return 0, new_strides
 
 
 def _viewed(*cases: tuple[Any, dict[str, Any]]) -> Any:
@@ -130,7 +129,7 @@ def _slice_back(g: Value, x: Value, starts: Shape, steps: Shape) -> Value:
     return _pad(g, before=starts, after=after, interior=[s - 1 for s in steps])
 
 
-_slice: OpSpec = op(
+slice_op: OpSpec = op(
     "slice", inputs="x", attrs="starts:ints stops:ints steps:ints",
     doc="Every step-th element from start up to stop (a view).", dtypes="any", shape=_slice_shape,
     view=lambda strides, starts, steps: (
@@ -213,13 +212,13 @@ def _copy_shape(x: Spec) -> Spec:
 
 
 def _copy_samples(rng: np.random.Generator) -> list[Sample]:
-    found = [
+    samples = [
         Sample((draw(rng, s),)) for s in ((), (1,), (7,), (5, 33), (2, 3, 4, 5), (2, 3, 2, 3, 2, 3), (65, 67), LARGE)
     ]
-    found.append(Sample((np.array([np.inf, -np.inf, np.nan, 1.0, -0.0], np.float32),)))
+    samples.append(Sample((np.array([np.inf, -np.inf, np.nan, 1.0, -0.0], np.float32),)))
     for kind in (np.int32, np.uint8, np.int64):
-        found += [Sample((rng.integers(0, 100, s).astype(kind),)) for s in ((), (5, 33), (2, 3, 4), (65, 67))]
-    return found
+        samples += [Sample((rng.integers(0, 100, s).astype(kind),)) for s in ((), (5, 33), (2, 3, 4), (65, 67))]
+    return samples
 
 
 copy: OpSpec = op(
@@ -242,13 +241,13 @@ def _concat_shape(x: list[Spec], axis: int) -> Spec:
 
 
 def _pieces(g: Value, sizes: Sequence[int], axis: int) -> list[Value]:
-    found, start = [], 0
+    pieces, start = [], 0
     for size in sizes:
         starts = [start if i == axis else 0 for i in range(g.ndim)]
         stops = [start + size if i == axis else n for i, n in enumerate(g.shape)]
-        found.append(_slice(g, starts=starts, stops=stops, steps=[1] * g.ndim))
+        pieces.append(slice_op(g, starts=starts, stops=stops, steps=[1] * g.ndim))
         start += size
-    return found
+    return pieces
 
 
 _concat: OpSpec = op(
@@ -300,7 +299,7 @@ def _pad_reference(x: np.ndarray, before: Shape, after: Shape, interior: Shape, 
 
 def _pad_back(g: Value, x: Value, before: Shape, interior: Shape) -> Value:
     inside = _pad_inside(g.shape, x.shape, before, interior)
-    return _slice(g, starts=[s.start for s in inside], stops=[s.stop for s in inside], steps=[s.step for s in inside])
+    return slice_op(g, starts=[s.start for s in inside], stops=[s.stop for s in inside], steps=[s.step for s in inside])
 
 
 _pad: OpSpec = op(
@@ -428,10 +427,10 @@ def repeat(x: Any, reps: Sequence[int]) -> Value:
 
 def concat(values: Sequence[Any], axis: int = 0) -> Value:
     """The values one after the other along an axis."""
-    found = [as_value(v) for v in values]
-    if not found:
+    given = [as_value(v) for v in values]
+    if not given:
         raise GraphError(f"concat: nothing to join; need at least one value; at {user_location()}")
-    return found[0] if len(found) == 1 else _concat(*found, axis=axis_of("concat", found[0], axis, found[0].ndim))
+    return given[0] if len(given) == 1 else _concat(*given, axis=axis_of("concat", given[0], axis, given[0].ndim))
 
 
 def stack(values: Sequence[Any], axis: int = 0) -> Value:
@@ -462,73 +461,4 @@ def pad(x: Any, pads: Sequence[tuple[int, int]], value: float = 0.0) -> Value:
     return _pad(x, before=[a for a, _ in sides], after=[b for _, b in sides], interior=[0] * len(sides), value=value)
 
 
-def slice(x: Any, starts: Sequence[int], stops: Sequence[int], steps: Sequence[int] | None = None) -> Value:
-    """Elements from start up to stop along each axis, as Python slices count them; all axes are named."""
-    x = as_value(x)
-    steps = [1] * x.ndim if steps is None else steps
-    if not len(starts) == len(stops) == len(steps) == x.ndim:
-        counts = f"{len(starts)} starts, {len(stops)} stops, {len(steps)} steps"
-        raise shape_error("slice", x, counts, f"{x.ndim} of each")
-    return getitem(x, tuple(builtins.slice(a, b, s) for a, b, s in zip(starts, stops, steps, strict=True)))
-
-
-def getitem(x: Any, index: Any) -> Value:
-    """x[index] for whole numbers, slices with positive steps, None and ...; rows by an id array: get_rows."""
-    x = as_value(x)
-    entries = list(index) if isinstance(index, tuple) else [index]
-    named = sum(1 for e in entries if e is not None and e is not Ellipsis)
-    if sum(e is Ellipsis for e in entries) > 1:
-        raise shape_error("getitem", x, "two ... in one index", "at most one")
-    if named > x.ndim:
-        raise shape_error("getitem", x, f"{named} indices", f"at most {x.ndim}")
-    if not any(e is Ellipsis for e in entries):
-        entries.append(Ellipsis)
-    at = next(i for i, e in enumerate(entries) if e is Ellipsis)
-    entries[at : at + 1] = [builtins.slice(None)] * (x.ndim - named)
-
-    starts: list[int] = []
-    stops: list[int] = []
-    steps: list[int] = []
-    shape: list[int] = []
-    for entry in entries:
-        axis = len(starts)
-        if entry is None:
-            shape.append(1)
-        elif isinstance(entry, builtins.slice):
-            a, b, s = _slice_bounds(x, entry, axis)
-            starts, stops, steps = [*starts, a], [*stops, b], [*steps, s]
-            shape.append(max(0, -(-(b - a) // s)))
-        else:
-            a = _whole(x, entry, axis)
-            starts, stops, steps = [*starts, a], [*stops, a + 1], [*steps, 1]
-    whole = all(a == 0 and b == n and s == 1 for a, b, s, n in zip(starts, stops, steps, x.shape, strict=True))
-    picked = x if whole else _slice(x, starts=starts, stops=stops, steps=steps)
-    return reshape(picked, shape)
-
-
-def _slice_bounds(x: Value, entry: builtins.slice, axis: int) -> tuple[int, int, int]:
-    try:
-        if entry.step is not None and operator.index(entry.step) <= 0:
-            raise shape_error("getitem", x, f"step {entry.step}", "a step >= 1")
-        a, b, s = entry.indices(x.shape[axis])
-    except TypeError:
-        raise shape_error("getitem", x, f"slice {entry!r} is not usable", "whole numbers") from None
-    return a, max(a, b), s
-
-
-def _whole(x: Value, entry: Any, axis: int) -> int:
-    extent = x.shape[axis]
-    try:
-        if isinstance(entry, (bool, np.bool_)):
-            raise TypeError
-        i = operator.index(entry)
-    except TypeError:
-        kind = type(entry).__name__
-        wanted = "whole numbers, slices, None or ...; for rows by id: get_rows(x, ids); for conditions: where"
-        raise shape_error("getitem", x, f"index of type {kind}", wanted) from None
-    if not -extent <= i < extent:
-        raise shape_error("getitem", x, f"index {i} leaves axis {axis}", f"{-extent} to {extent - 1}")
-    return i % extent
-
-
-define_operators(getitem=getitem, reshape=reshape, transpose=transpose, permute=permute, detach=detach)
+define_operators(reshape=reshape, transpose=transpose, permute=permute, detach=detach)

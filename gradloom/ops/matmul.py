@@ -97,7 +97,7 @@ def narrow_operand(rng: np.random.Generator, kind: DType, shape: Shape, turned: 
 
 def _narrow_operands(rng: np.random.Generator, few: bool = False) -> list[tuple[np.ndarray, Any]]:
     """(x, y) with y of each narrow dtype in both orientations: blocks along k, and along the columns."""
-    found = []
+    operands = []
     for kind in NARROW:
         n = kind.block if kind.is_quantised else 24
         cases: list[tuple[Shape, Shape, bool]]
@@ -105,31 +105,31 @@ def _narrow_operands(rng: np.random.Generator, few: bool = False) -> list[tuple[
         if not few:
             cases += [((100, n), (n, 5), True), ((2, 9, n), (2, n, 5), True)]
             cases += [((130, 4 * n), (4 * n, 330), True), ((260, 70), (70, 4 * n), False)]
-        found += [(draw(rng, a), narrow_operand(rng, kind, b, turned)) for a, b, turned in cases]
-    return found
+        operands += [(draw(rng, a), narrow_operand(rng, kind, b, turned)) for a, b, turned in cases]
+    return operands
 
 
 def _samples(rng: np.random.Generator) -> list[Sample]:
-    found = [Sample(pair) for pair in _narrow_operands(rng)]
-    return found + [Sample((draw(rng, a), draw(rng, b))) for a, b in (*SIZES, *BATCHED, *LARGE_SIZES)]
+    samples = [Sample(pair) for pair in _narrow_operands(rng)]
+    return samples + [Sample((draw(rng, a), draw(rng, b))) for a, b in (*SIZES, *BATCHED, *LARGE_SIZES)]
 
 
 def _act_samples(rng: np.random.Generator) -> list[Sample]:
-    found = []
+    samples = []
     for i, (a, b) in enumerate((*SIZES, BATCHED[0], BATCHED[1], *LARGE_SIZES)):
         x, y = draw(rng, a), draw(rng, b)
         bias = draw(rng, b[-1:]) if i % 3 else None
-        found.append(Sample((x, y, bias), {"act": "relu" if i % 2 else "none"}))
+        samples.append(Sample((x, y, bias), {"act": "relu" if i % 2 else "none"}))
     for i, (x, y) in enumerate(_narrow_operands(rng, few=True)):
-        found.append(Sample((x, y, draw(rng, y.shape[-1:])), {"act": "relu" if i % 3 else "none"}))
+        samples.append(Sample((x, y, draw(rng, y.shape[-1:])), {"act": "relu" if i % 3 else "none"}))
     x, y = draw(rng, (40, 30)), draw(rng, (30, 50))
-    return [*found, Sample((x, y, None), {"act": "relu"}), Sample((x, y, draw(rng, (50,))), {"act": "none"})]
+    return [*samples, Sample((x, y, None), {"act": "relu"}), Sample((x, y, draw(rng, (50,))), {"act": "none"})]
 
 
 def _relu_back_samples(rng: np.random.Generator) -> list[Sample]:
-    found = [(x, y) for x, y in _narrow_operands(rng, few=True)]
-    found += [(draw(rng, a), draw(rng, b)) for a, b in (*SIZES, BATCHED[0], BATCHED[1], *LARGE_SIZES)]
-    return [Sample((x, y, draw(rng, _out(x.shape, y.shape), avoid=(0,)))) for x, y in found]
+    operands = [(x, y) for x, y in _narrow_operands(rng, few=True)]
+    operands += [(draw(rng, a), draw(rng, b)) for a, b in (*SIZES, BATCHED[0], BATCHED[1], *LARGE_SIZES)]
+    return [Sample((x, y, draw(rng, _out(x.shape, y.shape), avoid=(0,)))) for x, y in operands]
 
 
 def _bad(name: str, *others: Any) -> list[BadSample]:

@@ -41,12 +41,12 @@ def rows_shape(*names: str) -> Callable[..., Spec]:
 
 def _row_samples(count: int, least: int = 1) -> Callable[[np.random.Generator], list[Sample]]:
     def samples(rng: np.random.Generator) -> list[Sample]:
-        found = []
+        samples = []
         for shape in ROWS:
             if shape[-1] >= least:
                 others = [draw(rng, shape) for _ in range(count - 1)]
-                found.append(Sample((*others, draw(rng, shape) + np.float32(OFFSET)), {"eps": 1e-5}))
-        return found
+                samples.append(Sample((*others, draw(rng, shape) + np.float32(OFFSET)), {"eps": 1e-5}))
+        return samples
 
     return samples
 
@@ -191,23 +191,23 @@ IMAGES: tuple[Shape, ...] = (
 
 
 def _batch_samples(rng: np.random.Generator) -> list[Sample]:
-    found = []
+    samples = []
     for shape in IMAGES:
         c = shape[1:2]
         x = draw(rng, shape) + np.float32(OFFSET)
-        found.append(Sample((x, draw(rng, c, 0.5, 2.0), draw(rng, c)), {"eps": 1e-5}))
-    return found
+        samples.append(Sample((x, draw(rng, c, 0.5, 2.0), draw(rng, c)), {"eps": 1e-5}))
+    return samples
 
 
 def _batch_back_samples(rng: np.random.Generator) -> list[Sample]:
-    found = []
+    samples = []
     for sample in _batch_samples(rng):
         x, weight, _ = sample.inputs
         axes = _others(x.ndim)
         mean, var = x.mean(axes, dtype=np.float64), x.var(axes, dtype=np.float64)
         g = draw(rng, x.shape)
-        found.append(Sample((g, x, weight, mean.astype(np.float32), var.astype(np.float32)), sample.attrs))
-    return found
+        samples.append(Sample((g, x, weight, mean.astype(np.float32), var.astype(np.float32)), sample.attrs))
+    return samples
 
 
 _batch_norm: OpSpec = op(

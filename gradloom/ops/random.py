@@ -28,7 +28,7 @@ def _dropout(
 
 
 def _samples(rng: np.random.Generator) -> list[Sample]:
-    found = []
+    samples = []
     cases: tuple[tuple[tuple[int, ...], float, int], ...] = (
         ((50,), 0.5, 0), ((1, 7), 0.0, 1), ((5, 33), 0.5, 7), ((3, 4, 5), 0.25, 2**40), ((300, 401), 0.1, 3),
         ((64, 1), 0.5, 0),
@@ -36,8 +36,8 @@ def _samples(rng: np.random.Generator) -> list[Sample]:
     )  # fmt: skip
     for shape, rate, stream in cases:
         seed, step, row = (np.array(rng.integers(0, high), np.int64) for high in (2**62, 10**6, 2**33))
-        found.append(Sample((draw(rng, shape), seed, step, row), {"rate": rate, "stream": stream}))
-    return found
+        samples.append(Sample((draw(rng, shape), seed, step, row), {"rate": rate, "stream": stream}))
+    return samples
 
 
 _dropout_op: OpSpec = op(

@@ -50,14 +50,14 @@ def _reduced(distinct: bool = False) -> Callable[[np.random.Generator], list[Sam
     )  # fmt: skip
 
     def samples(rng: np.random.Generator) -> list[Sample]:
-        found = []
+        samples = []
         for shape, axes, keepdims in cases:
             x = draw(rng, shape, -1.0, 3.0)
             if distinct:
                 order = rng.permutation(x.size).reshape(shape)
                 x = np.asarray(order / x.size * 4 - 2, np.float32)
-            found.append(Sample((x,), {"axes": axes, "keepdims": keepdims}))
-        return found
+            samples.append(Sample((x,), {"axes": axes, "keepdims": keepdims}))
+        return samples
 
     return samples
 
@@ -148,10 +148,10 @@ Axes = int | Sequence[int] | None
 def _reduce(reduction: OpSpec, x: Any, axes: Axes, keepdims: bool) -> Value:
     x = as_value(x)
     try:
-        found = normal_axes(axes, x.ndim)
+        ordered = normal_axes(axes, x.ndim)
     except Reject as reject:
         raise shape_error(reduction.name, x, reject.seen, reject.need) from None
-    return reduction(x, axes=found, keepdims=keepdims) if found else x
+    return reduction(x, axes=ordered, keepdims=keepdims) if ordered else x
 
 
 def sum(x: Any, axes: Axes = None, keepdims: bool = False) -> Value:

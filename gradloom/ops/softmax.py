@@ -59,16 +59,16 @@ def _softmax_back_vjp(g_dx: Value, g: Value, y: Value, factor: float) -> list[Va
 
 
 def _softmax_samples(rng: np.random.Generator) -> list[Sample]:
-    found = [Sample((draw(rng, s, -4, 4), None), {"scale": 1.0}) for s in ROWS]
-    found += [
+    samples = [Sample((draw(rng, s, -4, 4), None), {"scale": 1.0}) for s in ROWS]
+    samples += [
         Sample((draw(rng, (2, 3, 5, 5)), draw(rng, m)), {"scale": 0.37}) for m in ((5, 5), (2, 1, 1, 5), (2, 3, 5, 1))
     ]
     causal = np.where(np.tri(9, dtype=bool), 0, -np.inf).astype(np.float32)
-    found.append(Sample((draw(rng, (2, 3, 9, 9)), causal), {"scale": 0.5}))
-    found.append(
+    samples.append(Sample((draw(rng, (2, 3, 9, 9)), causal), {"scale": 0.5}))
+    samples.append(
         Sample((np.array([[1e4, 1e4 - 1, -1e4], [-3e38, 0, 1], [-np.inf, 0, 1]], np.float32), None), {"scale": 1.0})
     )
-    return found
+    return samples
 
 
 def _probabilities(x: np.ndarray) -> np.ndarray:

@@ -38,13 +38,13 @@ def _sgd_shape(
 def _sgd(
     lr: Any, momentum: Any, weight_decay: Any, weight: Any, w: Arrays, g: Arrays, m: list[np.ndarray | None]
 ) -> Arrays:
-    found = []
+    results = []
     for w_i, g_i, m_i in zip(w, g, m, strict=True):
         step = _per_weight(g_i, weight)
         if m_i is not None:
             step = momentum * m_i + step
-        found += [w_i * (1 - lr * weight_decay) - lr * step, np.zeros_like(w_i) if m_i is None else step]
-    return found
+        results += [w_i * (1 - lr * weight_decay) - lr * step, np.zeros_like(w_i) if m_i is None else step]
+    return results
 
 
 def _adamw_shape(
@@ -60,14 +60,14 @@ def _adamw(
     lr: Any, beta1: Any, beta2: Any, eps: Any, weight_decay: Any, step: Any, weight: Any,
     w: Arrays, g: Arrays, m: Arrays, v: Arrays,
 ) -> Arrays:  # fmt: skip
-    found = []
+    results = []
     for w_i, g_i, m_i, v_i in zip(w, g, m, v, strict=True):
         slope = _per_weight(g_i, weight)
         m_new = beta1 * m_i + (1 - beta1) * slope
         v_new = beta2 * v_i + (1 - beta2) * slope * slope
         m_hat, v_hat = m_new / (1 - beta1**step), v_new / (1 - beta2**step)
-        found += [w_i * (1 - lr * weight_decay) - lr * m_hat / (np.sqrt(v_hat) + eps), m_new, v_new]
-    return found
+        results += [w_i * (1 - lr * weight_decay) - lr * m_hat / (np.sqrt(v_hat) + eps), m_new, v_new]
+    return results
 
 
 def _accumulate_shape(keep: Spec, acc: list[Spec], g: list[Spec]) -> list[Spec]:
@@ -107,15 +107,15 @@ def _set_rows(cache: np.ndarray, rows: np.ndarray, position: np.ndarray, axis: i
 
 
 def _set_samples(rng: np.random.Generator) -> list[Sample]:
-    found = []
+    samples = []
     for i, (shape, axis, n) in enumerate(
         (((1,), 0, 1), ((9, 5), 0, 3), ((2, 8, 3, 4), 1, 8), ((3, 4, 7), 2, 2), ((2, 700, 3, 64), 1, 500))
     ):
         kind = np.int32 if i % 2 else np.int64
         rows = draw(rng, (*shape[:axis], n, *shape[axis + 1 :]))
         at = np.array(rng.integers(0, shape[axis] - n + 1), kind)
-        found.append(Sample((draw(rng, shape), rows, at), {"axis": axis}))
-    return found
+        samples.append(Sample((draw(rng, shape), rows, at), {"axis": axis}))
+    return samples
 
 
 def _norm_shape(weight: Spec, g: list[Spec]) -> Spec:
@@ -145,25 +145,25 @@ def _scalars(*values: float) -> tuple[np.ndarray, ...]:
 
 
 def _sgd_samples(rng: np.random.Generator) -> list[Sample]:
-    found = []
+    samples = []
     for i, shapes in enumerate(GROUPS):
         for with_m in (True, False):
             flat: list[Any] = []
             for s in shapes:
                 flat += [draw(rng, s), draw(rng, s), draw(rng, s) if with_m else None]
             scalars = _scalars(0.1, 0.9 if with_m else 0.0, 0.01 * (i % 2), i)
-            found.append(Sample((*scalars, *flat)))
-    return found
+            samples.append(Sample((*scalars, *flat)))
+    return samples
 
 
 def _adamw_samples(rng: np.random.Generator) -> list[Sample]:
-    found = []
+    samples = []
     for i, shapes in enumerate(GROUPS):
         flat: list[Any] = []
         for s in shapes:
             flat += [draw(rng, s), draw(rng, s), draw(rng, s), draw(rng, s, 0.01, 2.0)]
-        found.append(Sample((*_scalars(1e-2, 0.9, 0.999, 1e-8, 0.1 * (i % 2), 1.0 + 3 * i, i), *flat)))
-    return found
+        samples.append(Sample((*_scalars(1e-2, 0.9, 0.999, 1e-8, 0.1 * (i % 2), 1.0 + 3 * i, i), *flat)))
+    return samples
 
 
 sgd: OpSpec = op(

@@ -13,7 +13,7 @@ from ..base.arguments import what_is
 from ..base.errors import GradientError, SettingError
 from ..graph.value import Value
 from .optimizer import Optimizer
-from .state import Gradients
+from .state import GradientSource
 
 
 def is_one(weight: Any) -> bool:
@@ -50,7 +50,7 @@ def _excess(norm: Value, max_norm: float | Value) -> Value:
     return ops.maximum(ops.div(norm, max_norm), 1.0)
 
 
-def clip_grad_norm(grads: Gradients | Optimizer, max_norm: float) -> Any:
+def clip_grad_norm(grads: GradientSource | Optimizer, max_norm: float) -> Any:
     """Make the next step use gradients whose global norm is at most max_norm; returns the norm before.
 
     grads: what tape.backward gave (the norm is a scalar Tensor, computed with the step; the gradients themselves stay

@@ -19,7 +19,7 @@ from ..graph.leaves import Parameter, setting
 from ..graph.stored import Stored
 from ..graph.value import Value
 from .rule import Schedule, UpdateRule
-from .state import Gradients, OptimizerState, need_gradients
+from .state import GradientSource, OptimizerState, need_gradients
 
 Parameters = Iterable[Parameter] | None
 
@@ -56,7 +56,7 @@ class Optimizer(UpdateRule):
 
     # ---- in a loop of one's own ----------------------------------------------------------------------------
 
-    def step(self, grads: Gradients | None = None) -> None:
+    def step(self, grads: GradientSource | None = None) -> None:
         """One step with these gradients, or with what `accumulate` has added up since the last step.
 
         Parameters without a gradient stay as they are, moments included. NonFiniteError leaves everything as it was;
@@ -69,7 +69,7 @@ class Optimizer(UpdateRule):
             need_gradients("step", grads)
             grads.apply(state)
 
-    def accumulate(self, grads: Gradients, weight: Any = None) -> None:
+    def accumulate(self, grads: GradientSource, weight: Any = None) -> None:
         """Add gradients to the sums that `step()` applies, in place.
 
         Without weight, what is applied is the plain sum, as PyTorch adds gradients up. With it (a number or a scalar:
@@ -148,7 +148,7 @@ class SGD(Optimizer):
         decoupled_weight_decay: bool = True,
     ) -> None:
         self.state_names = ("m",) if callable(momentum) or momentum else ()
-        self._couple(weight_decay, decoupled_weight_decay)
+        self.set_decay(weight_decay, decoupled_weight_decay)
         super().__init__(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay)
 
     def check(self, name: str, value: float) -> float:
@@ -162,7 +162,7 @@ class SGD(Optimizer):
         self, parameters: Sequence[Value], grads: Sequence[Value], weight: Value, state: dict[str, list[Parameter]]
     ) -> tuple[Value, ...]:
         m: Sequence[Value | None] = state["m"] if self.state_names else [None] * len(parameters)
-        scalars, grads, weight = self._decayed(parameters, grads, weight)
+        scalars, grads, weight = self.decayed(parameters, grads, weight)
         groups = [v for group in zip(parameters, grads, m, strict=True) for v in group]
         return ops.sgd(*scalars, weight, *groups)
 
@@ -190,7 +190,7 @@ class AdamW(Optimizer):
     def update(
         self, parameters: Sequence[Value], grads: Sequence[Value], weight: Value, state: dict[str, list[Parameter]]
     ) -> tuple[Value, ...]:
-        scalars, grads, weight = self._decayed(parameters, grads, weight)
+        scalars, grads, weight = self.decayed(parameters, grads, weight)
         groups = [v for group in zip(parameters, grads, state["m"], state["v"], strict=True) for v in group]
         return ops.adamw(*scalars, setting("opt.t"), weight, *groups)
 
@@ -212,5 +212,5 @@ class Adam(AdamW):
         weight_decay: Schedule = 0.0,
         decoupled_weight_decay: bool = False,
     ) -> None:
-        self._couple(weight_decay, decoupled_weight_decay)
+        self.set_decay(weight_decay, decoupled_weight_decay)
         super().__init__(parameters, lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)

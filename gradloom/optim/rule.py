@@ -17,14 +17,14 @@ from .. import ops
 from ..base.arguments import as_bool, one_line
 from ..base.errors import SettingError
 from ..graph.leaves import Parameter, constant, setting, stored_value
-from ..graph.stored import Stored
+from ..graph.stored import Stored, zeros
 from ..graph.value import Value
 from .schedules import Memory
 
 Schedule = float | Callable[[int, int], float]
 
 
-class Settings(MutableMapping[str, Schedule]):
+class RuleSettings(MutableMapping[str, Schedule]):
     """The settings of an optimiser by name, each checked as it is set; SettingError for a name that there is not.
 
     constants  those that no schedule changes, as a step's program reads them: "opt.lr" -> number
@@ -56,7 +56,7 @@ class Settings(MutableMapping[str, Schedule]):
     def __delitem__(self, name: str) -> None:
         raise SettingError(f"{type(self._rule).__name__}: {name} cannot be removed; need a number or a schedule")
 
-    def __ior__(self, other: Mapping[str, Schedule]) -> Settings:
+    def __ior__(self, other: Mapping[str, Schedule]) -> RuleSettings:
         self.update(other)
         return self
 
@@ -98,7 +98,7 @@ class UpdateRule(metaclass=_Made):
     couples: bool = False  # weight decay is part of the gradient
 
     def __init__(self, **settings: Schedule) -> None:
-        self.settings = Settings(self, settings)
+        self.settings = RuleSettings(self, settings)
 
     def __getattr__(self, name: str) -> Any:
         settings = vars(self).get("settings", {})
@@ -146,16 +146,17 @@ class UpdateRule(metaclass=_Made):
     def make_state(self, parameters: Sequence[Parameter]) -> dict[str, list[Parameter]]:
         """State name -> one zeroed array per parameter."""
         return {
-            name: [stored_value(Stored(f"{p.stored.name}.{name}", np.broadcast_to(0.0, p.shape))) for p in parameters]
+            name: [stored_value(Stored(f"{p.stored.name}.{name}", zeros(p.shape))) for p in parameters]
             for name in self.state_names
         }
 
-    def _couple(self, weight_decay: Schedule, decoupled: bool) -> None:
+    def set_decay(self, weight_decay: Schedule, decoupled: bool) -> None:
+        """Whether weight decay is a part of the gradient."""
         decoupled = as_bool(f"{type(self).__name__}: decoupled_weight_decay", decoupled)
         self.decoupled_weight_decay = decoupled
         self.couples = not decoupled and (callable(weight_decay) or bool(weight_decay))
 
-    def _decayed(
+    def decayed(
         self, parameters: Sequence[Value], grads: Sequence[Value], weight: Value
     ) -> tuple[list[Value], Sequence[Value], Value]:
         """(the settings, the gradients, what they are to be divided by) of the update op; coupled weight decay is added

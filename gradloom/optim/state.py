@@ -15,7 +15,7 @@ from ..base.arguments import what_is
 from ..base.arrays import as_array
 from ..base.errors import DTypeError, GradientError, GraphError, SettingError, ShapeError
 from ..graph.leaves import Parameter, setting, stored_value
-from ..graph.stored import Stored, copies, held
+from ..graph.stored import Stored, copies, held, zeros
 from ..graph.value import Value
 from .rule import UpdateRule
 from .schedules import Memory, Plateau
@@ -23,7 +23,7 @@ from .schedules import Memory, Plateau
 _Named = tuple[str, tuple[int, ...]]  # a parameter's name, as far as it has one, and its shape
 
 
-class Gradients(Protocol):
+class GradientSource(Protocol):
     """What an optimiser needs of a tape's gradients: they run its step as one program with what they come from."""
 
     weight: Any
@@ -56,12 +56,12 @@ class Window:
         self.parameters.clear()
         self.weighted: bool | None = None  # the sums have a weight; None: nothing was accumulated
         self.max_norm = math.inf  # of its step
-        self.gradients: type[Gradients] | None = None  # who runs its step in a loop of the user's own
+        self.gradients: type[GradientSource] | None = None  # who runs its step in a loop of the user's own
 
     def add(self, parameters: Iterable[Parameter]) -> None:
         self.parameters.update((p.stored, p) for p in parameters)
 
-    def runner(self, what: str) -> type[Gradients]:
+    def runner(self, what: str) -> type[GradientSource]:
         """Who runs the step; GradientError when there is nothing to step with."""
         if self.gradients is None:
             raise GradientError(f"{what}: there are no gradients; need {what}(grads), or accumulate(grads) before")
@@ -166,7 +166,7 @@ class OptimizerState:
         """
         for p in parameters:
             if p.stored not in self.sums:
-                sums = Stored(f"{p.stored.name}.acc", np.broadcast_to(0.0, p.shape))
+                sums = Stored(f"{p.stored.name}.acc", zeros(p.shape))
                 self.sums[p.stored] = stored_value(sums)
         pairs = [v for p, g in zip(parameters, grads, strict=True) for v in (self.sums[p.stored], g)]
         if weight is not None:
@@ -174,7 +174,7 @@ class OptimizerState:
         return ops.accumulate(setting("keep"), *pairs)
 
     def join(self, parameters: Iterable[Parameter], first: bool) -> None:
-        """Gradients of these parameters are about to be accumulated; `first`: they open a window."""
+        """GradientSource of these parameters are about to be accumulated; `first`: they open a window."""
         if first:
             self.window.clear()
         else:

@@ -16,13 +16,13 @@ _GRAIN = ALIGNMENT // 4  # numbers of f32 per cache line
 
 
 class FlatArrays:
-    """One f32 array, `.array` [n], and the pieces of it that stand for arrays of their own.
+    """One f32 array, `.whole` [n], and the pieces of it that stand for arrays of their own.
 
     pieces     pairs (name, shape); piece i starts on a cache line, gaps between pieces are 0 and stay so
-    .array     f32 [n], n a multiple of 16
-    .pieces    piece i as an array, a view of .array
-    .stored    piece i as a Stored, .values piece i as a value for graphs: what a program writes there is seen in .array
-    .offsets   where piece i begins in .array
+    .whole     f32 [n], n a multiple of 16
+    .pieces    piece i as an array, a view of .whole
+    .stored    piece i as a Stored, .values piece i as a value for graphs: what a program writes there is seen in .whole
+    .offsets   where piece i begins in .whole
     Raises ShapeError for a negative extent.
     """
 
@@ -36,9 +36,9 @@ class FlatArrays:
                 raise ShapeError(f"{name}: shape {list(shape)}; need extents of at least 0")
             self.offsets.append(total)
             total += -(-math.prod(shape) // _GRAIN) * _GRAIN
-        self.array = aligned_zeros((total,), f32.numpy)
+        self.whole = aligned_zeros((total,), f32.numpy)
         cuts = zip(named, self.offsets, strict=True)
-        self.pieces = [self.array[start : start + math.prod(shape)].reshape(shape) for (_, shape), start in cuts]
+        self.pieces = [self.whole[start : start + math.prod(shape)].reshape(shape) for (_, shape), start in cuts]
         self.stored = [Stored.wrap(name, piece, "state") for (name, _), piece in zip(named, self.pieces, strict=True)]
         self.values: list[Parameter] = [stored_value(s) for s in self.stored]
 
@@ -46,7 +46,7 @@ class FlatArrays:
         return len(self.stored)
 
     def __repr__(self) -> str:
-        return f"FlatArrays({len(self)} pieces, {self.array.size} numbers)"
+        return f"FlatArrays({len(self)} pieces, {self.whole.size} numbers)"
 
 
 def take_effects(values: Sequence[Value]) -> dict[Stored, Value]:

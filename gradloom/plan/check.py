@@ -22,7 +22,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..base.errors import PlanError, ShapeError
+from ..graph.declaration import Slot
 from ..graph.graph import reachable
+from ..graph.opspec import OpSpec
 from ..graph.value import Node, Value
 from ..transform.program import Program
 from .bytecode import (
@@ -44,7 +46,7 @@ from .bytecode import (
 
 Written = dict[int, list[tuple[int, int, object]]]  # segment -> (start, end, what) that one instruction writes
 View = tuple[Value, int, tuple[int, ...]]  # base value, offset and strides in elements
-# By dtype code: elements of a block and its bytes, as csrc/tape.h has them.
+# By dtype code: elements of a block and its bytes, as csrc/bytecode.h has them.
 BLOCKS = {
     1: (1, 4), 2: (1, 2), 3: (1, 2), 4: (1, 8), 5: (1, 1), 6: (1, 1), 7: (1, 4), 8: (1, 8),
     16: (32, 18), 17: (32, 20), 18: (32, 22), 19: (32, 24), 20: (32, 34),
@@ -257,8 +259,6 @@ def _is_unit(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 def _whole_blocks(shape: Sequence[int], strides: Sequence[int], offset: int, block: int) -> bool:
     """Is a view of blocks of neighbours made of whole blocks? Every index along all axes but one starts a block."""
-    if block == 1:
-        return True
     walks = [n for n, s in zip(shape, strides, strict=True) if s == 1 and n > 1]
     jumps = [s for n, s in zip(shape, strides, strict=True) if s != 1 and n > 1]
     return len(walks) == 1 and walks[0] % block == 0 and not any(s % block for s in (*jumps, offset))
@@ -302,12 +302,21 @@ def _decode(args: np.ndarray) -> list[_Arg]:
     return decoded
 
 
+@lru_cache(maxsize=4096)
+def _slots(op: OpSpec, inputs: int, outputs: int) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]:
+    """The declarations of so many inputs and outputs of an op."""
+    return tuple(op.slot(op.inputs, i) for i in range(inputs)), tuple(op.slot(op.outputs, i) for i in range(outputs))
+
+
 def _expected_words(node: Node) -> list[int]:
-    """The attribute words that csrc/tape.h describes for a node."""
+    """The attribute words that csrc/bytecode.h describes for a node."""
     words: list[int] = []
-    for attr in node.op.attrs:
+    after_last = max((i + 1 for i, a in enumerate(node.op.attrs) if node.attrs[a.name] is not None), default=0)
+    for attr in node.op.attrs[:after_last]:
         value = node.attrs[attr.name]
-        if attr.kind == "ints":
+        if value is None:
+            words.append(-(2**63))
+        elif attr.kind == "ints":
             words.append(len(value))
             words.extend(value)
         elif attr.kind == "float":
@@ -323,10 +332,11 @@ def _expected_words(node: Node) -> list[int]:
 
 def _expected_signature(node: Node) -> str:
     """dtypes of the inputs that are present and of the outputs, each run of equal ones once."""
-    merged: list[str] = []
+    merged, last = [], None
     for value in (*node.inputs, *node.outputs):
-        if value is not None and value.dtype.name not in merged[-1:]:
-            merged.append(value.dtype.name)
+        if value is not None and value.dtype is not last:
+            last = value.dtype
+            merged.append(last.name)
     return "_".join(merged)
 
 
@@ -515,9 +525,10 @@ class _Checker:
             )
         self.done.add(node)
         inputs, outputs = args[: len(node.inputs)], args[len(node.inputs) : declared]
+        input_slots, output_slots = _slots(op, len(inputs), len(outputs))
         reads: dict[int, list[_Read]] = {}
-        for i, (value, arg) in enumerate(zip(node.inputs, inputs, strict=True)):
-            read = self.check_read(node, op.slot(op.inputs, i).name, value, arg)
+        for slot, value, arg in zip(input_slots, node.inputs, inputs, strict=True):
+            read = self.check_read(node, slot.name, value, arg)
             if read is not None:
                 reads.setdefault(arg.segment, []).append(read)
         for before in node.after:
@@ -525,8 +536,8 @@ class _Checker:
             if not made.op.leaf and made not in self.done:
                 raise PlanError(f"proof: {_called(node)} runs before {_called(before)}, which it must follow")
         written: Written = {}
-        for value, arg in zip(node.outputs, outputs, strict=True):
-            self.check_write(node, value, arg, reads, written)
+        for slot, value, arg in zip(output_slots, node.outputs, outputs, strict=True):
+            self.check_write(node, slot, value, arg, reads, written)
         for arg in args[declared:]:
             self.check_workspace(node, arg, reads, written)
         for segment, ranges in written.items():
@@ -582,7 +593,7 @@ class _Checker:
                 f"proof: {reads()} with strides {list(arg.strides)}; its kernel takes a matrix with a stride of 1"
             )
         block, size = BLOCKS[arg.dtype]
-        if not _whole_blocks(arg.shape, arg.strides, offset, block):
+        if block > 1 and not _whole_blocks(arg.shape, arg.strides, offset, block):
             raise PlanError(
                 f"proof: {reads()} from element {offset} with strides {list(arg.strides)}, which cuts blocks of {block}"
             )
@@ -607,10 +618,9 @@ class _Checker:
             )
 
     def check_write(
-        self, node: Node, value: Value, arg: _Arg, reads: Mapping[int, Sequence[_Read]], written: Written
+        self, node: Node, slot: Slot, value: Value, arg: _Arg, reads: Mapping[int, Sequence[_Read]], written: Written
     ) -> None:
         op = node.op
-        slot = op.slot(op.outputs, value.index)
         who = partial(_writes, node, slot.name)
         if not arg.writes:
             raise PlanError(f"proof: {who()}, but the bytecode does not mark it as written")

@@ -1,29 +1,24 @@
-"""Backend: who computes a program; Executable: a program that a backend has loaded.
+"""Backend: who computes a program. compile() looks one up by its name.
 
-compile() looks a backend up by its name. A new backend implements Backend and Executable and is registered here;
-nothing else changes for it (tests/run/test_backend.py makes one).
+A new backend implements Backend and Executable (run/executable.py) and is registered; nothing else changes for it
+(tests/run/test_backend.py makes one).
 """
 
 from __future__ import annotations
 
-import abc
-import contextlib
-import threading
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any, ClassVar, Protocol
+from collections.abc import Collection
+from typing import ClassVar, Protocol
 
 import numpy as np
 
-from ..base import locks
 from ..base.errors import BackendError
 from ..base.settings import Switches
-from ..graph.graph import mapped_checks, written
-from ..graph.stored import before_read, before_write, held
 from ..graph.value import Node
 from ..plan.bytecode import KernelNeeds, signature
 from ..plan.plan import Plan, make_plan
 from ..transform.program import Program
-from .feeds import SETTING_DEFAULTS, as_array, check_names, leaves
+from .executable import Executable
+from .feeds import leaves
 
 
 class Buffer(Protocol):
@@ -112,125 +107,3 @@ def no_memory(what: str) -> BackendError:
     return BackendError(
         f"{what}: the system gives no more memory; need smaller batches, a shorter context or a machine with more"
     )
-
-
-def called(node: Node) -> str:
-    """The op and what messages call the node."""
-    return f"{node.op.name} {node.label}" if node.name else node.label
-
-
-class Executable(abc.ABC):
-    """A loaded program. Call it with its inputs by name; it answers its outputs as NumPy arrays.
-
-    Several threads may call it: each gets the outputs of its own inputs.
-    inputs, settings: name -> value of the graph. reads, writes: the stored arrays that a run reads and writes. plan:
-    None where the backend does not plan. record_bytes: of the outputs of one step.
-    """
-
-    def __init__(self, program: Program, plan: Plan | None, switches: Switches, own_lock: bool = False) -> None:
-        """own_lock: it runs beside others; it must share no array that is written with them."""
-        self.lock = threading.RLock() if own_lock else locks.memory
-        self.program, self.plan, self.switches = program, plan, switches
-        self.inputs, self.settings = leaves(program.nodes, "input"), leaves(program.nodes, "setting")
-        self.reads = [node.attrs["stored"] for node in program.nodes if node.op.name == "parameter"]
-        self.writes = written(program.nodes)
-        self.record_bytes = sum(v.bytes for v in program.outputs)
-        self._file_checks = mapped_checks(program.nodes)
-
-    # ---- what a backend implements ---------------------------------------------------------------------
-
-    @property
-    @abc.abstractmethod
-    def steps_run(self) -> int:
-        """How many steps it has completed so far, in all calls."""
-
-    @abc.abstractmethod
-    def fed(self) -> dict[str, Any]:
-        """The inputs that were fed last."""
-
-    @abc.abstractmethod
-    def copy_in(self, given: Mapping[str, np.ndarray]) -> None:
-        """Keep these inputs until others are fed."""
-
-    @abc.abstractmethod
-    def run_steps(self, steps: int, settings: Mapping[str, Any], deadline: float) -> tuple[int, list[np.ndarray]]:
-        """run_many, with the inputs copied in, the files checked and the lock held."""
-
-    @abc.abstractmethod
-    def stop(self) -> None:
-        """End the run in progress after its current step (from another thread or a callback)."""
-
-    @abc.abstractmethod
-    def profile(self, on: bool = True) -> None:
-        """Collect nanoseconds per instruction from the next run on."""
-
-    @abc.abstractmethod
-    def timings(self) -> list[tuple[str, int, int]]:
-        """(op and node, least ns, total ns) per instruction since `profile`."""
-
-    def checked_inputs(self, feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """The inputs as arrays of their shapes and dtypes; GraphError, ShapeError, DTypeError for others."""
-        if feeds.keys() != self.inputs.keys():
-            check_names(feeds, self.inputs, {})
-        return {key: as_array(key, feeds[key], v.shape, v.dtype) for key, v in self.inputs.items()}
-
-    # ---- running ---------------------------------------------------------------------------------------
-
-    def __call__(self, **feeds: Any) -> list[np.ndarray]:
-        """Feed inputs and settings by name, run once, and read the outputs (fresh arrays)."""
-        if self.settings:
-            check_names(feeds, self.inputs, self.settings)
-        settings = {k: feeds.pop(k, SETTING_DEFAULTS.get(k)) for k in self.settings}
-        for key, value in self.settings.items():
-            as_array(key, settings[key], (), value.dtype)  # for its checks
-        return [r[0] for r in self.run_many(1, settings, feeds=feeds)[1]]
-
-    def feed(self, feeds: Mapping[str, Any]) -> None:
-        """Copy the inputs in; they keep their values until they are fed again, by any thread."""
-        given = self.checked_inputs(feeds)
-        with self.lock:
-            self.copy_in(given)
-
-    def run_many(
-        self,
-        steps: int,
-        settings: Mapping[str, Any],
-        deadline: float = 0.0,
-        feeds: Mapping[str, Any] | None = None,
-    ) -> tuple[int, list[np.ndarray]]:
-        """Run so many steps in one call: (steps done, the outputs of each as [steps done, *shape]).
-
-        settings: each value a number, or one number per step. deadline: seconds after which no further step begins.
-        feeds: the inputs, which no other thread can change before the run; without them, those that were fed last.
-        Raises NonFiniteError or DataError as the step that failed demands; that step's updates are not applied.
-        FileError, before anything runs, when a mapped file has changed; BackendError, too, when there is no memory.
-        KeyboardInterrupt may come when steps have been done: it has their number as `steps_done`.
-        """
-        before = self.steps_run
-        try:
-            given = {} if feeds is None else self.checked_inputs(feeds)
-            with self._exclusive():
-                if feeds is not None:
-                    self.copy_in(given)
-                self.check_files()
-                return self.run_steps(steps, settings, deadline)
-        except KeyboardInterrupt as interrupt:
-            interrupt.steps_done = self.steps_run - before  # type: ignore[attr-defined]
-            raise
-
-    def check_files(self) -> None:
-        """FileError when a mapped file that the program reads has changed."""
-        for check in self._file_checks:
-            check()
-
-    @contextlib.contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        """Holds the lock, with nothing outstanding that writes what it reads or reads what it writes."""
-        if self.lock is locks.memory:
-            with held(self.reads, self.writes):
-                yield
-            return
-        before_read(self.reads)
-        before_write(self.writes)
-        with self.lock:
-            yield

@@ -32,7 +32,8 @@ from ..graph.value import Node
 from ..plan.bytecode import SETTING_BYTES, KernelNeeds, encode_attrs, signature
 from ..plan.plan import Plan
 from ..transform.program import Program
-from .backend import Buffer, Executable, called, no_memory
+from .backend import Buffer, no_memory
+from .executable import Executable, called
 
 STOP_DONE, STOP_GUARD, STOP_INDEX, STOP_NONFINITE, STOP_BOUNDS, STOP_REQUESTED, STOP_DEADLINE = range(7)
 
@@ -223,14 +224,14 @@ class CpuExecutable(Executable):
 
     def read(self, records: np.ndarray) -> list[np.ndarray]:
         """The outputs out of records: one array of shape [steps, *shape] each (a view)."""
-        found = []
+        columns = []
         for spec, start in zip(self.outputs, self._starts, strict=True):
             size = spec.size * spec.dtype.bytes
             column = records[:, start : start + size]
             if not column.flags.c_contiguous:
                 column = np.ascontiguousarray(column)
-            found.append(column.view(spec.dtype.numpy).reshape((len(records), *spec.shape)))
-        return found
+            columns.append(column.view(spec.dtype.numpy).reshape((len(records), *spec.shape)))
+        return columns
 
     def stop(self) -> None:
         """End the run in progress after its current step (from another thread or a callback)."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..base.errors import GuardTripped, NonFiniteError, NotFinite
 from ..graph.value import Value
-from .executable import compile_checked
+from .compile import compile_checked
 
 OVERFLOW = "the squared norm of the gradients overflows f32"
 
@@ -60,7 +60,7 @@ def _row(failure: NotFinite, settings: Mapping[str, Any]) -> str | None:
         return None
     data, order = (v.node.attrs["stored"] for v in node.inputs[:2] if v is not None)
     batch = node.outputs[0]
-    row = order.array[int(settings["position"]) + failure.index * batch.shape[0] // batch.size]
+    row = order.read()[int(settings["position"]) + failure.index * batch.shape[0] // batch.size]
     return f"row {row} of the {data.name} is not finite"
 
 

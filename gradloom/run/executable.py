@@ -1,183 +1,139 @@
-"""compile: from values to something that runs."""
+"""Executable: a program that a backend has loaded. What all backends share stands here, once."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
+import abc
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from ..base.errors import BackendError, DTypeError, GraphError
-from ..base.settings import switches
-from ..graph.grad import gradients
-from ..graph.graph import check_graph, check_updates
-from ..graph.leaves import Parameter
-from ..graph.stored import held
-from ..graph.value import Value, builds_graphs, describe
-from ..transform.passes import rewrite
-from ..transform.program import Program, gather
-from .backend import Buffer, has_kernel, plan_for
-from .backend import backend as backend_of
-from .numpy_backend import evaluate
+from ..base import locks
+from ..base.settings import Switches
+from ..graph.graph import mapped_checks, written
+from ..graph.stored import before_read, before_write, held
+from ..graph.value import Node
+from ..plan.plan import Plan
+from ..transform.program import Program
+from .feeds import SETTING_DEFAULTS, as_array, check_names, leaves
 
 
-@builds_graphs
-def compile(
-    outputs: Value | Sequence[Value],
-    updates: Sequence[Value] = (),
-    *,
-    backend: str = "cpu",
-    threads: int | None = None,
-    isa: str | None = None,
-    reuse: bool | None = None,
-    inplace: bool | None = None,
-    fuse: bool | None = None,
-    poison: bool | None = None,
-    debug: int | None = None,
-    check: int | None = None,
-    arena: Buffer | None = None,
-) -> Any:
-    """Plan, prove and load a program.
+def called(node: Node) -> str:
+    """The op and what messages call the node."""
+    return f"{node.op.name} {node.label}" if node.name else node.label
 
-    outputs: one or several values to read after each call. updates: outputs of update ops to carry out (updates that
-    belong to nodes on the way, such as running statistics, are carried out anyway). backend: "cpu", "numpy" (float64
-    references, the definition), "null" (plans only), or what was registered (run/backend.py). arena: memory of its own
-    (Backend.allocate), so that the program does not wait for all others; it must share no array that is written. The
-    rest are the switches of gradloom.base.settings.
-    Returns a callable: run(name=array, ...) -> list of arrays; run.plan is the proved plan.
-    Raises GraphError, ShapeError for what cannot be built, BackendError for what cannot run here.
+
+class Executable(abc.ABC):
+    """A loaded program. Call it with its inputs by name; it answers its outputs as NumPy arrays.
+
+    Several threads may call it: each gets the outputs of its own inputs.
+    inputs, settings: name -> value of the graph. reads, writes: the stored arrays that a run reads and writes. plan:
+    None where the backend does not plan. record_bytes: of the outputs of one step.
     """
-    values = [outputs] if isinstance(outputs, Value) else list(outputs)
-    if not values and not updates:
-        raise GraphError("compile: no outputs and no updates; need at least one value")
-    for value in (*values, *updates):
-        if not isinstance(value, Value):
-            raise GraphError(f"compile: got {type(value).__name__}; need values of a graph")
-        if value.recorder is not None:
-            raise GraphError(
-                "compile: got an eager tensor, which is computed when it is looked at; need values of a graph"
-            )
-    for value in values:
-        if value.dtype.is_quantised:
-            raise DTypeError(
-                f"compile: the output {value.node.label} is {describe(value)}, which is not read out; "
-                "need a cast to f32"
-            )
-    for value in updates:
-        if not value.node.op.updates:
-            raise GraphError(
-                f"compile: the update {value.node.op.name} {value.node.label} writes to nothing; need outputs of "
-                "update ops (sgd, adamw, accumulate, zero, assign)"
-            )
-    chosen = switches(
-        threads=threads, isa=isa, reuse=reuse, inplace=inplace, fuse=fuse, poison=poison, debug=debug, check=check
-    )
-    made = backend_of(backend, chosen)
-    program = gather(values, updates)
-    check_updates(program.nodes)
-    if not made.planned:
-        return made.load(program, None)
 
-    def after(name: str, program: Program) -> None:
-        if chosen.check >= 2:
-            check_graph(program.nodes)
-        if chosen.debug >= 3:
-            print(f"after {name}:\n{program}", file=sys.stderr)
+    def __init__(self, program: Program, plan: Plan | None, switches: Switches, own_lock: bool = False) -> None:
+        """own_lock: it runs beside others; it must share no array that is written with them."""
+        self.lock = threading.RLock() if own_lock else locks.memory
+        self._shares_lock = not own_lock
+        self.program, self.plan, self.switches = program, plan, switches
+        self.inputs, self.settings = leaves(program.nodes, "input"), leaves(program.nodes, "setting")
+        self.reads = [node.attrs["stored"] for node in program.nodes if node.op.name == "parameter"]
+        self.writes = written(program.nodes)
+        self.record_bytes = sum(v.bytes for v in program.outputs)
+        self._file_checks = mapped_checks(program.nodes)
 
-    program = rewrite(program, chosen.fuse, after, lambda node: has_kernel(made, node))
-    check_graph(program.nodes)
-    return made.load(program, plan_for(made, program, chosen), arena)
+    # ---- what a backend implements ---------------------------------------------------------------------
 
+    @property
+    @abc.abstractmethod
+    def steps_run(self) -> int:
+        """How many steps it has completed so far, in all calls."""
 
-def compile_checked(outputs: Sequence[Value], updates: Sequence[Value], **options: Any) -> Any:
-    """The same program once more, to find the first node that is not finite: checked, unfused, and unshared where the
-    memory suffices."""
-    options = options | {"check": 2, "fuse": False, "debug": 0}
-    try:
-        return compile(outputs, updates, **(options | {"reuse": False}))
-    except BackendError:  # more memory than there is
-        return compile(outputs, updates, **options)
+    @abc.abstractmethod
+    def fed(self) -> dict[str, Any]:
+        """The inputs that were fed last."""
 
+    @abc.abstractmethod
+    def copy_in(self, given: Mapping[str, np.ndarray]) -> None:
+        """Keep these inputs until others are fed."""
 
-def check_gradients(
-    loss: Value,
-    feeds: Mapping[str, Any] | None = None,
-    *,
-    parameters: Sequence[Value] | None = None,
-    step: float = 1e-6,
-    tolerance: float = 1e-5,
-    entries: int = 64,
-    seed: int = 0,
-) -> float:
-    """Hold every parameter's gradient against central differences of the float64 reference.
+    @abc.abstractmethod
+    def run_steps(self, steps: int, settings: Mapping[str, Any], deadline: float) -> tuple[int, list[np.ndarray]]:
+        """run_many, with the inputs copied in, the files checked and the lock held."""
 
-    loss: any shape; its elements are summed. parameters: by default all trainable ones that the loss reaches. Up to
-    `entries` randomly chosen entries of each are moved by `step` (relative to their size). Returns the worst error,
-    |analytic - numeric| / max(1, |numeric|); raises GradientError naming the worst entry beyond tolerance.
-    """
-    from ..base.errors import GradientError
+    @abc.abstractmethod
+    def stop(self) -> None:
+        """End the run in progress after its current step (from another thread or a callback)."""
 
-    nodes = gather([loss]).nodes
-    if parameters is None:
-        parameters = [v for n in nodes for v in n.outputs if isinstance(v, Parameter) and v.trainable]
-    grads = gradients(loss, parameters)
-    known = evaluate([loss, *[g for g in grads if g is not None], *parameters], feeds)
-    rng = np.random.default_rng(seed)
-    worst = (0.0, "")
-    for parameter, grad in zip(parameters, grads, strict=True):
-        at = known[parameter]
-        analytic = np.zeros(at.shape) if grad is None else known[grad]
-        flat = rng.permutation(at.size)[:entries] if at.size > entries else range(at.size)
-        for entry in flat:
-            i = np.unravel_index(entry, at.shape)
-            h = step * max(1.0, abs(float(at[i])))
-            total = 0.0
-            for sign in (1, -1):
-                moved = at.copy()
-                moved[i] += sign * h
-                total += sign * float(np.sum(evaluate([loss], feeds, {parameter: moved})[loss]))
-            numeric = total / (2 * h)
-            error = abs(float(analytic[i]) - numeric) / max(1.0, abs(numeric))
-            if not error <= worst[0]:
-                place = f"{parameter.node.label}[{','.join(map(str, i))}]"
-                worst = (error, f"{place}: gradient {float(analytic[i]):.9g}, finite difference {numeric:.9g}")
-    if not worst[0] <= tolerance:
-        raise GradientError(f"check_gradients: {worst[1]}; error {worst[0]:.3g}, need at most {tolerance:g}")
-    return worst[0]
+    @abc.abstractmethod
+    def profile(self, on: bool = True) -> None:
+        """Collect nanoseconds per instruction from the next run on."""
 
+    @abc.abstractmethod
+    def timings(self) -> list[tuple[str, int, int]]:
+        """(op and node, least ns, total ns) per instruction since `profile`."""
 
-def compare(
-    outputs: Value | Sequence[Value],
-    feeds: Mapping[str, Any] | None = None,
-    backends: Sequence[str] = ("numpy", "cpu"),
-    *,
-    tolerance: float = 1e-4,
-    **options: Any,
-) -> tuple[Value, float] | None:
-    """The first node, in order, at which two backends differ by more than `tolerance`, and by how much; or None.
+    def checked_inputs(self, feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """The inputs as arrays of their shapes and dtypes; GraphError, ShapeError, DTypeError for others."""
+        if feeds.keys() != self.inputs.keys():
+            check_names(feeds, self.inputs, {})
+        return {key: as_array(key, feeds[key], v.shape, v.dtype) for key, v in self.inputs.items()}
 
-    Compares every float value of the graph, unfused: max |a - b| / max(1, max |a|). options go to compile.
-    """
-    values = [outputs] if isinstance(outputs, Value) else list(outputs)
-    every = [v for n in gather(values).nodes if not n.op.updates for v in n.outputs if v.dtype.is_float]
-    feeds = dict(feeds or {})
-    found = []
-    for name in backends:
-        run = compile(every, backend=name, **(options | {"fuse": False} if name == "cpu" else {}))
-        state = [n.attrs["stored"] for n in run.program.nodes if n.op.name == "parameter"]
-        written = [stored for stored in state if stored.role != "frozen"]
-        with held(written, written):
-            before = [stored.read().copy() for stored in written]
-            found.append(run(**feeds))
-            for stored, data in zip(written, before, strict=True):  # running statistics stay as they were
-                stored.write(data)
-    first, second = found
-    for value, a, b in zip(every, first, second, strict=True):
-        if a.size == 0:
-            continue
-        with np.errstate(invalid="ignore"):
-            difference = float(np.max(np.abs(a - b))) / max(1.0, float(np.max(np.abs(a))))
-        if not difference <= tolerance and not np.array_equal(a, b, equal_nan=True):
-            return value, difference
-    return None
+    # ---- running ---------------------------------------------------------------------------------------
+
+    def __call__(self, **feeds: Any) -> list[np.ndarray]:
+        """Feed inputs and settings by name, run once, and read the outputs (fresh arrays)."""
+        if self.settings:
+            check_names(feeds, self.inputs, self.settings)
+        settings = {k: feeds.pop(k, SETTING_DEFAULTS.get(k)) for k in self.settings}
+        for key, value in self.settings.items():
+            as_array(key, settings[key], (), value.dtype)  # for its checks
+        return [r[0] for r in self.run_many(1, settings, feeds=feeds)[1]]
+
+    def feed(self, feeds: Mapping[str, Any]) -> None:
+        """Copy the inputs in; they keep their values until they are fed again, by any thread."""
+        given = self.checked_inputs(feeds)
+        with self.lock:
+            self.copy_in(given)
+
+    def run_many(
+        self,
+        steps: int,
+        settings: Mapping[str, Any],
+        deadline: float = 0.0,
+        feeds: Mapping[str, Any] | None = None,
+    ) -> tuple[int, list[np.ndarray]]:
+        """Run so many steps in one call: (steps done, the outputs of each as [steps done, *shape]).
+
+        settings: each value a number, or one number per step. deadline: seconds after which no further step begins.
+        feeds: the inputs, which no other thread can change before the run; without them, those that were fed last.
+        Raises NonFiniteError or DataError as the step that failed demands; that step's updates are not applied.
+        FileError, before anything runs, when a mapped file has changed; BackendError, too, when there is no memory.
+        KeyboardInterrupt may come when steps have been done: it has their number as `steps_done`.
+        """
+        before = self.steps_run
+        try:
+            given = {} if feeds is None else self.checked_inputs(feeds)
+            with held(self.reads, self.writes) if self._shares_lock else self._own_lock():
+                if feeds is not None:
+                    self.copy_in(given)
+                self.check_files()
+                return self.run_steps(steps, settings, deadline)
+        except KeyboardInterrupt as interrupt:
+            interrupt.steps_done = self.steps_run - before  # type: ignore[attr-defined]
+            raise
+
+    def check_files(self) -> None:
+        """FileError when a mapped file that the program reads has changed."""
+        for check in self._file_checks:
+            check()
+
+    @contextlib.contextmanager
+    def _own_lock(self) -> Iterator[None]:
+        """Holds a lock of its own, with nothing outstanding that writes what it reads or reads what it writes."""
+        before_read(self.reads)
+        before_write(self.writes)
+        with self.lock:
+            yield

@@ -18,17 +18,17 @@ SETTING_DEFAULTS: dict[str, float] = {"seed": 0, "step": 1, "row": 0}
 
 def leaves(nodes: Sequence[Node], kind: str) -> dict[str, Value]:
     """key -> value of all `input` or `setting` leaves; GraphError when one key means two things."""
-    found: dict[str, Value] = {}
+    values: dict[str, Value] = {}
     for node in nodes:
         if node.op.name == kind:
             value = node.outputs[0]
-            known = found.setdefault(node.attrs["key"], value)
+            known = values.setdefault(node.attrs["key"], value)
             if (known.shape, known.dtype) != (value.shape, value.dtype):
                 raise GraphError(
                     f"{kind} {node.attrs['key']!r} is {describe(known)} at {known.node.where} and {describe(value)} at "
                     f"{node.where}; need one shape and dtype for a name"
                 )
-    return found
+    return values
 
 
 def check_names(given: Mapping[str, Any], inputs: Mapping[str, Value], settings: Mapping[str, Value]) -> None:

@@ -18,8 +18,8 @@ from ..graph.leaves import stored_value
 from ..graph.opspec import REGISTRY, OpSpec
 from ..graph.stored import Stored, aligned_empty
 from ..graph.value import Node
+from .compile import compile as compile_program
 from .cpu_backend import _core, choose_isa
-from .executable import compile as compile_program
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -105,8 +105,8 @@ def self_check(isa: str | None = None, threads: int = 2) -> SelfCheck:
             continue
         try:
             error, beyond = _difference(spec, sample, chosen, threads)
-        except GradloomError as found:
-            failed.append(f"{spec.name}: {found}")
+        except GradloomError as problem:
+            failed.append(f"{spec.name}: {problem}")
             continue
         checked += 1
         if not beyond <= 1:
@@ -118,8 +118,8 @@ def self_check(isa: str | None = None, threads: int = 2) -> SelfCheck:
 def _sample(spec: OpSpec) -> Sample | None:
     """The largest of the small samples of plain numbers."""
     assert spec.samples is not None
-    found = spec.samples(np.random.default_rng(zlib.crc32(spec.name.encode())))
-    plain = [s for s in found if all(x is None or isinstance(x, np.ndarray) for x in s.inputs)]
+    samples = spec.samples(np.random.default_rng(zlib.crc32(spec.name.encode())))
+    plain = [s for s in samples if all(x is None or isinstance(x, np.ndarray) for x in s.inputs)]
     sizes = [sum(x.size for x in s.inputs if x is not None) for s in plain]
     small = [(size, -i) for i, size in enumerate(sizes) if size <= SMALL]
     return plain[-max(small)[1]] if small else None
@@ -132,7 +132,7 @@ def _difference(spec: OpSpec, sample: Sample, isa: str, threads: int) -> tuple[f
     if spec.updates:
         places = _updated(node)
         compile_program([], [node.outputs[k] for k in places], isa=isa, threads=threads)()
-        got = {k: stored.array for k, stored in places.items()}
+        got = {k: stored.read() for k, stored in places.items()}
     else:
         got = dict(enumerate(compile_program(list(node.outputs), isa=isa, threads=threads, fuse=False)()))
     worst = beyond = 0.0

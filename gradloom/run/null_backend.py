@@ -12,8 +12,9 @@ from ..graph.value import Node
 from ..plan.bytecode import KernelNeeds, signature
 from ..plan.plan import Plan
 from ..transform.program import Program
-from .backend import Buffer, Executable
+from .backend import Buffer
 from .cpu_backend import CpuBackend
+from .executable import Executable
 
 
 class NullBackend:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,7 +17,8 @@ from ..graph.value import Node, Value
 from ..plan.bytecode import KernelNeeds
 from ..plan.plan import Plan
 from ..transform.program import Program
-from .backend import Buffer, Executable, called
+from .backend import Buffer
+from .executable import Executable, called
 from .feeds import SETTING_DEFAULTS, as_array, check_names, leaves
 
 
@@ -26,11 +27,12 @@ def evaluate(
     feeds: Mapping[str, Any] | None = None,
     overrides: Mapping[Value, np.ndarray] | None = None,
     precision: str = "f64",
+    timed: Callable[[Node, int], None] | None = None,
 ) -> dict[Value, np.ndarray]:
     """Every value that `values` need, computed by the references.
 
     feeds: inputs and settings by name. overrides: contents to use instead of those of some values (parameters).
-    precision: "f64" or "f32", what float values are computed in.
+    precision: "f64" or "f32", what float values are computed in. timed: told each node that is computed, and its ns.
     """
     feeds = feeds or {}
     overrides = overrides or {}
@@ -49,7 +51,10 @@ def evaluate(
                 known[value] = as_real(leaf_data(value, feeds), value.dtype, real)
         else:
             arrays = [None if v is None else known[v] for v in node.inputs]
+            begun = time.perf_counter_ns()
             results = by_reference(node, arrays)
+            if timed is not None:
+                timed(node, time.perf_counter_ns() - begun)
             known.update((v, as_real(r, v.dtype, real)) for v, r in zip(node.outputs, results, strict=True))
         for value in node.outputs:
             if value in overrides:
@@ -64,7 +69,8 @@ def leaf_data(value: Value, feeds: Mapping[str, Any]) -> Any:
         return node.attrs["data"]
     if node.op.name == "parameter":
         stored = node.attrs["stored"]
-        return dequantised(stored.array, stored.dtype, stored.shape) if stored.dtype.is_quantised else stored.array
+        data = stored.read()
+        return dequantised(data, stored.dtype, stored.shape) if stored.dtype.is_quantised else data
     key = node.attrs["key"]
     if node.op.name == "setting":
         return np.asarray(feeds.get(key, SETTING_DEFAULTS.get(key)))
@@ -108,6 +114,7 @@ class NumpyExecutable(Executable):
         self._stopping = False
         self._updates = [v for n in program.nodes if n.op.updates for v in n.outputs if update_target(v) is not None]
         self._fed: dict[str, Any] = {}
+        self._times: dict[Node, list[int]] | None = None  # while profiled: ns of each run of a node
 
     @property
     def steps_run(self) -> int:
@@ -125,10 +132,14 @@ class NumpyExecutable(Executable):
         self._stopping = True
 
     def profile(self, on: bool = True) -> None:
-        raise BackendError("numpy: the references are not timed; need backend='cpu'")
+        self._times = {} if on else None
 
     def timings(self) -> list[tuple[str, int, int]]:
-        raise BackendError("numpy: the references are not timed; need backend='cpu'")
+        return [(f"{n.op.name} {n.label}", min(ns), sum(ns)) for n, ns in (self._times or {}).items()]
+
+    def _timed(self, node: Node, nanoseconds: int) -> None:
+        if self._times is not None:
+            self._times.setdefault(node, []).append(nanoseconds)
 
     def run_steps(self, steps: int, settings: Mapping[str, Any], deadline: float) -> tuple[int, list[np.ndarray]]:
         self._stopping, begun = False, time.monotonic()
@@ -137,7 +148,7 @@ class NumpyExecutable(Executable):
         for i in range(steps):
             feeds = self._fed | {k: v[i] for k, v in rows.items()}
             try:
-                known = evaluate([*self.program.outputs, *self.program.effects], feeds)
+                known = evaluate([*self.program.outputs, *self.program.effects], feeds, timed=self._timed)
             except DataError as error:
                 raise IndexOutOfRange(i, str(error)) from None
             self._judge(i, known)

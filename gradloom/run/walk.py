@@ -15,14 +15,13 @@ import numpy as np
 
 from ..base.settings import Switches
 from ..graph.composition import as_real, by_reference
-from ..graph.graph import storage_leaf, update_target, view_base
-from ..graph.stored import Stored
+from ..graph.graph import update_target, view_base
 from ..graph.value import Node, Value, describe
 from ..plan.bytecode import ARENA, EACH_STEP, NO_SEGMENT, SEGMENT_NAMES
-from ..plan.plan import Plan
 from ..transform.program import Program
-from .backend import called, plan_for
+from .backend import plan_for
 from .cpu_backend import STOP_DONE, CpuBackend, CpuExecutable, _core
+from .executable import called
 from .feeds import SETTING_DEFAULTS
 from .numpy_backend import leaf_data
 
@@ -84,17 +83,17 @@ class Walk(CpuExecutable):
             segment, offset = int(arg["segment"]), int(arg["offset"])
             if segment == NO_SEGMENT or not value.size:
                 continue
-            place = self._bytes if segment == ARENA else _flat(bytecode.stored[segment - len(SEGMENT_NAMES)].array)
+            place = self._bytes if segment == ARENA else _flat(bytecode.stored[segment - len(SEGMENT_NAMES)].read())
             yield value, place[offset : offset + value.bytes].view(value.dtype.numpy).reshape(value.shape)
 
     def run_all(self) -> list[dict[int, np.ndarray]]:
         """Run every step (after `begin`); what each wrote, by output. For a plan that shares no bytes: what lies in the
         arena is not copied."""
-        found = []
+        written = []
         for k in range(len(self.steps)):
             self.run_step(k)
-            found.append({v.index: a.copy() if update_target(v) is not None else a for v, a in self.written(k)})
-        return found
+            written.append({v.index: a.copy() if update_target(v) is not None else a for v, a in self.written(k)})
+        return written
 
     def leaf(self, value: Value) -> np.ndarray:
         """The numbers of an input, setting, constant or stored array."""
@@ -103,16 +102,6 @@ class Walk(CpuExecutable):
 
 def _flat(array: np.ndarray) -> np.ndarray:
     return array.reshape(-1).view(np.uint8)
-
-
-def stored_of(plan: Plan) -> list[Stored]:
-    """The stored arrays that a program writes."""
-    found: dict[Stored, None] = {}
-    for node in plan.order.steps:
-        for value in node.outputs if node.op.updates else ():
-            if update_target(value) is not None:
-                found[storage_leaf(value).node.attrs["stored"]] = None
-    return list(found)
 
 
 # ---- two plans of one program --------------------------------------------------------------------------------------
@@ -217,13 +206,13 @@ def _apply(
         if value is None:
             return None
         if value in known:
-            found = known[value]
+            array = known[value]
         elif value.node.op.leaf:
             if value not in leaves:
                 leaves[value] = as_real(walk.leaf(value), value.dtype, np.dtype(np.float64))
-            found = leaves[value]
+            array = leaves[value]
         else:
-            found = _apply(walk, value.node, known, real, leaves)[value.index]
-        return as_real(found, value.dtype, np.dtype(real))
+            array = _apply(walk, value.node, known, real, leaves)[value.index]
+        return as_real(array, value.dtype, np.dtype(real))
 
     return by_reference(node, [number(v) for v in node.inputs])

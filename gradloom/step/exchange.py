@@ -63,7 +63,7 @@ class Exchange:
 
     def join(self) -> Exchange:
         """Meet the other ranks for the sums to come; all call it together."""
-        self._reduction = self.ranks.reduction(self.flat.array.size, self._ordered)
+        self._reduction = self.ranks.reduction(self.flat.whole.size, self._ordered)
         return self
 
     @property
@@ -96,10 +96,10 @@ class Exchange:
             j = first + ranks.rank
             if j < count:
                 compute(j)
-                reduction.add(self.flat.array)
+                reduction.add(self.flat.whole)
             else:
                 reduction.add(None)
-        reduction.finish(self.flat.array)
+        reduction.finish(self.flat.whole)
 
     def ending(
         self,
@@ -135,7 +135,7 @@ class Exchange:
         mine: tuple[int, str] | None = None
         for j in range(ranks.rank, count, ranks.size):
             compute(j)
-            if not np.isfinite(self.flat.array).all():
+            if not np.isfinite(self.flat.whole).all():
                 mine = j, diagnose(j)
                 break
         causes = [cause for cause in ranks.gather(mine) if cause is not None]

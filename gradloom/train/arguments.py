@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import SettingError
-from ..run.executable import compile as compile_program
+from ..run.compile import compile as compile_program
 
 
 def check_options(who: str, options: Mapping[str, Any], function: Callable[..., Any], *more: str) -> None:

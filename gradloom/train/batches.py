@@ -13,8 +13,8 @@ from .source import RowSource
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows start..stop of a source's order: batch_size of them make an optimiser step, micro_size a micro-batch.
+class RowRange:
+    """RowRange start..stop of a source's order: batch_size of them make an optimiser step, micro_size a micro-batch.
 
     backward: they train; else they are only measured.
     """
@@ -30,17 +30,17 @@ class Rows:
     def count(self) -> int:
         return self.stop - self.start
 
-    def batches(self) -> Iterator[Rows]:
+    def batches(self) -> Iterator[RowRange]:
         """The rows of each optimiser step; the last may be fewer."""
         for first in range(self.start, self.stop, self.batch_size):
             end = min(first + self.batch_size, self.stop)
-            yield Rows(self.source, first, end, self.batch_size, self.micro_size, self.backward)
+            yield RowRange(self.source, first, end, self.batch_size, self.micro_size, self.backward)
 
-    def ends(self) -> list[Rows]:
+    def ends(self) -> list[RowRange]:
         """The first and the last batch: those of all sizes that occur."""
         last = self.start + (self.count - 1) // self.batch_size * self.batch_size
         cuts = ((self.start, min(self.start + self.batch_size, self.stop)), (last, self.stop))
-        return [Rows(self.source, a, b, self.batch_size, self.micro_size, self.backward) for a, b in cuts]
+        return [RowRange(self.source, a, b, self.batch_size, self.micro_size, self.backward) for a, b in cuts]
 
     @property
     def micro_batches(self) -> int:
@@ -72,7 +72,7 @@ class MicroBatches:
         return MicroBatches(self.start + rows, self.rows, self.count - done, self.update, False, offset)
 
 
-def cut(rows: Rows, accumulates: bool, updates: bool, is_open: bool) -> Iterator[MicroBatches]:
+def cut(rows: RowRange, accumulates: bool, updates: bool, is_open: bool) -> Iterator[MicroBatches]:
     """The micro-batches of these rows, in groups. Whole batches without accumulation form one long group.
 
     accumulates: the micro-batches of a batch add up to its step; updates: the last of them takes it; is_open: the

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
+from ..base.collector import paused
 from ..nn.module import Module, Outline, set_by_forward
 from .objective import Objective
 
@@ -73,7 +74,8 @@ class Forms:
         known = cache.get((self.number[backward], key))
         if known is None:
             before = self._outline[backward]
-            known = make()
+            with paused():
+                known = make()
             self.look(backward)
             own = set_by_forward(before, self._outline[backward]) - self._set_by_forward
             if own:

@@ -15,10 +15,10 @@ from ..graph.leaves import Parameter
 from ..graph.structure import structure
 from ..graph.value import Value
 from ..optim.state import OptimizerState
+from ..run.compile import compile as compile_program
 from ..run.diagnose import stopped
-from ..run.executable import compile as compile_program
 from ..step.step import end_step, random_settings
-from .batches import CompiledBatch, MicroBatches, Rows, cut
+from .batches import CompiledBatch, MicroBatches, RowRange, cut
 from .forms import Forms
 from .objective import BatchGraph, Objective
 from .result import Result
@@ -75,13 +75,13 @@ class LocalSteps:
         self._count(micro, 1, backward)
         self._add(result, step, micro.rows, outputs, *source.arrays[1:])
 
-    def prepare(self, rows: Rows) -> None:
+    def prepare(self, rows: RowRange) -> None:
         """Compile all that `run` of these rows runs."""
         for batch in rows.ends():
             for group in self._cut(batch):
                 self.compiled_for(rows.source, group.rows, rows.backward, group.update)
 
-    def run(self, rows: Rows, result: Result, each: bool, heard: Callable[[int], None] | None) -> None:
+    def run(self, rows: RowRange, result: Result, each: bool, heard: Callable[[int], None] | None) -> None:
         """Train on these rows, or measure them; heard(rows done) is called after each native call."""
         if rows.backward and self.build == "opt" and rows.micro_size < rows.batch_size and not self.keeps_gradients:
             raise SettingError(
@@ -94,7 +94,7 @@ class LocalSteps:
             self._drop_window()
             raise
 
-    def _run_groups(self, rows: Rows, result: Result, each: bool, heard: Callable[[int], None] | None) -> None:
+    def _run_groups(self, rows: RowRange, result: Result, each: bool, heard: Callable[[int], None] | None) -> None:
         if not self.dynamic:  # what cannot be built is said before anything is trained
             self.prepare(rows)
         source, backward = rows.source, rows.backward
@@ -116,7 +116,7 @@ class LocalSteps:
                 if heard is not None:
                     heard(end - rows.start)
 
-    def _cut(self, rows: Rows) -> Iterator[MicroBatches]:
+    def _cut(self, rows: RowRange) -> Iterator[MicroBatches]:
         return cut(rows, self.keeps_gradients, self.build == "opt", self.in_window > 0)
 
     def _run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -69,6 +70,14 @@ class Loop:
         self.stopped = False
         self._first_pass = 0  # not 0 when an optimiser with a state of its own goes on
         self._offset = -trainer.steps  # from the steps of the optimiser to those of this loop
+        trainer.train_state.register("loop", self._memory)
+
+    def _memory(self) -> dict[str, Any]:
+        """What it remembers from pass to pass, for the state of the run."""
+        return {
+            "seed": self.seed, "steps": self.steps, "steps_total": self.steps_total, "passes": self.passes,
+            "first_pass": self._first_pass, "batch_size": self.batch_size, "micro_batch_size": self.micro_batch_size,
+        }  # fmt: skip
 
     def order(self, number: int) -> np.ndarray:
         """The rows in the order of a pass, counted from 1: those that train, then those of validation."""

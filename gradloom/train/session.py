@@ -15,7 +15,7 @@ from ..graph.graph import dot, listing, reachable
 from ..graph.leaves import Parameter, setting, stored_value
 from ..graph.stored import Stored, held
 from ..graph.value import Value
-from ..run.executable import compile as compile_program
+from ..run.compile import compile as compile_program
 
 
 class Graph:

@@ -21,18 +21,18 @@ from ..base.errors import GraphError, GuardTripped, NotFinite, TrainError
 from ..base.settings import switches
 from ..graph.leaves import constant, setting, stored_value
 from ..graph.stored import Stored
-from ..graph.structure import structure
+from ..graph.structure import named, structure
 from ..graph.value import Value
 from ..parallel.agree import Agreement, agreed, same_settings, sampled
 from ..parallel.communicator import Communicator, checksum
 from ..parallel.flat import FlatArrays, take_effects
+from ..run.compile import compile as compile_program
 from ..run.cpu_backend import choose_isa
 from ..run.diagnose import stopped
-from ..run.executable import compile as compile_program
 from ..step.exchange import Exchange, check_exchange
 from ..step.state import TrainState, shown
 from ..step.step import random_settings
-from .batches import CompiledBatch, Rows
+from .batches import CompiledBatch, RowRange
 from .local import CALL_SECONDS, LocalSteps
 from .objective import BatchGraph
 from .result import Result
@@ -43,7 +43,7 @@ DATA_BYTES, WEIGHT_BYTES = 64 << 20, 1 << 20  # of a larger data set, or mapped 
 
 
 @dataclass(frozen=True)
-class _Ending:
+class _Update:
     """What ranks exchange in an optimiser step of a batch, and the program that ends the step."""
 
     exchange: Exchange
@@ -71,7 +71,7 @@ class Split:
     def __init__(self, local: LocalSteps, state: TrainState, ranks: Communicator, exchange: str) -> None:
         self.local, self.state, self.ranks, self.exchange = local, state, ranks, check_exchange(exchange)
         self.agreement = Agreement(ranks)
-        self._endings: dict[Hashable, _Ending] = local.forms.cache()
+        self._updates: dict[Hashable, _Update] = local.forms.cache()
         self._micros: dict[Hashable, tuple[CompiledBatch, int]] = local.forms.cache()
         self._names: dict[Stored, Hashable] = {}
 
@@ -107,7 +107,7 @@ class Split:
                     f"change on all {ranks.size} (a listener is called on {ranks.kind} 0 alone)"
                 )
 
-    def _compare_settings(self, rows: Rows) -> None:
+    def _compare_settings(self, rows: RowRange) -> None:
         """The trainer's settings, and the data set by checksum."""
         local, source = self.local, rows.source
         objective, optimizer = local.objective, local.state.optimizer
@@ -134,20 +134,20 @@ class Split:
 
     def _called(self, stored: Stored) -> Hashable:
         if stored not in self._names:
-            known = (stored.name, stored.shape, stored.dtype.name, stored.role == "trained")
-            self._names[stored] = known if stored.check is None else (*known, sampled(stored.read(), WEIGHT_BYTES))
+            known = named(stored)
+            self._names[stored] = known if stored.check is None else (known, sampled(stored.read(), WEIGHT_BYTES))
         return self._names[stored]
 
     # ---- running ---------------------------------------------------------------------------------------------
 
-    def run(self, rows: Rows, result: Result, each: bool, heard: Callable[[int], None] | None) -> None:
+    def run(self, rows: RowRange, result: Result, each: bool, heard: Callable[[int], None] | None) -> None:
         """LocalSteps.run on all ranks: the same rows, the same result everywhere. Rank 0 alone calls `heard`."""
         source = rows.source
         with self.agreement.together():
             each = bool(self.ranks.gather(each)[0])
             self.prepare(rows)
             self.agreement.compare("the order of the rows", lambda: source.order.read()[rows.start : rows.stop])
-            if rows.backward or not self._endings:
+            if rows.backward or not self._updates:
                 self.agreement.compare("the training state", self.state.digest, "model", "optimizer")
             if rows.backward:
                 told = time.perf_counter()
@@ -161,7 +161,7 @@ class Split:
                 self._evaluate(rows, result, each, heard)
             self.agreement.settle()
 
-    def prepare(self, rows: Rows) -> None:
+    def prepare(self, rows: RowRange) -> None:
         """Compile all that `run` of these rows runs."""
         self._compare_model()
         self._compare_settings(rows)
@@ -171,7 +171,7 @@ class Split:
                     step = self.local.compiled_for(rows.source, size, False, False)
                 self._compare_graph("evaluation", (id(rows.source), size), False, step.outputs)
             return
-        self._ending_for(rows)
+        self._update_for(rows)
         sizes = {batch.micro_batch(j)[1] for batch in rows.ends() for j in (0, batch.micro_batches - 1)}
         for size in sorted(sizes):
             self._micro_for(rows, size)
@@ -179,37 +179,37 @@ class Split:
     @property
     def plans(self) -> list[Any]:
         """Of the programs that were compiled for training."""
-        runs = [step.run for step, _ in self._micros.values()] + [ending.run for ending in self._endings.values()]
+        runs = [step.run for step, _ in self._micros.values()] + [update.run for update in self._updates.values()]
         return [run.plan for run in runs if run.plan is not None]
 
     @property
     def buffers(self) -> list[Stored]:
         """Running statistics that the steps so far wrote."""
-        return [p.stored for ending in self._endings.values() for p in ending.exchange.buffers]
+        return [p.stored for update in self._updates.values() for p in update.exchange.buffers]
 
     @property
     def flats(self) -> list[FlatArrays]:
         """What this rank holds to exchange; the sums' own buffers are `reduction_bytes`."""
-        return [ending.exchange.flat for ending in self._endings.values()]
+        return [update.exchange.flat for update in self._updates.values()]
 
     @property
     def reduction_bytes(self) -> int:
         """What the sums hold on this rank."""
-        return sum(ending.exchange.reduction_bytes for ending in self._endings.values())
+        return sum(update.exchange.reduction_bytes for update in self._updates.values())
 
     # ---- a training step -------------------------------------------------------------------------------------
 
-    def _train(self, batch: Rows, result: Result) -> None:
+    def _train(self, batch: RowRange, result: Result) -> None:
         """One optimiser step on these rows."""
-        local, ending = self.local, self._ending_for(batch)
-        exchange, count = ending.exchange, batch.micro_batches
+        local, update = self.local, self._update_for(batch)
+        exchange, count = update.exchange, batch.micro_batches
         exchange.fold(count, lambda j: self._compute(exchange, batch, j))
         numbers = exchange.numbers
         if numbers["stop"] != 0:
             self.agreement.settle()
         settings = local.state.settings()
         try:
-            ending.run.run_many(1, settings)
+            update.run.run_many(1, settings)
         except (GuardTripped, NotFinite):
             cause = exchange.cause(
                 count, lambda j: self._compute(exchange, batch, j), lambda j: self._first_bad(batch, j)
@@ -223,12 +223,12 @@ class Split:
         result.is_total = local.objective.is_total
         result.add(batch.count, losses, weights, predicted, *truth)
 
-    def _settings(self, batch: Rows, j: int) -> dict[str, Any]:
+    def _settings(self, batch: RowRange, j: int) -> dict[str, Any]:
         first, rows = batch.micro_batch(j)
         random = random_settings(self.local.seed, self.local.state.steps + 1, first - batch.start)
         return {"position": first, "share": rows / batch.count, **random}
 
-    def _compute(self, exchange: Exchange, batch: Rows, j: int) -> None:
+    def _compute(self, exchange: Exchange, batch: RowRange, j: int) -> None:
         """Micro-batch j of these rows, into the flat array of the exchange."""
         with self.agreement.own():
             first, rows = batch.micro_batch(j)
@@ -249,14 +249,14 @@ class Split:
                 at = (first - batch.start) * ids
                 numbers["predictions"][at : at + rows * ids] = outputs[2].ravel()
 
-    def _first_bad(self, batch: Rows, j: int) -> str:
+    def _first_bad(self, batch: RowRange, j: int) -> str:
         with self.agreement.own():
             step, _ = self._micro_for(batch, batch.micro_batch(j)[1])
             return step.first_bad(self._settings(batch, j))
 
     # ---- evaluation ------------------------------------------------------------------------------------------
 
-    def _evaluate(self, rows: Rows, result: Result, each: bool, heard: Callable[[int], None] | None) -> None:
+    def _evaluate(self, rows: RowRange, result: Result, each: bool, heard: Callable[[int], None] | None) -> None:
         ranks, source = self.ranks, rows.source
         span = ranks.size if each else rows.micro_batches
         result.is_total = self.local.objective.is_total
@@ -275,7 +275,7 @@ class Split:
         if not each:
             self.agreement.root(heard, rows.count)
 
-    def _measure(self, rows: Rows, base: int, until: int, heard: Callable[[int], None] | None) -> list[_Measured]:
+    def _measure(self, rows: RowRange, base: int, until: int, heard: Callable[[int], None] | None) -> list[_Measured]:
         """What this rank's micro-batches among base..until measure."""
         ranks, local = self.ranks, self.local
         own = [j for j in range(base, until) if j % ranks.size == ranks.rank]
@@ -299,10 +299,10 @@ class Split:
 
     # ---- building --------------------------------------------------------------------------------------------
 
-    def _ending_for(self, rows: Rows) -> _Ending:
+    def _update_for(self, rows: RowRange) -> _Update:
         key = (rows.source.key, rows.batch_size, rows.micro_size)
 
-        def make() -> _Ending:
+        def make() -> _Update:
             local = self.local
             with agreed(self.ranks):
                 graph = _MicroGraph(local, rows.source, min(rows.micro_size, rows.source.n))
@@ -316,16 +316,16 @@ class Split:
                 )
                 run = compile_program([norm], updates, **local.options)
             self._compare_graph("step", key, True, [*graph.values, norm, *updates])
-            return _Ending(exchange.join(), run)
+            return _Update(exchange.join(), run)
 
-        return self.local.forms.cached(self._endings, key, True, make)
+        return self.local.forms.cached(self._updates, key, True, make)
 
-    def _micro_for(self, rows: Rows, size: int) -> tuple[CompiledBatch, int]:
+    def _micro_for(self, rows: RowRange, size: int) -> tuple[CompiledBatch, int]:
         """The program of a micro-batch of so many rows, and the predicted ids of a row."""
         key = (rows.source.key, rows.batch_size, rows.micro_size, size)
 
         def make() -> tuple[CompiledBatch, int]:
-            exchange, local = self._ending_for(rows).exchange, self.local
+            exchange, local = self._update_for(rows).exchange, self.local
             with agreed(self.ranks):
                 graph = _MicroGraph(local, rows.source, size)
                 if graph.written != [p.stored for p in (*exchange.parameters, *exchange.buffers)]:

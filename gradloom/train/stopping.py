@@ -54,6 +54,12 @@ class EarlyStopping:
         """A training begins: `fit` calls this."""
         self._forget()
         self._trainer = trainer
+        trainer.train_state.register("early stopping", self._memory)
+
+    def _memory(self) -> dict[str, Any]:
+        """What it remembers from epoch to epoch, for the state of the run."""
+        best = {f"best.{i}": array for i, array in enumerate(self._best.values())}
+        return {"loss": self.best_loss, "epoch": self.best_epoch, "waited": self._waited, **best}
 
     def __call__(self, result: EpochResult) -> None:
         """An epoch has ended; StopTraining when there were enough without improvement."""

@@ -24,11 +24,11 @@ from ..optim.optimizer import AdamW, Optimizer
 from ..optim.state import OptimizerState
 from ..parallel.communicator import Communicator
 from ..plan.plan import Plan
-from ..run.executable import compile as compile_program
+from ..run.compile import compile as compile_program
 from ..step.exchange import check_exchange
 from ..step.state import TrainState, of_optimizer, of_parameters, of_window
 from .arguments import check_options
-from .batches import CompiledBatch, Rows
+from .batches import CompiledBatch, RowRange
 from .forms import Forms
 from .local import LocalSteps
 from .objective import Model, Objective
@@ -129,7 +129,7 @@ class Trainer:
             seed=seed, max_norm=self.max_norm, options=options,
         )  # fmt: skip
         self.train_state = TrainState()
-        self.train_state.register("model", lambda: of_parameters(self.objective.named(), self._written()))
+        self.train_state.register("model", lambda: of_parameters(self.objective.named(), self.written()))
         self.train_state.register("optimizer", lambda: of_optimizer(self.optimizer_state))
         self.train_state.register("window", lambda: of_window(self.optimizer_state))
         self.train_state.register("rows", self._rows_part)
@@ -264,11 +264,11 @@ class Trainer:
 
     def _rows(
         self, source: RowSource, start: int, stop: int, batch_size: int, micro_batch_size: int | None, backward: bool
-    ) -> Rows:
+    ) -> RowRange:
         """The rows of a pass, with the model seen as it is now."""
         backward = backward and self.build != "forward"
         self.forms.look(backward)
-        return Rows(source, start, stop, batch_size, min(micro_batch_size or batch_size, batch_size), backward)
+        return RowRange(source, start, stop, batch_size, min(micro_batch_size or batch_size, batch_size), backward)
 
     @_claims
     @builds_graphs
@@ -305,11 +305,8 @@ class Trainer:
         """The arrays that hold gradients from micro-batch to micro-batch."""
         return [p.stored for p in self.optimizer_state.sums.values()]
 
-    def written(self) -> set[Stored]:
+    def written(self) -> list[Stored]:
         """What the steps so far wrote of the model: its trained parameters and its running statistics."""
-        return set(self._written())
-
-    def _written(self) -> list[Stored]:
         own = {p.stored for arrays in self.state.values() for p in arrays.values()}
         own |= {*self.accumulators, self.optimizer_state.weight.stored}
         leaves = [storage_leaf(v) for step in self.compiled for v in step.run.program.effects]

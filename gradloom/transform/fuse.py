@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from ..graph.value import Node, Value
 from .program import Program, make, rebuild
@@ -16,7 +17,7 @@ def transpose_products(program: Program) -> Program:
 
 
 def fuse(program: Program) -> Program:
-    """Bias and activation into products and convolutions, pools into convolutions."""
+    """Transposed products; bias and activation into products and convolutions, pools into convolutions."""
     for patterns in FUSIONS:
         program = _apply(program, patterns)
     return program
@@ -46,9 +47,8 @@ class _Fuser:
         self.patterns: dict[str, list[Pattern]] = {}
         for pattern in patterns:
             self.patterns.setdefault(pattern.outer, []).append(pattern)
-        self.uses: Counter[Value | None] = Counter()  # how many inputs of nodes each value is
-        for node in program.nodes:
-            self.uses.update(node.inputs)
+        # How many inputs of nodes each value is.
+        self.uses: Counter[Value | None] = Counter(chain.from_iterable([node.inputs for node in program.nodes]))
         self.uses.update(dict.fromkeys((*program.outputs, *program.effects), 2))  # the caller reads them
 
     def __call__(self, node: Node, inputs: Sequence[Value | None]) -> Sequence[Value] | None:
@@ -137,6 +137,7 @@ TRANSPOSES: tuple[Pattern, ...] = (Pattern("permute", "matmul", 0, _transposed_p
 # Patterns of one stage apply in one visit of the nodes; a later stage sees what an earlier one has left unread.
 FUSIONS: tuple[tuple[Pattern, ...], ...] = (
     (
+        *TRANSPOSES,
         Pattern("add", "matmul", None, _add_bias),
         Pattern("relu", "matmul_act", 0, _relu_on),
         Pattern("relu", "conv2d", 0, _relu_on),

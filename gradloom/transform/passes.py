@@ -17,9 +17,7 @@ def passes(fused: bool = True) -> Iterator[Pass]:
     """Those of a program, with fusion or without."""
     yield simplify
     yield join_pads
-    yield transpose_products
-    if fused:
-        yield fuse
+    yield fuse if fused else transpose_products
     yield simplify
 
 

@@ -61,12 +61,14 @@ def rebuild(program: Program, replace: Replace) -> Program:
         inputs = [v if v is None else new.get(v, v) for v in node.inputs] if new else node.inputs
         outputs = replace(node, inputs)
         if outputs is None:
-            outputs = copy_node(node, inputs, new).outputs
+            copy = copy_node(node, inputs, new)
+            outputs, placed[copy] = copy.outputs, None
+        else:
+            for value in outputs:
+                if value.node not in placed:
+                    _place(value.node, placed)
         if outputs is not node.outputs:
             new.update(zip(node.outputs, outputs, strict=True))
-        for value in outputs:
-            if value.node not in placed:
-                _place(value.node, placed)
     if not new:
         return program
     outputs, effects = (tuple([new.get(v, v) for v in values]) for values in (program.outputs, program.effects))

@@ -7,26 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import gradloom
-from gradloom.cli.main import main
 from gradloom.cli.model import build_model, load_model, save_model
 from gradloom.data import Preprocess
 from gradloom.files import load_arrays, save_arrays
+from tests import processes
+from tests.cli.command import run
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "data" / "digits.npz"
-ENV = {**os.environ, "PYTHONPATH": str(Path(gradloom.__file__).parents[1])}  # the package that is tested here
+ENV = processes.environment()
 
 
 def write(path, text):
     path.write_text(text)
     return str(path)
-
-
-def run(capsys, *arguments):
-    code = main([str(a) for a in arguments])
-    out, err = capsys.readouterr()
-    return code, out, err
 
 
 # -- the command itself ------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import gradloom
 from gradloom.cli.common import json_text
 from gradloom.cli.main import main
 from gradloom.data import read_table
+from tests import processes
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def test_numbers_of_many_digits(capsys, table, option, digits):
 
 def test_layers_that_memory_does_not_hold(capsys, table):
     for widths in ("2147483647", "100000000,1000000", ",".join(["100000"] * 9)):
-        assert "parameters take" in refused(capsys, "fit", "t.csv", "--hidden", widths)
+        assert "parameters need" in refused(capsys, "fit", "t.csv", "--hidden", widths)
     assert os.listdir() == ["t.csv"]
 
 
@@ -102,7 +103,7 @@ def test_names_that_are_no_utf8(table):
     assert len(json.loads(run("predict", b"o\xff", b"\xff.csv", "--json"))["predictions"]) == 40
 
 
-ENV = os.environ | {"PYTHONPATH": os.path.dirname(os.path.dirname(gradloom.__file__)), "GRADLOOM_THREADS": "1"}
+ENV = processes.environment(GRADLOOM_THREADS="1")
 
 
 def test_json_of_any_text():

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 import gradloom
-from gradloom.cli.main import main
 from gradloom.cli.model import load_model
 from gradloom.files import load_arrays
 from tests import processes
+from tests.cli.command import run
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "data" / "digits.npz"
-ENV = {**os.environ, "PYTHONPATH": str(Path(gradloom.__file__).parents[1]), "GRADLOOM_THREADS": "1"}
+ENV = processes.environment(GRADLOOM_THREADS="1")
 
 
 @pytest.fixture(autouse=True)
@@ -49,12 +49,6 @@ def flowers(path, rows=120, seed=0):
     rng = np.random.default_rng(seed)
     lines = [f"{i % 3 + rng.normal(0, 0.15):.4f},{-(i % 3) + rng.normal(0, 0.15):.4f},kind{i % 3}" for i in range(rows)]
     return write(path, "\n".join(lines) + "\n")
-
-
-def run(capsys, *arguments):
-    code = main([str(a) for a in arguments])
-    out, err = capsys.readouterr()
-    return code, out, err
 
 
 def fitted(capsys, tmp_path, *arguments):

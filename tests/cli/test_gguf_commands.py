@@ -8,18 +8,13 @@ import pytest
 
 from examples.random_gguf import SHAPES, write_random
 from gradloom.cli.info import _ranges
-from gradloom.cli.main import main
 from gradloom.files import open_gguf, write_gguf
 from gradloom.files.gguf_fields import field
 from gradloom.files.gguf_types import KINDS
-from gradloom.llm.adapter_files import AdapterArrays, write_adapter_gguf
+from gradloom.llm.adapter_arrays import AdapterArrays
+from gradloom.llm.adapter_gguf import write_adapter_gguf
+from tests.cli.command import run
 from tests.real_data import need
-
-
-def run(capsys, *arguments):
-    code = main([str(a) for a in arguments])
-    out, err = capsys.readouterr()
-    return code, out, err
 
 
 @pytest.fixture

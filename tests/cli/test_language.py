@@ -6,22 +6,20 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-import gradloom
 from examples.random_gguf import CHATML
 from gradloom.base import memory
-from gradloom.cli.main import main
 from gradloom.graph.opspec import REGISTRY
 from gradloom.llm import LoRA, load
 from tests import processes
+from tests.cli.command import run
 from tests.llm.random_models import write
 from tests.real_data import need
 
-ENV = {**os.environ, "PYTHONPATH": str(Path(gradloom.__file__).parents[1]), "GRADLOOM_THREADS": "1"}
+ENV = processes.environment(GRADLOOM_THREADS="1")
 TEXT = "once upon a time there was a little girl who loved to play in the park with her dog and a big red ball"
 QUESTION = ["--prompt-key", "question", "--completion-key", "answer"]
 CHAT = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "once upon"}]
@@ -38,12 +36,6 @@ def text(tmp_path):
     place = tmp_path / "t.txt"
     place.write_text(" ".join(rng.choice(TEXT.split(), 3000)))
     return place
-
-
-def run(capsys, *arguments):
-    code = main([str(a) for a in arguments])
-    out, err = capsys.readouterr()
-    return code, out, err
 
 
 def refused(capsys, message, *arguments):

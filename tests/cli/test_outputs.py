@@ -16,19 +16,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import gradloom
 import gradloom as gl
 from gradloom.cli.main import main
 from gradloom.cli.model import build_model, load_model
 from gradloom.files import claim, load_arrays, read_together
 from tests import processes
+from tests.cli.command import run
 from tests.llm.random_models import write
 from tests.parallel.mpi import finish, needs_mpi
 from tests.parallel.mpi import start as start_ranks
 
 ROOT = Path(__file__).parents[2]
 DIGITS = str(ROOT / "examples" / "data" / "digits.npz")
-ENV = {**os.environ, "PYTHONPATH": str(Path(gradloom.__file__).parents[1]), "GRADLOOM_THREADS": "1"}
+ENV = processes.environment(GRADLOOM_THREADS="1")
 
 
 @pytest.fixture(autouse=True)
@@ -47,12 +47,6 @@ def language(tmp_path_factory):
 
 def start(*arguments, **options):
     return processes.start([sys.executable, "-m", "gradloom", *arguments], env=ENV, **options)
-
-
-def run(capsys, *arguments):
-    code = main([str(a) for a in arguments])
-    out, err = capsys.readouterr()
-    return code, out, err
 
 
 def table(path, rows=200, bad=None):

@@ -1,13 +1,13 @@
-import os
 import subprocess
 import sys
-from pathlib import Path
+from importlib import metadata
 
 import pytest
 
 import gradloom as gl
+from tests import processes
 
-ENV = {**os.environ, "PYTHONPATH": str(Path(gl.__file__).parents[1])}  # the package that is tested here
+ENV = processes.environment()
 
 
 def test_every_public_name_is_there():
@@ -22,3 +22,10 @@ def test_import_loads_nothing_heavy():
     code = "import sys, gradloom; print('numpy' in sys.modules); gradloom.fit; print('rich' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], env=ENV, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+def test_the_version_is_that_of_the_build():
+    done = subprocess.run([sys.executable, "-m", "gradloom", "--version"], env=ENV, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"gradloom {gl.__version__}\n")
+    built = next((d.version for d in metadata.distributions(name="gradloom")), None)
+    assert gl.__version__ in (built, "0+source")

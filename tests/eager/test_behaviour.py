@@ -938,7 +938,7 @@ def test_adversaries_take_turns():
 
 
 def test_steps_inside_one_tape():
-    """A tape around the whole loop: each backward sees its own step; what was taken down before an update is gone."""
+    """A tape around the whole loop: each backward sees its own step; what was recorded before an update is gone."""
     x, y = data(32)
     found = []
     for inside in (False, True):

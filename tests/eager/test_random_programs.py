@@ -64,7 +64,7 @@ class Machine:
             i = self.random.randrange(2)
             self.twins[i] = self.draw.uniform(-1, 1, (3, 3)).astype(np.float32).astype(np.float64)
             self.parameters[i].assign(self.twins[i])
-        elif chance < 0.96:  # an update that is taken down
+        elif chance < 0.96:  # an update that is recorded
             i = self.random.randrange(2)
             t, a = self.random.choice(self.values)
             ops.assign(self.parameters[i], ops.tanh(t))

@@ -93,7 +93,7 @@ class Service:
         for made in (self.work, self.place):
             made.mkdir()
         so = library(folder)
-        env = os.environ | {"LD_PRELOAD": str(so), "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        env = processes.environment(LD_PRELOAD=str(so), OPENBLAS_NUM_THREADS="1")
         self.server = processes.start(
             [sys.executable, "-m", "tests.faults.server", so], env=env, cwd=self.work, stdin=subprocess.PIPE,
             stderr=None,

@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from gradloom import _core
-from tests.faults.harness import COMMANDS, COMPILER, MODES, ROOT, Case, Service
+from tests import processes
+from tests.faults.harness import COMMANDS, COMPILER, MODES, Case, Service
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or COMPILER is None, reason="needs Linux and a C++ compiler: a library to preload"
@@ -63,7 +64,7 @@ def test_all_calls_are_seen(name: str, tmp_path: Path) -> None:
     words = [str(word) for word in case.command]
     done = subprocess.run(
         ["strace", "-f", "-y", "-o", trace, sys.executable, "-c", COMMAND, *words], cwd=case.service.work,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}, capture_output=True, timeout=300,
+        env=processes.environment(OPENBLAS_NUM_THREADS="1"), capture_output=True, timeout=300,
     )  # fmt: skip
     if done.returncode and b"ptrace" in done.stderr:
         pytest.skip("strace may not trace here")

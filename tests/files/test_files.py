@@ -2,17 +2,16 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-import gradloom
 from gradloom.base.errors import FileError
 from gradloom.files import atomic_path, atomic_write, load_arrays, save_arrays
+from tests import processes
 
-ENV = {**os.environ, "PYTHONPATH": str(Path(gradloom.__file__).parents[1])}  # the package that is tested here
+ENV = processes.environment()
 SUFFIXES = [".safetensors", ".gguf"]
 
 

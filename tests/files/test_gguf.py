@@ -6,23 +6,22 @@ import struct
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import gguf
 import ml_dtypes
 import numpy as np
 import pytest
 
-import gradloom
 from gradloom.base.errors import FileError
 from gradloom.files import gguf_types, open_gguf, write_gguf
 from gradloom.files.gguf_fields import VALUE_KINDS, Field, field
 from gradloom.files.gguf_types import KINDS, PLAIN
+from tests import processes
 from tests.real_data import need
 
 from .gguf_bytes import ARRAY, BOOL, F32, SMALL, STRING, U8, U32, U64, head, key, model, tensor, text
 
-ENV = {**os.environ, "PYTHONPATH": str(Path(gradloom.__file__).parents[1])}
+ENV = processes.environment()
 REAL = ["stories260K.gguf", *(f"vocab/ggml-vocab-{name}.gguf" for name in ("llama-spm", "llama-bpe", "gpt-2", "qwen2"))]
 
 

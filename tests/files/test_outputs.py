@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import gradloom
 from gradloom.base.errors import FileError
 from gradloom.files import (
     atomic_path,
@@ -32,7 +31,7 @@ from gradloom.files import (
 )
 from tests import processes
 
-ENV = {**os.environ, "PYTHONPATH": str(Path(gradloom.__file__).parents[1])}
+ENV = processes.environment()
 NAMES = ("a", "b", "c")
 
 

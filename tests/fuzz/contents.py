@@ -39,7 +39,9 @@ from gradloom.files import open_gguf, save_arrays, write_gguf
 from gradloom.files.gguf_fields import Field, field
 from gradloom.files.gguf_types import KINDS
 from gradloom.llm import LoRA, load
-from gradloom.llm.adapter_files import AdapterArrays, write_adapter_gguf, write_peft
+from gradloom.llm.adapter_arrays import AdapterArrays
+from gradloom.llm.adapter_gguf import write_adapter_gguf
+from gradloom.llm.adapter_peft import write_peft
 from gradloom.llm.plan import plan
 from tests.fuzz.limits import memory, reset_peak
 from tests.fuzz.test_models import bytelevel

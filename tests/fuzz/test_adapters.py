@@ -10,7 +10,10 @@ import pytest
 from examples.random_gguf import SHAPES, write_random
 from gradloom.base.errors import FileError
 from gradloom.files import open_gguf
-from gradloom.llm.adapter_files import AdapterArrays, read_adapter, write_adapter_gguf, write_peft
+from gradloom.llm.adapter_arrays import AdapterArrays
+from gradloom.llm.adapter_files import read_adapter
+from gradloom.llm.adapter_gguf import write_adapter_gguf
+from gradloom.llm.adapter_peft import write_peft
 
 CASES = 400
 VALUES = [None, True, 0, -1, 1e400, float("nan"), 2**70, "", "LORA", [], [1], {}, {"q_proj": 2}, {"(": 2}, {"a": "b"}]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import gradloom
+from tests import processes
 
 ROOT = Path(gradloom.__file__).parents[1]
 CASES = int(os.environ.get("FUZZ_CONTENTS", "40"))  # more of them: FUZZ_CONTENTS=100000
@@ -18,7 +19,7 @@ CASES = int(os.environ.get("FUZZ_CONTENTS", "40"))  # more of them: FUZZ_CONTENT
 def test_models_and_adapters_whose_parts_disagree():
     done = subprocess.run(
         [sys.executable, "-m", "tests.fuzz.contents", "--count", str(CASES)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=processes.environment(),
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,

@@ -22,6 +22,7 @@ from gradloom.base.errors import FileError
 from gradloom.files import open_gguf, write_gguf
 from gradloom.files.gguf_fields import field
 from gradloom.files.gguf_types import KINDS, PLAIN
+from tests import processes
 from tests.real_data import DATA
 
 ROOT = Path(gradloom.__file__).parents[1]
@@ -163,7 +164,7 @@ def test_mutated_files_in_little_memory(tmp_path):
     """With 48 MiB more than the interpreter has, no case asks the system for more: the address space is limited."""
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(Path(__file__).parent), str(tmp_path), str(CASES // 2)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=processes.environment(),
         capture_output=True,
         text=True,
         timeout=180,

@@ -15,15 +15,10 @@ from examples.random_gguf import SHAPES, write_random
 from gradloom.base.errors import FileError
 from gradloom.files import load_arrays, open_gguf, save_arrays, write_gguf
 from gradloom.files.gguf_fields import field
-from gradloom.llm.adapter_files import (
-    AdapterArrays,
-    check_fits,
-    read_adapter,
-    read_adapter_gguf,
-    read_peft,
-    write_adapter_gguf,
-    write_peft,
-)
+from gradloom.llm.adapter_arrays import AdapterArrays, check_fits
+from gradloom.llm.adapter_files import read_adapter
+from gradloom.llm.adapter_gguf import read_adapter_gguf, write_adapter_gguf
+from gradloom.llm.adapter_peft import read_peft, write_peft
 
 TINY = SHAPES["tiny"]  # width 64, 4 heads, 2 kv heads, ffn 160, vocabulary 512
 TARGETS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")

@@ -185,7 +185,8 @@ def test_saved_and_loaded_it_gives_the_same(tmp_path: Path, case: str, form: str
 
 def test_ranks_and_scales_of_a_file(tmp_path: Path) -> None:
     """Each pair has its own rank; no alpha means a scale of 1."""
-    from gradloom.llm.adapter_files import AdapterArrays, write_adapter_gguf
+    from gradloom.llm.adapter_arrays import AdapterArrays
+    from gradloom.llm.adapter_gguf import write_adapter_gguf
 
     model, rng = load(write(tmp_path, "llama")), np.random.default_rng(0)
     pairs = {

@@ -16,7 +16,9 @@ from gradloom.base.errors import FileError, SettingError
 from gradloom.files import open_gguf, write_gguf
 from gradloom.files.gguf_fields import field
 from gradloom.files.gguf_types import KINDS
-from gradloom.llm.adapter_files import AdapterArrays, write_adapter_gguf, write_peft
+from gradloom.llm.adapter_arrays import AdapterArrays
+from gradloom.llm.adapter_gguf import write_adapter_gguf
+from gradloom.llm.adapter_peft import write_peft
 from gradloom.llm.merge import FILE_TYPES, merge
 from tests.real_data import DATA
 

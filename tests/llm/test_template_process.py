@@ -477,7 +477,7 @@ if __name__ == "__main__":
 def parent(tmp_path):
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = processes.environment()
     return lambda how: processes.start([sys.executable, "-W", "error", script, how], env=environment)
 
 

@@ -110,22 +110,11 @@ def test_a_kernel_that_computes_something_else_is_caught_and_named(model, monkey
         return [a * 1.001 for a in found] if isinstance(found, (tuple, list)) else found * 1.001
 
     monkeypatch.setattr(spec, "reference", moved)
-    monkeypatch.setattr(spec, "call", _calling(spec, moved))
     found = verify(model, rows_of(1, 24), LoRA(rank=2))
     nodes, whole = found.checks[-2:]
     assert not nodes.holds and op in nodes.node and "by 0.00" in nodes.found
     assert [c.holds for c in found.checks[:5]] == [True] * 5 and not found.agrees
     assert near in nodes.node and (op == "adamw") == whole.holds
-
-
-def _calling(spec, moved):
-    """OpSpec.call with another reference; it finds a rule's arguments by the names of the real one."""
-    names, honest = spec.wants["reference"], spec.call
-
-    def call(rule, scope):
-        return moved(**{n: scope[n] for n in names}) if rule == "reference" else honest(rule, scope)
-
-    return call
 
 
 def test_a_plan_that_reads_dead_bytes_is_caught_by_poison(model, monkeypatch):

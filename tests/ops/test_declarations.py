@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradloom.base.errors import GradloomError
+from gradloom.base.dtypes import bf16, f32, f64, i32, i64, u8
+from gradloom.base.errors import DTypeError, GradloomError
 from gradloom.graph.leaves import constant
 from gradloom.graph.opspec import REGISTRY
 from gradloom.ops.table import op_table
@@ -59,7 +60,23 @@ def test_bad_sample_gets_its_message(case):
 
 def test_every_op_refuses_something():
     leaves = {s.name for s in REGISTRY.values() if s.leaf}
-    assert [s.name for s in REGISTRY.values() if not s.bad_samples and s.name not in leaves] == []
+    assert [s.name for s in REGISTRY.values() if not (s.bad_samples or s.dtypes or s.name in leaves)] == []
+
+
+@pytest.mark.parametrize("spec", sampled_ops(), ids=lambda s: s.name)
+def test_every_input_refuses_the_dtypes_that_it_is_not_declared_to_take(spec):
+    sample = samples_of(spec.name)[0]
+    for i, x in enumerate(sample.inputs):
+        taken = spec.dtypes.get(spec.slot(spec.inputs, i).name)
+        if x is None or taken is None:
+            continue
+        for other in (f32, f64, bf16, i32, i64, u8):
+            if other not in taken:
+                inputs = [*sample.inputs[:i], np.ones(x.shape, other.numpy), *sample.inputs[i + 1 :]]
+                need = " or ".join(kind.name for kind in taken)
+                message = f"^{spec.name}: dtype {other.name} is not taken: .*; need {need};"
+                with pytest.raises(DTypeError, match=message):
+                    node_of(spec, inputs, sample.attrs)
 
 
 @pytest.mark.parametrize("layout", ["dense", "reversed", "gaps", "repeated"])
@@ -105,7 +122,7 @@ min argmax matmul matmul_act matmul_relu_back get_rows scatter_rows take_batch l
 rms_norm_back
 batch_norm batch_norm_back softmax softmax_back log_softmax log_softmax_back conv2d conv2d_back_input conv2d_back_weight
 conv2d_max_pool max_pool2d max_pool2d_back avg_pool2d avg_pool2d_back dropout cross_entropy_sum
-linear_cross_entropy correct sgd adamw grad_norm
+linear_cross_entropy linear_cross_entropy_rows correct sgd adamw grad_norm
 accumulate zero assign guard constant input parameter setting
 set_rows rope attention attention_back swiglu swiglu_back geglu geglu_back
 """

@@ -9,7 +9,7 @@ from gradloom import _core, ops
 from gradloom.graph.grad import gradients
 from gradloom.graph.graph import reachable
 from gradloom.graph.leaves import constant, input
-from gradloom.run.executable import compile as compile_graph
+from gradloom.run.compile import compile as compile_graph
 from tests.core.harness import run
 
 ISAS = _core.isas()

@@ -35,7 +35,7 @@ def start(ranks: int, *arguments: object) -> subprocess.Popen[str]:
     """mpiexec -n ranks python ARGUMENTS. If mpiexec is killed, the ranks end as well."""
     assert MPIEXEC is not None
     command = [MPIEXEC, "-n", ranks, sys.executable, *arguments]
-    return processes.start(command, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+    return processes.start(command, env=processes.environment(OMP_NUM_THREADS="1"))
 
 
 def finish(job: subprocess.Popen[str], limit: float = 120) -> Ended:

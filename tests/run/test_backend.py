@@ -15,7 +15,8 @@ from gradloom.graph.value import Node
 from gradloom.plan.bytecode import KernelNeeds
 from gradloom.plan.plan import Plan
 from gradloom.run import backend as backends
-from gradloom.run.backend import Buffer, Executable, backend, register
+from gradloom.run.backend import Buffer, backend, register
+from gradloom.run.executable import Executable
 from gradloom.transform.program import Program
 
 Counts = dict[str, int]
@@ -165,6 +166,18 @@ def test_missing_kernels_are_named_before_anything_is_planned(counts: Counts, mo
     with pytest.raises(gl.BackendError, match=r"counted above \w+ has no kernel for: exp f32 \(exp#\d+.*\), sin f32 "):
         gl.compile(y, backend="counted", fuse=False)
     assert not counts
+
+
+@pytest.mark.parametrize("name", ["cpu", "numpy"])
+def test_each_instruction_is_timed_while_a_run_is_profiled(name: str) -> None:
+    y = ops.softmax(ops.exp(gl.input("x", (3, 4))) @ gl.input("w", (4, 5)))
+    run = gl.compile(y, backend=name)
+    run.profile()
+    for _ in range(3):
+        run(x=np.ones((3, 4)), w=np.ones((4, 5)))
+    timed = run.timings()
+    assert [what.split()[0] for what, _, _ in timed] == ["exp", "matmul", "softmax"]
+    assert all(0 < least <= total / 3 for _, least, total in timed)
 
 
 @pytest.mark.parametrize("name", ["numpy", "null"])

@@ -26,6 +26,7 @@ import gradloom as gl
 from gradloom import ops
 from gradloom.base.errors import BackendError, DataError, GradientError, GradloomError, TrainError
 from gradloom.nn.module import filled
+from tests import processes
 
 LOADS = 12  # how many share the time
 SECONDS = float(os.environ.get("STRESS_SECONDS", "30")) / LOADS
@@ -437,7 +438,7 @@ TRAINS = """
 
 
 def python(script: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = processes.environment()
     code = textwrap.dedent(TRAINS) + textwrap.dedent(script)
     return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=timeout)
 
@@ -545,7 +546,7 @@ def test_a_child_forked_while_a_thread_imports_has_all_that_it_needs() -> None:
     """
     for delay in (0.01, 0.1, 0.2):
         code = textwrap.dedent(script.replace("DELAY", str(delay)))
-        ended = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=300)
+        ended = subprocess.run([sys.executable, "-c", code], env=processes.environment(), timeout=300)
         assert ended.returncode == 0, delay
 
 

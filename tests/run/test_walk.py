@@ -10,7 +10,7 @@ from gradloom.base.settings import switches
 from gradloom.graph.opspec import REGISTRY
 from gradloom.plan import plan as planning
 from gradloom.plan.bytecode import ARENA
-from gradloom.run.walk import Walk, distance, first_difference, judge, stored_of
+from gradloom.run.walk import Walk, distance, first_difference, judge
 from gradloom.transform.passes import rewrite
 from gradloom.transform.program import gather
 
@@ -38,11 +38,11 @@ class Restored:
     """The stored arrays of a walk, put back after each run."""
 
     def __init__(self, walk):
-        self.held = [(s, s.array.copy()) for s in stored_of(walk.plan)]
+        self.held = [(s, s.read().copy()) for s in walk.writes]
 
     def __call__(self):
         for stored, array in self.held:
-            stored.array[...] = array
+            stored.write(array)
 
 
 def unshared(program, feeds, settings):
@@ -58,7 +58,7 @@ def test_every_plan_of_a_program_walks_through_the_same_bits():
     program, feeds, settings = step()
     base, values, restore = unshared(program, feeds, settings)
     assert len(values) == len(base.steps) and all(values)
-    assert {s.name for s in stored_of(base.plan)} >= {"w1", "w2"} and len(stored_of(base.plan)) == 6
+    assert {s.name for s in base.writes} >= {"w1", "w2"} and len(base.writes) == 6
     for options in ({}, {"inplace": False}, {"poison": True}, {"threads": 2}, {"check": 2}):
         walk = Walk(program, switches(**{"threads": 1, **options}))
         walk.begin(feeds, settings)

@@ -35,9 +35,23 @@ def test_equal_runs_have_equal_states():
     assert one.train_state.digest() == other.train_state.digest()
 
 
+def test_nothing_else_decides_the_rest_of_a_run():
+    """A trainer with another past goes on like the first once it has that one's state."""
+    one, other = passes(trainer(), 2), passes(trainer(), 1, split=24)
+    there = one.train_state.collect()
+    assert difference(there, other.train_state.collect()) is not None
+    for name, stored in other.train_state.arrays().items():
+        stored.write(there[name])
+    state = other.optimizer_state
+    state.steps, state.epoch = there["optimizer.steps"], there["optimizer.epoch"]
+    state.memories = {name: dict(memory) for name, memory in there["optimizer.plateaus"].items()}
+    assert difference(there, other.train_state.collect()) is None
+    assert difference(passes(one, 2).train_state.collect(), passes(other, 2).train_state.collect()) is None
+
+
 def test_it_holds_all_that_a_step_writes():
     made = passes(trainer(), 1)
-    written = made.written() | {p.stored for arrays in made.state.values() for p in arrays.values()}
+    written = set(made.written()) | {p.stored for arrays in made.state.values() for p in arrays.values()}
     assert written and written <= set(made.train_state.arrays().values())
 
 
@@ -95,6 +109,29 @@ def test_where_a_pass_was_interrupted():
     assert made.train_state.entries()["rows.done"] == 8
     passes(made, 1)
     assert made.train_state.entries()["rows.done"] == 0
+
+
+def test_a_fit_in_all_its_parts():
+    """Early stopping, the loop, and a fit that ended an epoch earlier."""
+
+    class Kept:
+        def begin(self, trainer):
+            self.state = trainer.train_state
+
+        def __call__(self, result):
+            self.last = self.state.collect()
+
+    def fitted(epochs):
+        net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm(8), nn.Linear(8, 3))
+        kept, stop = Kept(), gl.train.EarlyStopping(patience=9, restore_best=True)
+        gl.fit(net, (X, Y), epochs=epochs, batch_size=16, val_split=0.2, progress=False, on_epoch=[stop, kept])
+        return kept.last
+
+    one = fitted(2)
+    assert difference(one, fitted(2)) is None
+    assert {name.split(".")[0] for name in one} == {"early stopping", "loop", "model", "optimizer", "rows", "window"}
+    assert "early stopping.best.0" in one and one["loop.passes"] == 2
+    assert difference(one, fitted(3)) is not None
 
 
 def test_others_register_their_memory():

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -624,9 +623,8 @@ except KeyboardInterrupt:
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
 def test_ctrl_c_ends_all_replicas() -> None:
-    root = Path(__file__).parents[2]
     script = ENDLESS.replace("10_000_000, verbose=True", "10, verbose=True") + ENDLESS
-    job = processes.start([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(root)})
+    job = processes.start([sys.executable, "-c", script], env=processes.environment())
     assert job.stderr is not None
     while not job.stderr.readline().startswith("step 10/10"):  # the second training follows
         assert job.poll() is None

@@ -1,10 +1,8 @@
 """Bad input is refused in one line; what was trained is kept."""
 
-import os
 import signal
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -403,7 +401,7 @@ except KeyboardInterrupt:
 def test_ctrl_c(tmp_path):
     """A real SIGINT in the middle of a long fit: within half a second the caller has finite weights and saves them."""
     file = tmp_path / "weights.safetensors"
-    env = os.environ | {"PYTHONPATH": str(Path(gl.__file__).parents[1])}
+    env = processes.environment()
     process = processes.start([sys.executable, "-c", CTRL_C, file], env=env, stderr=None)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"

@@ -1,0 +1,108 @@
+"""AdapterArrays: what an adapter file says, in whichever format, and whether it fits a base."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..base.errors import FileError
+from ..files.gguf import GGUF
+
+EMBEDDING = "token_embd.weight"
+LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclass
+class AdapterArrays:
+    """What an adapter file says.
+
+    architecture  of the base, as in its general.architecture
+    alpha         numerator of the scale: s = alpha / r for each pair, 1 where alpha is 0
+    pairs         base tensor -> (lora_a, lora_b), f32, shaped as in the GGUF file (see above)
+    rslora        alpha is the user's alpha * sqrt(r): what PEFT's use_rslora makes of it
+    texts         further keys of the GGUF file that are texts: general.name and the like
+    """
+
+    architecture: str
+    alpha: float
+    pairs: dict[str, tuple[np.ndarray, np.ndarray]]
+    rslora: bool = False
+    texts: dict[str, str] = field(default_factory=dict)
+
+    def rank(self, name: str) -> int:
+        return int(self.pairs[name][1].shape[1])
+
+    def scale(self, name: str) -> float:
+        return self.alpha / self.rank(name) if self.alpha else 1.0
+
+    def delta(self, name: str, begin: int = 0, end: int | None = None) -> np.ndarray:
+        """Rows begin:end of what is added to the base tensor, s B A, f64 [rows, n_in]."""
+        a, b = self.pairs[name]
+        if name == EMBEDDING:
+            a, b = b.T, a
+        return self.scale(name) * (b[begin:end].astype(np.float64) @ a.astype(np.float64))
+
+
+def check_fits(adapter: AdapterArrays, base: GGUF, path: str | os.PathLike[str] = "adapter") -> None:
+    """FileError, naming `path`, unless every pair fits the tensor of that name in the base."""
+    architecture = text_of(base, "general.architecture")
+    if adapter.architecture != architecture:
+        raise FileError(
+            f"{path}: is an adapter for architecture {adapter.architecture!r}, and {base.path} is {architecture!r}; "
+            "need the model that it was made for"
+        )
+    if EMBEDDING in adapter.pairs and "output.weight" not in base.tensors:
+        raise FileError(
+            f"{path}: adapts {EMBEDDING}, which is also the output layer of {base.path}; "
+            "one pair cannot be both: need an adapter without it"
+        )
+    for name, (a, b) in adapter.pairs.items():
+        if name not in base.tensors:
+            raise FileError(f"{path}: is for another base: {base.path} has no tensor {name!r}")
+        shape = base.tensors[name].shape
+        fits = (a.shape[0], b.shape[0]) if name == EMBEDDING else (b.shape[0], a.shape[1])
+        if shape != fits:
+            raise FileError(
+                f"{path}: is for another base: {name} is {list(shape)} in {base.path}; "
+                f"lora_a {list(a.shape)} and lora_b {list(b.shape)} fit {list(fits)}"
+            )
+
+
+def pairs_of(
+    path: str | os.PathLike[str], halves_by_tensor: Mapping[str, Mapping[str, np.ndarray]], first: str, second: str
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Base tensor -> (lora_a, lora_b) in the file's shapes; FileError for halves and ranks that differ."""
+    pairs = {}
+    for name, halves in halves_by_tensor.items():
+        if len(halves) != 2:
+            missing = second if "lora_a" in halves else first
+            raise FileError(f"{path}: {name} has only half of its pair; {name}{missing} is missing")
+        a, b = halves["lora_a"], halves["lora_b"]
+        ranks = (a.shape[1] if name == EMBEDDING else a.shape[0], b.shape[1])
+        if ranks[0] != ranks[1]:
+            raise FileError(
+                f"{path}: {name} has lora_a {list(a.shape)} and lora_b {list(b.shape)}, of ranks {ranks[0]} and "
+                f"{ranks[1]}; need one rank"
+            )
+        pairs[name] = (a, b)
+    if not pairs:
+        raise FileError(f"{path}: has no tensors; need at least one pair")
+    return pairs
+
+
+def finite(where: str, array: Any) -> np.ndarray:
+    """The array as f32; FileError, which begins with `where`, for numbers that are not finite."""
+    values = np.asarray(array, np.float32)
+    if not np.isfinite(values).all():
+        raise FileError(f"{where} holds numbers that are not finite")
+    return values
+
+
+def text_of(file: GGUF, key: str) -> str:
+    """A metadata value that should be a text; "" where there is none, the repr of any other."""
+    value = file.metadata.get(key, "")
+    return value if isinstance(value, str) else repr(value)[:60]

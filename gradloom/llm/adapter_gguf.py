@@ -1,0 +1,84 @@
+"""Adapters as GGUF files, as llama.cpp loads them.
+
+llama.cpp: src/llama-adapter.cpp, convert_lora_to_gguf.py. Keys: general.type "adapter", general.architecture,
+adapter.type "lora", adapter.lora.alpha f32. Tensors, for a base tensor W [n_out, n_in] and rank r, in NumPy's order:
+
+    <base>.lora_a [r, n_in], <base>.lora_b [n_out, r]            W += s B A
+    token_embd.weight.lora_a [vocabulary, r], .lora_b [d, r]     W += s A B^T: rows of A are looked up by token
+
+with s = alpha / r, or s = 1 where alpha is 0 or absent: r is read from each pair, alpha is one number for the file.
+A scale of alpha / sqrt(r) (rsLoRA, arXiv 2312.03732) has no key of its own: alpha * sqrt(r) is written instead.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import numpy as np
+
+from ..base.arguments import one_line
+from ..base.errors import FileError
+from ..files import open_gguf, write_gguf
+from ..files.gguf import GGUF
+from ..files.gguf_fields import field as gguf_field
+from .adapter_arrays import LARGEST, AdapterArrays, check_fits, finite, pairs_of, text_of
+
+
+def write_adapter_gguf(path: str | os.PathLike[str], adapter: AdapterArrays) -> int:
+    """Write an adapter that llama.cpp loads; whole or not at all. Returns its bytes. FileError when it cannot be."""
+    if not adapter.pairs:
+        raise FileError(f"{path}: the adapter has no tensors; need at least one pair")
+    if not math.isfinite(adapter.alpha):
+        raise FileError(f"{path}: alpha is {adapter.alpha}; need a finite number")
+    fields = {
+        "general.architecture": gguf_field("string", adapter.architecture),
+        "general.type": gguf_field("string", "adapter"),
+        "adapter.type": gguf_field("string", "lora"),
+        "adapter.lora.alpha": gguf_field("f32", adapter.alpha),
+    }
+    fields |= {key: gguf_field("string", text) for key, text in adapter.texts.items() if key not in fields}
+    tensors: dict[str, Any] = {}
+    for name, (a, b) in adapter.pairs.items():
+        for ending, array in ((".lora_a", a), (".lora_b", b)):
+            tensors[name + ending] = finite(f"{path}: {name}{ending}", array)
+    return write_gguf(path, fields, tensors)
+
+
+def read_adapter_gguf(path: str | os.PathLike[str], base: GGUF | None = None) -> AdapterArrays:
+    """Read an adapter; with a base, also check that it fits.
+
+    FileError: no whole GGUF file, no LoRA adapter, half of a pair, shapes that do not fit each other or the base, a
+    tensor that the base does not have, another architecture, numbers that are not finite.
+    """
+    file = open_gguf(path)
+    if text_of(file, "general.type") != "adapter":
+        raise FileError(f"{path}: general.type is {text_of(file, 'general.type')!r}; an adapter's is 'adapter'")
+    if text_of(file, "adapter.type") != "lora":
+        raise FileError(f"{path}: adapter.type is {text_of(file, 'adapter.type')!r}; need 'lora'")
+    architecture = text_of(file, "general.architecture")
+    if not architecture:
+        raise FileError(f"{path}: general.architecture is missing; need that of the base")
+    alpha = file.metadata.get("adapter.lora.alpha", 0.0)
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not abs(alpha) <= LARGEST:
+        raise FileError(f"{path}: adapter.lora.alpha is {one_line(alpha)}; need a finite f32")
+    if "adapter.alora.invocation_tokens" in file.fields:
+        raise FileError(f"{path}: is an activated LoRA (adapter.alora.invocation_tokens), which is not supported")
+    halves_by_tensor: dict[str, dict[str, np.ndarray]] = {}
+    for name, tensor in file.tensors.items():
+        stem, _, ending = name.rpartition(".")
+        if ending not in ("lora_a", "lora_b") or not stem:
+            raise FileError(f"{path}: tensor {name!r} is no part of a pair; need names that end in .lora_a and .lora_b")
+        if len(tensor.shape) != 2:
+            raise FileError(f"{path}: {name} has shape {list(tensor.shape)}; need 2 axes")
+        file.check_weight(name)
+        halves_by_tensor.setdefault(stem, {})[ending] = finite(f"{path}: {name}", file.floats(name))
+    known = ("general.architecture", "general.type", "adapter.type")
+    texts = {k: file.metadata[k] for k, f in file.fields.items() if f.kind == "string" and k not in known}
+    adapter = AdapterArrays(
+        architecture, float(alpha), pairs_of(path, halves_by_tensor, ".lora_a", ".lora_b"), texts=texts
+    )
+    if base is not None:
+        check_fits(adapter, base, path)
+    return adapter

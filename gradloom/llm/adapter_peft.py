@@ -1,0 +1,284 @@
+"""Adapters as PEFT's folders: adapter_model.safetensors and adapter_config.json.
+
+Names are those of Hugging Face's modules. GGUF files of the llama architecture hold the rows of q and k in another
+order (pairs side by side, where Hugging Face has halves), so the rows of B of q and k are reordered on the way; qwen2
+and qwen3 keep the order.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..base.arguments import one_line
+from ..base.errors import FileError
+from ..files import atomic_write, load_arrays, read_together, save_arrays, together
+from ..files.gguf import GGUF
+from .adapter_arrays import EMBEDDING, LARGEST, AdapterArrays, check_fits, finite, pairs_of, text_of
+
+PEFT_WEIGHTS, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_PREFIX = "base_model.model."
+# Hugging Face's module -> GGUF's tensor, for the architectures of _PEFT_ARCHITECTURES
+_BLOCK = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_MODULES = {tensor: module for module, tensor in _BLOCK.items()}
+_ENDS = {"model.embed_tokens": EMBEDDING, "lm_head": "output.weight"}
+_END_MODULES = {tensor: module for module, tensor in _ENDS.items()}
+_PEFT_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+
+
+def write_peft(folder: str | os.PathLike[str], adapter: AdapterArrays, base: GGUF, base_name: str = "") -> None:
+    """Write adapter_model.safetensors and adapter_config.json, as PEFT loads them for the base on Hugging Face.
+
+    base       the GGUF model, which says how many heads q and k have
+    base_name  base_model_name_or_path of the config; PEFT's user may also load the base himself
+    FileError: an architecture or tensor that has no name there, ranks whose scales one config cannot say.
+    """
+    check_fits(adapter, base, folder)
+    arrays: dict[str, np.ndarray] = {}
+    modules: list[str] = []
+    for name, (a, b) in adapter.pairs.items():
+        module = _module(folder, adapter.architecture, name)
+        modules.append(module.rpartition(".")[2])
+        a, b = finite(f"{folder}: {name}.lora_a", a), finite(f"{folder}: {name}.lora_b", b)
+        if name == EMBEDDING:
+            arrays[f"{_PREFIX}{module}.lora_embedding_A"] = a.T
+            arrays[f"{_PREFIX}{module}.lora_embedding_B"] = b
+        else:
+            heads = _heads(base, adapter.architecture, name)
+            arrays[f"{_PREFIX}{module}.lora_A.weight"] = a
+            arrays[f"{_PREFIX}{module}.lora_B.weight"] = _halves(b, heads) if heads else b
+    ranks = {name: adapter.rank(name) for name in adapter.pairs}
+    rank = max(ranks.values(), key=list(ranks.values()).count)
+    alphas = {}
+    for name, r in ranks.items():
+        alphas[name] = adapter.scale(name) * (math.sqrt(r) if adapter.rslora else r)
+    alpha = alphas[next(name for name, r in ranks.items() if r == rank)]
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_name or None,
+        "r": rank,
+        "lora_alpha": _whole(alpha),
+        "use_rslora": adapter.rslora,
+        "rank_pattern": {_pattern(n): r for n, r in ranks.items() if r != rank},
+        "alpha_pattern": {_pattern(n): _whole(x) for n, x in alphas.items() if not math.isclose(x, alpha)},
+        "target_modules": sorted(set(modules)),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "init_lora_weights": True,
+        "inference_mode": True,
+        "modules_to_save": None,
+        "layers_to_transform": None,
+        "layers_pattern": None,
+    }
+    with together(folder):
+        save_arrays(Path(folder) / PEFT_WEIGHTS, arrays)
+        with atomic_write(Path(folder) / PEFT_CONFIG) as file:
+            file.write((json.dumps(config, indent=2) + "\n").encode())
+
+
+def read_peft(folder: str | os.PathLike[str], base: GGUF) -> AdapterArrays:
+    """Read PEFT's folder (or the .safetensors in it) for a base; FileError as read_adapter_gguf, or an unknown module.
+
+    Scales that differ from pair to pair (alpha_pattern, or ranks under rsLoRA) are folded into lora_b.
+    """
+    folder = Path(folder)
+    folder = folder.parent if folder.suffix == ".safetensors" else folder
+    path = folder / PEFT_WEIGHTS
+    config, stored = read_together(
+        folder, (PEFT_CONFIG, PEFT_WEIGHTS), lambda config, weights: (_config(config), load_arrays(weights)[0])
+    )
+    architecture = text_of(base, "general.architecture")
+    halves_by_tensor: dict[str, dict[str, np.ndarray]] = {}
+    modules: dict[str, str] = {}
+    for key, array in stored.items():
+        match = re.fullmatch(
+            r"(?:base_model\.model\.)?(.+?)\.lora_(?:embedding_)?([AB])(?:\.default)?(?:\.weight)?", key
+        )
+        if match is None:
+            raise FileError(f"{path}: tensor {key!r} is no part of a pair; need names with lora_A and lora_B")
+        module, half = match[1], "lora_" + match[2].lower()
+        name = _tensor(path, architecture, module)
+        if array.ndim != 2 or not array.size:
+            raise FileError(f"{path}: {key} has shape {list(array.shape)}; need 2 axes, none of them empty")
+        array = finite(f"{path}: {key}", array)
+        if name == EMBEDDING:
+            array = array.T if half == "lora_a" else array
+        elif half == "lora_b":
+            heads = _heads(base, architecture, name)
+            if heads and array.shape[0] % (2 * heads):
+                raise FileError(f"{path}: {key} has {array.shape[0]} rows; {base.path} has {heads} heads of even size")
+            array = _side_by_side(array, heads) if heads else array
+        halves_by_tensor.setdefault(name, {})[half] = np.ascontiguousarray(array)
+        modules[name] = module
+    pairs = pairs_of(path, halves_by_tensor, ".lora_a", ".lora_b")
+    scales = {
+        name: _peft_scale(folder / PEFT_CONFIG, config, modules[name], pair[1].shape[1]) for name, pair in pairs.items()
+    }
+    first = next(iter(pairs))
+    alpha = scales[first] * pairs[first][1].shape[1]
+    adapter = AdapterArrays(architecture, alpha, pairs, bool(config.get("use_rslora")))
+    for name, (a, b) in pairs.items():
+        factor = scales[name] / adapter.scale(name)
+        if not math.isclose(factor, 1):
+            with np.errstate(over="ignore"):
+                pairs[name] = (a, finite(f"{path}: lora_B of {name}, scaled by {factor:g},", b * factor))
+            adapter.rslora = False
+    check_fits(adapter, base, path)
+    return adapter
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_bytes())
+    except OSError as error:
+        raise FileError(
+            f"{path}: {(error.strerror or 'cannot be read').lower()}; PEFT writes it beside the weights"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{path}: is no JSON ({' '.join(str(error).split())[:80]})") from None
+    kind = config.get("peft_type") if isinstance(config, dict) else None
+    if kind != "LORA":
+        raise FileError(f"{path}: peft_type is {kind!r:.60}; need 'LORA'")
+    for key in ("use_dora", "fan_in_fan_out", "modules_to_save", "alora_invocation_tokens"):
+        if config.get(key):
+            raise FileError(f"{path}: {key} is {config[key]!r:.60}, which is not supported")
+    if config.get("bias", "none") != "none":
+        raise FileError(f"{path}: bias is {config['bias']!r:.60}; need 'none'")
+    if not isinstance(config.get("use_rslora"), (bool, type(None))):
+        raise FileError(f"{path}: use_rslora is {one_line(config['use_rslora'])}; need true or false")
+    for key, is_right, need in (("r", _is_rank, "a whole number above 0"), ("lora_alpha", _is_scale, _NEED_SCALE)):
+        if not is_right(config.get(key)):
+            raise FileError(f"{path}: {key} is {one_line(config.get(key))}; need {need}")
+    for key, is_right, need in (("rank_pattern", _is_rank, "whole numbers"), ("alpha_pattern", _is_scale, "numbers")):
+        pattern = config.get(key) or {}
+        if not isinstance(pattern, dict) or not all(is_right(v) for v in pattern.values()):
+            raise FileError(f"{path}: {key} is {one_line(pattern)}; need {need} above 0 by module")
+        for module in pattern:
+            if not _is_pattern(module):
+                need = f"at most {_PATTERN} characters, at most 2 repetitions, none of a group"
+                raise FileError(
+                    f"{path}: {key} has the pattern {one_line(module)}, which is not supported; need {need}"
+                )
+    return config
+
+
+_NEED_SCALE = "a finite number above 0"
+_PATTERN = 200  # characters
+
+
+def _is_rank(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_scale(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= LARGEST
+
+
+def _is_pattern(text: str) -> bool:
+    """A regular expression whose search takes a time that is bounded by the length of a module's name."""
+    plain = re.sub(r"\\.|\(\?:", "", text)
+    if len(text) > _PATTERN or re.search(r"\)[*+{?]|\(\?", plain) or len(re.findall(r"[*+{?]", plain)) > 2:
+        return False
+    try:
+        re.compile(text)
+    except (re.error, RecursionError, OverflowError):
+        return False
+    return True
+
+
+def _peft_scale(path: Path, config: dict[str, Any], module: str, rank: int) -> float:
+    """lora_alpha / r of one module, or lora_alpha / sqrt(r) with use_rslora; FileError where r is not its rank."""
+    said = _by_module(config.get("rank_pattern"), module, config["r"])
+    if said != rank:
+        raise FileError(f"{path}: r of {module} is {one_line(said)}; need {rank}, the rank of its tensors")
+    alpha = _by_module(config.get("alpha_pattern"), module, config["lora_alpha"])
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def _by_module(patterns: dict[str, Any] | None, module: str, default: Any) -> Any:
+    """As PEFT: the value of the first key that is a pattern for the end of the module's name."""
+    return next((v for key, v in (patterns or {}).items() if re.match(rf"(.*\.)?({key})$", module)), default)
+
+
+def _module(path: str | os.PathLike[str], architecture: str, name: str) -> str:
+    """Hugging Face's module of a GGUF tensor; FileError when it has none."""
+    _check_architecture(path, architecture)
+    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
+    if match and match[2] in _MODULES:
+        return f"model.layers.{match[1]}.{_MODULES[match[2]]}"
+    if name in _END_MODULES:
+        return _END_MODULES[name]
+    raise FileError(f"{path}: tensor {name!r} has no module in PEFT's format; need {', '.join(_MODULES)} of a block")
+
+
+def _tensor(path: str | os.PathLike[str], architecture: str, module: str) -> str:
+    """The GGUF tensor of Hugging Face's module; FileError when it has none."""
+    _check_architecture(path, architecture)
+    match = re.fullmatch(r"model\.layers\.(\d{1,9})\.([\w.]+)", module)
+    if match and match[2] in _BLOCK:
+        return f"blk.{match[1]}.{_BLOCK[match[2]]}.weight"
+    if module in _ENDS:
+        return _ENDS[module]
+    raise FileError(f"{path}: module {module!r} has no tensor in a {architecture} GGUF file; is it for another base?")
+
+
+def _check_architecture(path: str | os.PathLike[str], architecture: str) -> None:
+    if architecture not in _PEFT_ARCHITECTURES:
+        raise FileError(
+            f"{path}: PEFT's names for architecture {architecture!r} are not known; need one of "
+            + " ".join(_PEFT_ARCHITECTURES)
+        )
+
+
+def _pattern(name: str) -> str:
+    """The module's name as a pattern that no other module matches."""
+    return re.escape(_module("", "llama", name))
+
+
+def _heads(base: GGUF, architecture: str, name: str) -> int:
+    """Heads whose rows are reordered: those of q and k of the llama architecture, else 0."""
+    match = re.fullmatch(r"blk\.(\d+)\.attn_([qk])\.weight", name)
+    if architecture != "llama" or match is None:
+        return 0
+    key = f"{architecture}.attention.head_count"
+    heads = base.metadata.get(key)
+    if match[2] == "k":
+        heads = base.metadata.get(key + "_kv", heads)
+    if isinstance(heads, np.ndarray):  # one number per layer
+        layer = int(match[1])
+        heads = int(heads[layer]) if layer < heads.size else None
+    if not isinstance(heads, int) or heads < 1:
+        raise FileError(f"{base.path}: {key} is {heads!r:.60}; need the number of heads to order the rows of {name}")
+    return heads
+
+
+def _side_by_side(b: np.ndarray, heads: int) -> np.ndarray:
+    """Rows from Hugging Face's order (halves) into GGUF's (pairs): (0, D/2, 1, D/2+1, ...) of each head."""
+    return b.reshape(heads, 2, -1, b.shape[1]).swapaxes(1, 2).reshape(b.shape)
+
+
+def _halves(b: np.ndarray, heads: int) -> np.ndarray:
+    """The way back."""
+    return b.reshape(heads, -1, 2, b.shape[1]).swapaxes(1, 2).reshape(b.shape)
+
+
+def _whole(value: float) -> float | int:
+    """16 rather than 16.0, and what rounding left beside a whole number."""
+    near = round(value)
+    return near if math.isclose(value, near, rel_tol=1e-9) else value

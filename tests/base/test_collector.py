@@ -1,0 +1,59 @@
+"""The collector of reference cycles is as it was after graphs were built, also after an error."""
+
+import gc
+import os
+
+import pytest
+
+import gradloom as gl
+from gradloom.base.collector import paused
+
+
+def test_it_pauses_inside_and_only_there() -> None:
+    with paused():
+        assert not gc.isenabled()
+        with paused():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_it_stays_disabled_where_the_user_has_disabled_it() -> None:
+    gc.disable()
+    try:
+        with paused():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_errors_of_compile_enable_it_again() -> None:
+    x = gl.input("x", (2, 3))
+    with pytest.raises(gl.GradloomError):
+        gl.compile(x, updates=[x])
+    with pytest.raises(gl.GradloomError):
+        gl.gradients((x > 0.0).sum(), [x])
+    assert gc.isenabled()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_that_is_forked_beside_a_pause_collects() -> None:
+    import threading
+
+    inside, leave = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        with paused():
+            inside.set()
+            leave.wait()
+
+    thread = threading.Thread(target=pause)
+    thread.start()
+    inside.wait()
+    child = os.fork()
+    if not child:
+        os._exit(0 if gc.isenabled() else 1)
+    leave.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0 and gc.isenabled()
