@@ -14,11 +14,11 @@ import pytest
 
 import gradloom as gl
 from tests.llm.random_models import rows_of, write
-from tests.llm.test_finetune_split import finetune
+from tests.llm.short_finetune import finetune
 from tests.parallel.mpi import finish, needs_mpi, run, start
 from tests.real_data import need
-from tests.train.test_bits import data, mlp
-from tests.train.test_split import train
+from tests.train.small_models import data, mlp
+from tests.train.split_training import train
 
 pytestmark = needs_mpi
 SCRIPT = Path(__file__).parent / "training.py"
