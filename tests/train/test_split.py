@@ -151,7 +151,7 @@ def test_weights_that_differ_are_found_at_the_next_epoch():
         for _ in range(2):
             gl.epoch(trainer, rows, batch_size=50)
             if ranks.rank == 2:
-                net.weight.stored.array[3, 3] += 1e-3
+                net.weight.stored.write(net.weight.numpy() + 1e-3)
 
     for error in on_ranks(3, run):
         assert isinstance(error, TrainError) and "replica 2 differs from replica 0 in the training state" in str(error)
