@@ -13,7 +13,7 @@ SAME_SECONDS = 1.0  # signals that come so soon after one another ask for the sa
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came: whatever heeds Ctrl-C heeds it as well."""
+    """Raised by SIGTERM; a KeyboardInterrupt, so that code that handles Ctrl-C handles it as well."""
 
 
 class StopTraining(Exception):
@@ -24,7 +24,7 @@ class StopTraining(Exception):
 
 
 def interrupt(number: int) -> KeyboardInterrupt:
-    """What a signal raises."""
+    """The exception that a signal raises."""
     return Terminated() if number == signal.SIGTERM else KeyboardInterrupt()
 
 

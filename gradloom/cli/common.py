@@ -186,7 +186,7 @@ def signals(lasting: bool) -> Iterator[None]:
 
 
 def ignore_signals() -> None:
-    """At the end of a process: what it had to say and write is done, or rank 0 is at it."""
+    """Ignore SIGINT and SIGTERM: this process has written its files, or rank 0 is writing them."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
@@ -300,6 +300,6 @@ def _is_open(number: int) -> bool:
 
 
 def give_up_stdout() -> None:
-    """What is left to write goes nowhere, so that the end of the process does not fail on it."""
+    """Send what is still buffered for stdout to /dev/null: flushing it at exit would fail."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -97,7 +97,7 @@ def evaluate(
 
 
 class _ScoreDisplay:
-    """On a terminal one line that changes, elsewhere a line every ten seconds."""
+    """Shows the perplexity so far: on a terminal in one line that changes, elsewhere in a line every ten seconds."""
 
     def __init__(self) -> None:
         self.terminal = sys.stderr.isatty()

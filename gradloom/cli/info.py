@@ -119,7 +119,7 @@ def _supported(architecture: str) -> bool:
 
 
 def _value(metadata: Mapping[str, Any], key: str) -> Any:
-    """A value as JSON has it; of a long array its length and its first items."""
+    """A metadata value for JSON; a long array becomes its length and its first items."""
     import numpy as np
 
     value = metadata.get(key)
@@ -188,7 +188,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _short(value: Any, most: int) -> str:
-    """One line of at most so many characters, none of which a terminal would obey."""
+    """One line of at most so many characters, without control characters."""
     text = f"{value:g}" if isinstance(value, float) else " ".join(str(value).split())
     text = "".join(c if c.isprintable() else "?" for c in text)
     return text if len(text) <= most else text[: most - 3] + "..."

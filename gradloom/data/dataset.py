@@ -300,7 +300,7 @@ class DataLoader:
 
 
 class _Shared(Iterator[Any]):
-    """An iterator whose items go to whoever asks first, of several threads."""
+    """An iterator that several threads share: each item goes to one of them."""
 
     def __init__(self, items: Generator[Any, None, None]) -> None:
         self._items, self._lock = items, threading.Lock()

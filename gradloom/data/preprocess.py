@@ -60,7 +60,7 @@ class Column:
 
 @dataclass
 class Preprocess:
-    """The way from a file's columns, or from arrays, to features, and from outputs to predictions.
+    """Maps the columns of a file, or arrays, to features, and outputs of the model to predictions.
 
     kind "columns": CSV columns or the columns of a 2-D array, each encoded by its Column.
     kind "array": images and the like, of shape `shape`; (x - mean) / std is part of the model, the data stay as read.
@@ -190,7 +190,7 @@ class Preprocess:
         return np.zeros((rows, self.inputs), np.float32)
 
     def _positions(self, data: CsvColumns, notes: list[str]) -> list[int]:
-        """Where each input column is in this file."""
+        """The index of each input column in this file."""
         if self.header:
             if not data.header:
                 raise DataError(

@@ -119,7 +119,7 @@ def _read_npz(path: Path, target: str | None) -> RawTable:
 
 
 def _like(path: Path, name: str, test: np.ndarray, needed: str, train: np.ndarray) -> np.ndarray:
-    """The rows of the test, which are such as the training rows: of their shape, texts or numbers."""
+    """The test rows; DataError unless they have the shape of the training rows, and are numbers where those are."""
     if test.shape[1:] != train.shape[1:]:
         raise DataError(f"{path}: {name} has rows of shape {list(test.shape[1:])}; need {list(train.shape[1:])}")
     if (test.dtype.kind in "fiub") != (train.dtype.kind in "fiub"):

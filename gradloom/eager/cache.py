@@ -23,7 +23,7 @@ from ..graph.value import Node, Shape, Value, graph_mode
 T = TypeVar("T")
 
 PROGRAMS = 128  # of one model, at most; the one that was not used for the longest time is evicted
-NODES = 2048  # that read no parameter are kept though nobody needs them: `total += loss` makes the same ones again
+NODES = 2048  # that read no parameter are kept when nothing refers to them: `total += loss` makes the same ones again
 
 
 @dataclass

@@ -14,7 +14,7 @@ _steps = itertools.count(1)  # of the traces that drew
 
 
 def seed(n: int) -> None:
-    """Begin anew with what is drawn eagerly: dropout's masks depend on this seed and on how many traces drew before.
+    """Restart the random draws of eager ops: masks of dropout depend on this seed and on how many traces drew before.
 
     A tape that was opened with a seed and a step of its own draws by these. SettingError unless n is a whole number.
     """

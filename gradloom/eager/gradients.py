@@ -111,7 +111,7 @@ class Gradients(Mapping[Value, "Tensor | None"]):
         return f"Gradients of {len(self)}: {', '.join(x.name or describe(x) for x in self)}"
 
     def hold(self, alive: Sequence[Tensor]) -> list[Tensor]:
-        """Those gradients that are not alive yet, when some are: from now on all are kept."""
+        """Where some gradients are alive, make tensors of the others, too, so that one program computes all."""
         mine = [t for r in self._made.values() if (t := r()) is not None]
         known = {id(t) for t in alive}
         if self._held is not None or not any(id(t) in known for t in mine):

@@ -17,7 +17,7 @@ class Reader(Protocol):
         """The name of a parameter among these arrays that the trace reads."""
 
     def overtaken(self, stored: Container[Stored]) -> None:
-        """These arrays are about to be written: compute what was to read them."""
+        """Compute what is to read these arrays: they are about to be written."""
 
 
 _live: dict[int, weakref.ref[Any]] = {}

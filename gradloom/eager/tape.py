@@ -1,14 +1,14 @@
 """The tape: what is computed inside of it has gradients.
 
-The loss is not computed when it is recorded, nor are its gradients when they are asked for: an optimiser's step runs
-forward, backward and update as one program (gradients.py), found by the structure of the loss.
+Recording a loss computes nothing, and neither does `backward`: an optimiser's step runs forward, backward and update as
+one program (gradients.py), which is cached by the structure of the loss.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ContextDecorator
 from typing import Any
 
@@ -26,9 +26,6 @@ from ..graph.value import Node, Value, describe, graph_mode, recording
 from .gradients import Gradients, Slopes
 from .tensors import Tensor
 from .trace import Trace
-
-Build = Callable[[list[Value], Value], Sequence[Value]]
-WEIGHT = "gradients.weight"  # the setting that gradients are divided by
 
 _local = threading.local()
 
@@ -196,7 +193,7 @@ def grad_tape(seed: int | None = None, step: int | None = None) -> GradTape:
 
 
 def _settle_closed() -> None:
-    """What is still wanted of tapes that nobody can ask any more is computed, so that they hold nothing."""
+    """Compute the tensors that are alive of tapes which are gone, so that their traces can be freed."""
     closed = getattr(_local, "closed", None)
     if closed:
         kept = []

@@ -348,7 +348,7 @@ class Trace:
         return EagerProgram(outputs, effects)
 
     def settle(self, stored: Collection[Stored]) -> None:
-        """Before this trace writes these arrays: what is outstanding elsewhere is done first."""
+        """Call before this trace writes these arrays: other traces compute first what is to read the old values."""
         for one in self.writes:
             keep_promise(one)
         before_read(stored)
@@ -380,7 +380,7 @@ class Trace:
             self.writes.clear()
 
     def _pin(self, alive: Sequence[Tensor]) -> None:
-        """What was computed from the arrays that this trace has just written cannot be computed again: it is kept."""
+        """Keep the tensors that were computed from arrays which this trace has just written: their inputs are gone."""
         computed = [*alive, *([] if self.known is None else self.known.values())]
         leaves = (n for n in reachable([t.symbol for t in computed]) if n.op.name == "parameter")
         if any(n.attrs["stored"] in self.writes for n in leaves):
@@ -395,7 +395,7 @@ class Trace:
     # ---- ends ------------------------------------------------------------------------------------------------
 
     def overtaken(self, stored: Container[Stored]) -> None:
-        """These arrays are about to be written: compute what was to read them."""
+        """Compute what is to read these arrays: they are about to be written."""
         hit = self.reader(stored)
         if hit is not None and not self.over:
             self.compute()
@@ -406,7 +406,7 @@ class Trace:
         return next((p.name or "a parameter" for p in list(self.reads) if p.stored in stored), None)
 
     def release(self, changed: str) -> None:
-        """Let go of what was recorded: all that somebody may look at is computed."""
+        """End the trace: forget what was recorded. All tensors that are alive have been computed."""
         unregister(self)
         self.over, self.changed = True, changed
         self.slots, self.pending, self.slopes, self.latest = [], [], [], []

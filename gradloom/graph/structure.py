@@ -10,6 +10,11 @@ from .stored import Stored
 from .value import Value
 
 
+def named(stored: Stored) -> Hashable:
+    """What stands for an array in another process: its name and kind, not its numbers."""
+    return (stored.name, stored.shape, stored.dtype.name, stored.role)
+
+
 def structure(values: Iterable[Value], of: Callable[[Stored], Hashable] = id) -> Hashable:
     """What makes two graphs the same program: ops, attributes, shapes, wiring, and which arrays they touch.
 

@@ -126,7 +126,7 @@ def _picks(labels: np.ndarray, vocabulary: int) -> np.ndarray:
 
 
 def _padded(array: np.ndarray, rows: int, fill: int = 0) -> np.ndarray:
-    """The rows, and as many more of `fill` as are missing."""
+    """The rows, padded with rows of `fill` to this count."""
     missing = rows - len(array)
     return np.pad(array, ((0, missing), (0, 0)), constant_values=fill) if missing else np.ascontiguousarray(array)
 

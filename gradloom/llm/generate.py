@@ -120,7 +120,7 @@ class Generator:
         return logits
 
     def _program(self, n: int) -> Any:
-        """n tokens at a time -> the logits behind the last of them that is no padding."""
+        """The program that takes n tokens and gives the logits after the last of them that is no padding."""
         if n not in self._programs:
             tokens, positions = (input_value(name, (1, n), "i32") for name in ("tokens", "positions"))
             hidden = self.model.hidden(tokens, positions, self.adapter, self.cache)  # [n, d]
@@ -295,7 +295,7 @@ class _Text:
         self._held = ""  # what may be the beginning of a stop text
 
     def push(self, token: int) -> bool:
-        """Whether a stop text has come."""
+        """Append a token; True when the text holds a stop text."""
         return self._add(self.decoder.push(token))
 
     def finish(self) -> None:

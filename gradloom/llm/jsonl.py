@@ -120,7 +120,7 @@ class JsonLines:
         completion_key: str,
         messages_key: str,
     ) -> Callable[[dict[str, Any]], Any]:
-        """What the lines are, by the keys of the first one that can be read, and by those that were given."""
+        """Decide from the keys of the first line, and from the options, what the lines are: texts, pairs or chats."""
         report, where = self.report, f"{self.path}:{line}"
         answers = "all tokens" if self.all else "completions"
         possible = {
@@ -184,7 +184,7 @@ class JsonLines:
         return _ChatLine(row[key], row.get("tools"))
 
     def _keep_all(self, waiting: list[tuple[int, _Line]]) -> None:
-        """Take the samples of these lines, and say which are none, in their order."""
+        """Tokenise the samples of these lines, and report the bad lines, in the order of the file."""
         taken: list[tuple[int, _Parts]] = []
         size = 0
         for line, sample in self._split(waiting):
@@ -201,7 +201,7 @@ class JsonLines:
         self._encode(taken)
 
     def _split(self, waiting: list[tuple[int, _Line]]) -> Iterator[tuple[int, _Parts | _BadLine]]:
-        """Chats among these as parts; all are rendered in few requests."""
+        """The same lines with each chat rendered to parts: many chats per request to the template process."""
         chats = [(sample.messages, sample.tools) for _, sample in waiting if isinstance(sample, _ChatLine)]
         split = iter(()) if self.chat is None else self.chat.split(chats, need_assistant=not self.all)
         for line, sample in waiting:
@@ -235,7 +235,7 @@ class JsonLines:
             self._keep(*self._around(texts, flags, ids))
 
     def _around(self, texts: list[str], flags: list[bool], ids: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """(tokens, counted) with what the tokenizer's file wants around a text."""
+        """(tokens, counted) of a sample, with the bos and eos that the tokenizer puts around it."""
         tokenizer = self.tokenizer
         if self.chat is not None:
             tokens, written = self.chat.joined(ids, flags, texts[0])

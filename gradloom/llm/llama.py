@@ -41,7 +41,7 @@ class Llama:
         return shapes | {f"{name}.bias": shapes[f"{name}.weight"][:1] for name in self.biases}
 
     def shapes_possible(self, c: Config) -> dict[str, Shape]:
-        """Tensors that a block may have besides."""
+        """Tensors that a block may have, too: name -> shape."""
         known = self.shapes(c)
         return {f"{n}.bias": known[f"{n}.weight"][:1] for n in self.biases_possible if f"{n}.bias" not in known}
 

@@ -163,7 +163,7 @@ class LoRA:
 
     @property
     def scale(self) -> float:
-        """s, for pairs of this rank."""
+        """The factor s of pairs of this rank."""
         return self._scale(self.rank)
 
     def _scale(self, rank: int) -> float:
@@ -191,7 +191,7 @@ class LoRA:
             self._model = model
 
     def choose(self, model: Model) -> list[str]:
-        """The targets in this model."""
+        """The names of the target tensors in this model."""
         return choose_tensors(adaptable(model), self.targets, block_linears(model), "targets")
 
     def trained_bytes(self, model: Model) -> int:

@@ -108,7 +108,7 @@ def check_model(base: GGUF) -> None:
 
 
 def _new_kind(tensor: TensorInfo, kind: str | None, changed: bool) -> tuple[str, str]:
-    """(type to write, why it is another one than was asked for)."""
+    """(type to write, the reason where it is not the type that was asked for)."""
     old = tensor.kind
     if old in NO_WEIGHTS:  # copied as they are
         return old, ""

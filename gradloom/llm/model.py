@@ -34,7 +34,7 @@ FAMILIES: dict[str, Llama] = {"llama": Llama(), "qwen2": Qwen2(), "qwen3": Qwen3
 
 
 class Adapter(ForwardAdapter, Protocol):
-    """What training adds to a model or puts in the place of its tensors (LoRA, TrainedTensors)."""
+    """The trained arrays of a model: added to its tensors (LoRA), or in their place (TrainedTensors)."""
 
     def bind(self, model: Model) -> None:
         """Make the arrays for this model, once; FileError for a model that they do not fit."""

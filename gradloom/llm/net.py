@@ -99,7 +99,7 @@ class Net:
 
 
 class Layer:
-    """One block: the same questions, with the block's names."""
+    """One block of a Net: its methods put `blk.N.` before the names of tensors."""
 
     def __init__(self, net: Net, number: int, positions: Value) -> None:
         self.net, self.number, self.positions, self.config = net, number, positions, net.config

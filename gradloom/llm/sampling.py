@@ -21,7 +21,7 @@ STREAM = 0x746F6B656E  # "token": tells these draws from those of dropout
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is chosen.
+    """The settings by which the next token is drawn.
 
     temperature: 0 takes the largest logit, 1 draws from the model's own distribution. top_k: only the k largest
     logits, 0 for all, 40 when not said. top_p: only the smallest set that holds at least this probability, 1 for all,

@@ -11,7 +11,7 @@ _WORDS_CACHED = 1 << 18  # words whose tokens are cached
 
 
 class ScoreMerger:
-    """Merges by score, of equal scores the leftmost: what ranks cannot express when different pieces are tied."""
+    """Merges the pair of the highest score first, the leftmost of equal ones; ranks cannot express such ties."""
 
     def __init__(self, ids: Mapping[str, int], scores: np.ndarray, to_bytes: Callable[[str], list[int]]) -> None:
         self._ids = ids

@@ -42,7 +42,7 @@ class SpecialTokens:
         self._any = re.compile("|".join(re.escape(t) for t, _ in self._tokens)) if self._tokens else None
 
     def split(self, text: str) -> list[str | int]:
-        """The text in order: stretches of text, and the ids of tokens between them."""
+        """The text cut at special tokens: stretches of text and ids, in order."""
         if not text:
             return []
         if self._any is None or self._any.search(text) is None:
@@ -64,5 +64,5 @@ class SpecialTokens:
         return parts
 
     def covers(self, text: str, at: int) -> bool:
-        """True when a token in the text lies on both sides of this place."""
+        """Whether a special token of the text reaches over this place."""
         return any(text.startswith(t, k) for t, _ in self._tokens for k in range(max(0, at - len(t) + 1), at))

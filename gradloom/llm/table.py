@@ -40,7 +40,7 @@ def training_table(model: Model, adapter: Adapter) -> str:
 
 
 def _state(name: str, kind: str, adapter: Adapter) -> str:
-    """What is done to a tensor."""
+    """How a tensor trains: "yes", "frozen", or its LoRA."""
     trained = adapter.parameters()
     if adapter.weight(name) is not None:
         return "yes" if kind == "f32" else "yes, as an f32 copy"

@@ -310,7 +310,7 @@ class Tokenizer:
 
 
 class TextStream:
-    """Text of ids that come one by one."""
+    """Turns ids that come one by one into text."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool, continued: bool) -> None:
         self._tokenizer = tokenizer

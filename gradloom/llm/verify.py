@@ -120,7 +120,7 @@ def verify(
 
 
 class _Verifier:
-    """The unshared run that all others are held against, and what they found."""
+    """Compares other runs of the step with the unshared one, and collects the checks."""
 
     def __init__(self, run: Run, step: Any, chosen: Switches, on_check: Callable[[Check], None] | None) -> None:
         self.run, self.step, self.chosen, self.on_check = run, step, chosen, on_check
@@ -143,25 +143,25 @@ class _Verifier:
         self.rewind()
 
     def walk(self, program: Program | None = None, **ways: Any) -> Walk:
-        """A walk at its beginning."""
+        """A new walk over the program, before its first step."""
         options = {"isa": self.chosen.isa, "threads": self.chosen.threads} | ways
         walk = Walk(program or self.program, Switches(**options))
         walk.begin({}, self.numbers)
         return walk
 
     def values_of(self, value: Value) -> np.ndarray:
-        """What the unshared run made of an output of the program."""
+        """The value that the unshared run computed for an output."""
         place = next(i for i, output in enumerate(self.program.outputs) if output is value)
         at = self.base.plan.laid.program.outputs[place]
         return self.values[self.base.steps.index(at.node)][at.index]
 
     def rewind(self) -> None:
-        """The stored arrays as before the step."""
+        """Restore the stored arrays to their values before the step."""
         for stored, array in self.start.items():
             stored.write(array)
 
     def restore(self) -> None:
-        """The stored arrays as the caller had them."""
+        """Restore the stored arrays to the values that the caller had."""
         for stored, array in self.held.items():
             stored.write(array)
 
@@ -184,7 +184,7 @@ class _Verifier:
         self.tell(self.unfused())
 
     def side_by_side(self, name: str, ways: Mapping[str, Any]) -> Check:
-        """Another plan of the same program, node by node."""
+        """Compare another plan of the same program node by node."""
         try:
             difference = first_difference(self.walk(**ways), self.values)
         except GradloomError as error:
@@ -197,7 +197,7 @@ class _Verifier:
         return Check(name, False, f"the first node that differs: {what}", _called(difference.node))
 
     def unfused(self) -> Check:
-        """Another program of the same step: its outputs, and what it leaves behind."""
+        """Compare the outputs and the stored arrays of another program of the same step."""
         name = "unfused"
         program = rewrite(gather(self.step.outputs, self.step.updates), fuse=False)
         walk = self.walk(program, fuse=False)
@@ -221,7 +221,7 @@ class _Verifier:
     # ---- float64 ---------------------------------------------------------------------------------------------
 
     def against_float64(self, on_progress: Callable[[int, int], None] | None) -> None:
-        """Each kernel against its definition; loss and gradients against the whole step."""
+        """Compare each kernel with its float64 reference, then loss and gradients with a step in float64."""
         gradients = self.gradients()
         worst: Judged | None = None
         wrong: Judged | None = None
@@ -251,7 +251,7 @@ class _Verifier:
         self.tell(Check(name, holds, text, "" if holds else which))
 
     def gradients(self) -> dict[Value, str]:
-        """What the guard reads, by name: the loss and each gradient."""
+        """The names of the values that the guard reads: the loss and each gradient."""
         guard = next(n for n in self.base.steps if n.op.guard)
         values = [v for v in guard.inputs if v is not None]
         names = list(self.run.adapter.parameters())
@@ -261,7 +261,7 @@ class _Verifier:
 
 
 def _called(node: Node) -> str:
-    """The op, and where in the model it stands."""
+    """The op and the name of the node, for messages."""
     return f"{node.op.name} {node.name}".rstrip()
 
 

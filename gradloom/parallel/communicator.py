@@ -119,7 +119,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def _end(self, rank: int, what: str) -> NoReturn:
-        """Break the group, which all ranks find out together, because of one of them."""
+        """End the group because of one rank: every rank calls this, and raises."""
 
     @abstractmethod
     def close(self) -> None:
@@ -206,7 +206,7 @@ class Alone(Communicator):
 
 
 class LocalSum(Reduction):
-    """The sum of one rank's rounds, in their order."""
+    """The sum of what one rank adds, in the order of its rounds."""
 
     def __init__(self, elements: int, ordered: bool = True) -> None:
         super().__init__(elements, ordered)

@@ -14,7 +14,7 @@ class Place(NamedTuple):
 
 
 class RankState:
-    """What is known of another rank."""
+    """What this rank has heard of another one."""
 
     def __init__(self) -> None:
         self.signs = -1

@@ -133,7 +133,7 @@ class MpiRank(Communicator):
 
     @contextlib.contextmanager
     def call(self, call: str) -> Iterator[None]:
-        """Around a call that all ranks make together."""
+        """Wraps a call that all ranks make together: counts it, and tells the others when it fails."""
         self._raise_failure()
         self._place = Place(self._place.calls + 1, call[:80])
         try:
@@ -147,7 +147,7 @@ class MpiRank(Communicator):
             raise
 
     def wait(self, requests: list[Any], *buffers: Any, statuses: list[Any] | None = None) -> None:
-        """Until MPI is done with `requests`, or until there is a reason to give up."""
+        """Wait until MPI has done `requests`; TrainError as soon as a rank has failed or is silent."""
         done = self.mpi.Request.Testall
         if done(requests, statuses):
             return
@@ -197,7 +197,7 @@ class MpiRank(Communicator):
         self._note(odd, f"came to {here[odd]} while rank {usual} is in {here[usual]}")
 
     def _silent(self, state: RankState) -> bool:
-        """No sign of life for too long, as far as this rank has listened."""
+        """Whether the rank has given no sign of life for longer than the time-out, while this rank was listening."""
         return self._heard - state.alive > self.timeout
 
     def _note(self, rank: int, what: str, tell: bool = True) -> None:
@@ -311,7 +311,7 @@ class MpiRank(Communicator):
         self._said = True
 
     def _leave(self) -> None:
-        """At the end of the program: all end together, and with MPI_Abort if one has failed."""
+        """Runs at the end of the program: waits until all ranks end, and calls MPI_Abort if one has failed."""
         with contextlib.suppress(ValueError, OSError):
             sys.stdout.flush()
             sys.stderr.flush()
@@ -345,7 +345,7 @@ class MpiRank(Communicator):
             time.sleep(0.005)
 
     def _forked(self) -> None:
-        """In a child of this process, which has no part in MPI: let go of what says that the rank is alive."""
+        """Runs in a forked child, which is no rank: closes what tells the others that the rank is alive."""
         self._is_child = True
         atexit.unregister(self._leave)
         sys.excepthook = self._hook
@@ -353,5 +353,5 @@ class MpiRank(Communicator):
 
 
 def _interrupt(what: str) -> KeyboardInterrupt | None:
-    """What a failure raises on the other ranks where it was a signal; see `described`."""
+    """The exception that the other ranks raise for a rank that a signal stopped; None for any other failure."""
     return Terminated() if "(SIGTERM)" in what else KeyboardInterrupt() if "(Ctrl-C)" in what else None

@@ -72,7 +72,7 @@ class OrderedSum(Reduction):
             self.has_terms = anything
 
     def _part(self, rank: int, bucket: int) -> slice:
-        """What a rank's bucket is of the whole."""
+        """The elements of the whole sum that are this bucket of a rank's stretch."""
         begin, end = self._stretches[rank]
         return slice(min(begin + bucket * self._bucket, end), min(begin + (bucket + 1) * self._bucket, end))
 
@@ -91,7 +91,7 @@ class OrderedSum(Reduction):
         return requests, senders
 
     def _fold(self, bucket: int, mine: np.ndarray | None, given: set[int]) -> bool:
-        """Add what this bucket brought, in the order of ranks. Is there anything in the sum now?"""
+        """Add the terms of this bucket in the order of ranks; True when the sum has a term."""
         ranks = self._ranks
         part = self._part(ranks.rank, bucket)
         total = self._total[bucket * self._bucket :][: part.stop - part.start]

@@ -109,7 +109,7 @@ if not os.read(first.fd, 1):
 
 
 def namespace() -> str:
-    """Processes see each other's numbers only within one of these."""
+    """The PID namespace of this process: a pid means something only inside of it."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:

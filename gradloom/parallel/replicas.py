@@ -85,7 +85,7 @@ class _Meeting:
             self._bell.notify_all()
 
     def share(self, rank: int, call: str, make: Any) -> list[Any]:
-        """What all ranks made, in the order of ranks."""
+        """The values that all ranks made, in the order of ranks."""
         self._given[rank] = make()
         self.meet(rank, call)
         given = list(self._given)
@@ -130,7 +130,7 @@ class _Meeting:
                 self._note(self._first(lambda r: True) or 0, f"gave no sign of life for {self.timeout:g} s")
 
     def _first(self, holds: Any) -> int | None:
-        """The first rank that this round lacks and for which something holds."""
+        """The first rank that has not come to this round and for which `holds(rank)`."""
         return next((r for r in range(self.size) if self._calls[r] is None and holds(r)), None)
 
     def _note(self, rank: int, what: str) -> None:
@@ -145,7 +145,7 @@ class _Meeting:
 
 
 class _Sums:
-    """What the ranks of one shared sum have in common."""
+    """The arrays that the replicas of one sum share."""
 
     total: np.ndarray
     mine: list[np.ndarray | None]

@@ -37,7 +37,7 @@ from ..parallel.join import communicator
 from ..parallel.replicas import threads as thread_ranks
 from ..step.exchange import check_exchange
 from .arguments import check_options
-from .replica import Job, Replica, named
+from .replica import Job, Replica, error_at
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class _Team:
             return _checked_model(make_model(), self.models)
         except BaseException as error:
             rank.fail(error)
-            raise named(error, f"make_model of {rank.kind} {rank.rank}") from error.__cause__
+            raise error_at(error, f"make_model of {rank.kind} {rank.rank}") from error.__cause__
 
     def run(self) -> list[float]:
         others = [

@@ -27,9 +27,8 @@ from ..data.dataset import generator
 from ..graph.grad import gradients
 from ..graph.leaves import Parameter, constant
 from ..graph.leaves import input as input_value
-from ..graph.stored import Stored
 from ..graph.streams import fresh_streams
-from ..graph.structure import structure
+from ..graph.structure import named, structure
 from ..graph.value import Value, describe, graph_mode
 from ..nn.module import Module
 from ..optim.optimizer import Optimizer
@@ -174,7 +173,7 @@ class Replica:
         except Exception as error:
             step = j // self.ranks.size + 1
             where = f"{self.ranks.kind} {self.ranks.rank}, sample {number}, step {step}"
-            raise named(error, where) from error.__cause__
+            raise error_at(error, where) from error.__cause__
 
     def _first_bad(self, j: int) -> str:
         number = self._sample(j)
@@ -257,7 +256,7 @@ class Replica:
         if ranks.size == 1 or ranks.kind != "rank":
             return
         with locks.building:
-            mine = {repr(key): checksum(repr(structure(one.updates, _called))) for key, one in self._locals.items()}
+            mine = {repr(key): checksum(repr(structure(one.updates, named))) for key, one in self._locals.items()}
         seen: dict[str, str] = {}
         for rank, theirs in enumerate(ranks.gather(mine)):
             for key, outline in theirs.items():
@@ -271,10 +270,6 @@ class Replica:
         return checksum(*(p.stored.read() for p in self._all()))
 
 
-def _called(stored: Stored) -> Hashable:
-    return (stored.name, stored.shape, stored.dtype.name, stored.role)
-
-
 def _loss_pair(loss: Any) -> tuple[Value, Value]:
     """(sum, weight) of what loss_fn gave; a scalar weighs 1."""
     pair = loss if isinstance(loss, tuple) and len(loss) == 2 else (loss, constant(1.0))
@@ -286,7 +281,7 @@ def _loss_pair(loss: Any) -> tuple[Value, Value]:
     return pair
 
 
-def named(error: BaseException, where: str) -> BaseException:
+def error_at(error: BaseException, where: str) -> BaseException:
     """The same error, saying where it happened; an error that has no message of its own becomes the cause of one."""
     if not isinstance(error, Exception):
         return error

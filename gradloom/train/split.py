@@ -21,7 +21,7 @@ from ..base.errors import GraphError, GuardTripped, NotFinite, TrainError
 from ..base.settings import switches
 from ..graph.leaves import constant, setting, stored_value
 from ..graph.stored import Stored
-from ..graph.structure import structure
+from ..graph.structure import named, structure
 from ..graph.value import Value
 from ..parallel.agree import Agreement, agreed, same_settings, sampled
 from ..parallel.communicator import Communicator, checksum
@@ -134,8 +134,8 @@ class Split:
 
     def _called(self, stored: Stored) -> Hashable:
         if stored not in self._names:
-            known = (stored.name, stored.shape, stored.dtype.name, stored.role == "trained")
-            self._names[stored] = known if stored.check is None else (*known, sampled(stored.read(), WEIGHT_BYTES))
+            known = named(stored)
+            self._names[stored] = known if stored.check is None else (known, sampled(stored.read(), WEIGHT_BYTES))
         return self._names[stored]
 
     # ---- running ---------------------------------------------------------------------------------------------

@@ -35,6 +35,20 @@ def test_equal_runs_have_equal_states():
     assert one.train_state.digest() == other.train_state.digest()
 
 
+def test_nothing_else_decides_the_rest_of_a_run():
+    """A trainer with another past goes on like the first once it has that one's state."""
+    one, other = passes(trainer(), 2), passes(trainer(), 1, split=24)
+    there = one.train_state.collect()
+    assert difference(there, other.train_state.collect()) is not None
+    for name, stored in other.train_state.arrays().items():
+        stored.write(there[name])
+    state = other.optimizer_state
+    state.steps, state.epoch = there["optimizer.steps"], there["optimizer.epoch"]
+    state.memories = {name: dict(memory) for name, memory in there["optimizer.plateaus"].items()}
+    assert difference(there, other.train_state.collect()) is None
+    assert difference(passes(one, 2).train_state.collect(), passes(other, 2).train_state.collect()) is None
+
+
 def test_it_holds_all_that_a_step_writes():
     made = passes(trainer(), 1)
     written = set(made.written()) | {p.stored for arrays in made.state.values() for p in arrays.values()}
