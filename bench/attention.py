@@ -1,11 +1,13 @@
 """Fused attention, forward and backward, beside the FMA peak measured in the same run and PyTorch's own.
 
     python bench/attention.py [--threads N] [--rounds N] [--isa NAME] [--only forward|backward|cache] [--no-peers]
+                              [--window N] [--softcap X]
 
 Figures are medians over rounds; each round measures the peak, then ours, then PyTorch's scaled_dot_product_attention
 (causal; keys and values repeated for the heads that share them, outside the time). `of peak` counts only the products
 that causality leaves: 2 forward and 5 backward. `cache`: one token looks at S keys; GB/s of keys and values read,
-beside the machine's copying rate (read and written bytes).
+beside the machine's copying rate (read and written bytes). --window, --softcap: ours with them, PyTorch's without; the
+products that are counted stay those without a window.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ def seconds(run, repeats: int) -> float:
     return (time.perf_counter() - began) / repeats
 
 
-def ours(shape: tuple[int, ...], what: str, isa: str, threads: int, layers: int):
+def ours(shape: tuple[int, ...], what: str, isa: str, threads: int, layers: int, limits: dict[str, float]):
     """A program of `layers` equal instructions, so that a call costs nothing beside it."""
     import gradloom as gl
     from gradloom import ops
@@ -44,11 +46,11 @@ def ours(shape: tuple[int, ...], what: str, isa: str, threads: int, layers: int)
         at = np.full((1, 1), t - 1, np.int32)
         keys = [gl.parameter(rng.standard_normal(sizes["k"]).astype(np.float32)) for _ in range(2 * layers)]
         outputs = [
-            ops.attention(q, a, b, at, scale=d**-0.5, cached=True)[0]
+            ops.attention(q, a, b, at, scale=d**-0.5, cached=True, **limits)[0]
             for a, b in zip(keys[::2], keys[1::2], strict=True)
         ]
     else:
-        y, lse = ops.attention(q, k, v, np.arange(t, dtype=np.int32)[None], scale=d**-0.5)
+        y, lse = ops.attention(q, k, v, np.arange(t, dtype=np.int32)[None], scale=d**-0.5, **limits)
         outputs = [y, lse] if what == "forward" else gl.gradients(y, [q, k, v], [q])
     run = gl.compile(outputs, isa=isa, threads=threads)
     run()
@@ -112,7 +114,10 @@ def main() -> None:
     parser.add_argument("--isa", default=_core.isas()[0])
     parser.add_argument("--only", choices=("forward", "backward", "cache"))
     parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--window", type=int)
+    parser.add_argument("--softcap", type=float)
     args = parser.parse_args()
+    limits = {"window": args.window, "softcap": args.softcap}
     peers = installed("torch") and not args.no_peers
     rows = []
     for what, shapes in (("forward", SHAPES), ("backward", SHAPES), ("cache", CACHES)):
@@ -122,7 +127,7 @@ def main() -> None:
             t, heads, groups, d = shape
             # Layers of a cache together are larger than the last-level cache, as those of a model are.
             layers = max(1, 2**27 // (t * groups * d * 8)) if what == "cache" else 1
-            took = ours(shape, what, args.isa, args.threads, layers)
+            took = ours(shape, what, args.isa, args.threads, layers, limits)
             peer = torch_run(shape, what, args.threads, layers) if peers else None
             times, shares, others = [], [], []
             for _ in range(args.rounds):

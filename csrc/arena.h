@@ -43,7 +43,7 @@ class Arena {
     return b ? b->bytes() : 0;
   }
   uint64_t generation() const { return generation_.load(std::memory_order_acquire); }
-  std::mutex& mutex() { return mutex_; }  // held by a run: runs that share an arena take turns
+  std::mutex& mutex() { return mutex_; }  // held by a run: one at a time of those that share an arena
 
  private:
   std::shared_ptr<Block> block_;

@@ -1,6 +1,6 @@
 // bytecode.h: everything that the native core knows about a program.
 //
-// A tape is three arrays of plain records, made by gradloom/plan/tape.py and handed over without copying:
+// Bytecode is three arrays of plain records, made by gradloom/plan/bytecode.py and handed over without copying:
 // instructions, arguments, attribute words. A pointer is segment + offset; the segment table gives each
 // segment's base address. The core has no shape rules, makes no decisions and allocates nothing while it runs.
 #pragma once
@@ -17,6 +17,7 @@ namespace gradloom {
 constexpr int kMaxRank = 6;
 constexpr int kMaxPhases = 4;
 constexpr uint32_t kNoSegment = 0xffffffffu;  // an absent optional argument: data == nullptr
+constexpr int64_t kNoAttr = INT64_MIN;        // the word of an optional attribute without a value
 constexpr size_t kAlign = 64;                 // every buffer starts on a cache line
 
 // Codes shared with gradloom/base/dtypes.py. Quantised types hold blocks of neighbours (kernels/quant.h).
@@ -51,7 +52,7 @@ GL_INLINE constexpr size_t dtype_bytes(DType t) {
 // What an address must be a multiple of; blocks are read byte by byte.
 GL_INLINE constexpr size_t dtype_align(DType t) { return dtype_block(t) == 1 ? dtype_bytes(t) : 1; }
 
-// ---- records on the tape: NumPy structured arrays, packed as C lays them out -------------------------
+// ---- records of the bytecode: NumPy structured arrays, packed as C lays them out -------------------------
 
 struct ArgRecord {            // 120 bytes
   uint32_t segment;           // index into the segment table, or kNoSegment
@@ -67,7 +68,7 @@ constexpr uint16_t kArgWrite = 1;
 static_assert(sizeof(ArgRecord) == 120);
 
 struct InstructionRecord {    // 48 bytes
-  uint32_t kernel;            // index into the tape's list of (name, signature)
+  uint32_t kernel;            // index into the bytecode's list of (name, signature)
   uint32_t node;              // id of the graph node, for messages
   uint32_t arg_first, arg_count;    // inputs, then outputs, then the workspace if there is one
   uint32_t attr_first, attr_count;  // words
@@ -134,6 +135,8 @@ struct Call {
   // a list of n ints takes n + 1 words, the first of them n.
   GL_INLINE int64_t attr_int(int word) const { return attrs[word]; }
   GL_INLINE double attr_float(int word) const { double d; std::memcpy(&d, attrs + word, 8); return d; }
+  // Whether an optional attribute has a value. Absent ones at the end take no word, others hold kNoAttr.
+  GL_INLINE bool attr_given(int word) const { return word < attr_count && attrs[word] != kNoAttr; }
 };
 
 // How a kernel wants to be run; asked once per instruction while planning, from shapes and attributes alone

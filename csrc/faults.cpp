@@ -6,7 +6,7 @@
 
 namespace {
 
-constexpr size_t kCounted = 1024;  // bytes: tapes, teams; what is smaller is the allocator's own business
+constexpr size_t kCounted = 1024;  // bytes: bytecode, teams; what is smaller is the allocator's own business
 
 bool refused(size_t bytes) { return bytes >= kCounted && gradloom::fault("new"); }
 

@@ -128,16 +128,16 @@ std::vector<ByteRange> ranges(nb::handle list, bool with_instruction, const char
 void make_program(PyProgram* self, const std::string& isa, nb::handle kernels, nb::handle instructions, nb::handle args,
                   nb::handle attrs, nb::sequence segments, nb::handle records, nb::handle dead, nb::handle guards) {
   PyProgram made;
-  Program::Tape tape;
+  Program::Bytecode bytecode;
   for (nb::handle item : kernels) {  // not by nanobind's own reader of lists: it ends the process without memory
     nb::tuple t = nb::cast<nb::tuple>(item);
     if (t.size() != 2) throw nb::type_error("kernels: each is (name, signature)");
-    tape.kernels.emplace_back(nb::cast<nb::str>(t[0]).c_str(), nb::cast<nb::str>(t[1]).c_str());
+    bytecode.kernels.emplace_back(nb::cast<nb::str>(t[0]).c_str(), nb::cast<nb::str>(t[1]).c_str());
   }
   const Bytes b0(instructions, false, "instructions"), b1(args, false, "args"), b2(attrs, false, "attrs");
-  tape.instructions = b0.as<InstructionRecord>("instructions", tape.instruction_count);
-  tape.args = b1.as<ArgRecord>("args", tape.arg_count);
-  tape.attrs = b2.as<int64_t>("attrs", tape.attr_count);
+  bytecode.instructions = b0.as<InstructionRecord>("instructions", bytecode.instruction_count);
+  bytecode.args = b1.as<ArgRecord>("args", bytecode.arg_count);
+  bytecode.attrs = b2.as<int64_t>("attrs", bytecode.attr_count);
   for (nb::handle item : segments) {
     nb::tuple t = nb::cast<nb::tuple>(item);
     const std::string kind = t.size() ? nb::cast<std::string>(t[0]) : "";
@@ -154,16 +154,16 @@ void make_program(PyProgram* self, const std::string& isa, nb::handle kernels, n
       s.kind = kind == "scratch" ? Segment::scratch : Segment::settings;
       s.bytes = nb::cast<uint64_t>(t[1]);
     } else {
-      throw std::invalid_argument("segment " + std::to_string(tape.segments.size()) +
+      throw std::invalid_argument("segment " + std::to_string(bytecode.segments.size()) +
                                   ": need (\"arena\", Arena), (\"memory\" or \"readonly\", address, bytes), "
                                   "(\"scratch\", bytes) or (\"settings\", bytes)");
     }
-    tape.segments.push_back(s);
+    bytecode.segments.push_back(s);
   }
-  tape.records = ranges(records, false, "records");
-  tape.dead = ranges(dead, true, "dead");
-  tape.guards = ranges(guards, false, "guards");
-  made.program = std::make_unique<Program>(find_table(isa), tape);
+  bytecode.records = ranges(records, false, "records");
+  bytecode.dead = ranges(dead, true, "dead");
+  bytecode.guards = ranges(guards, false, "guards");
+  made.program = std::make_unique<Program>(find_table(isa), bytecode);
   new (self) PyProgram(std::move(made));
 }
 
@@ -223,7 +223,7 @@ nb::tuple run_program(PyProgram& self, int64_t steps, nb::handle settings, nb::h
 }  // namespace
 
 NB_MODULE(_core, m) {
-  m.doc() = "The native core: kernels, arenas, threads and the machine that runs tapes.";
+  m.doc() = "The native core: kernels, arenas, threads and the machine that runs bytecode.";
   nb::set_leak_warnings(false);
 
   m.attr("ARG_BYTES") = sizeof(ArgRecord);
@@ -284,7 +284,7 @@ NB_MODULE(_core, m) {
       .def_prop_ro("huge_bytes", [](const Arena& a) { return a.block() ? a.block()->huge_bytes() : 0; })
       .def("view", &arena_view, "The bytes as a writable array; it stays valid, but no longer current, when the arena grows.");
 
-  nb::class_<PyProgram>(m, "Program", "A checked tape with its addresses: what runs.")
+  nb::class_<PyProgram>(m, "Program", "Checked bytecode with its addresses: what runs.")
       .def("__init__", &make_program, nb::arg("isa"), nb::arg("kernels"), nb::arg("instructions"), nb::arg("args"),
            nb::arg("attrs"), nb::arg("segments"), nb::arg("records") = nb::tuple(), nb::arg("dead") = nb::tuple(),
            nb::arg("guards") = nb::tuple())

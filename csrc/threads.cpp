@@ -258,26 +258,27 @@ Pool* take_pool(int& threads, int most) {
     threads = 1;
     return nullptr;
   }
-  Pool* found = nullptr;  // one that stands ready, else the one with the most helpers
+  Pool* pool = nullptr;  // one that stands ready, else the one with the most helpers
   for (Pool* p = pools; p; p = p->next) {
     if (p->taken) continue;
-    if (!found || p->started.load(std::memory_order_relaxed) > found->started.load(std::memory_order_relaxed)) found = p;
+    if (!pool || p->started.load(std::memory_order_relaxed) > pool->started.load(std::memory_order_relaxed))
+      pool = p;
     if (p->engaged == threads) {
-      found = p;
+      pool = p;
       break;
     }
   }
-  if (!found) {
-    found = new (std::nothrow) Pool;
-    if (!found) {
+  if (!pool) {
+    pool = new (std::nothrow) Pool;
+    if (!pool) {
       threads = 1;
       return nullptr;
     }
-    found->next = pools;
-    pools = found;
+    pool->next = pools;
+    pools = pool;
   }
-  found->taken = threads;
-  return found;
+  pool->taken = threads;
+  return pool;
 }
 
 void give_back(Pool* pool) {

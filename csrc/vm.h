@@ -1,4 +1,4 @@
-// vm.h: a program is a tape whose every argument has been checked and turned into an address. Running it allocates
+// vm.h: a program is bytecode whose every argument has been checked and turned into an address. Running it allocates
 // nothing and decides nothing.
 #pragma once
 #include <atomic>
@@ -79,7 +79,7 @@ struct RunResult {
 
 class Program {
  public:
-  struct Tape {
+  struct Bytecode {
     std::vector<std::pair<std::string, std::string>> kernels;  // (name, signature)
     const InstructionRecord* instructions = nullptr;
     size_t instruction_count = 0;
@@ -94,7 +94,7 @@ class Program {
   };
 
   // Copies what it needs; throws std::invalid_argument that names the instruction and the argument at fault.
-  Program(const KernelTable& table, const Tape& tape);
+  Program(const KernelTable& table, const Bytecode& bytecode);
   ~Program();
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
@@ -134,8 +134,11 @@ class Program {
     std::vector<uint32_t> args;
   };
   struct Phase;
-  struct Debug;
 
+  void read_segments(const Bytecode& bytecode);
+  void read_instructions(const KernelTable& table, const Bytecode& bytecode);
+  void read_ranges(const Bytecode& bytecode);
+  Place& need(uint32_t segment, uint64_t offset, uint64_t bytes, const char* who);
   void resolve(Place& place);
   void refresh_arenas();
   uint8_t* at(const ByteRange& r) const { return places_[r.segment].base + r.offset; }

@@ -22,7 +22,7 @@ struct FrozenSource {
   int64_t first;         // numbers before X(0, 0)
   int64_t along, deep;   // strides of i and of p in numbers
   quant::DecodeFn decode;
-  bool turned;           // neighbours lie along p, not along i
+  bool transposed;       // neighbours lie along p, not along i
   int64_t block, bytes;  // numbers and bytes of a block
 
   const float* at(int64_t, int64_t) const { return nullptr; }
@@ -31,14 +31,14 @@ struct FrozenSource {
   Ahead ahead(int64_t i0, int64_t i1, int64_t p0, int64_t depth) const {
     const uint8_t* const from = data + (first + i0 * along + p0 * deep) / block * bytes;
     const auto size = [&](int64_t numbers) { return (numbers + block - 1) / block * bytes; };
-    if (turned) return ahead_of(from, i1 - i0, size(depth), size(along));
+    if (transposed) return ahead_of(from, i1 - i0, size(depth), size(along));
     return ahead_of(from, depth, size(i1 - i0), size(deep));
   }
   void strips(int64_t i0, int64_t i1, int64_t p0, int64_t depth, int width, int round, float* to) const {
-    if (turned) {
+    if (transposed) {
       for (; i0 < i1; i0 += width, to += width * depth) {
         const int rows = static_cast<int>(i1 - i0 < width ? i1 - i0 : width);
-        turned_strip(i0, rows, p0, depth, (rows + round - 1) / round * round, to);
+        transposed_strip(i0, rows, p0, depth, (rows + round - 1) / round * round, to);
       }
       return;
     }
@@ -70,18 +70,19 @@ struct FrozenSource {
  private:
   static constexpr int64_t kStretch = 128;
 
-  // Neighbours along k: a few rows are decoded into a buffer, whose square blocks are then turned.
-  void turned_strip(int64_t i0, int rows, int64_t p0, int64_t depth, int width, float* to) const {
-    alignas(64) float room[kTurn * kStretch];
+  // Neighbours along k: a few rows are decoded into a buffer, whose square blocks are then transposed.
+  void transposed_strip(int64_t i0, int rows, int64_t p0, int64_t depth, int width, float* to) const {
+    alignas(64) float room[kSquare * kStretch];
     for (int64_t p = 0; p < depth; p += kStretch) {
       const int64_t count = depth - p < kStretch ? depth - p : kStretch;
       float* const strip = to + p * width;
-      for (int i = 0; i < rows; i += kTurn) {
-        const int n = rows - i < kTurn ? rows - i : kTurn;
+      for (int i = 0; i < rows; i += kSquare) {
+        const int n = rows - i < kSquare ? rows - i : kSquare;
         for (int r = 0; r < n; r++) decode(data, first + (i0 + i + r) * along + p0 + p, count, room + r * kStretch);
         int64_t q = 0;
-        if (n == kTurn)
-          for (; q + kTurn <= count; q += kTurn) transpose<kTurn>(room + q, kStretch, strip + q * width + i, width);
+        if (n == kSquare)
+          for (; q + kSquare <= count; q += kSquare)
+            transpose<kSquare>(room + q, kStretch, strip + q * width + i, width);
         for (; q < count; q++)
           for (int r = 0; r < n; r++) strip[q * width + i + r] = room[r * kStretch + q];
       }
@@ -99,7 +100,7 @@ inline FrozenSource frozen_source(const Tensor& t, int axis_i, int axis_p) {
   // The stride of an axis of size 1 says nothing.
   if (!many_i) s.along = 0;
   if (!many_p) s.deep = 0;
-  s.turned = many_p ? s.deep == 1 && s.along != 1 : s.along != 1;
+  s.transposed = many_p ? s.deep == 1 && s.along != 1 : s.along != 1;
   return s;
 }
 

@@ -41,10 +41,11 @@ inline void transpose<4>(const float* x, int64_t x_stride, float* y, int64_t y_s
   std::memcpy(y + 3 * y_stride, &r3, 16);
 }
 
+// Rows and columns of the largest block.
 #if defined(GL_ISA_SCALAR)
-constexpr int kTurn = 4;
+constexpr int kSquare = 4;
 #else
-constexpr int kTurn = 8;
+constexpr int kSquare = 8;
 template <>
 inline void transpose<8>(const float* x, int64_t x_stride, float* y, int64_t y_stride) {
   // Row i beside row i + 4, once for each half of the columns: what is left to do stays within 128 bits.
@@ -92,7 +93,7 @@ struct StridedSource {
     }
     for (; left > 0; left -= width, from += width * along, to += width * depth) {
       const int rows = static_cast<int>(left < width ? left : width);
-      turn(from, depth, rows, ceil_to(rows, round), to);
+      transpose_strip(from, depth, rows, ceil_to(rows, round), to);
     }
   }
 
@@ -121,15 +122,15 @@ struct StridedSource {
       }
   }
   // Square blocks, a stretch of k at a time so that the strip stays in the first-level cache; the rest one by one.
-  void turn(const float* from, int64_t depth, int rows, int width, float* to) const {
+  void transpose_strip(const float* from, int64_t depth, int rows, int width, float* to) const {
     constexpr int64_t stretch = 128;
     for (int64_t p0 = 0; p0 < depth; p0 += stretch) {
       const int64_t p1 = p0 + stretch < depth ? p0 + stretch : depth;
-      const int64_t blocks = deep == 1 ? p0 + (p1 - p0) / kTurn * kTurn : p0;
+      const int64_t blocks = deep == 1 ? p0 + (p1 - p0) / kSquare * kSquare : p0;
       int i = 0;
-      for (; i + kTurn <= rows; i += kTurn)
-        for (int64_t p = p0; p < blocks; p += kTurn)
-          transpose<kTurn>(from + i * along + p, along, to + p * width + i, width);
+      for (; i + kSquare <= rows; i += kSquare)
+        for (int64_t p = p0; p < blocks; p += kSquare)
+          transpose<kSquare>(from + i * along + p, along, to + p * width + i, width);
       for (; i + 4 <= rows; i += 4)
         for (int64_t p = p0; p < blocks; p += 4) transpose<4>(from + i * along + p, along, to + p * width + i, width);
       for (; i < rows; i++)

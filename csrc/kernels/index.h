@@ -2,7 +2,7 @@
 //
 // An id outside 0..rows-1 stops the run (Stop::index) with its position and value; its row is left out. Inputs dense.
 #pragma once
-#include "reduce.h"
+#include "rows.h"
 
 namespace gradloom::GL_ISA {
 

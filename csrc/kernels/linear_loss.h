@@ -1,21 +1,31 @@
-// linear_loss.h: cross entropy of logits x w^T over a large vocabulary, with its gradients, never holding N x V.
+// linear_loss.h: cross entropy of logits x w^T over a large vocabulary, never holding N x V: the sum over the rows with
+// its gradients (linear_cross_entropy), or each row's loss (linear_cross_entropy_rows).
 //
 // Only rows that count are looked at: those whose label is not -100 and whose weight is not 0. They are listed first.
 // Then the vocabulary is walked in blocks of kHeadColumns, as attention walks over keys: a block's logits are a product
 // in scratch, they become exp(logit - top) in place, and a second product adds them, times the same rows of w, to the
 // part's share of dx. So w comes from memory once per block of rows, and all that is kept is [rows, d] per part. `top`
-// is raised (and what was summed scaled down) only when a logit stands more than kHeadSlack above it.
-// The column of the label is left out of these sums and added at the end by its exact share, 1 - p: what is left of a
-// row that is nearly right does not drown in rounding.
-//   phase 0  the list of rows
-//   phase 1  tasks (block of rows) x (range of the vocabulary): top, sum, and sum of exp(logit - top) w
-//   phase 2  per row: loss, dx
-//   phase 3  where dw is wanted, blocks of the vocabulary: the logits once more, dw = p^T x; and the sum of the losses
+// is raised (and what was summed scaled down) only when a logit stands more than kHeadSlack above it. The column of the
+// label is left out of these sums and added at the end by its exact share, 1 - p: what is left of a row that is nearly
+// right does not drown in rounding.
+//
+//   phase 0   the list of rows
+//   phase 1   for each task, (block of kHeadRows rows) x (range of the vocabulary):
+//               X = the block's rows of x, gathered; top = -inf, sum = 0, share = 0     one of each per row
+//               for each block W of kHeadColumns rows of w in the range:
+//                 Z = X W^T;  take the label's logit out
+//                 where max Z > top + kHeadSlack: sum *= exp(top - max Z), share *= the same, top = max Z
+//                 Z = exp(Z - top);  sum += sum of Z;  share += Z W                     share: where dx is wanted
+//   phase 2   for each row: join the ranges' tops, sums and shares; its loss, dx
+//   phase 3   where dw is wanted, for each block W of the vocabulary, for each block X of rows:
+//               Z = weight * (softmax(X W^T) - label);  dw of the block += Z^T X
+//             and the sum of the losses
+//   linear_cross_entropy_rows: phases 0 to 2, without shares
 #pragma once
 #include <type_traits>
 
+#include "gemm_run.h"
 #include "loss.h"
-#include "matmul.h"
 
 namespace gradloom::GL_ISA {
 
@@ -33,15 +43,20 @@ struct HeadRow {
   float top, share, rest, weight;  // share and rest hold the weight, too
 };
 
-// W: the source of w's numbers, its `along` running over the vocabulary, and its turn.
+// What is computed: (x, w, labels, weights) -> loss, weight, dx, dw; or (x, w, labels) -> losses.
+enum class HeadKind { sum, rows };
+
+// W: the source of w's numbers, its `along` running over the vocabulary, and its transpose.
 template <class W> struct Head {
   const float* x;
   int64_t x_row, x_deep;
-  W w, w_turned;
+  W w, w_transposed;
   const int32_t* labels;
   const float* weights;  // nullptr: every row weighs 1
+  float* losses;         // nullptr: only their sum is wanted
   float *dx, *dw;        // nullptr: not wanted
   int64_t n, d, v;
+  HeadKind kind;
   int tasks;     // planned
   int64_t row;   // floats from one gathered row to the next
   int64_t deep;  // longest stretch of d in one product
@@ -52,20 +67,23 @@ template <class W> struct Head {
   float* at_label;       // [n]: the logit at the label
   HeadRow* ends;         // [n]
   double* sums;          // [tasks, kHeadRows], and so on
-  float *tops, *shares;
+  float *tops, *shares;  // shares: where there may be a dx
 };
 
 inline int64_t head_blocks(int64_t rows) { return gemm::ceil_div(rows, kHeadRows); }
 
-template <class W> inline void describe_head(const Call& call, Head<W>& h) {
+template <class W> inline void describe_head(const Call& call, HeadKind kind, Head<W>& h) {
   const Tensor &x = call[0], &w = call[1];
   h.x = x.as<const float>();
   h.n = x.shape[0], h.d = x.shape[1], h.v = w.shape[0];
   h.x_row = x.strides[0], h.x_deep = x.strides[1];
   h.labels = call[2].as<const int32_t>();
-  h.weights = call[3].as<const float>();
-  h.dx = call[6].as<float>();
-  h.dw = call[7].as<float>();
+  h.kind = kind;
+  const bool sum = kind == HeadKind::sum;
+  h.weights = sum ? call[3].as<const float>() : nullptr;
+  h.losses = sum ? nullptr : call[3].as<float>();
+  h.dx = sum ? call[6].as<float>() : nullptr;
+  h.dw = sum ? call[7].as<float>() : nullptr;
   const double work = static_cast<double>(h.n) * static_cast<double>(h.d) * static_cast<double>(h.v);
   const int64_t blocks = head_blocks(h.n), most = blocks * gemm::ceil_div(h.v, kHeadColumns);
   h.tasks = static_cast<int>(parts_for(work, 1 << 18, kHeadTasks));
@@ -93,7 +111,7 @@ template <class W> inline size_t head_room(Head<W>& h, char* base) {
   take(h.ends, h.n);
   take(h.sums, h.tasks * rows);
   take(h.tops, h.tasks * rows);
-  take(h.shares, h.tasks * rows * h.d);
+  take(h.shares, h.kind == HeadKind::sum ? h.tasks * rows * h.d : 0);
   return at;
 }
 
@@ -102,16 +120,17 @@ inline int64_t head_strip_floats(int64_t deep) {
   return gemm::kGroup * (longest > kHeadRows ? longest : kHeadRows);
 }
 
-template <class W> inline void linear_loss_plan(const Call& call, KernelPlan& plan) {
+template <class W, HeadKind kind> inline void linear_loss_plan(const Call& call, KernelPlan& plan) {
   Head<W> h;
-  describe_head(call, h);
+  describe_head(call, kind, h);
   const int64_t rows = h.n < kHeadRows ? h.n : kHeadRows, columns = h.v < kHeadColumns ? h.v : kHeadColumns;
-  plan.phases = 4;
+  plan.phases = kind == HeadKind::sum ? 4 : 3;
   plan.parts[1] = static_cast<uint32_t>(h.tasks);
   plan.parts[2] = parts_for(static_cast<double>(h.n) * static_cast<double>(h.d), 16 * 1024);
   if (plan.parts[2] > h.n) plan.parts[2] = h.n < 1 ? 1 : static_cast<uint32_t>(h.n);
   const int64_t blocks = gemm::ceil_div(h.v, kHeadColumns);
-  plan.parts[3] = h.tasks < blocks ? static_cast<uint32_t>(h.tasks) : static_cast<uint32_t>(blocks);
+  if (kind == HeadKind::sum)
+    plan.parts[3] = h.tasks < blocks ? static_cast<uint32_t>(h.tasks) : static_cast<uint32_t>(blocks);
   plan.workspace_bytes = head_room(h, nullptr);
   const int64_t floats = rows * h.row + gemm::round_up(rows * columns, 16) + head_strip_floats(h.deep);
   plan.scratch_bytes = static_cast<size_t>(floats) * sizeof(float);
@@ -197,7 +216,7 @@ template <class W> inline void head_list(const Head<W>& h, const Call& call) {
     h.list[count++] = static_cast<int32_t>(r);
   }
   *h.count = count;
-  *call[5].as<float>() = static_cast<float>(weight);
+  if (h.kind == HeadKind::sum) *call[5].as<float>() = static_cast<float>(weight);
 }
 
 // How the listed rows and the vocabulary are shared out: from the number of rows that count, not from threads.
@@ -257,7 +276,7 @@ template <class W> inline void head_task(const Head<W>& h, const HeadGrid& grid,
     }
     if (!h.dx) continue;
     const gemm::Product p = head_product(rows, h.d, columns, room.logits, columns, 1, share);
-    head_multiply(p, h.w_turned, 0, v0, v0 > range.begin, room.strips, head_ahead(h, v0 + columns));
+    head_multiply(p, h.w_transposed, 0, v0, v0 > range.begin, room.strips, head_ahead(h, v0 + columns));
   }
 }
 
@@ -266,6 +285,7 @@ template <class W> inline void head_rows(const Head<W>& h, const HeadGrid& grid,
     float* const dx = h.dx ? h.dx + r * h.d : nullptr;
     const int64_t place = h.slot[r];
     if (place < 0) {
+      if (h.losses) h.losses[r] = 0.0f;
       if (dx) std::memset(dx, 0, static_cast<size_t>(h.d) * sizeof(float));
       continue;
     }
@@ -287,6 +307,7 @@ template <class W> inline void head_rows(const Head<W>& h, const HeadGrid& grid,
     const F number = F::set1(static_cast<float>(likely ? others / own : sum));
     double loss = static_cast<double>(reduce_max(likely ? log1p(number) : log(number)));
     if (!likely) loss += static_cast<double>(top) - static_cast<double>(label);
+    if (h.losses) h.losses[r] = static_cast<float>(loss);
     HeadRow& end = h.ends[place];
     end = {static_cast<double>(weight) * loss, top, static_cast<float>(static_cast<double>(weight) / sum),
            static_cast<float>(static_cast<double>(weight) * others / sum), weight};
@@ -337,10 +358,10 @@ template <class W> inline void head_columns(const Head<W>& h, const HeadGrid& gr
   }
 }
 
-// (x [n, d], w [v, d], labels [n], weights [n]) -> loss, weight, dx [n, d], dw [v, d]
-template <class W>
+// (x [n, d], w [v, d], labels [n], weights [n]) -> loss, weight, dx [n, d], dw [v, d]; or (x, w, labels) -> losses [n]
+template <HeadKind kind, class W>
 inline void linear_loss_phase(const Call& call, Head<W>& h, int phase, int part, int parts, void* scratch) {
-  describe_head(call, h);
+  describe_head(call, kind, h);
   head_room(h, call.workspace().as<char>());
   if (phase == 0) return head_list(h, call);
   const HeadGrid grid = head_grid(h);
@@ -362,27 +383,32 @@ inline void linear_loss_phase(const Call& call, Head<W>& h, int phase, int part,
   }
 }
 
+template <HeadKind kind>
 inline void linear_loss_run(const Call& call, int phase, int part, int parts, void* scratch) {
   Head<gemm::StridedSource> h;
   const Tensor& w = call[1];
   h.w = {w.as<const float>(), w.strides[0], w.strides[1]};
-  h.w_turned = {w.as<const float>(), w.strides[1], w.strides[0]};
-  linear_loss_phase(call, h, phase, part, parts, scratch);
+  h.w_transposed = {w.as<const float>(), w.strides[1], w.strides[0]};
+  linear_loss_phase<kind>(call, h, phase, part, parts, scratch);
 }
+template <HeadKind kind>
 inline void linear_loss_frozen_run(const Call& call, int phase, int part, int parts, void* scratch) {
   Head<gemm::FrozenSource> h;
   h.w = gemm::frozen_source(call[1], 0, 1);
-  h.w_turned = gemm::frozen_source(call[1], 1, 0);
-  linear_loss_phase(call, h, phase, part, parts, scratch);
+  h.w_transposed = gemm::frozen_source(call[1], 1, 0);
+  linear_loss_phase<kind>(call, h, phase, part, parts, scratch);
 }
 
-#define GL_FROZEN(type) \
-  {"linear_cross_entropy", "f32_" type "_i32_f32", linear_loss_plan<gemm::FrozenSource>, linear_loss_frozen_run}
+#define GL_LOSSES(signature, W, run)                                                                       \
+  {"linear_cross_entropy", signature, linear_loss_plan<gemm::W, HeadKind::sum>, run<HeadKind::sum>},       \
+  {"linear_cross_entropy_rows", signature, linear_loss_plan<gemm::W, HeadKind::rows>, run<HeadKind::rows>}
+#define GL_FROZEN(type) GL_LOSSES("f32_" type "_i32_f32", FrozenSource, linear_loss_frozen_run)
 inline constexpr KernelRow kLinearLossRows[] = {
-    {"linear_cross_entropy", "f32_i32_f32", linear_loss_plan<gemm::StridedSource>, linear_loss_run},
+    GL_LOSSES("f32_i32_f32", StridedSource, linear_loss_run),
     GL_FROZEN("f16"), GL_FROZEN("bf16"), GL_FROZEN("q4_0"), GL_FROZEN("q4_1"), GL_FROZEN("q5_0"), GL_FROZEN("q5_1"),
     GL_FROZEN("q8_0"), GL_FROZEN("q2_k"), GL_FROZEN("q3_k"), GL_FROZEN("q4_k"), GL_FROZEN("q5_k"), GL_FROZEN("q6_k"),
 };
 #undef GL_FROZEN
+#undef GL_LOSSES
 
 }  // namespace gradloom::GL_ISA

@@ -6,7 +6,8 @@
 // ignored row (id -100) adds exactly 0 to loss, weight and gradient, whatever its logits hold. The gradient may lie in
 // the logits' or the label rows' own storage. Inputs dense.
 #pragma once
-#include "norm.h"
+#include "../simd/math.h"
+#include "argmax.h"
 
 namespace gradloom::GL_ISA {
 
@@ -322,10 +323,10 @@ inline int64_t correct_narrow(const LossCall& k, Range rows) {
   const auto first_maximum = [&](const float* from, int64_t r, int left) {
     lanes_from_rows(from + r * C, C, left, x);
     F best = F::load(x);
-    I found = I::zero();
+    I place = I::zero();
     for (int64_t c = 1; c < C; c++)
-      found = lanes_argmax(F::load(x + c * N), I::set1(static_cast<int32_t>(c)), best, found);
-    return found;
+      place = lanes_argmax(F::load(x + c * N), I::set1(static_cast<int32_t>(c)), best, place);
+    return place;
   };
   int64_t count = 0;
   for (int64_t r = rows.begin; r < rows.end; r += N) {

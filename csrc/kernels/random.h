@@ -7,7 +7,8 @@
 //   word    = block[e % 4];  element e is kept when word < threshold = floor((1 - rate) * 2^32)
 // r counts along the first axis of x, e along the others flattened. gradloom/ops/philox.py is the same in NumPy.
 #pragma once
-#include "reduce.h"
+#include "rows.h"
+#include "walk.h"
 
 namespace gradloom::GL_ISA {
 
@@ -153,7 +154,7 @@ inline void dropout_run(const Call& call, int, int part, int parts, void*) {
   walk.rank = x.rank;
   for (int i = 0; i < x.rank; i++) walk.shape[i] = x.shape[i], walk.stride[0][i] = x.strides[i];
 
-  // Blocks of four elements, those of each row in turn; the last of a row may be shorter.
+  // Blocks of four elements, row by row; the last of a row may be shorter.
   const int64_t row_blocks = (width + 3) / 4;
   const Range range = part_range(rows * row_blocks, part, parts, kPhiloxBlocks);
   int64_t r = range.begin / row_blocks, b = range.begin - r * row_blocks;

@@ -19,7 +19,7 @@ inline void plan(const Call& call, KernelPlan& plan) {
   plan.scratch_bytes = static_cast<size_t>(2 * padded(pairs)) * sizeof(float);
 }
 
-// Cosine and sine of position * frequency, times scale. The product and what is left of it after whole turns are
+// Cosine and sine of position * frequency, times scale. The product and what is left of it after whole revolutions are
 // taken in double: at position 4096 an f32 angle is wrong by 1e-4.
 inline void angles(int32_t position, const float* frequencies, int64_t n, float scale, bool inverse, float* c,
                    float* s) {
@@ -27,8 +27,8 @@ inline void angles(int32_t position, const float* frequencies, int64_t n, float 
   const double at = position;
   for (int64_t i = 0; i < n; i++) {
     const double angle = at * static_cast<double>(frequencies[i]);
-    const double turns = (angle * 0.15915494309189533577 + shift) - shift;
-    c[i] = static_cast<float>(angle - turns * 6.28318530717958647693);
+    const double revolutions = (angle * 0.15915494309189533577 + shift) - shift;
+    c[i] = static_cast<float>(angle - revolutions * 6.28318530717958647693);
   }
   const F factor = F::set1(scale), back = F::set1(inverse ? -scale : scale);
   for (int64_t i = 0; i < n; i += F::N) {
@@ -40,7 +40,7 @@ inline void angles(int32_t position, const float* frequencies, int64_t n, float 
 }
 
 // Pairs (2i, 2i + 1). What is read is copied first: y may be x.
-inline void turn_neighbours(const float* x, const float* c, const float* s, int64_t n, float* y) {
+inline void rotate_neighbours(const float* x, const float* c, const float* s, int64_t n, float* y) {
   constexpr int kPairs = 16;
   float in[2 * kPairs], out[2 * kPairs];
   int64_t i = 0;
@@ -61,7 +61,7 @@ inline void turn_neighbours(const float* x, const float* c, const float* s, int6
 }
 
 // Pairs (i, i + n).
-inline void turn_halves(const float* x, const float* c, const float* s, int64_t n, float* y) {
+inline void rotate_halves(const float* x, const float* c, const float* s, int64_t n, float* y) {
   for (int64_t i = 0; i < n; i += F::N) {
     const int lanes = n - i < F::N ? static_cast<int>(n - i) : F::N;
     const F a = F::load_n(x + i, lanes), b = F::load_n(x + n + i, lanes);
@@ -85,8 +85,8 @@ inline void run(const Call& call, int, int part, int parts, void* scratch) {
     const float* from = x.as<const float>() + t * heads * d;
     float* to = call[3].as<float>() + t * heads * d;
     for (int64_t h = 0; h < heads; h++, from += d, to += d) {
-      if (halves) turn_halves(from, c, s, n, to);
-      else turn_neighbours(from, c, s, n, to);
+      if (halves) rotate_halves(from, c, s, n, to);
+      else rotate_neighbours(from, c, s, n, to);
       const size_t rest = static_cast<size_t>(d - 2 * n) * sizeof(float);
       if (from != to && rest) std::memcpy(to + 2 * n, from + 2 * n, rest);
     }

@@ -70,6 +70,36 @@ template <int K> struct RowWalk {
   }
 };
 
+// Steps through the positions of a box in row-major order, keeping one offset per stream of strides.
+template <int Streams> struct Walk {
+  int rank = 0;
+  int64_t shape[kMaxRank], index[kMaxRank];
+  int64_t stride[Streams][kMaxRank];
+  int64_t at[Streams] = {};
+
+  void seek(int64_t position) {
+    for (int s = 0; s < Streams; s++) at[s] = 0;
+    for (int i = rank - 1; i >= 0; i--) {
+      index[i] = position % shape[i];
+      position /= shape[i];
+      for (int s = 0; s < Streams; s++) at[s] += index[i] * stride[s][i];
+    }
+  }
+  void next() {
+    for (int i = rank - 1; i >= 0; i--) {
+      for (int s = 0; s < Streams; s++) at[s] += stride[s][i];
+      if (++index[i] < shape[i]) return;
+      for (int s = 0; s < Streams; s++) at[s] -= shape[i] * stride[s][i];
+      index[i] = 0;
+    }
+  }
+  int64_t size() const {
+    int64_t n = 1;
+    for (int i = 0; i < rank; i++) n *= shape[i];
+    return n;
+  }
+};
+
 // Elements [begin, end) of x's flattened shape, in order, as a dense run of T.
 template <class T> inline void fetch(const Tensor& x, int64_t begin, int64_t end, T* to) {
   const Tensor* in[1] = {&x};

@@ -113,10 +113,10 @@ inline float trig_reduce_large(float x, int32_t* quadrant) {
   const uint32_t m = ((bits & 0xffffffu) | 0x800000u) << ((bits >> 23) & 7);
   const uint64_t high = static_cast<uint64_t>(m * at[0]) << 32;
   const uint64_t low = (static_cast<uint64_t>(m) * at[8]) >> 32;
-  uint64_t turns = (high | low) + static_cast<uint64_t>(m) * at[4];  // in units of 2^-62 quarter turns, modulo 4
-  const uint64_t n = (turns + (uint64_t{1} << 61)) >> 62;
-  turns -= n << 62;
-  const double r = static_cast<double>(static_cast<int64_t>(turns)) * (1.57079632679489661923 / 4611686018427387904.0);
+  uint64_t quarters = (high | low) + static_cast<uint64_t>(m) * at[4];  // in units of 2^-62 quarter turns, modulo 4
+  const uint64_t n = (quarters + (uint64_t{1} << 61)) >> 62;
+  quarters -= n << 62;
+  const double r = static_cast<double>(static_cast<int64_t>(quarters)) * (1.57079632679489661923 / 4611686018427387904.0);
   *quadrant = static_cast<int32_t>(bits >> 31 ? 4 - n : n);
   return static_cast<float>(bits >> 31 ? -r : r);
 }

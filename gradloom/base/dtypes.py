@@ -1,4 +1,4 @@
-"""dtypes, named as in ggml. The codes are those of csrc/tape.h.
+"""dtypes, named as in ggml. The codes are those of csrc/bytecode.h.
 
 Quantised types hold blocks: `block` elements, neighbours along the last axis of the array that they were made of, in
 `bytes` bytes. Their elements have no NumPy type of their own; NumPy holds their bytes as u8.

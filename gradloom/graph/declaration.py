@@ -78,11 +78,15 @@ class Slot:
 
 @dataclass(frozen=True)
 class Attr:
-    """A declared attribute. Kinds: int float bool ints dtype object stream, or choices as `none/relu`."""
+    """A declared attribute. Kinds: int float bool ints dtype object stream, or choices as `none/relu`.
+
+    optional: it may be None, which is then its default.
+    """
 
     name: str
     kind: str
     default: Any = inspect.Parameter.empty  # a stream has none: None stands for the next one of the build
+    optional: bool = False
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -142,15 +146,15 @@ def parsed_slots(text: str) -> tuple[Slot, ...]:
 
 
 def parsed_attrs(text: str) -> tuple[Attr, ...]:
-    """The attributes of "axes:ints keepdims:bool=False"."""
+    """The attributes of "axes:ints keepdims:bool=False window:int?"; "?" is optional."""
     attrs = []
     for word in text.split():
-        match = re.fullmatch(r"(\w+):([\w/]+)(?:=(.*))?", word)
+        match = re.fullmatch(r"(\w+):([\w/]+)(\?)?(?:=(.*))?", word)
         if match is None:
             raise AssertionError(f"attribute {word!r} is not name:kind or name:kind=default")
-        name, kind, default = match.groups()
+        name, kind, optional, default = match.groups()
         value = inspect.Parameter.empty if default is None else canonical(kind, _literal(kind, default), name)
-        attrs.append(Attr(name, kind, value))
+        attrs.append(Attr(name, kind, None, True) if optional else Attr(name, kind, value))
     return tuple(attrs)
 
 
@@ -228,7 +232,7 @@ class Declaration:
     name, family      of the op, and of the file that declares it
     doc               first line: the formula; then where it comes from
     inputs, outputs   names; "b?" is optional; names after "|" repeat as groups ("| w g m v")
-    attrs             "axes:ints keepdims:bool=False act:none/relu"
+    attrs             "axes:ints keepdims:bool=False act:none/relu window:int?" ("?": None unless given)
     dtypes            {input: dtypes that it may have}; in a declaration "f32 ids:i32 table:f32|f16|quantised", where a
                       word without a name stands for all other inputs and "any" puts no bound
     shape             rule: Spec of the output, or several; raises Reject

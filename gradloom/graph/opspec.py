@@ -69,7 +69,8 @@ class OpSpec(Declaration):
                 value = next_stream()
             if value is inspect.Parameter.empty:
                 raise Reject(f"{attr.name} is missing", f"{attr.name} of kind {attr.kind}", GraphError)
-            known[attr.name] = canonical(attr.kind, value, attr.name)
+            absent = attr.optional and value is None
+            known[attr.name] = None if absent else canonical(attr.kind, value, attr.name)
         unknown = set(attrs) - set(known)
         if unknown:
             names = ", ".join(known) or "none"

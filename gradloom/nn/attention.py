@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from numbers import Real
 
 import numpy as np
 
 from .. import ops
-from ..base.arguments import as_bool
+from ..base.arguments import as_bool, as_whole, one_line
 from ..base.arrays import as_array
 from ..base.dtypes import f32, u8
-from ..base.errors import DTypeError, ShapeError
+from ..base.errors import DTypeError, SettingError, ShapeError
 from ..graph.leaves import as_value, constant
 from ..graph.value import Value, describe
 from .layers import Dropout, Linear, need_positive
@@ -25,11 +26,14 @@ class MultiheadAttention(Module):
     kv_heads   fewer heads of keys and values than of queries: query head h reads key head h // (heads / kv_heads)
     dropout    of the weights, in training
     causal     query t sees keys 0 to t only
+    window     with causal: of these the last `window` ones, itself among them (Mistral's sliding window)
+    softcap    scaled scores become softcap * tanh(score / softcap) before masks and softmax, as in Gemma 2
 
     Parameters query.weight [features, features], key.weight and value.weight [kv_heads * D, features], out.weight
     [features, features], with biases. Initialisation as in PyTorch: U(-b, b) with b = sqrt(6 / (4 * features)) for the
     first three, U(-1/sqrt(features), 1/sqrt(features)) for out; biases are 0.
-    Raises ShapeError when heads do not divide features, or kv_heads heads.
+    Raises ShapeError when heads do not divide features, or kv_heads heads; SettingError for a window without causal,
+    and for a window or a softcap that is no positive number.
     """
 
     def __init__(
@@ -40,6 +44,8 @@ class MultiheadAttention(Module):
         bias: bool = True,
         dropout: float = 0.0,
         causal: bool = False,
+        window: int | None = None,
+        softcap: float | None = None,
     ) -> None:
         super().__init__()
         kv_heads = heads if kv_heads is None else kv_heads
@@ -51,6 +57,14 @@ class MultiheadAttention(Module):
             )
         self.features, self.heads, self.kv_heads = features, heads, kv_heads
         self.causal, bias = as_bool("MultiheadAttention: causal", causal), as_bool("MultiheadAttention: bias", bias)
+        if window is not None and not self.causal:
+            raise SettingError(f"MultiheadAttention: window={window} without causal; need causal=True, or a mask")
+        self.window = None if window is None else as_whole("MultiheadAttention: window", window, 1)
+        if softcap is not None and (
+            isinstance(softcap, bool) or not isinstance(softcap, Real) or not 0 < softcap < math.inf
+        ):
+            raise SettingError(f"MultiheadAttention: softcap={one_line(softcap)} is not usable; need a number > 0")
+        self.softcap = None if softcap is None else float(softcap)
         self.depth = features // heads
         self.query = _projection(features, features, bias)
         self.key = _projection(features, kv_heads * self.depth, bias)
@@ -82,7 +96,9 @@ class MultiheadAttention(Module):
         scale = 1 / math.sqrt(depth)
         dropping = self.training and self.dropout.rate > 0
         if self.causal and mask is None and not dropping:
-            y, _ = ops.attention(queries, keys, values, _counted(b, t), scale=scale)
+            y, _ = ops.attention(
+                queries, keys, values, _counted(b, t), scale=scale, window=self.window, softcap=self.softcap
+            )
             return self.out(y.reshape(b, t, self.features))
         # One product for the query heads of each key head: [B, kv_heads, heads / kv_heads * T, D].
         rows = heads // groups * t
@@ -111,8 +127,10 @@ class MultiheadAttention(Module):
     def _softmax(self, scores: Value, mask: object | None, scale: float) -> Value:
         """Weights [B, heads, T, S] of the keys."""
         t, s = scores.shape[2:]
+        if self.softcap is not None:
+            scores, scale = ops.tanh(scores * (scale / self.softcap)) * self.softcap, 1.0
         if mask is None:
-            return ops.softmax(scores, mask=_later(t, "f32") if self.causal else None, scale=scale)
+            return ops.softmax(scores, mask=_unseen(t, self.window, "f32") if self.causal else None, scale=scale)
         given = _as_mask(mask)
         wide = given.shape[:1] + (1,) + given.shape[1:] if given.ndim == 3 else (1,) * (4 - given.ndim) + given.shape
         if given.ndim not in (2, 3, 4) or any(m not in (1, n) for m, n in zip(wide, scores.shape, strict=True)):
@@ -120,8 +138,9 @@ class MultiheadAttention(Module):
             raise ShapeError(f"MultiheadAttention: mask is {describe(given)}; need {need}, each extent possibly 1")
         given = given if given.shape == wide else given.reshape(wide)
         if given.dtype is f32:
-            return ops.softmax(scores, mask=given + _later(t, "f32") if self.causal else given, scale=scale)
-        hidden = [given, _later(t, "u8")] if self.causal else [given]
+            added = given + _unseen(t, self.window, "f32") if self.causal else given
+            return ops.softmax(scores, mask=added, scale=scale)
+        hidden = [given, _unseen(t, self.window, "u8")] if self.causal else [given]
         # Of a row that is hidden whole, -inf would make 0/0; a finite number makes any weights, and they are taken out.
         for one in hidden:
             scores = ops.mask(scores, one, -1e30)
@@ -154,7 +173,9 @@ def _counted(batch: int, tokens: int) -> Value:
 
 
 @lru_cache(maxsize=16)
-def _later(tokens: int, kind: str) -> Value:
-    """[tokens, tokens]: keys that come after their query, as u8 1 or f32 -inf; 0 elsewhere."""
-    later = ~np.tri(tokens, dtype=bool)
-    return constant(later if kind == "u8" else np.where(later, -np.inf, 0.0), kind, name="causal")
+def _unseen(tokens: int, window: int | None, kind: str) -> Value:
+    """[tokens, tokens]: keys after their query, and those `window` and more before it, as u8 1 or f32 -inf; else 0."""
+    unseen = ~np.tri(tokens, dtype=bool)
+    if window is not None:
+        unseen |= np.tri(tokens, k=-window, dtype=bool)
+    return constant(unseen if kind == "u8" else np.where(unseen, -np.inf, 0.0), kind, name="causal")

@@ -1,6 +1,6 @@
 """What each op means: one declaration per op, a file per family, and the functions that users call."""
 
-from .attention import attention, attention_back, rope, rope_frequencies, rope_scale
+from .attention import attention, attention_back
 from .conv import conv2d, conv2d_back_input, conv2d_back_weight
 from .conv_pool import conv2d_max_pool
 from .elementwise import (
@@ -69,13 +69,12 @@ from .layout import (
     stack,
     transpose,
 )
+from .linear_loss import linear_cross_entropy, linear_cross_entropy_pair, linear_cross_entropy_rows
 from .loss import (
     correct,
     cross_entropy,
     cross_entropy_pair,
     cross_entropy_sum,
-    linear_cross_entropy,
-    linear_cross_entropy_pair,
     loss_pair,
     mean_pair,
     mse,
@@ -97,6 +96,7 @@ from .operators import pow
 from .pool import avg_pool2d, avg_pool2d_back, max_pool2d, max_pool2d_back
 from .random import dropout
 from .reduce import argmax, max, mean, min, sum
+from .rope import rope, rope_frequencies, rope_scale
 from .softmax import log_softmax, log_softmax_back, softmax, softmax_back
 from .update import accumulate, adamw, assign, grad_norm, guard, set_rows, sgd, zero
 
@@ -161,6 +161,7 @@ __all__ = [
     "less",
     "linear_cross_entropy",
     "linear_cross_entropy_pair",
+    "linear_cross_entropy_rows",
     "log",
     "log_softmax",
     "log_softmax_back",

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from ..base.dtypes import DType, dtype, f32
-from ..base.errors import DTypeError
 from ..graph.declaration import BadSample, Reject, Sample, Spec, called_with
 from ..graph.leaves import stored_value
 from ..graph.opspec import REGISTRY
@@ -24,14 +23,6 @@ def need(condition: bool, seen: str, wanted: str) -> None:
     """Reject unless the condition holds."""
     if not condition:
         raise Reject(seen, wanted)
-
-
-def need_dtype(*specs: Spec | None, kind: DType | Sequence[DType] = f32) -> None:
-    """Reject inputs of another dtype; absent ones pass."""
-    kinds = [kind] if isinstance(kind, DType) else list(kind)
-    for spec in specs:
-        if spec is not None and spec.dtype not in kinds:
-            raise Reject(f"dtype {spec.dtype.name} is not taken", " or ".join(k.name for k in kinds), DTypeError)
 
 
 def same_as(*names: str) -> Callable[..., Spec]:

@@ -16,10 +16,9 @@ from ..graph.leaves import as_value
 from ..graph.opspec import OpSpec
 from ..graph.scope import user_location
 from ..graph.value import Value, describe
-from .common import Sample, Spec, bad, draw, need, need_dtype, zeros_like
+from .common import Sample, Spec, bad, draw, need, zeros_like
 from .elementwise import add, cast, div, equal, exp, full_like, mul, neg, sqr, sub, where
 from .layout import product, reshape
-from .matmul import NARROW, matmul, narrow_operand
 from .reduce import sum as sum_over
 from .softmax import log_softmax
 
@@ -31,8 +30,6 @@ Pair = tuple[Value, Value]
 
 
 def _rows_shape(logits: Spec, labels: Spec, weights: Spec | None) -> None:
-    need_dtype(logits, weights)
-    need_dtype(labels, kind=(f32, i32))
     need(logits.ndim == 2 and logits.shape[1] > 0, "logits are no rows of classes", "logits of shape [N, C]")
     if labels.dtype is i32:
         need(labels.shape == logits.shape[:1], "labels do not fit", f"one id per row, i32[{logits.shape[0]}]")
@@ -68,7 +65,7 @@ def _counted(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return labels != IGNORED
 
 
-def _cross_entropy(
+def cross_entropy_arrays(
     logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     kind = logits.dtype
@@ -147,24 +144,24 @@ def _bad_labels(name: str) -> list:
     ]  # fmt: skip
 
 
-def _one_hot(labels: Value, classes: int) -> Value:
+def one_hot(labels: Value, classes: int) -> Value:
     """Ids [N] as rows of 0 and 1, [N, C]; an ignored one as zeros."""
     own = reshape(labels, (labels.shape[0], 1))
     return where(equal(own, np.arange(classes, dtype=np.int32)), 1.0, 0.0)
 
 
-def _counts(labels: Value) -> Value:
+def rows_that_count(labels: Value) -> Value:
     """1 for each row that takes part, 0 for one that is ignored, [N]; labels are ids."""
     return where(equal(labels, as_value(np.array([IGNORED], np.int32))), 0.0, 1.0)
 
 
-def _cross_entropy_graph(logits: Value, labels: Value, weights: Value | None) -> list[Value]:
+def cross_entropy_graph(logits: Value, labels: Value, weights: Value | None) -> list[Value]:
     """loss, weight and grad of cross_entropy_sum from simpler ops."""
     n, classes = logits.shape
     if labels.dtype.is_float:
         rows, totals, counted = labels, sum_over(labels, 1, keepdims=True), full_like(logits[:, 0], 1.0)
     else:
-        rows, counted = _one_hot(labels, classes), _counts(labels)
+        rows, counted = one_hot(labels, classes), rows_that_count(labels)
         totals = reshape(counted, (n, 1))
         logits = where(equal(totals, 0.0), 0.0, logits)  # what an ignored row holds does not matter
     row_weights = counted if weights is None else mul(weights, counted)
@@ -174,7 +171,7 @@ def _cross_entropy_graph(logits: Value, labels: Value, weights: Value | None) ->
     return [sum_over(mul(row_weights, losses)), sum_over(row_weights), grad]
 
 
-def _pulled(
+def loss_gradients(
     compose: Callable[..., list[Value]], inputs: Mapping[str, Value | None], fused: Mapping[str, Value],
     needed: Container[str], g_loss: Value | None, g_weight: Value | None, *g_fused: Value | None,
 ) -> list[Value | None]:  # fmt: skip
@@ -201,11 +198,11 @@ cross_entropy_sum: OpSpec = op(
     doc="loss = sum of weight * -sum(label * log_softmax(logits)) over the rows, weight = sum of the row weights, "
     "grad = weight * (sum(label) * softmax - label); labels: ids (i32, -100 is ignored) or rows (f32) of any sum",
     shape=_cross_entropy_shape, may_overwrite={"grad": "logits"},
-    vjp=lambda g_loss, g_weight, g_grad, logits, labels, weights, grad, needed: _pulled(
-        _cross_entropy_graph, {"logits": logits, "labels": labels, "weights": weights}, {"logits": grad}, needed,
+    vjp=lambda g_loss, g_weight, g_grad, logits, labels, weights, grad, needed: loss_gradients(
+        cross_entropy_graph, {"logits": logits, "labels": labels, "weights": weights}, {"logits": grad}, needed,
         g_loss, g_weight, g_grad,
     ),
-    no_gradient_to={"labels": "ids have no slope"}, reference=_cross_entropy, samples=_labelled,
+    no_gradient_to={"labels": "ids have no slope"}, reference=cross_entropy_arrays, samples=_labelled,
     cost=lambda logits: (10.0 * logits.size, 8.0 * logits.size),
     dtypes="f32 labels:f32|i32", ids=_classes,
     bad_samples=_bad_labels("cross_entropy_sum"),
@@ -216,118 +213,6 @@ _correct_op: OpSpec = op(
     shape=_correct_shape, no_gradient="a count has no slope",
     dtypes="f32 labels:f32|i32", exact=True, ids=_classes,
     reference=_correct, samples=_labelled, bad_samples=_bad_labels("correct"),
-)  # fmt: skip
-
-
-# ---- cross entropy of a large vocabulary -------------------------------------------------------------------
-
-
-def _linear_shape(x: Spec, w: Spec, labels: Spec, weights: Spec | None) -> list[Spec]:
-    need_dtype(x, weights)
-    need_dtype(w, kind=(f32, *NARROW))
-    need_dtype(labels, kind=i32)
-    need(x.ndim == 2 and w.ndim == 2, "x and w are not matrices", "x of shape [N, d] and w of shape [V, d]")
-    need(x.shape[1] == w.shape[1], "inner sizes differ", f"w of shape [V, {x.shape[1]}]")
-    need(w.size > 0, "w is empty", "at least one class and one feature")
-    need(labels.shape == x.shape[:1], "labels do not fit", f"one id per row, i32[{x.shape[0]}]")
-    need(weights is None or weights.shape == x.shape[:1], "weights do not fit", f"a weight per row, [{x.shape[0]}]")
-    return [Spec(()), Spec(()), Spec(x.shape), Spec(w.shape)]
-
-
-def _vocabulary(w: Any) -> IdRange:
-    return IdRange("labels", w.shape[0], IGNORED)
-
-
-def _linear_cross_entropy(
-    x: np.ndarray, w: np.ndarray, labels: np.ndarray, weights: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """cross_entropy_sum(x @ w.T, labels, weights) of the rows that weigh something; the others are never looked at."""
-    kind = x.dtype
-    w = w.astype(kind)
-    _vocabulary(w).check("linear_cross_entropy", labels)
-    row_weights = np.ones(len(x), kind) if weights is None else weights.astype(kind)
-    used = (labels != IGNORED) & (row_weights != 0)
-    loss, weight, slope = _cross_entropy(x[used] @ w.T, labels[used], row_weights[used])
-    dx = np.zeros_like(x)
-    dx[used] = slope @ w
-    return loss, weight, dx, slope.T @ x[used]
-
-
-def _linear_samples(rng: np.random.Generator) -> list[Sample]:
-    """One row and many blocks of rows; one class and several blocks of classes; ignored rows, rows of weight 0."""
-    found = []
-    sizes = ((1, 1, 1), (1, 3, 5), (7, 4, 3), (33, 10, 17), (13, 70, 401), (40, 8, 1000), (300, 5, 50), (530, 17, 390))
-    for i, (n, d, v) in enumerate((*sizes, (64, 48, 3000))):
-        x, w = draw(rng, (n, d)), draw(rng, (v, d))
-        ids = rng.integers(0, v, n).astype(np.int32)
-        if n > 4:
-            ids[rng.integers(0, n, n // 4)] = IGNORED
-            ids[0] = v - 1
-        weights = rng.uniform(0.1, 2, n).astype(np.float32) if i % 2 == 0 else None
-        if weights is not None and n > 4:
-            weights[3] = 0
-        found.append(Sample((x, w, ids, weights)))
-    for kind in NARROW:
-        x = draw(rng, (40, 2 * kind.block if kind.is_quantised else 24))
-        w = narrow_operand(rng, kind, (45, x.shape[1]), False)
-        x /= np.abs(x @ (w.numpy() if kind.is_quantised else w.astype(np.float32)).T).max() / 5  # tame logits
-        ids = rng.integers(0, 45, 40).astype(np.int32)
-        ids[::5] = IGNORED
-        found.append(Sample((x, w, ids, None)))
-    return found
-
-
-def _linear_graph(x: Value, w: Value, labels: Value, weights: Value | None) -> list[Value]:
-    """linear_cross_entropy from simpler ops; it holds the logits [N, V]."""
-    x = where(equal(reshape(_counts(labels), (x.shape[0], 1)), 0.0), 0.0, x)
-    loss, weight, slope = _cross_entropy_graph(matmul(x, w, transpose_y=True), labels, weights)
-    return [loss, weight, matmul(slope, w), matmul(slope, x, transpose_x=True)]
-
-
-linear_cross_entropy: OpSpec = op(
-    "linear_cross_entropy", inputs="x w labels weights?", outputs="loss weight dx? dw?",
-    unit="w", dense="labels weights",
-    doc="cross_entropy_sum(x w^T, labels, weights) and its gradients, block by block of the vocabulary: the logits "
-    "[N, V] are never held; rows of label -100 or weight 0 cost nothing, and what they hold does not matter; w of any "
-    "dtype that products take is decoded as it is read; second derivatives and those of weights hold the logits",
-    shape=_linear_shape,
-    vjp=lambda g_loss, g_weight, g_dx, g_dw, x, w, labels, weights, dx, dw, needed: _pulled(
-        _linear_graph, {"x": x, "w": w, "labels": labels, "weights": weights}, {"x": dx, "w": dw}, needed,
-        g_loss, g_weight, g_dx, g_dw,
-    ),
-    no_gradient_to={"labels": "ids have no slope"}, reference=_linear_cross_entropy, samples=_linear_samples,
-    cost=lambda x, w: (4.0 * x.size * w.shape[0], float(2 * x.bytes + w.bytes)),
-    dtypes="f32 w:f32|f16|bf16|quantised labels:i32", ids=_vocabulary,
-    bad_samples=[
-        bad(
-            "linear_cross_entropy: inner sizes differ: x f32[4,3], w f32[9,4], labels i32[4]; need w of shape [V, 3]",
-            (4, 3), (9, 4), ("i32", (4,)),
-        ),
-        bad(
-            "linear_cross_entropy: x and w are not matrices: x f32[3], w f32[9,3], labels i32[4]; need x of shape "
-            "[N, d] and w of shape [V, d]",
-            (3,), (9, 3), ("i32", (4,)),
-        ),
-        bad(
-            "linear_cross_entropy: labels do not fit: x f32[4,3], w f32[9,3], labels i32[5]; need one id per row, "
-            "i32[4]",
-            (4, 3), (9, 3), ("i32", (5,)),
-        ),
-        bad(
-            "linear_cross_entropy: weights do not fit: x f32[4,3], w f32[9,3], labels i32[4], weights f32[3]; need a "
-            "weight per row, [4]",
-            (4, 3), (9, 3), ("i32", (4,)), (3,),
-        ),
-        bad(
-            "linear_cross_entropy: w is empty: x f32[4,3], w f32[0,3], labels i32[4]; need at least one class and one "
-            "feature",
-            (4, 3), (0, 3), ("i32", (4,)),
-        ),
-        bad(
-            "linear_cross_entropy: dtype f32 is not taken: x f32[4,3], w f32[9,3], labels f32[4]; need i32",
-            (4, 3), (9, 3), (4,),
-        ),
-    ],
 )  # fmt: skip
 
 
@@ -365,31 +250,6 @@ def cross_entropy(logits: Any, labels: Any, weights: Any = None) -> Value:
     weights: one per row; the mean divides by their sum, never by what the labels sum to.
     """
     return div(*cross_entropy_pair(logits, labels, weights))
-
-
-def linear_cross_entropy_pair(x: Any, w: Any, labels: Any, weights: Any = None) -> Pair:
-    """cross_entropy_pair(x @ w.T, labels, weights) without ever holding the logits: for large vocabularies.
-
-    x: f32 [..., d], what the output layer reads. w: [V, d], a row per class (often the embedding table itself); f32,
-    f16, bf16 or quantised.
-    labels: a class id per row, [...]; -100: the row is ignored. weights: one per row, [...]; rows of weight 0 cost
-    nothing. Returns (sum of the weighted row losses, sum of the row weights). Second derivatives, and gradients of the
-    weights, hold the logits.
-    Raises ShapeError, DTypeError; a run stops with IndexError at an id that is neither a class nor -100.
-    """
-    x, labels = as_value(x), as_value(labels)
-    weights = None if weights is None else as_value(weights)
-    if not labels.dtype.is_float:
-        labels = cast(labels, i32)
-    if x.ndim != 2 and x.ndim > 0:
-        rows = product(x.shape[:-1])
-        if labels.shape == x.shape[:-1]:
-            labels = reshape(labels, (rows,))
-        if weights is not None and weights.shape == x.shape[:-1]:
-            weights = reshape(weights, (rows,))
-        x = reshape(x, (rows, x.shape[-1]))
-    loss, weight, _, _ = linear_cross_entropy(x, w, labels, weights)
-    return loss, weight
 
 
 def correct(logits: Any, labels: Any, weights: Any = None) -> Value:

@@ -1,4 +1,4 @@
-"""The bytecode: instructions, arguments and attribute words as csrc/tape.h lays them out, and their disassembly."""
+"""The bytecode: instructions, arguments and attribute words as csrc/bytecode.h lays them out, and their disassembly."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ NODE_MASK = 0xFFFFFFFF  # node ids in the bytecode are 32 bits wide
 EACH_STEP = 0xFFFFFFFF  # dead ranges: from the start of each step
 SETTING_BYTES = 8
 GUARD_BYTES = 64
+ABSENT_ATTRIBUTE = -(1 << 63)  # the word of an optional attribute that is None; none at all where no other follows
 
 ARG = np.dtype(
     [
@@ -98,11 +99,16 @@ def signature(node: Node) -> str:
 
 
 def encode_attrs(op: Declaration, attrs: dict[str, Any]) -> list[int]:
-    """Attribute words in the order of declaration: see Call in csrc/tape.h."""
+    """Attribute words in the order of declaration: see Call in csrc/bytecode.h."""
+    given = list(op.attrs)
+    while given and given[-1].optional and attrs[given[-1].name] is None:
+        given.pop()
     words: list[int] = []
-    for attr in op.attrs:
+    for attr in given:
         value = attrs[attr.name]
-        if attr.kind == "ints":
+        if value is None:
+            words.append(ABSENT_ATTRIBUTE)
+        elif attr.kind == "ints":
             words += [len(value), *value]
         elif attr.kind == "float":
             words.append(struct.unpack("<q", struct.pack("<d", value))[0])

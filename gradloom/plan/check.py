@@ -45,7 +45,7 @@ from .bytecode import (
 
 Written = dict[int, list[tuple[int, int, object]]]  # segment -> (start, end, what) that one instruction writes
 View = tuple[Value, int, tuple[int, ...]]  # base value, offset and strides in elements
-# By dtype code: elements of a block and its bytes, as csrc/tape.h has them.
+# By dtype code: elements of a block and its bytes, as csrc/bytecode.h has them.
 BLOCKS = {
     1: (1, 4), 2: (1, 2), 3: (1, 2), 4: (1, 8), 5: (1, 1), 6: (1, 1), 7: (1, 4), 8: (1, 8),
     16: (32, 18), 17: (32, 20), 18: (32, 22), 19: (32, 24), 20: (32, 34),
@@ -308,11 +308,14 @@ def _slots(op: Declaration, inputs: int, outputs: int) -> tuple[tuple[Slot, ...]
 
 
 def _expected_words(node: Node) -> list[int]:
-    """The attribute words that csrc/tape.h describes for a node."""
+    """The attribute words that csrc/bytecode.h describes for a node."""
     words: list[int] = []
-    for attr in node.op.attrs:
+    after_last = max((i + 1 for i, a in enumerate(node.op.attrs) if node.attrs[a.name] is not None), default=0)
+    for attr in node.op.attrs[:after_last]:
         value = node.attrs[attr.name]
-        if attr.kind == "ints":
+        if value is None:
+            words.append(-(2**63))
+        elif attr.kind == "ints":
             words.append(len(value))
             words.extend(value)
         elif attr.kind == "float":

@@ -1,4 +1,4 @@
-"""Runs one kernel, or a small tape, on NumPy arrays: no graph, no plan. For the tests of the core and its kernels.
+"""Runs one kernel, or small bytecode, on NumPy arrays: no graph, no plan. For the tests of the core and its kernels.
 
     y, = run("relu", [x], ["f32(3,4)"])                       # outputs as "dtype(shape)" or (dtype, shape)
     z, = run("add", [x, y], [("f32", (3, 4))], alias={0: 0})  # output 0 lies in the bytes of input 0

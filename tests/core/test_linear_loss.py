@@ -90,6 +90,27 @@ def test_rows_that_do_not_count_are_not_looked_at(isa):
 
 
 @pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_losses_of_rows_against_float64(isa, shape):
+    """Also of rows that are nearly right, and of logits that are large."""
+    n, d, v = shape
+    ids = labels_for(n, v)
+    off = ids == -100
+    for scale in (1, 30):
+        x, w = some((n, d), scale), some((v, d), 3 / np.sqrt(d))
+        x[off] = np.nan
+        out = [("f32", (n,))]
+        (got,) = run("linear_cross_entropy_rows", [x, w, ids], out, sig="f32_i32_f32", isa=isa)
+        z = x[~off].astype(np.float64) @ w.T.astype(np.float64)
+        want = np.logaddexp.reduce(z, 1) - z[np.arange(len(z)), ids[~off]]
+        np.testing.assert_allclose(got[~off], want, rtol=3e-6, atol=3e-6 * scale)
+        assert not got[off].any()
+        for threads in (2, 3, 8):
+            again = run("linear_cross_entropy_rows", [x, w, ids], out, sig="f32_i32_f32", isa=isa, threads=threads)
+            assert again[0].tobytes() == got.tobytes(), threads
+
+
+@pytest.mark.parametrize("isa", isas())
 def test_no_row_counts(isa):
     x, w = some((30, 4)), some((500, 4))
     for ids, weights in ((np.full(30, -100, np.int32), None), (np.zeros(30, np.int32), np.zeros(30, np.float32))):

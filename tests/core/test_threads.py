@@ -104,8 +104,8 @@ def test_sleepers_use_no_time() -> None:
 
 
 def test_runs_of_several_python_threads(four_cores: None) -> None:
-    tapes = [wide() for _ in range(3)]
-    programs = [t.program() for t in tapes]
+    lists = [wide() for _ in range(3)]
+    programs = [t.program() for t in lists]
     errors: list[BaseException] = []
 
     def work(p: _core.Program, threads: int) -> None:
@@ -121,7 +121,7 @@ def test_runs_of_several_python_threads(four_cores: None) -> None:
     for th in threads:
         th.join()
     assert not errors
-    results = [t.arena.view()[12 * N : 16 * N] for t in tapes]
+    results = [t.arena.view()[12 * N : 16 * N] for t in lists]
     assert np.array_equal(results[0], results[1]) and np.array_equal(results[0], results[2])
 
 

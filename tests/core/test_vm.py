@@ -40,7 +40,8 @@ def in_child(work: Callable[[], int]) -> int:
 
 
 class Tape:
-    """A small tape in the making. Segments 0: arena, 1: memory (two rows of eight floats), 2: settings, 3: scratch."""
+    """Small bytecode in the making. Segments 0: arena, 1: memory (two rows of eight floats), 2: settings,
+    3: scratch."""
 
     def __init__(self, isa: str = ISA) -> None:
         self.isa = isa
@@ -167,9 +168,9 @@ def test_bad_output() -> None:
     ("fields", "message"),
     [
         ({"kernel": 5}, "kernel 5; there are 1"),
-        ({"arg_first": 1}, "arguments 1..+2; the tape has 2"),
-        ({"arg_count": 2**32 - 1}, "the tape"),
-        ({"attr_first": 0, "attr_count": 1}, "attribute words 0..+1; the tape has 0"),
+        ({"arg_first": 1}, "arguments 1..+2; the bytecode has 2"),
+        ({"arg_count": 2**32 - 1}, "the bytecode"),
+        ({"attr_first": 0, "attr_count": 1}, "attribute words 0..+1; the bytecode has 0"),
         ({"phases": 0}, "0 phases"),
         ({"phases": 5}, "5 phases"),
         ({"phases": 2, "parts": (1, 1)}, "2 phases; on isa"),
@@ -180,7 +181,7 @@ def test_bad_output() -> None:
 def test_bad_instruction(fields: dict, message: str) -> None:
     r = Tape().add("relu", [vec(1), vec(0, 0, write=True)])
     r.instructions[0] = changed(r.instructions[0], **fields)
-    with pytest.raises(ValueError, match=r"instruction 0|the tape") as error:
+    with pytest.raises(ValueError, match=r"instruction 0|the bytecode") as error:
         r.program()
     assert message in str(error.value)
 
@@ -261,7 +262,7 @@ def test_missing_workspace_and_scratch() -> None:
     if _core.kernel_plan(ISA, "matmul", "f32", np.array(args, ARG), np.zeros(0, np.int64))[1] > 64:
         t = Tape()
         t.arena.ensure(1 << 21)
-        with pytest.raises(ValueError, match="bytes of scratch; the tape has 64"):
+        with pytest.raises(ValueError, match="bytes of scratch; the bytecode has 64"):
             t.add("matmul", args).program()
 
 

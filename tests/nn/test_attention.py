@@ -150,6 +150,49 @@ def test_the_fused_way_and_the_plain_one_agree():
     assert "softmax" in ops_of(np.zeros((T, T), bool))
 
 
+@pytest.mark.parametrize(
+    "limits", [{"window": 1}, {"window": 3}, {"softcap": 0.8}, {"window": 4, "softcap": 2.0}], ids=str
+)
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_windows_and_caps_fused_and_plain(limits, kind):
+    net = layer(causal=True, **limits)
+    x, weight = arrays((B, T, E), (B, T, E))
+    y, grads = ours(net, {"q": x}, None, weight)
+    mask = np.zeros((T, T), bool if kind == "bool" else np.float32)
+    plain, plain_grads = ours(net, {"q": x}, mask, weight)
+    np.testing.assert_allclose(y, plain, atol=1e-5)
+    for name in grads:
+        np.testing.assert_allclose(grads[name], plain_grads[name], atol=1e-4, err_msg=name)
+    unlimited, _ = ours(layer(causal=True), {"q": x}, None, weight)
+    assert np.abs(y - unlimited).max() > 1e-3
+
+
+def test_a_window_hides_what_lies_before_it():
+    net = layer(causal=True, window=3)
+    (x,) = arrays((B, T, E))
+    run = gl.compile(net(gl.input("q", x.shape)))
+    other = x.copy()
+    other[:, 3] = 100
+    seen = (run(q=x)[0] != run(q=other)[0]).any((0, 2))
+    np.testing.assert_array_equal(seen, [False, False, False, True, True, True, False])
+
+
+def test_softcap_without_causal():
+    """Keys of another sequence: capped scores by hand."""
+    net = layer(softcap=0.5)
+    x, k = arrays((B, T, E), (B, S, E))
+    (got,) = gl.compile(net(gl.input("q", x.shape), gl.input("k", k.shape)))(q=x, k=k)
+    state = {n: a.astype(np.float64) for n, a in net.state_dict().items()}
+
+    def heads(z, name):
+        return (z @ state[f"{name}.weight"].T + state[f"{name}.bias"]).reshape(B, -1, H, E // H)
+
+    z = np.einsum("bthd,bshd->bhts", heads(x, "query"), heads(k, "key")) / np.sqrt(E // H)
+    p = np.exp(np.tanh(z / 0.5) * 0.5)
+    y = np.einsum("bhts,bshd->bthd", p / p.sum(-1, keepdims=True), heads(k, "value")).reshape(B, T, E)
+    np.testing.assert_allclose(got, y @ state["out.weight"].T + state["out.bias"], atol=1e-5)
+
+
 def test_a_query_that_sees_nothing_gets_nothing():
     """No NaN, no gradient, and the other rows as without it."""
     net = layer()
@@ -248,6 +291,14 @@ def test_it_trains_inside_a_model():
         (lambda: nn.MultiheadAttention(12, 4, 3), gl.ShapeError, "heads=4, kv_heads=3 do not fit"),
         (lambda: nn.MultiheadAttention(12, 0), gl.ShapeError, "MultiheadAttention: heads=0 is not usable"),
         (lambda: nn.MultiheadAttention(12, 4, dropout=1.0), gl.SettingError, r"rate=1\.0 is not usable"),
+        (lambda: nn.MultiheadAttention(12, 4, window=3), gl.SettingError, "window=3 without causal; need causal=True"),
+        (lambda: nn.MultiheadAttention(12, 4, causal=True, window=0), gl.SettingError, "window=0 is not usable; need"),
+        (
+            lambda: nn.MultiheadAttention(12, 4, softcap=0.0),
+            gl.SettingError,
+            r"softcap=0\.0 is not usable; need a number",
+        ),
+        (lambda: nn.MultiheadAttention(12, 4, softcap="5"), gl.SettingError, "softcap='5' is not usable"),
         (lambda: call((B, T, E + 1)), gl.ShapeError, r"q is f32\[3,7,25\]; need \[batch, tokens, 24\]"),
         (lambda: call((T, E)), gl.ShapeError, r"q is f32\[7,24\]"),
         (lambda: call((B, T, E), (B + 1, S, E)), gl.ShapeError, r"k is f32\[4,5,24\]"),

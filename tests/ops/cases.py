@@ -224,11 +224,16 @@ def update_aliases(node: Node, inputs: Sequence[Any]) -> tuple[dict[int, int], l
 
 
 def attr_list(node: Node) -> list[Any]:
-    """Attributes in the order of declaration, for the harness."""
+    """Attributes in the order of declaration, for the harness; optional ones at the end where they are given."""
     found: list[Any] = []
-    for attr in node.op.attrs:
+    attrs = list(node.op.attrs)
+    while attrs and node.attrs[attrs[-1].name] is None:
+        attrs.pop()
+    for attr in attrs:
         value = node.attrs[attr.name]
-        if attr.kind == "dtype":
+        if value is None:
+            value = -(1 << 63)
+        elif attr.kind == "dtype":
             value = value.code
         elif attr.choices:
             value = attr.choices.index(value)

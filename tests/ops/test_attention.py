@@ -175,6 +175,96 @@ def test_attention_and_its_gradients_are_those_of_torch(case: tuple, isa: str) -
         assert_noise(name, ours, other, right, longest=max(t, d), largest=largest)
 
 
+def seen_by(positions: np.ndarray, window: int | None) -> np.ndarray:
+    """[B, T, T]: the keys of a query's own sequence up to itself, the last `window` of them."""
+    own = np.arange(positions.shape[1])
+    before = own[:, None] - own
+    return (before >= 0) & (before <= positions[..., None]) & (before < (window or len(own)))
+
+
+def formula(q, k, v, g, mask, scale, softcap, real):
+    """y, dq, dk, dv by PyTorch's gradients of the formula, as Gemma 2 writes it: cap, then mask, then softmax."""
+    torch = pytest.importorskip("torch")
+    kind = torch.float64 if real is np.float64 else torch.float32
+    a, b, c = (torch.tensor(x, dtype=kind, requires_grad=True) for x in (q, k, v))
+    share = q.shape[2] // k.shape[2]
+    scores = torch.einsum("bthd,bshd->bhts", a, b.repeat_interleave(share, 2)) * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    weights = scores.masked_fill(~torch.tensor(mask)[:, None], -math.inf).softmax(-1)
+    y = torch.einsum("bhts,bshd->bthd", weights, c.repeat_interleave(share, 2))
+    y.backward(torch.tensor(g, dtype=kind))
+    return [x.detach().numpy() for x in (y, a.grad, b.grad, c.grad)]
+
+
+# tokens, heads, key heads, D, lengths of the first row's sequences, window, softcap
+LIMITED = (
+    (67, 6, 2, 16, (20, 47), 5, None), (67, 6, 2, 16, (20, 47), None, 2.0), (300, 3, 1, 64, (300,), 130, 20.0),
+    (300, 2, 2, 33, (7, 200, 93), 64, 0.5), (130, 4, 1, 80, (130,), 1, 3.0), (259, 2, 1, 20, (259,), 258, None),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("case", LIMITED, ids=str)
+def test_windows_and_caps_are_those_of_the_formula_in_torch(case: tuple, isa: str) -> None:
+    """To f32 noise, outputs and all gradients."""
+    t, heads, groups, d, lengths, window, softcap = case
+    rng = np.random.default_rng(t)
+    q, g = f32(rng, 2, t, heads, d) * 3, f32(rng, 2, t, heads, d)
+    k, v = f32(rng, 2, t, groups, d), f32(rng, 2, t, groups, d)
+    positions = np.stack([packed(lengths), np.arange(t, dtype=np.int32)])
+    inputs = [gl.input(n, x.shape) for n, x in zip("qkv", (q, k, v), strict=True)]
+    y, _ = ops.attention(*inputs, gl.input("p", (2, t), "i32"), scale=d**-0.5, window=window, softcap=softcap)
+    grads = gl.gradients(y, inputs, [gl.input("g", q.shape)])
+    got = gl.compile([y, *grads], isa=isa, threads=2)(q=q, k=k, v=v, g=g, p=positions)
+    mask = seen_by(positions, window)
+    exact, rough = (formula(q, k, v, g, mask, d**-0.5, softcap, real) for real in (np.float64, np.float32))
+    largest = max(float(np.abs(x).max()) for x in (q, k, v, g))
+    for name, ours, right, other in zip(["y", "dq", "dk", "dv"], got, exact, rough, strict=True):
+        assert_noise(name, ours, other, right, longest=max(t, d), largest=largest)
+
+
+def test_gradients_of_windows_and_caps_by_differences() -> None:
+    rng = np.random.default_rng(8)
+    parameters = [gl.parameter(f32(rng, 1, 9, h, 8), n) for n, h in (("q", 4), ("k", 2), ("v", 2))]
+    y, lse = ops.attention(*parameters, packed((6, 3))[None], scale=0.7, window=3, softcap=1.5)
+    loss = ops.sum(y * f32(rng, *y.shape)) + ops.sum(ops.sqr(lse))
+    assert gl.check_gradients(loss, parameters=parameters) < 1e-6
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_window_as_long_as_the_sequence_changes_no_bit(isa: str) -> None:
+    rng = np.random.default_rng(9)
+    t = 200
+    feeds = {"q": f32(rng, 1, t, 4, 32), "k": f32(rng, 1, t, 2, 32), "v": f32(rng, 1, t, 2, 32)}
+    inputs = [gl.input(n, x.shape) for n, x in feeds.items()]
+
+    def results(**limits: int) -> list[np.ndarray]:
+        y, lse = ops.attention(*inputs, np.arange(t, dtype=np.int32)[None], scale=0.2, **limits)
+        return gl.compile([y, lse, *gl.gradients(ops.sum(ops.sqr(y)), inputs)], isa=isa)(**feeds)
+
+    plain = results()
+    for window in (t, 10**12):
+        assert all(a.tobytes() == b.tobytes() for a, b in zip(plain, results(window=window), strict=True))
+    assert any((a != b).any() for a, b in zip(plain, results(window=t - 1), strict=True))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_what_lies_outside_of_all_windows_is_not_read(isa: str) -> None:
+    """Keys and values of NaN: rows whose windows do not reach them keep their bits, forward and backward."""
+    rng = np.random.default_rng(10)
+    t, window, lost, clear = 1500, 100, 400, 700  # a block of queries is far shorter than clear - lost - window
+    q, g, k, v = (f32(rng, 1, t, h, 32) for h in (2, 2, 1, 1))
+    inputs = [gl.input(n, x.shape) for n, x in zip("qkv", (q, k, v), strict=True)]
+    y, lse = ops.attention(*inputs, np.arange(t, dtype=np.int32)[None], scale=0.2, window=window, softcap=9.0)
+    run_all = gl.compile([y, lse, *gl.gradients(y, inputs, [gl.input("g", q.shape)])], isa=isa)
+    whole = [x[:, clear:].copy() for x in run_all(q=q, k=k, v=v, g=g)]
+    k[:, :lost] = v[:, :lost] = np.nan
+    holed = run_all(q=q, k=k, v=v, g=g)
+    assert all(np.isnan(x[:, : lost // 2]).any() for x in holed)
+    assert all(a.tobytes() == b[:, clear:].tobytes() for a, b in zip(whole, holed, strict=True))
+
+
 @pytest.mark.parametrize("isa", ISAS)
 def test_lse_has_a_gradient_of_its_own(isa: str) -> None:
     rng = np.random.default_rng(3)
@@ -219,8 +309,9 @@ def test_second_derivatives_are_declined() -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("limits", [[], [70, 4.0]], ids=["all", "window and cap"])
 @pytest.mark.parametrize("shape", [(1, 300, 9, 3, 64), (2, 65, 4, 4, 48), (3, 130, 2, 1, 20)], ids=str)
-def test_same_bits_on_any_number_of_threads(shape: tuple, isa: str) -> None:
+def test_same_bits_on_any_number_of_threads(shape: tuple, limits: list, isa: str) -> None:
     b, t, heads, groups, d = shape
     rng = np.random.default_rng(5)
     q, g, k, v = (
@@ -236,11 +327,12 @@ def test_same_bits_on_any_number_of_threads(shape: tuple, isa: str) -> None:
     try:
         for threads in (1, 2, 3, 5, 16):
             y, lse = run(
-                "attention", [q, k, v, positions], [("f32", q.shape), ("f32", q.shape[:3])], [0.2, 0],
+                "attention", [q, k, v, positions], [("f32", q.shape), ("f32", q.shape[:3])],
+                [0.2, 0, *limits],
                 isa=isa, sig="f32_i32_f32", threads=threads,
             )  # fmt: skip
             back = run(
-                "attention_back", [g, q, k, v, y, lse, positions, None], outs, [0.2],
+                "attention_back", [g, q, k, v, y, lse, positions, None], outs, [0.2, *limits],
                 isa=isa, sig="f32_i32_f32", threads=threads,
             )  # fmt: skip
             results.append([x.copy() for x in (y, lse, *back)])
@@ -285,14 +377,15 @@ def test_a_long_sequence_in_little_memory() -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_a_cache_filled_piece_by_piece_gives_what_the_whole_gives(isa: str) -> None:
+@pytest.mark.parametrize("limits", [{}, {"window": 9}, {"window": 20, "softcap": 3.0}], ids=str)
+def test_a_cache_filled_piece_by_piece_gives_what_the_whole_gives(limits: dict, isa: str) -> None:
     """A prompt in chunks, then token by token: set_rows and attention on the cache, one program per length."""
     rng = np.random.default_rng(7)
     t, heads, groups, d, room = 41, 6, 2, 32, 300
     q, k, v = f32(rng, 2, t, heads, d), f32(rng, 2, t, groups, d), f32(rng, 2, t, groups, d)
     whole = [gl.input(n, x.shape) for n, x in zip("qkv", (q, k, v), strict=True)]
     every = np.broadcast_to(np.arange(t, dtype=np.int32), (2, t))
-    (want,) = gl.compile(ops.attention(*whole, every, scale=0.2)[0], isa=isa)(q=q, k=k, v=v)
+    (want,) = gl.compile(ops.attention(*whole, every, scale=0.2, **limits)[0], isa=isa)(q=q, k=k, v=v)
     caches = [Stored(n, np.full((2, room, groups, d), np.nan, np.float32)) for n in ("keys", "values")]
     programs = {}
     at = 0
@@ -304,7 +397,7 @@ def test_a_cache_filled_piece_by_piece_gives_what_the_whole_gives(isa: str) -> N
             held = [
                 ops.set_rows(stored_value(c), new[name], place, axis=1) for c, name in zip(caches, "kv", strict=True)
             ]
-            y, _ = ops.attention(new["q"], *held, gl.input("p", (2, n), "i32"), scale=0.2, cached=True)
+            y, _ = ops.attention(new["q"], *held, gl.input("p", (2, n), "i32"), scale=0.2, cached=True, **limits)
             programs[n] = gl.compile(y, isa=isa, poison=True)
         rows = slice(at, at + n)
         feeds = {"q": q[:, rows], "k": k[:, rows], "v": v[:, rows], "p": every[:, rows], "at": np.array(at)}
@@ -312,6 +405,32 @@ def test_a_cache_filled_piece_by_piece_gives_what_the_whole_gives(isa: str) -> N
         assert np.abs(y - want[:, rows]).max() < 1e-5
         at += n
     assert np.array_equal(caches[0].array[:, :t], k) and np.isnan(caches[0].array[:, t:]).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("heads", "groups"), [(6, 2), (20, 1)])  # dot products, and a strip of heads
+@pytest.mark.parametrize("window", [1, 255, 700, 1023])
+def test_one_token_at_a_long_cache_sees_its_window(window: int, heads: int, groups: int, isa: str) -> None:
+    """The window may lie anywhere in the cache; what is outside of it may be NaN."""
+    rng = np.random.default_rng(11)
+    keys, d = 1024, 24
+    q, k, v = f32(rng, 3, 1, heads, d), f32(rng, 3, keys, groups, d), f32(rng, 3, keys, groups, d)
+    positions = np.array([[keys - 1], [window // 2], [min(window + 100, keys - 1)]], np.int32)
+    for row, last in enumerate(positions[:, 0]):
+        for x in (k, v):
+            x[row, last + 1 :] = x[row, : max(last - window + 1, 0)] = np.nan
+    y, _ = ops.attention(
+        gl.input("q", q.shape), gl.input("k", k.shape), gl.input("v", v.shape), positions,
+        scale=0.3, cached=True, window=window, softcap=6.0,
+    )  # fmt: skip
+    (got,) = gl.compile(y, isa=isa, threads=2)(q=q, k=k, v=v)
+    for row, last in enumerate(positions[:, 0]):
+        held = slice(max(last - window + 1, 0), last + 1)
+        wide = [np.repeat(x[row, held].astype(np.float64), heads // groups, 1) for x in (k, v)]
+        z = np.tanh(np.einsum("hd,shd->hs", q[row, 0], wide[0]) * 0.3 / 6) * 6
+        p = np.exp(z - z.max(1, keepdims=True))
+        want = np.einsum("hs,shd->hd", p / p.sum(1, keepdims=True), wide[1])
+        assert np.abs(got[row, 0] - want).max() < 2e-6 * max(1.0, np.abs(want).max())
 
 
 def test_no_gradient_through_a_cache() -> None:

@@ -122,7 +122,7 @@ min argmax matmul matmul_act matmul_relu_back get_rows scatter_rows take_batch l
 rms_norm_back
 batch_norm batch_norm_back softmax softmax_back log_softmax log_softmax_back conv2d conv2d_back_input conv2d_back_weight
 conv2d_max_pool max_pool2d max_pool2d_back avg_pool2d avg_pool2d_back dropout cross_entropy_sum
-linear_cross_entropy correct sgd adamw grad_norm
+linear_cross_entropy linear_cross_entropy_rows correct sgd adamw grad_norm
 accumulate zero assign guard constant input parameter setting
 set_rows rope attention attention_back swiglu swiglu_back geglu geglu_back
 """

@@ -41,6 +41,75 @@ def test_the_same_as_the_composition(weighted):
         np.testing.assert_allclose(one, other, rtol=2e-6, atol=2e-6 * np.abs(other).max())
 
 
+def rows_in_torch(x, w, ids, g):
+    """Losses of the rows, dx, dw of sum(g * losses), in float64."""
+    torch = pytest.importorskip("torch")
+    a, b = (torch.tensor(z.astype(np.float64), requires_grad=True) for z in (x, w))
+    losses = torch.nn.functional.cross_entropy(
+        torch.nn.functional.linear(a, b), torch.tensor(ids.astype(np.int64)), reduction="none"
+    )
+    (losses * torch.tensor(g.astype(np.float64))).sum().backward()
+    return [z.detach().numpy() for z in (losses, a.grad, b.grad)]
+
+
+@pytest.mark.parametrize("v", [7, 1100])
+def test_rows_and_their_gradients_are_those_of_torch(v):
+    """Any gradient per row: negative ones and 0, as preference losses have them."""
+    n, d = 90, 12
+    x, w, g = draw(n, d), draw(v, d), draw(n)
+    ids = rng.integers(0, v, n).astype(np.int32)
+    ids[::7] = -100
+    g[1::5] = 0
+    leaves = [gl.input("x", x.shape), gl.input("w", w.shape)]
+    losses = ops.linear_cross_entropy_rows(*leaves, ids)
+    grads = gl.gradients(losses, leaves, [gl.input("g", g.shape)])
+    found = run([losses, *grads], {"x": x, "w": w, "g": g})
+    assert (found[0][::7] == 0).all()
+    for ours, want in zip(found, rows_in_torch(x, w, ids, g), strict=True):
+        np.testing.assert_allclose(ours, want, rtol=2e-6, atol=2e-6 * np.abs(want).max())
+
+
+def test_rows_weighted_and_summed_are_the_sum():
+    """Bit for bit in the gradients: they are computed by one kernel, from the same row weights."""
+    x, w, weights = draw(4, 10, 6), draw(500, 6), rng.random((4, 10)).astype(np.float32)
+    ids = rng.integers(0, 500, (4, 10))
+    a, b = parameter(x, "x"), parameter(w, "w")
+    losses = ops.linear_cross_entropy_rows(a, b, ids)
+    assert losses.shape == (4, 10)
+    by_rows = ops.sum(losses * weights)
+    whole, _ = ops.linear_cross_entropy_pair(a, b, ids, weights)
+    one = run([by_rows, *gl.gradients(by_rows, [a, b])])
+    other = run([whole, *gl.gradients(whole, [a, b])])
+    assert one[0] == pytest.approx(other[0], rel=1e-6)
+    assert all(p.tobytes() == q.tobytes() for p, q in zip(one[1:], other[1:], strict=True))
+
+
+def test_a_preference_loss_of_sequences():
+    """-log sigmoid of the difference between two texts' log probabilities (Rafailov et al. 2023), by differences."""
+    x, w = parameter(draw(2, 5, 4), "x"), parameter(draw(30, 4), "w")
+    ids = rng.integers(0, 30, (2, 5))
+    ids[1, 3:] = -100  # one is shorter
+    chosen, rejected = (ops.sum(-ops.linear_cross_entropy_rows(x, w, ids), 1)[i] for i in range(2))
+    loss = ops.softplus(rejected - chosen)
+    assert gl.check_gradients(loss, parameters=[x, w]) < 1e-6
+
+
+def test_rows_have_second_derivatives():
+    x, w = parameter(draw(6, 3), "x"), parameter(draw(9, 3), "w")
+    losses = ops.linear_cross_entropy_rows(x, w, np.array([0, 8, -100, 2, 2, 5]))
+    (dx,) = gl.gradients(ops.sum(ops.sqr(losses)), [x])
+    assert gl.check_gradients(ops.sum(ops.sqr(dx)), parameters=[x, w]) < 1e-6
+
+
+def test_the_plan_of_rows_never_holds_the_logits():
+    n, d, v = 512, 64, 49152
+    w = gl.graph.stored.Stored("w", np.zeros((v, d), np.float32), "f32")
+    x = gl.input("x", (n, d))
+    losses = ops.linear_cross_entropy_rows(x, gl.graph.leaves.stored_value(w), np.zeros(n, np.int32))
+    plan = gl.compile([losses, *gl.gradients(ops.sum(ops.sqr(losses)), [x])]).plan
+    assert plan.peak_bytes < n * v * 4 / 8
+
+
 def test_axes_before_the_last_are_rows():
     x, w, ids = draw(2, 5, 6), draw(40, 6), rng.integers(0, 40, (2, 5))
     weights = rng.random((2, 5)).astype(np.float32)

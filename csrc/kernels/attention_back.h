@@ -1,0 +1,278 @@
+// attention_back.h: dq, dk, dv of attention, from its output and lse, without a T x T matrix.
+//
+// FlashAttention-2 (Dao 2023), algorithm 2, with the loops exchanged and everything transposed:
+//
+//   phase 0   for each job: a share of the queries of all heads that read one key head, cut where the work is equal
+//               dK = dV = 0                                 its own, in the workspace
+//               for each block of kStrips strips of queries:
+//                 Q = scale * q^T, G = scale * g^T, delta = scale * (sum of g y - g_lse), dQ = 0
+//                 for each block K, V of up to kKeys keys that some query sees, for each strip:
+//                   S = K Q, dP = V G                       softcap: S = cap * tanh(S / cap)
+//                   P = exp(S - lse), dZ = P (dP - delta)   softcap: dZ = dZ (1 - (S / cap)^2)
+//                                                           both 0 where a query does not see a key
+//                   dQ += K^T dZ;   dK += dZ q;   dV += P g
+//                 dq = dQ^T
+//   phase 1   dk, dv: the sums over the jobs, in their order
+#pragma once
+#include "attention_strip.h"
+
+namespace gradloom::GL_ISA::attn {
+
+constexpr int kStrips = 2;       // of a block
+constexpr int64_t kJobs = 32;    // enough for 16 threads
+constexpr int64_t kQueries = kStrips * kStrip;  // of a block
+
+struct Backward {
+  Shape x;
+  int64_t blocks, units, chunks, jobs;  // blocks of queries per head; units: of a group; chunks of these; in all
+  explicit Backward(const Call& call) : x(call, call[1], call[2], false, 1) {
+    blocks = ceil_div(x.tokens, kQueries);
+    units = blocks * x.share;
+    const int64_t heads = x.batch * x.groups;
+    const double cost =
+        static_cast<double>(x.share * x.tokens * x.reach(kQueries)) * static_cast<double>(x.d + 8) * 2.5;
+    const int64_t most = heads >= kJobs ? 1 : kJobs / heads;
+    chunks = heads ? parts_for(cost, kPartCost, static_cast<uint32_t>(most < units ? most : units)) : 1;
+    jobs = heads * chunks;
+  }
+  double cost() const {
+    return static_cast<double>(x.batch * x.heads * x.tokens * x.reach(kQueries)) * static_cast<double>(x.d + 8) * 2.5;
+  }
+  // The workspace: the keys [begin, end) of each job, then its dk and dv [tokens][d] each.
+  size_t head_floats() const { return static_cast<size_t>(round_up(jobs * 4, 16)); }
+  size_t slot() const { return static_cast<size_t>(2 * x.tokens * x.d); }
+  // Scratch: work per block of queries; q^T, g^T, dq^T; weights, dz
+  size_t weight_floats() const { return static_cast<size_t>(round_up(blocks * 2, 16)); }
+  size_t scratch_floats() const { return weight_floats() + static_cast<size_t>(kQueries * (3 * x.d + 2 * kKeys)); }
+};
+
+// (g, q, k, v, y, lse, positions, g_lse?; scale, window?, softcap?) -> dq, dk, dv
+inline void plan_backward(const Call& call, KernelPlan& plan) {
+  const Backward w(call);
+  plan.phases = 2;
+  plan.scratch_bytes = w.scratch_floats() * sizeof(float);
+  plan.workspace_bytes = (w.head_floats() + static_cast<size_t>(w.jobs) * w.slot()) * sizeof(float);
+  if (w.jobs == 0) {
+    plan.phases = 1;
+    plan.workspace_bytes = 0;
+    return;
+  }
+  plan.parts[0] = parts_for(w.cost(), kPartCost, at_most(w.jobs));
+  plan.parts[1] = parts_for(static_cast<double>(w.jobs) * static_cast<double>(w.slot()), 65536, 64);
+}
+
+struct Grads {
+  const float *g, *q, *k, *v, *y, *lse, *g_lse;
+  const int32_t* positions;
+  float *dq, *dk, *dv;
+  float scale;
+  explicit Grads(const Call& c)
+      : g(c[0].as<const float>()), q(c[1].as<const float>()), k(c[2].as<const float>()), v(c[3].as<const float>()),
+        y(c[4].as<const float>()), lse(c[5].as<const float>()), g_lse(c[7].as<const float>()),
+        positions(c[6].as<const int32_t>()), dq(c[8].as<float>()), dk(c[9].as<float>()), dv(c[10].as<float>()),
+        scale(static_cast<float>(c.attr_float(0))) {}
+};
+
+// scores, dp of `rows` keys from k0 become weights and dz. lse, delta: per query, ready for scaled q and g.
+template <bool capped>
+inline void slopes(const Strip& strip, int64_t k0, int64_t rows, int64_t ld, const float* lse, const float* delta,
+                   float cap, float* scores, float* dp) {
+  [[maybe_unused]] const F share = F::set1(1.0f / cap), one = F::set1(1.0f);
+  for (int j = 0; j < strip.ld; j += F::N) {
+    const I first = I::load(strip.first + j), last = I::load(strip.last + j);
+    const F less = F::load(lse + j), back = F::load(delta + j);
+    each_row(strip, k0, rows, [&](int64_t r, auto masked) __attribute__((always_inline)) {
+      float *const s = scores + r * ld + j, *const d = dp + r * ld + j;
+      const F score = F::load(s);
+      F p = exp(score - less);
+      F z = p * (F::load(d) - back);
+      if constexpr (capped) {  // d score / d of what it was before: 1 - tanh^2
+        const F t = score * share;
+        z *= fnma(t, t, one);
+      }
+      if constexpr (masked.value) {
+        const I key = I::set1(static_cast<int32_t>(k0 + r));
+        const auto sees = ge(key, first) & le(key, last);
+        p = select(sees, p, F::zero());
+        z = select(sees, z, F::zero());
+      }
+      p.store(s);
+      z.store(d);
+    });
+  }
+}
+
+// One block of queries of head h: writes its dq, adds to dk and dv [tokens][d].
+inline void back_block(const Call& call, const Backward& w, const Grads& a, int64_t b, int64_t h, int64_t block,
+                       float* room, float* dk, float* dv) {
+  const Shape& x = w.x;
+  const int64_t d = x.d, n = h / x.share, t0 = block * kQueries;
+  const int64_t queries = x.tokens - t0 < kQueries ? x.tokens - t0 : kQueries;
+  const int count = static_cast<int>(ceil_div(queries, kStrip));
+  float *const qt = room, *const gt = qt + kQueries * d, *const dqt = gt + kQueries * d;
+  float *const weights = dqt + kQueries * d, *const dz = weights + kKeys * kQueries;
+  float lse[kQueries] = {}, delta[kQueries] = {};
+  const float* const g = a.g + x.q_at(b, t0, h);
+  const float* const q = a.q + x.q_at(b, t0, h);
+  const float* const y = a.y + x.q_at(b, t0, h);
+  for (int64_t i = 0; i < queries; i++) {
+    F sum = F::zero();
+    for (int64_t j = 0; j < d; j += F::N) {
+      const int lanes = d - j < F::N ? static_cast<int>(d - j) : F::N;
+      sum = mul_add(F::load_n(g + i * x.q_row + j, lanes), F::load_n(y + i * x.q_row + j, lanes), sum);
+    }
+    const int64_t at = (b * x.tokens + t0 + i) * x.heads + h;
+    lse[i] = a.lse[at];
+    delta[i] = (reduce_add(sum) - (a.g_lse ? a.g_lse[at] : 0.0f)) * a.scale;
+  }
+  Strip strips[kStrips];
+  int64_t begin = INT64_MAX, end = 0;
+  for (int i = 0; i < count; i++) {
+    strips[i] = Strip(call, x, a.positions, b, h, block * kStrips + i, false);
+    const Strip& s = strips[i];
+    pack(q + i * kStrip * x.q_row, x.q_row, s, d, a.scale, qt + i * kStrip * d);
+    pack(g + i * kStrip * x.q_row, x.q_row, s, d, a.scale, gt + i * kStrip * d);
+    if (s.begin < begin) begin = s.begin;
+    if (s.end > end) end = s.end;
+  }
+  bool started[kStrips] = {};
+  for (int64_t k0 = begin; k0 < end; k0 += kKeys) {
+    const int64_t k1 = k0 + kKeys < end ? k0 + kKeys : end;
+    int64_t from[kStrips], to[kStrips];  // the rows of the block that each strip sees
+    for (int i = 0; i < count; i++) {
+      const Strip& s = strips[i];
+      const int64_t r0 = (s.begin > k0 ? s.begin < k1 ? s.begin : k1 : k0) - k0;
+      const int64_t r1 = (s.end < k1 ? s.end > k0 ? s.end : k0 : k1) - k0;
+      from[i] = r0;
+      to[i] = r1 > r0 ? r1 : r0;
+      float *const p = weights + i * kStrip, *const z = dz + i * kStrip;
+      const size_t width = static_cast<size_t>(s.ld) * sizeof(float);
+      for (int64_t r = 0; r < k1 - k0; r++) {
+        if (r == r0) r = to[i];
+        if (r >= k1 - k0) break;
+        std::memset(p + r * kQueries, 0, width);
+        std::memset(z + r * kQueries, 0, width);
+      }
+      if (r1 <= r0) continue;
+      const int64_t at = k0 + r0, rows = r1 - r0;
+      const float *const k = a.k + x.k_at(b, at, n), *const v = a.v + x.k_at(b, at, n);
+      float *const p0 = p + r0 * kQueries, *const z0 = z + r0 * kQueries;
+      product<Side::rows>(k, x.k_row, rows, qt + i * kStrip * d, s.ld, d, s.ld, p0, kQueries, false);
+      product<Side::rows>(v, x.k_row, rows, gt + i * kStrip * d, s.ld, d, s.ld, z0, kQueries, false);
+      if (x.cap != 0.0f) cap_scores(p0, rows, kQueries, s.ld, x.cap);
+      const auto weights_and_slopes = x.cap != 0.0f ? slopes<true> : slopes<false>;
+      weights_and_slopes(s, at, rows, kQueries, lse + i * kStrip, delta + i * kStrip, x.cap, p0, z0);
+      product<Side::columns>(k, x.k_row, d, z0, kQueries, rows, s.ld, dqt + i * kStrip * d, s.ld, started[i]);
+      started[i] = true;
+    }
+    for (int64_t r = 0; r < k1 - k0; r += kTileRows) {
+      const int64_t rows = k1 - k0 - r < kTileRows ? k1 - k0 - r : kTileRows;
+      int low = count, high = 0;  // the strips that see some of these keys
+      for (int i = 0; i < count; i++) {
+        if (from[i] >= r + rows || to[i] <= r) continue;
+        if (i < low) low = i;
+        high = i + 1;
+      }
+      if (low >= high) continue;
+      const int64_t first = low * kStrip, last = high * kStrip < queries ? high * kStrip : queries;
+      for (int64_t c = 0; c < d; c += kStrip) {
+        const int columns = static_cast<int>(d - c < kStrip ? d - c : kStrip);
+        const int64_t at = (k0 + r) * d + c;
+        const int64_t from_q = first * x.q_row + c;
+        product<Side::rows>(dz + r * kQueries + first, kQueries, rows, q + from_q, x.q_row, last - first, columns,
+                            dk + at, d, true);
+        product<Side::rows>(weights + r * kQueries + first, kQueries, rows, g + from_q, x.q_row, last - first, columns,
+                            dv + at, d, true);
+      }
+    }
+  }
+  for (int i = 0; i < count; i++) {
+    const Strip& s = strips[i];
+    transpose(dqt + i * kStrip * d, s.ld, d, s.n, a.dq + s.q, s.q_step);
+  }
+}
+
+// The work of a block of queries: its keys, taken once per query.
+inline int64_t work(const Call& call, const Backward& w, const int32_t* positions, int64_t b, int64_t block) {
+  const int64_t t0 = block * kQueries, t1 = t0 + kQueries < w.x.tokens ? t0 + kQueries : w.x.tokens;
+  int64_t begin = t0;
+  for (int64_t t = t0; t < t1; t++) {
+    const Seen s = seen(call, w.x, positions, b, t);
+    if (s.first < begin) begin = s.first;
+  }
+  return (t1 - begin) * (t1 - t0) + 1;
+}
+
+// One job: its units are those whose middle lies in its share of the work.
+inline void back_job(const Call& call, const Backward& w, const Grads& a, int64_t job, float* scratch) {
+  const Shape& x = w.x;
+  const int64_t b = job / w.chunks / x.groups, n = job / w.chunks % x.groups, chunk = job % w.chunks;
+  int64_t* const weight = reinterpret_cast<int64_t*>(scratch);
+  float* const room = scratch + w.weight_floats();
+  int64_t* const range = call.workspace().as<int64_t>() + 2 * job;
+  float* const dk = call.workspace().as<float>() + w.head_floats() + static_cast<size_t>(job) * w.slot();
+  float* const dv = dk + x.tokens * x.d;
+  int64_t total = 0;
+  for (int64_t i = 0; i < w.blocks; i++) total += weight[i] = work(call, w, a.positions, b, i);
+  total *= x.share;
+  for (int pass = 0; pass < 2; pass++) {  // which keys; then the work
+    int64_t before = 0, begin = x.tokens, end = 0;
+    for (int64_t u = 0; u < w.units; u++) {
+      const int64_t i = u % w.blocks, middle = 2 * before + weight[i];
+      before += weight[i];
+      if (middle * w.chunks / (2 * total) != chunk) continue;
+      if (pass == 1) {
+        back_block(call, w, a, b, n * x.share + u / w.blocks, i, room, dk, dv);
+        continue;
+      }
+      const int64_t t0 = i * kQueries, t1 = t0 + kQueries < x.tokens ? t0 + kQueries : x.tokens;
+      const int64_t first = t1 - (weight[i] - 1) / (t1 - t0);
+      if (first < begin) begin = first;
+      if (t1 > end) end = t1;
+    }
+    if (pass == 1) break;
+    if (begin > end) begin = end;
+    range[0] = begin;
+    range[1] = end;
+    std::memset(dk + begin * x.d, 0, static_cast<size_t>((end - begin) * x.d) * sizeof(float));
+    std::memset(dv + begin * x.d, 0, static_cast<size_t>((end - begin) * x.d) * sizeof(float));
+  }
+}
+
+// Rows [begin, end) of batch * tokens: dk and dv are the sums over the jobs, in their order.
+inline void add_jobs(const Call& call, const Backward& w, const Grads& a, Range rows) {
+  const Shape& x = w.x;
+  const int64_t* const ranges = call.workspace().as<const int64_t>();
+  const float* const slots = call.workspace().as<const float>() + w.head_floats();
+  for (int64_t row = rows.begin; row < rows.end; row++) {
+    const int64_t b = row / x.tokens, s = row % x.tokens;
+    for (int64_t n = 0; n < x.groups; n++) {
+      float* const to[2] = {a.dk + x.k_at(b, s, n), a.dv + x.k_at(b, s, n)};
+      for (int64_t i = 0; i < x.d; i += F::N) {
+        const int lanes = x.d - i < F::N ? static_cast<int>(x.d - i) : F::N;
+        F sum[2] = {F::zero(), F::zero()};
+        for (int64_t c = 0; c < w.chunks; c++) {
+          const int64_t job = (b * x.groups + n) * w.chunks + c;
+          if (s < ranges[2 * job] || s >= ranges[2 * job + 1]) continue;
+          const float* const from = slots + static_cast<size_t>(job) * w.slot() + s * x.d + i;
+          sum[0] += F::load_n(from, lanes);
+          sum[1] += F::load_n(from + x.tokens * x.d, lanes);
+        }
+        sum[0].store_n(to[0] + i, lanes);
+        sum[1].store_n(to[1] + i, lanes);
+      }
+    }
+  }
+}
+
+inline void run_backward(const Call& call, int phase, int part, int parts, void* scratch) {
+  const Backward w(call);
+  if (w.jobs == 0) return;
+  const Grads a(call);
+  if (phase == 1) return add_jobs(call, w, a, part_range(w.x.batch * w.x.tokens, part, parts));
+  const Range range = part_range(w.jobs, part, parts);
+  for (int64_t job = range.begin; job < range.end; job++)
+    back_job(call, w, a, job, static_cast<float*>(scratch));
+}
+
+}  // namespace gradloom::GL_ISA::attn

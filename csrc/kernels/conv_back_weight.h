@@ -1,0 +1,242 @@
+// conv_back_weight.h: conv2d_back_weight(g, x; kernel, stride, padding, dilation) -> dw, db.
+//
+// dw[o][k] = sum over images and positions p of g[o][p] * planes[offset[k] + p], db[o] = sum of g[o][p] (optional).
+//
+//   phase 0   for each block of bands of the part's images:
+//               copy the bands of x into planes, as forward does
+//               for each tile of the part's output channels, for each few taps:
+//                 acc[o][t] = sum over the block's positions, a vector of them at a time
+//                 dw[o][t] += the lanes of acc[o][t]
+//   phase 1   the sums of the ranges of images, added in a fixed tree: (0 + 1) + (2 + 3), ...
+#pragma once
+#include "conv_forward.h"
+
+namespace gradloom::GL_ISA {
+
+struct ConvWeight {
+  ConvShape s;
+  ConvBand b;
+  bool flat;               // g is copied with the pitch of the planes (zeros between rows), one loop runs over it all
+  int64_t g_floats;        // of that copy for one output channel of one band
+  int64_t groups, slices;  // of images, of output channels
+  int64_t block;           // bands in scratch at once, so that a tile works long enough before its lanes are added up
+  int64_t size() const { return s.o * s.taps(); }
+};
+inline ConvWeight conv_weight(const Call& call) {
+  constexpr int64_t N = F::N;
+  ConvWeight k{};
+  k.s = conv_shape(call[1], call[2], call[0], call, 3);
+  k.s.sh = call.attr_int(4), k.s.sw = call.attr_int(5);
+  k.b = conv_band_forward(k.s, k.s.oh);
+  const int64_t flat_vectors = conv_ceil(k.b.band * k.b.pitch, N);
+  k.flat = k.s.taps() >= 32 && flat_vectors <= k.b.band * k.b.row_vectors;
+  const int64_t vectors = k.flat ? flat_vectors : k.b.band * k.b.row_vectors;
+  k.g_floats = k.flat ? flat_vectors * N + N : 0;
+  k.block = conv_max(1, conv_min(conv_min(8, 64 / vectors), kBandFloats / (k.b.floats + kOutTile * k.g_floats)));
+  const int64_t parts = parts_for(k.s.flops(), kConvGrain, 32);
+  const int64_t most = conv_max(1, (1 << 22) / conv_max(1, k.size()));  // 16 MiB of partial sums
+  k.groups = conv_max(1, conv_min(parts, conv_min(conv_ceil(k.b.items(), k.block), most)));
+  k.slices = conv_max(1, conv_min(parts / k.groups, conv_ceil(k.s.o, kOutTile)));
+  return k;
+}
+inline void conv2d_back_weight_plan(const Call& call, KernelPlan& plan) {
+  const ConvWeight k = conv_weight(call);
+  plan.parts[0] = static_cast<uint32_t>(k.groups * k.slices);
+  plan.scratch_bytes = conv_aligned(static_cast<size_t>(k.s.taps()) * 4);
+  plan.scratch_bytes += static_cast<size_t>(k.block * (k.b.floats + kOutTile * k.g_floats)) * 4;
+  if (k.groups > 1) {
+    plan.phases = 2;
+    plan.parts[1] = parts_for(static_cast<double>(k.groups * k.size()), 1e5);
+    plan.workspace_bytes = static_cast<size_t>(k.groups * (k.size() + k.s.o)) * 4;
+  }
+}
+
+// One vector of positions into the tile: acc[o][t] += g[o] * x[t], n lanes of them.
+template <int OT, int KT, bool whole>
+inline __attribute__((always_inline)) void conv_weight_step(F (&acc)[OT][KT], const float* g, int64_t channel,
+                                                            const float* const (&x)[KT], int64_t at, int n) {
+  F xv[KT];
+#pragma GCC unroll 8
+  for (int t = 0; t < KT; t++) xv[t] = whole ? F::load(x[t] + at) : F::load_n(x[t] + at, n);
+#pragma GCC unroll 8
+  for (int o = 0; o < OT; o++) {
+    const F gv = conv_hold(whole ? F::load(g + o * channel + at) : F::load_n(g + o * channel + at, n));
+#pragma GCC unroll 8
+    for (int t = 0; t < KT; t++) acc[o][t] = mul_add(gv, xv[t], acc[o][t]);
+  }
+}
+
+// OT output channels x KT taps over `count` bands. g: output channel 0 of the tile in image 0, or the flat copy.
+template <int OT, int KT>
+void conv_weight_tile(const ConvWeight& k, const float* g, const float* planes, const int32_t* offsets, int64_t item0,
+                      int64_t count, float* dw, bool add) {
+  constexpr int64_t N = F::N;
+  const ConvBand& b = k.b;
+  const float* x[KT];
+  F acc[OT][KT];
+#pragma GCC unroll 8
+  for (int o = 0; o < OT; o++) {
+#pragma GCC unroll 8
+    for (int t = 0; t < KT; t++) acc[o][t] = F::zero();
+  }
+  if (k.flat) {
+    const int64_t length = k.g_floats - N;
+    for (int64_t q = 0; q < count; q++, planes += b.floats, g += kOutTile * k.g_floats) {
+#pragma GCC unroll 8
+      for (int t = 0; t < KT; t++) x[t] = planes + offsets[t];
+      for (int64_t j = 0; j < length; j += N) conv_weight_step<OT, KT, true>(acc, g, k.g_floats, x, j, 0);
+    }
+  } else {
+    const int64_t ow = k.s.ow, size = k.s.oh * ow, full = ow / N * N;
+    const int tail = static_cast<int>(ow - full);
+    for (int64_t item = item0; item < item0 + count; item++, planes += b.floats) {
+      const float* row = g + item / b.bands * k.s.o * size + item % b.bands * b.band * ow;
+      const int64_t rows = b.rows_of(item);
+#pragma GCC unroll 8
+      for (int t = 0; t < KT; t++) x[t] = planes + offsets[t];
+      for (int64_t r = 0; r < rows; r++, row += ow) {
+        for (int64_t j = 0; j < full; j += N) conv_weight_step<OT, KT, true>(acc, row, size, x, j, 0);
+        if (tail) conv_weight_step<OT, KT, false>(acc, row, size, x, full, tail);
+#pragma GCC unroll 8
+        for (int t = 0; t < KT; t++) x[t] += b.pitch;
+      }
+    }
+  }
+  const int64_t taps = k.s.taps();
+#pragma GCC unroll 8
+  for (int o = 0; o < OT; o++) {
+#pragma GCC unroll 8
+    for (int t = 0; t < KT; t++) {
+      const float v = reduce_add(acc[o][t]);
+      dw[o * taps + t] = add ? dw[o * taps + t] + v : v;
+    }
+  }
+}
+
+// All taps of OT output channels.
+template <int OT, int KT>
+void conv_weight_taps(const ConvWeight& k, const float* g, const float* planes, const int32_t* offsets, int64_t item0,
+                      int64_t count, float* dw, bool add, ConvAhead (&ahead)[2], int64_t first = 0) {
+  const int64_t taps = k.s.taps();
+  for (; first + KT <= taps; first += KT) {
+    ahead[0].step();
+    ahead[1].step();
+    conv_weight_tile<OT, KT>(k, g, planes, offsets + first, item0, count, dw + first, add);
+  }
+  if constexpr (KT > 1) conv_weight_taps<OT, 1>(k, g, planes, offsets, item0, count, dw, add, ahead, first);
+}
+
+// db of one output channel over `count` bands, from g itself.
+inline float conv_weight_bias(const ConvWeight& k, const float* g, int64_t item0, int64_t count) {
+  constexpr int64_t N = F::N;
+  const ConvBand& b = k.b;
+  F sum[4] = {F::zero(), F::zero(), F::zero(), F::zero()};
+  for (int64_t item = item0; item < item0 + count; item++) {
+    const float* from = g + item / b.bands * k.s.o * k.s.oh * k.s.ow + item % b.bands * b.band * k.s.ow;
+    const int64_t n = b.rows_of(item) * k.s.ow;
+    int64_t i = 0;
+    for (; i + 4 * N <= n; i += 4 * N) {
+#pragma GCC unroll 4
+      for (int q = 0; q < 4; q++) sum[q] += F::load(from + i + q * N);
+    }
+    for (; i + N <= n; i += N) sum[0] += F::load(from + i);
+    if (i < n) sum[1] += F::load_n(from + i, static_cast<int>(n - i));
+  }
+  return reduce_add((sum[0] + sum[1]) + (sum[2] + sum[3]));
+}
+
+// g of one band for ot output channels, rows at the pitch of the planes, zeros between and after them.
+inline void conv_weight_copy(const ConvWeight& k, const float* g, int64_t item, int ot, float* to) {
+  constexpr int64_t N = F::N;
+  const ConvBand& b = k.b;
+  const int64_t ow = k.s.ow, size = k.s.oh * ow, rows = b.rows_of(item);
+  const F zero = F::zero();
+  for (int o = 0; o < ot; o++, to += k.g_floats) {
+    const float* from = g + (item / b.bands * k.s.o + o) * size + item % b.bands * b.band * ow;
+    float* row = to;  // whole vectors: what they put beyond their row is written again by the next
+    for (int64_t r = 0; r < rows; r++, row += b.pitch, from += ow) conv_row(from, 0, ow, b.pitch, row);
+    for (; row < to + k.g_floats - N; row += N) zero.store(row);
+  }
+}
+
+inline void conv2d_back_weight_run(const Call& call, int phase, int part, int parts, void* scratch) {
+  const ConvWeight k = conv_weight(call);
+  const int64_t size = k.size(), taps = k.s.taps();
+  float* dw = call[2].as<float>();
+  float* db = call[3].as<float>();
+  if (phase == 1) {
+    // Rows of partial sums (dw, db), one from each group, added pairwise: (0 + 1) + (2 + 3), ...
+    const float* from = call.workspace().as<float>();
+    const int64_t row = size + k.s.o;
+    const auto combine = [&](int64_t first, int64_t begin, int64_t end, float* to) {
+      for (int64_t i = begin; i < end; i += F::N) {
+        const int n = static_cast<int>(conv_min(F::N, end - i));
+        F sum[kConvParts];
+        int64_t rows = k.groups;
+        for (int64_t q = 0; q < rows; q++) sum[q] = F::load_n(from + q * row + first + i, n);
+        for (; rows > 1; rows = (rows + 1) / 2) {
+          for (int64_t q = 0; q < rows / 2; q++) sum[q] = sum[2 * q] + sum[2 * q + 1];
+          if (rows % 2) sum[rows / 2] = sum[rows - 1];
+        }
+        sum[0].store_n(to + i, n);
+      }
+    };
+    const Range r = part_range(size, part, parts, F::N);
+    combine(0, r.begin, r.end, dw);
+    if (db && part == 0) combine(size, 0, k.s.o, db);
+    return;
+  }
+  int32_t* offsets = static_cast<int32_t*>(scratch);
+  float* planes = reinterpret_cast<float*>(static_cast<char*>(scratch) + conv_aligned(static_cast<size_t>(taps) * 4));
+  float* copies = planes + k.block * k.b.floats;
+  conv_offsets_forward(k.s, k.b, offsets);
+  const int group = static_cast<int>(part / k.slices), slice = static_cast<int>(part % k.slices);
+  if (k.groups > 1) {
+    dw = call.workspace().as<float>() + group * (size + k.s.o);
+    if (db) db = dw + size;
+  }
+  const Range items = part_range(k.b.items(), group, static_cast<int>(k.groups), k.block);
+  const Range outs = part_range(k.s.o, slice, static_cast<int>(k.slices), kOutTile);
+  const float* x = call[1].as<float>();
+  if (items.begin == items.end) {
+    for (int64_t i = outs.begin * taps; i < outs.end * taps; i++) dw[i] = 0.0f;
+    for (int64_t o = outs.begin; db && o < outs.end; o++) db[o] = 0.0f;
+  }
+  for (int64_t item = items.begin; item < items.end; item += k.block) {
+    const int64_t count = conv_min(k.block, items.end - item);
+    for (int64_t q = 0; q < count; q++) conv_fill(k.b, x, item + q, planes + q * k.b.floats);
+    // The next block is fetched meanwhile.
+    ConvAhead ahead[2] = {};
+    if (k.b.bands == 1 && k.slices == 1) {
+      const int64_t next = conv_min(k.block, items.end - item - count), tiles = conv_max(1, size / (kOutTile * 3));
+      const int64_t x_floats = k.s.c * k.s.h * k.s.w, g_floats = k.s.o * k.s.oh * k.s.ow;
+      ahead[0] = conv_fetch(x + (item + count) * x_floats, next * x_floats, tiles);
+      ahead[1] = conv_fetch(call[0].as<float>() + (item + count) * g_floats, next * g_floats, tiles);
+    }
+    const bool add = item != items.begin;
+    for (int64_t o = outs.begin; o < outs.end;) {
+      const int ot = conv_tile_width(outs.end - o);
+      const float* g = call[0].as<float>() + o * k.s.oh * k.s.ow;
+      float* to = dw + o * taps;
+      for (int j = 0; db && j < ot; j++) {
+        const float v = conv_weight_bias(k, g + j * k.s.oh * k.s.ow, item, count);
+        db[o + j] = add ? db[o + j] + v : v;
+      }
+      if (k.flat) {
+        for (int64_t q = 0; q < count; q++) conv_weight_copy(k, g, item + q, ot, copies + q * kOutTile * k.g_floats);
+        g = copies;
+      }
+      switch (ot) {
+        case 8:
+          if constexpr (kOutTile == 8) conv_weight_taps<8, 3>(k, g, planes, offsets, item, count, to, add, ahead);
+          break;
+        case 4: conv_weight_taps<4, 3>(k, g, planes, offsets, item, count, to, add, ahead); break;
+        case 2: conv_weight_taps<2, 5>(k, g, planes, offsets, item, count, to, add, ahead); break;
+        default: conv_weight_taps<1, 8>(k, g, planes, offsets, item, count, to, add, ahead);
+      }
+      o += ot;
+    }
+  }
+}
+
+}  // namespace gradloom::GL_ISA
