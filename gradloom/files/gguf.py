@@ -62,6 +62,13 @@ class GGUF:
         tensor = self.tensor(name)
         return np.frombuffer(self._map, np.uint8, tensor.bytes, tensor.offset)
 
+    def release(self, name: str) -> None:
+        """Give back the pages of memory that hold a tensor's bytes: the system reads them again for whoever looks."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            tensor = self.tensor(name)
+            start = tensor.offset // mmap.PAGESIZE * mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_DONTNEED, start, tensor.offset + tensor.bytes - start)
+
     def array(self, name: str) -> np.ndarray:
         """A tensor of a plain type (f32 f16 bf16 f64 i8 i16 i32 i64) in its shape, read-only, in the mapped file."""
         tensor = self.tensor(name)

@@ -71,9 +71,8 @@ class OpSpec(Declaration):
                 raise Reject(f"{attr.name} is missing", f"{attr.name} of kind {attr.kind}", GraphError)
             absent = attr.optional and value is None
             known[attr.name] = None if absent else canonical(attr.kind, value, attr.name)
-        unknown = set(attrs) - set(known)
-        if unknown:
-            names = ", ".join(known) or "none"
+        if not attrs.keys() <= known.keys():
+            names, unknown = ", ".join(known) or "none", attrs.keys() - known.keys()
             raise Reject(f"{sorted(unknown)[0]} is not an attribute", f"one of: {names}", GraphError)
         return known
 

@@ -147,7 +147,7 @@ def copies(several: Iterable[Stored]) -> list[np.ndarray]:
         copied.update((s, s.read().copy()) for s in listed if s.role != "frozen")
     for s in listed:  # nobody writes a frozen array: no lock is needed
         if s not in copied:
-            copied[s] = dequantised(s.array, s.dtype, s.shape) if s.dtype.is_quantised else s.read().copy()
+            copied[s] = dequantised(s._contents, s.dtype, s.shape) if s.dtype.is_quantised else s.read().copy()
     return [copied[s] for s in listed]
 
 
@@ -165,15 +165,14 @@ class Stored:
 
     role: what may be done with it (see Role). version: counts the writes: `write`, assignments, runs that updated it.
     check: called before each run that reads the array, where there is one. has_optimizer: an optimiser was made with
-    this among its parameters. serial: counts the arrays in the order in which they were made. array: the memory itself,
-    for this module alone; of a quantised dtype it holds the bytes of the blocks. Everybody else calls `read` and
-    `write`.
+    this among its parameters. serial: counts the arrays in the order in which they were made. Its memory is
+    reached by `read` and `write`; of a quantised dtype it holds the bytes of the blocks.
 
     Contents that follow from a rule take no memory before somebody reads or writes them: those of `deferred`, and one
     number for all (np.broadcast_to). So a step of any size is built, planned and proved without its arrays.
     """
 
-    __slots__ = ("_make", "array", "check", "dtype", "has_optimizer", "name", "role", "serial", "shape", "version")
+    __slots__ = ("_array", "_make", "check", "dtype", "has_optimizer", "name", "role", "serial", "shape", "version")
 
     def __init__(self, name: str, data: object, kind: str | DType = "f32", role: Role = "state") -> None:
         given = _numbers(name, data, kind)
@@ -186,12 +185,12 @@ class Stored:
         self.version = 0
         self.check: Callable[[], object] | None = None
         self._make: Callable[[], np.ndarray] | None = None
-        self.array: np.ndarray
+        self._array: np.ndarray | None = None
         if given.size > 1 and not any(given.strides):
             number = given.flat[0]
             self._make = lambda: np.broadcast_to(number, self.shape)
         else:
-            self.array = self._own(given)
+            self._array = self._own(given)
 
     def _own(self, data: np.ndarray) -> np.ndarray:
         """Memory of its own with these contents."""
@@ -213,19 +212,20 @@ class Stored:
         stored.serial = next_serial()
         stored.name, stored.dtype, stored.role, stored.version = name, dtype(kind), role, 0
         stored.shape, stored.check, stored.has_optimizer = tuple(shape), None, False
-        stored._make = make
+        stored._array, stored._make = None, make
         return stored
 
-    def __getattr__(self, name: str) -> np.ndarray:
-        """`array`, where it is not made yet."""
-        if name != "array":
-            raise AttributeError(name)
-        with locks.memory:
-            if self._make is not None:
-                data = self._make()
-                fits = data.dtype == self.dtype.numpy and data.flags.carray and not data.ctypes.data % ALIGNMENT
-                self.array, self._make = data if fits else self._own(data), None
-        return self.array
+    @property
+    def _contents(self) -> np.ndarray:
+        """The memory itself; what is deferred is made now."""
+        if self._array is None:
+            with locks.memory:
+                if self._make is not None:
+                    data = self._make()
+                    fits = data.dtype == self.dtype.numpy and data.flags.carray and not data.ctypes.data % ALIGNMENT
+                    self._array, self._make = data if fits else self._own(data), None
+        assert self._array is not None
+        return self._array
 
     @classmethod
     def wrap(cls, name: str, array: np.ndarray, role: Role) -> Stored:
@@ -235,7 +235,7 @@ class Stored:
         stored = cls.__new__(cls)
         stored.serial = next_serial()
         stored.name, stored.dtype, stored.role, stored.version = name, dtype(array.dtype), role, 0
-        stored.array, stored.shape, stored.check, stored.has_optimizer = array, array.shape, None, False
+        stored._array, stored.shape, stored.check, stored.has_optimizer = array, array.shape, None, False
         stored._make = None
         return stored
 
@@ -282,14 +282,14 @@ class Stored:
     @property
     def address(self) -> int:
         """Where its bytes are now, in the memory of this process."""
-        return self.array.ctypes.data
+        return self._contents.ctypes.data
 
     def read(self) -> np.ndarray:
         """The contents where they lie: a read-only view, no copy; of a quantised dtype the bytes of the blocks.
 
         The view shows later writes, too. Read inside of `held` where another thread may write; `numpy` copies.
         """
-        view = self.array.view()
+        view = self._contents.view()
         view.flags.writeable = False
         return view
 
@@ -298,7 +298,7 @@ class Stored:
         GraphError when the array is frozen."""
         if self.role == "frozen":
             raise GraphError(f"{self.name}: it is frozen and only read; need an array that may be written")
-        self.array[...] = data
+        self._contents[...] = data
         self.version += 1
 
     def numpy(self) -> np.ndarray:
@@ -332,7 +332,7 @@ class Stored:
         if self.role == "frozen":
             return self
         with held((self,)):
-            made = memo[id(self)] = Stored(self.name, self.array, self.dtype, self.role)
+            made = memo[id(self)] = Stored(self.name, self._contents, self.dtype, self.role)
             made.version, made.check, made.has_optimizer = self.version, self.check, self.has_optimizer
         return made
 
@@ -342,7 +342,7 @@ class Stored:
                 f"parameter {self.name}: it is read from a file and not pickled; need the file where it goes"
             )
         with held((self,)):
-            state = self.name, self.array.copy(), self.dtype, self.role, self.version, self.has_optimizer
+            state = self.name, self._contents.copy(), self.dtype, self.role, self.version, self.has_optimizer
             return _unpickled, state
 
     def __repr__(self) -> str:

@@ -94,6 +94,7 @@ class Run(Tuning):
             self._memory = memory.memory()  # before this run takes any
             self._read = [data] if isinstance(data, (str, os.PathLike)) else []
             rows = read_rows(loaded, data, asked.context, asked.val_split, asked.seed, **(data_options or {}))
+            memory.trim()
             self.train_rows, self.val_rows = rows.train, rows.val
             sizes = len(rows.train), len(rows.val), int(rows.tokens.shape[1])
             super().__init__(loaded, trained, asked, *sizes, ranks, exchange, **options)
@@ -126,7 +127,7 @@ class Run(Tuning):
 
     def memory(self) -> MemoryPlan:
         """The memory that the run needs, once it is prepared."""
-        return memory_of(self, self._memory)
+        return memory_of(self, "tokenizer" in vars(self.model), self._memory)
 
     def train(self, progress: bool = True) -> Run:
         """All steps that are left; see finetune. After an interruption, called again, it goes on with a new pass.

@@ -366,7 +366,7 @@ class TrainedTensors:
 
 def _copied(model: Model, name: str) -> Stored:
     """A tensor of the model as an array that trains: copied when it is first used."""
-    return Stored.deferred(name, model.weights[name].shape, lambda: model.array(name), "f32", "trained")
+    return Stored.deferred(name, model.weights[name].shape, lambda: model.copied(name), "f32", "trained")
 
 
 def files_of_adapter(path: str | os.PathLike[str]) -> list[Path]:

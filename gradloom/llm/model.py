@@ -141,6 +141,7 @@ class Model:
             return Stored.map(name, self.file.bytes(name), tensor.kind, tensor.shape, self._check)
         copy = aligned_empty(tensor.shape, np.dtype(np.float32))
         self.file.weights(name, copy)
+        self.file.release(name)
         self.copied_bytes += copy.nbytes
         self._copied[tensor.kind] = self._copied.get(tensor.kind, 0) + copy.nbytes
         return Stored.wrap(name, copy, "frozen")
@@ -153,6 +154,13 @@ class Model:
             if weight.dtype is dtypes.f32
             else dequantize(weight.read().view(np.uint8), weight.dtype.name, weight.shape)
         )
+
+    def copied(self, name: str) -> np.ndarray:
+        """A tensor as f32 numbers in memory of their own; the pages of the file that held it are given back."""
+        weight = self.weights[name]
+        copy = dequantize(weight.read().reshape(-1).view(np.uint8), weight.dtype.name, weight.shape)
+        self.file.release(name)
+        return copy
 
     def check(self) -> None:
         """FileError when the file has changed since it was opened."""

@@ -7,7 +7,7 @@ allocated, and no weight is read.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,12 +17,20 @@ from ..base import memory
 from ..base.errors import SettingError
 from ..base.memory import Memory, need_memory, show_bytes
 from ..graph.stored import Stored, addressable
+from ..plan.plan import Plan
 from ..train.source import PlannedSource
 from .arguments import adapter_of, refuse_settings
 from .lora import LoRA, TrainedTensors
 from .model import Adapter, Model, model_of
 from .rows import CONTEXT
 from .tuning import Tuning, taken
+
+HUGE = 2 << 20  # bytes of a huge page: arenas and scratch take whole ones
+STEP_BYTES = 5 << 10  # of memory for each instruction of a compiled step: its node, its plan, its bytecode; measured
+TOKENIZER_BYTES, TOKEN_BYTES = (
+    12 << 20,
+    480,
+)  # a tokenizer with the words that it remembers; each of its tokens; measured
 
 FEWER_TRAINED = "need fewer trained tensors: --method lora, a smaller --rank, fewer --targets"
 
@@ -41,6 +49,8 @@ class MemoryPlan:
     inputs         the rows of the data (of plan, one batch), constants and settings
     arena          activations, gradients and workspace of the largest step, all of them in one block
     scratch        of each thread; threads: how many; steps: instructions of the largest step
+    process        what surrounds them: graphs, plans and bytecode of all steps, the scratch of those beside the
+                   largest, the rest of huge pages, the tokenizer
     lower_bound    the most bytes of the arena that are alive at once
     unshared       the arena if no two buffers shared bytes
     available      of this machine (or of the limit that the process lives under), or None where it is not known
@@ -55,6 +65,7 @@ class MemoryPlan:
     arena: int
     scratch: int
     threads: int
+    process: int
     lower_bound: int
     unshared: int
     steps: int
@@ -64,7 +75,12 @@ class MemoryPlan:
     def own(self) -> int:
         """What has to be in memory, the mapped weights aside."""
         parts = (self.copies, self.trained, self.state, self.gradients, self.inputs, self.arena)
-        return sum(parts) + self.scratch * self.threads
+        return sum(parts) + self.scratch * self.threads + self.process
+
+    @property
+    def planned(self) -> int:
+        """The arena and the scratch of all threads: what a step is planned in."""
+        return self.arena + self.scratch * self.threads
 
     @property
     def total(self) -> int:
@@ -105,6 +121,7 @@ class MemoryPlan:
             ("inputs", show_bytes(self.inputs)),
             ("activations", show_bytes(self.arena) + shared),
             ("scratch", f"{show_bytes(self.scratch)} for each of {self.threads} threads"),
+            ("process", f"{show_bytes(self.process)}: graphs, bytecode, tokenizer, huge pages"),
             ("peak", show_bytes(self.total)),
         ]
         if self.available is not None:
@@ -116,13 +133,13 @@ class MemoryPlan:
     def report(self) -> dict[str, Any]:
         """For --json: each number under <name>_bytes."""
         found = {f"{k}_bytes" if k not in ("threads", "steps") else k: v for k, v in asdict(self).items()}
-        return found | {"peak_bytes": self.total, "planned_bytes": self.own, "fits": self.fits}
+        return found | {"peak_bytes": self.total, "planned_bytes": self.planned, "fits": self.fits}
 
 
 def plan(
     model: Model | str | os.PathLike[str], adapter: Adapter | str | os.PathLike[str] | None = None, **settings: Any
 ) -> MemoryPlan:
-    """The memory that `finetune` would need with these settings (see Settings) and a single batch of data.
+    """The memory that `finetune` needs with these settings (see Settings), one batch of data and one row to validate.
 
     finetune holds all rows of its data: about 12 bytes a token more.
     model, adapter: objects, or the paths of their files.
@@ -140,9 +157,9 @@ def plan(
     if not addressable((rows, 2, length), 4):
         raise SettingError(f"batch_size={rows} is not usable with {length} tokens per row; need fewer than 2^63 bytes")
     trained = asked.adapter(adapter_of(adapter, model, "finetune"))
-    tuning = Tuning(model, trained, asked, rows, 0, length, ranks, exchange, backend="null", **options)
-    tuning.compile(PlannedSource(rows, (2, length), (length,)))
-    return memory_of(tuning)
+    tuning = Tuning(model, trained, asked, rows, 1, length, ranks, exchange, backend="null", **options)
+    tuning.compile(PlannedSource(rows + 1, (2, length), (length,)))
+    return memory_of(tuning, has_text=True)
 
 
 def check_trained(model: Model, adapter: Adapter) -> None:
@@ -153,8 +170,8 @@ def check_trained(model: Model, adapter: Adapter) -> None:
         need_memory(need, f"plan: {show_bytes(need)} of memory are needed to train these tensors", FEWER_TRAINED)
 
 
-def memory_of(tuning: Tuning, there: Memory | None = None) -> MemoryPlan:
-    """The memory of steps that are compiled; there: the memory before them."""
+def memory_of(tuning: Tuning, has_text: bool, there: Memory | None = None) -> MemoryPlan:
+    """The memory of steps that are compiled; has_text: a tokenizer reads the data; there: the memory before them."""
     trainer, model = tuning.trainer, tuning.model
     plans = trainer.plans
     largest = max(plans, key=lambda p: p.peak_bytes)
@@ -177,11 +194,24 @@ def memory_of(tuning: Tuning, there: Memory | None = None) -> MemoryPlan:
         arena=max(p.bytecode.arena_bytes for p in plans),
         scratch=max(p.bytecode.scratch_bytes for p in plans),
         threads=largest.threads,
+        process=_process_bytes(plans, largest) + _tokenizer_bytes(model, has_text),
         lower_bound=largest.placement.lower_bound_bytes,
         unshared=largest.placement.unshared_bytes,
         steps=len(largest.order.steps),
         available=None if there is None else there.available,
     )
+
+
+def _process_bytes(plans: Sequence[Plan], largest: Plan) -> int:
+    """What compiled steps take beside the arena and the scratch of the largest one."""
+    arena = max(p.bytecode.arena_bytes for p in plans)
+    steps = sum(len(p.order.steps) for p in plans)
+    scratch = sum(-(-p.bytecode.scratch_bytes * p.threads // HUGE) * HUGE for p in plans)
+    return STEP_BYTES * steps + -arena % HUGE + scratch - largest.bytecode.scratch_bytes * largest.threads
+
+
+def _tokenizer_bytes(model: Model, has_text: bool) -> int:
+    return TOKENIZER_BYTES + TOKEN_BYTES * model.config.vocab_size if has_text else 0
 
 
 def _bytes(stored: Iterable[Stored]) -> int:

@@ -42,7 +42,7 @@ _OWN = ("_inits", "_unassigned", "_paths_below")  # attributes that are no part 
 
 _NOT_OUTLINED = {*_OWN, "_training", "_drawn_at", "_paths_at"}  # nor part of what forward reads; see `training`
 
-_changes = object()  # another one after each change to any tree of modules: what was found in a tree holds until then
+_changes = object()  # replaced after each change to any tree of modules: what is cached of a tree holds until then
 
 _mode: ContextVar[bool | None] = ContextVar("gradloom_mode", default=None)  # that of all modules, where one is set
 
@@ -231,16 +231,16 @@ class Module:
         dicts of such by what they hold; a parameter by its array and whether it is trainable; a module, an array or any
         other object by its identity.
         """
-        found: Outline = {}
+        outline: Outline = {}
         todo = [self]
         while todo:
             module = todo.pop()
-            if (module, "training") not in found:
-                found[module, "training"] = module.training
+            if (module, "training") not in outline:
+                outline[module, "training"] = module.training
                 for name, value in vars(module).items():
                     if name not in _NOT_OUTLINED:
-                        found[module, name] = _token(value, (), todo)
-        return found
+                        outline[module, name] = _token(value, (), todo)
+        return outline
 
     def named_parameters(self) -> dict[str, Parameter]:
         """Dotted name -> trainable parameter."""
@@ -347,11 +347,11 @@ class Module:
 
     def _path_to(self, module: Module) -> str:
         """The path from this module to one below it, "" for a module from elsewhere."""
-        found = self._paths_below.get(module) if self._paths_at is _changes else None
-        if found is None or not _lies_there(found[1]):  # a list or dict may have changed, which nobody notes
+        cached = self._paths_below.get(module) if self._paths_at is _changes else None
+        if cached is None or not _lies_there(cached[1]):  # a list or dict may have changed, which nobody notes
             self._paths_below, self._paths_at = self._modules_below((self,)), _changes
-            found = self._paths_below.get(module)
-        return "" if found is None else found[0]
+            cached = self._paths_below.get(module)
+        return "" if cached is None else cached[0]
 
     def _modules_below(self, above: tuple[Module, ...]) -> dict[Module, tuple[str, _Links]]:
         """Each module below: its path, and what must stay as it is for the path to stay. A direct child is called so,
@@ -360,12 +360,12 @@ class Module:
         for name, held, links in self._below():
             if isinstance(held, Module):
                 children.setdefault(held, (name, links))
-        found = dict(children)
+        below = dict(children)
         for child, (name, links) in children.items():
             if child not in above:
                 for module, (further, more) in child._modules_below((*above, child)).items():
-                    found.setdefault(module, (f"{name}.{further}", (*links, *more)))
-        return found
+                    below.setdefault(module, (f"{name}.{further}", (*links, *more)))
+        return below
 
 
 _HOLDERS = (Module, Parameter, list, tuple, dict)  # what may be or hold a part of the tree

@@ -29,7 +29,6 @@ def rows_shape(*names: str) -> Callable[..., Spec]:
     """Shape rule: f32 inputs of one shape with at least one axis, not empty along the last."""
 
     def rule(**specs: Any) -> Spec:
-        specs.pop("eps", None)
         first = specs[names[0]]
         need(first.ndim >= 1 and first.shape[-1] > 0, "no last axis to work along", "a last axis with an extent >= 1")
         for name in names[1:]:

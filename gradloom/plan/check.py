@@ -250,7 +250,8 @@ def _reached(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
 
 
-def _is_unit(shape: Sequence[int], strides: Sequence[int]) -> bool:
+@lru_cache(maxsize=4096)
+def _is_unit(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Can a kernel take the last two axes: one of them has a stride of 1, none repeats?"""
     last = list(zip(shape, strides, strict=True))
     return any(s == 1 or n == 1 for n, s in last) and not any(s == 0 and n > 1 for n, s in last)
@@ -693,7 +694,7 @@ class _Checker:
 def _updated_input(value: Value) -> Value | None:
     """The input whose storage an update's output is written to, by the declared output=input pair; None: not given."""
     op, node = value.node.op, value.node
-    fixed = sum(not slot.repeated for slot in op.outputs)
+    fixed = op.fixed_outputs
     group, member = divmod(value.index - fixed, max(len(op.outputs) - fixed, 1))
     slot = op.outputs[value.index if value.index < fixed else fixed + member]
     position = [s.name for s in op.inputs].index(op.updates[slot.name])

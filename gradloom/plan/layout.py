@@ -24,7 +24,7 @@ from ..transform.program import Program, copy_node
 
 
 class Layout(NamedTuple):
-    """`value` is found in the buffer of `base`, `offset` elements in, with `strides` in elements."""
+    """Where a value lies: in the buffer of `base`, `offset` elements in, with `strides` in elements."""
 
     base: Value
     offset: int

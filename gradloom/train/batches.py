@@ -12,9 +12,9 @@ from ..run.diagnose import first_bad
 from .source import RowSource
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: several are made in each pass
 class RowRange:
-    """RowRange start..stop of a source's order: batch_size of them make an optimiser step, micro_size a micro-batch.
+    """Rows start..stop of a source's order: batch_size of them make an optimiser step, micro_size a micro-batch.
 
     backward: they train; else they are only measured.
     """
@@ -52,7 +52,7 @@ class RowRange:
         return first, min(self.micro_size, self.stop - first)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class MicroBatches:
     """Equal micro-batches that one executable runs one after the other."""
 

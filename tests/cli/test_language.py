@@ -403,7 +403,7 @@ def test_ctrl_c_before_the_first_step(capsys, tmp_path, path, text, monkeypatch)
         raise KeyboardInterrupt
 
     training = importlib.import_module("gradloom.llm.finetune")
-    monkeypatch.setattr(training.Run, "_evaluate", stop)
+    monkeypatch.setattr(importlib.import_module("gradloom.train.loop"), "run_part", stop)
     code, out, err = run(capsys, "finetune", path, text, "--context", 32, "--out", tmp_path / "a.gguf")
     assert (code, out) == (130, "") and "nothing to save yet" in err and not (tmp_path / "a.gguf").exists()
     monkeypatch.setattr(training, "read_rows", stop)

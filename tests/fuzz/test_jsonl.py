@@ -12,8 +12,8 @@ from gradloom.llm.chat import ChatTemplate
 from gradloom.llm.data import read_samples
 from gradloom.llm.packing import pack
 from gradloom.llm.tokenizer import Tokenizer
+from tests.llm.chats import CHAT, CHATML, LLAMA3, MISTRAL, QWEN3
 from tests.llm.small_tokenizers import byte_bpe, spm
-from tests.llm.test_chat import CHAT, CHATML, LLAMA3, MISTRAL, QWEN3
 
 TOKENIZERS = [
     Tokenizer(byte_bpe(["t h"], chat_template=CHATML)),

@@ -18,8 +18,8 @@ from gradloom.llm import template_process
 from gradloom.llm.chat import ChatTemplate
 from gradloom.llm.tokenizer import Tokenizer
 from tests.fuzz.limits import memory, reset_peak
+from tests.llm.chats import CHAT, CHATML
 from tests.llm.small_tokenizers import byte_bpe
-from tests.llm.test_chat import CHAT, CHATML
 
 CASES = int(os.environ.get("FUZZ_CASES", "100"))  # more of them: FUZZ_CASES=100000, in parts: FUZZ_FIRST=20000
 FIRST = int(os.environ.get("FUZZ_FIRST", "0"))

@@ -50,7 +50,7 @@ def test_a_mapped_leaf_is_its_dequantised_array(kind: str) -> None:
 def test_mapped_arrays_of_plain_types() -> None:
     data = np.arange(6, dtype=np.float16)
     halves = Stored.map("h", data.view(np.uint8), "f16", (2, 3))
-    assert halves.array.tolist() == [[0, 1, 2], [3, 4, 5]] and np.shares_memory(halves.array, data)
+    assert halves.read().tolist() == [[0, 1, 2], [3, 4, 5]] and np.shares_memory(halves.read(), data)
     typed = Stored.map("f", np.ones((2, 2), np.float32), "f32", (4,))
     assert typed.shape == (4,) and typed.role == "frozen"
     with pytest.raises(gl.GraphError, match="parameter f: it is read-only"):

@@ -5,94 +5,23 @@ import pytest
 
 from gradloom.base.errors import DataError
 from gradloom.llm.chat import ChatTemplate
-from gradloom.llm.tokenizer import Tokenizer
-from tests.llm.small_tokenizers import byte_bpe, real, spm
-
-CHATML = (  # SmolLM2
-    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
-    "{{ '<|im_start|>system\nBe helpful<|im_end|>\n' }}{% endif %}"
-    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+from tests.llm.chats import (
+    CHAT,
+    CHATML,
+    LAST_USER,
+    LLAMA3,
+    MARKED,
+    MISTRAL,
+    PHI3,
+    PLAIN,
+    QWEN3,
+    SYSTEM,
+    chatml,
+    llama3,
+    mistral,
+    phi3,
 )
-LLAMA3 = (
-    "{% for message in messages %}{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'"
-    " + message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 == 0 %}{% set content = bos_token + content %}"
-    "{% endif %}{{ content }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
-)
-MISTRAL = """{{- bos_token }}
-{%- for message in messages %}
-    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
-        {{- raise_exception('roles must take turns: user, assistant, user, ...') }}
-    {%- endif %}
-    {%- if message['role'] == 'user' %}
-        {{- '[INST] ' + message['content'] + ' [/INST]' }}
-    {%- else %}
-        {{- ' ' + message['content'] | trim + eos_token }}
-    {%- endif %}
-{%- endfor %}"""
-# as Qwen3 does: thoughts of earlier turns are dropped, the last turn always has some
-QWEN3 = """{%- set ns = namespace(last=0) %}
-{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
-{%- for m in messages %}
-    {%- set content = m.content %}
-    {%- if m.role == 'assistant' %}
-        {%- set thought = '' %}
-        {%- if '</think>' in content %}
-            {%- set thought = content.split('</think>')[0].split('<think>')[-1].strip('\\n') %}
-            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
-        {%- endif %}
-        {{- '<|im_start|>assistant\\n' }}
-        {%- if loop.index0 > ns.last %}{{- '<think>\\n' + thought + '\\n</think>\\n\\n' }}{% endif %}
-        {{- content + '<|im_end|>\\n' }}
-    {%- else %}
-        {{- '<|im_start|>' + m.role + '\\n' + content + '<|im_end|>\\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""
-# as Mistral's later templates do: the system's words go into the last user's turn, so that no prefix of a chat is one
-LAST_USER = """{{- bos_token }}
-{%- for m in messages if m.role != 'system' %}
-    {%- if m.role == 'user' %}
-        {{- '[INST] ' }}
-        {%- if loop.last or loop.index0 == loop.length - 2 %}{{- messages[0].content + '\\n\\n' }}{% endif %}
-        {{- m.content + '[/INST]' }}
-    {%- else %}{{- ' ' + m.content + eos_token }}{% endif %}
-{%- endfor %}"""
-MARKED = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}{% generation %}"
-    "{{ m.content + '<|im_end|>' }}{% endgeneration %}{% else %}{{ m.content + '<|im_end|>' }}{% endif %}"
-    "{{ '\n' }}{% endfor %}"
-)
-PLAIN = "{% for m in messages %}{{ m.role + ': ' + m.content }}{% if not loop.last %}{{ '\n' }}{% endif %}{% endfor %}"
-PHI3 = (  # closes the whole text with another token
-    "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + '<|end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}"
-)
-SYSTEM = {"role": "system", "content": "Be brief."}
-CHAT = [
-    {"role": "user", "content": "Hi"},
-    {"role": "assistant", "content": "Hello! "},
-    {"role": "user", "content": "2+2?"},
-    {"role": "assistant", "content": "It is 4."},
-]
-
-
-def chatml(**keys):
-    return Tokenizer(byte_bpe(["H i", "i t"], **keys), "model.gguf")
-
-
-def llama3():
-    control = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|end_of_text|>")
-    return Tokenizer(byte_bpe(control=control, pre="llama-bpe"))
-
-
-def phi3():
-    return Tokenizer(byte_bpe(control=("<|assistant|>", "<|user|>", "<|end|>", "<|endoftext|>")))
-
-
-def mistral():
-    return Tokenizer(spm(["\u2581", "\u2581H", "H", "el"]))
+from tests.llm.small_tokenizers import real
 
 
 def written(template, tokenizer, messages):

@@ -13,8 +13,8 @@ from gradloom.llm.data import read_samples, token_data
 from gradloom.llm.packing import TokenData, pack
 from gradloom.llm.samples import Samples
 from gradloom.llm.tokenizer import Tokenizer
+from tests.llm.chats import CHAT, CHATML, SYSTEM
 from tests.llm.small_tokenizers import byte_bpe, real, spm
-from tests.llm.test_chat import CHAT, CHATML, SYSTEM
 from tests.real_data import need
 
 

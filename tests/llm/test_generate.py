@@ -63,7 +63,7 @@ def test_rows_behind_the_last_token_are_never_read(tmp_path):
         generator = Generator(model, rows=100, check=0)  # check 2 would find the NaN that is put there
         for pair in generator.cache.stored:
             for stored in pair:
-                stored.array[...] = np.nan
+                stored.write(np.nan)
         assert generator.feed(ids[:n]).tobytes() == want
         generator.reset()  # what an earlier text left behind is not read either
         assert generator.feed(ids[:n]).tobytes() == want
@@ -213,6 +213,6 @@ def test_what_cannot_be_generated(stories, arguments, kind, message):
 def test_an_adapter_that_is_not_finite_is_said(tmp_path):
     model = load(write(tmp_path, "llama"))
     adapter = filled(model)
-    next(iter(adapter.a.values())).stored.array[...] = np.nan
+    next(iter(adapter.a.values())).stored.write(np.nan)
     with pytest.raises(NonFiniteError, match="the logits of position 3 hold nan"):
         complete(model, [1, 2, 3], adapter, 4, check=0)

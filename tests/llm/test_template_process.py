@@ -24,7 +24,7 @@ from gradloom.llm import template_process
 from gradloom.llm.chat import ChatTemplate
 from gradloom.llm.data import read_samples
 from tests import processes
-from tests.llm.test_chat import CHAT, CHATML, MARKED, QWEN3, chatml
+from tests.llm.chats import CHAT, CHATML, MARKED, QWEN3, chatml
 
 ROOT = Path(gradloom.__file__).parents[1]
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -450,7 +450,7 @@ def test_a_fork_while_another_thread_renders():
 PARENT = """
 import os, sys, time, multiprocessing
 from gradloom.llm.chat import ChatTemplate
-from tests.llm.test_chat import CHAT, CHATML, chatml
+from tests.llm.chats import CHAT, CHATML, chatml
 from tests.llm.test_template_process import ASKED, chat
 
 def work(made):

@@ -404,7 +404,7 @@ def test_a_cache_filled_piece_by_piece_gives_what_the_whole_gives(limits: dict, 
         (y,) = programs[n](**feeds)
         assert np.abs(y - want[:, rows]).max() < 1e-5
         at += n
-    assert np.array_equal(caches[0].array[:, :t], k) and np.isnan(caches[0].array[:, t:]).all()
+    assert np.array_equal(caches[0].read()[:, :t], k) and np.isnan(caches[0].read()[:, t:]).all()
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -466,8 +466,8 @@ def test_set_rows_refuses_a_place_beyond_the_cache() -> None:
     update = ops.set_rows(stored_value(cache), gl.input("rows", (2, 3)), gl.input("at", (), "i32"))
     step = gl.compile(update * 1.0, [update])
     (seen,) = step(rows=np.ones((2, 3), np.float32), at=np.array(3))
-    assert seen[3:].all() and not seen[:3].any() and cache.array[3:].all()
+    assert seen[3:].all() and not seen[:3].any() and cache.read()[3:].all()
     for at in (-1, 4):
         with pytest.raises(DataError, match=rf"id {at} at position 0 is out of range; need a position of 0\.\.3"):
             step(rows=np.full((2, 3), 7, np.float32), at=np.array(at))
-    assert cache.array.max() == 1
+    assert cache.read().max() == 1

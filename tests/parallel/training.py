@@ -14,9 +14,9 @@ import numpy as np
 import gradloom as gl
 from gradloom.parallel import communicator
 from tests.llm.random_models import rows_of
-from tests.llm.test_finetune_split import finetune
-from tests.train.test_bits import cnn, data, mlp
-from tests.train.test_split import train
+from tests.llm.short_finetune import finetune
+from tests.train.small_models import cnn, data, mlp
+from tests.train.split_training import train
 
 ranks = communicator("mpi", 10)
 

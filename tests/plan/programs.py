@@ -13,6 +13,7 @@ from gradloom import nn, ops
 from gradloom.base.dtypes import ALL
 from gradloom.base.settings import Switches
 from gradloom.graph.leaves import setting
+from gradloom.graph.streams import fresh_streams
 from gradloom.graph.value import Node, Value
 from gradloom.plan.bytecode import ARG_WRITE, EACH_STEP, NO_SEGMENT, SETTING_BYTES, Bytecode, KernelNeeds
 from gradloom.plan.plan import Plan, make_plan
@@ -151,7 +152,8 @@ def needs(node: Node, args: np.ndarray) -> KernelNeeds:
 
 @functools.cache
 def planned(name: str, **switches: Any) -> Plan:
-    outputs, updates = PROGRAMS[name]()
+    with fresh_streams():  # the same masks each time
+        outputs, updates = PROGRAMS[name]()
     program = rewrite(gather(outputs, updates))
     return make_plan(program, needs, Switches(**switches))
 
@@ -184,7 +186,7 @@ def interpret(plan: Plan, bytecode: Bytecode | None = None, seed: int = 0) -> li
             [{"lr": 0.25, "eps": 0.5, "beta1": 0.5, "beta2": 0.75, "momentum": 0.5, "decay": 0.1}.get(key, 1)], kind
         ).view(np.uint8)
     for i, stored in enumerate(bytecode.stored):
-        raw = stored.array.reshape(-1).view(np.uint8)
+        raw = stored.read().reshape(-1).view(np.uint8)
         memory[4 + i][: raw.size] = raw
 
     def view(arg: np.void) -> np.ndarray:
@@ -215,4 +217,4 @@ def interpret(plan: Plan, bytecode: Bytecode | None = None, seed: int = 0) -> li
                 view(arg)[...] = result
         bury(i)
     found = [memory[segment][offset : offset + size].tobytes() for segment, offset, size in output_ranges(plan)]
-    return found + [memory[4 + i][: s.array.nbytes].tobytes() for i, s in enumerate(bytecode.stored)]
+    return found + [memory[4 + i][: s.bytes].tobytes() for i, s in enumerate(bytecode.stored)]

@@ -39,7 +39,7 @@ def run(made: Made, **options: Any) -> tuple[Plan, list[np.ndarray]]:
         return getattr(executable, "plan", None), [*found, *[p.numpy() for p in made.parameters]]
     finally:
         for p, data in zip(made.parameters, before, strict=True):
-            p.stored.array[...] = data
+            p.stored.write(data)
 
 
 def same_bits(a: list[np.ndarray], b: list[np.ndarray]) -> bool:

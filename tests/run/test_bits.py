@@ -111,7 +111,7 @@ def bits(made: Built, **options: Any) -> list[bytes]:
         return found + [p.numpy().tobytes() for p in stored]
     finally:
         for p, data in zip(stored, before, strict=True):
-            p.stored.array[...] = data
+            p.stored.write(data)
 
 
 @pytest.mark.parametrize("isa", _core.isas())

@@ -8,7 +8,7 @@ import pytest
 import gradloom as gl
 from gradloom.base.errors import GraphError, TrainError
 from gradloom.parallel import threads
-from tests.train.test_split import on_ranks
+from tests.train.split_training import on_ranks
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((48, 3)).astype(np.float32)

@@ -584,7 +584,7 @@ def test_replicas_that_drift_apart_are_noticed() -> None:
     class Meddler(list):  # type: ignore[type-arg]
         def __getitem__(self, k: Any) -> Any:
             if k == 5:
-                made[1].parameters()[0].stored.array[0] += 1
+                made[1].parameters()[0].stored.write(0)
             return super().__getitem__(k)
 
     with pytest.raises(gl.TrainError, match=r"^replica 1 differs from replica 0 in the weights: "):

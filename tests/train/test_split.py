@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
 
@@ -11,44 +9,8 @@ import gradloom as gl
 from gradloom.base.errors import DataError, GraphError, NonFiniteError, SettingError, TrainError
 from gradloom.parallel import threads
 from gradloom.parallel.agree import sampled
-from tests.train.test_bits import cnn, data, mlp
-
-
-def on_ranks(count, work, timeout=20.0):
-    """What `work(communicator)` gave on each rank, or the error that it raised."""
-    ranks = threads(count, timeout)
-    found = [None] * count
-
-    def run(rank):
-        try:
-            found[rank] = work(ranks[rank])
-        except BaseException as error:
-            ranks[rank].fail(error)
-            found[rank] = error
-
-    workers = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(60)
-    return found
-
-
-def told(result, kept=True):
-    """Every number of a Result; kept: with its predictions."""
-    shown = (result.loss, result.loss_unc, result.accuracy, result.accuracy_unc, result.ndata, result.batches)
-    return str(shown), result.predictions.tobytes() if kept else b""
-
-
-def train(make, parallel, micro, rows=150, **options):
-    """Weights and buffers, and all results, of two epochs with short last batches."""
-    net, found = make(), data(make, rows)
-    settings = {"epochs": 2, "batch_size": 64, "val_split": 0.2, "progress": False, "threads": 1} | options
-    settings.setdefault("optimizer", gl.optim.AdamW(lr=0.01))
-    history = gl.fit(net, found, seed=3, micro_batch_size=micro, parallel=parallel, **settings)
-    test = gl.evaluate(net, found, batch_size=20, parallel=parallel, threads=1)
-    results = [told(r, epoch is history[-1]) for epoch in history for r in (epoch.train, epoch.val)]
-    return {name: array.tobytes() for name, array in net.state_dict().items()}, [*results, told(test)]
+from tests.train.small_models import cnn, data, mlp
+from tests.train.split_training import on_ranks, told, train
 
 
 @pytest.mark.parametrize("micro", [64, 16, 7])
@@ -189,7 +151,7 @@ def test_weights_that_differ_are_found_at_the_next_epoch():
         for _ in range(2):
             gl.epoch(trainer, rows, batch_size=50)
             if ranks.rank == 2:
-                net.weight.stored.array[3, 3] += 1e-3
+                net.weight.stored.write(net.weight.numpy() + 1e-3)
 
     for error in on_ranks(3, run):
         assert isinstance(error, TrainError) and "replica 2 differs from replica 0 in the training state" in str(error)
