@@ -1,4 +1,7 @@
-"""What ends a run in order: Ctrl-C, in a command SIGTERM (the library installs no handler for it), StopTraining."""
+"""What ends a run in order: Ctrl-C, in a command also SIGTERM and SIGHUP (its terminal is closed), StopTraining.
+
+The library installs no handler for the two.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,19 @@ from types import FrameType
 from typing import Any
 
 Handlers = dict[int, Any]  # of signals by their numbers
+SIGNALS: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}  # what each is called
+if hasattr(signal, "SIGHUP"):
+    SIGNALS[signal.SIGHUP] = "SIGHUP"
+heard: KeyboardInterrupt | None = None  # what the last signal raised
 SAME_SECONDS = 1.0  # signals that come so soon after one another ask for the same thing
 
 
 class Terminated(KeyboardInterrupt):
-    """Raised by SIGTERM; a KeyboardInterrupt, so that code that handles Ctrl-C handles it as well."""
+    """Raised by SIGTERM and SIGHUP; a KeyboardInterrupt, so that code that handles Ctrl-C handles it as well."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)  # which a rank pickles, for the others
+        self.number = number
 
 
 class StopTraining(Exception):
@@ -25,7 +36,14 @@ class StopTraining(Exception):
 
 def interrupt(number: int) -> KeyboardInterrupt:
     """The exception that a signal raises."""
-    return Terminated() if number == signal.SIGTERM else KeyboardInterrupt()
+    global heard
+    heard = KeyboardInterrupt() if number == signal.SIGINT else Terminated(number)
+    return heard
+
+
+def number_of(stop: BaseException | None) -> int:
+    """The signal that raised this; SIGINT for any other KeyboardInterrupt, and where nothing was raised."""
+    return stop.number if isinstance(stop, Terminated) else signal.SIGINT
 
 
 class Raising:
@@ -45,10 +63,10 @@ class Raising:
 
 def replace(handler: Callable[[int, FrameType | None], None]) -> Handlers:
     """Set a handler for the signals that raise KeyboardInterrupt in this process, in the main thread; returns the old
-    ones. What is ignored (in the background, under nohup) stays ignored, and SIGTERM with its default ends the process.
+    ones. What is ignored (in the background, under nohup) stays ignored, and one with its default ends the process.
     """
     old: Handlers = {}
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in SIGNALS:
         now = signal.getsignal(number)
         if isinstance(now, Raising) or (number == signal.SIGINT and callable(now)):
             old[number] = signal.signal(number, handler)

@@ -17,7 +17,6 @@ import typer
 
 from ..base import interrupts
 from ..base.errors import GradloomError
-from ..base.interrupts import Terminated
 
 if TYPE_CHECKING:
     from ..parallel.communicator import Communicator
@@ -149,14 +148,18 @@ _handler = interrupts.Raising()
 
 def exit_code(stop: BaseException | None) -> int:
     """Of a command that was stopped: 128 and the number of the signal. The parser makes another exception of it."""
-    told = stop if isinstance(stop, KeyboardInterrupt) else _handler.last
-    return 128 + (signal.SIGTERM if isinstance(told, Terminated) else signal.SIGINT)
+    return 128 + interrupts.number_of(stop if isinstance(stop, KeyboardInterrupt) else _handler.last)
 
 
 def heed_signals() -> None:
     """Before long work: raises what a signal raised that was lost, as in an import or a destructor."""
     if _handler.last is not None:
         raise _handler.last
+
+
+def unheard_exit_code(code: int) -> int:
+    """The code of a command whose stdout takes no more, as of a terminal that was closed, or that of the signal."""
+    return code if interrupts.heard is None else exit_code(interrupts.heard)
 
 
 def late_exit_code(code: int) -> int:
@@ -166,16 +169,19 @@ def late_exit_code(code: int) -> int:
 
 @contextlib.contextmanager
 def signals(lasting: bool) -> Iterator[None]:
-    """Inside, SIGTERM is heard as Ctrl-C is. What the process was started to ignore (nohup, background) it ignores.
+    """Inside, SIGTERM and SIGHUP are heard as Ctrl-C is. What the process was started to ignore (nohup, background) it
+    ignores.
 
     lasting: it stays so, for a process that ends after this.
     """
     global _handler
     _late.clear()
+    interrupts.heard = None
     _handler = interrupts.Raising()
     old: interrupts.Handlers = {}
     if threading.current_thread() is threading.main_thread():  # elsewhere no signal arrives
-        for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+        for number in interrupts.SIGNALS:
+            default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
             if signal.getsignal(number) is default:
                 old[number] = signal.signal(number, _handler)
     try:
@@ -186,14 +192,14 @@ def signals(lasting: bool) -> Iterator[None]:
 
 
 def ignore_signals() -> None:
-    """Ignore SIGINT and SIGTERM: this process has written its files, or rank 0 is writing them."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    """Ignore the signals that end a run: this process has written its files, or rank 0 is writing them."""
+    for number in interrupts.SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C and SIGTERM do not stop what is written inside; `main` then ends with their exit code."""
+    """Ctrl-C, SIGTERM and SIGHUP do not stop what is written inside; `main` then ends with their exit code."""
     if threading.current_thread() is not threading.main_thread():  # no signal arrives here
         yield
         return

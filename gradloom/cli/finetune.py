@@ -109,8 +109,8 @@ def finetune(
 ) -> int:
     """Fine-tune a GGUF model on text, and save the adapter (or with --method full the model).
 
-    What trains and how much memory it needs is said before anything runs; on Ctrl-C or SIGTERM the work so far is
-    saved.
+    What trains and how much memory it needs is said before anything runs; on Ctrl-C, SIGTERM or SIGHUP the work so
+    far is saved.
     """
     ranks = join(parallel, exchange)
     for name, value in (

@@ -183,16 +183,15 @@ def _run(asked: _Options) -> int:
     from ..data import read_table
     from ..files import claim, refuse_input
     from ..parallel.agree import agreed, is_root
-    from .model import build_model, need_room
+    from .model import MODEL, RESULT, build_model, need_room
 
-    path, report = (os.path.join(asked.out, name) for name in ("model.safetensors", "result.json"))
+    path, report = (os.path.join(asked.out, name) for name in (MODEL, RESULT))
     with contextlib.ExitStack() as claimed:
         with agreed(asked.ranks):
             if is_root(asked.ranks):
                 for file in (path, report):
                     refuse_input(file, asked.data)
-                names = [os.path.basename(file) for file in (path, report)]
-                claimed.enter_context(claim(asked.out, is_folder=True, names=names))
+                claimed.enter_context(claim(asked.out, is_folder=True, names=(MODEL, RESULT)))
             table = read_table(asked.data, asked.target, asked.task, val_split=asked.val_split, seed=asked.seed)
             use = _settle(asked, table)
             need_room(table.preprocess, use.hidden)

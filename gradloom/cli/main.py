@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -12,7 +13,18 @@ import typer
 
 from .. import __version__
 from ..base.errors import GradloomError
-from .common import StdoutError, exit_code, give_up_stdout, is_quiet, late_exit_code, printable, say, signals, streams
+from .common import (
+    StdoutError,
+    exit_code,
+    give_up_stdout,
+    is_quiet,
+    late_exit_code,
+    printable,
+    say,
+    signals,
+    streams,
+    unheard_exit_code,
+)
 from .doctor import doctor
 from .evaluate import evaluate
 from .finetune import finetune
@@ -69,7 +81,7 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code: 0 done, 2 bad input (one line on stderr), 130 Ctrl-C, 143 SIGTERM.
+    """Run the command; the exit code: 0 done, 2 bad input (one line on stderr), 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP.
 
     What only a fault of ours raises, such as a TypeError, shows its traceback."""
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
@@ -80,7 +92,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             sys.stdout.flush()
         except (StdoutError, BrokenPipeError) as error:
-            code = code or _unheard(error)
+            if code:
+                give_up_stdout()
+            else:
+                code = _unheard(error)
         return code
 
 
@@ -115,7 +130,7 @@ def _run(given: list[str]) -> int:
 def _unheard(error: StdoutError | BrokenPipeError) -> int:
     """Stdout takes no more: nothing to say where its reader went away, else one line on stderr."""
     give_up_stdout()
-    return 1 if isinstance(error, BrokenPipeError) else _refuse(str(error))
+    return unheard_exit_code(1 if isinstance(error, BrokenPipeError) else _refuse(str(error)))
 
 
 def _what_failed(error: Exception) -> str:
@@ -128,9 +143,19 @@ def _what_failed(error: Exception) -> str:
     if isinstance(error, OverflowError):
         return f"input: a number is too large ({said}); need a smaller one"
     if isinstance(error, OSError):
+        if isinstance(error, FileNotFoundError) and error.filename is None and not _has_working_directory():
+            return "working directory: does not exist any more; need one that does, or whole paths"
         name = error.filename if isinstance(error.filename, str) else "input or output"
         return f"{name}: {(error.strerror or said or 'cannot be used').lower()}"
     return f"input or output: a text that cannot be converted ({said}); need UTF-8"
+
+
+def _has_working_directory() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _refuse(message: str, code: int = 2) -> int:

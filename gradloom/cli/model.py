@@ -19,6 +19,7 @@ from ..base.memory import need_memory, show_bytes
 from ..data import Preprocess
 from ..files import load_arrays, need_finite, save_arrays
 
+MODEL, RESULT = "model.safetensors", "result.json"  # the files of a folder that `gradloom fit` writes together
 _FORMAT = 1
 
 
@@ -60,14 +61,21 @@ def save_model(
     save_arrays(path, net.state_dict(), {"gradloom.model": json.dumps(description, ensure_ascii=False)})
 
 
+def files_of_model(path: str | os.PathLike[str]) -> list[str]:
+    """What belongs to a model that is given by its file or folder."""
+    return [os.fspath(path), os.path.join(os.path.dirname(path), RESULT)]
+
+
 def load_model(path: str | os.PathLike[str]) -> tuple[nn.Sequential, Preprocess]:
     """The model of a file that save_model wrote, or of a folder that `gradloom fit --out` made.
 
     FileError for any other file. Nothing is built before the arrays are those that the description needs.
     """
     where = Path(path)
+    if not where.suffix and not where.exists():
+        raise FileError(f"{path}: no such file or folder")
     if where.is_dir():
-        where = where / "model.safetensors"
+        where = where / MODEL
     arrays, metadata = load_arrays(where)
     if "gradloom.model" not in metadata:
         raise FileError(f"{where}: holds arrays but no model of gradloom; need a file that `gradloom fit` saved")

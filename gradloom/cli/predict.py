@@ -40,10 +40,10 @@ def predict(
     from ..base.errors import DataError
     from ..data import read_features
     from ..files import atomic_write, check_target, refuse_input
-    from .model import load_model
+    from .model import files_of_model, load_model
 
     if out is not None:
-        refuse_input(out, model, data)
+        refuse_input(out, *files_of_model(model), data)
         check_target(out, streams=True)
     net, preprocess = load_model(model)
     features, targets, notes, problems = read_features(data, preprocess)

@@ -8,7 +8,7 @@ from pathlib import Path
 from ..files.gguf import GGUF
 from .adapter_arrays import AdapterArrays
 from .adapter_gguf import read_adapter_gguf
-from .adapter_peft import read_peft
+from .adapter_peft import PEFT_CONFIG, PEFT_WEIGHTS, read_peft
 
 
 def read_adapter(path: str | os.PathLike[str], base: GGUF) -> AdapterArrays:
@@ -16,3 +16,9 @@ def read_adapter(path: str | os.PathLike[str], base: GGUF) -> AdapterArrays:
     if os.path.isdir(path) or Path(path).suffix == ".safetensors":
         return read_peft(path, base)
     return read_adapter_gguf(path, base)
+
+
+def files_given(path: str | os.PathLike[str]) -> list[Path]:
+    """What read_adapter reads for this path: a file or a folder, or the two files of PEFT where one is named."""
+    given = Path(path)
+    return [given.parent / name for name in (PEFT_WEIGHTS, PEFT_CONFIG)] if given.suffix == ".safetensors" else [given]

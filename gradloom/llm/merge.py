@@ -23,7 +23,7 @@ from ..files.gguf_head import TensorInfo
 from ..files.gguf_types import KINDS, NO_WEIGHTS, kind_bytes
 from ..run import dequantize
 from .adapter_arrays import AdapterArrays
-from .adapter_files import read_adapter
+from .adapter_files import files_given, read_adapter
 
 # types that can be written, and what general.file_type says of a model that is mostly of them (llama.cpp's llama_ftype)
 FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7, "q5_1": 9, "q5_0": 8, "q4_1": 3, "q4_0": 2}
@@ -67,7 +67,8 @@ def merge(
     need_path(out_path, "merge", "out_path", "a path: that of the GGUF file to write")
     if kind is not None and kind not in FILE_TYPES:
         raise SettingError(f"merge: type {kind!r} is not one that can be written; need one of {' '.join(FILE_TYPES)}")
-    refuse_input(out_path, model_path, adapter_path)
+    read = [model_path, *files_given(adapter_path)]
+    refuse_input(out_path, *read)
     check_target(out_path)
     base = open_gguf(model_path)
     check_model(base)
@@ -90,7 +91,7 @@ def merge(
         before += math.prod(tensor.shape)
     notes = [f"{len(names)} tensors as {what} ({_some(names)})" for what, names in fallen.items()]
     base.check()
-    refuse_input(out_path, model_path, adapter_path)
+    refuse_input(out_path, *read)
     size = write_gguf(out_path, _metadata(base, kind, tensors), tensors)
     kinds = Counter(new for new, _, _ in tensors.values())
     return Merged(size, dict(kinds.most_common()), list(adapter.pairs), notes)

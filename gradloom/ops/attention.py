@@ -14,12 +14,19 @@ from typing import Any
 
 import numpy as np
 
+from ..base.dtypes import f32
 from ..base.errors import GradientError, GraphError
 from ..graph.declaration import IdRange, Reject
 from ..graph.declare import op
 from ..graph.opspec import OpSpec
 from ..graph.value import Value
 from .common import Sample, Spec, bad, draw, need, zeros_like
+from .elementwise import add, cast, div, exp, greater, less, log, minimum, mul, sqr, sub, tanh, where
+from .elementwise import scale as times
+from .layout import permute, reshape
+from .matmul import matmul
+from .reduce import max as largest
+from .reduce import sum as sum_over
 from .rope import POSITIONS
 
 
@@ -46,8 +53,8 @@ def _need_limits(window: int | None, softcap: float | None) -> None:
     """Reject a window that holds no key, and a bound of scores that is no positive number."""
     if window is not None and window < 1:
         raise Reject(f"window={window}", "a number of keys >= 1, or None", GraphError)
-    if softcap is not None and not 0 < softcap < math.inf:
-        raise Reject(f"softcap={softcap}", "a number > 0, or None", GraphError)
+    if softcap is not None and not 1e-30 <= softcap <= 1e30:  # in f32, so is its inverse
+        raise Reject(f"softcap={softcap}", "a number > 0 (1e-30 to 1e30), or None", GraphError)
 
 
 def _token_places(k: Any, cached: bool) -> IdRange:
@@ -57,7 +64,7 @@ def _token_places(k: Any, cached: bool) -> IdRange:
 def _seen(positions: np.ndarray, keys: int, cached: bool, window: int | None) -> np.ndarray:
     """Which key each query sees, [B, T, S]. DataError for a position that cannot be."""
     own = np.arange(positions.shape[1])
-    last = positions if cached else np.broadcast_to(own, positions.shape)
+    last = positions.astype(np.int64) if cached else np.broadcast_to(own, positions.shape)
     IdRange("positions", keys if cached else None, noun="position").check("attention", positions)
     first = np.zeros_like(positions) if cached else own - positions
     if window is not None:
@@ -102,21 +109,77 @@ def _attention(
     return np.einsum("bngts,bsnd->btngd", p, v).reshape(q.shape), lse.transpose(0, 3, 1, 2).reshape(q.shape[:3])
 
 
-def _attention_back(
-    g: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, y: np.ndarray, lse: np.ndarray, positions: np.ndarray,
-    g_lse: np.ndarray | None, scale: float, window: int | None, softcap: float | None,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
-    z = _scores(q, k, scale, softcap)
-    lse = _grouped(lse, k).transpose(0, 2, 3, 1)
-    p = np.where(_seen(positions, k.shape[1], False, window)[:, None, None], np.exp(z - lse[..., None]), 0)
-    grouped = _grouped(g, k)
-    delta = (g * y).sum(-1) - (0 if g_lse is None else g_lse)
-    dp = np.einsum("btngd,bsnd->bngts", grouped, v)
-    dz = p * (dp - _grouped(delta, k).transpose(0, 2, 3, 1)[..., None]) * np.asarray(scale, q.dtype)
+def _strips(x: Value, groups: int) -> Value:
+    """[B, T, H, D] as [B, KVH, H / KVH * T, D]: the queries that read one key head; groups is KVH."""
+    b, t, heads, d = x.shape
+    return reshape(
+        permute(reshape(x, (b, t, groups, heads // groups, d)), (0, 2, 3, 1, 4)), (b, groups, heads // groups * t, d)
+    )
+
+
+def _unstrips(x: Value, tokens: int, heads: int) -> Value:
+    """The inverse of _strips."""
+    b, groups, _, d = x.shape
+    wide = reshape(x, (b, groups, heads // groups, tokens, d))
+    return reshape(permute(wide, (0, 3, 1, 2, 4)), (b, tokens, heads, d))
+
+
+def _scores_graph(
+    q: Value, k: Value, positions: Value, scale: float, cached: bool, window: int | None, softcap: float | None
+) -> tuple[Value, Value]:
+    """Bounded scores [B, KVH, H / KVH * T, S], and the same with -inf at the keys that a query does not see."""
+    (b, t), keys, groups = positions.shape, k.shape[1], k.shape[2]
+    scores = times(matmul(_strips(q, groups), permute(k, (0, 2, 3, 1))), scale)
     if softcap is not None:
-        dz = dz * (1 - np.square(z / np.asarray(softcap, q.dtype)))
-    dq = np.einsum("bngts,bsnd->btngd", dz, k).reshape(q.shape)
-    return dq, np.einsum("bngts,btngd->bsnd", dz, _grouped(q, k)), np.einsum("bngts,btngd->bsnd", p, grouped)
+        scores = times(tanh(times(scores, 1 / softcap)), softcap)
+    place = reshape(cast(positions, f32), (b, 1, 1, t, 1))
+    before = place if window is None else minimum(place, float(window - 1))  # how many keys before the last one
+    last = place if cached else np.arange(t, dtype=np.float32).reshape(t, 1)
+    distance = sub(last, np.arange(keys, dtype=np.float32))
+    wide = reshape(scores, (b, groups, q.shape[2] // groups, t, keys))
+    seen = where(less(distance, 0.0), -math.inf, where(greater(distance, before), -math.inf, wide))
+    return scores, reshape(seen, scores.shape)
+
+
+def _attention_graph(
+    q: Value, k: Value, v: Value, positions: Value, scale: float, cached: bool, window: int | None,
+    softcap: float | None,
+) -> list[Value]:  # fmt: skip
+    """attention from simpler ops; it holds the scores."""
+    _, seen = _scores_graph(q, k, positions, scale, cached, window, softcap)
+    most = largest(seen, -1, keepdims=True)
+    e = exp(sub(seen, most))
+    total = sum_over(e, -1, keepdims=True)
+    y = matmul(div(e, total), permute(v, (0, 2, 1, 3)))
+    t, heads = q.shape[1:3]
+    return [_unstrips(y, t, heads), reshape(_unstrips(add(log(total), most), t, heads), q.shape[:3])]
+
+
+def _back_graph(
+    g: Value, q: Value, k: Value, v: Value, y: Value, lse: Value, positions: Value, g_lse: Value | None, scale: float,
+    window: int | None, softcap: float | None,
+) -> list[Value]:  # fmt: skip
+    """attention_back from simpler ops; it holds the scores."""
+    groups, (t, heads) = k.shape[2], q.shape[1:3]
+
+    def per_query(x: Value) -> Value:
+        """[B, T, H] as a column beside the scores."""
+        return _strips(reshape(x, (*x.shape, 1)), groups)
+
+    scores, seen = _scores_graph(q, k, positions, scale, False, window, softcap)
+    p = exp(sub(seen, per_query(lse)))
+    delta = sum_over(mul(g, y), -1)
+    back = sub(
+        matmul(_strips(g, groups), permute(v, (0, 2, 3, 1))), per_query(delta if g_lse is None else sub(delta, g_lse))
+    )
+    dz = times(mul(p, back), scale)
+    if softcap is not None:
+        dz = mul(dz, sub(1.0, sqr(times(scores, 1 / softcap))))
+    dq = _unstrips(matmul(dz, permute(k, (0, 2, 1, 3))), t, heads)
+    dk, dv = (
+        permute(matmul(weights, _strips(x, groups), transpose_x=True), (0, 2, 1, 3)) for weights, x in ((dz, q), (p, g))
+    )
+    return [dq, dk, dv]
 
 
 def _attention_vjp(
@@ -238,7 +301,8 @@ attention: OpSpec = op(
     "to t: its own sequence up to itself; cached: keys 0 to positions[t] of a cache; of these the last `window`. "
     "softcap: softmax of softcap * tanh(scale * q k^T / softcap). q [B,T,H,D], k and v [B,S,KVH,D]",
     shape=_attention_shape, dense="q k v positions", may_overwrite={"y": "q"},
-    vjp=_attention_vjp, no_gradient_to={"positions": POSITIONS}, reference=_attention,
+    vjp=_attention_vjp, no_gradient_to={"positions": POSITIONS},
+    composition=_attention_graph, reference=_attention,
     cost=lambda q, k, positions, window: (
         4.0 * _pairs_seen(positions, k.shape[1], window) * q.shape[2] * q.shape[3], 8.0 * (q.size + k.size),
     ),
@@ -278,7 +342,7 @@ attention: OpSpec = op(
             (2, 5, 4, 8), (2, 5, 2, 8), (2, 5, 2, 8), ("i32", (2, 5)), scale=1.0, window=0,
         ),
         bad(
-            f"attention: softcap=-1.0: {_Q}, positions i32[2,5]; need a number > 0, or None",
+            f"attention: softcap=-1.0: {_Q}, positions i32[2,5]; need a number > 0 (1e-30 to 1e30), or None",
             (2, 5, 4, 8), (2, 5, 2, 8), (2, 5, 2, 8), ("i32", (2, 5)), scale=1.0, softcap=-1,
         ),
     ],
@@ -292,7 +356,7 @@ attention_back: OpSpec = op(
     shape=_back_shape, dense="g q k v y lse positions g_lse",
     may_overwrite={"dq": "g q y", "dk": "k v", "dv": "k v"},
     no_gradient="its second derivative would need T x T numbers; write attention with matmul and softmax for one",
-    reference=_attention_back,
+    composition=_back_graph,
     cost=lambda q, k, positions, window: (
         10.0 * _pairs_seen(positions, k.shape[1], window) * q.shape[2] * q.shape[3], 16.0 * (q.size + k.size),
     ),

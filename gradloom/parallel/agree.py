@@ -112,8 +112,8 @@ class Agreement:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Inside, Ctrl-C (in a command SIGTERM, too) stops all ranks after the same step, and a second one this rank at
-        once."""
+        """Inside, Ctrl-C (in a command SIGTERM and SIGHUP, too) stops all ranks after the same step, and a second one
+        this rank at once."""
         old: interrupts.Handlers = {}
         if not self._layers and threading.current_thread() is threading.main_thread():
             old = interrupts.replace(self._interrupted)

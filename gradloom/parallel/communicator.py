@@ -20,8 +20,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from ..base import interrupts
 from ..base.errors import SettingError, ShapeError, TrainError
-from ..base.interrupts import Terminated
 
 TIMEOUT = 60.0  # seconds
 BUCKET_BYTES = 1 << 20  # what one message of a reduction holds
@@ -169,7 +169,7 @@ def checked_timeout(timeout: float) -> float:
 def described(error: BaseException) -> str:
     """An error of another rank in one line: kind and first line of its message."""
     if isinstance(error, KeyboardInterrupt):
-        return f"interrupted ({'SIGTERM' if isinstance(error, Terminated) else 'Ctrl-C'})"
+        return f"interrupted ({interrupts.SIGNALS[interrupts.number_of(error)]})"
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 

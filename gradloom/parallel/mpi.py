@@ -28,8 +28,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from ..base import interrupts
 from ..base.errors import ShapeError, TrainError
-from ..base.interrupts import Terminated
 from .communicator import BUCKET_BYTES, Communicator, LocalSum, Reduction, described
 from .heartbeat import Place, Pulse, RankState
 from .mpi_start import START, started_mpi
@@ -329,7 +329,7 @@ class MpiRank(Communicator):
                 print(f"gradloom: rank {self.rank}: {self._sentence()}", file=sys.stderr, flush=True)
             time.sleep(1 if self._states[0].gone and not self.is_root else 0)  # one call of Abort is enough
             stop = _interrupt(self._failure[1])
-            self.mpi.COMM_WORLD.Abort(1 if stop is None else 143 if isinstance(stop, Terminated) else 130)
+            self.mpi.COMM_WORLD.Abort(1 if stop is None else 128 + interrupts.number_of(stop))
 
     def _wait_for_the_end(self) -> None:
         """Until all others have come to their end; after a failure they have the time-out to save and say something."""
@@ -354,4 +354,5 @@ class MpiRank(Communicator):
 
 def _interrupt(what: str) -> KeyboardInterrupt | None:
     """The exception that the other ranks raise for a rank that a signal stopped; None for any other failure."""
-    return Terminated() if "(SIGTERM)" in what else KeyboardInterrupt() if "(Ctrl-C)" in what else None
+    heard = (number for number, name in interrupts.SIGNALS.items() if f"({name})" in what)
+    return next(map(interrupts.interrupt, heard), None)

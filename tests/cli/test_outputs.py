@@ -415,7 +415,7 @@ def test_sigterm_in_commands_that_save_nothing(tmp_path, language):
     assert job.returncode == 143 and "Traceback" not in err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_what_is_ignored_stays_ignored(tmp_path, number):
     def ignore():
         signal.signal(number, signal.SIG_IGN)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import gradloom as gl
+from gradloom.files import load_arrays
 from tests.llm.random_models import rows_of, write
 from tests.llm.short_finetune import finetune
 from tests.parallel.mpi import finish, needs_mpi, run, start
@@ -109,7 +110,7 @@ def test_the_command_fit(tmp_path):
         assert len(ended.out.splitlines()) == 1 and ended.err.count("epoch 5/5") == 1
         report = json.loads(ended.out)
         assert report["ranks"] == ranks
-        arrays, _ = gl.files.load_arrays(out / "model.safetensors")
+        arrays, _ = load_arrays(out / "model.safetensors")
         names = ("train_loss", "train_accuracy", "val_loss", "test_loss", "test_accuracy", "steps")
         seen.append(({k: a.tobytes() for k, a in arrays.items()}, {k: report[k] for k in names}))
     assert seen == [seen[0]] * 3
@@ -158,5 +159,5 @@ def test_ctrl_c_of_the_command_saves_once(tmp_path):
     ended = finish(job)
     assert ended.code == 130, (ended.code, ended.err)
     assert "interrupted; the weights so far are in" in ended.err
-    arrays, _ = gl.files.load_arrays(tmp_path / "model.safetensors")
+    arrays, _ = load_arrays(tmp_path / "model.safetensors")
     assert all(np.isfinite(a).all() for a in arrays.values())

@@ -1,0 +1,190 @@
+"""Commands and the places of their outputs: links, kills, folders that vanish, terminals that close."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from gradloom.cli.model import load_model
+from tests import processes
+from tests.cli.test_outputs import (  # noqa: F401
+    DIGITS,
+    ENV,
+    belong_together,
+    content,
+    good,
+    language,
+    one_thread,
+    run,
+    start,
+    table,
+    wait_for,
+)
+from tests.files.test_places import needs_setpriv
+
+LONG = "漢" * 76 + ".gguf"
+SMALL = ("--context", 32, "--steps", 1, "--val-split", 0)
+
+
+def linked(out, store):
+    """A model whose file of weights is a link to one of another name, and its content."""
+    good(out)
+    store.mkdir(exist_ok=True)
+    (out / "model.safetensors").rename(store / "m.safetensors")
+    (out / "model.safetensors").symlink_to(store / "m.safetensors")
+    return belong_together(out)
+
+
+# -- links -------------------------------------------------------------------------------------------------------------
+
+KILLED = """
+import os, signal, sys
+from gradloom.cli.main import main
+honest, calls = os.replace, 0
+def replace(*names):
+    global calls
+    calls += 1
+    if calls == int(sys.argv[1]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    honest(*names)
+os.replace = replace
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def test_a_killed_run_whose_model_is_a_link(capsys, tmp_path):
+    """Before each of its moves: the commit file's, the two of the change, that of the test rows' scores."""
+    out, store = tmp_path / "out", tmp_path / "store"
+    old = linked(out, store)
+    for moves in range(1, 6):
+        words = ["fit", DIGITS, "--epochs", 1, "--hidden", 4, "--seed", moves, "--out", out]
+        job = processes.start([sys.executable, "-c", KILLED, moves, *words], env=ENV)
+        job.communicate(timeout=100)
+        assert job.returncode == (0 if moves == 5 else -signal.SIGKILL)
+        assert run(capsys, "fit", DIGITS, "--epochs", 1, "--hidden", 4, "--out", store)[0] == 0  # another run there
+        assert run(capsys, "predict", out, DIGITS)[0] == 0
+        now = belong_together(out)
+        assert now["seed"] == (moves if moves > 1 else old["seed"])
+        assert (out / "model.safetensors").is_symlink()
+    assert sorted(os.listdir(out)) == ["model.safetensors", "result.json"]
+    assert sorted(os.listdir(store)) == ["m.safetensors", "model.safetensors", "result.json"]
+
+
+def test_two_folders_whose_models_are_one_file(capsys, tmp_path):
+    linked(tmp_path / "one", tmp_path / "store")
+    shutil.copytree(tmp_path / "one", tmp_path / "two", symlinks=True)
+    job = start("fit", DIGITS, "--epochs", 100000, "--out", tmp_path / "one")
+    wait_for(job, "epoch 1/")
+    code, _, err = run(capsys, "fit", DIGITS, "--out", tmp_path / "two")
+    assert code == 2 and f"two/model.safetensors: another run (process {job.pid}) is writing there" in err
+
+
+@needs_setpriv
+def test_a_link_into_a_folder_that_is_read_only(tmp_path):
+    linked(tmp_path / "out", tmp_path / "store")
+    (tmp_path / "store").chmod(0o555)
+    words = [sys.executable, "-m", "gradloom", "fit", DIGITS, "--out", tmp_path / "out"]
+    if os.geteuid() == 0:
+        words = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", *words]
+    job = processes.start(words, env=ENV)
+    err = job.communicate(timeout=60)[1]
+    (tmp_path / "store").chmod(0o755)
+    seen = f"gradloom: {tmp_path / 'out' / 'model.safetensors'}: cannot be written: files cannot be made in the folder"
+    assert job.returncode == 2 and err.startswith(seen) and len(err.splitlines()) == 1, err
+
+
+# -- names and inputs --------------------------------------------------------------------------------------------------
+
+
+def test_long_names(capsys, tmp_path, language):  # noqa: F811
+    adapter, merged, table_out = (tmp_path / f"{word}{LONG}" for word in "abc")
+    assert run(capsys, "finetune", *language, *SMALL, "--out", adapter)[0] == 0
+    assert run(capsys, "merge", language[0], adapter, "-o", merged)[0] == 0
+    good(tmp_path / "out")
+    assert run(capsys, "predict", tmp_path / "out", DIGITS, "--out", table_out)[0] == 0
+    assert {*os.listdir(tmp_path)} == {"out", adapter.name, merged.name, table_out.name}
+
+
+def test_what_belongs_to_an_input_is_not_replaced(capsys, tmp_path, language, monkeypatch):  # noqa: F811
+    model, adapter = tmp_path / "out", tmp_path / "adapter"
+    good(model)
+    assert run(capsys, "finetune", *language, *SMALL, "--out", adapter)[0] == 0
+    before = content(model), content(adapter)
+    weights = adapter / "adapter_model.safetensors"
+    monkeypatch.chdir(model)
+    for command in (
+        ["predict", model, DIGITS, "--out", model / "result.json"],
+        ["predict", model / "model.safetensors", DIGITS, "--out", model / "result.json"],
+        ["predict", "model.safetensors", DIGITS, "--out", "result.json"],
+        ["merge", language[0], weights, "--out", adapter / "adapter_config.json"],
+    ):
+        code, _, err = run(capsys, *command)
+        assert code == 2 and "is the same file as" in err and len(err.splitlines()) == 1, (command, err)
+    assert (content(model), content(adapter)) == before
+
+
+def test_a_model_that_is_not_there(capsys, tmp_path):
+    assert (
+        run(capsys, "predict", tmp_path / "us", DIGITS)[2] == f"gradloom: {tmp_path / 'us'}: no such file or folder\n"
+    )
+
+
+def test_a_working_directory_that_is_gone(tmp_path):
+    good(tmp_path / "out")
+    (tmp_path / "gone").mkdir()
+    code = "import os, sys; os.rmdir('../gone'); from gradloom.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    for words in (["fit", DIGITS], ["predict", tmp_path / "out", DIGITS, "--out", "p.csv"]):
+        (tmp_path / "gone").mkdir(exist_ok=True)
+        job = processes.start([sys.executable, "-c", code, *words], env=ENV, cwd=tmp_path / "gone")
+        err = job.communicate(timeout=60)[1]
+        assert job.returncode == 2 and err.startswith("gradloom: working directory: does not exist any more; "), err
+
+
+# -- what happens while a run lives ------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_is_removed_is_made_again(tmp_path, language):  # noqa: F811
+    for command, out in (
+        (["fit", DIGITS], "out"), (["finetune", *language, "--context", 32], "adapter"),
+        (["finetune", *language, "--context", 32], "new/a.gguf"),
+    ):  # fmt: skip
+        job = start(*command, "--epochs", 100000, "--out", tmp_path / out)
+        wait_for(job, "epoch 2/")
+        shutil.rmtree(tmp_path / Path(out).parts[0])
+        job.send_signal(signal.SIGTERM)
+        _, err = job.communicate(timeout=60)
+        assert job.returncode == 143 and "Traceback" not in err, err
+    assert belong_together(tmp_path / "out")["ending"] == "interrupted" and load_model(tmp_path / "out")
+    assert sorted(os.listdir(tmp_path / "adapter")) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert os.listdir(tmp_path / "new") == ["a.gguf"]
+
+
+@pytest.mark.parametrize("what", ["fit", "fit --json", "finetune"])
+def test_a_terminal_that_is_closed(tmp_path, language, what):  # noqa: F811
+    """SIGHUP, and streams that fail from then on."""
+    given = [*language, "--context", 32] if what == "finetune" else [DIGITS]
+    words = [*what.split(), *given, "--epochs", 100000, "--out", tmp_path / "out"]
+    terminal, end = pty.openpty()
+    streams = {"stdin": end, "stdout": end, "stderr": end}
+    job = start(*words, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY), **streams)
+    os.close(end)
+    shown = b""
+    while not re.search(rb"epoch (?!1/)\d+/", shown):
+        assert select.select([terminal], [], [], 60)[0], shown
+        shown += os.read(terminal, 10000)
+    os.close(terminal)
+    assert job.wait(timeout=60) == 129
+    if what == "finetune":
+        assert sorted(os.listdir(tmp_path / "out")) == ["adapter_config.json", "adapter_model.safetensors"]
+    else:
+        assert belong_together(tmp_path / "out")["interrupted"] is True
