@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 
 from ..base import locks
 from ..base.dtypes import DType
+from ..graph.declaration import Declaration
 from ..graph.leaves import Parameter
 from ..graph.leaves import input as graph_input
-from ..graph.opspec import OpSpec
+from ..graph.opspec import REGISTRY
 from ..graph.value import Node, Shape, Value, graph_mode
 
 T = TypeVar("T")
@@ -116,16 +117,16 @@ class Cache:
             counts.nodes += 1
         return node
 
-    def node(self, op: OpSpec, values: Sequence[Value | None], attrs: Mapping[str, Any]) -> Node:
+    def node(self, op: Declaration, values: Sequence[Value | None], attrs: Mapping[str, Any]) -> Node:
         """The node of an op, its inputs and attributes."""
         key = (op, _frozen(attrs) if attrs else (), *values)
         try:
             held = self.nodes.get(key)
         except TypeError:  # an attribute of an unusual kind
-            key = (op, _frozen(op.canonical_attrs(attrs)), *values)
+            key = (op, _frozen(REGISTRY[op.name].canonical_attrs(attrs)), *values)
             held = self.nodes.get(key)
         node = held() if held is not None else None
-        return self.intern(key, lambda: op.node(values, attrs)) if node is None else node
+        return self.intern(key, lambda: REGISTRY[op.name].node(values, attrs)) if node is None else node
 
     def input(self, k: int, shape: Shape, kind: DType) -> Value:
         """The k-th input of a trace."""

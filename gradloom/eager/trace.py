@@ -24,11 +24,11 @@ from .. import ops
 from ..base import locks
 from ..base.dtypes import DType, f32
 from ..base.errors import GradloomError, GraphError, NonFiniteError
+from ..graph.declaration import Declaration
 from ..graph.graph import reachable, storage_leaf, update_target
 from ..graph.leaves import Parameter, stored_value
 from ..graph.leaves import constant as graph_constant
 from ..graph.numbers import in_expression
-from ..graph.opspec import OpSpec
 from ..graph.scope import user_location
 from ..graph.stored import Stored, before_read, keep_promise, promise_write
 from ..graph.streams import counted_stream
@@ -84,12 +84,12 @@ class Trace:
 
     # ---- recording -------------------------------------------------------------------------------------------
 
-    def record(self, op: OpSpec, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    def record(self, op: Declaration, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
         """What the op gives: a Tensor, or a tuple of them; of an update op the parameters that it writes."""
         with locks.building:
             return self.follow()._record(op, inputs, attrs) if self.over else self._record(op, inputs, attrs)
 
-    def _record(self, op: OpSpec, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    def _record(self, op: Declaration, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
         values: list[Value | None] = []
         for x in inputs:
             kind = x.__class__
@@ -116,7 +116,7 @@ class Trace:
             self.look()
         return made
 
-    def _node(self, op: OpSpec, values: Sequence[Value | None], attrs: Mapping[str, Any]) -> Node:
+    def _node(self, op: Declaration, values: Sequence[Value | None], attrs: Mapping[str, Any]) -> Node:
         if op.stream is not None:  # the same place of a model, used twice, draws twice
             attrs = {**attrs, op.stream: self._stream(attrs.get(op.stream))}
         node = self.cache.node(op, values, attrs)
@@ -439,7 +439,7 @@ class Outside:
     """Records what happens to tensors outside of all tapes: in the trace of those that are not computed yet (one
     program computes it all), else in the thread's ambient trace."""
 
-    def record(self, op: OpSpec, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    def record(self, op: Declaration, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
         for x in inputs:
             if x.__class__ is Tensor and x.data is None and x.trace.family is not None:
                 made = x.trace.record(op, inputs, attrs)

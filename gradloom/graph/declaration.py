@@ -1,4 +1,10 @@
-"""What an op's declaration consists of: inputs, outputs, attributes, rules, the specs that shape rules see, samples."""
+"""Declaration: all that gradloom knows about an op, as a literal of `declare.op` states it; and what it consists of:
+inputs, outputs, attributes, rules, the specs that shape rules see, samples.
+
+The rules of an op (shape, composition, vjp, reference, view, cost, ids) are plain functions whose parameters are called
+by name: the op's inputs, outputs and attributes, `g` or `g_<output>` for incoming gradients. A rule asks for what it
+needs.
+"""
 
 from __future__ import annotations
 
@@ -214,3 +220,148 @@ def parsed_overwrites(text: str | Mapping[str, str], outputs: tuple[Slot, ...]) 
     if isinstance(text, str):
         text = {outputs[0].name: text} if text else {}
     return {out: tuple(names.split()) for out, names in text.items()}
+
+
+RULES = ("shape", "composition", "vjp", "reference", "view", "cost", "ids")
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Declaration:
+    """What is declared of an op: data, and rules that are called by name.
+
+    name, family      of the op, and of the file that declares it
+    doc               first line: the formula; then where it comes from
+    inputs, outputs   names; "b?" is optional; names after "|" repeat as groups ("| w g m v")
+    attrs             "axes:ints keepdims:bool=False act:none/relu window:int?" ("?": None unless given)
+    dtypes            {input: dtypes that it may have}; in a declaration "f32 ids:i32 table:f32|f16|quantised", where a
+                      word without a name stands for all other inputs and "any" puts no bound
+    shape             rule: Spec of the output, or several; raises Reject
+    composition       rule: the outputs, made of public ops; for a backward or fused op. Shape, reference and vjp follow
+                      from it where they are not stated
+    vjp               rule: one gradient (f32, of public ops) per declared input; or no_gradient="why not". `needed`
+                      is the set of inputs whose gradients are looked at
+    no_gradient_to    {input: why}: inputs that may get None for a gradient; None for any other is an error
+    reference         NumPy definition, float64 in, float64 out; a tuple for several outputs. Beside a composition it
+                      is an independent check
+    may_overwrite     {output: inputs whose buffer it may take}; in a declaration also the inputs of the first output
+    view              rule (shape, strides of the first input, attributes) -> (offset, strides) in elements or None:
+                      the output needs no kernel
+    dense             inputs that must be row-major without gaps (the planner copies where they are not)
+    unit              inputs of which one of the last two axes must have stride 1 (matrices, transposed or not)
+    updates           "w=w m=m": outputs that are written to the storage of an input
+    cost              rule: (flops, bytes); by default one flop per output element, all bytes once
+    ids               rule: the IdRange of the input that holds row numbers; None where it holds none
+    exact             a kernel gives the very bits of the reference in f32
+    tolerance         relative error that a kernel may make in f32: of each element of an elementwise op, of the largest
+                      number of the output of any other
+    elementwise       each element of the output is made from one element of each input
+    samples           rng -> samples that every test is generated from; no_samples="why there are none"
+    bad_samples       calls that the op refuses, with their messages
+    leaf              has no kernel: its bytes come from outside
+    guard             may stop the run; every update comes after it
+    foldable          False: never folded to a constant nor merged with its twin (random ops, updates)
+    """
+
+    name: str
+    family: str
+    doc: str
+    inputs: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]
+    attrs: tuple[Attr, ...]
+    dtypes: Mapping[str, tuple[DType, ...]]
+    shape: Rule
+    composition: Rule | None = None
+    vjp: Rule | None = None
+    no_gradient: str | None = None
+    no_gradient_to: Mapping[str, str] = field(default_factory=dict)
+    reference: Rule | None = None
+    may_overwrite: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    view: Rule | None = None
+    dense: frozenset[str] = frozenset()
+    unit: frozenset[str] = frozenset()
+    updates: Mapping[str, str] = field(default_factory=dict)  # output -> input
+    cost: Callable[..., tuple[float, float]] | None = None
+    ids: Rule | None = None
+    exact: bool = False
+    tolerance: float = 4e-6
+    elementwise: bool = False
+    samples: Callable[[np.random.Generator], Sequence[Sample]] | None = None
+    no_samples: str | None = None
+    bad_samples: Sequence[BadSample] = ()
+    leaf: bool = False
+    guard: bool = False
+    foldable: bool = True
+    fixed_inputs: int = field(init=False)
+    fixed_outputs: int = field(init=False)
+    group_size: int = field(init=False)
+    stream: str | None = field(init=False)  # the attribute that holds the stream of a random op
+    wants: dict[str, tuple[str, ...]] = field(init=False)  # the names that each rule is called with
+
+    def __post_init__(self) -> None:
+        self.__doc__ = self.doc
+        self.fixed_inputs = sum(not s.repeated for s in self.inputs)
+        self.fixed_outputs = sum(not s.repeated for s in self.outputs)
+        self.group_size = len(self.inputs) - self.fixed_inputs
+        self.stream = next((a.name for a in self.attrs if a.kind == "stream"), None)
+        self.wants = {rule: wanted(getattr(self, rule)) for rule in RULES}
+
+    # ---- rules, called by name -----------------------------------------------------------------------
+
+    def call(self, rule: str, scope: Mapping[str, Any]) -> Any:
+        """Call a rule with what it asks for out of scope."""
+        return getattr(self, rule)(**{n: scope[n] for n in self.wants[rule]})
+
+    def id_range(self, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> IdRange | None:
+        """Which row numbers a node of these inputs and attributes may read; None of an op that reads none."""
+        return None if self.ids is None else self.call("ids", {**attrs, **self.bind_inputs(inputs)})
+
+    def bind_inputs(self, values: Sequence[Any]) -> dict[str, Any]:
+        return self._bind(self.inputs, values)
+
+    def bind_outputs(self, values: Sequence[Any]) -> dict[str, Any]:
+        return self._bind(self.outputs, values)
+
+    @staticmethod
+    def _bind(slots: tuple[Slot, ...], values: Sequence[Any]) -> dict[str, Any]:
+        """name -> value; name -> list of values for the repeated ones."""
+        bound: dict[str, Any] = {s.name: v for s, v in zip(slots, values, strict=False)}
+        if slots and slots[-1].repeated:
+            fixed = sum(not s.repeated for s in slots)
+            group = len(slots) - fixed
+            for i, slot in enumerate(slots[fixed:]):
+                bound[slot.name] = list(values[fixed + i :: group])
+        return bound
+
+    def named_inputs(self, values: Sequence[Any]) -> list[tuple[str, Any]]:
+        """(name, value) flat; repeated ones are numbered: w0 g0 w1 g1."""
+        return self._named(self.inputs, values)
+
+    def named_outputs(self, values: Sequence[Any]) -> list[tuple[str, Any]]:
+        return self._named(self.outputs, values)
+
+    @staticmethod
+    def _named(slots: tuple[Slot, ...], values: Sequence[Any]) -> list[tuple[str, Any]]:
+        fixed = [s for s in slots if not s.repeated]
+        repeated = slots[len(fixed) :]
+        names = [s.name for s in fixed[: len(values)]]
+        names += [
+            f"{repeated[k % len(repeated)].name}{k // len(repeated)}" if repeated else "unexpected"
+            for k in range(len(values) - len(names))
+        ]
+        return list(zip(names, values, strict=True))
+
+    def flatten(self, slots: tuple[Slot, ...], per_name: Sequence[Any]) -> list[Any]:
+        """One entry per declared name (lists for repeated names) -> one entry per value, in tape order."""
+        fixed = sum(not s.repeated for s in slots)
+        flat = list(per_name[:fixed])
+        for group in zip(*per_name[fixed:], strict=True):
+            flat.extend(group)
+        return flat
+
+    def slot(self, slots: tuple[Slot, ...], position: int) -> Slot:
+        """The declaration that a flat position belongs to."""
+        fixed = self.fixed_inputs if slots is self.inputs else self.fixed_outputs
+        return slots[position] if position < fixed else slots[fixed + (position - fixed) % (len(slots) - fixed)]
+
+    def __repr__(self) -> str:
+        return f"op({self.name})"

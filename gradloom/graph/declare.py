@@ -31,7 +31,7 @@ def op(
     updates: str = "",
     **fields: Any,
 ) -> OpSpec:
-    """Declare an op: the fields of OpSpec, names written as one text. AssertionError where the declaration has gaps."""
+    """Declare an op: the fields of Declaration, names written as one text. AssertionError where there are gaps."""
     slots, results, known = parsed_slots(inputs), parsed_slots(outputs), parsed_attrs(attrs)
     if composition is not None:
         made = Composition(composition, slots, results, known)

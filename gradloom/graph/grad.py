@@ -92,10 +92,21 @@ def _depending_on(nodes: Sequence[Node], wrt: Sequence[Value]) -> set[Value]:
 
 
 def _vjp(node: Node, received: Sequence[Value | None], depends: Collection[Value]) -> list[Value | None]:
-    if node.op.vjp is None:
-        raise _no_gradient(node, node.op.no_gradient)
+    """Gradients of the node's inputs (flat), given those of its outputs: its op's vjp, called by name.
+
+    `g` is the gradient of the first output, unless the op has an input called g; then only g_<output> names it.
+    `needed` are the names of the inputs that are in `depends`: the gradients of others are not looked at.
+    """
+    op = node.op
+    if op.vjp is None:
+        raise _no_gradient(node, op.no_gradient)
+    bound = op.bind_outputs(received)
+    asked = {"g": bound[op.outputs[0].name]} | {f"g_{name}": g for name, g in bound.items()}
+    asked |= dict(node.attrs) | op.bind_inputs(node.inputs) | op.bind_outputs(node.outputs)
+    if "needed" in op.wants["vjp"]:
+        asked["needed"] = {op.slot(op.inputs, i).name for i, v in enumerate(node.inputs) if v in depends}
     with _named_after(node):
-        return node.op.pull(node, received, depends)
+        return op.flatten(op.inputs, op.call("vjp", asked))
 
 
 def _declared(node: Node, position: int, depends: Collection[Value]) -> None:

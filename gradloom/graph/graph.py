@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 
 from ..base.errors import GraphError
-from .declaration import Spec
-from .opspec import OpSpec
+from .declaration import Declaration, Spec
+from .opspec import REGISTRY
 from .stored import Stored
 from .value import Node, Value, describe
 
@@ -37,7 +37,7 @@ def check_graph(nodes: Sequence[Node]) -> None:
         for value in node.inputs:
             if value is not None and value.node not in seen:
                 raise GraphError(f"graph: {node.label} reads {value.node.label}, which comes later or is missing")
-        inferred = node.op.infer(node.inputs, node.attrs)
+        inferred = REGISTRY[node.op.name].infer(node.inputs, node.attrs)
         if [(s.shape, s.dtype) for s in inferred] != [(v.shape, v.dtype) for v in node.outputs]:
             stated = [Spec(v.shape, v.dtype) for v in node.outputs]
             raise GraphError(f"graph: {node.label} says {stated}; its op infers {list(inferred)}")
@@ -122,7 +122,7 @@ def update_target(value: Value) -> Value | None:
 
 
 @cache
-def _update_positions(op: OpSpec) -> tuple[int | None, ...]:
+def _update_positions(op: Declaration) -> tuple[int | None, ...]:
     """For each declared output the position of the declared input whose storage it is written to."""
     inputs = [slot.name for slot in op.inputs]
     targets = [op.updates.get(slot.name) for slot in op.outputs]

@@ -12,15 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
 from ..base.dtypes import DType
+from .declaration import Declaration
 from .scope import current_scope, user_location
-
-if TYPE_CHECKING:
-    from .opspec import OpSpec
 
 Shape = tuple[int, ...]
 P = ParamSpec("P")
@@ -33,7 +31,7 @@ _operators: dict[str, Callable[..., Value]] = {}
 class Recorder(Protocol):
     """Records what is computed eagerly: a gradloom.eager.trace.Trace."""
 
-    def record(self, op: OpSpec, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    def record(self, op: Declaration, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
         """What the op gives; NotImplemented where all of it belongs to a graph that is being built."""
 
     def value(self, data: Any) -> Value:
@@ -79,7 +77,7 @@ class Node:
 
     def __init__(
         self,
-        op: OpSpec,
+        op: Declaration,
         inputs: Sequence[Value | None],
         attrs: Mapping[str, Any],
         specs: Sequence[tuple[Shape, DType]],

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from ..base.dtypes import ALL, DType, u8
+from ..graph.declaration import Declaration
 from ..graph.graph import storage_leaf
-from ..graph.opspec import MAX_RANK, OpSpec
+from ..graph.opspec import MAX_RANK
 from ..graph.stored import Stored
 from ..graph.value import Node, Shape, Value
 from .layout import Laid, dense_strides
@@ -97,7 +98,7 @@ def signature(node: Node) -> str:
     return "_".join(n for i, n in enumerate(names) if i == 0 or n != names[i - 1])
 
 
-def encode_attrs(op: OpSpec, attrs: dict[str, Any]) -> list[int]:
+def encode_attrs(op: Declaration, attrs: dict[str, Any]) -> list[int]:
     """Attribute words in the order of declaration: see Call in csrc/bytecode.h."""
     given = list(op.attrs)
     while given and given[-1].optional and attrs[given[-1].name] is None:

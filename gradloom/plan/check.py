@@ -22,9 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..base.errors import PlanError, ShapeError
-from ..graph.declaration import Slot
+from ..graph.declaration import Declaration, Slot
 from ..graph.graph import reachable
-from ..graph.opspec import OpSpec
 from ..graph.value import Node, Value
 from ..transform.program import Program
 from .bytecode import (
@@ -304,7 +303,7 @@ def _decode(args: np.ndarray) -> list[_Arg]:
 
 
 @lru_cache(maxsize=4096)
-def _slots(op: OpSpec, inputs: int, outputs: int) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]:
+def _slots(op: Declaration, inputs: int, outputs: int) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]:
     """The declarations of so many inputs and outputs of an op."""
     return tuple(op.slot(op.inputs, i) for i in range(inputs)), tuple(op.slot(op.outputs, i) for i in range(outputs))
 

@@ -262,7 +262,7 @@ class CpuExecutable(Executable):
         node = self.plan.bytecode.nodes.get(node_id)
         where = called(node) if node else f"node {node_id}"
         if stop == STOP_INDEX:
-            among = node.op.id_range(node) if node else None
+            among = node.op.id_range(node.inputs, node.attrs) if node else None
             need = "" if among is None else f"; need {among}"
             return IndexOutOfRange(done, f"{where}: id {value} at position {index} is out of range{need}")
         if stop == STOP_GUARD:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ..base.errors import GradloomError, ShapeError
 from ..graph.graph import reachable
+from ..graph.opspec import REGISTRY
 from ..graph.value import Node, Value, describe, same_values
 from .program import copy_node
 
@@ -57,7 +58,7 @@ def with_batch(values: Sequence[Value], leaf: Value, batch: Value) -> list[Value
         if node.op.name == "slice" and first is not None and first.shape[0] * before == attrs["stops"][0] * now:
             attrs["stops"] = (first.shape[0], *attrs["stops"][1:])
         try:
-            made = node.op.node(inputs, attrs, node.name, node.where)
+            made = REGISTRY[node.op.name].node(inputs, attrs, node.name, node.where)
             for old, own in zip(node.outputs, made.outputs, strict=True):
                 if not old.shape or own.shape != (old.shape[0] * now // before, *old.shape[1:]):
                     raise ShapeError(f"{node.op.name} {node.label} gives {describe(old)}, which mixes rows")

@@ -131,7 +131,8 @@ def reading_ids(spec: OpSpec) -> list[int]:
     """The samples in which the op reads row numbers, of each dtype and kind the first; all small."""
     kinds: dict[Any, int] = {}
     for i, sample in enumerate(samples_of(spec.name)):
-        among = spec.id_range(node_of(spec, sample.inputs, sample.attrs))
+        node = node_of(spec, sample.inputs, sample.attrs)
+        among = spec.id_range(node.inputs, node.attrs)
         if among is not None and size_of((spec.name, i)) <= SMALL:
             kinds.setdefault((among.count is None, among.ignored), i)
     return list(kinds.values())
@@ -146,7 +147,7 @@ def test_an_id_out_of_range_stops_the_run(case, isa):
     """One beyond each end of the range that the op declares, in every kernel and in the reference."""
     spec, sample = REGISTRY[case[0]], samples_of(case[0])[case[1]]
     node = node_of(spec, sample.inputs, sample.attrs)
-    among = spec.id_range(node)
+    among = spec.id_range(node.inputs, node.attrs)
     at = [s.name for s in spec.inputs].index(among.input)
     ids = sample.inputs[at]
     place = int(sample.inputs[2]) if spec.name == "take_batch" else ids.size - 1
