@@ -18,6 +18,7 @@ pytest.importorskip("llama_cpp", reason="the package llama-cpp-python is not ins
 import gradloom as gl
 from examples.random_gguf import ARCHS, SHAPES, TYPES, write_random
 from gradloom import llm
+from gradloom.files import open_gguf
 from gradloom.llm.generate import complete
 from tests.client.client import Client
 from tests.real_data import DATA
@@ -141,7 +142,7 @@ def test_what_differs_there_is_rounding_alone(trained: tuple[llm.Run, Path], tmp
     98 % of its likeliest tokens in common on a held text. So no more than this can be had, and no more is asked.)"""
     run, path = trained
     llm.merge(STORIES, path, tmp_path / "merged.gguf", kind)
-    file, seen, worst = gl.files.open_gguf(tmp_path / "merged.gguf"), [], {}
+    file, seen, worst = open_gguf(tmp_path / "merged.gguf"), [], {}
 
     def watch(name: str, x: np.ndarray, y: np.ndarray) -> None:
         seen.append(name)
