@@ -103,7 +103,6 @@ class CompiledBatch:
     """A compiled micro-batch: what to run and what its outputs are."""
 
     run: Any
-    rows: int
     has_predictions: bool
     outputs: list[Value]  # loss sum, weight, predictions of classes, and, where it trains, the guard
     updates: tuple[Value, ...]

@@ -195,11 +195,11 @@ class LocalSteps:
             wires = structure([*graph.outputs, *(graph.grads or [])])
             key = (*key, wires, tuple(p.stored for p in others))
             if key not in self.compiled:
-                self.compiled[key] = self._compile(graph, rows, update, others)
+                self.compiled[key] = self._compile(graph, update, others)
             return self.compiled[key]
 
         def make() -> CompiledBatch:
-            return self._compile(self.objective.graph(source, rows, backward), rows, update, others)
+            return self._compile(self.objective.graph(source, rows, backward), update, others)
 
         others = ()
         step = self.forms.cached(self.compiled, key, backward, make)
@@ -213,7 +213,7 @@ class LocalSteps:
         """What an update finds in the open window besides these: another graph's parameters may be there, too."""
         return self.state.others(parameters) if update and self.in_window else ()
 
-    def _compile(self, graph: BatchGraph, rows: int, update: bool, others: Sequence[Parameter]) -> CompiledBatch:
+    def _compile(self, graph: BatchGraph, update: bool, others: Sequence[Parameter]) -> CompiledBatch:
         outputs = graph.outputs
         updates: tuple[Value, ...] = ()
         if graph.grads is not None:
@@ -226,4 +226,4 @@ class LocalSteps:
             outputs = [*outputs, norm]
         run = compile_program(outputs, updates, **self.options)
         has_predictions = self.objective.has_predictions
-        return CompiledBatch(run, rows, has_predictions, outputs, updates, graph.parameters, self.options)
+        return CompiledBatch(run, has_predictions, outputs, updates, graph.parameters, self.options)

@@ -333,7 +333,7 @@ class Split:
                     raise GraphError(f"{seen} than that of {rows.micro_size} rows")
                 updates = exchange.collect(graph.values)
                 run = compile_program(graph.outputs, updates, **local.options)
-                step = CompiledBatch(run, size, graph.ids > 0, graph.outputs, updates, options=local.options)
+                step = CompiledBatch(run, graph.ids > 0, graph.outputs, updates, options=local.options)
             self._compare_graph("micro-batch", key, True, graph.values)
             return step, graph.ids
 
