@@ -55,11 +55,17 @@ class Composition:
 
         return called_with(self._names(), rule)
 
-    def reference(self) -> Rule:
-        """The reference that follows: arrays in, arrays out, real numbers in the dtype of the real inputs."""
+    def reference(self, name: str = "", ids: Rule | None = None) -> Rule:
+        """The reference that follows: arrays in, arrays out, real numbers in the dtype of the real inputs.
+
+        ids: the rule that says which row numbers the op called `name` takes; others are a DataError.
+        """
 
         @builds_graphs
         def rule(**scope: Any) -> tuple[np.ndarray, ...]:
+            among = None if ids is None else ids(**{n: scope[n] for n in wanted(ids)})
+            if among is not None:
+                among.check(name, scope[among.input])
             known: dict[Value, np.ndarray] = {}
 
             def placed(array: np.ndarray) -> Value:

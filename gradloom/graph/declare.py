@@ -35,7 +35,7 @@ def op(
     slots, results, known = parsed_slots(inputs), parsed_slots(outputs), parsed_attrs(attrs)
     if composition is not None:
         made = Composition(composition, slots, results, known)
-        shape, reference = shape or made.shape(), reference or made.reference()
+        shape, reference = shape or made.shape(), reference or made.reference(name, fields.get("ids"))
         if vjp is None and no_gradient is None:
             vjp = made.vjp(no_gradient_to)
     elif dtypes is None and slots:

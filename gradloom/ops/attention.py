@@ -109,6 +109,23 @@ def _attention(
     return np.einsum("bngts,bsnd->btngd", p, v).reshape(q.shape), lse.transpose(0, 3, 1, 2).reshape(q.shape[:3])
 
 
+def _attention_back(
+    g: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, y: np.ndarray, lse: np.ndarray, positions: np.ndarray,
+    g_lse: np.ndarray | None, scale: float, window: int | None, softcap: float | None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    z = _scores(q, k, scale, softcap)
+    lse = _grouped(lse, k).transpose(0, 2, 3, 1)
+    p = np.where(_seen(positions, k.shape[1], False, window)[:, None, None], np.exp(z - lse[..., None]), 0)
+    grouped = _grouped(g, k)
+    delta = (g * y).sum(-1) - (0 if g_lse is None else g_lse)
+    dp = np.einsum("btngd,bsnd->bngts", grouped, v)
+    dz = p * (dp - _grouped(delta, k).transpose(0, 2, 3, 1)[..., None]) * np.asarray(scale, q.dtype)
+    if softcap is not None:
+        dz = dz * (1 - np.square(z / np.asarray(softcap, q.dtype)))
+    dq = np.einsum("bngts,bsnd->btngd", dz, k).reshape(q.shape)
+    return dq, np.einsum("bngts,btngd->bsnd", dz, _grouped(q, k)), np.einsum("bngts,btngd->bsnd", p, grouped)
+
+
 def _strips(x: Value, groups: int) -> Value:
     """[B, T, H, D] as [B, KVH, H / KVH * T, D]: the queries that read one key head; groups is KVH."""
     b, t, heads, d = x.shape
@@ -356,7 +373,7 @@ attention_back: OpSpec = op(
     shape=_back_shape, dense="g q k v y lse positions g_lse",
     may_overwrite={"dq": "g q y", "dk": "k v", "dv": "k v"},
     no_gradient="its second derivative would need T x T numbers; write attention with matmul and softmax for one",
-    composition=_back_graph,
+    composition=_back_graph, reference=_attention_back,
     cost=lambda q, k, positions, window: (
         10.0 * _pairs_seen(positions, k.shape[1], window) * q.shape[2] * q.shape[3], 16.0 * (q.size + k.size),
     ),

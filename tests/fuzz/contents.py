@@ -44,7 +44,7 @@ from gradloom.llm.adapter_gguf import write_adapter_gguf
 from gradloom.llm.adapter_peft import write_peft
 from gradloom.llm.plan import plan
 from tests.fuzz.limits import memory, reset_peak
-from tests.fuzz.test_models import bytelevel
+from tests.llm.small_tokenizers import byte_bpe_fields
 
 SECONDS = 10  # of the processor; sixty times as many on the clock, because other processes may take turns
 SHAPE = {"layers": 1, "width": 32, "heads": 2, "kv_heads": 1, "ffn": 64, "vocab": 512}
@@ -158,7 +158,7 @@ def case(seeds: Seeds, folder: Path, number: int) -> tuple[Path, Path]:
     fields = dict(base.fields)
     tensors: dict[str, Any] = {n: (t.kind, t.shape, base.bytes(n)) for n, t in base.tensors.items()}
     if draw.random() < 0.3:
-        fields = {k: f for k, f in fields.items() if not k.startswith("tokenizer.")} | bytelevel()
+        fields = {k: f for k, f in fields.items() if not k.startswith("tokenizer.")} | byte_bpe_fields()
     odd_model = draw.random() < 0.7
     keys = (
         [f"{arch}.{k}" for k in (*COUNTS, *COUNTS, *NUMBERS)] + [f"tokenizer.ggml.{k}" for k in TOKENIZER] + [*fields]

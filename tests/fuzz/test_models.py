@@ -14,6 +14,7 @@ from gradloom.base.errors import GradloomError
 from gradloom.files import open_gguf, write_gguf
 from gradloom.files.gguf_fields import field
 from gradloom.llm import load
+from tests.llm.small_tokenizers import byte_bpe_fields
 
 CASES = 150
 TEXTS = ["", "x", "llama", "gpt2", "bert", "\n", "{{ x }}", "{% for %}", "qwen2", "yarn", "linear"]
@@ -30,24 +31,6 @@ MORE += ["attention.scale", "attention.causal"]
 TOKENIZER = ["merges", "pre", "add_bos_token", "eot_token_id", "tokens", "scores", "token_type"]
 
 
-def bytelevel():
-    """The keys of a small byte-level BPE tokenizer."""
-    shown = [b for b in range(256) if chr(b).isprintable() and b not in (32, 0xA0, 0xAD)]
-    hidden = [b for b in range(256) if b not in shown]
-    letters = [chr(b) for b in shown] + [chr(256 + i) for i in range(len(hidden))]
-    merges = ["t h", "th e", "i n", "Ġ a", "o n"]
-    tokens = [*letters, *(m.replace(" ", "") for m in merges), "<|endoftext|>"]
-    tokens += [f"<|{i}|>" for i in range(512 - len(tokens))]
-    return {
-        "tokenizer.ggml.model": field("string", "gpt2"),
-        "tokenizer.ggml.pre": field("string", "gpt-2"),
-        "tokenizer.ggml.tokens": field("array", tokens, "string"),
-        "tokenizer.ggml.token_type": field("array", [1] * 262 + [3] * 250, "i32"),
-        "tokenizer.ggml.merges": field("array", merges, "string"),
-        "tokenizer.ggml.eos_token_id": field("u32", 261),
-    }
-
-
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
 def test_files_that_make_no_sense(tmp_path, arch):
     base = open_gguf(write_random(tmp_path / "seed.gguf", arch, "q8_0", chat=True, **SHAPES["tiny"]))
@@ -55,7 +38,7 @@ def test_files_that_make_no_sense(tmp_path, arch):
     for number in range(CASES):
         fields = dict(base.fields)
         if number % 3 == 0:
-            fields = {k: f for k, f in fields.items() if not k.startswith("tokenizer.")} | bytelevel()
+            fields = {k: f for k, f in fields.items() if not k.startswith("tokenizer.")} | byte_bpe_fields()
         keys = [*fields, *(f"{arch}.{key}" for key in MORE), *(f"tokenizer.ggml.{key}" for key in TOKENIZER)]
         said = []
         for _ in range(draw.choice([0, 1, 1, 2, 3]) if number else 0):

@@ -3,6 +3,7 @@
 from functools import cache
 
 from gradloom.files.gguf import open_gguf
+from gradloom.files.gguf_fields import field
 from gradloom.llm.tokenizer import Tokenizer
 from tests.real_data import need
 
@@ -40,3 +41,21 @@ def byte_bpe(merges=(), control=("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
     made = {"model": "gpt2", "pre": "gpt-2", "tokens": [*pieces, *control], "merges": list(merges)}
     made |= {"token_type": [1] * n + [3] * len(control), "bos_token_id": n, "eos_token_id": n + len(control) - 1}
     return {f"tokenizer.{'' if k == 'chat_template' else 'ggml.'}{k}": v for k, v in (made | keys).items()}
+
+
+def byte_bpe_fields():
+    """The keys of a small byte-level BPE tokenizer."""
+    shown = [b for b in range(256) if chr(b).isprintable() and b not in (32, 0xA0, 0xAD)]
+    hidden = [b for b in range(256) if b not in shown]
+    letters = [chr(b) for b in shown] + [chr(256 + i) for i in range(len(hidden))]
+    merges = ["t h", "th e", "i n", "Ġ a", "o n"]
+    tokens = [*letters, *(m.replace(" ", "") for m in merges), "<|endoftext|>"]
+    tokens += [f"<|{i}|>" for i in range(512 - len(tokens))]
+    return {
+        "tokenizer.ggml.model": field("string", "gpt2"),
+        "tokenizer.ggml.pre": field("string", "gpt-2"),
+        "tokenizer.ggml.tokens": field("array", tokens, "string"),
+        "tokenizer.ggml.token_type": field("array", [1] * 262 + [3] * 250, "i32"),
+        "tokenizer.ggml.merges": field("array", merges, "string"),
+        "tokenizer.ggml.eos_token_id": field("u32", 261),
+    }
