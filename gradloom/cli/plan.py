@@ -46,12 +46,12 @@ def plan(
 
     loaded = load(model)
     adapter: Any = adapter_for(loaded, method, targets, train_dtype, rank=rank)
-    found = plan_model(
+    planned = plan_model(
         loaded, adapter, context=context, batch_size=batch_size, micro_batch_size=micro_batch_size,
         optimizer=SGD() if optimizer == "sgd" else AdamW(), threads=threads,
     )  # fmt: skip
-    columns([("model", str(loaded.config)), *found.lines(), ("data", "on top: about 12 bytes for each token")])
+    columns([("model", str(loaded.config)), *planned.lines(), ("data", "on top: about 12 bytes for each token")])
     if json:
-        print(json_text({"model": model, "method": method, "optimizer": optimizer} | found.report()))
-    found.check()
+        print(json_text({"model": model, "method": method, "optimizer": optimizer} | planned.report()))
+    planned.check()
     return 0

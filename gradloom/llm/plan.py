@@ -111,13 +111,13 @@ class MemoryPlan:
     def lines(self) -> list[tuple[str, str]]:
         """What is printed: names and texts."""
         shared = f"; lower bound {show_bytes(self.lower_bound)}, without sharing {show_bytes(self.unshared)}"
-        found = [("weights", f"{show_bytes(self.weights)}, mapped from the file")]
+        rows = [("weights", f"{show_bytes(self.weights)}, mapped from the file")]
         if self.copies:
-            found.append(("f32 copies", show_bytes(self.copies)))
-        found += [("trained", show_bytes(self.trained)), ("optimiser state", show_bytes(self.state))]
+            rows.append(("f32 copies", show_bytes(self.copies)))
+        rows += [("trained", show_bytes(self.trained)), ("optimiser state", show_bytes(self.state))]
         if self.gradients:
-            found.append(("gradient sums", show_bytes(self.gradients)))
-        found += [
+            rows.append(("gradient sums", show_bytes(self.gradients)))
+        rows += [
             ("inputs", show_bytes(self.inputs)),
             ("activations", show_bytes(self.arena) + shared),
             ("scratch", f"{show_bytes(self.scratch)} for each of {self.threads} threads"),
@@ -125,15 +125,13 @@ class MemoryPlan:
             ("peak", show_bytes(self.total)),
         ]
         if self.available is not None:
-            found.append(
-                ("available", f"{show_bytes(self.available)}: {'it fits' if self.fits else 'it does not fit'}")
-            )
-        return found
+            rows.append(("available", f"{show_bytes(self.available)}: {'it fits' if self.fits else 'it does not fit'}"))
+        return rows
 
     def report(self) -> dict[str, Any]:
         """For --json: each number under <name>_bytes."""
-        found = {f"{k}_bytes" if k not in ("threads", "steps") else k: v for k, v in asdict(self).items()}
-        return found | {"peak_bytes": self.total, "planned_bytes": self.planned, "fits": self.fits}
+        numbers = {f"{k}_bytes" if k not in ("threads", "steps") else k: v for k, v in asdict(self).items()}
+        return numbers | {"peak_bytes": self.total, "planned_bytes": self.planned, "fits": self.fits}
 
 
 def plan(

@@ -151,8 +151,8 @@ def predict(model: Model, x: Any, *, batch_size: int = 500, **options: Any) -> A
     trainer = Trainer(model, "mean", build="forward", **options)
     parts: list[list[np.ndarray]] = []
     for start in range(0, len(x), batch_size):
-        outputs, found = trainer.predict(x[start : start + batch_size])
-        parts.append(found)
+        outputs, arrays = trainer.predict(x[start : start + batch_size])
+        parts.append(arrays)
     whole = iter([np.concatenate(columns) for columns in zip(*parts, strict=True)])
     return mapped(lambda _: next(whole), outputs)
 

@@ -46,9 +46,9 @@ class Result:
         self._losses.append(np.asarray(losses, np.float64).ravel())
         self._weights.append(np.asarray(weights, np.float64).ravel())
         if predictions is not None:
-            found = predictions.ravel()
+            predicted = predictions.ravel()
             if self._predictions is not None:
-                self._predictions.append(found)
+                self._predictions.append(predicted)
             if labels is not None:
                 true = labels if labels.dtype.kind in "iu" else labels.argmax(axis=-1)
                 true = true.ravel()
@@ -56,7 +56,7 @@ class Result:
                 if row_weights is not None:
                     valid &= np.repeat(row_weights != 0, len(true) // len(row_weights))
                 self.counted += int(valid.sum())
-                self.correct += int(((found == true) & valid).sum())
+                self.correct += int(((predicted == true) & valid).sum())
 
     @property
     def batches(self) -> int:

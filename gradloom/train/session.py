@@ -108,10 +108,10 @@ class Run:
         """Compute the outputs and all gradients, and add the parameters' gradients to their accumulators."""
         if self._accumulators:
             feeds["keep"] = 1.0
-        found = self._run(**feeds)
+        results = self._run(**feeds)
         count = len(self.graph.outputs)
-        self._last.grads = {v: a for (v, _), a in zip(self._reached, found[count:], strict=True)}
-        return found[:count]
+        self._last.grads = {v: a for (v, _), a in zip(self._reached, results[count:], strict=True)}
+        return results[:count]
 
     def grad(self, value: Value) -> np.ndarray | None:
         """The gradient of the losses with respect to `value` in the last call of this thread; None when no loss depends
