@@ -71,10 +71,10 @@ class ChatTemplate:
 
         Raises DataError when the template refuses the chat, fails, or passes its limits.
         """
-        (found,) = self._rendered([self._asked(messages, tools, generation_prompt)])
-        if isinstance(found, DataError):
-            raise found
-        return found[0]
+        (rendering,) = self._rendered([self._asked(messages, tools, generation_prompt)])
+        if isinstance(rendering, DataError):
+            raise rendering
+        return rendering[0]
 
     def encode(
         self, messages: Sequence[Message], tools: Sequence[Any] | None = None, need_assistant: bool = True
@@ -100,10 +100,10 @@ class ChatTemplate:
             if isinstance(parts, DataError):
                 raise DataError(f"chat {i} of {len(chats)}: {parts}") if len(chats) > 1 else parts
             split.append(parts)
-        found = self.tokenizer.encode_parts([[text for text, _ in parts] for parts in split])
+        encoded = self.tokenizer.encode_parts([[text for text, _ in parts] for parts in split])
         return [
             self.joined(ids, [written for _, written in parts], parts[0][0])
-            for ids, parts in zip(found, split, strict=True)
+            for ids, parts in zip(encoded, split, strict=True)
         ]
 
     def parts(
@@ -125,11 +125,11 @@ class ChatTemplate:
 
         Raises DataError for a template that passes its limits again and again.
         """
-        for found in self._rendered(self._turns_asked(*chat, need_assistant) for chat in chats):
-            if isinstance(found, DataError):
-                yield found
+        for rendering in self._rendered(self._turns_asked(*chat, need_assistant) for chat in chats):
+            if isinstance(rendering, DataError):
+                yield rendering
                 continue
-            text, cuts = found
+            text, cuts = rendering
             bounds = [0, *cuts, len(text)]
             yield [(text[a:b], i % 2 == 1) for i, (a, b) in enumerate(pairwise(bounds))]
 
@@ -182,9 +182,9 @@ class ChatTemplate:
         take()
         while left:
             chats = list(takewhile(lambda one: isinstance(one, Chat), left))
-            found = self._renderer.render(self._source, chats[:_AHEAD], take) if chats else left[:1]
-            del left[: len(found)]
-            for one in found:
+            answers = self._renderer.render(self._source, chats[:_AHEAD], take) if chats else left[:1]
+            del left[: len(answers)]
+            for one in answers:
                 self._done += 1
                 if isinstance(one, Fault):
                     self._give_up(one)

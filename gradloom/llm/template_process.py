@@ -135,7 +135,7 @@ class Renderer:
 
     def load(self, source: Source) -> Fault | None:
         """Compile a template; Fault when it is malformed. BackendError when no process can be started."""
-        with self._turn():
+        with self._exclusive():
             return self._load(source)
 
     def render(
@@ -145,11 +145,11 @@ class Renderer:
 
         meanwhile is called while the process computes.
         """
-        with self._turn():
+        with self._exclusive():
             return self._render(source, chats, meanwhile)
 
     @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
+    def _exclusive(self) -> Iterator[None]:
         if self._lock._is_owned():  # type: ignore[attr-defined]
             raise BackendError(
                 "a chat template is used by a signal handler that interrupts the rendering of a chat; need a handler"
@@ -199,21 +199,21 @@ class Renderer:
             length = LIMITS.length + len(chat.data)
             request.append((chat.data, seconds, length))
             rules.append((seconds, 4 * length + (1 << 22)))  # a character takes 4 bytes at most; and there are cuts
-        found: list[Answer] = []
+        answers: list[Answer] = []
         used, self._used = self._used, True
         try:
             for answer in self._answers(marshal.dumps(request), rules, meanwhile):
-                if answer is None and found:
+                if answer is None and answers:
                     break
                 if answer is None:
                     raise _LostError("fails: its process does not answer")
-                found.append(answer)
+                answers.append(answer)
         except _LostError as lost:
             self._child.end()
-            if lost.no_memory and (found or used):  # as above
-                return found or self._render(source, chats[:1], lambda: None)
-            found.append(Fault(f"chat template {lost}", lost=True))
-        return found
+            if lost.no_memory and (answers or used):  # as above
+                return answers or self._render(source, chats[:1], lambda: None)
+            answers.append(Fault(f"chat template {lost}", lost=True))
+        return answers
 
     # -- the pipes -----------------------------------------------------------------------------------------------
 
@@ -335,10 +335,10 @@ def _ended(process: subprocess.Popen[bytes], seconds: float) -> _LostError:
 
 def _folder(module: str) -> str:
     """Where a package lies that the process needs: it sees none of the folders that are looked through here."""
-    found = importlib.util.find_spec(module)
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
         raise BackendError(f"chat templates need the package {module}, which is not installed")
-    return os.path.dirname(os.path.dirname(os.path.abspath(found.origin)))
+    return os.path.dirname(os.path.dirname(os.path.abspath(spec.origin)))
 
 
 def _plain(value: Any) -> Any:
@@ -373,21 +373,21 @@ _made: list[weakref.ref[Renderer]] = []
 def renderer() -> Renderer:
     """The one of this process. Its process ends when nobody holds it any more."""
     with _making:
-        found = _made[0]() if _made else None
-        if found is None:
-            found = Renderer()
-            _made[:] = [weakref.ref(found)]
-        return found
+        made = _made[0]() if _made else None
+        if made is None:
+            made = Renderer()
+            _made[:] = [weakref.ref(made)]
+        return made
 
 
 def _after_fork() -> None:
     """A forked process starts a process of its own when it needs one; a thread that it does not have held the lock."""
     global _making
     _making = threading.Lock()
-    found = _made[0]() if _made else None
-    if found is not None:
-        found._lock = threading.RLock()
-        found._child.forget()
+    made = _made[0]() if _made else None
+    if made is not None:
+        made._lock = threading.RLock()
+        made._child.forget()
 
 
 if hasattr(os, "register_at_fork"):

@@ -99,7 +99,7 @@ class Template:
         cuts: list[int] = []
         for i, message in enumerate(messages):
             if message["role"] == "assistant":
-                cuts += _Turn(self, messages, i, whole, tools, length, cuts[-1] if cuts else 0).found()
+                cuts += _Turn(self, messages, i, whole, tools, length, cuts[-1] if cuts else 0).bounds()
         return whole, cuts
 
     def rendered(self, messages: Sequence[Message], generation_prompt: bool, tools: Any, length: int) -> str | None:
@@ -111,10 +111,10 @@ class Template:
 
     def end(self, text: str, start: int, blank_only: bool = False) -> int | None:
         """The place behind the first token from start on that ends a turn; with blank_only, if only blanks precede."""
-        found = [(text.index(end, start), -len(end)) for end in self._ends if end in text[start:]]
-        if not found:
+        ends = [(text.index(end, start), -len(end)) for end in self._ends if end in text[start:]]
+        if not ends:
             return None
-        at, length = min(found)
+        at, length = min(ends)
         return at - length if not blank_only or not text[start:at].strip() else None
 
     def kept(self, turn: str) -> int:
@@ -157,7 +157,7 @@ class _Turn:
         self.template, self.messages, self.i, self.whole = template, messages, i, whole
         self.tools, self.length, self.at = tools, length, at
 
-    def found(self) -> tuple[int, int]:
+    def bounds(self) -> tuple[int, int]:
         """(start, stop) of what the assistant writes in the message.
 
         It begins where a prompt for generation ends, and ends where the text of the chat up to the message ends. Where

@@ -52,7 +52,6 @@ BLOCKS = {
     21: (256, 84), 22: (256, 110), 23: (256, 144), 24: (256, 176), 25: (256, 210),
 }  # fmt: skip
 CACHE_LINE = 64
-SHAPE_AT = 24  # the byte of an argument where its shape begins; its strides follow and are the last of it
 
 
 class _Intervals:
@@ -291,10 +290,11 @@ def _decode(args: np.ndarray) -> list[_Arg]:
     """The rows of the argument array. Rows of one rank, shape and strides share the tuples."""
     columns = [args[name].tolist() for name in ("segment", "dtype", "flags", "offset", "bytes", "rank")]
     shapes, strides, raw, size = args["shape"], args["strides"], args.tobytes(), args.dtype.itemsize
+    start = size - shapes.itemsize * shapes.shape[1] - strides.itemsize * strides.shape[1]  # they are the end of a row
     forms: dict[tuple[int, bytes], tuple[tuple[int, ...], tuple[int, ...]]] = {}
     decoded = []
     for i, (segment, kind, flags, offset, length, rank) in enumerate(zip(*columns, strict=True)):
-        key = (rank, raw[i * size + SHAPE_AT : (i + 1) * size])
+        key = (rank, raw[i * size + start : (i + 1) * size])
         form = forms.get(key)
         if form is None:
             form = forms[key] = (tuple(shapes[i].tolist()[:rank]), tuple(strides[i].tolist()[:rank]))

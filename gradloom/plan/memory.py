@@ -16,7 +16,7 @@ import numpy as np
 from ..base.errors import ShapeError
 from ..graph.value import Node, Value
 from .layout import Laid, is_dense
-from .order import Buffer, Order
+from .order import Lifetime, Order
 
 ALIGN = 64
 
@@ -128,16 +128,16 @@ def _roots(values: Iterable[Value], taken: Mapping[Value, Value]) -> dict[Value,
     return roots
 
 
-def _merge(buffers: Mapping[Value, Buffer], roots: Mapping[Value, Value]) -> list[Buffer]:
+def _merge(buffers: Mapping[Value, Lifetime], roots: Mapping[Value, Value]) -> list[Lifetime]:
     """One buffer per root, alive as long as any value that lives in it."""
-    merged: dict[Value, Buffer] = {}
+    merged: dict[Value, Lifetime] = {}
     for value, buffer in buffers.items():
         root = roots[value]
         known = merged.get(root)
         if known is None:
-            merged[root] = Buffer(root, buffer.bytes, buffer.birth, buffer.death)
+            merged[root] = Lifetime(root, buffer.bytes, buffer.birth, buffer.death)
         else:
-            merged[root] = Buffer(root, known.bytes, min(known.birth, buffer.birth), max(known.death, buffer.death))
+            merged[root] = Lifetime(root, known.bytes, min(known.birth, buffer.birth), max(known.death, buffer.death))
     return list(merged.values())
 
 

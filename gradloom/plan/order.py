@@ -17,7 +17,7 @@ from ..graph.value import Node, Value
 from .layout import Laid
 
 
-class Buffer(NamedTuple):
+class Lifetime(NamedTuple):
     """Bytes in the arena: written first by step `birth`, last needed by step `death` (both inclusive)."""
 
     value: Value
@@ -29,7 +29,7 @@ class Buffer(NamedTuple):
 @dataclass(frozen=True)
 class Order:
     steps: tuple[Node, ...]  # one instruction each
-    buffers: dict[Value, Buffer]  # by base value
+    buffers: dict[Value, Lifetime]  # by base value
     end: int  # a death at `end` means: the caller reads it
 
 
@@ -54,7 +54,7 @@ def linear_order(laid: Laid) -> Order:
         if base in birth:
             death[base] = end
     assert all(node in at for node in laid.program.nodes if not node.op.leaf and not node.op.view)
-    return Order(steps, {v: Buffer(v, v.bytes, b, death[v]) for v, b in birth.items()}, end)
+    return Order(steps, {v: Lifetime(v, v.bytes, b, death[v]) for v, b in birth.items()}, end)
 
 
 def is_absent(value: Value, laid: Laid) -> bool:

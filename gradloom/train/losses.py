@@ -51,9 +51,9 @@ def loss_pair(loss: str | Callable[..., Any]) -> LossPair:
 def _own(loss: Callable[..., Any], pred: Outputs, labels: Value | None, weights: Value | None) -> tuple[Value, Value]:
     given = (pred,) if labels is None else (pred, labels)
     takes_weights, named = _weights_for(loss, given, weights)
-    found = loss(*given, **named)
-    if isinstance(found, tuple) and len(found) == 2 and all(isinstance(v, Value) for v in found):
-        total, weight = found
+    made = loss(*given, **named)
+    if isinstance(made, tuple) and len(made) == 2 and all(isinstance(v, Value) for v in made):
+        total, weight = made
         if total.shape or weight.shape:
             raise ShapeError(f"loss: the pair is {describe(total)}, {describe(weight)}; need two scalars (sum, weight)")
         if weights is not None and not takes_weights:
@@ -63,18 +63,18 @@ def _own(loss: Callable[..., Any], pred: Outputs, labels: Value | None, weights:
             )
         return total, weight
     rows = {v.shape[0] for v in values_of(pred) if v.shape} if weights is None else {weights.shape[0]}
-    if not isinstance(found, Value) or found.ndim != 1 or found.shape[0] not in rows:
-        seen = describe(found) if isinstance(found, Value) else type(found).__name__
+    if not isinstance(made, Value) or made.ndim != 1 or made.shape[0] not in rows:
+        seen = describe(made) if isinstance(made, Value) else type(made).__name__
         shown = " or ".join(f"[{n}]" for n in sorted(rows))
         raise ShapeError(f"loss: the function gave {seen}; need one value per row {shown} or a pair (sum, weight)")
     if weights is None:
-        return ops.sum(found), constant(float(found.shape[0]))
+        return ops.sum(made), constant(float(made.shape[0]))
     if takes_weights:
         raise DataError(
             "loss: the function takes the row weights and gave one value per row; need a pair (sum, weight), or a "
             "function without `weights`, whose values are weighted"
         )
-    return ops.sum(found * weights), ops.sum(weights)
+    return ops.sum(made * weights), ops.sum(weights)
 
 
 def _weights_for(

@@ -51,9 +51,9 @@ class Graph:
         self.kept = dict(zip(wanted, gradients(self.losses, wanted), strict=True))
         self.has_backward = True
 
-    def compile(self, **options: Any) -> Run:
+    def compile(self, **options: Any) -> CompiledGraph:
         """Plan and load; the arguments are those of gl.compile."""
-        return Run(self, options)
+        return CompiledGraph(self, options)
 
     def as_pair(self) -> tuple[Value, Value | tuple[Value, ...]]:
         """(input, outputs) for a trainer, which adds the loss. GraphError unless there is one input and no loss yet."""
@@ -74,7 +74,7 @@ class Graph:
         return listing(self.outputs)
 
 
-class Run:
+class CompiledGraph:
     """A compiled Graph: call it with its inputs; read gradients of the last call and what has been accumulated."""
 
     def __init__(self, graph: Graph, options: dict[str, Any]) -> None:
