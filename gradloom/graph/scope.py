@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator
@@ -20,7 +21,8 @@ def user_location() -> str:
         path = frame.f_code.co_filename
         name = _shown.get(path)
         if name is None:
-            ours = path.startswith(_PACKAGE) or "site-packages" in path
+            # contextlib lies between a function and its decorator
+            ours = path.startswith(_PACKAGE) or "site-packages" in path or path == contextlib.__file__
             name = _shown[path] = "" if ours else os.path.basename(path)
         if name or frame.f_back is None:
             return f"{name or os.path.basename(path)}:{frame.f_lineno}"

@@ -23,7 +23,16 @@ except ImportError as error:  # a source tree on the path that was never built h
         f"gradloom: the native core is not in {os.path.dirname(os.path.dirname(__file__))}: this is a source tree; "
         "run from another folder, install it with `pip install -e .`, or build it in place (CONTRIBUTING.md)"
     ) from error
-from ..base.errors import BackendError, GraphError, GuardTripped, IndexOutOfRange, NotFinite, TrainError
+from ..base.arguments import what_is
+from ..base.errors import (
+    BackendError,
+    GraphError,
+    GuardTripped,
+    IndexOutOfRange,
+    NotFinite,
+    SettingError,
+    TrainError,
+)
 from ..base.memory import need_memory, show_bytes
 from ..base.settings import Switches
 from ..graph.declaration import Spec
@@ -117,7 +126,8 @@ class CpuExecutable(Executable):
     def __init__(self, program: Program, plan: Plan, switches: Switches, own: Buffer | None = None) -> None:
         """own: an arena for this executable alone, instead of the one that all share. BackendError: no more memory."""
         super().__init__(program, plan, switches, own_lock=own is not None)
-        assert own is None or isinstance(own, Arena), f"{own}: need an arena of CpuBackend.allocate"
+        if own is not None and not isinstance(own, Arena):
+            raise SettingError(f"arena: got {what_is(own)}; need memory that the backend's allocate(bytes) gave")
         self.arena = _arena if own is None else own
         self.isa = choose_isa(switches.isa)
         try:

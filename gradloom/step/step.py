@@ -37,7 +37,7 @@ def update(
     norm: Value | None = None,
 ) -> tuple[Value, ...]:
     """The optimiser's step on sums / weight, brought down to max_norm. norm: that of sums / weight, where known."""
-    return state.update(parameters, sums, clip_weight(sums if norm is None else norm, weight, max_norm))
+    return tuple(state.update(parameters, sums, clip_weight(sums if norm is None else norm, weight, max_norm)))
 
 
 def end_step(

@@ -69,7 +69,7 @@ class Loop:
         self.training_seconds = 0.0
         self.stopped = False
         self._first_pass = 0  # not 0 when an optimiser with a state of its own goes on
-        self._offset = -trainer.steps  # from the steps of the optimiser to those of this loop
+        self._counts = 0, 0, 0  # steps of the loop and of the optimiser when the pass began, steps of the pass
         trainer.train_state.register("loop", self._memory)
 
     def _memory(self) -> dict[str, Any]:
@@ -113,7 +113,6 @@ class Loop:
         self.passes += 1
         number = self._first_pass + self.passes
         source.order.write(self.order(number))
-        self._offset = self.steps - trainer.steps
         train, val, began = Result(), Result(), time.perf_counter()
         self.latest = train
         try:
@@ -137,14 +136,24 @@ class Loop:
         # The place for a checkpoint: no step is open, the schedule and the listeners have seen the epoch.
 
     def _train(self, source: RowSource, result: Result, display: Display | StepDisplay | None) -> None:
-        steps, began = self.steps, time.perf_counter()
-        rows = min(len(self.train_rows), (self.steps_total - steps) * self.batch_size)
+        rows = min(len(self.train_rows), (self.steps_total - self.steps) * self.batch_size)
+        before, whole, began = self.steps, -(-rows // self.batch_size), time.perf_counter()
+        self._counts = before, self.trainer.steps, whole
         try:
             self._run_part(source, True, result, display, self.on_progress, rows)
+            self.steps = before + whole
+        except BaseException:
+            self.steps = self._steps_now()
+            raise
         finally:
-            self.steps = self._offset + self.trainer.steps
-            self.rows += min((self.steps - steps) * self.batch_size, rows)
+            self.rows += min((self.steps - before) * self.batch_size, rows)
             self.training_seconds += time.perf_counter() - began
+
+    def _steps_now(self) -> int:
+        """The steps of this loop while a pass is under way. A listener may use the optimiser: its own count says little
+        about the rows of this pass, which alone decide when the loop is done."""
+        before, count, whole = self._counts
+        return before + min(max(self.trainer.steps - count, 0), whole)
 
     def _run_part(
         self,
@@ -158,7 +167,8 @@ class Loop:
         """The training rows (so many of them) or the validation rows of a pass; display and listener are told."""
 
         def heard(at: Progress) -> None:
-            self.steps = self._offset + self.trainer.steps
+            if training:
+                self.steps = self._steps_now()
             if display is not None:
                 display.rows(at, self.steps)
             if on_progress is not None:

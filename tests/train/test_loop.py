@@ -51,6 +51,55 @@ def test_a_reset_optimiser_changes_no_count_of_steps():
     assert (run.steps, len(run.history)) == (8, 2)
 
 
+def net():
+    return gl.nn.Sequential(gl.nn.Linear(4, 8, activation="relu"), gl.nn.Linear(8, 3)).init(0)
+
+
+@pytest.mark.parametrize("when", ["on_train_batch", "on_eval_batch"])
+def test_steps_that_a_listener_takes_with_the_same_optimiser_end_no_pass(when):
+    model = net()
+    optimizer = gl.optim.SGD(model.parameters(), lr=0.05)
+
+    def step(_):
+        with gl.grad_tape() as tape:
+            loss = gl.ops.cross_entropy(model(gl.tensor(X[:5])), gl.tensor(Y[:5]))
+        optimizer.step(tape.backward(loss))
+
+    options = {"epochs": 3, "batch_size": 10, "val_split": 0.2, "progress": False, when: step}
+    history = gl.fit(model, (X, Y), optimizer=optimizer, **options)
+    assert [e.train.ndata for e in history] == [40, 40, 40]
+    assert optimizer.steps == (24 if when == "on_train_batch" else 15)
+
+
+@pytest.mark.parametrize("steps", [0, 100])
+def test_a_state_that_is_loaded_in_a_pass_ends_none(steps):
+    model = net()
+    optimizer = gl.optim.SGD(model.parameters(), lr=0.05)
+    state, calls = optimizer.state_dict() | {"steps": np.int64(steps)}, []
+
+    def load(_):
+        calls.append(1)
+        if len(calls) == 3:
+            optimizer.load_state_dict(state)
+
+    options = {"epochs": 4, "batch_size": 10, "progress": False}
+    history = gl.fit(model, (X, Y), optimizer=optimizer, on_train_batch=load, **options)
+    assert [e.train.ndata for e in history] == [50] * 4
+
+
+def test_an_update_may_be_a_list_of_nodes():
+    class Listed(gl.optim.SGD):
+        def update(self, *args, **options):
+            return list(super().update(*args, **options))
+
+    weights = []
+    for rule in (gl.optim.SGD, Listed):
+        model = net()
+        gl.fit(model, (X, Y), optimizer=rule(lr=0.1), batch_size=10, micro_batch_size=5, progress=False)
+        weights.append(model.state_dict())
+    assert all(np.array_equal(weights[0][k], weights[1][k]) for k in weights[0])
+
+
 def test_an_epoch_leaves_no_predictions_behind():
     """100 000 rows have 400 kB of them; an epoch that is over keeps its losses alone."""
     rows = 100_000
