@@ -64,6 +64,13 @@ inline F gelu_tanh_2u(F x) {
 }
 GL_UNARY(GeluTanh, 8, return x * sigmoid(gelu_tanh_2u(x));)
 
+// x (2u)'(x), which is multiplied by sigmoid (1 - sigmoid) of 2u. That is 0 long before |x| reaches the bound, beyond which
+// x^3 would pass f32 and inf * 0 be NaN.
+inline F gelu_tanh_x_slope(F x) {
+  x = min(max(x, F::set1(-1e6f)), F::set1(1e6f));
+  return x * mul_add(x * x, F::set1(0.214064449f), F::set1(1.59576912f));
+}
+
 // ---- two inputs: z = x op y, and dx = g * slope, where g is called x here and the saved value y ------------
 
 GL_BINARY(Add, 1, return x + y;)
@@ -87,8 +94,7 @@ GL_BINARY(SiluBack, 7, const Logistic l(y); return x * (l.s * mul_add(y, l.rest,
 GL_BINARY(ClampBack, 1, return select(ge(y, F::set1(p[0])) & le(y, F::set1(p[1])), x, F::zero());)
 GL_BINARY(GeluTanhBack, 10,
           const Logistic l(gelu_tanh_2u(y));
-          const F slope = mul_add(y * y, F::set1(0.214064449f), F::set1(1.59576912f));  // of 2u
-          return x * mul_add(y * slope, l.s * l.rest, l.s);)
+          return x * mul_add(gelu_tanh_x_slope(y), l.s * l.rest, l.s);)
 #undef GL_UNARY
 #undef GL_BINARY
 

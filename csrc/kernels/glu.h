@@ -32,8 +32,7 @@ struct GeluBoth {
   static constexpr int weight = 13;
   static Slope at(F x) {
     const elementwise::Logistic l(elementwise::gelu_tanh_2u(x));
-    const F inner = mul_add(x * x, F::set1(0.214064449f), F::set1(1.59576912f));  // the slope of 2u
-    return {x * l.s, mul_add(x * inner, l.s * l.rest, l.s)};
+    return {x * l.s, mul_add(elementwise::gelu_tanh_x_slope(x), l.s * l.rest, l.s)};
   }
 };
 

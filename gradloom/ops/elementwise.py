@@ -181,7 +181,7 @@ gelu: OpSpec = _unary(
 )  # fmt: skip
 gelu_tanh: OpSpec = _unary(
     "gelu_tanh", "y = x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))", vjp=lambda g, x: [gelu_tanh_back(g, x)],
-    reference=np_gelu_tanh, samples=unary(-4, 4, special=(0.0, 1e-6, 10.0, 100.0, -100.0, NAN)),
+    reference=np_gelu_tanh, samples=unary(-4, 4, special=(0.0, 1e-6, 10.0, 100.0, -100.0, 1e30, -1e30, NAN)),
 )  # fmt: skip
 silu: OpSpec = _unary(
     "silu", "y = x * sigmoid(x)", vjp=lambda g, x: [silu_back(g, x)], reference=lambda x: x * np_sigmoid(x),
@@ -264,7 +264,7 @@ gelu_back: OpSpec = _slope(
 )  # fmt: skip
 gelu_tanh_back: OpSpec = _slope(
     "gelu_tanh_back", "g x", "dx = g * gelu_tanh'(x)", composition=lambda g, x: _gelu_tanh_back(g, x),
-    samples=unary(-4, 4, count=2, special=(0.0, 10.0, -10.0, 100.0, -100.0)),
+    samples=unary(-4, 4, count=2, special=(0.0, 10.0, -10.0, 100.0, -100.0, 1e30, -1e30)),
 )  # fmt: skip
 silu_back: OpSpec = _slope(
     "silu_back", "g x", "dx = g * s * (1 + x * (1 - s)); s = sigmoid(x)", composition=lambda g, x: _silu_back(g, x),
