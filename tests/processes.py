@@ -24,12 +24,14 @@ def environment(**more: str) -> dict[str, str]:
 def start(command: Sequence[object], **options: Any) -> subprocess.Popen[str]:
     """A process in a process group of its own; stdout and stderr are pipes of text. options: those of Popen.
 
-    A shell starts background jobs with SIGINT ignored, and all their children inherit that: it is set to its default.
+    A shell starts background jobs with SIGINT ignored, nohup those with SIGHUP ignored, and all their children inherit
+    that: both are set to their defaults.
     """
     then = options.pop("preexec_fn", None)
 
     def prepare() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         if then is not None:
             then()
 

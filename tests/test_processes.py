@@ -4,21 +4,39 @@ from __future__ import annotations
 
 import signal
 import sys
+from pathlib import Path
+
+import pytest
 
 from tests import conftest, processes
 
 WAITS = "import time\nprint('ready', flush=True)\ntime.sleep(1000)"
 
 
-def test_ctrl_c_is_heeded_where_the_tests_ignore_it() -> None:
-    old = signal.signal(signal.SIGINT, signal.SIG_IGN)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_is_heeded_where_the_tests_ignore_it(number: int) -> None:
+    old = signal.signal(number, signal.SIG_IGN)
     try:
         job = processes.start([sys.executable, "-c", WAITS])
     finally:
-        signal.signal(signal.SIGINT, old)
+        signal.signal(number, old)
     assert job.stdout is not None and job.stdout.readline() == "ready\n"
-    job.send_signal(signal.SIGINT)
-    assert "KeyboardInterrupt" in job.communicate(timeout=30)[1]
+    job.send_signal(number)
+    assert job.wait(timeout=30) == -number
+
+
+def test_the_tests_send_themselves_signals_where_the_shell_ignores_them(tmp_path: Path) -> None:
+    test = "import os, signal, pytest\ndef test():\n with pytest.raises(KeyboardInterrupt): os.kill(os.getpid(), 2)\n"
+    root = Path(__file__).parents[1]
+    (tmp_path / "test_it.py").write_text(test)
+    (tmp_path / "conftest.py").write_text("from tests.conftest import *\n")
+    ignore = "import signal, sys, pytest; signal.signal(2, signal.SIG_IGN); sys.exit(pytest.main(sys.argv[1:]))"
+    job = processes.start(
+        [sys.executable, "-c", ignore, "-q", "-p", "no:cacheprovider", tmp_path],
+        env=processes.environment(PYTHONPATH=str(root)), cwd=tmp_path,
+    )  # fmt: skip
+    out, err = job.communicate(timeout=60)
+    assert job.returncode == 0, out + err
 
 
 def test_no_process_outlives_its_test() -> None:

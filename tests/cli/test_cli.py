@@ -64,7 +64,7 @@ def test_version_and_module():
         ),
         (["fit", "x.csv"], "gradloom: x.csv: no such file or folder"),
         (["predict", "m.safetensors", "x.csv"], "gradloom: m.safetensors: no such file or directory"),
-        (["predict", "m", "x.csv"], "gradloom: m: suffix (none) is not known; need .safetensors or .gguf"),
+        (["predict", "m", "x.csv"], "gradloom: m: no such file or folder"),
     ],
 )
 def test_bad_options(capsys, tmp_path, monkeypatch, arguments, message):
