@@ -282,8 +282,9 @@ clamp_back: OpSpec = _slope(
 def _gelu_tanh_back(g: Value, x: Value) -> Value:
     c = math.sqrt(2 / math.pi)
     t = tanh(mul(scale(x, factor=c), scale(sqr(x), factor=0.044715, bias=1.0)))
-    inner = scale(sqr(x), factor=3 * 0.044715 * c, bias=c)
-    slope = add(scale(t, factor=0.5, bias=0.5), mul(scale(x, factor=0.5), tanh_back(inner, t)))
+    near = clamp(x, min=-1e6, max=1e6)  # beyond it tanh' is 0, and x^3 may pass f32
+    inner = scale(sqr(near), factor=3 * 0.044715 * c, bias=c)
+    slope = add(scale(t, factor=0.5, bias=0.5), mul(scale(near, factor=0.5), tanh_back(inner, t)))
     return mul(g, slope)
 
 
