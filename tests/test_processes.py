@@ -27,13 +27,12 @@ def test_a_signal_is_heeded_where_the_tests_ignore_it(number: int) -> None:
 
 def test_the_tests_send_themselves_signals_where_the_shell_ignores_them(tmp_path: Path) -> None:
     test = "import os, signal, pytest\ndef test():\n with pytest.raises(KeyboardInterrupt): os.kill(os.getpid(), 2)\n"
-    root = Path(__file__).parents[1]
     (tmp_path / "test_it.py").write_text(test)
     (tmp_path / "conftest.py").write_text("from tests.conftest import *\n")
     ignore = "import signal, sys, pytest; signal.signal(2, signal.SIG_IGN); sys.exit(pytest.main(sys.argv[1:]))"
     job = processes.start(
         [sys.executable, "-c", ignore, "-q", "-p", "no:cacheprovider", tmp_path],
-        env=processes.environment(PYTHONPATH=str(root)), cwd=tmp_path,
+        env=processes.environment(), cwd=tmp_path,
     )  # fmt: skip
     out, err = job.communicate(timeout=60)
     assert job.returncode == 0, out + err

@@ -27,10 +27,8 @@ from .tuning import Tuning, taken
 
 HUGE = 2 << 20  # bytes of a huge page: arenas and scratch take whole ones
 STEP_BYTES = 5 << 10  # of memory for each instruction of a compiled step: its node, its plan, its bytecode; measured
-TOKENIZER_BYTES, TOKEN_BYTES = (
-    12 << 20,
-    480,
-)  # a tokenizer with the words that it remembers; each of its tokens; measured
+TOKENIZER_BYTES = 12 << 20  # of a tokenizer with the words that it remembers; measured
+TOKEN_BYTES = 480  # more of them, for each of its tokens; measured
 
 FEWER_TRAINED = "need fewer trained tensors: --method lora, a smaller --rank, fewer --targets"
 
