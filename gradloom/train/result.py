@@ -25,6 +25,7 @@ class Result:
         self.ndata = 0
         self.counted = 0  # rows with a label that counts
         self.correct = 0
+        self.batches = 0
         self._losses: list[np.ndarray] = []
         self._weights: list[np.ndarray] = []
         self._predictions: list[np.ndarray] | None = []
@@ -45,6 +46,7 @@ class Result:
         self.ndata += rows
         self._losses.append(np.asarray(losses, np.float64).ravel())
         self._weights.append(np.asarray(weights, np.float64).ravel())
+        self.batches += len(self._losses[-1])
         if predictions is not None:
             predicted = predictions.ravel()
             if self._predictions is not None:
@@ -57,10 +59,6 @@ class Result:
                     valid &= np.repeat(row_weights != 0, len(true) // len(row_weights))
                 self.counted += int(valid.sum())
                 self.correct += int(((predicted == true) & valid).sum())
-
-    @property
-    def batches(self) -> int:
-        return sum(len(a) for a in self._losses)
 
     def _parts(self) -> tuple[np.ndarray, np.ndarray]:
         if not self._losses:
@@ -82,6 +80,16 @@ class Result:
         sums, weights = (a[-batches:] for a in self._parts())
         total = float(weights.sum())
         return float(sums.sum()) / total if total else math.nan
+
+    def latest(self, batches: int) -> tuple[float, float]:
+        """(loss, weight) of the last so many batches, without a look at those before them."""
+        total = weight = 0.0
+        for sums, weights in zip(reversed(self._losses), reversed(self._weights), strict=True):
+            if batches < 1:
+                break
+            total, weight = float(sums[-batches:].sum()) + total, float(weights[-batches:].sum()) + weight
+            batches -= len(sums)
+        return total if self.is_total else total / weight if weight else math.nan, weight
 
     @property
     def loss_unc(self) -> float:
@@ -115,6 +123,13 @@ class Result:
             )
         return np.concatenate(self._predictions) if self._predictions else np.empty(0, np.int32)
 
+    def numbers(self) -> dict[str, float]:
+        """What was measured, by name: loss, loss_unc and, of classes, accuracy, accuracy_unc."""
+        found = {"loss": self.loss, "loss_unc": self.loss_unc}
+        if self.counted:
+            found |= {"accuracy": self.accuracy, "accuracy_unc": self.accuracy_unc}
+        return found
+
     def drop_predictions(self) -> None:
         """Free the predictions, if there are any; what they measured stays."""
         self._predictions = None if self._predictions else self._predictions
@@ -138,6 +153,11 @@ class EpochResult:
     val: Result | None
     seconds: float
     planned_bytes: int = 0
+
+    def numbers(self) -> dict[str, float]:
+        """What was measured, by name: loss, loss_unc, accuracy, ... of training; val_loss, ... of validation."""
+        val = {} if self.val is None else self.val.numbers()
+        return self.train.numbers() | {f"val_{name}": number for name, number in val.items()}
 
     def drop_predictions(self) -> None:
         """Free the predictions: fit keeps those of its last epoch."""
