@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -147,7 +148,8 @@ class Result:
 class EpochResult:
     """One epoch of a fit: its number from 1, what training and validation measured (val is None without a split).
 
-    seconds: of both. planned_bytes: the arena and scratch that the steps so far planned for.
+    seconds: of both. planned_bytes: the arena and scratch that the steps so far planned for. rates: the learning rates of
+    its last step by name: "lr"; none where no step was done.
     """
 
     epoch: int
@@ -155,6 +157,7 @@ class EpochResult:
     val: Result | None
     seconds: float
     planned_bytes: int = 0
+    rates: Mapping[str, float] = field(default_factory=dict)
 
     def drop_predictions(self) -> None:
         """Free the predictions: fit keeps those of its last epoch."""
