@@ -25,8 +25,9 @@ from ..parallel.agree import agreed, is_root, same_settings
 from ..train.callbacks import Callback, Listeners
 from ..train.display import StepDisplay
 from ..train.epoch import Listener, Progress
+from ..train.history import History
 from ..train.loop import Loop
-from ..train.result import EpochResult, Result
+from ..train.result import Result
 from .arguments import adapter_of
 from .lora import LoRA, files_of_adapter
 from .model import Adapter, Model, model_of
@@ -179,7 +180,7 @@ class Run(Tuning):
         return "lora" if isinstance(self.adapter, LoRA) else "full"
 
     @property
-    def history(self) -> list[EpochResult]:
+    def history(self) -> History:
         """A result for each pass."""
         return self.loop.history
 

@@ -5,6 +5,7 @@ from .callbacks import BatchResult, Callback
 from .dp_train import DPResult, dp_train
 from .epoch import Progress, epoch
 from .fit import evaluate, fit, predict
+from .history import History
 from .loop import Loop
 from .result import EpochResult, Result
 from .stopping import EarlyStopping
@@ -16,6 +17,7 @@ __all__ = [
     "DPResult",
     "EarlyStopping",
     "EpochResult",
+    "History",
     "Loop",
     "Progress",
     "Result",
