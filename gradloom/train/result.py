@@ -168,8 +168,8 @@ class Result:
 class EpochResult:
     """One epoch of a fit: its number from 1, what training and validation measured (val is None without a split).
 
-    seconds: of both. planned_bytes: the arena and scratch that the steps so far planned for. rates: the learning rates of
-    its last step by name: "lr"; none where no step was done.
+    seconds: of both. planned_bytes: the arena and scratch that the steps so far planned for. rates: the learning rates
+    of its last step by name: "lr"; none where no step was done.
     """
 
     epoch: int
