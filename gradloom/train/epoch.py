@@ -97,6 +97,7 @@ def run_part(
     micro_batch_size: int,
     on_batch: Listener | None = None,
     on_progress: Listener | None = None,
+    each: bool = False,
     start: int | None = None,
     stop: int | None = None,
     seconds: float = 0.0,
@@ -104,7 +105,7 @@ def run_part(
     """Train or evaluate on rows start..stop of the source's order, a segment of the part first..last (all of it by
     default), which the listeners are told of as a whole; `seconds` of it have passed.
 
-    on_batch is called after every micro-batch, on_progress at least every 0.2 s.
+    on_batch is called after every micro-batch, on_progress at least every 0.2 s, with `each` after every one, too.
     """
     start, stop = first if start is None else start, last if stop is None else stop
     began = time.perf_counter() - seconds
@@ -118,7 +119,7 @@ def run_part(
     trainer.run_rows(
         source, start, stop, result,
         batch_size=batch_size if training else micro_batch_size, micro_batch_size=micro_batch_size, backward=training,
-        each=on_batch is not None, heard=heard if listeners else None,
+        each=each or on_batch is not None, heard=heard if listeners else None,
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,11 +15,13 @@ from ..base.errors import NonFiniteError
 from ..base.interrupts import StopTraining
 from ..data.dataset import Dataset
 from ..step.state import check_equal, check_names
+from .callbacks import BatchReports, Callback, Callbacks, Listeners
 from .display import Display, StepDisplay
 from .epoch import Listener, Progress, run_part
+from .history import History
 from .result import EpochResult, Result
 from .source import RowSource
-from .stopping import Listeners, Listening, monitored
+from .stopping import monitored
 from .trainer import Trainer
 
 
@@ -47,6 +49,7 @@ class Loop:
     steps                 optimiser steps in all, skipped ones included; the last pass may be cut
     validates_first       measure the validation rows before the first step, too
     before_pass           called before each pass, by each rank
+    callbacks             gl.train.Callback, several: told of each optimiser step, pass, ...
     on_epoch              told of each EpochResult (one listener or several)
     on_progress           told of the state of a pass at least every 0.2 s; on_train_batch, on_eval_batch: after each
                           micro-batch. Any listener may raise StopTraining: the pass ends, its part is in the history,
@@ -72,6 +75,7 @@ class Loop:
         seed: int = 0,
         validates_first: bool = False,
         before_pass: Callable[[], None] | None = None,
+        callbacks: Sequence[Callback] | None = None,
         on_epoch: Listeners = None,
         on_progress: Listener | None = None,
         on_train_batch: Listener | None = None,
@@ -82,8 +86,8 @@ class Loop:
         self.steps_total, self.seed, self.validates_first = steps, seed, validates_first
         self.before_pass, self.on_progress = before_pass, on_progress
         self.on_train_batch, self.on_eval_batch = on_train_batch, on_eval_batch
-        self.listeners = Listening(on_epoch)
-        self.history: list[EpochResult] = []
+        self.callbacks = Callbacks(callbacks, on_epoch)
+        self.history = History()
         self.before: Result | None = None
         self.latest = Result()
         self.steps = self.rows = self.passes = 0
@@ -95,6 +99,8 @@ class Loop:
         self._pass: Pass | None = None  # the one under way
         trainer.train_state.register("loop", self._memory, self._load)
         trainer.train_state.register("time", self._times, self._load_times)
+        if self.callbacks:
+            trainer.train_state.register("callbacks", self.callbacks.state, self._load_callbacks)
 
     # ---- its state -------------------------------------------------------------------------------------------
 
@@ -154,6 +160,10 @@ class Loop:
 
         return load
 
+    def _load_callbacks(self, values: Mapping[str, Any]) -> Callable[[], None]:
+        self.callbacks.check_resumable()
+        return lambda: self.callbacks.load_state(values)
+
     def order(self, number: int) -> np.ndarray:
         """The rows in the order of a pass, counted from 1: those that train, then those of validation."""
         return np.concatenate([self.data.order(self.seed, number, self.train_rows), self.val_rows])
@@ -167,7 +177,7 @@ class Loop:
         self.stopped = False
         if not self.passes:
             self._first_pass = trainer.epoch
-            self.listeners.begin(trainer)
+            self._tell("begin", self.callbacks.begin, self)
         with display or contextlib.nullcontext(), trainer.together(), trainer.claim:
             if self.validates_first and not self.passes and len(self.val_rows) and self.before is None:
                 source.order.write(self.order(self._first_pass + 1))
@@ -177,10 +187,10 @@ class Loop:
                 if display is not None:
                     display.before(self.before)
             if display is not None:
-                display.begin(self.steps)
+                display.begin(self)
             while (self._pass is not None or self.steps < self.steps_total) and not self.stopped:
                 self._run_pass(source, display)
-        trainer.tell(self.listeners.end if self.listeners else None)
+        self._tell("end", self.callbacks.end, self.history)
 
     def _run_pass(self, source: RowSource, display: Display | StepDisplay | None) -> None:
         """What is left of a pass over the training rows (the last may be cut by `steps`), then validation, then the
@@ -202,7 +212,9 @@ class Loop:
             self._pass = None
             raise
         seconds = time.perf_counter() - began
-        result = EpochResult(now.number, train, val if val.ndata else None, seconds, trainer.planned_bytes)
+        measured = val if val.ndata else None
+        rates = trainer.optimizer_state.rates(max(trainer.steps - 1, 0), now.number - 1) if train.ndata else {}
+        result = EpochResult(now.number, train, measured, seconds, trainer.planned_bytes, rates)
         self.history.append(result)
         self._pass = None
         if display is not None:
@@ -214,8 +226,12 @@ class Loop:
         if self.stopped:
             return
         trainer.optimizer_state.observe(monitored(result))
+        self._tell("on_epoch", self.callbacks.epoch, result)
+
+    def _tell(self, event: str, call: Callable[[Any], None], told: Any) -> None:
+        """Tell the callbacks of an event between two steps; one that raises StopTraining ends the training."""
         try:
-            trainer.tell(self.listeners or None, result)
+            self.trainer.tell(call if self.callbacks.hears(event) else None, told)
         except StopTraining:
             self.stopped = True
 
@@ -229,13 +245,16 @@ class Loop:
     def _train(self, source: RowSource, now: Pass, began: float, display: Display | StepDisplay | None) -> None:
         """The training rows that are left of a pass, segment by segment."""
         whole = -(-now.rows // self.batch_size)
+        reports = None
+        if self.callbacks.hears("on_batch"):
+            reports = BatchReports(self.callbacks, source, now.train, now.number, now.done * self.batch_size)
         if self.ends and now.done < whole:  # what cannot be built is said before anything is trained
             self.trainer.prepare(
                 source, 0, now.rows, batch_size=self.batch_size, micro_batch_size=self.micro_batch_size
             )
         while now.done < whole:
             left = min((every - self.steps % every for every in self.ends), default=whole)
-            self._segment(source, now, min(now.done + left, whole), began, display)
+            self._segment(source, now, min(now.done + left, whole), began, display, reports)
             if now.done == whole:
                 self.trainer.epoch += 1
                 if now.train.skipped == whole:
@@ -247,7 +266,13 @@ class Loop:
                 each()
 
     def _segment(
-        self, source: RowSource, now: Pass, stop: int, began: float, display: Display | StepDisplay | None
+        self,
+        source: RowSource,
+        now: Pass,
+        stop: int,
+        began: float,
+        display: Display | StepDisplay | None,
+        reports: BatchReports | None,
     ) -> None:
         """The steps of a pass up to `stop`."""
         first, start = time.perf_counter(), now.done
@@ -258,13 +283,15 @@ class Loop:
                 display.rows(at, self.steps)
             if self.on_progress is not None:
                 self.on_progress(at)
+            if reports is not None:
+                reports.look(min(now.done * self.batch_size, now.rows), self.steps)
 
         self.trainer.local.done = 0
         try:
             run_part(
                 self.trainer, source, 0, now.rows, now.train,
                 training=True, batch_size=self.batch_size, micro_batch_size=self.micro_batch_size,
-                on_batch=self.on_train_batch, on_progress=heard,
+                on_batch=self.on_train_batch, on_progress=heard, each=reports is not None,
                 start=start * self.batch_size, stop=min(stop * self.batch_size, now.rows), seconds=first - began,
             )  # fmt: skip
         finally:

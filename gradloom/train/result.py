@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..base.errors import TrainError
 from ..data.dataset import IGNORED
+
+UNCERTAINTY = "_unc"  # how the name of an uncertainty ends: loss, loss_unc
 
 
 class Mark(NamedTuple):
@@ -29,8 +31,10 @@ class Result:
     loss is the weighted mean over all rows (the plain total for the loss "sum"), loss_unc its standard error from the
     scatter between batches: sqrt(var/(n-1)) with var weighted by the batches' weights, as in ggml for equal ones; nan
     for fewer than two batches. accuracy is the share of rows whose largest output is the label, accuracy_unc
-    sqrt(a(1-a)/(n-1)); nan where there are no classes. predictions are the largest outputs, in the order of the rows.
-    skipped: optimiser steps that were left out because a number was not finite; their rows are no part of the rest.
+    sqrt(a(1-a)/(n-1)); nan where there are no classes. grad_norms: f64[optimiser steps], the global norm of each step's
+    gradient before clipping; grad_norm: that of the last step, nan before the first. predictions are the largest
+    outputs, in the order of the rows. skipped: optimiser steps that were left out because a number was not finite;
+    their rows are no part of the rest.
     """
 
     def __init__(self) -> None:
@@ -43,6 +47,7 @@ class Result:
         self._predicted = 0  # predictions that it holds
         self._losses: list[np.ndarray] = []
         self._weights: list[np.ndarray] = []
+        self._norms: list[np.ndarray] = []
         self._predictions: list[np.ndarray] | None = []
 
     def add(
@@ -53,15 +58,19 @@ class Result:
         predictions: np.ndarray | None = None,
         labels: np.ndarray | None = None,
         row_weights: np.ndarray | None = None,
+        grad_norms: np.ndarray | None = None,
     ) -> None:
-        """Batches of `rows` rows in all: loss sums and weights, one per batch; predicted and true ids, one per row.
+        """Batches of `rows` rows in all: loss sums and weights, one per batch; predicted and true ids, one per row; the
+        gradient's norm, one per optimiser step that ended in them.
 
         Rows of weight 0 and rows that are ignored do not count for the accuracy.
         """
         self.ndata += rows
         self._losses.append(np.asarray(losses, np.float64).ravel())
-        self.batches += len(self._losses[-1])
         self._weights.append(np.asarray(weights, np.float64).ravel())
+        self.batches += len(self._losses[-1])
+        if grad_norms is not None:
+            self._norms.append(np.asarray(grad_norms, np.float64).ravel())
         if predictions is not None:
             predicted = predictions.ravel()
             if self._predictions is not None:
@@ -89,14 +98,15 @@ class Result:
             self._predictions = [np.concatenate(self._predictions)[: self._predicted]]
 
     def state(self) -> dict[str, Any]:
-        """All that it holds, as plain values and arrays: losses f64[batches], weights f64[batches], predictions
-        i32[rows] or None."""
+        """All that it holds, as plain values and arrays: losses f64[batches], weights f64[batches], grad_norms
+        f64[steps], predictions i32[rows] or None."""
         sums, weights = self._parts()
         kept = self._predictions
         predictions = np.concatenate(kept) if kept else None if kept is None else np.empty(0, np.int32)
         return {
             "is_total": self.is_total, "ndata": self.ndata, "counted": self.counted, "correct": self.correct,
-            "skipped": self.skipped, "losses": sums, "weights": weights, "predictions": predictions,
+            "skipped": self.skipped, "losses": sums, "weights": weights, "grad_norms": self.grad_norms,
+            "predictions": predictions,
         }  # fmt: skip
 
     @classmethod
@@ -106,6 +116,7 @@ class Result:
         made.is_total, made.ndata, made.counted = state["is_total"], state["ndata"], state["counted"]
         made.correct, made.skipped, made.batches = state["correct"], state["skipped"], len(state["losses"])
         made._losses, made._weights = [state["losses"]], [state["weights"]]
+        made._norms = [state["grad_norms"]] if len(state["grad_norms"]) else []
         predictions = state["predictions"]
         made._predicted = 0 if predictions is None else len(predictions)
         made._predictions = None if predictions is None else [predictions] if made._predicted else []
@@ -132,6 +143,16 @@ class Result:
         total = float(weights.sum())
         return float(sums.sum()) / total if total else math.nan
 
+    def latest(self, batches: int) -> tuple[float, float]:
+        """(loss, weight) of the last so many batches, without a look at those before them."""
+        total = weight = 0.0
+        for sums, weights in zip(reversed(self._losses), reversed(self._weights), strict=True):
+            if batches < 1:
+                break
+            total, weight = float(sums[-batches:].sum()) + total, float(weights[-batches:].sum()) + weight
+            batches -= len(sums)
+        return total if self.is_total else total / weight if weight else math.nan, weight
+
     @property
     def loss_unc(self) -> float:
         sums, weights = self._parts()
@@ -145,6 +166,16 @@ class Result:
         mean = float(np.average(per_batch, weights=weights[used]))
         variance = float(np.average((per_batch - mean) ** 2, weights=weights[used]))
         return math.sqrt(variance / (n - 1))
+
+    @property
+    def grad_norms(self) -> np.ndarray:
+        if len(self._norms) > 1:
+            self._norms = [np.concatenate(self._norms)]
+        return self._norms[0] if self._norms else np.empty(0)
+
+    @property
+    def grad_norm(self) -> float:
+        return float(self._norms[-1][-1]) if self._norms else math.nan
 
     @property
     def accuracy(self) -> float:
@@ -164,6 +195,16 @@ class Result:
             )
         return np.concatenate(self._predictions) if self._predictions else np.empty(0, np.int32)
 
+    def numbers(self) -> dict[str, float]:
+        """What was measured, by name: loss, accuracy where there are classes, each followed by its uncertainty (name +
+        "_unc") as far as it is known."""
+        found = {"loss": self.loss, "loss_unc": self.loss_unc}
+        if self.counted:
+            found |= {"accuracy": self.accuracy, "accuracy_unc": self.accuracy_unc}
+        return {
+            name: number for name, number in found.items() if not (name.endswith(UNCERTAINTY) and math.isnan(number))
+        }
+
     def drop_predictions(self) -> None:
         """Free the predictions, if there are any; what they measured stays."""
         self._predictions = None if self._predictions else self._predictions
@@ -181,7 +222,8 @@ class Result:
 class EpochResult:
     """One epoch of a fit: its number from 1, what training and validation measured (val is None without a split).
 
-    seconds: of both. planned_bytes: the arena and scratch that the steps so far planned for.
+    seconds: of both. planned_bytes: the arena and scratch that the steps so far planned for. rates: the learning rates
+    of its last step by name: "lr"; none where no step was done.
     """
 
     epoch: int
@@ -189,6 +231,12 @@ class EpochResult:
     val: Result | None
     seconds: float
     planned_bytes: int = 0
+    rates: Mapping[str, float] = field(default_factory=dict)
+
+    def numbers(self) -> dict[str, float]:
+        """What was measured, by name: loss, loss_unc, accuracy, ... of training; val_loss, ... of validation."""
+        val = {} if self.val is None else self.val.numbers()
+        return self.train.numbers() | {f"val_{name}": number for name, number in val.items()}
 
     def drop_predictions(self) -> None:
         """Free the predictions: fit keeps those of its last epoch."""
@@ -198,7 +246,7 @@ class EpochResult:
 
     def state(self) -> dict[str, Any]:
         """All but its seconds, as plain values and arrays: "train.losses", "val.losses", ..., see Result.state."""
-        plain = {"epoch": self.epoch, "planned_bytes": self.planned_bytes}
+        plain = {"epoch": self.epoch, "planned_bytes": self.planned_bytes, "rates": dict(self.rates)}
         parts = {"train": self.train} | ({} if self.val is None else {"val": self.val})
         return plain | {f"{part}.{name}": value for part, one in parts.items() for name, value in one.state().items()}
 
@@ -210,4 +258,4 @@ class EpochResult:
             for part in ("train.", "val.")
         )
         made = Result.of_state(val) if val else None
-        return cls(state["epoch"], Result.of_state(train), made, seconds, state["planned_bytes"])
+        return cls(state["epoch"], Result.of_state(train), made, seconds, state["planned_bytes"], state["rates"])
