@@ -24,8 +24,9 @@ from ..files import refuse_input
 from ..parallel.agree import agreed, is_root, same_settings
 from ..train.display import StepDisplay
 from ..train.epoch import Listener, Progress
+from ..train.history import History
 from ..train.loop import Loop
-from ..train.result import EpochResult, Result
+from ..train.result import Result
 from ..train.stopping import Listeners
 from .arguments import adapter_of
 from .lora import LoRA, files_of_adapter
@@ -176,7 +177,7 @@ class Run(Tuning):
         return "lora" if isinstance(self.adapter, LoRA) else "full"
 
     @property
-    def history(self) -> list[EpochResult]:
+    def history(self) -> History:
         """A result for each pass."""
         return self.loop.history
 

@@ -4,6 +4,7 @@ from ..base.interrupts import StopTraining
 from .dp_train import DPResult, dp_train
 from .epoch import Progress, epoch
 from .fit import evaluate, fit, predict
+from .history import History
 from .loop import Loop
 from .result import EpochResult, Result
 from .stopping import EarlyStopping
@@ -13,6 +14,7 @@ __all__ = [
     "DPResult",
     "EarlyStopping",
     "EpochResult",
+    "History",
     "Loop",
     "Progress",
     "Result",

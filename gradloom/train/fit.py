@@ -18,9 +18,10 @@ from ..parallel.join import ranks_of
 from .arguments import check_batch, check_options
 from .display import Display
 from .epoch import Listener
+from .history import History
 from .loop import Loop
 from .outputs import mapped
-from .result import EpochResult, Result
+from .result import Result
 from .source import numbers
 from .stopping import Listeners
 from .trained import Freeze
@@ -51,8 +52,8 @@ def fit(
     exchange: str = "ordered",
     timeout: float = TIMEOUT,
     **options: Any,
-) -> list[EpochResult]:
-    """Train a model and return one EpochResult per epoch.
+) -> History:
+    """Train a model and return one EpochResult per epoch: a list, see History.
 
     data: a Dataset, (x, y), or one array. The rows are permuted once by the seed; the last `val_split` share of that
     order is for validation and is never trained on; the training part is shuffled, by shards, before each epoch.

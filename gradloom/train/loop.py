@@ -13,6 +13,7 @@ from ..base.interrupts import StopTraining
 from ..data.dataset import Dataset
 from .display import Display, StepDisplay
 from .epoch import Listener, Progress, run_part
+from .history import History
 from .result import EpochResult, Result
 from .source import RowSource
 from .stopping import Listeners, Listening, monitored
@@ -62,7 +63,7 @@ class Loop:
         self.before_pass, self.on_progress = before_pass, on_progress
         self.on_train_batch, self.on_eval_batch = on_train_batch, on_eval_batch
         self.listeners = Listening(on_epoch)
-        self.history: list[EpochResult] = []
+        self.history = History()
         self.before: Result | None = None
         self.latest = Result()
         self.steps = self.rows = self.passes = 0
@@ -122,7 +123,9 @@ class Loop:
         except StopTraining:
             self.stopped = True
         seconds = time.perf_counter() - began
-        result = EpochResult(number, train, val if val.ndata else None, seconds, trainer.planned_bytes)
+        measured = val if val.ndata else None
+        rates = trainer.optimizer_state.rates(max(trainer.steps - 1, 0), number - 1) if train.ndata else {}
+        result = EpochResult(number, train, measured, seconds, trainer.planned_bytes, rates)
         self.history.append(result)
         if display is not None:
             display.epoch(result)

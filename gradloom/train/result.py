@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,7 +18,9 @@ class Result:
     loss is the weighted mean over all rows (the plain total for the loss "sum"), loss_unc its standard error from the
     scatter between batches: sqrt(var/(n-1)) with var weighted by the batches' weights, as in ggml for equal ones; nan
     for fewer than two batches. accuracy is the share of rows whose largest output is the label, accuracy_unc
-    sqrt(a(1-a)/(n-1)); nan where there are no classes. predictions are the largest outputs, in the order of the rows.
+    sqrt(a(1-a)/(n-1)); nan where there are no classes. grad_norms: f64[optimiser steps], the global norm of each step's
+    gradient before clipping; grad_norm: that of the last step, nan before the first. predictions are the largest
+    outputs, in the order of the rows.
     """
 
     def __init__(self) -> None:
@@ -27,6 +30,7 @@ class Result:
         self.correct = 0
         self._losses: list[np.ndarray] = []
         self._weights: list[np.ndarray] = []
+        self._norms: list[np.ndarray] = []
         self._predictions: list[np.ndarray] | None = []
 
     def add(
@@ -37,14 +41,18 @@ class Result:
         predictions: np.ndarray | None = None,
         labels: np.ndarray | None = None,
         row_weights: np.ndarray | None = None,
+        grad_norms: np.ndarray | None = None,
     ) -> None:
-        """Batches of `rows` rows in all: loss sums and weights, one per batch; predicted and true ids, one per row.
+        """Batches of `rows` rows in all: loss sums and weights, one per batch; predicted and true ids, one per row; the
+        gradient's norm, one per optimiser step that ended in them.
 
         Rows of weight 0 and rows that are ignored do not count for the accuracy.
         """
         self.ndata += rows
         self._losses.append(np.asarray(losses, np.float64).ravel())
         self._weights.append(np.asarray(weights, np.float64).ravel())
+        if grad_norms is not None:
+            self._norms.append(np.asarray(grad_norms, np.float64).ravel())
         if predictions is not None:
             predicted = predictions.ravel()
             if self._predictions is not None:
@@ -98,6 +106,16 @@ class Result:
         return math.sqrt(variance / (n - 1))
 
     @property
+    def grad_norms(self) -> np.ndarray:
+        if len(self._norms) > 1:
+            self._norms = [np.concatenate(self._norms)]
+        return self._norms[0] if self._norms else np.empty(0)
+
+    @property
+    def grad_norm(self) -> float:
+        return float(self._norms[-1][-1]) if self._norms else math.nan
+
+    @property
     def accuracy(self) -> float:
         return self.correct / self.counted if self.counted else math.nan
 
@@ -130,7 +148,8 @@ class Result:
 class EpochResult:
     """One epoch of a fit: its number from 1, what training and validation measured (val is None without a split).
 
-    seconds: of both. planned_bytes: the arena and scratch that the steps so far planned for.
+    seconds: of both. planned_bytes: the arena and scratch that the steps so far planned for. rates: the learning rates
+    of its last step by name: "lr"; none where no step was done.
     """
 
     epoch: int
@@ -138,6 +157,7 @@ class EpochResult:
     val: Result | None
     seconds: float
     planned_bytes: int = 0
+    rates: Mapping[str, float] = field(default_factory=dict)
 
     def drop_predictions(self) -> None:
         """Free the predictions: fit keeps those of its last epoch."""
