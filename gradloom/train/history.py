@@ -6,12 +6,10 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import BackendError, SettingError
-from .result import EpochResult, Result
+from .result import UNCERTAINTY, EpochResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-UNCERTAINTY = "_unc"  # the end of the name of an uncertainty: loss, loss_unc
 
 
 class History(list[EpochResult]):
@@ -20,10 +18,10 @@ class History(list[EpochResult]):
     def to_dict(self) -> dict[str, list[Any]]:
         """Column name -> a value for each pass; what JSON holds, and what pandas.DataFrame takes.
 
-        epoch, the numbers of training (loss, loss_unc, accuracy, ...: see `measured`), those of validation with "val_"
-        before their names, lr (the rate of the pass's last step; with parameter groups the others, too), grad_norm (the
-        mean norm of the steps' gradients before clipping), seconds. A column is there when some pass has it; None where
-        a pass does not, and for numbers that are not finite.
+        epoch, what EpochResult.numbers has (loss, loss_unc, accuracy, ..., val_loss, ...), lr (the rate of the pass's
+        last step; with parameter groups the others, too), grad_norm (the mean norm of the steps' gradients before
+        clipping), seconds. A column is there when some pass has it; None where a pass does not, and for numbers that
+        are not finite.
         """
         rows = [row_of(epoch) for epoch in self]
         names = dict.fromkeys(name for row in rows for name in row)
@@ -38,7 +36,7 @@ class History(list[EpochResult]):
             raise SettingError("plot: the history has no epoch; need at least one")
         plt = _pyplot()
         columns = self.to_dict()
-        names = list(dict.fromkeys(n for e in self for n in measured(e.train) if not n.endswith(UNCERTAINTY)))
+        names = list(dict.fromkeys(n for e in self for n in e.train.numbers() if not n.endswith(UNCERTAINTY)))
         figure, axes = plt.subplots(1, len(names), figsize=(5 * len(names), 3.5), squeeze=False, layout="constrained")
         for axis, name in zip(axes[0], names, strict=True):
             for column, label in ((name, "training"), (f"val_{name}", "validation")):
@@ -50,22 +48,9 @@ class History(list[EpochResult]):
         return figure
 
 
-def measured(result: Result, before: str = "") -> dict[str, float]:
-    """The numbers of a Result by name: loss, accuracy where there are classes, each followed by its uncertainty (name +
-    "_unc") as far as it is known. before: what each name begins with, such as "val_"."""
-    found = {"loss": result.loss, "loss_unc": result.loss_unc}
-    if result.counted:
-        found |= {"accuracy": result.accuracy, "accuracy_unc": result.accuracy_unc}
-    unknown = [name for name, value in found.items() if name.endswith(UNCERTAINTY) and math.isnan(value)]
-    return {before + name: value for name, value in found.items() if name not in unknown}
-
-
 def row_of(epoch: EpochResult) -> dict[str, Any]:
     """What a pass measured, by name of its column: see History.to_dict."""
-    row: dict[str, Any] = {"epoch": epoch.epoch, **measured(epoch.train)}
-    if epoch.val is not None:
-        row |= measured(epoch.val, "val_")
-    row |= epoch.rates
+    row: dict[str, Any] = {"epoch": epoch.epoch, **epoch.numbers(), **epoch.rates}
     if len(epoch.train.grad_norms):
         row["grad_norm"] = float(epoch.train.grad_norms.mean())
     return row | {"seconds": epoch.seconds}
