@@ -13,7 +13,7 @@ from .fit_report import Job, announce, measure, measure_test, summarise, write_r
 from .fit_settings import FitSettings, rows_of, settle, with_split
 
 if TYPE_CHECKING:
-    from ..train.fit import EpochResult
+    from ..train.result import EpochResult
 
 
 def run(asked: Asked[FitSettings]) -> int:
@@ -126,11 +126,6 @@ def _optimizer(job: Job) -> Any:
     return gl.optim.SGD(job.net.parameters(), lr=rate, momentum=0.9)
 
 
-def _rate(optimizer: Any) -> float:
-    """Of the last step that was done."""
-    return optimizer.lr(optimizer.state.steps - 1, 0)
-
-
 def _train(job: Job, optimizer: Any) -> list[EpochResult]:
     import gradloom as gl
 
@@ -148,6 +143,6 @@ def _train(job: Job, optimizer: Any) -> list[EpochResult]:
         parallel=job.ranks,
         exchange=use.exchange or "ordered",
         on_progress=job.watch,
-        on_epoch=lambda result: job.watch.epoch(result, _rate(optimizer)),
+        on_epoch=job.watch.epoch,
         threads=use.threads,
     )

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from ..data import Dataset, Table
     from ..parallel.communicator import Communicator
     from ..train.epoch import Progress
-    from ..train.fit import EpochResult
-    from ..train.result import Result
+    from ..train.result import EpochResult, Result
 
 
 @dataclass
@@ -34,9 +33,10 @@ class Watch:
         if not results or results[-1] is not at.result:
             results.append(at.result)
 
-    def epoch(self, result: EpochResult, rate: float) -> None:
-        numbers = _of(result.train, "train") | ({} if result.val is None else _of(result.val, "val"))
-        self.epochs.append({"epoch": result.epoch, **numbers, "lr": rate, "seconds": round(result.seconds, 6)})
+    def epoch(self, result: EpochResult) -> None:
+        from ..train.history import row_of
+
+        self.epochs.append(row_of(result))
 
 
 @dataclass

@@ -136,9 +136,11 @@ def test_the_result_has_the_history(capsys, tmp_path):
     found = fitted(capsys, tmp_path, flowers(tmp_path / "t.csv"), "--epochs", 4, "--val-split", 0.2, "--lr", 0.01)
     history = found["history"]
     assert [one["epoch"] for one in history] == [1, 2, 3, 4]
-    assert history[-1]["train_loss"] == found["train_loss"] < history[0]["train_loss"]
-    for name in ("val_loss", "val_loss_unc", "val_accuracy", "train_accuracy"):
-        assert history[-1][name] == found[name]
+    assert history[-1]["loss"] == found["train_loss"] < history[0]["loss"]
+    for name in ("loss_unc", "accuracy"):
+        assert history[-1][name] == found[f"train_{name}"]
+    for name in ("val_loss", "val_loss_unc", "val_accuracy"):
+        assert history[-1].get(name) == found[name]
     steps = found["steps"]
     for i, one in enumerate(history):
         last = (i + 1) * steps // 4 - 1
