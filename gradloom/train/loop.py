@@ -104,7 +104,7 @@ class Loop:
                 if display is not None:
                     display.before(self.before)
             if display is not None:
-                display.begin(self.steps)
+                display.begin(self)
             while self.steps < self.steps_total and not self.stopped:
                 self._pass(source, display)
         self._tell("end", self.callbacks.end, self.history)
