@@ -190,6 +190,8 @@ class Loop:
                 display.rows(at, self.steps)
             if on_progress is not None:
                 on_progress(at)
+            if self.callbacks.hears("on_progress"):
+                self.callbacks.progress(at)
             if reports is not None:
                 reports.look()
 
