@@ -68,6 +68,13 @@ def test_the_page_of_optimisers_runs() -> None:
     assert float(names["loss"]) < 0.6 and names["opt"].steps == 31 and names["history"]
 
 
+def test_the_page_of_what_steers_a_training_runs() -> None:
+    names: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "steering.md").read_text(), re.S):
+        exec(block, names)
+    assert names["stop"].best > 0.9 and names["curve"].suggestion > 1e-4  # type: ignore[attr-defined]
+
+
 def test_the_page_of_the_eager_style_runs() -> None:
     import numpy as np
 

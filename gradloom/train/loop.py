@@ -283,6 +283,8 @@ class Loop:
                 display.rows(at, self.steps)
             if self.on_progress is not None:
                 self.on_progress(at)
+            if self.callbacks.hears("on_progress"):
+                self.callbacks.progress(at)
             if reports is not None:
                 reports.look(min(now.done * self.batch_size, now.rows), self.steps)
 
@@ -315,6 +317,8 @@ class Loop:
                 display.rows(at, self.steps)
             if on_progress is not None:
                 on_progress(at)
+            if self.callbacks.hears("on_progress"):
+                self.callbacks.progress(at)
 
         run_part(
             self.trainer, source, len(self.train_rows), source.n, result,

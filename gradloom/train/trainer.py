@@ -83,6 +83,7 @@ class Trainer:
     on_nonfinite  what run_rows (and so epoch) does with a batch whose loss or gradient is not finite: "stop" with
                NonFiniteError, or "skip" it: its rows and its random numbers are consumed, the optimiser's step count,
                moments and schedule stay, Result.skipped counts it. `step` always stops
+    class_weights  f32 [classes]: in training a label weighs so much, times the weight of its row; evaluation has none
     The other arguments are those of gl.compile.
 
     One thread at a time uses a trainer (or several trainers of one optimiser with parameters): while it is in a call of
@@ -115,6 +116,7 @@ class Trainer:
         max_norm: float = math.inf,
         freeze: Freeze = (),
         on_nonfinite: str = "stop",
+        class_weights: np.ndarray | None = None,
         **options: Any,
     ) -> None:
         check_options("Trainer", options, Trainer)
@@ -133,7 +135,7 @@ class Trainer:
         if communicator is not None and (dynamic or build == "grad"):
             asked = "dynamic=True" if dynamic else "build='grad'"
             raise SettingError(f"{asked}: ranks exchange whole steps of one graph; need one process for that")
-        self.objective = Objective(model, loss, freeze, self.optimizer_state)
+        self.objective = Objective(model, loss, freeze, self.optimizer_state, class_weights)
         if isinstance(model, Module):
             model.ensure_init(seed)
             if self.optimizer_state.chosen is None:
@@ -181,6 +183,7 @@ class Trainer:
         local = self.local
         return {
             "seed": self.seed, "max_norm": self.max_norm, "freeze": list(self.objective.freeze), "build": self.build,
+            "class_weights": None if self.objective.class_weights is None else self.objective.class_weights.tolist(),
             "accumulate": self.accumulate, "skipped": local.skipped, "in_window": local.in_window, "held": local.held,
             "window_rows": local.window_rows,
         }  # fmt: skip
