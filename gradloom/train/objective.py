@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import ops
 from ..base.errors import GradientError, GraphError
+from ..base.patterns import matched
 from ..graph.grad import gradients
 from ..graph.leaves import Parameter
 from ..graph.stored import next_serial
@@ -21,7 +22,7 @@ from .losses import loss_pair
 from .outputs import Outputs, mapped, values_of
 from .session import Graph
 from .source import FeedSource, RowSource
-from .trained import Freeze, check_freeze, made_since, matched, reached_parameters, refuse_untrained
+from .trained import Freeze, check_freeze, made_since, reached_parameters, refuse_untrained
 
 Model = Module | Callable[[Value], Outputs] | Graph | tuple[Value, Outputs]
 
@@ -108,7 +109,7 @@ class Objective:
         own = self.named()
         mine = {p.stored for p in own.values()}
         named = [*own.items(), *((p.name, p) for p in reached_parameters(total) if p.stored not in mine)]
-        hits = matched(self.freeze, [name for name, _ in named])
+        hits = matched("freeze", self.freeze, [name for name, _ in named])
         frozen = {p.stored for name, p in named if name in hits}
         chosen = self.state.chosen
         if chosen is None and isinstance(self.model, Module):
