@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from ..data import Dataset, Table
     from ..parallel.communicator import Communicator
     from ..train.epoch import Progress
-    from ..train.fit import EpochResult
-    from ..train.result import Result
+    from ..train.result import EpochResult, Result
 
 
 def fit(

@@ -177,6 +177,10 @@ class OptimizerState:
         """The optimiser's settings for the next step: "opt.lr" -> number."""
         return self.optimizer.at(self.steps, self.epoch, self.memories)
 
+    def rates(self, step: int, epoch: int) -> dict[str, float]:
+        """The learning rates of one step by name: "lr". step and epoch count from 0."""
+        return {"lr": self.optimizer.at(step, epoch, self.memories)["opt.lr"]}
+
     def settings_ahead(self, count: int) -> dict[str, float | np.ndarray]:
         """The settings of the next `count` steps of this epoch: a number, or one for each where it changes."""
         optimizer, steps = self.optimizer, range(self.steps, self.steps + count)

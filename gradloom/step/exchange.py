@@ -108,16 +108,17 @@ class Exchange:
         divisor: Value | None = None,
         max_norm: float = math.inf,
         reached: Sequence[float] | None = None,
-    ) -> tuple[Value, tuple[Value, ...]]:
-        """(guard, what is written) of the program on the sum. divisor: see end_step. reached: of how many micro-batches
-        each parameter and buffer got a value; without, the buffers' values are shares that add up to their means."""
+    ) -> tuple[list[Value], tuple[Value, ...]]:
+        """(norms, what is written) of the program on the sum. norms, divisor: see end_step. reached: of how many
+        micro-batches each parameter and buffer got a value; without, the buffers' values are shares that add up to
+        their means."""
         *pieces, loss, weight = self._programs
         targets = (*self.parameters, *self.buffers)
         counts = [1.0] * len(targets) if reached is None else reached
         many = len(self.parameters)
         gathered = [(p, piece, float(n)) for p, piece, n in zip(targets, pieces, counts, strict=True)]
         trained = [(p, piece) for p, piece, n in gathered[:many] if n]
-        norm, written = end_step(
+        norms, written = end_step(
             state, [p for p, _ in trained], [piece for _, piece in trained], loss, weight,
             divisor=divisor, max_norm=max_norm,
         )  # fmt: skip
@@ -126,7 +127,7 @@ class Exchange:
         ]
         if means:
             written += ops.assign(*(v for pair in means for v in pair))
-        return norm, written
+        return norms, written
 
     def cause(self, count: int, compute: Callable[[int], object], diagnose: Callable[[int], str]) -> str:
         """Why the guard tripped, the same on all ranks: each computes its micro-batches again, up to the first whose

@@ -52,16 +52,19 @@ def end_step(
     updates: bool = True,
     others: Sequence[Parameter] = (),
     max_norm: float = math.inf,
-) -> tuple[Value, tuple[Value, ...]]:
-    """(guard, what is written) of a micro-batch, or of the sum over several.
+) -> tuple[list[Value], tuple[Value, ...]]:
+    """(norms, what is written) of a micro-batch, or of the sum over several.
+
+    norms        f32[] each: the guard, which is the global norm of grads / weight; where the step ends and divides
+                 something else, the global norm of that, too. So the last one is the norm of the step's gradient,
+                 before clipping
 
     divisor      what the sums are divided by, by default the sum of weights
     accumulates  the gradients are added to the window's sums; else they are the whole step
     updates      the step ends here; others: parameters that the window holds besides these
     """
-    norm = guard(loss, weight, grads)
+    norms = [guard(loss, weight, grads)]
     sums, by = list(grads), weight if divisor is None else divisor
-    known = norm if by is weight and not accumulates else None
     written: tuple[Value, ...] = ()
     if accumulates:
         written = state.accumulate(parameters, grads, weight if divisor is None else None)
@@ -69,8 +72,10 @@ def end_step(
         by = written[-1] if divisor is None else divisor
     if updates:
         sums += [state.sums[p.stored] for p in others]
-        written += update(state, (*parameters, *others), sums, by, max_norm, known)
-    return norm, written
+        if accumulates or by is not weight:
+            norms.append(ops.grad_norm(by, *sums))
+        written += update(state, (*parameters, *others), sums, by, max_norm, norms[-1])
+    return norms, written
 
 
 def random_settings(seed: int, step: Any, row: Any = 0) -> dict[str, Any]:

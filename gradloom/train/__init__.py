@@ -1,18 +1,23 @@
 """fit, epoch, evaluate, predict, dp_train; the trainer beneath them; results with uncertainties."""
 
 from ..base.interrupts import StopTraining
+from .callbacks import BatchResult, Callback
 from .dp_train import DPResult, dp_train
 from .epoch import Progress, epoch
 from .fit import evaluate, fit, predict
+from .history import History
 from .loop import Loop
 from .result import EpochResult, Result
 from .stopping import EarlyStopping
 from .trainer import Trainer
 
 __all__ = [
+    "BatchResult",
+    "Callback",
     "DPResult",
     "EarlyStopping",
     "EpochResult",
+    "History",
     "Loop",
     "Progress",
     "Result",

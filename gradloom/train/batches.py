@@ -104,7 +104,7 @@ class CompiledBatch:
 
     run: Any
     has_predictions: bool
-    outputs: list[Value]  # loss sum, weight, predictions of classes, and, where it trains, the guard
+    outputs: list[Value]  # loss sum, weight, predictions of classes, and, where it trains, norms as in step.end_step
     updates: tuple[Value, ...]
     parameters: tuple[Parameter, ...] = ()  # those with a gradient
     options: dict[str, Any] = field(default_factory=dict)  # of compile

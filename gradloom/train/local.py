@@ -73,7 +73,7 @@ class LocalSteps:
             self._drop_window()
             raise
         self._count(micro, 1, backward)
-        self._add(result, step, micro.rows, outputs, *source.arrays[1:])
+        self._add(result, step, micro.rows, outputs, update, *source.arrays[1:])
 
     def prepare(self, rows: RowRange) -> None:
         """Compile all that `run` of these rows runs."""
@@ -109,7 +109,7 @@ class LocalSteps:
                 self._count(left, count, backward)
                 end = left.start + count * left.rows
                 truth = source.truth(left.start, end) if step.has_predictions else (None, None)
-                self._add(result, step, count * left.rows, outputs, *truth)
+                self._add(result, step, count * left.rows, outputs, backward and left.update, *truth)
                 left = left.after(count)
                 if backward:
                     self.done = (end - rows.start) % rows.count
@@ -168,12 +168,14 @@ class LocalSteps:
         step: CompiledBatch,
         rows: int,
         outputs: list[np.ndarray],
+        steps: bool,
         labels: np.ndarray | None,
         weights: np.ndarray | None,
     ) -> None:
         result.is_total = self.objective.is_total
         predictions = outputs[2] if step.has_predictions else None
-        result.add(rows, outputs[0], outputs[1], predictions, labels, weights)
+        norms = outputs[-1] if steps else None  # of optimiser steps
+        result.add(rows, outputs[0], outputs[1], predictions, labels, weights, norms)
 
     def _drop_window(self) -> None:
         """What an accumulation window holds when its optimiser step cannot be completed."""
@@ -218,12 +220,12 @@ class LocalSteps:
         updates: tuple[Value, ...] = ()
         if graph.grads is not None:
             total, weight = outputs[:2]
-            norm, updates = end_step(
+            norms, updates = end_step(
                 self.state, graph.parameters, graph.grads, total, weight,
                 divisor=weight if self.objective.is_total else None, accumulates=self.keeps_gradients,
                 updates=update, others=others, max_norm=self.max_norm,
             )  # fmt: skip
-            outputs = [*outputs, norm]
+            outputs = [*outputs, *norms]
         run = compile_program(outputs, updates, **self.options)
         has_predictions = self.objective.has_predictions
         return CompiledBatch(run, has_predictions, outputs, updates, graph.parameters, self.options)

@@ -232,8 +232,8 @@ class Replica:
     def _ending(self, reached: np.ndarray) -> Any:
         if not reached[: len(self.parameters)].any():
             raise GradientError("dp_train: the loss depends on no trainable parameter; need at least one")
-        norm, updates = self.exchange.ending(self.state, max_norm=self.job.max_norm, reached=reached.tolist())
-        return compile_program([norm], updates, **self.options)
+        norms, updates = self.exchange.ending(self.state, max_norm=self.job.max_norm, reached=reached.tolist())
+        return compile_program(norms, updates, **self.options)
 
     # ---- weights ---------------------------------------------------------------------------------------------
 

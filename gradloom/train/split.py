@@ -209,7 +209,7 @@ class Split:
             self.agreement.settle()
         settings = local.state.settings()
         try:
-            update.run.run_many(1, settings)
+            _, outputs = update.run.run_many(1, settings)
         except (GuardTripped, NotFinite):
             cause = exchange.cause(
                 count, lambda j: self._compute(exchange, batch, j), lambda j: self._first_bad(batch, j)
@@ -221,7 +221,7 @@ class Split:
         predicted = numbers["predictions"][: batch.count * ids].astype(np.int32) if step.has_predictions else None
         losses, weights = numbers["losses"][:count].copy(), numbers["weights"][:count].copy()
         result.is_total = local.objective.is_total
-        result.add(batch.count, losses, weights, predicted, *truth)
+        result.add(batch.count, losses, weights, predicted, *truth, grad_norms=outputs[-1])
 
     def _settings(self, batch: RowRange, j: int) -> dict[str, Any]:
         first, rows = batch.micro_batch(j)
@@ -311,11 +311,11 @@ class Split:
                     "stop": (), "losses": (micros,), "weights": (micros,), "predictions": (rows.batch_size * graph.ids,)
                 }  # fmt: skip
                 exchange = Exchange(self.ranks, graph.parameters, graph.buffers, numbers, self.exchange)
-                norm, updates = exchange.ending(
+                norms, updates = exchange.ending(
                     local.state, divisor=constant(1.0) if local.objective.is_total else None, max_norm=local.max_norm
                 )
-                run = compile_program([norm], updates, **local.options)
-            self._compare_graph("step", key, True, [*graph.values, norm, *updates])
+                run = compile_program(norms, updates, **local.options)
+            self._compare_graph("step", key, True, [*graph.values, *norms, *updates])
             return _Update(exchange.join(), run)
 
         return self.local.forms.cached(self._updates, key, True, make)

@@ -74,12 +74,12 @@ def test_what_no_micro_batch_reached_is_not_written() -> None:
     values = [gl.parameter(np.ones(3), name) for name in ("a", "b", "c", "d")]
     exchange = Exchange(threads(1)[0], values[:2], values[2:], {}, "ordered").join()
     state = gl.optim.OptimizerState(gl.optim.SGD(lr=1.0, weight_decay=0.5))
-    norm, written = exchange.ending(state, reached=[4.0, 0.0, 2.0, 0.0])
+    norms, written = exchange.ending(state, reached=[4.0, 0.0, 2.0, 0.0])
 
     def fill(j: int) -> None:
         for piece, number in zip(exchange.flat.pieces, (8.0, 8.0, 6.0, 6.0, 1.0, 4.0), strict=True):
             piece[...] = number
 
     exchange.fold(1, fill)
-    gl.compile([norm], written).run_many(1, state.settings())
+    gl.compile(norms, written).run_many(1, state.settings())
     assert [v.numpy()[0] for v in values] == [0.5 - 2.0, 1.0, 3.0, 1.0]

@@ -63,12 +63,12 @@ def test_the_sum_over_a_window_is_the_sum_over_the_batch(max_norm: float) -> Non
             loss = ops.sum(ops.sqr(seen * w - truth))
             grads = [g for g in gl.gradients(loss, [w]) if g is not None]
             last = end == 8
-            norm, written = end_step(
+            norms, written = end_step(
                 state, [w], grads, loss, gl.constant(float(rows)),
                 accumulates=len(cuts) > 1, updates=last, max_norm=max_norm,
             )  # fmt: skip
             state.join([w], i == 0)
-            run = gl.compile([norm], written)
+            run = gl.compile(norms, written)
             values = {"x": x[first:end], "y": y[first:end], "keep": float(i > 0), **state.settings()}
             run(**{k: v for k, v in values.items() if k in run.inputs or k in run.settings})
         return w.numpy()
