@@ -162,7 +162,8 @@ def _rmsprop_samples(rng: np.random.Generator) -> list[Sample]:
         for centered, with_m in ((False, False), (True, False), (False, True), (True, True)):
             flat: list[Any] = []
             for s in shapes:
-                flat += [draw(rng, s), draw(rng, s), draw(rng, s, 1.5, 3.0), draw(rng, s) if centered else None]
+                flat += [draw(rng, s), draw(rng, s), draw(rng, s, 4.0, 6.0)]
+                flat.append(draw(rng, s, -1.0, 1.0) if centered else None)
                 flat.append(draw(rng, s) if with_m else None)
             samples.append(Sample((*scalars(1e-2, 0.9, 0.8 if with_m else 0.0, 1e-3, 0.1 * (i % 2), i), *flat)))
     return samples
