@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,10 +70,10 @@ def test_the_page_of_optimisers_runs() -> None:
 
 
 def test_the_page_of_what_steers_a_training_runs() -> None:
-    names: dict[str, object] = {}
+    names: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "steering.md").read_text(), re.S):
         exec(block, names)
-    assert names["stop"].best > 0.9 and names["curve"].suggestion > 1e-4  # type: ignore[attr-defined]
+    assert names["stop"].best > 0.5 and 1e-3 < names["curve"].suggestion < 10
 
 
 def test_the_page_of_the_eager_style_runs() -> None:

@@ -164,7 +164,7 @@ def load_optimizer(values: Values, state: OptimizerState) -> Callable[[], None]:
     missing = [name for name in plain if name not in values]
     if missing:
         raise TrainError(f"load: optimizer: {named(missing)} is missing; need the state of an optimiser")
-    check_equal("optimizer", values, {name: kept[name] for name in ("kind", "schedules")})
+    check_equal("optimizer", values, {name: kept[name] for name in ("kind", "schedules", "groups") if name in kept})
     arrays = {name: value for name, value in values.items() if name not in plain}
     arrays |= {name: np.array(values[name], np.int64) for name in ("steps", "epoch")}
     arrays |= state.remembered(values["plateaus"])
@@ -209,6 +209,7 @@ def of_optimizer(state: OptimizerState) -> dict[str, Any]:
         "epoch": state.epoch,
         "settings": dict(sorted(optimizer.settings.constants.items())),
         "schedules": {name: shown(schedule) for name, schedule in sorted(optimizer.settings.schedules.items())},
+        **({} if optimizer.placing is None else {"groups": [state.group_of(p) for p in state.parameters]}),
         "plateaus": {name: dict(memory) for name, memory in sorted(state.memories.items())},
     }
     for i, p in enumerate(state.parameters):
