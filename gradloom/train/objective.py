@@ -11,6 +11,7 @@ import numpy as np
 
 from .. import ops
 from ..base.errors import GradientError, GraphError
+from ..base.patterns import matched
 from ..graph.grad import gradients
 from ..graph.leaves import Parameter
 from ..graph.stored import next_serial
@@ -24,7 +25,7 @@ from .losses import loss_pair
 from .outputs import Outputs, mapped, values_of
 from .session import Graph
 from .source import FeedSource, RowSource
-from .trained import Freeze, check_freeze, made_since, matched, reached_parameters, refuse_untrained
+from .trained import Freeze, check_freeze, made_since, reached_parameters, refuse_untrained
 
 Model = Module | Callable[[Value], Outputs] | Graph | tuple[Value, Outputs]
 
@@ -121,7 +122,7 @@ class Objective:
         own = self.named()
         mine = {p.stored for p in own.values()}
         named = [*own.items(), *((p.name, p) for p in reached_parameters(total) if p.stored not in mine)]
-        hits = matched(self.freeze, [name for name, _ in named])
+        hits = matched("freeze", self.freeze, [name for name, _ in named])
         frozen = {p.stored for name, p in named if name in hits}
         chosen = self.state.chosen
         if chosen is None and isinstance(self.model, Module):

@@ -124,6 +124,7 @@ class Trainer:
             model.ensure_init(seed)
             if self.optimizer_state.chosen is None:
                 self.optimizer_state.register(model.parameters())
+                self.optimizer_state.place(self.objective.named().items())
         self.model, self.loss = self.objective.model, loss
         self.forms = Forms(self.objective, seed, self.dynamic)
         self.local = LocalSteps(
