@@ -139,7 +139,8 @@ class Log(Callback):
         if self._row_tokens is not None:
             tokens = self._row_tokens
             found |= {"tokens": rows * tokens, "tokens_per_second": round(rows_per_second * tokens, 1)}
-        return found | {"memory_bytes": resident(), "memory_peak_bytes": resident_peak()}
+        held = resident()
+        return found | {"memory_bytes": held, "memory_peak_bytes": max(held, resident_peak())}
 
     def _seconds(self) -> float:
         return self._before + time.perf_counter() - self._began

@@ -85,6 +85,11 @@ class Loop:
             "first_pass": self._first_pass, "batch_size": self.batch_size, "micro_batch_size": self.micro_batch_size,
         }  # fmt: skip
 
+    @property
+    def epoch(self) -> int:
+        """The pass under way, or the last one, as EpochResult counts it."""
+        return self._first_pass + self.passes
+
     def order(self, number: int) -> np.ndarray:
         """The rows in the order of a pass, counted from 1: those that train, then those of validation."""
         return np.concatenate([self.data.order(self.seed, number, self.train_rows), self.val_rows])
