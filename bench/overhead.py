@@ -5,7 +5,8 @@ fine-tuning of a small language model (LoRA, 8 rows of 256 tokens a step).
 
 Each round runs every setting once, in an order that rotates; shown are the median over the rounds of the time without
 anything, and the medians of what each setting adds to the time of its own round, in per cent. The first epoch (of the
-fine-tuning: what comes before its first step) is left out: it compiles.
+fine-tuning: what comes before its first step) is left out: it compiles. The spread of two equal settings tells what a
+machine can resolve: read the medians against "nothing again".
 
     display     the live display, drawn for a terminal that throws it away
     log         metrics.jsonl, CSV and TensorBoard files (where tensorboardX is there), a line of training every 10 s
@@ -62,6 +63,7 @@ def settings(folder: str) -> dict[str, dict[str, Any]]:
 
     return {
         "nothing": {"progress": False},
+        "nothing again": {"progress": False},
         "display": {"progress": True},
         "log": {"progress": False, "callbacks": [Log(folder, KINDS)]},
         "display and log": {"progress": True, "callbacks": [Log(folder, KINDS)]},
@@ -95,12 +97,35 @@ def finetuning(threads: int, steps: int) -> Callable[[dict[str, Any]], float] | 
     loaded = gl.llm.load(str(model))
 
     def run(asked: dict[str, Any]) -> float:
-        adapter = gl.llm.LoRA(rank=16, targets="all")
-        options = {name: value for name, value in asked.items() if name != "progress"}
-        made = gl.llm.finetuning(loaded, str(text), adapter, steps=steps, **options)
-        return made
+        given = dict(asked)
+        progress = given.pop("progress")
+        made = gl.llm.Run(loaded, str(text), gl.llm.LoRA(rank=16, targets="all"), context=256, batch_size=8,
+                          steps=steps, val_split=0, threads=threads, **given)  # fmt: skip
+        made.prepare()
+        began = time.perf_counter()
+        made.train(progress=progress)
+        return (time.perf_counter() - began) / steps
 
     return run
+
+
+def measured(name: str, run: Callable[[dict[str, Any]], float], repeats: int) -> list[tuple]:
+    """A line of the table for each setting."""
+    seconds: dict[str, list[float]] = {}
+    with terminal(), tempfile.TemporaryDirectory() as folder:
+        for round_ in range(repeats + 1):  # the first one warms up
+            asked = list(settings(f"{folder}/{round_}").items())
+            for setting, given in asked[round_ % len(asked) :] + asked[: round_ % len(asked)]:
+                seconds.setdefault(setting, []).append(run(given))
+    first, *others = seconds
+    base = seconds[first][1:]
+    lines = [(f"{name}, {first}", f"{statistics.median(base) * 1e3:.2f}", "", "")]
+    for setting in others:
+        added = [after / before - 1 for after, before in zip(seconds[setting][1:], base, strict=True)]
+        low, _, high = statistics.quantiles(added, n=4)
+        spread = f"{low:+.2%} to {high:+.2%}"
+        lines.append((f"{name}, {setting}", "", f"{statistics.median(added):+.2%}", spread))
+    return lines
 
 
 def main() -> None:
@@ -111,3 +136,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     args = parser.parse_args()
     pin(args.threads)
+    lines = measured("MLP epoch", mlp(args.threads, args.epochs), args.repeats)
+    step = finetuning(args.threads, args.steps)
+    lines += measured("LoRA step", step, args.repeats) if step is not None else []
+    table(lines, (f"{args.threads} threads", "ms", "added", "middle half"))
+
+
+if __name__ == "__main__":
+    main()

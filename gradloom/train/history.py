@@ -19,8 +19,8 @@ class History(list[EpochResult]):
         """Column name -> a value for each pass; what JSON holds, and what pandas.DataFrame takes.
 
         epoch, what EpochResult.numbers has (loss, loss_unc, accuracy, ..., val_loss, ...), lr (the rate of the pass's
-        last step; with parameter groups the others, too), grad_norm_mean (of the norms of the
-        steps' gradients before clipping), seconds. A column is there when some pass has it; None where a pass does not, and for numbers that
+        last step; with parameter groups the others, too), grad_norm_mean (of the norms of the steps' gradients before
+        clipping), seconds. A column is there when some pass has it; None where a pass does not, and for numbers that
         are not finite.
         """
         rows = [row_of(epoch) for epoch in self]

@@ -31,11 +31,11 @@ class Log(Callback):
     row_tokens tokens in a row of data: then lines tell tokens, too
 
     A line has kind ("train", "evaluation" or "epoch"), step (optimiser steps done), epoch, time (seconds since 1970),
-    seconds (of the whole run, all its sessions), and what was measured by name (loss, loss_unc, accuracy, ..., val_loss):
-    a line "train" since the one before in its epoch. Also lr (the learning rate of the last step; with parameter groups
-    the others, too), grad_norm (of the last step, before clipping) and grad_norm_mean (since the line before, in an epoch
-    of all its steps), rows and tokens (trained on in the whole run), rows_per_second and tokens_per_second,
-    memory_bytes and memory_peak_bytes (resident). epoch_seconds: of an epoch with its validation.
+    seconds (of the whole run, all its sessions), and what was measured by name: loss, loss_unc, accuracy, ...,
+    val_loss, ...; a line "train" what its epoch has measured since the one before. Also lr (the learning rate of the
+    last step; with parameter groups the others, too), grad_norm (of the last step, before clipping), grad_norm_mean
+    (of the same steps as the loss), rows and tokens (trained on in the whole run), rows_per_second and
+    tokens_per_second, memory_bytes and memory_peak_bytes (resident). epoch_seconds: of an epoch with its validation.
 
     Nothing is written before the first optimiser step is done. A resumed run goes on in the same files: lines that were
     written after its checkpoint are cut. A line that cannot be written is said on stderr, and the training goes on.
@@ -54,6 +54,7 @@ class Log(Callback):
                 raise SettingError(f"log={one_line(kinds)} is not usable; need some of {', '.join(MADE)}")
         self._folder = folder
         self._every = as_interval("log_every", every, "seconds", "steps")
+        self.every_steps = self._every.steps
         self._row_tokens = None if row_tokens is None else as_whole("row_tokens", row_tokens, 1)
         self._lines = Lines([MADE[name]() for name in dict.fromkeys(names)])
         self._early: list[dict[str, Any]] = []  # before the first step
@@ -74,9 +75,6 @@ class Log(Callback):
         """The training begins. FileError when there can be no metrics.jsonl in the folder."""
         self._loop = loop
         self._began = self._told = time.perf_counter()
-        if self._every.steps is not None:
-            loop.ends.append(self._every.steps)
-            loop.between_steps.append(self._between_steps)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -86,8 +84,13 @@ class Log(Callback):
     def on_progress(self, progress: Progress) -> None:
         """A line of training, when it is time for one."""
         self._gain.look(progress, self._loop)
-        every = self._every.seconds
-        if progress.training and every is not None and time.perf_counter() - self._told >= every:
+        if not progress.training:
+            return
+        if self.every_steps is None:
+            due = time.perf_counter() - self._told >= self._every.number
+        else:
+            due = self._loop.steps % self.every_steps == 0 and self._loop.steps > self._gain.steps
+        if due:
             self._train_line(progress.result)
 
     def on_epoch(self, result: EpochResult) -> None:
@@ -121,10 +124,6 @@ class Log(Callback):
         self._gain.told = tuple(values["told"])
 
     # ---- lines ---------------------------------------------------------------------------------------------------
-
-    def _between_steps(self) -> None:
-        if self._every.steps is not None and self._loop.steps % self._every.steps == 0:
-            self._train_line(self._loop.latest)
 
     def _train_line(self, result: Result) -> None:
         loop, self._told = self._loop, time.perf_counter()
@@ -174,6 +173,7 @@ class Gain:
 
     def __init__(self) -> None:
         self.told: tuple[int, ...] = (0, 0, 0, 0, 0)
+        self.steps = 0  # of the training, when that line was written
         self._from = 0, 0, 0.0  # epoch, rows and time since when the speed is measured
 
     def look(self, progress: Progress, loop: Any) -> None:
@@ -195,5 +195,5 @@ class Gain:
         if len(norms) > steps:
             found |= {"grad_norm": float(norms[-1]), "grad_norm_mean": float(norms[steps:].mean())}
         _, rows, began = self._from
-        self.told, self._from = mark, (loop.epoch, loop.rows, now)
+        self.told, self.steps, self._from = mark, loop.steps, (loop.epoch, loop.rows, now)
         return found, (loop.rows - rows) / max(now - began, 1e-9)

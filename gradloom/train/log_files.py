@@ -177,8 +177,8 @@ def _row(cells: Sequence[Any]) -> str:
 
 
 class EventFiles:
-    """tensorboard/events.out.tfevents.*: each number of a line as the scalar "kind/name" of its step. The event files of
-    an earlier part of the run are replaced by one with all lines. BackendError without tensorboardX."""
+    """tensorboard/events.out.tfevents.*: each number of a line as the scalar "kind/name" of its step. The event files
+    of an earlier part of the run are replaced by one with all lines. BackendError without tensorboardX."""
 
     def __init__(self) -> None:
         try:
