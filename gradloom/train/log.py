@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,7 @@ class Log(Callback):
         if self._loop.steps:
             lines, self._early = self._early, []
             for line in lines:
-                self._guarded(lambda line=line: self._lines.add(self.folder, line))
+                self._guarded(partial(self._lines.add, self.folder, line))
 
     def _guarded(self, write: Callable[[], None]) -> None:
         """Write; what goes wrong is said, once for each kind of error."""

@@ -14,7 +14,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -223,4 +223,4 @@ class EventFiles:
             self._writer = None
 
 
-MADE = {"csv": CsvFile, "tensorboard": EventFiles}  # by the words of log=
+MADE: dict[str, Callable[[], MadeOfLines]] = {"csv": CsvFile, "tensorboard": EventFiles}  # by the words of log=
