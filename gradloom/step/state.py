@@ -91,10 +91,10 @@ def of_optimizer(state: OptimizerState) -> dict[str, Any]:
 
 
 def of_window(state: OptimizerState) -> dict[str, Any]:
-    """The part of an open accumulation window: the sums of its parameters, their weight, the bound of their norm."""
+    """The part of an open accumulation window: the sums of its parameters, their weight, the bounds of their step."""
     window = state.window
     numbers = [i for i, p in enumerate(state.parameters) if p.stored in window.parameters]
-    kept: dict[str, Any] = {"weighted": window.weighted, "max_norm": window.max_norm}
+    kept: dict[str, Any] = {"weighted": window.weighted, "max_norm": window.max_norm, "max_value": window.max_value}
     kept |= {f"sum.{i}": state.sums[state.parameters[i].stored].stored for i in numbers}
     return kept | ({"weight": state.weight.stored} if window.parameters else {})
 

@@ -19,7 +19,7 @@ from ..graph.leaves import Parameter
 from ..graph.stored import Stored
 from ..graph.value import builds_graphs, describe
 from ..nn.module import Module
-from ..optim.clip import check_max_norm
+from ..optim.clip import check_max
 from ..optim.optimizer import AdamW, Optimizer
 from ..optim.state import OptimizerState
 from ..parallel.communicator import Communicator
@@ -69,6 +69,7 @@ class Trainer:
     communicator  this rank among those that train together: run_rows (and so epoch) splits each batch over them, see
                train/split.py; exchange: "ordered", the same bits for any number of ranks, or "fast"
     max_norm   an optimiser step divides its gradients, if their global norm is above this, down to it
+    max_value  and holds each element of them between -max_value and max_value, before it looks at the norm
     freeze     patterns of names, such as "embed*": parameters that stay as they are
     class_weights  f32 [classes]: in training a label weighs so much, times the weight of its row; evaluation has none
     The other arguments are those of gl.compile.
@@ -101,6 +102,7 @@ class Trainer:
         communicator: Communicator | None = None,
         exchange: str = "ordered",
         max_norm: float = math.inf,
+        max_value: float = math.inf,
         freeze: Freeze = (),
         class_weights: np.ndarray | None = None,
         **options: Any,
@@ -114,7 +116,8 @@ class Trainer:
         self.optimizer = optimizer if optimizer is not None else AdamW()
         self.optimizer_state = self.optimizer.state or OptimizerState(self.optimizer)
         self.build, self.accumulate, self.seed, self.options = build, accumulate, seed, options
-        self.dynamic, self.max_norm = as_bool("dynamic", dynamic), check_max_norm(max_norm)
+        self.dynamic = as_bool("dynamic", dynamic)
+        self.max_norm, self.max_value = check_max("max_norm", max_norm), check_max("max_value", max_value)
         check_exchange(exchange)
         if communicator is not None and (dynamic or build == "grad"):
             asked = "dynamic=True" if dynamic else "build='grad'"
@@ -129,7 +132,7 @@ class Trainer:
         self.forms = Forms(self.objective, seed, self.dynamic)
         self.local = LocalSteps(
             self.objective, self.forms, self.optimizer_state, build=build, accumulate=accumulate, dynamic=self.dynamic,
-            seed=seed, max_norm=self.max_norm, options=options,
+            seed=seed, max_norm=self.max_norm, max_value=self.max_value, options=options,
         )  # fmt: skip
         self.train_state = TrainState()
         self.train_state.register("model", lambda: of_parameters(self.objective.named(), self.written()))
@@ -164,7 +167,8 @@ class Trainer:
         local = self.local
         orders = {f"order.{i}": source.order for i, source in enumerate(self._sources.values())}
         return {
-            "seed": self.seed, "max_norm": self.max_norm, "freeze": self.objective.freeze, "build": self.build,
+            "seed": self.seed, "max_norm": self.max_norm, "max_value": self.max_value,
+            "freeze": self.objective.freeze, "build": self.build,
             "class_weights": None if self.objective.class_weights is None else self.objective.class_weights.tolist(),
             "accumulate": self.accumulate, "done": local.done, "in_window": local.in_window, "held": local.held,
             "window_rows": local.window_rows, **orders,
