@@ -11,6 +11,7 @@ import numpy as np
 from ..base.arguments import what_is
 from ..base.errors import SettingError
 from ..base.interrupts import StopTraining
+from .epoch import Progress
 from .result import EpochResult, Result
 from .source import RowSource
 
@@ -43,6 +44,8 @@ class Callback:
 
         begin(loop)                 before the first pass; loop is the gl.train.Loop (loop.trainer, loop.steps, ...)
         on_batch(batch)             after each optimiser step, with its BatchResult
+        on_progress(progress)       inside a pass, of training or validation, at least every 0.2 s, with its Progress:
+                                    costs nothing per batch
         on_epoch(result)            after each pass and its validation, with the EpochResult
         end(history)                after the last pass, with all EpochResults
 
@@ -64,6 +67,9 @@ class Callback:
     def on_batch(self, batch: BatchResult) -> None:
         """An optimiser step is done."""
 
+    def on_progress(self, progress: Progress) -> None:
+        """A pass has come so far."""
+
     def on_epoch(self, result: EpochResult) -> None:
         """A pass and its validation are done."""
 
@@ -78,7 +84,7 @@ class Callback:
         """Take back what `state` gave."""
 
 
-_EVENTS = ("begin", "on_batch", "on_epoch", "end")
+_EVENTS = ("begin", "on_batch", "on_progress", "on_epoch", "end")
 
 
 def overrides(callback: Callback, name: str) -> bool:
@@ -141,6 +147,10 @@ class Callbacks:
     def batch(self, batch: BatchResult) -> None:
         """Call `on_batch` of all; StopTraining, if one of them raises it, when all have heard."""
         _tell([each.on_batch for each in self._hearing["on_batch"]], batch)
+
+    def progress(self, progress: Progress) -> None:
+        """Call `on_progress` of all; StopTraining, if one of them raises it, when all have heard."""
+        _tell([each.on_progress for each in self._hearing["on_progress"]], progress)
 
     def epoch(self, result: EpochResult) -> None:
         """Call `on_epoch` of all; StopTraining, if one of them raises it, when all have heard."""

@@ -104,7 +104,7 @@ class Loop:
                 if display is not None:
                     display.before(self.before)
             if display is not None:
-                display.begin(self.steps)
+                display.begin(self)
             while self.steps < self.steps_total and not self.stopped:
                 self._pass(source, display)
         self._tell("end", self.callbacks.end, self.history)
@@ -190,6 +190,8 @@ class Loop:
                 display.rows(at, self.steps)
             if on_progress is not None:
                 on_progress(at)
+            if self.callbacks.hears("on_progress"):
+                self.callbacks.progress(at)
             if reports is not None:
                 reports.look()
 

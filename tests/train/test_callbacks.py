@@ -201,3 +201,21 @@ def test_early_stopping_watches_what_it_is_told_to():
     values = [h.val.accuracy for h in history]
     assert stop.stopped and stop.best == max(values) and stop.best_epoch == 1 + int(np.argmax(values))
     assert len(history) == stop.best_epoch + 2
+
+
+def test_progress_is_told_of_training_and_validation_and_may_stop():
+    class Hears(Callback):
+        def __init__(self, stop=False):
+            self.seen, self.stop = [], stop
+
+        def on_progress(self, progress):
+            self.seen.append((progress.training, progress.rows, progress.rows_total))
+            if self.stop:
+                raise StopTraining
+
+    heard, a, b = Hears(), net(), net()
+    fit(a, callbacks=[heard], val_split=0.2, epochs=2), fit(b, val_split=0.2, epochs=2)
+    ends = [one for one in heard.seen if one[1] == one[2]]
+    assert ends == [(True, 40, 40), (False, 10, 10)] * 2 and same(a, b)
+    history = fit(net(), callbacks=[Hears(stop=True)], epochs=3)
+    assert len(history) == 1
