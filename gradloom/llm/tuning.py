@@ -203,6 +203,8 @@ class Tuning:
         )
         adapter.bind(model)
         self.sampler = settings.sampler(model, adapter, **options)
+        every = as_interval("finetune: sample_every", settings.sample_every, "steps", "epochs")
+        self.sample_every = every.steps or int(every.number) * per_epoch  # optimiser steps
         self.trainer = Trainer(
             _Tuned(model, adapter), self._loss, self.optimizer,
             accumulate=-(-self.batch_size // self.micro_batch_size), seed=settings.seed, max_norm=settings.max_norm,
