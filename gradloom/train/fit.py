@@ -17,6 +17,7 @@ from ..parallel.communicator import TIMEOUT, Communicator
 from ..parallel.join import ranks_of
 from .arguments import check_batch, check_options
 from .callbacks import Callback, Listeners
+from .class_weight import ClassWeight, weights_of_classes
 from .display import Display
 from .epoch import Listener
 from .history import History
@@ -43,6 +44,7 @@ def fit(
     seed: int = 0,
     max_norm: float = math.inf,
     freeze: Freeze = (),
+    class_weight: ClassWeight = None,
     progress: bool = True,
     callbacks: Sequence[Callback] | None = None,
     on_epoch: Listeners = None,
@@ -65,7 +67,9 @@ def fit(
     them may raise StopTraining: then the history so far is returned, a part of an epoch included. on_epoch may change a
     Module (a layer, a mode, a number): the next epoch builds it anew, see Trainer; with ranks, where rank 0 alone calls
     listeners, that is a TrainError. max_norm: an optimiser step divides its gradients, if their global norm is above
-    this, down to it. freeze: patterns of names, such as "embed*", of parameters that stay as they are. Fewer rows than
+    this, down to it. freeze: patterns of names, such as "embed*", of parameters that stay as they are.
+    class_weight: "balanced" (n / (k * count), as scikit-learn), {class: weight} or a weight for each class: the loss of
+    training weighs a label so, times the weight of its row; accuracies and validation do not. Fewer rows than
     batch_size train as one smaller batch. options go to gl.Trainer (dynamic=) and gl.compile (threads=, ...);
     SettingError for a name that is no argument. Predictions are kept of the last epoch alone.
     parallel: "mpi", under mpiexec: each batch is split over the ranks, all of which hold the data and end with the same
@@ -96,6 +100,7 @@ def fit(
             seed=seed,
             max_norm=max_norm,
             freeze=freeze,
+            class_weights=weights_of_classes(class_weight, data, train_rows),
             communicator=ranks,
             exchange=exchange,
             **options,
