@@ -108,7 +108,7 @@ class Run(Tuning):
             self.loop = Loop(
                 self.trainer, self.dataset, self.train_rows, self.val_rows,
                 batch_size=self.batch_size, micro_batch_size=self.micro_batch_size, steps=self.steps_total,
-                seed=asked.seed, validates_first=True, before_pass=self._before_pass,
+                seed=asked.seed, validates_first=True, before_pass=self._check_model,
                 callbacks=callbacks, on_epoch=on_epoch,
                 on_progress=None if on_progress is None else lambda at: _of_training(at, on_progress),
             )  # fmt: skip
@@ -123,11 +123,9 @@ class Run(Tuning):
         self.interruption: KeyboardInterrupt | None = None  # what interrupted it
         self.seconds = 0.0  # of training and validation
 
-    def _before_pass(self) -> None:
+    def _check_model(self) -> None:
         with agreed(self.ranks):
             self.model.check()
-        if self.sampler is not None:  # of the step before, if the state that was loaded is of the moment before it
-            self._sample()
 
     def first_order(self) -> np.ndarray:
         """The rows in the order of the first pass that `train` would make."""

@@ -106,7 +106,7 @@ class Settings:
             if count is not None:
                 as_whole(f"finetune: {name}", count, 1)
         object.__setattr__(self, "seed", as_whole("seed", self.seed, 0))
-        sampling = {"sample_every": EVERY, "sample_tokens": TOKENS, "sample_temperature": 0.0}
+        sampling: dict[str, Any] = {"sample_every": EVERY, "sample_tokens": TOKENS, "sample_temperature": 0.0}
         given = [name for name in sampling if getattr(self, name) is not None]
         if self.sample_prompt is None and given:
             raise SettingError(f"finetune: {', '.join(given)} without sample_prompt; need a prompt, or none of them")

@@ -1,11 +1,10 @@
-"""Texts that are sampled while a model is fine-tuned: what they are, who hears of them, and that training is the same."""
+"""Texts that are sampled while a model is fine-tuned: what they are, who hears of them; training stays the same."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import gradloom as gl
@@ -56,8 +55,7 @@ def test_texts_drawn_by_the_seed(tmp_path: Path) -> None:
     path = write(tmp_path, "llama")
     options = {"sample_prompt": "some words", "sample_every": "3steps", "sample_tokens": 12}
     one, two, other = (
-        run_on(path, sample_temperature=1.0, seed=seed, optimizer=gl.optim.SGD(lr=0.0), **options)
-        for seed in (3, 3, 4)
+        run_on(path, sample_temperature=1.0, seed=seed, optimizer=gl.optim.SGD(lr=0.0), **options) for seed in (3, 3, 4)
     )
     assert one.samples == two.samples and one.samples[0].text != other.samples[0].text
     greedy = run_on(path, optimizer=gl.optim.SGD(lr=0.0), **options)
