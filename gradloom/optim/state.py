@@ -25,7 +25,8 @@ from .state_checks import MEMORY, Named, check_fit, check_same, checked_count, c
 class GradientSource(Protocol):
     """What an optimiser needs of a tape's gradients: they run its step as one program with what they come from."""
 
-    weight: Any
+    weight: Any  # what each is divided by
+    limit: Any  # each element is held between -limit and limit before that
 
     def values(self) -> Iterable[Value | None]: ...
 
@@ -54,7 +55,7 @@ class Window:
     def clear(self) -> None:
         self.parameters.clear()
         self.weighted: bool | None = None  # the sums have a weight; None: nothing was accumulated
-        self.max_norm = math.inf  # of its step
+        self.max_norm = self.max_value = math.inf  # of its step
         self.gradients: type[GradientSource] | None = None  # who runs its step in a loop of the user's own
 
     def add(self, parameters: Iterable[Parameter]) -> None:
@@ -249,9 +250,9 @@ class OptimizerState:
         self.window.add(parameters)
 
     def others(self, parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
-        """What the window holds besides these parameters."""
+        """What the window holds besides these parameters, but for what was frozen since."""
         mine = {p.stored for p in parameters}
-        return tuple(p for stored, p in self.window.parameters.items() if stored not in mine)
+        return tuple(p for stored, p in self.window.parameters.items() if stored not in mine and p.trainable)
 
     def clear_late(self, parameters: Iterable[Parameter]) -> None:
         """What joins a window that is open finds nothing of an earlier one in its sum."""

@@ -6,9 +6,12 @@ from .dp_train import DPResult, dp_train
 from .epoch import Progress, epoch
 from .fit import evaluate, fit, predict
 from .history import History
+from .log import Log
+from .log_files import read_metrics
 from .loop import Loop
 from .rate_finder import RateCurve, find_rate
 from .result import EpochResult, Result
+from .saver import Saver
 from .stopping import EarlyStopping
 from .trainer import Trainer
 
@@ -19,10 +22,12 @@ __all__ = [
     "EarlyStopping",
     "EpochResult",
     "History",
+    "Log",
     "Loop",
     "Progress",
     "RateCurve",
     "Result",
+    "Saver",
     "StopTraining",
     "Trainer",
     "dp_train",
@@ -31,4 +36,5 @@ __all__ = [
     "find_rate",
     "fit",
     "predict",
+    "read_metrics",
 ]

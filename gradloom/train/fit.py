@@ -46,6 +46,7 @@ def fit(
     val_split: float = 0.0,
     seed: int = 0,
     max_norm: float = math.inf,
+    max_value: float = math.inf,
     freeze: Freeze = (),
     on_nonfinite: str = "stop",
     class_weight: ClassWeight = None,
@@ -77,7 +78,8 @@ def fit(
     them may raise StopTraining: then the history so far is returned, a part of an epoch included. on_epoch may change a
     Module (a layer, a mode, a number): the next epoch builds it anew, see Trainer; with ranks, where rank 0 alone calls
     listeners, that is a TrainError. max_norm: an optimiser step divides its gradients, if their global norm is above
-    this, down to it. freeze: patterns of names, such as "embed*", of parameters that stay as they are.
+    this, down to it; max_value: before that, it holds each of their elements between -max_value and max_value.
+    freeze: patterns of names, such as "embed*", of parameters that stay as they are.
     class_weight: "balanced" (n / (k * count), as scikit-learn), {class: weight} or a weight for each class: the loss of
     training weighs a label so, times the weight of its row; accuracies and validation do not. Fewer rows than
     batch_size train as one smaller batch. options go to gl.Trainer (dynamic=) and gl.compile (threads=, ...);
@@ -130,6 +132,7 @@ def fit(
                 accumulate=-(-batch_size // micro_batch_size),
                 seed=seed,
                 max_norm=max_norm,
+                max_value=max_value,
                 freeze=freeze,
                 on_nonfinite=on_nonfinite,
                 class_weights=weights_of_classes(class_weight, data, train_rows),

@@ -39,6 +39,7 @@ def settings_of(trainer: Trainer) -> dict[str, Any]:
         "seed": trainer.seed,
         "accumulate": trainer.accumulate,
         "max_norm": trainer.max_norm,
+        "max_value": trainer.max_value,
         "freeze": list(objective.freeze),
         "class_weights": None if weights is None else weights.tolist(),
         "on_nonfinite": "skip" if trainer.local.skips else "stop",
@@ -74,7 +75,7 @@ class Identity:
             "training rows": len(loop.train_rows),
             "validation rows": len(loop.val_rows),
             "rows": checksum(loop.train_rows, loop.val_rows),
-            "callbacks": [shown(each) for each in loop.callbacks],
+            "callbacks": [shown(each) for each in loop.callbacks if each.steers],
             "graph": checksum(repr(structure(values, named))),
         }
         self.environment = environment_of(trainer)

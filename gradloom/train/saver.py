@@ -14,7 +14,6 @@ A checkpoint holds the state between two optimiser steps. Rank 0 alone writes.
 from __future__ import annotations
 
 import os
-import re
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ import numpy as np
 from ..base.arguments import as_bool, as_whole
 from ..base.errors import NonFiniteError, SettingError, TrainError
 from ..base.interrupts import StopTraining
+from ..base.interval import as_interval
 from ..parallel.agree import agreed, is_root
 from ..parallel.communicator import Communicator
 from .identity import Identity
@@ -34,45 +34,10 @@ if TYPE_CHECKING:
     from .loop import Loop
 
 EVERY = "5min"
-_SECONDS = {"s": 1, "sec": 1, "min": 60, "h": 3600, "d": 86400}
-_INTERVAL = re.compile(r"(\d+(?:\.\d+)?) ?([a-z]+)")
 
 
 class TimeIsUp(StopTraining):
     """The run has taken as long as `stop_after` allows: it ends in order, and can be resumed."""
-
-
-def seconds_of(what: str, text: object) -> float:
-    """ "3h" -> 10800.0; SettingError for what is no duration."""
-    number, unit = _parts(text)
-    if unit not in _SECONDS or number <= 0:
-        raise SettingError(f"{what}={text!r} is not usable; need a duration such as 90s, 5min, 3h or 2d")
-    return number * _SECONDS[unit]
-
-
-class Interval:
-    """What "5min", "100steps" and "1epoch" mean: seconds, optimiser steps, or passes; the others are None."""
-
-    def __init__(self, what: str, text: object) -> None:
-        self.seconds: float | None = None
-        self.steps: int | None = None
-        self.epochs: int | None = None
-        number, unit = _parts(text)
-        if unit in ("step", "steps", "epoch", "epochs") and number == int(number) and number >= 1:
-            if unit.startswith("step"):
-                self.steps = int(number)
-            else:
-                self.epochs = int(number)
-        elif unit in _SECONDS and number > 0:
-            self.seconds = number * _SECONDS[unit]
-        else:
-            need = "a duration, steps or epochs, such as 5min, 100steps or 1epoch"
-            raise SettingError(f"{what}={text!r} is not usable; need {need}")
-
-
-def _parts(text: object) -> tuple[float, str]:
-    match = _INTERVAL.fullmatch(text.strip().lower()) if isinstance(text, str) else None
-    return (float(match[1]), match[2]) if match else (0.0, "")
 
 
 class Saver:
@@ -106,8 +71,8 @@ class Saver:
         if not isinstance(run, (str, os.PathLike)):
             raise SettingError(f"run={run!r} is not usable; need the path of a folder")
         self.path, self.resume, self.ranks = os.fspath(run), as_bool("resume", resume), ranks
-        self.every = Interval("checkpoint_every", checkpoint_every)
-        self._allowed = None if stop_after is None else seconds_of("stop_after", stop_after)
+        self.every = as_interval("checkpoint_every", checkpoint_every)
+        self._allowed = None if stop_after is None else as_interval("stop_after", stop_after, "seconds").number
         keep, overwrite = as_whole("keep", keep, 1), as_bool("overwrite", overwrite)
         self.folder: RunFolder | None = None  # of rank 0
         if is_root(ranks):

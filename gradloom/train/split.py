@@ -116,7 +116,8 @@ class Split:
             schedules = {f"schedule of {k}": shown(v) if callable(v) else "none" for k, v in optimizer.settings.items()}
             mine = {
                 "batch_size": rows.batch_size, "micro_batch_size": rows.micro_size, "training": rows.backward,
-                "seed": local.seed, "max_norm": local.max_norm, "freeze": objective.freeze,
+                "seed": local.seed, "max_norm": local.max_norm, "max_value": local.max_value,
+                "freeze": objective.freeze,
                 "loss": objective.loss if isinstance(objective.loss, str) else "a function", "exchange": self.exchange,
                 "optimizer": type(optimizer).__name__, **rates, **schedules,
                 "backend": local.options.get("backend", "cpu"),
@@ -318,7 +319,10 @@ class Split:
                 }  # fmt: skip
                 exchange = Exchange(self.ranks, graph.parameters, graph.buffers, numbers, self.exchange)
                 norms, updates = exchange.ending(
-                    local.state, divisor=constant(1.0) if local.objective.is_total else None, max_norm=local.max_norm
+                    local.state,
+                    divisor=constant(1.0) if local.objective.is_total else None,
+                    max_norm=local.max_norm,
+                    max_value=local.max_value,
                 )
                 run = compile_program(norms, updates, **local.options)
             self._compare_graph("step", key, True, [*graph.values, *norms, *updates])

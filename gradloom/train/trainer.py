@@ -19,7 +19,7 @@ from ..graph.leaves import Parameter
 from ..graph.stored import Stored
 from ..graph.value import builds_graphs, describe
 from ..nn.module import Module
-from ..optim.clip import check_max_norm
+from ..optim.clip import check_max
 from ..optim.optimizer import AdamW, Optimizer
 from ..optim.state import OptimizerState
 from ..parallel.communicator import Communicator
@@ -79,6 +79,7 @@ class Trainer:
     communicator  this rank among those that train together: run_rows (and so epoch) splits each batch over them, see
                train/split.py; exchange: "ordered", the same bits for any number of ranks, or "fast"
     max_norm   an optimiser step divides its gradients, if their global norm is above this, down to it
+    max_value  and holds each element of them between -max_value and max_value, before it looks at the norm
     freeze     patterns of names, such as "embed*": parameters that stay as they are
     on_nonfinite  what run_rows (and so epoch) does with a batch whose loss or gradient is not finite: "stop" with
                NonFiniteError, or "skip" it: its rows and its random numbers are consumed, the optimiser's step count,
@@ -114,6 +115,7 @@ class Trainer:
         communicator: Communicator | None = None,
         exchange: str = "ordered",
         max_norm: float = math.inf,
+        max_value: float = math.inf,
         freeze: Freeze = (),
         on_nonfinite: str = "stop",
         class_weights: np.ndarray | None = None,
@@ -130,7 +132,8 @@ class Trainer:
         self.optimizer = optimizer if optimizer is not None else AdamW()
         self.optimizer_state = self.optimizer.state or OptimizerState(self.optimizer)
         self.build, self.accumulate, self.seed, self.options = build, accumulate, seed, options
-        self.dynamic, self.max_norm = as_bool("dynamic", dynamic), check_max_norm(max_norm)
+        self.dynamic = as_bool("dynamic", dynamic)
+        self.max_norm, self.max_value = check_max("max_norm", max_norm), check_max("max_value", max_value)
         check_exchange(exchange)
         if communicator is not None and (dynamic or build == "grad"):
             asked = "dynamic=True" if dynamic else "build='grad'"
@@ -145,7 +148,7 @@ class Trainer:
         self.forms = Forms(self.objective, seed, self.dynamic)
         self.local = LocalSteps(
             self.objective, self.forms, self.optimizer_state, build=build, accumulate=accumulate, dynamic=self.dynamic,
-            seed=seed, max_norm=self.max_norm, skips=on_nonfinite == "skip", options=options,
+            seed=seed, max_norm=self.max_norm, max_value=self.max_value, skips=on_nonfinite == "skip", options=options,
         )  # fmt: skip
         self.train_state = TrainState()
         state, own = self.optimizer_state, self.train_state
@@ -183,7 +186,8 @@ class Trainer:
         """What a window has seen, how many batches were skipped, and the numbers that decide how steps go on."""
         local = self.local
         return {
-            "seed": self.seed, "max_norm": self.max_norm, "freeze": list(self.objective.freeze), "build": self.build,
+            "seed": self.seed, "max_norm": self.max_norm, "max_value": self.max_value,
+            "freeze": list(self.objective.freeze), "build": self.build,
             "class_weights": None if self.objective.class_weights is None else self.objective.class_weights.tolist(),
             "accumulate": self.accumulate, "skipped": local.skipped, "in_window": local.in_window, "held": local.held,
             "window_rows": local.window_rows,
