@@ -4,37 +4,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ..base.errors import GradientError
 from ..graph.leaves import Parameter
 from ..graph.stored import Stored
 from ..graph.value import Value
 
-if TYPE_CHECKING:
-    from .state import OptimizerState
-
 
 class GradientSource(Protocol):
-    """What an optimiser needs of a tape's gradients: they run its step as one program with what they come from."""
+    """What an optimiser needs of a tape's gradients: they run its step as one program with what they come from. state:
+    the OptimizerState."""
 
     weight: Any  # what each is divided by
     limit: Any  # each element is held between -limit and limit before that
 
     def values(self) -> Iterable[Value | None]: ...
 
-    def apply(self, state: OptimizerState) -> None:
+    def apply(self, state: Any) -> None:
         """One step with these gradients."""
 
-    def add_to(self, state: OptimizerState, weight: Any) -> None:
+    def add_to(self, state: Any, weight: Any) -> None:
         """Add these gradients to the sums of the window."""
 
     @staticmethod
-    def clip_window(state: OptimizerState, max_norm: float) -> float:
+    def clip_window(state: Any, max_norm: float) -> float:
         """The global norm of what was accumulated; the step will bring it down to max_norm."""
 
     @staticmethod
-    def apply_window(state: OptimizerState) -> None:
+    def apply_window(state: Any) -> None:
         """One step with what was accumulated."""
 
 

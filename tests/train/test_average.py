@@ -41,7 +41,9 @@ def by_hand(decay, optimizer, steps=12, **options):
 OPTIMIZERS = {
     "sgd": lambda: SGD(lr=0.3, momentum=0.9),
     "adamw": lambda: AdamW(lr=0.05, weight_decay=0.1),
-    "groups": lambda: AdamW(lr=0.05, groups=[{"match": "0.*", "lr": 0.01}, {"match": "1.bias", "optimizer": SGD(lr=0.3)}]),
+    "groups": lambda: AdamW(
+        lr=0.05, groups=[{"match": "0.*", "lr": 0.01}, {"match": "1.bias", "optimizer": SGD(lr=0.3)}]
+    ),
 }
 
 
