@@ -184,7 +184,7 @@ class Loop:
         if not self.passes:
             self._first_pass = trainer.epoch
             self._tell("begin", self.callbacks.begin, self)
-        with display or contextlib.nullcontext(), trainer.together(), trainer.claim:
+        with display or contextlib.nullcontext(), trainer.together(), trainer.claim, trainer.training():
             if self.validates_first and not self.passes and len(self.val_rows) and self.before is None:
                 source.order.write(self.order(self._first_pass + 1))
                 before = Result()
@@ -220,7 +220,8 @@ class Loop:
         seconds = time.perf_counter() - began
         measured = val if val.ndata else None
         rates = trainer.optimizer_state.rates(max(trainer.steps - 1, 0), now.number - 1) if train.ndata else {}
-        result = EpochResult(now.number, train, measured, seconds, trainer.planned_bytes, rates)
+        averages = measured is not None and trainer.optimizer_state.average is not None
+        result = EpochResult(now.number, train, measured, seconds, trainer.planned_bytes, rates, averages)
         self.history.append(result)
         self._pass = None
         if display is not None:
