@@ -40,6 +40,7 @@ def settings_of(trainer: Trainer) -> dict[str, Any]:
         "accumulate": trainer.accumulate,
         "max_norm": trainer.max_norm,
         "max_value": trainer.max_value,
+        "ema": 0.0 if trainer.optimizer_state.average is None else trainer.optimizer_state.average.decay,
         "freeze": list(objective.freeze),
         "class_weights": None if weights is None else weights.tolist(),
         "on_nonfinite": "skip" if trainer.local.skips else "stop",

@@ -193,7 +193,7 @@ class Loop:
             self._first_pass = trainer.epoch
             self._tell("begin", self.callbacks.begin, self)
         with contextlib.ExitStack() as stack:
-            for each in (display or contextlib.nullcontext(), trainer.together(), trainer.claim):
+            for each in (display or contextlib.nullcontext(), trainer.together(), trainer.claim, trainer.training()):
                 stack.enter_context(each)
             if self.saver is not None:
                 self._held = stack.enter_context(held_back()) if trainer.split is None else self._held
@@ -245,7 +245,8 @@ class Loop:
         seconds = time.perf_counter() - began
         measured = val if val.ndata else None
         rates = trainer.optimizer_state.rates(max(trainer.steps - 1, 0), now.number - 1) if train.ndata else {}
-        result = EpochResult(now.number, train, measured, seconds, trainer.planned_bytes, rates)
+        averages = measured is not None and trainer.optimizer_state.average is not None
+        result = EpochResult(now.number, train, measured, seconds, trainer.planned_bytes, rates, averages)
         self.history.append(result)
         self._pass = None
         if display is not None:

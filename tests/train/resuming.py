@@ -45,13 +45,13 @@ def mlp(**options: Any) -> tuple[nn.Module, gl.train.History]:
 
 
 def cnn(**options: Any) -> tuple[nn.Module, gl.train.History]:
-    """A convolution with batch norm, windows of three micro-batches of which the last are short, clipping."""
+    """A convolution with batch norm, windows of three micro-batches, the last ones short, clipping, averaged weights."""
     layers = nn.Conv2d(1, 4, 3), nn.BatchNorm(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)
     net = nn.Sequential(*layers)
     settings = {"epochs": 4, "batch_size": 20, "micro_batch_size": 8, "val_split": 0.1, "seed": 5, "progress": False}
     lr = gl.optim.schedules.Cosine(0.05, steps=20, warmup=3)
     rule = gl.optim.SGD(lr=lr, momentum=0.9)
-    history = gl.fit(net, (IMAGES, Y[:90]), optimizer=rule, max_norm=1.0, **settings | options)
+    history = gl.fit(net, (IMAGES, Y[:90]), optimizer=rule, max_norm=1.0, ema=0.9, **settings | options)
     return net, history
 
 
