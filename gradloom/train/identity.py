@@ -9,21 +9,43 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
+
+import numpy as np
 
 from ..base.settings import switches
+from ..data.dataset import Dataset
 from ..graph.graph import reachable, storage_leaf
 from ..graph.stored import Stored
 from ..graph.structure import named, structure
 from ..parallel.communicator import checksum
 from ..run.cpu_backend import choose_isa
 from ..step.state import shown
-
-if TYPE_CHECKING:
-    from .loop import Loop
-    from .trainer import Trainer
+from .callbacks import Callbacks
+from .history import History
+from .trainer import Trainer
 
 SHOWN = 8  # differences in a message
+
+
+class Resumable(Protocol):
+    """What a loop shows of itself: see gl.train.Loop."""
+
+    trainer: Trainer
+    data: Dataset
+    train_rows: np.ndarray
+    val_rows: np.ndarray
+    batch_size: int
+    micro_batch_size: int
+    seed: int
+    callbacks: Callbacks
+    ends: list[int]
+    steps: int
+    history: History
+    stopped: bool
+
+    @property
+    def is_between_passes(self) -> bool: ...
 
 
 def settings_of(trainer: Trainer) -> dict[str, Any]:
@@ -65,7 +87,7 @@ def environment_of(trainer: Trainer) -> dict[str, str]:
 class Identity:
     """The identity of a loop's run, when its steps are compiled."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: Resumable) -> None:
         trainer, source = loop.trainer, loop.trainer.source(loop.data)
         sizes = {"batch_size": loop.batch_size, "micro_batch_size": loop.micro_batch_size}
         steps = [] if trainer.dynamic else trainer.prepared(source, len(loop.train_rows), **sizes)
