@@ -165,6 +165,9 @@ class Measures:
         return values, Layout(tuple(per_row), tuple(pairs), kept, len(values))
 
 
+NOTHING = Measures()
+
+
 class Measured:
     """What was measured for the metrics of one Result: arrays until they are read, numbers afterwards."""
 
