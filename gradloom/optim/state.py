@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -226,14 +226,19 @@ class OptimizerState:
 
         With the setting "keep" 0 they write instead: the first micro-batch of a window.
         """
+        sums = self.sums_of(parameters)
+        pairs = [v for pair in zip(sums, grads, strict=True) for v in pair]
+        if weight is not None:
+            pairs += [self.weight, weight]
+        return ops.accumulate(setting("keep"), *pairs)
+
+    def sums_of(self, parameters: Sequence[Parameter]) -> list[Parameter]:
+        """The arrays that sum up the gradients of these parameters over a window."""
         for p in parameters:
             if p.stored not in self.sums:
                 sums = Stored(f"{p.stored.name}.acc", zeros(p.shape))
                 self.sums[p.stored] = stored_value(sums)
-        pairs = [v for p, g in zip(parameters, grads, strict=True) for v in (self.sums[p.stored], g)]
-        if weight is not None:
-            pairs += [self.weight, weight]
-        return ops.accumulate(setting("keep"), *pairs)
+        return [self.sums[p.stored] for p in parameters]
 
     def join(self, parameters: Iterable[Parameter], first: bool) -> None:
         """GradientSource of these parameters are about to be accumulated; `first`: they open a window."""
@@ -294,8 +299,7 @@ class OptimizerState:
                 for name, moment in self.moments.get(p.stored, {}).items()
             }
             kept |= zip(named, copies(named.values()), strict=True)
-        for name, memory in self.memories.items():
-            kept[f"plateau.{name}"] = np.array([memory[k] for k in MEMORY])
+        kept |= self.remembered(self.memories)
         names = [self._named(i) for i in range(len(self.parameters))]
         about = {
             "kind": self._kind(),
@@ -313,6 +317,14 @@ class OptimizerState:
         arrays that do not fit; then nothing is changed. A state without "optimizer" is held against what its arrays
         tell.
         """
+        self.loading(arrays)()
+
+    def remembered(self, memories: Mapping[str, Memory]) -> dict[str, np.ndarray]:
+        """The memories of plateaus as in state_dict: "plateau.lr" -> f64[4]."""
+        return {f"plateau.{name}": np.array([memory[k] for k in MEMORY]) for name, memory in memories.items()}
+
+    def loading(self, arrays: Mapping[str, np.ndarray]) -> Callable[[], None]:
+        """load_state_dict in two parts: the checks, and the function that is returned, which takes the state over."""
         given = {name: as_array(f"load: {name}", array) for name, array in arrays.items()}
         counts = [checked_count(given, name) for name in ("steps", "epoch")]
         memories = {name: checked_memory(given, name) for name in self.memories}
@@ -340,16 +352,20 @@ class OptimizerState:
                 f"{len(self.parameters)} parameters; need the file of the same optimiser"
             )
         self._check_whole(moments, expected)
-        with locks.building, self.claim:
-            self.reset()
-            self.drop_sums()
-            self.window.clear()
-            self.steps, self.epoch = counts
-            self.memories.update(memories)
-            self._expected = expected
-            self._loaded = {name: array.copy() for name, array in moments.items()}
-            for i in range(len(self.parameters)):
-                self._take_loaded(i)
+
+        def load() -> None:
+            with locks.building, self.claim:
+                self.reset()
+                self.drop_sums()
+                self.window.clear()
+                self.steps, self.epoch = counts
+                self.memories.update(memories)
+                self._expected = expected
+                self._loaded = {name: array.copy() for name, array in moments.items()}
+                for i in range(len(self.parameters)):
+                    self._take_loaded(i)
+
+        return load
 
     def _checked_about(self, array: np.ndarray | None) -> list[Named]:
         """The names and shapes that the state's entry "optimizer" tells; GraphError for another optimiser's."""

@@ -44,6 +44,7 @@ def fit(
     seed: int = 0,
     max_norm: float = math.inf,
     freeze: Freeze = (),
+    on_nonfinite: str = "stop",
     class_weight: ClassWeight = None,
     progress: bool = True,
     callbacks: Sequence[Callback] | None = None,
@@ -76,7 +77,8 @@ def fit(
     weights and results. Micro-batch j goes to rank j mod N; micro_batch_size is by default an equal share of the batch,
     and where it is given the bits do not depend on N, unless exchange is "fast". Rank 0 alone shows progress and calls
     the listeners. timeout: seconds without a sign of life after which a rank is given up and all end.
-    Raises NonFiniteError when the loss or a gradient is not finite; the weights before that step are kept. On Ctrl-C,
+    Raises NonFiniteError when the loss or a gradient is not finite; the weights before that step are kept. With
+    on_nonfinite="skip" such a batch is left out and counted, see Trainer; how many is said on stderr. On Ctrl-C,
     KeyboardInterrupt leaves with the weights so far.
     """
     check_options("fit", options, fit, "dynamic")
@@ -100,6 +102,7 @@ def fit(
             seed=seed,
             max_norm=max_norm,
             freeze=freeze,
+            on_nonfinite=on_nonfinite,
             class_weights=weights_of_classes(class_weight, data, train_rows),
             communicator=ranks,
             exchange=exchange,

@@ -150,10 +150,11 @@ class Split:
             if rows.backward or not self._updates:
                 self.agreement.compare("the training state", self.state.digest, "model", "optimizer")
             if rows.backward:
+                self.local.done = 0
                 told = time.perf_counter()
                 for batch in rows.batches():
                     self._train(batch, result)
-                    self.local.done = (batch.stop - rows.start) % rows.count
+                    self.local.done = batch.stop - rows.start
                     if each or batch.stop == rows.stop or time.perf_counter() - told > TELL_SECONDS:
                         told = time.perf_counter()
                         self.agreement.root(heard, batch.stop - rows.start)
@@ -211,6 +212,10 @@ class Split:
         try:
             _, outputs = update.run.run_many(1, settings)
         except (GuardTripped, NotFinite):
+            if local.skips:  # nothing was written, on any rank
+                local.skipped += 1
+                result.skipped += 1
+                return
             cause = exchange.cause(
                 count, lambda j: self._compute(exchange, batch, j), lambda j: self._first_bad(batch, j)
             )
@@ -225,7 +230,7 @@ class Split:
 
     def _settings(self, batch: RowRange, j: int) -> dict[str, Any]:
         first, rows = batch.micro_batch(j)
-        random = random_settings(self.local.seed, self.local.state.steps + 1, first - batch.start)
+        random = random_settings(self.local.seed, self.local.state.steps + self.local.skipped + 1, first - batch.start)
         return {"position": first, "share": rows / batch.count, **random}
 
     def _compute(self, exchange: Exchange, batch: RowRange, j: int) -> None:
