@@ -7,8 +7,9 @@ from .epoch import Progress, epoch
 from .fit import evaluate, fit, predict
 from .history import History
 from .loop import Loop
+from .metrics import Metric
 from .rate_finder import RateCurve, find_rate
-from .result import EpochResult, Result
+from .result import EpochResult, Evaluation, Result
 from .stopping import EarlyStopping
 from .trainer import Trainer
 
@@ -18,8 +19,10 @@ __all__ = [
     "DPResult",
     "EarlyStopping",
     "EpochResult",
+    "Evaluation",
     "History",
     "Loop",
+    "Metric",
     "Progress",
     "RateCurve",
     "Result",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -13,11 +12,10 @@ from ..base.interval import Interval, as_interval
 from ..data.dataset import Dataset, generator
 from .epoch import Listener, run_part
 from .metrics import Measures
-from .result import Evaluation, Result
+from .result import MAIN, Result
 from .trainer import Trainer
 
 _SUBSET = 3  # the stream of random numbers that draws the rows of a subset
-MAIN = "val"  # the name of the set that is a part of the training data
 
 
 @dataclass(frozen=True)
@@ -85,16 +83,14 @@ class Evaluator:
         """An evaluation belongs at the end of this epoch, counted from 1."""
         return bool(self._sets) and (is_last or epoch % self._epochs == 0)
 
-    def run(
+    def measure(
         self,
-        step: int,
-        epoch: int,
+        results: dict[str, Result],
         micro_batch_size: int,
         on_batch: Listener | None = None,
-        on_progress: Callable[[Any], None] | None = None,
-    ) -> Evaluation:
-        """Measure all sets, with the weights as they are."""
-        results: dict[str, Result] = {}
+        on_progress: Listener | None = None,
+    ) -> None:
+        """Measure all sets, with the weights as they are: one Result after the other joins `results`."""
         for name, one in self._sets.items():
             source = self.trainer.source(one.data)
             if one.order is not None:
@@ -106,5 +102,3 @@ class Evaluator:
                 on_batch=on_batch, on_progress=on_progress,
             )  # fmt: skip
             results[name].settle()
-        return Evaluation(step, epoch, results)
-

@@ -1,4 +1,4 @@
-"""Metrics of the user's own: what they are, the nodes that compute them, and what is kept of them until they are numbers.
+"""Metrics of the user's own: what they are, the nodes that compute them, what is kept until they are numbers.
 
 A metric is a function (outputs, labels, weights). It builds nodes in the program of the evaluation, or is called with
 the NumPy arrays of all rows.
@@ -28,9 +28,9 @@ class Metric:
     """A number that is measured beside the loss: gl.fit(metrics={"mae": Metric(function)}), or the function alone.
 
     function  (outputs, labels), or (outputs, labels, weights) with the row weights of the data, None where there are
-              none. By default it gets values of a graph and gives a value per row, f32 [rows], or a pair (sum, weight) of
-              scalars. Values per row are weighted here: by the data's row weights, and rows that count for nothing
-              (weight 0, or labels that are all -100) are left out
+              none. By default it gets values of a graph and gives a value per row, f32 [rows], or a pair
+              (sum, weight) of scalars. Values per row are weighted here by the data's row weights, and rows that count
+              for nothing (weight 0, or labels that are all -100) are left out
     whole     the function gets NumPy arrays of all rows that count (outputs f32 [rows, ...] in the model's structure,
               labels, weights f32 [rows] or None) and gives a number: what no sum over batches can tell, as AUC or F1
     train     it is measured in training, too, by the step's own program, with dropout as it is there
@@ -108,12 +108,15 @@ def checked_metrics(metrics: Metrics | None) -> tuple[tuple[str, Metric], ...]:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a program gives for metrics, in order: per metric one value [rows] or two scalars, then the model's outputs."""
+    """What a program gives for metrics, in order: values [rows], pairs of scalars, then the model's outputs."""
 
     per_row: tuple[str, ...]
     pairs: tuple[str, ...]
     outputs: Outputs | None
     size: int
+
+
+EMPTY = Layout((), (), None, 0)
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,7 @@ class Measured:
         self, layout: Layout, arrays: Sequence[np.ndarray], rows: int, labels: np.ndarray | None,
         weights: np.ndarray | None,
     ) -> None:  # fmt: skip
-        """What a program gave for `rows` rows in equal micro-batches: arrays [micro-batches, ...] as the layout says."""
+        """What a program gave for `rows` rows in equal micro-batches: arrays [micro-batches, ...], see Layout."""
         self._numbers, self._structure = None, layout.outputs
         left = iter(arrays)
         for name in layout.per_row:
@@ -191,9 +194,10 @@ class Measured:
             self._keep(f"weight.{name}", next(left).astype(np.float64).ravel())
         for i, array in enumerate(left):
             self._keep(f"output.{i}", array.reshape(rows, *array.shape[2:]))
-        if layout.per_row or layout.outputs is not None:
+        is_whole = any(metric.whole for _, metric in self.measures.metrics)
+        if layout.per_row or is_whole:
             self._keep("counts", row_weights(rows, labels, weights))
-        if layout.outputs is not None and any(metric.whole for _, metric in self.measures.metrics):
+        if is_whole:
             if labels is not None:
                 self._keep("labels", labels)
             if weights is not None:
@@ -209,11 +213,13 @@ class Measured:
         return parts[0]
 
     def take_outputs(self) -> Outputs:
-        """The outputs since the last call, in the model's structure; they are not kept any more."""
+        """The outputs since the last call, in the model's structure; None if there are none. They are freed."""
         names = [name for name in self._kept if name.startswith("output.")]
         arrays = iter([self._all(name) for name in names])
         for name in names:
             del self._kept[name]
+        if not names:
+            return None
         return mapped(lambda _: next(arrays), self._structure)
 
     def mark(self) -> dict[str, int]:

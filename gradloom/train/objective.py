@@ -21,8 +21,8 @@ from ..nn.module import Module, mode
 from ..optim.state import OptimizerState
 from ..transform.substitute import with_batch
 from .class_weight import class_weighted
-from .metrics import NOTHING, Layout, Measures
 from .losses import loss_pair
+from .metrics import NOTHING, Layout, Measures
 from .outputs import Outputs, mapped, values_of
 from .session import Graph
 from .source import FeedSource, RowSource
