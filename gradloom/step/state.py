@@ -181,21 +181,22 @@ def load_window(values: Values, state: OptimizerState) -> Callable[[], None]:
     """Load for `of_window`."""
     numbers = sorted(int(name.removeprefix("sum.")) for name in values if name.startswith("sum."))
     open_names = [f"sum.{i}" for i in numbers] + ["weight"] * bool(numbers)
-    check_names("window", values, ["weighted", "max_norm", *open_names])
+    check_names("window", values, ["weighted", "max_norm", "max_value", *open_names])
     if numbers and numbers[-1] >= len(state.parameters):
         raise TrainError(f"load: window: sum.{numbers[-1]} of {len(state.parameters)} parameters; need the same model")
     parameters = [state.parameters[i] for i in numbers]
     sums = state.sums_of(parameters)
     arrays = {f"sum.{i}": one.stored for i, one in zip(numbers, sums, strict=True)}
     arrays |= {"weight": state.weight.stored} if numbers else {}
-    plain = {name: values[name] for name in ("weighted", "max_norm")}
+    plain = {name: values[name] for name in ("weighted", "max_norm", "max_value")}
     taken = matching("window", {name: values[name] for name in open_names}, arrays)
 
     def load() -> None:
         state.window.clear()
         replace(taken)
         state.window.add(parameters)
-        state.window.weighted, state.window.max_norm = plain["weighted"], plain["max_norm"]
+        state.window.weighted = plain["weighted"]
+        state.window.max_norm, state.window.max_value = plain["max_norm"], plain["max_value"]
 
     return load
 
@@ -217,11 +218,38 @@ def of_optimizer(state: OptimizerState) -> dict[str, Any]:
     return kept
 
 
+def of_average(state: OptimizerState) -> dict[str, Any]:
+    """The part of the weights' moving average; none where there is none."""
+    return {} if state.average is None else state.average.entries(state.parameters)
+
+
+def load_average(values: Values, state: OptimizerState) -> Callable[[], None]:
+    """Load for `of_average`, also of parameters that have no mean yet."""
+    average = state.average
+    if average is None:
+        check_names("average", values, ())
+        return lambda: None
+    plain = {name: value for name, value in values.items() if not name.startswith("mean.")}
+    check_names("average", plain, ("decay", "is_shown", "shown"))
+    check_equal("average", plain, {"decay": average.decay})
+    numbers = [int(name.removeprefix("mean.")) for name in values if name not in plain]
+    if any(i >= len(state.parameters) for i in (*numbers, *plain["shown"])):
+        raise TrainError(f"load: average: of {max(numbers) + 1} parameters and here {len(state.parameters)}")
+    arrays = {f"mean.{i}": average.of(state.parameters[i]).stored for i in numbers}
+    taken = matching("average", {name: values[name] for name in arrays}, arrays)
+
+    def load() -> None:
+        replace(taken)
+        average.take(state.parameters, plain["is_shown"], plain["shown"])
+
+    return load
+
+
 def of_window(state: OptimizerState) -> dict[str, Any]:
-    """The part of an open accumulation window: the sums of its parameters, their weight, the bound of their norm."""
+    """The part of an open accumulation window: the sums of its parameters, their weight, the bounds of their step."""
     window = state.window
     numbers = [i for i, p in enumerate(state.parameters) if p.stored in window.parameters]
-    kept: dict[str, Any] = {"weighted": window.weighted, "max_norm": window.max_norm}
+    kept: dict[str, Any] = {"weighted": window.weighted, "max_norm": window.max_norm, "max_value": window.max_value}
     kept |= {f"sum.{i}": state.sums[state.parameters[i].stored].stored for i in numbers}
     return kept | ({"weight": state.weight.stored} if window.parameters else {})
 

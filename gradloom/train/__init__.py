@@ -6,6 +6,8 @@ from .dp_train import DPResult, dp_train
 from .epoch import Progress, epoch
 from .fit import evaluate, fit, predict
 from .history import History
+from .log import Log
+from .log_files import read_metrics
 from .loop import Loop
 from .metrics import Metric
 from .rate_finder import RateCurve, find_rate
@@ -21,6 +23,7 @@ __all__ = [
     "EpochResult",
     "Evaluation",
     "History",
+    "Log",
     "Loop",
     "Metric",
     "Progress",
@@ -34,4 +37,5 @@ __all__ = [
     "find_rate",
     "fit",
     "predict",
+    "read_metrics",
 ]

@@ -59,12 +59,14 @@ class LocalSteps:
         dynamic: bool,
         seed: int,
         max_norm: float,
+        max_value: float,
         skips: bool,
         options: dict[str, Any],
     ) -> None:
         self.objective, self.forms, self.state = objective, forms, state
         self.build, self.accumulate, self.dynamic, self.skips = build, accumulate, dynamic, skips
-        self.seed, self.max_norm, self.options = seed, max_norm, options
+        self.seed, self.options = seed, options
+        self.max_norm, self.max_value = max_norm, max_value
         self.keeps_gradients = build == "grad" or accumulate > 1
         self.compiled: dict[Hashable, CompiledBatch] = forms.cache()
         self.done = self.held = self.skipped = 0
@@ -307,7 +309,7 @@ class LocalSteps:
             norms, updates = end_step(
                 self.state, graph.parameters, graph.grads, total, weight,
                 divisor=weight if self.objective.is_total else None, accumulates=self.keeps_gradients,
-                updates=update, others=others, max_norm=self.max_norm,
+                updates=update, others=others, max_norm=self.max_norm, max_value=self.max_value,
             )  # fmt: skip
             outputs = [*outputs, *norms]
         run = compile_program(outputs, updates, **self.options)

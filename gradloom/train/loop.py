@@ -120,7 +120,8 @@ class Loop:
         self.steps = self.rows = self.passes = 0
         self.training_seconds = 0.0
         self.stopped = False
-        self.ends: list[int] = []  # segments end at multiples of these, in steps of the loop
+        # segments end at multiples of these, in steps of the loop
+        self.ends = [each.every_steps for each in self.callbacks if each.every_steps]
         if self.evaluator and self.evaluator.steps is not None:
             self.ends.append(self.evaluator.steps)
         self.between_steps: list[Callable[[], None]] = []  # called where a segment has ended
@@ -197,6 +198,11 @@ class Loop:
         self.callbacks.check_resumable()
         return lambda: self.callbacks.load_state(values)
 
+    @property
+    def epoch(self) -> int:
+        """The pass under way, or the last one, as EpochResult counts it."""
+        return self._first_pass + self.passes
+
     def order(self, number: int) -> np.ndarray:
         """The rows in the order of a pass, counted from 1: those that train, then those of validation."""
         return np.concatenate([self.data.order(self.seed, number, self.train_rows), self.val_rows])
@@ -213,7 +219,7 @@ class Loop:
         if not self.callbacks.has_begun:
             self.callbacks.has_begun = True
             self.stopped = self._tell("begin", self.callbacks.begin, self) is not None
-        with display or contextlib.nullcontext(), trainer.together(), trainer.claim:
+        with display or contextlib.nullcontext(), trainer.together(), trainer.claim, trainer.training():
             if self.validates_first and not self.passes and self.evaluator and self.before is None:
                 source.order.write(self.order(self._first_pass + 1))
                 before: dict[str, Result] = {}
@@ -251,8 +257,9 @@ class Loop:
         ended = None if inside is None else next(iter(now.evaluations[inside:]), None)
         rates = trainer.optimizer_state.rates(max(trainer.steps - 1, 0), now.number - 1) if train.ndata else {}
         train.settle()
+        averages = ended is not None and trainer.optimizer_state.average is not None
         result = EpochResult(
-            now.number, train, None if ended is None else ended.val, seconds, trainer.planned_bytes, rates,
+            now.number, train, None if ended is None else ended.val, seconds, trainer.planned_bytes, rates, averages,
             tuple(now.evaluations),
         )  # fmt: skip
         self.history.append(result)

@@ -289,8 +289,8 @@ class EpochResult:
     """One epoch of a fit: its number from 1, what training and validation measured (val is None without a split).
 
     seconds: of both. planned_bytes: the arena and scratch that the steps so far planned for. rates: the learning rates
-    of its last step by name: "lr"; none where no step was done. evaluations: those inside of the epoch and at its end,
-    in order; val is that of the one at its end.
+    of its last step by name: "lr"; none where no step was done. averaged: validation measured the moving average of the
+    weights (ema=). evaluations: those inside of the epoch and at its end, in order; val is that of the one at its end.
     """
 
     epoch: int
@@ -299,6 +299,7 @@ class EpochResult:
     seconds: float
     planned_bytes: int = 0
     rates: Mapping[str, float] = field(default_factory=dict)
+    averaged: bool = False
     evaluations: tuple[Evaluation, ...] = ()
 
     def numbers(self) -> dict[str, float]:
@@ -327,7 +328,7 @@ class EpochResult:
         ended = self.ended is not None
         kept: dict[str, Any] = {
             "epoch": self.epoch, "planned_bytes": self.planned_bytes, "rates": dict(self.rates), "ended": ended,
-            "evaluations": len(self.evaluations),
+            "evaluations": len(self.evaluations), "averaged": self.averaged,
         }  # fmt: skip
         parts: dict[str, Any] = {"train": self.train} | ({} if self.val is None or ended else {"val": self.val})
         parts |= {f"evaluation.{i}": one for i, one in enumerate(self.evaluations)}
@@ -340,4 +341,5 @@ class EpochResult:
         evaluations = tuple(Evaluation.of_state(under(state, f"evaluation.{i}.")) for i in range(count))
         made = evaluations[-1].val if state["ended"] else Result.of_state(val) if val else None
         train = Result.of_state(under(state, "train."))
-        return cls(state["epoch"], train, made, seconds, state["planned_bytes"], state["rates"], evaluations)
+        rest = state["planned_bytes"], state["rates"], state["averaged"], evaluations
+        return cls(state["epoch"], train, made, seconds, *rest)

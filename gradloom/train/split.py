@@ -65,7 +65,7 @@ class Split:
     """How the ranks of a trainer compute its batches together. All call the same methods in the same order.
 
     local      this rank's own micro-batches
-    state      what must be the same on all ranks: its parts "model" and "optimizer"
+    state      what must be the same on all ranks: its parts "model", "optimizer" and "average"
     exchange   "ordered": folded in the order of the micro-batches; "fast": whatever order is quickest
     """
 
@@ -90,7 +90,7 @@ class Split:
         with self.agreement.own():
             self.local.forms.look(True)
         self._compare_model()
-        for stored in self.state.arrays("model", "optimizer").values():
+        for stored in self.state.arrays("model", "optimizer", "average").values():
             array = stored.numpy()
             self.ranks.broadcast(array)
             stored.assign(array)
@@ -117,7 +117,8 @@ class Split:
             schedules = {f"schedule of {k}": shown(v) if callable(v) else "none" for k, v in optimizer.settings.items()}
             mine = {
                 "batch_size": rows.batch_size, "micro_batch_size": rows.micro_size, "training": rows.backward,
-                "seed": local.seed, "max_norm": local.max_norm, "freeze": objective.freeze,
+                "seed": local.seed, "max_norm": local.max_norm, "max_value": local.max_value,
+                "freeze": objective.freeze,
                 "loss": objective.loss if isinstance(objective.loss, str) else "a function", "exchange": self.exchange,
                 "optimizer": type(optimizer).__name__, **rates, **schedules,
                 "backend": local.options.get("backend", "cpu"),
@@ -149,7 +150,7 @@ class Split:
             self.prepare(rows)
             self.agreement.compare("the order of the rows", lambda: source.order.read()[rows.start : rows.stop])
             if rows.backward or not self._updates:
-                self.agreement.compare("the training state", self.state.digest, "model", "optimizer")
+                self.agreement.compare("the training state", self.state.digest, "model", "optimizer", "average")
             if rows.backward:
                 self.local.done = 0
                 told = time.perf_counter()
@@ -322,7 +323,10 @@ class Split:
                 }  # fmt: skip
                 exchange = Exchange(self.ranks, graph.parameters, graph.buffers, numbers, self.exchange)
                 norms, updates = exchange.ending(
-                    local.state, divisor=constant(1.0) if local.objective.is_total else None, max_norm=local.max_norm
+                    local.state,
+                    divisor=constant(1.0) if local.objective.is_total else None,
+                    max_norm=local.max_norm,
+                    max_value=local.max_value,
                 )
                 run = compile_program(norms, updates, **local.options)
             self._compare_graph("step", key, True, [*graph.values, *norms, *updates])

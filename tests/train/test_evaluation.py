@@ -1,4 +1,4 @@
-"""Evaluations inside of epochs, on subsets, and of several sets: what they measure, who hears of them, what they change."""
+"""Evaluations inside of epochs, on subsets, and of several sets: what they measure, who hears, what they change."""
 
 import threading
 
@@ -187,7 +187,8 @@ def test_a_resume_makes_each_evaluation_once(step):
     whole.between_steps.append(lambda: states.update({whole.steps: whole.trainer.train_state.collect()}))
     whole.run()
     other = loop()
-    other.trainer.prepare(other.trainer.source(other.data), 0, 41, batch_size=6, micro_batch_size=3)
+    options = {"batch_size": 6, "micro_batch_size": 3, "measures": whole.history[-1].train.measures}
+    other.trainer.prepare(other.trainer.source(other.data), 0, 41, **options)
     other.trainer.train_state.load(states[step])
     other.run()
     mine, theirs = (
