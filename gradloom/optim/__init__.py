@@ -1,8 +1,8 @@
 """Optimisers: they only build update nodes and say what their settings are. Schedules for those; clipping."""
 
 from . import schedules
-from .clip import clip_grad_norm, clip_weight
-from .optimizer import SGD, Adam, AdamW, Optimizer
+from .clip import clip_grad_norm, clip_grad_value, clip_weight
+from .optimizer import SGD, Adam, AdamW, Lion, Optimizer, RMSprop
 from .rule import Schedule
 from .state import OptimizerState
 
@@ -10,10 +10,13 @@ __all__ = [
     "SGD",
     "Adam",
     "AdamW",
+    "Lion",
     "Optimizer",
     "OptimizerState",
+    "RMSprop",
     "Schedule",
     "clip_grad_norm",
+    "clip_grad_value",
     "clip_weight",
     "schedules",
 ]

@@ -7,6 +7,7 @@ from .epoch import Progress, epoch
 from .fit import evaluate, fit, predict
 from .history import History
 from .loop import Loop
+from .rate_finder import RateCurve, find_rate
 from .result import EpochResult, Result
 from .stopping import EarlyStopping
 from .trainer import Trainer
@@ -20,12 +21,14 @@ __all__ = [
     "History",
     "Loop",
     "Progress",
+    "RateCurve",
     "Result",
     "StopTraining",
     "Trainer",
     "dp_train",
     "epoch",
     "evaluate",
+    "find_rate",
     "fit",
     "predict",
 ]
