@@ -36,6 +36,7 @@ from .merge import merge
 from .plan import plan
 from .predict import predict
 from .rerun import rerun
+from .runs import runs
 from .verify import verify
 
 _LONGEST = 2000  # characters of an error, whose middle is left out: what was given may be of any length
@@ -63,7 +64,7 @@ def _stoppable(command: Callable[..., int]) -> Callable[..., int]:
     return call
 
 
-for one in (fit, predict, finetune, rerun, generate, evaluate, plan, verify, info, merge, doctor):
+for one in (fit, predict, finetune, rerun, runs, generate, evaluate, plan, verify, info, merge, doctor):
     app.command()(_stoppable(one))
 
 
