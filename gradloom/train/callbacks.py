@@ -48,7 +48,7 @@ class Callback:
         begin(loop)                 before the first pass; loop is the gl.train.Loop (loop.trainer, loop.steps, ...)
         on_batch(batch)             after each optimiser step, with its BatchResult
         on_progress(progress)       inside a pass, of training or validation, at least every 0.2 s, with its Progress:
-                                    costs nothing per batch
+                                    costs nothing per batch; with `every_steps = n` after every n-th optimiser step, too
         on_epoch(result)            after each pass and its validation, with the EpochResult
         on_sample(sample)           after each text that a fine-tuning samples, with its gl.llm.SampledText
         end(history)                after the last pass, with all EpochResults
@@ -64,6 +64,7 @@ class Callback:
     """
 
     stateless = False
+    every_steps: int | None = None
 
     def begin(self, loop: Any) -> None:
         """The training begins."""

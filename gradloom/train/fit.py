@@ -44,6 +44,7 @@ def fit(
     seed: int = 0,
     max_norm: float = math.inf,
     max_value: float = math.inf,
+    ema: float = 0.0,
     freeze: Freeze = (),
     on_nonfinite: str = "stop",
     class_weight: ClassWeight = None,
@@ -70,6 +71,10 @@ def fit(
     Module (a layer, a mode, a number): the next epoch builds it anew, see Trainer; with ranks, where rank 0 alone calls
     listeners, that is a TrainError. max_norm: an optimiser step divides its gradients, if their global norm is above
     this, down to it; max_value: before that, it holds each of their elements between -max_value and max_value.
+    ema: the decay of a moving average of the weights, 0 for none: it begins as the weights before the first step, each
+    optimiser step moves it by 1 - ema of the difference, validation and on_epoch see the model with it, and in the end
+    the model holds it; running statistics are the model's own. The weights that were trained are the other set:
+    optimizer.show_average(False), of an optimiser that was made with the parameters.
     freeze: patterns of names, such as "embed*", of parameters that stay as they are.
     class_weight: "balanced" (n / (k * count), as scikit-learn), {class: weight} or a weight for each class: the loss of
     training weighs a label so, times the weight of its row; accuracies and validation do not. Fewer rows than
@@ -104,6 +109,7 @@ def fit(
             seed=seed,
             max_norm=max_norm,
             max_value=max_value,
+            ema=ema,
             freeze=freeze,
             on_nonfinite=on_nonfinite,
             class_weights=weights_of_classes(class_weight, data, train_rows),

@@ -93,7 +93,8 @@ class Loop:
         self.steps = self.rows = self.passes = 0
         self.training_seconds = 0.0
         self.stopped = False
-        self.ends: list[int] = []  # segments end at multiples of these, in steps of the loop
+        # segments end at multiples of these, in steps of the loop
+        self.ends = [each.every_steps for each in self.callbacks if each.every_steps]
         self.between_steps: list[Callable[[], None]] = []  # called where a segment has ended
         self._first_pass = 0  # not 0 when an optimiser with a state of its own goes on
         self._pass: Pass | None = None  # the one under way
@@ -164,6 +165,11 @@ class Loop:
         self.callbacks.check_resumable()
         return lambda: self.callbacks.load_state(values)
 
+    @property
+    def epoch(self) -> int:
+        """The pass under way, or the last one, as EpochResult counts it."""
+        return self._first_pass + self.passes
+
     def order(self, number: int) -> np.ndarray:
         """The rows in the order of a pass, counted from 1: those that train, then those of validation."""
         return np.concatenate([self.data.order(self.seed, number, self.train_rows), self.val_rows])
@@ -178,7 +184,7 @@ class Loop:
         if not self.passes:
             self._first_pass = trainer.epoch
             self._tell("begin", self.callbacks.begin, self)
-        with display or contextlib.nullcontext(), trainer.together(), trainer.claim:
+        with display or contextlib.nullcontext(), trainer.together(), trainer.claim, trainer.training():
             if self.validates_first and not self.passes and len(self.val_rows) and self.before is None:
                 source.order.write(self.order(self._first_pass + 1))
                 before = Result()
@@ -214,7 +220,8 @@ class Loop:
         seconds = time.perf_counter() - began
         measured = val if val.ndata else None
         rates = trainer.optimizer_state.rates(max(trainer.steps - 1, 0), now.number - 1) if train.ndata else {}
-        result = EpochResult(now.number, train, measured, seconds, trainer.planned_bytes, rates)
+        averages = measured is not None and trainer.optimizer_state.average is not None
+        result = EpochResult(now.number, train, measured, seconds, trainer.planned_bytes, rates, averages)
         self.history.append(result)
         self._pass = None
         if display is not None:

@@ -223,7 +223,8 @@ class EpochResult:
     """One epoch of a fit: its number from 1, what training and validation measured (val is None without a split).
 
     seconds: of both. planned_bytes: the arena and scratch that the steps so far planned for. rates: the learning rates
-    of its last step by name: "lr"; none where no step was done.
+    of its last step by name: "lr"; none where no step was done. averaged: validation measured the moving average of the
+    weights (ema=).
     """
 
     epoch: int
@@ -232,6 +233,7 @@ class EpochResult:
     seconds: float
     planned_bytes: int = 0
     rates: Mapping[str, float] = field(default_factory=dict)
+    averaged: bool = False
 
     def numbers(self) -> dict[str, float]:
         """What was measured, by name: loss, loss_unc, accuracy, ... of training; val_loss, ... of validation."""
@@ -247,6 +249,7 @@ class EpochResult:
     def state(self) -> dict[str, Any]:
         """All but its seconds, as plain values and arrays: "train.losses", "val.losses", ..., see Result.state."""
         plain = {"epoch": self.epoch, "planned_bytes": self.planned_bytes, "rates": dict(self.rates)}
+        plain["averaged"] = self.averaged
         parts = {"train": self.train} | ({} if self.val is None else {"val": self.val})
         return plain | {f"{part}.{name}": value for part, one in parts.items() for name, value in one.state().items()}
 
@@ -258,4 +261,5 @@ class EpochResult:
             for part in ("train.", "val.")
         )
         made = Result.of_state(val) if val else None
-        return cls(state["epoch"], Result.of_state(train), made, seconds, state["planned_bytes"], state["rates"])
+        rest = state["planned_bytes"], state["rates"], state["averaged"]
+        return cls(state["epoch"], Result.of_state(train), made, seconds, *rest)

@@ -64,7 +64,7 @@ class Split:
     """How the ranks of a trainer compute its batches together. All call the same methods in the same order.
 
     local      this rank's own micro-batches
-    state      what must be the same on all ranks: its parts "model" and "optimizer"
+    state      what must be the same on all ranks: its parts "model", "optimizer" and "average"
     exchange   "ordered": folded in the order of the micro-batches; "fast": whatever order is quickest
     """
 
@@ -89,7 +89,7 @@ class Split:
         with self.agreement.own():
             self.local.forms.look(True)
         self._compare_model()
-        for stored in self.state.arrays("model", "optimizer").values():
+        for stored in self.state.arrays("model", "optimizer", "average").values():
             array = stored.numpy()
             self.ranks.broadcast(array)
             stored.assign(array)
@@ -149,7 +149,7 @@ class Split:
             self.prepare(rows)
             self.agreement.compare("the order of the rows", lambda: source.order.read()[rows.start : rows.stop])
             if rows.backward or not self._updates:
-                self.agreement.compare("the training state", self.state.digest, "model", "optimizer")
+                self.agreement.compare("the training state", self.state.digest, "model", "optimizer", "average")
             if rows.backward:
                 self.local.done = 0
                 told = time.perf_counter()
