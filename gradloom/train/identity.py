@@ -22,7 +22,9 @@ from ..parallel.communicator import checksum
 from ..run.cpu_backend import choose_isa
 from ..step.state import shown
 from .callbacks import Callbacks
+from .evaluation import Evaluator
 from .history import History
+from .metrics import Measures
 from .trainer import Trainer
 
 SHOWN = 8  # differences in a message
@@ -39,6 +41,8 @@ class Resumable(Protocol):
     micro_batch_size: int
     seed: int
     callbacks: Callbacks
+    evaluator: Evaluator
+    measures: Measures
     ends: list[int]
     steps: int
     history: History
@@ -90,7 +94,9 @@ class Identity:
     def __init__(self, loop: Resumable) -> None:
         trainer, source = loop.trainer, loop.trainer.source(loop.data)
         sizes = {"batch_size": loop.batch_size, "micro_batch_size": loop.micro_batch_size}
-        steps = [] if trainer.dynamic else trainer.prepared(source, len(loop.train_rows), **sizes)
+        steps = (
+            [] if trainer.dynamic else trainer.prepared(source, len(loop.train_rows), measures=loop.measures, **sizes)
+        )
         values = [value for step in steps for value in (*step.outputs, *step.updates)]
         self.settings = settings_of(trainer) | {
             **sizes,
@@ -98,6 +104,7 @@ class Identity:
             "training rows": len(loop.train_rows),
             "validation rows": len(loop.val_rows),
             "rows": checksum(loop.train_rows, loop.val_rows),
+            "evaluation": loop.evaluator.settings,
             "callbacks": [shown(each) for each in loop.callbacks if each.steers],
             "graph": checksum(repr(structure(values, named))),
         }
@@ -105,7 +112,7 @@ class Identity:
         leaves = {n.attrs["stored"]: None for n in reachable(values) if isinstance(n.attrs.get("stored"), Stored)}
         written = {storage_leaf(v).node.attrs["stored"] for step in steps for v in step.run.program.effects}
         known = {*trainer.train_state.arrays().values(), *written, *source.stored, source.order}
-        self._data = source.arrays
+        self._data, self._sets = source.arrays, loop.evaluator.arrays
         self._constant = [stored for stored in leaves if stored not in known]
         self._digests: dict[str, str] | None = None
 
@@ -113,7 +120,12 @@ class Identity:
         """Of the data set and of what the steps only read, by content. Taken once."""
         if self._digests is None:
             constant = [checksum(one.name, one.dtype.name, one.read()) for one in self._constant]
-            self._digests = {"data": checksum(*self._data), "frozen weights": checksum(*constant)}
+            parts: dict[str, list[Any]] = {
+                "data": self._data,
+                "validation sets": self._sets,
+                "frozen weights": constant,
+            }
+            self._digests = {name: checksum(*each) for name, each in parts.items()}
         return self._digests
 
     def about(self) -> dict[str, Any]:
