@@ -7,6 +7,7 @@ was: {"loss": null, "not_finite": {"loss": "nan"}}.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -124,14 +125,9 @@ class Lines:
         assert self._file is not None
         self._file.add(text_of(record))
         self.size = self._file.size
-        errors: list[OSError] = []
-        for each in self._made:
-            try:
-                each.add(record)
-            except OSError as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+        with contextlib.ExitStack() as each_is_told:  # the others, too, when one fails
+            for each in reversed(self._made):
+                each_is_told.callback(each.add, record)
 
     def _open(self, folder: Path) -> None:
         file = _Appended(folder / LINES, self.size)
