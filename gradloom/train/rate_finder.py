@@ -91,8 +91,9 @@ def find_rate(
     last one are left out).
 
     The arguments are those of gl.fit; batches come in the order of its first epochs. The optimiser's other settings
-    hold, those of groups that state a rate of their own, too; it begins without moments. Afterwards weights, running statistics and the optimiser are what they were, to the
-    bit, also when the test is interrupted. Parameters that were not initialised are drawn from the seed, and stay so.
+    hold, those of groups that state a rate of their own, too; it begins without moments. Afterwards weights, running
+    statistics and the optimiser are what they were, to the bit, also when the test is interrupted. Parameters that were
+    not initialised are drawn from the seed, and stay so.
     SettingError for rates or steps out of range.
     """
     check_options("find_rate", options, find_rate)
