@@ -94,6 +94,12 @@ class OptimizerState:
         if whole:
             self.optimizer.placing.check(self._names.items())
 
+    def fresh(self) -> OptimizerState:
+        """A state without memory, of the same parameters in the same groups."""
+        made = OptimizerState(self.optimizer, self.parameters)
+        made._rules, made._names = dict(self._rules), dict(self._names)
+        return made
+
     def group_of(self, p: Parameter) -> int:
         """The number of its rule among `rules`."""
         return self.rules.index(self.rule_of(p))
