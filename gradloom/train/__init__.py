@@ -7,6 +7,7 @@ from .epoch import Progress, epoch
 from .fit import evaluate, fit, predict
 from .history import History
 from .loop import Loop
+from .own_loop import Checkpoint
 from .rate_finder import RateCurve, find_rate
 from .result import EpochResult, Result
 from .stopping import EarlyStopping
@@ -15,6 +16,7 @@ from .trainer import Trainer
 __all__ = [
     "BatchResult",
     "Callback",
+    "Checkpoint",
     "DPResult",
     "EarlyStopping",
     "EpochResult",

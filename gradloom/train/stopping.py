@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,7 +76,7 @@ class EarlyStopping(Callback):
         self._forget()
         self._trainer = getattr(loop, "trainer", loop)
         if loop is self._trainer and loop is not None:
-            loop.train_state.register("early stopping", self.state)
+            loop.train_state.register("early stopping", self.state, lambda values: partial(self.load_state, values))
 
     def state(self) -> dict[str, Any]:
         """What it remembers from epoch to epoch; weights.NAME: arrays of the best epoch."""
