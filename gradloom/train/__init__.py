@@ -6,10 +6,13 @@ from .dp_train import DPResult, dp_train
 from .epoch import Progress, epoch
 from .fit import evaluate, fit, predict
 from .history import History
+from .log import Log
+from .log_files import read_metrics
 from .loop import Loop
+from .metrics import Metric
 from .own_loop import Checkpoint
 from .rate_finder import RateCurve, find_rate
-from .result import EpochResult, Result
+from .result import EpochResult, Evaluation, Result
 from .stopping import EarlyStopping
 from .trainer import Trainer
 
@@ -20,8 +23,11 @@ __all__ = [
     "DPResult",
     "EarlyStopping",
     "EpochResult",
+    "Evaluation",
     "History",
+    "Log",
     "Loop",
+    "Metric",
     "Progress",
     "RateCurve",
     "Result",
@@ -33,4 +39,5 @@ __all__ = [
     "find_rate",
     "fit",
     "predict",
+    "read_metrics",
 ]

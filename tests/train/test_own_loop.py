@@ -164,6 +164,21 @@ def test_values_and_objects_come_back(tmp_path):
     again.close()
 
 
+def test_a_window_that_waits_for_its_step(tmp_path):
+    net, opt = made()
+    with gl.grad_tape() as tape:
+        opt.accumulate(tape.backward(gl.ops.mean(net(np.ones((2, 2), np.float32)) ** 2)), 2)
+    with gl.train.Checkpoint(tmp_path, model=net, optimizer=opt) as checkpoint:
+        checkpoint.save(1)
+    opt.step()
+    net2, opt2 = made(seed=8)
+    again = gl.train.Checkpoint(tmp_path, model=net2, optimizer=opt2)
+    assert again.load() == 1
+    opt2.step()
+    assert checksum(*net2.state_dict().values()) == checksum(*net.state_dict().values())
+    again.close()
+
+
 def test_a_model_that_was_never_used_is_saved_as_it_is_drawn(tmp_path):
     net = nn.Linear(2, 3)
     with gl.train.Checkpoint(tmp_path, model=net) as checkpoint:

@@ -1,0 +1,248 @@
+"""The files of a log: metrics.jsonl, which a run always has, and what is made of its lines: a CSV file, TensorBoard's
+event files.
+
+A line is one JSON object: numbers, texts and null. A number that is not finite is null, and "not_finite" says what it
+was: {"loss": null, "not_finite": {"loss": "nan"}}.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..base.errors import BackendError, FileError
+
+LINES, CSV, EVENTS = "metrics.jsonl", "metrics.csv", "tensorboard"
+FLUSH_SECONDS = 30.0  # between two flushes of event files, which sync the disk
+
+
+def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The lines of a metrics.jsonl, or of the one in this folder. A last line that a kill has cut short is left out.
+
+    FileError when there is no such file, or a line of it is no JSON object.
+    """
+    path = Path(path)
+    path = path / LINES if path.is_dir() else path
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}") from None
+    return _parsed(text[: text.rfind(b"\n") + 1], path)
+
+
+def _parsed(text: bytes, path: Path) -> list[dict[str, Any]]:
+    lines = []
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            found = json.loads(line)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise FileError(f"{path}: line {number} is no JSON object; need the metrics of a run")
+        lines.append(found)
+    return lines
+
+
+def text_of(record: Mapping[str, Any]) -> str:
+    """A line of metrics.jsonl: strict JSON."""
+    odd = {name: str(v) for name, v in record.items() if isinstance(v, float) and not math.isfinite(v)}
+    if odd:
+        record = {**record, **dict.fromkeys(odd), "not_finite": odd}
+    return json.dumps(record, allow_nan=False) + "\n"
+
+
+class MadeOfLines(Protocol):
+    """A file that is made of the lines of metrics.jsonl."""
+
+    def begin(self, folder: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Write it anew, with these lines."""
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """One line more."""
+
+    def close(self) -> None:
+        """Nothing more is written."""
+
+
+class _Appended:
+    """A file that grows at its end, by whole pieces of text: a piece that cannot be written leaves nothing behind. It
+    stays open when the folder of a run takes another place. size: the bytes that it keeps of what it holds."""
+
+    def __init__(self, path: Path, size: int = 0) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0), 0o666)
+        self.kept = b""
+        try:
+            kept = os.pread(self._file, size, 0)
+            self.kept = kept[: kept.rfind(b"\n") + 1]
+            self.cut(len(self.kept))
+        except BaseException:
+            self.close()
+            raise
+
+    def cut(self, size: int) -> None:
+        os.ftruncate(self._file, size)
+        self.size = size
+
+    def add(self, text: str) -> None:
+        data = text.encode()
+        left = memoryview(data)
+        try:
+            while left:  # once, unless the disk is full: then the second write tells why
+                left = left[os.write(self._file, left) :]
+        except OSError:
+            self.cut(self.size)
+            raise
+        self.size += len(data)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+class Lines:
+    """metrics.jsonl: a line is one write to the end of the file. `size`: the bytes of whole lines.
+
+    What is longer, of a line that was cut short or of a run that was resumed from an earlier step, is cut when the next
+    line is written. made: the other files, written anew when this one is opened.
+    """
+
+    def __init__(self, made: Sequence[MadeOfLines] = ()) -> None:
+        self.size = 0
+        self._made = made
+        self._file: _Appended | None = None
+
+    def add(self, folder: Path, record: Mapping[str, Any]) -> None:
+        """Append a line, to all files. OSError or FileError when one of them cannot be written."""
+        if self._file is None:
+            self._open(folder)
+        assert self._file is not None
+        self._file.add(text_of(record))
+        self.size = self._file.size
+        with contextlib.ExitStack() as each_is_told:  # the others, too, when one fails
+            for each in reversed(self._made):
+                each_is_told.callback(each.add, record)
+
+    def _open(self, folder: Path) -> None:
+        file = _Appended(folder / LINES, self.size)
+        try:
+            lines = _parsed(file.kept, folder / LINES) if self._made else []
+            for each in self._made:
+                each.begin(folder, lines)
+        except BaseException:
+            file.close()
+            raise
+        self.size, self._file = file.size, file
+
+    def close(self) -> None:
+        """Close all files; a line that comes later opens them again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            for each in self._made:
+                each.close()
+
+
+class CsvFile:
+    """metrics.csv: a row for a line, a column for each name, empty where a line has none. The file is written anew when
+    a line brings a new column."""
+
+    def __init__(self) -> None:
+        self._columns: list[str] = []
+        self._lines: list[Mapping[str, Any]] = []
+        self._written = 0  # lines
+        self._file: _Appended | None = None
+
+    def begin(self, folder: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+        self.close()
+        self._columns, self._lines, self._written, self._file = [], list(lines), 0, _Appended(folder / CSV)
+        self._write()
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        self._lines.append(record)
+        self._write()
+
+    def _write(self) -> None:
+        """Write the lines that are not in the file yet."""
+        assert self._file is not None
+        names = dict.fromkeys(name for line in self._lines[self._written :] for name in line if name != "not_finite")
+        new = [name for name in names if name not in self._columns]
+        if new:
+            self._columns += new
+            self._file.cut(0)
+            self._written = 0
+        lines = self._lines[self._written :]
+        text = "".join(_row([_cell(line.get(name)) for name in self._columns]) for line in lines)
+        self._file.add(text if self._file.size else _row(self._columns) + text if lines else "")
+        self._written = len(self._lines)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _cell(value: Any) -> Any:
+    return "" if value is None or (isinstance(value, float) and not math.isfinite(value)) else value
+
+
+def _row(cells: Sequence[Any]) -> str:
+    text = io.StringIO()
+    csv.writer(text).writerow(cells)
+    return text.getvalue()
+
+
+class EventFiles:
+    """tensorboard/events.out.tfevents.*: each number of a line as the scalar "kind/name" of its step. The event files
+    of an earlier part of the run are replaced by one with all lines. BackendError without tensorboardX."""
+
+    def __init__(self) -> None:
+        try:
+            from tensorboardX.event_file_writer import EventsWriter
+            from tensorboardX.proto.event_pb2 import Event
+        except ImportError:
+            raise BackendError("log: tensorboardX is missing; pip install gradloom[tensorboard]") from None
+        self._make_writer, self._make_event = EventsWriter, Event
+        self._writer: Any = None
+        self._flushed = 0.0
+
+    def begin(self, folder: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+        place = folder / EVENTS
+        place.mkdir(exist_ok=True)
+        old = list(place.glob("events.out.tfevents.*"))
+        for path in old:
+            path.unlink()
+        self._writer = self._make_writer(str(place / "events"))
+        for line in lines:
+            self._write(line)
+        self._flush()
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        self._write(record)
+        if time.monotonic() - self._flushed >= FLUSH_SECONDS:
+            self._flush()
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        event = self._make_event(wall_time=record["time"], step=record["step"])
+        for name, value in record.items():
+            if isinstance(value, (int, float)) and name not in ("step", "time") and math.isfinite(value):
+                event.summary.value.add(tag=f"{record['kind']}/{name}", simple_value=value)
+        self._writer.write_event(event)
+
+    def _flush(self) -> None:
+        self._flushed = time.monotonic()
+        self._writer.flush()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+MADE: dict[str, Callable[[], MadeOfLines]] = {"csv": CsvFile, "tensorboard": EventFiles}  # by the words of log=
