@@ -29,16 +29,20 @@ class TrainState:
     def __init__(self) -> None:
         self._parts: dict[str, Part] = {}
         self._loads: dict[str, Load | None] = {}
+        self._first: list[str] = []
 
-    def register(self, name: str, part: Part, load: Load | None = None) -> None:
+    def register(self, name: str, part: Part, load: Load | None = None, first: bool = False) -> None:
         """Add a part, or replace the one of this name, which has no dot.
 
         load: called by `load` with what the part gave when it was saved. It changes nothing: it raises TrainError where
         the values do not fit, and returns a function that takes them over. Without it a state with this part cannot be
-        loaded.
+        loaded. first: the parts after it are of what it says (which parameters train), so its load takes the values
+        over at once; where another part does not fit, it gets those back that it had.
         """
         assert "." not in name, name
         self._parts[name], self._loads[name] = part, load
+        if first:
+            self._first.append(name)
 
     def load(self, entries: Mapping[str, Any]) -> None:
         """Take back what `collect` gave, into the same objects. TrainError naming what is missing, unknown or of
@@ -54,14 +58,21 @@ class TrainState:
         unknown = [part for part in given if part not in self._parts]
         if unknown:
             raise TrainError(f"load: the state has the parts {named(unknown)}, which this run does not have")
+        before = {part: self._parts[part]() for part in self._first}
         takes = []
-        for part, values in given.items():
-            load = self._loads[part]
-            if load is None:
-                if values or self._parts[part]():
+        try:
+            for part in dict.fromkeys([*self._first, *given]):
+                load, values = self._loads[part], given[part]
+                if load is not None:
+                    takes.append(load(values))
+                elif values or self._parts[part]():
                     raise TrainError(f"load: {part} can be saved and not loaded; need load_state beside its state")
-                continue
-            takes.append(load(values))
+        except BaseException:
+            for part, mine in before.items():
+                again = self._loads[part]
+                if again is not None:
+                    again(mine)
+            raise
 
         def take_all() -> None:
             for take in takes:

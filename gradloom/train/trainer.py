@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from ..base.arguments import as_bool, as_whole, what_is
-from ..base.errors import GradientError, SettingError, ShapeError
+from ..base.errors import GradientError, SettingError, ShapeError, TrainError
 from ..base.locks import Claim
 from ..data.dataset import Dataset
 from ..graph.graph import storage_leaf
@@ -164,6 +164,7 @@ class Trainer:
         self.train_state = TrainState()
         own = self.train_state
         own.register("model", self._model_part, lambda values: load_parameters(values, self._model_part()))
+        own.register("trainable", self._trainable, self._load_trainable, first=True)
         own.register("optimizer", lambda: of_optimizer(state), lambda values: load_optimizer(values, state))
         own.register("window", lambda: of_window(state), lambda values: load_window(values, state))
         own.register("average", lambda: of_average(state), lambda values: load_average(values, state))
@@ -193,6 +194,21 @@ class Trainer:
 
     def _model_part(self) -> dict[str, Any]:
         return of_parameters(self.objective.named(), self.written())
+
+    def _trainable(self) -> dict[str, Any]:
+        """The parameters that are trained now; callbacks may freeze and thaw them."""
+        return {"names": sorted(name for name, p in self.objective.named().items() if p.trainable)}
+
+    def _load_trainable(self, values: Mapping[str, Any]) -> Callable[[], None]:
+        check_names("trainable", values, ["names"])
+        named, trained = self.objective.named(), set(values["names"])
+        if not trained <= named.keys():
+            raise TrainError(f"load: trainable: {', '.join(sorted(trained - named.keys()))}: not in this model")
+        for name, p in named.items():
+            if p.trainable != (name in trained):
+                p.trainable = name in trained
+        self.forms.look(True)  # the optimiser's parameters follow
+        return lambda: None
 
     def _rows_part(self) -> dict[str, Any]:
         """What a window has seen, how many batches were skipped, and the numbers that decide how steps go on."""
