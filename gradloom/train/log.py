@@ -202,3 +202,18 @@ class Gain:
         _, rows, began = self._from
         self.told, self.steps, self._from = mark, loop.steps, (loop.epoch, loop.rows, now)
         return found, (loop.rows - rows) / max(now - began, 1e-9)
+
+
+def log_of(saver: Any, kinds: Sequence[str] = (), every: str | None = None, row_tokens: int | None = None) -> list[Log]:
+    """The Log of a run that has a folder, given its Saver. Without one none, and SettingError for arguments of a log."""
+    if saver is None:
+        for name, value in (("log", kinds), ("log_every", every)):
+            if value:
+                raise SettingError(f"{name}={one_line(value)} is of a run with a folder; need run=FOLDER with it")
+        return []
+    folder = saver.folder  # of rank 0; the others write nothing
+
+    def place() -> Path:
+        return Path(folder.path(LINES)).parent
+
+    return [Log(place, kinds, every or "10s", row_tokens)]
