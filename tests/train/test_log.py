@@ -5,8 +5,10 @@ import errno
 import json
 import math
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -340,3 +342,13 @@ def test_what_is_missing_or_unknown_is_said_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX.event_file_writer", None)
     with pytest.raises(gl.BackendError, match=r"^log: tensorboardX is missing; pip install gradloom\[tensorboard\]$"):
         Log(tmp_path, "tensorboard")
+
+
+def test_the_page_of_logs_names_all_that_lines_hold(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "logs.md").read_text()
+    told = set()
+    for row in re.findall(r"^\| (.*?) \|", page, re.M)[1:]:
+        told |= set(row.replace(", ...", "").split(", "))
+    fit(Log(tmp_path, every="2steps", row_tokens=3))
+    found = {name.removesuffix("_unc") for line in strict(tmp_path / "metrics.jsonl") for name in line}
+    assert found == told
