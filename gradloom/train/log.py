@@ -89,13 +89,7 @@ class Log(Callback):
     def on_progress(self, progress: Progress) -> None:
         """A line of training, when it is time for one."""
         self._gain.look(progress, self._loop)
-        if not progress.training:
-            return
-        if self.every_steps is None:
-            due = time.perf_counter() - self._told >= self._every.number
-        else:
-            due = self._loop.steps % self.every_steps == 0 and self._loop.steps > self._gain.steps
-        if due:
+        if progress.training and self._is_due():
             self._train_line(progress.result)
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
@@ -121,16 +115,25 @@ class Log(Callback):
 
     def state(self) -> dict[str, Any]:
         """How long the run has taken, how long metrics.jsonl is, and what its last line of training has told."""
-        return {"seconds": self._seconds(), "size": self._lines.size, "told": list(self._gain.told)}
+        told = {"told": list(self._gain.told), "steps": self._gain.steps}
+        return {"seconds": self._seconds(), "size": self._lines.size, **told}
 
     def load_state(self, values: Mapping[str, Any]) -> None:
         """Go on where `state` was taken."""
         self._before, self._began = float(values["seconds"]), time.perf_counter()
         self._lines.close()
         self._lines.size = int(values["size"])
-        self._gain.told = tuple(values["told"])
+        self._gain.told, self._gain.steps = tuple(values["told"]), int(values["steps"])
+        if self._loop is not None and not self._loop.is_between_passes and self._is_due():  # it was stopped just before this line
+            self._train_line(self._loop.latest)
 
     # ---- lines ---------------------------------------------------------------------------------------------------
+
+    def _is_due(self) -> bool:
+        """It is time for a line of training."""
+        if self.every_steps is None:
+            return time.perf_counter() - self._told >= self._every.number
+        return self._loop.steps % self.every_steps == 0 and self._loop.steps > self._gain.steps
 
     def _train_line(self, result: Result) -> None:
         loop, self._told = self._loop, time.perf_counter()
