@@ -76,6 +76,8 @@ class Log(Callback):
         """The training begins. FileError when there can be no metrics.jsonl in the folder."""
         self._loop = loop
         self._began = self._told = time.perf_counter()
+        if callable(self._folder):  # of a run, which has looked at it
+            return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
