@@ -139,8 +139,14 @@ def _optimizer(job: Job) -> Any:
     rate = gl.optim.schedules.Cosine(use.lr, steps=steps)
     more: dict[str, Any] = {name: value for name, value in OPTIMIZERS.get(use.optimizer, {}).items() if name != "lr"}
     parameters = job.net.parameters()
-    if use.groups:
-        parameters, more["groups"] = job.net.named_parameters(), [_group(group, steps) for group in use.groups]
+    groups = [_group(group, steps) for group in use.groups or ()]
+    if use.optimizer == "muon":
+        others: dict[str, Any] = OPTIMIZERS["adamw"] | {
+            "lr": gl.optim.schedules.Cosine(OPTIMIZERS["adamw"]["lr"], steps=steps)
+        }
+        groups.append({"match": "not_2d", "optimizer": gl.optim.AdamW(**others)})
+    if groups:
+        parameters, more["groups"] = job.net.named_parameters(), groups
     return optimizer_named(use.optimizer)(parameters, lr=rate, **more)
 
 

@@ -64,7 +64,7 @@ class FitSettings:
         Rate, typer.Option(help="Learning rate at the start; it falls to 0 by a cosine. [default: 0.003; sgd 0.05]")
     ] = decided
     optimizer: Annotated[
-        str, typer.Option(help="adamw (weight decay 0.01), sgd (momentum 0.9), adam, lion, rmsprop, ...")
+        str, typer.Option(help="adamw (weight decay 0.01), sgd (momentum 0.9), adam, lion, rmsprop, adafactor, muon.")
     ] = "adamw"
     groups: list[Group] | None = None
     loss: Annotated[
@@ -127,6 +127,8 @@ OPTIMIZERS: dict[str, dict[str, float]] = {
     "sgd": {"lr": 0.05, "momentum": 0.9},
     "lion": {"lr": 0.0003, "weight_decay": 0.1},
     "rmsprop": {"lr": 0.001},
+    "adafactor": {"lr": 0.01},
+    "muon": {"lr": 0.02},  # of matrices; adamw for the biases
 }
 
 

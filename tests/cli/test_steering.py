@@ -153,4 +153,4 @@ def test_batches_that_are_not_finite_stop_it_or_are_skipped(capsys, tmp_path):
 
 
 def test_every_optimiser_has_its_defaults():
-    assert set(OPTIMIZERS) <= set(optimizer_names())
+    assert set(OPTIMIZERS) == set(optimizer_names())
