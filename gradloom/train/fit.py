@@ -172,8 +172,8 @@ def fit(
             trainer, data, train_rows, val_rows,
             batch_size=batch_size, micro_batch_size=micro_batch_size, steps=epochs * -(-len(train_rows) // batch_size),
             seed=seed, val_sets=val_sets, eval_every=eval_every, eval_rows=eval_rows, metrics=metrics,
-            callbacks=[*logs, *several(callbacks)], on_epoch=on_epoch, on_progress=on_progress, on_train_batch=on_train_batch,
-            on_eval_batch=on_eval_batch, saver=saver,
+            callbacks=[*logs, *several(callbacks)], on_epoch=on_epoch, on_progress=on_progress,
+            on_train_batch=on_train_batch, on_eval_batch=on_eval_batch, saver=saver,
         )  # fmt: skip
         loop.run(display)
     return loop.history

@@ -124,8 +124,9 @@ class Log(Callback):
         self._lines.close()
         self._lines.size = int(values["size"])
         self._gain.told, self._gain.steps = tuple(values["told"]), int(values["steps"])
-        if self._loop is not None and not self._loop.is_between_passes and self._is_due():  # it was stopped just before this line
-            self._train_line(self._loop.latest)
+        loop = self._loop
+        if loop is not None and not loop.is_between_passes and self._is_due():  # it was stopped just before this line
+            self._train_line(loop.latest)
 
     # ---- lines ---------------------------------------------------------------------------------------------------
 
@@ -210,7 +211,7 @@ class Gain:
 
 
 def log_of(saver: Any, kinds: Sequence[str] = (), every: str | None = None, row_tokens: int | None = None) -> list[Log]:
-    """The Log of a run that has a folder, given its Saver. Without one none, and SettingError for arguments of a log."""
+    """The Log of a run that has a folder, given its Saver. None without one; then SettingError for arguments of it."""
     if saver is None:
         for name, value in (("log", kinds), ("log_every", every)):
             if value:
