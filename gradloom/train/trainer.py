@@ -164,7 +164,7 @@ class Trainer:
         self.train_state = TrainState()
         own = self.train_state
         own.register("model", self._model_part, lambda values: load_parameters(values, self._model_part()))
-        own.register("optimizer", lambda: of_optimizer(state), lambda values: load_optimizer(values, state))
+        own.register("optimizer", lambda: self._trained_part() | of_optimizer(state), self._load_optimizer)
         own.register("window", lambda: of_window(state), lambda values: load_window(values, state))
         own.register("average", lambda: of_average(state), lambda values: load_average(values, state))
         own.register("rows", self._rows_part, self._load_rows)
@@ -193,6 +193,32 @@ class Trainer:
 
     def _model_part(self) -> dict[str, Any]:
         return of_parameters(self.objective.named(), self.written())
+
+    def _trained_part(self) -> dict[str, Any]:
+        """Which parameters of a Module the optimiser counts, and which are trainable now."""
+        named = self.objective.named()
+        if named and self.optimizer_state.chosen is None:
+            self.optimizer_state.follow(named)
+        names = {p.stored: name for name, p in named.items()}
+        joined = [names[p.stored] for p in self.optimizer_state.parameters if p.stored in names]
+        return {"joined": joined, "trainable": [name for stored, name in names.items() if stored.role == "trained"]}
+
+    def _load_optimizer(self, values: Mapping[str, Any]) -> Callable[[], None]:
+        """Parameters that were frozen or thawed since the run began are so again; so numbers name the same ones."""
+        named, state = self.objective.named(), self.optimizer_state
+        check_names("model", named, {*values["joined"], *values["trainable"]} | named.keys())
+        before = {p: p.trainable for p in named.values()}
+        for name, p in named.items():
+            p.trainable = name in values["trainable"]
+        if state.chosen is None and named:
+            state.follow(named, values["joined"])
+        own = self._trained_part()
+        try:
+            return load_optimizer({name: value for name, value in values.items() if name not in own}, state)
+        except BaseException:
+            for p, trainable in before.items():
+                p.trainable = trainable
+            raise
 
     def _rows_part(self) -> dict[str, Any]:
         """What a window has seen, how many batches were skipped, and the numbers that decide how steps go on."""
