@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -27,19 +27,7 @@ from ..parallel.communicator import Communicator
 from ..plan.plan import Plan
 from ..run.compile import compile as compile_program
 from ..step.exchange import check_exchange
-from ..step.state import (
-    TrainState,
-    check_equal,
-    check_names,
-    load_average,
-    load_optimizer,
-    load_parameters,
-    load_window,
-    of_average,
-    of_optimizer,
-    of_parameters,
-    of_window,
-)
+from ..step.state import TrainState
 from .arguments import check_options
 from .batches import CompiledBatch, RowRange
 from .forms import Forms
@@ -47,6 +35,7 @@ from .local import LocalSteps
 from .metrics import NOTHING, Measures
 from .objective import Model, Objective
 from .outputs import Outputs, values_of
+from .parts import TrainerParts
 from .result import Result
 from .source import FeedSource, RowSource
 from .split import Split
@@ -162,12 +151,7 @@ class Trainer:
             seed=seed, max_norm=self.max_norm, max_value=self.max_value, skips=on_nonfinite == "skip", options=options,
         )  # fmt: skip
         self.train_state = TrainState()
-        own = self.train_state
-        own.register("model", self._model_part, lambda values: load_parameters(values, self._model_part()))
-        own.register("optimizer", lambda: self._trained_part() | of_optimizer(state), self._load_optimizer)
-        own.register("window", lambda: of_window(state), lambda values: load_window(values, state))
-        own.register("average", lambda: of_average(state), lambda values: load_average(values, state))
-        own.register("rows", self._rows_part, self._load_rows)
+        TrainerParts(self.objective, state, self.local, self.written).register(self.train_state)
         self.split = None if communicator is None else Split(self.local, self.train_state, communicator, exchange)
         self._predicting: dict[Hashable, tuple[Outputs, Any]] = self.forms.cache()
         self._sources: dict[int, RowSource] = {}
@@ -190,59 +174,6 @@ class Trainer:
     @epoch.setter
     def epoch(self, passes: int) -> None:
         self.optimizer_state.epoch = passes
-
-    def _model_part(self) -> dict[str, Any]:
-        return of_parameters(self.objective.named(), self.written())
-
-    def _trained_part(self) -> dict[str, Any]:
-        """Which parameters of a Module the optimiser counts, and which are trainable now."""
-        named = self.objective.named()
-        if named and self.optimizer_state.chosen is None:
-            self.optimizer_state.follow(named)
-        names = {p.stored: name for name, p in named.items()}
-        joined = [names[p.stored] for p in self.optimizer_state.parameters if p.stored in names]
-        return {"joined": joined, "trainable": [name for stored, name in names.items() if stored.role == "trained"]}
-
-    def _load_optimizer(self, values: Mapping[str, Any]) -> Callable[[], None]:
-        """Parameters that were frozen or thawed since the run began are so again; so numbers name the same ones."""
-        named, state = self.objective.named(), self.optimizer_state
-        check_names("model", named, {*values["joined"], *values["trainable"]} | named.keys())
-        before = {p: p.trainable for p in named.values()}
-        for name, p in named.items():
-            p.trainable = name in values["trainable"]
-        if state.chosen is None and named:
-            state.follow(named, values["joined"])
-        own = self._trained_part()
-        try:
-            return load_optimizer({name: value for name, value in values.items() if name not in own}, state)
-        except BaseException:
-            for p, trainable in before.items():
-                p.trainable = trainable
-            raise
-
-    def _rows_part(self) -> dict[str, Any]:
-        """What a window has seen, how many batches were skipped, and the numbers that decide how steps go on."""
-        local = self.local
-        return {
-            "seed": self.seed, "max_norm": self.max_norm, "max_value": self.max_value,
-            "freeze": list(self.objective.freeze), "build": self.build,
-            "class_weights": None if self.objective.class_weights is None else self.objective.class_weights.tolist(),
-            "accumulate": self.accumulate, "skipped": local.skipped, "in_window": local.in_window, "held": local.held,
-            "window_rows": local.window_rows,
-        }  # fmt: skip
-
-    def _load_rows(self, values: Mapping[str, Any]) -> Callable[[], None]:
-        mine = self._rows_part()
-        check_names("rows", values, mine)
-        counters = ("skipped", "in_window", "held", "window_rows")
-        check_equal("rows", values, {name: value for name, value in mine.items() if name not in counters})
-
-        def load() -> None:
-            self.local.reset()
-            for name in counters:
-                setattr(self.local, name, values[name])
-
-        return load
 
     # ---- one batch ---------------------------------------------------------------------------------------
 
