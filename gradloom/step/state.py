@@ -29,20 +29,16 @@ class TrainState:
     def __init__(self) -> None:
         self._parts: dict[str, Part] = {}
         self._loads: dict[str, Load | None] = {}
-        self._first: list[str] = []
 
-    def register(self, name: str, part: Part, load: Load | None = None, first: bool = False) -> None:
+    def register(self, name: str, part: Part, load: Load | None = None) -> None:
         """Add a part, or replace the one of this name, which has no dot.
 
         load: called by `load` with what the part gave when it was saved. It changes nothing: it raises TrainError where
         the values do not fit, and returns a function that takes them over. Without it a state with this part cannot be
-        loaded. first: the parts after it are of what it says (which parameters train), so its load takes the values
-        over at once; where another part does not fit, it gets those back that it had.
+        loaded.
         """
         assert "." not in name, name
         self._parts[name], self._loads[name] = part, load
-        if first:
-            self._first.append(name)
 
     def load(self, entries: Mapping[str, Any]) -> None:
         """Take back what `collect` gave, into the same objects. TrainError naming what is missing, unknown or of
@@ -58,21 +54,13 @@ class TrainState:
         unknown = [part for part in given if part not in self._parts]
         if unknown:
             raise TrainError(f"load: the state has the parts {named(unknown)}, which this run does not have")
-        before = {part: self._parts[part]() for part in self._first}
         takes = []
-        try:
-            for part in dict.fromkeys([*self._first, *given]):
-                load, values = self._loads[part], given[part]
-                if load is not None:
-                    takes.append(load(values))
-                elif values or self._parts[part]():
-                    raise TrainError(f"load: {part} can be saved and not loaded; need load_state beside its state")
-        except BaseException:
-            for part, mine in before.items():
-                again = self._loads[part]
-                if again is not None:
-                    again(mine)
-            raise
+        for part, values in given.items():
+            load = self._loads[part]
+            if load is not None:
+                takes.append(load(values))
+            elif values or self._parts[part]():
+                raise TrainError(f"load: {part} can be saved and not loaded; need load_state beside its state")
 
         def take_all() -> None:
             for take in takes:
@@ -183,7 +171,9 @@ def load_optimizer(values: Values, state: OptimizerState) -> Callable[[], None]:
     missing = [name for name in plain if name not in values]
     if missing:
         raise TrainError(f"load: optimizer: {named(missing)} is missing; need the state of an optimiser")
-    check_equal("optimizer", values, {name: kept[name] for name in ("kind", "schedules", "groups") if name in kept})
+    check_equal(
+        "optimizer", values, {name: kept[name] for name in ("kind", "flags", "schedules", "groups") if name in kept}
+    )
     arrays = {name: value for name, value in values.items() if name not in plain}
     arrays |= {name: np.array(values[name], np.int64) for name in ("steps", "epoch")}
     arrays |= state.remembered(values["plateaus"])
@@ -225,6 +215,7 @@ def of_optimizer(state: OptimizerState) -> dict[str, Any]:
     optimizer = state.optimizer
     kept: dict[str, Any] = {
         "kind": type(optimizer).__name__,
+        "flags": [{**rule.flags, "kind": type(rule).__name__} for rule in state.rules],
         "steps": state.steps,
         "epoch": state.epoch,
         "settings": dict(sorted(optimizer.settings.constants.items())),

@@ -35,11 +35,11 @@ from .local import LocalSteps
 from .metrics import NOTHING, Measures
 from .objective import Model, Objective
 from .outputs import Outputs, values_of
+from .parts import TrainerParts
 from .result import Result
 from .source import FeedSource, RowSource
 from .split import Split
 from .trained import Freeze
-from .trainer_state import TrainerState
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -151,7 +151,7 @@ class Trainer:
             seed=seed, max_norm=self.max_norm, max_value=self.max_value, skips=on_nonfinite == "skip", options=options,
         )  # fmt: skip
         self.train_state = TrainState()
-        TrainerState(self.local, self.written).register(self.train_state)
+        TrainerParts(self.objective, state, self.local, self.written).register(self.train_state)
         self.split = None if communicator is None else Split(self.local, self.train_state, communicator, exchange)
         self._predicting: dict[Hashable, tuple[Outputs, Any]] = self.forms.cache()
         self._sources: dict[int, RowSource] = {}

@@ -128,15 +128,7 @@ def test_a_fit_in_all_its_parts():
 
     one = fitted(2)
     assert difference(one, fitted(2)) is None
-    assert {name.split(".")[0] for name in one} == {
-        "callbacks",
-        "loop",
-        "model",
-        "optimizer",
-        "rows",
-        "trainable",
-        "window",
-    }
+    assert {name.split(".")[0] for name in one} == {"callbacks", "loop", "model", "optimizer", "rows", "window"}
     assert "callbacks.0.weights.model.0.weight" in one and one["loop.passes"] == 2
     assert difference(one, fitted(3)) is not None
 
@@ -172,9 +164,6 @@ def test_an_open_window_is_loaded():
         (lambda s: s.update({"model.0.bias": np.zeros(8)}), r"load: model: 0\.bias is float64\[8\] and here f32\[8\]"),
         (lambda s: s.update({"loop.steps": 3}), r"load: the state has the parts loop, which this run does not have"),
         (lambda s: s.update({"rows.seed": 5}), r"load: rows: seed=4, in the state 5; need the same"),
-        (lambda s: s.pop("trainable.names"), r"load: trainable: names is missing"),
-        (lambda s: s.update({"trainable.names": ["0.bias", "7.w"]}), r"load: trainable: 7\.w: not in this model"),
-        (lambda s: s.update({"trainable.names": ["0.bias"]}), r"load: m\.0 has shape \[8, 6\]; need \[8\]"),
         (lambda s: s.pop("rows.held"), r"load: rows: held is missing"),
         (lambda s: s.update({"optimizer.kind": "SGD"}), r"load: optimizer: kind='AdamW', in the state 'SGD'"),
         (lambda s: s.pop("optimizer.v.0"), r"load: m\.0 without v\.0"),
