@@ -13,6 +13,7 @@ from .metrics import Metric
 from .own_loop import Checkpoint
 from .rate_finder import RateCurve, find_rate
 from .result import EpochResult, Evaluation, Result
+from .saver import Saver
 from .stopping import EarlyStopping
 from .trainer import Trainer
 
@@ -31,6 +32,7 @@ __all__ = [
     "Progress",
     "RateCurve",
     "Result",
+    "Saver",
     "StopTraining",
     "Trainer",
     "dp_train",
