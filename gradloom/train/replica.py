@@ -184,7 +184,7 @@ class Replica:
     def _save(self, identity: Identity) -> None:
         assert self.saver is not None
         self._saved = len(self.history)
-        self.saver.write(self._saved, self._train_state().collect(), identity)
+        self.saver.write(self._saved, self._train_state(), identity)
 
     def _train_state(self) -> TrainState:
         """What decides the rest of the run: weights, optimiser, the losses so far, and where the pass began."""

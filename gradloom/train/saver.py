@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from ..base.interrupts import StopTraining
 from ..base.interval import as_interval
 from ..parallel.agree import agreed, is_root
 from ..parallel.communicator import Communicator
+from ..step.state import TrainState
 from .identity import Identity, Resumable, identity_of
 from .run_folder import RunFolder
 from .stopping import monitored
@@ -190,14 +190,15 @@ class Saver:
         best = loop.is_between_passes and bool(losses) and losses[-1] == min(losses)
         if best:
             self.folder.note(best=loop.history[-1].numbers())
-        self.write(loop.steps, loop.trainer.train_state.collect(), identity, best)
+        self.write(loop.steps, loop.trainer.train_state, identity, best)
 
-    def write(self, step: int, entries: Mapping[str, Any], identity: Identity, best: bool = False) -> None:
-        """A checkpoint of these entries, which are copies."""
+    def write(self, step: int, state: TrainState, identity: Identity, best: bool = False) -> None:
+        """A checkpoint of this state as it is now."""
         self._saved = time.monotonic()
         if self.folder is not None:
-            about, taken = identity.about(), identity.digests
-            self.folder.checkpoints.save(step, entries, about, best, lambda: {"digests": taken()})
+            checkpoints, about, taken = self.folder.checkpoints, identity.about(), identity.digests
+            checkpoints.wait()  # so that no two copies are held
+            checkpoints.save(step, state.collect(), about, best, lambda: {"digests": taken()})
 
     # ---- the end ---------------------------------------------------------------------------------------------
 
