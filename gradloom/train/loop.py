@@ -167,7 +167,11 @@ class Loop:
         check_names("loop", {name: value for name, value in values.items() if "." not in name},
                     [name for name in mine if "." not in name])  # fmt: skip
         check_equal("loop", values, {name: mine[name] for name in ("seed", "batch_size", "micro_batch_size")})
-        history = [EpochResult.of_state(under(values, f"history.{i}."), 0.0) for i in range(values["epochs"])]
+        epochs: list[dict[str, Any]] = [{} for _ in range(values["epochs"])]
+        for name, value in under(values, "history.").items():
+            number, _, rest = name.partition(".")
+            epochs[int(number)][rest] = value
+        history = [EpochResult.of_state(epoch, 0.0) for epoch in epochs]
         before = Result.of_state(under(values, "before.")) if values["has_before"] else None
         now = None
         if values["pass"] is not None:
