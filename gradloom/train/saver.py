@@ -95,7 +95,7 @@ class Saver:
             found, arrays, plain, self._about = self.ranks.gather((resumed is not None, arrays, plain, about))[0]
             self._entries = dict(plain)
             for name, (shape, kind) in arrays.items():
-                array = np.ascontiguousarray(entries[name]) if entries else np.empty(shape, kind)
+                array = np.array(entries[name], order="C") if entries else np.empty(shape, kind)
                 if array.size:
                     self.ranks.broadcast(array)
                 self._entries[name] = array
@@ -127,7 +127,7 @@ class Saver:
     def _compare(self, identity: Identity) -> None:
         differ = identity.differences(self._about)
         if differ:
-            raise TrainError(f"{self.path}: cannot be resumed: {'; '.join(differ)}; need the same, or overwrite=True")
+            raise TrainError(f"{self.path}: cannot be resumed: {'; '.join(differ)}; need the same, or overwrite=True (--overwrite)")
         other = identity.other_environment(self._about)
         if other:
             text = f"{self.path}: {'; '.join(other)}: the run goes on, the same bits are not promised"
@@ -174,6 +174,7 @@ class Saver:
         best = loop.is_between_passes and bool(losses) and losses[-1] == min(losses)
         if best:
             self.folder.note(best=loop.history[-1].numbers())
+        self.folder.path("checkpoints")  # run.json, and what belongs to it, come first
         entries = loop.trainer.train_state.collect()
         digests = lambda: {"digests": identity.digests()}  # noqa: E731
         self.folder.checkpoints.save(loop.steps, entries, identity.about(), best, digests)
