@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,8 @@ class Callback:
                                     with the Evaluation
         on_epoch(result)            after each pass and its validation, with the EpochResult
         on_sample(sample)           after each text that a fine-tuning samples, with its gl.llm.SampledText
+        on_checkpoint(path)         after a checkpoint of a run with a folder was written, with the path of its
+                                    manifest; a later one may have removed it by then (keep=)
         end(history)                after the last pass, with all EpochResults
 
     StopTraining from any of them ends the training in order: from on_batch, and from on_evaluation inside of an epoch,
@@ -95,6 +98,9 @@ class Callback:
     def on_sample(self, sample: Any) -> None:
         """A fine-tuning has sampled a text."""
 
+    def on_checkpoint(self, path: Path) -> None:
+        """A checkpoint was written."""
+
     def end(self, history: list[EpochResult]) -> None:
         """The training has ended, whole or stopped."""
 
@@ -106,7 +112,7 @@ class Callback:
         """Take back what `state` gave."""
 
 
-_EVENTS = ("begin", "on_batch", "on_progress", "on_evaluation", "on_epoch", "on_sample", "end")
+_EVENTS = ("begin", "on_batch", "on_progress", "on_evaluation", "on_epoch", "on_sample", "on_checkpoint", "end")
 
 
 def overrides(callback: Callback, name: str) -> bool:
@@ -192,6 +198,10 @@ class Callbacks:
         """Call `on_sample` of all; StopTraining, if one of them raises it, when all have heard."""
         _tell([each.on_sample for each in self._hearing["on_sample"]], sample)
 
+    def checkpoint(self, path: Path) -> None:
+        """Call `on_checkpoint` of all; StopTraining, if one of them raises it, when all have heard."""
+        _tell([each.on_checkpoint for each in self._hearing["on_checkpoint"]], path)
+
     def end(self, history: list[EpochResult]) -> None:
         """Call `end` of all."""
         _tell([each.end for each in self._hearing["end"]], history)
@@ -239,8 +249,13 @@ def _listeners(on_epoch: Listeners) -> Iterator[Callback]:
             raise SettingError(f"on_epoch: got {type(each).__name__}; need a function of an EpochResult, or several")
 
 
+def several(callbacks: Any) -> list[Any]:
+    """What callbacks= was given, as a list: one callback, several or none."""
+    return [callbacks] if isinstance(callbacks, Callback) else list(callbacks or ())
+
+
 def _callbacks(callbacks: Any) -> Iterator[Callback]:
-    for each in [callbacks] if isinstance(callbacks, Callback) else callbacks or ():
+    for each in several(callbacks):
         if not isinstance(each, Callback):
             hint = "a function of an EpochResult goes to on_epoch=" if callable(each) else "see gl.train.Callback"
             raise SettingError(f"callbacks: got {what_is(each)}; need instances of gl.train.Callback ({hint})")

@@ -127,7 +127,8 @@ class Saver:
     def _compare(self, identity: Identity) -> None:
         differ = identity.differences(self._about)
         if differ:
-            raise TrainError(f"{self.path}: cannot be resumed: {'; '.join(differ)}; need the same, or overwrite=True (--overwrite)")
+            need = "need the same, or overwrite=True (--overwrite)"
+            raise TrainError(f"{self.path}: cannot be resumed: {'; '.join(differ)}; {need}")
         other = identity.other_environment(self._about)
         if other:
             text = f"{self.path}: {'; '.join(other)}: the run goes on, the same bits are not promised"
@@ -147,6 +148,17 @@ class Saver:
         """TimeIsUp when the run has taken as long as it may."""
         if self._allowed is not None and time.monotonic() - self._began >= self._allowed:
             raise TimeIsUp(f"the run has taken as long as stop_after={self._allowed:g} s allows")
+
+    def tell(self, loop: Resumable) -> None:
+        """Tell the callbacks of the checkpoints that have been written."""
+        while self.folder is not None and self.folder.saved:
+            loop.callbacks.checkpoint(self.folder.saved.popleft())
+
+    def tell_all(self, loop: Resumable) -> None:
+        """Likewise, when all are written."""
+        if self.folder is not None:
+            self.folder.checkpoints.wait()
+        self.tell(loop)
 
     def at_step(self, loop: Resumable) -> None:
         """A segment has ended."""

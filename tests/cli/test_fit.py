@@ -242,7 +242,7 @@ def test_ctrl_c_saves_the_weights_so_far(tmp_path, options):
     path = tmp_path / "out" / "model.safetensors"
     assert err.splitlines()[-2] == f"interrupted; the weights so far are in {path}"
     assert err.splitlines()[-1].endswith(f"; go on with: gradloom fit --out {tmp_path / 'out'} --resume")
-    files = ["checkpoints", "model.safetensors", "result.json", "run.json", "settings.toml"]
+    files = ["checkpoints", "metrics.jsonl", "model.safetensors", "result.json", "run.json", "settings.toml"]
     assert "Traceback" not in err and sorted(os.listdir(tmp_path / "out")) == files
     net, preprocess = load_model(path)
     assert preprocess.classes == list("0123456789") and net.parameter_count() == 37510

@@ -29,7 +29,7 @@ from tests.parallel.mpi import start as start_ranks
 ROOT = Path(__file__).parents[2]
 DIGITS = str(ROOT / "examples" / "data" / "digits.npz")
 ENV = processes.environment(GRADLOOM_THREADS="1")
-FILES = ["checkpoints", "model.safetensors", "result.json", "run.json", "settings.toml"]  # of a fit
+FILES = ["checkpoints", "metrics.jsonl", "model.safetensors", "result.json", "run.json", "settings.toml"]  # of a fit
 
 
 @pytest.fixture(autouse=True)
