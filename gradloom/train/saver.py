@@ -187,6 +187,7 @@ class Saver:
         if best:
             self.folder.note(best=loop.history[-1].numbers())
         self.folder.path("checkpoints")  # run.json, and what belongs to it, come first
+        self.folder.checkpoints.wait()  # so that no two copies are held
         entries = loop.trainer.train_state.collect()
         digests = lambda: {"digests": identity.digests()}  # noqa: E731
         self.folder.checkpoints.save(loop.steps, entries, identity.about(), best, digests)
