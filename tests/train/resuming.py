@@ -3,7 +3,7 @@
     python resuming.py NAME FOLDER OUT [--ranks N] [--threads N] [--kill SECONDS | --kill-at MICRO-BATCH] [--signal N]
 
 trains run NAME in FOLDER, going on where it is, and writes what came of it to OUT (.npz). --kill: a signal (SIGKILL by
-default), so long after the training has begun; --kill-at: in the listener of the so-many-th micro-batch of this process.
+default), so long after the training has begun; --kill-at: in the listener of the so-many-th micro-batch.
 """
 
 from __future__ import annotations
