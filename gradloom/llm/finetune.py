@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base import memory
-from ..base.arguments import as_bool
+from ..base.arguments import as_bool, as_whole
+from ..base.errors import SettingError
 from ..base.memory import resident_peak
 from ..data.dataset import Dataset
 from ..files import refuse_input
@@ -28,7 +29,9 @@ from ..train.epoch import Listener, Progress
 from ..train.history import History
 from ..train.loop import Loop
 from ..train.result import Result
+from ..train.stopping import EarlyStopping
 from .arguments import adapter_of
+from .earlier_run import EarlierRun
 from .lora import LoRA, files_of_adapter
 from .model import Adapter, Model, model_of
 from .plan import MemoryPlan, check_trained, memory_of
@@ -70,6 +73,11 @@ class Run(Tuning):
     adapter      what is trained: a LoRA or TrainedTensors, or the path of an adapter, which is trained on from its
                  weights; by default one made for the method
     callbacks    see gl.train.Callback: told of optimiser steps, passes, sampled texts and the end
+    patience     end when the loss of validation has not improved for so many evaluations; keep_best: in the end
+                 `adapter` holds the weights of the evaluation with the least loss, in place of the last ones
+    continue_from  the folder of an earlier run of finetune: train on from its newest checkpoint, with an adapter like
+                 its own where none is given. Schedule, order of rows and passes begin anew; so does the optimiser,
+                 or with keep_optimizer=True its steps and moments go on
     on_epoch     is told of each pass's result (one listener or several), on_progress of the state of a pass at least
                  every 0.2 s; any may raise StopTraining: then the run ends in order, with .stopped set
     parallel     "mpi", under mpiexec: each batch is split over the ranks, as in gl.fit; then exchange: "ordered" (the
@@ -88,12 +96,22 @@ class Run(Tuning):
         on_progress: Listener | None = None,
         callbacks: Sequence[Callback] | None = None,
         on_epoch: Listeners = None,
+        patience: int | None = None,
+        keep_best: bool = False,
+        continue_from: str | os.PathLike[str] | None = None,
+        keep_optimizer: bool = False,
         **settings: Any,
     ) -> None:
         asked, ranks, exchange, options = taken(settings, Run)
         with agreed(ranks):
             loaded = model_of(model, "finetune")
-            trained = asked.adapter(adapter_of(adapter, loaded, "finetune"))
+            if continue_from is None and as_bool("keep_optimizer", keep_optimizer):
+                raise SettingError("keep_optimizer without continue_from; need the folder of the earlier run")
+            self.earlier = None if continue_from is None else EarlierRun(continue_from)
+            given = adapter_of(adapter, loaded, "finetune")
+            if given is None and self.earlier is not None:
+                given = self.earlier.adapter()
+            trained = asked.adapter(given)
             check_trained(loaded, trained)
             self._memory = memory.memory()  # before this run takes any
             self._read = [data] if isinstance(data, (str, os.PathLike)) else []
@@ -102,6 +120,9 @@ class Run(Tuning):
             self.train_rows, self.val_rows = rows.train, rows.val
             sizes = len(rows.train), len(rows.val), int(rows.tokens.shape[1])
             super().__init__(loaded, trained, asked, *sizes, ranks, exchange, **options)
+            self._keeps_optimizer = keep_optimizer
+            if self.earlier is not None:
+                self.earlier.load(self.trainer, keep_optimizer)
             both = np.stack([rows.tokens, rows.positions], 1)  # [rows, 2, context]: what the Trainer reads
             self.data = replace(rows, tokens=both[:, 0], positions=both[:, 1])  # once in memory
             self.dataset = Dataset(both, rows.labels)
@@ -109,7 +130,8 @@ class Run(Tuning):
                 self.trainer, self.dataset, self.train_rows, self.val_rows,
                 batch_size=self.batch_size, micro_batch_size=self.micro_batch_size, steps=self.steps_total,
                 seed=asked.seed, validates_first=True, before_pass=self._check_model,
-                callbacks=callbacks, on_epoch=on_epoch,
+                callbacks=[*_stopping(patience, keep_best, len(self.val_rows)), *_several(callbacks)],
+                on_epoch=on_epoch,
                 on_progress=None if on_progress is None else lambda at: _of_training(at, on_progress),
             )  # fmt: skip
         self.samples: list[SampledText] = []  # what was sampled, of sample_prompt
@@ -156,6 +178,13 @@ class Run(Tuning):
             self.first_step = self.trainer.steps
         self._display = None
         if progress and is_root(self.ranks):
+            if self.earlier is not None and not self.steps:
+                state = "the optimiser's moments go on" if self._keeps_optimizer else "the optimiser"
+                print(
+                    f"continues {self.earlier.folder} from step {self.earlier.step}: {state}"
+                    f"{';' if self._keeps_optimizer else ','} schedule and order of rows begin anew",
+                    file=sys.stderr,
+                )
             self._display = StepDisplay(self.steps_total, self.trainer.epoch + self.epochs_total, self.context)
         began = time.perf_counter()
         try:
@@ -285,6 +314,22 @@ class Run(Tuning):
 
     def __repr__(self) -> str:
         return f"Run({self.method}, {self.steps} of {self.steps_total} steps)"
+
+
+def _stopping(patience: int | None, keep_best: bool, val_rows: int) -> list[Callback]:
+    """What ends a run early and keeps its best weights, if that is asked."""
+    keep_best = as_bool("keep_best", keep_best)
+    if patience is None and not keep_best:
+        return []
+    if not val_rows:
+        asked = "keep_best=True" if patience is None else f"patience={patience!r}"
+        raise SettingError(f"finetune: {asked} without rows for validation; need val_split above 0")
+    patience = sys.maxsize if patience is None else as_whole("patience", patience, 1)
+    return [EarlyStopping(patience, restore_best=keep_best, monitor="val_loss")]
+
+
+def _several(callbacks: Sequence[Callback] | Callback | None) -> Sequence[Callback]:
+    return [callbacks] if isinstance(callbacks, Callback) else callbacks or ()
 
 
 def _of_training(at: Progress, listener: Listener) -> None:

@@ -236,7 +236,7 @@ class Tuning:
         if isinstance(given, Optimizer):
             return given
         made: Optimizer = optimizer_named(given or "adamw")(
-            lr=lambda step, epoch: self.rate(step - self.first_step, epoch),
+            lr=_Rate(self),
             weight_decay=self.settings.weight_decay or 0.0,
         )
         return made
@@ -258,6 +258,19 @@ class Tuning:
     def plans(self) -> list[Plan]:
         """The plans of all programs that were compiled so far."""
         return [*self.trainer.plans, *([] if self.sampler is None else self.sampler.plans)]
+
+
+class _Rate:
+    """The learning rate of a fine-tuning: the schedule of its settings, counted from its first step."""
+
+    def __init__(self, tuning: Tuning) -> None:
+        self._tuning = tuning
+
+    def __call__(self, step: int, epoch: int) -> float:
+        return self._tuning.rate(step - self._tuning.first_step, epoch)
+
+    def __repr__(self) -> str:
+        return repr(self._tuning.rate)
 
 
 class _Tuned(Module):

@@ -40,10 +40,10 @@ class TrainState:
         assert "." not in name, name
         self._parts[name], self._loads[name] = part, load
 
-    def load(self, entries: Mapping[str, Any]) -> None:
-        """Take back what `collect` gave, into the same objects. TrainError naming what is missing, unknown or of
-        another shape, before anything is changed."""
-        given: dict[str, dict[str, Any]] = {part: {} for part in self._parts}
+    def load(self, entries: Mapping[str, Any], *parts: str) -> None:
+        """Take back what `collect` gave, of all parts or of these, into the same objects. TrainError naming what is
+        missing, unknown or of another shape, before anything is changed."""
+        given: dict[str, dict[str, Any]] = {part: {} for part in parts or self._parts}
         for name, value in entries.items():
             part, _, rest = name.partition(".")
             given.setdefault(part, {})[rest] = value

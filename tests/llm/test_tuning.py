@@ -91,3 +91,19 @@ def test_batches_that_are_not_finite_are_left_out_where_that_is_asked(tmp_path: 
 def test_what_cannot_be(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingError, match=message):
         run_on(write(tmp_path), **options)
+
+
+def test_the_best_weights_are_kept(tmp_path: Path) -> None:
+    """Rows at random: what is learned of some is worse for others, so that the first pass is the best one."""
+    path = write(tmp_path)
+    options: dict[str, Any] = {"steps": None, "val_split": 0.4, "optimizer": gl.optim.AdamW(lr=0.05)}
+    long = run_on(path, epochs=6, **options)
+    losses = [epoch.val.loss for epoch in long.history]
+    best = int(np.argmin(losses)) + 1
+    assert best < 6
+    kept = run_on(path, epochs=6, keep_best=True, **options | {"optimizer": gl.optim.AdamW(lr=0.05)})
+    there = run_on(path, epochs=best, **options | {"optimizer": gl.optim.AdamW(lr=0.05)})
+    assert [epoch.val.loss for epoch in kept.history] == losses
+    assert trained(kept) == trained(there) != trained(long)
+    stopped = run_on(path, epochs=9, patience=2, **options | {"optimizer": gl.optim.AdamW(lr=0.05)})
+    assert stopped.stopped and len(stopped.history) == best + 2
