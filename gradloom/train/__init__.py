@@ -11,6 +11,7 @@ from .log_files import read_metrics
 from .loop import Loop
 from .rate_finder import RateCurve, find_rate
 from .result import EpochResult, Result
+from .saver import Saver
 from .stopping import EarlyStopping
 from .trainer import Trainer
 
@@ -26,6 +27,7 @@ __all__ = [
     "Progress",
     "RateCurve",
     "Result",
+    "Saver",
     "StopTraining",
     "Trainer",
     "dp_train",

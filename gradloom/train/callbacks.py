@@ -64,6 +64,7 @@ class Callback:
     """
 
     stateless = False
+    steers = True  # False of one that only watches: a run may be resumed with it and without it
     every_steps: int | None = None
 
     def begin(self, loop: Any) -> None:
@@ -190,8 +191,10 @@ class Callbacks:
     def load_state(self, values: Mapping[str, Any]) -> None:
         """Give each what it remembered."""
         for i, each in enumerate(self._each):
-            mine = f"{i}."
-            each.load_state({name.removeprefix(mine): v for name, v in values.items() if name.startswith(mine)})
+            prefix = f"{i}."
+            mine = {name.removeprefix(prefix): v for name, v in values.items() if name.startswith(prefix)}
+            if mine or each.steers:
+                each.load_state(mine)
 
 
 def _listeners(on_epoch: Listeners) -> Iterator[Callback]:

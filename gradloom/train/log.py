@@ -42,6 +42,8 @@ class Log(Callback):
     written after its checkpoint are cut. A line that cannot be written is said on stderr, and the training goes on.
     """
 
+    steers = False
+
     def __init__(
         self,
         folder: str | os.PathLike[str] | Callable[[], Path],

@@ -316,6 +316,12 @@ class Trainer:
         rows = self._rows(source, start, stop, batch_size, micro_batch_size, backward)
         (self.split or self.local).prepare(rows)
 
+    @_claims
+    @builds_graphs
+    def prepared(self, source: RowSource, rows: int, *, batch_size: int, micro_batch_size: int) -> list[CompiledBatch]:
+        """The compiled micro-batches of a training pass over so many rows."""
+        return (self.split or self.local).prepare(self._rows(source, 0, rows, batch_size, micro_batch_size, True))
+
     def _rows(
         self, source: RowSource, start: int, stop: int, batch_size: int, micro_batch_size: int | None, backward: bool
     ) -> RowRange:
