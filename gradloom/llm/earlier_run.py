@@ -26,10 +26,13 @@ def about_adapter(adapter: Adapter) -> dict[str, Any]:
 
 
 class EarlierRun:
-    """The newest checkpoint of a run's folder. FileError where there is none."""
+    """The newest checkpoint of a run's folder. FileError where there is none.
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder)
+    optimizer: the steps and moments of its optimiser go on, too
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], optimizer: bool) -> None:
+        self.folder, self.optimizer = Path(folder), optimizer
         saved = Checkpoints(self.folder / "checkpoints").latest()
         about = {} if saved is None else saved.about.get("settings", {}).get("adapter", {})
         if saved is None or about.get("kind") not in ("lora", "full"):
@@ -44,17 +47,21 @@ class EarlierRun:
             return TrainedTensors(about["tensors"], "f32")
         return LoRA(about["rank"], about["alpha"], about["targets"], about["dropout"], about["rslora"])
 
-    def load(self, trainer: Trainer, optimizer: bool) -> None:
+    def __str__(self) -> str:
+        how = "the optimiser's moments go on;" if self.optimizer else "the optimiser,"
+        return f"continues {self.folder} from step {self.step}: {how} schedule and order of rows begin anew"
+
+    def load(self, trainer: Trainer) -> None:
         """The run's weights into a trainer of an adapter like its own; with `optimizer` its steps and moments, too:
         the settings, the schedules and the count of passes stay the trainer's. TrainError for what does not fit."""
         state = trainer.train_state
         entries = {name: value for name, value in self._entries.items() if name.startswith("model.")}
-        if optimizer:
+        if self.optimizer:
             mine = state.entries("optimizer")
             fresh = ("settings", "schedules", "groups", "plateaus", "epoch")
             entries |= {name: value for name, value in self._entries.items() if name.startswith("optimizer.")}
             entries |= {f"optimizer.{name}": mine[f"optimizer.{name}"] for name in fresh if f"optimizer.{name}" in mine}
         try:
-            state.load(entries, "model", *(["optimizer"] if optimizer else []))
+            state.load(entries, "model", *(["optimizer"] if self.optimizer else []))
         except TrainError as error:
             raise TrainError(f"{self.folder}: cannot be continued: {error}") from None

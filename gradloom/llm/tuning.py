@@ -25,6 +25,7 @@ from ..parallel.communicator import TIMEOUT, Communicator
 from ..parallel.join import ranks_of
 from ..plan.plan import Plan
 from ..train.arguments import check_batch, check_options
+from ..train.saver import Saver
 from ..train.source import RowSource
 from ..train.trained import Freeze
 from ..train.trainer import Trainer
@@ -184,7 +185,8 @@ class Tuning:
     """The trainer of a fine-tuning and the sizes of its batches, for so many rows. Nothing is trained here, and no
     array is made before a step is compiled for a device that runs it.
 
-    rows, val_rows: how many train and validate; context: tokens of each. options go to gl.compile.
+    rows, val_rows: how many train and validate; context: tokens of each. saver: of a run that may be resumed, which
+    then has the micro-batches that it had. options go to gl.compile.
     """
 
     def __init__(
@@ -197,12 +199,15 @@ class Tuning:
         context: int,
         ranks: Communicator | None = None,
         exchange: str = "ordered",
+        saver: Saver | None = None,
         **options: Any,
     ) -> None:
         self.model, self.adapter, self.settings, self.context, self.ranks = model, adapter, settings, context, ranks
         self.rows_of = (rows, val_rows)
         self.batch_size = min(int(settings.batch_size), rows)
         micro, asked = max(1, MICRO_TOKENS // context), settings.micro_batch_size
+        if asked is None and saver is not None:
+            asked = saver.size("micro_batch_size", self.batch_size)
         most = share_of(self.batch_size, ranks if asked is None else None)
         self.micro_batch_size = min(micro if asked is None else int(asked), most)
         per_epoch = -(-rows // self.batch_size)

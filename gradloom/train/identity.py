@@ -70,7 +70,9 @@ class Identity:
         sizes = {"batch_size": loop.batch_size, "micro_batch_size": loop.micro_batch_size}
         steps = [] if trainer.dynamic else trainer.prepared(source, len(loop.train_rows), **sizes)
         values = [value for step in steps for value in (*step.outputs, *step.updates)]
-        self.settings = settings_of(trainer) | {
+        self.settings = {
+            **loop.about,
+            **settings_of(trainer),
             **sizes,
             "seed of the rows": loop.seed,
             "training rows": len(loop.train_rows),

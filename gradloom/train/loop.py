@@ -101,6 +101,7 @@ class Loop:
         # segments end at multiples of these, in steps of the loop
         self.ends = [each.every_steps for each in self.callbacks if each.every_steps]
         self.between_steps: list[Callable[[], None]] = []  # called where a segment has ended
+        self.about: dict[str, Any] = {}  # what a run that is resumed must have in common with this one, beside Identity
         self._first_pass = 0  # not 0 when an optimiser with a state of its own goes on
         self._pass: Pass | None = None  # the one under way
         self._held = Held()  # signals that wait for the end of a step
@@ -290,6 +291,9 @@ class Loop:
             self.trainer.prepare(
                 source, 0, now.rows, batch_size=self.batch_size, micro_batch_size=self.micro_batch_size
             )
+        if now.done:  # the state that was loaded may be of a moment before what belongs after its last step
+            for each in self.between_steps:
+                each()
         while now.done < whole:
             left = min((every - self.steps % every for every in self.ends), default=whole)
             self._segment(source, now, min(now.done + left, whole), began, display, reports)
