@@ -21,6 +21,7 @@ import numpy as np
 from ..base import memory
 from ..base.arguments import as_bool, as_whole
 from ..base.errors import SettingError, TrainError
+from ..base.interval import Interval
 from ..base.memory import resident_peak
 from ..data.dataset import Dataset
 from ..files import refuse_input
@@ -81,9 +82,11 @@ class Run(Tuning):
     callbacks    see gl.train.Callback: told of optimiser steps, passes, sampled texts and the end
     patience     end when the loss of validation has not improved for so many evaluations; keep_best: in the end
                  `adapter` holds the weights of the evaluation with the least loss, in place of the last ones
-    run          a folder for checkpoints and samples.jsonl; resume, overwrite, checkpoint_every, keep, stop_after: as in
-                 gl.fit. To resume, the model's weights, what was read of the data, the adapter's settings and all else
-                 that decides the bits must be the same
+    eval_every   "50steps": measure validation after every 50th step, too; eval_rows: at most so many rows of it. As
+                 gl.fit's
+    run          a folder for checkpoints and samples.jsonl. resume, overwrite, checkpoint_every, keep and stop_after are
+                 gl.fit's. To resume, the model's weights, what was read of the data, the adapter's settings and all
+                 else that decides the bits must be the same
     continue_from  the folder of an earlier run of finetune: train on from its newest checkpoint, with an adapter like
                  its own where none is given. Schedule, order of rows and passes begin anew; so does the optimiser,
                  or with keep_optimizer=True its steps and moments go on
@@ -105,6 +108,8 @@ class Run(Tuning):
         on_progress: Listener | None = None,
         callbacks: Sequence[Callback] | None = None,
         on_epoch: Listeners = None,
+        eval_every: str | Interval = "1epoch",
+        eval_rows: int | None = None,
         run: str | os.PathLike[str] | None = None,
         resume: bool = False,
         overwrite: bool = False,
@@ -155,7 +160,7 @@ class Run(Tuning):
                     batch_size=self.batch_size, micro_batch_size=self.micro_batch_size, steps=self.steps_total,
                     seed=asked.seed, validates_first=True, before_pass=self._check_model,
                     callbacks=[*_stopping(patience, keep_best, len(self.val_rows)), *_several(callbacks)],
-                    on_epoch=on_epoch, saver=self.saver,
+                    on_epoch=on_epoch, saver=self.saver, eval_every=eval_every, eval_rows=eval_rows,
                     on_progress=None if on_progress is None else lambda at: _of_training(at, on_progress),
                 )  # fmt: skip
             self._open = stack.pop_all()  # the run's folder, until the training has ended

@@ -58,6 +58,8 @@ class Settings:
                  steps, moments, schedule and order of rows begin anew, also for an adapter that was trained before
     max_norm     an optimiser step divides its gradients, if their global norm is above this, down to it; max_value:
                  before that, it holds each of their elements between -max_value and max_value
+    ema          the decay of a moving average of what trains, 0 for none: validation, sampled texts and run.adapter are
+                 of the average, see Trainer
     freeze       patterns of names, such as "blk.[0-3].*" or "*.lora_a": of what would train, these stay as they are
     on_nonfinite  "stop" with NonFiniteError at a batch whose loss or gradient is not finite, or "skip" it, see Trainer
     val_split    share of the samples (of the rows, for a text) that is never trained on; 0: none; by default 5 % and at
@@ -84,6 +86,7 @@ class Settings:
     optimizer: Optimizer | str | None = None
     max_norm: float = math.inf
     max_value: float = math.inf
+    ema: float = 0.0
     freeze: Freeze = ()
     on_nonfinite: str = "stop"
     val_split: float | None = None
@@ -225,7 +228,7 @@ class Tuning:
         self.trainer = Trainer(
             _Tuned(model, adapter), self._loss, self.optimizer,
             accumulate=-(-self.batch_size // self.micro_batch_size), seed=settings.seed, max_norm=settings.max_norm,
-            max_value=settings.max_value, freeze=settings.freeze, on_nonfinite=settings.on_nonfinite,
+            max_value=settings.max_value, ema=settings.ema, freeze=settings.freeze, on_nonfinite=settings.on_nonfinite,
             communicator=ranks, exchange=exchange, **options,
         )  # fmt: skip
 

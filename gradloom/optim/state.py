@@ -94,6 +94,12 @@ class OptimizerState:
         if whole:
             self.optimizer.placing.check(self._names.items())
 
+    def fresh(self) -> OptimizerState:
+        """A state without memory, of the same parameters in the same groups."""
+        made = OptimizerState(self.optimizer, self.parameters)
+        made._rules, made._names = dict(self._rules), dict(self._names)
+        return made
+
     def group_of(self, p: Parameter) -> int:
         """The number of its rule among `rules`."""
         return self.rules.index(self.rule_of(p))
@@ -226,7 +232,7 @@ class OptimizerState:
         self.register([p])  # which may bring loaded moments
         if p.stored not in self.moments:
             made = self.rule_of(p).make_state([p])
-            self.moments[p.stored] = {name: arrays[0] for name, arrays in made.items()}
+            self.moments[p.stored] = {name: arrays[0] for name, arrays in made.items() if arrays}
         return self.moments[p.stored]
 
     # ---- forgetting, saving, loading -----------------------------------------------------------------------

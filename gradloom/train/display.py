@@ -6,11 +6,13 @@ import math
 import sys
 import time
 from collections.abc import Sequence
+from itertools import chain
 from types import TracebackType
 from typing import Any
 
 from ..base.memory import resident
-from .result import UNCERTAINTY
+from .metrics import UNCERTAINTY
+from .result import MAIN, EpochResult, Evaluation
 from .stopping import EarlyStopping
 
 BAR = "━" * 20  # its place in a line, and its width
@@ -46,6 +48,11 @@ def numbers(result: Any, name: str = "") -> list[str]:
         return []
     found = [(each, value) for each, value in result.numbers().items() if not each.endswith(UNCERTAINTY)]
     return [f"{name}{each} {value:.4f}" if each == "accuracy" else f"{name}{each} {value:.4g}" for each, value in found]
+
+
+def measured(evaluation: Evaluation, word: str) -> list[list[str]]:
+    """The numbers of each validation set, after its name, or after `word` for the held-out part of the data."""
+    return [numbers(result, word if name == MAIN else f"{name} ") for name, result in evaluation.results.items()]
 
 
 def arranged(groups: Sequence[Sequence[str]], width: int) -> list[str]:
@@ -98,6 +105,7 @@ class _Display:
 
     EPOCH_SECONDS = 1.0  # at least, between two lines of epochs; the last one is always told
     unit = "rows"
+    word = "val "  # before the numbers of the held-out part of the data
 
     def __init__(self, epochs: int, stream: Any = None) -> None:
         self.stream = sys.stderr if stream is None else stream
@@ -111,7 +119,7 @@ class _Display:
         self._untold: list[str] = []  # of the last epoch, whose line came too soon after another
         self._done = 0  # epochs
         self._training: list[str] = []
-        self._validation: list[str] = []
+        self._validation: list[list[str]] = []  # of each set
         self._speed = ""
 
     def __enter__(self) -> Any:
@@ -188,7 +196,7 @@ class _Display:
             [self._head(), BAR, *([] if loop is None else [f"{self._left()} left"])],
             [*([self._speed] if self._speed else []), *self._pace()],
             self._training,
-            self._validation,
+            *self._validation,
             [] if loop is None else _best_of(loop),
         ]
         self._live.refresh()
@@ -210,6 +218,16 @@ class _Display:
             return "?"
         return duration((time.perf_counter() - self._start) / done * max(loop.steps_total - loop.steps, 0))
 
+    def evaluation(self, evaluation: Evaluation) -> None:
+        """The validation sets were measured inside of an epoch."""
+        self._validation = measured(evaluation, self.word)
+        self._epoch_line([f"step {evaluation.step}", *chain(*self._validation)], False)
+        self._refresh(0.1)
+
+    def _ended(self, done: EpochResult) -> list[list[str]]:
+        """What validation measured at the end of an epoch."""
+        return [numbers(done.val, self.word)] if done.ended is None else measured(done.ended, self.word)
+
 
 class Display(_Display):
     """Shows a fit, counted in epochs; elsewhere than on a terminal a line for an epoch, at most one a second."""
@@ -223,12 +241,12 @@ class Display(_Display):
 
     def epoch(self, done: Any) -> None:
         self._done = done.epoch
-        self._training, self._validation = numbers(done.train), numbers(done.val, "val ")
+        self._training, self._validation = numbers(done.train), self._ended(done)
         speed = self._per_second(done.train.ndata, done.seconds)
         if self._live is not None:
             self._refresh(0.1)
             return
-        parts = [f"epoch {done.epoch}/{self.epochs}", *self._training, *self._validation]
+        parts = [f"epoch {done.epoch}/{self.epochs}", *self._training, *chain(*self._validation)]
         self._epoch_line([*parts, speed, *self._pace(), f"{self._left()} left"], done.epoch >= self.epochs)
 
 
@@ -242,6 +260,7 @@ class StepDisplay(_Display):
     SECONDS = 10.0  # between two lines
     RECENT = 20  # batches that the shown loss is a mean of
     unit = "tokens"
+    word = "validation "
 
     def __init__(self, steps: int, epochs: int, row_tokens: int, stream: Any = None) -> None:
         super().__init__(epochs, stream)
@@ -261,7 +280,8 @@ class StepDisplay(_Display):
             line = [self._head(), *self._training, self._speed, *self._pace(), f"{self._left()} left"]
             ended = steps >= self.steps
         else:
-            self._validation = line = [f"validation {at.rows}/{at.rows_total} rows"]
+            line = [f"validation {at.rows}/{at.rows_total} rows"]
+            self._validation = [line]
             ended = at.rows >= at.rows_total
         if self._live is None and time.perf_counter() - self._told >= self.SECONDS and not ended:
             self._told = time.perf_counter()
@@ -270,8 +290,8 @@ class StepDisplay(_Display):
     def epoch(self, done: Any) -> None:
         self._told = time.perf_counter()
         epochs = max(done.epoch, self.epochs)
-        self._validation = numbers(done.val, "validation ")
-        parts = [f"epoch {done.epoch}/{epochs}", *numbers(done.train), *self._validation]
+        self._validation = self._ended(done)
+        parts = [f"epoch {done.epoch}/{epochs}", *numbers(done.train), *chain(*self._validation)]
         self._epoch_line(parts, done.epoch >= self.epochs)
         self._refresh(0.1)
 

@@ -9,21 +9,48 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
+
+import numpy as np
 
 from ..base.settings import switches
+from ..data.dataset import Dataset
 from ..graph.graph import reachable, storage_leaf
 from ..graph.stored import Stored
 from ..graph.structure import named, structure
 from ..parallel.communicator import checksum
 from ..run.cpu_backend import choose_isa
 from ..step.state import shown
-
-if TYPE_CHECKING:
-    from .loop import Loop
-    from .trainer import Trainer
+from .callbacks import Callbacks
+from .evaluation import Evaluator
+from .history import History
+from .metrics import Measures
+from .trainer import Trainer
 
 SHOWN = 8  # differences in a message
+
+
+class Resumable(Protocol):
+    """What a loop shows of itself: see gl.train.Loop."""
+
+    trainer: Trainer
+    data: Dataset
+    train_rows: np.ndarray
+    val_rows: np.ndarray
+    batch_size: int
+    micro_batch_size: int
+    seed: int
+    callbacks: Callbacks
+    evaluator: Evaluator
+    measures: Measures
+    about: dict[str, Any]
+    ends: list[int]
+    steps: int
+    history: History
+    stopped: bool
+
+    @property
+    def is_between_passes(self) -> bool: ...
 
 
 def settings_of(trainer: Trainer) -> dict[str, Any]:
@@ -65,10 +92,12 @@ def environment_of(trainer: Trainer) -> dict[str, str]:
 class Identity:
     """The identity of a loop's run, when its steps are compiled."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: Resumable) -> None:
         trainer, source = loop.trainer, loop.trainer.source(loop.data)
         sizes = {"batch_size": loop.batch_size, "micro_batch_size": loop.micro_batch_size}
-        steps = [] if trainer.dynamic else trainer.prepared(source, len(loop.train_rows), **sizes)
+        steps = (
+            [] if trainer.dynamic else trainer.prepared(source, len(loop.train_rows), measures=loop.measures, **sizes)
+        )
         values = [value for step in steps for value in (*step.outputs, *step.updates)]
         self.settings = {
             **loop.about,
@@ -78,6 +107,7 @@ class Identity:
             "training rows": len(loop.train_rows),
             "validation rows": len(loop.val_rows),
             "rows": checksum(loop.train_rows, loop.val_rows),
+            "evaluation": loop.evaluator.settings,
             "callbacks": [shown(each) for each in loop.callbacks if each.steers],
             "graph": checksum(repr(structure(values, named))),
         }
@@ -85,7 +115,7 @@ class Identity:
         leaves = {n.attrs["stored"]: None for n in reachable(values) if isinstance(n.attrs.get("stored"), Stored)}
         written = {storage_leaf(v).node.attrs["stored"] for step in steps for v in step.run.program.effects}
         known = {*trainer.train_state.arrays().values(), *written, *source.stored, source.order}
-        self._data = source.arrays
+        self._data, self._sets = source.arrays, loop.evaluator.arrays
         self._constant = [stored for stored in leaves if stored not in known]
         self._digests: dict[str, str] | None = None
 
@@ -93,7 +123,12 @@ class Identity:
         """Of the data set and of what the steps only read, by content. Taken once."""
         if self._digests is None:
             constant = [checksum(one.name, one.dtype.name, one.read()) for one in self._constant]
-            self._digests = {"data": checksum(*self._data), "frozen weights": checksum(*constant)}
+            parts: dict[str, list[Any]] = {
+                "data": self._data,
+                "validation sets": self._sets,
+                "frozen weights": constant,
+            }
+            self._digests = {name: checksum(*each) for name, each in parts.items()}
         return self._digests
 
     def about(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -26,12 +26,9 @@ from ..base.interrupts import StopTraining
 from ..base.interval import as_interval
 from ..parallel.agree import agreed, is_root
 from ..parallel.communicator import Communicator
-from .identity import Identity
+from .identity import Identity, Resumable
 from .run_folder import RunFolder
 from .stopping import monitored
-
-if TYPE_CHECKING:
-    from .loop import Loop
 
 EVERY = "5min"
 
@@ -110,7 +107,7 @@ class Saver:
         starts anew."""
         return None if self._entries is None else min(self._about["settings"][name], most)
 
-    def begin(self, loop: Loop) -> None:
+    def begin(self, loop: Resumable) -> None:
         """The loop is about to run: load the state that it goes on from. TrainError naming what differs from the run
         that was saved."""
         self._began = self._saved = time.monotonic()
@@ -141,7 +138,7 @@ class Saver:
     def _is_due(self) -> bool:
         return self.every.seconds is not None and time.monotonic() - self._saved >= self.every.seconds
 
-    def inside(self, loop: Loop) -> None:
+    def inside(self, loop: Resumable) -> None:
         """Between two steps inside a segment: a checkpoint, if its time has come."""
         if self._is_due():
             self.save(loop)
@@ -151,13 +148,13 @@ class Saver:
         if self._allowed is not None and time.monotonic() - self._began >= self._allowed:
             raise TimeIsUp(f"the run has taken as long as stop_after={self._allowed:g} s allows")
 
-    def at_step(self, loop: Loop) -> None:
+    def at_step(self, loop: Resumable) -> None:
         """A segment has ended."""
         steps = self.every.steps
         if self._is_due() or (steps is not None and loop.steps % steps == 0):
             self.save(loop)
 
-    def at_epoch(self, loop: Loop) -> None:
+    def at_epoch(self, loop: Resumable) -> None:
         """A pass, its validation and the listeners of it are done."""
         if self.folder is not None:
             last = loop.history[-1]
@@ -166,7 +163,7 @@ class Saver:
         if self._is_due() or (epochs is not None and len(loop.history) % epochs == 0):
             self.save(loop)
 
-    def save(self, loop: Loop) -> None:
+    def save(self, loop: Resumable) -> None:
         """A checkpoint of the loop, between two steps. Rank 0 alone writes."""
         assert self._identity is not None
         self._saved, self._place = time.monotonic(), self._place_of(loop)
@@ -183,12 +180,12 @@ class Saver:
 
     # ---- the end ---------------------------------------------------------------------------------------------
 
-    def finish(self, loop: Loop) -> None:
+    def finish(self, loop: Resumable) -> None:
         """The loop has made all its passes, or a listener has ended it."""
         if self._state == "finished" and loop.steps and self._place != self._place_of(loop):
             self.save(loop)
 
-    def stopped(self, loop: Loop, why: BaseException) -> None:
+    def stopped(self, loop: Resumable, why: BaseException) -> None:
         """The loop ends before its last step: the last checkpoint, where a step is complete."""
         if isinstance(why, TimeIsUp):
             self._state = "interrupted"
@@ -197,7 +194,7 @@ class Saver:
             self.save(loop)
 
     @staticmethod
-    def _place_of(loop: Loop) -> object:
+    def _place_of(loop: Resumable) -> object:
         """How far a loop has come."""
         return loop.steps, len(loop.history), loop.is_between_passes, loop.stopped
 

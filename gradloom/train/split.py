@@ -58,6 +58,7 @@ class _Measured:
     loss: np.ndarray
     weight: np.ndarray
     predictions: np.ndarray | None
+    extra: list[np.ndarray]  # what metrics need, [1, ...] each
 
 
 class Split:
@@ -171,8 +172,8 @@ class Split:
             steps = []
             for size in {min(rows.micro_size, rows.count), rows.count % rows.micro_size} - {0}:
                 with agreed(self.ranks):
-                    step = self.local.compiled_for(rows.source, size, False, False)
-                self._compare_graph("evaluation", (id(rows.source), size), False, step.outputs)
+                    step = self.local.compiled_for(rows.source, size, False, False, rows.measures)
+                self._compare_graph("evaluation", (id(rows.source), size, rows.measures), False, step.outputs)
                 steps.append(step)
             return steps
         self._update_for(rows)
@@ -273,8 +274,11 @@ class Split:
                 mine = self._measure(rows, base, until, None if each else heard)
             for one in sorted((one for theirs in ranks.gather(mine) for one in theirs), key=lambda one: one.j):
                 first, count = rows.micro_batch(one.j)
-                truth = source.truth(first, first + count) if one.predictions is not None else (None, None)
+                truth = source.truth(first, first + count)
                 result.add(count, one.loss, one.weight, one.predictions, *truth)
+                if one.extra:
+                    step = self.local.compiled_for(source, count, False, False, rows.measures)
+                    result.measured.add(step.layout, one.extra, count, *truth)
                 if each:
                     self.agreement.root(heard, first + count - rows.start)
             if each:
@@ -289,14 +293,15 @@ class Split:
         measured: list[_Measured] = []
         while len(measured) < len(own):
             size = rows.micro_batch(own[len(measured)])[1]
-            step = local.compiled_for(rows.source, size, False, False)
+            step = local.compiled_for(rows.source, size, False, False, rows.measures)
             alike = [j for j in own[len(measured) :] if rows.micro_batch(j)[1] == size]
             at = np.array([rows.micro_batch(j)[0] for j in alike], np.int64)
             settings = {"position": at, **random_settings(local.seed, local.state.steps + 1)}
             done, outputs = step.run.run_many(len(alike), settings, CALL_SECONDS)
             for i in range(done):
                 predicted = outputs[2][i].copy() if step.has_predictions else None
-                measured.append(_Measured(alike[i], outputs[0][i], outputs[1][i], predicted))
+                extra = [array[i : i + 1].copy() for array in step.extra(outputs)]
+                measured.append(_Measured(alike[i], outputs[0][i], outputs[1][i], predicted, extra))
             if self.agreement.is_stopping:
                 break  # `settle` follows
             if measured and len(measured) < len(own):

@@ -44,6 +44,7 @@ from .arguments import check_options
 from .batches import CompiledBatch, RowRange
 from .forms import Forms
 from .local import LocalSteps
+from .metrics import NOTHING, Measures
 from .objective import Model, Objective
 from .outputs import Outputs, values_of
 from .result import Result
@@ -297,7 +298,7 @@ class Trainer:
         alone calls it, and in training after optimiser steps.
         """
         with self._weights(averaged=not backward):
-            rows = self._rows(source, start, stop, batch_size, micro_batch_size, backward)
+            rows = self._rows(source, start, stop, batch_size, micro_batch_size, backward, result.measures)
             (self.split or self.local).run(rows, result, each, heard)
 
     @_claims
@@ -311,24 +312,30 @@ class Trainer:
         batch_size: int,
         micro_batch_size: int | None = None,
         backward: bool = True,
+        measures: Measures = NOTHING,
     ) -> None:
         """Compile what run_rows of the same arguments needs; nothing runs. Then planned_bytes is known."""
-        rows = self._rows(source, start, stop, batch_size, micro_batch_size, backward)
+        rows = self._rows(source, start, stop, batch_size, micro_batch_size, backward, measures)
         (self.split or self.local).prepare(rows)
 
     @_claims
     @builds_graphs
-    def prepared(self, source: RowSource, rows: int, *, batch_size: int, micro_batch_size: int) -> list[CompiledBatch]:
+    def prepared(
+        self, source: RowSource, rows: int, *, batch_size: int, micro_batch_size: int, measures: Measures = NOTHING
+    ) -> list[CompiledBatch]:
         """The compiled micro-batches of a training pass over so many rows."""
-        return (self.split or self.local).prepare(self._rows(source, 0, rows, batch_size, micro_batch_size, True))
+        rows_of_pass = self._rows(source, 0, rows, batch_size, micro_batch_size, True, measures)
+        return (self.split or self.local).prepare(rows_of_pass)
 
     def _rows(
-        self, source: RowSource, start: int, stop: int, batch_size: int, micro_batch_size: int | None, backward: bool
-    ) -> RowRange:
+        self, source: RowSource, start: int, stop: int, batch_size: int, micro_batch_size: int | None, backward: bool,
+        measures: Measures,
+    ) -> RowRange:  # fmt: skip
         """The rows of a pass, with the model seen as it is now."""
         backward = backward and self.build != "forward"
         self.forms.look(backward)
-        return RowRange(source, start, stop, batch_size, min(micro_batch_size or batch_size, batch_size), backward)
+        micro = min(micro_batch_size or batch_size, batch_size)
+        return RowRange(source, start, stop, batch_size, micro, backward, measures)
 
     @_claims
     @builds_graphs

@@ -45,7 +45,7 @@ def mlp(**options: Any) -> tuple[nn.Module, gl.train.History]:
 
 
 def cnn(**options: Any) -> tuple[nn.Module, gl.train.History]:
-    """A convolution with batch norm, windows of three micro-batches, the last ones short, clipping, averaged weights."""
+    """A convolution with batch norm, windows of three micro-batches, clipping, averaged weights."""
     layers = nn.Conv2d(1, 4, 3), nn.BatchNorm(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)
     net = nn.Sequential(*layers)
     settings = {"epochs": 4, "batch_size": 20, "micro_batch_size": 8, "val_split": 0.1, "seed": 5, "progress": False}
