@@ -84,9 +84,9 @@ class Run(Tuning):
                  `adapter` holds the weights of the evaluation with the least loss, in place of the last ones
     eval_every   "50steps": measure validation after every 50th step, too; eval_rows: at most so many rows of it. As
                  gl.fit's
-    run          a folder for checkpoints and samples.jsonl. resume, overwrite, checkpoint_every, keep and stop_after are
-                 gl.fit's. To resume, the model's weights, what was read of the data, the adapter's settings and all
-                 else that decides the bits must be the same
+    run          a folder for checkpoints and samples.jsonl. resume, overwrite, checkpoint_every, keep, stop_after are
+                 those of gl.fit. To resume, the model's weights, what was read of the data, the adapter's settings and
+                 all else that decides the bits must be the same
     continue_from  the folder of an earlier run of finetune: train on from its newest checkpoint, with an adapter like
                  its own where none is given. Schedule, order of rows and passes begin anew; so does the optimiser,
                  or with keep_optimizer=True its steps and moments go on

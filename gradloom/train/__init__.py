@@ -10,6 +10,7 @@ from .log import Log
 from .log_files import read_metrics
 from .loop import Loop
 from .metrics import Metric
+from .own_loop import Checkpoint
 from .rate_finder import RateCurve, find_rate
 from .result import EpochResult, Evaluation, Result
 from .saver import Saver
@@ -19,6 +20,7 @@ from .trainer import Trainer
 __all__ = [
     "BatchResult",
     "Callback",
+    "Checkpoint",
     "DPResult",
     "EarlyStopping",
     "EpochResult",

@@ -91,6 +91,11 @@ def test_killed_at_any_moment(path: Path, whole: Any, tmp_path: Path, full: bool
     assert kills and same(dict(np.load(out)), whole[full])
 
 
+def test_time_that_is_up_before_the_first_step(path: Path, tmp_path: Path) -> None:
+    run = tuned(path, run=tmp_path / "run", stop_after="0.000001s")
+    assert run.stopped and not run.steps and not (tmp_path / "run" / "checkpoints").exists()
+
+
 CHANGED: list[tuple[dict[str, Any], str]] = [
     ({"lr": 2e-2}, "optimizer.lr is Cosine.* and was Cosine"),
     ({"schedule": "linear"}, "optimizer.lr is Linear.* and was Cosine"),
