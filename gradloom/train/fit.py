@@ -19,11 +19,12 @@ from ..parallel.agree import agreed, is_root, same_settings, share_of, threads_f
 from ..parallel.communicator import TIMEOUT, Communicator
 from ..parallel.join import ranks_of
 from .arguments import check_batch, check_options
-from .callbacks import Callback, Listeners
+from .callbacks import Callback, Listeners, several
 from .class_weight import ClassWeight, weights_of_classes
 from .display import Display
 from .epoch import Listener
 from .history import History
+from .log import log_of
 from .loop import Loop
 from .metrics import Measures, Metrics, checked_metrics
 from .outputs import mapped
@@ -72,6 +73,8 @@ def fit(
     checkpoint_every: str | None = None,
     keep: int | None = None,
     stop_after: str | None = None,
+    log: str | Sequence[str] = (),
+    log_every: str | None = None,
     **options: Any,
 ) -> History:
     """Train a model and return one EpochResult per epoch: a list, see History.
@@ -113,7 +116,9 @@ def fit(
     in the middle of an epoch, with the same bits as if the run had never stopped; where there is none, it starts anew,
     and says so. What decides these bits (model, data, seeds, sizes, optimiser, callbacks that remember) must be the
     same, else TrainError names what differs; threads, the number of ranks, progress, checkpoint_every, keep, stop_after
-    and epochs may change. An unfinished run in the folder is a FileError unless overwrite=True replaces it.
+    and epochs may change. An unfinished run in the folder is a FileError unless overwrite=True replaces it. There is
+    always a metrics.jsonl in the folder, and by log= ("csv", "tensorboard") further files with its lines; log_every:
+    "10s" or "50steps", see Log.
     """
     check_options("fit", options, fit, "dynamic")
     ranks = ranks_of("fit", parallel, timeout, exchange)
@@ -126,6 +131,9 @@ def fit(
             )  # fmt: skip
             if saver is not None:
                 stack.enter_context(saver)
+            logs = log_of(saver, log, log_every)
+            for each in logs:
+                stack.callback(each.close)
         if saver is not None:
             saver.share()
         with agreed(ranks):
@@ -164,8 +172,8 @@ def fit(
             trainer, data, train_rows, val_rows,
             batch_size=batch_size, micro_batch_size=micro_batch_size, steps=epochs * -(-len(train_rows) // batch_size),
             seed=seed, val_sets=val_sets, eval_every=eval_every, eval_rows=eval_rows, metrics=metrics,
-            callbacks=callbacks, on_epoch=on_epoch, on_progress=on_progress, on_train_batch=on_train_batch,
-            on_eval_batch=on_eval_batch, saver=saver,
+            callbacks=[*logs, *several(callbacks)], on_epoch=on_epoch, on_progress=on_progress,
+            on_train_batch=on_train_batch, on_eval_batch=on_eval_batch, saver=saver,
         )  # fmt: skip
         loop.run(display)
     return loop.history
