@@ -57,11 +57,10 @@ class TrainState:
         takes = []
         for part, values in given.items():
             load = self._loads[part]
-            if load is None:
-                if values or self._parts[part]():
-                    raise TrainError(f"load: {part} can be saved and not loaded; need load_state beside its state")
-                continue
-            takes.append(load(values))
+            if load is not None:
+                takes.append(load(values))
+            elif values or self._parts[part]():
+                raise TrainError(f"load: {part} can be saved and not loaded; need load_state beside its state")
 
         def take_all() -> None:
             for take in takes:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import gradloom as gl
+from gradloom.graph.structure import named, structure
 from gradloom.train import BatchResult, Callback, EarlyStopping, StopTraining
 
 RNG = np.random.default_rng(0)
@@ -240,6 +241,18 @@ def test_outputs_are_those_of_the_rows(micro):
         np.testing.assert_allclose(batch.outputs, expected[batch.rows], rtol=1e-6)
     fit(model, callbacks=[plain], epochs=1)
     assert plain.seen[-2][0] == "epoch" and plain.seen[-3][2].outputs is None
+
+
+def test_who_wants_no_outputs_pays_nothing():
+    """The programs of a training are the same with other callbacks and without any."""
+
+    def programs(*callbacks, **options):
+        run = loop(*callbacks, **options)
+        run.run()
+        return [structure([*s.outputs, *s.updates], named) for s in run.trainer.compiled if s.updates]
+
+    plain = programs()
+    assert plain and programs(Heard(), EarlyStopping(restore_best=True, patience=99)) == plain != programs(Outputs())
 
 
 def test_outputs_change_no_bit_and_come_as_the_model_gives_them():

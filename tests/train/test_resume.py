@@ -15,7 +15,7 @@ from tests import processes
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from resuming import RUNS, X, Y, cnn, mlp, on_ranks, outcome, same
+from resuming import IMAGES, RUNS, X, Y, cnn, mlp, on_ranks, outcome, same
 
 
 @pytest.fixture(scope="module")
@@ -287,6 +287,44 @@ def test_callbacks_remember(tmp_path):
         cnn(run=tmp_path, callbacks=[first], on_train_batch=stopping(13, KeyboardInterrupt))
     cnn(run=tmp_path, resume=True, callbacks=[second])
     assert first.batches == 5 and second.batches == 20
+
+
+class Thawing(gl.train.Callback):
+    """Trains the first layer from the third epoch on, and freezes the last one in the fifth."""
+
+    stateless = True
+
+    def begin(self, loop):
+        self.net = loop.trainer.model
+        self.net[0].weight.trainable = False
+
+    def on_epoch(self, result):
+        self.net[0].weight.trainable = result.epoch >= 2
+        self.net[4].weight.trainable = result.epoch != 4
+
+
+@pytest.mark.parametrize("count", [13, 25, 40, 41, 55, 60])
+def test_what_a_callback_freezes_and_thaws(count, tmp_path):
+    options = {"callbacks": [Thawing()]}
+    whole = outcome(*mlp(**options))
+    with pytest.raises(KeyboardInterrupt):
+        mlp(run=tmp_path, on_train_batch=stopping(count, KeyboardInterrupt), **options)
+    assert same(whole, outcome(*mlp(run=tmp_path, resume=True, **options)))
+
+
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("count", [1, 3, 5, 8])
+def test_evaluations_inside_of_epochs(name, count, tmp_path):
+    """Early stopping and plateaus hear of them; an evaluation is made once, also where it is the last thing done."""
+    other = (X[:20], Y[:20]) if name == "mlp" else (IMAGES[:20], Y[:20])
+    options = {"eval_every": "2steps", "val": {"other": other}, "eval_rows": 7}
+    whole = RUNS[name](**options)
+    with pytest.raises(KeyboardInterrupt):
+        RUNS[name](run=tmp_path, on_eval_batch=stopping(count, KeyboardInterrupt), **options)
+    again = RUNS[name](run=tmp_path, resume=True, **options)
+    assert same(outcome(*whole), outcome(*again))
+    told = [[(one.step, one.epoch, one.numbers()) for e in h for one in e.evaluations] for _, h in (whole, again)]
+    assert str(told[0]) == str(told[1]) and len(told[0]) > 4
 
 
 @pytest.mark.parametrize(
