@@ -204,7 +204,7 @@ class Loop:
 
     def _load_callbacks(self, values: Mapping[str, Any]) -> Callable[[], None]:
         self.callbacks.check_resumable()
-        return lambda: self.callbacks.load_state(values)
+        return lambda: self.callbacks.load_state(values) if self.trainer.is_root else None
 
     @property
     def epoch(self) -> int:

@@ -372,6 +372,34 @@ def test_what_they_remember_goes_on_after_a_resume(tmp_path, at):
     assert rest.counts.tolist() == [3] * 50
 
 
+def test_rank_0_alone_takes_its_state_back(tmp_path):
+    import threading
+
+    from gradloom.parallel import threads
+
+    class Loads(Rows):
+        def load_state(self, values):
+            super().load_state(values)
+            loads.append(self)
+
+    loads, each, whole = [], {}, Rows()
+    fit(net(), callbacks=[whole], micro_batch_size=5, epochs=2)
+
+    def work(rank, ranks, epochs):
+        each[rank] = Loads()
+        options = {"epochs": epochs, "run": tmp_path, "resume": True, "parallel": ranks, "micro_batch_size": 5}
+        fit(net(), callbacks=[each[rank]], **options)
+
+    for epochs in (1, 2):
+        workers = [threading.Thread(target=work, args=(r, c, epochs)) for r, c in enumerate(threads(2, timeout=60))]
+        for w in workers:
+            w.start()
+        for w in workers:
+            w.join()
+    assert loads == [each[0]] and each[0].loss == whole.loss and each[1].loss == 0
+    assert np.array_equal(each[0].counts, whole.counts)
+
+
 def test_one_that_may_forget_is_refused_where_a_resume_is_asked_for(tmp_path):
     with pytest.raises(gl.SettingError, match="callbacks: Heard cannot resume"):
         fit(net(), callbacks=[Heard()], run=tmp_path, resume=True)
