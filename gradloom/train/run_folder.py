@@ -29,7 +29,7 @@ from collections.abc import Callable, Collection, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -151,37 +151,13 @@ class RunFolder:
 
     def path(self, name: str) -> Path:
         """Where a file or folder of the run is now: one of OWN. To be asked when there is something to write, after a
-        completed step: it makes the folder that of a run. It changes when the run takes the place of an older one."""
+        completed step: it makes the folder that of a run. It changes when the run takes the place of an older one; a
+        file that is open stays open."""
         if name not in OWN:
             raise SettingError(f"{name!r} is no name of a run's file; need one of {', '.join(OWN)}")
         with self._lock:
             self._mark()
             return self._place / name
-
-    def open(self, name: str) -> IO[bytes]:
-        """A file of the run, opened to be appended to, unbuffered. It may stay open when the files take the place of an
-        older run's."""
-        with self._lock:
-            return open(self.path(name), "ab", buffering=0)
-
-    def cut_lines(self, name: str, step: int) -> None:
-        """Cut a file of JSON lines back to this step, when a run is resumed: from the first line on whose "step" is
-        larger; an unfinished last line goes, too. Nothing where there is no such file."""
-        with self._lock:
-            path = self._place / name
-            try:
-                with open(path, "r+b") as file:
-                    end = 0
-                    for line in file:
-                        if not line.endswith(b"\n") or _step_of(line) > step:
-                            break
-                        end += len(line)
-                    file.truncate(end)
-                    os.fsync(file.fileno())
-            except FileNotFoundError:
-                return
-            except OSError as error:
-                raise FileError(f"{path}: cannot be written: {reason_of(error)}") from None
 
     # ---- run.json ------------------------------------------------------------------------------------------
 
@@ -272,15 +248,6 @@ def _versions() -> dict[str, str]:
     from .. import __version__
 
     return {"gradloom": __version__, "numpy": np.__version__, "python": platform.python_version()}
-
-
-def _step_of(line: bytes) -> int:
-    """The step that a line tells; 0 where it tells none."""
-    try:
-        step = json.loads(line)["step"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return 0
-    return step if type(step) is int else 0
 
 
 # ---- reading a run ---------------------------------------------------------------------------------------------------

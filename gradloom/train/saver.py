@@ -185,6 +185,7 @@ class Saver:
         best = loop.is_between_passes and bool(losses) and losses[-1] == min(losses)
         if best:
             self.folder.note(best=loop.history[-1].numbers())
+        self.folder.checkpoints.wait()  # so that no two copies are held
         entries = loop.trainer.train_state.collect()
         digests = lambda: {"digests": identity.digests()}  # noqa: E731
         self.folder.checkpoints.save(loop.steps, entries, identity.about(), best, digests)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from gradloom.files.checkpoint_files import Saved, manifests, read_checkpoint
 from gradloom.parallel.communicator import checksum
 from gradloom.train.run_folder import RunFolder
 from tests.faults import training
@@ -27,21 +28,27 @@ ALL = os.environ.get("FAULTS") == "all"
 SAID = re.compile(
     "gradloom: .*(was not saved|cannot be removed|cannot be written|no checkpoint to resume|is replaced at|is used$)"
 )
-STARTS = {"fresh": "resume", "interrupted": "resume", "finished": "overwrite"}  # what is there -> how the run begins
-SOME = {"fresh": "once", "interrupted": "once", "finished": "kill"}  # the mode of each, but with FAULTS=all
+STARTS = {"fresh": "resume", "interrupted": "resume", "finished": "overwrite", "fit": "resume"}  # how each run begins
+SOME = {"fresh": "once", "interrupted": "once", "finished": "kill", "fit": "once"}  # the mode, but with FAULTS=all
 
 
-def newest(folder: Path) -> tuple[int, int, str] | None:
-    """(seed, step, digest) of the newest checkpoint; nothing may be damaged."""
+Found = tuple[int, str]  # step and digest of a checkpoint
+
+
+def found_in(saved: Saved) -> Found:
+    return saved.step, checksum(*(value for name, value in saved.entries.items() if name.startswith("model.")))
+
+
+def newest(folder: Path, kind: str) -> Found | None:
+    """The newest checkpoint; nothing may be damaged."""
     told: list[str] = []
-    run = RunFolder(folder, "loop", resume=True, tell=told.append)
+    run = RunFolder(folder, kind, resume=True, tell=told.append)
     run.end("failed")
     if run.resumed is None:
         assert len(told) == 1 and "no checkpoint" in told[0], told
         return None
     assert told == []
-    entries = run.resumed.entries
-    return entries["given values.seed"], run.resumed.step, checksum(*(entries[n] for n in entries if "model" in n))
+    return found_in(run.resumed)
 
 
 class Runs:
@@ -49,19 +56,21 @@ class Runs:
 
     def __init__(self, there: str, place: Path) -> None:
         self.there, self.service = there, Service(place)
+        self.kind = "fit" if there == "fit" else "loop"
         self.folder, self.kept = self.service.work / "run", place / "kept"
         if there == "interrupted":
-            training.main([str(self.kept), "2", "resume"], stop=2)
+            training.main([self.kind, str(self.kept), "2", "resume"], stop=2)
         elif there == "finished":
-            training.main([str(self.kept), "1", "resume"])
-        self.right = set()  # all that may be there
-        for seed, stop in itertools.product((1, 2), range(1, training.STEPS + 1)):
-            training.main([str(place / f"{seed} {stop}"), str(seed), "resume"], stop=stop)
-            self.right.add(newest(place / f"{seed} {stop}"))
-        assert len(self.right) == 2 * training.STEPS
+            training.main([self.kind, str(self.kept), "1", "resume"])
+        self.right: dict[int, set[Found]] = {}  # of each seed: all that may be there
+        for seed in (1, 2):
+            training.main([self.kind, str(place / str(seed)), str(seed), "resume"], keep=99)
+            listed, _ = manifests(place / str(seed) / "checkpoints")
+            self.right[seed] = {found_in(read_checkpoint(one)) for one in listed}
+            assert {step for step, _ in self.right[seed]} == set(range(1, training.STEPS + 1))
         self.restore()
         calm = self.run()
-        assert calm.code == 0 and self.whole(calm) == []
+        assert calm.code == 0 and self.whole() == []
         self.calls = calm.calls
 
     def restore(self) -> None:
@@ -70,15 +79,16 @@ class Runs:
             shutil.copytree(self.kept, self.folder)
 
     def run(self, at: int = 0, mode: str = "once") -> Ended:
-        return self.service.run([self.folder, 2, STARTS[self.there]], at, mode, "tests.faults.training")
+        return self.service.run([self.kind, self.folder, 2, STARTS[self.there]], at, mode, "tests.faults.training")
 
-    def whole(self, ended: Ended) -> list[str]:
+    def whole(self) -> list[str]:
         """What is wrong after a run that ended well."""
-        found = newest(self.folder)
-        wrong = [] if found in self.right and found[:2] == (2, training.STEPS) else [f"it ends with {found}"]
-        left = [n for n in os.listdir(self.folder) if n.startswith(".") or n not in ("run.json", "checkpoints")]
+        found = newest(self.folder, self.kind)
+        wrong = [] if found in self.right[2] and found[0] == training.STEPS else [f"it ends with {found}"]
+        ours = ("run.json", "checkpoints", "metrics.jsonl")
+        left = [n for n in os.listdir(self.folder) if n.startswith(".") or n not in ours]
         inside = os.listdir(self.folder / "checkpoints")
-        more = [] if len(inside) == 4 else [f"checkpoints: {sorted(inside)}"]
+        more = [] if len(inside) in (4, 6) else [f"checkpoints: {sorted(inside)}"]  # two, and the best
         return wrong + ([f"left: {left}"] if left else []) + more
 
     def wrong(self, ended: Ended, mode: str) -> Iterator[str]:
@@ -88,20 +98,23 @@ class Runs:
         odd = [line for line in lines if not SAID.match(line)]
         if len(odd) > (ended.code == 2) or not all(line.startswith("gradloom: ") for line in odd):
             yield f"exit code {ended.code}, lines {odd}"
-        found = newest(self.folder)
-        least = {"fresh": None, "interrupted": (2, 2), "finished": (1, 4)}[self.there]
-        if (found is None and least is not None) or (found is not None and found not in self.right):
-            yield f"the newest is {found}"
-        elif found is not None and least is not None and found[:2] < least:
+        found = newest(self.folder, self.kind)
+        if found is None or found not in self.right[2]:
+            is_old = (
+                found in self.right[1] and found[0] == training.STEPS if self.there == "finished" else found is None
+            )
+            if self.there == "interrupted" or not is_old:
+                yield f"the newest is {found}"
+        elif self.there == "interrupted" and found[0] < 2:
             yield f"the newest is {found}, older than before"
         failed = ended.code or any("was not saved" in line for line in lines)
-        if not failed and found is not None and found[:2] != (2, training.STEPS):
+        if not failed and found is not None and (found[0] != training.STEPS or found not in self.right[2]):
             yield f"ended well with {found}"
         again = self.run()
         if again.code or not all(SAID.match(line) for line in again.err.splitlines()):
             yield f"the next run: exit code {again.code}, {again.err.splitlines()[-1:]}"
         else:
-            yield from (f"the next run: {each}" for each in self.whole(again))
+            yield from (f"the next run: {each}" for each in self.whole())
 
     def numbers(self) -> list[int]:
         """Of the calls that fail: all, or of equal ones in a row the first, up to the second checkpoint."""

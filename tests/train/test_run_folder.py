@@ -22,7 +22,7 @@ def trained(folder: Path, value: int, state: str = "finished", steps: int = 3, *
     told: list[str] = []
     run = RunFolder(folder, "fit", tell=told.append, **options)
     first = 0 if run.resumed is None else run.resumed.step
-    with run.open("metrics.jsonl") as log:
+    with open(run.path("metrics.jsonl"), "ab", buffering=0) as log:
         for step in range(first + 1, first + steps + 1):
             log.write(json.dumps({"step": step, "value": value}).encode() + b"\n")
             run.checkpoints.save(step, {"x.value": np.array([value, step])}, {})
@@ -98,7 +98,7 @@ def test_a_finished_run_is_replaced_as_a_whole_at_the_first_checkpoint(tmp_path)
     told: list[str] = []
     run = RunFolder(folder, "fit", tell=told.append)
     assert told == [f"{folder}: the finished run in it is replaced at the first checkpoint of this one"]
-    with run.open("metrics.jsonl") as log:
+    with open(run.path("metrics.jsonl"), "ab", buffering=0) as log:
         log.write(b"first\n")
         run.path("settings.toml").write_text("new")
         now = content(folder)
@@ -171,24 +171,6 @@ def test_a_damaged_run_json_is_none(tmp_path, text):
     assert read_run(tmp_path) is None and runs_in(tmp_path) == []
     with pytest.raises(gl.FileError, match="not finished"):
         RunFolder(tmp_path, "fit")
-
-
-def test_cut_lines(tmp_path):
-    trained(tmp_path, 1, "interrupted", steps=5)
-    path = tmp_path / "metrics.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True)
-    run = RunFolder(tmp_path, "fit", resume=True)
-    run.cut_lines("metrics.csv", 3)
-    assert not (tmp_path / "metrics.csv").exists()
-    for data, step, left in (
-        (lines, 3, lines[:3]),
-        ([*lines, lines[0][:7]], 5, lines),  # a kill has cut the last line
-        ([b"{}\n", b"no json\n", *lines], 0, [b"{}\n", b"no json\n"]),
-    ):
-        path.write_bytes(b"".join(data))
-        run.cut_lines("metrics.jsonl", step)
-        assert path.read_bytes() == b"".join(left)
-    run.end("failed")
 
 
 # ---- kills -----------------------------------------------------------------------------------------------------------
