@@ -20,11 +20,12 @@ import numpy as np
 
 from ..base import memory
 from ..base.arguments import as_bool, as_whole
-from ..base.errors import SettingError, TrainError
+from ..base.errors import FileError, SettingError, TrainError
 from ..base.interval import Interval
 from ..base.memory import resident_peak
 from ..data.dataset import Dataset
 from ..files import refuse_input
+from ..files.atomic import atomic_write
 from ..parallel.agree import agreed, is_root, same_settings
 from ..step.state import check_names
 from ..train.callbacks import Callback, Listeners
@@ -46,6 +47,7 @@ from .table import training_table
 from .tuning import Tuning, taken
 
 if TYPE_CHECKING:
+    from ..train.run_folder import RunFolder
     from .packing import TokenData
 
 SAMPLES = "samples.jsonl"  # in the folder of a run
@@ -251,14 +253,26 @@ class Run(Tuning):
 
     def _tell_samples(self) -> None:
         assert self.sampler is not None
-        for text in self.sampler.texts(self.steps):
-            self.samples.append(text)
+        texts = self.sampler.texts(self.steps)
+        self.samples += texts
+        self._keep_samples()
+        for text in texts:
             if self._display is not None:
                 self._display.say(f"step {text.step}", f"{text.prompt!r} -> {text.text!r}")
-            if self.saver is not None and self.saver.folder is not None:
-                with self.saver.folder.open(SAMPLES) as file:
-                    file.write(json.dumps(text.as_dict(), ensure_ascii=False).encode("utf-8", "replace") + b"\n")
             self.loop.callbacks.sample(text)
+
+    def _keep_samples(self) -> None:
+        """Write samples.jsonl, whole: one that a killed process left may tell of later steps. What cannot be written is
+        said, and training goes on."""
+        folder = None if self.saver is None else self.saver.folder
+        if folder is None or not self.samples:
+            return
+        lines = "".join(json.dumps(text.as_dict(), ensure_ascii=False) + "\n" for text in self.samples)
+        error = _written(folder, lines)
+        if error is not None:  # the folder's files may have taken the place of an older run's meanwhile
+            error = _written(folder, lines)
+        if error is not None:
+            print(f"{error}; training goes on", file=sys.stderr, flush=True)
 
     def _state(self) -> dict[str, Any]:
         """What it remembers, for the state of the run."""
@@ -271,8 +285,7 @@ class Run(Tuning):
 
         def load() -> None:
             self.samples[:], self._sampled_at, self.first_step = texts, values["sampled_at"], values["first_step"]
-            if self.saver is not None and self.saver.folder is not None:
-                self.saver.folder.cut_lines(SAMPLES, self._sampled_at)
+            self._keep_samples()
 
         return load
 
@@ -383,6 +396,16 @@ def _stopping(patience: int | None, keep_best: bool, val_rows: int) -> list[Call
 
 def _several(callbacks: Sequence[Callback] | Callback | None) -> Sequence[Callback]:
     return [callbacks] if isinstance(callbacks, Callback) else callbacks or ()
+
+
+def _written(folder: RunFolder, samples: str) -> FileError | None:
+    """Write samples.jsonl; the error, where it cannot be written."""
+    try:
+        with atomic_write(folder.path(SAMPLES)) as out:
+            out.write(samples.encode("utf-8", "replace"))
+    except FileError as error:
+        return error
+    return None
 
 
 def _of_training(at: Progress, listener: Listener) -> None:
