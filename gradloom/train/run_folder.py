@@ -37,7 +37,7 @@ from ..base.arguments import as_bool
 from ..base.described import Described, parse_object
 from ..base.errors import DataError, FileError, SettingError
 from ..files.atomic import atomic_write, claim, remove_parts
-from ..files.checkpoint_files import OWN_FILES, Saved, manifests, plain
+from ..files.checkpoint_files import OWN_FILES, Saved, manifests, plain, remove_unnamed
 from ..files.commit import sync
 from ..files.lock import is_locked
 from ..files.targets import reason_of
@@ -67,7 +67,8 @@ class RunFolder:
     keep, on_error   of its checkpoints, see Checkpoints
     tell       gets one line for each thing to know
 
-    FileError also where another run writes there, or where a run of another kind is to be resumed.
+    FileError also where another run writes there, where a run of another kind is to be resumed, or one of whose
+    checkpoints none can be read.
     """
 
     def __init__(
@@ -115,7 +116,8 @@ class RunFolder:
 
     def _begin(self, resume: bool, overwrite: bool) -> None:
         """Look at what is there, and decide what becomes of it."""
-        old, listed = _read(self.folder / "run.json"), manifests(self.folder / "checkpoints")[0]
+        old, (listed, bad) = _read(self.folder / "run.json"), manifests(self.folder / "checkpoints")
+        steps = [one.step for one in listed] or sorted(bad, reverse=True)  # the newest first
         state = "unfinished" if old is None or old["state"] == "running" else old["state"]
         self._staged = False
         if resume:
@@ -126,12 +128,15 @@ class RunFolder:
                 self._about |= {key: old[key] for key in ("begun", "latest", "best")} if old is not None else {}
                 self._about["step"] = self.resumed.step
                 return
+            if steps:
+                need = "need one of them whole, or --overwrite (overwrite=True) to start anew"
+                raise FileError(f"{self.shown}: holds checkpoints, and none of them can be read; {need}")
             self._tell(f"{self.shown}: there is no checkpoint to resume from; the run starts anew")
-        elif listed and state != "finished" and not overwrite:
-            at = f"at step {listed[0].step}" if state == "unfinished" else f"{state} at step {listed[0].step}"
+        elif steps and state != "finished" and not overwrite:
+            at = f"at step {steps[0]}" if state == "unfinished" else f"{state} at step {steps[0]}"
             need = "need --resume to go on with it or --overwrite to replace it (resume=True, overwrite=True)"
             raise FileError(f"{self.shown}: holds a run that has not finished ({at}); {need}")
-        self._staged = old is not None or bool(listed)
+        self._staged = old is not None or bool(steps)
         if self._staged and not resume:
             what = "finished run" if state == "finished" else "unfinished run"
             self._tell(f"{self.shown}: the {what} in it is replaced at the first checkpoint of this one")
@@ -333,6 +338,9 @@ def _recover(folder: Path) -> None:
     for name in (_NEW, _CLEAR, _MOVE):
         remove_parts(folder / name)
     _take_over(folder)
+    remove_parts(folder / "checkpoints")
+    with contextlib.suppress(OSError, FileError):
+        remove_unnamed(folder / "checkpoints")
 
 
 def _move(source: Path, target: Path) -> None:
