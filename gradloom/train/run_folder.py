@@ -45,11 +45,11 @@ from .checkpoint import Checkpoints, say
 
 KINDS = ("fit", "finetune", "loop", "dp_train")
 STATES = ("running", "finished", "interrupted", "failed")
-# All names that a run may have in its folder; of a folder the names inside. Nothing else is ever removed.
+# All names that a run may have in its folder; of a folder the names inside. Nothing else is ever removed: a model and
+# its result stay until the command that saves new ones replaces both at once.
 OWN: dict[str, re.Pattern[str] | None] = {
     "run.json": None, "settings.toml": None, "metrics.jsonl": None, "metrics.csv": None, "samples.jsonl": None,
-    "result.json": None, "model.safetensors": None, "checkpoints": OWN_FILES,
-    "tensorboard": re.compile(r"events\.out\.tfevents\..+"),
+    "checkpoints": OWN_FILES, "tensorboard": re.compile(r"events\.out\.tfevents\..+"),
 }  # fmt: skip
 _NEW, _CLEAR, _MOVE = ".gradloom.new", ".gradloom.clear", ".gradloom.move"
 _PLACES = ("", _MOVE, _CLEAR)  # where the run.json of a folder is
@@ -93,6 +93,7 @@ class RunFolder:
             lambda: self._place / "checkpoints", keep, on_error=on_error, tell=tell, on_saved=self._saved
         )
         self.resumed: Saved | None = None
+        self.files: dict[str, Callable[[], bytes]] = {}  # written with run.json, before the first checkpoint
         self.saved: collections.deque[Path] = collections.deque()  # checkpoints that nobody was told of yet
         self._tell = tell
         self._lock = threading.RLock()  # of the files' places
@@ -186,6 +187,9 @@ class RunFolder:
             with self._lock:
                 try:
                     self._place.mkdir(parents=True, exist_ok=True)
+                    for name, make in self.files.items():
+                        with atomic_write(self._place / name) as out:
+                            out.write(make())
                     self._write()
                 except OSError as error:
                     raise FileError(f"{self.shown}: cannot be written: {reason_of(error)}") from None

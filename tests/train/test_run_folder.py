@@ -111,7 +111,7 @@ def test_a_finished_run_is_replaced_as_a_whole_at_the_first_checkpoint(tmp_path)
     run.checkpoints.save(2, {"x.value": np.array([2, 2])}, {})
     run.end("finished")
     steps = [f"checkpoints/step-00000{n}.{kind}" for n in (1, 2) for kind in ("json", "safetensors")]
-    mine = ["checkpoints/mine.txt", "mine.txt"]
+    mine = ["checkpoints/mine.txt", "mine.txt", "model.safetensors"]  # a command replaces the model itself
     assert sorted(content(folder)) == sorted([*steps, *mine, "metrics.jsonl", "run.json", "settings.toml"])
     assert value_in(folder) == [2, 2]
 
