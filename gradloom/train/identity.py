@@ -44,6 +44,7 @@ class Resumable(Protocol):
     callbacks: Callbacks
     evaluator: Evaluator
     measures: Measures
+    about: dict[str, Any]
     ends: list[int]
     steps: int
     history: History
@@ -151,7 +152,9 @@ def identity_of(loop: Resumable) -> Identity:
     sizes = {"batch_size": loop.batch_size, "micro_batch_size": loop.micro_batch_size}
     steps = [] if trainer.dynamic else trainer.prepared(source, len(loop.train_rows), measures=loop.measures, **sizes)
     values = [value for step in steps for value in (*step.outputs, *step.updates)]
-    settings = settings_of(trainer) | {
+    settings = {
+        **loop.about,
+        **settings_of(trainer),
         **sizes,
         "seed of the rows": loop.seed,
         "training rows": len(loop.train_rows),

@@ -96,7 +96,7 @@ class Saver:
             found, arrays, plain, self.about = self.ranks.gather((resumed is not None, arrays, plain, about))[0]
             self.entries = dict(plain)
             for name, (shape, kind) in arrays.items():
-                array = np.ascontiguousarray(entries[name]) if entries else np.empty(shape, kind)
+                array = np.array(entries[name], order="C") if entries else np.empty(shape, kind)
                 if array.size:
                     self.ranks.broadcast(array)
                 self.entries[name] = array

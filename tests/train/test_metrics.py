@@ -103,6 +103,18 @@ def test_a_metric_of_all_rows():
     assert np.array_equal(seen[0][1], Y[counts]) and np.array_equal(seen[0][2], W[counts])
 
 
+def test_no_row_that_counts_gives_no_number():
+    labels = np.full(40, -100)
+    labels[30:] = 1
+    metrics = {
+        "most": Metric(lambda outputs, labels: outputs.max(), whole=True),
+        "top": lambda outputs, labels: ops.max(outputs, (1,)),
+    }
+    options = {"val": gl.data.Dataset(X[:40], labels), "eval_rows": 1, "epochs": 1, "loss": "cross_entropy"}
+    drawn = [fit(net(), (X, np.abs(Y) % 2), metrics=metrics, seed=s, **options)[0].val.metrics for s in range(4)]
+    assert any(np.isnan(list(one.values())).all() for one in drawn)
+
+
 def test_a_metric_of_all_rows_gets_outputs_as_the_model_gives_them():
     model = gl.nn.Linear(4, 2).init(0)
 

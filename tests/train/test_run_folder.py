@@ -111,7 +111,7 @@ def test_a_finished_run_is_replaced_as_a_whole_at_the_first_checkpoint(tmp_path)
     run.checkpoints.save(2, {"x.value": np.array([2, 2])}, {})
     run.end("finished")
     steps = [f"checkpoints/step-00000{n}.{kind}" for n in (1, 2) for kind in ("json", "safetensors")]
-    mine = ["checkpoints/mine.txt", "mine.txt"]
+    mine = ["checkpoints/mine.txt", "mine.txt", "model.safetensors"]  # a command replaces the model itself
     assert sorted(content(folder)) == sorted([*steps, *mine, "metrics.jsonl", "run.json", "settings.toml"])
     assert value_in(folder) == [2, 2]
 
@@ -134,6 +134,30 @@ def test_resume_without_a_checkpoint_starts_anew_and_says_so(tmp_path):
         f"{tmp_path / 'a'}: there is no checkpoint to resume from; the run starts anew"
     ]
     assert value_in(tmp_path / "a") == [1, 3]
+
+
+def test_checkpoints_that_cannot_be_read_are_not_replaced_unasked(tmp_path):
+    trained(tmp_path / "a", 1, "interrupted")
+    for name in os.listdir(tmp_path / "a" / "checkpoints"):
+        (tmp_path / "a" / "checkpoints" / name).write_bytes(b"")
+    with pytest.raises(gl.FileError, match="holds checkpoints, and none of them can be read; need .*--overwrite"):
+        RunFolder(tmp_path / "a", "fit", resume=True)
+    with pytest.raises(gl.FileError, match="not finished .interrupted at step 3"):
+        RunFolder(tmp_path / "a", "fit")
+    trained(tmp_path / "a", 2, overwrite=True)
+    assert value_in(tmp_path / "a") == [2, 3]
+
+
+def test_what_a_killed_run_has_left_is_removed(tmp_path):
+    trained(tmp_path / "a", 1)
+    left = tmp_path / "a" / "checkpoints" / "step-000001.safetensors", tmp_path / "a" / "checkpoints" / "mine"
+    (tmp_path / "a" / "checkpoints" / "step-000001.json").unlink()
+    part = tmp_path / "a" / "checkpoints" / ".gradloom.part.abcdefgh.step-000009.json"
+    left[1].write_text("")
+    part.write_text("")
+    assert left[0].exists()
+    assert value_in(tmp_path / "a") == [1, 3]
+    assert [path.exists() for path in (*left, part)] == [False, True, False]
 
 
 def test_what_cannot_be(tmp_path):
