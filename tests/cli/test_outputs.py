@@ -268,7 +268,7 @@ def test_a_second_run_is_refused_before_any_work(capsys, tmp_path, language):
     job.wait()
     options = ("--context", 32, "--steps", 2, "--val-split", 0)
     assert run(capsys, "finetune", *language, *options, "--out", out)[0] == 0
-    assert sorted(os.listdir(tmp_path)) == ["a.gguf", "out"]
+    assert sorted(os.listdir(tmp_path)) == ["a.gguf", "a.run", "out"]
 
 
 def test_what_is_no_regular_file_stays(capsys, tmp_path, language):
