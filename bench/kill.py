@@ -2,12 +2,13 @@
 
     python bench/kill.py [--kills 100] [--seed 0] [--work fit,mlp,cnn,ranks,finetune]
 
-Each work is a process of its own. `fit` and `finetune` are the commands on real data; `mlp` (dropout, a plateau schedule,
-early stopping that restores the best) and `cnn` (batch norm, accumulation) are calls of gl.fit; `ranks` is mlp under
-mpiexec. It runs once undisturbed. Then SIGKILL comes after a drawn time, and the run is resumed, at every other resume
-with another number of threads (1, 2) or ranks (1, 2, 3), until it ends: its files are compared byte by byte with those
-of the undisturbed run. After each kill every checkpoint that the folder shows must be readable. mlp and cnn kill
-themselves, too, once in each of: the first step, the last batch of an epoch, an evaluation, the writing of a checkpoint.
+Each work is a process of its own. `fit` and `finetune` are the commands on real data; `mlp` (dropout, a plateau
+schedule, early stopping that restores the best) and `cnn` (batch norm, accumulation) are calls of gl.fit; `ranks` is
+mlp under mpiexec. It runs once undisturbed. Then SIGKILL comes after a drawn time, and the run is resumed, at every
+other resume with another number of threads (1, 2) or ranks (1, 2, 3), until it ends: its files are compared by byte
+with those of the undisturbed run. After each kill every checkpoint that the folder shows must be readable. mlp and cnn
+kill themselves, too, once in each of: the first step, the last batch of an epoch, an evaluation, the writing of a
+checkpoint.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from common import HERE, SHARED, table
 
@@ -196,7 +196,7 @@ def _child(name: str) -> Callable[[Path, bool, int, int, str], list[str]]:
 
 
 def train(name: str, folder: str, moment: str, threads: int) -> None:
-    """A run of gl.fit that goes on where its folder says; at `moment` it kills itself, once."""
+    """A run of gl.fit that goes on where its folder says. At `moment` it kills itself."""
     import numpy as np
 
     import gradloom as gl
@@ -204,25 +204,45 @@ def train(name: str, folder: str, moment: str, threads: int) -> None:
     rng = np.random.default_rng(7)
     x = rng.random((1200, 1, 12, 12), dtype=np.float32)
     y = (x[:, 0, :6].sum((1, 2)) > x[:, 0, 6:].sum((1, 2))).astype(np.int32)
-    stop = gl.train.EarlyStopping(patience=4, restore_best=True)
-    rate = gl.optim.schedules.Plateau(3e-3, factor=0.5, patience=1)
-    more: dict[str, Any] = {"parallel": "mpi", "micro_batch_size": 8} if name == "ranks" else {}
+    nn = gl.nn
     if name == "cnn":
-        net = gl.nn.Sequential(
-            gl.nn.Conv2d(1, 8, 3), gl.nn.BatchNorm2d(8), gl.nn.ReLU(), gl.nn.Flatten(), gl.nn.Linear(800, 2)
-        )
-        more = {"micro_batch_size": 8}
+        net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm(8), nn.ReLU(), nn.Flatten(), nn.Linear(800, 2))
     else:
-        net = gl.nn.Sequential(
-            gl.nn.Flatten(), gl.nn.Linear(144, 64), gl.nn.ReLU(), gl.nn.Dropout(0.3), gl.nn.Linear(64, 2)
-        )
+        net = nn.Sequential(nn.Flatten(), nn.Linear(144, 64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 2))
+    micro = {"mlp": None, "cnn": 8, "ranks": 8}[name]
+    rate = gl.optim.schedules.Plateau(3e-3, factor=0.5, patience=1)
+    batches = 0
+
+    def die(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def on_train_batch(at: gl.train.Progress) -> None:
+        nonlocal batches
+        batches += 1
+        if moment == "first step" or (moment == "last batch" and at.rows == at.rows_total):
+            die()
+
+    def on_eval_batch(at: gl.train.Progress) -> None:
+        if batches > 100:
+            die()
+
+    if moment == "writing":
+        syncs = iter([os.fsync] * 4)
+        really = os.fsync
+        os.fsync = lambda handle: really(handle) if next(syncs, None) else die()
     history = gl.fit(
         net, (x, y), optimizer=gl.optim.AdamW(lr=rate, weight_decay=0.01), epochs=12, batch_size=24, val_split=0.2,
-        seed=3, threads=threads, progress=False, run=folder, resume=True, checkpoint_every="7steps",
-        on_epoch=stop, callbacks=[Killer(moment)] if moment != "-" else [], **more,
+        micro_batch_size=micro, seed=3, threads=threads, progress=False, run=folder, resume=True,
+        checkpoint_every="7steps", parallel="mpi" if name == "ranks" else None,
+        on_epoch=gl.train.EarlyStopping(patience=4, restore_best=True),
+        on_train_batch=on_train_batch if moment in ("first step", "last batch") else None,
+        on_eval_batch=on_eval_batch if moment == "evaluation" else None,
     )  # fmt: skip
-    if more.get("parallel") and gl.parallel.communicator("mpi").rank:
-        return
     lines = [f"{r.epoch} {r.train.loss!r} {r.train.correct} {r.val.loss!r} {r.val.correct}\n" for r in history]
-    Path(folder, "history.txt").write_text("".join(lines))
+    if name != "ranks" or not gl.parallel.communicator("mpi").rank:
+        Path(folder, "history.txt").write_text("".join(lines))
     gl.save(net, Path(folder, "final.safetensors"))
+
+
+if __name__ == "__main__":
+    main()
