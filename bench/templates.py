@@ -3,7 +3,8 @@
 python bench/templates.py [--chats N] [--blocks N]
 
 The blocks of both alternate; the ratio is that of the medians. Both do the same work (llm/template_worker.py:
-Template); the difference is the pipe: JSON there, text back. A request is made while the one before it is answered.
+Template); the difference is the pipe: chats there, texts back, many at a time. A request is made while the one
+before it is answered.
 """
 
 from __future__ import annotations

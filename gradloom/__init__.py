@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from .run.compile import compile
     from .train.dp_train import DPResult, dp_train
     from .train.epoch import epoch
-    from .train.fit import EpochResult, evaluate, fit, predict
-    from .train.result import Result
+    from .train.fit import evaluate, fit, predict
+    from .train.result import EpochResult, Result
     from .train.saving import load, save
     from .train.session import Graph, set_loss
     from .train.trainer import Trainer
@@ -111,8 +111,8 @@ _HOMES = {
     ".run.compile": "compile",
     ".train.dp_train": "DPResult dp_train",
     ".train.epoch": "epoch",
-    ".train.fit": "EpochResult evaluate fit predict",
-    ".train.result": "Result",
+    ".train.fit": "evaluate fit predict",
+    ".train.result": "EpochResult Result",
     ".train.saving": "load save",
     ".train.session": "Graph set_loss",
     ".train.trainer": "Trainer",

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,6 +67,13 @@ def test_the_page_of_optimisers_runs() -> None:
     for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "optimizers.md").read_text(), re.S):
         exec(block, names)
     assert float(names["loss"]) < 0.6 and names["opt"].steps == 31 and names["history"]
+
+
+def test_the_page_of_what_steers_a_training_runs() -> None:
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "steering.md").read_text(), re.S):
+        exec(block, names)
+    assert names["stop"].best > 0.5 and 1e-3 < names["curve"].suggestion < 10
 
 
 def test_the_page_of_the_eager_style_runs() -> None:

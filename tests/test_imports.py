@@ -136,7 +136,7 @@ def test_the_reader_of_imports_sees_them_all(tmp_path: Path) -> None:
 
 
 HEAVY = ("torch", "jax", "rich", "typer", "click", "gguf", "safetensors", "tokenizers", "jinja2", "pandas", "scipy")
-HEAVY += ("matplotlib", "hypothesis", "mpi4py")
+HEAVY += ("matplotlib", "hypothesis", "mpi4py", "msgspec")
 
 
 @pytest.mark.parametrize("statement", ["import gradloom", "import gradloom as gl; gl.compile([gl.input('x') * 2])"])

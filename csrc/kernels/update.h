@@ -49,13 +49,13 @@ inline __attribute__((always_inline)) void put(float* p, F v, int n) {
 }
 #define GL_LANES [&](int64_t i, int n) __attribute__((always_inline))
 
-// ---- sgd: lr momentum weight_decay weight | w g m? -> | w m ---------------------------------------------------
+// ---- sgd: lr momentum weight_decay weight | w g m? -> | w m; sgd_nesterov: with m -----------------------------
 
 inline int sgd_groups(const Call& c) { return (c.arg_count - 4) / 5; }
 inline void plan_sgd(const Call& c, KernelPlan& plan) {
   plan.parts[0] = update_parts(total_size(c, 4, 3, sgd_groups(c)));
 }
-inline void run_sgd(const Call& c, int, int part, int parts, void*) {
+template <bool nesterov> inline void run_sgd(const Call& c, int, int part, int parts, void*) {
   const float lr = scalar(c, 0), weight = scalar(c, 3);
   const F decay = F::set1(static_cast<float>(1.0 - static_cast<double>(lr) * scalar(c, 2)));
   const F rate = F::set1(lr), momentum = F::set1(scalar(c, 1)), divisor = F::set1(weight);
@@ -68,7 +68,11 @@ inline void run_sgd(const Call& c, int, int part, int parts, void*) {
     vectors(begin, end, GL_LANES {
       F step = get(g + i, n);
       if (divides) step = nothing ? F::zero() : step / divisor;
-      if (m) {
+      if (nesterov) {
+        const F m_new = mul_add(momentum, get(m + i, n), step);
+        put(m + i, m_new, n);
+        step = mul_add(momentum, m_new, step);
+      } else if (m) {
         step = mul_add(momentum, get(m + i, n), step);
         put(m + i, step, n);
       }
@@ -102,6 +106,82 @@ inline void run_adamw(const Call& c, int, int part, int parts, void*) {
       put(m + i, m_new, n);
       put(v + i, v_new, n);
       put(w + i, get(w + i, n) * decay - rate * m_new / (sqrt(v_new * unbias) + eps), n);
+    });
+  });
+}
+
+// ---- lion: lr beta1 beta2 weight_decay weight | w g m -> | w m --------------------------------------------------
+
+inline int lion_groups(const Call& c) { return (c.arg_count - 5) / 5; }
+inline void plan_lion(const Call& c, KernelPlan& plan) {
+  plan.parts[0] = update_parts(total_size(c, 5, 3, lion_groups(c)));
+}
+inline void run_lion(const Call& c, int, int part, int parts, void*) {
+  const double lr = scalar(c, 0), beta1 = scalar(c, 1), beta2 = scalar(c, 2), weight = scalar(c, 4);
+  const F b1 = F::set1(static_cast<float>(beta1)), a1 = F::set1(static_cast<float>(1.0 - beta1));
+  const F b2 = F::set1(static_cast<float>(beta2)), a2 = F::set1(static_cast<float>(1.0 - beta2));
+  const F inverse = F::set1(static_cast<float>(weight == 0.0 ? 0.0 : 1.0 / weight));
+  const F decay = F::set1(static_cast<float>(1.0 - lr * scalar(c, 3))), rate = F::set1(static_cast<float>(lr));
+  for_pieces(c, 5, 3, lion_groups(c), part, parts, [&](int arg, int64_t begin, int64_t end) {
+    float *w = floats(c[arg]), *m = floats(c[arg + 2]);
+    const float* g = floats(c[arg + 1]);
+    vectors(begin, end, GL_LANES {
+      const F slope = get(g + i, n) * inverse, m_old = get(m + i, n);
+      const F way = mul_add(b1, m_old, a1 * slope);
+      const F step = select(eq(way, F::zero()), F::zero(), copysign(rate, way));
+      put(m + i, mul_add(b2, m_old, a2 * slope), n);
+      put(w + i, get(w + i, n) * decay - step, n);
+    });
+  });
+}
+
+// ---- rmsprop: lr alpha momentum eps weight_decay weight | w g v a? m? -> | w v a m ------------------------------
+
+inline int rmsprop_groups(const Call& c) { return (c.arg_count - 6) / 9; }
+inline void plan_rmsprop(const Call& c, KernelPlan& plan) {
+  plan.parts[0] = update_parts(total_size(c, 6, 5, rmsprop_groups(c)));
+}
+inline void run_rmsprop(const Call& c, int, int part, int parts, void*) {
+  const double lr = scalar(c, 0), alpha = scalar(c, 1), weight = scalar(c, 5);
+  const F keep = F::set1(static_cast<float>(alpha)), take = F::set1(static_cast<float>(1.0 - alpha));
+  const F momentum = F::set1(scalar(c, 2)), eps = F::set1(scalar(c, 3)), rate = F::set1(static_cast<float>(lr));
+  const F inverse = F::set1(static_cast<float>(weight == 0.0 ? 0.0 : 1.0 / weight));
+  const F decay = F::set1(static_cast<float>(1.0 - lr * scalar(c, 4)));
+  for_pieces(c, 6, 5, rmsprop_groups(c), part, parts, [&](int arg, int64_t begin, int64_t end) {
+    float *w = floats(c[arg]), *v = floats(c[arg + 2]), *a = floats(c[arg + 3]), *m = floats(c[arg + 4]);
+    const float* g = floats(c[arg + 1]);
+    vectors(begin, end, GL_LANES {
+      const F slope = get(g + i, n) * inverse;
+      F spread = mul_add(keep, get(v + i, n), take * slope * slope);
+      put(v + i, spread, n);
+      if (a) {  // centred: the variance, which rounding may bring below 0
+        const F mean = mul_add(keep, get(a + i, n), take * slope);
+        put(a + i, mean, n);
+        spread = max(spread - mean * mean, F::zero());
+      }
+      F step = slope / (sqrt(spread) + eps);
+      if (m) {
+        step = mul_add(momentum, get(m + i, n), step);
+        put(m + i, step, n);
+      }
+      put(w + i, get(w + i, n) * decay - rate * step, n);
+    });
+  });
+}
+
+// ---- average: decay | mean w -> | mean ----------------------------------------------------------------------------
+
+inline void plan_average(const Call& c, KernelPlan& plan) {
+  plan.parts[0] = update_parts(total_size(c, 1, 2, (c.arg_count - 1) / 3));
+}
+inline void run_average(const Call& c, int, int part, int parts, void*) {
+  const F take = F::set1(static_cast<float>(1.0 - static_cast<double>(scalar(c, 0))));
+  for_pieces(c, 1, 2, (c.arg_count - 1) / 3, part, parts, [&](int arg, int64_t begin, int64_t end) {
+    float* mean = floats(c[arg]);
+    const float* w = floats(c[arg + 1]);
+    vectors(begin, end, GL_LANES {
+      const F old = get(mean + i, n);
+      put(mean + i, mul_add(take, get(w + i, n) - old, old), n);  // of equal numbers the number itself
     });
   });
 }
@@ -233,8 +313,12 @@ template <int first> inline void run_norm(const Call& c, int phase, int part, in
 #undef GL_LANES
 
 inline constexpr KernelRow kUpdateRows[] = {
-    {"sgd", "f32", plan_sgd, run_sgd},
+    {"sgd", "f32", plan_sgd, run_sgd<false>},
+    {"sgd_nesterov", "f32", plan_sgd, run_sgd<true>},
     {"adamw", "f32", plan_adamw, run_adamw},
+    {"lion", "f32", plan_lion, run_lion},
+    {"rmsprop", "f32", plan_rmsprop, run_rmsprop},
+    {"average", "f32", plan_average, run_average},
     {"accumulate", "f32", plan_accumulate, run_accumulate},
     {"zero", "f32", plan_zero, run_zero},
     {"assign", "f32", plan_assign, run_assign},

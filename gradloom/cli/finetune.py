@@ -7,179 +7,66 @@ import math
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from ..base.memory import resident_peak, show_bytes
-from .common import (
-    Exchange,
-    Parallel,
-    columns,
-    exit_code,
-    heed_signals,
-    is_quiet,
-    join,
-    json_text,
-    need_one_of,
-    need_place,
-    need_rate,
-    need_share,
-    need_whole,
-    say,
-    uninterrupted,
-    with_more,
-)
-from .language import (
-    DATA_HELP,
-    AsChat,
-    CompletionKey,
-    Json,
-    LossOn,
-    MessagesKey,
-    PromptKey,
-    SkipBadLines,
-    Template,
-    TextKey,
-    Threads,
-    adapter_for,
-    data_options,
-)
+from .common import columns, exit_code, heed_signals, is_quiet, json_text, say, uninterrupted, with_more
+from .config import Asked, command
+from .finetune_settings import FinetuneSettings, inputs_of, reading, settle, training
+from .language import adapter_for
 
 if TYPE_CHECKING:
     from ..llm.finetune import Run
     from ..llm.plan import MemoryPlan
+    from ..parallel.communicator import Communicator
 
 
-def finetune(
-    model: Annotated[str, typer.Argument(help="A GGUF model.")],
-    data: Annotated[str, typer.Argument(help=DATA_HELP)],
-    method: Annotated[str, typer.Option(help="lora, or full: the model's own tensors.")] = "lora",
-    rank: Annotated[int | None, typer.Option(help="Of the adapter. [default: 8]")] = None,
-    alpha: Annotated[float | None, typer.Option(help="The adapter counts alpha/rank times. [default: 2 rank]")] = None,
-    targets: Annotated[
-        str | None,
-        typer.Option(
-            help="Tensors to adapt or train: names as attn_q, patterns, or all. [default: attention; full: all]"
-        ),
-    ] = None,
-    dropout: Annotated[
-        float | None, typer.Option(help="Share of the adapter's inputs that is dropped. [default: 0]")
-    ] = None,
-    rslora: Annotated[bool, typer.Option("--rslora", help="Count alpha/sqrt(rank) times instead.")] = False,
-    lora: Annotated[
-        str | None,
-        typer.Option(
-            help="Start from the weights of this adapter (.gguf, or a PEFT folder); optimiser, schedule and order of"
-            " rows begin anew. --out may name it again."
-        ),
-    ] = None,
-    context: Annotated[int | None, typer.Option(help="Tokens per row. [default: 512, or the model's]")] = None,
-    batch_size: Annotated[int, typer.Option(help="Rows per step.")] = 4,
-    micro_batch_size: Annotated[
-        int | None, typer.Option(help="Rows computed at a time. [default: about 512 tokens]")
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the training rows. [default: 1]")] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps, in place of epochs.")] = None,
-    lr: Annotated[float | None, typer.Option(help="The highest rate. [default: 2e-4; full 2e-5]")] = None,
-    schedule: Annotated[str, typer.Option(help="cosine, linear or constant.")] = "cosine",
-    warmup: Annotated[float, typer.Option(help="Share of the steps in which the rate grows.")] = 0.03,
-    weight_decay: Annotated[float, typer.Option(help="Of AdamW.")] = 0.0,
-    val_split: Annotated[
-        float | None, typer.Option(help="Share of the rows to validate on. [default: 0.05, at most 100 rows]")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of the adapter, the split, the order of the rows and dropout.")] = 0,
-    threads: Threads = None,
-    train_dtype: Annotated[str | None, typer.Option(help="f32: quantised and half tensors train as copies.")] = None,
-    text_key: TextKey = None,
-    prompt_key: PromptKey = None,
-    completion_key: CompletionKey = None,
-    messages_key: MessagesKey = None,
-    as_chat: AsChat = False,
-    chat_template: Template = None,
-    loss_on: LossOn = None,
-    skip_bad_lines: SkipBadLines = False,
-    parallel: Parallel = None,
-    exchange: Exchange = None,
-    out: Annotated[
-        str | None,
-        typer.Option(help="FILE.gguf, or for an adapter a folder (PEFT). [default: adapter.gguf; full model.gguf]"),
-    ] = None,
-    json: Json = False,
-) -> int:
+def run(asked: Asked[FinetuneSettings]) -> int:
     """Fine-tune a GGUF model on text, and save the adapter (or with --method full the model).
 
     What trains and how much memory it needs is said before anything runs; on Ctrl-C, SIGTERM or SIGHUP the work so
     far is saved.
     """
-    ranks = join(parallel, exchange)
-    for name, value in (
-        ("rank", rank), ("context", context), ("batch-size", batch_size), ("micro-batch-size", micro_batch_size),
-        ("epochs", epochs), ("steps", steps), ("threads", threads),
-    ):  # fmt: skip
-        need_whole(name, value)
-    need_whole("seed", seed, 0)
-    need_rate("lr", lr)
-    need_rate("alpha", alpha)
-    for name, share in (("dropout", dropout), ("warmup", warmup), ("val-split", val_split)):
-        need_share(name, share)
-    need_one_of("method", method, ("lora", "full"))
-    need_place("out", out)
-    need_one_of("schedule", schedule, ("cosine", "linear", "constant"))
-    need_one_of("train-dtype", train_dtype, ("f32",))
-    options = data_options(
-        text_key, prompt_key, completion_key, messages_key, as_chat, chat_template, loss_on, skip_bad_lines
-    )
-    from ..base.errors import SettingError
-
-    if epochs is not None and steps is not None:
-        raise SettingError(f"--epochs {epochs} --steps {steps}: need one of them")
-    place = out or ("adapter.gguf" if method == "lora" else "model.gguf")
-    settings = {
-        "context": context, "batch_size": batch_size, "micro_batch_size": micro_batch_size, "epochs": epochs,
-        "steps": steps, "lr": lr or (2e-4 if method == "lora" else 2e-5), "schedule": schedule, "warmup": warmup,
-        "weight_decay": weight_decay, "val_split": val_split, "seed": seed, "threads": threads,
-        "parallel": ranks, "exchange": exchange or "ordered",
-    }  # fmt: skip
-    made = {"rank": rank, "alpha": alpha, "dropout": dropout, "rslora": rslora}
-    inputs = [model, data] if chat_template is None else [model, data, chat_template]
+    use = settle(asked.settings())
     with contextlib.ExitStack() as claimed:
-        run, planned = _prepare(
-            inputs, place, (method, targets, train_dtype, lora, seed), made, settings, options, claimed
-        )
+        job, planned = _prepare(use, asked.ranks, claimed)
         heed_signals()
-        return _train(run, planned, data, place, json)
+        return _train(job, planned, use.data, use.out, use.json)
+
+
+finetune = command(FinetuneSettings, run, "finetune")
 
 
 def _prepare(
-    inputs: list[str], place: str, adapter: tuple[Any, ...], made: dict[str, Any], settings: dict[str, Any],
-    options: dict[str, Any], claimed: contextlib.ExitStack,
-) -> tuple[Run, MemoryPlan]:  # fmt: skip
-    """Everything up to the first step: read, planned, announced; what cannot be is refused. inputs: the files that are
-    read, first the model, then the data. The place to write is claimed until `claimed` is closed."""
+    use: FinetuneSettings, ranks: Communicator | None, claimed: contextlib.ExitStack
+) -> tuple[Run, MemoryPlan]:
+    """Everything up to the first step: read, planned, announced; what cannot be is refused. The place to write is
+    claimed until `claimed` is closed."""
     from ..files import claim
     from ..llm.finetune import Run
     from ..llm.lora import files_of_adapter
     from ..llm.model import load
     from ..parallel.agree import agreed, is_root
 
-    ranks = settings["parallel"]
-    model, data, *_ = inputs
+    options = reading(use)
     with agreed(ranks):
         if is_root(ranks):
-            _check_place(place, adapter[0], *inputs)
-            is_folder = Path(place).suffix == ""
-            names = [file.name for file in files_of_adapter(place)] if is_folder else []
-            claimed.enter_context(claim(place, is_folder, names))
-        loaded = load(model)
-        given: Any = adapter_for(loaded, *adapter, **made)
-    run = Run(loaded, data, given, data_options=options, **settings)
-    say(f"{model}: {loaded.config}")
+            _check_place(use.out, use.method, *inputs_of(use))
+            is_folder = Path(use.out).suffix == ""
+            names = [file.name for file in files_of_adapter(use.out)] if is_folder else []
+            claimed.enter_context(claim(use.out, is_folder, names))
+        loaded = load(use.model)
+        given: Any = adapter_for(
+            loaded, use.method, None if use.targets is None else ",".join(use.targets), use.train_dtype, use.lora,
+            use.seed, rank=use.rank, alpha=use.alpha, dropout=use.dropout, rslora=use.rslora,
+        )  # fmt: skip
+    run = Run(loaded, use.data, given, data_options=options, **training(use, ranks))
+    say(f"{use.model}: {loaded.config}")
     for report in run.data.reports:
         say(str(report))
     _announce(run)
-    if adapter[3] is not None:
-        say(f"a new run from the weights of {adapter[3]}: optimiser, schedule and order of rows begin anew")
+    if use.lora is not None:
+        say(f"a new run from the weights of {use.lora}: optimiser, schedule and order of rows begin anew")
     run.prepare()
     planned = run.memory()
     columns([(f"  {name}", text) for name, text in planned.lines()], sys.stderr)

@@ -26,14 +26,11 @@ CompletionKey = Annotated[
 MessagesKey = Annotated[
     str | None, typer.Option("--messages-key", help="Key of the messages in .jsonl. [default: messages]")
 ]
-LossOn = Annotated[
-    str | None,
-    typer.Option(
-        "--loss-on",
-        help="assistant: completions and the assistant's turns count; all: every token. "
-        "[default: assistant; of texts all]",
-    ),
-]
+LOSS_ON = typer.Option(
+    "--loss-on",
+    help="assistant: completions and the assistant's turns count; all: every token. [default: assistant; of texts all]",
+)
+LossOn = Annotated[str | None, LOSS_ON]
 AsChat = Annotated[
     bool, typer.Option("--as-chat", help="Prompt and completion as question and answer, put by the chat template.")
 ]
@@ -42,7 +39,8 @@ Template = Annotated[
 ]
 SkipBadLines = Annotated[bool, typer.Option("--skip-bad-lines", help="Skip and count lines that are no sample.")]
 Lora = Annotated[str | None, typer.Option("--lora", help="An adapter to put on the model: .gguf, or a PEFT folder.")]
-Threads = Annotated[int | None, typer.Option("--threads", help="[default: the machine's cores]")]
+THREADS = typer.Option("--threads", help="[default: the machine's cores]")
+Threads = Annotated[int | None, THREADS]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
 
 _TEMPLATE_BYTES = 1 << 20

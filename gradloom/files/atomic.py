@@ -224,6 +224,11 @@ def _remove_left(folder: Path) -> None:
         _remove_abandoned(other, LINKED, str(folder))
 
 
+def remove_parts(folder: str | os.PathLike[str]) -> None:
+    """Remove the temporary files of writers that were killed, in a folder that nobody else writes into now."""
+    _remove_abandoned(real(folder), PART)
+
+
 def _remove_abandoned(folder: Path, word: str, whose: str | None = None) -> None:
     """Remove the temporary files of writers that were killed: those that nobody holds locked, and that are no part of a
     change which is made and not carried out yet."""

@@ -236,9 +236,17 @@ def mode_for(target: Path) -> int:
     try:
         return target.stat().st_mode & 0o777
     except OSError:
-        mask = os.umask(0)
-        os.umask(mask)
-        return 0o666 & ~mask
+        return 0o666 & ~_mask()
+
+
+def _mask() -> int:
+    """The process's umask, read where the system tells it: to change it for a moment would reach other threads."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        status = Path("/proc/self/status").read_text(errors="replace")
+        return int(status.split("\nUmask:")[1].split()[0], 8)
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def discard(part: Path | None, handle: int) -> None:

@@ -150,10 +150,9 @@ class ChatTemplate:
     def _turns_asked(self, messages: Sequence[Message], tools: Any, need_assistant: bool) -> Chat | DataError:
         """A chat in which the assistant's turns are to be found, as the process gets it."""
         try:
-            _check(messages)
+            turns = _turns(messages)
         except DataError as error:
             return error
-        turns = sum(message["role"] == "assistant" for message in messages)
         if need_assistant and not turns:
             return DataError(
                 f"the chat of {len(messages)} messages has no assistant turn, so that nothing in it is to be learned;"
@@ -206,13 +205,18 @@ class ChatTemplate:
         return DataError(self._where + " ".join(fault.text.split())[:1000])
 
 
-def _check(messages: Any) -> None:
+def _turns(messages: Any) -> int:
+    """The assistant's turns among messages; DataError for what are none."""
     if not isinstance(messages, (list, tuple)) or not messages:
         seen = "an empty list" if isinstance(messages, (list, tuple)) else type(messages).__name__
         raise DataError(f"messages is {seen}; need a list of messages such as {{'role': 'user', 'content': '...'}}")
+    turns = 0
     for i, message in enumerate(messages):
-        role = message.get("role") if isinstance(message, Mapping) else None
+        role = message.get("role") if type(message) is dict or isinstance(message, Mapping) else None
         if not isinstance(role, str):
             raise DataError(f"message {i + 1} of {len(messages)} has no role; need a text such as user or assistant")
-        if role == "assistant" and message.get("content") is None and not message.get("tool_calls"):
-            raise DataError(f"message {i + 1} of {len(messages)}, of the assistant, has no content; need a text")
+        if role == "assistant":
+            turns += 1
+            if message.get("content") is None and not message.get("tool_calls"):
+                raise DataError(f"message {i + 1} of {len(messages)}, of the assistant, has no content; need a text")
+    return turns

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +22,12 @@ from ..base.memory import resident_peak
 from ..data.dataset import Dataset
 from ..files import refuse_input
 from ..parallel.agree import agreed, is_root, same_settings
+from ..train.callbacks import Callback, Listeners
 from ..train.display import StepDisplay
 from ..train.epoch import Listener, Progress
+from ..train.history import History
 from ..train.loop import Loop
-from ..train.result import EpochResult, Result
-from ..train.stopping import Listeners
+from ..train.result import Result
 from .arguments import adapter_of
 from .lora import LoRA, files_of_adapter
 from .model import Adapter, Model, model_of
@@ -67,6 +68,7 @@ class Run(Tuning):
     data         a path (.txt, .jsonl) or TokenData; data_options go to its reader
     adapter      what is trained: a LoRA or TrainedTensors, or the path of an adapter, which is trained on from its
                  weights; by default one made for the method
+    callbacks    see gl.train.Callback: told of optimiser steps, passes and the end
     on_epoch     is told of each pass's result (one listener or several), on_progress of the state of a pass at least
                  every 0.2 s; any may raise StopTraining: then the run ends in order, with .stopped set
     parallel     "mpi", under mpiexec: each batch is split over the ranks, as in gl.fit; then exchange: "ordered" (the
@@ -83,6 +85,7 @@ class Run(Tuning):
         *,
         data_options: Mapping[str, Any] | None = None,
         on_progress: Listener | None = None,
+        callbacks: Sequence[Callback] | None = None,
         on_epoch: Listeners = None,
         **settings: Any,
     ) -> None:
@@ -104,7 +107,8 @@ class Run(Tuning):
             self.loop = Loop(
                 self.trainer, self.dataset, self.train_rows, self.val_rows,
                 batch_size=self.batch_size, micro_batch_size=self.micro_batch_size, steps=self.steps_total,
-                seed=asked.seed, validates_first=True, before_pass=self._check_model, on_epoch=on_epoch,
+                seed=asked.seed, validates_first=True, before_pass=self._check_model,
+                callbacks=callbacks, on_epoch=on_epoch,
                 on_progress=None if on_progress is None else lambda at: _of_training(at, on_progress),
             )  # fmt: skip
         self.interrupted = False
@@ -176,7 +180,7 @@ class Run(Tuning):
         return "lora" if isinstance(self.adapter, LoRA) else "full"
 
     @property
-    def history(self) -> list[EpochResult]:
+    def history(self) -> History:
         """A result for each pass."""
         return self.loop.history
 

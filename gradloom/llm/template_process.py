@@ -29,14 +29,14 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import BackendError
-from .template_worker import FAULT, GREETING, LATER, NO_MEMORY
+from .template_worker import FAULT, GREETING, HERE, LATER, NO_MEMORY
 
 _SCRIPT = Path(__file__).with_name("template_worker.py")
 # What the interpreter needs of the environment to start, and strftime to answer as here; nothing else is handed on.
 _ENVIRONMENT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
 _REQUEST = 48 << 10  # bytes of chats that go into one request, where it is more than one; a pipe holds 64 KiB
 _READ = 1 << 18
-_NUMBER = struct.Struct("<Q")
+_HEAD = struct.Struct("<QQ")  # of a frame: its bytes behind the first number, and how many cuts it has
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,7 @@ class _LostError(Exception):
     def __init__(self, why: str, no_memory: bool = False) -> None:
         super().__init__(why)
         self.no_memory = no_memory
+        self.here = False  # the next chat is at fault, not one of those after it
 
 
 class _Child:
@@ -178,7 +179,7 @@ class Renderer:
             self._child.end()
             if lost.no_memory and used:  # was it this template's need, or what others have left behind?
                 return self._load(source)
-            return Fault(f"chat template cannot be compiled: {lost}")
+            return Fault(f"chat template cannot be compiled: {lost}", lost=True)
         if isinstance(answer, Fault):
             return answer
         self._loaded = source
@@ -212,7 +213,13 @@ class Renderer:
             self._child.end()
             if lost.no_memory and (answers or used):  # as above
                 return answers or self._render(source, chats[:1], lambda: None)
-            answers.append(Fault(f"chat template {lost}", lost=True))
+            if lost.here or len(rules) - len(answers) == 1:
+                answers.append(Fault(f"chat template {lost}", lost=True))
+                return answers
+            for chat in chats[len(answers) : len(rules)]:  # which of them is at fault?
+                answers += self._render(source, [chat], lambda: None)
+                if isinstance(answers[-1], Fault) and answers[-1].lost:
+                    break
         return answers
 
     # -- the pipes -----------------------------------------------------------------------------------------------
@@ -263,59 +270,81 @@ class Renderer:
         with contextlib.suppress(BlockingIOError, BrokenPipeError):  # what is left, and why, comes out below
             left = left[os.write(out, left[:_READ]) :]
         meanwhile()
-        got = bytearray()
+        got, at = bytearray(), 0  # bytes that have come, and how many of them are decoded
+        here = False
         with selectors.DefaultSelector() as selector:
             selector.register(into, selectors.EVENT_READ)
             if left:
                 selector.register(out, selectors.EVENT_WRITE)
-            for seconds, most in rules:
-                until = time.monotonic() + seconds * LIMITS.silence
-                while (size := _size(got)) is None or len(got) < size:
-                    if size is not None and size > most:
-                        raise _LostError(f"fails: its process answers with {size} bytes, {most} at most are possible")
-                    ready = selector.select(max(0.0, until - time.monotonic())) or selector.select(0)
-                    if not ready:
-                        silence = seconds * LIMITS.silence
-                        raise _LostError(f"does not come to an end: its process is silent for {round(silence, 1):g} s")
-                    for key, _ in ready:
-                        if key.fd == into:
-                            data = os.read(into, _READ)
-                            if not data:
-                                raise _ended(process, seconds)
-                            got += data
+            try:
+                for seconds, most in rules:
+                    until = time.monotonic() + seconds * LIMITS.silence
+                    while (stop := _end(got, at, most)) is None or isinstance(answer := _decoded(got, at, stop), int):
+                        if stop is not None:
+                            if here:
+                                raise _not_trusted("answers with what is no text")
+                            at, here = stop, True
                             continue
-                        try:
-                            left = left[os.write(out, left[:_READ]) :]
-                        except BrokenPipeError:  # what became of it is seen when it is read from
-                            left = left[:0]
-                        if not left:
-                            selector.unregister(out)
-                yield _decoded(got, size)
+                        del got[:at]
+                        at = 0
+                        ready = selector.select(max(0.0, until - time.monotonic())) or selector.select(0)
+                        if not ready:
+                            silence = f"{round(seconds * LIMITS.silence, 1):g} s"
+                            raise _LostError(f"does not come to an end: its process is silent for {silence}")
+                        for key, _ in ready:
+                            if key.fd == into:
+                                data = os.read(into, _READ)
+                                if not data:
+                                    raise _ended(process, seconds)
+                                got += data
+                                continue
+                            try:
+                                left = left[os.write(out, left[:_READ]) :]
+                            except BrokenPipeError:  # what became of it is seen when it is read from
+                                left = left[:0]
+                            if not left:
+                                selector.unregister(out)
+                    at, here = stop, False
+                    yield answer
+            except _LostError as lost:
+                lost.here = lost.here or here
+                raise
 
 
-def _size(got: bytearray) -> int | None:
-    """Bytes of the first frame with its head; None as long as the head is not there."""
-    return None if len(got) < 8 else 8 + int.from_bytes(got[:8], "little")
-
-
-def _decoded(got: bytearray, size: int) -> Answer | None:
-    """Take the first frame away and decode it; _LostError when it is no answer."""
-    try:
-        (kind,) = _NUMBER.unpack_from(got, 8)
-        cuts = () if kind in (FAULT, LATER) else struct.unpack_from(f"<{kind}Q", got, 16)
-        with memoryview(got) as view:
-            text = str(view[16 + 8 * len(cuts) : size], "utf-8", "surrogatepass")
-    except (ValueError, struct.error):  # struct.error: more cuts than there are bytes
-        raise _LostError("fails: its process answers with what is no text") from None
-    del got[:size]
-    if kind == LATER:
+def _end(got: bytearray, at: int, most: int) -> int | None:
+    """Where the frame ends that begins at a place; None as long as not all of it is there. _LostError when it cannot
+    be as long as it says."""
+    if len(got) < at + 8:
         return None
+    size = 8 + int.from_bytes(got[at : at + 8], "little")
+    if size > most:
+        raise _not_trusted(f"answers with {size} bytes, {most} at most are possible")
+    return at + size if len(got) >= at + size else None
+
+
+def _decoded(got: bytearray, at: int, stop: int) -> Answer | int | None:
+    """The answer in a frame; None for LATER, and HERE as it is. _LostError when it is none of these."""
+    try:
+        size, kind = _HEAD.unpack_from(got, at)
+        if size == 8 and kind in (LATER, HERE):
+            return HERE if kind == HERE else None
+        cuts = () if kind == FAULT else struct.unpack_from(f"<{kind}Q", got, at + 16)
+        text = str(got[at + 16 + 8 * len(cuts) : stop], "utf-8", "surrogatepass")
+    except (ValueError, struct.error):  # struct.error: more cuts than there are bytes
+        raise _not_trusted("answers with what is no text") from None
     if kind == FAULT:
         return Fault(text)
     bounds = [0, *cuts, len(text)]
     if len(cuts) % 2 or sorted(bounds) != bounds:
-        raise _LostError("fails: its process answers with cuts that are not in the text")
+        raise _not_trusted("answers with cuts that are not in the text")
     return text, bounds[1:-1]
+
+
+def _not_trusted(what: str) -> _LostError:
+    """What the process sends is no answer to the chat that is next."""
+    lost = _LostError(f"fails: its process {what}")
+    lost.here = True
+    return lost
 
 
 def _ended(process: subprocess.Popen[bytes], seconds: float) -> _LostError:
@@ -353,12 +382,14 @@ def _plain(value: Any) -> Any:
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain)
 
 
+_TEXT = {str}
+
+
 def chat_of(messages: Any, tools: Any, generation_prompt: bool | None, renderings: int) -> Chat:
     """A chat whose messages and tools are as JSON has them: texts, numbers, lists, dicts. Raises TypeError, ValueError
     and RecursionError for what JSON has not, as json.dumps does."""
     if tools is not None or not all(
-        type(message) is dict and all(type(key) is str is type(value) for key, value in message.items())
-        for message in messages
+        type(message) is dict and {*map(type, message), *map(type, message.values())} == _TEXT for message in messages
     ):
         messages, tools = json.loads(_encoder.encode((messages, tools)))
     return Chat(marshal.dumps((messages, tools, generation_prompt)), renderings)

@@ -16,6 +16,8 @@ stdout takes answers. Both are frames: the length in 8 bytes, little-endian, the
 A chat is (messages, tools, generation_prompt), marshalled by itself. seconds: of processor time, for the template or
 the chat; length: characters of one rendering. An answer is a number in 8 bytes, so many cuts of 8 bytes each, and a
 text in UTF-8, surrogates as they are. Where the number is FAULT there are no cuts and the text says what is wrong.
+Several answers are written at once: where the process ends, answers may be lost of chats before the one that it was at.
+HERE is no answer: what follows, also the end of the process, is about the next chat.
 generation_prompt is None where the assistant's turns are to be found: text[cuts[0]:cuts[1]], text[cuts[2]:cuts[3]],
 ... are what the assistant wrote. Elsewhere there are no cuts. When the answers to a request pass BATCH bytes, an answer
 LATER takes the place of the rest. A process that passes its seconds is ended by SIGPROF, one that passes MEMORY ends
@@ -42,8 +44,9 @@ from typing import Any, NoReturn
 
 GREETING = "gradloom renders templates"
 NO_MEMORY = 3
-FAULT, LATER = (1 << 64) - 1, (1 << 64) - 2  # in place of the number of cuts
+FAULT, LATER, HERE = (1 << 64) - 1, (1 << 64) - 2, (1 << 64) - 3  # in place of the number of cuts
 BATCH = 16 << 20
+_WRITE = 1 << 15  # bytes of answers that are written at once; a pipe holds 64 KiB
 _LOOK = 0.1  # seconds between two looks at the parent and at the memory while requests are served
 _MARKS = 100_000  # {% generation %} blocks of one rendering
 # What {% generation %} blocks are marked with while they are rendered, and what stands for a turn's content while its
@@ -279,8 +282,18 @@ def main() -> None:
     for module in ("html", "pprint", "textwrap", "jinja2.constants", "jinja2.debug"):
         importlib.import_module(module)
     Template("{{ 'codecs, too' }}", datetime.datetime.now(), {}, ()).render((), False, None, 100)
-    _confine(int(sys.argv[1]))
-    _write(GREETING, FAULT)
+    answers = _Answers()
+    try:
+        _serve_all(answers)
+    except MemoryError:
+        answers.show()
+        os._exit(NO_MEMORY)
+
+
+def _serve_all(answers: _Answers) -> None:
+    _confine(int(sys.argv[1]), answers)
+    answers.add(GREETING, FAULT)
+    answers.write()
     template: Template | None = None
     for request in _requests():
         signal.setitimer(signal.ITIMER_REAL, _LOOK, _LOOK)
@@ -290,23 +303,25 @@ def main() -> None:
             now = datetime.datetime.fromisoformat(request["now"])
             try:
                 template = Template(request["source"], now, request["tokens"], request["ends"])
-                _write("")
+                answers.add("")
             except Fault as fault:
-                _write(_line(fault), FAULT)
+                answers.add(_line(fault), FAULT)
+            answers.write()
         else:
             assert template is not None
-            _serve(template, request)
+            _serve(template, request, answers)
         del request
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _serve(template: Template, chats: list[tuple[bytes, float, int]]) -> None:
+def _serve(template: Template, chats: list[tuple[bytes, float, int]], answers: _Answers) -> None:
     left = BATCH
     for chat, seconds, length in chats:
         if left < 0:
-            _write("", LATER)
-            return
+            answers.add("", LATER)
+            break
+        answers.begin()
         signal.setitimer(signal.ITIMER_PROF, seconds)
         messages, tools, generation_prompt = marshal.loads(chat)
         try:
@@ -314,9 +329,10 @@ def _serve(template: Template, chats: list[tuple[bytes, float, int]]) -> None:
                 text, cuts = template.split(messages, tools, length)
             else:
                 text, cuts = template.render(messages, generation_prompt, tools, length), []
-            left -= _write(text, len(cuts), cuts)
+            left -= answers.add(text, len(cuts), cuts)
         except Fault as fault:
-            left -= _write(_line(fault), FAULT)
+            left -= answers.add(_line(fault), FAULT)
+    answers.write()
 
 
 def _line(fault: Fault) -> str:
@@ -334,17 +350,43 @@ def _requests() -> Iterator[Any]:
         yield marshal.loads(body)
 
 
-def _write(text: str, kind: int = 0, cuts: Sequence[int] = ()) -> int:
-    """Send an answer; the bytes of it."""
-    body = text.encode("utf-8", "surrogatepass")
-    head = struct.pack(f"<QQ{len(cuts)}Q", 8 + 8 * len(cuts) + len(body), kind, *cuts)
-    left = memoryview(head + body)
-    while left:
-        left = left[os.write(1, left) :]
-    return len(body)
+class _Answers:
+    """Answers on their way. They are written when there are enough of them, at the end of a request, and before a chat
+    that takes long or ends the process. `show` may be called between any two instructions of the other methods."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+        self._hidden = False  # a chat is rendered, and the parent does not know yet that it is this one
+
+    def begin(self) -> None:
+        """A chat of a request begins."""
+        self._hidden = True
+
+    def add(self, text: str, kind: int = 0, cuts: Sequence[int] = ()) -> int:
+        """An answer; the bytes of its text."""
+        body = text.encode("utf-8", "surrogatepass")
+        frame = struct.pack(f"<QQ{len(cuts)}Q", 8 + 8 * len(cuts) + len(body), kind, *cuts) + body
+        self._hidden = False
+        self._held += frame
+        if len(self._held) >= _WRITE:
+            self.write()
+        return len(body)
+
+    def write(self) -> None:
+        """Send what is held."""
+        left, self._held = memoryview(self._held), bytearray()
+        while left:
+            left = left[os.write(1, left) :]
+
+    def show(self) -> None:
+        """Send what is held, and that the chat which is rendered is next."""
+        if self._hidden:
+            self._hidden = False
+            self.add("", HERE)
+            self.write()
 
 
-def _confine(memory: int) -> None:
+def _confine(memory: int, answers: _Answers) -> None:
     """Set the limits of this process, for good, and end it when its parent is gone.
 
     The CPU clock of a chat is ITIMER_PROF: the kernel ends the process, whatever it computes. Elsewhere than on Linux
@@ -364,6 +406,7 @@ def _confine(memory: int) -> None:
     def look(*_: object) -> None:
         if os.getppid() != parent:
             os._exit(0)
+        answers.show()
         if most and _resident_peak() > most:
             os._exit(NO_MEMORY)
 

@@ -98,7 +98,8 @@ from .random import dropout
 from .reduce import argmax, max, mean, min, sum
 from .rope import rope, rope_frequencies, rope_scale
 from .softmax import log_softmax, log_softmax_back, softmax, softmax_back
-from .update import accumulate, adamw, assign, grad_norm, guard, set_rows, sgd, zero
+from .update import accumulate, assign, average, grad_norm, guard, set_rows, zero
+from .update_rules import adamw, lion, rmsprop, sgd, sgd_nesterov
 
 __all__ = [
     "abs",
@@ -109,6 +110,7 @@ __all__ = [
     "assign",
     "attention",
     "attention_back",
+    "average",
     "avg_pool2d",
     "avg_pool2d_back",
     "batch_norm",
@@ -162,6 +164,7 @@ __all__ = [
     "linear_cross_entropy",
     "linear_cross_entropy_pair",
     "linear_cross_entropy_rows",
+    "lion",
     "log",
     "log_softmax",
     "log_softmax_back",
@@ -191,6 +194,7 @@ __all__ = [
     "reshape",
     "rms_norm",
     "rms_norm_back",
+    "rmsprop",
     "rope",
     "rope_frequencies",
     "rope_scale",
@@ -198,6 +202,7 @@ __all__ = [
     "scatter_rows",
     "set_rows",
     "sgd",
+    "sgd_nesterov",
     "sgn",
     "sigmoid",
     "sigmoid_back",

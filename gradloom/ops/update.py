@@ -1,4 +1,4 @@
-"""Update ops: the end of a step. Their outputs lie where their inputs do; nothing flows through them."""
+"""Update ops beside the rules of optimisers: sums, copies, averages, norms. Their outputs lie where their inputs do."""
 
 from __future__ import annotations
 
@@ -15,65 +15,23 @@ ENDS = "an update ends a step; nothing flows through it"
 Arrays = list[np.ndarray]
 
 
-def _same(names: str, **groups: list[Spec | None]) -> None:
+def same_shapes(names: str, **groups: list[Spec | None]) -> None:
     """Every group's members have one shape."""
     for members in zip(*groups.values(), strict=True):
         present = [m for m in members if m is not None]
         need(all(m.shape == present[0].shape for m in present), "shapes differ within a group", f"{names} of one shape")
 
 
-def _per_weight(g: np.ndarray, weight: Any) -> np.ndarray:
-    """g / weight; a step in which no row counts (weight 0) has no gradient."""
-    return g / weight if weight != 0 else np.zeros_like(g)
-
-
-def _sgd_shape(
-    lr: Spec, momentum: Spec, weight_decay: Spec, weight: Spec, w: list[Spec], g: list[Spec], m: list[Spec | None]
-) -> list[Spec]:
-    scalar_specs(lr, momentum, weight_decay, weight)
-    _same("w, g and m", w=list(w), g=list(g), m=m)
-    return [Spec(s.shape) for s in w for _ in range(2)]
-
-
-def _sgd(
-    lr: Any, momentum: Any, weight_decay: Any, weight: Any, w: Arrays, g: Arrays, m: list[np.ndarray | None]
-) -> Arrays:
-    results = []
-    for w_i, g_i, m_i in zip(w, g, m, strict=True):
-        step = _per_weight(g_i, weight)
-        if m_i is not None:
-            step = momentum * m_i + step
-        results += [w_i * (1 - lr * weight_decay) - lr * step, np.zeros_like(w_i) if m_i is None else step]
-    return results
-
-
-def _adamw_shape(
-    lr: Spec, beta1: Spec, beta2: Spec, eps: Spec, weight_decay: Spec, step: Spec, weight: Spec,
-    w: list[Spec], g: list[Spec], m: list[Spec], v: list[Spec],
-) -> list[Spec]:  # fmt: skip
-    scalar_specs(lr, beta1, beta2, eps, weight_decay, step, weight)
-    _same("w, g, m and v", w=list(w), g=list(g), m=list(m), v=list(v))
-    return [Spec(s.shape) for s in w for _ in range(3)]
-
-
-def _adamw(
-    lr: Any, beta1: Any, beta2: Any, eps: Any, weight_decay: Any, step: Any, weight: Any,
-    w: Arrays, g: Arrays, m: Arrays, v: Arrays,
-) -> Arrays:  # fmt: skip
-    results = []
-    for w_i, g_i, m_i, v_i in zip(w, g, m, v, strict=True):
-        slope = _per_weight(g_i, weight)
-        m_new = beta1 * m_i + (1 - beta1) * slope
-        v_new = beta2 * v_i + (1 - beta2) * slope * slope
-        m_hat, v_hat = m_new / (1 - beta1**step), v_new / (1 - beta2**step)
-        results += [w_i * (1 - lr * weight_decay) - lr * m_hat / (np.sqrt(v_hat) + eps), m_new, v_new]
-    return results
-
-
 def _accumulate_shape(keep: Spec, acc: list[Spec], g: list[Spec]) -> list[Spec]:
     scalar_specs(keep)
-    _same("acc and g", acc=list(acc), g=list(g))
+    same_shapes("acc and g", acc=list(acc), g=list(g))
     return [Spec(s.shape) for s in acc]
+
+
+def _average_shape(decay: Spec, mean: list[Spec], w: list[Spec]) -> list[Spec]:
+    scalar_specs(decay)
+    same_shapes("mean and w", mean=list(mean), w=list(w))
+    return [Spec(s.shape) for s in mean]
 
 
 def _zero_shape(acc: list[Spec]) -> list[Spec]:
@@ -81,7 +39,7 @@ def _zero_shape(acc: list[Spec]) -> list[Spec]:
 
 
 def _assign_shape(state: list[Spec], x: list[Spec]) -> list[Spec]:
-    _same("state and x", state=list(state), x=list(x))
+    same_shapes("state and x", state=list(state), x=list(x))
     return [Spec(s.shape) for s in state]
 
 
@@ -140,59 +98,10 @@ GROUPS: tuple[tuple[tuple[int, ...], ...], ...] = (
 )  # fmt: skip
 
 
-def _scalars(*values: float) -> tuple[np.ndarray, ...]:
+def scalars(*values: float) -> tuple[np.ndarray, ...]:
     return tuple(np.array(v, np.float32) for v in values)
 
 
-def _sgd_samples(rng: np.random.Generator) -> list[Sample]:
-    samples = []
-    for i, shapes in enumerate(GROUPS):
-        for with_m in (True, False):
-            flat: list[Any] = []
-            for s in shapes:
-                flat += [draw(rng, s), draw(rng, s), draw(rng, s) if with_m else None]
-            scalars = _scalars(0.1, 0.9 if with_m else 0.0, 0.01 * (i % 2), i)
-            samples.append(Sample((*scalars, *flat)))
-    return samples
-
-
-def _adamw_samples(rng: np.random.Generator) -> list[Sample]:
-    samples = []
-    for i, shapes in enumerate(GROUPS):
-        flat: list[Any] = []
-        for s in shapes:
-            flat += [draw(rng, s), draw(rng, s), draw(rng, s), draw(rng, s, 0.01, 2.0)]
-        samples.append(Sample((*_scalars(1e-2, 0.9, 0.999, 1e-8, 0.1 * (i % 2), 1.0 + 3 * i, i), *flat)))
-    return samples
-
-
-sgd: OpSpec = op(
-    "sgd", inputs="lr momentum weight_decay weight | w g m?", outputs="| w m?", updates="w=w m=m", dense="w g m",
-    doc="m = momentum * m + g / weight; w = w * (1 - lr * weight_decay) - lr * m (- lr * g / weight without m)",
-    dtypes="f32", shape=_sgd_shape, no_gradient=ENDS, foldable=False, reference=_sgd, samples=_sgd_samples,
-    bad_samples=[
-        bad(
-            "sgd: shapes differ within a group: lr f32[], momentum f32[], weight_decay f32[], weight f32[], w0 f32[3], "
-            "g0 f32[4]; need w, g and m of one shape",
-            (), (), (), (), (3,), (4,), None,
-        ),
-    ],
-)  # fmt: skip
-adamw: OpSpec = op(
-    "adamw", inputs="lr beta1 beta2 eps weight_decay step weight | w g m v", outputs="| w m v", updates="w=w m=m v=v",
-    dense="w g m v",
-    doc="g' = g / weight; m = beta1 m + (1 - beta1) g'; v = beta2 v + (1 - beta2) g'^2; "
-    "w = w * (1 - lr * weight_decay) - lr * m^ / (sqrt(v^) + eps); "
-    "m^ = m / (1 - beta1^step), v^ = v / (1 - beta2^step)",
-    dtypes="f32", shape=_adamw_shape, no_gradient=ENDS, foldable=False, reference=_adamw, samples=_adamw_samples,
-    bad_samples=[
-        bad(
-            "adamw: a scalar is not of shape (): lr f32[2], beta1 f32[], beta2 f32[], eps f32[], weight_decay f32[], "
-            "step f32[], weight f32[], w0 f32[3], g0 f32[3], m0 f32[3], v0 f32[3]; need shape ()",
-            (2,), (), (), (), (), (), (), (3,), (3,), (3,), (3,),
-        ),
-    ],
-)  # fmt: skip
 accumulate: OpSpec = op(
     "accumulate", inputs="keep | acc g", outputs="| acc", updates="acc=acc", dense="acc g",
     doc="acc = acc + g where keep is not 0, else g: the first of a window writes, so nothing need be zeroed",
@@ -209,6 +118,20 @@ accumulate: OpSpec = op(
             (), (3,), (4,),
         ),
         bad("accumulate: 2 inputs: keep f32[], acc0 f32[3]; need 1 and groups of 2 inputs", (), (3,)),
+    ],
+)  # fmt: skip
+average: OpSpec = op(
+    "average", inputs="decay | mean w", outputs="| mean", updates="mean=mean", dense="mean w",
+    doc="mean = decay * mean + (1 - decay) * w", dtypes="f32", shape=_average_shape, no_gradient=ENDS, foldable=False,
+    reference=lambda decay, mean, w: [decay * a + (1 - decay) * x for a, x in zip(mean, w, strict=True)],
+    samples=lambda rng: [
+        Sample((np.array(decay, np.float32), *(draw(rng, s) for s in shapes for _ in range(2))))
+        for shapes in GROUPS
+        for decay in (0.0, 0.99)
+    ],
+    bad_samples=[
+        bad("average: shapes differ within a group: decay f32[], mean0 f32[3], w0 f32[4]; need mean and w of one shape",
+            (), (3,), (4,)),
     ],
 )  # fmt: skip
 zero: OpSpec = op(
@@ -252,7 +175,7 @@ grad_norm: OpSpec = op(
     dtypes="f32", shape=_norm_shape,
     no_gradient="a measure of gradients, to clip them; one that is differentiated is a sum of sqr", reference=_norm,
     samples=lambda rng: [
-        Sample((*_scalars(i), *(draw(rng, s) for s in shapes))) for i, shapes in enumerate((*GROUPS, GROUPS[3]))
+        Sample((*scalars(i), *(draw(rng, s) for s in shapes))) for i, shapes in enumerate((*GROUPS, GROUPS[3]))
     ],
     bad_samples=[
         bad("grad_norm: a scalar is not of shape (): weight f32[2], g0 f32[3]; need shape ()", (2,), (3,)),
@@ -264,7 +187,7 @@ guard: OpSpec = op(
     doc="norm = sqrt(sum of g^2) / weight; stops the run before any update when the loss or the norm is not finite",
     dtypes="f32", shape=_guard_shape, no_gradient=ENDS, reference=lambda loss, weight, g: _norm(weight, g),
     samples=lambda rng: [
-        Sample((*_scalars(1.5, i), *(draw(rng, s) for s in shapes))) for i, shapes in enumerate((*GROUPS, GROUPS[3]))
+        Sample((*scalars(1.5, i), *(draw(rng, s) for s in shapes))) for i, shapes in enumerate((*GROUPS, GROUPS[3]))
     ],
     bad_samples=[
         bad(

@@ -2,7 +2,7 @@
 
 from . import schedules
 from .clip import clip_grad_norm, clip_weight
-from .optimizer import SGD, Adam, AdamW, Optimizer
+from .optimizer import SGD, Adam, AdamW, Lion, Optimizer, RMSprop
 from .rule import Schedule
 from .state import OptimizerState
 
@@ -10,8 +10,10 @@ __all__ = [
     "SGD",
     "Adam",
     "AdamW",
+    "Lion",
     "Optimizer",
     "OptimizerState",
+    "RMSprop",
     "Schedule",
     "clip_grad_norm",
     "clip_weight",

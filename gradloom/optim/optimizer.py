@@ -1,4 +1,5 @@
-"""SGD, AdamW, Adam. An optimiser adds one update node to the graph; its numbers are settings, evaluated per step.
+"""SGD, AdamW, Adam, Lion, RMSprop. An optimiser adds one update node to the graph; its numbers are settings, evaluated
+for each step.
 
 Each number may be a function of the step (optimiser steps done, from 0) and the epoch (from 0): a schedule.
 
@@ -14,45 +15,79 @@ from typing import Any
 import numpy as np
 
 from .. import ops
+from ..base.arguments import as_bool
 from ..base.errors import GraphError, SettingError
 from ..graph.leaves import Parameter, setting
 from ..graph.stored import Stored
 from ..graph.value import Value
+from .groups import Groups, GroupSettings
 from .rule import Schedule, UpdateRule
 from .state import GradientSource, OptimizerState, need_gradients
 
-Parameters = Iterable[Parameter] | None
+Parameters = Iterable[Parameter] | Mapping[str, Parameter] | None
 
 
 class Optimizer(UpdateRule):
     """An update rule, and the state of the parameters that it was given.
 
-    parameters: what `step` trains, such as model.parameters(); SettingError for anything but trainable parameters.
+    parameters: what `step` trains, such as model.parameters() or model.named_parameters(); SettingError for anything
+    but trainable parameters.
+    groups: settings for the parameters whose names match a pattern (* ? [abc], as file names), the first group that
+    matches; any argument of the optimiser may be there, or "optimizer", another one without parameters:
+
+        AdamW(groups=[{"match": "*.bias", "weight_decay": 0.0}, {"match": ["head.*", "neck.*"], "lr": schedule}])
+
+    Names are those of the model, or the keys of named_parameters(). In place of a pattern, "norms_and_biases" stands
+    for all parameters of at most one axis, "not_2d" for all but matrices. SettingError for a pattern that matches
+    nothing. A group's settings are called after it: opt.settings["head.*,neck.*.lr"], or opt.groups[1].lr.
+    no_decay: "norms_and_biases", the parameters of at most one axis (biases, gains and biases of norms, but no
+    embedding), which no weight_decay shrinks but that of a group that states it.
     A setting is an attribute, too: opt.lr is opt.settings["lr"], to read and to set; SettingError for a value out of
     range, and for an attribute that there is not.
     """
 
-    def __init__(self, parameters: Parameters = None, **settings: Schedule) -> None:
+    def __init__(
+        self,
+        parameters: Parameters = None,
+        *,
+        groups: Sequence[GroupSettings] = (),
+        no_decay: str = "",
+        **settings: Schedule,
+    ) -> None:
         super().__init__(**settings)
         self.state: OptimizerState | None = None
+        if groups or no_decay:
+            self.placing = Groups(self, self.arguments, groups, no_decay)
         if parameters is not None:
-            self.state = OptimizerState(self, self._usable(parameters))
+            usable = self._usable(parameters)
+            self.state = OptimizerState(self, list(usable))
+            self.state.place([(name, p) for p, name in usable.items()])
 
-    def _usable(self, parameters: Any) -> list[Parameter]:
+    @property
+    def groups(self) -> tuple[UpdateRule, ...]:
+        """The rules of the groups, in order: their settings are attributes, to read and to set."""
+        return tuple(group.rule for group in self.placing.stated) if self.placing else ()
+
+    def _usable(self, parameters: Any) -> dict[Parameter, str]:
+        """Parameters and their names."""
         who = f"{type(self).__name__}: parameters"
-        if isinstance(parameters, (Value, Mapping, str)) or not isinstance(parameters, Iterable):
+        if isinstance(parameters, (Value, str)) or not isinstance(parameters, Iterable):
             seen = f"{parameters!r}" if isinstance(parameters, (int, float)) else f"a {type(parameters).__name__}"
             raise SettingError(f"{who}: got {seen}; need a list of parameters, such as model.parameters(); lr is lr=")
         usable: dict[Stored, Parameter] = {}
-        for i, p in enumerate(parameters):
+        names: dict[Stored, str] = {}
+        for i, p in parameters.items() if isinstance(parameters, Mapping) else enumerate(parameters):
             if not isinstance(p, Parameter):
-                raise SettingError(f"{who}[{i}]: got {type(p).__name__}; need parameters, such as model.parameters()")
+                raise SettingError(f"{who}[{i!r}]: got {type(p).__name__}; need parameters, such as model.parameters()")
             if not p.trainable:
-                raise SettingError(f"{who}[{i}]: {p.name} is not trainable; need parameters that are")
+                raise SettingError(f"{who}[{i!r}]: {p.name} is not trainable; need parameters that are")
             usable.setdefault(p.stored, p)
+            names.setdefault(p.stored, i if isinstance(i, str) else p.stored.name)
         if not usable:
             raise SettingError(f"{who}: there are none; need at least one")
-        return list(usable.values())
+        if self.placing and len(set(names.values())) < len(names):
+            raise SettingError(f"{who}: several have one name, which groups match; need model.named_parameters()")
+        return {p: names[stored] for stored, p in usable.items()}
 
     # ---- in a loop of one's own ----------------------------------------------------------------------------
 
@@ -136,6 +171,7 @@ class SGD(Optimizer):
 
     weight_decay is decoupled from the gradient, as ggml's is. PyTorch's torch.optim.SGD couples it: with
     decoupled_weight_decay=False g is g + wd*w and nothing else decays; without momentum both are the same step.
+    nesterov: the step is g + momentum*m with the new m, as torch.optim.SGD's; SettingError without a momentum.
     """
 
     def __init__(
@@ -146,10 +182,18 @@ class SGD(Optimizer):
         momentum: Schedule = 0.0,
         weight_decay: Schedule = 0.0,
         decoupled_weight_decay: bool = True,
+        nesterov: bool = False,
+        groups: Sequence[GroupSettings] = (),
+        no_decay: str = "",
     ) -> None:
         self.state_names = ("m",) if callable(momentum) or momentum else ()
+        self.nesterov = as_bool("SGD: nesterov", nesterov)
+        if self.nesterov and not self.state_names:
+            raise SettingError("SGD: nesterov=True without a momentum; need SGD(momentum=0.9, nesterov=True)")
         self.set_decay(weight_decay, decoupled_weight_decay)
-        super().__init__(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay)
+        super().__init__(
+            parameters, groups=groups, no_decay=no_decay, lr=lr, momentum=momentum, weight_decay=weight_decay
+        )
 
     def check(self, name: str, value: float) -> float:
         """As ever; momentum needs its array from the start."""
@@ -164,7 +208,7 @@ class SGD(Optimizer):
         m: Sequence[Value | None] = state["m"] if self.state_names else [None] * len(parameters)
         scalars, grads, weight = self.decayed(parameters, grads, weight)
         groups = [v for group in zip(parameters, grads, m, strict=True) for v in group]
-        return ops.sgd(*scalars, weight, *groups)
+        return (ops.sgd_nesterov if self.nesterov else ops.sgd)(*scalars, weight, *groups)
 
 
 class AdamW(Optimizer):
@@ -184,8 +228,19 @@ class AdamW(Optimizer):
         beta2: Schedule = 0.999,
         eps: Schedule = 1e-8,
         weight_decay: Schedule = 0.0,
+        groups: Sequence[GroupSettings] = (),
+        no_decay: str = "",
     ) -> None:
-        super().__init__(parameters, lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
+        super().__init__(
+            parameters,
+            groups=groups,
+            no_decay=no_decay,
+            lr=lr,
+            beta1=beta1,
+            beta2=beta2,
+            eps=eps,
+            weight_decay=weight_decay,
+        )
 
     def update(
         self, parameters: Sequence[Value], grads: Sequence[Value], weight: Value, state: dict[str, list[Parameter]]
@@ -211,6 +266,103 @@ class Adam(AdamW):
         eps: Schedule = 1e-8,
         weight_decay: Schedule = 0.0,
         decoupled_weight_decay: bool = False,
+        groups: Sequence[GroupSettings] = (),
+        no_decay: str = "",
     ) -> None:
         self.set_decay(weight_decay, decoupled_weight_decay)
-        super().__init__(parameters, lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
+        super().__init__(
+            parameters,
+            groups=groups,
+            no_decay=no_decay,
+            lr=lr,
+            beta1=beta1,
+            beta2=beta2,
+            eps=eps,
+            weight_decay=weight_decay,
+        )
+
+
+class Lion(Optimizer):
+    """w <- w(1 - lr*wd) - lr*sign(beta1*m + (1 - beta1)*g), then m <- beta2*m + (1 - beta2)*g.
+
+    Chen et al., Symbolic discovery of optimization algorithms, arXiv 2302.06675. Every element moves by lr in a step,
+    so the rate is to be 3 to 10 times smaller than AdamW's, and weight_decay as many times larger.
+    """
+
+    state_names = ("m",)
+
+    def __init__(
+        self,
+        parameters: Parameters = None,
+        *,
+        lr: Schedule = 1e-4,
+        beta1: Schedule = 0.9,
+        beta2: Schedule = 0.99,
+        weight_decay: Schedule = 0.0,
+        groups: Sequence[GroupSettings] = (),
+        no_decay: str = "",
+    ) -> None:
+        super().__init__(
+            parameters, groups=groups, no_decay=no_decay, lr=lr, beta1=beta1, beta2=beta2, weight_decay=weight_decay
+        )
+
+    def update(
+        self, parameters: Sequence[Value], grads: Sequence[Value], weight: Value, state: dict[str, list[Parameter]]
+    ) -> tuple[Value, ...]:
+        scalars, grads, weight = self.decayed(parameters, grads, weight)
+        groups = [v for group in zip(parameters, grads, state["m"], strict=True) for v in group]
+        return ops.lion(*scalars, weight, *groups)
+
+
+class RMSprop(Optimizer):
+    """w <- w - lr*g / (sqrt(v) + eps) with v = alpha*v + (1 - alpha)*g^2: torch.optim.RMSprop (Hinton's lecture 6e).
+
+    momentum: the quotient is added up in m = momentum*m + quotient, and m is the step. centered: v less the square of
+    the mean gradient, a = alpha*a + (1 - alpha)*g, which makes it the variance (Graves, arXiv 1308.0850). weight_decay
+    is coupled, as PyTorch's is: g is g + wd*w; with decoupled_weight_decay=True w <- w(1 - lr*wd) instead.
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters = None,
+        *,
+        lr: Schedule = 1e-2,
+        alpha: Schedule = 0.99,
+        momentum: Schedule = 0.0,
+        eps: Schedule = 1e-8,
+        weight_decay: Schedule = 0.0,
+        centered: bool = False,
+        decoupled_weight_decay: bool = False,
+        groups: Sequence[GroupSettings] = (),
+        no_decay: str = "",
+    ) -> None:
+        self.centered = as_bool("RMSprop: centered", centered)
+        self.has_momentum = callable(momentum) or bool(momentum)
+        self.state_names = ("v", *["a"] * self.centered, *["m"] * self.has_momentum)
+        self.set_decay(weight_decay, decoupled_weight_decay)
+        super().__init__(
+            parameters,
+            groups=groups,
+            no_decay=no_decay,
+            lr=lr,
+            alpha=alpha,
+            momentum=momentum,
+            eps=eps,
+            weight_decay=weight_decay,
+        )
+
+    def check(self, name: str, value: float) -> float:
+        """As ever; momentum needs its array from the start."""
+        number = super().check(name, value)
+        if name == "momentum" and number and not self.has_momentum:
+            raise SettingError(f"RMSprop: momentum={value!r} for one that was made without; need RMSprop(momentum=...)")
+        return number
+
+    def update(
+        self, parameters: Sequence[Value], grads: Sequence[Value], weight: Value, state: dict[str, list[Parameter]]
+    ) -> tuple[Value, ...]:
+        none: list[Value | None] = [None] * len(parameters)
+        a, m = state.get("a", none), state.get("m", none)
+        scalars, grads, weight = self.decayed(parameters, grads, weight)
+        groups = [v for group in zip(parameters, grads, state["v"], a, m, strict=True) for v in group]
+        return ops.rmsprop(*scalars, weight, *groups)

@@ -29,10 +29,13 @@ class RuleSettings(MutableMapping[str, Schedule]):
 
     constants  those that no schedule changes, as a step's program reads them: "opt.lr" -> number
     schedules  the others: "lr" -> function
+
+    Those of a parameter group are called after its patterns: "head.*.lr".
     """
 
     def __init__(self, rule: UpdateRule, values: Mapping[str, Schedule]) -> None:
         self._rule, self._values = rule, dict(values)
+        self._rules = {name: (rule, name) for name in values}  # which rule has it, and what it calls it
         self.constants: dict[str, float] = {}
         self.schedules: dict[str, Callable[[int, int], float]] = {}
         for name, value in values.items():
@@ -49,9 +52,19 @@ class RuleSettings(MutableMapping[str, Schedule]):
             self.schedules[name] = value
             self.constants.pop(f"opt.{name}", None)
         else:
-            self.constants[f"opt.{name}"] = self._rule.check(name, value)
+            self.constants[f"opt.{name}"] = self.checked(name, value)
             self.schedules.pop(name, None)
         self._values[name] = value
+
+    def checked(self, name: str, value: float) -> float:
+        """The value of a setting, or SettingError: see UpdateRule.check."""
+        rule, own_name = self._rules[name]
+        return rule.check(own_name, value)
+
+    def add(self, name: str, value: Schedule, rule: UpdateRule, own_name: str) -> None:
+        """A setting of a group, whose rule calls it own_name."""
+        self._rules[name], self._values[name] = (rule, own_name), value
+        self[name] = value
 
     def __delitem__(self, name: str) -> None:
         raise SettingError(f"{type(self._rule).__name__}: {name} cannot be removed; need a number or a schedule")
@@ -79,7 +92,9 @@ class _Made(ABCMeta):
     """Notes when an optimiser is made: from then on it takes no attribute that it does not have."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        made = super().__call__(*args, **kwargs)
+        made: Any = cls.__new__(cls)  # type: ignore[call-arg, arg-type]
+        made.arguments = kwargs
+        made.__init__(*args, **kwargs)
         made._is_made = True
         return made
 
@@ -87,28 +102,46 @@ class _Made(ABCMeta):
 class UpdateRule(metaclass=_Made):
     """Base of the optimisers: named settings, and which arrays the rule keeps of each parameter.
 
+    arguments  what it was made with
+    names      of its settings
+    keys       of a group's rule: name of a setting -> its name in the optimiser's table, "" for one that is always 0
+
     A setting is an attribute, too: opt.lr is opt.settings["lr"], to read and to set; SettingError for a value out of
     range, and for an attribute that there is not.
     """
 
     _is_made = False
+    placing: Any = None  # which group a parameter is in: Groups, where there are some
+    arguments: Mapping[str, Any]
+    keys: Mapping[str, str] = {}
 
     state_names: tuple[str, ...] = ()
     decoupled_weight_decay: bool = True
     couples: bool = False  # weight decay is part of the gradient
 
     def __init__(self, **settings: Schedule) -> None:
+        self.names = tuple(settings)
         self.settings = RuleSettings(self, settings)
+
+    def take_part(self, settings: RuleSettings, keys: Mapping[str, str], own: Mapping[str, Schedule]) -> None:
+        """Be the rule of a group: its own settings join the table of the optimiser, under these keys."""
+        vars(self).update(settings=settings, keys=keys)
+        for name, value in own.items():
+            settings.add(keys[name], value, self, name)
 
     def __getattr__(self, name: str) -> Any:
         settings = vars(self).get("settings", {})
-        if name not in settings:
+        if name not in vars(self).get("names", ()):
             raise AttributeError(f"{type(self).__name__} has no {name}{_nearest(name, settings)}")
-        return settings[name]
+        key = self.keys.get(name, name)
+        return settings[key] if key else 0.0
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in vars(self).get("settings", {}):
-            self.settings[name] = value
+        if name in vars(self).get("names", ()):
+            if self.keys and not self.keys.get(name):
+                own = ", ".join(k for k, key in self.keys.items() if key)
+                raise SettingError(f"{type(self).__name__}: {name} is no setting of this group, which has {own}")
+            self.settings[self.keys.get(name, name)] = value
         elif self._is_made and name == "settings" and value is not self.settings:
             raise SettingError(f"{type(self).__name__}: settings cannot be replaced; need settings.update(...)")
         elif self._is_made and name not in vars(self) and not hasattr(type(self), name):
@@ -117,8 +150,8 @@ class UpdateRule(metaclass=_Made):
             super().__setattr__(name, value)
 
     def check(self, name: str, value: float) -> float:
-        """The value, or SettingError: rates and decays are at least 0, betas and momentum lie in [0, 1)."""
-        high = 1.0 if name in ("beta1", "beta2", "momentum") else math.inf
+        """The value, or SettingError: rates and decays are at least 0, betas, alpha and momentum in [0, 1)."""
+        high = 1.0 if name in ("beta1", "beta2", "alpha", "momentum") else math.inf
         if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not 0 <= value < high:
             need = "0 <= value < 1" if high == 1 else "a finite number of at least 0"
             raise SettingError(f"{type(self).__name__}: {name}={one_line(value)} is not usable; need {need}")
@@ -141,7 +174,11 @@ class UpdateRule(metaclass=_Made):
         schedule = self.settings.schedules[name]
         seen = memories.get(name) if memories else None
         value = schedule(step, epoch) if seen is None else schedule.recall(seen, step, epoch)  # type: ignore[attr-defined]
-        return self.check(name, value)
+        return self.settings.checked(name, value)
+
+    def shapes_of(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """What the rule keeps of a parameter of this shape: name -> shape."""
+        return dict.fromkeys(self.state_names, shape)
 
     def make_state(self, parameters: Sequence[Parameter]) -> dict[str, list[Parameter]]:
         """State name -> one zeroed array per parameter."""
@@ -156,12 +193,17 @@ class UpdateRule(metaclass=_Made):
         self.decoupled_weight_decay = decoupled
         self.couples = not decoupled and (callable(weight_decay) or bool(weight_decay))
 
+    def scalar(self, name: str) -> Value:
+        """A setting as the update op reads it, f32[]."""
+        key = self.keys.get(name, name)
+        return setting(f"opt.{key}") if key else constant(0.0)
+
     def decayed(
         self, parameters: Sequence[Value], grads: Sequence[Value], weight: Value
     ) -> tuple[list[Value], Sequence[Value], Value]:
         """(the settings, the gradients, what they are to be divided by) of the update op; coupled weight decay is added
         to the gradients, which are divided for that. A batch of weight 0 has gradient 0."""
-        scalars = {name: setting(f"opt.{name}") for name in self.settings}
+        scalars = {name: self.scalar(name) for name in self.names}
         if self.couples:
             decay, none = scalars["weight_decay"], weight == 0.0
             share = ops.where(none, 0.0, 1.0 / ops.where(none, 1.0, weight))

@@ -13,14 +13,13 @@ from .. import ops
 from ..base import locks
 from ..base.arguments import what_is
 from ..base.arrays import as_array
-from ..base.errors import DTypeError, GradientError, GraphError, SettingError, ShapeError
+from ..base.errors import GradientError, GraphError
 from ..graph.leaves import Parameter, setting, stored_value
 from ..graph.stored import Stored, copies, held, zeros
 from ..graph.value import Value
 from .rule import UpdateRule
 from .schedules import Memory, Plateau
-
-_Named = tuple[str, tuple[int, ...]]  # a parameter's name, as far as it has one, and its shape
+from .state_checks import MEMORY, Named, check_fit, check_same, checked_count, checked_memory, shown_name
 
 
 class GradientSource(Protocol):
@@ -87,8 +86,10 @@ class OptimizerState:
             name: value.remember() for name, value in optimizer.settings.items() if isinstance(value, Plateau)
         }
         self._known: set[Stored] = set()
+        self._rules: dict[Stored, UpdateRule] = {}  # of the parameters that were placed
+        self._names: dict[str, tuple[int, ...]] = {}  # of all that were placed: name -> shape
         self._loaded: dict[str, np.ndarray] = {}  # of parameters that are not registered yet
-        self._expected: list[_Named] = []  # name and shape of each parameter of the state that was loaded, in order
+        self._expected: list[Named] = []  # name and shape of each parameter of the state that was loaded, in order
         self.window = Window()
         self.claim = locks.Claim(
             "this trainer or optimiser", "one for each thread, or to wait until the call of the other has ended"
@@ -105,15 +106,16 @@ class OptimizerState:
         for p in parameters:
             if p.stored not in self._known:
                 if len(self.parameters) < len(self._expected):
-                    _check_same(len(self.parameters), self._expected[len(self.parameters)], (p.stored.name, p.shape))
+                    check_same(len(self.parameters), self._expected[len(self.parameters)], (p.stored.name, p.shape))
                 self._known.add(p.stored)
                 self.parameters.append(p)
                 self._take_loaded(len(self.parameters) - 1)
 
-    def follow(self, parameters: Iterable[Parameter]) -> None:
+    def follow(self, named: Mapping[str, Parameter]) -> None:
         """These are the model's parameters now, trainable or not. New ones join, and others leave: they are no part of
         files and of the open window any more. One that comes back finds its moments."""
-        present = {p.stored: p for p in parameters}
+        self.place(named.items(), whole=False)
+        present = {p.stored: p for p in named.values()}
         order = [p for p in present.values() if p.trainable or p.stored in self._known]
         if [p.stored for p in order] == [p.stored for p in self.parameters]:
             return
@@ -123,9 +125,61 @@ class OptimizerState:
         for i in range(len(order)):
             self._take_loaded(i)
 
+    def place(self, named: Iterable[tuple[str, Parameter]], whole: bool = True) -> None:
+        """Find each parameter's group by its name; one that was placed stays where it is. whole: these are all, so that
+        a group without any of them is a SettingError."""
+        if self.optimizer.placing is None:
+            return
+        for name, p in named:
+            self._names[name] = p.shape
+            if p.stored not in self._rules:
+                self._rules[p.stored] = self.optimizer.placing.rule_of(name, p.shape)
+        if whole:
+            self.optimizer.placing.check(self._names.items())
+
+    def group_of(self, p: Parameter) -> int:
+        """The number of its rule among `rules`."""
+        return self.rules.index(self.rule_of(p))
+
+    def rule_of(self, p: Parameter) -> UpdateRule:
+        """What updates a parameter."""
+        if self.optimizer.placing is None:
+            return self.optimizer
+        if p.stored not in self._rules:
+            self.place([(p.stored.name, p)], whole=False)
+        return self._rules[p.stored]
+
+    def _shapes_of(
+        self, name: str, shape: tuple[int, ...], rule: UpdateRule | None = None
+    ) -> dict[str, tuple[int, ...]]:
+        """What is kept of a parameter of this name and shape: name -> shape."""
+        placing = self.optimizer.placing
+        rule = rule or (self.optimizer if placing is None else placing.rule_of(name, shape))
+        return rule.shapes_of(shape)
+
+    def _kept(self, p: Parameter) -> dict[str, tuple[int, ...]]:
+        return self._shapes_of(p.name, p.shape, self.rule_of(p))
+
+    def _kinds(self) -> tuple[str, ...]:
+        """The names of all that is kept of any parameter."""
+        return tuple(dict.fromkeys(name for rule in self.rules for name in rule.state_names))
+
+    @property
+    def rules(self) -> list[UpdateRule]:
+        """The optimiser and the rules of its groups."""
+        return [self.optimizer] if self.optimizer.placing is None else self.optimizer.placing.rules
+
+    def _kind(self) -> str:
+        """The kinds of optimisers, the first its own."""
+        return ", ".join(dict.fromkeys(type(rule).__name__ for rule in self.rules))
+
     def settings(self) -> dict[str, float]:
         """The optimiser's settings for the next step: "opt.lr" -> number."""
         return self.optimizer.at(self.steps, self.epoch, self.memories)
+
+    def rates(self, step: int, epoch: int) -> dict[str, float]:
+        """The learning rates of one step by name: "lr". step and epoch count from 0."""
+        return {"lr": self.optimizer.at(step, epoch, self.memories)["opt.lr"]}
 
     def settings_ahead(self, count: int) -> dict[str, float | np.ndarray]:
         """The settings of the next `count` steps of this epoch: a number, or one for each where it changes."""
@@ -137,7 +191,7 @@ class OptimizerState:
             else:
                 column = [value(step, self.epoch) for step in steps]
                 for number in {min(column), max(column)} if _plain(column) else column:
-                    optimizer.check(name, number)
+                    optimizer.settings.checked(name, number)
             columns[f"opt.{name}"] = np.array(column, np.float64)
         columns["opt.t"] = np.arange(self.steps + 1, self.steps + 1 + count)
         return columns
@@ -151,11 +205,19 @@ class OptimizerState:
     # ---- nodes ---------------------------------------------------------------------------------------------
 
     def update(self, parameters: Sequence[Parameter], grads: Sequence[Value], weight: Value) -> tuple[Value, ...]:
-        """Update nodes for these parameters; grads are sums, divided by `weight` (a scalar)."""
-        for p in parameters:
+        """Update nodes for these parameters, one for each rule; grads are sums, divided by `weight` (a scalar)."""
+        if self.optimizer.placing is not None and not self._names:  # a model that is a function
+            self.place([(p.stored.name, p) for p in parameters])
+        by_rule: dict[UpdateRule, list[tuple[Parameter, Value]]] = {}
+        for p, g in zip(parameters, grads, strict=True):
             self._moments_of(p)
-        state = {name: [self.moments[p.stored][name] for p in parameters] for name in self.optimizer.state_names}
-        return self.optimizer.update(parameters, grads, weight, state)
+            by_rule.setdefault(self.rule_of(p), []).append((p, g))
+        written: list[Value] = []
+        for rule, pairs in by_rule.items():
+            kept = [self.moments[p.stored] for p, _ in pairs]
+            state = {name: [arrays[name] for arrays in kept if name in arrays] for name in rule.state_names}
+            written += rule.update([p for p, _ in pairs], [g for _, g in pairs], weight, state)
+        return tuple(written)
 
     def accumulate(
         self, parameters: Sequence[Parameter], grads: Sequence[Value], weight: Value | None
@@ -199,7 +261,7 @@ class OptimizerState:
     def _moments_of(self, p: Parameter) -> dict[str, Parameter]:
         self.register([p])  # which may bring loaded moments
         if p.stored not in self.moments:
-            made = self.optimizer.make_state([p])
+            made = self.rule_of(p).make_state([p])
             self.moments[p.stored] = {name: arrays[0] for name, arrays in made.items()}
         return self.moments[p.stored]
 
@@ -233,11 +295,11 @@ class OptimizerState:
             }
             kept |= zip(named, copies(named.values()), strict=True)
         for name, memory in self.memories.items():
-            kept[f"plateau.{name}"] = np.array([memory[k] for k in _MEMORY])
+            kept[f"plateau.{name}"] = np.array([memory[k] for k in MEMORY])
         names = [self._named(i) for i in range(len(self.parameters))]
         about = {
-            "kind": type(self.optimizer).__name__,
-            "keeps": self.optimizer.state_names,
+            "kind": self._kind(),
+            "keeps": self._kinds(),
             "parameters": names + self._expected[len(names) :],
         }
         kept["optimizer"] = np.frombuffer(json.dumps(about).encode("ascii"), np.int8).copy()
@@ -252,28 +314,32 @@ class OptimizerState:
         tell.
         """
         given = {name: as_array(f"load: {name}", array) for name, array in arrays.items()}
-        counts = [self._checked_count(given, name) for name in ("steps", "epoch")]
-        memories = {name: self._checked_memory(given, name) for name in self.memories}
+        counts = [checked_count(given, name) for name in ("steps", "epoch")]
+        memories = {name: checked_memory(given, name) for name in self.memories}
         expected = self._checked_about(given.pop("optimizer", None))
         moments = {name: array for name, array in given.items() if name not in ("steps", "epoch")}
         moments = {name: array for name, array in moments.items() if not name.startswith("plateau.")}
         extra = [n for n in given if n.startswith("plateau.") and n.removeprefix("plateau.") not in memories]
         for name, array in moments.items():
             kind, _, number = name.rpartition(".")
-            if kind not in self.optimizer.state_names or not number.isdecimal():
+            if kind not in self._kinds() or not number.isdecimal():
                 extra.append(name)
             elif int(number) < len(self.parameters):
-                self._check_fit(name, array, self.parameters[int(number)])
+                p = self.parameters[int(number)]
+                shape = self._kept(p).get(kind)
+                if shape is None:
+                    extra.append(name)
+                else:
+                    check_fit(name, array, shape, p.name)
             elif self.chosen is not None:
                 extra.append(name)
         if extra:
-            kind = type(self.optimizer).__name__
-            kept = ", ".join(self.optimizer.state_names) or "no moments"
+            kept = ", ".join(self._kinds()) or "no moments"
             raise GraphError(
-                f"load: {', '.join(sorted(extra))}: not of this {kind}, which keeps {kept} of {len(self.parameters)} "
-                "parameters; need the file of the same optimiser"
+                f"load: {', '.join(sorted(extra))}: not of this {self._kind()}, which keeps {kept} of "
+                f"{len(self.parameters)} parameters; need the file of the same optimiser"
             )
-        self._check_whole(moments)
+        self._check_whole(moments, expected)
         with locks.building, self.claim:
             self.reset()
             self.drop_sums()
@@ -285,7 +351,7 @@ class OptimizerState:
             for i in range(len(self.parameters)):
                 self._take_loaded(i)
 
-    def _checked_about(self, array: np.ndarray | None) -> list[_Named]:
+    def _checked_about(self, array: np.ndarray | None) -> list[Named]:
         """The names and shapes that the state's entry "optimizer" tells; GraphError for another optimiser's."""
         if array is None:
             return []
@@ -298,96 +364,58 @@ class OptimizerState:
             raise GraphError(
                 f"load: optimizer is {seen} that says no kind and parameters; need what gl.save wrote"
             ) from None
-        mine = type(self.optimizer).__name__
+        mine = self._kind()
         if kind != mine:
             raise GraphError(f"load: the state is of {kind}, this optimiser is {mine}; need one of the same kind")
-        if keeps != tuple(self.optimizer.state_names):
-            saved, kept = (", ".join(names) or "no moments" for names in (keeps, self.optimizer.state_names))
+        if keeps != self._kinds():
+            saved, kept = (", ".join(names) or "no moments" for names in (keeps, self._kinds()))
             raise GraphError(f"load: the state is of {kind} that keeps {saved}, this one keeps {kept}; need the same")
         count = len(self.parameters)
         for i, saved_one in enumerate(expected[:count]):
-            _check_same(i, saved_one, self._named(i))
+            check_same(i, saved_one, self._named(i))
         if self.chosen is not None and len(expected) != count:
             i = min(len(expected), count)
             where, one = ("state", expected[i]) if len(expected) > count else ("optimiser", self._named(i))
             raise GraphError(
                 f"load: the state is of {len(expected)} parameters, this optimiser has {count}; parameter {i}, "
-                f"{_shown(one)}, is in the {where} alone; need the same parameters in the same order"
+                f"{shown_name(one)}, is in the {where} alone; need the same parameters in the same order"
             )
         return expected
 
-    def _named(self, i: int) -> _Named:
+    def _named(self, i: int) -> Named:
         return self.parameters[i].stored.name, self.parameters[i].shape
 
-    def _check_whole(self, moments: Mapping[str, np.ndarray]) -> None:
+    def _check_whole(self, moments: Mapping[str, np.ndarray], expected: Sequence[Named]) -> None:
         """GraphError where a parameter has some of this optimiser's arrays and not all."""
         for name in moments:
-            number = name.rpartition(".")[2]
-            missing = [f"{kind}.{number}" for kind in self.optimizer.state_names if f"{kind}.{number}" not in moments]
+            number = int(name.rpartition(".")[2])
+            if number < len(self.parameters):
+                kept = tuple(self._kept(self.parameters[number]))
+            else:
+                kept = tuple(self._shapes_of(*expected[number])) if number < len(expected) else self._kinds()
+            missing = [f"{kind}.{number}" for kind in kept if f"{kind}.{number}" not in moments]
             if missing:
                 raise GraphError(
-                    f"load: {name} without {missing[0]}: {type(self.optimizer).__name__} keeps "
-                    f"{', '.join(self.optimizer.state_names)} of each parameter; need the state of the same optimiser"
+                    f"load: {name} without {missing[0]}: {self._kind()} keeps "
+                    f"{', '.join(kept)} of each parameter; need the state of the same optimiser"
                 )
 
     def _take_loaded(self, i: int) -> None:
         """Give parameter i the moments that were loaded for it."""
-        for kind in self.optimizer.state_names:
+        if not self._loaded:
+            return
+        for kind, shape in self._kept(self.parameters[i]).items():
             array = self._loaded.get(f"{kind}.{i}")
             if array is not None:
-                self._check_fit(f"{kind}.{i}", array, self.parameters[i])
+                check_fit(f"{kind}.{i}", array, shape, self.parameters[i].name)
                 self._moments_of(self.parameters[i])[kind].stored.write(array)
                 del self._loaded[f"{kind}.{i}"]
-
-    @staticmethod
-    def _check_fit(name: str, array: np.ndarray, p: Parameter) -> None:
-        if array.dtype.kind != "f":
-            raise DTypeError(f"load: {name} is {array.dtype}; need f32")
-        if array.shape != p.shape:
-            raise ShapeError(f"load: {name} has shape {list(array.shape)}; need {list(p.shape)}, that of {p.name}")
-
-    @staticmethod
-    def _checked_count(given: Mapping[str, np.ndarray], name: str) -> int:
-        array = given.get(name)
-        if array is None:
-            raise GraphError(f"load: no {name!r} among {len(given)} arrays; need the state of an optimiser")
-        if array.size != 1 or array.dtype.kind not in "iu" or int(array.reshape(())) < 0:
-            raise SettingError(f"load: {name} is {array.dtype}{list(array.shape)}; need a count, i64[]")
-        return int(array.reshape(()))
-
-    @staticmethod
-    def _checked_memory(given: Mapping[str, np.ndarray], name: str) -> Memory:
-        array = given.get(f"plateau.{name}")
-        if array is None:
-            raise GraphError(f"load: no 'plateau.{name}'; need the state of an optimiser with a Plateau for {name}")
-        if array.shape != (len(_MEMORY),) or array.dtype.kind != "f" or np.isnan(array).any():
-            raise SettingError(f"load: plateau.{name} is {array.dtype}{list(array.shape)}; need f64[{len(_MEMORY)}]")
-        return dict(zip(_MEMORY, array.astype(np.float64).tolist(), strict=True))
 
 
 def need_gradients(who: str, grads: Any) -> None:
     """GradientError unless these are the gradients of a tape."""
     if isinstance(grads, type) or not hasattr(grads, "add_to"):
         raise GradientError(f"{who}: got {what_is(grads)}; need the gradients that tape.backward(loss) gave")
-
-
-def _check_same(i: int, saved: _Named, mine: _Named) -> None:
-    """GraphError unless parameter i of a state is the one of this optimiser, by shape and, where both have one, name.
-
-    A module names its parameters when it is first initialised: "0.weight" was "weight" before.
-    """
-    name, other = f".{saved[0]}", f".{mine[0]}"
-    alike = "." in (name, other) or name.endswith(other) or other.endswith(name)
-    if not alike or saved[1] != mine[1]:
-        raise GraphError(
-            f"load: parameter {i} is {_shown(saved)} in the state and {_shown(mine)} in this optimiser; need the same "
-            "parameters in the same order"
-        )
-
-
-def _shown(one: _Named) -> str:
-    name, shape = one
-    return f"{name or '(no name)'} {list(shape)}"
 
 
 def _clear(arrays: Iterable[Parameter]) -> None:
@@ -401,6 +429,3 @@ def _clear(arrays: Iterable[Parameter]) -> None:
 def _plain(column: list[Any]) -> bool:
     """Floats without NaN, so that the least and the largest speak for all."""
     return all(type(x) is float and x == x for x in column)
-
-
-_MEMORY = ("rate", "best", "bad", "cooling")

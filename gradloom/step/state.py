@@ -82,6 +82,7 @@ def of_optimizer(state: OptimizerState) -> dict[str, Any]:
         "epoch": state.epoch,
         "settings": dict(sorted(optimizer.settings.constants.items())),
         "schedules": {name: shown(schedule) for name, schedule in sorted(optimizer.settings.schedules.items())},
+        **({} if optimizer.placing is None else {"groups": [state.group_of(p) for p in state.parameters]}),
         "plateaus": {name: dict(memory) for name, memory in sorted(state.memories.items())},
     }
     for i, p in enumerate(state.parameters):

@@ -1,26 +1,34 @@
 """fit, epoch, evaluate, predict, dp_train; the trainer beneath them; results with uncertainties."""
 
 from ..base.interrupts import StopTraining
+from .callbacks import BatchResult, Callback
 from .dp_train import DPResult, dp_train
 from .epoch import Progress, epoch
 from .fit import evaluate, fit, predict
+from .history import History
 from .loop import Loop
+from .rate_finder import RateCurve, find_rate
 from .result import EpochResult, Result
 from .stopping import EarlyStopping
 from .trainer import Trainer
 
 __all__ = [
+    "BatchResult",
+    "Callback",
     "DPResult",
     "EarlyStopping",
     "EpochResult",
+    "History",
     "Loop",
     "Progress",
+    "RateCurve",
     "Result",
     "StopTraining",
     "Trainer",
     "dp_train",
     "epoch",
     "evaluate",
+    "find_rate",
     "fit",
     "predict",
 ]

@@ -1,12 +1,19 @@
-"""What a person sees while a fit works: a bar on a terminal, one line per epoch elsewhere. All of it on stderr."""
+"""What a person sees while a training works: a live display on a terminal, lines elsewhere. All of it on stderr."""
 
 from __future__ import annotations
 
 import math
 import sys
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
+
+from ..base.memory import resident
+from .result import UNCERTAINTY
+from .stopping import EarlyStopping
+
+BAR = "━" * 20  # its place in a line, and its width
 
 
 def rate(number: float) -> str:
@@ -33,149 +40,243 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" + "s" * (count != 1)
 
 
-def numbers(result: Any, name: str = "") -> str:
-    """loss 0.123 and accuracy 0.98 of a Result, where it has them."""
+def numbers(result: Any, name: str = "") -> list[str]:
+    """["loss 0.123", "accuracy 0.9812"] of a Result, where it has them; name: what each begins with."""
     if result is None or not result.ndata:
-        return ""
-    text = f"{name}loss {result.loss:.4g}"
-    accuracy = result.accuracy
-    return text if accuracy is None or math.isnan(accuracy) else f"{text}  {name}accuracy {accuracy:.4f}"
+        return []
+    found = [(each, value) for each, value in result.numbers().items() if not each.endswith(UNCERTAINTY)]
+    return [f"{name}{each} {value:.4f}" if each == "accuracy" else f"{name}{each} {value:.4g}" for each, value in found]
+
+
+def arranged(groups: Sequence[Sequence[str]], width: int) -> list[str]:
+    """All parts in one line, if they fit into the width; else each group begins a line of its own, and goes on in the
+    next one where it is longer than the width. No part is broken."""
+    groups = [group for group in groups if group]
+    whole = "  ".join(part for group in groups for part in group)
+    if len(whole) <= width:
+        return [whole]
+    lines: list[str] = []
+    for group in groups:
+        lines.append(group[0])
+        for part in group[1:]:
+            if len(lines[-1]) + 2 + len(part) <= width:
+                lines[-1] += f"  {part}"
+            else:
+                lines.append(f"  {part}")
+    return lines
+
+
+class _Shown:
+    """What the live display holds, in groups of parts: a renderable of rich. done: how full the bar is, 0 to 1."""
+
+    def __init__(self) -> None:
+        self.groups: list[list[str]] = []
+        self.done = 0.0
+
+    def __rich_console__(self, console: Any, options: Any) -> Any:
+        from rich.text import Text
+
+        full = round(len(BAR) * min(max(self.done, 0.0), 1.0))
+        for line in arranged(self.groups, options.max_width):
+            text, at = Text(line), line.find(BAR)
+            if at >= 0:
+                if options.ascii_only:
+                    text = Text(line.replace(BAR, "#" * full + "-" * (len(BAR) - full)))
+                text.stylize("bar.complete", at, at + full)
+                text.stylize("bar.back", at + full, at + len(BAR))
+            yield text
 
 
 class _Display:
-    """What both displays are: a bar on a terminal while the block runs, lines elsewhere."""
+    """What the displays of epochs and of steps share: a context, which a Loop tells of its progress.
 
-    def __init__(self, stream: Any) -> None:
+    begin(loop)      the first step is about to run, or the one after an earlier part of the run
+    rows(at, steps)  somewhere inside a pass: a gradloom.train.Progress, and the steps of the run so far
+    epoch(result)    a pass has ended: its gradloom.EpochResult
+    before(result)   what validation measured before the first step
+    """
+
+    EPOCH_SECONDS = 1.0  # at least, between two lines of epochs; the last one is always told
+    unit = "rows"
+
+    def __init__(self, epochs: int, stream: Any = None) -> None:
         self.stream = sys.stderr if stream is None else stream
-        self._bar: Any = None
-        self._task: Any = None
-        self._start = self._told = time.perf_counter()
+        self.epochs = epochs
+        self._live: Any = None
+        self._shown = _Shown()
+        self._loop: Any = None  # the gradloom.train.Loop that is shown
+        self._start = self._refreshed = time.perf_counter()
+        self._told = self._epoch_told = -math.inf
         self._first = 0
+        self._untold: list[str] = []  # of the last epoch, whose line came too soon after another
+        self._done = 0  # epochs
+        self._training: list[str] = []
+        self._validation: list[str] = []
+        self._speed = ""
 
-    def _begin_bar(self, columns: tuple[Any, ...], total: int, **fields: Any) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
+    def __enter__(self) -> Any:
+        self._told = time.perf_counter()
+        if self.stream.isatty():
+            from rich.console import Console
+            from rich.live import Live
 
-        shown = (*columns, BarColumn(bar_width=20), TextColumn("{task.description}"))
-        self._bar = Progress(*shown, console=Console(file=self.stream))
-        self._task = self._bar.add_task("", total=total, **fields)
-        self._bar.start()
+            console = Console(file=self.stream)
+            if not console.is_dumb_terminal:
+                self._live = Live(self._shown, console=console, auto_refresh=False, vertical_overflow="visible")
+                self._live.start()
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        if self._untold:
+            self.say(*self._untold)
+        if self._live is not None:
+            if self._loop is not None:
+                self._refresh(0.0)
+            self._live.stop()
 
-    def begin(self, steps: int = 0) -> None:
-        """The first step is about to run, or the one after so many."""
-        self._first = steps
+    def begin(self, loop: Any) -> None:
+        self._loop, self._first = loop, loop.steps
         self._start = self._told = time.perf_counter()
 
-    def say(self, text: str) -> None:
-        """A line that stays."""
-        if self._bar is not None:
-            self._bar.console.print(text, highlight=False, soft_wrap=True)
+    def say(self, *parts: str) -> None:
+        """A line that stays; on a narrow terminal several."""
+        if self._live is not None:
+            lines = arranged([parts], self._live.console.width)
+            self._live.console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
         else:
-            print(text, file=self.stream, flush=True)
+            print("  ".join(parts), file=self.stream, flush=True)
 
     def before(self, result: Any) -> None:
-        """What validation measured before the first step."""
         spread = "" if math.isnan(result.loss_unc) else f" +- {result.loss_unc:.2g}"
         self.say(f"before training: validation loss {result.loss:.4f}{spread}")
 
+    def rows(self, at: Any, steps: int) -> None:
+        if at.training:
+            self._speed = self._per_second(at.rows, at.seconds)
+        self._told_rows(at, steps)
+        self._refresh(0.1)
+
+    def _told_rows(self, at: Any, steps: int) -> None:
+        raise NotImplementedError
+
+    def _head(self) -> str:
+        """How far the run is."""
+        raise NotImplementedError
+
+    def _per_second(self, rows: float, seconds: float) -> str:
+        return f"{rate(rows / max(seconds, 1e-9))} {self.unit}/s"
+
+    def _epoch_line(self, parts: list[str], last: bool) -> None:
+        now, self._untold = time.perf_counter(), []
+        if last or now - self._epoch_told >= self.EPOCH_SECONDS:
+            self._epoch_told = now
+            self.say(*parts)
+        else:
+            self._untold = parts
+
+    def _refresh(self, seconds: float) -> None:
+        """Show what is known, unless it was shown less than so many seconds ago."""
+        now = time.perf_counter()
+        if self._live is None or now - self._refreshed < seconds:
+            return
+        self._refreshed = now
+        loop = self._loop
+        self._shown.done = loop.steps / max(loop.steps_total, 1) if loop is not None else 0.0
+        self._shown.groups = [
+            [self._head(), BAR, *([] if loop is None else [f"{self._left()} left"])],
+            [*([self._speed] if self._speed else []), *self._pace()],
+            self._training,
+            self._validation,
+            [] if loop is None else _best_of(loop),
+        ]
+        self._live.refresh()
+
+    def _pace(self) -> list[str]:
+        """What this process holds now, and the learning rate of the last step."""
+        loop, held = self._loop, f"{rate(resident())}B"
+        if loop is None or not loop.steps:
+            return [held]
+        state = loop.trainer.optimizer_state
+        rates = state.rates(max(state.steps - 1, 0), state.epoch)
+        return [held, f"lr {next(iter(rates.values())):.3g}"]
+
+    def _left(self) -> str:
+        """The time that the steps to come take, if they take as long as those since `begin`."""
+        loop = self._loop
+        done = 0 if loop is None else loop.steps - self._first
+        if loop is None or done <= 0:
+            return "?"
+        return duration((time.perf_counter() - self._start) / done * max(loop.steps_total - loop.steps, 0))
+
 
 class Display(_Display):
-    """Shows a fit: a context, told of the rows of a pass and of each epoch's end."""
+    """Shows a fit, counted in epochs; elsewhere than on a terminal a line for an epoch, at most one a second."""
 
-    def __init__(self, epochs: int, stream: Any = None) -> None:
-        super().__init__(stream)
-        self.epochs = epochs
-        self.done = 0
-        self._shown = ""
+    def _head(self) -> str:
+        return f"epoch {min(self._done + 1, self.epochs)}/{self.epochs}"
 
-    def __enter__(self) -> Display:
-        self.begin()
-        if self.stream.isatty():
-            from rich.progress import TextColumn
-
-            self._begin_bar((TextColumn("epoch {task.fields[epoch]}"),), self.epochs, epoch=f"1/{self.epochs}")
-        return self
-
-    def rows(self, at: Any, steps: int = 0) -> None:
-        """Somewhere inside a pass (a gradloom.train.Progress), after so many steps of the run."""
-        if self._bar is None:
-            return
-        share = at.rows / at.rows_total if at.training else 1.0
-        shown = numbers(at.result) if at.training else self._shown
-        self._show(self.done + share, shown, at.rows / max(at.seconds, 1e-9))
+    def _told_rows(self, at: Any, steps: int) -> None:
+        if at.training:
+            self._training = numbers(at.result)
 
     def epoch(self, done: Any) -> None:
-        """An epoch has ended (a gradloom.EpochResult)."""
-        self.done = done.epoch
-        shown = "  ".join(part for part in (numbers(done.train), numbers(done.val, "val ")) if part)
-        speed = done.train.ndata / max(done.seconds, 1e-9)
-        self._shown = shown
-        if self._bar is not None:
-            self._show(self.done, shown, speed)
-        else:
-            self.say(f"epoch {done.epoch}/{self.epochs}  {shown}  {rate(speed)} rows/s  {self._left(self.done)} left")
-
-    def _show(self, passed: float, shown: str, speed: float) -> None:
-        text = f"{shown}  {rate(speed)} rows/s  {self._left(passed)} left"
-        epoch = f"{min(int(passed) + 1, self.epochs)}/{self.epochs}"
-        self._bar.update(self._task, completed=passed, description=text, epoch=epoch)
-
-    def _left(self, passed: float) -> str:
-        took = time.perf_counter() - self._start
-        return duration(took / max(passed, 1e-9) * (self.epochs - passed))
+        self._done = done.epoch
+        self._training, self._validation = numbers(done.train), numbers(done.val, "val ")
+        speed = self._per_second(done.train.ndata, done.seconds)
+        if self._live is not None:
+            self._refresh(0.1)
+            return
+        parts = [f"epoch {done.epoch}/{self.epochs}", *self._training, *self._validation]
+        self._epoch_line([*parts, speed, *self._pace(), f"{self._left()} left"], done.epoch >= self.epochs)
 
 
 class StepDisplay(_Display):
-    """Shows a run that is counted in optimiser steps: a bar on a terminal, elsewhere a line every ten seconds.
+    """Shows a run that is counted in optimiser steps; elsewhere than on a terminal a line every ten seconds, and one
+    for an epoch, at most one a second.
 
     row_tokens: tokens in a row of data.
     """
 
     SECONDS = 10.0  # between two lines
     RECENT = 20  # batches that the shown loss is a mean of
+    unit = "tokens"
 
     def __init__(self, steps: int, epochs: int, row_tokens: int, stream: Any = None) -> None:
-        super().__init__(stream)
-        self.steps, self.epochs, self.row_tokens = steps, epochs, row_tokens
-        self._rows = self._rows_before = 0
+        super().__init__(epochs, stream)
+        self.steps, self.row_tokens = steps, row_tokens
+        self._steps_done = 0
 
-    def __enter__(self) -> StepDisplay:
-        if self.stream.isatty():
-            from rich.progress import MofNCompleteColumn, TextColumn
+    def _per_second(self, rows: float, seconds: float) -> str:
+        return super()._per_second(rows * self.row_tokens, seconds)
 
-            self._begin_bar((TextColumn("step"), MofNCompleteColumn()), self.steps)
-        return self
+    def _head(self) -> str:
+        return f"step {self._steps_done}/{self.steps}"
 
-    def rows(self, at: Any, steps: int) -> None:
-        """Somewhere inside a pass (a gradloom.train.Progress), after so many steps of the run."""
+    def _told_rows(self, at: Any, steps: int) -> None:
+        self._steps_done = steps
         if at.training:
-            self._rows = self._rows_before + at.rows
-            text, ended = self._text(steps, at.result), steps >= self.steps
+            self._training = [f"loss {at.result.recent(self.RECENT):.4f}"]
+            line = [self._head(), *self._training, self._speed, *self._pace(), f"{self._left()} left"]
+            ended = steps >= self.steps
         else:
-            text, ended = f"validation {at.rows}/{at.rows_total} rows", at.rows >= at.rows_total
-        if self._bar is not None:
-            self._bar.update(self._task, completed=steps, description=text)
-        elif time.perf_counter() - self._told >= self.SECONDS and not ended:
+            self._validation = line = [f"validation {at.rows}/{at.rows_total} rows"]
+            ended = at.rows >= at.rows_total
+        if self._live is None and time.perf_counter() - self._told >= self.SECONDS and not ended:
             self._told = time.perf_counter()
-            self.say(f"step {steps}/{self.steps}  {text}" if at.training else text)
+            self.say(*line)
 
     def epoch(self, done: Any) -> None:
-        """A pass has ended (a gradloom.EpochResult)."""
-        self._rows_before = self._rows
         self._told = time.perf_counter()
         epochs = max(done.epoch, self.epochs)
-        parts = [f"epoch {done.epoch}/{epochs}", numbers(done.train), numbers(done.val, "validation ")]
-        self.say("  ".join(part for part in parts if part))
+        self._validation = numbers(done.val, "validation ")
+        parts = [f"epoch {done.epoch}/{epochs}", *numbers(done.train), *self._validation]
+        self._epoch_line(parts, done.epoch >= self.epochs)
+        self._refresh(0.1)
 
-    def _text(self, steps: int, result: Any) -> str:
-        took = max(time.perf_counter() - self._start, 1e-9)
-        speed = rate(self._rows * self.row_tokens / took)
-        done = steps - self._first
-        left = duration(took / done * (self.steps - steps)) if done else "?"
-        return f"loss {result.recent(self.RECENT):.4f}  {speed} tokens/s  {left} left"
+
+def _best_of(loop: Any) -> list[str]:
+    """What early stopping holds for the best so far."""
+    stops = [each for each in loop.callbacks if isinstance(each, EarlyStopping) and each.best_epoch]
+    return [f"best {each.monitor or 'loss'} {each.best:.4g} in epoch {each.best_epoch}" for each in stops]

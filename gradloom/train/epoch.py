@@ -95,10 +95,11 @@ def run_part(
     micro_batch_size: int,
     on_batch: Listener | None = None,
     on_progress: Listener | None = None,
+    each: bool = False,
 ) -> None:
     """Train or evaluate on rows first..last of the source's order; trainer.epoch counts up after training.
 
-    on_batch is called after every micro-batch, on_progress at least every 0.2 s.
+    on_batch is called after every micro-batch, on_progress at least every 0.2 s, with `each` after every one, too.
     """
     began = time.perf_counter()
     listeners = [each for each in (on_batch, on_progress) if each is not None]
@@ -111,7 +112,7 @@ def run_part(
     trainer.run_rows(
         source, first, last, result,
         batch_size=batch_size if training else micro_batch_size, micro_batch_size=micro_batch_size, backward=training,
-        each=on_batch is not None, heard=heard if listeners else None,
+        each=each or on_batch is not None, heard=heard if listeners else None,
     )  # fmt: skip
     if training:
         trainer.epoch += 1

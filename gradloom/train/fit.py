@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,15 @@ from ..parallel.agree import agreed, is_root, same_settings, share_of, threads_f
 from ..parallel.communicator import TIMEOUT, Communicator
 from ..parallel.join import ranks_of
 from .arguments import check_batch, check_options
+from .callbacks import Callback, Listeners
+from .class_weight import ClassWeight, weights_of_classes
 from .display import Display
 from .epoch import Listener
+from .history import History
 from .loop import Loop
 from .outputs import mapped
-from .result import EpochResult, Result
+from .result import Result
 from .source import numbers
-from .stopping import Listeners
 from .trained import Freeze
 from .trainer import Model, Trainer
 
@@ -42,7 +44,9 @@ def fit(
     seed: int = 0,
     max_norm: float = math.inf,
     freeze: Freeze = (),
+    class_weight: ClassWeight = None,
     progress: bool = True,
+    callbacks: Sequence[Callback] | None = None,
     on_epoch: Listeners = None,
     on_progress: Listener | None = None,
     on_train_batch: Listener | None = None,
@@ -51,18 +55,21 @@ def fit(
     exchange: str = "ordered",
     timeout: float = TIMEOUT,
     **options: Any,
-) -> list[EpochResult]:
-    """Train a model and return one EpochResult per epoch.
+) -> History:
+    """Train a model and return one EpochResult per epoch: a list, see History.
 
     data: a Dataset, (x, y), or one array. The rows are permuted once by the seed; the last `val_split` share of that
     order is for validation and is never trained on; the training part is shuffled, by shards, before each epoch.
     batch_size rows make one optimiser step, computed in micro-batches of at most micro_batch_size. seed: of the order,
-    of dropout, and of parameters that are not initialised yet. progress: show it on stderr. The listeners get each
+    of dropout, and of parameters that are not initialised yet. progress: show it on stderr. callbacks: see
+    gl.train.Callback; they are told of optimiser steps, epochs and the end. The listeners get each
     epoch's result (on_epoch may be several listeners), the state of a pass at least every 0.2 s, or every batch; any of
     them may raise StopTraining: then the history so far is returned, a part of an epoch included. on_epoch may change a
     Module (a layer, a mode, a number): the next epoch builds it anew, see Trainer; with ranks, where rank 0 alone calls
     listeners, that is a TrainError. max_norm: an optimiser step divides its gradients, if their global norm is above
-    this, down to it. freeze: patterns of names, such as "embed*", of parameters that stay as they are. Fewer rows than
+    this, down to it. freeze: patterns of names, such as "embed*", of parameters that stay as they are.
+    class_weight: "balanced" (n / (k * count), as scikit-learn), {class: weight} or a weight for each class: the loss of
+    training weighs a label so, times the weight of its row; accuracies and validation do not. Fewer rows than
     batch_size train as one smaller batch. options go to gl.Trainer (dynamic=) and gl.compile (threads=, ...);
     SettingError for a name that is no argument. Predictions are kept of the last epoch alone.
     parallel: "mpi", under mpiexec: each batch is split over the ranks, all of which hold the data and end with the same
@@ -93,6 +100,7 @@ def fit(
             seed=seed,
             max_norm=max_norm,
             freeze=freeze,
+            class_weights=weights_of_classes(class_weight, data, train_rows),
             communicator=ranks,
             exchange=exchange,
             **options,
@@ -102,7 +110,7 @@ def fit(
     loop = Loop(
         trainer, data, train_rows, val_rows,
         batch_size=batch_size, micro_batch_size=micro_batch_size, steps=epochs * -(-len(train_rows) // batch_size),
-        seed=seed, on_epoch=on_epoch, on_progress=on_progress, on_train_batch=on_train_batch,
+        seed=seed, callbacks=callbacks, on_epoch=on_epoch, on_progress=on_progress, on_train_batch=on_train_batch,
         on_eval_batch=on_eval_batch,
     )  # fmt: skip
     loop.run(display)

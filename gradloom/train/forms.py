@@ -49,7 +49,7 @@ class Forms:
         if isinstance(objective.model, Module):
             objective.model.ensure_init(self._seed)
             if objective.state.chosen is None:
-                objective.state.follow(objective.named().values())
+                objective.state.follow(objective.named())
         if not self._dynamic:
             self._count(backward)
 

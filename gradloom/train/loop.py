@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..base.interrupts import StopTraining
 from ..data.dataset import Dataset
+from .callbacks import BatchReports, Callback, Callbacks, Listeners
 from .display import Display, StepDisplay
 from .epoch import Listener, Progress, run_part
+from .history import History
 from .result import EpochResult, Result
 from .source import RowSource
-from .stopping import Listeners, Listening, monitored
+from .stopping import monitored
 from .trainer import Trainer
 
 
@@ -28,6 +30,7 @@ class Loop:
     steps                 optimiser steps in all; the last pass may be cut
     validates_first       measure the validation rows before the first step, too
     before_pass           called before each pass, by each rank
+    callbacks             gl.train.Callback, several: told of each optimiser step, pass, ...
     on_epoch              told of each EpochResult (one listener or several)
     on_progress           told of the state of a pass at least every 0.2 s; on_train_batch, on_eval_batch: after each
                           micro-batch. Any listener may raise StopTraining: the pass ends, its part is in the history,
@@ -51,6 +54,7 @@ class Loop:
         seed: int = 0,
         validates_first: bool = False,
         before_pass: Callable[[], None] | None = None,
+        callbacks: Sequence[Callback] | None = None,
         on_epoch: Listeners = None,
         on_progress: Listener | None = None,
         on_train_batch: Listener | None = None,
@@ -61,8 +65,8 @@ class Loop:
         self.steps_total, self.seed, self.validates_first = steps, seed, validates_first
         self.before_pass, self.on_progress = before_pass, on_progress
         self.on_train_batch, self.on_eval_batch = on_train_batch, on_eval_batch
-        self.listeners = Listening(on_epoch)
-        self.history: list[EpochResult] = []
+        self.callbacks = Callbacks(callbacks, on_epoch)
+        self.history = History()
         self.before: Result | None = None
         self.latest = Result()
         self.steps = self.rows = self.passes = 0
@@ -71,6 +75,8 @@ class Loop:
         self._first_pass = 0  # not 0 when an optimiser with a state of its own goes on
         self._counts = 0, 0, 0  # steps of the loop and of the optimiser when the pass began, steps of the pass
         trainer.train_state.register("loop", self._memory)
+        if self.callbacks:
+            trainer.train_state.register("callbacks", self.callbacks.state)
 
     def _memory(self) -> dict[str, Any]:
         """What it remembers from pass to pass, for the state of the run."""
@@ -89,7 +95,7 @@ class Loop:
         self.stopped = False
         if not self.passes:
             self._first_pass = trainer.epoch
-            self.listeners.begin(trainer)
+            self._tell("begin", self.callbacks.begin, self)
         with display or contextlib.nullcontext(), trainer.together(), trainer.claim:
             if self.validates_first and not self.passes and len(self.val_rows):
                 source.order.write(self.order(self._first_pass + 1))
@@ -98,10 +104,10 @@ class Loop:
                 if display is not None:
                     display.before(self.before)
             if display is not None:
-                display.begin(self.steps)
+                display.begin(self)
             while self.steps < self.steps_total and not self.stopped:
                 self._pass(source, display)
-        trainer.tell(self.listeners.end if self.listeners else None)
+        self._tell("end", self.callbacks.end, self.history)
 
     def _pass(self, source: RowSource, display: Display | StepDisplay | None) -> None:
         """One pass over the training rows (the last may be cut by `steps`), then validation, then the listeners."""
@@ -122,25 +128,35 @@ class Loop:
         except StopTraining:
             self.stopped = True
         seconds = time.perf_counter() - began
-        result = EpochResult(number, train, val if val.ndata else None, seconds, trainer.planned_bytes)
+        measured = val if val.ndata else None
+        rates = trainer.optimizer_state.rates(max(trainer.steps - 1, 0), number - 1) if train.ndata else {}
+        result = EpochResult(number, train, measured, seconds, trainer.planned_bytes, rates)
         self.history.append(result)
         if display is not None:
             display.epoch(result)
         if self.stopped:
             return
         trainer.optimizer_state.observe(monitored(result))
+        self._tell("on_epoch", self.callbacks.epoch, result)
+        # The place for a checkpoint: no step is open, the schedule and the listeners have seen the epoch.
+
+    def _tell(self, event: str, call: Callable[[Any], None], told: Any) -> None:
+        """Tell the callbacks of an event between two steps; one that raises StopTraining ends the training."""
         try:
-            trainer.tell(self.listeners or None, result)
+            self.trainer.tell(call if self.callbacks.hears(event) else None, told)
         except StopTraining:
             self.stopped = True
-        # The place for a checkpoint: no step is open, the schedule and the listeners have seen the epoch.
 
     def _train(self, source: RowSource, result: Result, display: Display | StepDisplay | None) -> None:
         rows = min(len(self.train_rows), (self.steps_total - self.steps) * self.batch_size)
         before, whole, began = self.steps, -(-rows // self.batch_size), time.perf_counter()
+        reports = None
+        if self.callbacks.hears("on_batch"):
+            number = self._first_pass + self.passes
+            reports = BatchReports(self.callbacks, source, result, number, self.batch_size, rows, self._steps_now)
         self._counts = before, self.trainer.steps, whole
         try:
-            self._run_part(source, True, result, display, self.on_progress, rows)
+            self._run_part(source, True, result, display, self.on_progress, rows, reports)
             self.steps = before + whole
         except BaseException:
             self.steps = self._steps_now()
@@ -163,6 +179,7 @@ class Loop:
         display: Display | StepDisplay | None,
         on_progress: Listener | None,
         rows: int = 0,
+        reports: BatchReports | None = None,
     ) -> None:
         """The training rows (so many of them) or the validation rows of a pass; display and listener are told."""
 
@@ -173,9 +190,14 @@ class Loop:
                 display.rows(at, self.steps)
             if on_progress is not None:
                 on_progress(at)
+            if self.callbacks.hears("on_progress"):
+                self.callbacks.progress(at)
+            if reports is not None:
+                reports.look()
 
         run_part(
             self.trainer, source, 0 if training else len(self.train_rows), rows if training else source.n, result,
             training=training, batch_size=self.batch_size, micro_batch_size=self.micro_batch_size,
             on_batch=self.on_train_batch if training else self.on_eval_batch, on_progress=heard,
+            each=reports is not None,
         )  # fmt: skip

@@ -51,6 +51,11 @@ def loss_pair(loss: str | Callable[..., Any]) -> LossPair:
 def _own(loss: Callable[..., Any], pred: Outputs, labels: Value | None, weights: Value | None) -> tuple[Value, Value]:
     given = (pred,) if labels is None else (pred, labels)
     takes_weights, named = _weights_for(loss, given, weights)
+    if weights is not None and weights.ndim > 1 and not takes_weights:
+        raise DataError(
+            f"loss: class weights of sequences are {describe(weights)}, one for each label; need 'cross_entropy', or a "
+            "function (outputs, labels, weights)"
+        )
     made = loss(*given, **named)
     if isinstance(made, tuple) and len(made) == 2 and all(isinstance(v, Value) for v in made):
         total, weight = made

@@ -7,8 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from .. import ops
 from ..base.errors import GradientError, GraphError
+from ..base.patterns import matched
 from ..graph.grad import gradients
 from ..graph.leaves import Parameter
 from ..graph.stored import next_serial
@@ -17,11 +20,12 @@ from ..graph.value import Value, describe
 from ..nn.module import Module, mode
 from ..optim.state import OptimizerState
 from ..transform.substitute import with_batch
+from .class_weight import class_weighted
 from .losses import loss_pair
 from .outputs import Outputs, mapped, values_of
 from .session import Graph
 from .source import FeedSource, RowSource
-from .trained import Freeze, check_freeze, made_since, matched, reached_parameters, refuse_untrained
+from .trained import Freeze, check_freeze, made_since, reached_parameters, refuse_untrained
 
 Model = Module | Callable[[Value], Outputs] | Graph | tuple[Value, Outputs]
 
@@ -37,11 +41,19 @@ class BatchGraph:
 
 
 class Objective:
-    """What a trainer computes of a batch. state: that of the optimiser, which knows what was chosen to train."""
+    """What a trainer computes of a batch. state: that of the optimiser, which knows what was chosen to train.
+    class_weights: f32 [classes], how much labels weigh in training."""
 
-    def __init__(self, model: Model, loss: str | Callable[..., Any], freeze: Freeze, state: OptimizerState) -> None:
+    def __init__(
+        self,
+        model: Model,
+        loss: str | Callable[..., Any],
+        freeze: Freeze,
+        state: OptimizerState,
+        class_weights: np.ndarray | None = None,
+    ) -> None:
         self.model, self.loss, self.freeze, self.state = _usable_model(model), loss, check_freeze(freeze), state
-        self.loss_pair = loss_pair(loss)
+        self.loss_pair, self.class_weights = loss_pair(loss), class_weights
         self.is_total = loss == "sum"  # a total is never divided by a weight
         self.has_predictions = loss == "cross_entropy"
 
@@ -96,6 +108,8 @@ class Objective:
         """(outputs, loss sum, weight) of a batch."""
         x, labels, weights = source.leaves(rows)
         pred = self.outputs(x, backward)
+        if backward and self.class_weights is not None and labels is not None:
+            weights = class_weighted(self.class_weights, labels, weights)
         return pred, *self.loss_pair(pred, labels, weights)
 
     def named(self) -> dict[str, Parameter]:
@@ -108,7 +122,7 @@ class Objective:
         own = self.named()
         mine = {p.stored for p in own.values()}
         named = [*own.items(), *((p.name, p) for p in reached_parameters(total) if p.stored not in mine)]
-        hits = matched(self.freeze, [name for name, _ in named])
+        hits = matched("freeze", self.freeze, [name for name, _ in named])
         frozen = {p.stored for name, p in named if name in hits}
         chosen = self.state.chosen
         if chosen is None and isinstance(self.model, Module):

@@ -104,6 +104,7 @@ class Replica:
         ranks.check("the model", checksum(repr(shapes)))
         self._share()
         self.state = OptimizerState(job.optimizer)
+        self.state.place([*self.parameters.items(), *self.buffers.items()])
         reached = {"reached": (len(self.parameters) + len(self.buffers),)}
         self.exchange = Exchange(ranks, self.parameters.values(), self.buffers.values(), reached, job.exchange).join()
         self._locals: dict[Hashable, _Local] = {}

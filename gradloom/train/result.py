@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..base.errors import TrainError
 from ..data.dataset import IGNORED
+
+UNCERTAINTY = "_unc"  # how the name of an uncertainty ends: loss, loss_unc
 
 
 class Result:
@@ -27,6 +30,7 @@ class Result:
         self.ndata = 0
         self.counted = 0  # rows with a label that counts
         self.correct = 0
+        self.batches = 0
         self._losses: list[np.ndarray] = []
         self._weights: list[np.ndarray] = []
         self._norms: list[np.ndarray] = []
@@ -50,6 +54,7 @@ class Result:
         self.ndata += rows
         self._losses.append(np.asarray(losses, np.float64).ravel())
         self._weights.append(np.asarray(weights, np.float64).ravel())
+        self.batches += len(self._losses[-1])
         if grad_norms is not None:
             self._norms.append(np.asarray(grad_norms, np.float64).ravel())
         if predictions is not None:
@@ -64,10 +69,6 @@ class Result:
                     valid &= np.repeat(row_weights != 0, len(true) // len(row_weights))
                 self.counted += int(valid.sum())
                 self.correct += int(((predicted == true) & valid).sum())
-
-    @property
-    def batches(self) -> int:
-        return sum(len(a) for a in self._losses)
 
     def _parts(self) -> tuple[np.ndarray, np.ndarray]:
         if not self._losses:
@@ -89,6 +90,16 @@ class Result:
         sums, weights = (a[-batches:] for a in self._parts())
         total = float(weights.sum())
         return float(sums.sum()) / total if total else math.nan
+
+    def latest(self, batches: int) -> tuple[float, float]:
+        """(loss, weight) of the last so many batches, without a look at those before them."""
+        total = weight = 0.0
+        for sums, weights in zip(reversed(self._losses), reversed(self._weights), strict=True):
+            if batches < 1:
+                break
+            total, weight = float(sums[-batches:].sum()) + total, float(weights[-batches:].sum()) + weight
+            batches -= len(sums)
+        return total if self.is_total else total / weight if weight else math.nan, weight
 
     @property
     def loss_unc(self) -> float:
@@ -132,6 +143,16 @@ class Result:
             )
         return np.concatenate(self._predictions) if self._predictions else np.empty(0, np.int32)
 
+    def numbers(self) -> dict[str, float]:
+        """What was measured, by name: loss, accuracy where there are classes, each followed by its uncertainty (name +
+        "_unc") as far as it is known."""
+        found = {"loss": self.loss, "loss_unc": self.loss_unc}
+        if self.counted:
+            found |= {"accuracy": self.accuracy, "accuracy_unc": self.accuracy_unc}
+        return {
+            name: number for name, number in found.items() if not (name.endswith(UNCERTAINTY) and math.isnan(number))
+        }
+
     def drop_predictions(self) -> None:
         """Free the predictions, if there are any; what they measured stays."""
         self._predictions = None if self._predictions else self._predictions
@@ -147,7 +168,8 @@ class Result:
 class EpochResult:
     """One epoch of a fit: its number from 1, what training and validation measured (val is None without a split).
 
-    seconds: of both. planned_bytes: the arena and scratch that the steps so far planned for.
+    seconds: of both. planned_bytes: the arena and scratch that the steps so far planned for. rates: the learning rates
+    of its last step by name: "lr"; none where no step was done.
     """
 
     epoch: int
@@ -155,6 +177,12 @@ class EpochResult:
     val: Result | None
     seconds: float
     planned_bytes: int = 0
+    rates: Mapping[str, float] = field(default_factory=dict)
+
+    def numbers(self) -> dict[str, float]:
+        """What was measured, by name: loss, loss_unc, accuracy, ... of training; val_loss, ... of validation."""
+        val = {} if self.val is None else self.val.numbers()
+        return self.train.numbers() | {f"val_{name}": number for name, number in val.items()}
 
     def drop_predictions(self) -> None:
         """Free the predictions: fit keeps those of its last epoch."""

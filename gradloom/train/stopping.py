@@ -1,9 +1,10 @@
-"""Ending a training early, and in order: EarlyStopping, and the listeners of epochs."""
+"""Ending a training early, and in order: EarlyStopping."""
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,129 +12,136 @@ import numpy as np
 from ..base.arguments import as_bool
 from ..base.errors import SettingError, TrainError
 from ..base.interrupts import StopTraining
-from ..graph.stored import Stored, copies, replace
+from ..graph.stored import copies, replace
+from .callbacks import Callback
 
 if TYPE_CHECKING:
     from .result import EpochResult
     from .trainer import Trainer
 
-Listeners = Callable[..., Any] | Sequence[Callable[..., Any]] | None
+_HIGHER = ("accuracy", "acc", "auc", "f1", "precision", "recall", "r2")  # how names end of what is to be large
 
 
-class EarlyStopping:
-    """For on_epoch: end the training when the loss has not improved for `patience` epochs.
+class EarlyStopping(Callback):
+    """For callbacks= or on_epoch=: end the training when a number has not improved for `patience` epochs.
 
-    The loss is that of validation, or of training where there is no validation. It improves when it is less than the
-    best so far by more than min_delta. restore_best: at the end, however it comes, the model gets back the weights (and
-    running statistics) that it had after the best epoch. patience 0 is as 1: the first epoch that is no better ends it.
+    monitor       the number's name, as EpochResult.numbers() has it: "val_loss", "loss", "val_accuracy", ...; when not
+                  given the loss of validation, or of training where there is no validation
+    mode          "min" or "max": the number improves when it is less, or more, than the best so far by more than
+                  min_delta; "auto": "max" for names that end in accuracy, acc, auc, f1, precision, recall or r2
+    patience      0 is as 1: the first epoch that is no better ends the training
+    restore_best  at the end, however it comes, the model gets back the weights (and running statistics) that it had
+                  after the best epoch
 
         stop = gl.train.EarlyStopping(patience=5)
-        gl.fit(model, data, val_split=0.1, epochs=1000, on_epoch=stop)
-        stop.best_epoch, stop.best_loss, stop.stopped
+        gl.fit(model, data, val_split=0.1, epochs=1000, callbacks=[stop])
+        stop.best_epoch, stop.best, stop.stopped
 
-    In a loop of your own: stop.begin(trainer), stop(result) after each epoch, stop.end(). SettingError for numbers out
-    of range.
+    In a loop of your own: stop.begin(trainer), stop(result) after each epoch, stop.end(). SettingError for
+    numbers out of range, and for a monitor that names nothing that is measured.
     """
 
-    def __init__(self, patience: int = 0, min_delta: float = 0.0, restore_best: bool = False) -> None:
+    def __init__(
+        self,
+        patience: int = 0,
+        min_delta: float = 0.0,
+        restore_best: bool = False,
+        *,
+        monitor: str | None = None,
+        mode: str = "auto",
+    ) -> None:
         if not isinstance(patience, (int, np.integer)) or isinstance(patience, bool) or patience < 0:
             raise SettingError(f"EarlyStopping: patience={patience!r} is not usable; need a whole number of at least 0")
         if not isinstance(min_delta, (int, float, np.number)) or not 0 <= min_delta < math.inf:
             raise SettingError(f"EarlyStopping: min_delta={min_delta!r} is not usable; need a number of at least 0")
+        if monitor is not None and not (isinstance(monitor, str) and monitor):
+            raise SettingError(f"EarlyStopping: monitor={monitor!r} is not usable; need a name such as 'val_loss'")
+        if mode not in ("min", "max", "auto"):
+            raise SettingError(f"EarlyStopping: mode={mode!r} is not known; need min, max or auto")
         self.patience, self.min_delta = int(patience), float(min_delta)
         self.restore_best = as_bool("EarlyStopping: restore_best", restore_best)
+        self.monitor = monitor
+        self.mode = mode if mode != "auto" else "max" if (monitor or "").lower().endswith(_HIGHER) else "min"
         self._trainer: Trainer | None = None
         self._forget()
 
     def _forget(self) -> None:
-        self.best_loss, self.best_epoch, self.stopped = math.inf, 0, False
+        self.best, self.best_epoch, self.stopped = math.inf if self.mode == "min" else -math.inf, 0, False
         self._waited = 0
-        self._best: dict[Stored, np.ndarray] = {}
+        self._weights: dict[str, np.ndarray] = {}  # of the best epoch, by name
 
-    def begin(self, trainer: Trainer) -> None:
-        """A training begins: `fit` calls this."""
+    def begin(self, loop: Any) -> None:
+        """A training begins. loop: a Loop, or the Trainer in a loop of your own."""
         self._forget()
-        self._trainer = trainer
-        trainer.train_state.register("early stopping", self._memory)
+        self._trainer = getattr(loop, "trainer", loop)
+        if loop is self._trainer and loop is not None:
+            loop.train_state.register("early stopping", self.state)
 
-    def _memory(self) -> dict[str, Any]:
-        """What it remembers from epoch to epoch, for the state of the run."""
-        best = {f"best.{i}": array for i, array in enumerate(self._best.values())}
-        return {"loss": self.best_loss, "epoch": self.best_epoch, "waited": self._waited, **best}
+    def state(self) -> dict[str, Any]:
+        """What it remembers from epoch to epoch; weights.NAME: arrays of the best epoch."""
+        weights = {f"weights.{name}": array for name, array in self._weights.items()}
+        return {
+            "best": self.best, "best_epoch": self.best_epoch, "waited": self._waited, "stopped": self.stopped, **weights
+        }  # fmt: skip
 
-    def __call__(self, result: EpochResult) -> None:
+    def load_state(self, values: Mapping[str, Any]) -> None:
+        """Take back what `state` gave."""
+        self.best, self.best_epoch = float(values["best"]), int(values["best_epoch"])
+        self._waited, self.stopped = int(values["waited"]), bool(values["stopped"])
+        kept = "weights."
+        self._weights = {name.removeprefix(kept): a for name, a in values.items() if name.startswith(kept)}
+
+    def on_epoch(self, result: EpochResult) -> None:
         """An epoch has ended; StopTraining when there were enough without improvement."""
-        loss = monitored(result)
-        if loss < self.best_loss - self.min_delta:
-            self.best_loss, self.best_epoch, self._waited = loss, result.epoch, 0
+        number = self._number(result)
+        gained = self.best - number if self.mode == "min" else number - self.best
+        if gained > self.min_delta:
+            self.best, self.best_epoch, self._waited = number, result.epoch, 0
             if self.restore_best:
                 self._keep()
             return
         self._waited += 1
         if self._waited >= max(1, self.patience):
             self.stopped = True
-            raise StopTraining(f"no better loss than {self.best_loss:.6g} of epoch {self.best_epoch}")
+            raise StopTraining(f"no better {self.monitor or 'loss'} than {self.best:.6g} of epoch {self.best_epoch}")
+
+    def __call__(self, result: EpochResult) -> None:
+        """The same as on_epoch: it may stand where a function of an EpochResult does."""
+        self.on_epoch(result)
+
+    def _number(self, result: EpochResult) -> float:
+        if self.monitor is None:
+            return monitored(result)
+        numbers = result.numbers()
+        if self.monitor not in numbers:
+            near = difflib.get_close_matches(self.monitor, numbers, 1)
+            hint = f"did you mean {near[0]}?" if near else f"need one of {', '.join(numbers)}"
+            raise SettingError(f"EarlyStopping: monitor={self.monitor!r} is not measured; {hint}")
+        return numbers[self.monitor]
 
     def _keep(self) -> None:
         if self._trainer is None:
             raise TrainError(
-                "EarlyStopping: restore_best needs to know what is trained; give it to on_epoch itself (or in a list), "
-                "or call begin(trainer)"
+                "EarlyStopping: restore_best needs to know what is trained; give it to callbacks, or call "
+                "begin(trainer)"
             )
-        written = self._trainer.written()
-        self._best = dict(zip(written, copies(written), strict=True))
+        written = set(self._trainer.written())
+        named = {name: s for name, s in self._trainer.train_state.arrays("model").items() if s in written}
+        self._weights = dict(zip(named, copies(named.values()), strict=True))
 
-    def end(self) -> None:
-        """The training has ended: `fit` calls this."""
-        replace(self._best)
-        self._best, self._trainer = {}, None
+    def end(self, history: list[EpochResult] | None = None) -> None:
+        """The training has ended."""
+        if self._trainer is not None and self._weights:
+            named = self._trainer.train_state.arrays("model")
+            replace({named[name]: array for name, array in self._weights.items()})
+        self._weights, self._trainer = {}, None
 
     def __repr__(self) -> str:
         kept = ", restore_best=True" if self.restore_best else ""
-        return f"EarlyStopping(patience={self.patience}, min_delta={self.min_delta:g}{kept})"
+        watched = "" if self.monitor is None else f", monitor={self.monitor!r}, mode={self.mode!r}"
+        return f"EarlyStopping(patience={self.patience}, min_delta={self.min_delta:g}{kept}{watched})"
 
 
 def monitored(result: EpochResult) -> float:
     """The loss that judges an epoch: of validation, else of training."""
     return float((result.train if result.val is None else result.val).loss)
-
-
-class Listening:
-    """The listeners of epochs: one, several or none. Those with begin(trainer) and end() are told of both."""
-
-    def __init__(self, listeners: Listeners) -> None:
-        several: Iterable[Any] = listeners if isinstance(listeners, (list, tuple)) else [listeners]
-        self._listeners = [each for each in several if each is not None]
-        for each in self._listeners:
-            if not callable(each):
-                raise SettingError(
-                    f"on_epoch: got {type(each).__name__}; need a function of an EpochResult, or several"
-                )
-
-    def __bool__(self) -> bool:
-        return bool(self._listeners)
-
-    def begin(self, trainer: Trainer) -> None:
-        for each in self._listeners:
-            if hasattr(each, "begin"):
-                each.begin(trainer)
-
-    def __call__(self, result: EpochResult) -> None:
-        """Each listener in turn; StopTraining, if any of them raises it, when all have heard."""
-        stops = [self._tell(each, result) for each in self._listeners]
-        for stop in stops:
-            if stop is not None:
-                raise stop
-
-    @staticmethod
-    def _tell(listener: Callable[..., Any], result: EpochResult) -> StopTraining | None:
-        try:
-            listener(result)
-        except StopTraining as stop:
-            return stop
-        return None
-
-    def end(self) -> None:
-        for each in self._listeners:
-            if hasattr(each, "end"):
-                each.end()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Iterable, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Collection, Sequence
 
-from ..base.errors import GraphError, SettingError
+from ..base.errors import GraphError
+from ..base.patterns import as_patterns
 from ..graph.grad import gradients
 from ..graph.graph import reachable
 from ..graph.leaves import Parameter
@@ -44,21 +43,4 @@ def refuse_untrained(who: str, total: Value, known: Collection[Stored]) -> None:
 
 def check_freeze(freeze: Freeze) -> tuple[str, ...]:
     """The patterns, or SettingError."""
-    patterns = (freeze,) if isinstance(freeze, str) else freeze
-    if not isinstance(patterns, (tuple, list)) or not all(isinstance(p, str) and p for p in patterns):
-        raise SettingError(f"freeze={freeze!r} is not usable; need a pattern of names, such as 'embed*', or several")
-    return tuple(patterns)
-
-
-def matched(freeze: Sequence[str], names: Iterable[str]) -> set[str]:
-    """The names that a pattern matches (* ? [abc], as file names); SettingError for a pattern without any."""
-    names = list(names)
-    matching: set[str] = set()
-    for pattern in freeze:
-        hits = {name for name in names if fnmatchcase(name, pattern)}
-        if not hits:
-            near = difflib.get_close_matches(pattern, names, 1)
-            hint = f"did you mean {near[0]}?" if near else f"need one of {', '.join(names[:8]) or 'none'}"
-            raise SettingError(f"freeze: {pattern!r} matches no parameter; {hint}")
-        matching |= hits
-    return matching
+    return as_patterns("freeze", freeze)

@@ -70,6 +70,7 @@ class Trainer:
                train/split.py; exchange: "ordered", the same bits for any number of ranks, or "fast"
     max_norm   an optimiser step divides its gradients, if their global norm is above this, down to it
     freeze     patterns of names, such as "embed*": parameters that stay as they are
+    class_weights  f32 [classes]: in training a label weighs so much, times the weight of its row; evaluation has none
     The other arguments are those of gl.compile.
 
     One thread at a time uses a trainer (or several trainers of one optimiser with parameters): while it is in a call of
@@ -101,6 +102,7 @@ class Trainer:
         exchange: str = "ordered",
         max_norm: float = math.inf,
         freeze: Freeze = (),
+        class_weights: np.ndarray | None = None,
         **options: Any,
     ) -> None:
         check_options("Trainer", options, Trainer)
@@ -117,11 +119,12 @@ class Trainer:
         if communicator is not None and (dynamic or build == "grad"):
             asked = "dynamic=True" if dynamic else "build='grad'"
             raise SettingError(f"{asked}: ranks exchange whole steps of one graph; need one process for that")
-        self.objective = Objective(model, loss, freeze, self.optimizer_state)
+        self.objective = Objective(model, loss, freeze, self.optimizer_state, class_weights)
         if isinstance(model, Module):
             model.ensure_init(seed)
             if self.optimizer_state.chosen is None:
                 self.optimizer_state.register(model.parameters())
+                self.optimizer_state.place(self.objective.named().items())
         self.model, self.loss = self.objective.model, loss
         self.forms = Forms(self.objective, seed, self.dynamic)
         self.local = LocalSteps(
@@ -162,6 +165,7 @@ class Trainer:
         orders = {f"order.{i}": source.order for i, source in enumerate(self._sources.values())}
         return {
             "seed": self.seed, "max_norm": self.max_norm, "freeze": self.objective.freeze, "build": self.build,
+            "class_weights": None if self.objective.class_weights is None else self.objective.class_weights.tolist(),
             "accumulate": self.accumulate, "done": local.done, "in_window": local.in_window, "held": local.held,
             "window_rows": local.window_rows, **orders,
         }  # fmt: skip

@@ -132,6 +132,22 @@ def test_every_option_trains(capsys, tmp_path, options):
     assert code == 0 and accuracy > 0.9, (found, err)
 
 
+def test_the_result_has_the_history(capsys, tmp_path):
+    found = fitted(capsys, tmp_path, flowers(tmp_path / "t.csv"), "--epochs", 4, "--val-split", 0.2, "--lr", 0.01)
+    history = found["history"]
+    assert [one["epoch"] for one in history] == [1, 2, 3, 4]
+    assert history[-1]["loss"] == found["train_loss"] < history[0]["loss"]
+    for name in ("loss_unc", "accuracy"):
+        assert history[-1][name] == found[f"train_{name}"]
+    for name in ("val_loss", "val_loss_unc", "val_accuracy"):
+        assert history[-1].get(name) == found[name]
+    steps = found["steps"]
+    for i, one in enumerate(history):
+        last = (i + 1) * steps // 4 - 1
+        assert one["lr"] == pytest.approx(0.005 * (1 + np.cos(np.pi * last / steps)), rel=1e-12)
+    assert sum(one["seconds"] for one in history) < found["seconds"] and min(one["seconds"] for one in history) > 0
+
+
 def test_micro_batches_give_the_same_training(capsys, tmp_path):
     path = houses(tmp_path / "t.csv")
     options = ("--optimizer", "sgd", "--epochs", 3, "--batch-size", 30)

@@ -68,8 +68,12 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
     ),
 }  # fmt: skip
 # Options that change neither numbers nor bytes, and what tests them: the same bits for any number of threads or rows at
-# a time; a stop text (test_generate.py); --json is in every line
-ELSEWHERE = {"evaluate": {"--threads", "--batch-size", "--skip-bad-lines"}, "generate": {"--threads", "--stop"}}
+# a time; a stop text (test_generate.py); a settings file (test_config.py); --json is in every line
+ELSEWHERE = {
+    "evaluate": {"--threads", "--batch-size", "--skip-bad-lines"},
+    "generate": {"--threads", "--stop"},
+    "finetune": {"--config"},
+}
 
 
 @pytest.fixture(scope="module")

@@ -358,7 +358,7 @@ def test_a_signal_whose_exception_is_lost_is_heeded_before_the_training(capsys, 
         with contextlib.suppress(KeyboardInterrupt):  # as an import or a destructor may do
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(module, "_announce", announce)
+    monkeypatch.setattr(module, "announce", announce)
     assert run(capsys, "fit", DIGITS, "--out", tmp_path / "out")[0] == 143
     assert not (tmp_path / "out" / "model.safetensors").exists()
 

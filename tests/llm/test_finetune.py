@@ -68,7 +68,7 @@ def test_steps_of_sgd_are_those_of_pytorch(tmp_path: Path, case: str, method: st
         run = run_on(
             path, data, adapter, epochs=5, micro_batch_size=micro, optimizer=gl.optim.SGD(lr=rate)
         )  # fmt: skip
-        losses = np.array([e.train.loss for e in run.history])
+        losses = np.array(run.history.to_dict()["loss"])
         assert losses[-1] < losses[0] - 0.05
         assert_all_noise(trained(run) | {"losses": losses}, *references, longest=data.tokens.size)
 

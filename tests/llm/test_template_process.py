@@ -188,6 +188,27 @@ def test_large_chats_in_both_directions():
         assert text in parts[0][0] and parts[1] == ("Hello! <|im_end|>", True)
 
 
+LONG = "{% set many = [0] * 9999 %}{{ ([many + [1]] * 10**6).count(many + [2]) }}"  # one instruction of Python
+
+
+@pytest.mark.parametrize(("cost", "starts"), [(LOOPS, 1), (LONG, 2)])
+def test_a_chat_that_ends_the_process_amid_others(limits, monkeypatch, cost, starts):
+    """Answers are written together: those of the chats before it may be lost with it, and it alone is at fault. A chat
+    at which the process is known to be is not rendered again."""
+    limits(seconds=0.4, silence=60.0)
+    made = ChatTemplate("{% if messages[0].content == 'time' %}" + cost + "{% endif %}" + CHATML, chatml())
+    words = [*"abcde", "time", *"fgh"]
+    started = []
+    start = template_process.Renderer._start
+    monkeypatch.setattr(template_process.Renderer, "_start", lambda self: (started.append(1), start(self))[1])
+    for word, parts in zip(words, made.split([(chat(word), None) for word in words]), strict=True):
+        if word == "time":
+            assert "more than 0.4 s of processor time" in str(parts)
+        else:
+            assert f"{word}<|im_end|>" in parts[0][0], parts
+    assert len(started) == starts
+
+
 def test_many_answers_are_not_held_at_once():
     made = ChatTemplate("{{ 'x' * 9000000 }}{{ messages[0].content }}", chatml())
     chats = [made._asked([{"role": "user", "content": str(i)}], None, False) for i in range(8)]
@@ -269,7 +290,7 @@ def spoken(monkeypatch, limits, tmp_path, code):
         "def hear():\n"
         "    size = struct.unpack('<Q', sys.stdin.buffer.read(8))[0]\n"
         "    sys.stdin.buffer.read(size)\n"
-        "FAULT, LATER = 2**64 - 1, 2**64 - 2\n"
+        "FAULT, LATER, HERE = 2**64 - 1, 2**64 - 2, 2**64 - 3\n"
         "tell(b'gradloom renders templates', FAULT)\n"
         f"hear(); tell(b'', 0); hear()\n{code}\n"
     )
@@ -289,7 +310,7 @@ def spoken(monkeypatch, limits, tmp_path, code):
         ("say(b'x')", "fails: its process answers with what is no text"),
         ("tell(b'x', 2)", "fails: its process answers with what is no text"),
         ("tell(b'x', 2**63)", "fails: its process answers with what is no text"),
-        ("tell(b'x', 2**64 - 3)", "fails: its process answers with what is no text"),
+        ("tell(b'x', 2**64 - 4)", "fails: its process answers with what is no text"),
         ("tell(b'x', 1, 0)", "fails: its process answers with cuts that are not in the text"),
         ("tell(b'x', 2, 0, 2)", "fails: its process answers with cuts that are not in the text"),
         ("tell(b'x', 2, 1, 0)", "fails: its process answers with cuts that are not in the text"),
@@ -297,6 +318,9 @@ def spoken(monkeypatch, limits, tmp_path, code):
         ("tell(b'', 2, 0); tell(b'', 0)", "fails: its process answers with"),
         ("tell(b'\\xff', 0)", "fails: its process answers with what is no text"),
         ("tell(b'', LATER)", "fails: its process does not answer"),
+        ("tell(b'', HERE); os._exit(7)", "fails: its process ends with exit code 7"),
+        ("while True: tell(b'', HERE)", "fails: its process answers with what is no text"),
+        ("tell(b'x', HERE)", "fails: its process answers with what is no text"),
         ("os.kill(os.getpid(), 9)", "fails: its process is ended by SIGKILL"),
         ("os._exit(7)", "fails: its process ends with exit code 7"),
         ("os.close(1); time.sleep(99)", "fails: its process closes the pipe"),

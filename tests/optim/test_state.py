@@ -300,7 +300,7 @@ def test_without_parameters_there_is_no_loop(call):
     [
         ([], "there are none; need at least one"),
         (0.1, r"got 0.1; need a list of parameters, such as model.parameters\(\); lr is lr="),
-        ({"a": 1}, "got a dict; need a list"),
+        ({"a": 1}, r"parameters\['a'\]: got int; need parameters"),
         ([1.0], r"parameters\[0\]: got float; need parameters"),
         ([np.zeros(3)], r"parameters\[0\]: got ndarray"),
         ([gl.parameter(np.zeros(3), name="p", trainable=False)], r"parameters\[0\]: p is not trainable"),

@@ -129,8 +129,8 @@ def test_a_fit_in_all_its_parts():
 
     one = fitted(2)
     assert difference(one, fitted(2)) is None
-    assert {name.split(".")[0] for name in one} == {"early stopping", "loop", "model", "optimizer", "rows", "window"}
-    assert "early stopping.best.0" in one and one["loop.passes"] == 2
+    assert {name.split(".")[0] for name in one} == {"callbacks", "loop", "model", "optimizer", "rows", "window"}
+    assert "callbacks.0.weights.model.0.weight" in one and one["loop.passes"] == 2
     assert difference(one, fitted(3)) is not None
 
 

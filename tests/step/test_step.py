@@ -29,7 +29,7 @@ def calls() -> Iterator[tuple[str, str]]:
     ("called", "file"),
     [
         ("ops.guard", "step/step.py"), ("clip_weight", "step/step.py"), ("state.update", "step/step.py"),
-        ("optimizer.update", "optim/state.py"),
+        ("rule.update", "optim/state.py"),
         ("compile_checked", "run/diagnose.py"),
     ],
 )  # fmt: skip

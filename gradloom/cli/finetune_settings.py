@@ -1,0 +1,133 @@
+"""The settings of gradloom finetune, and what follows from them before the data are read."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from .common import Exchange, Parallel
+from .config import UNSAVED, Count, Limit, Place, Rate, Share, Text, Whole, commas, decided
+from .language import (
+    DATA_HELP,
+    LOSS_ON,
+    THREADS,
+    AsChat,
+    CompletionKey,
+    Json,
+    MessagesKey,
+    PromptKey,
+    SkipBadLines,
+    Template,
+    TextKey,
+    data_options,
+)
+
+if TYPE_CHECKING:
+    from ..parallel.communicator import Communicator
+
+Decay = Annotated[float, Limit("a finite number of at least 0", (("ge", 0.0), ("le", sys.float_info.max)))]
+
+
+@dataclass(frozen=True)
+class FinetuneSettings:
+    """What a finetune does. None: not said."""
+
+    model: Annotated[Place, typer.Argument(help="A GGUF model.")]
+    data: Annotated[Place, typer.Argument(help=DATA_HELP)]
+    method: Annotated[Literal["lora", "full"], typer.Option(help="lora, or full: the model's own tensors.")] = "lora"
+    rank: Annotated[Whole | None, typer.Option(help="Of the adapter. [default: 8]")] = None
+    alpha: Annotated[Rate | None, typer.Option(help="The adapter counts alpha/rank times. [default: 2 rank]")] = None
+    targets: Annotated[
+        list[str] | None,
+        Text(commas),
+        typer.Option(
+            help="Tensors to adapt or train: names as attn_q, patterns, or all. [default: attention; full: all]"
+        ),
+    ] = None
+    dropout: Annotated[
+        Share | None, typer.Option(help="Share of the adapter's inputs that is dropped. [default: 0]")
+    ] = None
+    rslora: Annotated[bool, typer.Option("--rslora", help="Count alpha/sqrt(rank) times instead.")] = False
+    lora: Annotated[
+        Place | None,
+        typer.Option(
+            help="Start from the weights of this adapter (.gguf, or a PEFT folder); optimiser, schedule and order of"
+            " rows begin anew. --out may name it again."
+        ),
+    ] = None
+    context: Annotated[Whole | None, typer.Option(help="Tokens per row. [default: 512, or the model's]")] = None
+    batch_size: Annotated[Whole, typer.Option(help="Rows per step.")] = 4
+    micro_batch_size: Annotated[
+        Whole | None, typer.Option(help="Rows computed at a time. [default: about 512 tokens]")
+    ] = None
+    epochs: Annotated[Whole | None, typer.Option(help="Passes over the training rows. [default: 1]")] = None
+    steps: Annotated[Whole | None, typer.Option(help="Steps, in place of epochs.")] = None
+    lr: Annotated[Rate, typer.Option(help="The highest rate. [default: 2e-4; full 2e-5]")] = decided
+    schedule: Annotated[Literal["cosine", "linear", "constant"], typer.Option(help="cosine, linear or constant.")] = (
+        "cosine"
+    )
+    warmup: Annotated[Share, typer.Option(help="Share of the steps in which the rate grows.")] = 0.03
+    weight_decay: Annotated[Decay, typer.Option(help="Of AdamW.")] = 0.0
+    val_split: Annotated[
+        Share | None, typer.Option(help="Share of the rows to validate on. [default: 0.05, at most 100 rows]")
+    ] = None
+    seed: Annotated[Count, typer.Option(help="Of the adapter, the split, the order of the rows and dropout.")] = 0
+    threads: Annotated[Whole | None, UNSAVED, THREADS] = None
+    train_dtype: Annotated[
+        Literal["f32"] | None, typer.Option(help="f32: quantised and half tensors train as copies.")
+    ] = None
+    text_key: TextKey = None
+    prompt_key: PromptKey = None
+    completion_key: CompletionKey = None
+    messages_key: MessagesKey = None
+    as_chat: AsChat = False
+    chat_template: Template = None
+    loss_on: Annotated[Literal["assistant", "all"] | None, LOSS_ON] = None
+    skip_bad_lines: SkipBadLines = False
+    parallel: Annotated[Parallel, UNSAVED] = None
+    exchange: Annotated[Exchange, UNSAVED] = None
+    out: Annotated[
+        Place,
+        UNSAVED,
+        typer.Option(help="FILE.gguf, or for an adapter a folder (PEFT). [default: adapter.gguf; full model.gguf]"),
+    ] = decided
+    json: Annotated[Json, UNSAVED] = False
+
+
+def settle(asked: FinetuneSettings) -> FinetuneSettings:
+    """With the defaults that follow from the method; SettingError for settings that exclude one another."""
+    from ..base.errors import SettingError
+
+    if asked.epochs is not None and asked.steps is not None:
+        raise SettingError(f"--epochs {asked.epochs} --steps {asked.steps}: need one of them")
+    is_lora = asked.method == "lora"
+    return replace(
+        asked,
+        lr=asked.lr or (2e-4 if is_lora else 2e-5),
+        out=asked.out or ("adapter.gguf" if is_lora else "model.gguf"),
+    )
+
+
+def inputs_of(use: FinetuneSettings) -> list[str]:
+    """The files that are read, first the model, then the data."""
+    return [use.model, use.data] if use.chat_template is None else [use.model, use.data, use.chat_template]
+
+
+def reading(use: FinetuneSettings) -> dict[str, Any]:
+    """What is read of the data, and how, as llm.data.read_samples takes it."""
+    return data_options(
+        use.text_key, use.prompt_key, use.completion_key, use.messages_key, use.as_chat, use.chat_template,
+        use.loss_on, use.skip_bad_lines,
+    )  # fmt: skip
+
+
+def training(use: FinetuneSettings, ranks: Communicator | None) -> dict[str, Any]:
+    """How is trained, as llm.finetune.Run takes it."""
+    names = (
+        "context", "batch_size", "micro_batch_size", "epochs", "steps", "lr", "schedule", "warmup", "weight_decay",
+        "val_split", "seed", "threads",
+    )  # fmt: skip
+    return {name: getattr(use, name) for name in names} | {"parallel": ranks, "exchange": use.exchange or "ordered"}

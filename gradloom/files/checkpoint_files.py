@@ -1,0 +1,360 @@
+"""A checkpoint on disk: arrays in step-000120.safetensors, all other values in step-000120.json, the manifest.
+
+The manifest names the file of the arrays, its size and its SHA-256, and is written last: a checkpoint is there when its
+manifest has its name. The manifest is one JSON object {"sha256", "checkpoint"}; the digest is that of "checkpoint" as
+compact JSON with sorted keys. Values that JSON has no word for are objects of one key:
+
+    {"$array": "model.w"}    an array of the file of arrays; with "dtype" where it is stored as bytes (u8[..., size])
+    {"$number": "loss"}      a NumPy number, an array of shape () in that file; "dtype" likewise
+    {"$float": "nan"}        nan, inf, -inf
+    {"$tuple": [...]}        a tuple
+    {"$dict": [[k, v]]}      a dict with other keys than texts, or with a text that begins with $
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ..base.described import LONGEST, Described, parse_object
+from ..base.errors import DataError, FileError
+from .arrays import load_arrays, save_arrays
+from .atomic import atomic_write
+from .commit import digest
+from .targets import reason_of
+
+FORMAT = 1
+_MANIFEST = re.compile(r"step-(\d{6,})\.json")
+_ARRAYS = re.compile(r"(step-\d{6,})(?:\.\d+)?\.safetensors")
+_PLAIN = ("float32", "float64", "int32", "int64", "int16", "int8", "uint8", "bool", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that was read: entries "part.name" -> array or value, and what is known about the run.
+
+    number: counts the checkpoints of a folder; the newest has the largest.
+    """
+
+    step: int
+    entries: dict[str, Any]
+    about: dict[str, Any]
+    best: bool
+    number: int
+    path: Path
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a manifest says; values are still encoded."""
+
+    path: Path
+    step: int
+    number: int
+    best: bool
+    arrays: str
+    bytes: int
+    sha256: str
+    entries: dict[str, Any]
+    about: dict[str, Any]
+
+    @property
+    def arrays_path(self) -> Path:
+        return self.path.parent / self.arrays
+
+    def is_whole(self) -> bool:
+        """Whether the file of arrays is there with its size; its bytes are checked when it is read."""
+        try:
+            state = os.stat(self.arrays_path)
+        except OSError:
+            return False
+        return stat.S_ISREG(state.st_mode) and state.st_size == self.bytes
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+
+
+class Encoded:
+    """Entries as a manifest and a file of arrays hold them. Plain values are copied, arrays are not.
+
+    DataError for a value that no checkpoint can hold, by name.
+    """
+
+    def __init__(self, entries: Mapping[str, Any]) -> None:
+        self.arrays: dict[str, np.ndarray] = {}
+        self.values = {name: _encoded(name, value, self.arrays) for name, value in entries.items()}
+
+
+def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values without arrays as JSON holds them; DataError as for Encoded."""
+    return {name: _encoded(name, value, None) for name, value in values.items()}
+
+
+def write_checkpoint(
+    folder: Path, step: int, entries: Encoded, about: Mapping[str, Any], *, best: bool, number: int
+) -> Path:
+    """Write both files, each whole or not at all; returns the manifest's path. What there was of this step stays
+    readable until the new manifest takes its place.
+
+    about: as `plain` gives it. FileError when the files cannot be written.
+    """
+    body: dict[str, Any] = {
+        "format": FORMAT, "step": step, "number": number, "best": best, "entries": entries.values,
+        "about": dict(about),
+    }  # fmt: skip
+    stem = f"step-{step:06d}"
+    file, count = f"{stem}.safetensors", 0
+    while os.path.lexists(folder / file):  # of an older checkpoint of this step, which counts until this one is whole
+        count += 1
+        file = f"{stem}.{count}.safetensors"
+    place = folder / file
+    try:
+        save_arrays(place, entries.arrays)
+        body["arrays"] = {"file": file, "bytes": place.stat().st_size, "sha256": digest(place)}
+        text = json.dumps({"sha256": _digest_of(body), "checkpoint": body}, separators=(",", ":"))
+        if len(text) > LONGEST:
+            raise DataError(
+                f"{folder / stem}.json: {len(text)} characters of values; need at most {LONGEST}: as arrays"
+            )
+        with atomic_write(folder / f"{stem}.json") as out:
+            out.write(text.encode())
+    except BaseException as error:
+        with contextlib.suppress(OSError, FileError):
+            remove_unnamed(folder)
+        if isinstance(error, OSError):
+            raise FileError(f"{place}: cannot be written: {reason_of(error)}") from None
+        raise
+    return folder / f"{stem}.json"
+
+
+def _digest_of(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _encoded(name: str, value: Any, arrays: dict[str, np.ndarray] | None) -> Any:
+    """A value as JSON; its arrays join `arrays`. name: of the value, for messages and for its arrays."""
+    kind = type(value)
+    if value is None or kind in (bool, str):
+        return value
+    if kind is int:
+        if value.bit_length() > 4096:
+            raise DataError(f"checkpoint: {name} is a whole number of {value.bit_length()} bits; need at most 4096")
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else {"$float": str(value)}
+    if isinstance(value, (np.ndarray, np.generic)) and arrays is not None:
+        return _array(name, value, arrays)
+    try:
+        if kind is list:
+            return [_encoded(f"{name}[{i}]", one, arrays) for i, one in enumerate(value)]
+        if kind is tuple:
+            return {"$tuple": [_encoded(f"{name}[{i}]", one, arrays) for i, one in enumerate(value)]}
+        if kind is dict:
+            if all(type(key) is str and not key.startswith("$") for key in value):
+                return {key: _encoded(f"{name}/{key}", one, arrays) for key, one in value.items()}
+            pairs = [(key, f"{name}/{key}", one) for key, one in value.items()]
+            return {"$dict": [[_encoded(at, key, None), _encoded(at, one, arrays)] for key, at, one in pairs]}
+    except RecursionError:
+        raise DataError(f"checkpoint: {name:.60} is nested too deeply, or holds itself; need plain values") from None
+    need = (
+        "arrays, numbers, texts, None, and lists, tuples and dicts of these" if arrays is not None else "plain values"
+    )
+    raise DataError(f"checkpoint: {name:.60} is {kind.__name__}; need {need}")
+
+
+def _array(name: str, value: np.ndarray | np.generic, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    given = np.asarray(value)
+    kind = given.dtype
+    if kind.hasobject or kind.fields is not None or np.ma.isMaskedArray(value):
+        raise DataError(f"checkpoint: {name:.60} is an array of {kind}; need numbers, without a mask")
+    said: dict[str, Any] = {"$array" if isinstance(value, np.ndarray) else "$number": name}
+    if not kind.isnative or kind.name not in _PLAIN:
+        said["dtype"] = kind.name if kind.name in ml_dtypes.__dict__ else kind.str
+        if kind.itemsize == 0:
+            raise DataError(f"checkpoint: {name:.60} is an array of {kind} of 0 bytes each; need numbers")
+        given = np.ascontiguousarray(given).reshape(*given.shape, 1).view(np.uint8)
+    unique, count = name, 1
+    while unique in arrays:
+        count += 1
+        unique = f"{name}#{count}"
+    said[next(iter(said))] = unique
+    arrays[unique] = given
+    return said
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def manifests(folder: Path) -> tuple[list[Manifest], dict[int, FileError]]:
+    """The manifests of a folder, the newest first; of those that cannot be read why, by their steps."""
+    read = {step: _try(folder / name) for name, step in _names(folder).items()}
+    found = [one for one in read.values() if isinstance(one, Manifest)]
+    bad = {step: error for step, error in read.items() if isinstance(error, FileError)}
+    return sorted(found, key=lambda one: -one.number), bad
+
+
+def _try(path: Path) -> Manifest | FileError:
+    try:
+        return read_manifest(path)
+    except FileError as error:
+        return error
+
+
+def read_manifest(path: Path) -> Manifest:
+    """A manifest whose digest and fields are right; FileError else."""
+    try:
+        value = parse_object(_text(path), "it")
+        whole = Described(value, "it")
+        sha256, body = whole.text("sha256"), value.get("checkpoint")
+        whole.part("checkpoint")
+        whole.end()
+        if not isinstance(body, dict) or _digest_of(body) != sha256:
+            raise DataError("its digest is another one")
+        said = Described(body, "checkpoint")
+        form = said.whole("format", 1)
+        if form != FORMAT:
+            raise DataError(f"it is of format {form}; this gradloom reads {FORMAT}")
+        arrays, entries, about = said.part("arrays"), body.get("entries"), body.get("about")
+        said.part("entries"), said.part("about")
+        made = Manifest(
+            path, said.whole("step", 0), said.whole("number", 0), said.flag("best"), arrays.text("file"),
+            arrays.whole("bytes", 0), arrays.text("sha256"), entries, about,  # type: ignore[arg-type]
+        )  # fmt: skip
+        said.end()
+        arrays.end()
+        named, own = _ARRAYS.fullmatch(made.arrays), _MANIFEST.fullmatch(path.name)
+        if named is None or named[1] != path.name.removesuffix(".json") or own is None or int(own[1]) != made.step:
+            raise DataError(f"it names {made.arrays!r:.60} of step {made.step}")
+    except (DataError, RecursionError) as error:
+        raise FileError(f"{path}: is no whole manifest of a checkpoint: {error}") from None
+    return made
+
+
+def _text(path: Path) -> str:
+    """The text of a regular file of at most 4 * LONGEST bytes."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+        with open(handle, "rb") as file:
+            state = os.fstat(handle)
+            if not stat.S_ISREG(state.st_mode) or state.st_size > 4 * LONGEST:
+                raise FileError(f"{path}: is no regular file of at most {4 * LONGEST} bytes; need a manifest")
+            return file.read(4 * LONGEST).decode()
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read: {reason_of(error)}") from None
+    except UnicodeDecodeError:
+        raise FileError(f"{path}: is no whole manifest of a checkpoint: it is no text of UTF-8") from None
+
+
+def read_checkpoint(manifest: Manifest) -> Saved:
+    """Arrays and values, after size and digest of the arrays were found right; FileError else."""
+    path = manifest.arrays_path
+    if not manifest.is_whole():
+        seen = f"has {path.stat().st_size} bytes" if path.is_file() else "is not there"
+        raise FileError(f"{path}: {seen}; {manifest.path.name} says {manifest.bytes} bytes")
+    try:
+        same = digest(path) == manifest.sha256
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read: {reason_of(error)}") from None
+    if not same:
+        raise FileError(f"{path}: its bytes are not those that {manifest.path.name} tells (SHA-256)")
+    arrays, _ = load_arrays(path)
+    left = dict(arrays)
+    try:
+        entries = {name: _decoded(value, left) for name, value in manifest.entries.items()}
+        about = {name: _decoded(value, {}) for name, value in manifest.about.items()}
+        if left:
+            raise DataError(f"array {next(iter(left))!r:.60} has no entry")
+    except (DataError, RecursionError) as error:
+        raise FileError(f"{manifest.path}: does not fit to its arrays: {error}") from None
+    return Saved(manifest.step, entries, about, manifest.best, manifest.number, manifest.path)
+
+
+def _decoded(value: Any, arrays: dict[str, np.ndarray]) -> Any:
+    """What `_encoded` made of a value; its arrays are taken out of `arrays`."""
+    if isinstance(value, list):
+        return [_decoded(one, arrays) for one in value]
+    if not isinstance(value, dict):
+        return value
+    word = next(iter(value), "")
+    if not word.startswith("$"):
+        return {key: _decoded(one, arrays) for key, one in value.items()}
+    said = value[word]
+    if word in ("$array", "$number") and isinstance(said, str) and said in arrays and value.keys() <= {word, "dtype"}:
+        array = _as(arrays.pop(said), value["dtype"]) if "dtype" in value else arrays.pop(said)
+        return array if word == "$array" else array[()]
+    if len(value) == 1:
+        if word == "$float" and said in ("nan", "inf", "-inf"):
+            return float(said)
+        if word == "$tuple" and isinstance(said, list):
+            return tuple(_decoded(one, arrays) for one in said)
+        if word == "$dict" and isinstance(said, list) and all(isinstance(p, list) and len(p) == 2 for p in said):
+            with contextlib.suppress(TypeError):  # a key that is a list
+                return {_decoded(key, {}): _decoded(one, arrays) for key, one in said}
+    raise DataError(f"{json.dumps(value):.60} is no value of a checkpoint")
+
+
+def _as(stored: np.ndarray, name: Any) -> np.ndarray:
+    """The array of another dtype whose bytes are stored: u8[..., itemsize]."""
+    try:
+        kind = np.dtype(getattr(ml_dtypes, name) if name in ml_dtypes.__dict__ else name)
+    except (TypeError, ValueError):
+        kind = None
+    usable = kind is not None and not kind.hasobject and kind.fields is None and kind.itemsize > 0
+    if kind is None or not usable or stored.dtype != np.uint8 or stored.shape[-1:] != (kind.itemsize,):
+        raise DataError(f"dtype {name!r:.60} does not fit to {stored.dtype}{list(stored.shape)}")
+    return np.ascontiguousarray(stored).view(kind).reshape(stored.shape[:-1])
+
+
+# ---- removing --------------------------------------------------------------------------------------------------------
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Remove all but the newest `keep` checkpoints and the newest best one, manifests first. What cannot be read stays.
+
+    OSError when a file cannot be removed.
+    """
+    listed, _ = manifests(folder)
+    listed = [one for one in listed if one.is_whole()]
+    best = next((one for one in listed if one.best), None)
+    for one in listed[keep:]:
+        if one is not best:
+            one.path.unlink(missing_ok=True)
+    remove_unnamed(folder)
+
+
+def remove_unnamed(folder: Path) -> None:
+    """Remove arrays that no manifest names: of a writer that was cut off, or of a checkpoint that was removed. Those of
+    a manifest that cannot be read stay."""
+    listed, bad = manifests(folder)
+    named = {one.arrays for one in listed}
+    for path in _listed(folder):
+        found = _ARRAYS.fullmatch(path)
+        if found is not None and path not in named and int(found[1].removeprefix("step-")) not in bad:
+            (folder / path).unlink(missing_ok=True)
+
+
+def _names(folder: Path) -> dict[str, int]:
+    """Names of manifests -> their steps."""
+    found = ((name, _MANIFEST.fullmatch(name)) for name in _listed(folder))
+    return {name: int(match[1]) for name, match in found if match is not None}
+
+
+def _listed(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise FileError(f"{folder}: cannot be read: {reason_of(error)}") from None

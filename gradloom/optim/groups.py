@@ -1,0 +1,139 @@
+"""Parameter groups: settings of an optimiser for the parameters whose names match a pattern.
+
+    groups=[{"match": "*.bias", "weight_decay": 0.0}, {"match": "head.*", "lr": schedule}]
+
+A group is an update rule of its own. Of its settings, those that it states are in the optimiser's table, called after
+its patterns ("head.*.lr"); the others it reads from the optimiser. A step has one update node for each rule.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from ..base.arguments import one_line, what_is
+from ..base.errors import SettingError
+from ..base.patterns import as_patterns, matched
+from .rule import UpdateRule
+
+GroupSettings = Mapping[str, Any]
+
+WORDS = {"norms_and_biases": lambda shape: len(shape) <= 1, "not_2d": lambda shape: len(shape) != 2}
+"""What stands for parameters by their shape: norms_and_biases for those of at most one axis (biases, gains of norms),
+but not embeddings; not_2d for all but matrices."""
+
+_NO_SETTINGS = ("self", "parameters", "groups", "no_decay")
+
+
+class Group:
+    """Parameters whose names match: `rule` updates them, and `undecayed` those of them that no_decay names."""
+
+    def __init__(self, match: tuple[str, ...], rule: UpdateRule, undecayed: UpdateRule | None) -> None:
+        self.match, self.rule, self.undecayed = match, rule, undecayed
+
+    def holds(self, name: str, shape: tuple[int, ...]) -> bool:
+        return any(WORDS[m](shape) if m in WORDS else fnmatchcase(name, m) for m in self.match)
+
+    def rule_for(self, shape: tuple[int, ...]) -> UpdateRule:
+        return self.undecayed if self.undecayed is not None and WORDS["norms_and_biases"](shape) else self.rule
+
+
+class Groups:
+    """The groups of an optimiser, the first that matches first; the last holds whatever is left."""
+
+    def __init__(self, base: UpdateRule, arguments: Mapping[str, Any], groups: Any, no_decay: Any) -> None:
+        who = type(base).__name__
+        if no_decay not in ("", "norms_and_biases"):
+            need = "norms_and_biases, or groups= for others"
+            raise SettingError(f"{who}: no_decay={one_line(no_decay)} is not known; need {need}")
+        if isinstance(groups, (str, Mapping)) or not isinstance(groups, Sequence):
+            raise SettingError(f"{who}: groups is {what_is(groups)}; need a list of dicts")
+        self._base, self._decays = base, not no_decay
+        self._arguments = {k: v for k, v in arguments.items() if k not in _NO_SETTINGS}
+        self.stated = [self._stated(i, one) for i, one in enumerate(groups)]
+        rest = None if self._decays else self._derived(base, self._arguments, {"weight_decay": 0.0}, None)
+        self.all = [*self.stated, Group((), base, rest)]
+        for i, one in enumerate(self.stated):
+            if any(one.match == other.match for other in self.stated[:i]):
+                raise SettingError(f"{who}: groups[{i}]: an earlier one has these patterns; need one group for them")
+
+    def _stated(self, i: int, given: Any) -> Group:
+        who = f"{type(self._base).__name__}: groups[{i}]"
+        if not isinstance(given, Mapping) or "match" not in given:
+            seen = (
+                what_is(given) if not isinstance(given, Mapping) else f"one with {', '.join(map(str, given)) or 'none'}"
+            )
+            raise SettingError(f'{who}: got {seen}; need a dict such as {{"match": "*.bias", "weight_decay": 0.0}}')
+        match = as_patterns(f"{who}: match", given["match"])
+        own = {k: v for k, v in given.items() if k != "match"}
+        if not match or not own:
+            lacks = "pattern" if not match else "setting"
+            raise SettingError(f"{who}: it has no {lacks}; need one, such as {'*.bias' if not match else 'lr'}")
+        name = ",".join(match)
+        if "optimizer" in own:
+            return Group(match, self._other(who, name, own), None)
+        self._check_known(who, own)
+        rule = self._derived(self._base, self._arguments, own, name)
+        undecayed = None
+        if not self._decays and "weight_decay" not in own:
+            undecayed = self._derived(rule, {**self._arguments, **own}, {"weight_decay": 0.0}, None)
+        return Group(match, rule, undecayed)
+
+    def _check_known(self, who: str, own: Mapping[str, Any]) -> None:
+        known = [k for k in inspect.signature(type(self._base).__init__).parameters if k not in _NO_SETTINGS]
+        for key in own:
+            if key not in known:
+                near = difflib.get_close_matches(str(key), known, 1)
+                hint = f"did you mean {near[0]}?" if near else f"need one of match, optimizer, {', '.join(known)}"
+                raise SettingError(f"{who}: {key} is no setting of {type(self._base).__name__}; {hint}")
+
+    def _other(self, who: str, name: str, own: Mapping[str, Any]) -> UpdateRule:
+        """The rule of a group with an optimiser of its own."""
+        optimizer = own["optimizer"]
+        if not isinstance(optimizer, UpdateRule) or getattr(optimizer, "state", None) is not None:
+            raise SettingError(f"{who}: optimizer is {what_is(optimizer)}; need one without parameters, AdamW(lr=1e-3)")
+        if len(own) > 1 or optimizer.placing:
+            raise SettingError(f"{who}: settings or groups beside an optimizer, which has its own; need one of the two")
+        rule = type(optimizer)(**{k: v for k, v in optimizer.arguments.items() if k not in _NO_SETTINGS})
+        rule.take_part(self._base.settings, {s: f"{name}.{s}" for s in rule.names}, dict(optimizer.settings))
+        return rule
+
+    @staticmethod
+    def _derived(
+        base: UpdateRule, arguments: Mapping[str, Any], own: Mapping[str, Any], name: str | None
+    ) -> UpdateRule:
+        """The base with some arguments of its own; without a name its own settings are constants."""
+        rule = type(base)(**{**arguments, **own})
+        stated = {k: v for k, v in own.items() if k in rule.names}
+        keys = dict(base.keys)
+        keys |= {k: "" if name is None else f"{name}.{k}" for k in stated}
+        rule.take_part(base.settings, keys, stated if name is not None else {})
+        return rule
+
+    # ---- which parameters ----------------------------------------------------------------------------------
+
+    def rule_of(self, name: str, shape: tuple[int, ...]) -> UpdateRule:
+        """The rule that updates a parameter of this name."""
+        group = next(g for g in self.all if g is self.all[-1] or g.holds(name, shape))
+        return group.rule_for(shape)
+
+    def check(self, named: Iterable[tuple[str, tuple[int, ...]]]) -> None:
+        """SettingError for a pattern that matches none of all parameters, and for a group that gets none of them."""
+        named = list(named)
+        taken: set[str] = set()
+        for i, group in enumerate(self.stated):
+            who = f"{type(self._base).__name__}: groups[{i}]"
+            matched(who, [m for m in group.match if m not in WORDS], [name for name, _ in named])
+            held = {name for name, shape in named if group.holds(name, shape)}
+            if held and held <= taken:
+                raise SettingError(f"{who}: an earlier group has all that {group.match} matches; need another order")
+            taken |= held
+
+    @property
+    def rules(self) -> list[UpdateRule]:
+        """All rules, the optimiser first."""
+        groups = [self.all[-1], *self.stated]
+        return [rule for g in groups for rule in (g.rule, g.undecayed) if rule is not None]

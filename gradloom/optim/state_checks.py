@@ -1,0 +1,62 @@
+"""What the saved state of an optimiser must be, before anything of it is taken over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ..base.errors import DTypeError, GraphError, SettingError, ShapeError
+from .schedules import Memory
+
+Named = tuple[str, tuple[int, ...]]  # a parameter's name, as far as it has one, and its shape
+
+MEMORY = ("rate", "best", "bad", "cooling")  # of a Plateau, in the order of its array
+
+
+def check_fit(name: str, array: np.ndarray, shape: tuple[int, ...], whose: str) -> None:
+    """DTypeError or ShapeError unless this is an array of f32 numbers of this shape; whose: the parameter's name."""
+    if array.dtype.kind != "f":
+        raise DTypeError(f"load: {name} is {array.dtype}; need f32")
+    if array.shape != shape:
+        raise ShapeError(f"load: {name} has shape {list(array.shape)}; need {list(shape)}, that of {whose}")
+
+
+def checked_count(given: Mapping[str, np.ndarray], name: str) -> int:
+    """A count of the state, i64[]; GraphError or SettingError."""
+    array = given.get(name)
+    if array is None:
+        raise GraphError(f"load: no {name!r} among {len(given)} arrays; need the state of an optimiser")
+    if array.size != 1 or array.dtype.kind not in "iu" or int(array.reshape(())) < 0:
+        raise SettingError(f"load: {name} is {array.dtype}{list(array.shape)}; need a count, i64[]")
+    return int(array.reshape(()))
+
+
+def checked_memory(given: Mapping[str, np.ndarray], name: str) -> Memory:
+    """What a Plateau has seen, f64[4]; GraphError or SettingError."""
+    array = given.get(f"plateau.{name}")
+    if array is None:
+        raise GraphError(f"load: no 'plateau.{name}'; need the state of an optimiser with a Plateau for {name}")
+    if array.shape != (len(MEMORY),) or array.dtype.kind != "f" or np.isnan(array).any():
+        raise SettingError(f"load: plateau.{name} is {array.dtype}{list(array.shape)}; need f64[{len(MEMORY)}]")
+    return dict(zip(MEMORY, array.astype(np.float64).tolist(), strict=True))
+
+
+def check_same(i: int, saved: Named, mine: Named) -> None:
+    """GraphError unless parameter i of a state is the one of this optimiser, by shape and, where both have one, name.
+
+    A module names its parameters when it is first initialised: "0.weight" was "weight" before.
+    """
+    name, other = f".{saved[0]}", f".{mine[0]}"
+    alike = "." in (name, other) or name.endswith(other) or other.endswith(name)
+    if not alike or saved[1] != mine[1]:
+        raise GraphError(
+            f"load: parameter {i} is {shown_name(saved)} in the state and {shown_name(mine)} in this optimiser; need "
+            "the same parameters in the same order"
+        )
+
+
+def shown_name(one: Named) -> str:
+    """Name and shape, for messages."""
+    name, shape = one
+    return f"{name or '(no name)'} {list(shape)}"

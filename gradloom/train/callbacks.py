@@ -1,0 +1,243 @@
+"""Callbacks: what a training tells others of itself, in one small protocol, and what they remember."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..base.arguments import what_is
+from ..base.errors import SettingError
+from ..base.interrupts import StopTraining
+from .epoch import Progress
+from .result import EpochResult, Result
+from .source import RowSource
+
+Listeners = Callable[..., Any] | Sequence[Callable[..., Any]] | None
+
+
+@dataclass(frozen=True)
+class BatchResult:
+    """The batch of one optimiser step, as `Callback.on_batch` gets it.
+
+    step      the optimiser step of this training, from 1
+    epoch     the pass, as EpochResult counts it
+    rows      i64 [n]: which rows of the data set, in the order in which they were trained on
+    loss      of these rows before the step: the weighted mean (for the loss "sum" the total); weight: what it weighs
+    labels    of these rows, as the data set holds them: [n, ...], or None
+    """
+
+    step: int
+    epoch: int
+    rows: np.ndarray
+    loss: float
+    weight: float
+    labels: np.ndarray | None
+
+
+class Callback:
+    """Base class of what listens to a training: `callbacks=[...]` of gl.fit, gl.train.Loop and gl.llm.finetune.
+
+    Every method is optional:
+
+        begin(loop)                 before the first pass; loop is the gl.train.Loop (loop.trainer, loop.steps, ...)
+        on_batch(batch)             after each optimiser step, with its BatchResult
+        on_progress(progress)       inside a pass, of training or validation, at least every 0.2 s, with its Progress:
+                                    costs nothing per batch
+        on_epoch(result)            after each pass and its validation, with the EpochResult
+        end(history)                after the last pass, with all EpochResults
+
+    StopTraining from any of them ends the training in order: from on_batch at once, with a part of an epoch in the
+    history; from on_epoch when all callbacks have heard of the epoch. Any other error ends it as an error does.
+    With ranks, rank 0 alone calls them; after begin, on_epoch and end all ranks take over its weights and settings.
+
+    state() gives what the callback remembers: a dict of arrays, numbers, texts, booleans, None, and lists and dicts of
+    plain values; load_state(values) takes it back after a resume, after begin. A class that overrides a method and not
+    these two is refused where a training is to resume, unless it says `stateless = True`: it remembers nothing that
+    decides what it does. A function that on_epoch= gets is taken to be stateless.
+    """
+
+    stateless = False
+
+    def begin(self, loop: Any) -> None:
+        """The training begins."""
+
+    def on_batch(self, batch: BatchResult) -> None:
+        """An optimiser step is done."""
+
+    def on_progress(self, progress: Progress) -> None:
+        """A pass has come so far."""
+
+    def on_epoch(self, result: EpochResult) -> None:
+        """A pass and its validation are done."""
+
+    def end(self, history: list[EpochResult]) -> None:
+        """The training has ended, whole or stopped."""
+
+    def state(self) -> dict[str, Any]:
+        """What it remembers."""
+        return {}
+
+    def load_state(self, values: Mapping[str, Any]) -> None:
+        """Take back what `state` gave."""
+
+
+_EVENTS = ("begin", "on_batch", "on_progress", "on_epoch", "end")
+
+
+def overrides(callback: Callback, name: str) -> bool:
+    """The callback has a method of its own."""
+    return name in vars(callback) or getattr(type(callback), name) is not getattr(Callback, name)
+
+
+class _Listener(Callback):
+    """A function that on_epoch= was given. It is taken to remember nothing, unless it has state() and load_state().
+    One with begin(trainer) and end() is told of both."""
+
+    stateless = True
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def begin(self, loop: Any) -> None:
+        if hasattr(self.function, "begin"):
+            self.function.begin(loop.trainer)
+
+    def on_epoch(self, result: EpochResult) -> None:
+        self.function(result)
+
+    def end(self, history: list[EpochResult]) -> None:
+        if hasattr(self.function, "end"):
+            self.function.end()
+
+    def state(self) -> dict[str, Any]:
+        return self.function.state() if self._keeps() else {}
+
+    def load_state(self, values: Mapping[str, Any]) -> None:
+        if self._keeps():
+            self.function.load_state(values)
+
+    def _keeps(self) -> bool:
+        return all(callable(getattr(self.function, name, None)) for name in ("state", "load_state"))
+
+
+class Callbacks:
+    """The callbacks of a training: those of on_epoch= first, then those of callbacks=."""
+
+    def __init__(self, callbacks: Sequence[Callback] | Callback | None = None, on_epoch: Listeners = None) -> None:
+        self._each = [*_listeners(on_epoch), *_callbacks(callbacks)]
+        self._hearing = {event: [c for c in self._each if overrides(c, event)] for event in _EVENTS}
+
+    def __iter__(self) -> Iterator[Callback]:
+        return iter(self._each)
+
+    def __bool__(self) -> bool:
+        return bool(self._each)
+
+    def hears(self, event: str) -> bool:
+        """Some callback has this method."""
+        return bool(self._hearing[event])
+
+    def begin(self, loop: Any) -> None:
+        """Call `begin` of all."""
+        _tell([each.begin for each in self._hearing["begin"]], loop)
+
+    def batch(self, batch: BatchResult) -> None:
+        """Call `on_batch` of all; StopTraining, if one of them raises it, when all have heard."""
+        _tell([each.on_batch for each in self._hearing["on_batch"]], batch)
+
+    def progress(self, progress: Progress) -> None:
+        """Call `on_progress` of all; StopTraining, if one of them raises it, when all have heard."""
+        _tell([each.on_progress for each in self._hearing["on_progress"]], progress)
+
+    def epoch(self, result: EpochResult) -> None:
+        """Call `on_epoch` of all; StopTraining, if one of them raises it, when all have heard."""
+        _tell([each.on_epoch for each in self._hearing["on_epoch"]], result)
+
+    def end(self, history: list[EpochResult]) -> None:
+        """Call `end` of all."""
+        _tell([each.end for each in self._hearing["end"]], history)
+
+    def check_resumable(self) -> None:
+        """SettingError naming a callback that may remember what it cannot save."""
+        for each in self._each:
+            kept = overrides(each, "state") and overrides(each, "load_state")
+            if not kept and not each.stateless and any(overrides(each, event) for event in _EVENTS):
+                raise SettingError(
+                    f"callbacks: {type(each).__name__} cannot resume: it has no state() and load_state(); need both, "
+                    "or stateless = True in a class that remembers nothing"
+                )
+
+    def state(self) -> dict[str, Any]:
+        """What they remember, for the state of the run: "number.name" -> value."""
+        return {f"{i}.{name}": value for i, each in enumerate(self._each) for name, value in each.state().items()}
+
+    def load_state(self, values: Mapping[str, Any]) -> None:
+        """Give each what it remembered."""
+        for i, each in enumerate(self._each):
+            mine = f"{i}."
+            each.load_state({name.removeprefix(mine): v for name, v in values.items() if name.startswith(mine)})
+
+
+def _listeners(on_epoch: Listeners) -> Iterator[Callback]:
+    several: Iterable[Any] = on_epoch if isinstance(on_epoch, (list, tuple)) else [on_epoch]
+    for each in several:
+        if isinstance(each, Callback):
+            yield each
+        elif callable(each):
+            yield _Listener(each)
+        elif each is not None:
+            raise SettingError(f"on_epoch: got {type(each).__name__}; need a function of an EpochResult, or several")
+
+
+def _callbacks(callbacks: Any) -> Iterator[Callback]:
+    for each in [callbacks] if isinstance(callbacks, Callback) else callbacks or ():
+        if not isinstance(each, Callback):
+            hint = "a function of an EpochResult goes to on_epoch=" if callable(each) else "see gl.train.Callback"
+            raise SettingError(f"callbacks: got {what_is(each)}; need instances of gl.train.Callback ({hint})")
+        yield each
+
+
+def _tell(methods: Iterable[Callable[[Any], None]], told: Any) -> None:
+    """Each in turn; StopTraining, if any of them raises it, when all have heard."""
+    stops = [stop for method in methods if (stop := _stop(method, told)) is not None]
+    if stops:
+        raise stops[0]
+
+
+def _stop(method: Callable[[Any], None], told: Any) -> StopTraining | None:
+    try:
+        method(told)
+    except StopTraining as stop:
+        return stop
+    return None
+
+
+class BatchReports:
+    """Tells callbacks of each optimiser step of a pass: called after each micro-batch, it looks at what the Result of
+    the pass has gained.
+
+    rows: how many the pass trains on; steps: the optimiser steps of the training so far.
+    """
+
+    def __init__(
+        self, callbacks: Callbacks, source: RowSource, result: Result, epoch: int, batch_size: int, rows: int,
+        steps: Callable[[], int],
+    ) -> None:  # fmt: skip
+        self._callbacks, self._source, self._result, self._epoch = callbacks, source, result, epoch
+        self._batch_size, self._rows, self._steps = batch_size, rows, steps
+        self._seen, self._batches = result.ndata, result.batches
+
+    def look(self) -> None:
+        """Report the step that has ended, if one has."""
+        result, source = self._result, self._source
+        first, end = self._seen, result.ndata
+        if end % self._batch_size and end < self._rows:
+            return  # inside of an accumulation window
+        loss, weight = result.latest(result.batches - self._batches)
+        self._seen, self._batches = end, result.batches
+        rows = source.order.read()[first:end].copy()
+        labels = None if source.data.labels is None else source.data.labels[rows]
+        self._callbacks.batch(BatchResult(self._steps(), self._epoch, rows, loss, weight, labels))

@@ -1,0 +1,206 @@
+"""Checkpoints of a run: written by a thread beside the training, read back when the run is resumed."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..base.arguments import as_whole
+from ..base.errors import FileError, GradloomError, SettingError, TrainError
+from ..files.atomic import remove_parts
+from ..files.checkpoint_files import (
+    Encoded,
+    Manifest,
+    Saved,
+    manifests,
+    plain,
+    prune,
+    read_checkpoint,
+    write_checkpoint,
+)
+
+
+def say(text: str) -> None:
+    """One line on stderr."""
+    print(f"gradloom: {text}", file=sys.stderr, flush=True)
+
+
+class Checkpoints:
+    """The checkpoints in a folder: the newest `keep` of them, and the best.
+
+    `save` hands copies to a thread that writes, syncs and renames the two files of a checkpoint, see
+    files/checkpoint_files.py, and then removes old ones. The thread lives as long as it writes. A save waits until the
+    one before is written: so the files follow from the settings alone, not from the speed of a disk, and at most one
+    copy of a state waits. The interpreter ends when the thread has ended. A forked child cannot save.
+
+    folder     is made where there is none; or a function that gives it, asked at each save
+    on_error   what becomes of an error of the writer (a full disk): "warn", one line by `tell`, and the next save tries
+               again; "stop", it is raised by the next save, wait or close
+    tell       gets such lines, from the writer's thread, too
+    on_saved   is called by the writer's thread with the manifest's path, after each checkpoint that is complete
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | Callable[[], Path],
+        keep: int = 3,
+        *,
+        on_error: str = "warn",
+        tell: Callable[[str], object] = say,
+        on_saved: Callable[[Path], object] | None = None,
+    ) -> None:
+        if on_error not in ("warn", "stop"):
+            raise SettingError(f"on_error: {on_error!r} is not known; need warn or stop")
+        self._folder = folder
+        self.keep, self.on_error = as_whole("keep", keep, 1), on_error
+        self._tell, self._on_saved = tell, on_saved
+        self._process = os.getpid()
+        self._idle = threading.Event()  # nothing is being written
+        self._idle.set()
+        self._writing = threading.Lock()
+        self._error: GradloomError | None = None
+        self._number: int | None = None  # of the newest checkpoint; None: the folder was not looked at yet
+        self._last: int | None = None  # the step of the last checkpoint that was written or read
+        self._closed = False
+
+    @property
+    def folder(self) -> Path:
+        """Where the files are now."""
+        return self._folder() if callable(self._folder) else Path(self._folder)
+
+    # ---- writing -------------------------------------------------------------------------------------------
+
+    def save(
+        self,
+        step: int,
+        entries: Mapping[str, Any],
+        about: Mapping[str, Any],
+        best: bool = False,
+        digests: Callable[[], Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Hand a state to the writer, after the one before has been written.
+
+        entries: "part.name" -> array, number, text, None, or a list, tuple or dict of such; the arrays are copies that
+        nobody writes any more. about: plain values. digests: called by the writer's thread; what it gives joins
+        `about`. best: no checkpoint before was as good; the newest best one is kept.
+        Raises DataError for a value that no checkpoint can hold, by name; TrainError in a forked child and after close;
+        with on_error="stop" what the writer met before.
+        """
+        if os.getpid() != self._process:
+            raise TrainError("checkpoint: they are of the process that forked this one; need Checkpoints of its own")
+        if self._closed:
+            raise TrainError("checkpoint: was closed; need a new one")
+        step = as_whole("step", step, 0)
+        self.wait()
+        job = step, Encoded(entries), plain(about), bool(best), digests
+        self._idle.clear()
+        try:
+            threading.Thread(target=self._write, args=job, name="gradloom checkpoint").start()
+        except RuntimeError:  # no thread can start: at the end of the interpreter, or too many of them
+            self._write(*job)
+
+    def wait(self) -> None:
+        """Until what was handed over is written; with on_error="stop" its error is raised."""
+        if os.getpid() == self._process:
+            self._idle.wait()
+            self._raise()
+
+    def close(self) -> None:
+        """Wait for the writer; nothing is saved any more."""
+        self._closed = True
+        self.wait()
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _raise(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _write(
+        self, step: int, entries: Encoded, about: dict[str, Any], best: bool,
+        digests: Callable[[], Mapping[str, Any]] | None,
+    ) -> None:  # fmt: skip
+        """The work of the writer's thread."""
+        try:
+            with self._writing:
+                self._write_one(step, entries, about, best, digests)
+        except Exception as error:
+            last = "there is none before it" if self._last is None else f"the last one is that of step {self._last}"
+            text = str(error) if isinstance(error, GradloomError) else f"{type(error).__name__}: {error}"
+            text = f"the checkpoint of step {step} was not saved, {last}: {' '.join(text.split())}"
+            if self.on_error == "stop":
+                self._error = FileError(text) if isinstance(error, FileError) else TrainError(text)
+            else:
+                self._tell(text)
+        finally:
+            self._idle.set()
+
+    def _write_one(
+        self, step: int, entries: Encoded, about: dict[str, Any], best: bool,
+        digests: Callable[[], Mapping[str, Any]] | None,
+    ) -> None:  # fmt: skip
+        folder = self.folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FileError(f"{folder}: cannot be made: {(error.strerror or str(error)).lower()}") from None
+        if self._number is None:
+            remove_parts(folder)
+            self._number = max((one.number for one in manifests(folder)[0]), default=0)
+        if digests is not None:
+            about = {**about, **plain(digests())}
+        path = write_checkpoint(folder, step, entries, about, best=best, number=self._number + 1)
+        self._number, self._last = self._number + 1, step
+        if self._on_saved is not None:
+            self._on_saved(path)
+        try:
+            prune(self.folder, self.keep)
+        except (OSError, FileError) as error:
+            self._tell(f"{folder}: old checkpoints cannot be removed: {' '.join(str(error).split())}")
+
+    # ---- reading -------------------------------------------------------------------------------------------
+
+    def latest(self) -> Saved | None:
+        """The newest checkpoint that is complete; None where there is none. One that is damaged is passed over, with
+        a line that says why. FileError when the folder cannot be read."""
+        return self._newest(best=False)
+
+    def best(self) -> Saved | None:
+        """The newest checkpoint that was saved as the best, likewise."""
+        return self._newest(best=True)
+
+    def _newest(self, best: bool) -> Saved | None:
+        self.wait()
+        listed, bad = manifests(self.folder)
+        found: Saved | None = None
+        failed: list[FileError] = []
+        for one in listed:
+            if one.best or not best:
+                read = _read(one)
+                if isinstance(read, Saved):
+                    found = read
+                    break
+                failed.append(read)
+        failed += [bad[step] for step in sorted(bad) if found is None or step > found.step]
+        for error in failed:
+            then = "there is no other one" if found is None else f"that of step {found.step} is used"
+            self._tell(f"{error}; {then}")
+        if found is not None:
+            self._last = found.step
+        return found
+
+
+def _read(manifest: Manifest) -> Saved | FileError:
+    try:
+        return read_checkpoint(manifest)
+    except FileError as error:
+        return error

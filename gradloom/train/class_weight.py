@@ -1,0 +1,82 @@
+"""Class weights: how much the rows of each class weigh in training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import ops
+from ..base.arguments import one_line
+from ..base.arrays import as_array
+from ..base.errors import DataError, SettingError
+from ..data.dataset import IGNORED, Dataset
+from ..graph.leaves import constant
+from ..graph.value import Value
+
+ClassWeight = str | Mapping[int, float] | Sequence[float] | np.ndarray | None
+
+
+def weights_of_classes(class_weight: ClassWeight, data: Dataset, rows: np.ndarray) -> np.ndarray | None:
+    """The weight of each class, f32 [classes]; None when there are none.
+
+    class_weight: "balanced", n / (k * count) for a class of `count` of the n labels among these rows, of k classes
+    (scikit-learn's compute_class_weight); {class: weight}, 1 for those that are not named; or a weight for each class.
+    Labels of -100 count for nothing. DataError without class ids, and for a class that no label names; SettingError for
+    weights that are not finite or below 0.
+    """
+    if class_weight is None:
+        return None
+    if not data.has_ids:
+        what = "no labels" if data.labels is None else f"labels of {data.labels.dtype}"
+        raise DataError(f"class_weight: the data have {what}; need class ids")
+    assert data.labels is not None
+    known = data.labels[data.labels != IGNORED]
+    classes = int(known.max()) + 1
+    if isinstance(class_weight, str):
+        if class_weight != "balanced":
+            raise SettingError(f"class_weight={class_weight!r} is not known; need 'balanced', a dict or an array")
+        labels = data.labels[rows]
+        counts = np.bincount(labels[labels != IGNORED].astype(np.int64), minlength=classes)
+        present = counts > 0
+        table = np.ones(classes)
+        table[present] = counts.sum() / (present.sum() * counts[present])
+    elif isinstance(class_weight, Mapping):
+        table = np.ones(classes)
+        for label, weight in class_weight.items():
+            if isinstance(label, bool) or not isinstance(label, (int, np.integer)) or not (known == label).any():
+                seen = ", ".join(map(str, np.unique(known)[:8]))
+                raise DataError(
+                    f"class_weight: no label is {one_line(label)}; need classes of the data, such as {seen}"
+                )
+            table[label] = _number(label, weight)
+    else:
+        table = as_array("class_weight", class_weight)
+        if table.dtype.kind not in "fiu" or table.ndim != 1 or len(table) < classes:
+            seen = f"{table.dtype}{list(table.shape)}"
+            raise SettingError(f"class_weight: got {seen}; need a weight for each of the {classes} classes, or more")
+        table = np.array([_number(label, weight) for label, weight in enumerate(table)])
+    if not table[known].any():
+        raise DataError("class_weight: every label has weight 0; need a class that counts")
+    return table.astype(np.float32)
+
+
+def _number(label: Any, weight: Any) -> float:
+    usable = isinstance(weight, (int, float, np.number)) and not isinstance(weight, bool)
+    if not usable or not np.isfinite(weight) or weight < 0:
+        raise SettingError(f"class_weight: {one_line(weight)} of class {label}; need a finite number of at least 0")
+    return float(weight)
+
+
+def class_weighted(table: np.ndarray, labels: Value, weights: Value | None) -> Value:
+    """The weight of each label, f32 of their shape: that of its class (0 for one that is ignored) times its row's.
+
+    table f32 [classes]; labels i32 [rows] or [rows, positions]; weights f32 [rows].
+    """
+    ignored = ops.equal(labels, constant(np.int32(IGNORED), "i32"))
+    ids = ops.cast(ops.where(ignored, 0.0, ops.cast(labels, "f32")), "i32")  # classes are fewer than 2**24
+    own = ops.where(ignored, 0.0, ops.get_rows(constant(table), ids))
+    if weights is None:
+        return own
+    return own * ops.reshape(weights, (weights.shape[0], *(1,) * (labels.ndim - 1)))

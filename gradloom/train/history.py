@@ -1,0 +1,80 @@
+"""History: what the passes of a training measured, as the list that gl.fit returns; as columns, and as a plot."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from ..base.errors import BackendError, SettingError
+from .result import UNCERTAINTY, EpochResult
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class History(list[EpochResult]):
+    """A list of EpochResult, one for each pass."""
+
+    def to_dict(self) -> dict[str, list[Any]]:
+        """Column name -> a value for each pass; what JSON holds, and what pandas.DataFrame takes.
+
+        epoch, what EpochResult.numbers has (loss, loss_unc, accuracy, ..., val_loss, ...), lr (the rate of the pass's
+        last step; with parameter groups the others, too), grad_norm (the mean norm of the steps' gradients before
+        clipping), seconds. A column is there when some pass has it; None where a pass does not, and for numbers that
+        are not finite.
+        """
+        rows = [row_of(epoch) for epoch in self]
+        names = dict.fromkeys(name for row in rows for name in row)
+        return {name: [finite_or_none(row.get(name)) for row in rows] for name in names}
+
+    def plot(self) -> Figure:
+        """Loss, accuracy and metrics over the passes, of training and validation, with bands of one uncertainty.
+
+        A figure of pyplot. Raises BackendError without matplotlib, SettingError when there is no pass.
+        """
+        if not self:
+            raise SettingError("plot: the history has no epoch; need at least one")
+        plt = _pyplot()
+        columns = self.to_dict()
+        names = list(dict.fromkeys(n for e in self for n in e.train.numbers() if not n.endswith(UNCERTAINTY)))
+        figure, axes = plt.subplots(1, len(names), figsize=(5 * len(names), 3.5), squeeze=False, layout="constrained")
+        for axis, name in zip(axes[0], names, strict=True):
+            for column, label in ((name, "training"), (f"val_{name}", "validation")):
+                if column in columns:
+                    _line(axis, columns, column, label)
+            axis.set(xlabel="epoch", ylabel=name)
+            axis.xaxis.get_major_locator().set_params(integer=True)
+            axis.legend()
+        return figure
+
+
+def row_of(epoch: EpochResult) -> dict[str, Any]:
+    """What a pass measured, by name of its column: see History.to_dict."""
+    row: dict[str, Any] = {"epoch": epoch.epoch, **epoch.numbers(), **epoch.rates}
+    if len(epoch.train.grad_norms):
+        row["grad_norm"] = float(epoch.train.grad_norms.mean())
+    return row | {"seconds": epoch.seconds}
+
+
+def finite_or_none(value: Any) -> Any:
+    """The value; None for a float that is not finite, which JSON cannot hold."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _pyplot() -> Any:
+    try:
+        from matplotlib import pyplot
+    except ImportError:
+        raise BackendError("plot: matplotlib is missing; pip install gradloom[plot]") from None
+    return pyplot
+
+
+def _line(axis: Any, columns: dict[str, list[Any]], name: str, label: str) -> None:
+    numbers = [math.nan if v is None else v for v in columns[name]]
+    known = columns.get(name + UNCERTAINTY, [None] * len(numbers))
+    spread = [0.0 if v is None else v for v in known]
+    (line,) = axis.plot(columns["epoch"], numbers, marker="." if len(numbers) < 50 else "", label=label)
+    if any(spread):
+        low = [n - s for n, s in zip(numbers, spread, strict=True)]
+        high = [n + s for n, s in zip(numbers, spread, strict=True)]
+        axis.fill_between(columns["epoch"], low, high, color=line.get_color(), alpha=0.2, linewidth=0)

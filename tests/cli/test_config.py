@@ -1,0 +1,188 @@
+"""Settings files: the same run as from flags, flags first, each mistake in one line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+import typer
+
+from gradloom.base.errors import SettingError
+from gradloom.cli.config import Rate, Whole, asked, checked, parse_toml, read, save, settings_of
+from gradloom.cli.finetune_settings import FinetuneSettings
+from gradloom.cli.fit_settings import FitSettings
+from tests.cli.command import run
+from tests.cli.test_fit import flowers, one_thread  # noqa: F401
+from tests.cli.test_outputs import language  # noqa: F401
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def trained(capsys: pytest.CaptureFixture[str], out: Path, *arguments: object) -> bytes:
+    code, _, err = run(capsys, "fit", *arguments, "--out", out)
+    assert code == 0, err
+    return (out / "model.safetensors").read_bytes()
+
+
+def test_a_file_trains_as_flags_do_and_flags_go_first(capsys, tmp_path):
+    data = flowers(tmp_path / "t.csv")
+    options = ("--hidden", "8,4", "--epochs", 3, "--batch-size", 16, "--lr", 0.01, "--seed", 3, "--optimizer", "sgd")
+    as_flags = trained(capsys, tmp_path / "a", data, *options)
+    file = write(
+        tmp_path / "s.toml",
+        f"data = {json.dumps(data)}\nhidden = [8, 4]\nepochs = 3\nbatch_size = 16\nlr = 0.01\nseed = 3\n"
+        f"optimizer = 'sgd'\nout = {json.dumps(str(tmp_path / 'of_file'))}\n",
+    )
+    assert trained(capsys, tmp_path / "b", "--config", file) == as_flags
+    assert not (tmp_path / "of_file").exists()
+    assert run(capsys, "fit", "--config", file)[0] == 0
+    assert (tmp_path / "of_file" / "model.safetensors").read_bytes() == as_flags
+    other = trained(capsys, tmp_path / "c", "--config", file, "--seed", 4)
+    assert other != as_flags and other == trained(capsys, tmp_path / "d", data, *options, "--seed", 4)
+
+
+def test_a_file_for_finetune(capsys, tmp_path, language):  # noqa: F811
+    model, text = language
+    code, _, err = run(
+        capsys, "finetune", model, text, "--context", 32, "--steps", 2, "--rank", 2, "--targets", "attn_q,attn_v",
+        "--rslora", "--out", tmp_path / "a.gguf",
+    )  # fmt: skip
+    assert code == 0, err
+    file = write(
+        tmp_path / "s.toml",
+        f"model = '{model}'\ndata = '{text}'\ncontext = 32\nsteps = 2\nrank = 2\ntargets = ['attn_q', 'attn_v']\n"
+        "rslora = true\n",
+    )
+    assert run(capsys, "finetune", "--config", file, "--out", tmp_path / "b.gguf")[0] == 0
+    assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
+    assert run(capsys, "finetune", "--config", file, "--out", tmp_path / "b.gguf", "--rank", 3)[0] == 0
+    assert (tmp_path / "a.gguf").read_bytes() != (tmp_path / "b.gguf").read_bytes()
+    code, _, err = run(capsys, "finetune", "--config", file, "--epochs", 3)
+    assert code == 2 and "--epochs 3 --steps 2: need one of them" in err
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("epochs = 'three'", 'epochs = "three": need a whole number of at least 1'),
+        ("epochs = 0", "epochs = 0: need a whole number of at least 1"),
+        ("epochs = 1.5", "epochs = 1.5: need a whole number of at least 1"),
+        ("epochs = true", "epochs = true: need a whole number of at least 1"),
+        (
+            "epochs = 9223372036854775808",
+            "epochs = 9223372036854775808: need a whole number of at least 1, below 2**63",
+        ),
+        ("seed = -1", "seed = -1: need a whole number of at least 0"),
+        ("lr = inf", "lr = Infinity: need a finite number above 0"),
+        ("lr = nan", "lr = NaN: need a finite number above 0"),
+        ("lr = 1979-05-27", "lr = 1979-05-27: need a finite number above 0"),
+        ("val_split = 1", "val_split = 1: need a number of at least 0 and below 1"),
+        ("optimizer = 'adam'", 'optimizer = "adam": is not known; need adamw or sgd'),
+        ("optimizer = 3", "optimizer = 3: need adamw or sgd"),
+        ("hidden = '64,64'", 'hidden = "64,64": need whole numbers of at least 1, such as 64,64'),
+        ("hidden = [64, 'x']", 'hidden = [64, "x"]: need whole numbers of at least 1, such as 64,64'),
+        ("out = ''", 'out = "": need the name of a file or folder'),
+        ("target = 3", "target = 3: need a text"),
+        ("json = 1", "json = 1: need true or false"),
+        ("batch-size = 3", "key batch-size is not known; did you mean batch_size?"),
+        ("epoch = 3", "key epoch is not known; did you mean epochs?"),
+        ("config = 'a.toml'", "key config is not known; need one of data, target, "),
+        ("[hidden]\nwidth = 3", 'hidden = {"width": 3}: need whole numbers of at least 1, such as 64,64'),
+        ("[epochs]\nn = 3", 'epochs = {"n": 3}: need a whole number of at least 1'),
+        ("epochs = 3\nepochs = 4", "is no TOML: Cannot overwrite a value (at "),
+        ("epochs: 3", "is no TOML: "),
+        ("epochs = ", "is no TOML: "),
+        ("x = " + "[" * 5000, "is no TOML: "),
+        ("#" * (1 << 20) + "\n", "is longer than a megabyte; need a settings file (TOML)"),
+    ],
+)
+def test_mistakes(capsys, tmp_path, text, says):
+    file = write(tmp_path / "s.toml", text)
+    code, out, err = run(capsys, "fit", "nowhere.csv", "--config", file)
+    assert (code, out) == (2, "") and len(err.splitlines()) == 1 and "Traceback" not in err, err
+    assert err.startswith(f"gradloom: {file}: ") and says in err, err
+
+
+def test_files_that_cannot_be_read(capsys, tmp_path):
+    for file, says in ((tmp_path / "none.toml", "no such file"), (tmp_path, "is a directory")):
+        code, _, err = run(capsys, "fit", "nowhere.csv", "--config", file)
+        assert code == 2 and err.startswith(f"gradloom: {file}: cannot be read: {says}"), err
+
+
+def test_what_is_missing_is_named(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "s.toml", "epochs = 3")
+    code, _, err = run(capsys, "fit", "--config", "s.toml")
+    assert code == 2 and err == "gradloom: Missing argument 'DATA', or data = in a --config file\n"
+    code, _, err = run(capsys, "finetune", "m.gguf")
+    assert code == 2 and "Missing argument 'DATA'" in err
+
+
+@dataclass(frozen=True)
+class Group:
+    match: str
+    lr: Rate | None = None
+
+
+@dataclass(frozen=True)
+class Sample:
+    data: Annotated[str, typer.Argument()]
+    groups: list[Group] | None = None
+    val: dict[str, str] | None = None
+    kind: Annotated[Literal["a", "b"], typer.Option(help="a or b.")] = "a"
+    count: Annotated[Whole | None, typer.Option(help="So many.")] = None
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("[[groups]]\nmatch = '*.bias'\nlr = -1", "groups[0].lr = -1: need a finite number above 0"),
+        ("[[groups]]\nmatch = 'a'\n[[groups]]\nmatch = 'b'\nrate = 1", "groups[1]: key rate is not known; need one of"),
+        ("[[groups]]\nlr = 1", "groups[0]: key match is missing; need a text"),
+        ("groups = [3]", "groups[0] = 3: need a table"),
+        ("groups = 3", "groups = 3: need a list, each of it a table"),
+        ("val = 'a.csv'", 'val = "a.csv": need a table of names, each with a text'),
+        ("[val]\nclean = 3", 'val = {"clean": 3}: need a table of names, each with a text'),
+    ],
+)
+def test_mistakes_in_tables(tmp_path, text, says):
+    file = write(tmp_path / "s.toml", text)
+    with pytest.raises(SettingError) as error:
+        read(Sample, file)
+    assert str(error.value).startswith(f"{file}: {says}"), error.value
+
+
+def test_tables(tmp_path):
+    text = "[[groups]]\nmatch = '*.bias'\nlr = 1\n[val]\nclean = 'a.csv'\n[run]\nseconds = 3\n"
+    found = read(Sample, write(tmp_path / "s.toml", text))
+    assert found == {"groups": [Group("*.bias", 1.0)], "val": {"clean": "a.csv"}}
+    assert isinstance(found["groups"][0].lr, float)
+
+
+def test_what_is_saved_is_read_again(tmp_path):
+    """Every float to the last bit, texts of any kind, no None, nothing that another run chooses anew."""
+    settings = Sample('a\x7f"b\\\n\u00e9\udcff.csv', [Group("*.bias", 0.1 + 0.2), Group("b")], {"x y": "1"}, "b")
+    file = tmp_path / "s.toml"
+    file.write_bytes(save(settings, {"seconds": 1e-300, "host": None}))
+    assert Sample(**read(Sample, file)) == settings
+    assert parse_toml(file)["run"] == {"seconds": 1e-300}
+    saved = parse_toml(write(tmp_path / "f.toml", save(FitSettings("x.csv", out="o", threads=3), {}).decode()))
+    assert saved == {"data": "x.csv", "optimizer": "adamw", "seed": 0}
+
+
+@pytest.mark.parametrize("kind", [FitSettings, FinetuneSettings])
+def test_one_declaration_says_all(kind):
+    """Flags, keys and checks come from the fields; a default that is shown passes its own check."""
+    settings = settings_of(kind)
+    assert list(settings) == [field.name for field in fields(kind)]
+    for setting in settings.values():
+        if setting.default not in (None, ...):
+            assert checked(setting.default, setting.kind, setting.flag) == setting.default
+    flags = {name: None for name, setting in settings.items() if setting.parameter}
+    assert asked(kind, flags, None).values == {}

@@ -1,0 +1,221 @@
+"""Callbacks hear of steps, epochs and the end, may stop a training, change none of its bits, and have a state()."""
+
+import numpy as np
+import pytest
+
+import gradloom as gl
+from gradloom.train import BatchResult, Callback, EarlyStopping, StopTraining
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.standard_normal((50, 4)).astype(np.float32), RNG.integers(0, 3, 50)
+W = RNG.uniform(0.5, 2, 50).astype(np.float32)
+
+
+def net():
+    nn = gl.nn
+    return nn.Sequential(nn.Linear(4, 16, activation="relu"), nn.Dropout(0.2), nn.BatchNorm(16), nn.Linear(16, 3)).init(
+        0
+    )
+
+
+def fit(model, data=(X, Y), **options):
+    options = {"epochs": 3, "batch_size": 10, "progress": False, "optimizer": gl.optim.AdamW(lr=0.05)} | options
+    return gl.fit(model, data, **options)
+
+
+def same(a, b):
+    a, b = a.state_dict(), b.state_dict()
+    return all(np.array_equal(a[k], b[k]) for k in a)
+
+
+class Heard(Callback):
+    """Writes down what it hears of."""
+
+    def __init__(self, stop_at=None):
+        self.seen, self.stop_at = [], stop_at
+
+    def hear(self, *what):
+        self.seen.append(what)
+        if self.stop_at == what[:2]:
+            raise StopTraining
+
+    def begin(self, loop):
+        self.hear("begin", loop.steps)
+
+    def on_batch(self, batch):
+        self.hear("batch", batch.step, batch)
+
+    def on_epoch(self, result):
+        self.hear("epoch", result.epoch)
+
+    def end(self, history):
+        self.hear("end", len(history))
+
+
+def test_events_come_in_order_and_change_no_bit():
+    heard, a, b = Heard(), net(), net()
+    with_it, without = fit(a, callbacks=[heard], val_split=0.2), fit(b, val_split=0.2)
+    expected = [("begin", 0)]
+    for epoch in (1, 2, 3):
+        expected += [("batch", 4 * epoch - 3 + i) for i in range(4)] + [("epoch", epoch)]
+    assert [one[:2] for one in heard.seen] == [*expected, ("end", 3)]
+    assert same(a, b) and [h.train.loss for h in with_it] == [h.train.loss for h in without]
+    assert [h.val.loss for h in with_it] == [h.val.loss for h in without]
+
+
+@pytest.mark.parametrize("micro", [None, 5])
+def test_batches_are_those_of_optimiser_steps(micro):
+    heard, history = Heard(), []
+    data = gl.data.Dataset(X, Y, weights=W)
+    history = fit(net(), data, callbacks=[heard], micro_batch_size=micro, batch_size=15, epochs=2)
+    batches = [one[2] for one in heard.seen if one[0] == "batch"]
+    assert all(isinstance(batch, BatchResult) for batch in batches)
+    assert [(b.step, b.epoch, len(b.rows)) for b in batches] == [
+        (1, 1, 15), (2, 1, 15), (3, 1, 15), (4, 1, 5), (5, 2, 15), (6, 2, 15), (7, 2, 15), (8, 2, 5)
+    ]  # fmt: skip
+    train, _ = data.split(0.0, 0)
+    for epoch in (1, 2):
+        mine = [b for b in batches if b.epoch == epoch]
+        rows = np.concatenate([b.rows for b in mine])
+        assert rows.dtype == np.int64 and np.array_equal(rows, data.order(0, epoch, train))
+        assert all(np.array_equal(b.labels, Y[b.rows]) for b in mine)
+        np.testing.assert_allclose([b.weight for b in mine], [W[b.rows].sum() for b in mine], rtol=1e-6)
+        loss = np.average([b.loss for b in mine], weights=[b.weight for b in mine])
+        np.testing.assert_allclose(loss, history[epoch - 1].train.loss, rtol=1e-6)
+
+
+def test_the_loss_of_a_batch_is_that_before_its_step():
+    heard, model = Heard(), gl.nn.Linear(4, 3).init(0)
+    twin = gl.nn.Linear(4, 3).init(0)
+    fit(model, callbacks=[heard], epochs=1, batch_size=25)
+    first = next(one[2] for one in heard.seen if one[0] == "batch")
+    before = gl.evaluate(twin, (X[first.rows], Y[first.rows])).loss
+    np.testing.assert_allclose(first.loss, before, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("at", "epochs", "rows"),
+    [(("begin", 0), 0, 0), (("batch", 7), 2, 20), (("epoch", 2), 2, 50), (("end", 3), 3, 50)],
+)
+def test_any_of_them_may_stop(at, epochs, rows):
+    other = Heard()
+    history = fit(net(), callbacks=[Heard(at), other])
+    assert len(history) == epochs and (not history or history[-1].train.ndata == rows)
+    assert other.seen[-1] == ("end", epochs) and at in [one[:2] for one in other.seen]
+
+
+def test_errors_are_not_swallowed():
+    class Broken(Callback):
+        def on_batch(self, batch):
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        fit(net(), callbacks=[Broken()])
+
+
+def test_what_is_no_callback_is_refused():
+    with pytest.raises(gl.SettingError, match=r"callbacks: got a function; .* goes to on_epoch="):
+        fit(net(), callbacks=[lambda result: None])
+    with pytest.raises(gl.SettingError, match="callbacks: got the class Heard; need instances of gl.train.Callback"):
+        fit(net(), callbacks=[Heard])
+
+
+def loop(*callbacks, on_epoch=None):
+    trainer = gl.Trainer(net(), optimizer=gl.optim.SGD(lr=0.05))
+    return gl.train.Loop(
+        trainer, gl.data.Dataset(X, Y), np.arange(40), np.arange(40, 50), batch_size=10, micro_batch_size=10, steps=8,
+        callbacks=callbacks, on_epoch=on_epoch,
+    )  # fmt: skip
+
+
+class Remembers(Heard):
+    def state(self):
+        return {"seen": len(self.seen)}
+
+    def load_state(self, values):
+        self.loaded = dict(values)
+
+
+class Stateless(Heard):
+    stateless = True
+
+
+def test_one_that_may_forget_cannot_resume():
+    with pytest.raises(
+        gl.SettingError, match=r"callbacks: Heard cannot resume: it has no state\(\) and load_state\(\)"
+    ):
+        loop(EarlyStopping(), Heard()).callbacks.check_resumable()
+    loop(Remembers(), Stateless(), EarlyStopping(), Callback(), on_epoch=print).callbacks.check_resumable()
+
+
+def test_what_they_remember_is_part_of_the_state_of_the_run():
+    stop, remembers = EarlyStopping(patience=9, restore_best=True), Remembers()
+    run = loop(remembers, on_epoch=stop)
+    states = []
+    run.callbacks.epoch = lambda result, told=run.callbacks.epoch: (
+        told(result),
+        states.append(run.trainer.train_state.collect("callbacks")),
+    )
+    run.run()
+    state = states[-1]
+    assert state["callbacks.0.best"] == min(h.val.loss for h in run.history)
+    assert state["callbacks.0.best_epoch"] == 1 + int(np.argmin([h.val.loss for h in run.history]))
+    assert state["callbacks.0.weights.model.0.weight"].shape == (16, 4)
+    assert state["callbacks.1.seen"] == 11
+    again = loop(Remembers(), on_epoch=EarlyStopping(patience=9, restore_best=True))
+    for each in again.callbacks:
+        each.begin(again)
+    again.callbacks.load_state({name.removeprefix("callbacks."): value for name, value in state.items()})
+    assert again.trainer.train_state.collect("callbacks").keys() == state.keys()
+    mine, other = list(again.callbacks)
+    assert (mine.best, mine.best_epoch) == (state["callbacks.0.best"], state["callbacks.0.best_epoch"])
+    assert other.loaded == {"seen": 11}
+
+
+def test_early_stopping_on_any_number():
+    class Numbers:
+        def __init__(self, epoch, **numbers):
+            self.epoch, self.train, self.val, self.numbers = epoch, None, None, lambda: numbers
+
+    for mode, name in (("auto", "val_accuracy"), ("max", "loss")):
+        stop = EarlyStopping(patience=2, monitor=name, mode=mode)
+        at = None
+        for epoch, number in enumerate([0.1, 0.5, 0.4, 0.5, 0.6], 1):
+            try:
+                stop(Numbers(epoch, **{name: number}))
+            except StopTraining:
+                at = epoch
+                break
+        assert (at, stop.best_epoch, stop.best) == (4, 2, 0.5)
+    with pytest.raises(gl.SettingError, match="monitor='val_acuracy' is not measured; did you mean val_accuracy"):
+        fit(net(), val_split=0.2, callbacks=[EarlyStopping(monitor="val_acuracy")])
+    with pytest.raises(gl.SettingError, match="mode='most' is not known; need min, max or auto"):
+        EarlyStopping(mode="most")
+
+
+def test_early_stopping_watches_what_it_is_told_to():
+    """The accuracy of training rises when that of validation has long stopped to."""
+    stop = EarlyStopping(patience=2, monitor="val_accuracy", restore_best=True)
+    model = net()
+    history = fit(model, epochs=60, val_split=0.4, callbacks=[stop], batch_size=30)
+    values = [h.val.accuracy for h in history]
+    assert stop.stopped and stop.best == max(values) and stop.best_epoch == 1 + int(np.argmax(values))
+    assert len(history) == stop.best_epoch + 2
+
+
+def test_progress_is_told_of_training_and_validation_and_may_stop():
+    class Hears(Callback):
+        def __init__(self, stop=False):
+            self.seen, self.stop = [], stop
+
+        def on_progress(self, progress):
+            self.seen.append((progress.training, progress.rows, progress.rows_total))
+            if self.stop:
+                raise StopTraining
+
+    heard, a, b = Hears(), net(), net()
+    fit(a, callbacks=[heard], val_split=0.2, epochs=2), fit(b, val_split=0.2, epochs=2)
+    ends = [one for one in heard.seen if one[1] == one[2]]
+    assert ends == [(True, 40, 40), (False, 10, 10)] * 2 and same(a, b)
+    history = fit(net(), callbacks=[Hears(stop=True)], epochs=3)
+    assert len(history) == 1
