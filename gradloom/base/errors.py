@@ -53,8 +53,8 @@ class NonFiniteError(TrainError):
     """The loss or a gradient became NaN or infinite; names the step and the first node that produced it."""
 
 
-# What any backend may raise when a step fails. `steps_done` steps of the call were completed before it, and nothing of
-# the failed step was applied.
+# What any backend may raise when a step fails. `steps_done` steps of the call were completed before it, `outputs` are
+# what these gave, and nothing of the failed step was applied.
 
 
 class GuardTripped(NonFiniteError):
@@ -63,6 +63,7 @@ class GuardTripped(NonFiniteError):
     def __init__(self, steps_done: int, message: str) -> None:
         super().__init__(message)
         self.steps_done = steps_done
+        self.outputs: list[Any] = []
 
 
 class NotFinite(NonFiniteError):
@@ -71,6 +72,7 @@ class NotFinite(NonFiniteError):
     def __init__(self, steps_done: int, message: str, node: Any, index: int) -> None:
         super().__init__(message)
         self.steps_done, self.node, self.index = steps_done, node, index
+        self.outputs: list[Any] = []
 
 
 class IndexOutOfRange(DataError):
@@ -79,3 +81,4 @@ class IndexOutOfRange(DataError):
     def __init__(self, steps_done: int, message: str) -> None:
         super().__init__(message)
         self.steps_done = steps_done
+        self.outputs: list[Any] = []

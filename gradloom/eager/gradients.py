@@ -18,7 +18,7 @@ from ..graph.leaves import Parameter, constant, setting
 from ..graph.leaves import input as graph_input
 from ..graph.stored import Stored
 from ..graph.value import Value, describe, graph_mode
-from ..optim.clip import is_one
+from ..optim.clip import clip_values, held_between, is_one
 from ..optim.state import OptimizerState
 from ..step.step import guard, update
 from .cache import slot_name
@@ -28,6 +28,7 @@ from .trace import Trace
 
 Build = Callable[[list[Value], Value], Sequence[Value]]
 WEIGHT = "gradients.weight"  # the setting that gradients are divided by
+LIMIT = "gradients.limit"  # and the one that bounds their elements before
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,12 +48,14 @@ class Gradients(Mapping[Value, "Tensor | None"]):
     """Gradients by parameter and by watched tensor; `grads[p]` is a Tensor, None where the loss does not depend on p.
 
     They are lazy: an optimiser computes them in the program of its update. The first look at one computes all. Each is
-    the gradient of the loss divided by `weight`: 1, or what clipping made of it (a number or a scalar tensor).
+    the gradient of the loss, its elements held between -limit and limit, divided by `weight`: inf and 1, or what
+    clipping made of these (numbers or scalar tensors).
     """
 
     def __init__(self, watched: Mapping[Value, None], trace: Trace, slopes: Slopes) -> None:
         self._watched, self._trace, self._slopes = watched, trace, slopes
         self._weight: Any = 1
+        self._limit: Any = math.inf
         self._made: dict[int, weakref.ref[Tensor]] = {}
         self._held: list[Tensor] | None = None
         self._whole: list[Tensor] = []  # the gradients before any clipping and the loss, where they are kept
@@ -87,7 +90,11 @@ class Gradients(Mapping[Value, "Tensor | None"]):
                     f"gradients: {self._trace.changed or 'the tape'} has changed since; ask for them before the step"
                 )
             tensor = self._trace.wrap(self._slopes.symbols[i])
-            if not self._is_whole:
+            if self._is_limited:
+                lowest = -self._limit
+                tensor = self._trace.record(ops.maximum, (tensor, lowest), {})
+                tensor = self._trace.record(ops.minimum, (tensor, self._limit), {})
+            if not is_one(self._weight):
                 tensor = self._trace.record(ops.div, (tensor, self._weight), {})
             self._made[i] = weakref.ref(tensor)
         return tensor
@@ -128,7 +135,11 @@ class Gradients(Mapping[Value, "Tensor | None"]):
 
     @property
     def _is_whole(self) -> bool:
-        return isinstance(self._weight, (int, float)) and self._weight == 1
+        return is_one(self._weight) and not self._is_limited
+
+    @property
+    def _is_limited(self) -> bool:
+        return isinstance(self._limit, Value) or not math.isinf(self._limit)
 
     @property
     def weight(self) -> Any:
@@ -138,10 +149,30 @@ class Gradients(Mapping[Value, "Tensor | None"]):
     @weight.setter
     def weight(self, weight: Any) -> None:
         with locks.building:
-            if isinstance(weight, Value) and not isinstance(weight, Tensor):  # of a graph: a constant, a setting
-                weight = self._trace.take(weight)
-            self._weight = weight
+            self._weight = self._taken(weight)
             self._made, self._held = {}, None
+
+    @property
+    def limit(self) -> Any:
+        """What bounds the elements of gradients before they are divided; inf: nothing."""
+        return self._limit
+
+    @limit.setter
+    def limit(self, limit: Any) -> None:
+        with locks.building:
+            self._limit = self._taken(limit)
+            self._made, self._held = {}, None
+
+    def _taken(self, scalar: Any) -> Any:
+        """A scalar of a graph (a constant, a setting) as a tensor of this tape."""
+        if isinstance(scalar, Value) and not isinstance(scalar, Tensor):
+            return self._trace.take(scalar)
+        return scalar
+
+    def _lazy(self, scalar: Any) -> Value | None:
+        """The symbol of a scalar tensor that this program computes; None for a number."""
+        is_lazy = isinstance(scalar, Tensor) and scalar.data is None and scalar.trace is self._trace
+        return scalar.symbol if is_lazy else None
 
     # ---- updates ---------------------------------------------------------------------------------------------
 
@@ -173,6 +204,8 @@ class Gradients(Mapping[Value, "Tensor | None"]):
                 program = self._of_all(key, parameters, build, alive)
             if not isinstance(self._weight, Tensor) or WEIGHT in program.names:
                 settings = {**settings, WEIGHT: float(self._weight)}
+            if LIMIT in program.names:
+                settings = {**settings, LIMIT: float(self._limit)}
             updated = program.writes - trace.writes  # beside what the model itself updates
             trace.settle(program.writes)
             try:
@@ -193,17 +226,16 @@ class Gradients(Mapping[Value, "Tensor | None"]):
         self, key: Hashable, parameters: Sequence[Parameter], build: Build, alive: Sequence[Tensor]
     ) -> EagerProgram:
         """The program from the inputs of the tape to the updates."""
-        trace, slopes, weight = self._trace, self._slopes, self._weight
+        trace, slopes = self._trace, self._slopes
         outputs, effects = tuple(dict.fromkeys([t.symbol for t in alive])), tuple(trace.effects)
-        lazy = isinstance(weight, Tensor) and weight.data is None and weight.trace is trace
-        divisor: Value | None = weight.symbol if lazy else None
+        divisor, limit = self._lazy(self._weight), self._lazy(self._limit)
 
         def make() -> EagerProgram:
             grads = [slopes.symbols[i] for i in self._places(parameters)]
-            guard, updates = self._ending(build, slopes.loss, divisor, grads)
+            guard, updates = self._ending(build, slopes.loss, divisor, limit, grads)
             return EagerProgram((*outputs, guard), (*effects, *updates))
 
-        return trace.cache.program((key, slopes, outputs, effects, divisor), make)
+        return trace.cache.program((key, slopes, outputs, effects, divisor, self._is_limited, limit), make)
 
     def _of_computed(
         self, key: Hashable, parameters: Sequence[Parameter], build: Build
@@ -215,10 +247,10 @@ class Gradients(Mapping[Value, "Tensor | None"]):
             places = self._places(parameters)
             with graph_mode():
                 given = [graph_input(slot_name(i), t.shape, t.dtype) for i, t in enumerate(self._whole)]
-            guard, updates = self._ending(build, given[-1], None, [given[i] for i in places])
+            guard, updates = self._ending(build, given[-1], None, None, [given[i] for i in places])
             return EagerProgram((guard,), updates)
 
-        program = trace.cache.program((key, slopes, "computed"), make)
+        program = trace.cache.program((key, slopes, "computed", self._is_limited), make)
         return program, [], [t.computed() for t in self._whole]
 
     def _places(self, parameters: Sequence[Parameter]) -> list[int]:
@@ -228,14 +260,16 @@ class Gradients(Mapping[Value, "Tensor | None"]):
             raise GradientError(f"step: the loss does not depend on {missing.name}; need parameters with a gradient")
         return [at[p.stored] for p in parameters]
 
-    @staticmethod
     def _ending(
-        build: Build, loss: Value, divisor: Value | None, grads: Sequence[Value]
+        self, build: Build, loss: Value, divisor: Value | None, limit: Value | None, grads: Sequence[Value]
     ) -> tuple[Value, tuple[Value, ...]]:
-        """(guard, updates); without a divisor that is computed it is a setting."""
+        """(guard, updates); a divisor or a limit that is not computed is a setting."""
         with graph_mode():
             weight = setting(WEIGHT) if divisor is None else divisor
-            return guard(loss, weight, grads), tuple(build(list(grads), weight))
+            finite = guard(loss, weight, grads)
+            if self._is_limited:
+                grads = held_between(grads, setting(LIMIT) if limit is None else limit)
+            return finite, tuple(build(list(grads), weight))
 
     # ---- an optimiser in a loop of the user's own --------------------------------------------------------------
 
@@ -258,7 +292,7 @@ class Gradients(Mapping[Value, "Tensor | None"]):
             self._add_to(state, weight)
 
     def _add_to(self, state: OptimizerState, weight: Any) -> None:
-        window, weighted, clipped = state.window, weight is not None, not is_one(self.weight)
+        window, weighted, clipped = state.window, weight is not None, not self._is_whole
         if window.weighted is not None and window.weighted != weighted:
             seen = ("without", "with") if weighted else ("with", "without")
             raise GradientError(
@@ -289,7 +323,11 @@ class Gradients(Mapping[Value, "Tensor | None"]):
         """The global norm of what was accumulated; the step will bring it down to max_norm."""
         with locks.building, state.claim:
             weight, _, sums, key = _window(state)
-            (norm,) = run_alone((state, "norm", *key), lambda: ([ops.grad_norm(weight, *sums)], ()), {})
+            most, bound = _bound("max_value", state.window.max_value)
+            (norm,) = run_alone(
+                (state, "norm", bool(bound), *key),
+                lambda: ([ops.grad_norm(weight, *clip_values(sums, weight, most))], ()), bound,
+            )  # fmt: skip
             state.window.max_norm = max_norm
             return float(norm)
 
@@ -298,14 +336,15 @@ class Gradients(Mapping[Value, "Tensor | None"]):
         """One step of this optimiser with what was accumulated."""
         with locks.building, state.claim:
             weight, parameters, sums, key = _window(state)
-            bound = {} if math.isinf(state.window.max_norm) else {"opt.max_norm": state.window.max_norm}
+            max_norm, norm_bound = _bound("max_norm", state.window.max_norm)
+            max_value, value_bound = _bound("max_value", state.window.max_value)
 
             def build() -> tuple[Sequence[Value], tuple[Value, ...]]:
                 norm = guard(weight, weight, sums)
-                most = setting("opt.max_norm") if bound else math.inf
-                return [norm], update(state, parameters, sums, weight, most, norm)
+                return [norm], update(state, parameters, sums, weight, max_norm, norm, max_value)
 
-            run_alone((state, "apply", bool(bound), *key), build, state.settings() | bound)
+            how = state, "apply", bool(norm_bound), bool(value_bound)
+            run_alone((*how, *key), build, state.settings() | norm_bound | value_bound)
             state.window.clear()
             state.steps += 1
 
@@ -335,11 +374,18 @@ class Gradients(Mapping[Value, "Tensor | None"]):
 def _window(state: OptimizerState) -> tuple[Value, list[Parameter], list[Value], tuple[Any, ...]]:
     """(weight, parameters, their sums, key of a program) of what was accumulated."""
     window = state.window
-    parameters = [p for p in state.parameters if p.stored in window.parameters]
+    parameters = [p for p in state.parameters if p.stored in window.parameters and p.trainable]
     weight: Value = state.weight if window.weighted else constant(np.float32(1.0))
     return weight, parameters, [state.sums[p.stored] for p in parameters], (
         window.weighted, *(p.stored for p in parameters)
     )  # fmt: skip
+
+
+def _bound(name: str, most: float) -> tuple[float | Value, dict[str, float]]:
+    """A bound of the window's step as its program reads it, and the setting that it needs; inf needs none."""
+    if math.isinf(most):
+        return most, {}
+    return setting(f"opt.{name}"), {f"opt.{name}": most}
 
 
 def _check_weight(weight: Any) -> None:

@@ -1,7 +1,7 @@
 """Optimisers: they only build update nodes and say what their settings are. Schedules for those; clipping."""
 
 from . import schedules
-from .clip import clip_grad_norm, clip_weight
+from .clip import clip_grad_norm, clip_grad_value, clip_weight
 from .optimizer import SGD, Adam, AdamW, Lion, Optimizer, RMSprop
 from .rule import Schedule
 from .state import OptimizerState
@@ -16,6 +16,7 @@ __all__ = [
     "RMSprop",
     "Schedule",
     "clip_grad_norm",
+    "clip_grad_value",
     "clip_weight",
     "schedules",
 ]

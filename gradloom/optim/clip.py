@@ -1,4 +1,6 @@
-"""Clipping by the global norm: not the gradients are changed, but what the update op divides them by."""
+"""Clipping: by value, which bounds each element of the mean gradient, and by the global norm, which writes no gradient
+and makes larger what the update op divides by. Where both are asked for, the values are bounded first.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,28 @@ def is_one(weight: Any) -> bool:
     return isinstance(weight, (int, float)) and weight == 1
 
 
-def check_max_norm(max_norm: float) -> float:
-    """The bound as a float, inf for none; SettingError unless it is a number above 0."""
-    usable = isinstance(max_norm, (int, float, np.number)) and not isinstance(max_norm, bool) and max_norm > 0
+def check_max(name: str, bound: float) -> float:
+    """max_norm or max_value as a float, inf for none; SettingError unless it is a number above 0."""
+    usable = isinstance(bound, (int, float, np.number)) and not isinstance(bound, bool) and bound > 0
     if not usable:
-        raise SettingError(f"max_norm={max_norm!r} is not usable; need a number above 0 (inf: no clipping)")
-    return float(max_norm)
+        raise SettingError(f"{name}={bound!r} is not usable; need a number above 0 (inf: no clipping)")
+    return float(bound)
+
+
+def clip_values(sums: Sequence[Value], weight: Value, max_value: float | Value) -> list[Value]:
+    """The sums of gradients with each element of sums / weight held between -max_value and max_value.
+
+    weight: f32[]. torch.nn.utils.clip_grad_value_ on the mean gradient. With max_value inf, the sums themselves.
+    """
+    if not isinstance(max_value, Value) and math.isinf(max_value):
+        return list(sums)
+    return held_between(sums, weight * max_value)
+
+
+def held_between(sums: Sequence[Value], limit: Value) -> list[Value]:
+    """Each element between -limit and limit, a scalar."""
+    lowest = -limit
+    return [ops.minimum(ops.maximum(g, lowest), limit) for g in sums]
 
 
 def clip_weight(norm: Value | Sequence[Value], weight: Value, max_norm: float | Value) -> Value:
@@ -39,7 +57,7 @@ def clip_weight(norm: Value | Sequence[Value], weight: Value, max_norm: float | 
     above 0.
     """
     if not isinstance(max_norm, Value):
-        max_norm = check_max_norm(max_norm)
+        max_norm = check_max("max_norm", max_norm)
         if math.isinf(max_norm):
             return weight
     return weight * _excess(norm if isinstance(norm, Value) else ops.grad_norm(weight, *norm), max_norm)
@@ -57,14 +75,40 @@ def clip_grad_norm(grads: GradientSource | Optimizer, max_norm: float) -> Any:
     as they are, their `weight` changes), or an optimiser that has accumulated gradients (the norm is a number, measured
     now, and its next `step()` clips). SettingError unless max_norm is above 0.
     """
-    max_norm = check_max_norm(max_norm)
+    max_norm = check_max("max_norm", max_norm)
     if isinstance(grads, Optimizer):
         return grads.clip(max_norm)
-    if isinstance(grads, type) or not hasattr(grads, "add_to"):
-        need = "what tape.backward(loss) gave, or an optimiser that has accumulated gradients"
-        raise GradientError(f"clip_grad_norm: got {what_is(grads)}; need {need}")
+    _need_gradients("clip_grad_norm", grads)
     norm = ops.grad_norm(1.0, *(g for g in grads.values() if g is not None))  # each is divided by the weight already
     if not math.isinf(max_norm):
         excess = _excess(norm, max_norm)
         grads.weight = excess if is_one(grads.weight) else grads.weight * excess
     return norm
+
+
+def clip_grad_value(grads: GradientSource | Optimizer, max_value: float) -> None:
+    """Make the next step use gradients with every element between -max_value and max_value, as
+    torch.nn.utils.clip_grad_value_ does.
+
+    grads: what tape.backward gave (clipped as they are now: what clip_grad_norm did before it is heeded), or an
+    optimiser that has accumulated gradients (its next `step()` clips the values of their mean, before any norm).
+    SettingError unless max_value is above 0.
+    """
+    max_value = check_max("max_value", max_value)
+    if isinstance(grads, Optimizer):
+        return grads.clip_value(max_value)
+    _need_gradients("clip_grad_value", grads)
+    if not math.isinf(max_value):
+        limit = max_value if is_one(grads.weight) else grads.weight * max_value
+        before = grads.limit
+        if isinstance(limit, float) and isinstance(before, float):
+            grads.limit = min(limit, before)
+        else:
+            grads.limit = limit if isinstance(before, float) and math.isinf(before) else ops.minimum(limit, before)
+    return None
+
+
+def _need_gradients(who: str, grads: object) -> None:
+    if isinstance(grads, type) or not hasattr(grads, "add_to"):
+        need = "what tape.backward(loss) gave, or an optimiser that has accumulated gradients"
+        raise GradientError(f"{who}: got {what_is(grads)}; need {need}")

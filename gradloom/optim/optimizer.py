@@ -125,6 +125,12 @@ class Optimizer(UpdateRule):
         state = self._kept("clip_grad_norm")
         return state.window.runner("clip_grad_norm").clip_window(state, max_norm)
 
+    def clip_value(self, max_value: float) -> None:
+        """Clip what was accumulated: see clip_grad_value."""
+        state = self._kept("clip_grad_value")
+        state.window.runner("clip_grad_value")
+        state.window.max_value = max_value
+
     def observe(self, loss: float) -> None:
         """An epoch has ended with this loss: for Plateau schedules."""
         self._kept("observe").observe(loss)

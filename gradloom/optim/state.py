@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,7 +25,8 @@ from .state_checks import MEMORY, Named, check_fit, check_same, checked_count, c
 class GradientSource(Protocol):
     """What an optimiser needs of a tape's gradients: they run its step as one program with what they come from."""
 
-    weight: Any
+    weight: Any  # what each is divided by
+    limit: Any  # each element is held between -limit and limit before that
 
     def values(self) -> Iterable[Value | None]: ...
 
@@ -54,7 +55,7 @@ class Window:
     def clear(self) -> None:
         self.parameters.clear()
         self.weighted: bool | None = None  # the sums have a weight; None: nothing was accumulated
-        self.max_norm = math.inf  # of its step
+        self.max_norm = self.max_value = math.inf  # of its step
         self.gradients: type[GradientSource] | None = None  # who runs its step in a loop of the user's own
 
     def add(self, parameters: Iterable[Parameter]) -> None:
@@ -226,14 +227,19 @@ class OptimizerState:
 
         With the setting "keep" 0 they write instead: the first micro-batch of a window.
         """
+        sums = self.sums_of(parameters)
+        pairs = [v for pair in zip(sums, grads, strict=True) for v in pair]
+        if weight is not None:
+            pairs += [self.weight, weight]
+        return ops.accumulate(setting("keep"), *pairs)
+
+    def sums_of(self, parameters: Sequence[Parameter]) -> list[Parameter]:
+        """The arrays that sum up the gradients of these parameters over a window."""
         for p in parameters:
             if p.stored not in self.sums:
                 sums = Stored(f"{p.stored.name}.acc", zeros(p.shape))
                 self.sums[p.stored] = stored_value(sums)
-        pairs = [v for p, g in zip(parameters, grads, strict=True) for v in (self.sums[p.stored], g)]
-        if weight is not None:
-            pairs += [self.weight, weight]
-        return ops.accumulate(setting("keep"), *pairs)
+        return [self.sums[p.stored] for p in parameters]
 
     def join(self, parameters: Iterable[Parameter], first: bool) -> None:
         """GradientSource of these parameters are about to be accumulated; `first`: they open a window."""
@@ -244,9 +250,9 @@ class OptimizerState:
         self.window.add(parameters)
 
     def others(self, parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
-        """What the window holds besides these parameters."""
+        """What the window holds besides these parameters, but for what was frozen since."""
         mine = {p.stored for p in parameters}
-        return tuple(p for stored, p in self.window.parameters.items() if stored not in mine)
+        return tuple(p for stored, p in self.window.parameters.items() if stored not in mine and p.trainable)
 
     def clear_late(self, parameters: Iterable[Parameter]) -> None:
         """What joins a window that is open finds nothing of an earlier one in its sum."""
@@ -294,8 +300,7 @@ class OptimizerState:
                 for name, moment in self.moments.get(p.stored, {}).items()
             }
             kept |= zip(named, copies(named.values()), strict=True)
-        for name, memory in self.memories.items():
-            kept[f"plateau.{name}"] = np.array([memory[k] for k in MEMORY])
+        kept |= self.remembered(self.memories)
         names = [self._named(i) for i in range(len(self.parameters))]
         about = {
             "kind": self._kind(),
@@ -313,6 +318,14 @@ class OptimizerState:
         arrays that do not fit; then nothing is changed. A state without "optimizer" is held against what its arrays
         tell.
         """
+        self.loading(arrays)()
+
+    def remembered(self, memories: Mapping[str, Memory]) -> dict[str, np.ndarray]:
+        """The memories of plateaus as in state_dict: "plateau.lr" -> f64[4]."""
+        return {f"plateau.{name}": np.array([memory[k] for k in MEMORY]) for name, memory in memories.items()}
+
+    def loading(self, arrays: Mapping[str, np.ndarray]) -> Callable[[], None]:
+        """load_state_dict in two parts: the checks, and the function that is returned, which takes the state over."""
         given = {name: as_array(f"load: {name}", array) for name, array in arrays.items()}
         counts = [checked_count(given, name) for name in ("steps", "epoch")]
         memories = {name: checked_memory(given, name) for name in self.memories}
@@ -340,16 +353,20 @@ class OptimizerState:
                 f"{len(self.parameters)} parameters; need the file of the same optimiser"
             )
         self._check_whole(moments, expected)
-        with locks.building, self.claim:
-            self.reset()
-            self.drop_sums()
-            self.window.clear()
-            self.steps, self.epoch = counts
-            self.memories.update(memories)
-            self._expected = expected
-            self._loaded = {name: array.copy() for name, array in moments.items()}
-            for i in range(len(self.parameters)):
-                self._take_loaded(i)
+
+        def load() -> None:
+            with locks.building, self.claim:
+                self.reset()
+                self.drop_sums()
+                self.window.clear()
+                self.steps, self.epoch = counts
+                self.memories.update(memories)
+                self._expected = expected
+                self._loaded = {name: array.copy() for name, array in moments.items()}
+                for i in range(len(self.parameters)):
+                    self._take_loaded(i)
+
+        return load
 
     def _checked_about(self, array: np.ndarray | None) -> list[Named]:
         """The names and shapes that the state's entry "optimizer" tells; GraphError for another optimiser's."""

@@ -221,7 +221,10 @@ class CpuExecutable(Executable):
                     for stored in self.writes:
                         stored.version += 1
         if stop not in (STOP_DONE, STOP_DEADLINE, STOP_REQUESTED):
-            raise self.failure(done, stop, node, index, value)
+            failed = self.failure(done, stop, node, index, value)
+            if records is not None and isinstance(failed, (GuardTripped, NotFinite, IndexOutOfRange)):
+                failed.outputs = self.read(records[:done])
+            raise failed
         return done, records
 
     def settings_rows(self, steps: int, values: Mapping[str, Any]) -> np.ndarray:

@@ -148,10 +148,10 @@ class NumpyExecutable(Executable):
         for i in range(steps):
             feeds = self._fed | {k: v[i] for k, v in rows.items()}
             try:
-                known = evaluate([*self.program.outputs, *self.program.effects], feeds, timed=self._timed)
-            except DataError as error:
-                raise IndexOutOfRange(i, str(error)) from None
-            self._judge(i, known)
+                known = self._evaluated(i, feeds)
+            except (GuardTripped, NotFinite, IndexOutOfRange) as failed:
+                failed.outputs = [np.stack(column) for column in columns] if i else []
+                raise
             for column, value in zip(columns, self.program.outputs, strict=True):
                 column.append(known[value].copy())
             for value in self._updates:
@@ -161,6 +161,15 @@ class NumpyExecutable(Executable):
             if self._stopping or (deadline and time.monotonic() - begun >= deadline):
                 break
         return i + 1, [np.stack(column) for column in columns]
+
+    def _evaluated(self, done: int, feeds: Mapping[str, Any]) -> Mapping[Value, np.ndarray]:
+        """All values of a step, when so many are done."""
+        try:
+            known = evaluate([*self.program.outputs, *self.program.effects], feeds, timed=self._timed)
+        except DataError as error:
+            raise IndexOutOfRange(done, str(error)) from None
+        self._judge(done, known)
+        return known
 
     def fed(self) -> dict[str, Any]:
         """The inputs that were fed last."""

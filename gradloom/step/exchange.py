@@ -107,6 +107,7 @@ class Exchange:
         *,
         divisor: Value | None = None,
         max_norm: float = math.inf,
+        max_value: float = math.inf,
         reached: Sequence[float] | None = None,
     ) -> tuple[list[Value], tuple[Value, ...]]:
         """(norms, what is written) of the program on the sum. norms, divisor: see end_step. reached: of how many
@@ -120,7 +121,7 @@ class Exchange:
         trained = [(p, piece) for p, piece, n in gathered[:many] if n]
         norms, written = end_step(
             state, [p for p, _ in trained], [piece for _, piece in trained], loss, weight,
-            divisor=divisor, max_norm=max_norm,
+            divisor=divisor, max_norm=max_norm, max_value=max_value,
         )  # fmt: skip
         means = [
             (p, piece if reached is None else ops.scale(piece, factor=1 / n)) for p, piece, n in gathered[many:] if n

@@ -1,6 +1,6 @@
 """TrainState: everything that decides the rest of a run, by name.
 
-Whoever keeps something from step to step registers it: a trainer its model, optimiser, window, rows and counters; what
+Whoever keeps something from step to step registers it: a trainer its model, optimiser, window and counters; what
 else has memory, such as a listener of epochs, its own. Two runs of equal states go on equally.
 """
 
@@ -11,12 +11,16 @@ from typing import Any
 
 import numpy as np
 
+from ..base.errors import TrainError
 from ..graph.leaves import Parameter
-from ..graph.stored import Stored, copies
+from ..graph.stored import Stored, copies, replace
 from ..optim.state import OptimizerState
 from ..parallel.communicator import checksum
 
-Part = Callable[[], Mapping[str, Any]]  # names -> Stored arrays and plain values: numbers, texts, dicts of such
+Values = Mapping[str, Any]
+Part = Callable[[], Values]  # names -> Stored arrays and plain values: numbers, texts, dicts of such, arrays
+Load = Callable[[Values], Callable[[], None]]  # checks what the part gave earlier, and returns what takes it over
+SHOWN = 6  # names in a message
 
 
 class TrainState:
@@ -24,10 +28,38 @@ class TrainState:
 
     def __init__(self) -> None:
         self._parts: dict[str, Part] = {}
+        self._loads: dict[str, Load | None] = {}
 
-    def register(self, name: str, part: Part) -> None:
-        """Add a part, or replace the one of this name."""
-        self._parts[name] = part
+    def register(self, name: str, part: Part, load: Load | None = None) -> None:
+        """Add a part, or replace the one of this name, which has no dot.
+
+        load: called by `load` with what the part gave when it was saved. It changes nothing: it raises TrainError where
+        the values do not fit, and returns a function that takes them over. Without it a state with this part cannot be
+        loaded.
+        """
+        assert "." not in name, name
+        self._parts[name], self._loads[name] = part, load
+
+    def load(self, entries: Mapping[str, Any]) -> None:
+        """Take back what `collect` gave, into the same objects. TrainError naming what is missing, unknown or of
+        another shape, before anything is changed."""
+        given: dict[str, dict[str, Any]] = {part: {} for part in self._parts}
+        for name, value in entries.items():
+            part, _, rest = name.partition(".")
+            given.setdefault(part, {})[rest] = value
+        unknown = [part for part in given if part not in self._parts]
+        if unknown:
+            raise TrainError(f"load: the state has the parts {named(unknown)}, which this run does not have")
+        takes = []
+        for part, values in given.items():
+            load = self._loads[part]
+            if load is None:
+                if values or self._parts[part]():
+                    raise TrainError(f"load: {part} can be saved and not loaded; need load_state beside its state")
+                continue
+            takes.append(load(values))
+        for take in takes:
+            take()
 
     def entries(self, *parts: str) -> dict[str, Any]:
         """ "part.name" -> array or value, of all parts or of these."""
@@ -73,6 +105,102 @@ def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     return None
 
 
+def named(names: Iterable[str]) -> str:
+    """Some of these names, and how many more there are."""
+    several = sorted(names)
+    more = f" and {len(several) - SHOWN} more" if len(several) > SHOWN else ""
+    return ", ".join(several[:SHOWN]) + more
+
+
+def check_names(what: str, values: Mapping[str, Any], needed: Iterable[str]) -> None:
+    """TrainError unless the values have these names and no others."""
+    names = set(needed)
+    missing, unknown = names - values.keys(), values.keys() - names
+    if missing or unknown:
+        said = [f"{named(missing)} is missing"] if missing else []
+        said += [f"{named(unknown)} is in the state alone"] if unknown else []
+        raise TrainError(f"load: {what}: {'; '.join(said)}; need the state of the same {what}")
+
+
+def check_equal(what: str, values: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    """TrainError naming each setting that the state has with another value."""
+    differ = [
+        f"{name}={value!r}, in the state {values[name]!r}" for name, value in mine.items() if values[name] != value
+    ]
+    if differ:
+        raise TrainError(f"load: {what}: {'; '.join(differ)}; need the same")
+
+
+def matching(what: str, values: Mapping[str, Any], stored: Mapping[str, Stored]) -> dict[Stored, np.ndarray]:
+    """The arrays of a state for these, by name; TrainError for other names, shapes and dtypes."""
+    check_names(what, values, stored)
+    wrong = [
+        f"{name} is {_kind(values[name])} and here {one.dtype.name}{list(one.shape)}"
+        for name, one in stored.items()
+        if not isinstance(values[name], np.ndarray)
+        or (values[name].shape, values[name].dtype) != (one.shape, one.dtype.numpy)
+    ]
+    if wrong:
+        more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+        raise TrainError(f"load: {what}: {'; '.join(wrong[:SHOWN])}{more}; need the state of the same {what}")
+    return {one: values[name] for name, one in stored.items()}
+
+
+def _kind(value: Any) -> str:
+    return f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else repr(value)
+
+
+def load_parameters(values: Values, kept: Mapping[str, Stored]) -> Callable[[], None]:
+    """Load for `of_parameters`."""
+    arrays = matching("model", values, kept)
+    return lambda: replace(arrays)
+
+
+def load_optimizer(values: Values, state: OptimizerState) -> Callable[[], None]:
+    """Load for `of_optimizer`: counts, settings that are numbers, memories of plateaus, and the arrays, also of
+    parameters that have none yet."""
+    optimizer, kept = state.optimizer, of_optimizer(state)
+    plain = [name for name, value in kept.items() if not isinstance(value, Stored)]
+    missing = [name for name in plain if name not in values]
+    if missing:
+        raise TrainError(f"load: optimizer: {named(missing)} is missing; need the state of an optimiser")
+    check_equal("optimizer", values, {name: kept[name] for name in ("kind", "schedules", "groups") if name in kept})
+    arrays = {name: value for name, value in values.items() if name not in plain}
+    arrays |= {name: np.array(values[name], np.int64) for name in ("steps", "epoch")}
+    arrays |= state.remembered(values["plateaus"])
+    take = state.loading(arrays)
+
+    def load() -> None:
+        optimizer.settings.update({name.removeprefix("opt."): value for name, value in values["settings"].items()})
+        take()
+
+    return load
+
+
+def load_window(values: Values, state: OptimizerState) -> Callable[[], None]:
+    """Load for `of_window`."""
+    numbers = sorted(int(name.removeprefix("sum.")) for name in values if name.startswith("sum."))
+    open_names = [f"sum.{i}" for i in numbers] + ["weight"] * bool(numbers)
+    check_names("window", values, ["weighted", "max_norm", "max_value", *open_names])
+    if numbers and numbers[-1] >= len(state.parameters):
+        raise TrainError(f"load: window: sum.{numbers[-1]} of {len(state.parameters)} parameters; need the same model")
+    parameters = [state.parameters[i] for i in numbers]
+    sums = state.sums_of(parameters)
+    arrays = {f"sum.{i}": one.stored for i, one in zip(numbers, sums, strict=True)}
+    arrays |= {"weight": state.weight.stored} if numbers else {}
+    plain = {name: values[name] for name in ("weighted", "max_norm", "max_value")}
+    taken = matching("window", {name: values[name] for name in open_names}, arrays)
+
+    def load() -> None:
+        state.window.clear()
+        replace(taken)
+        state.window.add(parameters)
+        state.window.weighted = plain["weighted"]
+        state.window.max_norm, state.window.max_value = plain["max_norm"], plain["max_value"]
+
+    return load
+
+
 def of_optimizer(state: OptimizerState) -> dict[str, Any]:
     """The part of an optimiser: counts, settings, what plateaus have seen, and the arrays of each parameter."""
     optimizer = state.optimizer
@@ -91,10 +219,10 @@ def of_optimizer(state: OptimizerState) -> dict[str, Any]:
 
 
 def of_window(state: OptimizerState) -> dict[str, Any]:
-    """The part of an open accumulation window: the sums of its parameters, their weight, the bound of their norm."""
+    """The part of an open accumulation window: the sums of its parameters, their weight, the bounds of their step."""
     window = state.window
     numbers = [i for i, p in enumerate(state.parameters) if p.stored in window.parameters]
-    kept: dict[str, Any] = {"weighted": window.weighted, "max_norm": window.max_norm}
+    kept: dict[str, Any] = {"weighted": window.weighted, "max_norm": window.max_norm, "max_value": window.max_value}
     kept |= {f"sum.{i}": state.sums[state.parameters[i].stored].stored for i in numbers}
     return kept | ({"weight": state.weight.stored} if window.parameters else {})
 

@@ -3,7 +3,8 @@
     loss sum f32[], weight f32[], gradients of the loss sum (shapes of the parameters)
         guard               ends the step before anything is written when one of them is not finite
         accumulate          adds them to the sums of a window, when several micro-batches make a step
-        clip                makes the weight larger when the norm of sums / weight is above max_norm
+        clip                bounds the elements of sums / weight by max_value, then makes the weight larger when the
+                            norm of sums / weight is above max_norm
         update              the optimiser's step on sums / weight
 
 Trainers, ranks, replicas and loops of the user's own end their steps here: no other file builds these nodes.
@@ -18,7 +19,7 @@ from typing import Any
 from .. import ops
 from ..graph.leaves import Parameter
 from ..graph.value import Value
-from ..optim.clip import clip_weight
+from ..optim.clip import clip_values, clip_weight
 from ..optim.state import OptimizerState
 
 
@@ -35,8 +36,12 @@ def update(
     weight: Value,
     max_norm: float | Value = math.inf,
     norm: Value | None = None,
+    max_value: float | Value = math.inf,
 ) -> tuple[Value, ...]:
-    """The optimiser's step on sums / weight, brought down to max_norm. norm: that of sums / weight, where known."""
+    """The optimiser's step on sums / weight, with elements of at most max_value, brought down to max_norm. norm: that
+    of sums / weight, where known."""
+    if isinstance(max_value, Value) or not math.isinf(max_value):
+        sums, norm = clip_values(sums, weight, max_value), None
     return tuple(state.update(parameters, sums, clip_weight(sums if norm is None else norm, weight, max_norm)))
 
 
@@ -52,6 +57,7 @@ def end_step(
     updates: bool = True,
     others: Sequence[Parameter] = (),
     max_norm: float = math.inf,
+    max_value: float = math.inf,
 ) -> tuple[list[Value], tuple[Value, ...]]:
     """(norms, what is written) of a micro-batch, or of the sum over several.
 
@@ -74,7 +80,7 @@ def end_step(
         sums += [state.sums[p.stored] for p in others]
         if accumulates or by is not weight:
             norms.append(ops.grad_norm(by, *sums))
-        written += update(state, (*parameters, *others), sums, by, max_norm, norms[-1])
+        written += update(state, (*parameters, *others), sums, by, max_norm, norms[-1], max_value)
     return norms, written
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..graph.leaves import Parameter
+from ..graph.stored import Stored
 from ..graph.value import Value
 from ..run.diagnose import first_bad
 from .source import RowSource
@@ -35,6 +36,10 @@ class RowRange:
         for first in range(self.start, self.stop, self.batch_size):
             end = min(first + self.batch_size, self.stop)
             yield RowRange(self.source, first, end, self.batch_size, self.micro_size, self.backward)
+
+    def batch_end(self, row: int) -> int:
+        """Where the batch ends that this row belongs to."""
+        return min(row + self.batch_size - (row - self.start) % self.batch_size, self.stop)
 
     def ends(self) -> list[RowRange]:
         """The first and the last batch: those of all sizes that occur."""
@@ -108,6 +113,7 @@ class CompiledBatch:
     updates: tuple[Value, ...]
     parameters: tuple[Parameter, ...] = ()  # those with a gradient
     options: dict[str, Any] = field(default_factory=dict)  # of compile
+    statistics: tuple[Stored, ...] = ()  # what it writes of the model before the optimiser step that it belongs to ends
 
     def first_bad(self, settings: dict[str, Any]) -> str:
         """What is not finite first in this step, which has just failed with these settings."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ class BatchResult:
     rows      i64 [n]: which rows of the data set, in the order in which they were trained on
     loss      of these rows before the step: the weighted mean (for the loss "sum" the total); weight: what it weighs
     labels    of these rows, as the data set holds them: [n, ...], or None
+    skipped   the step was left out (on_nonfinite="skip"): loss is nan, weight 0
     """
 
     step: int
@@ -35,6 +37,7 @@ class BatchResult:
     loss: float
     weight: float
     labels: np.ndarray | None
+    skipped: bool = False
 
 
 class Callback:
@@ -172,7 +175,8 @@ class Callbacks:
 
     def state(self) -> dict[str, Any]:
         """What they remember, for the state of the run: "number.name" -> value."""
-        return {f"{i}.{name}": value for i, each in enumerate(self._each) for name, value in each.state().items()}
+        states = [(f"{i}.{name}", value) for i, each in enumerate(self._each) for name, value in each.state().items()]
+        return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in states}
 
     def load_state(self, values: Mapping[str, Any]) -> None:
         """Give each what it remembered."""
@@ -219,25 +223,22 @@ class BatchReports:
     """Tells callbacks of each optimiser step of a pass: called after each micro-batch, it looks at what the Result of
     the pass has gained.
 
-    rows: how many the pass trains on; steps: the optimiser steps of the training so far.
+    rows: of the pass that were consumed before.
     """
 
-    def __init__(
-        self, callbacks: Callbacks, source: RowSource, result: Result, epoch: int, batch_size: int, rows: int,
-        steps: Callable[[], int],
-    ) -> None:  # fmt: skip
+    def __init__(self, callbacks: Callbacks, source: RowSource, result: Result, epoch: int, rows: int) -> None:
         self._callbacks, self._source, self._result, self._epoch = callbacks, source, result, epoch
-        self._batch_size, self._rows, self._steps = batch_size, rows, steps
-        self._seen, self._batches = result.ndata, result.batches
+        self._rows, self._batches, self._skipped = rows, result.batches, result.skipped
 
-    def look(self) -> None:
-        """Report the step that has ended, if one has."""
-        result, source = self._result, self._source
-        first, end = self._seen, result.ndata
-        if end % self._batch_size and end < self._rows:
+    def look(self, rows: int, step: int) -> None:
+        """Report the step that has ended, if one has. rows: of the pass that whole steps have consumed; step: how many
+        steps of the training are done."""
+        result, source, first = self._result, self._source, self._rows
+        if rows == first:
             return  # inside of an accumulation window
-        loss, weight = result.latest(result.batches - self._batches)
-        self._seen, self._batches = end, result.batches
-        rows = source.order.read()[first:end].copy()
-        labels = None if source.data.labels is None else source.data.labels[rows]
-        self._callbacks.batch(BatchResult(self._steps(), self._epoch, rows, loss, weight, labels))
+        skipped = result.skipped > self._skipped
+        loss, weight = (math.nan, 0.0) if skipped else result.latest(result.batches - self._batches)
+        self._rows, self._batches, self._skipped = rows, result.batches, result.skipped
+        ids = source.order.read()[first:rows].copy()
+        labels = None if source.data.labels is None else source.data.labels[ids]
+        self._callbacks.batch(BatchResult(step, self._epoch, ids, loss, weight, labels, skipped))

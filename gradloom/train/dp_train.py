@@ -30,7 +30,7 @@ from ..base.settings import core_count
 from ..graph.stored import before_write
 from ..graph.value import Value
 from ..nn.module import Module
-from ..optim.clip import check_max_norm
+from ..optim.clip import check_max
 from ..optim.optimizer import Adam, Optimizer, Schedule
 from ..parallel.communicator import TIMEOUT, Communicator, launched
 from ..parallel.join import communicator
@@ -87,6 +87,7 @@ def dp_train(
     lr: Schedule | None = None,
     optimizer: Optimizer | None = None,
     max_norm: float = math.inf,
+    max_value: float = math.inf,
     shuffle: bool = False,
     seed: int = 0,
     exchange: str = "ordered",
@@ -107,8 +108,8 @@ def dp_train(
                 an order of its own, by `seed`
     optimizer   by default Adam(lr), lr 1e-3; its schedules count a pass over the samples as an epoch. Gradients are
                 added up in the order of replicas (exchange="ordered"; with "fast" in whichever is quickest, f32 noise
-                apart), divided once, scaled down to the global norm max_norm, and applied in one step. A parameter
-                without gradient in a replica counts as 0 there
+                apart), divided once, held between -max_value and max_value, scaled down to the global norm max_norm,
+                and applied in one step. A parameter without gradient in a replica counts as 0 there
     seed        also of parameters that are not initialised yet, and of dropout: sample j has masks of its own
     threads     of each replica; by default the cores, shared out
     timeout     seconds without a sign of life of a replica after which the others end
@@ -139,7 +140,8 @@ def dp_train(
         raise DataError("samples: there are none; need at least one")
     job = Job(
         samples, count, loss_fn, forward_fn, target_fn, iterations,
-        optimizer if optimizer is not None else Adam(lr=1e-3 if lr is None else lr), check_max_norm(max_norm),
+        optimizer if optimizer is not None else Adam(lr=1e-3 if lr is None else lr), check_max("max_norm", max_norm),
+        check_max("max_value", max_value),
         as_bool("shuffle", shuffle), seed, check_exchange(exchange), as_bool("verbose", verbose), options,
     )  # fmt: skip
     ranks = _ranks(replicas, timeout)

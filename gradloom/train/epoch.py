@@ -51,9 +51,9 @@ def epoch(
     (by default batch_size / trainer.accumulate, rounded up). on_*_batch is called after every micro-batch; on_progress
     at least every 0.2 s of work, which costs nothing per batch; both when both are given. Same bits with and without
     listeners.
-    Returns (result_train, result_eval). DataError when no row of one of the two parts counts (see Dataset). A batch of
-    which no row counts is an optimiser step with gradient 0: weight decay and moments do what they do then, the step
-    is counted.
+    trainer.epoch counts up after training. Returns (result_train, result_eval). DataError when no row of one of the two
+    parts counts (see Dataset). A batch of which no row counts is an optimiser step with gradient 0: weight decay and
+    moments do what they do then, the step is counted.
     """
     split = data.n if split is None else split
     if not isinstance(split, (int, np.integer)) or not 0 <= split <= data.n:
@@ -80,6 +80,8 @@ def epoch(
                     training=training, batch_size=batch_size, micro_batch_size=micro,
                     on_batch=on_batch, on_progress=on_progress,
                 )  # fmt: skip
+                if training:
+                    trainer.epoch += 1
     return result_train, result_eval
 
 
@@ -96,26 +98,29 @@ def run_part(
     on_batch: Listener | None = None,
     on_progress: Listener | None = None,
     each: bool = False,
+    start: int | None = None,
+    stop: int | None = None,
+    seconds: float = 0.0,
 ) -> None:
-    """Train or evaluate on rows first..last of the source's order; trainer.epoch counts up after training.
+    """Train or evaluate on rows start..stop of the source's order, a segment of the part first..last (all of it by
+    default), which the listeners are told of as a whole; `seconds` of it have passed.
 
     on_batch is called after every micro-batch, on_progress at least every 0.2 s, with `each` after every one, too.
     """
-    began = time.perf_counter()
+    start, stop = first if start is None else start, last if stop is None else stop
+    began = time.perf_counter() - seconds
     listeners = [each for each in (on_batch, on_progress) if each is not None]
 
     def heard(done: int) -> None:
-        at = Progress(training, done, last - first, time.perf_counter() - began, result)
+        at = Progress(training, start - first + done, last - first, time.perf_counter() - began, result)
         for listener in listeners:
             listener(at)
 
     trainer.run_rows(
-        source, first, last, result,
+        source, start, stop, result,
         batch_size=batch_size if training else micro_batch_size, micro_batch_size=micro_batch_size, backward=training,
         each=each or on_batch is not None, heard=heard if listeners else None,
     )  # fmt: skip
-    if training:
-        trainer.epoch += 1
 
 
 def _checked(order: np.ndarray, n: int) -> np.ndarray:

@@ -43,7 +43,9 @@ def fit(
     val_split: float = 0.0,
     seed: int = 0,
     max_norm: float = math.inf,
+    max_value: float = math.inf,
     freeze: Freeze = (),
+    on_nonfinite: str = "stop",
     class_weight: ClassWeight = None,
     progress: bool = True,
     callbacks: Sequence[Callback] | None = None,
@@ -67,7 +69,8 @@ def fit(
     them may raise StopTraining: then the history so far is returned, a part of an epoch included. on_epoch may change a
     Module (a layer, a mode, a number): the next epoch builds it anew, see Trainer; with ranks, where rank 0 alone calls
     listeners, that is a TrainError. max_norm: an optimiser step divides its gradients, if their global norm is above
-    this, down to it. freeze: patterns of names, such as "embed*", of parameters that stay as they are.
+    this, down to it; max_value: before that, it holds each of their elements between -max_value and max_value.
+    freeze: patterns of names, such as "embed*", of parameters that stay as they are.
     class_weight: "balanced" (n / (k * count), as scikit-learn), {class: weight} or a weight for each class: the loss of
     training weighs a label so, times the weight of its row; accuracies and validation do not. Fewer rows than
     batch_size train as one smaller batch. options go to gl.Trainer (dynamic=) and gl.compile (threads=, ...);
@@ -76,7 +79,8 @@ def fit(
     weights and results. Micro-batch j goes to rank j mod N; micro_batch_size is by default an equal share of the batch,
     and where it is given the bits do not depend on N, unless exchange is "fast". Rank 0 alone shows progress and calls
     the listeners. timeout: seconds without a sign of life after which a rank is given up and all end.
-    Raises NonFiniteError when the loss or a gradient is not finite; the weights before that step are kept. On Ctrl-C,
+    Raises NonFiniteError when the loss or a gradient is not finite; the weights before that step are kept. With
+    on_nonfinite="skip" such a batch is left out and counted, see Trainer; how many is said on stderr. On Ctrl-C,
     KeyboardInterrupt leaves with the weights so far.
     """
     check_options("fit", options, fit, "dynamic")
@@ -99,7 +103,9 @@ def fit(
             accumulate=-(-batch_size // micro_batch_size),
             seed=seed,
             max_norm=max_norm,
+            max_value=max_value,
             freeze=freeze,
+            on_nonfinite=on_nonfinite,
             class_weights=weights_of_classes(class_weight, data, train_rows),
             communicator=ranks,
             exchange=exchange,

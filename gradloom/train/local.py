@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import GuardTripped, IndexOutOfRange, NotFinite, SettingError
+from ..graph.graph import storage_leaf
 from ..graph.leaves import Parameter
+from ..graph.stored import Stored, copies, replace
 from ..graph.structure import structure
 from ..graph.value import Value
 from ..optim.state import OptimizerState
@@ -21,8 +23,10 @@ from ..step.step import end_step, random_settings
 from .batches import CompiledBatch, MicroBatches, RowRange, cut
 from .forms import Forms
 from .objective import BatchGraph, Objective
-from .result import Result
+from .result import Mark, Result
 from .source import FeedSource, RowSource
+
+Failed = GuardTripped | NotFinite | IndexOutOfRange  # why a micro-batch was not applied
 
 CALL_SECONDS = 0.2  # the longest that one native call may take: progress and Ctrl-C are answered in between
 CALL_BYTES = 64 << 20  # and the most that it may write down
@@ -33,8 +37,14 @@ class LocalSteps:
 
     build      "grad": gradients into accumulators, no update; "opt": the whole step
     accumulate micro-batches per optimiser step
-    .done      rows of the pass under way, or of one that ended early, that were trained on; 0 between two passes
+    skips      a batch whose loss or gradient is not finite is left out by `run`: its rows and its random step are
+               consumed, the optimiser's step is not
+    .done      rows that the last `run` of training rows has consumed: those of whole optimiser steps
     .held      micro-batches that the accumulators hold
+    .skipped   batches that were left out so far
+
+    An optimiser step is whole or nothing: when one ends before its last micro-batch, running statistics and the Result
+    are what they were before its first.
     """
 
     def __init__(
@@ -48,16 +58,21 @@ class LocalSteps:
         dynamic: bool,
         seed: int,
         max_norm: float,
+        max_value: float,
+        skips: bool,
         options: dict[str, Any],
     ) -> None:
         self.objective, self.forms, self.state = objective, forms, state
-        self.build, self.accumulate, self.dynamic = build, accumulate, dynamic
-        self.seed, self.max_norm, self.options = seed, max_norm, options
+        self.build, self.accumulate, self.dynamic, self.skips = build, accumulate, dynamic, skips
+        self.seed, self.options = seed, options
+        self.max_norm, self.max_value = max_norm, max_value
         self.keeps_gradients = build == "grad" or accumulate > 1
         self.compiled: dict[Hashable, CompiledBatch] = forms.cache()
-        self.done = self.held = 0
+        self.done = self.held = self.skipped = 0
         self.in_window = 0  # micro-batches in the accumulation window so far
         self.window_rows = 0
+        self._before: dict[Stored, np.ndarray] = {}  # running statistics when the window was opened
+        self._result: tuple[Result, Mark] | None = None  # what gets the window's losses, and what it held then
 
     # ---- running -------------------------------------------------------------------------------------------
 
@@ -68,7 +83,9 @@ class LocalSteps:
         step = self.compiled_for(source, micro.rows, backward, update)
         feeds = {k: v for k, v in source.feeds.items() if k in step.run.inputs}  # some losses take no labels
         try:
-            _, outputs = self._run(step, micro, 1, backward, feeds)
+            _, outputs, failed = self._run(step, micro, 1, backward, result, feeds)
+            if failed is not None:
+                raise self._error(failed, step, micro, backward)
         except BaseException:
             self._drop_window()
             raise
@@ -97,51 +114,98 @@ class LocalSteps:
     def _run_groups(self, rows: RowRange, result: Result, each: bool, heard: Callable[[int], None] | None) -> None:
         if not self.dynamic:  # what cannot be built is said before anything is trained
             self.prepare(rows)
-        source, backward = rows.source, rows.backward
-        if backward:
+        if rows.backward:
             self.done = 0
-        for group in self._cut(rows):
+        start = rows.start
+        while start < rows.stop:  # again after a batch that was skipped
+            start = self._run_from(start, rows, result, each, heard)
+
+    def _run_from(
+        self, start: int, rows: RowRange, result: Result, each: bool, heard: Callable[[int], None] | None
+    ) -> int:
+        """Run the rows from `start`, where a batch begins; the row after the last one, or after a skipped batch."""
+        source, backward = rows.source, rows.backward
+        for group in self._cut(RowRange(source, start, rows.stop, rows.batch_size, rows.micro_size, backward)):
             left = group
             while left.count:
                 step = self.compiled_for(source, left.rows, backward, left.update)
                 most = 1 if each else max(1, min(left.count, CALL_BYTES // max(1, step.run.record_bytes)))
-                count, outputs = self._run(step, left, most, backward)
+                count, outputs, failed = self._run(step, left, most, backward, result)
                 self._count(left, count, backward)
                 end = left.start + count * left.rows
-                truth = source.truth(left.start, end) if step.has_predictions else (None, None)
-                self._add(result, step, count * left.rows, outputs, backward and left.update, *truth)
+                if count:
+                    truth = source.truth(left.start, end) if step.has_predictions else (None, None)
+                    self._add(result, step, count * left.rows, outputs, backward and left.update, *truth)
                 left = left.after(count)
-                if backward:
-                    self.done = (end - rows.start) % rows.count
+                if failed is not None:
+                    if not self.skips or not backward or isinstance(failed, IndexOutOfRange):
+                        raise self._error(failed, step, left, backward)
+                    end = rows.batch_end(left.start)
+                    self._skip(result)
+                if backward and (not self.in_window or self.build == "grad"):
+                    self.done = end - rows.start
                 if heard is not None:
                     heard(end - rows.start)
+                if failed is not None:
+                    return end
+        return rows.stop
 
     def _cut(self, rows: RowRange) -> Iterator[MicroBatches]:
         return cut(rows, self.keeps_gradients, self.build == "opt", self.in_window > 0)
 
     def _run(
-        self, step: CompiledBatch, micro: MicroBatches, count: int, backward: bool, feeds: dict[str, Any] | None = None
-    ) -> tuple[int, list[np.ndarray]]:
-        """(micro-batches done, the outputs of each) of one native call."""
+        self,
+        step: CompiledBatch,
+        micro: MicroBatches,
+        count: int,
+        backward: bool,
+        result: Result,
+        feeds: dict[str, Any] | None = None,
+    ) -> tuple[int, list[np.ndarray], Failed | None]:
+        """(micro-batches done, the outputs of each, why the next one failed) of one native call."""
         if backward and self.keeps_gradients:
             self.state.join(step.parameters, micro.first)
-        settings = self._settings(micro, count, backward)
+            if self.build == "opt" and not micro.update:
+                self._keep(step, micro, result)
         try:
-            return step.run.run_many(count, settings, CALL_SECONDS, feeds)
-        except (IndexOutOfRange, KeyboardInterrupt) as ended:
-            self._count(micro, getattr(ended, "steps_done", 0), backward)
+            return *step.run.run_many(count, self._settings(micro, count, backward), CALL_SECONDS, feeds), None
+        except KeyboardInterrupt as ended:
+            done = getattr(ended, "steps_done", 0)
+            if done and micro.update:
+                self.done += self.window_rows + done * micro.rows
+            self._count(micro, done, backward)
             raise
-        except (GuardTripped, NotFinite) as tripped:  # NotFinite: with check 2
-            at = tripped.steps_done
-            self._count(micro, at, backward)
-            one = {k: np.broadcast_to(np.asarray(v), (count,))[at] for k, v in settings.items()}
-            raise stopped(self.state.steps + 1, step.first_bad(one), self.state.epoch + 1) from None
+        except (GuardTripped, NotFinite, IndexOutOfRange) as failed:  # NotFinite: with check 2
+            return failed.steps_done, failed.outputs, failed
+
+    def _error(self, failed: Failed, step: CompiledBatch, micro: MicroBatches, backward: bool) -> Exception:
+        """What to raise for the first of these micro-batches, which has failed."""
+        if isinstance(failed, IndexOutOfRange):
+            return failed
+        at = self._settings(micro, 1, backward)
+        one = {name: np.broadcast_to(np.asarray(value), (1,))[0] for name, value in at.items()}
+        return stopped(self.state.steps + 1, step.first_bad(one), self.state.epoch + 1)
+
+    def _keep(self, step: CompiledBatch, micro: MicroBatches, result: Result) -> None:
+        """Keep what the micro-batches of an open window change before its optimiser step."""
+        if micro.first:
+            self._before, self._result = {}, (result, result.mark())
+        new = [stored for stored in step.statistics if stored not in self._before]
+        if new:
+            self._before.update(zip(new, copies(new), strict=True))
+
+    def _skip(self, result: Result) -> None:
+        """Leave out the batch of which a micro-batch was not finite."""
+        self._drop_window()
+        self.skipped += 1
+        result.skipped += 1
 
     def _settings(self, micro: MicroBatches, count: int, backward: bool) -> dict[str, Any]:
         """The settings of so many micro-batches, each a number or one for each."""
         each = np.arange(count)
         rows = micro.offset + (0 if micro.update else 1) * each * micro.rows
-        settings = random_settings(self.seed, self.state.steps + 1 + (each if micro.update else 0), rows)
+        first = self.state.steps + self.skipped + 1
+        settings = random_settings(self.seed, first + (each if micro.update else 0), rows)
         settings["position"] = micro.start + each * micro.rows
         if not backward:
             return settings
@@ -157,7 +221,7 @@ class LocalSteps:
         if micro.update:
             self.state.steps += count
             self.state.window.clear()
-            self.in_window = self.window_rows = 0
+            self._close_window()
         else:
             self.in_window += count
             self.window_rows += count * micro.rows
@@ -178,13 +242,24 @@ class LocalSteps:
         result.add(rows, outputs[0], outputs[1], predictions, labels, weights, norms)
 
     def _drop_window(self) -> None:
-        """What an accumulation window holds when its optimiser step cannot be completed."""
+        """Undo what an accumulation window has changed when its optimiser step cannot be completed."""
         if self.build == "opt":
-            self.in_window = self.window_rows = 0
+            if self._before:
+                replace(self._before)
+            if self._result is not None:
+                result, mark = self._result
+                result.cut(mark)
+            self.state.window.clear()
+            self._close_window()
+
+    def _close_window(self) -> None:
+        self.in_window = self.window_rows = 0
+        self._before, self._result = {}, None
 
     def reset(self) -> None:
         """Begin a new accumulation window."""
-        self.in_window = self.window_rows = self.held = 0
+        self._close_window()
+        self.held = 0
 
     # ---- building ------------------------------------------------------------------------------------------
 
@@ -223,9 +298,20 @@ class LocalSteps:
             norms, updates = end_step(
                 self.state, graph.parameters, graph.grads, total, weight,
                 divisor=weight if self.objective.is_total else None, accumulates=self.keeps_gradients,
-                updates=update, others=others, max_norm=self.max_norm,
+                updates=update, others=others, max_norm=self.max_norm, max_value=self.max_value,
             )  # fmt: skip
             outputs = [*outputs, *norms]
         run = compile_program(outputs, updates, **self.options)
         has_predictions = self.objective.has_predictions
-        return CompiledBatch(run, has_predictions, outputs, updates, graph.parameters, self.options)
+        return CompiledBatch(
+            run, has_predictions, outputs, updates, graph.parameters, self.options, self._statistics(run, update)
+        )
+
+    def _statistics(self, run: Any, update: bool) -> tuple[Stored, ...]:
+        """What a micro-batch without an update writes besides the sums of its window."""
+        if update:
+            return ()
+        sums = {p.stored for p in (*self.state.sums.values(), self.state.weight)}
+        leaves = [storage_leaf(value) for value in run.program.effects]
+        written = dict.fromkeys(leaf.stored for leaf in leaves if isinstance(leaf, Parameter))
+        return tuple(stored for stored in written if stored not in sums)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from ..base.errors import NonFiniteError
 from ..base.interrupts import StopTraining
 from ..data.dataset import Dataset
+from ..step.state import check_equal, check_names
 from .callbacks import BatchReports, Callback, Callbacks, Listeners
 from .display import Display, StepDisplay
 from .epoch import Listener, Progress, run_part
@@ -21,13 +25,28 @@ from .stopping import monitored
 from .trainer import Trainer
 
 
+@dataclass
+class Pass:
+    """The pass under way: its number, the rows that it trains on, and how far it has come.
+
+    before: steps of the loop when it began; done: steps of it that have consumed their rows; seconds: spent on it.
+    """
+
+    number: int
+    rows: int
+    before: int
+    done: int = 0
+    seconds: float = 0.0
+    train: Result = field(default_factory=Result)
+
+
 class Loop:
     """Passes over training rows, each followed by validation and the listeners, up to a number of optimiser steps.
 
         train_rows (shuffled, in batches) -> val_rows -> listeners of the epoch -> the next pass
 
     train_rows, val_rows  rows of the data set; training rows are shuffled before each pass by (seed, its number)
-    steps                 optimiser steps in all; the last pass may be cut
+    steps                 optimiser steps in all, skipped ones included; the last pass may be cut
     validates_first       measure the validation rows before the first step, too
     before_pass           called before each pass, by each rank
     callbacks             gl.train.Callback, several: told of each optimiser step, pass, ...
@@ -39,6 +58,8 @@ class Loop:
     `run` makes the passes that are left. What came of them: history (an EpochResult for each pass), before (validation
     before the first step), steps, rows (trained on), passes (begun), latest (the training Result of the last pass),
     stopped (a listener has ended it), training_seconds. Predictions are kept of the last pass alone.
+
+    A pass is trained in segments that end where `ends` says, with the same bits as in one piece.
     """
 
     def __init__(
@@ -72,73 +93,140 @@ class Loop:
         self.steps = self.rows = self.passes = 0
         self.training_seconds = 0.0
         self.stopped = False
+        self.ends: list[int] = []  # segments end at multiples of these, in steps of the loop
+        self.between_steps: list[Callable[[], None]] = []  # called where a segment has ended
         self._first_pass = 0  # not 0 when an optimiser with a state of its own goes on
-        self._counts = 0, 0, 0  # steps of the loop and of the optimiser when the pass began, steps of the pass
-        trainer.train_state.register("loop", self._memory)
+        self._pass: Pass | None = None  # the one under way
+        trainer.train_state.register("loop", self._memory, self._load)
+        trainer.train_state.register("time", self._times, self._load_times)
         if self.callbacks:
-            trainer.train_state.register("callbacks", self.callbacks.state)
+            trainer.train_state.register("callbacks", self.callbacks.state, self._load_callbacks)
+
+    # ---- its state -------------------------------------------------------------------------------------------
 
     def _memory(self) -> dict[str, Any]:
-        """What it remembers from pass to pass, for the state of the run."""
-        return {
+        """What it remembers from step to step, for the state of the run."""
+        kept: dict[str, Any] = {
             "seed": self.seed, "steps": self.steps, "steps_total": self.steps_total, "passes": self.passes,
             "first_pass": self._first_pass, "batch_size": self.batch_size, "micro_batch_size": self.micro_batch_size,
+            "rows": self.rows, "stopped": self.stopped,
+            "epochs": len(self.history), "has_before": self.before is not None, "pass": None,
         }  # fmt: skip
+        for i, epoch in enumerate(self.history):
+            kept |= {f"history.{i}.{name}": value for name, value in epoch.state().items()}
+        if self.before is not None:
+            kept |= {f"before.{name}": value for name, value in self.before.state().items()}
+        if self._pass is not None:
+            now = self._pass
+            kept["pass"] = {"number": now.number, "rows": now.rows, "before": now.before, "done": now.done}
+            kept |= {f"train.{name}": value for name, value in now.train.state().items()}
+        return kept
+
+    def _load(self, values: Mapping[str, Any]) -> Callable[[], None]:
+        mine = self._memory()
+        check_names("loop", {name: value for name, value in values.items() if "." not in name},
+                    [name for name in mine if "." not in name])  # fmt: skip
+        check_equal("loop", values, {name: mine[name] for name in ("seed", "batch_size", "micro_batch_size")})
+
+        def under(prefix: str) -> dict[str, Any]:
+            return {name.removeprefix(prefix): v for name, v in values.items() if name.startswith(prefix)}
+
+        history = [EpochResult.of_state(under(f"history.{i}."), 0.0) for i in range(values["epochs"])]
+        before = Result.of_state(under("before.")) if values["has_before"] else None
+        now = None if values["pass"] is None else Pass(**values["pass"], train=Result.of_state(under("train.")))
+
+        def load() -> None:
+            self.history[:], self.before, self._pass = history, before, now
+            self.latest = now.train if now is not None else history[-1].train if history else Result()
+            self.steps, self.passes, self._first_pass = values["steps"], values["passes"], values["first_pass"]
+            self.rows, self.stopped = values["rows"], values["stopped"]
+
+        return load
+
+    def _times(self) -> dict[str, Any]:
+        """Seconds: of training, of the pass under way, of each epoch. They decide nothing."""
+        now = 0.0 if self._pass is None else self._pass.seconds
+        return {"training": self.training_seconds, "pass": now, "epochs": [epoch.seconds for epoch in self.history]}
+
+    def _load_times(self, values: Mapping[str, Any]) -> Callable[[], None]:
+        check_names("time", values, self._times())
+
+        def load() -> None:  # after the loop's own part
+            self.training_seconds = values["training"]
+            if self._pass is not None:
+                self._pass.seconds = values["pass"]
+            pairs = zip(self.history, values["epochs"], strict=True)
+            self.history[:] = [replace(epoch, seconds=seconds) for epoch, seconds in pairs]
+
+        return load
+
+    def _load_callbacks(self, values: Mapping[str, Any]) -> Callable[[], None]:
+        self.callbacks.check_resumable()
+        return lambda: self.callbacks.load_state(values)
 
     def order(self, number: int) -> np.ndarray:
         """The rows in the order of a pass, counted from 1: those that train, then those of validation."""
         return np.concatenate([self.data.order(self.seed, number, self.train_rows), self.val_rows])
 
+    # ---- running ---------------------------------------------------------------------------------------------
+
     def run(self, display: Display | StepDisplay | None = None) -> None:
-        """All passes that are left. After an interruption, called again, it goes on with a new pass."""
+        """All passes that are left. After a state was loaded, it goes on where that was taken; after an interruption,
+        called again, with a new pass."""
         trainer, source = self.trainer, self.trainer.source(self.data)
         self.stopped = False
         if not self.passes:
             self._first_pass = trainer.epoch
             self._tell("begin", self.callbacks.begin, self)
         with display or contextlib.nullcontext(), trainer.together(), trainer.claim:
-            if self.validates_first and not self.passes and len(self.val_rows):
+            if self.validates_first and not self.passes and len(self.val_rows) and self.before is None:
                 source.order.write(self.order(self._first_pass + 1))
-                self.before = Result()
-                self._run_part(source, False, self.before, display, None)
+                before = Result()
+                self._validate(source, before, display, None)
+                self.before = before
                 if display is not None:
                     display.before(self.before)
             if display is not None:
                 display.begin(self)
-            while self.steps < self.steps_total and not self.stopped:
-                self._pass(source, display)
+            while (self._pass is not None or self.steps < self.steps_total) and not self.stopped:
+                self._run_pass(source, display)
         self._tell("end", self.callbacks.end, self.history)
 
-    def _pass(self, source: RowSource, display: Display | StepDisplay | None) -> None:
-        """One pass over the training rows (the last may be cut by `steps`), then validation, then the listeners."""
+    def _run_pass(self, source: RowSource, display: Display | StepDisplay | None) -> None:
+        """What is left of a pass over the training rows (the last may be cut by `steps`), then validation, then the
+        listeners."""
         trainer = self.trainer
         if self.before_pass is not None:
             self.before_pass()
-        if self.history:
-            self.history[-1].drop_predictions()
-        self.passes += 1
-        number = self._first_pass + self.passes
-        source.order.write(self.order(number))
-        train, val, began = Result(), Result(), time.perf_counter()
+        now = self._pass = self._pass or self._begin_pass()
+        source.order.write(self.order(now.number))
+        train, val, began = now.train, Result(), time.perf_counter() - now.seconds
         self.latest = train
         try:
-            self._train(source, train, display)
+            self._train(source, now, began, display)
             if len(self.val_rows):
-                self._run_part(source, False, val, display, self.on_progress)
+                self._validate(source, val, display, self.on_progress)
         except StopTraining:
             self.stopped = True
+        except BaseException:
+            self._pass = None
+            raise
         seconds = time.perf_counter() - began
         measured = val if val.ndata else None
-        rates = trainer.optimizer_state.rates(max(trainer.steps - 1, 0), number - 1) if train.ndata else {}
-        result = EpochResult(number, train, measured, seconds, trainer.planned_bytes, rates)
+        rates = trainer.optimizer_state.rates(max(trainer.steps - 1, 0), now.number - 1) if train.ndata else {}
+        result = EpochResult(now.number, train, measured, seconds, trainer.planned_bytes, rates)
         self.history.append(result)
+        self._pass = None
         if display is not None:
             display.epoch(result)
+        if train.skipped and trainer.is_root:
+            whole = -(-now.rows // self.batch_size)
+            text = f"epoch {now.number}: {train.skipped} of {whole} batches skipped: not finite"
+            print(text, file=sys.stderr, flush=True) if display is None else display.say(text)
         if self.stopped:
             return
         trainer.optimizer_state.observe(monitored(result))
         self._tell("on_epoch", self.callbacks.epoch, result)
-        # The place for a checkpoint: no step is open, the schedule and the listeners have seen the epoch.
 
     def _tell(self, event: str, call: Callable[[Any], None], told: Any) -> None:
         """Tell the callbacks of an event between two steps; one that raises StopTraining ends the training."""
@@ -147,57 +235,93 @@ class Loop:
         except StopTraining:
             self.stopped = True
 
-    def _train(self, source: RowSource, result: Result, display: Display | StepDisplay | None) -> None:
+    def _begin_pass(self) -> Pass:
+        if self.history:
+            self.history[-1].drop_predictions()
+        self.passes += 1
         rows = min(len(self.train_rows), (self.steps_total - self.steps) * self.batch_size)
-        before, whole, began = self.steps, -(-rows // self.batch_size), time.perf_counter()
+        return Pass(self._first_pass + self.passes, rows, self.steps)
+
+    def _train(self, source: RowSource, now: Pass, began: float, display: Display | StepDisplay | None) -> None:
+        """The training rows that are left of a pass, segment by segment."""
+        whole = -(-now.rows // self.batch_size)
         reports = None
         if self.callbacks.hears("on_batch"):
-            number = self._first_pass + self.passes
-            reports = BatchReports(self.callbacks, source, result, number, self.batch_size, rows, self._steps_now)
-        self._counts = before, self.trainer.steps, whole
-        try:
-            self._run_part(source, True, result, display, self.on_progress, rows, reports)
-            self.steps = before + whole
-        except BaseException:
-            self.steps = self._steps_now()
-            raise
-        finally:
-            self.rows += min((self.steps - before) * self.batch_size, rows)
-            self.training_seconds += time.perf_counter() - began
+            reports = BatchReports(self.callbacks, source, now.train, now.number, now.done * self.batch_size)
+        if self.ends and now.done < whole:  # what cannot be built is said before anything is trained
+            self.trainer.prepare(
+                source, 0, now.rows, batch_size=self.batch_size, micro_batch_size=self.micro_batch_size
+            )
+        while now.done < whole:
+            left = min((every - self.steps % every for every in self.ends), default=whole)
+            self._segment(source, now, min(now.done + left, whole), began, display, reports)
+            if now.done == whole:
+                self.trainer.epoch += 1
+                if now.train.skipped == whole:
+                    raise NonFiniteError(
+                        f"epoch {now.number}: none of its {whole} batches was finite; all were skipped"
+                    )
+            now.seconds = time.perf_counter() - began
+            for each in self.between_steps:
+                each()
 
-    def _steps_now(self) -> int:
-        """The steps of this loop while a pass is under way. A listener may use the optimiser: its own count says little
-        about the rows of this pass, which alone decide when the loop is done."""
-        before, count, whole = self._counts
-        return before + min(max(self.trainer.steps - count, 0), whole)
-
-    def _run_part(
+    def _segment(
         self,
         source: RowSource,
-        training: bool,
-        result: Result,
+        now: Pass,
+        stop: int,
+        began: float,
         display: Display | StepDisplay | None,
-        on_progress: Listener | None,
-        rows: int = 0,
-        reports: BatchReports | None = None,
+        reports: BatchReports | None,
     ) -> None:
-        """The training rows (so many of them) or the validation rows of a pass; display and listener are told."""
+        """The steps of a pass up to `stop`."""
+        first, start = time.perf_counter(), now.done
 
         def heard(at: Progress) -> None:
-            if training:
-                self.steps = self._steps_now()
+            self._count(now, start)
+            if display is not None:
+                display.rows(at, self.steps)
+            if self.on_progress is not None:
+                self.on_progress(at)
+            if self.callbacks.hears("on_progress"):
+                self.callbacks.progress(at)
+            if reports is not None:
+                reports.look(min(now.done * self.batch_size, now.rows), self.steps)
+
+        self.trainer.local.done = 0
+        try:
+            run_part(
+                self.trainer, source, 0, now.rows, now.train,
+                training=True, batch_size=self.batch_size, micro_batch_size=self.micro_batch_size,
+                on_batch=self.on_train_batch, on_progress=heard, each=reports is not None,
+                start=start * self.batch_size, stop=min(stop * self.batch_size, now.rows), seconds=first - began,
+            )  # fmt: skip
+        finally:
+            self._count(now, start)
+            self.training_seconds += time.perf_counter() - first
+
+    def _count(self, now: Pass, start: int) -> None:
+        """Count the steps of a segment that began at this step of its pass. Its rows alone tell how many there were: a
+        listener may use the optimiser, too."""
+        done = start + -(-self.trainer.local.done // self.batch_size)
+        self.rows += min(done * self.batch_size, now.rows) - min(now.done * self.batch_size, now.rows)
+        now.done, self.steps = done, now.before + done
+
+    def _validate(
+        self, source: RowSource, result: Result, display: Display | StepDisplay | None, on_progress: Listener | None
+    ) -> None:
+        """Measure the validation rows."""
+
+        def heard(at: Progress) -> None:
             if display is not None:
                 display.rows(at, self.steps)
             if on_progress is not None:
                 on_progress(at)
             if self.callbacks.hears("on_progress"):
                 self.callbacks.progress(at)
-            if reports is not None:
-                reports.look()
 
         run_part(
-            self.trainer, source, 0 if training else len(self.train_rows), rows if training else source.n, result,
-            training=training, batch_size=self.batch_size, micro_batch_size=self.micro_batch_size,
-            on_batch=self.on_train_batch if training else self.on_eval_batch, on_progress=heard,
-            each=reports is not None,
+            self.trainer, source, len(self.train_rows), source.n, result,
+            training=False, batch_size=self.batch_size, micro_batch_size=self.micro_batch_size,
+            on_batch=self.on_eval_batch, on_progress=heard,
         )  # fmt: skip

@@ -62,6 +62,7 @@ class Job:
     iterations: int
     optimizer: Optimizer
     max_norm: float
+    max_value: float
     shuffle: bool
     seed: int
     exchange: str
@@ -73,8 +74,8 @@ class Job:
         chosen = switches(**self.options)
         rates = [(k, v(0, 0) if callable(v) else v) for k, v in sorted(self.optimizer.settings.items())]
         return repr((
-            self.count, self.iterations, type(self.optimizer).__name__, rates, self.max_norm, self.shuffle, self.seed,
-            self.exchange, choose_isa(chosen.isa),
+            self.count, self.iterations, type(self.optimizer).__name__, rates, self.max_norm, self.max_value,
+            self.shuffle, self.seed, self.exchange, choose_isa(chosen.isa),
         ))  # fmt: skip
 
 
@@ -232,7 +233,9 @@ class Replica:
     def _ending(self, reached: np.ndarray) -> Any:
         if not reached[: len(self.parameters)].any():
             raise GradientError("dp_train: the loss depends on no trainable parameter; need at least one")
-        norms, updates = self.exchange.ending(self.state, max_norm=self.job.max_norm, reached=reached.tolist())
+        norms, updates = self.exchange.ending(
+            self.state, max_norm=self.job.max_norm, max_value=self.job.max_value, reached=reached.tolist()
+        )
         return compile_program(norms, updates, **self.options)
 
     # ---- weights ---------------------------------------------------------------------------------------------

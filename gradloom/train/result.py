@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,6 +13,16 @@ from ..base.errors import TrainError
 from ..data.dataset import IGNORED
 
 UNCERTAINTY = "_unc"  # how the name of an uncertainty ends: loss, loss_unc
+
+
+class Mark(NamedTuple):
+    """How much a Result holds."""
+
+    ndata: int
+    counted: int
+    correct: int
+    batches: int
+    predictions: int
 
 
 class Result:
@@ -22,7 +33,8 @@ class Result:
     for fewer than two batches. accuracy is the share of rows whose largest output is the label, accuracy_unc
     sqrt(a(1-a)/(n-1)); nan where there are no classes. grad_norms: f64[optimiser steps], the global norm of each step's
     gradient before clipping; grad_norm: that of the last step, nan before the first. predictions are the largest
-    outputs, in the order of the rows.
+    outputs, in the order of the rows. skipped: optimiser steps that were left out because a number was not finite;
+    their rows are no part of the rest.
     """
 
     def __init__(self) -> None:
@@ -30,7 +42,9 @@ class Result:
         self.ndata = 0
         self.counted = 0  # rows with a label that counts
         self.correct = 0
+        self.skipped = 0
         self.batches = 0
+        self._predicted = 0  # predictions that it holds
         self._losses: list[np.ndarray] = []
         self._weights: list[np.ndarray] = []
         self._norms: list[np.ndarray] = []
@@ -61,6 +75,7 @@ class Result:
             predicted = predictions.ravel()
             if self._predictions is not None:
                 self._predictions.append(predicted)
+                self._predicted += len(predicted)
             if labels is not None:
                 true = labels if labels.dtype.kind in "iu" else labels.argmax(axis=-1)
                 true = true.ravel()
@@ -69,6 +84,43 @@ class Result:
                     valid &= np.repeat(row_weights != 0, len(true) // len(row_weights))
                 self.counted += int(valid.sum())
                 self.correct += int(((predicted == true) & valid).sum())
+
+    def mark(self) -> Mark:
+        """How much it holds now, for `cut`."""
+        return Mark(self.ndata, self.counted, self.correct, self.batches, self._predicted)
+
+    def cut(self, mark: Mark) -> None:
+        """Forget what was added since the mark: the micro-batches of an optimiser step that was not completed."""
+        sums, weights = self._parts()
+        self.ndata, self.counted, self.correct, self.batches, self._predicted = mark
+        self._losses, self._weights = [sums[: self.batches]], [weights[: self.batches]]
+        if self._predictions:
+            self._predictions = [np.concatenate(self._predictions)[: self._predicted]]
+
+    def state(self) -> dict[str, Any]:
+        """All that it holds, as plain values and arrays: losses f64[batches], weights f64[batches], grad_norms
+        f64[steps], predictions i32[rows] or None."""
+        sums, weights = self._parts()
+        kept = self._predictions
+        predictions = np.concatenate(kept) if kept else None if kept is None else np.empty(0, np.int32)
+        return {
+            "is_total": self.is_total, "ndata": self.ndata, "counted": self.counted, "correct": self.correct,
+            "skipped": self.skipped, "losses": sums, "weights": weights, "grad_norms": self.grad_norms,
+            "predictions": predictions,
+        }  # fmt: skip
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> Result:
+        """The Result that `state` was taken from."""
+        made = cls()
+        made.is_total, made.ndata, made.counted = state["is_total"], state["ndata"], state["counted"]
+        made.correct, made.skipped, made.batches = state["correct"], state["skipped"], len(state["losses"])
+        made._losses, made._weights = [state["losses"]], [state["weights"]]
+        made._norms = [state["grad_norms"]] if len(state["grad_norms"]) else []
+        predictions = state["predictions"]
+        made._predicted = 0 if predictions is None else len(predictions)
+        made._predictions = None if predictions is None else [predictions] if made._predicted else []
+        return made
 
     def _parts(self) -> tuple[np.ndarray, np.ndarray]:
         if not self._losses:
@@ -161,6 +213,8 @@ class Result:
         text = f"loss {self.loss:.6g} +- {self.loss_unc:.2g}"
         if self.counted:
             text += f", accuracy {self.accuracy:.4f} +- {self.accuracy_unc:.2g}"
+        if self.skipped:
+            text += f", {self.skipped} skipped"
         return f"Result({self.ndata} rows, {text})"
 
 
@@ -189,3 +243,19 @@ class EpochResult:
         for result in (self.train, self.val):
             if result is not None:
                 result.drop_predictions()
+
+    def state(self) -> dict[str, Any]:
+        """All but its seconds, as plain values and arrays: "train.losses", "val.losses", ..., see Result.state."""
+        plain = {"epoch": self.epoch, "planned_bytes": self.planned_bytes, "rates": dict(self.rates)}
+        parts = {"train": self.train} | ({} if self.val is None else {"val": self.val})
+        return plain | {f"{part}.{name}": value for part, one in parts.items() for name, value in one.state().items()}
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any], seconds: float) -> EpochResult:
+        """The EpochResult that `state` was taken from."""
+        train, val = (
+            {name.removeprefix(part): value for name, value in state.items() if name.startswith(part)}
+            for part in ("train.", "val.")
+        )
+        made = Result.of_state(val) if val else None
+        return cls(state["epoch"], Result.of_state(train), made, seconds, state["planned_bytes"], state["rates"])

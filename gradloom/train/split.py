@@ -116,7 +116,8 @@ class Split:
             schedules = {f"schedule of {k}": shown(v) if callable(v) else "none" for k, v in optimizer.settings.items()}
             mine = {
                 "batch_size": rows.batch_size, "micro_batch_size": rows.micro_size, "training": rows.backward,
-                "seed": local.seed, "max_norm": local.max_norm, "freeze": objective.freeze,
+                "seed": local.seed, "max_norm": local.max_norm, "max_value": local.max_value,
+                "freeze": objective.freeze,
                 "loss": objective.loss if isinstance(objective.loss, str) else "a function", "exchange": self.exchange,
                 "optimizer": type(optimizer).__name__, **rates, **schedules,
                 "backend": local.options.get("backend", "cpu"),
@@ -150,10 +151,11 @@ class Split:
             if rows.backward or not self._updates:
                 self.agreement.compare("the training state", self.state.digest, "model", "optimizer")
             if rows.backward:
+                self.local.done = 0
                 told = time.perf_counter()
                 for batch in rows.batches():
                     self._train(batch, result)
-                    self.local.done = (batch.stop - rows.start) % rows.count
+                    self.local.done = batch.stop - rows.start
                     if each or batch.stop == rows.stop or time.perf_counter() - told > TELL_SECONDS:
                         told = time.perf_counter()
                         self.agreement.root(heard, batch.stop - rows.start)
@@ -211,6 +213,10 @@ class Split:
         try:
             _, outputs = update.run.run_many(1, settings)
         except (GuardTripped, NotFinite):
+            if local.skips:  # nothing was written, on any rank
+                local.skipped += 1
+                result.skipped += 1
+                return
             cause = exchange.cause(
                 count, lambda j: self._compute(exchange, batch, j), lambda j: self._first_bad(batch, j)
             )
@@ -225,7 +231,7 @@ class Split:
 
     def _settings(self, batch: RowRange, j: int) -> dict[str, Any]:
         first, rows = batch.micro_batch(j)
-        random = random_settings(self.local.seed, self.local.state.steps + 1, first - batch.start)
+        random = random_settings(self.local.seed, self.local.state.steps + self.local.skipped + 1, first - batch.start)
         return {"position": first, "share": rows / batch.count, **random}
 
     def _compute(self, exchange: Exchange, batch: RowRange, j: int) -> None:
@@ -312,7 +318,10 @@ class Split:
                 }  # fmt: skip
                 exchange = Exchange(self.ranks, graph.parameters, graph.buffers, numbers, self.exchange)
                 norms, updates = exchange.ending(
-                    local.state, divisor=constant(1.0) if local.objective.is_total else None, max_norm=local.max_norm
+                    local.state,
+                    divisor=constant(1.0) if local.objective.is_total else None,
+                    max_norm=local.max_norm,
+                    max_value=local.max_value,
                 )
                 run = compile_program(norms, updates, **local.options)
             self._compare_graph("step", key, True, [*graph.values, *norms, *updates])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -19,14 +19,24 @@ from ..graph.leaves import Parameter
 from ..graph.stored import Stored
 from ..graph.value import builds_graphs, describe
 from ..nn.module import Module
-from ..optim.clip import check_max_norm
+from ..optim.clip import check_max
 from ..optim.optimizer import AdamW, Optimizer
 from ..optim.state import OptimizerState
 from ..parallel.communicator import Communicator
 from ..plan.plan import Plan
 from ..run.compile import compile as compile_program
 from ..step.exchange import check_exchange
-from ..step.state import TrainState, of_optimizer, of_parameters, of_window
+from ..step.state import (
+    TrainState,
+    check_equal,
+    check_names,
+    load_optimizer,
+    load_parameters,
+    load_window,
+    of_optimizer,
+    of_parameters,
+    of_window,
+)
 from .arguments import check_options
 from .batches import CompiledBatch, RowRange
 from .forms import Forms
@@ -69,7 +79,11 @@ class Trainer:
     communicator  this rank among those that train together: run_rows (and so epoch) splits each batch over them, see
                train/split.py; exchange: "ordered", the same bits for any number of ranks, or "fast"
     max_norm   an optimiser step divides its gradients, if their global norm is above this, down to it
+    max_value  and holds each element of them between -max_value and max_value, before it looks at the norm
     freeze     patterns of names, such as "embed*": parameters that stay as they are
+    on_nonfinite  what run_rows (and so epoch) does with a batch whose loss or gradient is not finite: "stop" with
+               NonFiniteError, or "skip" it: its rows and its random numbers are consumed, the optimiser's step count,
+               moments and schedule stay, Result.skipped counts it. `step` always stops
     class_weights  f32 [classes]: in training a label weighs so much, times the weight of its row; evaluation has none
     The other arguments are those of gl.compile.
 
@@ -101,20 +115,25 @@ class Trainer:
         communicator: Communicator | None = None,
         exchange: str = "ordered",
         max_norm: float = math.inf,
+        max_value: float = math.inf,
         freeze: Freeze = (),
+        on_nonfinite: str = "stop",
         class_weights: np.ndarray | None = None,
         **options: Any,
     ) -> None:
         check_options("Trainer", options, Trainer)
         if build not in ("forward", "grad", "opt"):
             raise SettingError(f"build: {build!r} is not known; need forward, grad or opt")
+        if on_nonfinite not in ("stop", "skip"):
+            raise SettingError(f"on_nonfinite: {on_nonfinite!r} is not known; need stop or skip")
         accumulate, seed = as_whole("accumulate", accumulate, 1), as_whole("seed", seed, 0)
         if optimizer is not None and not isinstance(optimizer, Optimizer):
             raise SettingError(f"optimizer: got {what_is(optimizer)}; need one of gl.optim, such as AdamW(lr=1e-3)")
         self.optimizer = optimizer if optimizer is not None else AdamW()
         self.optimizer_state = self.optimizer.state or OptimizerState(self.optimizer)
         self.build, self.accumulate, self.seed, self.options = build, accumulate, seed, options
-        self.dynamic, self.max_norm = as_bool("dynamic", dynamic), check_max_norm(max_norm)
+        self.dynamic = as_bool("dynamic", dynamic)
+        self.max_norm, self.max_value = check_max("max_norm", max_norm), check_max("max_value", max_value)
         check_exchange(exchange)
         if communicator is not None and (dynamic or build == "grad"):
             asked = "dynamic=True" if dynamic else "build='grad'"
@@ -129,13 +148,14 @@ class Trainer:
         self.forms = Forms(self.objective, seed, self.dynamic)
         self.local = LocalSteps(
             self.objective, self.forms, self.optimizer_state, build=build, accumulate=accumulate, dynamic=self.dynamic,
-            seed=seed, max_norm=self.max_norm, options=options,
+            seed=seed, max_norm=self.max_norm, max_value=self.max_value, skips=on_nonfinite == "skip", options=options,
         )  # fmt: skip
         self.train_state = TrainState()
-        self.train_state.register("model", lambda: of_parameters(self.objective.named(), self.written()))
-        self.train_state.register("optimizer", lambda: of_optimizer(self.optimizer_state))
-        self.train_state.register("window", lambda: of_window(self.optimizer_state))
-        self.train_state.register("rows", self._rows_part)
+        state, own = self.optimizer_state, self.train_state
+        own.register("model", self._model_part, lambda values: load_parameters(values, self._model_part()))
+        own.register("optimizer", lambda: of_optimizer(state), lambda values: load_optimizer(values, state))
+        own.register("window", lambda: of_window(state), lambda values: load_window(values, state))
+        own.register("rows", self._rows_part, self._load_rows)
         self.split = None if communicator is None else Split(self.local, self.train_state, communicator, exchange)
         self._predicting: dict[Hashable, tuple[Outputs, Any]] = self.forms.cache()
         self._sources: dict[int, RowSource] = {}
@@ -159,16 +179,32 @@ class Trainer:
     def epoch(self, passes: int) -> None:
         self.optimizer_state.epoch = passes
 
+    def _model_part(self) -> dict[str, Any]:
+        return of_parameters(self.objective.named(), self.written())
+
     def _rows_part(self) -> dict[str, Any]:
-        """Order of the rows and position, what a window has seen, and the numbers that decide how steps go on."""
+        """What a window has seen, how many batches were skipped, and the numbers that decide how steps go on."""
         local = self.local
-        orders = {f"order.{i}": source.order for i, source in enumerate(self._sources.values())}
         return {
-            "seed": self.seed, "max_norm": self.max_norm, "freeze": self.objective.freeze, "build": self.build,
+            "seed": self.seed, "max_norm": self.max_norm, "max_value": self.max_value,
+            "freeze": list(self.objective.freeze), "build": self.build,
             "class_weights": None if self.objective.class_weights is None else self.objective.class_weights.tolist(),
-            "accumulate": self.accumulate, "done": local.done, "in_window": local.in_window, "held": local.held,
-            "window_rows": local.window_rows, **orders,
+            "accumulate": self.accumulate, "skipped": local.skipped, "in_window": local.in_window, "held": local.held,
+            "window_rows": local.window_rows,
         }  # fmt: skip
+
+    def _load_rows(self, values: Mapping[str, Any]) -> Callable[[], None]:
+        mine = self._rows_part()
+        check_names("rows", values, mine)
+        counters = ("skipped", "in_window", "held", "window_rows")
+        check_equal("rows", values, {name: value for name, value in mine.items() if name not in counters})
+
+        def load() -> None:
+            self.local.reset()
+            for name in counters:
+                setattr(self.local, name, values[name])
+
+        return load
 
     # ---- one batch ---------------------------------------------------------------------------------------
 
@@ -319,6 +355,11 @@ class Trainer:
         return [stored for stored in dict.fromkeys(written) if stored not in own]
 
     # ---- ranks -----------------------------------------------------------------------------------------------
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this process shows progress and writes files: rank 0, or the only one."""
+        return self.split is None or self.split.ranks.is_root
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:

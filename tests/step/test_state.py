@@ -76,15 +76,9 @@ def test_what_differs_is_named(change, named):
     assert one.train_state.digest() != other.train_state.digest()
 
 
-def test_other_seeds_and_orders_are_other_states():
+def test_other_seeds_are_other_states():
     one = passes(trainer(), 0).train_state.collect()
     assert "rows.seed: 4 against 5" in str(difference(one | {"x": 1}, one | {"x": 1, "rows.seed": 5}))
-    first, second = trainer(), trainer()
-    for made, order in ((first, np.arange(40)), (second, np.arange(40)[::-1])):
-        made.source(DATA).order.write(order)
-    assert (
-        difference(first.train_state.collect(), second.train_state.collect()) == "rows.order.0: 40 of 40 numbers differ"
-    )
 
 
 def test_an_open_window_is_part_of_it():
@@ -99,16 +93,21 @@ def test_an_open_window_is_part_of_it():
 
 
 def test_where_a_pass_was_interrupted():
+    """Its rows are those of whole optimiser steps: here two micro-batches of eight rows."""
     made = trainer()
+    for batches, rows in ((1, 0), (2, 16), (3, 16)):
+        heard = []
 
-    def stop(at):
-        raise gl.train.StopTraining
+        def stop(at, heard=heard, batches=batches):
+            heard.append(at)
+            if len(heard) == batches:
+                raise gl.train.StopTraining
 
-    with pytest.raises(gl.train.StopTraining):
-        passes(made, 1, on_train_batch=stop)
-    assert made.train_state.entries()["rows.done"] == 8
+        with pytest.raises(gl.train.StopTraining):
+            passes(made, 1, on_train_batch=stop)
+        assert made.local.done == rows
     passes(made, 1)
-    assert made.train_state.entries()["rows.done"] == 0
+    assert made.local.done == 40
 
 
 def test_a_fit_in_all_its_parts():
@@ -125,13 +124,67 @@ def test_a_fit_in_all_its_parts():
         net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm(8), nn.Linear(8, 3))
         kept, stop = Kept(), gl.train.EarlyStopping(patience=9, restore_best=True)
         gl.fit(net, (X, Y), epochs=epochs, batch_size=16, val_split=0.2, progress=False, on_epoch=[stop, kept])
-        return kept.last
+        return {name: value for name, value in kept.last.items() if not name.startswith("time.")}
 
     one = fitted(2)
     assert difference(one, fitted(2)) is None
     assert {name.split(".")[0] for name in one} == {"callbacks", "loop", "model", "optimizer", "rows", "window"}
     assert "callbacks.0.weights.model.0.weight" in one and one["loop.passes"] == 2
     assert difference(one, fitted(3)) is not None
+
+
+def test_a_state_is_loaded_into_the_same_objects():
+    """A new trainer with the state of another one goes on like it; moments that it does not have yet are made."""
+    one, other, third = passes(trainer(), 2), trainer(), passes(trainer(seed=4), 1, split=24)
+    there = one.train_state.collect()
+    goal = passes(one, 2).train_state.collect()
+    for made in (other, third):
+        made.train_state.load(there)
+        assert difference(there, made.train_state.collect()) is None
+        assert difference(goal, passes(made, 2).train_state.collect()) is None
+
+
+def test_an_open_window_is_loaded():
+    one, other = passes(trainer(), 1), passes(trainer(), 2)
+    one.step(X[:5], Y[:5])
+    there = one.train_state.collect()
+    other.train_state.load(there)
+    assert difference(there, other.train_state.collect()) is None
+    for made in (one, other):
+        made.step(X[5:9], Y[5:9])
+    assert other.local.in_window == 0 and difference(one.train_state.collect(), other.train_state.collect()) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda s: s.pop("model.0.weight"), r"load: model: 0\.weight is missing; need the state of the same model"),
+        (lambda s: s.update({"model.9.weight": X}), r"load: model: 9\.weight is in the state alone"),
+        (lambda s: s.update({"model.0.weight": X}), r"load: model: 0\.weight is float32\[40, 6\] and here f32\[8, 6\]"),
+        (lambda s: s.update({"model.0.bias": np.zeros(8)}), r"load: model: 0\.bias is float64\[8\] and here f32\[8\]"),
+        (lambda s: s.update({"loop.steps": 3}), r"load: the state has the parts loop, which this run does not have"),
+        (lambda s: s.update({"rows.seed": 5}), r"load: rows: seed=4, in the state 5; need the same"),
+        (lambda s: s.pop("rows.held"), r"load: rows: held is missing"),
+        (lambda s: s.update({"optimizer.kind": "SGD"}), r"load: optimizer: kind='AdamW', in the state 'SGD'"),
+        (lambda s: s.pop("optimizer.v.0"), r"load: m\.0 without v\.0"),
+        (lambda s: s.update({"window.sum.77": X, "window.weight": X}), r"load: window: sum\.77 of 6 parameters"),
+    ],
+)
+def test_a_state_that_does_not_fit_changes_nothing(change, said):
+    made = passes(trainer(), 1)
+    state = passes(trainer(), 2).train_state.collect()
+    before = made.train_state.collect()
+    change(state)
+    with pytest.raises(gl.GradloomError, match=said):
+        made.train_state.load(state)
+    assert difference(before, made.train_state.collect()) is None
+
+
+def test_a_part_that_cannot_be_loaded_is_refused():
+    made = trainer()
+    made.train_state.register("mine", lambda: {"best": 1.0})
+    with pytest.raises(gl.TrainError, match="load: mine can be saved and not loaded; need load_state beside its state"):
+        made.train_state.load(made.train_state.collect())
 
 
 def test_others_register_their_memory():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import gradloom as gl
+from gradloom.step.state import difference
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((50, 4)).astype(np.float32), RNG.integers(0, 3, 50)
@@ -114,3 +115,71 @@ def test_an_epoch_leaves_no_predictions_behind():
     finally:
         tracemalloc.stop()
     assert held[4] - held[1] < 100_000
+
+
+# ---- segments, and what a loop remembers ---------------------------------------------------------------------
+
+
+def dropping_loop(**options):
+    """A loop with all that has memory: dropout, batch norm, plateaus, accumulation."""
+    layers = gl.nn.Linear(4, 8), gl.nn.BatchNorm(8), gl.nn.Dropout(0.3), gl.nn.Linear(8, 3)
+    lr = gl.optim.schedules.Plateau(0.02, patience=0)
+    trainer = gl.Trainer(gl.nn.Sequential(*layers), optimizer=gl.optim.AdamW(lr=lr), seed=2, accumulate=2)
+    sizes = {"batch_size": 6, "micro_batch_size": 3}
+    return gl.train.Loop(
+        trainer, gl.data.Dataset(X, Y), np.arange(41), np.arange(41, 50), steps=25, seed=7, **sizes, **options
+    )
+
+
+def outcome(run):
+    """Everything that a loop came to, apart from times."""
+    return {name: v for name, v in run.trainer.train_state.collect().items() if not name.startswith("time.")}
+
+
+@pytest.mark.parametrize("ends", [[1], [2], [3, 5], [7], [100]])
+def test_segments_change_no_bit(ends):
+    whole, cut, seen = dropping_loop(), dropping_loop(), []
+    cut.ends.extend(ends)
+    cut.between_steps.append(lambda: seen.append((cut.steps, cut.trainer.local.in_window)))
+    whole.run()
+    cut.run()
+    assert difference(outcome(whole), outcome(cut)) is None
+    passes = (7, 14, 21, 25)
+    assert seen == [(step, 0) for step in range(1, 26) if step in passes or any(step % every == 0 for every in ends)]
+
+
+def test_segments_are_told_as_one_pass():
+    at = []
+    run = dropping_loop(on_train_batch=at.append)
+    run.ends.append(2)
+    run.run()
+    first = [each for each in at if each.rows_total == 41][:14]
+    assert [each.rows for each in first] == [*range(3, 40, 3), 41] and first[-1].seconds >= first[0].seconds
+    assert at[-1].rows == at[-1].rows_total == 24
+
+
+@pytest.mark.parametrize("step", [1, 6, 7, 8, 14, 20, 25])
+def test_a_loop_goes_on_where_its_state_was_taken(step):
+    """Inside a pass, after its last step, and after the last step of all: the same weights, history, predictions."""
+    whole, states = dropping_loop(validates_first=True), {}
+    whole.ends.append(1)
+    whole.between_steps.append(lambda: states.update({whole.steps: whole.trainer.train_state.collect()}))
+    whole.run()
+    other = dropping_loop(validates_first=True)
+    source = other.trainer.source(other.data)
+    other.trainer.prepare(source, 0, 41, batch_size=6, micro_batch_size=3)
+    other.trainer.train_state.load(states[step])
+    assert other.steps == step and other.before.loss == whole.before.loss
+    other.run()
+    assert difference(outcome(whole), outcome(other)) is None
+    assert [e.train.loss for e in whole.history] == [e.train.loss for e in other.history]
+    assert np.array_equal(whole.history[-1].train.predictions, other.history[-1].train.predictions)
+    assert other.training_seconds > 0 and len(other.history) == len(whole.history) == 4
+
+
+def test_a_loop_of_other_sizes_is_refused():
+    whole, other = dropping_loop(), dropping_loop()
+    whole.run()
+    other.batch_size = 5
+    with pytest.raises(gl.TrainError, match="load: loop: batch_size=5, in the state 6; need the same"):
+        other.trainer.train_state.load(whole.trainer.train_state.collect())
