@@ -26,7 +26,7 @@ set_up() {
   [ -d .venv ] || "${PYTHON:-python3}" -m venv .venv
   .venv/bin/pip install --quiet --upgrade pip
   local extras=test,dev
-  [ "$mode" = --full ] && extras+=,mpi,plot
+  [ "$mode" = --full ] && extras+=,mpi,plot,tensorboard
   [ "$mode" = --client ] && extras+=,client
   .venv/bin/pip install --quiet -e ".[$extras]"
   case $mode in --full | --long) .venv/bin/pip install --quiet torch==2.13.0 ;; esac

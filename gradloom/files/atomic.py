@@ -143,9 +143,12 @@ def together(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def claim(path: str | os.PathLike[str], is_folder: bool, names: Sequence[str] = ()) -> Iterator[None]:
+def claim(
+    path: str | os.PathLike[str], is_folder: bool, names: Sequence[str] = (), again: bool = False
+) -> Iterator[None]:
     """Inside, no other run writes this file, or this folder; it is for a whole run. names: the files of the folder that
-    the run will write together, which are claimed as well: a link may lead to a file that another run writes.
+    the run will write together, which are claimed as well: a link may lead to a file that another run writes. again: a
+    claim of this folder that this process has already will do.
 
     FileError at once when another run is at it, and for a file that cannot be replaced. The folder (of the file) is
     made where there is none, also when somebody removes it before the end. Temporary files of writers that were killed
@@ -156,7 +159,7 @@ def claim(path: str | os.PathLike[str], is_folder: bool, names: Sequence[str] = 
     place = real(path)
     with contextlib.ExitStack() as held:
         if is_folder:
-            held.enter_context(_owned(path, place, again=False))
+            held.enter_context(_owned(path, place, again=again))
             _remove_left(place)
             _claim_files(Path(path), names, held)
         else:

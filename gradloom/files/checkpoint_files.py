@@ -32,12 +32,14 @@ from ..base.described import LONGEST, Described, parse_object
 from ..base.errors import DataError, FileError
 from .arrays import load_arrays, save_arrays
 from .atomic import atomic_write
-from .commit import digest
+from .commit import PART, digest
 from .targets import reason_of
 
 FORMAT = 1
 _MANIFEST = re.compile(r"step-(\d{6,})\.json")
 _ARRAYS = re.compile(r"(step-\d{6,})(?:\.\d+)?\.safetensors")
+# every name in a folder of checkpoints, temporary ones included
+OWN_FILES = re.compile(rf"({re.escape(PART)}[a-z0-9_]{{8}}\.)?step-\d{{6,}}(\.json|(\.\d+)?\.safetensors)")
 _PLAIN = ("float32", "float64", "int32", "int64", "int16", "int8", "uint8", "bool", "float16", "bfloat16")
 
 

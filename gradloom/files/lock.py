@@ -21,7 +21,7 @@ except ImportError:  # a system without flock: nothing is locked
 from ..base.errors import FileError
 from .targets import kind_of, reason_of
 
-_guard = threading.Lock()  # of this table
+_guard = threading.RLock()  # of this table; the collector may let go of a lock in the middle of a call
 _held: dict[Path, int] = {}  # lock file -> its open descriptor, of the outputs that this process has claimed
 PATIENCE = 0.3  # seconds in which a reader that finishes a change, or a run that ends, lets go
 _UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)  # by the file system: nothing is locked
@@ -155,6 +155,19 @@ def _open(shown: str | os.PathLike[str], path: Path) -> int:
 
 def _in_the_way(shown: str | os.PathLike[str], path: Path, kind: str) -> FileError:
     return FileError(f"{path}: is {kind}, where the lock of {shown} has to be; need it removed, or another place")
+
+
+def is_locked(output: Path, is_folder: bool) -> bool:
+    """Whether a run holds the lock of an output at this moment; nothing is made or changed."""
+    with contextlib.suppress(OSError):
+        handle = os.open(
+            lock_file(output, is_folder), os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | os.O_NONBLOCK
+        )
+        try:
+            return stat.S_ISREG(os.fstat(handle).st_mode) and fcntl is not None and not try_lock(handle)
+        finally:
+            os.close(handle)
+    return False
 
 
 def remove_left_lock(path: Path) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .model import Model, load
     from .packing import TokenData, pack
     from .plan import MemoryPlan, plan
+    from .sample_texts import SampledText
     from .samples import Samples
     from .sampling import Sampling
     from .tokenizer import Tokenizer
@@ -31,6 +32,7 @@ __all__ = [
     "Model",
     "Perplexity",
     "Run",
+    "SampledText",
     "Samples",
     "Sampling",
     "TokenData",
@@ -60,6 +62,7 @@ _HOMES = {
     ".model": "Model load",
     ".packing": "TokenData pack",
     ".plan": "MemoryPlan plan",
+    ".sample_texts": "SampledText",
     ".samples": "Samples",
     ".sampling": "Sampling",
     ".tokenizer": "Tokenizer",

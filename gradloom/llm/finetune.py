@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ from .lora import LoRA, files_of_adapter
 from .model import Adapter, Model, model_of
 from .plan import MemoryPlan, check_trained, memory_of
 from .rows import Rows, read_rows
+from .sample_texts import SampledText
 from .table import training_table
 from .tuning import Tuning, taken
 
@@ -68,7 +69,7 @@ class Run(Tuning):
     data         a path (.txt, .jsonl) or TokenData; data_options go to its reader
     adapter      what is trained: a LoRA or TrainedTensors, or the path of an adapter, which is trained on from its
                  weights; by default one made for the method
-    callbacks    see gl.train.Callback: told of optimiser steps, passes and the end
+    callbacks    see gl.train.Callback: told of optimiser steps, passes, sampled texts and the end
     on_epoch     is told of each pass's result (one listener or several), on_progress of the state of a pass at least
                  every 0.2 s; any may raise StopTraining: then the run ends in order, with .stopped set
     parallel     "mpi", under mpiexec: each batch is split over the ranks, as in gl.fit; then exchange: "ordered" (the
@@ -111,6 +112,13 @@ class Run(Tuning):
                 callbacks=callbacks, on_epoch=on_epoch,
                 on_progress=None if on_progress is None else lambda at: _of_training(at, on_progress),
             )  # fmt: skip
+        self.samples: list[SampledText] = []  # what was sampled, of sample_prompt
+        if self.sampler is not None:
+            self.loop.ends.append(self.sample_every)
+            self.loop.between_steps.append(self._sample)
+            self.trainer.train_state.register("samples", self._sampled, self._load_samples)
+        self._sampled_at = 0  # the step after which texts were sampled last
+        self._display: StepDisplay | None = None
         self.interrupted = False
         self.interruption: KeyboardInterrupt | None = None  # what interrupted it
         self.seconds = 0.0  # of training and validation
@@ -146,12 +154,12 @@ class Run(Tuning):
         same_settings(self.ranks, steps=self.steps_total, rows=len(self.train_rows))
         if not self.loop.passes:
             self.first_step = self.trainer.steps
-        display = None
+        self._display = None
         if progress and is_root(self.ranks):
-            display = StepDisplay(self.steps_total, self.trainer.epoch + self.epochs_total, self.context)
+            self._display = StepDisplay(self.steps_total, self.trainer.epoch + self.epochs_total, self.context)
         began = time.perf_counter()
         try:
-            self.loop.run(display)
+            self.loop.run(self._display)
         except KeyboardInterrupt as stop:
             self.interrupted, self.interruption = True, stop
             if is_root(self.ranks):
@@ -159,6 +167,32 @@ class Run(Tuning):
         finally:
             self.seconds += time.perf_counter() - began
         return self
+
+    def _sample(self) -> None:
+        """Between two steps: sample texts, where that is due."""
+        if self.steps > self._sampled_at and (self.steps % self.sample_every == 0 or self.steps == self.steps_total):
+            self._sampled_at = self.steps
+            self.trainer.tell(self._tell_samples)
+
+    def _tell_samples(self) -> None:
+        assert self.sampler is not None
+        for text in self.sampler.texts(self.steps):
+            self.samples.append(text)
+            if self._display is not None:
+                self._display.say(f"step {text.step}", f"{text.prompt!r} -> {text.text!r}")
+            self.loop.callbacks.sample(text)
+
+    def _sampled(self) -> dict[str, Any]:
+        """The texts so far, for the state of the run."""
+        return {"texts": [text.as_dict() for text in self.samples], "at": self._sampled_at}
+
+    def _load_samples(self, values: Mapping[str, Any]) -> Callable[[], None]:
+        texts = [SampledText(**text) for text in values["texts"]]
+
+        def load() -> None:
+            self.samples[:], self._sampled_at = texts, values["at"]
+
+        return load
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write what was trained: an adapter as FILE.gguf (llama.cpp) or a folder (PEFT), a model as FILE.gguf.

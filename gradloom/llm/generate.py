@@ -24,7 +24,7 @@ from ..base.locks import Claim
 from ..base.memory import need_memory, show_bytes
 from ..graph.leaves import input as input_value
 from ..graph.leaves import setting, stored_value
-from ..graph.stored import Stored, aligned_empty
+from ..graph.stored import Stored
 from ..graph.value import Value
 from ..run.compile import compile as compile_program
 from .arguments import adapter_of
@@ -58,9 +58,7 @@ class KeysAndValues:
 
 
 def _zeros(name: str, shape: tuple[int, ...]) -> Stored:
-    array = aligned_empty(shape, np.dtype(np.float32))
-    array[...] = 0
-    return Stored.wrap(name, array, "state")
+    return Stored(name, np.broadcast_to(np.float32(0), shape), "f32", "state")  # memory is taken on first use
 
 
 class Generator:
@@ -81,13 +79,18 @@ class Generator:
         need_memory(need, what, "need fewer tokens")
         self.cache = KeysAndValues(config.layers, self.rows + CHUNK, config.kv_heads, config.head_dim)
         self.length = 0  # tokens in the cache
-        self._programs: dict[int, Any] = {}
+        self.programs: dict[int, Any] = {}  # tokens that one takes -> the program
         self._claim = Claim("this generator", "a generator for each thread, or llm.generate")
 
     @property
     def planned_bytes(self) -> int:
         """Bytes of the caches, and of the arena that the programs so far planned for."""
-        return self.cache.bytes + max((p.plan.peak_bytes for p in self._programs.values()), default=0)
+        return self.cache.bytes + max((p.plan.peak_bytes for p in self.programs.values()), default=0)
+
+    def prepare(self, tokens: int) -> None:
+        """Compile what a text with a prompt of so many tokens needs; nothing runs."""
+        for n in (1, CHUNK) if tokens > 1 else (1,):
+            self._program(n)
 
     def reset(self) -> None:
         """Begin a new text."""
@@ -121,14 +124,14 @@ class Generator:
 
     def _program(self, n: int) -> Any:
         """The program that takes n tokens and gives the logits after the last of them that is no padding."""
-        if n not in self._programs:
+        if n not in self.programs:
             tokens, positions = (input_value(name, (1, n), "i32") for name in ("tokens", "positions"))
             hidden = self.model.hidden(tokens, positions, self.adapter, self.cache)  # [n, d]
             if n > 1:
                 hidden = ops.get_rows(hidden, input_value("last", (1,), "i32"))
             logits = self.model.project(hidden, self.adapter).reshape(-1)
-            self._programs[n] = compile_program(logits, **self.options)
-        return self._programs[n]
+            self.programs[n] = compile_program(logits, **self.options)
+        return self.programs[n]
 
     def tokens(
         self, prompt: Sequence[int] | np.ndarray, max_tokens: int, how: Sampling, end_ids: Collection[int] = ()
@@ -210,9 +213,16 @@ def complete(
 ) -> Generated:
     """As generate, with the tokens and the times."""
     how = how or Sampling()
+    ids = prompt_ids(model, prompt)
+    check_length(model, ids, max_tokens)
+    with generator_for(model, adapter, len(ids) + max_tokens, **options) as generator:
+        return continued(generator, ids, max_tokens, how, stop, stream)
+
+
+def check_length(model: Model, ids: np.ndarray, max_tokens: int) -> None:
+    """SettingError for a number of tokens to come that is none, DataError where they have no room behind the prompt."""
     if not isinstance(max_tokens, (int, np.integer)) or isinstance(max_tokens, bool) or max_tokens < 1:
         raise SettingError(f"max_tokens={max_tokens!r} is not usable; need a whole number of at least 1")
-    ids = prompt_ids(model, prompt)
     limit = model.config.context_length
     if len(ids) + max_tokens > limit:
         room = f"a prompt of at most {limit - max_tokens}" if max_tokens < limit else "less of both"
@@ -221,20 +231,31 @@ def complete(
         raise DataError(
             f"generate: {len(ids)} tokens of prompt and {max_tokens} to come; the context is {limit}: need {room}"
         )
-    text = _Text(model.tokenizer.stream(continued=len(ids) > 1), (stop,) if isinstance(stop, str) else stop, stream)
-    ends, tokens, ended = model.tokenizer.end_ids, [], "length"
-    with generator_for(model, adapter, len(ids) + max_tokens, **options) as generator:
-        began = time.perf_counter()
-        first = None
-        for token in generator.tokens(ids, max_tokens, how, ends):
-            first = first or time.perf_counter()
-            tokens.append(token)
-            if token in ends:
-                ended = "end"
-            elif text.push(token):
-                ended = "stop"
-                break
-        text.finish()
+
+
+def continued(
+    generator: Generator,
+    ids: np.ndarray,
+    max_tokens: int,
+    how: Sampling,
+    stop: str | Sequence[str] = (),
+    stream: Callable[[str], Any] | None = None,
+) -> Generated:
+    """What a generator with an empty cache writes after these tokens; see generate."""
+    tokenizer = generator.model.tokenizer
+    text = _Text(tokenizer.stream(continued=len(ids) > 1), (stop,) if isinstance(stop, str) else stop, stream)
+    ends, tokens, ended = tokenizer.end_ids, [], "length"
+    began = time.perf_counter()
+    first = None
+    for token in generator.tokens(ids, max_tokens, how, ends):
+        first = first or time.perf_counter()
+        tokens.append(token)
+        if token in ends:
+            ended = "end"
+        elif text.push(token):
+            ended = "stop"
+            break
+    text.finish()
     now = time.perf_counter()
     first = first or now
     return Generated(text.text, tuple(tokens), ended, len(ids), first - began, now - first)

@@ -44,7 +44,7 @@ class MemoryPlan:
     state          the optimiser's moments
     gradients      accumulators, where several micro-batches make a step, and what ranks exchange; else gradients lie
                    in the arena
-    inputs         the rows of the data (of plan, one batch), constants and settings
+    inputs         the rows of the data (of plan, one batch), constants and settings; the cache of sampled texts
     arena          activations, gradients and workspace of the largest step, all of them in one block
     scratch        of each thread; threads: how many; steps: instructions of the largest step
     process        what surrounds them: graphs, plans and bytecode of all steps, the scratch of those beside the
@@ -169,7 +169,7 @@ def check_trained(model: Model, adapter: Adapter) -> None:
 def memory_of(tuning: Tuning, has_text: bool, there: Memory | None = None) -> MemoryPlan:
     """The memory of steps that are compiled; has_text: a tokenizer reads the data; there: the memory before them."""
     trainer, model = tuning.trainer, tuning.model
-    plans = trainer.plans
+    plans = tuning.plans
     largest = max(plans, key=lambda p: p.peak_bytes)
     trained = {p.stored for p in tuning.adapter.parameters().values()}
     state = {p.stored for arrays in trainer.state.values() for p in arrays.values()}

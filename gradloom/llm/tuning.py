@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from ..base.arguments import as_whole
 from ..base.errors import SettingError
+from ..base.interval import as_interval
 from ..graph.leaves import Parameter
 from ..graph.value import Value
 from ..nn.module import Module
@@ -20,11 +21,13 @@ from ..optim.optimizer import AdamW, Optimizer
 from ..parallel.agree import agreed, share_of, threads_for
 from ..parallel.communicator import TIMEOUT, Communicator
 from ..parallel.join import ranks_of
+from ..plan.plan import Plan
 from ..train.arguments import check_batch, check_options
 from ..train.source import RowSource
 from ..train.trainer import Trainer
 from .lora import LoRA, TrainedTensors
 from .model import Adapter, Model
+from .sample_texts import EVERY, TOKENS, TextSampler, prompts_of
 
 METHODS = ("lora", "full")
 SCHEDULES = ("cosine", "linear", "constant")
@@ -52,6 +55,10 @@ class Settings:
     val_split    share of the samples (of the rows, for a text) that is never trained on; 0: none; by default 5 % and at
                  most 100
     seed         of the order of the rows, of the validation rows, of dropout and of an adapter made here
+    sample_prompt  a text or several: the model as it is then writes a text after each, every `sample_every`
+                 ("100steps", the default, or "1epoch"), of at most sample_tokens tokens (by default 64), the likeliest
+                 ones, or with sample_temperature above 0 drawn by the seed. What is trained does not depend on it. See
+                 run.samples
     """
 
     method: str | None = None
@@ -70,6 +77,10 @@ class Settings:
     max_norm: float = math.inf
     val_split: float | None = None
     seed: int = 0
+    sample_prompt: str | Sequence[str] | None = None
+    sample_every: str | None = None
+    sample_tokens: int | None = None
+    sample_temperature: float | None = None
 
     def __post_init__(self) -> None:
         if self.method is not None:
@@ -95,6 +106,15 @@ class Settings:
             if count is not None:
                 as_whole(f"finetune: {name}", count, 1)
         object.__setattr__(self, "seed", as_whole("seed", self.seed, 0))
+        sampling: dict[str, Any] = {"sample_every": EVERY, "sample_tokens": TOKENS, "sample_temperature": 0.0}
+        given = [name for name in sampling if getattr(self, name) is not None]
+        if self.sample_prompt is None and given:
+            raise SettingError(f"finetune: {', '.join(given)} without sample_prompt; need a prompt, or none of them")
+        object.__setattr__(self, "sample_prompt", prompts_of(self.sample_prompt))
+        for name, default in sampling.items():
+            if name not in given:
+                object.__setattr__(self, name, default)
+        as_interval("finetune: sample_every", self.sample_every, "steps", "epochs")
 
     def rate(self, steps: int) -> schedules.Warming:
         """The learning rate of each of so many steps, counted from 0."""
@@ -104,6 +124,14 @@ class Settings:
             return schedules.Constant(self.lr, warmup=warmup)
         kind = schedules.Linear if self.schedule == "linear" else schedules.Cosine
         return kind(self.lr, steps, warmup=warmup)
+
+    def sampler(self, model: Model, adapter: Adapter, **options: Any) -> TextSampler | None:
+        """What samples texts while it trains; None where no prompt is given. options go to gl.compile."""
+        if not self.sample_prompt:
+            return None
+        tokens, temperature = as_whole("sample_tokens", self.sample_tokens, 1), self.sample_temperature
+        assert temperature is not None
+        return TextSampler(model, adapter, self.sample_prompt, tokens, temperature, self.seed, **options)
 
     def adapter(self, given: Adapter | None) -> Adapter:
         """What is trained: the adapter that was given, or one for the method. What either would not heed is refused."""
@@ -174,6 +202,9 @@ class Tuning:
             lr=lambda step, epoch: self.rate(step - self.first_step, epoch), weight_decay=settings.weight_decay or 0.0
         )
         adapter.bind(model)
+        self.sampler = settings.sampler(model, adapter, **options)
+        every = as_interval("finetune: sample_every", settings.sample_every, "steps", "epochs")
+        self.sample_every = every.steps or int(every.number) * per_epoch  # optimiser steps
         self.trainer = Trainer(
             _Tuned(model, adapter), self._loss, self.optimizer,
             accumulate=-(-self.batch_size // self.micro_batch_size), seed=settings.seed, max_norm=settings.max_norm,
@@ -184,12 +215,19 @@ class Tuning:
         return self.model.loss_pair(hidden, labels, self.adapter)
 
     def compile(self, source: RowSource) -> None:
-        """Plan, prove and load all steps on these rows, those of validation too: nothing runs yet."""
+        """Plan, prove and load all steps on these rows, those of validation and sampling too: nothing runs yet."""
         rows, val_rows = self.rows_of
         trained, micro = min(rows, self.steps_total * self.batch_size), self.micro_batch_size
         self.trainer.prepare(source, 0, trained, batch_size=self.batch_size, micro_batch_size=micro)
         if val_rows:
             self.trainer.prepare(source, rows, rows + val_rows, batch_size=micro, backward=False)
+        if self.sampler is not None:
+            self.sampler.prepare()
+
+    @property
+    def plans(self) -> list[Plan]:
+        """The plans of all programs that were compiled so far."""
+        return [*self.trainer.plans, *([] if self.sampler is None else self.sampler.plans)]
 
 
 class _Tuned(Module):

@@ -6,6 +6,8 @@ from .dp_train import DPResult, dp_train
 from .epoch import Progress, epoch
 from .fit import evaluate, fit, predict
 from .history import History
+from .log import Log
+from .log_files import read_metrics
 from .loop import Loop
 from .rate_finder import RateCurve, find_rate
 from .result import EpochResult, Result
@@ -19,6 +21,7 @@ __all__ = [
     "EarlyStopping",
     "EpochResult",
     "History",
+    "Log",
     "Loop",
     "Progress",
     "RateCurve",
@@ -31,4 +34,5 @@ __all__ = [
     "find_rate",
     "fit",
     "predict",
+    "read_metrics",
 ]

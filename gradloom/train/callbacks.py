@@ -48,8 +48,9 @@ class Callback:
         begin(loop)                 before the first pass; loop is the gl.train.Loop (loop.trainer, loop.steps, ...)
         on_batch(batch)             after each optimiser step, with its BatchResult
         on_progress(progress)       inside a pass, of training or validation, at least every 0.2 s, with its Progress:
-                                    costs nothing per batch
+                                    costs nothing per batch; with `every_steps = n` after every n-th optimiser step, too
         on_epoch(result)            after each pass and its validation, with the EpochResult
+        on_sample(sample)           after each text that a fine-tuning samples, with its gl.llm.SampledText
         end(history)                after the last pass, with all EpochResults
 
     StopTraining from any of them ends the training in order: from on_batch at once, with a part of an epoch in the
@@ -63,6 +64,7 @@ class Callback:
     """
 
     stateless = False
+    every_steps: int | None = None
 
     def begin(self, loop: Any) -> None:
         """The training begins."""
@@ -76,6 +78,9 @@ class Callback:
     def on_epoch(self, result: EpochResult) -> None:
         """A pass and its validation are done."""
 
+    def on_sample(self, sample: Any) -> None:
+        """A fine-tuning has sampled a text."""
+
     def end(self, history: list[EpochResult]) -> None:
         """The training has ended, whole or stopped."""
 
@@ -87,7 +92,7 @@ class Callback:
         """Take back what `state` gave."""
 
 
-_EVENTS = ("begin", "on_batch", "on_progress", "on_epoch", "end")
+_EVENTS = ("begin", "on_batch", "on_progress", "on_epoch", "on_sample", "end")
 
 
 def overrides(callback: Callback, name: str) -> bool:
@@ -158,6 +163,10 @@ class Callbacks:
     def epoch(self, result: EpochResult) -> None:
         """Call `on_epoch` of all; StopTraining, if one of them raises it, when all have heard."""
         _tell([each.on_epoch for each in self._hearing["on_epoch"]], result)
+
+    def sample(self, sample: Any) -> None:
+        """Call `on_sample` of all; StopTraining, if one of them raises it, when all have heard."""
+        _tell([each.on_sample for each in self._hearing["on_sample"]], sample)
 
     def end(self, history: list[EpochResult]) -> None:
         """Call `end` of all."""

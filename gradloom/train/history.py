@@ -19,7 +19,7 @@ class History(list[EpochResult]):
         """Column name -> a value for each pass; what JSON holds, and what pandas.DataFrame takes.
 
         epoch, what EpochResult.numbers has (loss, loss_unc, accuracy, ..., val_loss, ...), lr (the rate of the pass's
-        last step; with parameter groups the others, too), grad_norm (the mean norm of the steps' gradients before
+        last step; with parameter groups the others, too), grad_norm_mean (of the norms of the steps' gradients before
         clipping), seconds. A column is there when some pass has it; None where a pass does not, and for numbers that
         are not finite.
         """
@@ -52,7 +52,7 @@ def row_of(epoch: EpochResult) -> dict[str, Any]:
     """What a pass measured, by name of its column: see History.to_dict."""
     row: dict[str, Any] = {"epoch": epoch.epoch, **epoch.numbers(), **epoch.rates}
     if len(epoch.train.grad_norms):
-        row["grad_norm"] = float(epoch.train.grad_norms.mean())
+        row["grad_norm_mean"] = float(epoch.train.grad_norms.mean())
     return row | {"seconds": epoch.seconds}
 
 

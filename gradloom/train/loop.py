@@ -93,7 +93,8 @@ class Loop:
         self.steps = self.rows = self.passes = 0
         self.training_seconds = 0.0
         self.stopped = False
-        self.ends: list[int] = []  # segments end at multiples of these, in steps of the loop
+        # segments end at multiples of these, in steps of the loop
+        self.ends = [each.every_steps for each in self.callbacks if each.every_steps]
         self.between_steps: list[Callable[[], None]] = []  # called where a segment has ended
         self._first_pass = 0  # not 0 when an optimiser with a state of its own goes on
         self._pass: Pass | None = None  # the one under way
@@ -163,6 +164,11 @@ class Loop:
     def _load_callbacks(self, values: Mapping[str, Any]) -> Callable[[], None]:
         self.callbacks.check_resumable()
         return lambda: self.callbacks.load_state(values)
+
+    @property
+    def epoch(self) -> int:
+        """The pass under way, or the last one, as EpochResult counts it."""
+        return self._first_pass + self.passes
 
     def order(self, number: int) -> np.ndarray:
         """The rows in the order of a pass, counted from 1: those that train, then those of validation."""

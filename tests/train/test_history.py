@@ -31,12 +31,12 @@ def test_its_columns_hold_what_the_results_do():
     columns = history.to_dict()
     assert list(columns) == [
         "epoch", "loss", "loss_unc", "accuracy", "accuracy_unc", "val_loss", "val_accuracy", "val_accuracy_unc", "lr",
-        "grad_norm", "seconds",
+        "grad_norm_mean", "seconds",
     ]  # fmt: skip
     assert columns["loss"] == [e.train.loss for e in history]
     assert columns["val_accuracy"] == [e.val.accuracy for e in history]
     assert columns["lr"] == pytest.approx([0.1 / 4, 0.1 / 8, 0.1 / 12])  # of the last of 4 steps an epoch
-    assert columns["grad_norm"] == [e.train.grad_norms.mean() for e in history]
+    assert columns["grad_norm_mean"] == [e.train.grad_norms.mean() for e in history]
     assert columns["seconds"] == [e.seconds for e in history]
     assert json.loads(json.dumps(columns, allow_nan=False)) == columns
 

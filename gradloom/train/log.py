@@ -1,0 +1,200 @@
+"""Log: what a run measures, line by line, in the files of its folder (log_files.py)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..base.arguments import as_whole, one_line
+from ..base.errors import FileError, SettingError
+from ..base.interval import as_interval
+from ..base.memory import resident, resident_peak
+from ..files import check_target
+from ..files.targets import reason_of
+from .callbacks import Callback
+from .checkpoint import say
+from .epoch import Progress
+from .log_files import LINES, MADE, Lines
+from .result import EpochResult, Result
+
+
+class Log(Callback):
+    """Writes metrics.jsonl into a folder: a line for each evaluation and epoch, and of training one every so often.
+
+    folder     is made where there is none; or a function that gives it, asked when a file is opened
+    kinds      of further files with the same lines: "csv" (metrics.csv) and "tensorboard" (event files in the folder
+               tensorboard; BackendError without tensorboardX)
+    every      between two lines of training: "10s", or "50steps"
+    row_tokens tokens in a row of data: then lines tell tokens, too
+
+    A line has kind ("train", "evaluation" or "epoch"), step (optimiser steps done), epoch, time (seconds since 1970),
+    seconds (of the whole run, all its sessions), and what was measured by name: loss, loss_unc, accuracy, ...,
+    val_loss, ...; a line "train" what its epoch has measured since the one before. Also lr (the learning rate of the
+    last step; with parameter groups the others, too), grad_norm (of the last step, before clipping), grad_norm_mean
+    (of the same steps as the loss), rows and tokens (trained on in the whole run), rows_per_second and
+    tokens_per_second, memory_bytes and memory_peak_bytes (resident). epoch_seconds: of an epoch with its validation.
+
+    Nothing is written before the first optimiser step is done. A resumed run goes on in the same files: lines that were
+    written after its checkpoint are cut. A line that cannot be written is said on stderr, and the training goes on.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | Callable[[], Path],
+        kinds: Sequence[str] = (),
+        every: str = "10s",
+        row_tokens: int | None = None,
+    ) -> None:
+        names = [kinds] if isinstance(kinds, str) else list(kinds)
+        for name in names:
+            if name not in MADE:
+                raise SettingError(f"log={one_line(kinds)} is not usable; need some of {', '.join(MADE)}")
+        self._folder = folder
+        self._every = as_interval("log_every", every, "seconds", "steps")
+        self.every_steps = self._every.steps
+        self._row_tokens = None if row_tokens is None else as_whole("row_tokens", row_tokens, 1)
+        self._lines = Lines([MADE[name]() for name in dict.fromkeys(names)])
+        self._early: list[dict[str, Any]] = []  # before the first step
+        self._failed = ""  # the last error of writing
+        self._loop: Any = None
+        self._before = 0.0  # seconds of earlier sessions
+        self._began = self._told = time.perf_counter()
+        self._gain = Gain()
+
+    @property
+    def folder(self) -> Path:
+        """Where the files are."""
+        return self._folder() if callable(self._folder) else Path(self._folder)
+
+    # ---- what a callback hears ---------------------------------------------------------------------------------
+
+    def begin(self, loop: Any) -> None:
+        """The training begins. FileError when there can be no metrics.jsonl in the folder."""
+        self._loop = loop
+        self._began = self._told = time.perf_counter()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FileError(f"{self.folder}: cannot be made: {reason_of(error)}; choose another place") from None
+        check_target(self.folder / LINES)
+
+    def on_progress(self, progress: Progress) -> None:
+        """A line of training, when it is time for one."""
+        self._gain.look(progress, self._loop)
+        if not progress.training:
+            return
+        if self.every_steps is None:
+            due = time.perf_counter() - self._told >= self._every.number
+        else:
+            due = self._loop.steps % self.every_steps == 0 and self._loop.steps > self._gain.steps
+        if due:
+            self._train_line(progress.result)
+
+    def on_epoch(self, result: EpochResult) -> None:
+        """A line of the epoch's validation, and one of the epoch."""
+        if result.val is not None:
+            self._write("evaluation", result.epoch, {f"val_{n}": v for n, v in result.val.numbers().items()})
+        norms, speed = result.train.grad_norms, result.train.ndata / max(result.seconds, 1e-9)
+        found: dict[str, Any] = {**result.numbers(), **result.rates}
+        if len(norms):
+            found |= {"grad_norm": float(norms[-1]), "grad_norm_mean": float(norms.mean())}
+        found["epoch_seconds"] = round(result.seconds, 3)
+        self._write("epoch", result.epoch, found | self._pace(speed))
+
+    def end(self, history: list[EpochResult]) -> None:
+        """Close the files."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the files; a line that comes later opens them again."""
+        self._guarded(self._lines.close)
+
+    def state(self) -> dict[str, Any]:
+        """How long the run has taken, how long metrics.jsonl is, and what its last line of training has told."""
+        return {"seconds": self._seconds(), "size": self._lines.size, "told": list(self._gain.told)}
+
+    def load_state(self, values: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken."""
+        self._before, self._began = float(values["seconds"]), time.perf_counter()
+        self._lines.close()
+        self._lines.size = int(values["size"])
+        self._gain.told = tuple(values["told"])
+
+    # ---- lines ---------------------------------------------------------------------------------------------------
+
+    def _train_line(self, result: Result) -> None:
+        loop, self._told = self._loop, time.perf_counter()
+        state = loop.trainer.optimizer_state
+        found, speed = self._gain.take(result, loop)
+        found |= state.rates(max(state.steps - 1, 0), loop.epoch - 1)
+        self._write("train", loop.epoch, found | self._pace(speed))
+
+    def _pace(self, rows_per_second: float) -> dict[str, Any]:
+        rows = self._loop.rows
+        found: dict[str, Any] = {"rows": rows, "rows_per_second": round(rows_per_second, 1)}
+        if self._row_tokens is not None:
+            tokens = self._row_tokens
+            found |= {"tokens": rows * tokens, "tokens_per_second": round(rows_per_second * tokens, 1)}
+        held = resident()
+        return found | {"memory_bytes": held, "memory_peak_bytes": max(held, resident_peak())}
+
+    def _seconds(self) -> float:
+        return self._before + time.perf_counter() - self._began
+
+    def _write(self, kind: str, epoch: int, found: Mapping[str, Any]) -> None:
+        seconds = round(self._seconds(), 3)
+        record = {"kind": kind, "step": self._loop.steps, "epoch": epoch, "time": round(time.time(), 3),
+                  "seconds": seconds, **found}  # fmt: skip
+        self._early.append(record)
+        if self._loop.steps:
+            lines, self._early = self._early, []
+            for line in lines:
+                self._guarded(partial(self._lines.add, self.folder, line))
+
+    def _guarded(self, write: Callable[[], None]) -> None:
+        """Write; what goes wrong is said, once for each kind of error."""
+        try:
+            write()
+        except (OSError, FileError) as error:
+            why = reason_of(error) if isinstance(error, OSError) else str(error)
+            if why != self._failed:
+                self._failed = why
+                say(f"{self.folder / LINES}: a line cannot be written: {why}; the training goes on")
+
+
+class Gain:
+    """What a pass has gained since its last line of training: means of batches and steps, and rows per second.
+
+    told: epoch, batches, steps, rows that count, right ones among them: of the pass, when that line was written.
+    """
+
+    def __init__(self) -> None:
+        self.told: tuple[int, ...] = (0, 0, 0, 0, 0)
+        self.steps = 0  # of the training, when that line was written
+        self._from = 0, 0, 0.0  # epoch, rows and time since when the speed is measured
+
+    def look(self, progress: Progress, loop: Any) -> None:
+        """A pass has come so far: its speed is that of training alone."""
+        now = time.perf_counter()
+        if not progress.training:
+            self._from = loop.epoch, loop.rows, now
+        elif self._from[0] != loop.epoch:
+            self._from = loop.epoch, loop.rows - progress.rows, now - progress.seconds
+
+    def take(self, result: Result, loop: Any) -> tuple[dict[str, Any], float]:
+        """(the numbers of a line, rows per second); the next line begins here."""
+        norms, now = result.grad_norms, time.perf_counter()
+        mark = loop.epoch, result.batches, len(norms), result.counted, result.correct
+        batches, steps, counted, correct = self.told[1:] if self.told[0] == loop.epoch else (0, 0, 0, 0)
+        found: dict[str, Any] = {"loss": result.latest(result.batches - batches)[0]}
+        if result.counted > counted:
+            found["accuracy"] = (result.correct - correct) / (result.counted - counted)
+        if len(norms) > steps:
+            found |= {"grad_norm": float(norms[-1]), "grad_norm_mean": float(norms[steps:].mean())}
+        _, rows, began = self._from
+        self.told, self.steps, self._from = mark, loop.steps, (loop.epoch, loop.rows, now)
+        return found, (loop.rows - rows) / max(now - began, 1e-9)

@@ -1,0 +1,391 @@
+"""The folder of a run: what marks it as one, who may write into it, and what becomes of the run that was there before.
+
+    run.json            this file's: kind and state of the run, when, step and epoch, its numbers, versions
+    checkpoints/        train/checkpoint.py
+    settings.toml, metrics.jsonl, ...    OWN names them all
+
+A run begins to write with its first completed step. Where the folder holds an older run, the files of the new one lie
+in .gradloom.new until its first checkpoint is complete; then they take the place of the old ones. Two renames of that
+folder say how far this has come, so that the next run finishes what was cut off:
+
+    .gradloom.new     of the new run; it is complete as soon as it holds a checkpoint
+    .gradloom.clear   the old run's files are being removed
+    .gradloom.move    they are gone, and the new ones are being moved to their places
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import re
+import socket
+import stat
+import threading
+import weakref
+from collections.abc import Callable, Collection, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+
+from ..base.arguments import as_bool
+from ..base.described import Described, parse_object
+from ..base.errors import DataError, FileError, SettingError
+from ..files.atomic import atomic_write, claim, remove_parts
+from ..files.checkpoint_files import OWN_FILES, Saved, manifests, plain
+from ..files.commit import sync
+from ..files.lock import is_locked
+from ..files.targets import reason_of
+from .checkpoint import Checkpoints, say
+
+KINDS = ("fit", "finetune", "loop", "dp_train")
+STATES = ("running", "finished", "interrupted", "failed")
+# All names that a run may have in its folder; of a folder the names inside. Nothing else is ever removed.
+OWN: dict[str, re.Pattern[str] | None] = {
+    "run.json": None, "settings.toml": None, "metrics.jsonl": None, "metrics.csv": None, "samples.jsonl": None,
+    "result.json": None, "model.safetensors": None, "checkpoints": OWN_FILES,
+    "tensorboard": re.compile(r"events\.out\.tfevents\..+"),
+}  # fmt: skip
+_NEW, _CLEAR, _MOVE = ".gradloom.new", ".gradloom.clear", ".gradloom.move"
+_PLACES = ("", _MOVE, _CLEAR)  # where the run.json of a folder is
+_MOST_FOLDERS = 10_000
+_RUN_BYTES = 1 << 20  # of run.json
+_open: weakref.WeakValueDictionary[Path, RunFolder] = weakref.WeakValueDictionary()  # of this process, by their folders
+
+
+class RunFolder:
+    """The folder of one run, which nobody else writes into until `end`.
+
+    resume     go on from the newest checkpoint: `resumed`. Where there is none the run starts anew, which is said
+    overwrite  an unfinished run in the folder is replaced, as a finished one always is, as soon as there is a
+               checkpoint of this one. Without both arguments an unfinished run that has a checkpoint is a FileError
+    keep, on_error   of its checkpoints, see Checkpoints
+    tell       gets one line for each thing to know
+
+    FileError also where another run writes there, or where a run of another kind is to be resumed.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        kind: str,
+        *,
+        resume: bool = False,
+        overwrite: bool = False,
+        keep: int = 3,
+        on_error: str = "warn",
+        tell: Callable[[str], object] = say,
+    ) -> None:
+        if kind not in KINDS:
+            raise SettingError(f"kind: {kind!r} is not known; need one of {', '.join(KINDS)}")
+        resume, overwrite = as_bool("resume", resume), as_bool("overwrite", overwrite)
+        if resume and overwrite:
+            raise SettingError("resume and overwrite: a run goes on or is replaced; need one of both")
+        self.shown, self.kind = Path(path), kind
+        self.folder = Path(os.path.realpath(path))
+        self.checkpoints = Checkpoints(
+            lambda: self._place / "checkpoints", keep, on_error=on_error, tell=tell, on_saved=self._saved
+        )
+        self.resumed: Saved | None = None
+        self._tell = tell
+        self._lock = threading.RLock()  # of the files' places
+        self._marked = self._ended = False
+        self._about: dict[str, Any] = {"kind": kind, "state": "running", "begun": _now(), "ended": None}
+        self._about |= {"step": 0, "epoch": 0, "latest": {}, "best": {}, "versions": _versions()}
+        self._claim = contextlib.ExitStack()
+        if self.folder in _open:
+            raise FileError(f"{path}: another run of this process is writing there; need another place")
+        self._claim.enter_context(claim(path, True, again=True))
+        try:
+            _open[self.folder] = self
+            self._claim.callback(_open.pop, self.folder, None)
+            _recover(self.folder)
+            self._begin(resume, overwrite)
+        except BaseException as error:
+            self._claim.close()
+            if isinstance(error, OSError):
+                raise FileError(f"{path}: cannot be written: {reason_of(error)}") from None
+            raise
+
+    def _begin(self, resume: bool, overwrite: bool) -> None:
+        """Look at what is there, and decide what becomes of it."""
+        old, listed = _read(self.folder / "run.json"), manifests(self.folder / "checkpoints")[0]
+        state = "unfinished" if old is None or old["state"] == "running" else old["state"]
+        self._staged = False
+        if resume:
+            self.resumed = self.checkpoints.latest()
+            if self.resumed is not None:
+                if old is not None and old["kind"] != self.kind:
+                    raise FileError(f"{self.shown}: holds a run of {old['kind']}; need one of {self.kind} to resume")
+                self._about |= {key: old[key] for key in ("begun", "latest", "best")} if old is not None else {}
+                self._about["step"] = self.resumed.step
+                return
+            self._tell(f"{self.shown}: there is no checkpoint to resume from; the run starts anew")
+        elif listed and state != "finished" and not overwrite:
+            at = f"at step {listed[0].step}" if state == "unfinished" else f"{state} at step {listed[0].step}"
+            need = "need --resume to go on with it or --overwrite to replace it (resume=True, overwrite=True)"
+            raise FileError(f"{self.shown}: holds a run that has not finished ({at}); {need}")
+        self._staged = old is not None or bool(listed)
+        if self._staged and not resume:
+            what = "finished run" if state == "finished" else "unfinished run"
+            self._tell(f"{self.shown}: the {what} in it is replaced at the first checkpoint of this one")
+
+    # ---- where files are -----------------------------------------------------------------------------------
+
+    @property
+    def _place(self) -> Path:
+        """The folder of this run's files now."""
+        with self._lock:
+            if self._staged:
+                for name in (_MOVE, _CLEAR):
+                    if (self.folder / name).is_dir():
+                        return self.folder / name
+                return self.folder / _NEW
+            return self.folder
+
+    def path(self, name: str) -> Path:
+        """Where a file or folder of the run is now: one of OWN. To be asked when there is something to write, after a
+        completed step: it makes the folder that of a run. It changes when the run takes the place of an older one."""
+        if name not in OWN:
+            raise SettingError(f"{name!r} is no name of a run's file; need one of {', '.join(OWN)}")
+        with self._lock:
+            self._mark()
+            return self._place / name
+
+    def open(self, name: str) -> IO[bytes]:
+        """A file of the run, opened to be appended to, unbuffered. It may stay open when the files take the place of an
+        older run's."""
+        with self._lock:
+            return open(self.path(name), "ab", buffering=0)
+
+    def cut_lines(self, name: str, step: int) -> None:
+        """Cut a file of JSON lines back to this step, when a run is resumed: from the first line on whose "step" is
+        larger; an unfinished last line goes, too. Nothing where there is no such file."""
+        with self._lock:
+            path = self._place / name
+            try:
+                with open(path, "r+b") as file:
+                    end = 0
+                    for line in file:
+                        if not line.endswith(b"\n") or _step_of(line) > step:
+                            break
+                        end += len(line)
+                    file.truncate(end)
+                    os.fsync(file.fileno())
+            except FileNotFoundError:
+                return
+            except OSError as error:
+                raise FileError(f"{path}: cannot be written: {reason_of(error)}") from None
+
+    # ---- run.json ------------------------------------------------------------------------------------------
+
+    def note(
+        self,
+        step: int | None = None,
+        epoch: int | None = None,
+        latest: Mapping[str, Any] | None = None,
+        best: Mapping[str, Any] | None = None,
+    ) -> None:
+        """How far the run has come: plain values for run.json, which is written with the next checkpoint and at the
+        end. latest, best: numbers by their names, such as {"loss": 0.1, "val_loss": 0.2}."""
+        given = {"step": step, "epoch": epoch, "latest": latest, "best": best}
+        new = plain({key: value for key, value in given.items() if value is not None})
+        with self._lock:
+            self._about.update(new)
+
+    def _mark(self) -> None:
+        """The run has something to write: run.json is there from now on."""
+        if not self._marked:
+            with self._lock:
+                try:
+                    self._place.mkdir(parents=True, exist_ok=True)
+                    self._write()
+                except OSError as error:
+                    raise FileError(f"{self.shown}: cannot be written: {reason_of(error)}") from None
+                self._marked = True
+
+    def _write(self) -> None:
+        about = {**self._about, "pid": os.getpid(), "host": socket.gethostname()}
+        with atomic_write(self._place / "run.json") as out:
+            out.write(json.dumps({"format": 1, **about}, indent=1).encode() + b"\n")
+
+    def _saved(self, manifest: Path) -> None:
+        """A checkpoint is complete; in the thread of its writer."""
+        with self._lock:
+            self._mark()
+            self._about["step"] = max(self._about["step"], int(re.sub(r"\D", "", manifest.name)))
+            self._write()
+            if self._staged:
+                _take_over(self.folder)
+                self._staged = False
+
+    def end(self, state: str, **numbers: Any) -> None:
+        """The run has ended: finished, interrupted or failed. Waits for the writer of checkpoints, tells run.json
+        (numbers: as for `note`) and lets go of the folder. A run that has written nothing leaves nothing, and what it
+        was to replace stays. Only the first call counts."""
+        if state not in STATES[1:]:
+            raise SettingError(f"state: {state!r} is not known; need one of {', '.join(STATES[1:])}")
+        if self._ended:
+            return
+        self._ended = True
+        try:
+            self.note(**numbers)
+            self.checkpoints.close()
+        finally:
+            with self._lock, self._claim:
+                self._about |= {"state": state, "ended": _now()}
+                try:
+                    if self._staged and self._marked and state == "finished":  # its result is to come
+                        self._write()
+                        _take_over(self.folder)
+                    elif self._staged:
+                        _remove(self.folder / _NEW, everything=True)
+                    elif self._marked:
+                        self._write()
+                except (OSError, FileError) as error:
+                    self._tell(f"{self.shown}: run.json cannot be written: {' '.join(str(error).split())}")
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.end("finished")
+        else:
+            self.end("interrupted" if issubclass(kind, KeyboardInterrupt) else "failed")
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def _versions() -> dict[str, str]:
+    from .. import __version__
+
+    return {"gradloom": __version__, "numpy": np.__version__, "python": platform.python_version()}
+
+
+def _step_of(line: bytes) -> int:
+    """The step that a line tells; 0 where it tells none."""
+    try:
+        step = json.loads(line)["step"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return 0
+    return step if type(step) is int else 0
+
+
+# ---- reading a run ---------------------------------------------------------------------------------------------------
+
+
+def read_run(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """What run.json tells: kind, state, begun, ended (ISO 8601, UTC), pid, host, step, epoch, latest, best, versions.
+    None where there is none that can be read. A run whose process was killed still tells "running"."""
+    return _read(Path(folder) / "run.json")
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+        with open(handle, "rb") as file:
+            state = os.fstat(handle)
+            if not stat.S_ISREG(state.st_mode) or state.st_size > _RUN_BYTES:
+                return None
+            about = parse_object(file.read(_RUN_BYTES).decode(), "run.json")
+        said = Described(about, "run.json")
+        said.whole("format", 1), said.text("kind", KINDS), said.text("state", STATES), said.text("begun")
+        said.whole("step", 0), said.whole("epoch", 0), said.whole("pid", 0), said.text("host")
+        said.part("latest"), said.part("best"), said.part("versions")
+        if about.get("ended") is not None:
+            said.text("ended")
+    except (OSError, UnicodeDecodeError, DataError):
+        return None
+    return about
+
+
+def runs_in(folder: str | os.PathLike[str], depth: int = 6) -> list[tuple[Path, dict[str, Any]]]:
+    """The runs in a folder and below it, (their folder, what read_run tells), in the order of their begin; one whose
+    process was killed is "interrupted". At most `depth` folders deep and _MOST_FOLDERS in all; links are not followed,
+    nor folders whose names begin with a dot."""
+    found, level, seen = [], [Path(folder)], 0
+    for _ in range(depth + 1):
+        below: list[Path] = []
+        for path in level[: _MOST_FOLDERS - seen]:
+            seen += 1
+            about = next((a for name in _PLACES if (a := read_run(path / name)) is not None), None)
+            if about is not None:
+                if about["state"] == "running" and not is_locked(path, True):
+                    about["state"] = "interrupted"
+                found.append((path, about))
+            below += _folders(path, OWN if about is not None else ())
+        level = below
+    return sorted(found, key=lambda run: (run[1]["begun"], run[0]))
+
+
+def _folders(path: Path, without: Collection[str]) -> list[Path]:
+    try:
+        with os.scandir(path) as entries:
+            names = sorted(e.name for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith("."))
+    except OSError:
+        return []
+    return [path / name for name in names if name not in without]
+
+
+# ---- the change from an old run to a new one -------------------------------------------------------------------------
+
+
+def _take_over(folder: Path) -> None:
+    """The files in .gradloom.new take the place of the old run's. The next call carries on what fails half-way."""
+    if (folder / _NEW).is_dir() and not (folder / _MOVE).is_dir() and not (folder / _CLEAR).is_dir():
+        os.rename(folder / _NEW, folder / _CLEAR)
+        sync(folder)
+    if (folder / _CLEAR).is_dir():
+        for name in OWN:
+            _remove(folder / name)
+        sync(folder)
+        os.rename(folder / _CLEAR, folder / _MOVE)
+        sync(folder)
+    if (folder / _MOVE).is_dir():
+        _move(folder / _MOVE, folder)
+        sync(folder)
+
+
+def _recover(folder: Path) -> None:
+    """Finish a change that was cut off; remove what a killed run has left that had nothing to save."""
+    new = folder / _NEW
+    if new.is_dir() and not manifests(new / "checkpoints")[0]:
+        _remove(new, everything=True)
+    for name in (_NEW, _CLEAR, _MOVE):
+        remove_parts(folder / name)
+    _take_over(folder)
+
+
+def _move(source: Path, target: Path) -> None:
+    """Move all entries of a folder, into folders that exist already; run.json comes last."""
+    for path in sorted(source.iterdir(), key=lambda path: (path.name == "run.json", path.name)):
+        place = target / path.name
+        if path.is_dir() and place.is_dir():
+            _move(path, place)
+        else:
+            os.replace(path, place)
+    source.rmdir()
+
+
+def _remove(path: Path, everything: bool = False) -> None:
+    """Remove a file of a run, or what it has in a folder; what others have put there stays. everything: a folder that
+    is gradloom's own."""
+    if path.is_symlink() or not path.is_dir():
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+            path.unlink()
+        return
+    names = OWN.get(path.name)
+    for entry in path.iterdir():
+        if everything or (names is not None and names.fullmatch(entry.name) and not entry.is_dir()):
+            _remove(entry, everything)
+    with contextlib.suppress(OSError):  # a folder in which others have files
+        path.rmdir()
