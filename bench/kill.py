@@ -152,12 +152,27 @@ class Work:
         return False
 
     def _check(self, place: Path) -> None:
-        from gradloom.train.checkpoint import unreadable
-
-        bad = unreadable(place)
+        bad = _unreadable(place)
         self.unreadable += bool(bad)
         for text in bad:
             print(f"\n{self.name}: {text}", file=sys.stderr)
+
+
+def _unreadable(folder: Path) -> list[str]:
+    """What is wrong with the checkpoints that a run's folder shows."""
+    from gradloom import FileError
+    from gradloom.files.checkpoint_files import manifests, read_checkpoint
+
+    problems = []
+    for place in {manifest.parent for manifest in folder.rglob("step-*.json")}:
+        whole, damaged = manifests(place)
+        problems += map(str, damaged.values())
+        for manifest in whole:
+            try:
+                read_checkpoint(manifest)
+            except FileError as error:  # noqa: PERF203
+                problems.append(str(error))
+    return problems
 
 
 def _kill_group(process: subprocess.Popen) -> None:
