@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
 import typer
@@ -30,6 +30,17 @@ Exchange = Annotated[
     typer.Option(help="ordered: the same bits for any number of processes; or fast. [default: ordered]"),
 ]
 _quiet = False  # this process is one that says nothing
+_words: list[str] = []  # the command, without the program's name
+
+
+def remember(words: Sequence[str]) -> None:
+    """This process runs this command."""
+    _words[:] = words
+
+
+def command_line() -> list[str]:
+    """The command that this process runs, without the program's name."""
+    return list(_words)
 
 
 def join(parallel: str | None, exchange: str | None) -> Communicator | None:

@@ -134,12 +134,11 @@ def _without_none(kind: Any) -> Any:
 
 @dataclass(frozen=True)
 class Asked(Generic[S]):
-    """What a user asked for: values by name and where each was read (--epochs 3, or FILE: epochs = 3)."""
+    """What a user asked for, by name, and the processes that work together."""
 
     kind: type[S]
     values: Mapping[str, Any]
-    places: Mapping[str, str]
-    ranks: Communicator | None
+    ranks: Communicator | None = None
 
     def settings(self, saved: Mapping[str, Any] | None = None) -> S:
         """All settings: what was asked for, else what is saved, else the defaults; SettingError for a missing one."""
@@ -206,14 +205,11 @@ def asked(kind: type[S], flags: Mapping[str, Any], file: str | None) -> Asked[S]
     then rank 0 alone says what is wrong."""
     given = {name: value for name, value in flags.items() if value is not None and value != []}
     ranked = ("parallel", "exchange")
-    values: dict[str, Any] = {}
-    places: dict[str, str] = {}
     known = settings_of(kind)
     at_once = "parallel" in given or file is None
     if at_once:
         ranks = join(*(given.get(name) for name in ranked))
-    for name, value in (read(kind, file) if file is not None else {}).items():
-        values[name], places[name] = value, f"{file}: {name} = {shown(value)}"
+    values = {} if file is None else read(kind, file)
     if not at_once:
         ranks = join(*(given.get(name, values.get(name)) for name in ranked))
     for name, value in given.items():
@@ -221,8 +217,8 @@ def asked(kind: type[S], flags: Mapping[str, Any], file: str | None) -> Asked[S]
         text = f"{setting.flag}{'' if value is True else f' {_told(value):.80}'}"
         if setting.parse is not None:
             value = _parsed(setting, value)
-        values[name], places[name] = checked(value, setting.kind, text), text
-    return Asked(kind, values, places, ranks)
+        values[name] = checked(value, setting.kind, text)
+    return Asked(kind, values, ranks)
 
 
 def _told(value: Any) -> str:
@@ -279,16 +275,25 @@ def read(kind: type, path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def save(settings: Any, about: Mapping[str, Any]) -> bytes:
-    """A settings file with what was decided, and the run that it tells of."""
+    """A settings file with what was decided, places as whole paths, and the run that it tells of."""
     import tomli_w
 
     kept = {
-        setting.name: getattr(settings, setting.name)
+        setting.name: _absolute(getattr(settings, setting.name), setting.kind)
         for setting in settings_of(type(settings)).values()
         if setting.is_saved
     }
     tables = {name: _table(value) for name, value in {**kept, "run": about}.items() if value not in (None, {})}
     return tomli_w.dumps(tables).encode(errors="surrogateescape")
+
+
+def _absolute(value: Any, kind: Any) -> Any:
+    """A place as it is named from every folder."""
+    if value is not None and kind == Place:
+        return os.path.abspath(value)
+    if isinstance(value, dict) and get_args(kind)[1:] == (Place,):
+        return {name: os.path.abspath(one) for name, one in value.items()}
+    return value
 
 
 def _table(value: Any) -> Any:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from .common import exit_code, heed_signals, json_text, say, uninterrupted, with_more
 from .config import Asked, command
-from .fit_report import Job, announce, measure, measure_test, summarise, write_result
+from .fit_report import Job, announce, measure, measure_test, summarise, write_result, write_settings
 from .fit_settings import FitSettings, rows_of, settle, with_split
+from .saved_settings import SETTINGS, Inputs
 
 if TYPE_CHECKING:
     from ..train.result import EpochResult
@@ -28,18 +29,19 @@ def run(asked: Asked[FitSettings]) -> int:
     from .model import MODEL, RESULT, build_model, need_room
 
     use, ranks = with_split(asked.settings()), asked.ranks
+    inputs = Inputs(data=use.data)
     path, report = (os.path.join(use.out, name) for name in (MODEL, RESULT))
     with contextlib.ExitStack() as claimed:
         with agreed(ranks):
             if is_root(ranks):
-                for file in (path, report):
-                    refuse_input(file, use.data)
-                claimed.enter_context(claim(use.out, is_folder=True, names=(MODEL, RESULT)))
+                for name in (MODEL, RESULT, SETTINGS):
+                    refuse_input(os.path.join(use.out, name), use.data)
+                claimed.enter_context(claim(use.out, is_folder=True, names=(MODEL, RESULT, SETTINGS)))
             table = read_table(use.data, use.target, use.task, val_split=use.val_split, seed=use.seed)
             use = settle(use, table, ranks)
             need_room(table.preprocess, use.hidden)
             net = build_model(table.preprocess, use.hidden)
-        job = Job(use, table, net, ranks)
+        job = Job(use, table, net, ranks, inputs)
         announce(job)
         heed_signals()
         return _train_and_save(job, path, report)
@@ -88,6 +90,7 @@ def _train_and_save(job: Job, path: str, report: str) -> int:
             try:
                 with together(job.use.out):
                     save_model(path, job.net, job.table.preprocess, job.use.hidden, job.about(ending))
+                    write_settings(os.path.join(job.use.out, SETTINGS), job)
                     write_result(report, result)
             except GradloomError as error:
                 if stop is None or interrupted:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..base.memory import resident_peak
 from .common import columns, json_text, say
 from .fit_settings import FitSettings, rows_of
+from .saved_settings import Inputs, saved
 
 if TYPE_CHECKING:
     from ..data import Dataset, Table
@@ -47,6 +48,7 @@ class Job:
     table: Table
     net: Any
     ranks: Communicator | None
+    inputs: Inputs
     watch: Watch = field(default_factory=Watch)
 
     @property
@@ -55,10 +57,9 @@ class Job:
         return _for_loss(self.table.train, self)
 
     def about(self, ending: str) -> dict[str, Any]:
-        """What a model's file tells of its training."""
-        use = self.use
-        name = os.path.basename(os.path.abspath(use.data))
-        return {"data": name, "seed": use.seed, "ending": ending, **_sizes(use)}
+        """What a model's file tells of its training; the data by their content, so that it names no place."""
+        data = self.inputs.digests().get("data")
+        return {"data": data, "seed": self.use.seed, "ending": ending, **_sizes(self.use)}
 
 
 def _sizes(use: FitSettings) -> dict[str, Any]:
@@ -152,6 +153,17 @@ def write_result(path: str, result: dict[str, Any]) -> None:
     text = json_text(result) + "\n"
     with atomic_write(path, len(text)) as file:
         file.write(text.encode())
+
+
+def write_settings(path: str, job: Job) -> None:
+    """Every setting as it was decided."""
+    from ..files import atomic_write
+
+    ranks = 1 if job.ranks is None else job.ranks.size
+    told = {"task": job.table.task, "target": job.table.preprocess.target, "exchange": job.use.exchange}
+    text = saved(job.use, "fit", job.inputs, ranks, out=os.path.abspath(job.use.out), **told)
+    with atomic_write(path, len(text)) as file:
+        file.write(text)
 
 
 # ---- what a person reads ---------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from .common import (
     is_quiet,
     late_exit_code,
     printable,
+    remember,
     say,
     signals,
     streams,
@@ -34,6 +35,8 @@ from .info import info
 from .merge import merge
 from .plan import plan
 from .predict import predict
+from .rerun import rerun
+from .runs import runs
 from .verify import verify
 
 _LONGEST = 2000  # characters of an error, whose middle is left out: what was given may be of any length
@@ -61,7 +64,7 @@ def _stoppable(command: Callable[..., int]) -> Callable[..., int]:
     return call
 
 
-for one in (fit, predict, finetune, generate, evaluate, plan, verify, info, merge, doctor):
+for one in (fit, predict, finetune, rerun, runs, generate, evaluate, plan, verify, info, merge, doctor):
     app.command()(_stoppable(one))
 
 
@@ -85,6 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     What only a fault of ours raises, such as a TypeError, shows its traceback."""
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    remember(given)
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files are printed as the bytes that they are
         sys.stdout.reconfigure(errors="surrogateescape")
     with streams(), signals(lasting=arguments is None):

@@ -246,7 +246,10 @@ class Run(Tuning):
     @property
     def table(self) -> str:
         """Which tensors train, which are frozen."""
-        return training_table(self.model, self.adapter)
+        rows = training_table(self.model, self.adapter)
+        kept = self.adapter.parameters().keys() - self.trained().keys()
+        size = sum(self.adapter.parameters()[name].size for name in kept)
+        return rows + (f"\nkept by freeze: {size:,} of these parameters in {len(kept)} arrays" if kept else "")
 
     @property
     def report(self) -> dict[str, Any]:
@@ -255,7 +258,7 @@ class Run(Tuning):
         numbers: dict[str, Any] = {
             "model": self.model.path,
             "method": self.method,
-            "parameters_trained": sum(p.size for p in self.adapter.parameters().values()),
+            "parameters_trained": sum(p.size for p in self.trained().values()),
             "context": self.context,
             "rows_train": len(self.train_rows),
             "rows_val": len(self.val_rows),

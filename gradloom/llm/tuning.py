@@ -13,17 +13,20 @@ import numpy as np
 from ..base.arguments import as_whole
 from ..base.errors import SettingError
 from ..base.interval import as_interval
+from ..base.patterns import as_patterns, matched
 from ..graph.leaves import Parameter
 from ..graph.value import Value
 from ..nn.module import Module
 from ..optim import schedules
-from ..optim.optimizer import AdamW, Optimizer
+from ..optim.names import optimizer_named
+from ..optim.optimizer import Optimizer
 from ..parallel.agree import agreed, share_of, threads_for
 from ..parallel.communicator import TIMEOUT, Communicator
 from ..parallel.join import ranks_of
 from ..plan.plan import Plan
 from ..train.arguments import check_batch, check_options
 from ..train.source import RowSource
+from ..train.trained import Freeze
 from ..train.trainer import Trainer
 from .lora import LoRA, TrainedTensors
 from .model import Adapter, Model
@@ -46,12 +49,16 @@ class Settings:
     epochs       passes over the training rows; or steps: optimiser steps (then as many passes as that takes)
     lr           the highest rate, by default 2e-4; schedule: "cosine" (the default) or "linear" down to 0, or
                  "constant", after `warmup` (a share of the steps, by default 0.03) of linear growth; weight_decay:
-                 AdamW's, by default 0
-    optimizer    another than this AdamW, in place of these four. One with parameters (those of the adapter) keeps its
-                 state: steps, moments, schedule and the order of rows go on where it stands, in this run and in one
-                 that has loaded it (gl.save, gl.load) with the adapter. The AdamW of a run is new: its steps, moments,
-                 schedule and order of rows begin anew, also for an adapter that was trained before
-    max_norm     an optimiser step divides its gradients, if their global norm is above this, down to it
+                 of the optimiser, by default 0
+    optimizer    "adamw" (the default), "sgd", "lion", ...: a class of gl.optim with these four settings and else its
+                 defaults; or an optimiser (with groups, say), in place of the four. One with parameters (those of the
+                 adapter) keeps its state: steps, moments, schedule and the order of rows go on where it stands, in this
+                 run and in one that has loaded it (gl.save, gl.load) with the adapter. One that is named is new: its
+                 steps, moments, schedule and order of rows begin anew, also for an adapter that was trained before
+    max_norm     an optimiser step divides its gradients, if their global norm is above this, down to it; max_value:
+                 before that, it holds each of their elements between -max_value and max_value
+    freeze       patterns of names, such as "blk.[0-3].*" or "*.lora_a": of what would train, these stay as they are
+    on_nonfinite  "stop" with NonFiniteError at a batch whose loss or gradient is not finite, or "skip" it, see Trainer
     val_split    share of the samples (of the rows, for a text) that is never trained on; 0: none; by default 5 % and at
                  most 100
     seed         of the order of the rows, of the validation rows, of dropout and of an adapter made here
@@ -73,8 +80,11 @@ class Settings:
     schedule: str | None = None
     warmup: float | None = None
     weight_decay: float | None = None
-    optimizer: Optimizer | None = None
+    optimizer: Optimizer | str | None = None
     max_norm: float = math.inf
+    max_value: float = math.inf
+    freeze: Freeze = ()
+    on_nonfinite: str = "stop"
     val_split: float | None = None
     seed: int = 0
     sample_prompt: str | Sequence[str] | None = None
@@ -87,7 +97,9 @@ class Settings:
             _check_one_of("method", self.method, METHODS)
         rates = ("lr", "schedule", "warmup", "weight_decay")
         unheeded = [name for name in rates if getattr(self, name) is not None]
-        if self.optimizer is not None and unheeded:
+        if isinstance(self.optimizer, str):
+            optimizer_named(self.optimizer)
+        elif self.optimizer is not None and unheeded:
             raise SettingError(
                 f"finetune: {', '.join(unheeded)} beside an optimizer, which has its own; need one of them"
             )
@@ -198,18 +210,36 @@ class Tuning:
         self.epochs_total = -(-self.steps_total // per_epoch)
         self.rate = settings.rate(self.steps_total)
         self.first_step = 0  # of the run, by the optimiser's count: more where AdamW's state of another run was loaded
-        self.optimizer = settings.optimizer or AdamW(
-            lr=lambda step, epoch: self.rate(step - self.first_step, epoch), weight_decay=settings.weight_decay or 0.0
-        )
+        self.optimizer = self._optimizer()
         adapter.bind(model)
+        if not self.trained():
+            raise SettingError(f"finetune: freeze={settings.freeze!r} leaves nothing to train; need fewer patterns")
         self.sampler = settings.sampler(model, adapter, **options)
         every = as_interval("finetune: sample_every", settings.sample_every, "steps", "epochs")
         self.sample_every = every.steps or int(every.number) * per_epoch  # optimiser steps
         self.trainer = Trainer(
             _Tuned(model, adapter), self._loss, self.optimizer,
             accumulate=-(-self.batch_size // self.micro_batch_size), seed=settings.seed, max_norm=settings.max_norm,
+            max_value=settings.max_value, freeze=settings.freeze, on_nonfinite=settings.on_nonfinite,
             communicator=ranks, exchange=exchange, **options,
         )  # fmt: skip
+
+    def trained(self) -> dict[str, Parameter]:
+        """What the steps change: the adapter's parameters but for those that `freeze` names."""
+        named = self.adapter.parameters()
+        frozen = matched("freeze", as_patterns("freeze", self.settings.freeze), named)
+        return {name: p for name, p in named.items() if name not in frozen}
+
+    def _optimizer(self) -> Optimizer:
+        """The one that the settings give, or name."""
+        given = self.settings.optimizer
+        if isinstance(given, Optimizer):
+            return given
+        made: Optimizer = optimizer_named(given or "adamw")(
+            lr=lambda step, epoch: self.rate(step - self.first_step, epoch),
+            weight_decay=self.settings.weight_decay or 0.0,
+        )
+        return made
 
     def _loss(self, hidden: Value, labels: Value) -> tuple[Value, Value]:
         return self.model.loss_pair(hidden, labels, self.adapter)

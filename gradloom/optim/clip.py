@@ -15,7 +15,7 @@ from ..base.arguments import what_is
 from ..base.errors import GradientError, SettingError
 from ..graph.value import Value
 from .optimizer import Optimizer
-from .state import GradientSource
+from .window import GradientSource
 
 
 def is_one(weight: Any) -> bool:

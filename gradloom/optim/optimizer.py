@@ -16,13 +16,14 @@ import numpy as np
 
 from .. import ops
 from ..base.arguments import as_bool
-from ..base.errors import GraphError, SettingError
+from ..base.errors import GradientError, GraphError, SettingError
 from ..graph.leaves import Parameter, setting
 from ..graph.stored import Stored
 from ..graph.value import Value
 from .groups import Groups, GroupSettings
 from .rule import Schedule, UpdateRule
-from .state import GradientSource, OptimizerState, need_gradients
+from .state import OptimizerState, need_gradients
+from .window import GradientSource
 
 Parameters = Iterable[Parameter] | Mapping[str, Parameter] | None
 
@@ -134,6 +135,16 @@ class Optimizer(UpdateRule):
     def observe(self, loss: float) -> None:
         """An epoch has ended with this loss: for Plateau schedules."""
         self._kept("observe").observe(loss)
+
+    def show_average(self, shown: bool = True) -> None:
+        """Let the model hold the moving average of its weights (gl.fit's ema=), or with False those that are trained.
+
+        After a fit it holds the average. GradientError where there is none.
+        """
+        average = self._kept("show_average").average
+        if average is None:
+            raise GradientError("show_average: there is no average; need gl.fit(..., optimizer=this, ema=0.999)")
+        average.show(shown)
 
     @property
     def epoch(self) -> int:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -17,55 +16,11 @@ from ..base.errors import GradientError, GraphError
 from ..graph.leaves import Parameter, setting, stored_value
 from ..graph.stored import Stored, copies, held, zeros
 from ..graph.value import Value
+from .average import Average
 from .rule import UpdateRule
 from .schedules import Memory, Plateau
 from .state_checks import MEMORY, Named, check_fit, check_same, checked_count, checked_memory, shown_name
-
-
-class GradientSource(Protocol):
-    """What an optimiser needs of a tape's gradients: they run its step as one program with what they come from."""
-
-    weight: Any  # what each is divided by
-    limit: Any  # each element is held between -limit and limit before that
-
-    def values(self) -> Iterable[Value | None]: ...
-
-    def apply(self, state: OptimizerState) -> None:
-        """One step with these gradients."""
-
-    def add_to(self, state: OptimizerState, weight: Any) -> None:
-        """Add these gradients to the sums of the window."""
-
-    @staticmethod
-    def clip_window(state: OptimizerState, max_norm: float) -> float:
-        """The global norm of what was accumulated; the step will bring it down to max_norm."""
-
-    @staticmethod
-    def apply_window(state: OptimizerState) -> None:
-        """One step with what was accumulated."""
-
-
-class Window:
-    """What was accumulated since the last step: of which parameters, and how the step is to take it."""
-
-    def __init__(self) -> None:
-        self.parameters: dict[Stored, Parameter] = {}
-        self.clear()
-
-    def clear(self) -> None:
-        self.parameters.clear()
-        self.weighted: bool | None = None  # the sums have a weight; None: nothing was accumulated
-        self.max_norm = self.max_value = math.inf  # of its step
-        self.gradients: type[GradientSource] | None = None  # who runs its step in a loop of the user's own
-
-    def add(self, parameters: Iterable[Parameter]) -> None:
-        self.parameters.update((p.stored, p) for p in parameters)
-
-    def runner(self, what: str) -> type[GradientSource]:
-        """Who runs the step; GradientError when there is nothing to step with."""
-        if self.gradients is None:
-            raise GradientError(f"{what}: there are no gradients; need {what}(grads), or accumulate(grads) before")
-        return self.gradients
+from .window import Window
 
 
 class OptimizerState:
@@ -92,6 +47,7 @@ class OptimizerState:
         self._loaded: dict[str, np.ndarray] = {}  # of parameters that are not registered yet
         self._expected: list[Named] = []  # name and shape of each parameter of the state that was loaded, in order
         self.window = Window()
+        self.average: Average | None = None  # of the weights, where one is asked for
         self.claim = locks.Claim(
             "this trainer or optimiser", "one for each thread, or to wait until the call of the other has ended"
         )
@@ -137,6 +93,12 @@ class OptimizerState:
                 self._rules[p.stored] = self.optimizer.placing.rule_of(name, p.shape)
         if whole:
             self.optimizer.placing.check(self._names.items())
+
+    def fresh(self) -> OptimizerState:
+        """A state without memory, of the same parameters in the same groups."""
+        made = OptimizerState(self.optimizer, self.parameters)
+        made._rules, made._names = dict(self._rules), dict(self._names)
+        return made
 
     def group_of(self, p: Parameter) -> int:
         """The number of its rule among `rules`."""
@@ -218,6 +180,8 @@ class OptimizerState:
             kept = [self.moments[p.stored] for p, _ in pairs]
             state = {name: [arrays[name] for arrays in kept if name in arrays] for name in rule.state_names}
             written += rule.update([p for p, _ in pairs], [g for _, g in pairs], weight, state)
+        if self.average is not None:
+            written += self.average.updates(parameters, written)
         return tuple(written)
 
     def accumulate(

@@ -218,6 +218,33 @@ def of_optimizer(state: OptimizerState) -> dict[str, Any]:
     return kept
 
 
+def of_average(state: OptimizerState) -> dict[str, Any]:
+    """The part of the weights' moving average; none where there is none."""
+    return {} if state.average is None else state.average.entries(state.parameters)
+
+
+def load_average(values: Values, state: OptimizerState) -> Callable[[], None]:
+    """Load for `of_average`, also of parameters that have no mean yet."""
+    average = state.average
+    if average is None:
+        check_names("average", values, ())
+        return lambda: None
+    plain = {name: value for name, value in values.items() if not name.startswith("mean.")}
+    check_names("average", plain, ("decay", "is_shown", "shown"))
+    check_equal("average", plain, {"decay": average.decay})
+    numbers = [int(name.removeprefix("mean.")) for name in values if name not in plain]
+    if any(i >= len(state.parameters) for i in (*numbers, *plain["shown"])):
+        raise TrainError(f"load: average: of {max(numbers) + 1} parameters and here {len(state.parameters)}")
+    arrays = {f"mean.{i}": average.of(state.parameters[i]).stored for i in numbers}
+    taken = matching("average", {name: values[name] for name in arrays}, arrays)
+
+    def load() -> None:
+        replace(taken)
+        average.take(state.parameters, plain["is_shown"], plain["shown"])
+
+    return load
+
+
 def of_window(state: OptimizerState) -> dict[str, Any]:
     """The part of an open accumulation window: the sums of its parameters, their weight, the bounds of their step."""
     window = state.window

@@ -9,8 +9,9 @@ from .history import History
 from .log import Log
 from .log_files import read_metrics
 from .loop import Loop
+from .metrics import Metric
 from .rate_finder import RateCurve, find_rate
-from .result import EpochResult, Result
+from .result import EpochResult, Evaluation, Result
 from .stopping import EarlyStopping
 from .trainer import Trainer
 
@@ -20,9 +21,11 @@ __all__ = [
     "DPResult",
     "EarlyStopping",
     "EpochResult",
+    "Evaluation",
     "History",
     "Log",
     "Loop",
+    "Metric",
     "Progress",
     "RateCurve",
     "Result",

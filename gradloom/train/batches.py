@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from ..graph.leaves import Parameter
 from ..graph.stored import Stored
 from ..graph.value import Value
 from ..run.diagnose import first_bad
+from .metrics import EMPTY, NOTHING, Layout, Measures
 from .source import RowSource
 
 
@@ -17,7 +20,7 @@ from .source import RowSource
 class RowRange:
     """Rows start..stop of a source's order: batch_size of them make an optimiser step, micro_size a micro-batch.
 
-    backward: they train; else they are only measured.
+    backward: they train; else they are only measured. measures: what is measured of them beside the loss.
     """
 
     source: RowSource
@@ -26,6 +29,11 @@ class RowRange:
     batch_size: int
     micro_size: int
     backward: bool
+    measures: Measures = NOTHING
+
+    def part(self, start: int, stop: int) -> RowRange:
+        """Some of these rows, in batches of the same sizes."""
+        return RowRange(self.source, start, stop, self.batch_size, self.micro_size, self.backward, self.measures)
 
     @property
     def count(self) -> int:
@@ -35,7 +43,7 @@ class RowRange:
         """The rows of each optimiser step; the last may be fewer."""
         for first in range(self.start, self.stop, self.batch_size):
             end = min(first + self.batch_size, self.stop)
-            yield RowRange(self.source, first, end, self.batch_size, self.micro_size, self.backward)
+            yield self.part(first, end)
 
     def batch_end(self, row: int) -> int:
         """Where the batch ends that this row belongs to."""
@@ -45,7 +53,7 @@ class RowRange:
         """The first and the last batch: those of all sizes that occur."""
         last = self.start + (self.count - 1) // self.batch_size * self.batch_size
         cuts = ((self.start, min(self.start + self.batch_size, self.stop)), (last, self.stop))
-        return [RowRange(self.source, a, b, self.batch_size, self.micro_size, self.backward) for a, b in cuts]
+        return [self.part(a, b) for a, b in cuts]
 
     @property
     def micro_batches(self) -> int:
@@ -109,11 +117,22 @@ class CompiledBatch:
 
     run: Any
     has_predictions: bool
-    outputs: list[Value]  # loss sum, weight, predictions of classes, and, where it trains, norms as in step.end_step
+    outputs: list[Value]  # loss sum, weight, predictions of classes, what the layout says, norms as in step.end_step
     updates: tuple[Value, ...]
     parameters: tuple[Parameter, ...] = ()  # those with a gradient
     options: dict[str, Any] = field(default_factory=dict)  # of compile
     statistics: tuple[Stored, ...] = ()  # what it writes of the model before the optimiser step that it belongs to ends
+    layout: Layout = EMPTY  # of what it gives beside loss, weight and predictions
+
+    @property
+    def needs_truth(self) -> bool:
+        """What it gives is judged by labels and row weights."""
+        return self.has_predictions or bool(self.layout.size)
+
+    def extra(self, outputs: list[np.ndarray]) -> list[np.ndarray]:
+        """Of the outputs of a run those that the layout tells of."""
+        first = 3 if self.has_predictions else 2
+        return outputs[first : first + self.layout.size]
 
     def first_bad(self, settings: dict[str, Any]) -> str:
         """What is not finite first in this step, which has just failed with these settings."""

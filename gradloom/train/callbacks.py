@@ -13,7 +13,7 @@ from ..base.arguments import what_is
 from ..base.errors import SettingError
 from ..base.interrupts import StopTraining
 from .epoch import Progress
-from .result import EpochResult, Result
+from .result import EpochResult, Evaluation, Result
 from .source import RowSource
 
 Listeners = Callable[..., Any] | Sequence[Callable[..., Any]] | None
@@ -29,6 +29,8 @@ class BatchResult:
     loss      of these rows before the step: the weighted mean (for the loss "sum" the total); weight: what it weighs
     labels    of these rows, as the data set holds them: [n, ...], or None
     skipped   the step was left out (on_nonfinite="skip"): loss is nan, weight 0
+    outputs   what the model gave for these rows, in its structure: arrays [n, ...]; None unless some callback says
+              `needs_outputs = True`, and for a step that was left out
     """
 
     step: int
@@ -38,6 +40,7 @@ class BatchResult:
     weight: float
     labels: np.ndarray | None
     skipped: bool = False
+    outputs: Any = None
 
 
 class Callback:
@@ -49,13 +52,19 @@ class Callback:
         on_batch(batch)             after each optimiser step, with its BatchResult
         on_progress(progress)       inside a pass, of training or validation, at least every 0.2 s, with its Progress:
                                     costs nothing per batch; with `every_steps = n` after every n-th optimiser step, too
+        on_evaluation(evaluation)   after the validation sets were measured, at the end of an epoch or inside of it,
+                                    with the Evaluation
         on_epoch(result)            after each pass and its validation, with the EpochResult
         on_sample(sample)           after each text that a fine-tuning samples, with its gl.llm.SampledText
         end(history)                after the last pass, with all EpochResults
 
-    StopTraining from any of them ends the training in order: from on_batch at once, with a part of an epoch in the
-    history; from on_epoch when all callbacks have heard of the epoch. Any other error ends it as an error does.
-    With ranks, rank 0 alone calls them; after begin, on_epoch and end all ranks take over its weights and settings.
+    StopTraining from any of them ends the training in order: from on_batch, and from on_evaluation inside of an epoch,
+    at once, with a part of an epoch in the history; else when all callbacks have heard of the epoch. Any other error
+    ends it as an error does. With ranks, rank 0 alone calls them; after begin, on_evaluation, on_epoch and end all
+    ranks take over its weights and settings.
+
+    With `needs_outputs = True` in the class, the step's program gives the model's outputs, too, and each BatchResult
+    has them; SettingError with ranks, which hold the outputs of their own micro-batches alone.
 
     state() gives what the callback remembers: a dict of arrays, numbers, texts, booleans, None, and lists and dicts of
     plain values; load_state(values) takes it back after a resume, after begin. A class that overrides a method and not
@@ -64,6 +73,7 @@ class Callback:
     """
 
     stateless = False
+    needs_outputs = False
     every_steps: int | None = None
 
     def begin(self, loop: Any) -> None:
@@ -74,6 +84,9 @@ class Callback:
 
     def on_progress(self, progress: Progress) -> None:
         """A pass has come so far."""
+
+    def on_evaluation(self, evaluation: Evaluation) -> None:
+        """The validation sets were measured."""
 
     def on_epoch(self, result: EpochResult) -> None:
         """A pass and its validation are done."""
@@ -92,7 +105,7 @@ class Callback:
         """Take back what `state` gave."""
 
 
-_EVENTS = ("begin", "on_batch", "on_progress", "on_epoch", "on_sample", "end")
+_EVENTS = ("begin", "on_batch", "on_progress", "on_evaluation", "on_epoch", "on_sample", "end")
 
 
 def overrides(callback: Callback, name: str) -> bool:
@@ -137,6 +150,9 @@ class Callbacks:
     def __init__(self, callbacks: Sequence[Callback] | Callback | None = None, on_epoch: Listeners = None) -> None:
         self._each = [*_listeners(on_epoch), *_callbacks(callbacks)]
         self._hearing = {event: [c for c in self._each if overrides(c, event)] for event in _EVENTS}
+        self.needs_outputs = any(each.needs_outputs for each in self._hearing["on_batch"])
+        self.has_begun = False  # the loop says so, on all ranks
+        self._loaded: Mapping[str, Any] | None = None  # a state that waits for `begin`
 
     def __iter__(self) -> Iterator[Callback]:
         return iter(self._each)
@@ -149,8 +165,11 @@ class Callbacks:
         return bool(self._hearing[event])
 
     def begin(self, loop: Any) -> None:
-        """Call `begin` of all."""
+        """Call `begin` of all; then they take the state that was loaded, if one was."""
         _tell([each.begin for each in self._hearing["begin"]], loop)
+        values, self._loaded = self._loaded, None
+        if values is not None:
+            self._give(values)
 
     def batch(self, batch: BatchResult) -> None:
         """Call `on_batch` of all; StopTraining, if one of them raises it, when all have heard."""
@@ -159,6 +178,10 @@ class Callbacks:
     def progress(self, progress: Progress) -> None:
         """Call `on_progress` of all; StopTraining, if one of them raises it, when all have heard."""
         _tell([each.on_progress for each in self._hearing["on_progress"]], progress)
+
+    def evaluation(self, evaluation: Evaluation) -> None:
+        """Call `on_evaluation` of all; StopTraining, if one of them raises it, when all have heard."""
+        _tell([each.on_evaluation for each in self._hearing["on_evaluation"]], evaluation)
 
     def epoch(self, result: EpochResult) -> None:
         """Call `on_epoch` of all; StopTraining, if one of them raises it, when all have heard."""
@@ -184,11 +207,19 @@ class Callbacks:
 
     def state(self) -> dict[str, Any]:
         """What they remember, for the state of the run: "number.name" -> value."""
+        if self._loaded is not None:
+            return dict(self._loaded)
         states = [(f"{i}.{name}", value) for i, each in enumerate(self._each) for name, value in each.state().items()]
         return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in states}
 
     def load_state(self, values: Mapping[str, Any]) -> None:
-        """Give each what it remembered."""
+        """Give each what it remembered: now, or when `begin` has been called."""
+        if self.has_begun:
+            self._give(values)
+        else:
+            self._loaded = values
+
+    def _give(self, values: Mapping[str, Any]) -> None:
         for i, each in enumerate(self._each):
             mine = f"{i}."
             each.load_state({name.removeprefix(mine): v for name, v in values.items() if name.startswith(mine)})
@@ -248,6 +279,7 @@ class BatchReports:
         skipped = result.skipped > self._skipped
         loss, weight = (math.nan, 0.0) if skipped else result.latest(result.batches - self._batches)
         self._rows, self._batches, self._skipped = rows, result.batches, result.skipped
+        outputs = result.measured.take_outputs() if result.measures.outputs else None
         ids = source.order.read()[first:rows].copy()
         labels = None if source.data.labels is None else source.data.labels[ids]
-        self._callbacks.batch(BatchResult(step, self._epoch, ids, loss, weight, labels, skipped))
+        self._callbacks.batch(BatchResult(step, self._epoch, ids, loss, weight, labels, skipped, outputs))

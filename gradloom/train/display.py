@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import Any
 
 from ..base.memory import resident
-from .result import UNCERTAINTY
+from .metrics import UNCERTAINTY
+from .result import MAIN, EpochResult, Evaluation
 from .stopping import EarlyStopping
 
 BAR = "━" * 20  # its place in a line, and its width
@@ -46,6 +47,12 @@ def numbers(result: Any, name: str = "") -> list[str]:
         return []
     found = [(each, value) for each, value in result.numbers().items() if not each.endswith(UNCERTAINTY)]
     return [f"{name}{each} {value:.4f}" if each == "accuracy" else f"{name}{each} {value:.4g}" for each, value in found]
+
+
+def measured(evaluation: Evaluation, word: str) -> list[str]:
+    """The numbers of each validation set, after its name, or after `word` for the held-out part of the data."""
+    sets = evaluation.results.items()
+    return [part for name, result in sets for part in numbers(result, word if name == MAIN else f"{name} ")]
 
 
 def arranged(groups: Sequence[Sequence[str]], width: int) -> list[str]:
@@ -98,6 +105,7 @@ class _Display:
 
     EPOCH_SECONDS = 1.0  # at least, between two lines of epochs; the last one is always told
     unit = "rows"
+    word = "val "  # before the numbers of the held-out part of the data
 
     def __init__(self, epochs: int, stream: Any = None) -> None:
         self.stream = sys.stderr if stream is None else stream
@@ -210,6 +218,16 @@ class _Display:
             return "?"
         return duration((time.perf_counter() - self._start) / done * max(loop.steps_total - loop.steps, 0))
 
+    def evaluation(self, evaluation: Evaluation) -> None:
+        """The validation sets were measured inside of an epoch."""
+        self._validation = measured(evaluation, self.word)
+        self._epoch_line([f"step {evaluation.step}", *self._validation], False)
+        self._refresh(0.1)
+
+    def _ended(self, done: EpochResult) -> list[str]:
+        """What validation measured at the end of an epoch."""
+        return numbers(done.val, self.word) if done.ended is None else measured(done.ended, self.word)
+
 
 class Display(_Display):
     """Shows a fit, counted in epochs; elsewhere than on a terminal a line for an epoch, at most one a second."""
@@ -223,7 +241,7 @@ class Display(_Display):
 
     def epoch(self, done: Any) -> None:
         self._done = done.epoch
-        self._training, self._validation = numbers(done.train), numbers(done.val, "val ")
+        self._training, self._validation = numbers(done.train), self._ended(done)
         speed = self._per_second(done.train.ndata, done.seconds)
         if self._live is not None:
             self._refresh(0.1)
@@ -242,6 +260,7 @@ class StepDisplay(_Display):
     SECONDS = 10.0  # between two lines
     RECENT = 20  # batches that the shown loss is a mean of
     unit = "tokens"
+    word = "validation "
 
     def __init__(self, steps: int, epochs: int, row_tokens: int, stream: Any = None) -> None:
         super().__init__(epochs, stream)
@@ -270,7 +289,7 @@ class StepDisplay(_Display):
     def epoch(self, done: Any) -> None:
         self._told = time.perf_counter()
         epochs = max(done.epoch, self.epochs)
-        self._validation = numbers(done.val, "validation ")
+        self._validation = self._ended(done)
         parts = [f"epoch {done.epoch}/{epochs}", *numbers(done.train), *self._validation]
         self._epoch_line(parts, done.epoch >= self.epochs)
         self._refresh(0.1)

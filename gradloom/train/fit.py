@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..base.arguments import as_bool, as_whole
-from ..base.errors import DataError
+from ..base.errors import DataError, SettingError
+from ..base.interval import Interval
 from ..data.dataset import Dataset
 from ..optim.optimizer import Optimizer
 from ..parallel.agree import agreed, is_root, same_settings, share_of, threads_for
@@ -22,8 +23,9 @@ from .display import Display
 from .epoch import Listener
 from .history import History
 from .loop import Loop
+from .metrics import Measures, Metrics, checked_metrics
 from .outputs import mapped
-from .result import Result
+from .result import MAIN, Result
 from .source import numbers
 from .trained import Freeze
 from .trainer import Model, Trainer
@@ -41,9 +43,14 @@ def fit(
     batch_size: int = 32,
     micro_batch_size: int | None = None,
     val_split: float = 0.0,
+    val: Data | Mapping[str, Data] | None = None,
+    eval_every: str | Interval = "1epoch",
+    eval_rows: int | None = None,
+    metrics: Metrics | None = None,
     seed: int = 0,
     max_norm: float = math.inf,
     max_value: float = math.inf,
+    ema: float = 0.0,
     freeze: Freeze = (),
     on_nonfinite: str = "stop",
     class_weight: ClassWeight = None,
@@ -63,13 +70,22 @@ def fit(
     data: a Dataset, (x, y), or one array. The rows are permuted once by the seed; the last `val_split` share of that
     order is for validation and is never trained on; the training part is shuffled, by shards, before each epoch.
     batch_size rows make one optimiser step, computed in micro-batches of at most micro_batch_size. seed: of the order,
-    of dropout, and of parameters that are not initialised yet. progress: show it on stderr. callbacks: see
-    gl.train.Callback; they are told of optimiser steps, epochs and the end. The listeners get each
-    epoch's result (on_epoch may be several listeners), the state of a pass at least every 0.2 s, or every batch; any of
-    them may raise StopTraining: then the history so far is returned, a part of an epoch included. on_epoch may change a
+    of dropout, and of parameters that are not initialised yet.
+    val: a validation set in place of val_split, or several by name, beside it: {"clean": data, "noisy": data}.
+    eval_every: "200steps" evaluates after every 200th optimiser step, too, "2epochs" at the end of every second epoch
+    alone; eval_rows: at most so many rows of each set, drawn by the seed, the same each time. metrics: name -> function
+    or gl.train.Metric, measured beside the loss. See Evaluation, EpochResult.numbers.
+    progress: show it on stderr. callbacks: see gl.train.Callback; they are told of optimiser steps, evaluations, epochs
+    and the end. The listeners get each epoch's result (on_epoch may be several listeners), the state of a pass at least
+    every 0.2 s, or every batch; any of them may raise StopTraining: then the history so far is returned, a part of an
+    epoch included. on_epoch may change a
     Module (a layer, a mode, a number): the next epoch builds it anew, see Trainer; with ranks, where rank 0 alone calls
     listeners, that is a TrainError. max_norm: an optimiser step divides its gradients, if their global norm is above
     this, down to it; max_value: before that, it holds each of their elements between -max_value and max_value.
+    ema: the decay of a moving average of the weights, 0 for none: it begins as the weights before the first step, each
+    optimiser step moves it by 1 - ema of the difference, validation and on_epoch see the model with it, and in the end
+    the model holds it; running statistics are the model's own. The weights that were trained are the other set:
+    optimizer.show_average(False), of an optimiser that was made with the parameters.
     freeze: patterns of names, such as "embed*", of parameters that stay as they are.
     class_weight: "balanced" (n / (k * count), as scikit-learn), {class: weight} or a weight for each class: the loss of
     training weighs a label so, times the weight of its row; accuracies and validation do not. Fewer rows than
@@ -95,6 +111,7 @@ def fit(
             check_batch(micro_batch_size, batch_size, "micro_batch_size")
         data.check_counted(train_rows, "training rows")
         data.check_counted(val_rows, "evaluation rows")
+        val_sets = _validation_sets(val, len(val_rows) > 0)
         batch_size, micro_batch_size = int(batch_size), int(micro_batch_size or share_of(batch_size, ranks))
         trainer = Trainer(
             model,
@@ -104,6 +121,7 @@ def fit(
             seed=seed,
             max_norm=max_norm,
             max_value=max_value,
+            ema=ema,
             freeze=freeze,
             on_nonfinite=on_nonfinite,
             class_weights=weights_of_classes(class_weight, data, train_rows),
@@ -116,8 +134,8 @@ def fit(
     loop = Loop(
         trainer, data, train_rows, val_rows,
         batch_size=batch_size, micro_batch_size=micro_batch_size, steps=epochs * -(-len(train_rows) // batch_size),
-        seed=seed, callbacks=callbacks, on_epoch=on_epoch, on_progress=on_progress, on_train_batch=on_train_batch,
-        on_eval_batch=on_eval_batch,
+        seed=seed, val_sets=val_sets, eval_every=eval_every, eval_rows=eval_rows, metrics=metrics, callbacks=callbacks,
+        on_epoch=on_epoch, on_progress=on_progress, on_train_batch=on_train_batch, on_eval_batch=on_eval_batch,
     )  # fmt: skip
     loop.run(display)
     return loop.history
@@ -129,12 +147,14 @@ def evaluate(
     *,
     loss: str | Callable[..., Any] = "cross_entropy",
     batch_size: int = 500,
+    metrics: Metrics | None = None,
     parallel: str | Communicator | None = None,
     timeout: float = TIMEOUT,
     **options: Any,
 ) -> Result:
     """Loss (and accuracy, for cross_entropy) on all rows, in their order; nothing is trained.
 
+    metrics: name -> function or gl.train.Metric; Result.metrics holds them.
     parallel, timeout: as in fit; all ranks get the whole result. options go to gl.compile.
     """
     check_options("evaluate", options, evaluate, "dynamic")
@@ -144,8 +164,9 @@ def evaluate(
         data = as_dataset(data)
         check_batch(batch_size)
         trainer = Trainer(model, loss, build="forward", communicator=ranks, **options)
-    result = Result()
+    result = Result(Measures(checked_metrics(metrics)))
     trainer.run_rows(trainer.source(data), 0, data.n, result, batch_size=min(batch_size, data.n), backward=False)
+    result.settle()
     return result
 
 
@@ -169,6 +190,17 @@ def predict(model: Model, x: Any, *, batch_size: int = 500, **options: Any) -> A
         parts.append(arrays)
     whole = iter([np.concatenate(columns) for columns in zip(*parts, strict=True)])
     return mapped(lambda _: next(whole), outputs)
+
+
+def _validation_sets(val: Data | Mapping[str, Data] | None, is_split: bool) -> dict[str, Dataset]:
+    """The validation sets by name; one without a name is "val"."""
+    sets = {} if val is None else val if isinstance(val, Mapping) else {MAIN: val}
+    for name in sets:
+        usable = isinstance(name, str) and name.isprintable() and name and "." not in name and name != "train"
+        if not usable or (name == MAIN and is_split):
+            why = "val_split makes one of that name" if name == MAIN else "a word without dots, such as 'clean'"
+            raise SettingError(f"val: the name {name!r} is not usable; need another: {why}")
+    return {name: as_dataset(one) for name, one in sets.items()}
 
 
 def as_dataset(data: Data) -> Dataset:

@@ -6,7 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import BackendError, SettingError
-from .result import UNCERTAINTY, EpochResult
+from .metrics import UNCERTAINTY
+from .result import EpochResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

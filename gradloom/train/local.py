@@ -22,6 +22,7 @@ from ..run.diagnose import stopped
 from ..step.step import end_step, random_settings
 from .batches import CompiledBatch, MicroBatches, RowRange, cut
 from .forms import Forms
+from .metrics import NOTHING, Measures
 from .objective import BatchGraph, Objective
 from .result import Mark, Result
 from .source import FeedSource, RowSource
@@ -80,7 +81,7 @@ class LocalSteps:
         """One micro-batch that the caller hands over. Every `accumulate`-th one updates."""
         update = backward and self.build == "opt" and self.in_window + 1 == self.accumulate
         micro = MicroBatches(0, source.rows, 1, update, self.in_window == 0, self.window_rows)
-        step = self.compiled_for(source, micro.rows, backward, update)
+        step = self.compiled_for(source, micro.rows, backward, update, result.measures)
         feeds = {k: v for k, v in source.feeds.items() if k in step.run.inputs}  # some losses take no labels
         try:
             _, outputs, failed = self._run(step, micro, 1, backward, result, feeds)
@@ -96,7 +97,7 @@ class LocalSteps:
         """Compile all that `run` of these rows runs."""
         for batch in rows.ends():
             for group in self._cut(batch):
-                self.compiled_for(rows.source, group.rows, rows.backward, group.update)
+                self.compiled_for(rows.source, group.rows, rows.backward, group.update, rows.measures)
 
     def run(self, rows: RowRange, result: Result, each: bool, heard: Callable[[int], None] | None) -> None:
         """Train on these rows, or measure them; heard(rows done) is called after each native call."""
@@ -125,16 +126,16 @@ class LocalSteps:
     ) -> int:
         """Run the rows from `start`, where a batch begins; the row after the last one, or after a skipped batch."""
         source, backward = rows.source, rows.backward
-        for group in self._cut(RowRange(source, start, rows.stop, rows.batch_size, rows.micro_size, backward)):
+        for group in self._cut(rows.part(start, rows.stop)):
             left = group
             while left.count:
-                step = self.compiled_for(source, left.rows, backward, left.update)
+                step = self.compiled_for(source, left.rows, backward, left.update, rows.measures)
                 most = 1 if each else max(1, min(left.count, CALL_BYTES // max(1, step.run.record_bytes)))
                 count, outputs, failed = self._run(step, left, most, backward, result)
                 self._count(left, count, backward)
                 end = left.start + count * left.rows
                 if count:
-                    truth = source.truth(left.start, end) if step.has_predictions else (None, None)
+                    truth = source.truth(left.start, end) if step.needs_truth else (None, None)
                     self._add(result, step, count * left.rows, outputs, backward and left.update, *truth)
                 left = left.after(count)
                 if failed is not None:
@@ -240,6 +241,8 @@ class LocalSteps:
         predictions = outputs[2] if step.has_predictions else None
         norms = outputs[-1] if steps else None  # of optimiser steps
         result.add(rows, outputs[0], outputs[1], predictions, labels, weights, norms)
+        if step.layout.size:
+            result.measured.add(step.layout, step.extra(outputs), rows, labels, weights)
 
     def _drop_window(self) -> None:
         """Undo what an accumulation window has changed when its optimiser step cannot be completed."""
@@ -263,11 +266,19 @@ class LocalSteps:
 
     # ---- building ------------------------------------------------------------------------------------------
 
-    def compiled_for(self, source: RowSource | FeedSource, rows: int, backward: bool, update: bool) -> CompiledBatch:
-        """The compiled micro-batch of so many rows; update: it ends with an optimiser step."""
-        key: tuple[Hashable, ...] = (source.key, rows, backward, update)
+    def compiled_for(
+        self,
+        source: RowSource | FeedSource,
+        rows: int,
+        backward: bool,
+        update: bool,
+        measures: Measures = NOTHING,
+    ) -> CompiledBatch:
+        """The compiled micro-batch of so many rows; update: it ends with an optimiser step; measures: what it gives
+        beside the loss."""
+        key: tuple[Hashable, ...] = (source.key, rows, backward, update, measures)
         if self.dynamic:
-            graph = self.objective.graph(source, rows, backward)
+            graph = self.objective.graph(source, rows, backward, measures)
             others = self._others(graph.parameters, update)
             wires = structure([*graph.outputs, *(graph.grads or [])])
             key = (*key, wires, tuple(p.stored for p in others))
@@ -276,7 +287,7 @@ class LocalSteps:
             return self.compiled[key]
 
         def make() -> CompiledBatch:
-            return self._compile(self.objective.graph(source, rows, backward), update, others)
+            return self._compile(self.objective.graph(source, rows, backward, measures), update, others)
 
         others = ()
         step = self.forms.cached(self.compiled, key, backward, make)
@@ -304,8 +315,9 @@ class LocalSteps:
         run = compile_program(outputs, updates, **self.options)
         has_predictions = self.objective.has_predictions
         return CompiledBatch(
-            run, has_predictions, outputs, updates, graph.parameters, self.options, self._statistics(run, update)
-        )
+            run, has_predictions, outputs, updates, graph.parameters, self.options, self._statistics(run, update),
+            graph.layout,
+        )  # fmt: skip
 
     def _statistics(self, run: Any, update: bool) -> tuple[Stored, ...]:
         """What a micro-batch without an update writes besides the sums of its window."""

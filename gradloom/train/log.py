@@ -19,7 +19,7 @@ from .callbacks import Callback
 from .checkpoint import say
 from .epoch import Progress
 from .log_files import LINES, MADE, Lines
-from .result import EpochResult, Result
+from .result import EpochResult, Evaluation, Result
 
 
 class Log(Callback):
@@ -76,6 +76,8 @@ class Log(Callback):
         """The training begins. FileError when there can be no metrics.jsonl in the folder."""
         self._loop = loop
         self._began = self._told = time.perf_counter()
+        if callable(self._folder):  # of a run, which has looked at it
+            return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -94,10 +96,12 @@ class Log(Callback):
         if due:
             self._train_line(progress.result)
 
+    def on_evaluation(self, evaluation: Evaluation) -> None:
+        """A line of an evaluation."""
+        self._write("evaluation", evaluation.epoch, evaluation.numbers())
+
     def on_epoch(self, result: EpochResult) -> None:
-        """A line of the epoch's validation, and one of the epoch."""
-        if result.val is not None:
-            self._write("evaluation", result.epoch, {f"val_{n}": v for n, v in result.val.numbers().items()})
+        """A line of the epoch."""
         norms, speed = result.train.grad_norms, result.train.ndata / max(result.seconds, 1e-9)
         found: dict[str, Any] = {**result.numbers(), **result.rates}
         if len(norms):

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..base.errors import BackendError, FileError
-from ..files import atomic_write
 
 LINES, CSV, EVENTS = "metrics.jsonl", "metrics.csv", "tensorboard"
 FLUSH_SECONDS = 30.0  # between two flushes of event files, which sync the disk
@@ -73,6 +72,40 @@ class MadeOfLines(Protocol):
         """Nothing more is written."""
 
 
+class _Appended:
+    """A file that grows at its end, by whole pieces of text: a piece that cannot be written leaves nothing behind. It
+    stays open when the folder of a run takes another place. size: the bytes that it keeps of what it holds."""
+
+    def __init__(self, path: Path, size: int = 0) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0), 0o666)
+        self.kept = b""
+        try:
+            kept = os.pread(self._file, size, 0)
+            self.kept = kept[: kept.rfind(b"\n") + 1]
+            self.cut(len(self.kept))
+        except BaseException:
+            self.close()
+            raise
+
+    def cut(self, size: int) -> None:
+        os.ftruncate(self._file, size)
+        self.size = size
+
+    def add(self, text: str) -> None:
+        data = text.encode()
+        left = memoryview(data)
+        try:
+            while left:  # once, unless the disk is full: then the second write tells why
+                left = left[os.write(self._file, left) :]
+        except OSError:
+            self.cut(self.size)
+            raise
+        self.size += len(data)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
 class Lines:
     """metrics.jsonl: a line is one write to the end of the file. `size`: the bytes of whole lines.
 
@@ -83,44 +116,34 @@ class Lines:
     def __init__(self, made: Sequence[MadeOfLines] = ()) -> None:
         self.size = 0
         self._made = made
-        self._file: int | None = None
+        self._file: _Appended | None = None
 
     def add(self, folder: Path, record: Mapping[str, Any]) -> None:
-        """Append a line. OSError or FileError when it cannot be written: then nothing of it stays."""
+        """Append a line, to all files. OSError or FileError when one of them cannot be written."""
         if self._file is None:
             self._open(folder)
         assert self._file is not None
-        text = text_of(record).encode()
-        try:
-            if os.write(self._file, text) != len(text):
-                raise OSError("no space left on device")
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._file, self.size)
-            raise
-        self.size += len(text)
-        for each in self._made:
-            each.add(record)
+        self._file.add(text_of(record))
+        self.size = self._file.size
+        with contextlib.ExitStack() as each_is_told:  # the others, too, when one fails
+            for each in reversed(self._made):
+                each_is_told.callback(each.add, record)
 
     def _open(self, folder: Path) -> None:
-        path = folder / LINES
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0), 0o666)
+        file = _Appended(folder / LINES, self.size)
         try:
-            kept = os.pread(file, self.size, 0)
-            kept = kept[: kept.rfind(b"\n") + 1]
-            os.ftruncate(file, len(kept))
-            lines = _parsed(kept, path) if self._made else []
+            lines = _parsed(file.kept, folder / LINES) if self._made else []
             for each in self._made:
                 each.begin(folder, lines)
         except BaseException:
-            os.close(file)
+            file.close()
             raise
-        self.size, self._file = len(kept), file
+        self.size, self._file = file.size, file
 
     def close(self) -> None:
         """Close all files; a line that comes later opens them again."""
         if self._file is not None:
-            os.close(self._file)
+            self._file.close()
             self._file = None
             for each in self._made:
                 each.close()
@@ -133,37 +156,36 @@ class CsvFile:
     def __init__(self) -> None:
         self._columns: list[str] = []
         self._lines: list[Mapping[str, Any]] = []
-        self._path = Path()
+        self._written = 0  # lines
+        self._file: _Appended | None = None
 
     def begin(self, folder: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-        self._path, self._columns, self._lines = folder / CSV, [], []
-        for line in lines:
-            self._take(line)
-        if lines:
-            self._write()
-
-    def _take(self, record: Mapping[str, Any]) -> bool:
-        new = [name for name in record if name not in self._columns and name != "not_finite"]
-        self._columns += new
-        self._lines.append(record)
-        return bool(new)
+        self.close()
+        self._columns, self._lines, self._written, self._file = [], list(lines), 0, _Appended(folder / CSV)
+        self._write()
 
     def add(self, record: Mapping[str, Any]) -> None:
-        if self._take(record):
-            self._write()
-        else:
-            with open(self._path, "a", newline="", encoding="utf-8") as file:
-                file.write(self._text([record]))
+        self._lines.append(record)
+        self._write()
 
     def _write(self) -> None:
-        with atomic_write(self._path) as file:
-            file.write((_row(self._columns) + self._text(self._lines)).encode())
-
-    def _text(self, lines: Sequence[Mapping[str, Any]]) -> str:
-        return "".join(_row([_cell(line.get(name)) for name in self._columns]) for line in lines)
+        """Write the lines that are not in the file yet."""
+        assert self._file is not None
+        names = dict.fromkeys(name for line in self._lines[self._written :] for name in line if name != "not_finite")
+        new = [name for name in names if name not in self._columns]
+        if new:
+            self._columns += new
+            self._file.cut(0)
+            self._written = 0
+        lines = self._lines[self._written :]
+        text = "".join(_row([_cell(line.get(name)) for name in self._columns]) for line in lines)
+        self._file.add(text if self._file.size else _row(self._columns) + text if lines else "")
+        self._written = len(self._lines)
 
     def close(self) -> None:
-        pass
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 def _cell(value: Any) -> Any:

@@ -11,15 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from ..base.errors import NonFiniteError
+from ..base.errors import NonFiniteError, SettingError
 from ..base.interrupts import StopTraining
+from ..base.interval import Interval
 from ..data.dataset import Dataset
 from ..step.state import check_equal, check_names
 from .callbacks import BatchReports, Callback, Callbacks, Listeners
 from .display import Display, StepDisplay
 from .epoch import Listener, Progress, run_part
+from .evaluation import Evaluator
 from .history import History
-from .result import EpochResult, Result
+from .metrics import Measures, Metrics, checked_metrics
+from .result import EpochResult, Evaluation, Result, under
 from .source import RowSource
 from .stopping import monitored
 from .trainer import Trainer
@@ -38,6 +41,7 @@ class Pass:
     done: int = 0
     seconds: float = 0.0
     train: Result = field(default_factory=Result)
+    evaluations: list[Evaluation] = field(default_factory=list)
 
 
 class Loop:
@@ -46,6 +50,10 @@ class Loop:
         train_rows (shuffled, in batches) -> val_rows -> listeners of the epoch -> the next pass
 
     train_rows, val_rows  rows of the data set; training rows are shuffled before each pass by (seed, its number)
+    val_sets              further validation sets by name; eval_every: "200steps" evaluates inside of epochs, too,
+                          "2epochs" at the end of every second one; eval_rows: at most so many rows of each set. See
+                          Evaluator
+    metrics               name -> gl.train.Metric, or its function: what evaluations measure beside the loss
     steps                 optimiser steps in all, skipped ones included; the last pass may be cut
     validates_first       measure the validation rows before the first step, too
     before_pass           called before each pass, by each rank
@@ -75,6 +83,10 @@ class Loop:
         seed: int = 0,
         validates_first: bool = False,
         before_pass: Callable[[], None] | None = None,
+        val_sets: Mapping[str, Dataset] | None = None,
+        eval_every: str | Interval = "1epoch",
+        eval_rows: int | None = None,
+        metrics: Metrics | None = None,
         callbacks: Sequence[Callback] | None = None,
         on_epoch: Listeners = None,
         on_progress: Listener | None = None,
@@ -87,6 +99,21 @@ class Loop:
         self.before_pass, self.on_progress = before_pass, on_progress
         self.on_train_batch, self.on_eval_batch = on_train_batch, on_eval_batch
         self.callbacks = Callbacks(callbacks, on_epoch)
+        measures = Measures(checked_metrics(metrics))
+        self.evaluator = Evaluator(
+            trainer,
+            data,
+            train_rows,
+            val_rows,
+            val_sets,
+            every=eval_every,
+            rows=eval_rows,
+            seed=seed,
+            measures=measures,
+        )
+        self._measures = Measures(measures.of_training, self.callbacks.needs_outputs)  # of training
+        if self._measures and trainer.split is not None:
+            raise SettingError("callbacks that need outputs, metrics of training: ranks have none; need one process")
         self.history = History()
         self.before: Result | None = None
         self.latest = Result()
@@ -95,6 +122,8 @@ class Loop:
         self.stopped = False
         # segments end at multiples of these, in steps of the loop
         self.ends = [each.every_steps for each in self.callbacks if each.every_steps]
+        if self.evaluator and self.evaluator.steps is not None:
+            self.ends.append(self.evaluator.steps)
         self.between_steps: list[Callable[[], None]] = []  # called where a segment has ended
         self._first_pass = 0  # not 0 when an optimiser with a state of its own goes on
         self._pass: Pass | None = None  # the one under way
@@ -112,6 +141,7 @@ class Loop:
             "first_pass": self._first_pass, "batch_size": self.batch_size, "micro_batch_size": self.micro_batch_size,
             "rows": self.rows, "stopped": self.stopped,
             "epochs": len(self.history), "has_before": self.before is not None, "pass": None,
+            "evaluations": 0,
         }  # fmt: skip
         for i, epoch in enumerate(self.history):
             kept |= {f"history.{i}.{name}": value for name, value in epoch.state().items()}
@@ -120,6 +150,9 @@ class Loop:
         if self._pass is not None:
             now = self._pass
             kept["pass"] = {"number": now.number, "rows": now.rows, "before": now.before, "done": now.done}
+            kept["evaluations"] = len(now.evaluations)
+            for i, one in enumerate(now.evaluations):
+                kept |= {f"evaluation.{i}.{name}": value for name, value in one.state().items()}
             kept |= {f"train.{name}": value for name, value in now.train.state().items()}
         return kept
 
@@ -128,13 +161,13 @@ class Loop:
         check_names("loop", {name: value for name, value in values.items() if "." not in name},
                     [name for name in mine if "." not in name])  # fmt: skip
         check_equal("loop", values, {name: mine[name] for name in ("seed", "batch_size", "micro_batch_size")})
-
-        def under(prefix: str) -> dict[str, Any]:
-            return {name.removeprefix(prefix): v for name, v in values.items() if name.startswith(prefix)}
-
-        history = [EpochResult.of_state(under(f"history.{i}."), 0.0) for i in range(values["epochs"])]
-        before = Result.of_state(under("before.")) if values["has_before"] else None
-        now = None if values["pass"] is None else Pass(**values["pass"], train=Result.of_state(under("train.")))
+        history = [EpochResult.of_state(under(values, f"history.{i}."), 0.0) for i in range(values["epochs"])]
+        before = Result.of_state(under(values, "before.")) if values["has_before"] else None
+        now = None
+        if values["pass"] is not None:
+            train = Result.of_state(under(values, "train."), self._measures)
+            parts = [under(values, f"evaluation.{i}.") for i in range(values["evaluations"])]
+            now = Pass(**values["pass"], train=train, evaluations=[Evaluation.of_state(part) for part in parts])
 
         def load() -> None:
             self.history[:], self.before, self._pass = history, before, now
@@ -183,13 +216,15 @@ class Loop:
         self.stopped = False
         if not self.passes:
             self._first_pass = trainer.epoch
-            self._tell("begin", self.callbacks.begin, self)
-        with display or contextlib.nullcontext(), trainer.together(), trainer.claim:
-            if self.validates_first and not self.passes and len(self.val_rows) and self.before is None:
+        if not self.callbacks.has_begun:
+            self.callbacks.has_begun = True
+            self.stopped = self._tell("begin", self.callbacks.begin, self) is not None
+        with display or contextlib.nullcontext(), trainer.together(), trainer.claim, trainer.training():
+            if self.validates_first and not self.passes and self.evaluator and self.before is None:
                 source.order.write(self.order(self._first_pass + 1))
-                before = Result()
-                self._validate(source, before, display, None)
-                self.before = before
+                before: dict[str, Result] = {}
+                self._measure(before, display, None)
+                self.before = next(iter(before.values()))
                 if display is not None:
                     display.before(self.before)
             if display is not None:
@@ -206,21 +241,27 @@ class Loop:
             self.before_pass()
         now = self._pass = self._pass or self._begin_pass()
         source.order.write(self.order(now.number))
-        train, val, began = now.train, Result(), time.perf_counter() - now.seconds
-        self.latest = train
+        train, began = now.train, time.perf_counter() - now.seconds
+        self.latest, inside, stop = train, None, None
         try:
             self._train(source, now, began, display)
-            if len(self.val_rows):
-                self._validate(source, val, display, self.on_progress)
+            inside = len(now.evaluations)
+            if self.evaluator.due_at_end(now.number, self.steps >= self.steps_total):
+                stop = self._evaluate(now, display)
         except StopTraining:
             self.stopped = True
         except BaseException:
             self._pass = None
             raise
         seconds = time.perf_counter() - began
-        measured = val if val.ndata else None
+        ended = None if inside is None else next(iter(now.evaluations[inside:]), None)
         rates = trainer.optimizer_state.rates(max(trainer.steps - 1, 0), now.number - 1) if train.ndata else {}
-        result = EpochResult(now.number, train, measured, seconds, trainer.planned_bytes, rates)
+        train.settle()
+        averages = ended is not None and trainer.optimizer_state.average is not None
+        result = EpochResult(
+            now.number, train, None if ended is None else ended.val, seconds, trainer.planned_bytes, rates, averages,
+            tuple(now.evaluations),
+        )  # fmt: skip
         self.history.append(result)
         self._pass = None
         if display is not None:
@@ -231,22 +272,25 @@ class Loop:
             print(text, file=sys.stderr, flush=True) if display is None else display.say(text)
         if self.stopped:
             return
-        trainer.optimizer_state.observe(monitored(result))
-        self._tell("on_epoch", self.callbacks.epoch, result)
+        if ended is not None or not self.evaluator:
+            trainer.optimizer_state.observe(monitored(result))
+        if self._tell("on_epoch", self.callbacks.epoch, result) or stop:
+            self.stopped = True
 
-    def _tell(self, event: str, call: Callable[[Any], None], told: Any) -> None:
-        """Tell the callbacks of an event between two steps; one that raises StopTraining ends the training."""
+    def _tell(self, event: str, call: Callable[[Any], None], told: Any) -> StopTraining | None:
+        """Tell the callbacks of an event between two steps; what one of them has raised to end the training, if any."""
         try:
             self.trainer.tell(call if self.callbacks.hears(event) else None, told)
-        except StopTraining:
-            self.stopped = True
+        except StopTraining as stop:
+            return stop
+        return None
 
     def _begin_pass(self) -> Pass:
         if self.history:
             self.history[-1].drop_predictions()
         self.passes += 1
         rows = min(len(self.train_rows), (self.steps_total - self.steps) * self.batch_size)
-        return Pass(self._first_pass + self.passes, rows, self.steps)
+        return Pass(self._first_pass + self.passes, rows, self.steps, train=Result(self._measures))
 
     def _train(self, source: RowSource, now: Pass, began: float, display: Display | StepDisplay | None) -> None:
         """The training rows that are left of a pass, segment by segment."""
@@ -256,9 +300,14 @@ class Loop:
             reports = BatchReports(self.callbacks, source, now.train, now.number, now.done * self.batch_size)
         if self.ends and now.done < whole:  # what cannot be built is said before anything is trained
             self.trainer.prepare(
-                source, 0, now.rows, batch_size=self.batch_size, micro_batch_size=self.micro_batch_size
-            )
+                source, 0, now.rows, batch_size=self.batch_size, micro_batch_size=self.micro_batch_size,
+                measures=self._measures,
+            )  # fmt: skip
         while now.done < whole:
+            if now.done and self._is_due(now):
+                stop = self._evaluate(now, display)
+                if stop is not None:
+                    raise stop
             left = min((every - self.steps % every for every in self.ends), default=whole)
             self._segment(source, now, min(now.done + left, whole), began, display, reports)
             if now.done == whole:
@@ -313,10 +362,31 @@ class Loop:
         self.rows += min(done * self.batch_size, now.rows) - min(now.done * self.batch_size, now.rows)
         now.done, self.steps = done, now.before + done
 
-    def _validate(
-        self, source: RowSource, result: Result, display: Display | StepDisplay | None, on_progress: Listener | None
+    def _is_due(self, now: Pass) -> bool:
+        """An evaluation belongs here, inside of the pass, and was not made before a resume."""
+        return self.evaluator.due(self.steps) and all(one.step != self.steps for one in now.evaluations)
+
+    def _evaluate(self, now: Pass, display: Display | StepDisplay | None) -> StopTraining | None:
+        """Measure the validation sets and tell the callbacks; what one of them has raised to end the training."""
+        evaluation = Evaluation(self.steps, now.number, {})
+        try:
+            self._measure(evaluation.results, display, self.on_progress)
+        except StopTraining:  # of a listener: what was measured so far counts
+            now.evaluations.append(evaluation)
+            raise
+        now.evaluations.append(evaluation)
+        is_inside = now.done * self.batch_size < now.rows
+        if display is not None and is_inside:
+            display.evaluation(evaluation)
+        stop = self._tell("on_evaluation", self.callbacks.evaluation, evaluation)
+        if is_inside:
+            evaluation.drop_predictions()
+        return stop
+
+    def _measure(
+        self, results: dict[str, Result], display: Display | StepDisplay | None, on_progress: Listener | None
     ) -> None:
-        """Measure the validation rows."""
+        """Measure the validation sets with the weights as they are."""
 
         def heard(at: Progress) -> None:
             if display is not None:
@@ -326,8 +396,4 @@ class Loop:
             if self.callbacks.hears("on_progress"):
                 self.callbacks.progress(at)
 
-        run_part(
-            self.trainer, source, len(self.train_rows), source.n, result,
-            training=False, batch_size=self.batch_size, micro_batch_size=self.micro_batch_size,
-            on_batch=self.on_eval_batch, on_progress=heard,
-        )  # fmt: skip
+        self.evaluator.measure(results, self.micro_batch_size, self.on_eval_batch, heard)

@@ -22,6 +22,7 @@ from ..optim.state import OptimizerState
 from ..transform.substitute import with_batch
 from .class_weight import class_weighted
 from .losses import loss_pair
+from .metrics import NOTHING, Layout, Measures
 from .outputs import Outputs, mapped, values_of
 from .session import Graph
 from .source import FeedSource, RowSource
@@ -32,12 +33,13 @@ Model = Module | Callable[[Value], Outputs] | Graph | tuple[Value, Outputs]
 
 @dataclass(frozen=True)
 class BatchGraph:
-    """The graph of a batch: loss sum f32[], weight f32[], predicted classes [rows, ...] where there are some; with
-    gradients of the loss sum, one for each parameter that it reaches."""
+    """The graph of a batch: loss sum f32[], weight f32[], predicted classes [rows, ...] where there are some, what the
+    layout says; with gradients of the loss sum, one for each parameter that it reaches."""
 
     outputs: list[Value]
     grads: list[Value] | None
     parameters: tuple[Parameter, ...]
+    layout: Layout
 
 
 class Objective:
@@ -76,20 +78,23 @@ class Objective:
         values_of(outputs)
         return outputs
 
-    def graph(self, source: RowSource | FeedSource, rows: int, backward: bool) -> BatchGraph:
-        """The graph of so many rows, with `backward` its gradients."""
+    def graph(
+        self, source: RowSource | FeedSource, rows: int, backward: bool, measures: Measures = NOTHING
+    ) -> BatchGraph:
+        """The graph of so many rows, with `backward` its gradients; with what is measured beside the loss."""
         mark = next_serial()
-        pred, total, weight = self._losses(source, rows, backward)
+        pred, total, weight, extra, layout = self._losses(source, rows, backward, measures)
         if backward and made_since(mark, total):  # once, to be kept, or at each call
             mark = next_serial()
-            pred, total, weight = self._losses(source, rows, backward)
+            pred, total, weight, extra, layout = self._losses(source, rows, backward, measures)
         outputs = [total, weight]
         if self.has_predictions:
             if isinstance(source, RowSource) and (pred.ndim == 2 or source.data.has_ids):
                 source.data.check_labels(pred.shape[-1])
             outputs.append(ops.argmax(pred, -1))
+        outputs += extra
         if not backward:
-            return BatchGraph(outputs, None, ())
+            return BatchGraph(outputs, None, (), layout)
         trained = self._trained(total)
         anew = made_since(mark, total)
         if anew:
@@ -101,16 +106,19 @@ class Objective:
         reached = [(p, g) for p, g in zip(trained, grads, strict=True) if g is not None]
         if not reached:
             raise GradientError("train: the loss depends on no trainable parameter; need at least one")
-        return BatchGraph(outputs, [g for _, g in reached], tuple(p for p, _ in reached))
+        return BatchGraph(outputs, [g for _, g in reached], tuple(p for p, _ in reached), layout)
 
     @fresh_streams()
-    def _losses(self, source: RowSource | FeedSource, rows: int, backward: bool) -> tuple[Value, Value, Value]:
-        """(outputs, loss sum, weight) of a batch."""
+    def _losses(
+        self, source: RowSource | FeedSource, rows: int, backward: bool, measures: Measures
+    ) -> tuple[Value, Value, Value, list[Value], Layout]:
+        """(outputs, loss sum, weight, what is measured beside, its layout) of a batch."""
         x, labels, weights = source.leaves(rows)
         pred = self.outputs(x, backward)
+        extra, layout = measures.nodes(rows, pred, labels, weights)
         if backward and self.class_weights is not None and labels is not None:
             weights = class_weighted(self.class_weights, labels, weights)
-        return pred, *self.loss_pair(pred, labels, weights)
+        return pred, *self.loss_pair(pred, labels, weights), extra, layout
 
     def named(self) -> dict[str, Parameter]:
         """The parameters and buffers of a Module, trainable or not; a function has none."""

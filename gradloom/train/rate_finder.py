@@ -15,7 +15,6 @@ from ..base.errors import BackendError, NonFiniteError, SettingError
 from ..base.interrupts import StopTraining
 from ..graph.stored import copies, replace
 from ..optim.optimizer import AdamW, Optimizer
-from ..optim.state import OptimizerState
 from .arguments import check_batch, check_options
 from .callbacks import BatchResult, Callback
 from .fit import Data, as_dataset
@@ -92,8 +91,9 @@ def find_rate(
     last one are left out).
 
     The arguments are those of gl.fit; batches come in the order of its first epochs. The optimiser's other settings
-    hold; it begins without moments. Afterwards weights, running statistics and the optimiser are what they were, to the
-    bit, also when the test is interrupted. Parameters that were not initialised are drawn from the seed, and stay so.
+    hold, those of groups that state a rate of their own, too; it begins without moments. Afterwards weights, running
+    statistics and the optimiser are what they were, to the bit, also when the test is interrupted. Parameters that were
+    not initialised are drawn from the seed, and stay so.
     SettingError for rates or steps out of range.
     """
     check_options("find_rate", options, find_rate)
@@ -160,7 +160,7 @@ def _trial(optimizer: Optimizer, rate: Callable[[int, int], float]) -> Iterator[
     with contextlib.nullcontext() if own is None else own.claim:
         try:
             optimizer.settings["lr"] = rate
-            optimizer.state = None if own is None else OptimizerState(optimizer, own.parameters)
+            optimizer.state = None if own is None else own.fresh()
             yield
         finally:
             optimizer.state, optimizer.settings["lr"] = own, before

@@ -11,8 +11,9 @@ import numpy as np
 
 from ..base.errors import TrainError
 from ..data.dataset import IGNORED
+from .metrics import NOTHING, UNCERTAINTY, Measured, Measures
 
-UNCERTAINTY = "_unc"  # how the name of an uncertainty ends: loss, loss_unc
+MAIN = "val"  # the name of the validation set that is a part of the training data
 
 
 class Mark(NamedTuple):
@@ -23,6 +24,7 @@ class Mark(NamedTuple):
     correct: int
     batches: int
     predictions: int
+    measured: dict[str, int]
 
 
 class Result:
@@ -34,10 +36,11 @@ class Result:
     sqrt(a(1-a)/(n-1)); nan where there are no classes. grad_norms: f64[optimiser steps], the global norm of each step's
     gradient before clipping; grad_norm: that of the last step, nan before the first. predictions are the largest
     outputs, in the order of the rows. skipped: optimiser steps that were left out because a number was not finite;
-    their rows are no part of the rest.
+    their rows are no part of the rest. metrics: what the user's own metrics measured, by name, "mae" and "mae_unc".
     """
 
-    def __init__(self) -> None:
+    def __init__(self, measures: Measures = NOTHING) -> None:
+        self.measured = Measured(measures)
         self.is_total = False  # the loss adds up instead of being a mean
         self.ndata = 0
         self.counted = 0  # rows with a label that counts
@@ -87,12 +90,13 @@ class Result:
 
     def mark(self) -> Mark:
         """How much it holds now, for `cut`."""
-        return Mark(self.ndata, self.counted, self.correct, self.batches, self._predicted)
+        return Mark(self.ndata, self.counted, self.correct, self.batches, self._predicted, self.measured.mark())
 
     def cut(self, mark: Mark) -> None:
         """Forget what was added since the mark: the micro-batches of an optimiser step that was not completed."""
         sums, weights = self._parts()
-        self.ndata, self.counted, self.correct, self.batches, self._predicted = mark
+        self.ndata, self.counted, self.correct, self.batches, self._predicted, measured = mark
+        self.measured.cut(measured)
         self._losses, self._weights = [sums[: self.batches]], [weights[: self.batches]]
         if self._predictions:
             self._predictions = [np.concatenate(self._predictions)[: self._predicted]]
@@ -106,13 +110,15 @@ class Result:
         return {
             "is_total": self.is_total, "ndata": self.ndata, "counted": self.counted, "correct": self.correct,
             "skipped": self.skipped, "losses": sums, "weights": weights, "grad_norms": self.grad_norms,
-            "predictions": predictions,
+            "predictions": predictions, **{f"measured.{name}": v for name, v in self.measured.state().items()},
         }  # fmt: skip
 
     @classmethod
-    def of_state(cls, state: Mapping[str, Any]) -> Result:
-        """The Result that `state` was taken from."""
-        made = cls()
+    def of_state(cls, state: Mapping[str, Any], measures: Measures = NOTHING) -> Result:
+        """The Result that `state` was taken from. measures: those of a Result that more is added to."""
+        made = cls(measures)
+        mine = "measured."
+        made.measured.load_state({n.removeprefix(mine): v for n, v in state.items() if n.startswith(mine)})
         made.is_total, made.ndata, made.counted = state["is_total"], state["ndata"], state["counted"]
         made.correct, made.skipped, made.batches = state["correct"], state["skipped"], len(state["losses"])
         made._losses, made._weights = [state["losses"]], [state["weights"]]
@@ -195,18 +201,31 @@ class Result:
             )
         return np.concatenate(self._predictions) if self._predictions else np.empty(0, np.int32)
 
+    @property
+    def measures(self) -> Measures:
+        """What is measured beside the loss."""
+        return self.measured.measures
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return dict(self.measured.numbers())
+
+    def settle(self) -> None:
+        """Make numbers of the metrics, and free what they were measured from: nothing more is added."""
+        self.measured.settle()
+
     def numbers(self) -> dict[str, float]:
-        """What was measured, by name: loss, accuracy where there are classes, each followed by its uncertainty (name +
-        "_unc") as far as it is known."""
+        """What was measured, by name: loss, accuracy where there are classes, metrics; each followed by its uncertainty
+        (name + "_unc") as far as it is known."""
         found = {"loss": self.loss, "loss_unc": self.loss_unc}
         if self.counted:
             found |= {"accuracy": self.accuracy, "accuracy_unc": self.accuracy_unc}
-        return {
-            name: number for name, number in found.items() if not (name.endswith(UNCERTAINTY) and math.isnan(number))
-        }
+        known = {n: number for n, number in found.items() if not (n.endswith(UNCERTAINTY) and math.isnan(number))}
+        return known | self.measured.numbers()
 
     def drop_predictions(self) -> None:
         """Free the predictions, if there are any; what they measured stays."""
+        self.settle()
         self._predictions = None if self._predictions else self._predictions
 
     def __repr__(self) -> str:
@@ -219,11 +238,59 @@ class Result:
 
 
 @dataclass(frozen=True)
+class Evaluation:
+    """What the validation sets of a training measured after `step` optimiser steps, in an epoch counted from 1.
+
+    results: name of the set -> Result; "val" is the part of the training data that val_split held out.
+    """
+
+    step: int
+    epoch: int
+    results: dict[str, Result]
+
+    @property
+    def val(self) -> Result | None:
+        """The Result of "val", or else of the first set."""
+        return next(iter(self.results.values()), None)
+
+    def numbers(self) -> dict[str, float]:
+        """What was measured, by name: val_loss, val_accuracy, ... of "val" or else of the first set; clean.loss, ... of
+        a set that is called "clean"."""
+        found = {} if self.val is None else {f"val_{name}": number for name, number in self.val.numbers().items()}
+        for name, result in self.results.items():
+            if name != MAIN:
+                found |= {f"{name}.{what}": number for what, number in result.numbers().items()}
+        return found
+
+    def drop_predictions(self) -> None:
+        """Free the predictions."""
+        for result in self.results.values():
+            result.drop_predictions()
+
+    def state(self) -> dict[str, Any]:
+        """As plain values and arrays: step, epoch, names, "NAME.losses", ..., see Result.state."""
+        kept = {"step": self.step, "epoch": self.epoch, "names": list(self.results)}
+        return kept | {f"{name}.{k}": v for name, result in self.results.items() for k, v in result.state().items()}
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> Evaluation:
+        """The Evaluation that `state` was taken from."""
+        results = {name: Result.of_state(under(state, f"{name}.")) for name in state["names"]}
+        return cls(state["step"], state["epoch"], results)
+
+
+def under(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The values whose names begin so, without that."""
+    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+
+
+@dataclass(frozen=True)
 class EpochResult:
     """One epoch of a fit: its number from 1, what training and validation measured (val is None without a split).
 
     seconds: of both. planned_bytes: the arena and scratch that the steps so far planned for. rates: the learning rates
-    of its last step by name: "lr"; none where no step was done.
+    of its last step by name: "lr"; none where no step was done. averaged: validation measured the moving average of the
+    weights (ema=). evaluations: those inside of the epoch and at its end, in order; val is that of the one at its end.
     """
 
     epoch: int
@@ -232,30 +299,47 @@ class EpochResult:
     seconds: float
     planned_bytes: int = 0
     rates: Mapping[str, float] = field(default_factory=dict)
+    averaged: bool = False
+    evaluations: tuple[Evaluation, ...] = ()
 
     def numbers(self) -> dict[str, float]:
-        """What was measured, by name: loss, loss_unc, accuracy, ... of training; val_loss, ... of validation."""
+        """What was measured, by name: loss, loss_unc, accuracy, ... of training; val_loss, ... of validation at the end
+        of the epoch; clean.loss, ... of a validation set that is called "clean"."""
+        ended = self.ended
+        if ended is not None:
+            return self.train.numbers() | ended.numbers()
         val = {} if self.val is None else self.val.numbers()
         return self.train.numbers() | {f"val_{name}": number for name, number in val.items()}
 
+    @property
+    def ended(self) -> Evaluation | None:
+        """The evaluation at the end of the epoch."""
+        last = self.evaluations[-1] if self.evaluations else None
+        return last if last is not None and last.val is self.val else None
+
     def drop_predictions(self) -> None:
         """Free the predictions: fit keeps those of its last epoch."""
-        for result in (self.train, self.val):
+        for result in (self.train, self.val, *self.evaluations):
             if result is not None:
                 result.drop_predictions()
 
     def state(self) -> dict[str, Any]:
         """All but its seconds, as plain values and arrays: "train.losses", "val.losses", ..., see Result.state."""
-        plain = {"epoch": self.epoch, "planned_bytes": self.planned_bytes, "rates": dict(self.rates)}
-        parts = {"train": self.train} | ({} if self.val is None else {"val": self.val})
-        return plain | {f"{part}.{name}": value for part, one in parts.items() for name, value in one.state().items()}
+        ended = self.ended is not None
+        kept: dict[str, Any] = {
+            "epoch": self.epoch, "planned_bytes": self.planned_bytes, "rates": dict(self.rates), "ended": ended,
+            "evaluations": len(self.evaluations), "averaged": self.averaged,
+        }  # fmt: skip
+        parts: dict[str, Any] = {"train": self.train} | ({} if self.val is None or ended else {"val": self.val})
+        parts |= {f"evaluation.{i}": one for i, one in enumerate(self.evaluations)}
+        return kept | {f"{part}.{name}": value for part, one in parts.items() for name, value in one.state().items()}
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any], seconds: float) -> EpochResult:
         """The EpochResult that `state` was taken from."""
-        train, val = (
-            {name.removeprefix(part): value for name, value in state.items() if name.startswith(part)}
-            for part in ("train.", "val.")
-        )
-        made = Result.of_state(val) if val else None
-        return cls(state["epoch"], Result.of_state(train), made, seconds, state["planned_bytes"], state["rates"])
+        count, val = state["evaluations"], under(state, "val.")
+        evaluations = tuple(Evaluation.of_state(under(state, f"evaluation.{i}.")) for i in range(count))
+        made = evaluations[-1].val if state["ended"] else Result.of_state(val) if val else None
+        train = Result.of_state(under(state, "train."))
+        rest = state["planned_bytes"], state["rates"], state["averaged"], evaluations
+        return cls(state["epoch"], train, made, seconds, *rest)

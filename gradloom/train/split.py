@@ -58,13 +58,14 @@ class _Measured:
     loss: np.ndarray
     weight: np.ndarray
     predictions: np.ndarray | None
+    extra: list[np.ndarray]  # what metrics need, [1, ...] each
 
 
 class Split:
     """How the ranks of a trainer compute its batches together. All call the same methods in the same order.
 
     local      this rank's own micro-batches
-    state      what must be the same on all ranks: its parts "model" and "optimizer"
+    state      what must be the same on all ranks: its parts "model", "optimizer" and "average"
     exchange   "ordered": folded in the order of the micro-batches; "fast": whatever order is quickest
     """
 
@@ -89,7 +90,7 @@ class Split:
         with self.agreement.own():
             self.local.forms.look(True)
         self._compare_model()
-        for stored in self.state.arrays("model", "optimizer").values():
+        for stored in self.state.arrays("model", "optimizer", "average").values():
             array = stored.numpy()
             self.ranks.broadcast(array)
             stored.assign(array)
@@ -149,7 +150,7 @@ class Split:
             self.prepare(rows)
             self.agreement.compare("the order of the rows", lambda: source.order.read()[rows.start : rows.stop])
             if rows.backward or not self._updates:
-                self.agreement.compare("the training state", self.state.digest, "model", "optimizer")
+                self.agreement.compare("the training state", self.state.digest, "model", "optimizer", "average")
             if rows.backward:
                 self.local.done = 0
                 told = time.perf_counter()
@@ -170,8 +171,8 @@ class Split:
         if not rows.backward:
             for size in {min(rows.micro_size, rows.count), rows.count % rows.micro_size} - {0}:
                 with agreed(self.ranks):
-                    step = self.local.compiled_for(rows.source, size, False, False)
-                self._compare_graph("evaluation", (id(rows.source), size), False, step.outputs)
+                    step = self.local.compiled_for(rows.source, size, False, False, rows.measures)
+                self._compare_graph("evaluation", (id(rows.source), size, rows.measures), False, step.outputs)
             return
         self._update_for(rows)
         sizes = {batch.micro_batch(j)[1] for batch in rows.ends() for j in (0, batch.micro_batches - 1)}
@@ -272,8 +273,11 @@ class Split:
                 mine = self._measure(rows, base, until, None if each else heard)
             for one in sorted((one for theirs in ranks.gather(mine) for one in theirs), key=lambda one: one.j):
                 first, count = rows.micro_batch(one.j)
-                truth = source.truth(first, first + count) if one.predictions is not None else (None, None)
+                truth = source.truth(first, first + count)
                 result.add(count, one.loss, one.weight, one.predictions, *truth)
+                if one.extra:
+                    step = self.local.compiled_for(source, count, False, False, rows.measures)
+                    result.measured.add(step.layout, one.extra, count, *truth)
                 if each:
                     self.agreement.root(heard, first + count - rows.start)
             if each:
@@ -288,14 +292,15 @@ class Split:
         measured: list[_Measured] = []
         while len(measured) < len(own):
             size = rows.micro_batch(own[len(measured)])[1]
-            step = local.compiled_for(rows.source, size, False, False)
+            step = local.compiled_for(rows.source, size, False, False, rows.measures)
             alike = [j for j in own[len(measured) :] if rows.micro_batch(j)[1] == size]
             at = np.array([rows.micro_batch(j)[0] for j in alike], np.int64)
             settings = {"position": at, **random_settings(local.seed, local.state.steps + 1)}
             done, outputs = step.run.run_many(len(alike), settings, CALL_SECONDS)
             for i in range(done):
                 predicted = outputs[2][i].copy() if step.has_predictions else None
-                measured.append(_Measured(alike[i], outputs[0][i], outputs[1][i], predicted))
+                extra = [array[i : i + 1].copy() for array in step.extra(outputs)]
+                measured.append(_Measured(alike[i], outputs[0][i], outputs[1][i], predicted, extra))
             if self.agreement.is_stopping:
                 break  # `settle` follows
             if measured and len(measured) < len(own):

@@ -16,7 +16,7 @@ from ..graph.stored import copies, replace
 from .callbacks import Callback
 
 if TYPE_CHECKING:
-    from .result import EpochResult
+    from .result import EpochResult, Evaluation
     from .trainer import Trainer
 
 _HIGHER = ("accuracy", "acc", "auc", "f1", "precision", "recall", "r2")  # how names end of what is to be large
@@ -25,17 +25,18 @@ _HIGHER = ("accuracy", "acc", "auc", "f1", "precision", "recall", "r2")  # how n
 class EarlyStopping(Callback):
     """For callbacks= or on_epoch=: end the training when a number has not improved for `patience` epochs.
 
-    monitor       the number's name, as EpochResult.numbers() has it: "val_loss", "loss", "val_accuracy", ...; when not
-                  given the loss of validation, or of training where there is no validation
+    monitor       the number's name, as EpochResult.numbers() has it: "val_loss", "loss", "val_accuracy", "clean.loss",
+                  the name of a metric, ...; when not given the loss of validation, or of training without validation
     mode          "min" or "max": the number improves when it is less, or more, than the best so far by more than
                   min_delta; "auto": "max" for names that end in accuracy, acc, auc, f1, precision, recall or r2
-    patience      0 is as 1: the first epoch that is no better ends the training
+    patience      0 is as 1: the first epoch that is no better ends the training. Where validation is measured inside of
+                  epochs, too (eval_every="200steps"), and the number is one of validation, patience counts evaluations
     restore_best  at the end, however it comes, the model gets back the weights (and running statistics) that it had
-                  after the best epoch
+                  at its best
 
         stop = gl.train.EarlyStopping(patience=5)
         gl.fit(model, data, val_split=0.1, epochs=1000, callbacks=[stop])
-        stop.best_epoch, stop.best, stop.stopped
+        stop.best_epoch, stop.best, stop.stopped    # and stop.best_step, the optimiser step of the best evaluation
 
     In a loop of your own: stop.begin(trainer), stop(result) after each epoch, stop.end(). SettingError for
     numbers out of range, and for a monitor that names nothing that is measured.
@@ -63,10 +64,12 @@ class EarlyStopping(Callback):
         self.monitor = monitor
         self.mode = mode if mode != "auto" else "max" if (monitor or "").lower().endswith(_HIGHER) else "min"
         self._trainer: Trainer | None = None
+        self._evaluates = False  # the loop has validation sets
         self._forget()
 
     def _forget(self) -> None:
         self.best, self.best_epoch, self.stopped = math.inf if self.mode == "min" else -math.inf, 0, False
+        self.best_step: int | None = None
         self._waited = 0
         self._weights: dict[str, np.ndarray] = {}  # of the best epoch, by name
 
@@ -74,6 +77,7 @@ class EarlyStopping(Callback):
         """A training begins. loop: a Loop, or the Trainer in a loop of your own."""
         self._forget()
         self._trainer = getattr(loop, "trainer", loop)
+        self._evaluates = bool(getattr(loop, "evaluator", False))
         if loop is self._trainer and loop is not None:
             loop.train_state.register("early stopping", self.state)
 
@@ -81,22 +85,38 @@ class EarlyStopping(Callback):
         """What it remembers from epoch to epoch; weights.NAME: arrays of the best epoch."""
         weights = {f"weights.{name}": array for name, array in self._weights.items()}
         return {
-            "best": self.best, "best_epoch": self.best_epoch, "waited": self._waited, "stopped": self.stopped, **weights
+            "best": self.best, "best_epoch": self.best_epoch, "best_step": self.best_step, "waited": self._waited,
+            "stopped": self.stopped, **weights,
         }  # fmt: skip
 
     def load_state(self, values: Mapping[str, Any]) -> None:
         """Take back what `state` gave."""
         self.best, self.best_epoch = float(values["best"]), int(values["best_epoch"])
+        self.best_step = values["best_step"]
         self._waited, self.stopped = int(values["waited"]), bool(values["stopped"])
         kept = "weights."
         self._weights = {name.removeprefix(kept): a for name, a in values.items() if name.startswith(kept)}
 
+    def on_evaluation(self, evaluation: Evaluation) -> None:
+        """The validation sets were measured; StopTraining when there were enough evaluations without improvement."""
+        numbers = evaluation.numbers()
+        name = "val_loss" if self.monitor is None else self.monitor
+        if name in numbers:
+            self._observe(numbers[name], evaluation.epoch, evaluation.step)
+
     def on_epoch(self, result: EpochResult) -> None:
         """An epoch has ended; StopTraining when there were enough without improvement."""
-        number = self._number(result)
+        evaluated = [one.numbers() for one in result.evaluations]
+        if any((self.monitor or "val_loss") in numbers for numbers in evaluated):
+            return  # on_evaluation has seen it
+        if self._evaluates and not evaluated and self.monitor not in result.numbers():
+            return  # this epoch was not evaluated
+        self._observe(self._number(result), result.epoch)
+
+    def _observe(self, number: float, epoch: int, step: int | None = None) -> None:
         gained = self.best - number if self.mode == "min" else number - self.best
         if gained > self.min_delta:
-            self.best, self.best_epoch, self._waited = number, result.epoch, 0
+            self.best, self.best_epoch, self.best_step, self._waited = number, epoch, step, 0
             if self.restore_best:
                 self._keep()
             return

@@ -19,6 +19,7 @@ from ..graph.leaves import Parameter
 from ..graph.stored import Stored
 from ..graph.value import builds_graphs, describe
 from ..nn.module import Module
+from ..optim.average import Average, check_decay
 from ..optim.clip import check_max
 from ..optim.optimizer import AdamW, Optimizer
 from ..optim.state import OptimizerState
@@ -30,9 +31,11 @@ from ..step.state import (
     TrainState,
     check_equal,
     check_names,
+    load_average,
     load_optimizer,
     load_parameters,
     load_window,
+    of_average,
     of_optimizer,
     of_parameters,
     of_window,
@@ -41,6 +44,7 @@ from .arguments import check_options
 from .batches import CompiledBatch, RowRange
 from .forms import Forms
 from .local import LocalSteps
+from .metrics import NOTHING, Measures
 from .objective import Model, Objective
 from .outputs import Outputs, values_of
 from .result import Result
@@ -80,6 +84,9 @@ class Trainer:
                train/split.py; exchange: "ordered", the same bits for any number of ranks, or "fast"
     max_norm   an optimiser step divides its gradients, if their global norm is above this, down to it
     max_value  and holds each element of them between -max_value and max_value, before it looks at the norm
+    ema        the decay of a moving average of the weights (0: none): it begins as the weights before the first step,
+               each optimiser step moves it, and run_rows with backward=False, predict, step(backward=False) and
+               listeners (tell) see the model with it; running statistics are the model's own. See show_average
     freeze     patterns of names, such as "embed*": parameters that stay as they are
     on_nonfinite  what run_rows (and so epoch) does with a batch whose loss or gradient is not finite: "stop" with
                NonFiniteError, or "skip" it: its rows and its random numbers are consumed, the optimiser's step count,
@@ -116,6 +123,7 @@ class Trainer:
         exchange: str = "ordered",
         max_norm: float = math.inf,
         max_value: float = math.inf,
+        ema: float = 0.0,
         freeze: Freeze = (),
         on_nonfinite: str = "stop",
         class_weights: np.ndarray | None = None,
@@ -134,6 +142,9 @@ class Trainer:
         self.build, self.accumulate, self.seed, self.options = build, accumulate, seed, options
         self.dynamic = as_bool("dynamic", dynamic)
         self.max_norm, self.max_value = check_max("max_norm", max_norm), check_max("max_value", max_value)
+        ema, state = check_decay("ema", ema), self.optimizer_state
+        if ema != (0.0 if state.average is None else state.average.decay):
+            state.average = Average(ema) if ema else None
         check_exchange(exchange)
         if communicator is not None and (dynamic or build == "grad"):
             asked = "dynamic=True" if dynamic else "build='grad'"
@@ -151,10 +162,11 @@ class Trainer:
             seed=seed, max_norm=self.max_norm, max_value=self.max_value, skips=on_nonfinite == "skip", options=options,
         )  # fmt: skip
         self.train_state = TrainState()
-        state, own = self.optimizer_state, self.train_state
+        own = self.train_state
         own.register("model", self._model_part, lambda values: load_parameters(values, self._model_part()))
         own.register("optimizer", lambda: of_optimizer(state), lambda values: load_optimizer(values, state))
         own.register("window", lambda: of_window(state), lambda values: load_window(values, state))
+        own.register("average", lambda: of_average(state), lambda values: load_average(values, state))
         own.register("rows", self._rows_part, self._load_rows)
         self.split = None if communicator is None else Split(self.local, self.train_state, communicator, exchange)
         self._predicting: dict[Hashable, tuple[Outputs, Any]] = self.forms.cache()
@@ -228,8 +240,9 @@ class Trainer:
         source = FeedSource(batch, labels, weights)
         result = Result() if result is None else result
         backward = backward and self.build != "forward"
-        self.forms.look(backward)
-        self.local.feed(source, result, backward)
+        with self._weights(averaged=not backward):
+            self.forms.look(backward)
+            self.local.feed(source, result, backward)
         return result
 
     @builds_graphs
@@ -243,7 +256,8 @@ class Trainer:
         if self.dynamic:
             self._predicting.clear()
         outputs, run = self.forms.cached(self._predicting, source.key, False, lambda: self._prediction(source))
-        return outputs, run(**{k: v for k, v in source.feeds.items() if k in run.inputs})
+        with self._weights(averaged=True):
+            return outputs, run(**{k: v for k, v in source.feeds.items() if k in run.inputs})
 
     def _prediction(self, source: FeedSource) -> tuple[Outputs, Any]:
         outputs = self.objective.outputs(source.leaves(source.rows)[0], False)
@@ -283,8 +297,9 @@ class Trainer:
         called after each native call: at least every 0.2 s, or after every micro-batch with `each`. With ranks, rank 0
         alone calls it, and in training after optimiser steps.
         """
-        rows = self._rows(source, start, stop, batch_size, micro_batch_size, backward)
-        (self.split or self.local).run(rows, result, each, heard)
+        with self._weights(averaged=not backward):
+            rows = self._rows(source, start, stop, batch_size, micro_batch_size, backward, result.measures)
+            (self.split or self.local).run(rows, result, each, heard)
 
     @_claims
     @builds_graphs
@@ -297,18 +312,21 @@ class Trainer:
         batch_size: int,
         micro_batch_size: int | None = None,
         backward: bool = True,
+        measures: Measures = NOTHING,
     ) -> None:
         """Compile what run_rows of the same arguments needs; nothing runs. Then planned_bytes is known."""
-        rows = self._rows(source, start, stop, batch_size, micro_batch_size, backward)
+        rows = self._rows(source, start, stop, batch_size, micro_batch_size, backward, measures)
         (self.split or self.local).prepare(rows)
 
     def _rows(
-        self, source: RowSource, start: int, stop: int, batch_size: int, micro_batch_size: int | None, backward: bool
-    ) -> RowRange:
+        self, source: RowSource, start: int, stop: int, batch_size: int, micro_batch_size: int | None, backward: bool,
+        measures: Measures,
+    ) -> RowRange:  # fmt: skip
         """The rows of a pass, with the model seen as it is now."""
         backward = backward and self.build != "forward"
         self.forms.look(backward)
-        return RowRange(source, start, stop, batch_size, min(micro_batch_size or batch_size, batch_size), backward)
+        micro = min(micro_batch_size or batch_size, batch_size)
+        return RowRange(source, start, stop, batch_size, micro, backward, measures)
 
     @_claims
     @builds_graphs
@@ -349,10 +367,40 @@ class Trainer:
         """What the steps so far wrote of the model: its trained parameters and its running statistics."""
         own = {p.stored for arrays in self.state.values() for p in arrays.values()}
         own |= {*self.accumulators, self.optimizer_state.weight.stored}
+        if self.optimizer_state.average is not None:
+            own |= {mean.stored for mean in self.optimizer_state.average.arrays.values()}
         leaves = [storage_leaf(v) for step in self.compiled for v in step.run.program.effects]
         written = [*self.state, *(leaf.stored for leaf in leaves if isinstance(leaf, Parameter))]
         written += [] if self.split is None else self.split.buffers
         return [stored for stored in dict.fromkeys(written) if stored not in own]
+
+    # ---- the average of the weights ----------------------------------------------------------------------------
+
+    def show_average(self, shown: bool = True) -> None:
+        """Let the model hold the moving average of its weights, or with False those that are trained. Without ema=
+        there is one set of weights only."""
+        if self.optimizer_state.average is not None:
+            self.optimizer_state.average.show(shown)
+
+    @contextlib.contextmanager
+    def training(self) -> Iterator[None]:
+        """Inside, the model holds the weights that are trained; afterwards their average, where there is one."""
+        self.show_average(False)
+        try:
+            yield
+        finally:
+            self.show_average(True)
+
+    @contextlib.contextmanager
+    def _weights(self, averaged: bool) -> Iterator[None]:
+        """Inside, the model holds the average of its weights or those that are trained."""
+        average = self.optimizer_state.average
+        before = average is not None and average.is_shown
+        self.show_average(averaged)
+        try:
+            yield
+        finally:
+            self.show_average(before)
 
     # ---- ranks -----------------------------------------------------------------------------------------------
 
@@ -369,10 +417,11 @@ class Trainer:
 
     def tell(self, listener: Callable[..., None] | None, *results: Any) -> None:
         """Call a listener; with ranks on rank 0 alone, then all take over its weights, and stop if it says so."""
-        if self.split is not None:
-            self.split.tell(listener, *results)
-        elif listener is not None:
-            listener(*results)
+        with self._weights(averaged=True):
+            if self.split is not None:
+                self.split.tell(listener, *results)
+            elif listener is not None:
+                listener(*results)
 
     # ---- reading and resetting -----------------------------------------------------------------------------
 
@@ -402,3 +451,5 @@ class Trainer:
         self.optimizer_state.drop_sums()
         if optimizer:
             self.optimizer_state.reset()
+            if self.optimizer_state.average is not None:
+                self.optimizer_state.average.restart()

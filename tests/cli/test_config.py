@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
@@ -173,7 +174,7 @@ def test_what_is_saved_is_read_again(tmp_path):
     assert Sample(**read(Sample, file)) == settings
     assert parse_toml(file)["run"] == {"seconds": 1e-300}
     saved = parse_toml(write(tmp_path / "f.toml", save(FitSettings("x.csv", out="o", threads=3), {}).decode()))
-    assert saved == {"data": "x.csv", "optimizer": "adamw", "seed": 0}
+    assert saved == {"data": os.path.abspath("x.csv"), "optimizer": "adamw", "seed": 0}
 
 
 @pytest.mark.parametrize("kind", [FitSettings, FinetuneSettings])

@@ -20,6 +20,7 @@ from tests import processes
 from tests.cli.test_outputs import (  # noqa: F401
     DIGITS,
     ENV,
+    FILES,
     belong_together,
     content,
     good,
@@ -28,7 +29,7 @@ from tests.cli.test_outputs import (  # noqa: F401
     run,
     start,
     table,
-    wait_for,
+    wait_for_epoch,
 )
 from tests.files.test_places import needs_setpriv
 
@@ -76,15 +77,15 @@ def test_a_killed_run_whose_model_is_a_link(capsys, tmp_path):
         now = belong_together(out)
         assert now["seed"] == (moves if moves > 1 else old["seed"])
         assert (out / "model.safetensors").is_symlink()
-    assert sorted(os.listdir(out)) == ["model.safetensors", "result.json"]
-    assert sorted(os.listdir(store)) == ["m.safetensors", "model.safetensors", "result.json"]
+    assert sorted(os.listdir(out)) == FILES
+    assert sorted(os.listdir(store)) == ["m.safetensors", *FILES]
 
 
 def test_two_folders_whose_models_are_one_file(capsys, tmp_path):
     linked(tmp_path / "one", tmp_path / "store")
     shutil.copytree(tmp_path / "one", tmp_path / "two", symlinks=True)
     job = start("fit", DIGITS, "--epochs", 100000, "--out", tmp_path / "one")
-    wait_for(job, "epoch 1/")
+    wait_for_epoch(job, 1)
     code, _, err = run(capsys, "fit", DIGITS, "--out", tmp_path / "two")
     assert code == 2 and f"two/model.safetensors: another run (process {job.pid}) is writing there" in err
 
@@ -159,7 +160,7 @@ def test_a_folder_that_is_removed_is_made_again(tmp_path, language):  # noqa: F8
         (["finetune", *language, "--context", 32], "new/a.gguf"),
     ):  # fmt: skip
         job = start(*command, "--epochs", 100000, "--out", tmp_path / out)
-        wait_for(job, "epoch 2/")
+        wait_for_epoch(job, 2)
         shutil.rmtree(tmp_path / Path(out).parts[0])
         job.send_signal(signal.SIGTERM)
         _, err = job.communicate(timeout=60)

@@ -203,6 +203,29 @@ def test_a_listener_may_stop(tmp_path: Path, listener: str) -> None:
         assert run.steps == 20 and [h.epoch for h in run.history] == [1, 2]
 
 
+def test_callbacks_hear_of_steps_and_evaluations(tmp_path: Path) -> None:
+    path, data = write(tmp_path, "llama", layers=1), packed(24, 16)
+    seen: list[Any] = []
+
+    class Heard(gl.train.Callback):
+        def on_batch(self, batch: gl.train.BatchResult) -> None:
+            assert batch.labels is not None and len(batch.labels) == len(batch.rows)
+            seen.append((batch.step, batch.epoch, len(batch.rows)))
+
+        def on_evaluation(self, evaluation: gl.train.Evaluation) -> None:
+            assert evaluation.val is not None
+            seen.append((evaluation.step, evaluation.epoch, evaluation.val.loss))
+
+    run = run_on(path, data, LoRA(rank=2, seed=0), epochs=2, val_split=0.5, callbacks=[Heard()])
+    expected: list[Any] = []
+    for done in run.history:
+        steps, first = -(-done.train.ndata // 4), max([one[0] for one in expected], default=0)
+        expected += [(first + i + 1, done.epoch, min(4, done.train.ndata - 4 * i)) for i in range(steps)]
+        assert done.val is not None
+        expected.append((first + steps, done.epoch, done.val.loss))
+    assert seen == expected and seen[-1][0] == run.steps > 2
+
+
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_early_stopping_brings_the_best_back(tmp_path: Path, method: str) -> None:
     path, data = write(tmp_path, "llama", layers=1), packed(12, 16)

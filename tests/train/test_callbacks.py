@@ -163,9 +163,8 @@ def test_what_they_remember_is_part_of_the_state_of_the_run():
     assert state["callbacks.0.weights.model.0.weight"].shape == (16, 4)
     assert state["callbacks.1.seen"] == 11
     again = loop(Remembers(), on_epoch=EarlyStopping(patience=9, restore_best=True))
-    for each in again.callbacks:
-        each.begin(again)
     again.callbacks.load_state({name.removeprefix("callbacks."): value for name, value in state.items()})
+    again.callbacks.begin(again)  # which would forget
     assert again.trainer.train_state.collect("callbacks").keys() == state.keys()
     mine, other = list(again.callbacks)
     assert (mine.best, mine.best_epoch) == (state["callbacks.0.best"], state["callbacks.0.best_epoch"])
@@ -175,7 +174,7 @@ def test_what_they_remember_is_part_of_the_state_of_the_run():
 def test_early_stopping_on_any_number():
     class Numbers:
         def __init__(self, epoch, **numbers):
-            self.epoch, self.train, self.val, self.numbers = epoch, None, None, lambda: numbers
+            self.epoch, self.evaluations, self.numbers = epoch, (), lambda: numbers
 
     for mode, name in (("auto", "val_accuracy"), ("max", "loss")):
         stop = EarlyStopping(patience=2, monitor=name, mode=mode)
@@ -219,3 +218,57 @@ def test_progress_is_told_of_training_and_validation_and_may_stop():
     assert ends == [(True, 40, 40), (False, 10, 10)] * 2 and same(a, b)
     history = fit(net(), callbacks=[Hears(stop=True)], epochs=3)
     assert len(history) == 1
+
+
+class Outputs(Callback):
+    needs_outputs = True
+
+    def __init__(self):
+        self.seen = []
+
+    def on_batch(self, batch):
+        self.seen.append(batch)
+
+
+@pytest.mark.parametrize("micro", [None, 4])
+def test_outputs_are_those_of_the_rows(micro):
+    wants, plain, model = Outputs(), Heard(), gl.nn.Linear(4, 3).init(0)
+    fit(model, callbacks=[wants, plain], optimizer=gl.optim.SGD(lr=0.0), micro_batch_size=micro, epochs=2)
+    expected = gl.predict(model, X)
+    assert len(wants.seen) == 10
+    for batch in wants.seen:
+        np.testing.assert_allclose(batch.outputs, expected[batch.rows], rtol=1e-6)
+    fit(model, callbacks=[plain], epochs=1)
+    assert plain.seen[-2][0] == "epoch" and plain.seen[-3][2].outputs is None
+
+
+def test_outputs_change_no_bit_and_come_as_the_model_gives_them():
+    a, b, wants = net(), net(), Outputs()
+    with_it, without = fit(a, callbacks=[wants]), fit(b)
+    assert same(a, b) and [h.train.loss for h in with_it] == [h.train.loss for h in without]
+    w, wants = gl.parameter(np.ones((4, 3), np.float32), name="w"), Outputs()
+
+    def loss(outputs, labels):
+        return gl.ops.sum(gl.ops.sqr(outputs["a"]), (1,))
+
+    fit(lambda x: {"a": x @ w, "b": (x,)}, loss=loss, callbacks=[wants], epochs=1)
+    batch = wants.seen[0]
+    assert batch.outputs.keys() == {"a", "b"} and np.array_equal(batch.outputs["b"][0], X[batch.rows])
+
+
+def test_a_batch_that_is_skipped_has_no_outputs():
+    x = X.copy()
+    x[3] = np.nan
+    wants = Outputs()
+    fit(gl.nn.Linear(4, 3).init(0), (x, Y), callbacks=[wants], on_nonfinite="skip", micro_batch_size=5, epochs=1)
+    skipped = [batch for batch in wants.seen if batch.skipped]
+    assert len(skipped) == 1 and 3 in skipped[0].rows and skipped[0].outputs is None
+    assert all(len(batch.outputs) == len(batch.rows) == 10 for batch in wants.seen if not batch.skipped)
+
+
+def test_ranks_have_no_outputs():
+    from gradloom.parallel import threads
+
+    (ranks,) = threads(1, timeout=60)
+    with pytest.raises(gl.SettingError, match="callbacks that need outputs, metrics of training: ranks have none"):
+        fit(net(), callbacks=[Outputs()], parallel=ranks)

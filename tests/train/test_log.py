@@ -169,7 +169,28 @@ def test_a_full_disk_is_said_once_and_the_training_goes_on(tmp_path, monkeypatch
     said = capfd.readouterr().err.splitlines()
     where = tmp_path / "metrics.jsonl"
     assert said == [f"gradloom: {where}: a line cannot be written: no space left on device; the training goes on"]
-    assert [line["epoch"] for line in strict(where)] == [1, 1, 4, 4, 5, 5]
+    assert [line["epoch"] for line in strict(where)] == [1, 1, 2, 4, 5, 5]  # an evaluation, and its epoch
+
+
+def test_files_that_may_not_grow_hold_whole_lines_and_go_on_when_they_may(tmp_path):
+    code = f"""if True:
+        import resource, signal, numpy as np, gradloom as gl
+        def limit(result):
+            bytes = {{3: 2000, 9: resource.RLIM_INFINITY}}.get(result.epoch)
+            if bytes:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (bytes, resource.RLIM_INFINITY))
+        x = np.ones((50, 4), np.float32)
+        history = gl.fit(gl.nn.Linear(4, 3), (x, np.zeros(50, int)), epochs=12, progress=False, on_epoch=limit,
+                         callbacks=[gl.train.Log({str(tmp_path)!r}, "csv")])
+        assert len(history) == 12
+    """
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), check=True, capture_output=True, text=True)
+    assert done.stderr.count("a line cannot be written: file too large; the training goes on") == 1
+    epochs = [line["epoch"] for line in strict(tmp_path / "metrics.jsonl")]
+    assert epochs[-4:] == [9, 10, 11, 12] and epochs[:3] == [1, 2, 3] and len(epochs) < 11
+    with open(tmp_path / "metrics.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["epoch"] for row in rows] == [str(epoch) for epoch in epochs]
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_the_work(tmp_path):
@@ -254,7 +275,7 @@ def test_a_csv_file_holds_the_same_lines(tmp_path):
 def test_a_csv_file_is_written_anew_when_a_column_joins(tmp_path):
     file = log_files.CsvFile()
     file.begin(tmp_path, [])
-    assert not (tmp_path / "metrics.csv").exists()
+    assert (tmp_path / "metrics.csv").read_bytes() == b""
     file.add({"a": 1, "b": 'x, "y"'})
     file.add({"a": 2, "c": math.inf, "not_finite": {"d": "nan"}, "d": None})
     file.add({"a": 3})

@@ -91,6 +91,26 @@ def test_everything_is_as_it_was():
     assert same(model.state_dict(), twin.state_dict()) and [e.train.loss for e in a] == [e.train.loss for e in b]
 
 
+def test_groups_hold():
+    """A group without a rate of its own takes the growing one; a group matches the names of the optimiser."""
+    groups = [{"match": "head.*", "lr": 0.0}, {"match": "trunk.*", "weight_decay": 0.5}]
+
+    def losses(model, **options):
+        own = model.named_parameters()
+        named = {("head." if name.startswith("3.") else "trunk.") + name: p for name, p in own.items()}
+        return find_rate(model, (X, Y), optimizer=gl.optim.SGD(named, **options), batch_size=30, steps=20).losses
+
+    model = net()
+    before, found = model.state_dict(), losses(model, groups=groups)
+    assert same(model.state_dict(), before)
+    heads = net()
+    for name, p in heads.named_parameters().items():
+        p.trainable = not name.startswith("3.")
+    trunk = {f"trunk.{name}": p for name, p in heads.named_parameters().items() if p.trainable}
+    alone = find_rate(heads, (X, Y), optimizer=gl.optim.SGD(trunk, weight_decay=0.5), batch_size=30, steps=20).losses
+    assert np.array_equal(found, alone) and not np.array_equal(found, losses(net()))
+
+
 def test_an_interruption_leaves_everything_as_it_was(monkeypatch):
     from gradloom.train import rate_finder
 

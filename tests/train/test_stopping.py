@@ -85,6 +85,7 @@ class Told:
         train = Result()
         train.add(2, np.array([1.0]), np.array([1.0]), None, None, None)
         self.epoch, self.train, self.val = epoch, train, type("R", (), {"loss": val})()
+        self.evaluations = ()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,103 @@
+"""gradloom rerun: repeat a run from the settings that were saved with it, to the bit."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .common import Exchange, Parallel, join, need_place, need_whole, say
+from .config import Asked, parse_toml, read
+from .finetune import run as run_finetune
+from .finetune_settings import FinetuneSettings
+from .fit import run as run_fit
+from .fit_settings import FitSettings
+from .language import Json, Threads
+from .saved_settings import SETTINGS, digest
+
+_COMMANDS: dict[str, tuple[Any, Any]] = {
+    "fit": (FitSettings, run_fit),
+    "finetune": (FinetuneSettings, run_finetune),
+}
+
+
+def rerun(
+    run: Annotated[str, typer.Argument(help="The folder of a run, with its settings.toml.")],
+    out: Annotated[
+        str | None, typer.Option(help="Where to write. [default: beside the run, with -again in its name]")
+    ] = None,
+    threads: Threads = None,
+    parallel: Parallel = None,
+    exchange: Exchange = None,
+    json: Json = False,
+) -> int:
+    """Repeat a fit or a finetune from its saved settings: the same bits, on the same instruction set and version.
+
+    Data and model are those of the run, whose contents are compared. The run itself stays as it is.
+    """
+    ranks = join(parallel, exchange)
+    need_place("out", out)
+    need_whole("threads", threads)
+    file = Path(run) / SETTINGS if os.path.isdir(run) else Path(run)
+    kind, command, about, values = _read(file)
+    Asked(kind, values).settings()  # none is missing
+    _need_same_inputs(file, about, values)
+    _say_what_differs(about)
+    here = {"out": out or _beside(file, about), "threads": threads, "exchange": exchange, "json": json}
+    values |= {name: value for name, value in here.items() if value is not None}
+    return int(command(Asked(kind, values, ranks)))
+
+
+def _read(file: Path) -> tuple[Any, Any, dict[str, Any], dict[str, Any]]:
+    """(the settings' class, the command, the table [run], the settings) of a file that a run has saved."""
+    from ..base.errors import FileError
+
+    if not file.exists():
+        raise FileError(f"{file}: no such file; need the folder of a run of this version, which has its {SETTINGS}")
+    about = parse_toml(file).get("run")
+    command = about.get("command") if isinstance(about, dict) else None
+    if not isinstance(about, dict) or command not in _COMMANDS:
+        what = "says nothing of a run" if about is None else f"is of the command {command!r:.40}"
+        raise FileError(f"{file}: {what}; need the {SETTINGS} of a fit or a finetune (others are for --config)")
+    kind, run = _COMMANDS[command]
+    return kind, run, about, read(kind, file)
+
+
+def _need_same_inputs(file: Path, about: dict[str, Any], values: dict[str, Any]) -> None:
+    """FileError when a file that the run has read holds something else now."""
+    from ..base.errors import FileError
+
+    digests = about.get("digests")
+    for name, then in (digests if isinstance(digests, dict) else {}).items():
+        path = str(values.get(name))
+        try:
+            now = digest(path)
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            need = f"need it there, or its new place as {name} = in {file}"
+            raise FileError(f"{path}: cannot be read: {reason}; {need}") from None
+        if now != then:
+            raise FileError(f"{path}: has changed: {now}, at the run {then}; need the {name} of the run")
+
+
+def _say_what_differs(about: dict[str, Any]) -> None:
+    """Where the same bits are not promised."""
+    import gradloom as gl
+
+    from ..base.settings import switches
+    from ..run import machine
+
+    now = {"gradloom": gl.__version__, "isa": machine.choose_isa(switches().isa)}
+    other = [f"{name} {about.get(name)} then, {value} now" for name, value in now.items() if about.get(name) != value]
+    if about.get("exchange") == "fast":
+        other.append("gradients were exchanged with --exchange fast")
+    if other:
+        say(f"the same bits are not promised: {'; '.join(other)}")
+
+
+def _beside(file: Path, about: dict[str, Any]) -> str:
+    """Where to write when nothing is said: beside what the run has written."""
+    out = Path(str(about.get("out") or file.parent))
+    return str(out.with_name(f"{out.stem}-again{out.suffix}"))

@@ -1,0 +1,167 @@
+"""gradloom runs: what was trained here, when, how far it came, and its numbers."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import os
+import shutil
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .common import json_text, need_place, printable
+from .language import Json
+from .saved_settings import SETTINGS
+
+_RESULT_BYTES = 1 << 26  # of result.json, with the history of a long run
+_DEPTH = 6  # of folders; those that begin with a dot are left out
+_MOST_FOLDERS = 10_000
+
+
+def runs(
+    folder: Annotated[str, typer.Argument(help="Where to look, with all folders below it.")] = ".",
+    json: Json = False,
+) -> int:
+    """List what was trained in a folder and below it, in the order of its beginning: state, length, numbers."""
+    from ..base.errors import FileError
+
+    need_place("dir", folder)
+    if not os.path.isdir(folder):
+        raise FileError(f"{folder}: no such folder; need one to look for runs in")
+    found = sorted(_found(Path(folder)), key=lambda run: (run["begun"] or "", run["name"]))
+    width = shutil.get_terminal_size((80, 24)).columns
+    for run in found:
+        print("\n".join(_lines(run, width)), file=sys.stderr if json else None)
+    if not found:
+        print(f"{printable(folder)}: no runs", file=sys.stderr)
+    if json:
+        print(json_text({"folder": folder, "runs": found}))
+    return 0
+
+
+def _found(folder: Path) -> list[dict[str, Any]]:
+    """The runs with a run.json, and the older ones of gradloom fit, which have a model and a result only."""
+    from ..train.run_folder import runs_in
+
+    known = dict(runs_in(folder, _DEPTH))
+    made = [_run(folder, path, about) for path, about in known.items()]
+    return made + [_run(folder, path, None) for path in _older(folder) if path not in known]
+
+
+def _older(folder: Path) -> list[Path]:
+    """Folders with a model and its result."""
+    from .model import MODEL, RESULT
+
+    found, level, seen = [], [folder], 0
+    for _ in range(_DEPTH + 1):
+        below: list[Path] = []
+        for path in level[: _MOST_FOLDERS - seen]:
+            seen += 1
+            if (path / MODEL).is_file() and (path / RESULT).is_file():
+                found.append(path)
+            below += _folders(path)
+        level = below
+    return found
+
+
+def _folders(path: Path) -> list[Path]:
+    try:
+        with os.scandir(path) as entries:
+            return sorted(
+                Path(e.path) for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith(".")
+            )
+    except OSError:
+        return []
+
+
+# ---- one run ---------------------------------------------------------------------------------------------------------
+
+
+def _run(folder: Path, path: Path, about: dict[str, Any] | None) -> dict[str, Any]:
+    """What is told of a run: times in ISO 8601, seconds, losses and metrics by their names in result.json."""
+    told = _object(path / "result.json")
+    result = told or {}
+    if about is None:
+        about = {"kind": "fit", "state": _state(result), "begun": _changed(path / "result.json"), "ended": None}
+        about |= {"step": result.get("steps"), "epoch": result.get("epochs"), "latest": {}}
+    elif about["state"] == "running" or (_changed(path / "result.json") or "") < about["begun"]:
+        result = {}  # of the run before it
+    numbers = {name: value for name, value in (about["latest"] or {}).items() if isinstance(value, (int, float))}
+    numbers |= {name: value for name, value in result.items() if name.startswith(("train_", "val_", "test_"))}
+    return {
+        "name": os.path.relpath(path, folder) if path != folder else os.path.basename(os.path.abspath(path)),
+        "folder": str(path),
+        "kind": about["kind"],
+        "state": about["state"],
+        "begun": about["begun"],
+        "seconds": result.get("seconds", _seconds(about["begun"], about["ended"])),
+        "steps": about["step"],
+        "epochs": about["epoch"],
+        "data": result.get("data"),
+        "settings": SETTINGS if (path / SETTINGS).is_file() else None,
+        "numbers": {name: value for name, value in numbers.items() if not name.endswith("_unc")},
+    }
+
+
+def _object(path: Path) -> dict[str, Any] | None:
+    """A JSON object, None where there is none that can be read."""
+    try:
+        if not path.is_file() or path.stat().st_size > _RESULT_BYTES:
+            return None
+        found = jsonlib.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _state(result: dict[str, Any]) -> str:
+    """Of a run of an older version, as its result tells."""
+    ending = str(result.get("ending", ""))
+    return "interrupted" if result.get("interrupted") else "failed" if ending.startswith("stopped") else "finished"
+
+
+def _changed(path: Path) -> str | None:
+    try:
+        return datetime.fromtimestamp(path.stat().st_mtime, timezone.utc).isoformat(timespec="seconds")
+    except OSError:
+        return None
+
+
+def _seconds(begun: Any, ended: Any) -> float | None:
+    try:
+        return (datetime.fromisoformat(ended) - datetime.fromisoformat(begun)).total_seconds()
+    except (TypeError, ValueError):
+        return None
+
+
+# ---- what a person reads ---------------------------------------------------------------------------------------------
+
+_SHOWN = ("test_accuracy", "test_r2", "val_accuracy", "val_loss", "test_loss", "train_loss", "accuracy", "loss")
+
+
+def _lines(run: dict[str, Any], width: int) -> list[str]:
+    """A run in a line, or in several where the terminal is narrow: nothing is cut."""
+    from ..train.display import arranged, duration, plural
+
+    when = "" if run["begun"] is None else _local(run["begun"])
+    far = [plural(run["epochs"], "epoch")] if run["epochs"] else []
+    far += [plural(run["steps"], "step")] if run["steps"] else []
+    numbers = [f"{name} {run['numbers'][name]:.4g}" for name in _SHOWN if _is_number(run["numbers"].get(name))][:3]
+    took = [duration(run["seconds"])] if _is_number(run["seconds"]) else []
+    who = [printable(str(run["name"])), run["kind"], *filter(None, [when]), run["state"]]
+    first, *more = arranged([who, [", ".join(far)] * bool(far) + took, numbers], width)
+    return [first, *(f"  {line}" for line in more)]
+
+
+def _local(begun: str) -> str:
+    try:
+        return datetime.fromisoformat(begun).astimezone().strftime("%Y-%m-%d %H:%M")
+    except ValueError:
+        return ""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

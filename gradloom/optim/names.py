@@ -1,0 +1,31 @@
+"""Optimisers by name: "adamw", "sgd", "lion", ..., as settings files and commands say them."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from ..base.errors import SettingError
+from .optimizer import Optimizer
+
+
+def optimizer_names() -> dict[str, Any]:
+    """name -> class: those of gl.optim, in lower case."""
+    from .. import optim
+
+    classes = {name.lower(): getattr(optim, name) for name in optim.__all__}
+    return {
+        name: one
+        for name, one in classes.items()
+        if isinstance(one, type) and issubclass(one, Optimizer) and one is not Optimizer
+    }
+
+
+def optimizer_named(name: str) -> Any:
+    """The class of an optimiser; SettingError for a name that is none, with the nearest."""
+    names = optimizer_names()
+    if name.lower() not in names:
+        near = difflib.get_close_matches(name.lower(), names, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise SettingError(f"optimizer: {name!r} is not known; need one of {', '.join(sorted(names))}{hint}")
+    return names[name.lower()]

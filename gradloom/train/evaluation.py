@@ -1,0 +1,104 @@
+"""Evaluations: what the validation sets of a training measure, at the end of epochs and inside of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..base.arguments import as_whole
+from ..base.interval import Interval, as_interval
+from ..data.dataset import Dataset, generator
+from .epoch import Listener, run_part
+from .metrics import Measures
+from .result import MAIN, Result
+from .trainer import Trainer
+
+_SUBSET = 3  # the stream of random numbers that draws the rows of a subset
+
+
+@dataclass(frozen=True)
+class _Set:
+    """Rows of a data set that are measured, as they stand in the order of its source."""
+
+    data: Dataset
+    first: int
+    last: int
+    order: np.ndarray | None  # None: the order is that of the pass
+
+
+class Evaluator:
+    """Measures the validation sets of a training, every so often.
+
+    val_rows  of the data that the loop trains on, which come after the training rows in the order of a pass: the set
+              "val"; none when it is empty
+    sets      further ones by name
+    every     "200steps": after every 200th optimiser step, and at the end of each epoch; "2epochs": at the end of every
+              second epoch, and of the last one
+    rows      measure at most so many of each set, the same each time
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        data: Dataset,
+        train_rows: np.ndarray,
+        val_rows: np.ndarray,
+        sets: Mapping[str, Dataset] | None = None,
+        *,
+        every: str | Interval = "1epoch",
+        rows: int | None = None,
+        seed: int = 0,
+        measures: Measures,
+    ) -> None:
+        self.trainer, self.measures = trainer, measures
+        interval = as_interval("eval_every", every, "steps", "epochs")
+        self.steps, self._epochs = interval.steps, interval.epochs or 1
+        most = None if rows is None else as_whole("eval_rows", rows, 1)
+        self._sets: dict[str, _Set] = {}
+        if len(val_rows):
+            first = len(train_rows)  # val_rows are in a random order already
+            self._sets[MAIN] = _Set(data, first, first + min(len(val_rows), most or len(val_rows)), None)
+        for i, (name, one) in enumerate((sets or {}).items()):
+            order = np.arange(one.n)
+            if most is not None and most < one.n:
+                order = generator(seed, _SUBSET, i).permutation(order)
+                order[:most].sort()
+            self._sets[name] = _Set(one, 0, min(one.n, most or one.n), order)
+
+    def __bool__(self) -> bool:
+        """There is something to measure."""
+        return bool(self._sets)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._sets)
+
+    def due(self, steps: int) -> bool:
+        """An evaluation inside of an epoch belongs after so many steps."""
+        return bool(self._sets) and self.steps is not None and steps > 0 and steps % self.steps == 0
+
+    def due_at_end(self, epoch: int, is_last: bool) -> bool:
+        """An evaluation belongs at the end of this epoch, counted from 1."""
+        return bool(self._sets) and (is_last or epoch % self._epochs == 0)
+
+    def measure(
+        self,
+        results: dict[str, Result],
+        micro_batch_size: int,
+        on_batch: Listener | None = None,
+        on_progress: Listener | None = None,
+    ) -> None:
+        """Measure all sets, with the weights as they are: one Result after the other joins `results`."""
+        for name, one in self._sets.items():
+            source = self.trainer.source(one.data)
+            if one.order is not None:
+                source.order.write(one.order)
+            results[name] = Result(self.measures)
+            run_part(
+                self.trainer, source, one.first, one.last, results[name],
+                training=False, batch_size=micro_batch_size, micro_batch_size=micro_batch_size,
+                on_batch=on_batch, on_progress=on_progress,
+            )  # fmt: skip
+            results[name].settle()

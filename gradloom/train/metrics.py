@@ -1,0 +1,315 @@
+"""Metrics of the user's own: what they are, the nodes that compute them, what is kept until they are numbers.
+
+A metric is a function (outputs, labels, weights). It builds nodes in the program of the evaluation, or is called with
+the NumPy arrays of all rows.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..base.arguments import as_bool, as_whole, what_is
+from ..base.errors import DataError, SettingError, ShapeError
+from ..data.dataset import IGNORED
+from ..graph.value import Value, describe
+from .outputs import Outputs, mapped, values_of
+
+UNCERTAINTY = "_unc"  # how the name of an uncertainty ends: loss, loss_unc
+_TAKEN = ("loss", "accuracy", "grad_norm", "skipped", "lr", "epoch", "step", "seconds")  # names of other numbers
+
+
+class Metric:
+    """A number that is measured beside the loss: gl.fit(metrics={"mae": Metric(function)}), or the function alone.
+
+    function  (outputs, labels), or (outputs, labels, weights) with the row weights of the data, None where there are
+              none. By default it gets values of a graph and gives a value per row, f32 [rows], or a pair
+              (sum, weight) of scalars. Values per row are weighted here by the data's row weights, and rows that count
+              for nothing (weight 0, or labels that are all -100) are left out
+    whole     the function gets NumPy arrays of all rows that count (outputs f32 [rows, ...] in the model's structure,
+              labels, weights f32 [rows] or None) and gives a number: what no sum over batches can tell, as AUC or F1
+    train     it is measured in training, too, by the step's own program, with dropout as it is there
+    uncertainty  "formula": of values per row m the weighted standard error sqrt(sum w (v - m)^2 / sum w / (n - 1)), of
+              pairs the same over micro-batches; "bootstrap": the standard deviation over `samples` resamplings of the
+              rows (of micro-batches for pairs), drawn from `seed`. None: "formula" where there is one, and none for
+              `whole`
+
+    SettingError for arguments out of range.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        whole: bool = False,
+        train: bool = False,
+        uncertainty: str | None = None,
+        samples: int = 200,
+        seed: int = 0,
+    ) -> None:
+        if not callable(function):
+            raise SettingError(f"Metric: got {what_is(function)}; need a function (outputs, labels, weights)")
+        self.function = function
+        self.whole, self.train = as_bool("Metric: whole", whole), as_bool("Metric: train", train)
+        self.samples, self.seed = as_whole("Metric: samples", samples, 2), as_whole("Metric: seed", seed, 0)
+        if uncertainty not in (None, "formula", "bootstrap"):
+            raise SettingError(f"Metric: uncertainty={uncertainty!r} is not known; need formula or bootstrap")
+        if self.whole and uncertainty == "formula":
+            raise SettingError("Metric: uncertainty='formula' for whole=True: there is none; need 'bootstrap' or None")
+        if self.whole and self.train:
+            raise SettingError("Metric: train=True for whole=True: the outputs of all training rows would be kept")
+        self.uncertainty = uncertainty or ("none" if self.whole else "formula")
+        self._count = _positional(function)
+
+    def __call__(self, outputs: Any, labels: Any, weights: Any) -> Any:
+        """The function with as many of these as it takes."""
+        return self.function(*(outputs, labels, weights)[: self._count])
+
+    @property
+    def takes_weights(self) -> bool:
+        """The function gets the row weights."""
+        return self._count == 3
+
+
+Metrics = Mapping[str, "Metric | Callable[..., Any]"]
+
+
+def _positional(function: Callable[..., Any]) -> int:
+    """How many of (outputs, labels, weights) the function takes."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # not written in Python
+        return 2
+    kinds = [p.kind for p in parameters]
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        return 3
+    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [p for p in parameters if p.kind in plain and (p.default is p.empty or p.name == "weights")]
+    if not 1 <= len(needed) <= 3:
+        raise SettingError(f"Metric: the function takes {len(needed)} arguments; need (outputs, labels, weights)")
+    return len(needed)
+
+
+def checked_metrics(metrics: Metrics | None) -> tuple[tuple[str, Metric], ...]:
+    """Names and metrics; SettingError for a name that is another number's, or that history and monitors cannot tell."""
+    named = []
+    for name, one in (metrics or {}).items():
+        usable = isinstance(name, str) and name.isprintable() and name and "." not in name
+        if not usable or name in _TAKEN or name.endswith(UNCERTAINTY) or name.startswith("val_"):
+            raise SettingError(f"metrics: the name {name!r} is taken or not usable; need another, such as 'mae'")
+        named.append((name, one if isinstance(one, Metric) else Metric(one)))
+    return tuple(named)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a program gives for metrics, in order: values [rows], pairs of scalars, then the model's outputs."""
+
+    per_row: tuple[str, ...]
+    pairs: tuple[str, ...]
+    outputs: Outputs | None
+    size: int
+
+
+EMPTY = Layout((), (), None, 0)
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What a Result measures beside the loss: metrics, and whether it keeps the model's outputs."""
+
+    metrics: tuple[tuple[str, Metric], ...] = ()
+    outputs: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.metrics) or self.outputs
+
+    @property
+    def of_training(self) -> tuple[tuple[str, Metric], ...]:
+        """The metrics that are measured in training, too."""
+        return tuple((name, metric) for name, metric in self.metrics if metric.train)
+
+    def nodes(
+        self, rows: int, outputs: Outputs, labels: Value | None, weights: Value | None
+    ) -> tuple[list[Value], Layout]:
+        """The values that a program of so many rows computes for it."""
+        per_row: dict[str, Value] = {}
+        pairs: dict[str, tuple[Value, Value]] = {}
+        for name, metric in self.metrics:
+            if metric.whole:
+                continue
+            made = metric(outputs, labels, weights)
+            if isinstance(made, Value) and made.shape == (rows,):
+                per_row[name] = made
+            elif isinstance(made, tuple) and len(made) == 2 and all(isinstance(v, Value) and not v.shape for v in made):
+                if weights is not None and not metric.takes_weights:
+                    raise DataError(
+                        f"metric {name}: the data have row weights, and the function gave a pair (sum, weight) without "
+                        "them; need a function (outputs, labels, weights), or one that gives one value per row"
+                    )
+                pairs[name] = made
+            else:
+                seen = describe(made) if isinstance(made, Value) else what_is(made)
+                raise ShapeError(f"metric {name}: the function gave {seen}; need f32[{rows}] or a pair (sum, weight)")
+        values = [*per_row.values(), *(value for pair in pairs.values() for value in pair)]
+        kept = None
+        if self.outputs or any(metric.whole for _, metric in self.metrics):
+            kept = outputs
+            for value in values_of(outputs):
+                if value.shape[:1] != (rows,):
+                    seen = f"an output {describe(value)} of a batch of {rows} rows"
+                    raise ShapeError(f"outputs: {seen}; need the rows along the first axis; node {value.node.label}")
+                values.append(value)
+        return values, Layout(tuple(per_row), tuple(pairs), kept, len(values))
+
+
+NOTHING = Measures()
+
+
+class Measured:
+    """What was measured for the metrics of one Result: arrays until they are read, numbers afterwards."""
+
+    def __init__(self, measures: Measures) -> None:
+        self.measures = measures
+        self._kept: dict[str, list[np.ndarray]] = {}
+        self._structure: Outputs | None = None
+        self._numbers: dict[str, float] | None = None
+
+    def add(
+        self, layout: Layout, arrays: Sequence[np.ndarray], rows: int, labels: np.ndarray | None,
+        weights: np.ndarray | None,
+    ) -> None:  # fmt: skip
+        """What a program gave for `rows` rows in equal micro-batches: arrays [micro-batches, ...], see Layout."""
+        self._numbers, self._structure = None, layout.outputs
+        left = iter(arrays)
+        for name in layout.per_row:
+            self._keep(f"row.{name}", next(left).reshape(rows))
+        for name in layout.pairs:
+            self._keep(f"sum.{name}", next(left).astype(np.float64).ravel())
+            self._keep(f"weight.{name}", next(left).astype(np.float64).ravel())
+        for i, array in enumerate(left):
+            self._keep(f"output.{i}", array.reshape(rows, *array.shape[2:]))
+        is_whole = any(metric.whole for _, metric in self.measures.metrics)
+        if layout.per_row or is_whole:
+            self._keep("counts", row_weights(rows, labels, weights))
+        if is_whole:
+            if labels is not None:
+                self._keep("labels", labels)
+            if weights is not None:
+                self._keep("weights", weights)
+
+    def _keep(self, name: str, array: np.ndarray) -> None:
+        self._kept.setdefault(name, []).append(array)
+
+    def _all(self, name: str) -> np.ndarray:
+        parts = self._kept[name]
+        if len(parts) > 1:
+            self._kept[name] = parts = [np.concatenate(parts)]
+        return parts[0]
+
+    def take_outputs(self) -> Outputs:
+        """The outputs since the last call, in the model's structure; None if there are none. They are freed."""
+        names = [name for name in self._kept if name.startswith("output.")]
+        arrays = iter([self._all(name) for name in names])
+        for name in names:
+            del self._kept[name]
+        if not names:
+            return None
+        return mapped(lambda _: next(arrays), self._structure)
+
+    def mark(self) -> dict[str, int]:
+        """How much it holds, for `cut`."""
+        return {name: sum(map(len, parts)) for name, parts in self._kept.items()}
+
+    def cut(self, mark: Mapping[str, int]) -> None:
+        """Forget what was added since the mark."""
+        self._kept = {name: [self._all(name)[: mark[name]]] for name in self._kept if name in mark}
+        self._numbers = None
+
+    def state(self) -> dict[str, Any]:
+        """What it holds, as plain values and arrays; of_state: the same again."""
+        if self._numbers is not None:
+            return {"numbers": self._numbers}
+        return {name: self._all(name) for name in self._kept}
+
+    def load_state(self, values: Mapping[str, Any]) -> None:
+        """Take back what `state` gave."""
+        self._numbers = values.get("numbers")
+        self._kept = {name: [array] for name, array in values.items() if name != "numbers"}
+
+    def settle(self) -> None:
+        """Make numbers of what was measured, and drop the arrays."""
+        self._numbers, self._kept = self.numbers(), {}
+
+    def numbers(self) -> dict[str, float]:
+        """Each metric by name, followed by its uncertainty as far as it is known."""
+        if self._numbers is None:
+            self._numbers = {}
+            for name, metric in self.measures.metrics:
+                value, spread = self._number(name, metric)
+                self._numbers[name] = value
+                if not math.isnan(spread):
+                    self._numbers[name + UNCERTAINTY] = spread
+        return self._numbers
+
+    def _number(self, name: str, metric: Metric) -> tuple[float, float]:
+        """(value, uncertainty); nan for what is not known."""
+        if metric.whole:
+            return self._whole(name, metric) if "output.0" in self._kept else (math.nan, math.nan)
+        if f"row.{name}" in self._kept:
+            values, weights = self._all(f"row.{name}").astype(np.float64), self._all("counts")
+        elif f"sum.{name}" in self._kept:
+            sums, weights = self._all(f"sum.{name}"), self._all(f"weight.{name}")
+            values = np.divide(sums, weights, out=np.zeros_like(sums), where=weights != 0)
+        else:
+            return math.nan, math.nan
+        values, weights = values[weights > 0], weights[weights > 0]
+        n, total = len(values), float(weights.sum())
+        if not n:
+            return math.nan, math.nan
+        mean = float((weights * values).sum()) / total
+        if n < 2:
+            return mean, math.nan
+        if metric.uncertainty == "formula":
+            return mean, math.sqrt(float((weights * (values - mean) ** 2).sum()) / total / (n - 1))
+        rng = np.random.default_rng(metric.seed)
+        picks = (rng.integers(0, n, n) for _ in range(metric.samples))
+        means = [float((weights[at] * values[at]).sum() / weights[at].sum()) for at in picks]
+        return mean, float(np.std(means, ddof=1))
+
+    def _whole(self, name: str, metric: Metric) -> tuple[float, float]:
+        count = self._all("counts") > 0
+        names = [kept for kept in self._kept if kept.startswith("output.")]
+        outputs = [self._all(kept)[count] for kept in names]
+        labels, weights = (self._all(kept)[count] if kept in self._kept else None for kept in ("labels", "weights"))
+        n = int(count.sum())
+
+        def number(at: Any) -> float:
+            arrays = iter([array[at] for array in outputs])
+            made = metric(
+                mapped(lambda _: next(arrays), self._structure),
+                None if labels is None else labels[at],
+                None if weights is None else weights[at],
+            )
+            if np.ndim(made) or not isinstance(made, (int, float, np.number, np.ndarray)):
+                raise SettingError(f"metric {name}: the function gave {what_is(made)}; need a number")
+            return float(made)
+
+        value = number(slice(None))
+        if metric.uncertainty != "bootstrap" or n < 2:
+            return value, math.nan
+        rng = np.random.default_rng(metric.seed)
+        return value, float(np.std([number(rng.integers(0, n, n)) for _ in range(metric.samples)], ddof=1))
+
+
+def row_weights(rows: int, labels: np.ndarray | None, weights: np.ndarray | None) -> np.ndarray:
+    """How much each row counts, f64 [rows]: its weight; 0 where all labels are ignored."""
+    counts = np.ones(rows) if weights is None else weights.astype(np.float64)
+    if labels is not None and labels.dtype.kind == "i":
+        counts[(labels == IGNORED).reshape(rows, -1).all(axis=1)] = 0
+    return counts

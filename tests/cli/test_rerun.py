@@ -1,0 +1,148 @@
+"""A run is repeated from its settings.toml alone, to the bit; data that have changed are refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import shutil
+import sys
+
+import pytest
+
+from gradloom.cli.config import parse_toml
+from gradloom.cli.saved_settings import digest
+from tests import processes
+from tests.cli.command import run
+from tests.cli.test_fit import ENV, flowers, houses, one_thread  # noqa: F401
+
+
+def fitted(capsys, *arguments):
+    code, _, err = run(capsys, "fit", *arguments)
+    assert code == 0, err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--optimizer", "sgd", "--lr", 0.01, "--hidden", "9,5", "--val-split", 0.1, "--batch-size", 50),
+        ("--micro-batch-size", 7, "--seed", 5, "--loss", "mse", "--hidden", ""),
+    ],
+)
+def test_the_same_bits(capsys, tmp_path, monkeypatch, options):
+    """Also from another folder and in another process, with what the first run had decided."""
+    monkeypatch.chdir(tmp_path)
+    data = flowers(tmp_path / "t.csv")
+    fitted(capsys, "t.csv", "--epochs", 3, "--out", "a/run", *options)
+    saved = parse_toml(tmp_path / "a" / "run" / "settings.toml")
+    decided = {"epochs", "batch_size", "micro_batch_size", "lr", "val_split", "seed"}
+    assert saved["data"] == data and decided <= set(saved)
+    assert saved["run"]["line"].startswith("gradloom fit t.csv --epochs 3 --out a/run")
+    assert saved["run"]["digests"] == {"data": digest(data)} and "threads" not in saved and "out" not in saved
+    (tmp_path / "elsewhere").mkdir()
+    words = [sys.executable, "-m", "gradloom", "rerun", tmp_path / "a" / "run", "--threads", 2, "--json"]
+    job = processes.start(words, env=ENV, cwd=tmp_path / "elsewhere")
+    out, err = job.communicate(timeout=100)
+    assert job.returncode == 0 and "the same bits are not promised" not in err, err
+    model = (tmp_path / "a" / "run" / "model.safetensors").read_bytes()
+    assert (tmp_path / "a" / "run-again" / "model.safetensors").read_bytes() == model
+    measured = {"seconds", "rows_per_second", "peak_bytes", "planned_bytes", "history", "model", "data"}
+    first = json.loads((tmp_path / "a" / "run" / "result.json").read_text())
+    again = json.loads(out)
+    assert {k: v for k, v in first.items() if k not in measured} == {
+        k: v for k, v in again.items() if k not in measured
+    }
+    assert [one["loss"] for one in first["history"]] == [one["loss"] for one in again["history"]]
+    assert run(capsys, "rerun", tmp_path / "a" / "run-again" / "settings.toml", "--out", "b")[0] == 0
+    assert (tmp_path / "b" / "model.safetensors").read_bytes() == model
+
+
+def test_its_settings_are_a_settings_file(capsys, tmp_path):
+    fitted(capsys, flowers(tmp_path / "t.csv"), "--epochs", 3, "--seed", 4, "--out", tmp_path / "a")
+    fitted(capsys, "--config", tmp_path / "a" / "settings.toml", "--out", tmp_path / "b")
+    fitted(capsys, "--config", tmp_path / "a" / "settings.toml", "--out", tmp_path / "c", "--seed", 5)
+    one, two, three = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
+    assert one == two != three
+
+
+def test_data_that_changed_are_refused(capsys, tmp_path):
+    data = flowers(tmp_path / "t.csv")
+    fitted(capsys, data, "--epochs", 2, "--out", tmp_path / "a")
+    then = digest(data)
+    flowers(tmp_path / "t.csv", seed=1)
+    code, _, err = run(capsys, "rerun", tmp_path / "a")
+    assert code == 2 and not (tmp_path / "a-again").exists()
+    assert err == f"gradloom: {data}: has changed: {digest(data)}, at the run {then}; need the data of the run\n"
+    (tmp_path / "t.csv").unlink()
+    code, _, err = run(capsys, "rerun", tmp_path / "a")
+    need = f"need it there, or its new place as data = in {tmp_path / 'a' / 'settings.toml'}"
+    assert code == 2 and err == f"gradloom: {data}: cannot be read: no such file or directory; {need}\n"
+    moved = flowers(tmp_path / "moved.csv")
+    file = tmp_path / "a" / "settings.toml"
+    file.write_text(file.read_text().replace(json.dumps(data), json.dumps(moved)))
+    assert run(capsys, "rerun", tmp_path / "a")[0] == 0
+    assert (tmp_path / "a" / "model.safetensors").read_bytes() == (
+        tmp_path / "a-again" / "model.safetensors"
+    ).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (("gradloom = .*", "gradloom = '0.0.1'"), r"the same bits are not promised: gradloom 0\.0\.1 then, .* now"),
+        (("isa = .*", "isa = 'none'"), "the same bits are not promised: isa none then, "),
+        (("target = ", "exchange = 'fast'\ntarget = "), "not promised: gradients were exchanged with --exchange fast"),
+    ],
+)
+def test_what_may_change_the_bits_is_said(capsys, tmp_path, change, says):
+    fitted(capsys, flowers(tmp_path / "t.csv"), "--epochs", 1, "--out", tmp_path / "a")
+    file = tmp_path / "a" / "settings.toml"
+    text = re.sub(*change, file.read_text(), count=1)
+    assert text != file.read_text()
+    file.write_text(text)
+    code, _, err = run(capsys, "rerun", tmp_path / "a")
+    assert code == 0 and re.search(says, err), err
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        (None, "settings.toml: no such file; need the folder of a run of this version"),
+        ("epochs = 3\n", "says nothing of a run"),
+        ("[run]\ncommand = 'predict'\n", "is of the command 'predict'"),
+        ("run = 3\n", "is of the command None"),
+        ("epochs = 0\n[run]\ncommand = 'fit'\n", "settings.toml: epochs = 0: need a whole number of at least 1"),
+        ("epochs = 1\n[run]\ncommand = 'fit'\n", "Missing argument 'DATA'"),
+        ("data = 'x'\n[run]\ncommand = 'fit'\n[run.digests]\nmodel = 'a'\n", "cannot be read"),
+        ("epochs = \n", "is no TOML"),
+    ],
+)
+def test_what_is_no_run(capsys, tmp_path, text, says):
+    (tmp_path / "a").mkdir()
+    if text is not None:
+        (tmp_path / "a" / "settings.toml").write_text(text)
+    code, out, err = run(capsys, "rerun", tmp_path / "a")
+    assert (code, out) == (2, "") and says in err and len(err.splitlines()) == 1, err
+
+
+def test_a_folder_has_a_digest(tmp_path):
+    """Of its idx files, packed or not; other files do not count."""
+    folder = tmp_path / "mnist"
+    folder.mkdir()
+    (folder / "train-images-idx3-ubyte").write_bytes(b"one")
+    (folder / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(b"two"))
+    first = digest(folder)
+    (folder / "notes.txt").write_text("x")
+    assert digest(folder) == first
+    shutil.copy(folder / "train-images-idx3-ubyte", folder / "t10k-images-idx3-ubyte")
+    assert digest(folder) != first
+    (folder / "t10k-images-idx3-ubyte").unlink()
+    (folder / "train-images-idx3-ubyte").write_bytes(b"oNe")
+    assert digest(folder) != first
+
+
+def test_a_regression_is_repeated(capsys, tmp_path):
+    fitted(capsys, houses(tmp_path / "t.csv"), "--target", "price", "--epochs", 2, "--out", tmp_path / "a")
+    assert run(capsys, "rerun", tmp_path / "a", "--out", tmp_path / "b")[0] == 0
+    assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()

@@ -1,0 +1,93 @@
+"""What steers a fine-tuning beside its rate: optimisers by name, freezing, clipping by value, batches left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradloom as gl
+from gradloom import NonFiniteError, SettingError
+from gradloom.llm import LoRA, TrainedTensors, finetune, load
+from gradloom.llm.finetune import Run
+from tests.llm.random_models import packed, write
+
+
+def run_on(path: Path, adapter: Any = None, **options: Any) -> Run:
+    settings = {"val_split": 0.0, "batch_size": 4, "micro_batch_size": 2, "progress": False, "threads": 1, "steps": 5}
+    adapter = LoRA(rank=2, targets="all", seed=1) if adapter is None else adapter
+    return finetune(load(path), packed(9, 24), adapter, **(settings | options))
+
+
+def trained(run: Run) -> dict[str, bytes]:
+    return {name: p.numpy().tobytes() for name, p in run.adapter.parameters().items()}
+
+
+@pytest.mark.parametrize("name", ["adamw", "adam", "sgd", "lion", "rmsprop"])
+def test_an_optimiser_by_name(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path)
+    kinds = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "lion": "Lion", "rmsprop": "RMSprop"}
+    given = getattr(gl.optim, kinds[name])(lr=gl.optim.schedules.Linear(3e-3, 5), weight_decay=0.1)
+    named = run_on(path, optimizer=name, lr=3e-3, schedule="linear", warmup=0.0, weight_decay=0.1)
+    assert trained(named) == trained(run_on(path, optimizer=given))
+    if name == "adamw":
+        assert trained(named) == trained(run_on(path, lr=3e-3, schedule="linear", warmup=0.0, weight_decay=0.1))
+
+
+def test_frozen_parameters_keep_their_bits(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    before = LoRA(rank=2, targets="all", seed=1)
+    before.bind(load(path))
+    first = {name: p.numpy().tobytes() for name, p in before.parameters().items()}
+    run = run_on(path, freeze=["*.lora_a", "blk.1.*"], weight_decay=0.1)
+    kept = {name for name, bits in trained(run).items() if bits == first[name]}
+    assert kept == {name for name in first if name.endswith(".lora_a") or name.startswith("blk.1.")}
+    count = sum(p.size for name, p in run.adapter.parameters().items() if name not in kept)
+    assert run.report["parameters_trained"] == count
+    size = sum(p.size for name, p in run.adapter.parameters().items() if name in kept)
+    assert run.table.endswith(f"kept by freeze: {size:,} of these parameters in {len(kept)} arrays")
+    full = run_on(path, TrainedTensors(["attn_q", "attn_k"]), freeze="blk.0.attn_q.weight")
+    assert full.adapter.parameters()["blk.0.attn_q.weight"].numpy().tobytes() == (
+        load(path).weights["blk.0.attn_q.weight"].read().tobytes()
+    )
+
+
+def test_gradients_are_clipped_by_value(tmp_path: Path) -> None:
+    path, most = write(tmp_path), np.float32(1e-3)
+    before = LoRA(rank=2, targets="all", seed=1)
+    before.bind(load(path))
+    first = {name: p.numpy() for name, p in before.parameters().items()}
+    run = run_on(path, optimizer=gl.optim.SGD(lr=1.0), max_value=float(most), steps=1)
+    moved = {name: np.abs(p.numpy() - first[name]).max() for name, p in run.adapter.parameters().items()}
+    assert max(moved.values()) == pytest.approx(1e-3, rel=1e-3)
+    free = run_on(path, optimizer=gl.optim.SGD(lr=1.0), steps=1)
+    assert max(np.abs(p.numpy() - first[name]).max() for name, p in free.adapter.parameters().items()) > 2e-3
+
+
+def test_batches_that_are_not_finite_are_left_out_where_that_is_asked(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    for how, message in (("stop", "not finite"), ("skip", "none of its 3 batches was finite")):
+        adapter = LoRA(rank=2, seed=1)
+        adapter.bind(load(path))
+        for b in adapter.b.values():
+            b.assign(np.full(b.shape, 3e38))
+        with pytest.raises(NonFiniteError, match=message):
+            run_on(path, adapter, on_nonfinite=how)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"optimizer": "lyon"}, "optimizer: 'lyon' is not known; need one of .*; did you mean lion[?]"),
+        ({"optimizer": gl.optim.SGD(), "lr": 1e-3}, "lr beside an optimizer"),
+        ({"freeze": "*.lora_c"}, "freeze: '[*].lora_c' matches no parameter; need one of blk"),
+        ({"freeze": "*"}, "freeze='[*]' leaves nothing to train"),
+        ({"max_value": -1.0}, "max_value=-1.0 is not usable"),
+        ({"on_nonfinite": "go"}, "on_nonfinite"),
+    ],
+)
+def test_what_cannot_be(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        run_on(write(tmp_path), **options)

@@ -1,0 +1,218 @@
+"""The moving average of weights: what fit's ema= measures, keeps and leaves in the model."""
+
+import numpy as np
+import pytest
+
+import gradloom as gl
+from gradloom.optim import SGD, AdamW
+from gradloom.train import EarlyStopping
+from tests.train.split_training import on_ranks
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.standard_normal((60, 5)).astype(np.float32), RNG.integers(0, 3, 60)
+DATA = gl.data.Dataset(X, Y)
+
+
+def net():
+    return gl.nn.Sequential(gl.nn.Linear(5, 8, activation="tanh"), gl.nn.Linear(8, 3)).init(1)
+
+
+def named(model):
+    return {name: p.numpy() for name, p in model.named_parameters().items()}
+
+
+def same(a, b):
+    return all(np.array_equal(a[name], b[name]) for name in a)
+
+
+def by_hand(decay, optimizer, steps=12, **options):
+    """(the average, the weights) after steps on 10 rows each, from the weights after every step."""
+    model = net()
+    trainer = gl.Trainer(model, optimizer=optimizer, **options)
+    mean = {name: array.astype(np.float64) for name, array in named(model).items()}
+    for i in range(steps):
+        at = 10 * (i % 6)
+        trainer.step(X[at : at + 10], Y[at : at + 10])
+        for name, array in named(model).items():
+            mean[name] = decay * mean[name] + (1 - decay) * array
+    return mean, named(model)
+
+
+OPTIMIZERS = {
+    "sgd": lambda: SGD(lr=0.3, momentum=0.9),
+    "adamw": lambda: AdamW(lr=0.05, weight_decay=0.1),
+    "groups": lambda: AdamW(
+        lr=0.05, groups=[{"match": "0.*", "lr": 0.01}, {"match": "1.bias", "optimizer": SGD(lr=0.3)}]
+    ),
+}
+
+
+@pytest.mark.parametrize("backend", ["cpu", "numpy"])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_it_is_the_average_over_the_steps(kind, backend):
+    mean, last = by_hand(0.9, OPTIMIZERS[kind](), backend=backend)
+    model = net()
+    trainer = gl.Trainer(model, optimizer=OPTIMIZERS[kind](), ema=0.9, backend=backend)
+    for i in range(12):
+        at = 10 * (i % 6)
+        trainer.step(X[at : at + 10], Y[at : at + 10])
+    assert same(named(model), last)  # the weights that are trained know nothing of it
+    trainer.show_average()
+    for name, array in named(model).items():
+        np.testing.assert_allclose(array, mean[name], rtol=1e-5, atol=1e-6)
+        assert np.abs(array - last[name]).max() > 1e-3
+    trainer.show_average(False)
+    assert same(named(model), last)
+
+
+def fit(model, ema=0.0, optimizer=None, **options):
+    options = {"epochs": 4, "batch_size": 10, "val_split": 0.2, "seed": 3, "progress": False, **options}
+    return gl.fit(model, DATA, optimizer=optimizer or AdamW(lr=0.05), ema=ema, **options)
+
+
+@pytest.mark.parametrize("micro", [None, 3])
+def test_fit_measures_and_leaves_the_average(micro):
+    seen, plain, model = [], net(), net()
+    weights = []
+    fit(plain, micro_batch_size=micro, on_epoch=lambda result: weights.append(named(plain)))
+    optimizer = AdamW(model.named_parameters(), lr=0.05)
+    history = fit(model, 0.9, optimizer, micro_batch_size=micro, on_epoch=lambda result: seen.append(named(model)))
+    assert all(epoch.averaged for epoch in history) and not any(epoch.averaged for epoch in fit(net()))
+    assert same(named(model), seen[-1])  # on_epoch saw the average, and the model holds it in the end
+    _, val_rows = DATA.split(0.2, 3)
+    held_out = gl.data.Dataset(X[val_rows], Y[val_rows])
+    assert gl.evaluate(model, held_out).loss == pytest.approx(history[-1].val.loss, rel=1e-6)
+    averaged = named(model)
+    optimizer.show_average(False)
+    assert same(named(model), weights[-1])  # the other set: that of a fit without an average, to the bit
+    assert not same(averaged, named(model))
+    optimizer.show_average()
+    assert same(named(model), averaged)
+
+
+def test_restore_best_keeps_what_was_measured():
+    model, kept = net(), {}
+    stop = EarlyStopping(patience=3, restore_best=True)
+
+    def on_epoch(result):
+        kept[result.epoch] = named(model)
+
+    history = fit(model, 0.9, SGD(lr=2.0), epochs=12, on_epoch=[on_epoch, stop])
+    assert stop.best_epoch < len(history)
+    assert same(named(model), kept[stop.best_epoch])
+    _, val_rows = DATA.split(0.2, 3)
+    held_out = gl.data.Dataset(X[val_rows], Y[val_rows])
+    best = min(epoch.val.loss for epoch in history)
+    assert gl.evaluate(model, held_out).loss == pytest.approx(best, rel=1e-6)
+
+
+def test_running_statistics_are_the_models_own():
+    class Net(gl.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.norm, self.second = gl.nn.Linear(5, 8), gl.nn.BatchNorm(8), gl.nn.Linear(8, 3)
+
+        def forward(self, x):
+            return self.second(gl.ops.relu(self.norm(self.first(x))))
+
+    plain, model = Net().init(0), Net().init(0)
+    fit(plain)
+    fit(model, 0.9)
+    buffers = {name: p.numpy() for name, p in model.named_buffers().items()}
+    assert buffers and all(np.array_equal(p.numpy(), buffers[name]) for name, p in plain.named_buffers().items())
+    assert not same(named(plain), named(model))
+
+
+def test_ranks_keep_the_same_average():
+    def train(ranks):
+        model = net()
+        fit(model, 0.9, micro_batch_size=5, parallel=ranks, threads=1)
+        return named(model)
+
+    (one,) = on_ranks(1, train)
+    assert all(same(one, each) for each in on_ranks(2, train))
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_a_state_goes_on_to_the_bit(shown):
+    def trainer(model):
+        return gl.Trainer(model, optimizer=AdamW(lr=0.05), ema=0.9)
+
+    def run(one, first, last):
+        for i in range(first, last):
+            at = 10 * (i % 6)
+            one.step(X[at : at + 10], Y[at : at + 10])
+
+    whole, first, second = net(), net(), net()
+    one = trainer(whole)
+    run(one, 0, 12)
+    begun = trainer(first)
+    run(begun, 0, 6)
+    begun.show_average(shown)
+    again = trainer(second)
+    again.train_state.load(begun.train_state.collect())
+    assert same(named(first), named(second))
+    run(again, 6, 12)
+    again.show_average(False)
+    assert same(named(whole), named(second))
+    again.show_average()
+    one.show_average()
+    assert same(named(whole), named(second))
+    other = gl.Trainer(net(), optimizer=AdamW(lr=0.05), ema=0.5)
+    with pytest.raises(gl.TrainError, match=r"load: average: decay=0.5, in the state 0.9"):
+        other.train_state.load(begun.train_state.collect())
+    with pytest.raises(gl.TrainError, match="load: average: .* is in the state alone"):
+        gl.Trainer(net(), optimizer=AdamW(lr=0.05)).train_state.load(begun.train_state.collect())
+
+
+def test_what_is_frozen_is_not_replaced_by_its_average():
+    model = net()
+    first = [p for name, p in model.named_parameters().items() if name.startswith("0.")]
+    trainer = gl.Trainer(model, optimizer=AdamW(lr=0.05), ema=0.9)
+    trainer.step(X[:10], Y[:10])
+    before = named(model)
+    for p in first:
+        p.trainable = False
+    trainer.step(X[:10], Y[:10])
+    trainer.show_average()
+    assert np.array_equal(first[0].numpy(), before["0.weight"])
+    for p in first:  # thawed while the average is shown: it still was no part of it
+        p.trainable = True
+    trainer.show_average(False)
+    assert np.array_equal(first[0].numpy(), before["0.weight"])
+    trainer.step(X[:10], Y[:10])
+    trainer.show_average()
+    assert not np.array_equal(first[0].numpy(), before["0.weight"])
+
+
+def test_a_reset_begins_it_anew():
+    model = net()
+    trainer = gl.Trainer(model, optimizer=SGD(lr=0.5), ema=0.9)
+    trainer.step(X[:10], Y[:10])
+    trainer.reset(optimizer=True)
+    before = named(model)
+    trainer.show_average()
+    assert same(before, named(model))
+
+
+def test_a_step_that_is_not_finite_leaves_it():
+    model = net()
+    trainer = gl.Trainer(model, optimizer=SGD(lr=0.5), ema=0.9)
+    trainer.step(X[:10], Y[:10])
+    trainer.show_average()
+    before = named(model)
+    with pytest.raises(gl.NonFiniteError):
+        trainer.step(np.full((4, 5), np.inf, np.float32), Y[:4])
+    assert same(before, named(model))
+
+
+@pytest.mark.parametrize("ema", [1.0, -0.1, float("nan"), True, "0.9", 2])
+def test_decays_that_are_refused(ema):
+    with pytest.raises(gl.SettingError, match=r"ema=.* is not usable; need 0 <= ema < 1"):
+        fit(net(), ema)
+
+
+def test_there_is_no_other_set_without_it():
+    opt = AdamW(net().parameters())
+    with pytest.raises(gl.GradientError, match="show_average: there is no average; need gl.fit"):
+        opt.show_average()
