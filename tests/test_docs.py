@@ -51,13 +51,16 @@ def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     section = re.search(r"## From Python\n(.*?)\n## ", text, re.S)
     assert section
     blocks = re.findall(r"(?:^    .*\n(?:^\s*\n)?)+", section[1] + "\n", re.M)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     rng = np.random.default_rng(0)
     images, labels = rng.random((600, 784), dtype=np.float32), rng.integers(0, 10, 600)
     names = {"images": images, "labels": labels, "test": gl.data.Dataset(images, labels), "x": images}
-    first, second = (re.sub(r"^    ", "", b, flags=re.M) for b in blocks)
+    names["data"] = names["test"]
+    first, lasting, second = (re.sub(r"^    ", "", b, flags=re.M) for b in blocks)
     exec(first.replace("epochs=30", "epochs=1, progress=False"), names)
     assert (tmp_path / "net.safetensors").exists() and 0 <= names["hist"][-1].val.accuracy <= 1
+    exec(lasting.replace("epochs=30", "epochs=1, progress=False"), names)
+    assert (tmp_path / "runs/a/run.json").exists()
     exec(second, names)
     assert [float(v) for v in names["run"](a=3.0, b=4.0)] == [16.0, 12.0]
 

@@ -5,9 +5,11 @@ The library installs no handler for the two.
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -77,3 +79,42 @@ def restore(old: Handlers) -> None:
     """Set the handlers again that `replace` has replaced."""
     for number, handler in old.items():
         signal.signal(number, handler)
+
+
+class Held:
+    """A handler that holds a signal back until `check`: what is half done is completed before. A second signal raises
+    at once; the exception then has the attribute `at_once`."""
+
+    def __init__(self) -> None:
+        self._asked: KeyboardInterrupt | None = None
+        self._at = 0.0
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self._asked is None:
+            self._asked, self._at = interrupt(number), time.monotonic()
+        elif time.monotonic() - self._at >= SAME_SECONDS:
+            raise raised_at_once(number)
+
+    def check(self) -> None:
+        """Raise what was held back."""
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            raise asked
+
+
+def raised_at_once(number: int) -> KeyboardInterrupt:
+    """The exception of a signal that interrupts whatever runs."""
+    error = interrupt(number)
+    error.at_once = True  # type: ignore[attr-defined]
+    return error
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[Held]:
+    """Inside, in the main thread, the signals that raise KeyboardInterrupt wait for `check`."""
+    held = Held()
+    old = replace(held) if threading.current_thread() is threading.main_thread() else {}
+    try:
+        yield held
+    finally:
+        restore(old)

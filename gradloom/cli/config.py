@@ -36,16 +36,20 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Limit:
-    """Of a value, in words and as msgspec.Meta takes it (ge, gt, le, lt, min_length)."""
+    """Of a value, in words and as msgspec.Meta takes it (ge, gt, le, lt, min_length, pattern)."""
 
     need: str
-    limits: tuple[tuple[str, float], ...] = ()
+    limits: tuple[tuple[str, Any], ...] = ()
 
 
 Whole = Annotated[int, Limit("a whole number of at least 1", (("ge", 1), ("le", (1 << 63) - 1)))]
 Count = Annotated[int, Limit("a whole number of at least 0", (("ge", 0), ("le", (1 << 63) - 1)))]
 Rate = Annotated[float, Limit("a finite number above 0", (("gt", 0.0), ("le", sys.float_info.max)))]
 Share = Annotated[float, Limit("a number of at least 0 and below 1", (("ge", 0.0), ("lt", 1.0)))]
+Decay = Annotated[float, Limit("a finite number of at least 0", (("ge", 0.0), ("le", sys.float_info.max)))]
+_TIME, _COUNT = r"\d{1,15}(\.\d{1,15})? ?(s|sec|min|h|d)", r"\d{1,15} ?(steps?|epochs?)"
+Duration = Annotated[str, Limit("a duration such as 90s, 5min or 3h", (("pattern", f"^{_TIME}$"),))]
+Interval = Annotated[str, Limit("a text such as 5min, 100steps or 1epoch", (("pattern", f"^({_TIME}|{_COUNT})$"),))]
 Place = Annotated[str, Limit("the name of a file or folder", (("min_length", 1),))]
 decided: Any = None  # the default of what the data decide where it is not given
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from .common import Exchange, Parallel
-from .config import UNSAVED, Count, Limit, Place, Rate, Share, Text, Whole, commas, decided
+from .config import UNSAVED, Count, Decay, Place, Rate, Share, Text, Whole, commas, decided
 from .language import (
     DATA_HELP,
     LOSS_ON,
@@ -27,8 +26,6 @@ from .language import (
 
 if TYPE_CHECKING:
     from ..parallel.communicator import Communicator
-
-Decay = Annotated[float, Limit("a finite number of at least 0", (("ge", 0.0), ("le", sys.float_info.max)))]
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from .common import exit_code, heed_signals, json_text, say, uninterrupted, with_more
 from .config import Asked, command
-from .fit_report import Job, announce, measure, measure_test, summarise, write_result, write_settings
-from .fit_settings import FitSettings, rows_of, settle, with_split
+from .fit_report import (
+    Job,
+    announce,
+    measure,
+    measure_test,
+    summarise,
+    validation_sets,
+    write_result,
+    write_settings,
+)
+from .fit_settings import OPTIMIZERS, FitSettings, Group, prepared, rows_of, settle
 from .saved_settings import SETTINGS, Inputs
 
 if TYPE_CHECKING:
@@ -28,20 +39,20 @@ def run(asked: Asked[FitSettings]) -> int:
     from ..parallel.agree import agreed, is_root
     from .model import MODEL, RESULT, build_model, need_room
 
-    use, ranks = with_split(asked.settings()), asked.ranks
-    inputs = Inputs(data=use.data)
+    use, ranks = prepared(asked.settings()), asked.ranks
+    inputs = Inputs(data=use.data, **{f"val.{name}": file for name, file in (use.val or {}).items()})
     path, report = (os.path.join(use.out, name) for name in (MODEL, RESULT))
     with contextlib.ExitStack() as claimed:
         with agreed(ranks):
             if is_root(ranks):
                 for name in (MODEL, RESULT, SETTINGS):
-                    refuse_input(os.path.join(use.out, name), use.data)
+                    refuse_input(os.path.join(use.out, name), use.data, *(use.val or {}).values())
                 claimed.enter_context(claim(use.out, is_folder=True, names=(MODEL, RESULT, SETTINGS)))
             table = read_table(use.data, use.target, use.task, val_split=use.val_split, seed=use.seed)
             use = settle(use, table, ranks)
             need_room(table.preprocess, use.hidden)
             net = build_model(table.preprocess, use.hidden)
-        job = Job(use, table, net, ranks, inputs)
+            job = Job(use, table, net, ranks, inputs, validation_sets(use, table))
         announce(job)
         heed_signals()
         return _train_and_save(job, path, report)
@@ -121,18 +132,39 @@ def _optimizer(job: Job) -> Any:
     """With a state of its own, which says how many steps were done, however the training ends."""
     import gradloom as gl
 
+    from ..optim.names import optimizer_named
+
     use = job.use
     steps = use.epochs * -(-rows_of(use, job.table)[0] // use.batch_size)
     rate = gl.optim.schedules.Cosine(use.lr, steps=steps)
-    if use.optimizer == "adamw":
-        return gl.optim.AdamW(job.net.parameters(), lr=rate, weight_decay=0.01)
-    return gl.optim.SGD(job.net.parameters(), lr=rate, momentum=0.9)
+    more: dict[str, Any] = {name: value for name, value in OPTIMIZERS.get(use.optimizer, {}).items() if name != "lr"}
+    parameters = job.net.parameters()
+    groups = [_group(group, steps) for group in use.groups or ()]
+    if use.optimizer == "muon":
+        others: dict[str, Any] = OPTIMIZERS["adamw"] | {
+            "lr": gl.optim.schedules.Cosine(OPTIMIZERS["adamw"]["lr"], steps=steps)
+        }
+        groups.append({"match": "not_2d", "optimizer": gl.optim.AdamW(**others)})
+    if groups:
+        parameters, more["groups"] = job.net.named_parameters(), groups
+    return optimizer_named(use.optimizer)(parameters, lr=rate, **more)
+
+
+def _group(group: Group, steps: int) -> dict[str, Any]:
+    """As gl.optim takes it; its rate falls as that of the others does."""
+    import gradloom as gl
+
+    made = {name: value for name, value in asdict(group).items() if value is not None}
+    return made | ({"lr": gl.optim.schedules.Cosine(group.lr, steps=steps)} if group.lr is not None else {})
 
 
 def _train(job: Job, optimizer: Any) -> list[EpochResult]:
     import gradloom as gl
 
     use = job.use
+    stopping = []
+    if use.patience is not None:
+        stopping = [gl.train.EarlyStopping(use.patience, restore_best=True, monitor=use.monitor)]
     return gl.fit(
         job.net,
         job.data,
@@ -145,7 +177,14 @@ def _train(job: Job, optimizer: Any) -> list[EpochResult]:
         seed=use.seed,
         parallel=job.ranks,
         exchange=use.exchange or "ordered",
-        on_progress=job.watch,
-        on_epoch=job.watch.epoch,
+        val=job.val or None,
+        eval_every=use.eval_every or "1epoch",
+        eval_rows=use.eval_rows,
+        max_norm=use.max_norm or math.inf,
+        ema=use.ema,
+        freeze=use.freeze or (),
+        class_weight=use.class_weight,
+        on_nonfinite=use.on_nonfinite,
+        callbacks=[job.watch, *stopping],
         threads=use.threads,
     )

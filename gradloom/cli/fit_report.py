@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..base.memory import resident_peak
@@ -17,27 +18,7 @@ from .saved_settings import Inputs, saved
 if TYPE_CHECKING:
     from ..data import Dataset, Table
     from ..parallel.communicator import Communicator
-    from ..train.epoch import Progress
-    from ..train.result import EpochResult, Result
-
-
-@dataclass
-class Watch:
-    """Hears of the progress: what each pass has measured so far, also when the training is interrupted."""
-
-    train: list[Result] = field(default_factory=list)  # one for each pass that was begun
-    val: list[Result] = field(default_factory=list)
-    epochs: list[dict[str, Any]] = field(default_factory=list)  # of each pass that was whole
-
-    def __call__(self, at: Progress) -> None:
-        results = self.train if at.training else self.val
-        if not results or results[-1] is not at.result:
-            results.append(at.result)
-
-    def epoch(self, result: EpochResult) -> None:
-        from ..train.history import row_of
-
-        self.epochs.append(row_of(result))
+    from .fit_watch import Watch
 
 
 @dataclass
@@ -49,7 +30,14 @@ class Job:
     net: Any
     ranks: Communicator | None
     inputs: Inputs
-    watch: Watch = field(default_factory=Watch)
+    val: dict[str, Dataset] = field(default_factory=dict)  # validation sets that are files
+
+    @cached_property
+    def watch(self) -> Watch:
+        """Knows of the training while it runs."""
+        from .fit_watch import Watch
+
+        return Watch()
 
     @property
     def data(self) -> Dataset:
@@ -80,35 +68,64 @@ def _for_loss(data: Dataset, job: Job) -> Dataset:
     return Dataset(data.data, np.eye(job.table.preprocess.outputs, dtype=np.float32)[data.labels])
 
 
+def validation_sets(use: FitSettings, table: Table) -> dict[str, Dataset]:
+    """The files of --val, by name, as the model takes them; rows without a target that it knows are left out, and said.
+
+    DataError for a file without targets."""
+    import numpy as np
+
+    from ..base.errors import DataError
+    from ..data import Dataset, read_features
+
+    sets = {}
+    for name, path in (use.val or {}).items():
+        features, targets, notes, problems = read_features(path, table.preprocess)
+        if targets is None:
+            raise DataError(
+                f"{path}: has no {table.preprocess.target!r:.60} to validate on; need rows with their targets"
+            )
+        is_class = table.task == "classification"
+        known = targets >= 0 if is_class else np.isfinite(targets).all(axis=1)
+        if not known.any():
+            raise DataError(f"{path}: no row has a {table.preprocess.target!r:.60} that the training rows have")
+        left_out = int((~known).sum())
+        for note in [*notes, *problems, *([f"{left_out:,} rows without a usable target left out"] * bool(left_out))]:
+            table.notes.append(f"{path}: {note}")
+        labels = targets.astype(np.int32) if is_class else table.preprocess.targets_to_outputs(targets[known])
+        sets[name] = Dataset(features[known], labels[known] if is_class else labels)
+    return sets
+
+
 # ---- what came of it -------------------------------------------------------------------------------------------------
 
 
 def measure(job: Job, seconds: float) -> dict[str, Any]:
     """The numbers of the training: the last pass (when it was interrupted, as far as it came), time and memory."""
-    use, table, watch = job.use, job.table, job.watch
+    use, table, epochs = job.use, job.table, job.watch.epochs
     train_rows, val_rows = rows_of(use, table)
-    validated = [result for result in watch.val if result.ndata == val_rows]
-    trained = [result for result in watch.train if result.ndata == train_rows]
+    loop, latest = job.watch.loop, job.watch.latest
+    validated = [epoch for epoch in epochs if epoch.val is not None]
     return {
         "data": use.data,
         "task": table.task,
         "target": table.preprocess.target,
         "rows_train": train_rows,
-        "rows_val": val_rows,
+        "rows_val": val_rows or next((rows.n for rows in job.val.values()), 0),
         "rows_test": 0 if table.test is None else table.test.n,
-        **(_of(watch.train[-1], "train") if watch.train else {}),
-        **(_of(validated[-1], "val") if validated else {}),
+        **(_of(latest, "train") if latest else {}),
+        **(_of(validated[-1].val, "val") if validated else {}),
+        **{name: value for name, value in (validated[-1].numbers() if validated else {}).items() if "." in name},
         **_sizes(use),
-        "epochs": len(validated if val_rows else trained),
+        "epochs": len(epochs),
         "optimizer": use.optimizer,
         "seed": use.seed,
         "ranks": 1 if job.ranks is None else job.ranks.size,
         "seconds": round(seconds, 3),
-        "rows_per_second": round(sum(result.ndata for result in watch.train) / seconds),
+        "rows_per_second": round(loop.rows / loop.training_seconds) if loop and loop.training_seconds else None,
         "parameters": job.net.parameter_count(),
         "peak_bytes": resident_peak(),
         "notes": table.notes,
-        "history": watch.epochs,
+        "history": job.watch.history,
     }
 
 
@@ -177,6 +194,8 @@ def announce(job: Job) -> None:
     what = f"{table.train.n:,} rows"
     if use.val_split:
         what += f" ({use.val_split:g} of them for validation)"
+    for name, rows in job.val.items():
+        what += f", {rows.n:,} validation rows from {(use.val or {})[name]}"
     if table.test is not None:
         what += f", {table.test.n:,} test rows " + ("from the file" if table.test_from == "file" else "held out")
     say(f"{use.data}: {what}, {plural(made.inputs, 'feature')}")
@@ -190,6 +209,18 @@ def announce(job: Job) -> None:
         f"model: {sizes}, {job.net.parameter_count():,} parameters; {use.loss}, {use.optimizer}, rate {use.lr:g}"
         f" falling, {plural(use.epochs, 'epoch')}, batches of {use.batch_size}, seed {use.seed}"
     )
+    steering = {
+        "max_norm": "gradients' norm at most {:g}", "ema": "weights averaged with decay {:g}", "freeze": "frozen: {}",
+        "class_weight": "classes {}", "patience": "ends after {} evaluations without improvement",
+    }  # fmt: skip
+    chosen = {name: getattr(use, name) for name in steering}
+    said = [
+        text.format(", ".join(v) if isinstance(v := chosen[n], list) else v)
+        for n, text in steering.items()
+        if chosen[n]
+    ]
+    if said:
+        say(f"  {'; '.join(said)}")
 
 
 def summarise(job: Job, result: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from .common import Exchange, Parallel
-from .config import UNSAVED, Count, Limit, Place, Rate, Share, Text, Whole, commas, decided
+from .config import UNSAVED, Count, Decay, Interval, Limit, Place, Rate, Share, Text, Whole, commas, decided
 
 if TYPE_CHECKING:
     from ..data import Table
@@ -17,6 +17,21 @@ if TYPE_CHECKING:
 
 Width = Annotated[int, Limit("a width", (("ge", 1), ("le", (1 << 31) - 1)))]
 Widths = Annotated[list[Width], Limit("whole numbers of at least 1, such as 64,64, or nothing for no hidden layer")]
+
+
+@dataclass(frozen=True)
+class Group:
+    """[[groups]] of a settings file: other settings for the weights whose names match (see gl.optim.Optimizer)."""
+
+    match: Annotated[str, Limit("a pattern such as *.bias", (("min_length", 1),))]
+    lr: Rate | None = None
+    weight_decay: Decay | None = None
+
+
+def _named_file(text: str) -> dict[str, str]:
+    """NAME=FILE, or FILE, whose name is "val"."""
+    name, equals, file = text.partition("=")
+    return {name: file} if equals and name.isidentifier() else {"val": text}
 
 
 def _widths(text: str) -> list[int | str]:
@@ -49,8 +64,9 @@ class FitSettings:
         Rate, typer.Option(help="Learning rate at the start; it falls to 0 by a cosine. [default: 0.003; sgd 0.05]")
     ] = decided
     optimizer: Annotated[
-        Literal["adamw", "sgd"], typer.Option(help="adamw (weight decay 0.01) or sgd (momentum 0.9).")
+        str, typer.Option(help="adamw (weight decay 0.01), sgd (momentum 0.9), adam, lion, rmsprop, adafactor, muon.")
     ] = "adamw"
+    groups: list[Group] | None = None
     loss: Annotated[
         Literal["cross_entropy", "mse"],
         typer.Option(help="cross_entropy or mse. [default: cross_entropy for classes, else mse]"),
@@ -58,6 +74,42 @@ class FitSettings:
     val_split: Annotated[
         Share, typer.Option(help="Share of the training rows to validate on. [default: 0.05 for idx, else 0]")
     ] = decided
+    val: Annotated[
+        dict[str, Place] | None,
+        Text(_named_file),
+        typer.Option(
+            help="A file to validate on, in place of --val-split; several as NAME=FILE. May be given more than once."
+        ),
+    ] = None
+    eval_every: Annotated[
+        Interval | None, typer.Option(help="Validate inside epochs, too: 200steps; or 2epochs. [default: 1epoch]")
+    ] = None
+    eval_rows: Annotated[
+        Whole | None, typer.Option(help="Validate on so many rows, the same each time. [default: on all]")
+    ] = None
+    patience: Annotated[
+        Whole | None,
+        typer.Option(help="End after so many evaluations without improvement, with the best weights. [default: never]"),
+    ] = None
+    monitor: Annotated[
+        str | None, typer.Option(help="What is to improve: val_loss, val_accuracy, NAME.loss. [default: the loss]")
+    ] = None
+    max_norm: Annotated[
+        Rate | None, typer.Option(help="Hold the gradients' global norm down to this. [default: no limit]")
+    ] = None
+    ema: Annotated[
+        Share, typer.Option(help="Decay of a moving average of the weights, which is validated and saved; 0: none.")
+    ] = 0.0
+    freeze: Annotated[
+        list[str] | None,
+        typer.Option(help="Weights that stay as they are: a pattern such as 0.*. May be given more than once."),
+    ] = None
+    class_weight: Annotated[
+        Literal["balanced"] | None, typer.Option(help="balanced: all classes weigh the same in training.")
+    ] = None
+    on_nonfinite: Annotated[
+        Literal["stop", "skip"], typer.Option(help="stop at a batch that is not finite, or skip it.")
+    ] = "stop"
     seed: Annotated[Count, typer.Option(help="Of the weights, the split and the order of the rows.")] = 0
     threads: Annotated[Whole | None, UNSAVED, typer.Option(help="[default: the machine's cores]")] = None
     parallel: Annotated[Parallel, UNSAVED] = None
@@ -68,16 +120,44 @@ class FitSettings:
     )
 
 
-def with_split(asked: FitSettings) -> FitSettings:
-    """With the share of validation rows, which is decided before the data are read."""
+# Of the optimisers' settings those that a fit does not leave at their defaults
+OPTIMIZERS: dict[str, dict[str, float]] = {
+    "adamw": {"lr": 0.003, "weight_decay": 0.01},
+    "adam": {"lr": 0.003},
+    "sgd": {"lr": 0.05, "momentum": 0.9},
+    "lion": {"lr": 0.0003, "weight_decay": 0.1},
+    "rmsprop": {"lr": 0.001},
+    "adafactor": {"lr": 0.01},
+    "muon": {"lr": 0.02},  # of matrices; adamw for the biases
+}
+
+
+def prepared(asked: FitSettings) -> FitSettings:
+    """With what is decided before the data are read; SettingError for settings that exclude one another."""
+    from ..base.errors import SettingError
+    from ..optim.names import optimizer_names
+
+    known = sorted(optimizer_names(), key=lambda name: list(OPTIMIZERS).index(name) if name in OPTIMIZERS else 99)
+    if asked.optimizer not in known:
+        raise SettingError(f"--optimizer {asked.optimizer:.80}: is not known; need {' or '.join(known)}")
+    if asked.monitor is not None and asked.patience is None:
+        raise SettingError(f"--monitor {asked.monitor}: is what --patience waits for; need both")
+    validates = asked.val is not None or asked.val_split or (asked.val_split is None and os.path.isdir(asked.data))
+    for name in ("eval_every", "eval_rows"):
+        value = getattr(asked, name)
+        if value is not None and not validates:
+            flag = name.replace("_", "-")
+            raise SettingError(f"--{flag} {value}: there are no rows to validate on; need --val or --val-split")
     if asked.val_split is not None:
         return asked
-    return replace(asked, val_split=0.05 if os.path.isdir(asked.data) else 0.0)
+    split = 0.05 if os.path.isdir(asked.data) and "val" not in (asked.val or {}) else 0.0
+    return replace(asked, val_split=split)
 
 
 def settle(asked: FitSettings, table: Table, ranks: Communicator | None) -> FitSettings:
     """With defaults for what was not said, by the kind and the number of the training rows."""
     from ..base.errors import SettingError
+    from ..optim.names import optimizer_named
     from ..parallel.agree import share_of
 
     rows = rows_of(asked, table)[0]
@@ -99,7 +179,7 @@ def settle(asked: FitSettings, table: Table, ranks: Communicator | None) -> FitS
         epochs=asked.epochs or (100 if rows < 1000 else 10 if images and rows >= 20000 else 50),
         batch_size=batch,
         micro_batch_size=micro,
-        lr=asked.lr or (0.003 if asked.optimizer == "adamw" else 0.05),
+        lr=asked.lr or OPTIMIZERS.get(asked.optimizer, {}).get("lr") or optimizer_named(asked.optimizer)().lr,
         loss=loss,
     )
 

@@ -71,7 +71,9 @@ def _need_same_inputs(file: Path, about: dict[str, Any], values: dict[str, Any])
 
     digests = about.get("digests")
     for name, then in (digests if isinstance(digests, dict) else {}).items():
-        path = str(values.get(name))
+        setting, _, key = name.partition(".")
+        path = values.get(setting)
+        path = str(path.get(key) if isinstance(path, dict) else path)
         try:
             now = digest(path)
         except OSError as error:

@@ -1,6 +1,7 @@
 """Data sets, loaders, and readers of CSV, .npz and idx files."""
 
-from .dataset import Batch, DataLoader, Dataset, split_rows
+from .dataset import Batch, Dataset, split_rows
+from .loader import DataLoader
 from .preprocess import Preprocess
 from .readers import Table, read_features, read_table
 

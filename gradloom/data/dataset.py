@@ -7,16 +7,11 @@ Nothing has to divide anything: the last shard and the last batch are simply sho
 
 from __future__ import annotations
 
-import math
-import queue
-import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..base import locks
-from ..base.arguments import as_bool, as_whole
 from ..base.arrays import as_array
 from ..base.errors import DataError, DTypeError, SettingError, ShapeError
 
@@ -25,7 +20,6 @@ IGNORED = -100  # the label id of a row that counts for nothing
 
 # Streams of random numbers drawn from one seed; each use has its own, so that none of them repeats another.
 _SPLIT, _ORDER = 1, 2
-_GATHERED = 1 << 18  # bytes of small batches that a loader gathers at a time: half of a common second-level cache
 
 
 def generator(seed: int, *stream: int) -> np.random.Generator:
@@ -166,6 +160,18 @@ class Dataset:
         """
         return split_rows(self.n, val_split, seed, self.shard_size)
 
+    def state(self) -> dict[str, Any]:
+        """What `shuffle` has made of the order: "order", i64 [shards]."""
+        return {"order": self._order.copy()}
+
+    def load_state(self, values: Mapping[str, Any]) -> None:
+        """Take back what `state` gave; DataError for the order of another data set."""
+        order = np.asarray(values.get("order"))
+        if order.dtype != np.int64 or not np.array_equal(np.sort(order), np.arange(self.shards)):
+            seen = f"{order.dtype}{list(order.shape)}"
+            raise DataError(f"load: order of a data set: {seen}; need each of {self.shards} shards once, i64")
+        self._order = order.copy()
+
     def _rows(self, shards: np.ndarray) -> np.ndarray:
         if self.shard_size == 1:
             return shards.copy()
@@ -223,135 +229,6 @@ class Dataset:
                 f"labels: id {int(self.labels.flat[at])} in row {row}; need 0..{classes - 1} for {classes} classes,"
                 f" or {IGNORED} for a row to ignore"
             )
-
-
-class DataLoader:
-    """Iterates over batches of two arrays as (x, y), or of x alone, reshuffled each epoch by (seed, epoch).
-
-    x comes as f32 (i32 when it holds i32 or i64 ids), y as i32 ids or f32 rows; the last batch may be shorter. A
-    Dataset instead of arrays gives its own order, its shards whole, and (x, y, weights) where it has weights.
-    Batches belong to the caller, who may write to them. Small ones are gathered many at a time.
-    prefetch: a thread gathers ahead while the caller works. The same batches come in the same order, an error of the
-    thread is raised here, and leaving the loop ends the thread. It pays where reading waits (a mapped file on a slow
-    disk); what is in memory is gathered faster than a thread hands it over.
-    """
-
-    def __init__(
-        self,
-        x: object,
-        y: object | None = None,
-        batch_size: int = 32,
-        shuffle: bool = False,
-        seed: int = 0,
-        drop_last: bool = False,
-        prefetch: bool = False,
-    ) -> None:
-        if isinstance(x, Dataset) and y is not None:
-            raise DataError("y: a data set has its own labels; need DataLoader(data_set)")
-        self.dataset = x if isinstance(x, Dataset) else Dataset(x, y)
-        self.batch_size = as_whole("batch_size", batch_size, 1)
-        self.shuffle, self.drop_last = as_bool("shuffle", shuffle), as_bool("drop_last", drop_last)
-        self.prefetch = as_bool("prefetch", prefetch)
-        if drop_last and batch_size > self.dataset.n:
-            raise DataError(
-                f"batch_size={batch_size} is larger than the data ({self.dataset.n} rows) and drop_last leaves nothing;"
-                f" need at most {self.dataset.n}"
-            )
-        generator(seed)
-        self.seed = int(seed)
-        self.epoch = 0  # how often the loader has been iterated; may be set to resume
-        self._dtype = "i32" if self.dataset.data.dtype in (np.int32, np.int64) else "f32"
-
-    def __len__(self) -> int:
-        n = self.dataset.n
-        return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
-
-    def __iter__(self) -> Iterator[Any]:
-        with locks.building:
-            epoch = self.epoch
-            self.epoch += 1
-        return _Shared(self._batches(self.dataset.order(self.seed, epoch) if self.shuffle else self.dataset.rows()))
-
-    def _batches(self, order: np.ndarray) -> Generator[Any, None, None]:
-        size = self.batch_size
-        gathered = self._gathered(order)
-        if self.prefetch:
-            gathered = _ahead(gathered)  # starts at the first batch
-        try:
-            for data, labels, weights in gathered:
-                for i in range(0, len(data), size):
-                    j = i + size
-                    if weights is not None:
-                        yield data[i:j], None if labels is None else labels[i:j], weights[i:j]
-                    elif labels is not None:
-                        yield data[i:j], labels[i:j]
-                    else:
-                        yield data[i:j]
-        finally:
-            gathered.close()
-
-    def _gathered(self, order: np.ndarray) -> Generator[Batch, None, None]:
-        """The rows in order, whole batches of about _GATHERED bytes at a time."""
-        row = 4 * math.prod(self.dataset.shape) + 4 * math.prod(self.dataset.label_shape)
-        at_once = max(_GATHERED // (row * self.batch_size or 1), 1) * self.batch_size
-        rows = len(self) * self.batch_size if self.drop_last else self.dataset.n
-        for i in range(0, rows, at_once):
-            yield self.dataset.take(order[i : min(i + at_once, rows)], self._dtype)
-
-
-class _Shared(Iterator[Any]):
-    """An iterator that several threads share: each item goes to one of them."""
-
-    def __init__(self, items: Generator[Any, None, None]) -> None:
-        self._items, self._lock = items, threading.Lock()
-
-    def __next__(self) -> Any:
-        with self._lock:
-            return next(self._items)
-
-    def close(self) -> None:
-        """No further items; a thread that gathers ahead ends."""
-        with self._lock:
-            self._items.close()
-
-
-def _ahead(items: Generator[Batch, None, None]) -> Generator[Batch, None, None]:
-    """The same items, made by a thread of their own, up to two ahead of the caller.
-
-    Where the system gives no more threads, the caller's own makes them.
-    """
-    made: queue.SimpleQueue[Batch | BaseException | None] = queue.SimpleQueue()
-    room = threading.Semaphore(2)
-    stop = threading.Event()
-
-    def work() -> None:
-        try:
-            item: Batch | None
-            while room.acquire() and not stop.is_set():
-                item = next(items, None)
-                made.put(item)
-                if item is None:
-                    return
-        except BaseException as error:
-            made.put(error)
-
-    thread = threading.Thread(target=work, name="gradloom prefetch", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:
-        yield from items
-        return
-    try:
-        while (item := made.get()) is not None:
-            room.release()
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-    finally:
-        stop.set()
-        room.release()
-        thread.join()
-        items.close()
 
 
 def split_rows(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
+from ..base import locks
 from ..base.errors import SettingError
 from ..step.step import random_settings
 
 _seed = 0
-_steps = itertools.count(1)  # of the traces that drew
+_step = 1  # of the next trace that draws
 
 
 def seed(n: int) -> None:
@@ -18,14 +20,30 @@ def seed(n: int) -> None:
 
     A tape that was opened with a seed and a step of its own draws by these. SettingError unless n is a whole number.
     """
-    global _seed, _steps
+    global _seed, _step
     if not isinstance(n, (int, np.integer)) or isinstance(n, bool):
         raise SettingError(f"seed: {n!r} is not usable; need a whole number")
-    _seed, _steps = int(n) % (1 << 63), itertools.count(1)
+    with locks.building:
+        _seed, _step = int(n) % (1 << 63), 1
 
 
 def draw_settings(given_seed: int | None, given_step: int | None) -> dict[str, float]:
     """The settings of random ops for one trace; where a seed or step is not given, gl.seed's and the next count."""
-    return random_settings(
-        _seed if given_seed is None else given_seed, next(_steps) if given_step is None else given_step
-    )
+    global _step
+    with locks.building:
+        drawn = (_seed if given_seed is None else given_seed), (_step if given_step is None else given_step)
+        _step += given_step is None
+    return random_settings(*drawn)
+
+
+def position() -> dict[str, Any]:
+    """What the next draws depend on: the seed, and the step of the next trace that draws."""
+    with locks.building:
+        return {"seed": _seed, "step": _step}
+
+
+def load_position(values: Mapping[str, Any]) -> None:
+    """Go on where `position` was taken."""
+    global _seed, _step
+    with locks.building:
+        _seed, _step = int(values["seed"]), int(values["step"])

@@ -2,15 +2,18 @@
 
 from . import schedules
 from .clip import clip_grad_norm, clip_grad_value, clip_weight
+from .matrix import Adafactor, Muon
 from .optimizer import SGD, Adam, AdamW, Lion, Optimizer, RMSprop
 from .rule import Schedule
 from .state import OptimizerState
 
 __all__ = [
     "SGD",
+    "Adafactor",
     "Adam",
     "AdamW",
     "Lion",
+    "Muon",
     "Optimizer",
     "OptimizerState",
     "RMSprop",

@@ -181,11 +181,12 @@ class UpdateRule(metaclass=_Made):
         return dict.fromkeys(self.state_names, shape)
 
     def make_state(self, parameters: Sequence[Parameter]) -> dict[str, list[Parameter]]:
-        """State name -> one zeroed array per parameter."""
-        return {
-            name: [stored_value(Stored(f"{p.stored.name}.{name}", zeros(p.shape))) for p in parameters]
-            for name in self.state_names
-        }
+        """State name -> one zeroed array per parameter that keeps it."""
+        made: dict[str, list[Parameter]] = {name: [] for name in self.state_names}
+        for p in parameters:
+            for name, shape in self.shapes_of(p.shape).items():
+                made[name].append(stored_value(Stored(f"{p.stored.name}.{name}", zeros(shape))))
+        return made
 
     def set_decay(self, weight_decay: Schedule, decoupled: bool) -> None:
         """Whether weight decay is a part of the gradient."""
@@ -205,9 +206,8 @@ class UpdateRule(metaclass=_Made):
         to the gradients, which are divided for that. A batch of weight 0 has gradient 0."""
         scalars = {name: self.scalar(name) for name in self.names}
         if self.couples:
-            decay, none = scalars["weight_decay"], weight == 0.0
-            share = ops.where(none, 0.0, 1.0 / ops.where(none, 1.0, weight))
-            grads = [g * share + p * decay for p, g in zip(parameters, grads, strict=True)]
+            decay, mean = scalars["weight_decay"], mean_gradients(grads, weight)
+            grads = [g + p * decay for p, g in zip(parameters, mean, strict=True)]
             scalars["weight_decay"], weight = constant(0.0), constant(1.0)
         return list(scalars.values()), grads, weight
 
@@ -216,3 +216,10 @@ class UpdateRule(metaclass=_Made):
         self, parameters: Sequence[Value], grads: Sequence[Value], weight: Value, state: dict[str, list[Parameter]]
     ) -> tuple[Value, ...]:
         """Update nodes for all parameters at once. grads are sums; they are divided by `weight` (a scalar) here."""
+
+
+def mean_gradients(grads: Sequence[Value], weight: Value) -> list[Value]:
+    """grads / weight, for rules that are no update op; a batch of weight 0 has gradient 0."""
+    none = weight == 0.0
+    share = ops.where(none, 0.0, 1.0 / ops.where(none, 1.0, weight))
+    return [g * share for g in grads]

@@ -232,7 +232,7 @@ class OptimizerState:
         self.register([p])  # which may bring loaded moments
         if p.stored not in self.moments:
             made = self.rule_of(p).make_state([p])
-            self.moments[p.stored] = {name: arrays[0] for name, arrays in made.items()}
+            self.moments[p.stored] = {name: arrays[0] for name, arrays in made.items() if arrays}
         return self.moments[p.stored]
 
     # ---- forgetting, saving, loading -----------------------------------------------------------------------

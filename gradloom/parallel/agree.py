@@ -130,7 +130,7 @@ class Agreement:
         if not isinstance(self._stop, KeyboardInterrupt):
             self._stop, self._asked = interrupts.interrupt(number), time.monotonic()
         elif time.monotonic() - self._asked >= interrupts.SAME_SECONDS:
-            error = interrupts.interrupt(number)
+            error = interrupts.raised_at_once(number)
             self.communicator.fail(error)
             raise error
 

@@ -43,6 +43,10 @@ class TrainState:
     def load(self, entries: Mapping[str, Any]) -> None:
         """Take back what `collect` gave, into the same objects. TrainError naming what is missing, unknown or of
         another shape, before anything is changed."""
+        self.loading(entries)()
+
+    def loading(self, entries: Mapping[str, Any]) -> Callable[[], None]:
+        """`load` in two parts: the checks, and the function that is returned, which takes the state over."""
         given: dict[str, dict[str, Any]] = {part: {} for part in self._parts}
         for name, value in entries.items():
             part, _, rest = name.partition(".")
@@ -58,8 +62,12 @@ class TrainState:
                     raise TrainError(f"load: {part} can be saved and not loaded; need load_state beside its state")
                 continue
             takes.append(load(values))
-        for take in takes:
-            take()
+
+        def take_all() -> None:
+            for take in takes:
+                take()
+
+        return take_all
 
     def entries(self, *parts: str) -> dict[str, Any]:
         """ "part.name" -> array or value, of all parts or of these."""

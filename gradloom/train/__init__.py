@@ -10,14 +10,17 @@ from .log import Log
 from .log_files import read_metrics
 from .loop import Loop
 from .metrics import Metric
+from .own_loop import Checkpoint
 from .rate_finder import RateCurve, find_rate
 from .result import EpochResult, Evaluation, Result
+from .saver import Saver
 from .stopping import EarlyStopping
 from .trainer import Trainer
 
 __all__ = [
     "BatchResult",
     "Callback",
+    "Checkpoint",
     "DPResult",
     "EarlyStopping",
     "EpochResult",
@@ -29,6 +32,7 @@ __all__ = [
     "Progress",
     "RateCurve",
     "Result",
+    "Saver",
     "StopTraining",
     "Trainer",
     "dp_train",

@@ -73,6 +73,7 @@ class Callback:
     """
 
     stateless = False
+    steers = True  # False of one that only watches: a run may be resumed with it and without it
     needs_outputs = False
     every_steps: int | None = None
 
@@ -221,8 +222,10 @@ class Callbacks:
 
     def _give(self, values: Mapping[str, Any]) -> None:
         for i, each in enumerate(self._each):
-            mine = f"{i}."
-            each.load_state({name.removeprefix(mine): v for name, v in values.items() if name.startswith(mine)})
+            prefix = f"{i}."
+            mine = {name.removeprefix(prefix): v for name, v in values.items() if name.startswith(prefix)}
+            if mine or each.steers:
+                each.load_state(mine)
 
 
 def _listeners(on_epoch: Listeners) -> Iterator[Callback]:
@@ -236,8 +239,13 @@ def _listeners(on_epoch: Listeners) -> Iterator[Callback]:
             raise SettingError(f"on_epoch: got {type(each).__name__}; need a function of an EpochResult, or several")
 
 
+def several(callbacks: Any) -> list[Any]:
+    """What callbacks= was given, as a list: one callback, several or none."""
+    return [callbacks] if isinstance(callbacks, Callback) else list(callbacks or ())
+
+
 def _callbacks(callbacks: Any) -> Iterator[Callback]:
-    for each in [callbacks] if isinstance(callbacks, Callback) else callbacks or ():
+    for each in several(callbacks):
         if not isinstance(each, Callback):
             hint = "a function of an EpochResult goes to on_epoch=" if callable(each) else "see gl.train.Callback"
             raise SettingError(f"callbacks: got {what_is(each)}; need instances of gl.train.Callback ({hint})")

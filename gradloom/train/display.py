@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
+from itertools import chain
 from types import TracebackType
 from typing import Any
 
@@ -49,10 +50,9 @@ def numbers(result: Any, name: str = "") -> list[str]:
     return [f"{name}{each} {value:.4f}" if each == "accuracy" else f"{name}{each} {value:.4g}" for each, value in found]
 
 
-def measured(evaluation: Evaluation, word: str) -> list[str]:
+def measured(evaluation: Evaluation, word: str) -> list[list[str]]:
     """The numbers of each validation set, after its name, or after `word` for the held-out part of the data."""
-    sets = evaluation.results.items()
-    return [part for name, result in sets for part in numbers(result, word if name == MAIN else f"{name} ")]
+    return [numbers(result, word if name == MAIN else f"{name} ") for name, result in evaluation.results.items()]
 
 
 def arranged(groups: Sequence[Sequence[str]], width: int) -> list[str]:
@@ -119,7 +119,7 @@ class _Display:
         self._untold: list[str] = []  # of the last epoch, whose line came too soon after another
         self._done = 0  # epochs
         self._training: list[str] = []
-        self._validation: list[str] = []
+        self._validation: list[list[str]] = []  # of each set
         self._speed = ""
 
     def __enter__(self) -> Any:
@@ -196,7 +196,7 @@ class _Display:
             [self._head(), BAR, *([] if loop is None else [f"{self._left()} left"])],
             [*([self._speed] if self._speed else []), *self._pace()],
             self._training,
-            self._validation,
+            *self._validation,
             [] if loop is None else _best_of(loop),
         ]
         self._live.refresh()
@@ -221,12 +221,12 @@ class _Display:
     def evaluation(self, evaluation: Evaluation) -> None:
         """The validation sets were measured inside of an epoch."""
         self._validation = measured(evaluation, self.word)
-        self._epoch_line([f"step {evaluation.step}", *self._validation], False)
+        self._epoch_line([f"step {evaluation.step}", *chain(*self._validation)], False)
         self._refresh(0.1)
 
-    def _ended(self, done: EpochResult) -> list[str]:
+    def _ended(self, done: EpochResult) -> list[list[str]]:
         """What validation measured at the end of an epoch."""
-        return numbers(done.val, self.word) if done.ended is None else measured(done.ended, self.word)
+        return [numbers(done.val, self.word)] if done.ended is None else measured(done.ended, self.word)
 
 
 class Display(_Display):
@@ -246,7 +246,7 @@ class Display(_Display):
         if self._live is not None:
             self._refresh(0.1)
             return
-        parts = [f"epoch {done.epoch}/{self.epochs}", *self._training, *self._validation]
+        parts = [f"epoch {done.epoch}/{self.epochs}", *self._training, *chain(*self._validation)]
         self._epoch_line([*parts, speed, *self._pace(), f"{self._left()} left"], done.epoch >= self.epochs)
 
 
@@ -280,7 +280,8 @@ class StepDisplay(_Display):
             line = [self._head(), *self._training, self._speed, *self._pace(), f"{self._left()} left"]
             ended = steps >= self.steps
         else:
-            self._validation = line = [f"validation {at.rows}/{at.rows_total} rows"]
+            line = [f"validation {at.rows}/{at.rows_total} rows"]
+            self._validation = [line]
             ended = at.rows >= at.rows_total
         if self._live is None and time.perf_counter() - self._told >= self.SECONDS and not ended:
             self._told = time.perf_counter()
@@ -290,7 +291,7 @@ class StepDisplay(_Display):
         self._told = time.perf_counter()
         epochs = max(done.epoch, self.epochs)
         self._validation = self._ended(done)
-        parts = [f"epoch {done.epoch}/{epochs}", *numbers(done.train), *self._validation]
+        parts = [f"epoch {done.epoch}/{epochs}", *numbers(done.train), *chain(*self._validation)]
         self._epoch_line(parts, done.epoch >= self.epochs)
         self._refresh(0.1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -74,6 +75,19 @@ class Evaluator:
     @property
     def names(self) -> list[str]:
         return list(self._sets)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What decides which numbers are measured, and when."""
+        every = f"{self._epochs} epochs" if self.steps is None else f"{self.steps} steps"
+        rows = {name: one.last - one.first for name, one in self._sets.items()}
+        return {"every": every, "rows": rows, "metrics": [name for name, _ in self.measures.metrics]}
+
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        """Of the further data sets."""
+        sources = [self.trainer.source(one.data) for one in self._sets.values() if one.order is not None]
+        return [array for source in sources for array in source.arrays]
 
     def due(self, steps: int) -> bool:
         """An evaluation inside of an epoch belongs after so many steps."""

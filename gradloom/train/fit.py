@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,15 +19,17 @@ from ..parallel.agree import agreed, is_root, same_settings, share_of, threads_f
 from ..parallel.communicator import TIMEOUT, Communicator
 from ..parallel.join import ranks_of
 from .arguments import check_batch, check_options
-from .callbacks import Callback, Listeners
+from .callbacks import Callback, Listeners, several
 from .class_weight import ClassWeight, weights_of_classes
 from .display import Display
 from .epoch import Listener
 from .history import History
+from .log import log_of
 from .loop import Loop
 from .metrics import Measures, Metrics, checked_metrics
 from .outputs import mapped
 from .result import MAIN, Result
+from .saver import saver_of
 from .source import numbers
 from .trained import Freeze
 from .trainer import Model, Trainer
@@ -63,6 +67,14 @@ def fit(
     parallel: str | Communicator | None = None,
     exchange: str = "ordered",
     timeout: float = TIMEOUT,
+    run: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    checkpoint_every: str | None = None,
+    keep: int | None = None,
+    stop_after: str | None = None,
+    log: str | Sequence[str] = (),
+    log_every: str | None = None,
     **options: Any,
 ) -> History:
     """Train a model and return one EpochResult per epoch: a list, see History.
@@ -98,46 +110,72 @@ def fit(
     Raises NonFiniteError when the loss or a gradient is not finite; the weights before that step are kept. With
     on_nonfinite="skip" such a batch is left out and counted, see Trainer; how many is said on stderr. On Ctrl-C,
     KeyboardInterrupt leaves with the weights so far.
+    run: a folder for checkpoints, written beside the training: every five minutes, or every checkpoint_every ("10min",
+    "100steps", "1epoch"), and one at the end, however it comes: by Ctrl-C, by StopTraining, by a loss that is not
+    finite, or after stop_after ("3h"). The newest `keep` (3) stay, and the best. resume=True goes on from the newest,
+    in the middle of an epoch, with the same bits as if the run had never stopped; where there is none, it starts anew,
+    and says so. What decides these bits (model, data, seeds, sizes, optimiser, callbacks that remember) must be the
+    same, else TrainError names what differs; threads, the number of ranks, progress, checkpoint_every, keep, stop_after
+    and epochs may change. An unfinished run in the folder is a FileError unless overwrite=True replaces it. There is
+    always a metrics.jsonl in the folder, and by log= ("csv", "tensorboard") further files with its lines; log_every:
+    "10s" or "50steps", see Log.
     """
     check_options("fit", options, fit, "dynamic")
     ranks = ranks_of("fit", parallel, timeout, exchange)
     options["threads"] = threads_for(ranks, options.get("threads"))
-    with agreed(ranks):
-        data = as_dataset(data)
-        epochs, progress, seed = as_whole("epochs", epochs, 0), as_bool("progress", progress), as_whole("seed", seed, 0)
-        train_rows, val_rows = data.split(val_split, seed)
-        check_batch(batch_size)
-        if micro_batch_size is not None:
-            check_batch(micro_batch_size, batch_size, "micro_batch_size")
-        data.check_counted(train_rows, "training rows")
-        data.check_counted(val_rows, "evaluation rows")
-        val_sets = _validation_sets(val, len(val_rows) > 0)
-        batch_size, micro_batch_size = int(batch_size), int(micro_batch_size or share_of(batch_size, ranks))
-        trainer = Trainer(
-            model,
-            loss,
-            optimizer,
-            accumulate=-(-batch_size // micro_batch_size),
-            seed=seed,
-            max_norm=max_norm,
-            max_value=max_value,
-            ema=ema,
-            freeze=freeze,
-            on_nonfinite=on_nonfinite,
-            class_weights=weights_of_classes(class_weight, data, train_rows),
-            communicator=ranks,
-            exchange=exchange,
-            **options,
-        )
-    same_settings(ranks, epochs=epochs, val_split=val_split, rows=data.n)
-    display = Display(trainer.epoch + epochs) if progress and is_root(ranks) else None
-    loop = Loop(
-        trainer, data, train_rows, val_rows,
-        batch_size=batch_size, micro_batch_size=micro_batch_size, steps=epochs * -(-len(train_rows) // batch_size),
-        seed=seed, val_sets=val_sets, eval_every=eval_every, eval_rows=eval_rows, metrics=metrics, callbacks=callbacks,
-        on_epoch=on_epoch, on_progress=on_progress, on_train_batch=on_train_batch, on_eval_batch=on_eval_batch,
-    )  # fmt: skip
-    loop.run(display)
+    with contextlib.ExitStack() as stack:
+        with agreed(ranks):
+            saver = saver_of(
+                run, "fit", ranks, resume=resume, overwrite=overwrite, checkpoint_every=checkpoint_every, keep=keep,
+                stop_after=stop_after,
+            )  # fmt: skip
+            if saver is not None:
+                stack.enter_context(saver)
+            logs = log_of(saver, log, log_every)
+            for each in logs:
+                stack.callback(each.close)
+        if saver is not None:
+            saver.share()
+        with agreed(ranks):
+            data = as_dataset(data)
+            epochs, progress = as_whole("epochs", epochs, 0), as_bool("progress", progress)
+            seed = as_whole("seed", seed, 0)
+            train_rows, val_rows = data.split(val_split, seed)
+            check_batch(batch_size)
+            if micro_batch_size is not None:
+                check_batch(micro_batch_size, batch_size, "micro_batch_size")
+            elif saver is not None:
+                micro_batch_size = saver.size("micro_batch_size", batch_size)
+            data.check_counted(train_rows, "training rows")
+            data.check_counted(val_rows, "evaluation rows")
+            val_sets = _validation_sets(val, len(val_rows) > 0)
+            batch_size, micro_batch_size = int(batch_size), int(micro_batch_size or share_of(batch_size, ranks))
+            trainer = Trainer(
+                model,
+                loss,
+                optimizer,
+                accumulate=-(-batch_size // micro_batch_size),
+                seed=seed,
+                max_norm=max_norm,
+                max_value=max_value,
+                ema=ema,
+                freeze=freeze,
+                on_nonfinite=on_nonfinite,
+                class_weights=weights_of_classes(class_weight, data, train_rows),
+                communicator=ranks,
+                exchange=exchange,
+                **options,
+            )
+        same_settings(ranks, epochs=epochs, val_split=val_split, rows=data.n)
+        display = Display(trainer.epoch + epochs) if progress and is_root(ranks) else None
+        loop = Loop(
+            trainer, data, train_rows, val_rows,
+            batch_size=batch_size, micro_batch_size=micro_batch_size, steps=epochs * -(-len(train_rows) // batch_size),
+            seed=seed, val_sets=val_sets, eval_every=eval_every, eval_rows=eval_rows, metrics=metrics,
+            callbacks=[*logs, *several(callbacks)], on_epoch=on_epoch, on_progress=on_progress,
+            on_train_batch=on_train_batch, on_eval_batch=on_eval_batch, saver=saver,
+        )  # fmt: skip
+        loop.run(display)
     return loop.history
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.errors import BackendError, SettingError
 from .metrics import UNCERTAINTY
-from .result import EpochResult
+from .result import MAIN, EpochResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,7 +29,7 @@ class History(list[EpochResult]):
         return {name: [finite_or_none(row.get(name)) for row in rows] for name in names}
 
     def plot(self) -> Figure:
-        """Loss, accuracy and metrics over the passes, of training and validation, with bands of one uncertainty.
+        """Loss, accuracy and metrics over the passes, of training and each validation set, with bands of uncertainty.
 
         A figure of pyplot. Raises BackendError without matplotlib, SettingError when there is no pass.
         """
@@ -37,12 +37,14 @@ class History(list[EpochResult]):
             raise SettingError("plot: the history has no epoch; need at least one")
         plt = _pyplot()
         columns = self.to_dict()
-        names = list(dict.fromkeys(n for e in self for n in e.train.numbers() if not n.endswith(UNCERTAINTY)))
+        sets = dict.fromkeys(name for e in self if e.ended is not None for name in e.ended.results if name != MAIN)
+        before = {"": "training", "val_": "validation"} | {f"{name}.": name for name in sets}
+        names = list(dict.fromkeys(n for e in self for n in _measures(e)))
         figure, axes = plt.subplots(1, len(names), figsize=(5 * len(names), 3.5), squeeze=False, layout="constrained")
         for axis, name in zip(axes[0], names, strict=True):
-            for column, label in ((name, "training"), (f"val_{name}", "validation")):
-                if column in columns:
-                    _line(axis, columns, column, label)
+            for prefix, label in before.items():
+                if prefix + name in columns:
+                    _line(axis, columns, prefix + name, label)
             axis.set(xlabel="epoch", ylabel=name)
             axis.xaxis.get_major_locator().set_params(integer=True)
             axis.legend()
@@ -60,6 +62,13 @@ def row_of(epoch: EpochResult) -> dict[str, Any]:
 def finite_or_none(value: Any) -> Any:
     """The value; None for a float that is not finite, which JSON cannot hold."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _measures(epoch: EpochResult) -> list[str]:
+    """The names of what training or validation measured, without uncertainties."""
+    results = [epoch.train, *([] if epoch.val is None else [epoch.val])]
+    results += [] if epoch.ended is None else epoch.ended.results.values()
+    return [name for result in results for name in result.numbers() if not name.endswith(UNCERTAINTY)]
 
 
 def _pyplot() -> Any:

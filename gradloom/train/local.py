@@ -93,11 +93,12 @@ class LocalSteps:
         self._count(micro, 1, backward)
         self._add(result, step, micro.rows, outputs, update, *source.arrays[1:])
 
-    def prepare(self, rows: RowRange) -> None:
+    def prepare(self, rows: RowRange) -> list[CompiledBatch]:
         """Compile all that `run` of these rows runs."""
-        for batch in rows.ends():
-            for group in self._cut(batch):
-                self.compiled_for(rows.source, group.rows, rows.backward, group.update, rows.measures)
+        groups = [group for batch in rows.ends() for group in self._cut(batch)]
+        return [
+            self.compiled_for(rows.source, group.rows, rows.backward, group.update, rows.measures) for group in groups
+        ]
 
     def run(self, rows: RowRange, result: Result, each: bool, heard: Callable[[int], None] | None) -> None:
         """Train on these rows, or measure them; heard(rows done) is called after each native call."""
@@ -138,12 +139,13 @@ class LocalSteps:
                     truth = source.truth(left.start, end) if step.needs_truth else (None, None)
                     self._add(result, step, count * left.rows, outputs, backward and left.update, *truth)
                 left = left.after(count)
+                if backward and (not self.in_window or self.build == "grad"):
+                    self.done = end - rows.start
                 if failed is not None:
                     if not self.skips or not backward or isinstance(failed, IndexOutOfRange):
                         raise self._error(failed, step, left, backward)
-                    end = rows.batch_end(left.start)
                     self._skip(result)
-                if backward and (not self.in_window or self.build == "grad"):
+                    end = rows.batch_end(left.start)
                     self.done = end - rows.start
                 if heard is not None:
                     heard(end - rows.start)

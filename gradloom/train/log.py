@@ -42,6 +42,8 @@ class Log(Callback):
     written after its checkpoint are cut. A line that cannot be written is said on stderr, and the training goes on.
     """
 
+    steers = False
+
     def __init__(
         self,
         folder: str | os.PathLike[str] | Callable[[], Path],
@@ -87,13 +89,7 @@ class Log(Callback):
     def on_progress(self, progress: Progress) -> None:
         """A line of training, when it is time for one."""
         self._gain.look(progress, self._loop)
-        if not progress.training:
-            return
-        if self.every_steps is None:
-            due = time.perf_counter() - self._told >= self._every.number
-        else:
-            due = self._loop.steps % self.every_steps == 0 and self._loop.steps > self._gain.steps
-        if due:
+        if progress.training and self._is_due():
             self._train_line(progress.result)
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
@@ -119,16 +115,26 @@ class Log(Callback):
 
     def state(self) -> dict[str, Any]:
         """How long the run has taken, how long metrics.jsonl is, and what its last line of training has told."""
-        return {"seconds": self._seconds(), "size": self._lines.size, "told": list(self._gain.told)}
+        told = {"told": list(self._gain.told), "steps": self._gain.steps}
+        return {"seconds": self._seconds(), "size": self._lines.size, **told}
 
     def load_state(self, values: Mapping[str, Any]) -> None:
         """Go on where `state` was taken."""
         self._before, self._began = float(values["seconds"]), time.perf_counter()
         self._lines.close()
         self._lines.size = int(values["size"])
-        self._gain.told = tuple(values["told"])
+        self._gain.told, self._gain.steps = tuple(values["told"]), int(values["steps"])
+        loop = self._loop
+        if loop is not None and not loop.is_between_passes and self._is_due():  # it was stopped just before this line
+            self._train_line(loop.latest)
 
     # ---- lines ---------------------------------------------------------------------------------------------------
+
+    def _is_due(self) -> bool:
+        """It is time for a line of training."""
+        if self.every_steps is None:
+            return time.perf_counter() - self._told >= self._every.number
+        return self._loop.steps % self.every_steps == 0 and self._loop.steps > self._gain.steps
 
     def _train_line(self, result: Result) -> None:
         loop, self._told = self._loop, time.perf_counter()
@@ -202,3 +208,18 @@ class Gain:
         _, rows, began = self._from
         self.told, self.steps, self._from = mark, loop.steps, (loop.epoch, loop.rows, now)
         return found, (loop.rows - rows) / max(now - began, 1e-9)
+
+
+def log_of(saver: Any, kinds: Sequence[str] = (), every: str | None = None, row_tokens: int | None = None) -> list[Log]:
+    """The Log of a run that has a folder, given its Saver. None without one; then SettingError for arguments of it."""
+    if saver is None:
+        for name, value in (("log", kinds), ("log_every", every)):
+            if value:
+                raise SettingError(f"{name}={one_line(value)} is of a run with a folder; need run=FOLDER with it")
+        return []
+    folder = saver.folder  # of rank 0; the others write nothing
+
+    def place() -> Path:
+        return Path(folder.path(LINES)).parent
+
+    return [Log(place, kinds, every or "10s", row_tokens)]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import NonFiniteError, SettingError
-from ..base.interrupts import StopTraining
+from ..base.interrupts import Held, StopTraining, held_back
 from ..base.interval import Interval
 from ..data.dataset import Dataset
 from ..step.state import check_equal, check_names
@@ -23,6 +23,7 @@ from .evaluation import Evaluator
 from .history import History
 from .metrics import Measures, Metrics, checked_metrics
 from .result import EpochResult, Evaluation, Result, under
+from .saver import Saver, TimeIsUp
 from .source import RowSource
 from .stopping import monitored
 from .trainer import Trainer
@@ -62,6 +63,8 @@ class Loop:
     on_progress           told of the state of a pass at least every 0.2 s; on_train_batch, on_eval_batch: after each
                           micro-batch. Any listener may raise StopTraining: the pass ends, its part is in the history,
                           and no pass follows
+    saver                 writes checkpoints and resumes from one, where the run has a folder. Then Ctrl-C ends the run
+                          between two steps, after 0.2 s or one step; a second one at once
 
     `run` makes the passes that are left. What came of them: history (an EpochResult for each pass), before (validation
     before the first step), steps, rows (trained on), passes (begun), latest (the training Result of the last pass),
@@ -92,6 +95,7 @@ class Loop:
         on_progress: Listener | None = None,
         on_train_batch: Listener | None = None,
         on_eval_batch: Listener | None = None,
+        saver: Saver | None = None,
     ) -> None:
         self.trainer, self.data, self.train_rows, self.val_rows = trainer, data, train_rows, val_rows
         self.batch_size, self.micro_batch_size = batch_size, micro_batch_size
@@ -99,6 +103,7 @@ class Loop:
         self.before_pass, self.on_progress = before_pass, on_progress
         self.on_train_batch, self.on_eval_batch = on_train_batch, on_eval_batch
         self.callbacks = Callbacks(callbacks, on_epoch)
+        self.saver = saver
         measures = Measures(checked_metrics(metrics))
         self.evaluator = Evaluator(
             trainer,
@@ -111,8 +116,8 @@ class Loop:
             seed=seed,
             measures=measures,
         )
-        self._measures = Measures(measures.of_training, self.callbacks.needs_outputs)  # of training
-        if self._measures and trainer.split is not None:
+        self.measures = Measures(measures.of_training, self.callbacks.needs_outputs)  # of training
+        if self.measures and trainer.split is not None:
             raise SettingError("callbacks that need outputs, metrics of training: ranks have none; need one process")
         self.history = History()
         self.before: Result | None = None
@@ -127,6 +132,7 @@ class Loop:
         self.between_steps: list[Callable[[], None]] = []  # called where a segment has ended
         self._first_pass = 0  # not 0 when an optimiser with a state of its own goes on
         self._pass: Pass | None = None  # the one under way
+        self._held = Held()  # signals that wait for the end of a step
         trainer.train_state.register("loop", self._memory, self._load)
         trainer.train_state.register("time", self._times, self._load_times)
         if self.callbacks:
@@ -165,9 +171,10 @@ class Loop:
         before = Result.of_state(under(values, "before.")) if values["has_before"] else None
         now = None
         if values["pass"] is not None:
-            train = Result.of_state(under(values, "train."), self._measures)
+            train = Result.of_state(under(values, "train."), self.measures)
             parts = [under(values, f"evaluation.{i}.") for i in range(values["evaluations"])]
             now = Pass(**values["pass"], train=train, evaluations=[Evaluation.of_state(part) for part in parts])
+            now.rows = self._rows_of_pass(now.before)  # there may be more steps in all than there were
 
         def load() -> None:
             self.history[:], self.before, self._pass = history, before, now
@@ -219,7 +226,12 @@ class Loop:
         if not self.callbacks.has_begun:
             self.callbacks.has_begun = True
             self.stopped = self._tell("begin", self.callbacks.begin, self) is not None
-        with display or contextlib.nullcontext(), trainer.together(), trainer.claim, trainer.training():
+        with contextlib.ExitStack() as stack:
+            for each in (display or contextlib.nullcontext(), trainer.together(), trainer.claim, trainer.training()):
+                stack.enter_context(each)
+            if self.saver is not None:
+                self._held = stack.enter_context(held_back()) if trainer.split is None else self._held
+                self.saver.begin(self)
             if self.validates_first and not self.passes and self.evaluator and self.before is None:
                 source.order.write(self.order(self._first_pass + 1))
                 before: dict[str, Result] = {}
@@ -229,9 +241,22 @@ class Loop:
                     display.before(self.before)
             if display is not None:
                 display.begin(self)
-            while (self._pass is not None or self.steps < self.steps_total) and not self.stopped:
-                self._run_pass(source, display)
+            try:
+                while (self._pass is not None or self.steps < self.steps_total) and not self.stopped:
+                    self._run_pass(source, display)
+            except BaseException as error:
+                if self.saver is not None:
+                    self.saver.stopped(self, error)
+                self._pass = None
+                raise
+            if self.saver is not None:
+                self.saver.finish(self)
         self._tell("end", self.callbacks.end, self.history)
+
+    @property
+    def is_between_passes(self) -> bool:
+        """No pass is under way."""
+        return self._pass is None
 
     def _run_pass(self, source: RowSource, display: Display | StepDisplay | None) -> None:
         """What is left of a pass over the training rows (the last may be cut by `steps`), then validation, then the
@@ -248,11 +273,10 @@ class Loop:
             inside = len(now.evaluations)
             if self.evaluator.due_at_end(now.number, self.steps >= self.steps_total):
                 stop = self._evaluate(now, display)
-        except StopTraining:
+        except StopTraining as error:
+            if self.saver is not None and isinstance(error, TimeIsUp):
+                self.saver.stopped(self, error)
             self.stopped = True
-        except BaseException:
-            self._pass = None
-            raise
         seconds = time.perf_counter() - began
         ended = None if inside is None else next(iter(now.evaluations[inside:]), None)
         rates = trainer.optimizer_state.rates(max(trainer.steps - 1, 0), now.number - 1) if train.ndata else {}
@@ -276,6 +300,9 @@ class Loop:
             trainer.optimizer_state.observe(monitored(result))
         if self._tell("on_epoch", self.callbacks.epoch, result) or stop:
             self.stopped = True
+        if self.saver is not None:
+            self.saver.at_epoch(self)
+        self._held.check()
 
     def _tell(self, event: str, call: Callable[[Any], None], told: Any) -> StopTraining | None:
         """Tell the callbacks of an event between two steps; what one of them has raised to end the training, if any."""
@@ -289,8 +316,12 @@ class Loop:
         if self.history:
             self.history[-1].drop_predictions()
         self.passes += 1
-        rows = min(len(self.train_rows), (self.steps_total - self.steps) * self.batch_size)
-        return Pass(self._first_pass + self.passes, rows, self.steps, train=Result(self._measures))
+        rows = self._rows_of_pass(self.steps)
+        return Pass(self._first_pass + self.passes, rows, self.steps, train=Result(self.measures))
+
+    def _rows_of_pass(self, before: int) -> int:
+        """The rows that a pass trains on which begins after so many steps."""
+        return min(len(self.train_rows), (self.steps_total - before) * self.batch_size)
 
     def _train(self, source: RowSource, now: Pass, began: float, display: Display | StepDisplay | None) -> None:
         """The training rows that are left of a pass, segment by segment."""
@@ -301,7 +332,7 @@ class Loop:
         if self.ends and now.done < whole:  # what cannot be built is said before anything is trained
             self.trainer.prepare(
                 source, 0, now.rows, batch_size=self.batch_size, micro_batch_size=self.micro_batch_size,
-                measures=self._measures,
+                measures=self.measures,
             )  # fmt: skip
         while now.done < whole:
             if now.done and self._is_due(now):
@@ -310,15 +341,12 @@ class Loop:
                     raise stop
             left = min((every - self.steps % every for every in self.ends), default=whole)
             self._segment(source, now, min(now.done + left, whole), began, display, reports)
-            if now.done == whole:
-                self.trainer.epoch += 1
-                if now.train.skipped == whole:
-                    raise NonFiniteError(
-                        f"epoch {now.number}: none of its {whole} batches was finite; all were skipped"
-                    )
-            now.seconds = time.perf_counter() - began
+            if now.train.skipped == whole:
+                raise NonFiniteError(f"epoch {now.number}: none of its {whole} batches was finite; all were skipped")
             for each in self.between_steps:
                 each()
+            if self.saver is not None:
+                self.saver.at_step(self)
 
     def _segment(
         self,
@@ -336,23 +364,34 @@ class Loop:
             self._count(now, start)
             if display is not None:
                 display.rows(at, self.steps)
-            if self.on_progress is not None:
-                self.on_progress(at)
+            if reports is not None:  # before a listener may end the pass: the step is done
+                reports.look(min(now.done * self.batch_size, now.rows), self.steps)
+            for listener in (self.on_train_batch, self.on_progress):
+                if listener is not None:
+                    listener(at)
             if self.callbacks.hears("on_progress"):
                 self.callbacks.progress(at)
-            if reports is not None:
-                reports.look(min(now.done * self.batch_size, now.rows), self.steps)
+            if self.saver is not None:
+                now.seconds = time.perf_counter() - began
+                self._held.check()
+                if not self.trainer.local.in_window:
+                    self.saver.check_time()
+                    if now.done < stop:
+                        self.saver.inside(self)
 
         self.trainer.local.done = 0
         try:
             run_part(
                 self.trainer, source, 0, now.rows, now.train,
                 training=True, batch_size=self.batch_size, micro_batch_size=self.micro_batch_size,
-                on_batch=self.on_train_batch, on_progress=heard, each=reports is not None,
+                on_progress=heard, each=reports is not None or self.on_train_batch is not None,
                 start=start * self.batch_size, stop=min(stop * self.batch_size, now.rows), seconds=first - began,
             )  # fmt: skip
         finally:
             self._count(now, start)
+            if now.done * self.batch_size >= now.rows:  # the pass is trained
+                self.trainer.epoch += 1
+            now.seconds = time.perf_counter() - began
             self.training_seconds += time.perf_counter() - first
 
     def _count(self, now: Pass, start: int) -> None:
@@ -371,17 +410,18 @@ class Loop:
         evaluation = Evaluation(self.steps, now.number, {})
         try:
             self._measure(evaluation.results, display, self.on_progress)
-        except StopTraining:  # of a listener: what was measured so far counts
-            now.evaluations.append(evaluation)
+        except StopTraining as stop:
+            if not isinstance(stop, TimeIsUp):  # of a listener: what was measured so far counts
+                now.evaluations.append(evaluation)
             raise
         now.evaluations.append(evaluation)
         is_inside = now.done * self.batch_size < now.rows
         if display is not None and is_inside:
             display.evaluation(evaluation)
-        stop = self._tell("on_evaluation", self.callbacks.evaluation, evaluation)
+        told = self._tell("on_evaluation", self.callbacks.evaluation, evaluation)
         if is_inside:
             evaluation.drop_predictions()
-        return stop
+        return told
 
     def _measure(
         self, results: dict[str, Result], display: Display | StepDisplay | None, on_progress: Listener | None
@@ -395,5 +435,8 @@ class Loop:
                 on_progress(at)
             if self.callbacks.hears("on_progress"):
                 self.callbacks.progress(at)
+            if self.saver is not None:
+                self._held.check()
+                self.saver.check_time()
 
         self.evaluator.measure(results, self.micro_batch_size, self.on_eval_batch, heard)

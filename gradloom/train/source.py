@@ -43,6 +43,11 @@ class RowSource:
         return [a for a in (self.data.data, self.data.labels, self.data.weights) if a is not None]
 
     @property
+    def stored(self) -> list[Stored]:
+        """The arrays of the data set as programs read them."""
+        return [v.node.attrs["stored"] for v in (self._data, self._labels, self._weights) if v is not None]
+
+    @property
     def key(self) -> Hashable:
         return ("rows", id(self._data), trainable_changes())
 

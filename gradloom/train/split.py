@@ -164,20 +164,21 @@ class Split:
                 self._evaluate(rows, result, each, heard)
             self.agreement.settle()
 
-    def prepare(self, rows: RowRange) -> None:
+    def prepare(self, rows: RowRange) -> list[CompiledBatch]:
         """Compile all that `run` of these rows runs."""
         self._compare_model()
         self._compare_settings(rows)
         if not rows.backward:
+            steps = []
             for size in {min(rows.micro_size, rows.count), rows.count % rows.micro_size} - {0}:
                 with agreed(self.ranks):
                     step = self.local.compiled_for(rows.source, size, False, False, rows.measures)
                 self._compare_graph("evaluation", (id(rows.source), size, rows.measures), False, step.outputs)
-            return
+                steps.append(step)
+            return steps
         self._update_for(rows)
         sizes = {batch.micro_batch(j)[1] for batch in rows.ends() for j in (0, batch.micro_batches - 1)}
-        for size in sorted(sizes):
-            self._micro_for(rows, size)
+        return [self._micro_for(rows, size)[0] for size in sorted(sizes)]
 
     @property
     def plans(self) -> list[Any]:

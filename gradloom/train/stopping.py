@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -79,7 +80,7 @@ class EarlyStopping(Callback):
         self._trainer = getattr(loop, "trainer", loop)
         self._evaluates = bool(getattr(loop, "evaluator", False))
         if loop is self._trainer and loop is not None:
-            loop.train_state.register("early stopping", self.state)
+            loop.train_state.register("early stopping", self.state, lambda values: partial(self.load_state, values))
 
     def state(self) -> dict[str, Any]:
         """What it remembers from epoch to epoch; weights.NAME: arrays of the best epoch."""

@@ -318,6 +318,15 @@ class Trainer:
         rows = self._rows(source, start, stop, batch_size, micro_batch_size, backward, measures)
         (self.split or self.local).prepare(rows)
 
+    @_claims
+    @builds_graphs
+    def prepared(
+        self, source: RowSource, rows: int, *, batch_size: int, micro_batch_size: int, measures: Measures = NOTHING
+    ) -> list[CompiledBatch]:
+        """The compiled micro-batches of a training pass over so many rows."""
+        rows_of_pass = self._rows(source, 0, rows, batch_size, micro_batch_size, True, measures)
+        return (self.split or self.local).prepare(rows_of_pass)
+
     def _rows(
         self, source: RowSource, start: int, stop: int, batch_size: int, micro_batch_size: int | None, backward: bool,
         measures: Measures,

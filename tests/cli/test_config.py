@@ -84,8 +84,14 @@ def test_a_file_for_finetune(capsys, tmp_path, language):  # noqa: F811
         ("lr = nan", "lr = NaN: need a finite number above 0"),
         ("lr = 1979-05-27", "lr = 1979-05-27: need a finite number above 0"),
         ("val_split = 1", "val_split = 1: need a number of at least 0 and below 1"),
-        ("optimizer = 'adam'", 'optimizer = "adam": is not known; need adamw or sgd'),
-        ("optimizer = 3", "optimizer = 3: need adamw or sgd"),
+        ("loss = 'hinge'", 'loss = "hinge": is not known; need cross_entropy or mse'),
+        ("loss = 3", "loss = 3: need cross_entropy or mse"),
+        ("val = 'a.csv'", 'val = "a.csv": need a table of names, each with the name of a file or folder'),
+        ("[val]\nclean = ''", 'val = {"clean": ""}: need a table of names, each with the name of a file'),
+        ("eval_every = '5 min'\nepochs = '1'", 'epochs = "1": need a whole number'),
+        ("eval_every = 'often'", 'eval_every = "often": need a text such as 5min, 100steps or 1epoch'),
+        ("[[groups]]\nmatch = '*'\nlr = -1", "groups[0].lr = -1: need a finite number above 0"),
+        ("[[groups]]\nmach = '*'", "groups[0]: key mach is not known; did you mean match?"),
         ("hidden = '64,64'", 'hidden = "64,64": need whole numbers of at least 1, such as 64,64'),
         ("hidden = [64, 'x']", 'hidden = [64, "x"]: need whole numbers of at least 1, such as 64,64'),
         ("out = ''", 'out = "": need the name of a file or folder'),
@@ -174,7 +180,13 @@ def test_what_is_saved_is_read_again(tmp_path):
     assert Sample(**read(Sample, file)) == settings
     assert parse_toml(file)["run"] == {"seconds": 1e-300}
     saved = parse_toml(write(tmp_path / "f.toml", save(FitSettings("x.csv", out="o", threads=3), {}).decode()))
-    assert saved == {"data": os.path.abspath("x.csv"), "optimizer": "adamw", "seed": 0}
+    assert saved == {
+        "data": os.path.abspath("x.csv"),
+        "ema": 0.0,
+        "on_nonfinite": "stop",
+        "optimizer": "adamw",
+        "seed": 0,
+    }
 
 
 @pytest.mark.parametrize("kind", [FitSettings, FinetuneSettings])

@@ -65,7 +65,7 @@ def test_classification(capsys, tmp_path):
     code, out, err = run(capsys, "fit", path, "--epochs", 30, "--out", tmp_path / "out")
     assert code == 0
     assert "task: classification, because the target 'column 3' holds texts" in err
-    assert "epoch 30/30  loss " in err and "rows/s" in err and err.count("\nepoch ") == 30
+    assert "epoch 30/30  loss " in err and "rows/s" in err and 2 <= err.count("\nepoch ") <= 30
     assert "test (held out)" in out and "gradloom predict" in out
     found = json.loads((tmp_path / "out" / "result.json").read_text())
     assert found["interrupted"] is False and (found["epochs"], found["steps"]) == (30, 90)

@@ -1,5 +1,7 @@
 """Each optimiser against its reference in float64: PyTorch's where it has it, else the formula of the paper."""
 
+import inspect
+
 import numpy as np
 import pytest
 
@@ -30,6 +32,57 @@ class Lion(torch.optim.Optimizer):
                 self.state[p]["m"] = beta2 * m + (1 - beta2) * p.grad
 
 
+class Several:
+    """Optimisers side by side, as one."""
+
+    def __init__(self, *optimizers):
+        self.optimizers = optimizers
+        self.param_groups = [group for each in optimizers for group in each.param_groups]
+
+    def zero_grad(self):
+        for each in self.optimizers:
+            each.zero_grad()
+
+    def step(self):
+        for each in self.optimizers:
+            each.step()
+
+
+@pytest.fixture(autouse=True)
+def muon_in_float64(monkeypatch):
+    """PyTorch's Muon rounds its iterations to bfloat16."""
+    monkeypatch.setattr("torch.optim._muon._zeropower_via_newtonschulz", ITERATIONS)
+
+
+def _iterations():
+    from torch.optim import _muon
+
+    source = inspect.getsource(_muon._zeropower_via_newtonschulz)
+    assert ".bfloat16()" in source
+    scope = vars(_muon).copy()
+    exec(source.replace(".bfloat16()", ".clone()"), scope)
+    return scope["_zeropower_via_newtonschulz"]
+
+
+ITERATIONS = _iterations()
+
+
+def muon(parameters, lr, **options):
+    """PyTorch's Muon on the matrices, its AdamW on the rest."""
+    parameters = list(parameters)
+    return Several(
+        torch.optim.Muon([p for p in parameters if p.ndim == 2], lr=lr, **options),
+        torch.optim.AdamW([p for p in parameters if p.ndim != 2], lr=lr, eps=1e-3, weight_decay=0.0),
+    )
+
+
+def with_adamw(lr, **options):
+    """Our Muon, with AdamW for what is no matrix."""
+    groups = [{"match": "not_2d", "optimizer": optim.AdamW(lr=lr, eps=1e-3)}]
+    return optim.Muon(lr=lr, groups=groups, **options)
+
+
+EPS = float(np.finfo(np.float32).eps)
 RMS = {"alpha": 0.9, "eps": 1e-3}
 CASES = {
     "nesterov": (
@@ -61,6 +114,23 @@ CASES = {
     "rmsprop, all": (
         lambda lr, **o: optim.RMSprop(lr=lr, centered=True, momentum=0.8, weight_decay=0.2, **RMS, **o),
         lambda p, lr: torch.optim.RMSprop(p, lr=lr, centered=True, momentum=0.8, weight_decay=0.2, **RMS),
+    ),
+    "adafactor": (
+        lambda lr, **o: optim.Adafactor(lr=lr, **o),
+        lambda p, lr: torch.optim.Adafactor(p, lr=lr, eps=(EPS, 1e-3)),
+    ),
+    "adafactor, decay": (
+        lambda lr, **o: optim.Adafactor(lr=lr, weight_decay=0.5, d=1.001, eps2=0.5, beta2_decay=-0.5, **o),
+        lambda p, lr: torch.optim.Adafactor(p, lr=lr, weight_decay=0.5, d=1.001, eps=(EPS, 0.5), beta2_decay=-0.5),
+    ),
+    "muon": (with_adamw, lambda p, lr: muon(p, lr, weight_decay=0.0)),
+    "muon, decay": (
+        lambda lr, **o: with_adamw(lr, weight_decay=0.2, momentum=0.8, nesterov=False, ns_steps=3, **o),
+        lambda p, lr: muon(p, lr, weight_decay=0.2, momentum=0.8, nesterov=False, ns_steps=3),
+    ),
+    "muon, matched": (
+        lambda lr, **o: with_adamw(lr, adjust_lr_fn="match_rms_adamw", **o),
+        lambda p, lr: muon(p, lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
     ),
 }
 STEPS = 24
@@ -213,6 +283,24 @@ def test_saved_and_loaded_it_goes_on_to_the_bit(case):
     assert not all(np.array_equal(a, b) for a, b in zip(weights(whole), weights(forgotten), strict=True))
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_the_state_of_a_run_goes_on_to_the_bit(case):
+    def made(model):
+        return gl.Trainer(model, optimizer=CASES[case][0](schedules.Cosine(0.02, steps=40)), accumulate=2)
+
+    def run(trainer, first, last):
+        for x, y in list(batches())[first:last]:
+            trainer.step(x, y)
+
+    whole, first, second = net(), net(), net()
+    run(made(whole), 0, 12)
+    begun, again = made(first), made(second)
+    run(begun, 0, 5)  # inside of a window
+    again.train_state.load(begun.train_state.collect())
+    run(again, 5, 12)
+    assert all(np.array_equal(a, b) for a, b in zip(weights(whole), weights(second), strict=True))
+
+
 def test_lion_moves_nowhere_where_nothing_pushes():
     """sign(0) is 0, whatever the sign of that 0."""
     w = gl.parameter(np.ones(3), name="w")
@@ -228,5 +316,13 @@ def test_what_cannot_be():
         optim.RMSprop().momentum = 0.5
     with pytest.raises(gl.SettingError, match="RMSprop: alpha=1.0 is not usable"):
         optim.RMSprop(alpha=1.0)
+    with pytest.raises(gl.SettingError, match="Adafactor: beta2_decay=0.1 is not usable; need a finite number of at m"):
+        optim.Adafactor(beta2_decay=0.1)
+    with pytest.raises(gl.SettingError, match="Adafactor: d=0.5 is not usable; need a finite number of at least 1"):
+        optim.Adafactor(d=0.5)
+    with pytest.raises(gl.SettingError, match="Muon: adjust_lr_fn='none' is not known"):
+        optim.Muon(adjust_lr_fn="none")
+    with pytest.raises(gl.SettingError, match=r"Muon: \S+ has shape \[\S+\]; need matrices, and for the rest groups="):
+        gl.Trainer(net(), optimizer=optim.Muon()).step(X[:6], Y[:6])
     with pytest.raises(gl.SettingError, match="RMSprop: centered='yes' is not usable"):
         optim.RMSprop(centered="yes")

@@ -168,6 +168,28 @@ def test_the_live_display_of_epochs_is_whole_at_any_width(clock, width, columns)
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
+def test_several_validation_sets_are_shown_whole(clock, width, columns):
+    width(columns)
+    sets = {"val": result(0.0812, 0.9712), "noisy": result(0.4, 0.5), "a_set_with_a_long_name": result(0.3, 0.25)}
+    evaluation = gl.train.Evaluation(9_950, 100, sets)
+    stream, run = Terminal(), loop(0, 100_000)
+    with Display(1000, stream) as display:
+        display.begin(run)
+        clock[0], run.steps = 1100.0, 9_950
+        display.rows(at(True, 30_000, 60_000, result(0.0561, 0.9881), seconds=0.5), run.steps)
+        clock[0] += 1
+        display.evaluation(evaluation)
+        clock[0] += 1
+        display.epoch(gl.EpochResult(100, result(0.0564), evaluation.val, 1.0, evaluations=(evaluation,)))
+    shown = "\n".join(screen(stream.getvalue(), columns))
+    for part in (
+        "val loss 0.0812", "val accuracy 0.9712", "noisy loss 0.4", "noisy accuracy 0.5000",
+        "a_set_with_a_long_name loss 0.3", "a_set_with_a_long_name accuracy 0.2500",
+    ):  # fmt: skip
+        assert shown.count(part) == 2, (part, shown)  # the line of the evaluation, and the display
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
 def test_the_live_display_of_steps_is_whole_at_any_width(clock, width, columns):
     width(columns)
     stream, run = Terminal(), loop(0, 100_000)

@@ -79,6 +79,18 @@ def test_a_plot_shows_training_and_validation():
     matplotlib.pyplot.close("all")
 
 
+def test_a_plot_shows_each_validation_set_and_what_it_alone_measures():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    metrics = {"margin": lambda outputs, labels, weights: outputs[:, 0]}
+    history = fitted(val={"clean": gl.data.Dataset(X, Y)}, metrics=metrics)
+    figure = history.plot()
+    drawn = {axis.get_ylabel(): [line.get_label() for line in axis.get_lines()] for axis in figure.axes}
+    both = ["training", "validation", "clean"]
+    assert drawn == {"loss": both, "accuracy": both, "margin": ["validation", "clean"]}
+    matplotlib.pyplot.close(figure)
+
+
 def test_no_plot_without_matplotlib_or_passes(monkeypatch):
     with pytest.raises(gl.SettingError, match="^plot: the history has no epoch; need at least one$"):
         gl.train.History().plot()

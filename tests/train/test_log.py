@@ -5,8 +5,10 @@ import errno
 import json
 import math
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -211,8 +213,13 @@ def test_lines_after_a_checkpoint_are_cut_and_the_seconds_go_on(tmp_path):
     second = Log(tmp_path, ("csv",))
     kept = len(whole.splitlines(True)[0]) + len(whole.splitlines(True)[1])
     (tmp_path / "metrics.jsonl").write_bytes(whole + b'{"kind": "tr')  # cut short by a kill
-    second.load_state({"seconds": 1000.0, "size": kept, "told": [1, 4, 4, 40, 3]})
-    assert second.state() == {"seconds": pytest.approx(1000.0, abs=1), "size": kept, "told": [1, 4, 4, 40, 3]}
+    second.load_state({"seconds": 1000.0, "size": kept, "told": [1, 4, 4, 40, 3], "steps": 4})
+    assert second.state() == {
+        "seconds": pytest.approx(1000.0, abs=1),
+        "size": kept,
+        "told": [1, 4, 4, 40, 3],
+        "steps": 4,
+    }
     fit(second, epochs=1)
     lines = strict(tmp_path / "metrics.jsonl")
     assert (tmp_path / "metrics.jsonl").read_bytes()[:kept] == whole[:kept]
@@ -226,7 +233,7 @@ def test_lines_after_a_checkpoint_are_cut_and_the_seconds_go_on(tmp_path):
 def test_a_file_that_does_not_end_where_it_was_said_to_is_cut_at_its_last_whole_line(tmp_path, size):
     log = Log(tmp_path)
     (tmp_path / "metrics.jsonl").write_text('{"a": 1}\n{"b": 2}\n{"c')
-    log.load_state({"seconds": 0.0, "size": size, "told": [0] * 5})
+    log.load_state({"seconds": 0.0, "size": size, "told": [0] * 5, "steps": 0})
     fit(log, epochs=1)
     assert [line.get("kind") for line in strict(tmp_path / "metrics.jsonl")] == [None] * (1 if size == 10 else 2) + [
         "evaluation", "epoch"
@@ -316,7 +323,7 @@ def test_event_files_of_a_resumed_run_hold_its_lines_once(tmp_path):
     fit(Log(tmp_path, "tensorboard"))
     kept = sum(map(len, (tmp_path / "metrics.jsonl").read_bytes().splitlines(True)[:4]))
     again = Log(tmp_path, "tensorboard")
-    again.load_state({"seconds": 10.0, "size": kept, "told": [0] * 5})
+    again.load_state({"seconds": 10.0, "size": kept, "told": [0] * 5, "steps": 0})
     fit(again, epochs=1)
     assert [step for step, _ in events(tmp_path / "tensorboard")] == [4, 4, 8, 8, 4, 4]
 
@@ -340,3 +347,13 @@ def test_what_is_missing_or_unknown_is_said_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX.event_file_writer", None)
     with pytest.raises(gl.BackendError, match=r"^log: tensorboardX is missing; pip install gradloom\[tensorboard\]$"):
         Log(tmp_path, "tensorboard")
+
+
+def test_the_page_of_logs_names_all_that_lines_hold(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "logs.md").read_text()
+    told = set()
+    for row in re.findall(r"^\| (.*?) \|", page, re.M)[1:]:
+        told |= set(row.replace(", ...", "").split(", "))
+    fit(Log(tmp_path, every="2steps", row_tokens=3))
+    found = {name.removesuffix("_unc") for line in strict(tmp_path / "metrics.jsonl") for name in line}
+    assert found == told

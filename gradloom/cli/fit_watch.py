@@ -1,0 +1,40 @@
+"""What a fit knows of its training while it runs, also when that is interrupted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..train.callbacks import Callback
+from ..train.history import row_of
+from ..train.result import EpochResult, Result
+
+
+class Watch(Callback):
+    """Hears of the loop of a fit, which tells all that came of it. With ranks, rank 0 alone hears."""
+
+    stateless = True
+
+    def __init__(self) -> None:
+        self.loop: Any = None
+
+    def begin(self, loop: Any) -> None:
+        self.loop = loop
+
+    @property
+    def epochs(self) -> list[EpochResult]:
+        """The passes that are whole."""
+        if self.loop is None:
+            return []
+        epochs, rows = list(self.loop.history), len(self.loop.train_rows)
+        part = self.loop.stopped and epochs and epochs[-1].train.ndata < rows and not epochs[-1].train.skipped
+        return epochs[:-1] if part else epochs
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """What the whole passes have measured, by name."""
+        return [row_of(epoch) for epoch in self.epochs]
+
+    @property
+    def latest(self) -> Result | None:
+        """Of the training rows, in the last pass, as far as it came."""
+        return self.loop.latest if self.loop is not None and self.loop.latest.ndata else None

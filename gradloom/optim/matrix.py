@@ -1,0 +1,175 @@
+"""Adafactor and Muon: their steps look at a parameter as a matrix. They are compositions of ops that everybody has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import ops
+from ..base.arguments import as_bool, as_whole, one_line
+from ..base.errors import SettingError
+from ..graph.leaves import Parameter, setting
+from ..graph.value import Value
+from .groups import GroupSettings
+from .optimizer import Optimizer, Parameters
+from .rule import Schedule, mean_gradients
+
+
+class Adafactor(Optimizer):
+    """Adam without m, whose v is the product of a row and a column: torch.optim.Adafactor, which follows Shazeer and
+    Stern, arXiv 1804.04235. (Hugging Face's class of this name has other defaults and a rate of its own.)
+
+    With t the step from 1, mix = t^beta2_decay, rho = min(lr, 1 / sqrt(t)) and alpha = max(eps2, rms(w)) * rho:
+    w <- w(1 - lr*wd) - alpha * u / max(1, rms(u) / d), u = g / sqrt(max(v, eps1^2)). A parameter of two and more axes
+    keeps r and c, means over its last and its last but one axis of g^2, each r + mix * (mean - r), and v is
+    r*c / max(mean of r, eps1); others keep v itself. eps1: by default that of f32, 2^-23.
+    """
+
+    state_names = ("r", "c", "v")
+
+    def __init__(
+        self,
+        parameters: Parameters = None,
+        *,
+        lr: Schedule = 1e-2,
+        beta2_decay: Schedule = -0.8,
+        eps1: Schedule = 2.0**-23,
+        eps2: Schedule = 1e-3,
+        d: Schedule = 1.0,
+        weight_decay: Schedule = 0.0,
+        groups: Sequence[GroupSettings] = (),
+        no_decay: str = "",
+    ) -> None:
+        super().__init__(
+            parameters, groups=groups, no_decay=no_decay,
+            lr=lr, beta2_decay=beta2_decay, eps1=eps1, eps2=eps2, d=d, weight_decay=weight_decay,
+        )  # fmt: skip
+
+    def check(self, name: str, value: float) -> float:
+        """As ever; beta2_decay is at most 0, d at least 1."""
+        low, high = {"beta2_decay": (-math.inf, 0.0), "d": (1.0, math.inf)}.get(name, (0.0, math.inf))
+        usable = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+        if name in ("beta2_decay", "d") and not (usable and low <= value <= high and math.isfinite(value)):
+            need = f"a finite number of at {'most 0' if name == 'beta2_decay' else 'least 1'}"
+            raise SettingError(f"Adafactor: {name}={one_line(value)} is not usable; need {need}")
+        return float(value) if name == "beta2_decay" else super().check(name, value)
+
+    def shapes_of(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        if len(shape) < 2:
+            return {"v": shape}
+        return {"r": (*shape[:-1], 1), "c": (*shape[:-2], 1, shape[-1])}
+
+    def update(
+        self, parameters: Sequence[Value], grads: Sequence[Value], weight: Value, state: dict[str, list[Parameter]]
+    ) -> tuple[Value, ...]:
+        lr, beta2_decay, eps1, eps2, d, decay = (self.scalar(name) for name in self.names)
+        t = setting("opt.t")
+        mix = ops.exp(beta2_decay * ops.log(t))
+        rho = ops.minimum(lr, 1.0 / ops.sqrt(t))
+        kept = {name: iter(arrays) for name, arrays in state.items()}
+        pairs: list[Value] = []
+        for w, g in zip(parameters, mean_gradients(grads, weight), strict=True):
+            square = ops.sqr(g)
+            if w.ndim < 2:
+                v = next(kept["v"])
+                estimate = _towards(v, square, mix)
+                pairs += [v, estimate]
+            else:
+                r, c = next(kept["r"]), next(kept["c"])
+                rows = _towards(r, ops.mean(square, -1, keepdims=True), mix)
+                columns = _towards(c, ops.mean(square, -2, keepdims=True), mix)
+                estimate = rows * columns / ops.maximum(ops.mean(rows, -2, keepdims=True), eps1)
+                pairs += [r, rows, c, columns]
+            step = g / ops.sqrt(ops.maximum(estimate, eps1 * eps1))
+            alpha = ops.maximum(eps2, _rms(w)) * rho / ops.maximum(1.0, _rms(step) / d)
+            pairs += [w, w * (1.0 - lr * decay) - alpha * step]
+        return ops.assign(*pairs)
+
+
+COEFFICIENTS = (3.4445, -4.775, 2.0315)  # of Newton-Schulz: the steepest at 0 that keeps singular values near 1
+
+
+class Muon(Optimizer):
+    """SGD with momentum whose step is made orthogonal: torch.optim.Muon, after Jordan et al.,
+    https://kellerjordan.github.io/posts/muon/, but with the iterations in f32 (there in bfloat16).
+
+    m <- momentum*m + (1 - momentum)*g; u is m, with nesterov momentum*m + (1 - momentum)*g; x = u / max(|u|, eps), and
+    ns_steps times x <- 3.4445 x - 4.775 (x x') x + 2.0315 (x x')^2 x, which brings singular values near 1;
+    w <- w(1 - lr*wd) - lr*scale*x. adjust_lr_fn: scale, "original" sqrt(max(1, rows / columns)), or "match_rms_adamw"
+    0.2 sqrt(max(rows, columns)), with which AdamW's rate and decay serve (Liu et al., arXiv 2502.16982).
+
+    It is for the matrices of hidden layers. What is no matrix is a SettingError: give it (and embeddings and the last
+    layer) an optimiser of its own:
+
+        Muon(lr=0.02, groups=[{"match": ["not_2d", "head.*"], "optimizer": AdamW(lr=3e-4)}])
+    """
+
+    state_names = ("m",)
+
+    def __init__(
+        self,
+        parameters: Parameters = None,
+        *,
+        lr: Schedule = 1e-3,
+        momentum: Schedule = 0.95,
+        eps: Schedule = 1e-7,
+        weight_decay: Schedule = 0.0,
+        nesterov: bool = True,
+        ns_steps: int = 5,
+        adjust_lr_fn: str = "original",
+        groups: Sequence[GroupSettings] = (),
+        no_decay: str = "",
+    ) -> None:
+        self.nesterov, self.ns_steps = as_bool("Muon: nesterov", nesterov), as_whole("Muon: ns_steps", ns_steps, 1)
+        if adjust_lr_fn not in ("original", "match_rms_adamw"):
+            need = "original or match_rms_adamw"
+            raise SettingError(f"Muon: adjust_lr_fn={one_line(adjust_lr_fn)} is not known; need {need}")
+        self.adjust_lr_fn = adjust_lr_fn
+        super().__init__(
+            parameters, groups=groups, no_decay=no_decay, lr=lr, momentum=momentum, eps=eps, weight_decay=weight_decay
+        )
+
+    def update(
+        self, parameters: Sequence[Value], grads: Sequence[Value], weight: Value, state: dict[str, list[Parameter]]
+    ) -> tuple[Value, ...]:
+        lr, momentum, eps, decay = (self.scalar(name) for name in self.names)
+        pairs: list[Value] = []
+        for w, g, m in zip(parameters, mean_gradients(grads, weight), state["m"], strict=True):
+            if w.ndim != 2:
+                name: Any = w.name or "a parameter"
+                raise SettingError(
+                    f"Muon: {name} has shape {list(w.shape)}; need matrices, and for the rest "
+                    'groups=[{"match": "not_2d", "optimizer": AdamW(lr=...)}]'
+                )
+            new = momentum * m + (1.0 - momentum) * g
+            step = self._orthogonal(momentum * new + (1.0 - momentum) * g if self.nesterov else new, eps)
+            rows, columns = w.shape
+            scale = 0.2 * math.sqrt(max(rows, columns))
+            if self.adjust_lr_fn == "original":
+                scale = math.sqrt(max(1.0, rows / columns))
+            pairs += [m, new, w, w * (1.0 - lr * decay) - lr * scale * step]
+        return ops.assign(*pairs)
+
+    def _orthogonal(self, x: Value, eps: Value) -> Value:
+        """Newton and Schulz's iteration on x [rows, columns], on the side with fewer numbers."""
+        a, b, c = COEFFICIENTS
+        tall = x.shape[0] > x.shape[1]
+        if tall:
+            x = ops.permute(x, (1, 0))
+        x = x / ops.maximum(ops.sqrt(ops.sum(ops.sqr(x))), eps)
+        for _ in range(self.ns_steps):
+            gram = ops.matmul(x, x, transpose_y=True)
+            x = a * x + ops.matmul(b * gram + c * ops.matmul(gram, gram), x)
+        return ops.permute(x, (1, 0)) if tall else x
+
+
+def _towards(old: Value, new: Value, share: Value) -> Value:
+    return old + (new - old) * share
+
+
+def _rms(x: Value) -> Value:
+    """The root of the mean square, f32[]."""
+    return ops.sqrt(ops.mean(ops.sqr(x)))

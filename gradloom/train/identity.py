@@ -1,0 +1,177 @@
+"""What a run is: all that decides the bits of its results, and what a resumed run must have in common with it.
+
+settings     compared at once: names and shapes of the model, the graph of a step, optimiser, sizes, seeds, rows
+digests      of the contents of the data set and of frozen weights: taken beside the training
+environment  version, instruction set, backend: another one goes on, and no bits are promised
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..base.settings import switches
+from ..data.dataset import Dataset
+from ..graph.graph import reachable, storage_leaf
+from ..graph.stored import Stored
+from ..graph.structure import named, structure
+from ..parallel.communicator import checksum
+from ..run.cpu_backend import choose_isa
+from ..step.state import shown
+from .callbacks import Callbacks
+from .evaluation import Evaluator
+from .history import History
+from .metrics import Measures
+from .trainer import Trainer
+
+SHOWN = 8  # differences in a message
+
+
+class Resumable(Protocol):
+    """What a loop shows of itself: see gl.train.Loop."""
+
+    trainer: Trainer
+    data: Dataset
+    train_rows: np.ndarray
+    val_rows: np.ndarray
+    batch_size: int
+    micro_batch_size: int
+    seed: int
+    callbacks: Callbacks
+    evaluator: Evaluator
+    measures: Measures
+    ends: list[int]
+    steps: int
+    history: History
+    stopped: bool
+
+    @property
+    def is_between_passes(self) -> bool: ...
+
+
+def settings_of(trainer: Trainer) -> dict[str, Any]:
+    """The part of a trainer: texts and numbers, in dicts of one level."""
+    objective, optimizer = trainer.objective, trainer.optimizer
+    weights = objective.class_weights
+    return {
+        "loss": objective.loss if isinstance(objective.loss, str) else shown(objective.loss),
+        "model": {name: f"{p.dtype.name}{list(p.shape)}" for name, p in objective.named().items()},
+        "frozen": sorted(name for name, p in objective.named().items() if not p.trainable),
+        "optimizer": {"kind": type(optimizer).__name__}
+        | {name: shown(v) if callable(v) else float(v) for name, v in sorted(optimizer.settings.items())},
+        "seed": trainer.seed,
+        "accumulate": trainer.accumulate,
+        "max_norm": trainer.max_norm,
+        "max_value": trainer.max_value,
+        "ema": 0.0 if trainer.optimizer_state.average is None else trainer.optimizer_state.average.decay,
+        "freeze": list(objective.freeze),
+        "class_weights": None if weights is None else weights.tolist(),
+        "on_nonfinite": "skip" if trainer.local.skips else "stop",
+        "dynamic": trainer.dynamic,
+        "exchange": "none" if trainer.split is None else trainer.split.exchange,
+    }
+
+
+def environment_of(trainer: Trainer) -> dict[str, str]:
+    """What the bits depend on besides: version, instruction set, backend, machine."""
+    from .. import __version__
+
+    options = trainer.options
+    return {
+        "gradloom": __version__,
+        "backend": str(options.get("backend", "cpu")),
+        "isa": choose_isa(switches(isa=options.get("isa")).isa),
+        "machine": platform.machine(),
+    }
+
+
+class Identity:
+    """The identity of a loop's run, when its steps are compiled."""
+
+    def __init__(self, loop: Resumable) -> None:
+        trainer, source = loop.trainer, loop.trainer.source(loop.data)
+        sizes = {"batch_size": loop.batch_size, "micro_batch_size": loop.micro_batch_size}
+        steps = (
+            [] if trainer.dynamic else trainer.prepared(source, len(loop.train_rows), measures=loop.measures, **sizes)
+        )
+        values = [value for step in steps for value in (*step.outputs, *step.updates)]
+        self.settings = settings_of(trainer) | {
+            **sizes,
+            "seed of the rows": loop.seed,
+            "training rows": len(loop.train_rows),
+            "validation rows": len(loop.val_rows),
+            "rows": checksum(loop.train_rows, loop.val_rows),
+            "evaluation": loop.evaluator.settings,
+            "callbacks": [shown(each) for each in loop.callbacks if each.steers],
+            "graph": checksum(repr(structure(values, named))),
+        }
+        self.environment = environment_of(trainer)
+        leaves = {n.attrs["stored"]: None for n in reachable(values) if isinstance(n.attrs.get("stored"), Stored)}
+        written = {storage_leaf(v).node.attrs["stored"] for step in steps for v in step.run.program.effects}
+        known = {*trainer.train_state.arrays().values(), *written, *source.stored, source.order}
+        self._data, self._sets = source.arrays, loop.evaluator.arrays
+        self._constant = [stored for stored in leaves if stored not in known]
+        self._digests: dict[str, str] | None = None
+
+    def digests(self) -> dict[str, str]:
+        """Of the data set and of what the steps only read, by content. Taken once."""
+        if self._digests is None:
+            constant = [checksum(one.name, one.dtype.name, one.read()) for one in self._constant]
+            parts: dict[str, list[Any]] = {
+                "data": self._data,
+                "validation sets": self._sets,
+                "frozen weights": constant,
+            }
+            self._digests = {name: checksum(*each) for name, each in parts.items()}
+        return self._digests
+
+    def about(self) -> dict[str, Any]:
+        """What a checkpoint says of it, but for the digests."""
+        return {"settings": self.settings, "environment": self.environment}
+
+    def differences(self, about: Mapping[str, Any]) -> list[str]:
+        """What differs from the run of a checkpoint, each as "name is ... and was ..."."""
+        same_version = about["environment"].get("gradloom") == self.environment["gradloom"]
+        mine, theirs = _flat(self.settings), _flat(about["settings"])
+        names = [name for name in mine | theirs if name != "graph" or same_version]
+        found = [
+            f"{name} is {_text(mine.get(name))} and was {_text(theirs.get(name))}"
+            for name in names
+            if mine.get(name) != theirs.get(name) and name not in ("graph", "rows")
+        ]
+        if not found:  # what has no name of its own
+            found += [f"the {what} differ" for what in ("rows",) if mine[what] != theirs.get(what)]
+            if "graph" in names and mine["graph"] != theirs.get("graph"):
+                found.append("the graph of a step differs")
+        saved = about.get("digests", {})
+        found += [
+            f"the {what} differ ({digest}, was {saved[what]})"
+            for what, digest in (self.digests() if saved else {}).items()
+            if saved.get(what) != digest
+        ]
+        return [*found[:SHOWN], f"{len(found) - SHOWN} more"] if len(found) > SHOWN else found
+
+    def other_environment(self, about: Mapping[str, Any]) -> list[str]:
+        """What differs and lets the run go on, without the promise of the same bits."""
+        theirs = about["environment"]
+        return [
+            f"{name} is {value} and was {theirs.get(name)}"
+            for name, value in self.environment.items()
+            if theirs.get(name) != value
+        ]
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Dicts of one level as "name.key"."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        flat |= {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
+    return flat
+
+
+def _text(value: Any) -> str:
+    text = "none" if value is None else value if isinstance(value, str) else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,290 @@
+"""Checkpoint: saving and resuming a loop of the user's own, to the bit."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from ..base import locks
+from ..base.arguments import as_whole, what_is
+from ..base.errors import DataError, SettingError, TrainError
+from ..base.settings import switches
+from ..eager.draws import load_position, position
+from ..eager.gradients import Gradients
+from ..graph.leaves import Parameter
+from ..graph.stored import replace
+from ..nn.module import Module
+from ..optim.optimizer import Optimizer
+from ..optim.state import OptimizerState
+from ..run.cpu_backend import choose_isa
+from ..step.state import (
+    Load,
+    Part,
+    TrainState,
+    load_optimizer,
+    load_parameters,
+    load_window,
+    matching,
+    of_optimizer,
+    of_parameters,
+    of_window,
+)
+from .checkpoint import say
+from .run_folder import RunFolder
+from .trainer import Trainer
+
+Take = Callable[[], None]
+_DRAWS, _VALUES = "eager draws", "given values"  # parts; names of arguments have no space
+
+
+class Checkpoint:
+    """Checkpoints of a training loop of your own: what has memory is given once, by name.
+
+        checkpoint = gl.train.Checkpoint("runs/a", model=net, optimizer=opt, loader=loader, early=stop)
+        step = checkpoint.load() or 0
+        for epoch in range(loader.epoch, 10):
+            for x, y in loader:
+                ...
+                step += 1
+                if step % 100 == 0:
+                    checkpoint.save(step)
+        checkpoint.close()
+
+    A loop that was stopped anywhere, and that goes on from its last checkpoint, ends with the same bits.
+
+    objects    a Module (parameters and buffers; the modes train and eval are the loop's); an optimiser with parameters
+               (moments, counts, settings, plateaus, an open accumulation window); a Trainer (its model, optimiser,
+               window and counters); a Parameter, or a list or dict of such; a Dataset (the order of its rows); a
+               DataLoader (epoch and place in it); a numpy.random.Generator; whatever has state(), which gives a dict of
+               arrays, numbers, texts, None, lists and dicts, and load_state(values)
+    folder     of the run, see RunFolder: one writer; keep: so many of the newest checkpoints stay, and the best
+    overwrite  without `load`, a run in the folder that has not finished is replaced instead of refused
+    on_error   of the writer, such as a full disk: "warn", a line on stderr; "stop", the next save raises it
+
+    What eager code draws, by gl.seed and a count, belongs to each checkpoint. Random numbers of Python's `random` or
+    NumPy's global ones do not: use a Generator. SettingError for an object that cannot be saved, by its name.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], *, keep: int = 3, overwrite: bool = False, on_error: str = "warn",
+        **objects: Any,
+    ) -> None:  # fmt: skip
+        self._path = folder
+        self._keep, self._overwrite, self._on_error = as_whole("keep", keep, 1), overwrite, on_error
+        self._run: RunFolder | None = None
+        self.values: dict[str, Any] = {}
+        self._modules = [each for each in objects.values() if isinstance(each, Module)]
+        self._modules += [e.model for e in objects.values() if isinstance(e, Trainer) and isinstance(e.model, Module)]
+        self._own: list[tuple[Any, Mapping[str, Any]]] = []  # to load: objects with load_state, their values
+        self._state = TrainState()
+        if not objects:
+            raise SettingError("Checkpoint: got no objects to save; need such as model=net, optimizer=opt")
+        for name, each in objects.items():
+            self._register(name, each)
+        self._state.register(_DRAWS, position, lambda values: _taking(load_position, values))
+        self._state.register(_VALUES, lambda: self.values, self._load_values)
+
+    # ---- what is saved -------------------------------------------------------------------------------------
+
+    def _register(self, name: str, each: Any) -> None:
+        parts: dict[str, tuple[Part, Load]] = {}
+        if isinstance(each, Module):
+            parts[name] = (
+                lambda: of_parameters(_named(each)), lambda values: load_parameters(values, of_parameters(_named(each)))
+            )  # fmt: skip
+        elif isinstance(each, Optimizer):
+            state = each.state
+            if state is None:
+                kind = type(each).__name__
+                need = f"need {kind}(model.parameters(), ...), or the Trainer that has it"
+                raise SettingError(f"Checkpoint: {name} is an optimiser that was made without parameters; {need}")
+            parts[name] = lambda: of_optimizer(state), lambda values: load_optimizer(values, state)
+            parts[f"{name} window"] = lambda: of_window(state), lambda values: _load_open_window(values, state)
+        elif isinstance(each, Trainer):
+            parts[name] = each.train_state.entries, each.train_state.loading
+        elif isinstance(each, np.random.Generator):
+            parts[name] = (
+                lambda: {"state": each.bit_generator.state},
+                lambda values: _load_generator(name, values, each),
+            )
+        elif _is_parameters(each):
+            stored = {key: p.stored for key, p in _by_name(each).items()}
+            parts[name] = lambda: stored, lambda values: _replacing(name, values, stored)
+        elif callable(getattr(each, "state", None)) and callable(getattr(each, "load_state", None)):
+            parts[name] = lambda: _state_of(name, each), lambda values: self._own_load(name, each, values)
+        else:
+            need = (
+                "need a Module, an optimiser, a Trainer, parameters, a Dataset or DataLoader, a numpy Generator, or an "
+                "object with state() and load_state(); plain values are given to save"
+            )
+            raise SettingError(f"Checkpoint: {name} is {what_is(each)}, which cannot be saved; {need}")
+        for part, (get, load) in parts.items():
+            self._state.register(part, get, load)
+
+    def _own_load(self, name: str, each: Any, values: Mapping[str, Any]) -> Take:
+        if not values and _state_of(name, each):
+            raise TrainError(f"load: {name} is not in the checkpoint; need the objects that were saved")
+        self._own.append((each, values))
+        return lambda: None  # `_take` does it
+
+    def _load_values(self, values: Mapping[str, Any]) -> Take:
+        def take() -> None:
+            self.values = dict(values)
+
+        return take
+
+    # ---- saving and loading --------------------------------------------------------------------------------
+
+    def load(self) -> int | None:
+        """Go on from the newest checkpoint that is complete: its step, or None where there is none, which is said, too.
+
+        All objects are then as they were, and what was given to `save` is in `values`. TrainError that names what
+        differs where an object has another structure, and nothing is changed; FileError as for RunFolder. To be called
+        once, before the loop and before any save. Another version or instruction set is said: bits may differ.
+        """
+        if self._run is not None:
+            raise TrainError("Checkpoint.load: the run has begun; need load once, before any save")
+        run = self._begin(resume=True)
+        saved = run.resumed
+        if saved is not None:
+            try:
+                self._take(saved.entries)
+            except BaseException:
+                run.end("failed")
+                raise
+            theirs = saved.about.get("environment", {})
+            other = [f"{k} is {v} and was {theirs.get(k)}" for k, v in _environment().items() if theirs.get(k) != v]
+            if other:
+                say(f"{self._path}: {'; '.join(other)}: the run goes on, the same bits are not promised")
+        self._run = run
+        return None if saved is None else saved.step
+
+    def _begin(self, resume: bool) -> RunFolder:
+        return RunFolder(
+            self._path, "loop", resume=resume, overwrite=self._overwrite, keep=self._keep, on_error=self._on_error
+        )
+
+    def _take(self, entries: Mapping[str, Any]) -> None:
+        """Load all, or nothing: after an error of an object's own load_state those before it are as they were."""
+        with locks.building:
+            self._own.clear()
+            take = self._state.loading(entries)
+            before = [(each, each.state()) for each, _ in self._own]
+            try:
+                for each, values in self._own:
+                    each.load_state(values)
+            except BaseException:
+                for each, values in before:
+                    each.load_state(values)
+                raise
+            take()
+
+    def save(self, step: int, *, best: bool = False, **values: Any) -> None:
+        """A checkpoint after this step, between two optimiser steps; written beside the loop, see Checkpoints.
+
+        values: arrays and plain values of your own, which `values` has after a load. best: none was as good so far; the
+        newest best one is kept. Raises DataError for what cannot be saved, by name; FileError for a folder that holds
+        an unfinished run which was not loaded.
+        """
+        step = as_whole("step", step, 0)
+        if self._run is None:
+            self._run = self._begin(resume=False)
+        self._run.checkpoints.wait()  # so that no two copies are held
+        with locks.building:
+            for module in self._modules:
+                module.ensure_init()
+            self.values = values
+            entries = self._state.collect()
+        about = {"environment": _environment()}
+        self._run.note(step=step, latest={k: v for k, v in values.items() if type(v) in (int, float)})
+        self._run.checkpoints.save(step, entries, about, best)
+
+    def wait(self) -> None:
+        """Until what was saved is on disk."""
+        if self._run is not None:
+            self._run.checkpoints.wait()
+
+    def close(self) -> None:
+        """The loop is finished: wait for the writer, and let go of the folder."""
+        self._end("finished")
+
+    def _end(self, state: str) -> None:
+        if self._run is not None:
+            self._run.end(state)
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
+        self._end("finished" if kind is None else "interrupted" if interrupted else "failed")
+
+
+# ---- parts -----------------------------------------------------------------------------------------------------------
+
+
+def _environment() -> dict[str, str]:
+    from .. import __version__
+
+    return {"gradloom": __version__, "isa": choose_isa(switches().isa), "machine": platform.machine()}
+
+
+def _named(module: Module) -> dict[str, Parameter]:
+    return module.named_parameters() | module.named_buffers()
+
+
+def _is_parameters(each: Any) -> bool:
+    several = list(each.values()) if isinstance(each, dict) else each if isinstance(each, (list, tuple)) else [each]
+    return bool(several) and all(isinstance(p, Parameter) for p in several)
+
+
+def _by_name(each: Any) -> dict[str, Parameter]:
+    if isinstance(each, Parameter):
+        return {"value": each}
+    return dict(each) if isinstance(each, dict) else {str(i): p for i, p in enumerate(each)}
+
+
+def _replacing(name: str, values: Mapping[str, Any], stored: Mapping[str, Any]) -> Take:
+    arrays = matching(name, values, stored)
+    return lambda: replace(arrays)
+
+
+def _taking(load: Callable[[Mapping[str, Any]], None], values: Mapping[str, Any]) -> Take:
+    return lambda: load(values)
+
+
+def _load_open_window(values: Mapping[str, Any], state: OptimizerState) -> Take:
+    """As load_window; the step of a window that is open is an eager one."""
+    take = load_window(values, state)
+
+    def load() -> None:
+        take()
+        state.window.gradients = Gradients if state.window.parameters else None
+
+    return load
+
+
+def _load_generator(name: str, values: Mapping[str, Any], generator: np.random.Generator) -> Take:
+    mine, theirs = generator.bit_generator.state, values.get("state", {})
+    if mine["bit_generator"] != theirs.get("bit_generator"):
+        kinds = f"{mine['bit_generator']}, in the state {theirs.get('bit_generator')}"
+        raise TrainError(f"load: {name}: a generator of {kinds}; need the same")
+
+    def load() -> None:
+        generator.bit_generator.state = theirs
+
+    return load
+
+
+def _state_of(name: str, each: Any) -> Mapping[str, Any]:
+    values = each.state()
+    if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
+        raise DataError(f"Checkpoint: {name}.state() gave {what_is(values)}; need a dict with texts as keys")
+    return values

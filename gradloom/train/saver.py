@@ -1,0 +1,219 @@
+"""Saver: when a run writes checkpoints, and how it goes on from one. gl.fit and gl.llm.finetune make one for `run=`.
+
+    fit                Saver(run, ...)             the folder is claimed, its newest checkpoint is read
+                       saver.share(ranks)          all ranks have it
+    Loop.run           saver.begin(loop)           the same run? then its state is loaded
+      a segment ends   saver.at_step(loop)         a checkpoint, if one is due
+      every 0.2 s      saver.inside(loop)          likewise; ends the run after `stop_after`
+      a pass ends      saver.at_epoch(loop)        likewise
+    the end            saver.end(loop, state)      the last checkpoint; the folder is free
+
+A checkpoint holds the state between two optimiser steps. Rank 0 alone writes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from ..base.arguments import as_bool, as_whole
+from ..base.errors import NonFiniteError, SettingError, TrainError
+from ..base.interrupts import StopTraining
+from ..base.interval import as_interval
+from ..parallel.agree import agreed, is_root
+from ..parallel.communicator import Communicator
+from .identity import Identity, Resumable
+from .run_folder import RunFolder
+from .stopping import monitored
+
+EVERY = "5min"
+
+
+class TimeIsUp(StopTraining):
+    """The run has taken as long as `stop_after` allows: it ends in order, and can be resumed."""
+
+
+class Saver:
+    """Writes the checkpoints of one run, and resumes it.
+
+    run               the run's folder
+    kind              "fit", "finetune" or "loop"
+    resume            go on from the newest checkpoint there; without any the run starts anew, which is said
+    overwrite         replace an unfinished run in the folder
+    checkpoint_every  "5min", "100steps", "1epoch": how often; there is always one at the end
+    keep              so many of the newest stay, and the best: that after the epoch with the least loss so far
+    stop_after        "3h": end in order after so long, with a checkpoint; the run can then be resumed
+    ranks             those that train together
+
+    Raises SettingError, and FileError where the folder cannot be used (see RunFolder). As a context it lets go of the
+    folder at its end: the run is finished, or, after an exception, interrupted or failed.
+    """
+
+    def __init__(
+        self,
+        run: str | os.PathLike[str],
+        *,
+        kind: str = "loop",
+        resume: bool = False,
+        overwrite: bool = False,
+        checkpoint_every: str = EVERY,
+        keep: int = 3,
+        stop_after: str | None = None,
+        ranks: Communicator | None = None,
+    ) -> None:
+        if not isinstance(run, (str, os.PathLike)):
+            raise SettingError(f"run={run!r} is not usable; need the path of a folder")
+        self.path, self.resume, self.ranks = os.fspath(run), as_bool("resume", resume), ranks
+        self.every = as_interval("checkpoint_every", checkpoint_every)
+        self._allowed = None if stop_after is None else as_interval("stop_after", stop_after, "seconds").number
+        keep, overwrite = as_whole("keep", keep, 1), as_bool("overwrite", overwrite)
+        self.folder: RunFolder | None = None  # of rank 0
+        if is_root(ranks):
+            self.folder = RunFolder(run, kind, resume=self.resume, overwrite=overwrite, keep=keep)
+        self._entries: dict[str, Any] | None = None  # of the checkpoint that the run goes on from
+        self._about: dict[str, Any] = {}
+        self._identity: Identity | None = None
+        self._began = self._saved = time.monotonic()
+        self._place: object = None  # of the last checkpoint
+        self._state = "finished"
+
+    # ---- before the run --------------------------------------------------------------------------------------
+
+    def share(self) -> None:
+        """All ranks take over what rank 0 has read; they call it together."""
+        resumed = None if self.folder is None else self.folder.resumed
+        entries, about = ({}, {}) if resumed is None else (resumed.entries, resumed.about)
+        if self.ranks is None:
+            found, self._about, self._entries = resumed is not None, about, entries
+        else:
+            arrays = {n: (v.shape, v.dtype) for n, v in entries.items() if isinstance(v, np.ndarray)}
+            plain = {n: v for n, v in entries.items() if n not in arrays}
+            found, arrays, plain, self._about = self.ranks.gather((resumed is not None, arrays, plain, about))[0]
+            self._entries = dict(plain)
+            for name, (shape, kind) in arrays.items():
+                array = np.ascontiguousarray(entries[name]) if entries else np.empty(shape, kind)
+                if array.size:
+                    self.ranks.broadcast(array)
+                self._entries[name] = array
+        if not found:
+            self._entries = None
+
+    def size(self, name: str, most: int) -> int | None:
+        """A size that the run was saved with, such as "micro_batch_size", of at most so many rows; None for a run that
+        starts anew."""
+        return None if self._entries is None else min(self._about["settings"][name], most)
+
+    def begin(self, loop: Resumable) -> None:
+        """The loop is about to run: load the state that it goes on from. TrainError naming what differs from the run
+        that was saved."""
+        self._began = self._saved = time.monotonic()
+        if self.resume:
+            loop.callbacks.check_resumable()
+        if self.every.steps is not None:
+            loop.ends.append(self.every.steps)
+        self._identity = Identity(loop)
+        if self._entries is None:
+            return
+        with agreed(self.ranks):
+            if is_root(self.ranks):
+                self._compare(self._identity)
+            loop.trainer.train_state.load(self._entries)
+        self._entries, self._place = None, self._place_of(loop)
+
+    def _compare(self, identity: Identity) -> None:
+        differ = identity.differences(self._about)
+        if differ:
+            raise TrainError(f"{self.path}: cannot be resumed: {'; '.join(differ)}; need the same, or overwrite=True")
+        other = identity.other_environment(self._about)
+        if other:
+            text = f"{self.path}: {'; '.join(other)}: the run goes on, the same bits are not promised"
+            print(text, file=sys.stderr, flush=True)
+
+    # ---- during the run --------------------------------------------------------------------------------------
+
+    def _is_due(self) -> bool:
+        return self.every.seconds is not None and time.monotonic() - self._saved >= self.every.seconds
+
+    def inside(self, loop: Resumable) -> None:
+        """Between two steps inside a segment: a checkpoint, if its time has come."""
+        if self._is_due():
+            self.save(loop)
+
+    def check_time(self) -> None:
+        """TimeIsUp when the run has taken as long as it may."""
+        if self._allowed is not None and time.monotonic() - self._began >= self._allowed:
+            raise TimeIsUp(f"the run has taken as long as stop_after={self._allowed:g} s allows")
+
+    def at_step(self, loop: Resumable) -> None:
+        """A segment has ended."""
+        steps = self.every.steps
+        if self._is_due() or (steps is not None and loop.steps % steps == 0):
+            self.save(loop)
+
+    def at_epoch(self, loop: Resumable) -> None:
+        """A pass, its validation and the listeners of it are done."""
+        if self.folder is not None:
+            last = loop.history[-1]
+            self.folder.note(epoch=last.epoch, latest=last.numbers())
+        epochs = self.every.epochs
+        if self._is_due() or (epochs is not None and len(loop.history) % epochs == 0):
+            self.save(loop)
+
+    def save(self, loop: Resumable) -> None:
+        """A checkpoint of the loop, between two steps. Rank 0 alone writes."""
+        assert self._identity is not None
+        self._saved, self._place = time.monotonic(), self._place_of(loop)
+        if self.folder is None:
+            return
+        identity = self._identity
+        losses = [monitored(epoch) for epoch in loop.history]
+        best = loop.is_between_passes and bool(losses) and losses[-1] == min(losses)
+        if best:
+            self.folder.note(best=loop.history[-1].numbers())
+        entries = loop.trainer.train_state.collect()
+        digests = lambda: {"digests": identity.digests()}  # noqa: E731
+        self.folder.checkpoints.save(loop.steps, entries, identity.about(), best, digests)
+
+    # ---- the end ---------------------------------------------------------------------------------------------
+
+    def finish(self, loop: Resumable) -> None:
+        """The loop has made all its passes, or a listener has ended it."""
+        if self._state == "finished" and loop.steps and self._place != self._place_of(loop):
+            self.save(loop)
+
+    def stopped(self, loop: Resumable, why: BaseException) -> None:
+        """The loop ends before its last step: the last checkpoint, where a step is complete."""
+        if isinstance(why, TimeIsUp):
+            self._state = "interrupted"
+        orderly = isinstance(why, (TimeIsUp, NonFiniteError, KeyboardInterrupt)) and not hasattr(why, "at_once")
+        if orderly and loop.steps and self._identity is not None and self._place != self._place_of(loop):
+            self.save(loop)
+
+    @staticmethod
+    def _place_of(loop: Resumable) -> object:
+        """How far a loop has come."""
+        return loop.steps, len(loop.history), loop.is_between_passes, loop.stopped
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if kind is not None:
+            self._state = "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
+        if self.folder is not None:
+            self.folder.end(self._state)
+
+
+def saver_of(run: str | os.PathLike[str] | None, kind: str, ranks: Communicator | None, **given: Any) -> Saver | None:
+    """The Saver of a run that has a folder, with the arguments that are given; SettingError for arguments of one where
+    there is no folder."""
+    asked = {name: value for name, value in given.items() if value is not None and value is not False}
+    if run is not None:
+        return Saver(run, kind=kind, ranks=ranks, **asked)
+    for name, value in asked.items():
+        raise SettingError(f"{name}={value!r} is of a run with a folder; need run=FOLDER with it")
+    return None

@@ -1,0 +1,110 @@
+"""The log of gl.fit(run=): of a run that is stopped and resumed, the files read as those of one that was not."""
+
+import csv
+import json
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+import gradloom as gl
+from gradloom.train import Callback, StopTraining, read_metrics
+from tests.processes import environment
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.standard_normal((60, 4)).astype(np.float32), RNG.integers(0, 3, 60)
+TIMES = ("time", "seconds", "epoch_seconds", "rows_per_second", "memory_bytes", "memory_peak_bytes")
+
+
+class Stop(Callback):
+    """Stops with an exception after so many steps, and after so many epochs."""
+
+    def __init__(self, step=None, epoch=None):
+        self.step, self.epoch = step, epoch
+
+    def on_batch(self, batch):
+        if batch.step == self.step:
+            raise KeyboardInterrupt
+
+    def on_epoch(self, result):
+        if result.epoch == self.epoch:
+            raise KeyboardInterrupt
+
+    def state(self):
+        return {}
+
+    def load_state(self, values):
+        pass
+
+
+def fit(folder, stop=None, **options):
+    net = gl.nn.Sequential(gl.nn.Linear(4, 8, activation="relu"), gl.nn.Dropout(0.3), gl.nn.Linear(8, 3)).init(0)
+    options = {"epochs": 4, "batch_size": 10, "val_split": 0.2, "progress": False, "log_every": "2steps"} | options
+    return gl.fit(net, (X, Y), optimizer=gl.optim.Adam(lr=0.01), run=folder, callbacks=stop or Stop(), **options)
+
+
+def facts(folder):
+    """The lines without what the clock and the machine say."""
+    lines = read_metrics(folder)
+    seconds = [line["seconds"] for line in lines]
+    assert seconds == sorted(seconds)
+    return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
+
+
+@pytest.mark.parametrize("stop", [{"step": 3}, {"step": 12}, {"step": 14}, {"epoch": 2}])
+def test_the_lines_of_a_resumed_run_are_those_of_one_that_never_stopped(tmp_path, stop):
+    fit(tmp_path / "whole", checkpoint_every="5steps")
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path / "cut", Stop(**stop), checkpoint_every="5steps")
+    fit(tmp_path / "cut", resume=True, log=("csv",), checkpoint_every="5steps")
+    assert facts(tmp_path / "cut") == facts(tmp_path / "whole")
+    kinds = [line["kind"] for line in facts(tmp_path / "whole")]
+    assert kinds.count("epoch") == kinds.count("evaluation") == 4 and kinds.count("train") == 10
+    with open(tmp_path / "cut" / "metrics.csv", newline="") as file:
+        assert [row["kind"] for row in csv.DictReader(file)] == kinds  # of both sessions
+
+
+def test_after_a_kill_lines_past_the_checkpoint_are_cut(tmp_path):
+    code = f"""
+        import os, signal
+        from pathlib import Path
+        from tests.train.test_log_of_run import Stop, fit
+        def kill(self, result):
+            if result.epoch == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+        Stop.on_epoch = kill
+        fit(Path({str(tmp_path)!r}) / "cut", checkpoint_every="7steps")
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=environment(), check=False)
+    text = (tmp_path / "cut" / "metrics.jsonl").read_text()
+    assert [json.loads(line)["epoch"] for line in text.splitlines()][-1] == 3
+    with open(tmp_path / "cut" / "metrics.jsonl", "a") as file:
+        file.write('{"kind": "epo')
+    fit(tmp_path / "cut", resume=True, checkpoint_every="7steps")
+    fit(tmp_path / "whole", checkpoint_every="7steps")
+    assert facts(tmp_path / "cut") == facts(tmp_path / "whole")
+
+
+def test_a_new_run_takes_the_place_of_a_finished_one_with_its_log(tmp_path):
+    fit(tmp_path, log=("csv",))
+    fit(tmp_path, epochs=2)
+    assert [line["epoch"] for line in read_metrics(tmp_path) if line["kind"] == "epoch"] == [1, 2]
+    assert not (tmp_path / "metrics.csv").exists()
+
+
+def test_a_run_that_ends_before_its_first_step_leaves_no_log(tmp_path):
+    class Never(Stop):
+        def begin(self, loop):
+            raise StopTraining
+
+    fit(tmp_path / "run", Never(), epochs=0)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_a_log_needs_the_folder_of_a_run():
+    with pytest.raises(gl.SettingError, match=r"^log='csv' is of a run with a folder; need run=FOLDER with it$"):
+        gl.fit(gl.nn.Linear(4, 3), (X, Y), log="csv")
+    with pytest.raises(gl.SettingError, match=r"^log_every='5s' is of a run with a folder; need run=FOLDER with it$"):
+        gl.fit(gl.nn.Linear(4, 3), (X, Y), log_every="5s")
