@@ -232,13 +232,13 @@ def train(name: str, folder: str, moment: str, threads: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def on_train_batch(at: gl.train.Progress) -> None:
-        nonlocal batches
-        batches += 1
         if moment == "first step" or (moment == "last batch" and at.rows == at.rows_total):
             die()
 
     def on_eval_batch(at: gl.train.Progress) -> None:
-        if batches > 100:
+        nonlocal batches
+        batches += 1
+        if batches == 25:  # in the middle of the third validation
             die()
 
     if moment == "writing":
