@@ -6,6 +6,7 @@ Each setting is a number or a schedule: a function of the step (optimiser steps 
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -122,6 +123,13 @@ class UpdateRule(metaclass=_Made):
     def __init__(self, **settings: Schedule) -> None:
         self.names = tuple(settings)
         self.settings = RuleSettings(self, settings)
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """The arguments that are no settings: nesterov, centered, ..."""
+        known = inspect.signature(type(self).__init__).parameters.values()
+        own = [p for p in known if p.kind == p.KEYWORD_ONLY and p.name not in (*self.names, "groups")]
+        return {p.name: self.arguments.get(p.name, p.default) for p in own}
 
     def take_part(self, settings: RuleSettings, keys: Mapping[str, str], own: Mapping[str, Schedule]) -> None:
         """Be the rule of a group: its own settings join the table of the optimiser, under these keys."""

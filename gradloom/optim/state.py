@@ -68,10 +68,13 @@ class OptimizerState:
                 self.parameters.append(p)
                 self._take_loaded(len(self.parameters) - 1)
 
-    def follow(self, named: Mapping[str, Parameter]) -> None:
-        """These are the model's parameters now, trainable or not. New ones join, and others leave: they are no part of
-        files and of the open window any more. One that comes back finds its moments."""
+    def follow(self, named: Mapping[str, Parameter], joined: Iterable[str] | None = None) -> None:
+        """These are the model's parameters now, in order, trainable or not. New ones that are trainable join, and
+        others leave: they are no part of files and of the open window any more. One that comes back finds its moments.
+        joined: the names of all that have joined so far, where another state says so."""
         self.place(named.items(), whole=False)
+        if joined is not None:
+            self._known = {named[name].stored for name in joined}
         present = {p.stored: p for p in named.values()}
         order = [p for p in present.values() if p.trainable or p.stored in self._known]
         if [p.stored for p in order] == [p.stored for p in self.parameters]:

@@ -172,7 +172,9 @@ def load_optimizer(values: Values, state: OptimizerState) -> Callable[[], None]:
     missing = [name for name in plain if name not in values]
     if missing:
         raise TrainError(f"load: optimizer: {named(missing)} is missing; need the state of an optimiser")
-    check_equal("optimizer", values, {name: kept[name] for name in ("kind", "schedules", "groups") if name in kept})
+    check_equal(
+        "optimizer", values, {name: kept[name] for name in ("kind", "flags", "schedules", "groups") if name in kept}
+    )
     arrays = {name: value for name, value in values.items() if name not in plain}
     arrays |= {name: np.array(values[name], np.int64) for name in ("steps", "epoch")}
     arrays |= state.remembered(values["plateaus"])
@@ -214,6 +216,7 @@ def of_optimizer(state: OptimizerState) -> dict[str, Any]:
     optimizer = state.optimizer
     kept: dict[str, Any] = {
         "kind": type(optimizer).__name__,
+        "flags": [{**rule.flags, "kind": type(rule).__name__} for rule in state.rules],
         "steps": state.steps,
         "epoch": state.epoch,
         "settings": dict(sorted(optimizer.settings.constants.items())),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,8 @@ class Callback:
                                     with the Evaluation
         on_epoch(result)            after each pass and its validation, with the EpochResult
         on_sample(sample)           after each text that a fine-tuning samples, with its gl.llm.SampledText
+        on_checkpoint(path)         after a checkpoint of a run with a folder was written, with the path of its
+                                    manifest; a later one may have removed it by then (keep=)
         end(history)                after the last pass, with all EpochResults
 
     StopTraining from any of them ends the training in order: from on_batch, and from on_evaluation inside of an epoch,
@@ -95,6 +98,9 @@ class Callback:
     def on_sample(self, sample: Any) -> None:
         """A fine-tuning has sampled a text."""
 
+    def on_checkpoint(self, path: Path) -> None:
+        """A checkpoint was written."""
+
     def end(self, history: list[EpochResult]) -> None:
         """The training has ended, whole or stopped."""
 
@@ -106,7 +112,7 @@ class Callback:
         """Take back what `state` gave."""
 
 
-_EVENTS = ("begin", "on_batch", "on_progress", "on_evaluation", "on_epoch", "on_sample", "end")
+_EVENTS = ("begin", "on_batch", "on_progress", "on_evaluation", "on_epoch", "on_sample", "on_checkpoint", "end")
 
 
 def overrides(callback: Callback, name: str) -> bool:
@@ -191,6 +197,10 @@ class Callbacks:
     def sample(self, sample: Any) -> None:
         """Call `on_sample` of all; StopTraining, if one of them raises it, when all have heard."""
         _tell([each.on_sample for each in self._hearing["on_sample"]], sample)
+
+    def checkpoint(self, path: Path) -> None:
+        """Call `on_checkpoint` of all; StopTraining, if one of them raises it, when all have heard."""
+        _tell([each.on_checkpoint for each in self._hearing["on_checkpoint"]], path)
 
     def end(self, history: list[EpochResult]) -> None:
         """Call `end` of all."""

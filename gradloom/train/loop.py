@@ -251,6 +251,7 @@ class Loop:
                 raise
             if self.saver is not None:
                 self.saver.finish(self)
+                self._tell("on_checkpoint", self.saver.tell_all, self)
         self._tell("end", self.callbacks.end, self.history)
 
     @property
@@ -270,8 +271,9 @@ class Loop:
         self.latest, inside, stop = train, None, None
         try:
             self._train(source, now, began, display)
-            inside = len(now.evaluations)
-            if self.evaluator.due_at_end(now.number, self.steps >= self.steps_total):
+            inside = sum(one.step < self.steps for one in now.evaluations)
+            is_due = self.evaluator.due_at_end(now.number, self.steps >= self.steps_total)
+            if is_due and inside == len(now.evaluations):  # else it was made before a resume
                 stop = self._evaluate(now, display)
         except StopTraining as error:
             if self.saver is not None and isinstance(error, TimeIsUp):
@@ -376,6 +378,7 @@ class Loop:
                 self._held.check()
                 if not self.trainer.local.in_window:
                     self.saver.check_time()
+                    self.saver.tell(self)
                     if now.done < stop:
                         self.saver.inside(self)
 

@@ -121,9 +121,13 @@ class Objective:
         return pred, *self.loss_pair(pred, labels, weights), extra, layout
 
     def named(self) -> dict[str, Parameter]:
-        """The parameters and buffers of a Module, trainable or not; a function has none."""
+        """The parameters and buffers of a Module in the order of its tree, trainable or not; a function has none."""
         model = self.model
-        return model.named_parameters() | model.named_buffers() if isinstance(model, Module) else {}
+        if not isinstance(model, Module):
+            return {}
+        named = model.named_parameters() | model.named_buffers()  # which a module may choose itself
+        order = {p.stored: i for i, (_, p, _) in enumerate(model.named_stored())}
+        return dict(sorted(named.items(), key=lambda one: order.get(one[1].stored, len(order))))
 
     def _trained(self, total: Value) -> list[Parameter]:
         """The parameters that this loss is to train; GraphError for one that it reaches and that nobody trains."""

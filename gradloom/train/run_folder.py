@@ -15,6 +15,7 @@ folder say how far this has come, so that the next run finishes what was cut off
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import os
@@ -91,6 +92,7 @@ class RunFolder:
             lambda: self._place / "checkpoints", keep, on_error=on_error, tell=tell, on_saved=self._saved
         )
         self.resumed: Saved | None = None
+        self.saved: collections.deque[Path] = collections.deque()  # checkpoints that nobody was told of yet
         self._tell = tell
         self._lock = threading.RLock()  # of the files' places
         self._marked = self._ended = False
@@ -222,6 +224,7 @@ class RunFolder:
             if self._staged:
                 _take_over(self.folder)
                 self._staged = False
+        self.saved.append(self.folder / "checkpoints" / manifest.name)
 
     def end(self, state: str, **numbers: Any) -> None:
         """The run has ended: finished, interrupted or failed. Waits for the writer of checkpoints, tells run.json

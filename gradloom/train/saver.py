@@ -148,6 +148,17 @@ class Saver:
         if self._allowed is not None and time.monotonic() - self._began >= self._allowed:
             raise TimeIsUp(f"the run has taken as long as stop_after={self._allowed:g} s allows")
 
+    def tell(self, loop: Resumable) -> None:
+        """Tell the callbacks of the checkpoints that have been written."""
+        while self.folder is not None and self.folder.saved:
+            loop.callbacks.checkpoint(self.folder.saved.popleft())
+
+    def tell_all(self, loop: Resumable) -> None:
+        """Likewise, when all are written."""
+        if self.folder is not None:
+            self.folder.checkpoints.wait()
+        self.tell(loop)
+
     def at_step(self, loop: Resumable) -> None:
         """A segment has ended."""
         steps = self.every.steps

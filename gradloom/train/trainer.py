@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -27,19 +27,7 @@ from ..parallel.communicator import Communicator
 from ..plan.plan import Plan
 from ..run.compile import compile as compile_program
 from ..step.exchange import check_exchange
-from ..step.state import (
-    TrainState,
-    check_equal,
-    check_names,
-    load_average,
-    load_optimizer,
-    load_parameters,
-    load_window,
-    of_average,
-    of_optimizer,
-    of_parameters,
-    of_window,
-)
+from ..step.state import TrainState
 from .arguments import check_options
 from .batches import CompiledBatch, RowRange
 from .forms import Forms
@@ -47,6 +35,7 @@ from .local import LocalSteps
 from .metrics import NOTHING, Measures
 from .objective import Model, Objective
 from .outputs import Outputs, values_of
+from .parts import TrainerParts
 from .result import Result
 from .source import FeedSource, RowSource
 from .split import Split
@@ -162,12 +151,7 @@ class Trainer:
             seed=seed, max_norm=self.max_norm, max_value=self.max_value, skips=on_nonfinite == "skip", options=options,
         )  # fmt: skip
         self.train_state = TrainState()
-        own = self.train_state
-        own.register("model", self._model_part, lambda values: load_parameters(values, self._model_part()))
-        own.register("optimizer", lambda: of_optimizer(state), lambda values: load_optimizer(values, state))
-        own.register("window", lambda: of_window(state), lambda values: load_window(values, state))
-        own.register("average", lambda: of_average(state), lambda values: load_average(values, state))
-        own.register("rows", self._rows_part, self._load_rows)
+        TrainerParts(self.objective, state, self.local, self.written).register(self.train_state)
         self.split = None if communicator is None else Split(self.local, self.train_state, communicator, exchange)
         self._predicting: dict[Hashable, tuple[Outputs, Any]] = self.forms.cache()
         self._sources: dict[int, RowSource] = {}
@@ -190,33 +174,6 @@ class Trainer:
     @epoch.setter
     def epoch(self, passes: int) -> None:
         self.optimizer_state.epoch = passes
-
-    def _model_part(self) -> dict[str, Any]:
-        return of_parameters(self.objective.named(), self.written())
-
-    def _rows_part(self) -> dict[str, Any]:
-        """What a window has seen, how many batches were skipped, and the numbers that decide how steps go on."""
-        local = self.local
-        return {
-            "seed": self.seed, "max_norm": self.max_norm, "max_value": self.max_value,
-            "freeze": list(self.objective.freeze), "build": self.build,
-            "class_weights": None if self.objective.class_weights is None else self.objective.class_weights.tolist(),
-            "accumulate": self.accumulate, "skipped": local.skipped, "in_window": local.in_window, "held": local.held,
-            "window_rows": local.window_rows,
-        }  # fmt: skip
-
-    def _load_rows(self, values: Mapping[str, Any]) -> Callable[[], None]:
-        mine = self._rows_part()
-        check_names("rows", values, mine)
-        counters = ("skipped", "in_window", "held", "window_rows")
-        check_equal("rows", values, {name: value for name, value in mine.items() if name not in counters})
-
-        def load() -> None:
-            self.local.reset()
-            for name in counters:
-                setattr(self.local, name, values[name])
-
-        return load
 
     # ---- one batch ---------------------------------------------------------------------------------------
 

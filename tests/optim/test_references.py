@@ -326,3 +326,17 @@ def test_what_cannot_be():
         gl.Trainer(net(), optimizer=optim.Muon()).step(X[:6], Y[:6])
     with pytest.raises(gl.SettingError, match="RMSprop: centered='yes' is not usable"):
         optim.RMSprop(centered="yes")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (optim.SGD(momentum=0.9), optim.SGD(momentum=0.9, nesterov=True)),
+        (optim.RMSprop(), optim.RMSprop(decoupled_weight_decay=True)),
+        (optim.AdamW(), optim.AdamW(no_decay="norms_and_biases")),
+    ],
+)
+def test_the_state_of_another_rule_is_refused(one, other):
+    states = [gl.Trainer(net(), optimizer=each).train_state for each in (one, other)]
+    with pytest.raises(gl.TrainError, match="load: optimizer: (flags=|groups is missing)"):
+        states[1].load(states[0].collect())

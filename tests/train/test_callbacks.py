@@ -272,3 +272,94 @@ def test_ranks_have_no_outputs():
     (ranks,) = threads(1, timeout=60)
     with pytest.raises(gl.SettingError, match="callbacks that need outputs, metrics of training: ranks have none"):
         fit(net(), callbacks=[Outputs()], parallel=ranks)
+
+
+class Checkpoints(Callback):
+    """Counts what it hears of; stops when a checkpoint of this step was written."""
+
+    stateless = True
+
+    def __init__(self, stop_at=None):
+        self.paths, self.ended, self.stop_at = [], False, stop_at
+
+    def on_checkpoint(self, path):
+        assert path.exists() and not self.ended
+        self.paths.append(path)
+        if self.stop_at == path.stem:
+            raise StopTraining
+
+    def end(self, history):
+        self.ended = True
+
+
+def test_checkpoints_are_told_when_they_are_written(tmp_path):
+    for _ in range(2):  # the second run replaces the first one
+        heard, a, b = Checkpoints(), net(), net()
+        fit(a, callbacks=[heard], run=tmp_path / "run", checkpoint_every="4steps", keep=9)
+        assert heard.paths == [tmp_path / "run" / "checkpoints" / f"step-{at:06d}.json" for at in (4, 8, 12, 15)]
+        assert heard.ended and all(path.exists() for path in heard.paths)
+        fit(b)
+        assert same(a, b)
+
+
+def test_one_may_stop_at_a_checkpoint(tmp_path):
+    heard = Checkpoints(stop_at="step-000004")
+    history = fit(net(), callbacks=[heard], run=tmp_path, checkpoint_every="4steps", epochs=900)
+    assert len(history) < 900 and heard.ended
+
+
+def test_ranks_are_told_of_checkpoints_once(tmp_path):
+    import threading
+
+    from gradloom.parallel import threads
+
+    heard = [Checkpoints(), Checkpoints()]
+
+    def work(rank, ranks):
+        options = {"parallel": ranks, "micro_batch_size": 5, "run": tmp_path, "checkpoint_every": "4steps", "keep": 9}
+        fit(net(), callbacks=[heard[rank]], **options)
+
+    workers = [threading.Thread(target=work, args=(r, ranks)) for r, ranks in enumerate(threads(2, timeout=60))]
+    for w in workers:
+        w.start()
+    for w in workers:
+        w.join()
+    assert [path.stem for path in heard[0].paths] == ["step-000004", "step-000008", "step-000012", "step-000015"]
+    assert heard[1].paths == [] and heard[0].ended
+
+
+class Rows(Callback):
+    """How often each row was seen, and the sum of the losses."""
+
+    def __init__(self, interrupt_at=None):
+        self.counts, self.loss, self.interrupt_at = np.zeros(50, np.int64), 0.0, interrupt_at
+
+    def on_batch(self, batch):
+        self.counts[batch.rows] += 1
+        self.loss += batch.loss
+        if batch.step == self.interrupt_at:
+            raise KeyboardInterrupt
+
+    def state(self):
+        return {"counts": self.counts, "loss": self.loss}
+
+    def load_state(self, values):
+        self.counts[:], self.loss = values["counts"], values["loss"]
+
+
+@pytest.mark.parametrize("at", [1, 5, 7, 10, 14])
+def test_what_they_remember_goes_on_after_a_resume(tmp_path, at):
+    whole, a, b = Rows(), net(), net()
+    fit(a, callbacks=[whole])
+    with pytest.raises(KeyboardInterrupt):
+        fit(net(), callbacks=[Rows(interrupt_at=at)], run=tmp_path)
+    rest = Rows()
+    fit(b, callbacks=[rest], run=tmp_path, resume=True)
+    assert same(a, b) and np.array_equal(whole.counts, rest.counts) and whole.loss == rest.loss
+    assert rest.counts.tolist() == [3] * 50
+
+
+def test_one_that_may_forget_is_refused_where_a_resume_is_asked_for(tmp_path):
+    with pytest.raises(gl.SettingError, match="callbacks: Heard cannot resume"):
+        fit(net(), callbacks=[Heard()], run=tmp_path, resume=True)
+    fit(net(), callbacks=[Heard()], run=tmp_path)

@@ -202,6 +202,49 @@ def test_a_resume_makes_each_evaluation_once(step):
     assert [h.numbers() for h in whole.history] == [h.numbers() for h in other.history]
 
 
+class Interrupts(Callback):
+    """Ctrl-C when it hears of the evaluation, or of the progress inside of it, of this step."""
+
+    stateless = True
+
+    def __init__(self, inside, step):
+        self.inside, self.step = inside, step
+
+    def begin(self, loop):
+        self.loop = loop
+
+    def on_progress(self, progress):
+        if self.inside and not progress.training and self.loop.steps == self.step:
+            raise KeyboardInterrupt
+
+    def on_evaluation(self, evaluation):
+        if not self.inside and evaluation.step == self.step:
+            raise KeyboardInterrupt
+
+
+def run_of(*callbacks, **options):
+    stop, model = EarlyStopping(patience=5, restore_best=True, monitor="clean.top", mode="max"), net()
+    metrics = {"top": Metric(lambda outputs, labels: gl.ops.max(outputs, (1,)))}
+    lr = gl.optim.schedules.Plateau(0.05, patience=0)
+    history = fit(
+        model, val_split=0.2, val={"clean": CLEAN}, eval_every="2steps", eval_rows=9, epochs=12, metrics=metrics,
+        callbacks=[stop, *callbacks], optimizer=gl.optim.AdamW(lr=lr), **options,
+    )  # fmt: skip
+    evaluations = [(e.step, e.epoch, e.numbers()) for h in history for e in h.evaluations]
+    return model.state_dict(), [h.numbers() for h in history], evaluations, (stop.best, stop.best_step, stop.stopped)
+
+
+@pytest.mark.parametrize("step", [2, 4, 5, 6, 10])
+@pytest.mark.parametrize("inside", [True, False])
+def test_ctrl_c_in_an_evaluation(inside, step, tmp_path):
+    whole = run_of()
+    assert whole[3][2] and whole[2][-1][0] > 10
+    with pytest.raises(KeyboardInterrupt):
+        run_of(Interrupts(inside, step), run=tmp_path)
+    found = run_of(Interrupts(inside, 0), run=tmp_path, resume=True)
+    assert found[1:] == whole[1:] and all(np.array_equal(found[0][k], whole[0][k]) for k in whole[0])
+
+
 def test_ranks_evaluate_the_same():
     found = {}
 

@@ -126,3 +126,37 @@ def test_frozen_inside_of_a_window(how):
     after = named(model)
     assert np.array_equal(after["0.weight"], before["0.weight"]) and np.array_equal(after["0.bias"], before["0.bias"])
     assert not np.array_equal(after["1.weight"], before["1.weight"])
+
+
+@pytest.mark.parametrize("thawed_by_the_script", [True, False])
+@pytest.mark.parametrize("starts_frozen", [True, False])
+def test_a_state_tells_what_is_frozen(starts_frozen, thawed_by_the_script):
+    """Frozen or thawed in the middle of a run; whoever goes on with it may have frozen others at first."""
+
+    def made(frozen):
+        model = net()
+        parameters = {name: p for name, p, _ in model.named_stored()}
+        for name in ("0.weight", "0.bias") if frozen else ():
+            parameters[name].trainable = False
+        return model, parameters, gl.Trainer(model, optimizer=AdamW(lr=0.05, weight_decay=0.5))
+
+    def run(trainer, parameters, first, last):
+        for i in range(first, last):
+            if i in (2, 6):
+                for name in ("0.weight", "0.bias"):
+                    parameters[name].trainable = (i == 2) == starts_frozen
+            trainer.step(X[8 * (i % 3) : 8 * (i % 3) + 8], Y[8 * (i % 3) : 8 * (i % 3) + 8])
+
+    for stop in (1, 2, 4, 6, 8):
+        whole, parameters, trainer = made(starts_frozen)
+        run(trainer, parameters, 0, 10)
+        _, parameters, begun = made(starts_frozen)
+        run(begun, parameters, 0, stop)
+        if stop in (2, 6):  # thawed or frozen, and no step since
+            for name in ("0.weight", "0.bias"):
+                parameters[name].trainable = (stop == 2) == starts_frozen
+        second, parameters, again = made(starts_frozen if thawed_by_the_script else not starts_frozen)
+        again.train_state.load(begun.train_state.collect())
+        run(again, parameters, stop, 10)
+        mine, theirs = named(second), named(whole)
+        assert all(np.array_equal(mine[name], theirs[name]) for name in mine), stop

@@ -1,0 +1,100 @@
+"""TrainerParts: what a trainer keeps from step to step, as parts of the state of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..graph.stored import Stored
+from ..optim.state import OptimizerState
+from ..step.state import (
+    TrainState,
+    check_equal,
+    check_names,
+    load_average,
+    load_optimizer,
+    load_parameters,
+    load_window,
+    of_average,
+    of_optimizer,
+    of_parameters,
+    of_window,
+)
+from .local import LocalSteps
+from .objective import Objective
+
+COUNTERS = ("skipped", "in_window", "held", "window_rows")  # of LocalSteps
+
+Values = Mapping[str, Any]
+
+
+class TrainerParts:
+    """The model, the optimiser, the open window, the average of the weights, and the rows of a window.
+
+    written: the arrays of the model that steps have written so far
+    """
+
+    def __init__(
+        self, objective: Objective, state: OptimizerState, local: LocalSteps, written: Callable[[], list[Stored]]
+    ) -> None:
+        self.objective, self.state, self.local, self.written = objective, state, local, written
+
+    def register(self, own: TrainState) -> None:
+        """Make them parts of this state."""
+        state = self.state
+        own.register("model", self._model, lambda values: load_parameters(values, self._model()))
+        own.register("optimizer", lambda: self._trained() | of_optimizer(state), self._load_optimizer)
+        own.register("window", lambda: of_window(state), lambda values: load_window(values, state))
+        own.register("average", lambda: of_average(state), lambda values: load_average(values, state))
+        own.register("rows", self._rows, self._load_rows)
+
+    def _model(self) -> dict[str, Any]:
+        return of_parameters(self.objective.named(), self.written())
+
+    def _trained(self) -> dict[str, Any]:
+        """Which parameters of a Module the optimiser counts, and which are trainable now."""
+        named = self.objective.named()
+        if named and self.state.chosen is None:
+            self.state.follow(named)
+        names = {p.stored: name for name, p in named.items()}
+        joined = [names[p.stored] for p in self.state.parameters if p.stored in names]
+        return {"joined": joined, "trainable": [name for stored, name in names.items() if stored.role == "trained"]}
+
+    def _load_optimizer(self, values: Values) -> Callable[[], None]:
+        """Parameters that were frozen or thawed since the run began are so again; so numbers name the same ones."""
+        named, own = self.objective.named(), ("joined", "trainable")
+        check_names("optimizer", {name: None for name in values if name in own}, own)
+        check_names("model", named, {*values["joined"], *values["trainable"]} | named.keys())
+        before = {p: p.trainable for p in named.values()}
+        for name, p in named.items():
+            p.trainable = name in values["trainable"]
+        if self.state.chosen is None and named:
+            self.state.follow(named, values["joined"])
+        try:
+            return load_optimizer({name: value for name, value in values.items() if name not in own}, self.state)
+        except BaseException:
+            for p, trainable in before.items():
+                p.trainable = trainable
+            raise
+
+    def _rows(self) -> dict[str, Any]:
+        """What a window has seen, how many batches were skipped, and the numbers that decide how steps go on."""
+        local, objective = self.local, self.objective
+        settings = {
+            "seed": local.seed, "max_norm": local.max_norm, "max_value": local.max_value,
+            "freeze": list(objective.freeze), "build": local.build, "accumulate": local.accumulate,
+            "class_weights": None if objective.class_weights is None else objective.class_weights.tolist(),
+        }  # fmt: skip
+        return settings | {name: getattr(local, name) for name in COUNTERS}
+
+    def _load_rows(self, values: Values) -> Callable[[], None]:
+        mine = self._rows()
+        check_names("rows", values, mine)
+        check_equal("rows", values, {name: value for name, value in mine.items() if name not in COUNTERS})
+
+        def load() -> None:
+            self.local.reset()
+            for name in COUNTERS:
+                setattr(self.local, name, values[name])
+
+        return load
