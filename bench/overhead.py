@@ -3,14 +3,19 @@ fine-tuning of a small language model (LoRA, 8 rows of 256 tokens a step).
 
     python bench/overhead.py [--threads 2] [--repeats 9] [--epochs 4] [--steps 40]
 
-Each round runs every setting once, in an order that rotates; shown are the median over the rounds of the time without
-anything, and the medians of what each setting adds to the time of its own round, in per cent. The first epoch (of the
-fine-tuning: what comes before its first step) is left out: it compiles. The spread of two equal settings tells what a
-machine can resolve: read the medians against "nothing again".
+Each round runs every setting once, in an order that rotates; shown are the median over the rounds of the time with
+nothing, and the medians of what each setting adds to the time of its own round, in per cent. What compiles is left out:
+the first epoch; of the fine-tuning, all before its first step. Two equal settings, "nothing" and "nothing again", tell
+what the machine can resolve.
 
-    display     the live display, drawn for a terminal that throws it away
-    log         metrics.jsonl, CSV and TensorBoard files (where tensorboardX is there), a line of training every 10 s
-    every line  the same with a line of training for each optimiser step: no setting that one would choose
+    display           the live display, drawn for a terminal that throws it away
+    log               metrics.jsonl, CSV, TensorBoard files (where tensorboardX is there), a line of training every 10 s
+    every line        the same with a line of training for each optimiser step: no setting that one would choose
+    run               gl.fit(run=, log=): the log, and a checkpoint every five minutes
+    each epoch        gl.fit(run=, checkpoint_every="1epoch"): a checkpoint after each epoch
+
+A checkpoint every five minutes falls into few of these runs; the last line spreads the cost of one, as "each epoch" has
+it over "run", over five minutes.
 """
 
 from __future__ import annotations
@@ -57,18 +62,23 @@ def terminal() -> Iterator[None]:
         sys.stderr = kept
 
 
-def settings(folder: str) -> dict[str, dict[str, Any]]:
-    """Name -> what gl.fit and gl.llm.finetune get."""
+def settings(folder: str, runs: bool) -> dict[str, dict[str, Any]]:
+    """Name -> what gl.fit and gl.llm.Run get. runs: with folders of runs, too."""
     from gradloom.train import Log
 
-    return {
-        "nothing": {"progress": False},
-        "nothing again": {"progress": False},
+    quiet = {"progress": False}
+    found: dict[str, dict[str, Any]] = {
+        "nothing": quiet,
+        "nothing again": quiet,
         "display": {"progress": True},
-        "log": {"progress": False, "callbacks": [Log(folder, KINDS)]},
-        "display and log": {"progress": True, "callbacks": [Log(folder, KINDS)]},
-        "every line": {"progress": False, "callbacks": [Log(folder, KINDS, every="1steps")]},
+        "log": {**quiet, "callbacks": [Log(f"{folder}/log", KINDS)]},
+        "display and log": {"progress": True, "callbacks": [Log(f"{folder}/both", KINDS)]},
+        "every line": {**quiet, "callbacks": [Log(f"{folder}/lines", KINDS, every="1steps")]},
     }
+    if runs:
+        found["run"] = {**quiet, "run": f"{folder}/run", "log": KINDS}
+        found["each epoch"] = {**quiet, "run": f"{folder}/epochs", "log": KINDS, "checkpoint_every": "1epoch"}
+    return found
 
 
 def mlp(threads: int, epochs: int) -> Callable[[dict[str, Any]], float]:
@@ -82,7 +92,7 @@ def mlp(threads: int, epochs: int) -> Callable[[dict[str, Any]], float]:
         ends: list[float] = []
         gl.fit(net, data, optimizer=gl.optim.AdamW(lr=1e-4), epochs=epochs + 1, batch_size=BATCH, threads=threads,
                on_epoch=lambda _: ends.append(time.perf_counter()), **asked)  # fmt: skip
-        return (time.perf_counter() - ends[0]) / epochs
+        return (ends[-1] - ends[0]) / epochs
 
     return run
 
@@ -109,22 +119,26 @@ def finetuning(threads: int, steps: int) -> Callable[[dict[str, Any]], float] | 
     return run
 
 
-def measured(name: str, run: Callable[[dict[str, Any]], float], repeats: int) -> list[tuple]:
+def measured(name: str, run: Callable[[dict[str, Any]], float], repeats: int, runs: bool) -> list[tuple]:
     """A line of the table for each setting."""
     seconds: dict[str, list[float]] = {}
     with terminal(), tempfile.TemporaryDirectory() as folder:
         for round_ in range(repeats + 1):  # the first one warms up
-            asked = list(settings(f"{folder}/{round_}").items())
+            asked = list(settings(f"{folder}/{round_}", runs).items())
             for setting, given in asked[round_ % len(asked) :] + asked[: round_ % len(asked)]:
                 seconds.setdefault(setting, []).append(run(given))
     first, *others = seconds
-    base = seconds[first][1:]
+    base, medians = seconds[first][1:], {}
     lines = [(f"{name}, {first}", f"{statistics.median(base) * 1e3:.2f}", "", "")]
     for setting in others:
         added = [after / before - 1 for after, before in zip(seconds[setting][1:], base, strict=True)]
         low, _, high = statistics.quantiles(added, n=4)
         spread = f"{low:+.2%} to {high:+.2%}"
-        lines.append((f"{name}, {setting}", "", f"{statistics.median(added):+.2%}", spread))
+        medians[setting] = statistics.median(added)
+        lines.append((f"{name}, {setting}", "", f"{medians[setting]:+.2%}", spread))
+    if runs:
+        one = (medians["each epoch"] - medians["run"]) * statistics.median(base)  # seconds of a checkpoint
+        lines.append((f"{name}, a checkpoint every 5 minutes", "", f"{one / 300:+.3%}", f"{one * 1e3:.1f} ms each"))
     return lines
 
 
@@ -136,9 +150,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     args = parser.parse_args()
     pin(args.threads)
-    lines = measured("MLP epoch", mlp(args.threads, args.epochs), args.repeats)
+    lines = measured("MLP epoch", mlp(args.threads, args.epochs), args.repeats, True)
     step = finetuning(args.threads, args.steps)
-    lines += measured("LoRA step", step, args.repeats) if step is not None else []
+    lines += measured("LoRA step", step, args.repeats, False) if step is not None else []
     table(lines, (f"{args.threads} threads", "ms", "added", "middle half"))
 
 

@@ -79,6 +79,18 @@ def test_the_page_of_what_steers_a_training_runs() -> None:
     assert names["stop"].best > 0.5 and 1e-3 < names["curve"].suggestion < 10
 
 
+def test_the_page_of_checkpoints_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "checkpoints.md").read_text(), re.S)
+    exec(block, names)
+    assert names["step"] == 24
+    weights = names["net"].state_dict()
+    exec(block, names)  # goes on from step 20
+    again = names["net"].state_dict()
+    assert names["step"] == 24 and all((weights[name] == again[name]).all() for name in weights)
+
+
 def test_the_page_of_the_eager_style_runs() -> None:
     import numpy as np
 

@@ -218,7 +218,7 @@ def asked(kind: type[S], flags: Mapping[str, Any], file: str | None) -> Asked[S]
         ranks = join(*(given.get(name, values.get(name)) for name in ranked))
     for name, value in given.items():
         setting = known[name]
-        text = f"{setting.flag}{'' if value is True else f' {_told(value):.80}'}"
+        text = f"{setting.flag} {'' if value is True else _told(value):.80}".rstrip()
         if setting.parse is not None:
             value = _parsed(setting, value)
         values[name] = checked(value, setting.kind, text)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ from .common import columns, exit_code, heed_signals, is_quiet, json_text, say, 
 from .config import Asked, command
 from .finetune_settings import FinetuneSettings, inputs_of, reading, settle, training
 from .language import adapter_for
+from .saved_settings import SETTINGS, Inputs, saved
 
 if TYPE_CHECKING:
     from ..llm.finetune import Run
@@ -28,10 +31,11 @@ def run(asked: Asked[FinetuneSettings]) -> int:
     far is saved.
     """
     use = settle(asked.settings())
+    inputs = Inputs(model=use.model, data=use.data, lora=use.lora, chat_template=use.chat_template)
     with contextlib.ExitStack() as claimed:
         job, planned = _prepare(use, asked.ranks, claimed)
         heed_signals()
-        return _train(job, planned, use.data, use.out, use.json)
+        return _train(job, planned, use, inputs)
 
 
 finetune = command(FinetuneSettings, run, "finetune")
@@ -103,10 +107,27 @@ def _announce(run: Run) -> None:
     )
 
 
-def _train(run: Run, planned: MemoryPlan, data: str, place: str, json: bool) -> int:
+def _save(run: Run, use: FinetuneSettings, inputs: Inputs) -> None:
+    """Write what was trained, and beside it every setting as it was decided."""
+    from ..files import atomic_write
+    from ..parallel.agree import is_root
+
+    run.save(use.out)
+    if is_root(run.ranks):
+        decided = {name: getattr(run, name) for name in ("context", "batch_size", "micro_batch_size")}
+        ranks = 1 if run.ranks is None else run.ranks.size
+        told = {"out": os.path.abspath(use.out), "rows_val": len(run.val_rows), "exchange": use.exchange}
+        text = saved(replace(use, **decided), "finetune", inputs, ranks, **told)
+        os.makedirs(str(use.run), exist_ok=True)
+        with atomic_write(Path(str(use.run)) / SETTINGS, len(text)) as file:
+            file.write(text)
+
+
+def _train(run: Run, planned: MemoryPlan, use: FinetuneSettings, inputs: Inputs) -> int:
     from ..base.errors import GradloomError, TrainError
     from ..train.display import duration, rate
 
+    place = use.out
     before = resident_peak()
     try:
         run.train()
@@ -118,7 +139,7 @@ def _train(run: Run, planned: MemoryPlan, data: str, place: str, json: bool) -> 
         kept = f"what was trained before it is in {place}"
         try:
             with uninterrupted():
-                run.save(place)
+                _save(run, use, inputs)
         except GradloomError as another:
             kept = f"what was trained before it cannot be saved: {another}"
         raise with_more(error, kept) from None
@@ -126,10 +147,10 @@ def _train(run: Run, planned: MemoryPlan, data: str, place: str, json: bool) -> 
         say("there is nothing to save yet")
         return exit_code(run.interruption)
     with uninterrupted():
-        run.save(place)
+        _save(run, use, inputs)
     if run.interrupted:
         say(f"what was trained so far is in {place}")
-    report = run.report | {"data_file": data, "out": place}
+    report = run.report | {"data_file": use.data, "out": place}
     report |= {"resident_before_bytes": before, "planned_total_bytes": planned.total}
     lines = []
     for name, key in (("before", "val_loss_before"), ("training", "train_loss"), ("validation", "val_loss")):
@@ -142,8 +163,8 @@ def _train(run: Run, planned: MemoryPlan, data: str, place: str, json: bool) -> 
     lines.append(("memory", f"{memory}, {show_bytes(before)} held before the first step"))
     lines.append(("saved", place))
     lines.append(("use it", _use(run, place)))
-    columns(lines, sys.stderr if json else None)
-    if json and not is_quiet():
+    columns(lines, sys.stderr if use.json else None)
+    if use.json and not is_quiet():
         print(json_text(report))
     return exit_code(run.interruption) if run.interrupted else 0
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from .common import Exchange, Parallel
-from .config import UNSAVED, Count, Decay, Place, Rate, Share, Text, Whole, commas, decided
+from .config import UNSAVED, Count, Decay, Interval, Place, Rate, Share, Text, Whole, commas, decided
 from .language import (
     DATA_HELP,
     LOSS_ON,
@@ -68,6 +70,25 @@ class FinetuneSettings:
     )
     warmup: Annotated[Share, typer.Option(help="Share of the steps in which the rate grows.")] = 0.03
     weight_decay: Annotated[Decay, typer.Option(help="Of AdamW.")] = 0.0
+    optimizer: Annotated[
+        str, typer.Option(help="adamw, adam, sgd, lion, rmsprop, adafactor or muon, with the rate of --lr.")
+    ] = "adamw"
+    max_norm: Annotated[
+        Rate | None, typer.Option(help="Hold the gradients' global norm down to this. [default: no limit]")
+    ] = None
+    freeze: Annotated[
+        list[str] | None,
+        typer.Option(help="Of what would train, a pattern such as blk.0.* that stays. May be given more than once."),
+    ] = None
+    on_nonfinite: Annotated[
+        Literal["stop", "skip"], typer.Option(help="stop at a batch that is not finite, or skip it.")
+    ] = "stop"
+    sample_prompt: Annotated[
+        list[str] | None, typer.Option(help="Show how the model goes on from this text. May be given more than once.")
+    ] = None
+    sample_every: Annotated[
+        Interval | None, typer.Option(help="How often, such as 100steps or 1epoch. [default: 100steps]")
+    ] = None
     val_split: Annotated[
         Share | None, typer.Option(help="Share of the rows to validate on. [default: 0.05, at most 100 rows]")
     ] = None
@@ -91,6 +112,9 @@ class FinetuneSettings:
         UNSAVED,
         typer.Option(help="FILE.gguf, or for an adapter a folder (PEFT). [default: adapter.gguf; full model.gguf]"),
     ] = decided
+    run: Annotated[
+        Place | None, UNSAVED, typer.Option(help="Folder for settings.toml. [default: FILE.run beside --out]")
+    ] = None
     json: Annotated[Json, UNSAVED] = False
 
 
@@ -101,10 +125,13 @@ def settle(asked: FinetuneSettings) -> FinetuneSettings:
     if asked.epochs is not None and asked.steps is not None:
         raise SettingError(f"--epochs {asked.epochs} --steps {asked.steps}: need one of them")
     is_lora = asked.method == "lora"
+    out = asked.out or ("adapter.gguf" if is_lora else "model.gguf")
     return replace(
         asked,
         lr=asked.lr or (2e-4 if is_lora else 2e-5),
-        out=asked.out or ("adapter.gguf" if is_lora else "model.gguf"),
+        out=out,
+        run=asked.run or str(Path(out).with_suffix(".run")),
+        epochs=asked.epochs or (1 if asked.steps is None else None),
     )
 
 
@@ -125,6 +152,8 @@ def training(use: FinetuneSettings, ranks: Communicator | None) -> dict[str, Any
     """How is trained, as llm.finetune.Run takes it."""
     names = (
         "context", "batch_size", "micro_batch_size", "epochs", "steps", "lr", "schedule", "warmup", "weight_decay",
-        "val_split", "seed", "threads",
+        "val_split", "seed", "threads", "optimizer", "on_nonfinite", "sample_every",
     )  # fmt: skip
-    return {name: getattr(use, name) for name in names} | {"parallel": ranks, "exchange": use.exchange or "ordered"}
+    made = {name: getattr(use, name) for name in names}
+    made |= {"max_norm": use.max_norm or math.inf, "freeze": use.freeze or (), "sample_prompt": use.sample_prompt}
+    return made | {"parallel": ranks, "exchange": use.exchange or "ordered"}

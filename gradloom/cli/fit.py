@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shlex
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from .common import exit_code, heed_signals, json_text, say, uninterrupted, with_more
-from .config import Asked, command
+from .config import Asked, command, read, settings_of
 from .fit_report import (
     Job,
     announce,
@@ -19,7 +20,6 @@ from .fit_report import (
     summarise,
     validation_sets,
     write_result,
-    write_settings,
 )
 from .fit_settings import OPTIMIZERS, FitSettings, Group, prepared, rows_of, settle
 from .saved_settings import SETTINGS, Inputs
@@ -39,7 +39,8 @@ def run(asked: Asked[FitSettings]) -> int:
     from ..parallel.agree import agreed, is_root
     from .model import MODEL, RESULT, build_model, need_room
 
-    use, ranks = prepared(asked.settings()), asked.ranks
+    ranks = asked.ranks
+    use = prepared(asked.settings(_of_run(asked)))
     inputs = Inputs(data=use.data, **{f"val.{name}": file for name, file in (use.val or {}).items()})
     path, report = (os.path.join(use.out, name) for name in (MODEL, RESULT))
     with contextlib.ExitStack() as claimed:
@@ -47,7 +48,7 @@ def run(asked: Asked[FitSettings]) -> int:
             if is_root(ranks):
                 for name in (MODEL, RESULT, SETTINGS):
                     refuse_input(os.path.join(use.out, name), use.data, *(use.val or {}).values())
-                claimed.enter_context(claim(use.out, is_folder=True, names=(MODEL, RESULT, SETTINGS)))
+                claimed.enter_context(claim(use.out, is_folder=True, names=(MODEL, RESULT)))
             table = read_table(use.data, use.target, use.task, val_split=use.val_split, seed=use.seed)
             use = settle(use, table, ranks)
             need_room(table.preprocess, use.hidden)
@@ -59,6 +60,20 @@ def run(asked: Asked[FitSettings]) -> int:
 
 
 fit = command(FitSettings, run, "fit")
+
+
+def _of_run(asked: Asked[FitSettings]) -> dict[str, Any]:
+    """The settings of the run that is to be resumed; none where there is none. All ranks have those of rank 0."""
+    from ..parallel.agree import agreed, is_root
+
+    if not asked.values.get("resume"):
+        return {}
+    found: dict[str, Any] = {}
+    with agreed(asked.ranks):
+        file = os.path.join(asked.values.get("out", settings_of(FitSettings)["out"].default), SETTINGS)
+        if is_root(asked.ranks) and os.path.exists(file):
+            found = read(FitSettings, file)
+    return found if asked.ranks is None else asked.ranks.gather(found)[0]
 
 
 def _train_and_save(job: Job, path: str, report: str) -> int:
@@ -85,13 +100,14 @@ def _train_and_save(job: Job, path: str, report: str) -> int:
             if interrupted:
                 say("interrupted before the first step; nothing is saved")
                 return exit_code(stop)
-            if isinstance(stop, TrainError):
+            if isinstance(stop, TrainError) and not job.use.resume:
                 raise type(stop)(f"{stop}; this was before the first step was done, and nothing is saved") from None
             raise stop
         bad = not_finite(job.net.state_dict())
         if bad and stop is None:
             stop = NonFiniteError("the last step made weights that are not finite; a smaller learning rate may help")
-        ending = "done" if stop is None else "interrupted" if interrupted else f"stopped: {stop}"
+        done = f"stopped after {job.use.stop_after}" if job.time_is_up else "done"
+        ending = done if stop is None else "interrupted" if interrupted else f"stopped: {stop}"
         result = measure(job, seconds) | more
         result |= {"steps": steps, "ending": ending, "interrupted": interrupted, "model": path}
         kept = f"the {'weights so far' if interrupted or stop is None else 'last good weights'} are in {path}"
@@ -101,7 +117,6 @@ def _train_and_save(job: Job, path: str, report: str) -> int:
             try:
                 with together(job.use.out):
                     save_model(path, job.net, job.table.preprocess, job.use.hidden, job.about(ending))
-                    write_settings(os.path.join(job.use.out, SETTINGS), job)
                     write_result(report, result)
             except GradloomError as error:
                 if stop is None or interrupted:
@@ -120,6 +135,8 @@ def _train_and_save(job: Job, path: str, report: str) -> int:
                 write_result(report, result)
     if interrupted:
         say(f"interrupted; {kept}")
+    if (interrupted or job.time_is_up) and not bad:
+        say(f"after step {steps:,}; go on with: {shlex.join(['gradloom', 'fit', '--out', job.use.out, '--resume'])}")
     if is_root(job.ranks):
         if not interrupted:
             summarise(job, result)
@@ -162,9 +179,6 @@ def _train(job: Job, optimizer: Any) -> list[EpochResult]:
     import gradloom as gl
 
     use = job.use
-    stopping = []
-    if use.patience is not None:
-        stopping = [gl.train.EarlyStopping(use.patience, restore_best=True, monitor=use.monitor)]
     return gl.fit(
         job.net,
         job.data,
@@ -185,6 +199,12 @@ def _train(job: Job, optimizer: Any) -> list[EpochResult]:
         freeze=use.freeze or (),
         class_weight=use.class_weight,
         on_nonfinite=use.on_nonfinite,
-        callbacks=[job.watch, *stopping],
+        callbacks=[job.watch, *job.stopping],
         threads=use.threads,
+        run=use.out,
+        resume=use.resume,
+        overwrite=use.overwrite,
+        checkpoint_every=use.checkpoint_every,
+        keep=use.keep,
+        stop_after=use.stop_after,
     )

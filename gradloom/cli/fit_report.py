@@ -37,12 +37,33 @@ class Job:
         """Knows of the training while it runs."""
         from .fit_watch import Watch
 
-        return Watch()
+        return Watch(self.settings)
+
+    def settings(self) -> bytes:
+        """The text of settings.toml: every setting as it was decided."""
+        ranks = 1 if self.ranks is None else self.ranks.size
+        told = {"task": self.table.task, "target": self.table.preprocess.target, "exchange": self.use.exchange}
+        return saved(self.use, "fit", self.inputs, ranks, out=os.path.abspath(self.use.out), **told)
 
     @property
     def data(self) -> Dataset:
         """The rows to train and validate on."""
         return _for_loss(self.table.train, self)
+
+    @cached_property
+    def stopping(self) -> list[Any]:
+        """What ends the training early, where that is asked for."""
+        import gradloom as gl
+
+        if self.use.patience is None:
+            return []
+        return [gl.train.EarlyStopping(self.use.patience, restore_best=True, monitor=self.use.monitor)]
+
+    @property
+    def time_is_up(self) -> bool:
+        """--stop-after has ended the training before its last step."""
+        loop = self.watch.loop
+        return loop is not None and loop.stopped and not any(each.stopped for each in self.stopping)
 
     def about(self, ending: str) -> dict[str, Any]:
         """What a model's file tells of its training; the data by their content, so that it names no place."""
@@ -170,17 +191,6 @@ def write_result(path: str, result: dict[str, Any]) -> None:
     text = json_text(result) + "\n"
     with atomic_write(path, len(text)) as file:
         file.write(text.encode())
-
-
-def write_settings(path: str, job: Job) -> None:
-    """Every setting as it was decided."""
-    from ..files import atomic_write
-
-    ranks = 1 if job.ranks is None else job.ranks.size
-    told = {"task": job.table.task, "target": job.table.preprocess.target, "exchange": job.use.exchange}
-    text = saved(job.use, "fit", job.inputs, ranks, out=os.path.abspath(job.use.out), **told)
-    with atomic_write(path, len(text)) as file:
-        file.write(text)
 
 
 # ---- what a person reads ---------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from .common import Exchange, Parallel
-from .config import UNSAVED, Count, Decay, Interval, Limit, Place, Rate, Share, Text, Whole, commas, decided
+from .config import UNSAVED, Count, Decay, Duration, Interval, Limit, Place, Rate, Share, Text, Whole, commas, decided
 
 if TYPE_CHECKING:
     from ..data import Table
@@ -114,6 +114,21 @@ class FitSettings:
     threads: Annotated[Whole | None, UNSAVED, typer.Option(help="[default: the machine's cores]")] = None
     parallel: Annotated[Parallel, UNSAVED] = None
     exchange: Annotated[Exchange, UNSAVED] = None
+    checkpoint_every: Annotated[
+        Interval | None, typer.Option(help="A checkpoint every 5min, 100steps or 1epoch. [default: 5min]")
+    ] = None
+    keep: Annotated[Whole | None, typer.Option(help="So many checkpoints stay, and the best. [default: 3]")] = None
+    stop_after: Annotated[
+        Duration | None, UNSAVED, typer.Option(help="End with a checkpoint after 90s, 5min or 3h. [default: never]")
+    ] = None
+    resume: Annotated[
+        bool,
+        UNSAVED,
+        typer.Option("--resume", help="Go on from the newest checkpoint in --out, with the settings of that run."),
+    ] = False
+    overwrite: Annotated[
+        bool, UNSAVED, typer.Option("--overwrite", help="Replace a run in --out that has not finished.")
+    ] = False
     out: Annotated[Place, UNSAVED, typer.Option(help="Folder for model.safetensors and result.json.")] = "gradloom-out"
     json: Annotated[bool, UNSAVED, typer.Option("--json", help="Print one JSON object as the last line of stdout.")] = (
         False
@@ -179,6 +194,8 @@ def settle(asked: FitSettings, table: Table, ranks: Communicator | None) -> FitS
         epochs=asked.epochs or (100 if rows < 1000 else 10 if images and rows >= 20000 else 50),
         batch_size=batch,
         micro_batch_size=micro,
+        checkpoint_every=asked.checkpoint_every or "5min",
+        keep=asked.keep or 3,
         lr=asked.lr or OPTIMIZERS.get(asked.optimizer, {}).get("lr") or optimizer_named(asked.optimizer)().lr,
         loss=loss,
     )

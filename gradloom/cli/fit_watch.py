@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..train.callbacks import Callback
 from ..train.history import row_of
 from ..train.result import EpochResult, Result
+from .saved_settings import SETTINGS
 
 
 class Watch(Callback):
@@ -14,11 +16,14 @@ class Watch(Callback):
 
     stateless = True
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Callable[[], bytes]) -> None:
         self.loop: Any = None
+        self.settings = settings  # the text of settings.toml
 
     def begin(self, loop: Any) -> None:
         self.loop = loop
+        if loop.saver is not None and loop.saver.folder is not None:
+            loop.saver.folder.files[SETTINGS] = self.settings
 
     @property
     def epochs(self) -> list[EpochResult]:
@@ -37,4 +42,7 @@ class Watch(Callback):
     @property
     def latest(self) -> Result | None:
         """Of the training rows, in the last pass, as far as it came."""
-        return self.loop.latest if self.loop is not None and self.loop.latest.ndata else None
+        if self.loop is None:
+            return None
+        begun = self.loop.latest if self.loop.latest.ndata else None
+        return begun or (self.loop.history[-1].train if self.loop.history else None)

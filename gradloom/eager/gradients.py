@@ -276,6 +276,7 @@ class Gradients(Mapping[Value, "Tensor | None"]):
     def apply(self, state: OptimizerState) -> None:
         """One step of this optimiser; see Optimizer.step."""
         with locks.building, state.claim:
+            state.check_trained("step")
             if state.window.parameters:
                 raise GradientError(
                     "step: gradients were accumulated since the last step; need accumulate(grads) and step(), or "
@@ -292,6 +293,7 @@ class Gradients(Mapping[Value, "Tensor | None"]):
             self._add_to(state, weight)
 
     def _add_to(self, state: OptimizerState, weight: Any) -> None:
+        state.check_trained("accumulate")
         window, weighted, clipped = state.window, weight is not None, not self._is_whole
         if window.weighted is not None and window.weighted != weighted:
             seen = ("without", "with") if weighted else ("with", "without")
@@ -335,6 +337,7 @@ class Gradients(Mapping[Value, "Tensor | None"]):
     def apply_window(state: OptimizerState) -> None:
         """One step of this optimiser with what was accumulated."""
         with locks.building, state.claim:
+            state.check_trained("step")
             weight, parameters, sums, key = _window(state)
             max_norm, norm_bound = _bound("max_norm", state.window.max_norm)
             max_value, value_bound = _bound("max_value", state.window.max_value)

@@ -7,6 +7,8 @@ spread over its micro-batches.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import sys
 import time
@@ -17,18 +19,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base import memory
-from ..base.arguments import as_bool
+from ..base.arguments import as_bool, as_whole
+from ..base.errors import FileError, SettingError, TrainError
+from ..base.interval import Interval
 from ..base.memory import resident_peak
 from ..data.dataset import Dataset
 from ..files import refuse_input
+from ..files.atomic import atomic_write
 from ..parallel.agree import agreed, is_root, same_settings
+from ..step.state import check_names
 from ..train.callbacks import Callback, Listeners
 from ..train.display import StepDisplay
 from ..train.epoch import Listener, Progress
 from ..train.history import History
 from ..train.loop import Loop
 from ..train.result import Result
+from ..train.saver import saver_of
+from ..train.stopping import EarlyStopping
 from .arguments import adapter_of
+from .earlier_run import EarlierRun, about_adapter
 from .lora import LoRA, files_of_adapter
 from .model import Adapter, Model, model_of
 from .plan import MemoryPlan, check_trained, memory_of
@@ -38,7 +47,10 @@ from .table import training_table
 from .tuning import Tuning, taken
 
 if TYPE_CHECKING:
+    from ..train.run_folder import RunFolder
     from .packing import TokenData
+
+SAMPLES = "samples.jsonl"  # in the folder of a run
 
 
 def finetune(
@@ -70,6 +82,16 @@ class Run(Tuning):
     adapter      what is trained: a LoRA or TrainedTensors, or the path of an adapter, which is trained on from its
                  weights; by default one made for the method
     callbacks    see gl.train.Callback: told of optimiser steps, passes, sampled texts and the end
+    patience     end when the loss of validation has not improved for so many evaluations; keep_best: in the end
+                 `adapter` holds the weights of the evaluation with the least loss, in place of the last ones
+    eval_every   "50steps": measure validation after every 50th step, too; eval_rows: at most so many rows of it. As
+                 gl.fit's
+    run          a folder for checkpoints and samples.jsonl. resume, overwrite, checkpoint_every, keep, stop_after are
+                 those of gl.fit. To resume, the model's weights, what was read of the data, the adapter's settings and
+                 all else that decides the bits must be the same
+    continue_from  the folder of an earlier run of finetune: train on from its newest checkpoint, with an adapter like
+                 its own where none is given. Schedule, order of rows and passes begin anew; so does the optimiser,
+                 or with keep_optimizer=True its steps and moments go on
     on_epoch     is told of each pass's result (one listener or several), on_progress of the state of a pass at least
                  every 0.2 s; any may raise StopTraining: then the run ends in order, with .stopped set
     parallel     "mpi", under mpiexec: each batch is split over the ranks, as in gl.fit; then exchange: "ordered" (the
@@ -88,40 +110,81 @@ class Run(Tuning):
         on_progress: Listener | None = None,
         callbacks: Sequence[Callback] | None = None,
         on_epoch: Listeners = None,
+        eval_every: str | Interval = "1epoch",
+        eval_rows: int | None = None,
+        run: str | os.PathLike[str] | None = None,
+        resume: bool = False,
+        overwrite: bool = False,
+        checkpoint_every: str | None = None,
+        keep: int | None = None,
+        stop_after: str | None = None,
+        patience: int | None = None,
+        keep_best: bool = False,
+        continue_from: str | os.PathLike[str] | None = None,
+        keep_optimizer: bool = False,
         **settings: Any,
     ) -> None:
         asked, ranks, exchange, options = taken(settings, Run)
-        with agreed(ranks):
-            loaded = model_of(model, "finetune")
-            trained = asked.adapter(adapter_of(adapter, loaded, "finetune"))
-            check_trained(loaded, trained)
-            self._memory = memory.memory()  # before this run takes any
-            self._read = [data] if isinstance(data, (str, os.PathLike)) else []
-            rows = read_rows(loaded, data, asked.context, asked.val_split, asked.seed, **(data_options or {}))
-            memory.trim()
-            self.train_rows, self.val_rows = rows.train, rows.val
-            sizes = len(rows.train), len(rows.val), int(rows.tokens.shape[1])
-            super().__init__(loaded, trained, asked, *sizes, ranks, exchange, **options)
-            both = np.stack([rows.tokens, rows.positions], 1)  # [rows, 2, context]: what the Trainer reads
-            self.data = replace(rows, tokens=both[:, 0], positions=both[:, 1])  # once in memory
-            self.dataset = Dataset(both, rows.labels)
-            self.loop = Loop(
-                self.trainer, self.dataset, self.train_rows, self.val_rows,
-                batch_size=self.batch_size, micro_batch_size=self.micro_batch_size, steps=self.steps_total,
-                seed=asked.seed, validates_first=True, before_pass=self._check_model,
-                callbacks=callbacks, on_epoch=on_epoch,
-                on_progress=None if on_progress is None else lambda at: _of_training(at, on_progress),
-            )  # fmt: skip
+        with contextlib.ExitStack() as stack:
+            with agreed(ranks):
+                self.saver = saver_of(
+                    run, "finetune", ranks, resume=resume, overwrite=overwrite, checkpoint_every=checkpoint_every,
+                    keep=keep, stop_after=stop_after,
+                )  # fmt: skip
+                if self.saver is not None:
+                    stack.enter_context(self.saver)
+            if self.saver is not None:
+                self.saver.share()
+            with agreed(ranks):
+                if continue_from is None and as_bool("keep_optimizer", keep_optimizer):
+                    raise SettingError("keep_optimizer without continue_from; need the folder of the earlier run")
+                self.earlier = None if continue_from is None else EarlierRun(continue_from, keep_optimizer)
+                loaded = model_of(model, "finetune")
+                given = adapter_of(adapter, loaded, "finetune")
+                if given is None and self.earlier is not None:
+                    given = self.earlier.adapter()
+                trained = asked.adapter(given)
+                check_trained(loaded, trained)
+                self._memory = memory.memory()  # before this run takes any
+                self._read = [data] if isinstance(data, (str, os.PathLike)) else []
+                rows = read_rows(loaded, data, asked.context, asked.val_split, asked.seed, **(data_options or {}))
+                memory.trim()
+                self.train_rows, self.val_rows = rows.train, rows.val
+                sizes = len(rows.train), len(rows.val), int(rows.tokens.shape[1])
+                super().__init__(loaded, trained, asked, *sizes, ranks, exchange, saver=self.saver, **options)
+                if self.earlier is not None:
+                    self.earlier.load(self.trainer)
+                both = np.stack([rows.tokens, rows.positions], 1)  # [rows, 2, context]: what the Trainer reads
+                self.data = replace(rows, tokens=both[:, 0], positions=both[:, 1])  # once in memory
+                self.dataset = Dataset(both, rows.labels)
+                self.loop = Loop(
+                    self.trainer, self.dataset, self.train_rows, self.val_rows,
+                    batch_size=self.batch_size, micro_batch_size=self.micro_batch_size, steps=self.steps_total,
+                    seed=asked.seed, validates_first=True, before_pass=self._check_model,
+                    callbacks=[*_stopping(patience, keep_best, len(self.val_rows)), *_several(callbacks)],
+                    on_epoch=on_epoch, saver=self.saver, eval_every=eval_every, eval_rows=eval_rows,
+                    on_progress=None if on_progress is None else lambda at: _of_training(at, on_progress),
+                )  # fmt: skip
+            self._open = stack.pop_all()  # the run's folder, until the training has ended
+        self.loop.about |= self._about(data_options or {})
         self.samples: list[SampledText] = []  # what was sampled, of sample_prompt
+        self._sampled_at = 0  # the step after which texts were sampled last
+        self.trainer.train_state.register("finetune", self._state, self._load)
         if self.sampler is not None:
             self.loop.ends.append(self.sample_every)
             self.loop.between_steps.append(self._sample)
-            self.trainer.train_state.register("samples", self._sampled, self._load_samples)
-        self._sampled_at = 0  # the step after which texts were sampled last
         self._display: StepDisplay | None = None
-        self.interrupted = False
+        self._has_trained = self.interrupted = False
         self.interruption: KeyboardInterrupt | None = None  # what interrupted it
         self.seconds = 0.0  # of training and validation
+
+    def _about(self, data_options: Mapping[str, Any]) -> dict[str, Any]:
+        """What a run that is resumed must have in common with this one, beside what its loop compares."""
+        options = {name: str(value) for name, value in sorted(data_options.items())}
+        return {
+            "method": self.method, "context": self.context, "steps": self.steps_total,
+            "adapter": about_adapter(self.adapter), "data_options": options,
+        }  # fmt: skip
 
     def _check_model(self) -> None:
         with agreed(self.ranks):
@@ -147,7 +210,19 @@ class Run(Tuning):
         SettingError when the machine has not the memory that they need.
         """
         progress = as_bool("progress", progress)
-        self.interrupted = False
+        if self.saver is not None and self._has_trained:
+            raise TrainError("finetune: the folder of this run is closed; need a new one, with resume=True to go on")
+        self._has_trained, self.interrupted = True, False
+        try:
+            with self._open:
+                self._train(progress)
+        except KeyboardInterrupt as stop:
+            if not self.interrupted:
+                raise
+            self.interruption = stop
+        return self
+
+    def _train(self, progress: bool) -> None:
         self.prepare()
         with agreed(self.ranks):
             self.memory().check()
@@ -156,17 +231,19 @@ class Run(Tuning):
             self.first_step = self.trainer.steps
         self._display = None
         if progress and is_root(self.ranks):
+            if self.earlier is not None and not self.steps:
+                print(self.earlier, file=sys.stderr)
             self._display = StepDisplay(self.steps_total, self.trainer.epoch + self.epochs_total, self.context)
         began = time.perf_counter()
         try:
             self.loop.run(self._display)
-        except KeyboardInterrupt as stop:
-            self.interrupted, self.interruption = True, stop
+        except KeyboardInterrupt:
+            self.interrupted = True
             if is_root(self.ranks):
                 print(f"interrupted after {self.steps} of {self.steps_total} steps", file=sys.stderr, flush=True)
+            raise
         finally:
             self.seconds += time.perf_counter() - began
-        return self
 
     def _sample(self) -> None:
         """Between two steps: sample texts, where that is due."""
@@ -176,21 +253,39 @@ class Run(Tuning):
 
     def _tell_samples(self) -> None:
         assert self.sampler is not None
-        for text in self.sampler.texts(self.steps):
-            self.samples.append(text)
+        texts = self.sampler.texts(self.steps)
+        self.samples += texts
+        self._keep_samples()
+        for text in texts:
             if self._display is not None:
                 self._display.say(f"step {text.step}", f"{text.prompt!r} -> {text.text!r}")
             self.loop.callbacks.sample(text)
 
-    def _sampled(self) -> dict[str, Any]:
-        """The texts so far, for the state of the run."""
-        return {"texts": [text.as_dict() for text in self.samples], "at": self._sampled_at}
+    def _keep_samples(self) -> None:
+        """Write samples.jsonl, whole: one that a killed process left may tell of later steps. What cannot be written is
+        said, and training goes on."""
+        folder = None if self.saver is None else self.saver.folder
+        if folder is None or not self.samples:
+            return
+        lines = "".join(json.dumps(text.as_dict(), ensure_ascii=False) + "\n" for text in self.samples)
+        error = _written(folder, lines)
+        if error is not None:  # the folder's files may have taken the place of an older run's meanwhile
+            error = _written(folder, lines)
+        if error is not None:
+            print(f"{error}; training goes on", file=sys.stderr, flush=True)
 
-    def _load_samples(self, values: Mapping[str, Any]) -> Callable[[], None]:
-        texts = [SampledText(**text) for text in values["texts"]]
+    def _state(self) -> dict[str, Any]:
+        """What it remembers, for the state of the run."""
+        texts = [text.as_dict() for text in self.samples]
+        return {"first_step": self.first_step, "sampled_at": self._sampled_at, "samples": texts}
+
+    def _load(self, values: Mapping[str, Any]) -> Callable[[], None]:
+        check_names("finetune", values, self._state())
+        texts = [SampledText(**text) for text in values["samples"]]
 
         def load() -> None:
-            self.samples[:], self._sampled_at = texts, values["at"]
+            self.samples[:], self._sampled_at, self.first_step = texts, values["sampled_at"], values["first_step"]
+            self._keep_samples()
 
         return load
 
@@ -285,6 +380,32 @@ class Run(Tuning):
 
     def __repr__(self) -> str:
         return f"Run({self.method}, {self.steps} of {self.steps_total} steps)"
+
+
+def _stopping(patience: int | None, keep_best: bool, val_rows: int) -> list[Callback]:
+    """What ends a run early and keeps its best weights, if that is asked."""
+    keep_best = as_bool("keep_best", keep_best)
+    if patience is None and not keep_best:
+        return []
+    if not val_rows:
+        asked = "keep_best=True" if patience is None else f"patience={patience!r}"
+        raise SettingError(f"finetune: {asked} without rows for validation; need val_split above 0")
+    patience = sys.maxsize if patience is None else as_whole("patience", patience, 1)
+    return [EarlyStopping(patience, restore_best=keep_best, monitor="val_loss")]
+
+
+def _several(callbacks: Sequence[Callback] | Callback | None) -> Sequence[Callback]:
+    return [callbacks] if isinstance(callbacks, Callback) else callbacks or ()
+
+
+def _written(folder: RunFolder, samples: str) -> FileError | None:
+    """Write samples.jsonl; the error, where it cannot be written."""
+    try:
+        with atomic_write(folder.path(SAMPLES)) as out:
+            out.write(samples.encode("utf-8", "replace"))
+    except FileError as error:
+        return error
+    return None
 
 
 def _of_training(at: Progress, listener: Listener) -> None:

@@ -25,6 +25,7 @@ from ..parallel.communicator import TIMEOUT, Communicator
 from ..parallel.join import ranks_of
 from ..plan.plan import Plan
 from ..train.arguments import check_batch, check_options
+from ..train.saver import Saver
 from ..train.source import RowSource
 from ..train.trained import Freeze
 from ..train.trainer import Trainer
@@ -57,6 +58,8 @@ class Settings:
                  steps, moments, schedule and order of rows begin anew, also for an adapter that was trained before
     max_norm     an optimiser step divides its gradients, if their global norm is above this, down to it; max_value:
                  before that, it holds each of their elements between -max_value and max_value
+    ema          the decay of a moving average of what trains, 0 for none: validation, sampled texts and run.adapter are
+                 of the average, see Trainer
     freeze       patterns of names, such as "blk.[0-3].*" or "*.lora_a": of what would train, these stay as they are
     on_nonfinite  "stop" with NonFiniteError at a batch whose loss or gradient is not finite, or "skip" it, see Trainer
     val_split    share of the samples (of the rows, for a text) that is never trained on; 0: none; by default 5 % and at
@@ -83,6 +86,7 @@ class Settings:
     optimizer: Optimizer | str | None = None
     max_norm: float = math.inf
     max_value: float = math.inf
+    ema: float = 0.0
     freeze: Freeze = ()
     on_nonfinite: str = "stop"
     val_split: float | None = None
@@ -184,7 +188,8 @@ class Tuning:
     """The trainer of a fine-tuning and the sizes of its batches, for so many rows. Nothing is trained here, and no
     array is made before a step is compiled for a device that runs it.
 
-    rows, val_rows: how many train and validate; context: tokens of each. options go to gl.compile.
+    rows, val_rows: how many train and validate; context: tokens of each. saver: of a run that may be resumed, which
+    then has the micro-batches that it had. options go to gl.compile.
     """
 
     def __init__(
@@ -197,12 +202,15 @@ class Tuning:
         context: int,
         ranks: Communicator | None = None,
         exchange: str = "ordered",
+        saver: Saver | None = None,
         **options: Any,
     ) -> None:
         self.model, self.adapter, self.settings, self.context, self.ranks = model, adapter, settings, context, ranks
         self.rows_of = (rows, val_rows)
         self.batch_size = min(int(settings.batch_size), rows)
         micro, asked = max(1, MICRO_TOKENS // context), settings.micro_batch_size
+        if asked is None and saver is not None:
+            asked = saver.size("micro_batch_size", self.batch_size)
         most = share_of(self.batch_size, ranks if asked is None else None)
         self.micro_batch_size = min(micro if asked is None else int(asked), most)
         per_epoch = -(-rows // self.batch_size)
@@ -220,7 +228,7 @@ class Tuning:
         self.trainer = Trainer(
             _Tuned(model, adapter), self._loss, self.optimizer,
             accumulate=-(-self.batch_size // self.micro_batch_size), seed=settings.seed, max_norm=settings.max_norm,
-            max_value=settings.max_value, freeze=settings.freeze, on_nonfinite=settings.on_nonfinite,
+            max_value=settings.max_value, ema=settings.ema, freeze=settings.freeze, on_nonfinite=settings.on_nonfinite,
             communicator=ranks, exchange=exchange, **options,
         )  # fmt: skip
 
@@ -236,7 +244,7 @@ class Tuning:
         if isinstance(given, Optimizer):
             return given
         made: Optimizer = optimizer_named(given or "adamw")(
-            lr=lambda step, epoch: self.rate(step - self.first_step, epoch),
+            lr=_Rate(self),
             weight_decay=self.settings.weight_decay or 0.0,
         )
         return made
@@ -258,6 +266,19 @@ class Tuning:
     def plans(self) -> list[Plan]:
         """The plans of all programs that were compiled so far."""
         return [*self.trainer.plans, *([] if self.sampler is None else self.sampler.plans)]
+
+
+class _Rate:
+    """The learning rate of a fine-tuning: the schedule of its settings, counted from its first step."""
+
+    def __init__(self, tuning: Tuning) -> None:
+        self._tuning = tuning
+
+    def __call__(self, step: int, epoch: int) -> float:
+        return self._tuning.rate(step - self._tuning.first_step, epoch)
+
+    def __repr__(self) -> str:
+        return repr(self._tuning.rate)
 
 
 class _Tuned(Module):

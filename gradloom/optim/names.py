@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
+from ..base.arguments import what_is
 from ..base.errors import SettingError
 from .optimizer import Optimizer
 
@@ -23,6 +24,8 @@ def optimizer_names() -> dict[str, Any]:
 
 def optimizer_named(name: str) -> Any:
     """The class of an optimiser; SettingError for a name that is none, with the nearest."""
+    if not isinstance(name, str):
+        raise SettingError(f"optimizer: got {what_is(name)}; need one of gl.optim, such as AdamW(lr=1e-3), or its name")
     names = optimizer_names()
     if name.lower() not in names:
         near = difflib.get_close_matches(name.lower(), names, 1)

@@ -216,6 +216,13 @@ class OptimizerState:
             self.clear_late(parameters)
         self.window.add(parameters)
 
+    def check_trained(self, what: str) -> None:
+        """GradientError while the model holds the average of its weights."""
+        if self.average is not None and self.average.is_shown:
+            raise GradientError(
+                f"{what}: the model holds the average of its weights (ema=); need optimizer.show_average(False) before"
+            )
+
     def others(self, parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
         """What the window holds besides these parameters, but for what was frozen since."""
         mine = {p.stored for p in parameters}

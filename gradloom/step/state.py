@@ -40,14 +40,14 @@ class TrainState:
         assert "." not in name, name
         self._parts[name], self._loads[name] = part, load
 
-    def load(self, entries: Mapping[str, Any]) -> None:
-        """Take back what `collect` gave, into the same objects. TrainError naming what is missing, unknown or of
-        another shape, before anything is changed."""
-        self.loading(entries)()
+    def load(self, entries: Mapping[str, Any], *parts: str) -> None:
+        """Take back what `collect` gave, of all parts or of these, into the same objects. TrainError naming what is
+        missing, unknown or of another shape, before anything is changed."""
+        self.loading(entries, *parts)()
 
-    def loading(self, entries: Mapping[str, Any]) -> Callable[[], None]:
+    def loading(self, entries: Mapping[str, Any], *parts: str) -> Callable[[], None]:
         """`load` in two parts: the checks, and the function that is returned, which takes the state over."""
-        given: dict[str, dict[str, Any]] = {part: {} for part in self._parts}
+        given: dict[str, dict[str, Any]] = {part: {} for part in parts or self._parts}
         for name, value in entries.items():
             part, _, rest = name.partition(".")
             given.setdefault(part, {})[rest] = value
@@ -57,11 +57,10 @@ class TrainState:
         takes = []
         for part, values in given.items():
             load = self._loads[part]
-            if load is None:
-                if values or self._parts[part]():
-                    raise TrainError(f"load: {part} can be saved and not loaded; need load_state beside its state")
-                continue
-            takes.append(load(values))
+            if load is not None:
+                takes.append(load(values))
+            elif values or self._parts[part]():
+                raise TrainError(f"load: {part} can be saved and not loaded; need load_state beside its state")
 
         def take_all() -> None:
             for take in takes:

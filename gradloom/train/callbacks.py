@@ -58,7 +58,8 @@ class Callback:
         on_epoch(result)            after each pass and its validation, with the EpochResult
         on_sample(sample)           after each text that a fine-tuning samples, with its gl.llm.SampledText
         on_checkpoint(path)         after a checkpoint of a run with a folder was written, with the path of its
-                                    manifest; a later one may have removed it by then (keep=)
+                                    manifest; a later one may have removed it by then (keep=). Nobody hears of
+                                    the one that an interruption or an error leaves
         end(history)                after the last pass, with all EpochResults
 
     StopTraining from any of them ends the training in order: from on_batch, and from on_evaluation inside of an epoch,

@@ -130,7 +130,10 @@ class _Display:
 
             console = Console(file=self.stream)
             if not console.is_dumb_terminal:
-                self._live = Live(self._shown, console=console, auto_refresh=False, vertical_overflow="visible")
+                self._live = Live(
+                    self._shown, console=console, auto_refresh=False, vertical_overflow="visible",
+                    redirect_stdout=sys.stdout.isatty(),  # what goes to a file or a pipe stays out of the display
+                )  # fmt: skip
                 self._live.start()
         return self
 

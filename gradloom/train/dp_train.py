@@ -9,7 +9,9 @@ stay equal, bit for bit, and equal to those of a plain loop that adds up the sam
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,12 +34,14 @@ from ..graph.value import Value
 from ..nn.module import Module
 from ..optim.clip import check_max
 from ..optim.optimizer import Adam, Optimizer, Schedule
+from ..parallel.agree import agreed
 from ..parallel.communicator import TIMEOUT, Communicator, launched
 from ..parallel.join import communicator
 from ..parallel.replicas import threads as thread_ranks
 from ..step.exchange import check_exchange
 from .arguments import check_options
 from .replica import Job, Replica, error_at
+from .saver import Saver, saver_of
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,11 @@ def dp_train(
     verbose: bool = False,
     threads: int | None = None,
     timeout: float = TIMEOUT,
+    run: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    checkpoint_every: str | None = None,
+    keep: int | None = None,
     **options: Any,
 ) -> DPResult:
     """Train replicas of a model, each on samples of its own, and keep their weights equal.
@@ -114,6 +123,10 @@ def dp_train(
     threads     of each replica; by default the cores, shared out
     timeout     seconds without a sign of life of a replica after which the others end
     verbose     show loss and rate on stderr
+    run         a folder for checkpoints, which replica 0 writes every checkpoint_every ("5min", "100steps") and at the
+                end; resume, overwrite, keep: as in gl.fit. Resumed with as many replicas, model and settings as before,
+                the run ends with the bits of one that never stopped; iterations may be more. Samples are compared by
+                content where they are a list or tuple, else by their number
 
     options go to gl.compile. The functions build graphs: they are called once for each distinct shape of sample, in
     each replica, and what they and the models read must not change after that. Running statistics (batch norm) are
@@ -146,8 +159,20 @@ def dp_train(
     )  # fmt: skip
     ranks = _ranks(replicas, timeout)
     began = time.perf_counter()
-    team = _Team(job, make_model, ranks, threads)
-    history = team.run()
+    mine = ranks[0] if len(ranks) < ranks[0].size else None  # the others are in other processes
+    with contextlib.ExitStack() as stack:
+        with agreed(mine):
+            saver = saver_of(
+                run, "dp_train", mine, resume=resume, overwrite=overwrite, checkpoint_every=checkpoint_every, keep=keep
+            )  # fmt: skip
+            if saver is not None:
+                stack.enter_context(saver)
+                if saver.every.epochs is not None:
+                    raise SettingError(f"checkpoint_every={checkpoint_every!r}: need a duration or steps, not epochs")
+        if saver is not None:
+            saver.share()
+        team = _Team(job, make_model, ranks, threads, saver)
+        history = team.run()
     models = tuple(team.models)
     return DPResult(models[0], history, ranks[0].size, time.perf_counter() - began, models, ranks[0].is_root)
 
@@ -175,8 +200,9 @@ class _Team:
         make_model: Callable[[], Module],
         ranks: list[Communicator],
         threads: int | None,
+        saver: Saver | None,
     ) -> None:
-        self.job, self.ranks, self.threads = job, ranks, threads
+        self.job, self.ranks, self.threads, self.saver = job, ranks, threads, saver
         self.models: list[Module] = []
         for rank in ranks:
             self.models.append(self._make(make_model, rank))
@@ -219,7 +245,7 @@ class _Team:
     def _run(self, k: int) -> None:
         with self.ranks[k] as rank:
             try:
-                self.histories[k] = Replica(self.job, rank, self.models[k], self.threads).train()
+                self.histories[k] = Replica(self.job, rank, self.models[k], self.threads, self.saver).train()
             except BaseException as error:
                 self.failures.append(error)
                 rank.fail(error)

@@ -8,7 +8,7 @@ environment  version, instruction set, backend: another one goes on, and no bits
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ from ..data.dataset import Dataset
 from ..graph.graph import reachable, storage_leaf
 from ..graph.stored import Stored
 from ..graph.structure import named, structure
+from ..optim.optimizer import Optimizer
 from ..parallel.communicator import checksum
 from ..run.cpu_backend import choose_isa
 from ..step.state import shown
@@ -43,6 +44,7 @@ class Resumable(Protocol):
     callbacks: Callbacks
     evaluator: Evaluator
     measures: Measures
+    about: dict[str, Any]
     ends: list[int]
     steps: int
     history: History
@@ -50,6 +52,12 @@ class Resumable(Protocol):
 
     @property
     def is_between_passes(self) -> bool: ...
+
+
+def optimizer_of(optimizer: Optimizer) -> dict[str, Any]:
+    """Kind and settings of an optimiser, schedules as text."""
+    settings = {name: shown(v) if callable(v) else float(v) for name, v in sorted(optimizer.settings.items())}
+    return {"kind": type(optimizer).__name__, **settings}
 
 
 def settings_of(trainer: Trainer) -> dict[str, Any]:
@@ -60,8 +68,7 @@ def settings_of(trainer: Trainer) -> dict[str, Any]:
         "loss": objective.loss if isinstance(objective.loss, str) else shown(objective.loss),
         "model": {name: f"{p.dtype.name}{list(p.shape)}" for name, p in objective.named().items()},
         "frozen": sorted(name for name, p in objective.named().items() if not p.trainable),
-        "optimizer": {"kind": type(optimizer).__name__}
-        | {name: shown(v) if callable(v) else float(v) for name, v in sorted(optimizer.settings.items())},
+        "optimizer": optimizer_of(optimizer),
         "seed": trainer.seed,
         "accumulate": trainer.accumulate,
         "max_norm": trainer.max_norm,
@@ -75,11 +82,10 @@ def settings_of(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def environment_of(trainer: Trainer) -> dict[str, str]:
-    """What the bits depend on besides: version, instruction set, backend, machine."""
+def environment_of(options: Mapping[str, Any]) -> dict[str, str]:
+    """What the bits depend on besides: version, instruction set, backend, machine. options: those of compile."""
     from .. import __version__
 
-    options = trainer.options
     return {
         "gradloom": __version__,
         "backend": str(options.get("backend", "cpu")),
@@ -89,43 +95,19 @@ def environment_of(trainer: Trainer) -> dict[str, str]:
 
 
 class Identity:
-    """The identity of a loop's run, when its steps are compiled."""
+    """The identity of a run: settings, texts and numbers in dicts of one level; environment; and functions that give
+    what the digests are taken of."""
 
-    def __init__(self, loop: Resumable) -> None:
-        trainer, source = loop.trainer, loop.trainer.source(loop.data)
-        sizes = {"batch_size": loop.batch_size, "micro_batch_size": loop.micro_batch_size}
-        steps = (
-            [] if trainer.dynamic else trainer.prepared(source, len(loop.train_rows), measures=loop.measures, **sizes)
-        )
-        values = [value for step in steps for value in (*step.outputs, *step.updates)]
-        self.settings = settings_of(trainer) | {
-            **sizes,
-            "seed of the rows": loop.seed,
-            "training rows": len(loop.train_rows),
-            "validation rows": len(loop.val_rows),
-            "rows": checksum(loop.train_rows, loop.val_rows),
-            "evaluation": loop.evaluator.settings,
-            "callbacks": [shown(each) for each in loop.callbacks if each.steers],
-            "graph": checksum(repr(structure(values, named))),
-        }
-        self.environment = environment_of(trainer)
-        leaves = {n.attrs["stored"]: None for n in reachable(values) if isinstance(n.attrs.get("stored"), Stored)}
-        written = {storage_leaf(v).node.attrs["stored"] for step in steps for v in step.run.program.effects}
-        known = {*trainer.train_state.arrays().values(), *written, *source.stored, source.order}
-        self._data, self._sets = source.arrays, loop.evaluator.arrays
-        self._constant = [stored for stored in leaves if stored not in known]
+    def __init__(
+        self, settings: Mapping[str, Any], environment: Mapping[str, str], contents: Mapping[str, Callable[[], Any]]
+    ) -> None:
+        self.settings, self.environment, self._contents = dict(settings), dict(environment), contents
         self._digests: dict[str, str] | None = None
 
     def digests(self) -> dict[str, str]:
         """Of the data set and of what the steps only read, by content. Taken once."""
         if self._digests is None:
-            constant = [checksum(one.name, one.dtype.name, one.read()) for one in self._constant]
-            parts: dict[str, list[Any]] = {
-                "data": self._data,
-                "validation sets": self._sets,
-                "frozen weights": constant,
-            }
-            self._digests = {name: checksum(*each) for name, each in parts.items()}
+            self._digests = {name: checksum(*contents()) for name, contents in self._contents.items()}
         return self._digests
 
     def about(self) -> dict[str, Any]:
@@ -143,8 +125,8 @@ class Identity:
             if mine.get(name) != theirs.get(name) and name not in ("graph", "rows")
         ]
         if not found:  # what has no name of its own
-            found += [f"the {what} differ" for what in ("rows",) if mine[what] != theirs.get(what)]
-            if "graph" in names and mine["graph"] != theirs.get("graph"):
+            found += [f"the {what} differ" for what in ("rows",) if mine.get(what) != theirs.get(what)]
+            if "graph" in names and mine.get("graph") != theirs.get("graph"):
                 found.append("the graph of a step differs")
         saved = about.get("digests", {})
         found += [
@@ -162,6 +144,37 @@ class Identity:
             for name, value in self.environment.items()
             if theirs.get(name) != value
         ]
+
+
+def identity_of(loop: Resumable) -> Identity:
+    """That of a loop; its steps are compiled now."""
+    trainer, source = loop.trainer, loop.trainer.source(loop.data)
+    sizes = {"batch_size": loop.batch_size, "micro_batch_size": loop.micro_batch_size}
+    steps = [] if trainer.dynamic else trainer.prepared(source, len(loop.train_rows), measures=loop.measures, **sizes)
+    values = [value for step in steps for value in (*step.outputs, *step.updates)]
+    settings = {
+        **loop.about,
+        **settings_of(trainer),
+        **sizes,
+        "seed of the rows": loop.seed,
+        "training rows": len(loop.train_rows),
+        "validation rows": len(loop.val_rows),
+        "rows": checksum(loop.train_rows, loop.val_rows),
+        "evaluation": loop.evaluator.settings,
+        "callbacks": [shown(each) for each in loop.callbacks if each.steers],
+        "graph": checksum(repr(structure(values, named))),
+    }
+    leaves = {n.attrs["stored"]: None for n in reachable(values) if isinstance(n.attrs.get("stored"), Stored)}
+    written = {storage_leaf(v).node.attrs["stored"] for step in steps for v in step.run.program.effects}
+    known = {*trainer.train_state.arrays().values(), *written, *source.stored, source.order}
+    constant = [stored for stored in leaves if stored not in known]
+    data, sets = source.arrays, loop.evaluator.arrays
+    contents: dict[str, Callable[[], Any]] = {
+        "data": lambda: data,
+        "validation sets": lambda: sets,
+        "frozen weights": lambda: [checksum(one.name, one.dtype.name, one.read()) for one in constant],
+    }
+    return Identity(settings, environment_of(trainer.options), contents)
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -130,6 +130,7 @@ class Loop:
         if self.evaluator and self.evaluator.steps is not None:
             self.ends.append(self.evaluator.steps)
         self.between_steps: list[Callable[[], None]] = []  # called where a segment has ended
+        self.about: dict[str, Any] = {}  # what else a resumed run must have in common with this one
         self._first_pass = 0  # not 0 when an optimiser with a state of its own goes on
         self._pass: Pass | None = None  # the one under way
         self._held = Held()  # signals that wait for the end of a step
@@ -167,7 +168,11 @@ class Loop:
         check_names("loop", {name: value for name, value in values.items() if "." not in name},
                     [name for name in mine if "." not in name])  # fmt: skip
         check_equal("loop", values, {name: mine[name] for name in ("seed", "batch_size", "micro_batch_size")})
-        history = [EpochResult.of_state(under(values, f"history.{i}."), 0.0) for i in range(values["epochs"])]
+        epochs: list[dict[str, Any]] = [{} for _ in range(values["epochs"])]
+        for name, value in under(values, "history.").items():
+            number, _, rest = name.partition(".")
+            epochs[int(number)][rest] = value
+        history = [EpochResult.of_state(epoch, 0.0) for epoch in epochs]
         before = Result.of_state(under(values, "before.")) if values["has_before"] else None
         now = None
         if values["pass"] is not None:
@@ -203,7 +208,7 @@ class Loop:
 
     def _load_callbacks(self, values: Mapping[str, Any]) -> Callable[[], None]:
         self.callbacks.check_resumable()
-        return lambda: self.callbacks.load_state(values)
+        return lambda: self.callbacks.load_state(values) if self.trainer.is_root else None
 
     @property
     def epoch(self) -> int:
@@ -235,9 +240,12 @@ class Loop:
             if self.validates_first and not self.passes and self.evaluator and self.before is None:
                 source.order.write(self.order(self._first_pass + 1))
                 before: dict[str, Result] = {}
-                self._measure(before, display, None)
-                self.before = next(iter(before.values()))
-                if display is not None:
+                try:
+                    self._measure(before, display, None)
+                    self.before = next(iter(before.values()))
+                except StopTraining as error:
+                    self._stop(error)
+                if display is not None and self.before is not None:
                     display.before(self.before)
             if display is not None:
                 display.begin(self)
@@ -253,6 +261,12 @@ class Loop:
                 self.saver.finish(self)
                 self._tell("on_checkpoint", self.saver.tell_all, self)
         self._tell("end", self.callbacks.end, self.history)
+
+    def _stop(self, error: StopTraining) -> None:
+        """A listener, or the time, ends the training."""
+        if self.saver is not None and isinstance(error, TimeIsUp):
+            self.saver.stopped(self, error)
+        self.stopped = True
 
     @property
     def is_between_passes(self) -> bool:
@@ -276,9 +290,7 @@ class Loop:
             if is_due and inside == len(now.evaluations):  # else it was made before a resume
                 stop = self._evaluate(now, display)
         except StopTraining as error:
-            if self.saver is not None and isinstance(error, TimeIsUp):
-                self.saver.stopped(self, error)
-            self.stopped = True
+            self._stop(error)
         seconds = time.perf_counter() - began
         ended = None if inside is None else next(iter(now.evaluations[inside:]), None)
         rates = trainer.optimizer_state.rates(max(trainer.steps - 1, 0), now.number - 1) if train.ndata else {}
@@ -336,6 +348,9 @@ class Loop:
                 source, 0, now.rows, batch_size=self.batch_size, micro_batch_size=self.micro_batch_size,
                 measures=self.measures,
             )  # fmt: skip
+        if now.done:  # the state that was loaded may be of a moment before what belongs after its last step
+            for each in self.between_steps:
+                each()
         while now.done < whole:
             if now.done and self._is_due(now):
                 stop = self._evaluate(now, display)

@@ -288,6 +288,8 @@ class Measured:
         outputs = [self._all(kept)[count] for kept in names]
         labels, weights = (self._all(kept)[count] if kept in self._kept else None for kept in ("labels", "weights"))
         n = int(count.sum())
+        if not n:
+            return math.nan, math.nan
 
         def number(at: Any) -> float:
             arrays = iter([array[at] for array in outputs])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from ..base.errors import (
     ShapeError,
     TrainError,
 )
+from ..base.interrupts import Held, held_back
 from ..base.settings import switches
 from ..data.dataset import generator
 from ..graph.grad import gradients
@@ -33,7 +35,7 @@ from ..graph.value import Value, describe, graph_mode
 from ..nn.module import Module
 from ..optim.optimizer import Optimizer
 from ..optim.state import OptimizerState
-from ..parallel.agree import threads_for
+from ..parallel.agree import agreed, threads_for
 from ..parallel.communicator import Communicator, checksum
 from ..parallel.flat import take_effects
 from ..run.backend import backend
@@ -41,9 +43,20 @@ from ..run.compile import compile as compile_program
 from ..run.cpu_backend import choose_isa
 from ..run.diagnose import first_bad, stopped
 from ..step.exchange import Exchange
+from ..step.state import (
+    TrainState,
+    check_names,
+    load_optimizer,
+    load_parameters,
+    of_optimizer,
+    of_parameters,
+    shown,
+)
 from ..step.step import random_settings
 from .display import rate
+from .identity import Identity, environment_of, optimizer_of
 from .samples import Leaves, as_sample, flatten, rebuilt
+from .saver import Saver
 from .trained import refuse_untrained
 
 CHECK_STEPS = 100  # the weights of all replicas are compared by checksum after so many steps
@@ -78,6 +91,20 @@ class Job:
             self.shuffle, self.seed, self.exchange, choose_isa(chosen.isa),
         ))  # fmt: skip
 
+    def identity(self) -> dict[str, Any]:
+        """What a resumed run must have in common, but for the models. Its end may be another one."""
+        functions = {"loss_fn": self.loss_fn, "forward_fn": self.forward_fn, "target_fn": self.target_fn}
+        return {name: None if each is None else shown(each) for name, each in functions.items()} | {
+            "samples": self.count, "optimizer": optimizer_of(self.optimizer), "max_norm": self.max_norm,
+            "max_value": self.max_value, "shuffle": self.shuffle, "seed": self.seed, "exchange": self.exchange,
+        }  # fmt: skip
+
+    def contents(self) -> list[Any]:
+        """The arrays of all samples, for a digest."""
+        leaves: Leaves = {}
+        layouts = [flatten(as_sample(sample), f"{i}.", leaves) for i, sample in enumerate(self.samples)]
+        return [repr(layouts), *leaves.values()]
+
 
 class _Local(NamedTuple):
     """The program of one sample, for one shape of samples."""
@@ -90,8 +117,10 @@ class _Local(NamedTuple):
 class Replica:
     """One replica: model, programs, arena; used by one thread."""
 
-    def __init__(self, job: Job, ranks: Communicator, model: Module, threads: int | None) -> None:
-        self.job, self.ranks, self.model = job, ranks, model
+    def __init__(
+        self, job: Job, ranks: Communicator, model: Module, threads: int | None, saver: Saver | None = None
+    ) -> None:
+        self.job, self.ranks, self.model, self.saver = job, ranks, model, saver
         self.options = job.options | {
             "threads": threads_for(ranks, threads),
             "arena": backend("cpu", switches()).allocate(0),
@@ -106,36 +135,96 @@ class Replica:
         self._share()
         self.state = OptimizerState(job.optimizer)
         self.state.place([*self.parameters.items(), *self.buffers.items()])
+        self.state.register(self.parameters.values())
         reached = {"reached": (len(self.parameters) + len(self.buffers),)}
         self.exchange = Exchange(ranks, self.parameters.values(), self.buffers.values(), reached, job.exchange).join()
         self._locals: dict[Hashable, _Local] = {}
         self._updates: dict[bytes, Any] = {}
         self._pass, self._order = -1, np.arange(0)
+        self.history: list[float] = []  # the loss of each step
+        self._began_pass = 0  # the step that began the pass under way
+        self._saved = 0  # the step of the last checkpoint
 
     # ---- the loop --------------------------------------------------------------------------------------------
 
     def train(self) -> list[float]:
-        """All steps; the loss of each."""
-        job = self.job
-        history: list[float] = []
-        began = time.perf_counter()
-        began_pass = 0
-        for i in range(job.iterations):
+        """All steps that are left; the loss of each. With a saver Ctrl-C ends it between two steps."""
+        with held_back() if self.saver is not None else contextlib.nullcontext(Held()) as held:
+            return self._train(held)
+
+    def _train(self, held: Held) -> list[float]:
+        job, history = self.job, self.history
+        identity = None if self.saver is None else self._resume(self.saver)
+        first, began = len(history), time.perf_counter()
+        for i in range(first, job.iterations):
             if i * self.ranks.size // job.count > self.state.epoch:
-                self.state.observe(float(np.mean(history[began_pass:])))
-                began_pass, self.state.epoch = i, i * self.ranks.size // job.count
-            history.append(self._step(i))
+                self.state.observe(float(np.mean(history[self._began_pass :])))
+                self._began_pass, self.state.epoch = i, i * self.ranks.size // job.count
+            try:
+                history.append(self._step(i))
+                held.check()
+            except (TrainError, KeyboardInterrupt) as error:  # the last good step
+                if identity is not None and not hasattr(error, "at_once") and len(history) > max(first, self._saved):
+                    self._save(identity)
+                raise
             done = i + 1
+            if self.saver is not None and identity is not None and (done == job.iterations or self.saver.is_due(done)):
+                self._save(identity)
             if done % CHECK_STEPS == 0 or done == 1:
                 self._compare_graphs()
             if done % CHECK_STEPS == 0 or done == job.iterations:
                 self.ranks.check("the weights", self._weights())
             tenth = max(1, job.iterations // 10)
             if job.verbose and self.ranks.is_root and (done % tenth == 0 or done == job.iterations):
-                speed = done * self.ranks.size / (time.perf_counter() - began)
+                speed = (done - first) * self.ranks.size / (time.perf_counter() - began)
                 mean = float(np.mean(history[-tenth:]))
                 print(f"step {done}/{job.iterations}  loss {mean:.4g}  {rate(speed)} samples/s", file=sys.stderr)
         return history
+
+    def _save(self, identity: Identity) -> None:
+        assert self.saver is not None
+        self._saved = len(self.history)
+        self.saver.write(self._saved, self._train_state(), identity)
+
+    def _train_state(self) -> TrainState:
+        """What decides the rest of the run: weights, optimiser, the losses so far, and where the pass began."""
+        own, state = TrainState(), self.state
+        own.register("model", self._model_part, lambda values: load_parameters(values, self._model_part()))
+        own.register("optimizer", lambda: of_optimizer(state), lambda values: load_optimizer(values, state))
+        own.register(
+            "loop", lambda: {"losses": np.array(self.history), "began_pass": self._began_pass}, self._load_loop
+        )
+        return own
+
+    def _model_part(self) -> dict[str, Any]:
+        return of_parameters({**self.parameters, **self.buffers})
+
+    def _load_loop(self, values: Mapping[str, Any]) -> Callable[[], None]:
+        check_names("loop", values, ["losses", "began_pass"])
+
+        def load() -> None:
+            self.history[:], self._began_pass = values["losses"].tolist(), values["began_pass"]
+
+        return load
+
+    def _resume(self, saver: Saver) -> Identity | None:
+        """Go on where the saver's checkpoint was taken; the identity of the run, of replica 0."""
+        job, identity = self.job, None
+        with agreed(self.ranks):
+            if self.ranks.is_root:
+                graph = self._local(self._sample(0))[0].updates
+                settings = job.identity() | {
+                    "replicas": self.ranks.size, "graph": checksum(repr(structure(graph, named))),
+                    "model": {n: f"{p.dtype.name}{list(p.shape)}" for n, p in self.parameters.items()},
+                }  # fmt: skip
+                contents = {"samples": job.contents} if isinstance(job.samples, (list, tuple)) else {}
+                identity = Identity(settings, environment_of(job.options), contents)
+                if saver.entries is not None:
+                    saver.compare(identity)
+        if saver.entries is not None:
+            with agreed(self.ranks):
+                self._train_state().load(saver.entries)
+        return identity
 
     def _step(self, i: int) -> float:
         ranks, exchange = self.ranks, self.exchange

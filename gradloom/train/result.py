@@ -232,6 +232,10 @@ class Result:
         text = f"loss {self.loss:.6g} +- {self.loss_unc:.2g}"
         if self.counted:
             text += f", accuracy {self.accuracy:.4f} +- {self.accuracy_unc:.2g}"
+        numbers = self.metrics
+        for name in (name for name in numbers if not name.endswith(UNCERTAINTY)):
+            spread = numbers.get(name + UNCERTAINTY)
+            text += f", {name} {numbers[name]:.6g}" + ("" if spread is None else f" +- {spread:.2g}")
         if self.skipped:
             text += f", {self.skipped} skipped"
         return f"Result({self.ndata} rows, {text})"

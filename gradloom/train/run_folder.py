@@ -29,7 +29,7 @@ from collections.abc import Callable, Collection, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +37,7 @@ from ..base.arguments import as_bool
 from ..base.described import Described, parse_object
 from ..base.errors import DataError, FileError, SettingError
 from ..files.atomic import atomic_write, claim, remove_parts
-from ..files.checkpoint_files import OWN_FILES, Saved, manifests, plain
+from ..files.checkpoint_files import OWN_FILES, Saved, manifests, plain, remove_unnamed
 from ..files.commit import sync
 from ..files.lock import is_locked
 from ..files.targets import reason_of
@@ -45,11 +45,11 @@ from .checkpoint import Checkpoints, say
 
 KINDS = ("fit", "finetune", "loop", "dp_train")
 STATES = ("running", "finished", "interrupted", "failed")
-# All names that a run may have in its folder; of a folder the names inside. Nothing else is ever removed.
+# All names that a run may have in its folder; of a folder the names inside. Nothing else is ever removed: a model and
+# its result stay until the command that saves new ones replaces both at once.
 OWN: dict[str, re.Pattern[str] | None] = {
     "run.json": None, "settings.toml": None, "metrics.jsonl": None, "metrics.csv": None, "samples.jsonl": None,
-    "result.json": None, "model.safetensors": None, "checkpoints": OWN_FILES,
-    "tensorboard": re.compile(r"events\.out\.tfevents\..+"),
+    "checkpoints": OWN_FILES, "tensorboard": re.compile(r"events\.out\.tfevents\..+"),
 }  # fmt: skip
 _NEW, _CLEAR, _MOVE = ".gradloom.new", ".gradloom.clear", ".gradloom.move"
 _PLACES = ("", _MOVE, _CLEAR)  # where the run.json of a folder is
@@ -67,7 +67,8 @@ class RunFolder:
     keep, on_error   of its checkpoints, see Checkpoints
     tell       gets one line for each thing to know
 
-    FileError also where another run writes there, or where a run of another kind is to be resumed.
+    FileError also where another run writes there, where a run of another kind is to be resumed, or one of whose
+    checkpoints none can be read.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class RunFolder:
             lambda: self._place / "checkpoints", keep, on_error=on_error, tell=tell, on_saved=self._saved
         )
         self.resumed: Saved | None = None
+        self.files: dict[str, Callable[[], bytes]] = {}  # written with run.json, before the first checkpoint
         self.saved: collections.deque[Path] = collections.deque()  # checkpoints that nobody was told of yet
         self._tell = tell
         self._lock = threading.RLock()  # of the files' places
@@ -115,7 +117,8 @@ class RunFolder:
 
     def _begin(self, resume: bool, overwrite: bool) -> None:
         """Look at what is there, and decide what becomes of it."""
-        old, listed = _read(self.folder / "run.json"), manifests(self.folder / "checkpoints")[0]
+        old, (listed, bad) = _read(self.folder / "run.json"), manifests(self.folder / "checkpoints")
+        steps = [one.step for one in listed] or sorted(bad, reverse=True)  # the newest first
         state = "unfinished" if old is None or old["state"] == "running" else old["state"]
         self._staged = False
         if resume:
@@ -126,12 +129,15 @@ class RunFolder:
                 self._about |= {key: old[key] for key in ("begun", "latest", "best")} if old is not None else {}
                 self._about["step"] = self.resumed.step
                 return
+            if steps:
+                need = "need one of them whole, or --overwrite (overwrite=True) to start anew"
+                raise FileError(f"{self.shown}: holds checkpoints, and none of them can be read; {need}")
             self._tell(f"{self.shown}: there is no checkpoint to resume from; the run starts anew")
-        elif listed and state != "finished" and not overwrite:
-            at = f"at step {listed[0].step}" if state == "unfinished" else f"{state} at step {listed[0].step}"
+        elif steps and state != "finished" and not overwrite:
+            at = f"at step {steps[0]}" if state == "unfinished" else f"{state} at step {steps[0]}"
             need = "need --resume to go on with it or --overwrite to replace it (resume=True, overwrite=True)"
             raise FileError(f"{self.shown}: holds a run that has not finished ({at}); {need}")
-        self._staged = old is not None or bool(listed)
+        self._staged = old is not None or bool(steps)
         if self._staged and not resume:
             what = "finished run" if state == "finished" else "unfinished run"
             self._tell(f"{self.shown}: the {what} in it is replaced at the first checkpoint of this one")
@@ -151,37 +157,13 @@ class RunFolder:
 
     def path(self, name: str) -> Path:
         """Where a file or folder of the run is now: one of OWN. To be asked when there is something to write, after a
-        completed step: it makes the folder that of a run. It changes when the run takes the place of an older one."""
+        completed step: it makes the folder that of a run. It changes when the run takes the place of an older one; a
+        file that is open stays open."""
         if name not in OWN:
             raise SettingError(f"{name!r} is no name of a run's file; need one of {', '.join(OWN)}")
         with self._lock:
             self._mark()
             return self._place / name
-
-    def open(self, name: str) -> IO[bytes]:
-        """A file of the run, opened to be appended to, unbuffered. It may stay open when the files take the place of an
-        older run's."""
-        with self._lock:
-            return open(self.path(name), "ab", buffering=0)
-
-    def cut_lines(self, name: str, step: int) -> None:
-        """Cut a file of JSON lines back to this step, when a run is resumed: from the first line on whose "step" is
-        larger; an unfinished last line goes, too. Nothing where there is no such file."""
-        with self._lock:
-            path = self._place / name
-            try:
-                with open(path, "r+b") as file:
-                    end = 0
-                    for line in file:
-                        if not line.endswith(b"\n") or _step_of(line) > step:
-                            break
-                        end += len(line)
-                    file.truncate(end)
-                    os.fsync(file.fileno())
-            except FileNotFoundError:
-                return
-            except OSError as error:
-                raise FileError(f"{path}: cannot be written: {reason_of(error)}") from None
 
     # ---- run.json ------------------------------------------------------------------------------------------
 
@@ -205,6 +187,9 @@ class RunFolder:
             with self._lock:
                 try:
                     self._place.mkdir(parents=True, exist_ok=True)
+                    for name, make in self.files.items():
+                        with atomic_write(self._place / name) as out:
+                            out.write(make())
                     self._write()
                 except OSError as error:
                     raise FileError(f"{self.shown}: cannot be written: {reason_of(error)}") from None
@@ -272,15 +257,6 @@ def _versions() -> dict[str, str]:
     from .. import __version__
 
     return {"gradloom": __version__, "numpy": np.__version__, "python": platform.python_version()}
-
-
-def _step_of(line: bytes) -> int:
-    """The step that a line tells; 0 where it tells none."""
-    try:
-        step = json.loads(line)["step"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return 0
-    return step if type(step) is int else 0
 
 
 # ---- reading a run ---------------------------------------------------------------------------------------------------
@@ -366,6 +342,9 @@ def _recover(folder: Path) -> None:
     for name in (_NEW, _CLEAR, _MOVE):
         remove_parts(folder / name)
     _take_over(folder)
+    remove_parts(folder / "checkpoints")
+    with contextlib.suppress(OSError, FileError):
+        remove_unnamed(folder / "checkpoints")
 
 
 def _move(source: Path, target: Path) -> None:

@@ -26,7 +26,8 @@ from ..base.interrupts import StopTraining
 from ..base.interval import as_interval
 from ..parallel.agree import agreed, is_root
 from ..parallel.communicator import Communicator
-from .identity import Identity, Resumable
+from ..step.state import TrainState
+from .identity import Identity, Resumable, identity_of
 from .run_folder import RunFolder
 from .stopping import monitored
 
@@ -74,8 +75,8 @@ class Saver:
         self.folder: RunFolder | None = None  # of rank 0
         if is_root(ranks):
             self.folder = RunFolder(run, kind, resume=self.resume, overwrite=overwrite, keep=keep)
-        self._entries: dict[str, Any] | None = None  # of the checkpoint that the run goes on from
-        self._about: dict[str, Any] = {}
+        self.entries: dict[str, Any] | None = None  # of the checkpoint that the run goes on from
+        self.about: dict[str, Any] = {}
         self._identity: Identity | None = None
         self._began = self._saved = time.monotonic()
         self._place: object = None  # of the last checkpoint
@@ -88,24 +89,24 @@ class Saver:
         resumed = None if self.folder is None else self.folder.resumed
         entries, about = ({}, {}) if resumed is None else (resumed.entries, resumed.about)
         if self.ranks is None:
-            found, self._about, self._entries = resumed is not None, about, entries
+            found, self.about, self.entries = resumed is not None, about, entries
         else:
             arrays = {n: (v.shape, v.dtype) for n, v in entries.items() if isinstance(v, np.ndarray)}
             plain = {n: v for n, v in entries.items() if n not in arrays}
-            found, arrays, plain, self._about = self.ranks.gather((resumed is not None, arrays, plain, about))[0]
-            self._entries = dict(plain)
+            found, arrays, plain, self.about = self.ranks.gather((resumed is not None, arrays, plain, about))[0]
+            self.entries = dict(plain)
             for name, (shape, kind) in arrays.items():
-                array = np.ascontiguousarray(entries[name]) if entries else np.empty(shape, kind)
+                array = np.array(entries[name], order="C") if entries else np.empty(shape, kind)
                 if array.size:
                     self.ranks.broadcast(array)
-                self._entries[name] = array
+                self.entries[name] = array
         if not found:
-            self._entries = None
+            self.entries = None
 
     def size(self, name: str, most: int) -> int | None:
         """A size that the run was saved with, such as "micro_batch_size", of at most so many rows; None for a run that
         starts anew."""
-        return None if self._entries is None else min(self._about["settings"][name], most)
+        return None if self.entries is None else min(self.about["settings"][name], most)
 
     def begin(self, loop: Resumable) -> None:
         """The loop is about to run: load the state that it goes on from. TrainError naming what differs from the run
@@ -115,32 +116,37 @@ class Saver:
             loop.callbacks.check_resumable()
         if self.every.steps is not None:
             loop.ends.append(self.every.steps)
-        self._identity = Identity(loop)
-        if self._entries is None:
+        self._identity = identity_of(loop)
+        if self.entries is None:
             return
         with agreed(self.ranks):
             if is_root(self.ranks):
-                self._compare(self._identity)
-            loop.trainer.train_state.load(self._entries)
-        self._entries, self._place = None, self._place_of(loop)
+                self.compare(self._identity)
+        with agreed(self.ranks):
+            loop.trainer.train_state.load(self.entries)
+        self.entries, self._place = None, self._place_of(loop)
 
-    def _compare(self, identity: Identity) -> None:
-        differ = identity.differences(self._about)
+    def compare(self, identity: Identity) -> None:
+        """TrainError naming what differs from the run of the checkpoint."""
+        differ = identity.differences(self.about)
         if differ:
             raise TrainError(f"{self.path}: cannot be resumed: {'; '.join(differ)}; need the same, or overwrite=True")
-        other = identity.other_environment(self._about)
+        other = identity.other_environment(self.about)
         if other:
             text = f"{self.path}: {'; '.join(other)}: the run goes on, the same bits are not promised"
             print(text, file=sys.stderr, flush=True)
 
     # ---- during the run --------------------------------------------------------------------------------------
 
-    def _is_due(self) -> bool:
-        return self.every.seconds is not None and time.monotonic() - self._saved >= self.every.seconds
+    def is_due(self, steps: int | None = None) -> bool:
+        """A checkpoint's time has come; where it is counted in steps: after so many."""
+        if self.every.seconds is not None:
+            return time.monotonic() - self._saved >= self.every.seconds
+        return steps is not None and self.every.steps is not None and steps % self.every.steps == 0
 
     def inside(self, loop: Resumable) -> None:
         """Between two steps inside a segment: a checkpoint, if its time has come."""
-        if self._is_due():
+        if self.is_due():
             self.save(loop)
 
     def check_time(self) -> None:
@@ -161,8 +167,7 @@ class Saver:
 
     def at_step(self, loop: Resumable) -> None:
         """A segment has ended."""
-        steps = self.every.steps
-        if self._is_due() or (steps is not None and loop.steps % steps == 0):
+        if self.is_due(loop.steps):
             self.save(loop)
 
     def at_epoch(self, loop: Resumable) -> None:
@@ -171,7 +176,7 @@ class Saver:
             last = loop.history[-1]
             self.folder.note(epoch=last.epoch, latest=last.numbers())
         epochs = self.every.epochs
-        if self._is_due() or (epochs is not None and len(loop.history) % epochs == 0):
+        if self.is_due() or (epochs is not None and len(loop.history) % epochs == 0):
             self.save(loop)
 
     def save(self, loop: Resumable) -> None:
@@ -185,9 +190,15 @@ class Saver:
         best = loop.is_between_passes and bool(losses) and losses[-1] == min(losses)
         if best:
             self.folder.note(best=loop.history[-1].numbers())
-        entries = loop.trainer.train_state.collect()
-        digests = lambda: {"digests": identity.digests()}  # noqa: E731
-        self.folder.checkpoints.save(loop.steps, entries, identity.about(), best, digests)
+        self.write(loop.steps, loop.trainer.train_state, identity, best)
+
+    def write(self, step: int, state: TrainState, identity: Identity, best: bool = False) -> None:
+        """A checkpoint of this state as it is now."""
+        self._saved = time.monotonic()
+        if self.folder is not None:
+            checkpoints, about, taken = self.folder.checkpoints, identity.about(), identity.digests
+            checkpoints.wait()  # so that no two copies are held
+            checkpoints.save(step, state.collect(), about, best, lambda: {"digests": taken()})
 
     # ---- the end ---------------------------------------------------------------------------------------------
 

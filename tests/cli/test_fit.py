@@ -240,12 +240,10 @@ def test_ctrl_c_saves_the_weights_so_far(tmp_path, options):
     assert found["epochs"] * per_epoch <= found["steps"] <= (found["epochs"] + 1) * per_epoch
     assert ("val_loss" in found) == ("--val-split" in options) and "test_loss" not in found
     path = tmp_path / "out" / "model.safetensors"
-    assert err.splitlines()[-1] == f"interrupted; the weights so far are in {path}"
-    assert "Traceback" not in err and sorted(os.listdir(tmp_path / "out")) == [
-        "model.safetensors",
-        "result.json",
-        "settings.toml",
-    ]
+    assert err.splitlines()[-2] == f"interrupted; the weights so far are in {path}"
+    assert err.splitlines()[-1].endswith(f"; go on with: gradloom fit --out {tmp_path / 'out'} --resume")
+    files = ["checkpoints", "metrics.jsonl", "model.safetensors", "result.json", "run.json", "settings.toml"]
+    assert "Traceback" not in err and sorted(os.listdir(tmp_path / "out")) == files
     net, preprocess = load_model(path)
     assert preprocess.classes == list("0123456789") and net.parameter_count() == 37510
 
@@ -275,7 +273,8 @@ def test_full_disk_leaves_the_old_model(tmp_path):
     assert job.returncode == 2
     what = re.escape(f"gradloom: {out / 'model.safetensors'}: cannot be written")
     assert re.match(rf"{what} \(15\d{{4}} bytes needed\): file too large;", err.splitlines()[-1])
-    assert (out / "model.safetensors").read_bytes() == b"old" and os.listdir(out) == ["model.safetensors"]
+    assert (out / "model.safetensors").read_bytes() == b"old" and not (out / "result.json").exists()
+    assert "the checkpoint of step 45 was not saved" in err and not list((out / "checkpoints").glob("*"))
 
 
 def test_output_that_nobody_reads(tmp_path, capsys):

@@ -19,7 +19,7 @@ import pytest
 import gradloom as gl
 from gradloom.cli.main import main
 from gradloom.cli.model import build_model, load_model
-from gradloom.files import claim, load_arrays, read_together
+from gradloom.files import load_arrays, read_together
 from tests import processes
 from tests.cli.command import run
 from tests.llm.random_models import write
@@ -29,7 +29,7 @@ from tests.parallel.mpi import start as start_ranks
 ROOT = Path(__file__).parents[2]
 DIGITS = str(ROOT / "examples" / "data" / "digits.npz")
 ENV = processes.environment(GRADLOOM_THREADS="1")
-FILES = ["model.safetensors", "result.json", "settings.toml"]  # of a fit
+FILES = ["checkpoints", "metrics.jsonl", "model.safetensors", "result.json", "run.json", "settings.toml"]  # of a fit
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +67,7 @@ def good(out, data=DIGITS):
 
 
 def content(folder):
-    return {p.name: p.read_bytes() for p in Path(folder).iterdir()}
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(Path(folder).rglob("*")) if p.is_file()}
 
 
 def wait_for_epoch(job, least):
@@ -158,7 +158,8 @@ def test_weights_that_are_not_finite_are_not_saved(capsys, tmp_path, monkeypatch
     assert last.endswith(
         "; nothing is saved: array '1.weight' holds 32000 of 32000 numbers that are NaN or infinite"
     ), err
-    assert content(tmp_path / "out") == before
+    now = content(tmp_path / "out")  # the checkpoint, which was taken before they were spoilt, is that of the new run
+    assert all(now[name] == before[name] for name in ("model.safetensors", "result.json"))
 
 
 def test_a_stop_while_the_test_rows_are_measured_saves_the_weights(capsys, tmp_path, monkeypatch):
@@ -170,7 +171,7 @@ def test_a_stop_while_the_test_rows_are_measured_saves_the_weights(capsys, tmp_p
     result = belong_together(tmp_path / "out")
     assert code == 130 and result["ending"] == "done" and result["interrupted"] is True
     assert result["epochs"] == 2 and "test_loss" not in result
-    assert sorted(content(tmp_path / "out")) == FILES
+    assert sorted(os.listdir(tmp_path / "out")) == FILES
 
 
 @pytest.mark.parametrize("error", [MemoryError("no memory"), RuntimeError("a fault of ours")])
@@ -226,7 +227,7 @@ def test_a_killed_run_leaves_all_old_or_all_new(tmp_path):
     good(tmp_path / "out")
     old, rng, seeds = belong_together(tmp_path / "out"), random.Random(1), set()
     for seed in range(1, 9):
-        job = start("fit", DIGITS, "--epochs", 100000, "--seed", seed, "--out", tmp_path / "out")
+        job = start("fit", DIGITS, "--epochs", 100000, "--seed", seed, "--out", tmp_path / "out", "--overwrite")
         wait_for_epoch(job, 2)
         job.send_signal(signal.SIGINT)
         time.sleep(rng.uniform(0, 0.12))
@@ -236,8 +237,8 @@ def test_a_killed_run_leaves_all_old_or_all_new(tmp_path):
         old = found
         seeds.add(found["seed"])
         load_model(tmp_path / "out")
-    with claim(tmp_path / "out", is_folder=True):
-        pass
+    words = ["fit", DIGITS, "--epochs", "1", "--hidden", "4", "--out", str(tmp_path / "out")]
+    assert main([*words, "--overwrite"]) == 0  # and what a kill has left goes
     assert sorted(os.listdir(tmp_path / "out")) == FILES
 
 
@@ -267,7 +268,7 @@ def test_a_second_run_is_refused_before_any_work(capsys, tmp_path, language):
     job.wait()
     options = ("--context", 32, "--steps", 2, "--val-split", 0)
     assert run(capsys, "finetune", *language, *options, "--out", out)[0] == 0
-    assert sorted(os.listdir(tmp_path)) == ["a.gguf", "out"]
+    assert sorted(os.listdir(tmp_path)) == ["a.gguf", "a.run", "out"]
 
 
 def test_what_is_no_regular_file_stays(capsys, tmp_path, language):

@@ -15,6 +15,7 @@ from gradloom.cli.saved_settings import digest
 from tests import processes
 from tests.cli.command import run
 from tests.cli.test_fit import ENV, flowers, houses, one_thread  # noqa: F401
+from tests.cli.test_outputs import language  # noqa: F401
 
 
 def fitted(capsys, *arguments):
@@ -146,3 +147,22 @@ def test_a_regression_is_repeated(capsys, tmp_path):
     fitted(capsys, houses(tmp_path / "t.csv"), "--target", "price", "--epochs", 2, "--out", tmp_path / "a")
     assert run(capsys, "rerun", tmp_path / "a", "--out", tmp_path / "b")[0] == 0
     assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("out", ["a.gguf", "peft", "full.gguf"])
+def test_a_fine_tuning_is_repeated(capsys, tmp_path, language, out):  # noqa: F811
+    """The bytes of the adapter, in both formats, and of the model."""
+    method = ("--method", "full") if out == "full.gguf" else ("--dropout", 0.1, "--targets", "attn_q,attn_v")
+    options = ("--context", 32, "--steps", 3, "--lr", 0.01, "--optimizer", "lion", "--freeze", "*.0.*", "--max-norm", 1)
+    code, _, err = run(capsys, "finetune", *language, *method, *options, "--out", tmp_path / out)
+    assert code == 0, err
+    folder = (tmp_path / out).with_suffix(".run")
+    code, _, err = run(capsys, "rerun", folder)
+    assert code == 0, err
+    again = tmp_path / f"{(tmp_path / out).stem}-again{(tmp_path / out).suffix}"
+    if out == "peft":
+        assert {p.name: p.read_bytes() for p in again.iterdir()} == {
+            p.name: p.read_bytes() for p in (tmp_path / out).iterdir()
+        }
+    else:
+        assert again.read_bytes() == (tmp_path / out).read_bytes()

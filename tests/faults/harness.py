@@ -99,9 +99,9 @@ class Service:
             stderr=None,
         )  # fmt: skip
 
-    def run(self, command: list[Any], at: int = 0, mode: str = "once") -> Ended:
+    def run(self, command: list[Any], at: int = 0, mode: str = "once", module: str = "gradloom.cli.main") -> Ended:
         words = [str(word) for word in command]
-        asked = {"arguments": words, "folder": str(self.work), "at": at, "mode": MODES.index(mode)}
+        asked = {"module": module, "arguments": words, "folder": str(self.work), "at": at, "mode": MODES.index(mode)}
         assert self.server.stdin is not None and self.server.stdout is not None
         print(json.dumps(asked | {"place": str(self.place), "limit": LIMIT}), file=self.server.stdin, flush=True)
         code = int(self.server.stdout.readline())

@@ -1,8 +1,8 @@
 """A process that has imported everything, and forks a child for each command: python -m tests.faults.server LIBRARY.
 
-Reads one JSON object per line: arguments of the command, folder whose calls are counted, at (the number of the call
-that fails, 0 for none), mode (that of faults.cpp), place (a folder of its own for out, err, log and modules), limit in
-seconds. Answers one line: the exit code, or the negative number of the signal that ended the child.
+Reads one JSON object per line: module (whose main is called) and its arguments, folder whose calls are counted, at (the
+number of the call that fails, 0 for none), mode (that of faults.cpp), place (a folder of its own for out, err, log and
+modules), limit in seconds. Answers one line: the exit code, or the negative number of the signal that ended the child.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from typing import Any, NoReturn
 
 def main() -> None:
     library = ctypes.CDLL(sys.argv[1])  # the preloaded one
-    from gradloom.cli import main as command
-
+    importlib.import_module("gradloom.cli.main")
     for line in sys.stdin:
         asked = json.loads(line)
         child = os.fork()
         if child == 0:
-            _child(asked, library, command)
+            _child(asked, library)
         status = os.waitpid(child, 0)[1]
         for name in (Path(asked["place"]) / "modules").read_text().split():
             with contextlib.suppress(Exception):  # one that only its own package can import
@@ -35,8 +34,9 @@ def main() -> None:
         print(-os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status), flush=True)
 
 
-def _child(asked: dict[str, Any], library: ctypes.CDLL, command: Any) -> NoReturn:
+def _child(asked: dict[str, Any], library: ctypes.CDLL) -> NoReturn:
     place = Path(asked["place"])
+    command = importlib.import_module(asked["module"])
     code = 1
     try:
         for number, name in ((1, "out"), (2, "err"), (9, "log"), (8, "modules")):

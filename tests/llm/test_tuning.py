@@ -91,3 +91,62 @@ def test_batches_that_are_not_finite_are_left_out_where_that_is_asked(tmp_path: 
 def test_what_cannot_be(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingError, match=message):
         run_on(write(tmp_path), **options)
+
+
+def test_the_best_weights_are_kept(tmp_path: Path) -> None:
+    """Rows at random: what is learned of some is worse for others, so that the first pass is the best one."""
+    path = write(tmp_path)
+    options: dict[str, Any] = {"steps": None, "val_split": 0.4, "optimizer": gl.optim.AdamW(lr=0.05)}
+    long = run_on(path, epochs=6, **options)
+    losses = [epoch.val.loss for epoch in long.history]
+    best = int(np.argmin(losses)) + 1
+    assert best < 6
+    kept = run_on(path, epochs=6, keep_best=True, **options | {"optimizer": gl.optim.AdamW(lr=0.05)})
+    there = run_on(path, epochs=best, **options | {"optimizer": gl.optim.AdamW(lr=0.05)})
+    assert [epoch.val.loss for epoch in kept.history] == losses
+    assert trained(kept) == trained(there) != trained(long)
+    stopped = run_on(path, epochs=9, patience=2, **options | {"optimizer": gl.optim.AdamW(lr=0.05)})
+    assert stopped.stopped and len(stopped.history) == best + 2
+
+
+def test_validation_inside_of_passes(tmp_path: Path) -> None:
+    """Evaluations every second step, of two rows; patience and the best weights count them."""
+    path, seen = write(tmp_path), []
+
+    class Seen(gl.train.Callback):
+        stateless = True
+
+        def on_evaluation(self, evaluation: gl.train.Evaluation) -> None:
+            weights = {name: p.numpy().tobytes() for name, p in run.adapter.parameters().items()}
+            seen.append((evaluation.step, evaluation.val.loss, evaluation.val.ndata, weights))
+
+    def run_of(**more: Any) -> Run:
+        adapter = LoRA(rank=2, targets="all", seed=1)
+        settings: dict[str, Any] = {"val_split": 0.4, "batch_size": 2, "threads": 1, "epochs": 4, "eval_rows": 2}
+        return Run(load(path), packed(12, 24), adapter, optimizer=gl.optim.AdamW(lr=0.08), **settings | more)
+
+    run = run_of(eval_every="2steps", callbacks=[Seen()], keep_best=True)
+    run.train(progress=False)
+    assert {2, 4, 6, 8}.issubset(step for step, *_ in seen) and {ndata for _, _, ndata, _ in seen} == {2}
+    best = min(seen, key=lambda one: one[1])
+    assert trained(run) == best[3] and best[0] < run.steps
+    plain = run_of(eval_rows=None).train(progress=False)
+    assert [e.train.loss for e in plain.history] == [e.train.loss for e in run.history]
+    early = run_of(eval_every="1steps", patience=1).train(progress=False)
+    assert early.stopped and early.steps < run.steps
+
+
+def test_the_average_of_the_weights(tmp_path: Path) -> None:
+    path, means = write(tmp_path), {}
+    sgd: Any = gl.optim.SGD(lr=0.5)
+    steps = [run_on(path, optimizer=gl.optim.SGD(lr=0.5), steps=count) for count in (1, 2, 3)]
+    before = LoRA(rank=2, targets="all", seed=1)
+    before.bind(load(path))
+    for name, p in before.parameters().items():
+        mean = p.numpy().astype(np.float64)
+        for one in steps:
+            mean = 0.5 * mean + 0.5 * one.adapter.parameters()[name].numpy()
+        means[name] = mean
+    run = run_on(path, optimizer=sgd, steps=3, ema=0.5)
+    for name, p in run.adapter.parameters().items():
+        np.testing.assert_allclose(p.numpy(), means[name], rtol=1e-5, atol=1e-7)

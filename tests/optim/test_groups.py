@@ -5,6 +5,8 @@ import pytest
 
 import gradloom as gl
 from gradloom.optim import SGD, AdamW, Lion, schedules
+from tests.train.small_models import mlp
+from tests.train.split_training import on_ranks, train
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((48, 5)).astype(np.float32), RNG.integers(0, 3, 48).astype(np.int32)
@@ -299,3 +301,34 @@ def test_a_frozen_group_may_thaw():
         p.trainable = True
     trainer.step(X[:8], Y[:8])
     assert np.array_equal(named(model)["1.weight"], named(net())["1.weight"])
+
+
+@pytest.mark.parametrize("kind", ["groups", "muon", "lion"])
+def test_ranks_take_the_same_steps(kind):
+    def optimizer():
+        if kind == "groups":
+            groups = [{"match": "*.bias", "lr": schedules.Cosine(0.05, steps=10)}]
+            return AdamW(lr=0.01, weight_decay=0.1, no_decay="norms_and_biases", groups=groups)
+        if kind == "lion":
+            return Lion(lr=0.01, weight_decay=0.1)
+        return gl.optim.Muon(lr=0.02, groups=[{"match": "not_2d", "optimizer": AdamW(lr=0.01)}])
+
+    def run(ranks):
+        return train(mlp, ranks, 16, optimizer=optimizer(), max_value=0.01)
+
+    (one,) = on_ranks(1, run)
+    assert on_ranks(2, run) == [one] * 2
+    assert one[0] != train(mlp, None, 16)[0]
+
+
+def test_ranks_refuse_different_groups():
+    def run(ranks):
+        rate = 0.01 * (1 + ranks.rank)
+        return train(mlp, ranks, 16, optimizer=AdamW(groups=[{"match": "*.bias", "lr": rate}]))
+
+    assert any("lr" in str(error) and isinstance(error, gl.TrainError) for error in on_ranks(2, run))
+
+    def other(ranks):
+        return train(mlp, ranks, 16, optimizer=SGD(momentum=0.9, nesterov=bool(ranks.rank)))
+
+    assert all(isinstance(error, gl.TrainError) for error in on_ranks(2, other))

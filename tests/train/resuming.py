@@ -1,9 +1,9 @@
 """Runs for the tests of resuming: one that has everything with a memory, as a function and as a process.
 
-    python resuming.py NAME FOLDER OUT [--ranks N] [--threads N] [--kill SECONDS | --kill-at MICRO-BATCH]
+    python resuming.py NAME FOLDER OUT [--ranks N] [--threads N] [--kill SECONDS | --kill-at MICRO-BATCH] [--signal N]
 
-trains run NAME in FOLDER, going on where it is, and writes what came of it to OUT (.npz). --kill: SIGKILL, so long
-after the training has begun; --kill-at: in the listener of the so-many-th micro-batch of this process.
+trains run NAME in FOLDER, going on where it is, and writes what came of it to OUT (.npz). --kill: a signal (SIGKILL by
+default), so long after the training has begun; --kill-at: in the listener of the so-many-th micro-batch.
 """
 
 from __future__ import annotations
@@ -108,15 +108,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--kill", type=float)
     parser.add_argument("--kill-at", type=int, default=0)
+    parser.add_argument("--signal", type=int, default=int(signal.SIGKILL))
     asked = parser.parse_args()
     heard: list[Any] = []
 
     def killed(at: Any) -> None:
         heard.append(at)
         if len(heard) == 1 and asked.kill is not None:
-            threading.Timer(asked.kill, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            threading.Timer(asked.kill, os.kill, (os.getpid(), asked.signal)).start()
         if len(heard) == asked.kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), asked.signal)
 
     options: dict[str, Any] = {
         "run": asked.folder, "resume": True, "checkpoint_every": "0.02s", "on_train_batch": killed,

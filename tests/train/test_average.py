@@ -216,3 +216,44 @@ def test_there_is_no_other_set_without_it():
     opt = AdamW(net().parameters())
     with pytest.raises(gl.GradientError, match="show_average: there is no average; need gl.fit"):
         opt.show_average()
+
+
+def test_evaluations_inside_of_an_epoch_measure_it():
+    class Hears(gl.train.Callback):
+        def __init__(self, model):
+            self.model, self.seen = model, []
+
+        def on_evaluation(self, evaluation):
+            self.seen.append((evaluation.results["val"].loss, named(self.model)))
+
+    model = net()
+    heard = Hears(model)
+    fit(model, 0.9, val_split=0.2, eval_every="2steps", epochs=2, callbacks=[heard])
+    _, val_rows = DATA.split(0.2, 3)
+    held_out = gl.data.Dataset(X[val_rows], Y[val_rows])
+    assert len(heard.seen) > 2
+    other = net()
+    for loss, weights in heard.seen:
+        for name, p in other.named_parameters().items():
+            p.assign(weights[name])
+        assert gl.evaluate(other, held_out).loss == pytest.approx(loss, rel=1e-6)
+    plain = Hears(other := net())
+    fit(other, val_split=0.2, eval_every="2steps", epochs=2, callbacks=[plain])
+    assert all(abs(a[0] - b[0]) > 1e-6 for a, b in zip(heard.seen, plain.seen, strict=True))
+
+
+def test_a_loop_of_ones_own_goes_on_from_the_weights_that_are_trained():
+    model = net()
+    optimizer = AdamW(model.parameters(), lr=0.05)
+    fit(model, 0.9, optimizer)
+    with gl.grad_tape() as tape:
+        loss = gl.ops.cross_entropy(model(gl.tensor(X)), gl.tensor(Y))
+    with pytest.raises(gl.GradientError, match="step: the model holds the average of its weights"):
+        optimizer.step(tape.backward(loss))
+    before = named(model)
+    optimizer.show_average(False)
+    with gl.grad_tape() as tape:
+        loss = gl.ops.cross_entropy(model(gl.tensor(X)), gl.tensor(Y))
+    optimizer.step(tape.backward(loss))
+    optimizer.show_average()
+    assert not same(before, named(model))  # it has moved

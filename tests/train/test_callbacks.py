@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import gradloom as gl
+from gradloom.graph.structure import named, structure
 from gradloom.train import BatchResult, Callback, EarlyStopping, StopTraining
 
 RNG = np.random.default_rng(0)
@@ -242,6 +243,18 @@ def test_outputs_are_those_of_the_rows(micro):
     assert plain.seen[-2][0] == "epoch" and plain.seen[-3][2].outputs is None
 
 
+def test_who_wants_no_outputs_pays_nothing():
+    """The programs of a training are the same with other callbacks and without any."""
+
+    def programs(*callbacks, **options):
+        run = loop(*callbacks, **options)
+        run.run()
+        return [structure([*s.outputs, *s.updates], named) for s in run.trainer.compiled if s.updates]
+
+    plain = programs()
+    assert plain and programs(Heard(), EarlyStopping(restore_best=True, patience=99)) == plain != programs(Outputs())
+
+
 def test_outputs_change_no_bit_and_come_as_the_model_gives_them():
     a, b, wants = net(), net(), Outputs()
     with_it, without = fit(a, callbacks=[wants]), fit(b)
@@ -357,6 +370,34 @@ def test_what_they_remember_goes_on_after_a_resume(tmp_path, at):
     fit(b, callbacks=[rest], run=tmp_path, resume=True)
     assert same(a, b) and np.array_equal(whole.counts, rest.counts) and whole.loss == rest.loss
     assert rest.counts.tolist() == [3] * 50
+
+
+def test_rank_0_alone_takes_its_state_back(tmp_path):
+    import threading
+
+    from gradloom.parallel import threads
+
+    class Loads(Rows):
+        def load_state(self, values):
+            super().load_state(values)
+            loads.append(self)
+
+    loads, each, whole = [], {}, Rows()
+    fit(net(), callbacks=[whole], micro_batch_size=5, epochs=2)
+
+    def work(rank, ranks, epochs):
+        each[rank] = Loads()
+        options = {"epochs": epochs, "run": tmp_path, "resume": True, "parallel": ranks, "micro_batch_size": 5}
+        fit(net(), callbacks=[each[rank]], **options)
+
+    for epochs in (1, 2):
+        workers = [threading.Thread(target=work, args=(r, c, epochs)) for r, c in enumerate(threads(2, timeout=60))]
+        for w in workers:
+            w.start()
+        for w in workers:
+            w.join()
+    assert loads == [each[0]] and each[0].loss == whole.loss and each[1].loss == 0
+    assert np.array_equal(each[0].counts, whole.counts)
 
 
 def test_one_that_may_forget_is_refused_where_a_resume_is_asked_for(tmp_path):

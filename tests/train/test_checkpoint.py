@@ -8,7 +8,9 @@ import math
 import os
 import re
 import resource
+import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -284,6 +286,32 @@ def test_a_full_disk_costs_one_checkpoint_alone(tmp_path):
     assert len(os.listdir(tmp_path)) == 4  # no half of a file
     saved = Checkpoints(tmp_path).latest()
     assert saved is not None and saved.step == 3
+
+
+def test_a_disk_that_is_full_costs_the_checkpoints_that_do_not_fit(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "none", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a file system")
+    try:
+        told: list[str] = []
+        with Checkpoints(disk / "run", keep=2, tell=told.append) as made:
+            for step in range(1, 9):
+                made.save(step, {"x.a": np.full(10_000 if step != 4 else 60_000, step, np.float32)}, {})
+                if step == 5:
+                    made.wait()
+                    (disk / "other").write_bytes(bytes(200_000))  # somebody else fills it
+                if step == 7:
+                    made.wait()
+                    (disk / "other").unlink()
+            saved = made.latest()
+        assert saved is not None and saved.step == 8 and (saved.entries["x.a"] == 8).all()
+        assert ["step 4" in told[0], "no space left on device" in told[0]] == [True, True] and len(told) == 3
+        assert all("was not saved" in line and "free some space" in line for line in told)
+        assert len(os.listdir(disk / "run")) == 4
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_the_interpreter_ends_when_the_writer_has_ended(tmp_path):

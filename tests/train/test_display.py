@@ -249,6 +249,15 @@ def test_a_whole_fit_on_a_terminal(width, monkeypatch):
     assert lines[0].split("  ")[1] == BAR
 
 
+def test_what_is_printed_to_a_file_does_not_go_to_the_terminal(width, capsys):
+    width(60)
+    stream = Terminal()
+    with Display(1, stream) as display:
+        display.begin(loop(0, 1))
+        print("a result")
+    assert capsys.readouterr().out == "a result\n" and "a result" not in stream.getvalue()
+
+
 def test_parts_are_never_broken():
     groups = [["a" * 10, "b" * 10], [], ["c" * 30], ["d" * 10, "e" * 10, "f" * 5]]
     assert arranged(groups, 200) == ["  ".join(["a" * 10, "b" * 10, "c" * 30, "d" * 10, "e" * 10, "f" * 5])]

@@ -15,7 +15,7 @@ from tests import processes
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from resuming import RUNS, X, Y, cnn, mlp, on_ranks, outcome, same
+from resuming import IMAGES, RUNS, X, Y, cnn, mlp, on_ranks, outcome, same
 
 
 @pytest.fixture(scope="module")
@@ -289,6 +289,44 @@ def test_callbacks_remember(tmp_path):
     assert first.batches == 5 and second.batches == 20
 
 
+class Thawing(gl.train.Callback):
+    """Trains the first layer from the third epoch on, and freezes the last one in the fifth."""
+
+    stateless = True
+
+    def begin(self, loop):
+        self.net = loop.trainer.model
+        self.net[0].weight.trainable = False
+
+    def on_epoch(self, result):
+        self.net[0].weight.trainable = result.epoch >= 2
+        self.net[4].weight.trainable = result.epoch != 4
+
+
+@pytest.mark.parametrize("count", [13, 25, 40, 41, 55, 60])
+def test_what_a_callback_freezes_and_thaws(count, tmp_path):
+    options = {"callbacks": [Thawing()]}
+    whole = outcome(*mlp(**options))
+    with pytest.raises(KeyboardInterrupt):
+        mlp(run=tmp_path, on_train_batch=stopping(count, KeyboardInterrupt), **options)
+    assert same(whole, outcome(*mlp(run=tmp_path, resume=True, **options)))
+
+
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("count", [1, 3, 5, 8])
+def test_evaluations_inside_of_epochs(name, count, tmp_path):
+    """Early stopping and plateaus hear of them; an evaluation is made once, also where it is the last thing done."""
+    other = (X[:20], Y[:20]) if name == "mlp" else (IMAGES[:20], Y[:20])
+    options = {"eval_every": "2steps", "val": {"other": other}, "eval_rows": 7}
+    whole = RUNS[name](**options)
+    with pytest.raises(KeyboardInterrupt):
+        RUNS[name](run=tmp_path, on_eval_batch=stopping(count, KeyboardInterrupt), **options)
+    again = RUNS[name](run=tmp_path, resume=True, **options)
+    assert same(outcome(*whole), outcome(*again))
+    told = [[(one.step, one.epoch, one.numbers()) for e in h for one in e.evaluations] for _, h in (whole, again)]
+    assert str(told[0]) == str(told[1]) and len(told[0]) > 4
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -337,7 +375,7 @@ def session(name, folder, out, *options):
     """One process; whether it came to its end."""
     process = processes.start([sys.executable, PROGRAM, name, folder, out, *options], env=processes.environment())
     _, said = process.communicate(timeout=120)
-    assert process.returncode in (0, -9), said
+    assert process.returncode in (0, -9) or (process.returncode and "KeyboardInterrupt" in said), said
     return process.returncode == 0
 
 
@@ -350,6 +388,15 @@ def test_killed_in_listeners(name, seed, whole, tmp_path):
     if kills == 4:
         assert session(name, tmp_path / "run", tmp_path / "out.npz", "--threads", 2)
     assert kills and same(whole[name], dict(np.load(tmp_path / "out.npz")))
+
+
+def test_ctrl_c_comes_as_a_signal(whole, tmp_path):
+    """In windows: it waits for a place between two steps, and the last checkpoint is taken there."""
+    for at in (5, 28):
+        assert not session("mlp", tmp_path / "run", tmp_path / "out.npz", "--kill-at", at, "--signal", 2)
+        assert json.loads((tmp_path / "run/run.json").read_text())["state"] == "interrupted"
+    assert session("mlp", tmp_path / "run", tmp_path / "out.npz")
+    assert same(whole["mlp"], dict(np.load(tmp_path / "out.npz")))
 
 
 @pytest.mark.parametrize("ranks", [0, 2])

@@ -22,7 +22,7 @@ def trained(folder: Path, value: int, state: str = "finished", steps: int = 3, *
     told: list[str] = []
     run = RunFolder(folder, "fit", tell=told.append, **options)
     first = 0 if run.resumed is None else run.resumed.step
-    with run.open("metrics.jsonl") as log:
+    with open(run.path("metrics.jsonl"), "ab", buffering=0) as log:
         for step in range(first + 1, first + steps + 1):
             log.write(json.dumps({"step": step, "value": value}).encode() + b"\n")
             run.checkpoints.save(step, {"x.value": np.array([value, step])}, {})
@@ -98,7 +98,7 @@ def test_a_finished_run_is_replaced_as_a_whole_at_the_first_checkpoint(tmp_path)
     told: list[str] = []
     run = RunFolder(folder, "fit", tell=told.append)
     assert told == [f"{folder}: the finished run in it is replaced at the first checkpoint of this one"]
-    with run.open("metrics.jsonl") as log:
+    with open(run.path("metrics.jsonl"), "ab", buffering=0) as log:
         log.write(b"first\n")
         run.path("settings.toml").write_text("new")
         now = content(folder)
@@ -111,7 +111,7 @@ def test_a_finished_run_is_replaced_as_a_whole_at_the_first_checkpoint(tmp_path)
     run.checkpoints.save(2, {"x.value": np.array([2, 2])}, {})
     run.end("finished")
     steps = [f"checkpoints/step-00000{n}.{kind}" for n in (1, 2) for kind in ("json", "safetensors")]
-    mine = ["checkpoints/mine.txt", "mine.txt"]
+    mine = ["checkpoints/mine.txt", "mine.txt", "model.safetensors"]  # a command replaces the model itself
     assert sorted(content(folder)) == sorted([*steps, *mine, "metrics.jsonl", "run.json", "settings.toml"])
     assert value_in(folder) == [2, 2]
 
@@ -134,6 +134,30 @@ def test_resume_without_a_checkpoint_starts_anew_and_says_so(tmp_path):
         f"{tmp_path / 'a'}: there is no checkpoint to resume from; the run starts anew"
     ]
     assert value_in(tmp_path / "a") == [1, 3]
+
+
+def test_checkpoints_that_cannot_be_read_are_not_replaced_unasked(tmp_path):
+    trained(tmp_path / "a", 1, "interrupted")
+    for name in os.listdir(tmp_path / "a" / "checkpoints"):
+        (tmp_path / "a" / "checkpoints" / name).write_bytes(b"")
+    with pytest.raises(gl.FileError, match="holds checkpoints, and none of them can be read; need .*--overwrite"):
+        RunFolder(tmp_path / "a", "fit", resume=True)
+    with pytest.raises(gl.FileError, match="not finished .interrupted at step 3"):
+        RunFolder(tmp_path / "a", "fit")
+    trained(tmp_path / "a", 2, overwrite=True)
+    assert value_in(tmp_path / "a") == [2, 3]
+
+
+def test_what_a_killed_run_has_left_is_removed(tmp_path):
+    trained(tmp_path / "a", 1)
+    left = tmp_path / "a" / "checkpoints" / "step-000001.safetensors", tmp_path / "a" / "checkpoints" / "mine"
+    (tmp_path / "a" / "checkpoints" / "step-000001.json").unlink()
+    part = tmp_path / "a" / "checkpoints" / ".gradloom.part.abcdefgh.step-000009.json"
+    left[1].write_text("")
+    part.write_text("")
+    assert left[0].exists()
+    assert value_in(tmp_path / "a") == [1, 3]
+    assert [path.exists() for path in (*left, part)] == [False, True, False]
 
 
 def test_what_cannot_be(tmp_path):
@@ -171,24 +195,6 @@ def test_a_damaged_run_json_is_none(tmp_path, text):
     assert read_run(tmp_path) is None and runs_in(tmp_path) == []
     with pytest.raises(gl.FileError, match="not finished"):
         RunFolder(tmp_path, "fit")
-
-
-def test_cut_lines(tmp_path):
-    trained(tmp_path, 1, "interrupted", steps=5)
-    path = tmp_path / "metrics.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True)
-    run = RunFolder(tmp_path, "fit", resume=True)
-    run.cut_lines("metrics.csv", 3)
-    assert not (tmp_path / "metrics.csv").exists()
-    for data, step, left in (
-        (lines, 3, lines[:3]),
-        ([*lines, lines[0][:7]], 5, lines),  # a kill has cut the last line
-        ([b"{}\n", b"no json\n", *lines], 0, [b"{}\n", b"no json\n"]),
-    ):
-        path.write_bytes(b"".join(data))
-        run.cut_lines("metrics.jsonl", step)
-        assert path.read_bytes() == b"".join(left)
-    run.end("failed")
 
 
 # ---- kills -----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,67 @@
+"""An earlier run whose training is continued on other data: its weights, and if asked its optimiser's state."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from ..base.errors import FileError, TrainError
+from ..train.checkpoint import Checkpoints
+from ..train.trainer import Trainer
+from .lora import LoRA, TrainedTensors
+from .model import Adapter
+
+
+def about_adapter(adapter: Adapter) -> dict[str, Any]:
+    """What an adapter is, but for its arrays: plain values. It has been bound to a model."""
+    if isinstance(adapter, LoRA):
+        return {
+            "kind": "lora", "rank": adapter.rank, "alpha": adapter.alpha, "dropout": adapter.dropout,
+            "rslora": adapter.rslora, "targets": list(adapter.a),
+        }  # fmt: skip
+    if isinstance(adapter, TrainedTensors):
+        return {"kind": "full", "tensors": list(adapter.parameters())}
+    return {"kind": type(adapter).__name__}
+
+
+class EarlierRun:
+    """The newest checkpoint of a run's folder. FileError where there is none.
+
+    optimizer: the steps and moments of its optimiser go on, too
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], optimizer: bool) -> None:
+        self.folder, self.optimizer = Path(folder), optimizer
+        saved = Checkpoints(self.folder / "checkpoints").latest()
+        about = {} if saved is None else saved.about.get("settings", {}).get("adapter", {})
+        if saved is None or about.get("kind") not in ("lora", "full"):
+            seen = "there is no checkpoint in it" if saved is None else "its checkpoint is of no fine-tuning"
+            raise FileError(f"{self.folder}: {seen}; need the folder of a run of finetune (run=, --run)")
+        self.step, self._entries, self._about = saved.step, saved.entries, about
+
+    def adapter(self) -> Adapter:
+        """One like that of the run, with weights of its own."""
+        about = self._about
+        if about["kind"] == "full":
+            return TrainedTensors(about["tensors"], "f32")
+        return LoRA(about["rank"], about["alpha"], about["targets"], about["dropout"], about["rslora"])
+
+    def __str__(self) -> str:
+        how = "the optimiser's moments go on;" if self.optimizer else "the optimiser,"
+        return f"continues {self.folder} from step {self.step}: {how} schedule and order of rows begin anew"
+
+    def load(self, trainer: Trainer) -> None:
+        """The run's weights into a trainer of an adapter like its own; with `optimizer` its steps and moments, too:
+        the settings, the schedules and the count of passes stay the trainer's. TrainError for what does not fit."""
+        state = trainer.train_state
+        entries = {name: value for name, value in self._entries.items() if name.startswith("model.")}
+        if self.optimizer:
+            mine = state.entries("optimizer")
+            fresh = ("settings", "schedules", "groups", "plateaus", "epoch")
+            entries |= {name: value for name, value in self._entries.items() if name.startswith("optimizer.")}
+            entries |= {f"optimizer.{name}": mine[f"optimizer.{name}"] for name in fresh if f"optimizer.{name}" in mine}
+        try:
+            state.load(entries, "model", *(["optimizer"] if self.optimizer else []))
+        except TrainError as error:
+            raise TrainError(f"{self.folder}: cannot be continued: {error}") from None

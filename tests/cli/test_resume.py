@@ -1,0 +1,196 @@
+"""A fit that is stopped at any moment and resumed ends with the same bytes as one that never stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gradloom.cli.config import parse_toml
+from gradloom.train.run_folder import read_run
+from tests import processes
+from tests.cli.command import run
+from tests.cli.test_fit import ENV, flowers, one_thread  # noqa: F401
+from tests.cli.test_outputs import DIGITS, belong_together
+from tests.parallel.mpi import finish, needs_mpi
+from tests.parallel.mpi import start as start_ranks
+
+SETTINGS = (
+    "--epochs",
+    40,
+    "--hidden",
+    "24,8",
+    "--val-split",
+    0.1,
+    "--lr",
+    0.01,
+    "--micro-batch-size",
+    10,
+    "--ema",
+    0.9,
+)
+SETTINGS += ("--patience", 30, "--eval-every", "23steps", "--optimizer", "lion", "--max-norm", 1)
+MODEL = "model.safetensors"
+
+
+def start(*words, **options):
+    return processes.start([sys.executable, "-m", "gradloom", *words], env=ENV, **options)
+
+
+def ended(job, code=0):
+    out, err = job.communicate(timeout=120)
+    assert job.returncode == code and "Traceback" not in err, err
+    return out, err
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of a run that was never stopped."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    ended(start("fit", DIGITS, *SETTINGS, "--out", out))
+    return out
+
+
+def same(out, whole):
+    """The bytes of the model, and what was measured."""
+    one, other = belong_together(out), belong_together(whole)
+    for name in ("train_loss", "val_loss", "test_loss", "steps", "epochs", "ending"):
+        assert one[name] == other[name], name
+    numbers = [[{k: v for k, v in epoch.items() if k != "seconds"} for epoch in r["history"]] for r in (one, other)]
+    assert numbers[0] == numbers[1]
+    assert (out / MODEL).read_bytes() == (whole / MODEL).read_bytes()
+
+
+def stopped_at(out, moment, number, *options):
+    """Start or resume a run, and send it a signal some seconds after its first checkpoint; True when it was done."""
+    job = start("fit", *options, "--checkpoint-every", "7steps", "--out", out)
+    began = time.monotonic()
+    while job.poll() is None and not list(out.glob("checkpoints/*.json")) and time.monotonic() - began < 60:
+        time.sleep(0.005)
+    for line in job.stderr:
+        if line.startswith("model: "):  # before that, Python itself would answer a Ctrl-C
+            break
+    time.sleep(moment)
+    if job.poll() is not None:
+        return True
+    os.kill(job.pid, number)
+    _, err = job.communicate(timeout=120)
+    assert job.returncode in (0, -number, 128 + number) and "Traceback" not in err, err
+    if "interrupted; " in err:
+        assert err.splitlines()[-1].endswith(f"; go on with: gradloom fit --out {out} --resume"), err
+    return job.returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_stopped_at_drawn_moments(tmp_path, whole, number):
+    rng, out, stops = random.Random(int(number)), tmp_path / "out", 0
+    done = stopped_at(out, rng.uniform(0, 0.3), number, DIGITS, *SETTINGS)
+    while not done and stops < 3:  # nothing but the folder is needed to go on; another number of threads is as good
+        stops += 1
+        assert (read_run(out) or {"state": "running"})["state"] in ("running", "interrupted")
+        done = stopped_at(out, rng.uniform(0, 0.3), number, "--resume", "--threads", 1 + stops % 2)
+    ended(start("fit", "--out", out, "--resume"))
+    same(out, whole)
+    assert read_run(out)["state"] == "finished" and stops + done >= 1
+    assert run_of(out) == run_of(whole)
+
+
+def run_of(out):
+    """The settings of a run, without what tells how it came to be."""
+    return {
+        name: value
+        for name, value in parse_toml(out / "settings.toml").items()
+        if name not in ("run", "checkpoint_every")
+    }
+
+
+def test_stop_after(capsys, tmp_path, whole):
+    """Ends in order, with exit code 0 and the command that goes on."""
+    out = tmp_path / "out"
+    code, text, err = run(capsys, "fit", DIGITS, *SETTINGS, "--stop-after", "0.001s", "--out", out, "--json")
+    result = json.loads(text)
+    assert code == 0 and result["ending"] == "stopped after 0.001s" and result["interrupted"] is False
+    assert f"go on with: gradloom fit --out {out} --resume" in err and result["steps"] < 40 * 41
+    assert read_run(out)["state"] == "interrupted" and (out / MODEL).exists()
+    code, _, err = run(capsys, "fit", DIGITS, *SETTINGS, "--out", out)
+    assert code == 2 and "holds a run that has not finished" in err and "--resume" in err and "--overwrite" in err
+    assert run(capsys, "fit", "--out", out, "--resume")[0] == 0
+    same(out, whole)
+
+
+def test_settings_that_differ_are_refused(capsys, tmp_path, whole):
+    out = tmp_path / "out"
+    assert run(capsys, "fit", DIGITS, *SETTINGS, "--stop-after", "0.001s", "--out", out)[0] == 0
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    for options in (("--seed", 3), ("--lr", 0.5), ("--batch-size", 16), ("--optimizer", "sgd"), ("--max-norm", 2)):
+        code, _, err = run(capsys, "fit", "--out", out, "--resume", *options)
+        assert code == 2 and "cannot be resumed" in err.splitlines()[-1], (options, err)
+    other = shutil.copy(flowers(tmp_path / "t.csv"), tmp_path / "other.csv")
+    code, _, err = run(capsys, "fit", other, "--out", out, "--resume")
+    assert code == 2 and "cannot be resumed" in err.splitlines()[-1]
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    assert run(capsys, "fit", DIGITS, "--out", out, "--resume", "--threads", 2, "--keep", 1)[0] == 0
+    same(out, whole)
+    assert len(list((out / "checkpoints").glob("*.json"))) <= 2
+
+
+def test_nothing_to_resume_starts_anew_and_says_so(capsys, tmp_path):
+    data = flowers(tmp_path / "t.csv")
+    code, _, err = run(capsys, "fit", data, "--epochs", 2, "--out", tmp_path / "a", "--resume")
+    assert code == 0 and "there is no checkpoint to resume from; the run starts anew" in err
+    code, _, err = run(capsys, "fit", "--out", tmp_path / "none", "--resume")
+    assert code == 2 and "Missing argument 'DATA'" in err
+    code, _, err = run(capsys, "fit", data, "--resume", "--overwrite", "--out", tmp_path / "a")
+    assert code == 2 and "resume and overwrite" in err
+
+
+def test_an_unfinished_run_is_replaced_when_asked(capsys, tmp_path):
+    data, out = flowers(tmp_path / "t.csv"), tmp_path / "out"
+    options = ("fit", data, "--epochs", 3000, "--out", out)
+    assert run(capsys, *options, "--stop-after", "0.01s")[0] == 0
+    assert run(capsys, "fit", data, "--epochs", 2, "--out", out)[0] == 2
+    code, _, err = run(capsys, "fit", data, "--epochs", 2, "--out", out, "--overwrite")
+    assert code == 0 and "replaced at the first checkpoint" in err and belong_together(out)["epochs"] == 2
+    code, _, err = run(capsys, "fit", data, "--epochs", 2, "--seed", 1, "--out", out)
+    assert code == 0 and "the finished run in it is replaced" in err and belong_together(out)["seed"] == 1
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        (("--checkpoint-every", "often"), "--checkpoint-every often: need a text such as 5min, 100steps or 1epoch"),
+        (("--checkpoint-every", "0steps"), "checkpoint_every='0steps' is not usable"),
+        (("--stop-after", "100steps"), "--stop-after 100steps: need a duration such as 90s, 5min or 3h"),
+        (("--keep", "0"), "--keep 0: need a whole number of at least 1"),
+    ],
+)
+def test_mistakes(capsys, tmp_path, options, says):
+    code, _, err = run(capsys, "fit", flowers(tmp_path / "t.csv"), "--out", tmp_path / "out", *options)
+    assert code == 2 and says in err.splitlines()[-1] and not (tmp_path / "out" / MODEL).exists()
+
+
+def test_a_rerun_of_a_resumed_run_has_its_bytes(capsys, tmp_path, whole):
+    out = tmp_path / "out"
+    assert run(capsys, "fit", DIGITS, *SETTINGS, "--stop-after", "0.001s", "--out", out)[0] == 0
+    assert run(capsys, "fit", "--out", out, "--resume")[0] == 0
+    assert run(capsys, "rerun", out, "--out", tmp_path / "again")[0] == 0
+    same(tmp_path / "again", whole)
+
+
+@needs_mpi
+def test_ranks_go_on(tmp_path, whole):
+    """Two processes, stopped; one goes on, stopped; three end it."""
+    out, words = tmp_path / "out", ("-m", "gradloom", "fit", "--out", tmp_path / "out", "--parallel", "mpi")
+    first = finish(start_ranks(2, *words, DIGITS, *SETTINGS, "--stop-after", "0.05s"), 100)
+    assert first.code == 0 and "go on with: " in first.err, first
+    assert stopped_at(Path(out), 0.4, signal.SIGKILL, "--resume") in (True, False)
+    last = finish(start_ranks(3, *words, "--resume"), 100)
+    assert last.code == 0, last
+    same(out, whole)
