@@ -192,9 +192,21 @@ def _fit_command(folder: Path, resume: bool, threads: int, ranks: int, moment: s
 
 
 def _finetune_command(model: Path, folder: Path, resume: bool, threads: int, ranks: int, moment: str) -> list[str]:
-    command = [sys.executable, "-m", "gradloom", "finetune", str(model), str(DATA / "tales.jsonl")]
-    command += ["--out", str(folder / "adapter.gguf"), "--threads", str(threads), "--steps", "60", "--context", "64"]
-    command += ["--batch-size", "8", "--micro-batch-size", "2", "--dropout", "0.1", "--checkpoint-every", "5steps"]
+    text = folder.parent / "text.txt"
+    if not text.exists():
+        text.write_text((SHARED / "text" / "tinyshakespeare.txt").read_text()[:30_000])
+    command = [
+        sys.executable,
+        "-m",
+        "gradloom",
+        "finetune",
+        str(model),
+        str(text),
+        "--out",
+        str(folder / "adapter.gguf"),
+    ]
+    command += ["--threads", str(threads), "--steps", "60", "--context", "64", "--batch-size", "8", "--dropout", "0.1"]
+    command += ["--micro-batch-size", "2", "--checkpoint-every", "5steps"]
     return command + ["--resume"] * resume
 
 
