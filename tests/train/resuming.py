@@ -1,6 +1,6 @@
 """Runs for the tests of resuming: one that has everything with a memory, as a function and as a process.
 
-    python resuming.py NAME FOLDER OUT [--ranks N] [--threads N] [--kill SECONDS | --kill-at MICRO-BATCH] [--signal N]
+    python resuming.py NAME FOLDER OUT [--ranks N | --mpi] [--threads N] [--kill SECONDS | --kill-at N] [--signal N]
 
 trains run NAME in FOLDER, going on where it is, and writes what came of it to OUT (.npz). --kill: a signal (SIGKILL by
 default), so long after the training has begun; --kill-at: in the listener of the so-many-th micro-batch.
@@ -18,6 +18,7 @@ import numpy as np
 
 import gradloom as gl
 from gradloom import nn
+from gradloom.parallel.join import is_writer
 from gradloom.parallel.replicas import threads as thread_ranks
 
 RNG = np.random.default_rng(0)
@@ -105,6 +106,7 @@ def main() -> None:
     for name in ("name", "folder", "out"):
         parser.add_argument(name)
     parser.add_argument("--ranks", type=int, default=0)
+    parser.add_argument("--mpi", action="store_true")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--kill", type=float)
     parser.add_argument("--kill-at", type=int, default=0)
@@ -123,11 +125,14 @@ def main() -> None:
         "run": asked.folder, "resume": True, "checkpoint_every": "0.02s", "on_train_batch": killed,
         "on_eval_batch": killed,
     }  # fmt: skip
+    if asked.mpi:
+        options["parallel"] = "mpi"
     if asked.ranks:
         found = on_ranks(asked.name, asked.ranks, **options)
     else:
         found = outcome(*RUNS[asked.name](threads=asked.threads, **options))
-    np.savez(asked.out, **found)
+    if is_writer():
+        np.savez(asked.out, **found)
 
 
 if __name__ == "__main__":

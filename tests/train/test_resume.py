@@ -12,6 +12,8 @@ import pytest
 
 import gradloom as gl
 from tests import processes
+from tests.parallel import mpi
+from tests.parallel.mpi import needs_mpi
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -411,3 +413,13 @@ def test_killed_at_any_moment(ranks, whole, tmp_path):
     if kills == 4:
         assert session("mlp", tmp_path / "run", tmp_path / "out.npz", "--ranks", ranks)
     assert kills and same(expected, dict(np.load(tmp_path / "out.npz")))
+
+
+@needs_mpi
+def test_processes_are_killed_and_go_on_as_more_or_fewer(tmp_path):
+    """Rank 0 is killed in a listener; the others end with it. Then three processes, then one."""
+    expected, out = on_ranks("mlp", 2), tmp_path / "out.npz"
+    for ranks, at in ((2, 9), (3, 8), (1, 0)):
+        ended = mpi.run(ranks, PROGRAM, "mlp", tmp_path / "run", out, "--mpi", "--kill-at", at)
+        assert (ended.code == 0) == (at == 0), ended.err
+    assert same(expected, dict(np.load(out)))
