@@ -202,6 +202,7 @@ def _train(job: Job, optimizer: Any) -> list[EpochResult]:
         callbacks=[job.watch, *job.stopping],
         threads=use.threads,
         run=use.out,
+        log=use.log or (),
         resume=use.resume,
         overwrite=use.overwrite,
         checkpoint_every=use.checkpoint_every,

@@ -121,6 +121,11 @@ class FitSettings:
     stop_after: Annotated[
         Duration | None, UNSAVED, typer.Option(help="End with a checkpoint after 90s, 5min or 3h. [default: never]")
     ] = None
+    log: Annotated[
+        list[Literal["csv", "tensorboard"]] | None,
+        Text(commas),
+        typer.Option(help="Beside metrics.jsonl: csv, tensorboard, or csv,tensorboard. [default: neither]"),
+    ] = None
     resume: Annotated[
         bool,
         UNSAVED,

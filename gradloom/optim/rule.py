@@ -226,8 +226,10 @@ class UpdateRule(metaclass=_Made):
         """Update nodes for all parameters at once. grads are sums; they are divided by `weight` (a scalar) here."""
 
 
-def mean_gradients(grads: Sequence[Value], weight: Value) -> list[Value]:
-    """grads / weight, for rules that are no update op; a batch of weight 0 has gradient 0."""
+def mean_gradients(grads: Sequence[Value], weight: Value) -> Iterator[Value]:
+    """grads / weight, for rules that are no update op; a batch of weight 0 has gradient 0. One at a time: a step's
+    program keeps the order in which its nodes are made, and so need not hold all of them."""
     none = weight == 0.0
     share = ops.where(none, 0.0, 1.0 / ops.where(none, 1.0, weight))
-    return [g * share for g in grads]
+    for g in grads:
+        yield g * share

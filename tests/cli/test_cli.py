@@ -56,7 +56,10 @@ def test_version_and_module():
         (["fit", "x.csv", "--val-split", "1"], "gradloom: --val-split 1: need a number of at least 0 and below 1"),
         (["fit", "x.csv", "--hidden", "64,x"], "gradloom: --hidden 64,x: need whole numbers of at least 1, such as 64"),
         (["fit", "x.csv", "--hidden", "0"], "gradloom: --hidden 0: need whole numbers of at least 1, such as 64,64"),
-        (["fit", "x.csv", "--optimizer", "lino"], "gradloom: --optimizer lino: is not known; need adamw or sgd or"),
+        (
+            ["fit", "x.csv", "--optimizer", "lino"],
+            "gradloom: --optimizer lino: is not known; need adamw or adam or sgd or",
+        ),
         (["fit", "x.csv", "--loss", "hinge"], "gradloom: --loss hinge: is not known; need cross_entropy or mse"),
         (
             ["fit", "x.csv", "--task", "guess"],

@@ -152,5 +152,13 @@ def test_batches_that_are_not_finite_stop_it_or_are_skipped(capsys, tmp_path):
     assert code == 2 and "all were skipped" in err.splitlines()[-1]
 
 
+def test_logs(capsys, tmp_path):
+    data = flowers(tmp_path / "t.csv")
+    assert run(capsys, "fit", data, *BASE, "--log", "csv", "--out", tmp_path / "a")[0] == 0
+    assert (tmp_path / "a" / "metrics.csv").read_text().count("\n") > 4 and (tmp_path / "a" / "metrics.jsonl").exists()
+    code, _, err = run(capsys, "fit", data, *BASE, "--log", "csv,xml", "--out", tmp_path / "b")
+    assert code == 2 and "--log csv,xml: need a list, each of it csv or tensorboard" in err
+
+
 def test_every_optimiser_has_its_defaults():
     assert set(OPTIMIZERS) == set(optimizer_names())
