@@ -218,6 +218,7 @@ def other_data():
         ({"data": other_data()}, r"the data differ \(\w{16}, was \w{16}\)"),
         ({"net": gl.nn.Linear(6, 3)}, "model.weight is .* and was none.* model.0.weight is none and was "),
         ({"dropout": 0.3}, "the graph of a step differs"),
+        ({"momentum": 0.2}, "the graph of a step differs"),
     ],
 )
 def test_what_differs_is_refused(change, said, stopped):
@@ -225,8 +226,14 @@ def test_what_differs_is_refused(change, said, stopped):
     options = dict(change)
     net = options.pop("net", None)
     if net is None:
-        rate = options.pop("dropout", 0.2)
-        layers = gl.nn.Linear(6, 16), gl.nn.BatchNorm(16), gl.nn.ReLU(), gl.nn.Dropout(rate), gl.nn.Linear(16, 3)
+        rate, momentum = options.pop("dropout", 0.2), options.pop("momentum", 0.1)
+        layers = (
+            gl.nn.Linear(6, 16),
+            gl.nn.BatchNorm(16, momentum=momentum),
+            gl.nn.ReLU(),
+            gl.nn.Dropout(rate),
+            gl.nn.Linear(16, 3),
+        )
         net = gl.nn.Sequential(*layers)
     settings = {
         "data": (X, Y), "epochs": 7, "batch_size": 20, "micro_batch_size": 10, "val_split": 0.2, "seed": 3,
