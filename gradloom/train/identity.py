@@ -7,7 +7,10 @@ environment  version, instruction set, backend: another one goes on, and no bits
 
 from __future__ import annotations
 
+import functools
+import os
 import platform
+import types
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -29,6 +32,8 @@ from .metrics import Measures
 from .trainer import Trainer
 
 SHOWN = 8  # differences in a message
+POINTS = [(step, 0) for step in (0, 1, 2, 5, 10, 20, 50, 100, 1000, 10_000, 100_000)]
+POINTS += [(0, epoch) for epoch in (1, 2, 5, 10, 20, 50, 100)]
 
 
 class Resumable(Protocol):
@@ -56,8 +61,24 @@ class Resumable(Protocol):
 
 def optimizer_of(optimizer: Optimizer) -> dict[str, Any]:
     """Kind and settings of an optimiser, schedules as text."""
-    settings = {name: shown(v) if callable(v) else float(v) for name, v in sorted(optimizer.settings.items())}
+    settings = {name: _schedule(v) if callable(v) else float(v) for name, v in sorted(optimizer.settings.items())}
     return {"kind": type(optimizer).__name__, **settings}
+
+
+def _schedule(schedule: Callable[[int, int], float]) -> str:
+    """A schedule as text: a function by its name and what it gives at some steps and epochs."""
+    if not isinstance(schedule, (types.FunctionType, types.MethodType, functools.partial)):
+        return shown(schedule)
+    name = shown(schedule.func if isinstance(schedule, functools.partial) else schedule)
+    return f"{name} ({', '.join(_rate(schedule, *point) for point in POINTS)})"
+
+
+def _rate(schedule: Callable[[int, int], float], step: int, epoch: int) -> str:
+    at = f"at epoch {epoch}" if epoch else f"at step {step}"
+    try:
+        return f"{float(schedule(step, epoch))!r} {at}"
+    except Exception as error:  # such as one that reads a table, which ends
+        return f"{type(error).__name__} {at}"
 
 
 def settings_of(trainer: Trainer) -> dict[str, Any]:
@@ -120,7 +141,7 @@ class Identity:
         mine, theirs = _flat(self.settings), _flat(about["settings"])
         names = [name for name in mine | theirs if name != "graph" or same_version]
         found = [
-            f"{name} is {_text(mine.get(name))} and was {_text(theirs.get(name))}"
+            "{} is {} and was {}".format(name, *_texts(mine.get(name), theirs.get(name)))
             for name in names
             if mine.get(name) != theirs.get(name) and name not in ("graph", "rows")
         ]
@@ -185,6 +206,11 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _text(value: Any) -> str:
-    text = "none" if value is None else value if isinstance(value, str) else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _texts(mine: Any, theirs: Any) -> tuple[str, str]:
+    """Both as texts of at most 60 characters; of longer ones the part where they differ."""
+    texts = ["none" if v is None else v if isinstance(v, str) else repr(v) for v in (mine, theirs)]
+    alike = len(os.path.commonprefix(texts))
+    first = 0 if alike < 40 else alike - 20
+    cut = [("..." if first else "") + text[first:] for text in texts]
+    one, other = (text if len(text) <= 60 else f"{text[:57]}..." for text in cut)
+    return one, other

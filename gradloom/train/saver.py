@@ -66,7 +66,7 @@ class Saver:
         stop_after: str | None = None,
         ranks: Communicator | None = None,
     ) -> None:
-        if not isinstance(run, (str, os.PathLike)):
+        if not isinstance(run, (str, os.PathLike)) or not os.fspath(run):
             raise SettingError(f"run={run!r} is not usable; need the path of a folder")
         self.path, self.resume, self.ranks = os.fspath(run), as_bool("resume", resume), ranks
         self.every = as_interval("checkpoint_every", checkpoint_every)
@@ -125,6 +125,9 @@ class Saver:
         with agreed(self.ranks):
             loop.trainer.train_state.load(self.entries)
         self.entries, self._place = None, self._place_of(loop)
+        if loop.stopped and is_root(self.ranks):
+            text = f"{self.path}: a callback has ended this run after {loop.steps} steps: it is finished"
+            print(text, file=sys.stderr, flush=True)
 
     def compare(self, identity: Identity) -> None:
         """TrainError naming what differs from the run of the checkpoint."""

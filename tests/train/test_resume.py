@@ -105,10 +105,12 @@ def test_more_epochs(whole, tmp_path):
     assert same(whole["mlp"], outcome(*mlp(run=tmp_path, resume=True)))
 
 
-def test_a_listener_that_stops_the_training_ends_the_run(tmp_path):
+def test_a_listener_that_stops_the_training_ends_the_run(tmp_path, capsys):
     net, history = mlp(run=tmp_path, on_epoch=stopping(2, gl.train.StopTraining))
     again = mlp(run=tmp_path, resume=True, on_epoch=stopping(2, gl.train.StopTraining))
     assert len(history) == 2 and same(outcome(net, history), outcome(*again))
+    said = f"{tmp_path}: a callback has ended this run after 12 steps: it is finished"
+    assert capsys.readouterr().err.count(said) == 1
 
 
 def test_a_batch_that_is_not_finite_leaves_the_last_good_step(tmp_path):
@@ -247,6 +249,33 @@ def test_what_differs_is_refused(change, said, stopped):
     assert before == {path.name: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
 
 
+def constant(rate):
+    return lambda step, epoch: rate if epoch < 2 else rate / 10
+
+
+def test_the_numbers_of_a_function_are_compared(tmp_path):
+    """A learning rate that is a function: by what it gives, not by its name alone."""
+
+    def run(rate, **options):
+        return outcome(*mlp(run=tmp_path, optimizer=gl.optim.AdamW(lr=constant(rate)), **options))
+
+    with pytest.raises(KeyboardInterrupt):
+        run(0.1, on_train_batch=stopping(9, KeyboardInterrupt))
+    said = r"optimizer.lr is .*lambda> \(1.0 at step 0, .* and was .*lambda> \(0.1 at step 0"
+    with pytest.raises(gl.TrainError, match=said):
+        run(1.0, resume=True)
+    run(0.1, resume=True)
+
+
+def test_the_part_of_a_long_text_that_differs_is_shown(tmp_path):
+    callbacks = [gl.train.EarlyStopping(4, 1e-4, restore_best=True), gl.train.EarlyStopping(5)]
+    with pytest.raises(KeyboardInterrupt):
+        mlp(run=tmp_path, callbacks=callbacks, on_train_batch=stopping(9, KeyboardInterrupt))
+    callbacks[1] = gl.train.EarlyStopping(6)
+    with pytest.raises(gl.TrainError, match=r"callbacks is \.\.\..*patience=6.* and was \.\.\..*patience=5"):
+        mlp(run=tmp_path, callbacks=callbacks, resume=True)
+
+
 def test_another_instruction_set_goes_on_and_says_so(tmp_path, capsys):
     with pytest.raises(KeyboardInterrupt):
         mlp(run=tmp_path, isa="avx2", on_train_batch=stopping(9, KeyboardInterrupt))
@@ -351,6 +380,7 @@ def test_evaluations_inside_of_epochs(name, count, tmp_path):
         ({"run": "{}", "stop_after": "10steps"}, "stop_after='10steps' is not usable; need a text such as 10s"),
         ({"run": "{}", "keep": 0}, "keep"),
         ({"run": 3}, "run=3 is not usable; need the path of a folder"),
+        ({"run": ""}, "run='' is not usable; need the path of a folder"),
         ({"run": "{}", "resume": True, "overwrite": True}, "resume and overwrite"),
     ],
 )
