@@ -8,7 +8,6 @@ environment  version, instruction set, backend: another one goes on, and no bits
 from __future__ import annotations
 
 import functools
-import os
 import platform
 import types
 from collections.abc import Callable, Mapping
@@ -139,15 +138,22 @@ class Identity:
         """What differs from the run of a checkpoint, each as "name is ... and was ..."."""
         same_version = about["environment"].get("gradloom") == self.environment["gradloom"]
         mine, theirs = _flat(self.settings), _flat(about["settings"])
-        names = [name for name in mine | theirs if name != "graph" or same_version]
+        crossed = {mine.get("exchange"), theirs.get("exchange")} == {"none", "ordered"}
+        without = {"exchange", "graph"} if crossed else set()  # ranks end a step by another graph, with the same bits
+        without |= set() if same_version else {"graph", "losses"}
+        names = [name for name in mine | theirs if name not in without]
         found = [
             "{} is {} and was {}".format(name, *_texts(mine.get(name), theirs.get(name)))
             for name in names
-            if mine.get(name) != theirs.get(name) and name not in ("graph", "rows")
+            if mine.get(name) != theirs.get(name) and name not in ("graph", "losses", "rows")
         ]
+        if crossed and mine.get("statistics"):
+            was, now = ("with", "without") if mine["exchange"] == "none" else ("without", "with")
+            what = "running statistics (batch norm) are another thing there"
+            found.append(f"the run was begun {was} parallel= and is resumed {now}: {what}")
         if not found:  # what has no name of its own
             found += [f"the {what} differ" for what in ("rows",) if mine.get(what) != theirs.get(what)]
-            if "graph" in names and mine.get("graph") != theirs.get("graph"):
+            if any(name in names and mine.get(name) != theirs.get(name) for name in ("graph", "losses")):
                 found.append("the graph of a step differs")
         saved = about.get("digests", {})
         found += [
@@ -184,6 +190,8 @@ def identity_of(loop: Resumable) -> Identity:
         "evaluation": loop.evaluator.settings,
         "callbacks": [shown(each) for each in loop.callbacks if each.steers],
         "graph": checksum(repr(structure(values, named))),
+        "losses": checksum(*sorted({repr(structure(step.outputs[:2], named)) for step in steps})),
+        "statistics": any(stored not in trainer.state for stored in trainer.written()),  # running ones are written
     }
     leaves = {n.attrs["stored"]: None for n in reachable(values) if isinstance(n.attrs.get("stored"), Stored)}
     written = {storage_leaf(v).node.attrs["stored"] for step in steps for v in step.run.program.effects}
@@ -209,7 +217,8 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _texts(mine: Any, theirs: Any) -> tuple[str, str]:
     """Both as texts of at most 60 characters; of longer ones the part where they differ."""
     texts = ["none" if v is None else v if isinstance(v, str) else repr(v) for v in (mine, theirs)]
-    alike = len(os.path.commonprefix(texts))
+    pairs = enumerate(zip(*texts, strict=False))
+    alike = next((i for i, (a, b) in pairs if a != b), min(map(len, texts)))
     first = 0 if alike < 40 else alike - 20
     cut = [("..." if first else "") + text[first:] for text in texts]
     one, other = (text if len(text) <= 60 else f"{text[:57]}..." for text in cut)

@@ -134,6 +134,9 @@ class Saver:
         differ = identity.differences(self.about)
         if differ:
             raise TrainError(f"{self.path}: cannot be resumed: {'; '.join(differ)}; need the same, or overwrite=True")
+        if identity.settings.get("dynamic"):
+            text = f"{self.path}: dynamic=True: whether the model's graph is the same as before is not compared"
+            print(text, file=sys.stderr, flush=True)
         other = identity.other_environment(self.about)
         if other:
             text = f"{self.path}: {'; '.join(other)}: the run goes on, the same bits are not promised"
