@@ -81,6 +81,7 @@ class Saver:
         self._began = self._saved = time.monotonic()
         self._place: object = None  # of the last checkpoint
         self._state = "finished"
+        self.time_is_up = False  # `stop_after` has ended the run
 
     # ---- before the run --------------------------------------------------------------------------------------
 
@@ -130,7 +131,8 @@ class Saver:
         """TrainError naming what differs from the run of the checkpoint."""
         differ = identity.differences(self.about)
         if differ:
-            raise TrainError(f"{self.path}: cannot be resumed: {'; '.join(differ)}; need the same, or overwrite=True")
+            need = "need the same, or --overwrite (overwrite=True) to start anew"
+            raise TrainError(f"{self.path}: cannot be resumed: {'; '.join(differ)}; {need}")
         other = identity.other_environment(self.about)
         if other:
             text = f"{self.path}: {'; '.join(other)}: the run goes on, the same bits are not promised"
@@ -210,7 +212,7 @@ class Saver:
     def stopped(self, loop: Resumable, why: BaseException) -> None:
         """The loop ends before its last step: the last checkpoint, where a step is complete."""
         if isinstance(why, TimeIsUp):
-            self._state = "interrupted"
+            self._state, self.time_is_up = "interrupted", True
         orderly = isinstance(why, (TimeIsUp, NonFiniteError, KeyboardInterrupt)) and not hasattr(why, "at_once")
         if orderly and loop.steps and self._identity is not None and self._place != self._place_of(loop):
             self.save(loop)
