@@ -83,6 +83,7 @@ class Saver:
         self._began = self._saved = time.monotonic()
         self._place: object = None  # of the last checkpoint
         self._state = "finished"
+        self.time_is_up = False  # `stop_after` has ended the run
 
     # ---- before the run --------------------------------------------------------------------------------------
 
@@ -135,7 +136,8 @@ class Saver:
         """TrainError naming what differs from the run of the checkpoint."""
         differ = identity.differences(self.about)
         if differ:
-            raise TrainError(f"{self.path}: cannot be resumed: {'; '.join(differ)}; need the same, or overwrite=True")
+            need = "need the same, or --overwrite (overwrite=True) to start anew"
+            raise TrainError(f"{self.path}: cannot be resumed: {'; '.join(differ)}; {need}")
         if identity.settings.get("dynamic"):
             text = f"{self.path}: dynamic=True: whether the model's graph is the same as before is not compared"
             print(text, file=sys.stderr, flush=True)
@@ -229,7 +231,7 @@ class Saver:
         """The loop ends before its last step: the last checkpoint, where a step is complete and no callback has heard
         of half of what has happened."""
         if isinstance(why, TimeIsUp):
-            self._state = "interrupted"
+            self._state, self.time_is_up = "interrupted", True
         orderly = isinstance(why, (TimeIsUp, NonFiniteError, KeyboardInterrupt))
         cut = hasattr(why, "at_once") or hasattr(why, "of_callback")
         if orderly and not cut and loop.steps and self._identity is not None and self._place != self._place_of(loop):

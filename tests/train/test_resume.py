@@ -246,7 +246,7 @@ def test_what_differs_is_refused(change, said, stopped):
     }  # fmt: skip
     if options.get("loss") == "mse":
         settings["data"] = X, np.eye(3, dtype=np.float32)[Y]
-    with pytest.raises(gl.TrainError, match=f"{stopped}: cannot be resumed: .*{said}.*; need the same, or overwrite"):
+    with pytest.raises(gl.TrainError, match=f"{stopped}: cannot be resumed: .*{said}.*; need the same, or --overwrite"):
         gl.fit(net, **settings | options)
     assert before == {path.name: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
 
