@@ -283,7 +283,12 @@ class Gradients(Mapping[Value, "Tensor | None"]):
                     "zero_grad() to drop them"
                 )
             reached = self._reached(state, "step")
-            self.commit((state, "step", state.resting(reached)), reached, lambda g, w: update(state, reached, g, w), state.settings())
+            self.commit(
+                (state, "step", state.resting(reached)),
+                reached,
+                lambda g, w: update(state, reached, g, w),
+                state.settings(),
+            )
             state.steps += 1
 
     def add_to(self, state: OptimizerState, weight: Any = None) -> None:
