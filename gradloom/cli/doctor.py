@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -19,7 +20,11 @@ PACKAGES = {
     "jinja2": "chats as texts",
     "typer": "the command",
     "rich": "the progress bar",
+    "msgspec": "settings",
+    "tomli-w": "settings files",
 }
+if sys.version_info < (3, 11):
+    PACKAGES["tomli"] = "settings files"  # the standard library reads them from then on
 
 
 def doctor(
