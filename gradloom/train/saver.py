@@ -66,7 +66,7 @@ class Saver:
         stop_after: str | None = None,
         ranks: Communicator | None = None,
     ) -> None:
-        if not isinstance(run, (str, os.PathLike)):
+        if not isinstance(run, (str, os.PathLike)) or not os.fspath(run):
             raise SettingError(f"run={run!r} is not usable; need the path of a folder")
         self.path, self.resume, self.ranks = os.fspath(run), as_bool("resume", resume), ranks
         self.every = as_interval("checkpoint_every", checkpoint_every)
@@ -125,12 +125,18 @@ class Saver:
         with agreed(self.ranks):
             loop.trainer.train_state.load(self.entries)
         self.entries, self._place = None, self._place_of(loop)
+        if loop.stopped and is_root(self.ranks):
+            text = f"{self.path}: a callback has ended this run after {loop.steps} steps: it is finished"
+            print(text, file=sys.stderr, flush=True)
 
     def compare(self, identity: Identity) -> None:
         """TrainError naming what differs from the run of the checkpoint."""
         differ = identity.differences(self.about)
         if differ:
             raise TrainError(f"{self.path}: cannot be resumed: {'; '.join(differ)}; need the same, or overwrite=True")
+        if identity.settings.get("dynamic"):
+            text = f"{self.path}: dynamic=True: whether the model's graph is the same as before is not compared"
+            print(text, file=sys.stderr, flush=True)
         other = identity.other_environment(self.about)
         if other:
             text = f"{self.path}: {'; '.join(other)}: the run goes on, the same bits are not promised"
