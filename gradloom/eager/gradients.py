@@ -283,7 +283,12 @@ class Gradients(Mapping[Value, "Tensor | None"]):
                     "zero_grad() to drop them"
                 )
             reached = self._reached(state, "step")
-            self.commit((state, "step"), reached, lambda g, w: update(state, reached, g, w), state.settings())
+            self.commit(
+                (state, "step", state.resting(reached)),
+                reached,
+                lambda g, w: update(state, reached, g, w),
+                state.settings(),
+            )
             state.steps += 1
 
     def add_to(self, state: OptimizerState, weight: Any = None) -> None:
@@ -380,7 +385,7 @@ def _window(state: OptimizerState) -> tuple[Value, list[Parameter], list[Value],
     parameters = [p for p in state.parameters if p.stored in window.parameters and p.trainable]
     weight: Value = state.weight if window.weighted else constant(np.float32(1.0))
     return weight, parameters, [state.sums[p.stored] for p in parameters], (
-        window.weighted, *(p.stored for p in parameters)
+        window.weighted, *(p.stored for p in parameters), state.resting(parameters)
     )  # fmt: skip
 
 

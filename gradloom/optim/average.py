@@ -29,8 +29,8 @@ class Average:
     """mean <- decay * mean + (1 - decay) * w after each optimiser step, f32, in the step's own program.
 
     It begins as the weights before the first step of each parameter, as Keras' use_ema and timm's ModelEma do. Buffers
-    (running statistics) have none: the model's own are used with it. A parameter that is frozen keeps its mean, which
-    is not shown while it is frozen.
+    (running statistics) have none: the model's own are used with it. A parameter that is frozen later, or that a step
+    does not reach, is averaged on: its mean comes nearer to the weight as it is. One that was never trained has none.
 
     .arrays  the array of a parameter -> that of its mean; where the mean is shown, they have changed places
     """
@@ -42,9 +42,9 @@ class Average:
         self.is_shown = False
 
     def updates(self, parameters: Sequence[Parameter], written: Iterable[Value]) -> tuple[Value, ...]:
-        """Nodes that follow these updates of the parameters."""
+        """Nodes that follow these updates of parameters; those that are not written stay as they are."""
         new = {leaf.stored: v for v in written if isinstance(leaf := storage_leaf(v), Parameter)}
-        pairs = [v for p in parameters for v in (self.of(p), new[p.stored])]
+        pairs = [v for p in parameters for v in (self.of(p), new.get(p.stored, p))]
         return ops.average(constant(np.float32(self.decay)), *pairs)
 
     def of(self, p: Parameter) -> Parameter:
@@ -59,7 +59,7 @@ class Average:
         if shown == self.is_shown:
             return
         if shown:
-            self._shown = {w: mean.stored for w, mean in self.arrays.items() if w.role == "trained"}
+            self._shown = {w: mean.stored for w, mean in self.arrays.items()}
         with held((), [*self._shown, *self._shown.values()]):
             for w, mean in self._shown.items():
                 other = w.read().copy()

@@ -144,8 +144,11 @@ class OptimizerState:
         return self.optimizer.at(self.steps, self.epoch, self.memories)
 
     def rates(self, step: int, epoch: int) -> dict[str, float]:
-        """The learning rates of one step by name: "lr". step and epoch count from 0."""
-        return {"lr": self.optimizer.at(step, epoch, self.memories)["opt.lr"]}
+        """The learning rates of one step by name: "lr", and "head.*.lr" of a parameter group that has its own. step and
+        epoch count from 0."""
+        numbers = self.optimizer.at(step, epoch, self.memories)
+        names = dict.fromkeys(rule.keys.get("lr", "lr") for rule in self.rules)
+        return {name: numbers[f"opt.{name}"] for name in names}
 
     def settings_ahead(self, count: int) -> dict[str, float | np.ndarray]:
         """The settings of the next `count` steps of this epoch: a number, or one for each where it changes."""
@@ -184,8 +187,17 @@ class OptimizerState:
             state = {name: [arrays[name] for arrays in kept if name in arrays] for name in rule.state_names}
             written += rule.update([p for p, _ in pairs], [g for _, g in pairs], weight, state)
         if self.average is not None:
-            written += self.average.updates(parameters, written)
+            rest = self.resting(parameters)
+            others = [p for p in self.parameters if p.stored in rest]
+            written += self.average.updates([*parameters, *others], written)
         return tuple(written)
+
+    def resting(self, updated: Iterable[Parameter]) -> tuple[Stored, ...]:
+        """What a step that updates these leaves as it is, though it has an average: frozen since, or not reached."""
+        if self.average is None:
+            return ()
+        mine, means = {p.stored for p in updated}, self.average.arrays
+        return tuple(p.stored for p in self.parameters if p.stored in means and p.stored not in mine)
 
     def accumulate(
         self, parameters: Sequence[Parameter], grads: Sequence[Value], weight: Value | None

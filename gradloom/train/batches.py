@@ -122,6 +122,7 @@ class CompiledBatch:
     parameters: tuple[Parameter, ...] = ()  # those with a gradient
     options: dict[str, Any] = field(default_factory=dict)  # of compile
     statistics: tuple[Stored, ...] = ()  # what it writes of the model before the optimiser step that it belongs to ends
+    resting: tuple[Stored, ...] = ()  # whose averages it moves beside those with a gradient
     layout: Layout = EMPTY  # of what it gives beside loss, weight and predictions
 
     @property

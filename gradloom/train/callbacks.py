@@ -56,6 +56,8 @@ class Callback:
         on_evaluation(evaluation)   after the validation sets were measured, at the end of an epoch or inside of it,
                                     with the Evaluation
         on_epoch(result)            after each pass and its validation, with the EpochResult
+        on_part(result)             after a pass that StopTraining has ended inside, in place of on_epoch, with the
+                                    EpochResult of what was done of it; not with stop_after=, where a resume goes on
         on_sample(sample)           after each text that a fine-tuning samples, with its gl.llm.SampledText
         on_checkpoint(path)         after a checkpoint of a run with a folder was written, with the path of its
                                     manifest; a later one may have removed it by then (keep=). Nobody hears of
@@ -96,6 +98,9 @@ class Callback:
     def on_epoch(self, result: EpochResult) -> None:
         """A pass and its validation are done."""
 
+    def on_part(self, result: EpochResult) -> None:
+        """A pass has ended before its last step or its validation was done."""
+
     def on_sample(self, sample: Any) -> None:
         """A fine-tuning has sampled a text."""
 
@@ -113,7 +118,17 @@ class Callback:
         """Take back what `state` gave."""
 
 
-_EVENTS = ("begin", "on_batch", "on_progress", "on_evaluation", "on_epoch", "on_sample", "on_checkpoint", "end")
+_EVENTS = (
+    "begin",
+    "on_batch",
+    "on_progress",
+    "on_evaluation",
+    "on_epoch",
+    "on_part",
+    "on_sample",
+    "on_checkpoint",
+    "end",
+)
 
 
 def overrides(callback: Callback, name: str) -> bool:
@@ -194,6 +209,10 @@ class Callbacks:
     def epoch(self, result: EpochResult) -> None:
         """Call `on_epoch` of all; StopTraining, if one of them raises it, when all have heard."""
         _tell([each.on_epoch for each in self._hearing["on_epoch"]], result)
+
+    def part(self, result: EpochResult) -> None:
+        """Call `on_part` of all; StopTraining, if one of them raises it, when all have heard."""
+        _tell([each.on_part for each in self._hearing["on_part"]], result)
 
     def sample(self, sample: Any) -> None:
         """Call `on_sample` of all; StopTraining, if one of them raises it, when all have heard."""

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..base.arguments import as_whole
+from ..base.arguments import as_whole, one_line
+from ..base.errors import SettingError
 from ..base.interval import Interval, as_interval
 from ..data.dataset import Dataset, generator
 from .epoch import Listener, run_part
@@ -38,6 +39,8 @@ class Evaluator:
     every     "200steps": after every 200th optimiser step, and at the end of each epoch; "2epochs": at the end of every
               second epoch, and of the last one
     rows      measure at most so many of each set, the same each time
+
+    SettingError for every, rows and metrics that would have no effect: nothing is measured, in training neither.
     """
 
     def __init__(
@@ -67,6 +70,8 @@ class Evaluator:
                 order = generator(seed, _SUBSET, i).permutation(order)
                 order[:most].sort()
             self._sets[name] = _Set(one, 0, min(one.n, most or one.n), order)
+        if not self._sets:
+            _refuse_unheeded(every, interval, rows, measures)
 
     def __bool__(self) -> bool:
         """There is something to measure."""
@@ -116,3 +121,17 @@ class Evaluator:
                 on_batch=on_batch, on_progress=on_progress,
             )  # fmt: skip
             results[name].settle()
+
+
+def _refuse_unheeded(every: str | Interval, interval: Interval, rows: int | None, measures: Measures) -> None:
+    """SettingError for what was asked of evaluations, where there is nothing to evaluate."""
+    unmeasured = ", ".join(name for name, metric in measures.metrics if not metric.train)
+    if interval != Interval(1, "epochs"):
+        asked, more = f"eval_every={one_line(every)}", "or val="
+    elif rows is not None:
+        asked, more = f"eval_rows={rows}", "or val="
+    elif unmeasured:
+        asked, more = f"metrics: {unmeasured}", "val=, or gl.train.Metric(function, train=True)"
+    else:
+        return
+    raise SettingError(f"{asked}: there are no rows to validate on; need val_split= above 0, {more}")

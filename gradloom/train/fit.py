@@ -86,7 +86,8 @@ def fit(
     val: a validation set in place of val_split, or several by name, beside it: {"clean": data, "noisy": data}.
     eval_every: "200steps" evaluates after every 200th optimiser step, too, "2epochs" at the end of every second epoch
     alone; eval_rows: at most so many rows of each set, drawn by the seed, the same each time. metrics: name -> function
-    or gl.train.Metric, measured beside the loss. See Evaluation, EpochResult.numbers.
+    or gl.train.Metric, measured beside the loss. SettingError for these where there is nothing to evaluate. See
+    Evaluation, EpochResult.numbers.
     progress: show it on stderr. callbacks: see gl.train.Callback; they are told of optimiser steps, evaluations, epochs
     and the end. The listeners get each epoch's result (on_epoch may be several listeners), the state of a pass at least
     every 0.2 s, or every batch; any of them may raise StopTraining: then the history so far is returned, a part of an
@@ -105,7 +106,8 @@ def fit(
     SettingError for a name that is no argument. Predictions are kept of the last epoch alone.
     parallel: "mpi", under mpiexec: each batch is split over the ranks, all of which hold the data and end with the same
     weights and results. Micro-batch j goes to rank j mod N; micro_batch_size is by default an equal share of the batch,
-    and where it is given the bits do not depend on N, unless exchange is "fast". Rank 0 alone shows progress and calls
+    and where it is given the bits do not depend on N, unless exchange is "fast"; running statistics change once a step,
+    without ranks once a micro-batch, so a run without them is another setting. Rank 0 alone shows progress and calls
     the listeners. timeout: seconds without a sign of life after which a rank is given up and all end.
     Raises NonFiniteError when the loss or a gradient is not finite; the weights before that step are kept. With
     on_nonfinite="skip" such a batch is left out and counted, see Trainer; how many is said on stderr. On Ctrl-C,
@@ -233,6 +235,8 @@ def predict(model: Model, x: Any, *, batch_size: int = 500, **options: Any) -> A
 def _validation_sets(val: Data | Mapping[str, Data] | None, is_split: bool) -> dict[str, Dataset]:
     """The validation sets by name; one without a name is "val"."""
     sets = {} if val is None else val if isinstance(val, Mapping) else {MAIN: val}
+    if val is not None and not sets:
+        raise SettingError("val: it has no set; need a validation set, such as {'clean': (x, y)}, or None")
     for name in sets:
         usable = isinstance(name, str) and name.isprintable() and name and "." not in name and name != "train"
         if not usable or (name == MAIN and is_split):

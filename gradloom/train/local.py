@@ -281,9 +281,9 @@ class LocalSteps:
         key: tuple[Hashable, ...] = (source.key, rows, backward, update, measures)
         if self.dynamic:
             graph = self.objective.graph(source, rows, backward, measures)
-            others = self._others(graph.parameters, update)
+            others, resting = self._others(graph.parameters, update)
             wires = structure([*graph.outputs, *(graph.grads or [])])
-            key = (*key, wires, tuple(p.stored for p in others))
+            key = (*key, wires, tuple(p.stored for p in others), resting)
             if key not in self.compiled:
                 self.compiled[key] = self._compile(graph, update, others)
             return self.compiled[key]
@@ -293,19 +293,26 @@ class LocalSteps:
 
         others = ()
         step = self.forms.cached(self.compiled, key, backward, make)
-        others = self._others(step.parameters, update)
-        if others:
-            key = (*key, tuple(p.stored for p in others))
+        others, resting = self._others(step.parameters, update)
+        if others or resting != step.resting:
+            key = (*key, tuple(p.stored for p in others), resting)
             step = self.forms.cached(self.compiled, key, backward, make)
         return step
 
-    def _others(self, parameters: Sequence[Parameter], update: bool) -> tuple[Parameter, ...]:
-        """What an update finds in the open window besides these: another graph's parameters may be there, too."""
-        return self.state.others(parameters) if update and self.in_window else ()
+    def _others(
+        self, parameters: Sequence[Parameter], update: bool
+    ) -> tuple[tuple[Parameter, ...], tuple[Stored, ...]]:
+        """What an update finds in the open window besides these (another graph's parameters may be there, too), and of
+        what is left as it is whose average moves."""
+        if not update:
+            return (), ()
+        others = self.state.others(parameters) if self.in_window else ()
+        return others, self.state.resting((*parameters, *others))
 
     def _compile(self, graph: BatchGraph, update: bool, others: Sequence[Parameter]) -> CompiledBatch:
         outputs = graph.outputs
         updates: tuple[Value, ...] = ()
+        resting: tuple[Stored, ...] = ()
         if graph.grads is not None:
             total, weight = outputs[:2]
             norms, updates = end_step(
@@ -314,11 +321,12 @@ class LocalSteps:
                 updates=update, others=others, max_norm=self.max_norm, max_value=self.max_value,
             )  # fmt: skip
             outputs = [*outputs, *norms]
+            resting = self.state.resting((*graph.parameters, *others)) if update else ()
         run = compile_program(outputs, updates, **self.options)
         has_predictions = self.objective.has_predictions
         return CompiledBatch(
             run, has_predictions, outputs, updates, graph.parameters, self.options, self._statistics(run, update),
-            graph.layout,
+            resting, graph.layout,
         )  # fmt: skip
 
     def _statistics(self, run: Any, update: bool) -> tuple[Stored, ...]:

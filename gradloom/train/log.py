@@ -106,6 +106,10 @@ class Log(Callback):
         found["epoch_seconds"] = round(result.seconds, 3)
         self._write("epoch", result.epoch, found | self._pace(speed))
 
+    def on_part(self, result: EpochResult) -> None:
+        """A line of an epoch that ends inside."""
+        self.on_epoch(result)
+
     def end(self, history: list[EpochResult]) -> None:
         """Close the files."""
         self.close()

@@ -282,7 +282,7 @@ class Loop:
         now = self._pass = self._pass or self._begin_pass()
         source.order.write(self.order(now.number))
         train, began = now.train, time.perf_counter() - now.seconds
-        self.latest, inside, stop = train, None, None
+        self.latest, inside, stop, is_part = train, None, None, False
         try:
             self._train(source, now, began, display)
             inside = sum(one.step < self.steps for one in now.evaluations)
@@ -291,6 +291,7 @@ class Loop:
                 stop = self._evaluate(now, display)
         except StopTraining as error:
             self._stop(error)
+            is_part = not isinstance(error, TimeIsUp)
         seconds = time.perf_counter() - began
         ended = None if inside is None else next(iter(now.evaluations[inside:]), None)
         rates = trainer.optimizer_state.rates(max(trainer.steps - 1, 0), now.number - 1) if train.ndata else {}
@@ -308,6 +309,8 @@ class Loop:
             whole = -(-now.rows // self.batch_size)
             text = f"epoch {now.number}: {train.skipped} of {whole} batches skipped: not finite"
             print(text, file=sys.stderr, flush=True) if display is None else display.say(text)
+        if is_part:
+            self._tell("on_part", self.callbacks.part, result)
         if self.stopped:
             return
         if ended is not None or not self.evaluator:

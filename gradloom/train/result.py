@@ -291,7 +291,8 @@ class EpochResult:
     """One epoch of a fit: its number from 1, what training and validation measured (val is None without a split).
 
     seconds: of both. planned_bytes: the arena and scratch that the steps so far planned for. rates: the learning rates
-    of its last step by name: "lr"; none where no step was done. averaged: validation measured the moving average of the
+    of its last step by name: "lr", and "head.*.lr" of a parameter group that has its own; none where no step was done.
+    averaged: validation measured the moving average of the
     weights (ema=). evaluations: those inside of the epoch and at its end, in order; val is that of the one at its end.
     """
 

@@ -48,6 +48,7 @@ class _Update:
 
     exchange: Exchange
     run: Any
+    resting: tuple[Stored, ...]  # whose averages it moves beside those that it updates
 
 
 @dataclass(frozen=True)
@@ -312,7 +313,7 @@ class Split:
     # ---- building --------------------------------------------------------------------------------------------
 
     def _update_for(self, rows: RowRange) -> _Update:
-        key = (rows.source.key, rows.batch_size, rows.micro_size)
+        key: tuple[Hashable, ...] = (rows.source.key, rows.batch_size, rows.micro_size)
 
         def make() -> _Update:
             local = self.local
@@ -331,16 +332,22 @@ class Split:
                 )
                 run = compile_program(norms, updates, **local.options)
             self._compare_graph("step", key, True, [*graph.values, *norms, *updates])
-            return _Update(exchange.join(), run)
+            return _Update(exchange.join(), run, local.state.resting(exchange.parameters))
 
-        return self.local.forms.cached(self._updates, key, True, make)
+        update = self.local.forms.cached(self._updates, key, True, make)
+        resting = self.local.state.resting(update.exchange.parameters)
+        if resting != update.resting:
+            key = (*key, resting)
+            update = self.local.forms.cached(self._updates, key, True, make)
+        return update
 
     def _micro_for(self, rows: RowRange, size: int) -> tuple[CompiledBatch, int]:
         """The program of a micro-batch of so many rows, and the predicted ids of a row."""
-        key = (rows.source.key, rows.batch_size, rows.micro_size, size)
+        update, local = self._update_for(rows), self.local
+        key = (rows.source.key, rows.batch_size, rows.micro_size, size, update.resting)
 
         def make() -> tuple[CompiledBatch, int]:
-            exchange, local = self._update_for(rows).exchange, self.local
+            exchange = update.exchange
             with agreed(self.ranks):
                 graph = _MicroGraph(local, rows.source, size)
                 if graph.written != [p.stored for p in (*exchange.parameters, *exchange.buffers)]:

@@ -165,24 +165,189 @@ def test_a_state_goes_on_to_the_bit(shown):
         gl.Trainer(net(), optimizer=AdamW(lr=0.05)).train_state.load(begun.train_state.collect())
 
 
-def test_what_is_frozen_is_not_replaced_by_its_average():
+def first_layer(model):
+    return [model[0].weight, model[0].bias]
+
+
+def set_trainable(parameters, trainable):
+    for p in parameters:
+        p.trainable = trainable
+
+
+def follow(mean, model, decay=0.9):
+    return {name: decay * mean[name] + (1 - decay) * array for name, array in model.state_dict().items()}
+
+
+def close(model, mean):
+    for name, array in model.state_dict().items():
+        np.testing.assert_allclose(array, mean[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_what_is_frozen_later_is_averaged_on(accumulate):
     model = net()
-    first = [p for name, p in model.named_parameters().items() if name.startswith("0.")]
-    trainer = gl.Trainer(model, optimizer=AdamW(lr=0.05), ema=0.9)
+    trainer = gl.Trainer(model, optimizer=SGD(lr=0.5), ema=0.9, accumulate=accumulate)
+    mean = {name: array.astype(np.float64) for name, array in model.state_dict().items()}
+    for i in range(30):
+        set_trainable(first_layer(model), not 10 <= i < 20)
+        for _ in range(accumulate):
+            trainer.step(X[:10], Y[:10])
+        last, mean = model.state_dict(), follow(mean, model)
+        if i in (9, 10, 19, 20, 29):
+            trainer.show_average()
+            close(model, mean)
+            assert np.abs(model.state_dict()["0.weight"] - last["0.weight"]).max() > 1e-3
+            trainer.show_average(False)
+            assert same(model.state_dict(), last)
+
+
+def test_what_was_never_trained_has_no_average():
+    model = net()
+    set_trainable(first_layer(model), False)
+    trainer = gl.Trainer(model, optimizer=SGD(lr=0.5), ema=0.9)
+    mean = {name: array.astype(np.float64) for name, array in model.state_dict().items()}
+    before = model.state_dict()
+    for i in range(10):
+        set_trainable(first_layer(model), i >= 5)
+        trainer.step(X[:10], Y[:10])
+        mean = follow(mean, model)
+        trainer.show_average()
+        assert np.array_equal(model.state_dict()["0.weight"], before["0.weight"]) == (i < 5)
+        close(model, mean)
+        trainer.show_average(False)
+
+
+def test_it_is_thawed_while_the_average_is_shown():
+    model = net()
+    trainer = gl.Trainer(model, optimizer=SGD(lr=0.5), ema=0.9)
     trainer.step(X[:10], Y[:10])
-    before = named(model)
-    for p in first:
-        p.trainable = False
+    set_trainable(first_layer(model), False)
     trainer.step(X[:10], Y[:10])
+    last = model.state_dict()
     trainer.show_average()
-    assert np.array_equal(first[0].numpy(), before["0.weight"])
-    for p in first:  # thawed while the average is shown: it still was no part of it
-        p.trainable = True
+    set_trainable(first_layer(model), True)
     trainer.show_average(False)
-    assert np.array_equal(first[0].numpy(), before["0.weight"])
-    trainer.step(X[:10], Y[:10])
+    assert same(model.state_dict(), last)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_a_step_does_not_reach_is_averaged_on(dynamic):
+    class Switched(gl.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other, self.way = gl.nn.Linear(5, 3), gl.nn.Linear(5, 3), 0
+
+        def forward(self, x):
+            return (self.other if self.way else self.one)(x)
+
+    model = Switched().init(1)
+    trainer = gl.Trainer(model, optimizer=SGD(lr=0.5), ema=0.9, dynamic=dynamic)
+    mean = {name: array.astype(np.float64) for name, array in model.state_dict().items()}
+    for way in (0, 0, 1, 0, 1, 1, 0):
+        model.way = way
+        trainer.step(X[:10], Y[:10])
+        mean = follow(mean, model)
     trainer.show_average()
-    assert not np.array_equal(first[0].numpy(), before["0.weight"])
+    close(model, mean)
+
+
+def test_a_loop_of_ones_own_averages_what_is_frozen_on():
+    model = net()
+    optimizer = SGD(model.parameters(), lr=0.5)
+    fit(model, 0.9, optimizer, epochs=1)
+    mean = {name: array.astype(np.float64) for name, array in model.state_dict().items()}
+    optimizer.show_average(False)
+    set_trainable(first_layer(model), False)
+    for _ in range(4):
+        with gl.grad_tape() as tape:
+            loss = gl.ops.cross_entropy(model(gl.tensor(X)), gl.tensor(Y))
+        optimizer.step(tape.backward(loss))
+        mean = follow(mean, model)
+    optimizer.show_average()
+    close(model, mean)
+
+
+class Freezes(gl.train.Callback):
+    """Freezes a layer in some epochs."""
+
+    stateless = True
+
+    def begin(self, loop):
+        self.loop = loop
+
+    def on_epoch(self, result):
+        set_trainable(first_layer(self.loop.trainer.model), result.epoch not in (2, 3))
+
+
+@pytest.mark.parametrize("micro", [None, 4])
+def test_validation_measures_what_is_frozen_with_its_average(micro):
+    model, trained, steps = net(), [], []
+    optimizer = SGD(model.named_parameters(), lr=0.3)
+
+    class Steps(gl.train.Callback):
+        def on_batch(self, batch):
+            steps.append(model.state_dict())
+
+    mean = {name: array.astype(np.float64) for name, array in model.state_dict().items()}
+
+    def on_epoch(result):
+        trained.append(model.state_dict())
+
+    options = {"micro_batch_size": micro, "epochs": 6, "callbacks": [Steps(), Freezes()], "on_epoch": on_epoch}
+    fit(model, 0.9, optimizer, **options)
+    ends = []
+    for i, weights in enumerate(steps):
+        mean = {name: 0.9 * mean[name] + 0.1 * array for name, array in weights.items()}
+        if (i + 1) % 5 == 0:
+            ends.append(mean)
+    for shown, by_hand_ in zip(trained, ends, strict=True):
+        for name, array in shown.items():
+            np.testing.assert_allclose(array, by_hand_[name], rtol=1e-5, atol=1e-6)
+    assert same(model.state_dict(), trained[-1])
+
+
+def test_ranks_average_on_what_is_frozen():
+    def train(ranks):
+        model = net()
+        trainer = gl.Trainer(model, optimizer=SGD(lr=0.3), ema=0.9, communicator=ranks, threads=1)
+        source, seen = trainer.source(DATA), []
+        mean = {name: array.astype(np.float64) for name, array in model.state_dict().items()}
+        for i in range(12):
+            set_trainable(first_layer(model), not 4 <= i < 8)
+            trainer.run_rows(source, 0, 10, gl.train.Result(), batch_size=10, micro_batch_size=5)
+            mean = follow(mean, model)
+            if i in (5, 7, 8, 11):
+                trainer.show_average()
+                close(model, mean)
+                seen.append(model.state_dict())
+                trainer.show_average(False)
+        return seen
+
+    (one,) = on_ranks(1, train)
+    for other in on_ranks(2, train):
+        assert all(same(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_a_run_that_freezes_resumes_to_the_bit(tmp_path):
+    def run(model, **options):
+        options = {"epochs": 6, "callbacks": [Freezes()], "checkpoint_every": "1steps", "overwrite": False, **options}
+        return fit(model, 0.9, SGD(model.named_parameters(), lr=0.3), run=tmp_path, **options)
+
+    whole, cut = net(), net()
+    fit(whole, 0.9, SGD(whole.named_parameters(), lr=0.3), epochs=6, callbacks=[Freezes()])
+
+    class Ends(gl.train.Callback):
+        steers, stateless = False, True
+
+        def on_batch(self, batch):
+            if batch.step == 13:  # while the layer is frozen
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(cut, callbacks=[Freezes(), Ends()])
+    again = net()
+    run(again, resume=True)
+    assert same(again.state_dict(), whole.state_dict())
 
 
 def test_a_reset_begins_it_anew():

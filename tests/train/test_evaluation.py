@@ -283,3 +283,36 @@ def test_ranks_evaluate_the_same():
 def test_it_refuses(options, message):
     with pytest.raises(gl.GradloomError, match=message):
         fit(net(), **options)
+
+
+UNMEASURED = [
+    (
+        {"eval_every": "1steps"},
+        r"eval_every='1steps': there are no rows to validate on; need val_split= above 0, or val=",
+    ),
+    ({"eval_every": "2epochs"}, r"eval_every='2epochs': there are no rows to validate on"),
+    ({"eval_rows": 3}, r"eval_rows=3: there are no rows to validate on; need val_split= above 0, or val="),
+    (
+        {"metrics": {"top": lambda outputs, labels: outputs[:, 0]}},
+        r"metrics: top: there are no rows to validate on; need val_split= above 0, val=, or gl.*train=True",
+    ),
+    (
+        {"metrics": {"a": Metric(lambda o, l: o[:, 0], train=True), "b": Metric(lambda o, l: o[:, 0])}},
+        r"metrics: b: there are no rows to validate on",
+    ),
+    ({"val": {}}, r"val: it has no set; need a validation set, such as \{'clean': \(x, y\)\}, or None"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), UNMEASURED)
+def test_what_would_measure_nothing_is_refused(options, message):
+    with pytest.raises(gl.SettingError, match=message):
+        fit(net(), **options)
+
+
+def test_what_is_measured_is_not_refused():
+    top = Metric(lambda outputs, labels: outputs[:, 0], train=True)
+    (epoch,) = fit(net(), metrics={"top": top}, eval_every="1epoch", epochs=1)
+    assert "top" in epoch.train.metrics
+    (epoch,) = fit(net(), val={"clean": CLEAN}, eval_every="2steps", eval_rows=3, epochs=1)
+    assert len(epoch.evaluations) == 3 and epoch.val.ndata == 3

@@ -41,6 +41,34 @@ def test_its_columns_hold_what_the_results_do():
     assert json.loads(json.dumps(columns, allow_nan=False)) == columns
 
 
+HALVED = gl.optim.schedules.Exponential(0.02, 0.5)
+RATES = {
+    "number": ({"match": "1.*", "lr": 0.02}, [0.02, 0.02]),
+    "schedule": ({"match": "1.*", "lr": HALVED}, [HALVED(3, 0), HALVED(7, 1)]),
+    "optimizer": ({"match": "1.*", "optimizer": gl.optim.SGD(lr=0.03)}, [0.03, 0.03]),
+    "none": ({"match": "1.*", "weight_decay": 0.5}, None),
+}
+
+
+@pytest.mark.parametrize("kind", RATES)
+def test_the_rates_of_parameter_groups(kind, tmp_path):
+    group, expected = RATES[kind]
+    net = gl.nn.Sequential(gl.nn.Linear(4, 8, activation="relu"), gl.nn.Linear(8, 3)).init(0)
+    optimizer = gl.optim.AdamW(lr=lambda step, epoch: 0.1 / (1 + step), groups=[group])
+    log = gl.train.Log(tmp_path, every="1steps")
+    options = {"optimizer": optimizer, "epochs": 2, "batch_size": 10, "val_split": 0.2, "progress": False}
+    history = gl.fit(net, (X, Y), callbacks=[log], **options)
+    columns = history.to_dict()
+    rates = {"lr": [0.1 / 4, 0.1 / 8]} | ({} if expected is None else {"1.*.lr": expected})
+    assert list(history[0].rates) == list(rates)
+    for name, values in rates.items():
+        assert columns[name] == pytest.approx(values) == [epoch.rates[name] for epoch in history]
+    lines = [line for line in gl.train.read_metrics(tmp_path) if line["kind"] != "evaluation"]
+    assert len(lines) == 10 and all(rates.keys() == {n for n in line if n.split(".")[-1] == "lr"} for line in lines)
+    for name, values in rates.items():
+        assert [line[name] for line in lines if line["kind"] == "epoch"] == pytest.approx(values)
+
+
 def test_a_rate_that_a_listener_changes_is_that_of_the_steps_before():
     def halve(result):
         optimizer.lr = optimizer.lr / 2

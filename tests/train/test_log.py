@@ -357,3 +357,40 @@ def test_the_page_of_logs_names_all_that_lines_hold(tmp_path):
     fit(Log(tmp_path, every="2steps", row_tokens=3))
     found = {name.removesuffix("_unc") for line in strict(tmp_path / "metrics.jsonl") for name in line}
     assert found == told
+
+
+class StopsAt(gl.train.Callback):
+    """Ends the training after a step."""
+
+    stateless = True
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_batch(self, batch):
+        if batch.step == self.step:
+            raise gl.train.StopTraining("enough")
+
+
+def test_a_line_for_an_epoch_that_ends_inside(tmp_path):
+    """By a batch and by an evaluation; the line stays where the run is resumed."""
+
+    def run(name, callback, **options):
+        net = gl.nn.Linear(4, 3).init(0)
+        options = {"epochs": 5, "batch_size": 10, "val_split": 0.2, "progress": False, "log": "csv", **options}
+        history = gl.fit(net, (X, Y), run=tmp_path / name, callbacks=[callback], **options)
+        lines = [line for line in read_metrics(tmp_path / name) if line["kind"] == "epoch"]
+        assert [line["epoch"] for line in lines] == [epoch.epoch for epoch in history]
+        assert [line["loss"] for line in lines] == history.to_dict()["loss"]
+        assert [line["rows"] for line in lines] == np.cumsum([epoch.train.ndata for epoch in history]).tolist()
+        with open(tmp_path / name / "metrics.csv", newline="") as file:
+            assert sum(row["kind"] == "epoch" for row in csv.DictReader(file)) == len(lines)
+        return history, lines
+
+    history, lines = run("batch", StopsAt(6))
+    assert [line["step"] for line in lines] == [4, 6] and history[-1].val is None and "val_loss" not in lines[-1]
+    stop = gl.train.EarlyStopping(patience=2, min_delta=9.0)
+    history, lines = run("evaluation", stop, eval_every="3steps")
+    assert [line["step"] for line in lines] == [4, 6] and len(history[-1].evaluations) == 1
+    history, lines = run("batch", StopsAt(0), resume=True, epochs=6)
+    assert [line["step"] for line in lines] == [4, 6]
