@@ -43,7 +43,7 @@ class Dataset:
     data     (n, ...) u8 i8 i32 i64 f16 f32 f64; an array, a memory-mapped array, or anything NumPy makes an array of
     labels   (n,) whole-number class ids; or (n, T) ids, one for each position of data (n, ..., T); or (n, ...) float
              label rows or targets; or None
-    weights  (n,) finite and not negative, or None: every row weighs 1
+    weights  (n,) finite and not negative, or None: every row weighs 1; labels of a sequence weigh what their row does
 
     A row of weight 0, or whose ids are all -100, does not count; DataError when no row does.
     """

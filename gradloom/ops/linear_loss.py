@@ -19,7 +19,16 @@ from ..graph.value import Value
 from .common import Sample, Spec, bad, draw, need
 from .elementwise import cast, equal, mul, neg, where
 from .layout import product, reshape
-from .loss import IGNORED, Pair, cross_entropy_arrays, cross_entropy_graph, loss_gradients, one_hot, rows_that_count
+from .loss import (
+    IGNORED,
+    Pair,
+    cross_entropy_arrays,
+    cross_entropy_graph,
+    loss_gradients,
+    one_hot,
+    rows_that_count,
+    weights_of_labels,
+)
 from .matmul import NARROW, matmul, narrow_operand
 from .reduce import sum as sum_over
 from .softmax import log_softmax
@@ -196,9 +205,9 @@ def linear_cross_entropy_pair(x: Any, w: Any, labels: Any, weights: Any = None) 
 
     x: f32 [..., d], what the output layer reads. w: [V, d], a row per class (often the embedding table itself); f32,
     f16, bf16 or quantised.
-    labels: a class id per row, [...]; -100: the row is ignored. weights: one per row, [...]; rows of weight 0 cost
-    nothing. Returns (sum of the weighted row losses, sum of the row weights). Second derivatives, and gradients of the
-    weights, hold the logits.
+    labels: a class id per row, [...]; -100: the row is ignored. weights: one per row, [...], or for x [n, ..., d] one
+    for all labels of each of the n, [n]; rows of weight 0 cost nothing. Returns (sum of the weighted row losses, sum of
+    the row weights). Second derivatives, and gradients of the weights, hold the logits.
     Raises ShapeError, DTypeError; a run stops with IndexError at an id that is neither a class nor -100.
     """
     x, labels, weights = _hidden_rows(as_value(x), as_value(labels), None if weights is None else as_value(weights))
@@ -207,15 +216,15 @@ def linear_cross_entropy_pair(x: Any, w: Any, labels: Any, weights: Any = None) 
 
 
 def _hidden_rows(x: Value, labels: Value, weights: Value | None) -> tuple[Value, Value, Value | None]:
-    """x [..., d] with ids and weights [...] -> [N, d], [N], [N]."""
+    """x [..., d] with ids [...] and weights [...] or [n] -> [N, d], [N], [N]."""
     if not labels.dtype.is_float:
         labels = cast(labels, i32)
     if x.ndim != 2 and x.ndim > 0:
         rows = product(x.shape[:-1])
         if labels.shape == x.shape[:-1]:
             labels = reshape(labels, (rows,))
-        if weights is not None and weights.shape == x.shape[:-1]:
-            weights = reshape(weights, (rows,))
+        if weights is not None:
+            weights = weights_of_labels(weights, x.shape[:-1])
         x = reshape(x, (rows, x.shape[-1]))
     return x, labels, weights
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from ..graph.scope import user_location
 from ..graph.value import Value, describe
 from .common import Sample, Spec, bad, draw, need, zeros_like
 from .elementwise import add, cast, div, equal, exp, full_like, mul, neg, sqr, sub, where
-from .layout import product, reshape
+from .layout import broadcast_to, product, reshape
 from .reduce import sum as sum_over
 from .softmax import log_softmax
 
@@ -219,8 +219,16 @@ _correct_op: OpSpec = op(
 # ---- what users call -------------------------------------------------------------------------------------
 
 
+def weights_of_labels(weights: Value, shape: Sequence[int]) -> Value:
+    """Weights of the labels' shape [n, ...], or [n], one for all labels of a row, as [N]; any other as they are."""
+    if weights.shape == tuple(shape[:1]):
+        wide = reshape(weights, (*weights.shape, *(1,) * (len(shape) - 1)))
+        weights = broadcast_to(wide, shape)
+    return reshape(weights, (product(shape),)) if weights.shape == tuple(shape) else weights
+
+
 def _as_rows(logits: Any, labels: Any, weights: Any) -> tuple[Value, Value, Value | None]:
-    """logits [..., C] with ids [...] or rows [..., C] -> [N, C] with [N] or [N, C]."""
+    """logits [..., C] with ids [...] or rows [..., C] -> [N, C] with [N] or [N, C]; weights as in weights_of_labels."""
     logits, labels = as_value(logits), as_value(labels)
     weights = None if weights is None else as_value(weights)
     if not labels.dtype.is_float:
@@ -231,8 +239,8 @@ def _as_rows(logits: Any, labels: Any, weights: Any) -> tuple[Value, Value, Valu
             labels = reshape(labels, (n, classes))
         elif labels.shape == logits.shape[:-1]:
             labels = reshape(labels, (n,))
-        if weights is not None and weights.shape == logits.shape[:-1]:
-            weights = reshape(weights, (n,))
+        if weights is not None:
+            weights = weights_of_labels(weights, logits.shape[:-1])
         logits = reshape(logits, (n, classes))
     return logits, labels, weights
 
@@ -247,7 +255,8 @@ def cross_entropy(logits: Any, labels: Any, weights: Any = None) -> Value:
     """Mean cross entropy of rows of logits.
 
     labels: a class id per row (-100: the row is ignored) or a row of class probabilities (of any sum).
-    weights: one per row; the mean divides by their sum, never by what the labels sum to.
+    weights: one per row; the mean divides by their sum, never by what the labels sum to. For logits [n, ..., C] they
+    are [n, ...], one per label, or [n], where each label weighs what its row does: a row counts once per label.
     """
     return div(*cross_entropy_pair(logits, labels, weights))
 

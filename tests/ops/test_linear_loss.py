@@ -41,6 +41,42 @@ def test_the_same_as_the_composition(weighted):
         np.testing.assert_allclose(one, other, rtol=2e-6, atol=2e-6 * np.abs(other).max())
 
 
+@pytest.mark.parametrize("kind", ["ids", "label rows", "linear"])
+def test_weights_of_rows_of_labels(kind):
+    """Weights [n] of labels [n, 2, 3]: sums, and the slopes of logits and weights, are PyTorch's in float64."""
+    torch = pytest.importorskip("torch")
+    x, w, weights = draw(5, 2, 3, 6), draw(7, 6), rng.uniform(0.1, 4, 5).astype(np.float32)
+    ids = rng.integers(0, 7, (5, 2, 3)).astype(np.int32)
+    if kind != "label rows":
+        ids[1, 0], ids[3] = -100, -100
+    labels = np.eye(7, dtype=np.float32)[ids] if kind == "label rows" else ids
+    a, b, c = parameter(x, "x"), parameter(w, "w"), parameter(weights, "weights")
+    if kind == "linear":
+        loss, weight = ops.linear_cross_entropy_pair(a, b, labels, c)
+    else:
+        loss, weight = ops.cross_entropy_pair(ops.matmul(a, b, transpose_y=True), labels, c)
+    mean = ops.div(loss, weight)
+    found = run([loss, weight, *gl.gradients(mean, [a, b, c])])
+    x, w, weights = (torch.tensor(v.astype(np.float64), requires_grad=True) for v in (x, w, weights))
+    losses = torch.nn.functional.cross_entropy(
+        (x @ w.T).reshape(-1, 7), torch.tensor(ids.astype(np.int64)).reshape(-1), reduction="none"
+    ).reshape(ids.shape)
+    every = weights[:, None, None] * torch.tensor(ids != -100)
+    total = (every * losses).sum()
+    (total / every.sum()).backward()
+    for ours, want in zip(found, (total, every.sum(), x.grad, w.grad, weights.grad), strict=True):
+        want = want.detach().numpy()
+        np.testing.assert_allclose(ours, want, rtol=3e-6, atol=3e-6 * np.abs(want).max())
+
+
+def test_weights_of_rows_of_labels_in_counts():
+    logits, labels = draw(4, 3, 5), rng.integers(0, 5, (4, 3)).astype(np.int32)
+    right = logits.argmax(-1) == labels
+    right[[0, 2]] = False
+    (found,) = run([ops.correct(constant(logits), labels, np.array([0, 2, 0, 1], np.float32))])
+    assert found == right.sum()
+
+
 def rows_in_torch(x, w, ids, g):
     """Losses of the rows, dx, dw of sum(g * losses), in float64."""
     torch = pytest.importorskip("torch")
