@@ -8,13 +8,14 @@ import os
 import shlex
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..base.memory import resident_peak, show_bytes
 from .common import columns, exit_code, heed_signals, is_quiet, json_text, say, uninterrupted, with_more
 from .config import Asked, command
-from .finetune_settings import FinetuneSettings, inputs_of, reading, settle, training
+from .finetune_settings import FinetuneSettings, inputs_of, reading, resumed, run_beside, settle, training
 from .language import adapter_for
 from .saved_settings import SETTINGS, Inputs, saved
 
@@ -28,21 +29,21 @@ def run(asked: Asked[FinetuneSettings]) -> int:
     """Fine-tune a GGUF model on text, and save the adapter (or with --method full the model).
 
     What trains and how much memory it needs is said before anything runs; on Ctrl-C, SIGTERM or SIGHUP the work so
-    far is saved.
+    far is saved, and --resume goes on.
     """
-    use = settle(asked.settings())
+    use = settle(resumed(asked))
     inputs = Inputs(model=use.model, data=use.data, lora=use.lora, chat_template=use.chat_template)
     with contextlib.ExitStack() as claimed:
-        job, planned = _prepare(use, asked.ranks, claimed)
+        job, planned = _prepare(use, asked.ranks, inputs, claimed)
         heed_signals()
-        return _train(job, planned, use, inputs)
+        return _train(job, planned, use)
 
 
 finetune = command(FinetuneSettings, run, "finetune")
 
 
 def _prepare(
-    use: FinetuneSettings, ranks: Communicator | None, claimed: contextlib.ExitStack
+    use: FinetuneSettings, ranks: Communicator | None, inputs: Inputs, claimed: contextlib.ExitStack
 ) -> tuple[Run, MemoryPlan]:
     """Everything up to the first step: read, planned, announced; what cannot be is refused. The place to write is
     claimed until `claimed` is closed."""
@@ -55,7 +56,7 @@ def _prepare(
     options = reading(use)
     with agreed(ranks):
         if is_root(ranks):
-            _check_place(use.out, use.method, *inputs_of(use))
+            _check_place(use, *inputs_of(use))
             is_folder = Path(use.out).suffix == ""
             names = [file.name for file in files_of_adapter(use.out)] if is_folder else []
             claimed.enter_context(claim(use.out, is_folder, names))
@@ -65,11 +66,14 @@ def _prepare(
             use.seed, rank=use.rank, alpha=use.alpha, dropout=use.dropout, rslora=use.rslora,
         )  # fmt: skip
     run = Run(loaded, use.data, given, data_options=options, **training(use, ranks))
+    if run.saver is not None and run.saver.folder is not None:
+        claimed.push(run.saver)  # where it does not come to the training
+        run.saver.folder.files[SETTINGS] = partial(_settings, run, use, inputs)
     say(f"{use.model}: {loaded.config}")
     for report in run.data.reports:
         say(str(report))
     _announce(run)
-    if use.lora is not None:
+    if use.lora is not None and not use.resume:
         say(f"a new run from the weights of {use.lora}: optimiser, schedule and order of rows begin anew")
     run.prepare()
     planned = run.memory()
@@ -79,16 +83,20 @@ def _prepare(
     return run, planned
 
 
-def _check_place(place: str, method: str, *inputs: str) -> None:
+def _check_place(use: FinetuneSettings, *inputs: str) -> None:
     """That what is trained can be written there and replaces none of the inputs, before it is trained."""
     from ..base.errors import SettingError
     from ..files import check_target, refuse_input
     from ..llm.lora import files_of_adapter
+    from ..train.run_folder import OWN
 
-    path = Path(place)
-    if path.suffix != ".gguf" and (path.suffix or method == "full"):
-        need = "FILE.gguf" if method == "full" else "FILE.gguf (for llama.cpp) or a folder (for PEFT)"
-        raise SettingError(f"--out {place}: need {need}")
+    path = Path(use.out)
+    if path.suffix != ".gguf" and (path.suffix or use.method == "full"):
+        need = "FILE.gguf" if use.method == "full" else "FILE.gguf (for llama.cpp) or a folder (for PEFT)"
+        raise SettingError(f"--out {use.out}: need {need}")
+    for name, inside in OWN.items():
+        if inside is None:
+            refuse_input(Path(str(use.run)) / name, *inputs)
     for file in files_of_adapter(path):
         refuse_input(file, *inputs)
         if file.parent.is_dir():
@@ -107,23 +115,15 @@ def _announce(run: Run) -> None:
     )
 
 
-def _save(run: Run, use: FinetuneSettings, inputs: Inputs) -> None:
-    """Write what was trained, and beside it every setting as it was decided."""
-    from ..files import atomic_write
-    from ..parallel.agree import is_root
-
-    run.save(use.out)
-    if is_root(run.ranks):
-        decided = {name: getattr(run, name) for name in ("context", "batch_size", "micro_batch_size")}
-        ranks = 1 if run.ranks is None else run.ranks.size
-        told = {"out": os.path.abspath(use.out), "rows_val": len(run.val_rows), "exchange": use.exchange}
-        text = saved(replace(use, **decided), "finetune", inputs, ranks, **told)
-        os.makedirs(str(use.run), exist_ok=True)
-        with atomic_write(Path(str(use.run)) / SETTINGS, len(text)) as file:
-            file.write(text)
+def _settings(run: Run, use: FinetuneSettings, inputs: Inputs) -> bytes:
+    """The text of settings.toml: every setting as it was decided."""
+    decided = {name: getattr(run, name) for name in ("context", "batch_size", "micro_batch_size")}
+    ranks = 1 if run.ranks is None else run.ranks.size
+    told = {"out": os.path.abspath(use.out), "rows_val": len(run.val_rows), "exchange": use.exchange}
+    return saved(replace(use, **decided), "finetune", inputs, ranks, **told)
 
 
-def _train(run: Run, planned: MemoryPlan, use: FinetuneSettings, inputs: Inputs) -> int:
+def _train(run: Run, planned: MemoryPlan, use: FinetuneSettings) -> int:
     from ..base.errors import GradloomError, TrainError
     from ..train.display import duration, rate
 
@@ -133,23 +133,27 @@ def _train(run: Run, planned: MemoryPlan, use: FinetuneSettings, inputs: Inputs)
         run.train()
     except Exception as error:  # a loss that is not finite, a model file that changed: what was trained is not lost
         if not run.steps:
-            if isinstance(error, TrainError):
+            if isinstance(error, TrainError) and not use.resume:
                 raise type(error)(f"{error}; this was before the first step was done, and nothing is saved") from None
             raise
         kept = f"what was trained before it is in {place}"
         try:
             with uninterrupted():
-                _save(run, use, inputs)
+                run.save(use.out)
         except GradloomError as another:
             kept = f"what was trained before it cannot be saved: {another}"
         raise with_more(error, kept) from None
-    if run.interrupted and not run.steps:
+    is_cut = run.interrupted or (run.saver is not None and run.saver.time_is_up)
+    if is_cut and not run.steps:
         say("there is nothing to save yet")
-        return exit_code(run.interruption)
+        return exit_code(run.interruption) if run.interrupted else 0
     with uninterrupted():
-        _save(run, use, inputs)
+        run.save(use.out)
     if run.interrupted:
         say(f"what was trained so far is in {place}")
+    if is_cut:
+        words = ["--out", place, *(["--run", str(use.run)] if use.run != run_beside(place) else []), "--resume"]
+        say(f"after step {run.steps:,}; go on with: {shlex.join(['gradloom', 'finetune', *words])}")
     report = run.report | {"data_file": use.data, "out": place}
     report |= {"resident_before_bytes": before, "planned_total_bytes": planned.total}
     lines = []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from .common import Exchange, Parallel
-from .config import UNSAVED, Count, Decay, Interval, Place, Rate, Share, Text, Whole, commas, decided
+from .config import UNSAVED, Asked, Count, Decay, Duration, Interval, Place, Rate, Share, Text, Whole, commas, decided
 from .language import (
     DATA_HELP,
     LOSS_ON,
@@ -25,6 +25,7 @@ from .language import (
     TextKey,
     data_options,
 )
+from .saved_settings import of_run
 
 if TYPE_CHECKING:
     from ..parallel.communicator import Communicator
@@ -92,6 +93,21 @@ class FinetuneSettings:
     val_split: Annotated[
         Share | None, typer.Option(help="Share of the rows to validate on. [default: 0.05, at most 100 rows]")
     ] = None
+    eval_every: Annotated[
+        Interval | None, typer.Option(help="Validate inside epochs, too: 50steps; or 2epochs. [default: 1epoch]")
+    ] = None
+    eval_rows: Annotated[
+        Whole | None, typer.Option(help="Validate on so many rows, the same each time. [default: on all]")
+    ] = None
+    patience: Annotated[
+        Whole | None, typer.Option(help="End after so many evaluations without improvement. [default: never]")
+    ] = None
+    keep_best: Annotated[
+        bool, typer.Option("--keep-best", help="Save the weights of the evaluation with the least loss.")
+    ] = False
+    ema: Annotated[
+        Share, typer.Option(help="Decay of a moving average of what trains, which is validated and saved; 0: none.")
+    ] = 0.0
     seed: Annotated[Count, typer.Option(help="Of the adapter, the split, the order of the rows and dropout.")] = 0
     threads: Annotated[Whole | None, UNSAVED, THREADS] = None
     train_dtype: Annotated[
@@ -107,13 +123,35 @@ class FinetuneSettings:
     skip_bad_lines: SkipBadLines = False
     parallel: Annotated[Parallel, UNSAVED] = None
     exchange: Annotated[Exchange, UNSAVED] = None
+    checkpoint_every: Annotated[
+        Interval | None, typer.Option(help="A checkpoint every 5min, 100steps or 1epoch. [default: 5min]")
+    ] = None
+    keep: Annotated[Whole | None, typer.Option(help="So many checkpoints stay, and the best. [default: 3]")] = None
+    stop_after: Annotated[
+        Duration | None, UNSAVED, typer.Option(help="End with a checkpoint after 90s, 5min or 3h. [default: never]")
+    ] = None
+    log: Annotated[
+        list[Literal["csv", "tensorboard"]] | None,
+        Text(commas),
+        typer.Option(help="Beside metrics.jsonl: csv, tensorboard, or csv,tensorboard. [default: neither]"),
+    ] = None
+    resume: Annotated[
+        bool,
+        UNSAVED,
+        typer.Option("--resume", help="Go on from the newest checkpoint in --run, with the settings of that run."),
+    ] = False
+    overwrite: Annotated[
+        bool, UNSAVED, typer.Option("--overwrite", help="Replace a run in --run that has not finished.")
+    ] = False
     out: Annotated[
         Place,
         UNSAVED,
         typer.Option(help="FILE.gguf, or for an adapter a folder (PEFT). [default: adapter.gguf; full model.gguf]"),
     ] = decided
     run: Annotated[
-        Place | None, UNSAVED, typer.Option(help="Folder for settings.toml. [default: FILE.run beside --out]")
+        Place | None,
+        UNSAVED,
+        typer.Option(help="Folder for checkpoints, settings.toml, metrics.jsonl. [default: FILE.run beside --out]"),
     ] = None
     json: Annotated[Json, UNSAVED] = False
 
@@ -124,15 +162,32 @@ def settle(asked: FinetuneSettings) -> FinetuneSettings:
 
     if asked.epochs is not None and asked.steps is not None:
         raise SettingError(f"--epochs {asked.epochs} --steps {asked.steps}: need one of them")
-    is_lora = asked.method == "lora"
-    out = asked.out or ("adapter.gguf" if is_lora else "model.gguf")
+    out = asked.out or _out_of(asked.method)
     return replace(
         asked,
-        lr=asked.lr or (2e-4 if is_lora else 2e-5),
+        lr=asked.lr or (2e-4 if asked.method == "lora" else 2e-5),
         out=out,
-        run=asked.run or str(Path(out).with_suffix(".run")),
+        run=asked.run or run_beside(out),
         epochs=asked.epochs or (1 if asked.steps is None else None),
     )
+
+
+def _out_of(method: str) -> str:
+    return "adapter.gguf" if method == "lora" else "model.gguf"
+
+
+def run_beside(out: str) -> str:
+    """The folder of a run where none is named."""
+    return str(Path(out).with_suffix(".run"))
+
+
+def resumed(asked: Asked[FinetuneSettings]) -> FinetuneSettings:
+    """What is asked for, with --resume beside the settings of the run in its folder."""
+    given = asked.values
+    saved = of_run(asked, given.get("run") or run_beside(given.get("out") or _out_of(given.get("method", "lora"))))
+    if "epochs" in given or "steps" in given:  # one of them is meant
+        saved = {name: value for name, value in saved.items() if name not in ("epochs", "steps")}
+    return asked.settings(saved)
 
 
 def inputs_of(use: FinetuneSettings) -> list[str]:
@@ -152,8 +207,10 @@ def training(use: FinetuneSettings, ranks: Communicator | None) -> dict[str, Any
     """How is trained, as llm.finetune.Run takes it."""
     names = (
         "context", "batch_size", "micro_batch_size", "epochs", "steps", "lr", "schedule", "warmup", "weight_decay",
-        "val_split", "seed", "threads", "optimizer", "on_nonfinite", "sample_every",
+        "val_split", "seed", "threads", "optimizer", "on_nonfinite", "sample_every", "ema", "run", "resume",
+        "overwrite", "checkpoint_every", "keep", "stop_after", "eval_rows", "patience", "keep_best",
     )  # fmt: skip
     made = {name: getattr(use, name) for name in names}
     made |= {"max_norm": use.max_norm or math.inf, "freeze": use.freeze or (), "sample_prompt": use.sample_prompt}
+    made |= {"eval_every": use.eval_every or "1epoch", "log": use.log or ()}
     return made | {"parallel": ranks, "exchange": use.exchange or "ordered"}

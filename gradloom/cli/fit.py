@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from .common import exit_code, heed_signals, json_text, say, uninterrupted, with_more
-from .config import Asked, command, read, settings_of
+from .config import Asked, command, settings_of
 from .fit_report import (
     Job,
     announce,
@@ -22,7 +22,7 @@ from .fit_report import (
     write_result,
 )
 from .fit_settings import OPTIMIZERS, FitSettings, Group, prepared, rows_of, settle
-from .saved_settings import SETTINGS, Inputs
+from .saved_settings import SETTINGS, Inputs, of_run
 
 if TYPE_CHECKING:
     from ..train.result import EpochResult
@@ -40,7 +40,8 @@ def run(asked: Asked[FitSettings]) -> int:
     from .model import MODEL, RESULT, build_model, need_room
 
     ranks = asked.ranks
-    use = prepared(asked.settings(_of_run(asked)))
+    folder = asked.values.get("out", settings_of(FitSettings)["out"].default)
+    use = prepared(asked.settings(of_run(asked, folder)))
     inputs = Inputs(data=use.data, **{f"val.{name}": file for name, file in (use.val or {}).items()})
     path, report = (os.path.join(use.out, name) for name in (MODEL, RESULT))
     with contextlib.ExitStack() as claimed:
@@ -60,20 +61,6 @@ def run(asked: Asked[FitSettings]) -> int:
 
 
 fit = command(FitSettings, run, "fit")
-
-
-def _of_run(asked: Asked[FitSettings]) -> dict[str, Any]:
-    """The settings of the run that is to be resumed; none where there is none. All ranks have those of rank 0."""
-    from ..parallel.agree import agreed, is_root
-
-    if not asked.values.get("resume"):
-        return {}
-    found: dict[str, Any] = {}
-    with agreed(asked.ranks):
-        file = os.path.join(asked.values.get("out", settings_of(FitSettings)["out"].default), SETTINGS)
-        if is_root(asked.ranks) and os.path.exists(file):
-            found = read(FitSettings, file)
-    return found if asked.ranks is None else asked.ranks.gather(found)[0]
 
 
 def _train_and_save(job: Job, path: str, report: str) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..base.errors import GradloomError
 from .common import command_line
-from .config import save
+from .config import Asked, Place, checked, parse_toml, read, save, shown
 
 SETTINGS = "settings.toml"
 _PIECE = 1 << 20  # bytes read at a time
@@ -51,6 +51,22 @@ class Inputs:
         """By the names of the settings."""
         self._thread.join()
         return self._found
+
+
+def of_run(asked: Asked[Any], folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """The settings of the run in this folder, where it is to be resumed, and where it writes ("out"); none where there
+    is none. All ranks have those of rank 0."""
+    from ..parallel.agree import agreed, is_root
+
+    if not asked.values.get("resume"):
+        return {}
+    found: dict[str, Any] = {}
+    with agreed(asked.ranks):
+        file = os.path.join(folder, SETTINGS)
+        if is_root(asked.ranks) and os.path.exists(file):
+            out = parse_toml(file).get("run", {}).get("out")
+            found = read(asked.kind, file) | {"out": checked(out, Place, f"{file}: run.out = {shown(out)}")}
+    return found if asked.ranks is None else asked.ranks.gather(found)[0]
 
 
 def saved(settings: Any, command: str, inputs: Inputs, ranks: int, **told: Any) -> bytes:

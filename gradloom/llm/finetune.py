@@ -32,6 +32,7 @@ from ..train.callbacks import Callback, Listeners
 from ..train.display import StepDisplay
 from ..train.epoch import Listener, Progress
 from ..train.history import History
+from ..train.log import log_of
 from ..train.loop import Loop
 from ..train.result import Result
 from ..train.saver import saver_of
@@ -86,9 +87,9 @@ class Run(Tuning):
                  `adapter` holds the weights of the evaluation with the least loss, in place of the last ones
     eval_every   "50steps": measure validation after every 50th step, too; eval_rows: at most so many rows of it. As
                  gl.fit's
-    run          a folder for checkpoints and samples.jsonl. resume, overwrite, checkpoint_every, keep, stop_after are
-                 those of gl.fit. To resume, the model's weights, what was read of the data, the adapter's settings and
-                 all else that decides the bits must be the same
+    run          a folder for checkpoints, samples.jsonl and metrics.jsonl; resume, overwrite, checkpoint_every, keep,
+                 stop_after, log and log_every are those of gl.fit. To resume, the model's weights, what was read of the
+                 data, the adapter's settings and all else that decides the bits must be the same
     continue_from  the folder of an earlier run of finetune: train on from its newest checkpoint, with an adapter like
                  its own where none is given. Schedule, order of rows and passes begin anew; so does the optimiser,
                  or with keep_optimizer=True its steps and moments go on
@@ -122,6 +123,8 @@ class Run(Tuning):
         keep_best: bool = False,
         continue_from: str | os.PathLike[str] | None = None,
         keep_optimizer: bool = False,
+        log: str | Sequence[str] = (),
+        log_every: str | None = None,
         **settings: Any,
     ) -> None:
         asked, ranks, exchange, options = taken(settings, Run)
@@ -157,11 +160,17 @@ class Run(Tuning):
                 both = np.stack([rows.tokens, rows.positions], 1)  # [rows, 2, context]: what the Trainer reads
                 self.data = replace(rows, tokens=both[:, 0], positions=both[:, 1])  # once in memory
                 self.dataset = Dataset(both, rows.labels)
+                if not len(self.val_rows) and (eval_every != "1epoch" or eval_rows is not None):
+                    seen = f"eval_every={eval_every!r}" if eval_rows is None else f"eval_rows={eval_rows!r}"
+                    raise SettingError(f"finetune: {seen} without rows for validation; need val_split above 0")
+                logs = log_of(self.saver, log, log_every, self.context)
+                for each in logs:
+                    stack.callback(each.close)
                 self.loop = Loop(
                     self.trainer, self.dataset, self.train_rows, self.val_rows,
                     batch_size=self.batch_size, micro_batch_size=self.micro_batch_size, steps=self.steps_total,
                     seed=asked.seed, validates_first=True, before_pass=self._check_model,
-                    callbacks=[*_stopping(patience, keep_best, len(self.val_rows)), *_several(callbacks)],
+                    callbacks=[*logs, *_stopping(patience, keep_best, len(self.val_rows)), *_several(callbacks)],
                     on_epoch=on_epoch, saver=self.saver, eval_every=eval_every, eval_rows=eval_rows,
                     on_progress=None if on_progress is None else lambda at: _of_training(at, on_progress),
                 )  # fmt: skip

@@ -165,15 +165,15 @@ def load_parameters(values: Values, kept: Mapping[str, Stored]) -> Callable[[], 
 
 def load_optimizer(values: Values, state: OptimizerState) -> Callable[[], None]:
     """Load for `of_optimizer`: counts, settings that are numbers, memories of plateaus, and the arrays, also of
-    parameters that have none yet."""
+    parameters that have none yet. A number that was set in place of a schedule takes its place again."""
     optimizer, kept = state.optimizer, of_optimizer(state)
     plain = [name for name, value in kept.items() if not isinstance(value, Stored)]
     missing = [name for name in plain if name not in values]
     if missing:
         raise TrainError(f"load: optimizer: {named(missing)} is missing; need the state of an optimiser")
-    check_equal(
-        "optimizer", values, {name: kept[name] for name in ("kind", "flags", "schedules", "groups") if name in kept}
-    )
+    check_equal("optimizer", values, {name: kept[name] for name in ("kind", "flags", "groups") if name in kept})
+    mine = {name: text for name, text in kept["schedules"].items() if f"opt.{name}" not in values["settings"]}
+    check_equal("optimizer", values, {"schedules": mine})
     arrays = {name: value for name, value in values.items() if name not in plain}
     arrays |= {name: np.array(values[name], np.int64) for name in ("steps", "epoch")}
     arrays |= state.remembered(values["plateaus"])

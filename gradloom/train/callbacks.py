@@ -264,7 +264,8 @@ def _callbacks(callbacks: Any) -> Iterator[Callback]:
 
 
 def _tell(methods: Iterable[Callable[[Any], None]], told: Any) -> None:
-    """Each in turn; StopTraining, if any of them raises it, when all have heard."""
+    """Each in turn; StopTraining, if any of them raises it, when all have heard. Another exception goes on at once,
+    with the attribute `of_callback`: some have heard, and some have not."""
     stops = [stop for method in methods if (stop := _stop(method, told)) is not None]
     if stops:
         raise stops[0]
@@ -275,6 +276,9 @@ def _stop(method: Callable[[Any], None], told: Any) -> StopTraining | None:
         method(told)
     except StopTraining as stop:
         return stop
+    except BaseException as error:
+        error.of_callback = True  # type: ignore[attr-defined]
+        raise
     return None
 
 

@@ -64,7 +64,8 @@ class Checkpoints:
         self._writing = threading.Lock()
         self._error: GradloomError | None = None
         self._number: int | None = None  # of the newest checkpoint; None: the folder was not looked at yet
-        self._last: int | None = None  # the step of the last checkpoint that was written or read
+        self.last: int | None = None  # the step of the last checkpoint that was written or read
+        self.lost: int | None = None  # the step of the newest state, where it could not be written
         self._closed = False
 
     @property
@@ -134,7 +135,7 @@ class Checkpoints:
             with self._writing:
                 self._write_one(step, entries, about, best, digests)
         except Exception as error:
-            last = "there is none before it" if self._last is None else f"the last one is that of step {self._last}"
+            last = "there is none before it" if self.last is None else f"the last one is that of step {self.last}"
             text = str(error) if isinstance(error, GradloomError) else f"{type(error).__name__}: {error}"
             text = f"the checkpoint of step {step} was not saved, {last}: {' '.join(text.split())}"
             if self.on_error == "stop":
@@ -142,6 +143,7 @@ class Checkpoints:
             else:
                 self._tell(text)
         finally:
+            self.lost = None if self.last == step else step
             self._idle.set()
 
     def _write_one(
@@ -159,7 +161,7 @@ class Checkpoints:
         if digests is not None:
             about = {**about, **plain(digests())}
         path = write_checkpoint(folder, step, entries, about, best=best, number=self._number + 1)
-        self._number, self._last = self._number + 1, step
+        self._number, self.last = self._number + 1, step
         if self._on_saved is not None:
             self._on_saved(path)
         try:
@@ -195,7 +197,7 @@ class Checkpoints:
             then = "there is no other one" if found is None else f"that of step {found.step} is used"
             self._tell(f"{error}; {then}")
         if found is not None:
-            self._last = found.step
+            self.last = found.step
         return found
 
 

@@ -7,7 +7,9 @@ environment  version, instruction set, backend: another one goes on, and no bits
 
 from __future__ import annotations
 
+import functools
 import platform
+import types
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -29,6 +31,8 @@ from .metrics import Measures
 from .trainer import Trainer
 
 SHOWN = 8  # differences in a message
+POINTS = [(step, 0) for step in (0, 1, 2, 5, 10, 20, 50, 100, 1000, 10_000, 100_000)]
+POINTS += [(0, epoch) for epoch in (1, 2, 5, 10, 20, 50, 100)]
 
 
 class Resumable(Protocol):
@@ -56,8 +60,24 @@ class Resumable(Protocol):
 
 def optimizer_of(optimizer: Optimizer) -> dict[str, Any]:
     """Kind and settings of an optimiser, schedules as text."""
-    settings = {name: shown(v) if callable(v) else float(v) for name, v in sorted(optimizer.settings.items())}
+    settings = {name: _schedule(v) if callable(v) else float(v) for name, v in sorted(optimizer.settings.items())}
     return {"kind": type(optimizer).__name__, **settings}
+
+
+def _schedule(schedule: Callable[[int, int], float]) -> str:
+    """A schedule as text: a function by its name and what it gives at some steps and epochs."""
+    if not isinstance(schedule, (types.FunctionType, types.MethodType, functools.partial)):
+        return shown(schedule)
+    name = shown(schedule.func if isinstance(schedule, functools.partial) else schedule)
+    return f"{name} ({', '.join(_rate(schedule, *point) for point in POINTS)})"
+
+
+def _rate(schedule: Callable[[int, int], float], step: int, epoch: int) -> str:
+    at = f"at epoch {epoch}" if epoch else f"at step {step}"
+    try:
+        return f"{float(schedule(step, epoch))!r} {at}"
+    except Exception as error:  # such as one that reads a table, which ends
+        return f"{type(error).__name__} {at}"
 
 
 def settings_of(trainer: Trainer) -> dict[str, Any]:
@@ -118,15 +138,22 @@ class Identity:
         """What differs from the run of a checkpoint, each as "name is ... and was ..."."""
         same_version = about["environment"].get("gradloom") == self.environment["gradloom"]
         mine, theirs = _flat(self.settings), _flat(about["settings"])
-        names = [name for name in mine | theirs if name != "graph" or same_version]
+        crossed = {mine.get("exchange"), theirs.get("exchange")} == {"none", "ordered"}
+        without = {"exchange", "graph"} if crossed else set()  # ranks end a step by another graph, with the same bits
+        without |= set() if same_version else {"graph", "losses"}
+        names = [name for name in mine | theirs if name not in without]
         found = [
-            f"{name} is {_text(mine.get(name))} and was {_text(theirs.get(name))}"
+            "{} is {} and was {}".format(name, *_texts(mine.get(name), theirs.get(name)))
             for name in names
-            if mine.get(name) != theirs.get(name) and name not in ("graph", "rows")
+            if mine.get(name) != theirs.get(name) and name not in ("graph", "losses", "rows")
         ]
+        if crossed and mine.get("statistics"):
+            was, now = ("with", "without") if mine["exchange"] == "none" else ("without", "with")
+            what = "running statistics (batch norm) are another thing there"
+            found.append(f"the run was begun {was} parallel= and is resumed {now}: {what}")
         if not found:  # what has no name of its own
             found += [f"the {what} differ" for what in ("rows",) if mine.get(what) != theirs.get(what)]
-            if "graph" in names and mine.get("graph") != theirs.get("graph"):
+            if any(name in names and mine.get(name) != theirs.get(name) for name in ("graph", "losses")):
                 found.append("the graph of a step differs")
         saved = about.get("digests", {})
         found += [
@@ -151,7 +178,7 @@ def identity_of(loop: Resumable) -> Identity:
     trainer, source = loop.trainer, loop.trainer.source(loop.data)
     sizes = {"batch_size": loop.batch_size, "micro_batch_size": loop.micro_batch_size}
     steps = [] if trainer.dynamic else trainer.prepared(source, len(loop.train_rows), measures=loop.measures, **sizes)
-    values = [value for step in steps for value in (*step.outputs, *step.updates)]
+    values = [v for step in steps for v in (*step.outputs, *step.updates, *step.run.program.effects)]
     settings = {
         **loop.about,
         **settings_of(trainer),
@@ -163,6 +190,8 @@ def identity_of(loop: Resumable) -> Identity:
         "evaluation": loop.evaluator.settings,
         "callbacks": [shown(each) for each in loop.callbacks if each.steers],
         "graph": checksum(repr(structure(values, named))),
+        "losses": checksum(*sorted({repr(structure(step.outputs[:2], named)) for step in steps})),
+        "statistics": any(stored not in trainer.state for stored in trainer.written()),  # running ones are written
     }
     leaves = {n.attrs["stored"]: None for n in reachable(values) if isinstance(n.attrs.get("stored"), Stored)}
     written = {storage_leaf(v).node.attrs["stored"] for step in steps for v in step.run.program.effects}
@@ -185,6 +214,12 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _text(value: Any) -> str:
-    text = "none" if value is None else value if isinstance(value, str) else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _texts(mine: Any, theirs: Any) -> tuple[str, str]:
+    """Both as texts of at most 60 characters; of longer ones the part where they differ."""
+    texts = ["none" if v is None else v if isinstance(v, str) else repr(v) for v in (mine, theirs)]
+    pairs = enumerate(zip(*texts, strict=False))
+    alike = next((i for i, (a, b) in pairs if a != b), min(map(len, texts)))
+    first = 0 if alike < 40 else alike - 20
+    cut = [("..." if first else "") + text[first:] for text in texts]
+    one, other = (text if len(text) <= 60 else f"{text[:57]}..." for text in cut)
+    return one, other

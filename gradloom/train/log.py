@@ -62,6 +62,7 @@ class Log(Callback):
         self._lines = Lines([MADE[name]() for name in dict.fromkeys(names)])
         self._early: list[dict[str, Any]] = []  # before the first step
         self._failed = ""  # the last error of writing
+        self._shown = Path(LINES) if callable(folder) else Path(folder) / LINES  # the place in messages
         self._loop: Any = None
         self._before = 0.0  # seconds of earlier sessions
         self._began = self._told = time.perf_counter()
@@ -163,7 +164,12 @@ class Log(Callback):
         if self._loop.steps:
             lines, self._early = self._early, []
             for line in lines:
-                self._guarded(partial(self._lines.add, self.folder, line))
+                self._guarded(partial(self._add, line))
+
+    def _add(self, line: Mapping[str, Any]) -> None:
+        folder = self.folder  # of a run: to ask for it writes, too
+        self._shown = folder / LINES
+        self._lines.add(folder, line)
 
     def _guarded(self, write: Callable[[], None]) -> None:
         """Write; what goes wrong is said, once for each kind of error."""
@@ -173,7 +179,7 @@ class Log(Callback):
             why = reason_of(error) if isinstance(error, OSError) else str(error)
             if why != self._failed:
                 self._failed = why
-                say(f"{self.folder / LINES}: a line cannot be written: {why}; the training goes on")
+                say(f"{self._shown}: a line cannot be written: {why}; the training goes on")
 
 
 class Gain:

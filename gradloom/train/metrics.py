@@ -34,10 +34,9 @@ class Metric:
     whole     the function gets NumPy arrays of all rows that count (outputs f32 [rows, ...] in the model's structure,
               labels, weights f32 [rows] or None) and gives a number: what no sum over batches can tell, as AUC or F1
     train     it is measured in training, too, by the step's own program, with dropout as it is there
-    uncertainty  "formula": of values per row m the weighted standard error sqrt(sum w (v - m)^2 / sum w / (n - 1)), of
-              pairs the same over micro-batches; "bootstrap": the standard deviation over `samples` resamplings of the
-              rows (of micro-batches for pairs), drawn from `seed`. None: "formula" where there is one, and none for
-              `whole`
+    uncertainty  "formula": of values per row the standard error of their weighted mean (see standard_error), of pairs
+              the same over micro-batches; "bootstrap": the standard deviation over `samples` resamplings of the rows
+              (of micro-batches for pairs), drawn from `seed`. None: "formula" where there is one, and none for `whole`
 
     SettingError for arguments out of range.
     """
@@ -276,7 +275,7 @@ class Measured:
         if n < 2:
             return mean, math.nan
         if metric.uncertainty == "formula":
-            return mean, math.sqrt(float((weights * (values - mean) ** 2).sum()) / total / (n - 1))
+            return mean, standard_error(values, weights)
         rng = np.random.default_rng(metric.seed)
         picks = (rng.integers(0, n, n) for _ in range(metric.samples))
         means = [float((weights[at] * values[at]).sum() / weights[at].sum()) for at in picks]
@@ -315,3 +314,20 @@ def row_weights(rows: int, labels: np.ndarray | None, weights: np.ndarray | None
     if labels is not None and labels.dtype.kind == "i":
         counts[(labels == IGNORED).reshape(rows, -1).all(axis=1)] = 0
     return counts
+
+
+def standard_error(values: np.ndarray, weights: np.ndarray) -> float:
+    """That of the weighted mean m of independent values, f64 [n], with weights above 0, f64 [n]: nan for n < 2.
+
+    sqrt(sum w^2 (v - m)^2 / ((sum w)^2 - sum w^2)), which is sqrt(sum w^2 (v - m)^2) / sum w times
+    sqrt(k / (k - 1)) with Kish's effective count k = (sum w)^2 / sum w^2. For equal weights it is sqrt(var / (n - 1)),
+    ggml's formula, to the bit.
+    """
+    if len(values) < 2:
+        return math.nan
+    share = weights / weights.max()  # 1 for equal weights, exactly
+    count = float(share.sum()) ** 2 / float((share**2).sum())
+    mean = float((values * weights).sum()) / float(weights.sum())
+    squares = weights * share
+    variance = float(((values - mean) ** 2 * squares).sum()) / float(squares.sum())
+    return math.sqrt(variance / (count - 1)) if count > 1 else math.nan

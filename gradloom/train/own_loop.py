@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..base import locks
-from ..base.arguments import as_whole, what_is
+from ..base.arguments import as_whole, one_line, what_is
 from ..base.errors import DataError, SettingError, TrainError
 from ..base.settings import switches
 from ..eager.draws import load_position, position
@@ -26,6 +26,7 @@ from ..step.state import (
     Load,
     Part,
     TrainState,
+    check_names,
     load_optimizer,
     load_parameters,
     load_window,
@@ -97,6 +98,7 @@ class Checkpoint:
             parts[name] = (
                 lambda: of_parameters(_named(each)), lambda values: load_parameters(values, of_parameters(_named(each)))
             )  # fmt: skip
+            parts[f"{name} trainable"] = _trainable(lambda: _named(each))
         elif isinstance(each, Optimizer):
             state = each.state
             if state is None:
@@ -104,6 +106,7 @@ class Checkpoint:
                 need = f"need {kind}(model.parameters(), ...), or the Trainer that has it"
                 raise SettingError(f"Checkpoint: {name} is an optimiser that was made without parameters; {need}")
             parts[name] = lambda: of_optimizer(state), lambda values: load_optimizer(values, state)
+            parts[f"{name} trainable"] = _trainable(lambda: _by_name(state.parameters))
             parts[f"{name} window"] = lambda: of_window(state), lambda values: _load_open_window(values, state)
         elif isinstance(each, Trainer):
             parts[name] = each.train_state.entries, each.train_state.loading
@@ -114,6 +117,7 @@ class Checkpoint:
             )
         elif _is_parameters(each):
             stored = {key: p.stored for key, p in _by_name(each).items()}
+            parts[f"{name} trainable"] = _trainable(lambda: _by_name(each))
             parts[name] = lambda: stored, lambda values: _replacing(name, values, stored)
         elif callable(getattr(each, "state", None)) and callable(getattr(each, "load_state", None)):
             parts[name] = lambda: _state_of(name, each), lambda values: self._own_load(name, each, values)
@@ -184,14 +188,17 @@ class Checkpoint:
                 raise
             take()
 
-    def save(self, step: int, *, best: bool = False, **values: Any) -> None:
+    def save(self, step: int | None = None, /, *, best: bool = False, **values: Any) -> None:
         """A checkpoint after this step, between two optimiser steps; written beside the loop, see Checkpoints.
 
         values: arrays and plain values of your own, which `values` has after a load. best: none was as good so far; the
         newest best one is kept. Raises DataError for what cannot be saved, by name; FileError for a folder that holds
-        an unfinished run which was not loaded.
+        an unfinished run which was not loaded; SettingError for a value called step beside the step itself.
         """
-        step = as_whole("step", step, 0)
+        if step is not None and "step" in values:
+            value = one_line(values["step"])
+            raise SettingError(f"Checkpoint.save: step={value} beside step {step}; need another name for the value")
+        step = as_whole("step", values.pop("step", None) if step is None else step, 0)
         if self._run is None:
             self._run = self._begin(resume=False)
         self._run.checkpoints.wait()  # so that no two copies are held
@@ -249,6 +256,23 @@ def _by_name(each: Any) -> dict[str, Parameter]:
     if isinstance(each, Parameter):
         return {"value": each}
     return dict(each) if isinstance(each, dict) else {str(i): p for i, p in enumerate(each)}
+
+
+def _trainable(get: Callable[[], Mapping[str, Parameter]]) -> tuple[Part, Load]:
+    """The part that tells which of these parameters are trainable: a loop may freeze some on its way."""
+
+    def load(values: Mapping[str, Any]) -> Take:
+        parameters = get()
+        check_names("trainable", values, parameters)
+
+        def take() -> None:
+            for key, p in parameters.items():
+                if p.trainable != values[key]:
+                    p.trainable = values[key]
+
+        return take
+
+    return lambda: {key: p.trainable for key, p in get().items()}, load
 
 
 def _replacing(name: str, values: Mapping[str, Any], stored: Mapping[str, Any]) -> Take:

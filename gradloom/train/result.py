@@ -11,7 +11,7 @@ import numpy as np
 
 from ..base.errors import TrainError
 from ..data.dataset import IGNORED
-from .metrics import NOTHING, UNCERTAINTY, Measured, Measures
+from .metrics import NOTHING, UNCERTAINTY, Measured, Measures, standard_error
 
 MAIN = "val"  # the name of the validation set that is a part of the training data
 
@@ -31,8 +31,9 @@ class Result:
     """Losses, weights and predictions of the batches that were added.
 
     loss is the weighted mean over all rows (the plain total for the loss "sum"), loss_unc its standard error from the
-    scatter between batches: sqrt(var/(n-1)) with var weighted by the batches' weights, as in ggml for equal ones; nan
-    for fewer than two batches. accuracy is the share of rows whose largest output is the label, accuracy_unc
+    scatter between batches: that of a mean weighted by the batches' weights w, sqrt(sum w^2 (v - loss)^2 /
+    ((sum w)^2 - sum w^2)) for batch losses v, which for equal weights is sqrt(var/(n-1)), as in ggml; nan for fewer
+    than two batches that weigh something. accuracy is the share of rows whose largest output is the label, accuracy_unc
     sqrt(a(1-a)/(n-1)); nan where there are no classes. grad_norms: f64[optimiser steps], the global norm of each step's
     gradient before clipping; grad_norm: that of the last step, nan before the first. predictions are the largest
     outputs, in the order of the rows. skipped: optimiser steps that were left out because a number was not finite;
@@ -168,10 +169,7 @@ class Result:
         if self.is_total:
             return math.sqrt(max(float(sums.var()), 0.0) * n / (n - 1))
         used = weights > 0
-        per_batch = sums[used] / weights[used]
-        mean = float(np.average(per_batch, weights=weights[used]))
-        variance = float(np.average((per_batch - mean) ** 2, weights=weights[used]))
-        return math.sqrt(variance / (n - 1))
+        return standard_error(sums[used] / weights[used], weights[used])
 
     @property
     def grad_norms(self) -> np.ndarray:

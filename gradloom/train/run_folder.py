@@ -201,20 +201,32 @@ class RunFolder:
             out.write(json.dumps({"format": 1, **about}, indent=1).encode() + b"\n")
 
     def _saved(self, manifest: Path) -> None:
-        """A checkpoint is complete; in the thread of its writer."""
+        """A checkpoint is complete, with or without a run.json beside it; in the thread of its writer."""
         with self._lock:
-            self._mark()
             self._about["step"] = max(self._about["step"], int(re.sub(r"\D", "", manifest.name)))
-            self._write()
+            failed = self._try_write()
             if self._staged:
                 _take_over(self.folder)
                 self._staged = False
+                failed = failed and self._try_write()  # the old run's files took room
+        if failed is not None:
+            self._tell(f"{self.shown}: run.json cannot be written: {failed}; the training goes on")
         self.saved.append(self.folder / "checkpoints" / manifest.name)
+
+    def _try_write(self) -> str | None:
+        """Write run.json; why, where that cannot be done."""
+        try:
+            self._mark()
+            self._write()
+        except (OSError, FileError) as error:
+            return " ".join(str(error).split())
+        return None
 
     def end(self, state: str, **numbers: Any) -> None:
         """The run has ended: finished, interrupted or failed. Waits for the writer of checkpoints, tells run.json
         (numbers: as for `note`) and lets go of the folder. A run that has written nothing leaves nothing, and what it
-        was to replace stays. Only the first call counts."""
+        was to replace stays. A finished run whose last checkpoint could not be written is marked as failed, which is
+        said: it can be resumed from the one before. Only the first call counts."""
         if state not in STATES[1:]:
             raise SettingError(f"state: {state!r} is not known; need one of {', '.join(STATES[1:])}")
         if self._ended:
@@ -225,9 +237,16 @@ class RunFolder:
             self.checkpoints.close()
         finally:
             with self._lock, self._claim:
+                lost = self.checkpoints.lost
+                if state == "finished" and lost is not None:
+                    last = self.checkpoints.last
+                    newest = "it has no checkpoint" if last is None else f"its newest checkpoint is that of step {last}"
+                    self._tell(f"{self.shown}: the training is done, its end (step {lost}) was not saved; {newest}")
+                    state = "failed"
                 self._about |= {"state": state, "ended": _now()}
                 try:
-                    if self._staged and self._marked and state == "finished":  # its result is to come
+                    saved = self._staged and bool(manifests(self._place / "checkpoints")[0])  # not in its place yet
+                    if saved or (self._staged and self._marked and state == "finished"):  # its result is to come
                         self._write()
                         _take_over(self.folder)
                     elif self._staged:

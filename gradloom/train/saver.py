@@ -24,6 +24,8 @@ from ..base.arguments import as_bool, as_whole
 from ..base.errors import NonFiniteError, SettingError, TrainError
 from ..base.interrupts import StopTraining
 from ..base.interval import as_interval
+from ..files.arrays import not_finite
+from ..graph.stored import Stored
 from ..parallel.agree import agreed, is_root
 from ..parallel.communicator import Communicator
 from ..step.state import TrainState
@@ -66,7 +68,7 @@ class Saver:
         stop_after: str | None = None,
         ranks: Communicator | None = None,
     ) -> None:
-        if not isinstance(run, (str, os.PathLike)):
+        if not isinstance(run, (str, os.PathLike)) or not os.fspath(run):
             raise SettingError(f"run={run!r} is not usable; need the path of a folder")
         self.path, self.resume, self.ranks = os.fspath(run), as_bool("resume", resume), ranks
         self.every = as_interval("checkpoint_every", checkpoint_every)
@@ -81,6 +83,7 @@ class Saver:
         self._began = self._saved = time.monotonic()
         self._place: object = None  # of the last checkpoint
         self._state = "finished"
+        self.time_is_up = False  # `stop_after` has ended the run
 
     # ---- before the run --------------------------------------------------------------------------------------
 
@@ -125,12 +128,19 @@ class Saver:
         with agreed(self.ranks):
             loop.trainer.train_state.load(self.entries)
         self.entries, self._place = None, self._place_of(loop)
+        if loop.stopped and is_root(self.ranks):
+            text = f"{self.path}: a callback has ended this run after {loop.steps} steps: it is finished"
+            print(text, file=sys.stderr, flush=True)
 
     def compare(self, identity: Identity) -> None:
         """TrainError naming what differs from the run of the checkpoint."""
         differ = identity.differences(self.about)
         if differ:
-            raise TrainError(f"{self.path}: cannot be resumed: {'; '.join(differ)}; need the same, or overwrite=True")
+            need = "need the same, or --overwrite (overwrite=True) to start anew"
+            raise TrainError(f"{self.path}: cannot be resumed: {'; '.join(differ)}; {need}")
+        if identity.settings.get("dynamic"):
+            text = f"{self.path}: dynamic=True: whether the model's graph is the same as before is not compared"
+            print(text, file=sys.stderr, flush=True)
         other = identity.other_environment(self.about)
         if other:
             text = f"{self.path}: {'; '.join(other)}: the run goes on, the same bits are not promised"
@@ -193,12 +203,22 @@ class Saver:
         self.write(loop.steps, loop.trainer.train_state, identity, best)
 
     def write(self, step: int, state: TrainState, identity: Identity, best: bool = False) -> None:
-        """A checkpoint of this state as it is now."""
+        """A checkpoint of this state as it is now. Where trained weights are not finite there is none, which is said,
+        and the one before stays the newest."""
         self._saved = time.monotonic()
         if self.folder is not None:
             checkpoints, about, taken = self.folder.checkpoints, identity.about(), identity.digests
             checkpoints.wait()  # so that no two copies are held
-            checkpoints.save(step, state.collect(), about, best, lambda: {"digests": taken()})
+            trained = [n for n, v in state.entries().items() if isinstance(v, Stored) and v.role == "trained"]
+            entries = state.collect()
+
+            def checked() -> dict[str, Any]:
+                seen = not_finite({name: entries[name] for name in trained})
+                if seen is not None:
+                    raise NonFiniteError(f"{seen}; the weights are no good any more")
+                return {"digests": taken()}
+
+            checkpoints.save(step, entries, about, best, checked)
 
     # ---- the end ---------------------------------------------------------------------------------------------
 
@@ -208,11 +228,13 @@ class Saver:
             self.save(loop)
 
     def stopped(self, loop: Resumable, why: BaseException) -> None:
-        """The loop ends before its last step: the last checkpoint, where a step is complete."""
+        """The loop ends before its last step: the last checkpoint, where a step is complete and no callback has heard
+        of half of what has happened."""
         if isinstance(why, TimeIsUp):
-            self._state = "interrupted"
-        orderly = isinstance(why, (TimeIsUp, NonFiniteError, KeyboardInterrupt)) and not hasattr(why, "at_once")
-        if orderly and loop.steps and self._identity is not None and self._place != self._place_of(loop):
+            self._state, self.time_is_up = "interrupted", True
+        orderly = isinstance(why, (TimeIsUp, NonFiniteError, KeyboardInterrupt))
+        cut = hasattr(why, "at_once") or hasattr(why, "of_callback")
+        if orderly and not cut and loop.steps and self._identity is not None and self._place != self._place_of(loop):
             self.save(loop)
 
     @staticmethod

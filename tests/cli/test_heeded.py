@@ -27,9 +27,9 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
         ["--rank 4", "--alpha 1", "--targets attn_q", "--dropout 0.3", "--rslora", "--lora base.gguf", "--batch-size 2",
          "--micro-batch-size 1", "--epochs 2", "--steps 2", "--schedule linear", "--warmup 0.9", "--weight-decay 0.1",
          "--val-split 0.3", "--seed 1", "--method full", "--context 64", "--lr 0.1", "--threads 2", "--optimizer lion",
-         "--max-norm 0.001", "--freeze *.0.*"],
+         "--max-norm 0.001", "--freeze *.0.*", "--ema 0.9"],
         ["--train-dtype f32", "--exchange fast", "--parallel fork", "--out o.bin", "--weight-decay -1",
-         "--sample-every 1steps", "--on-nonfinite go", "--optimizer lino", *READS],
+         "--sample-every 1steps", "--on-nonfinite go", "--optimizer lino", "--eval-rows 0", "--keep 0", *READS],
     ),
     TRAIN + " --lora base.gguf": (
         ["--dropout 0.3", "--seed 1"],
@@ -74,7 +74,19 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
 ELSEWHERE = {
     "evaluate": {"--threads", "--batch-size", "--skip-bad-lines"},
     "generate": {"--threads", "--stop"},
-    "finetune": {"--config", "--run", "--sample-prompt"},  # test_rerun.py; test_sample_texts.py
+    "finetune": {
+        "--config",
+        "--run",
+        "--sample-prompt",  # test_rerun.py; test_sample_texts.py
+        "--resume",
+        "--overwrite",
+        "--checkpoint-every",
+        "--stop-after",
+        "--eval-every",
+        "--patience",
+        "--keep-best",
+        "--log",  # test_resume_finetune.py
+    },
 }
 
 

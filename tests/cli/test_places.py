@@ -117,7 +117,8 @@ def test_long_names(capsys, tmp_path, language):  # noqa: F811
     assert run(capsys, "merge", language[0], adapter, "-o", merged)[0] == 0
     good(tmp_path / "out")
     assert run(capsys, "predict", tmp_path / "out", DIGITS, "--out", table_out)[0] == 0
-    assert {*os.listdir(tmp_path)} == {"out", adapter.name, merged.name, table_out.name}
+    names = {"out", adapter.name, adapter.with_suffix(".run").name, merged.name, table_out.name}
+    assert {*os.listdir(tmp_path)} == names
 
 
 def test_what_belongs_to_an_input_is_not_replaced(capsys, tmp_path, language, monkeypatch):  # noqa: F811

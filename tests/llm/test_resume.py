@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ PROGRAM = Path(__file__).with_name("resumed_finetune.py")
 def interrupted_at(step: int) -> Heard:
     def heard(batch: Any) -> None:
         if batch.step == step:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)  # as Ctrl-C: the step is completed first
 
     return Heard(heard)
 

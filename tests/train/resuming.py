@@ -41,7 +41,8 @@ def mlp(**options: Any) -> tuple[nn.Module, gl.train.History]:
         "progress": False,
     }
     settings |= {"callbacks": [stop]}
-    history = gl.fit(net, (X, Y), optimizer=gl.optim.AdamW(lr=lr), **settings | options)
+    settings |= {"optimizer": gl.optim.AdamW(lr=lr)}
+    history = gl.fit(net, (X, Y), **settings | options)
     return net, history
 
 

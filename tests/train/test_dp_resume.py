@@ -83,7 +83,7 @@ def test_what_fails_in_a_step_leaves_the_last_good_one(replicas, tmp_path):
 )
 def test_what_differs_is_refused(options, said, tmp_path):
     train(run=tmp_path, iterations=3)
-    with pytest.raises(gl.TrainError, match=f"cannot be resumed: .*{said}.*; need the same, or overwrite=True"):
+    with pytest.raises(gl.TrainError, match=f"cannot be resumed: .*{said}.*; need the same, or --overwrite"):
         train(run=tmp_path, resume=True, **options)
 
 

@@ -475,14 +475,14 @@ def test_batch_norm_running_statistics(backend):
 
 
 def test_uncertainty_of_unequal_batches():
-    """The weighted variance, which for equal batches is ggml's formula."""
+    """The standard error of a weighted mean, which for equal batches is ggml's formula."""
     result = gl.Result()
     losses, weights = np.array([4.0, 9.0, 2.0]), np.array([2.0, 3.0, 1.0])
     result.add(6, losses, weights)
     mean = losses.sum() / 6
-    variance = (weights * (losses / weights - mean) ** 2).sum() / 6
+    squares = (weights**2 * (losses / weights - mean) ** 2).sum()
     assert result.loss == pytest.approx(mean)
-    assert result.loss_unc == pytest.approx(np.sqrt(variance / 2))
+    assert result.loss_unc == pytest.approx(np.sqrt(squares / (36 - 14)))
     equal = gl.Result()
     equal.add(6, losses, np.full(3, 2.0))
     assert equal.loss_unc == pytest.approx(np.sqrt((losses / 2).var() / 2))

@@ -44,7 +44,38 @@ def auc(outputs, labels):
 
 def formula(values, weights):
     mean = np.average(values, weights=weights)
-    return mean, np.sqrt(np.average((values - mean) ** 2, weights=weights) / (len(values) - 1))
+    return mean, np.sqrt((weights**2 * (values - mean) ** 2).sum() / (weights.sum() ** 2 - (weights**2).sum()))
+
+
+@pytest.mark.parametrize("weight", [1.0, 10.0, 0.3])
+def test_of_equal_weights_the_standard_error_is_that_of_a_mean(weight):
+    """sqrt(var / (n - 1)), as ggml has it, to the bit."""
+    result, values = gl.Result(), RNG.standard_normal(57)
+    weights = np.full(57, weight)
+    result.add(57, values * weights, weights)
+    means = values * weights / weights
+    variance = np.average((means - np.average(means, weights=weights)) ** 2, weights=weights)
+    assert result.loss_unc == np.sqrt(variance / 56)
+
+
+def test_uncertainties_of_unequal_weights_are_the_scatter_of_means():
+    """Of 200 draws of 200 rows, 5 % of which weigh 50: for values per row, for pairs, for the loss."""
+    rng, found = np.random.default_rng(0), []
+
+    def pair(outputs, labels, weights):
+        return ops.sum(outputs[:, 0] * weights), ops.sum(weights)
+
+    metrics = {"row": lambda outputs, labels: outputs[:, 0], "pair": pair}
+    for _ in range(200):
+        x = rng.standard_normal((200, 1)).astype(np.float32)
+        weights = np.where(rng.random(200) < 0.05, 50, 1)
+        data = gl.data.Dataset(x, np.zeros_like(x), weights=weights)
+        result = gl.evaluate(lambda v: v * 1.0, data, loss="mse", batch_size=10, metrics=metrics)
+        found.append(result.numbers())
+    for name in ("row", "pair", "loss"):
+        scatter = np.std([one[name] for one in found])
+        told = np.sqrt(np.mean([one[name + "_unc"] ** 2 for one in found]))
+        assert 0.8 < told / scatter < 1.25, (name, told, scatter)
 
 
 @pytest.mark.parametrize("batch_size", [60, 13])

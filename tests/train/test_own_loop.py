@@ -344,3 +344,32 @@ def test_draws_go_on(tmp_path):
     again.load()
     assert [a.tolist() for a in after] == [drawn().tolist() for _ in range(3)]
     again.close()
+
+
+@pytest.mark.parametrize("given", ["module", "optimizer", "parameters"])
+def test_what_a_loop_has_frozen_on_its_way_is_frozen_after_a_load(tmp_path: Path, given: str) -> None:
+    def objects(net: nn.Linear) -> dict[str, Any]:
+        opt = optim.SGD(net.parameters(), lr=0.1)
+        return {"module": {"a": net}, "optimizer": {"a": opt}, "parameters": {"a": net.named_parameters()}}[given]
+
+    net = nn.Linear(2, 2)
+    with gl.train.Checkpoint(tmp_path, **objects(net)) as checkpoint:
+        net.bias.trainable = False
+        checkpoint.save(1)
+    again = nn.Linear(2, 2)
+    given_again = objects(again)
+    again.weight.trainable = False  # and thawed
+    with gl.train.Checkpoint(tmp_path, **given_again) as checkpoint:
+        assert checkpoint.load() == 1
+    assert again.weight.trainable and not again.bias.trainable
+
+
+def test_a_step_is_given_once(tmp_path: Path) -> None:
+    with gl.train.Checkpoint(tmp_path, net=nn.Linear(2, 2)) as checkpoint:
+        need = r"^Checkpoint\.save: step=5 beside step 1; need another name for the value$"
+        with pytest.raises(gl.SettingError, match=need):
+            checkpoint.save(1, step=5)
+        with pytest.raises(gl.GradloomError, match="step"):
+            checkpoint.save()
+        checkpoint.save(step=2)
+    assert gl.train.Checkpoint(tmp_path, net=nn.Linear(2, 2)).load() == 2

@@ -105,10 +105,12 @@ def test_more_epochs(whole, tmp_path):
     assert same(whole["mlp"], outcome(*mlp(run=tmp_path, resume=True)))
 
 
-def test_a_listener_that_stops_the_training_ends_the_run(tmp_path):
+def test_a_listener_that_stops_the_training_ends_the_run(tmp_path, capsys):
     net, history = mlp(run=tmp_path, on_epoch=stopping(2, gl.train.StopTraining))
     again = mlp(run=tmp_path, resume=True, on_epoch=stopping(2, gl.train.StopTraining))
     assert len(history) == 2 and same(outcome(net, history), outcome(*again))
+    said = f"{tmp_path}: a callback has ended this run after 12 steps: it is finished"
+    assert capsys.readouterr().err.count(said) == 1
 
 
 def test_a_batch_that_is_not_finite_leaves_the_last_good_step(tmp_path):
@@ -180,7 +182,9 @@ def test_the_resolved_micro_batch_is_kept(tmp_path):
 def test_ranks_and_one_process_are_two_things(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         on_ranks("cnn", 2, run=tmp_path, on_train_batch=stopping(5, KeyboardInterrupt))
-    with pytest.raises(gl.TrainError, match="cannot be resumed: exchange is none and was ordered"):
+    with pytest.raises(
+        gl.TrainError, match="cannot be resumed: the run was begun with parallel= and is resumed without"
+    ):
         cnn(run=tmp_path, resume=True)
 
 
@@ -218,6 +222,7 @@ def other_data():
         ({"data": other_data()}, r"the data differ \(\w{16}, was \w{16}\)"),
         ({"net": gl.nn.Linear(6, 3)}, "model.weight is .* and was none.* model.0.weight is none and was "),
         ({"dropout": 0.3}, "the graph of a step differs"),
+        ({"momentum": 0.2}, "the graph of a step differs"),
     ],
 )
 def test_what_differs_is_refused(change, said, stopped):
@@ -225,8 +230,14 @@ def test_what_differs_is_refused(change, said, stopped):
     options = dict(change)
     net = options.pop("net", None)
     if net is None:
-        rate = options.pop("dropout", 0.2)
-        layers = gl.nn.Linear(6, 16), gl.nn.BatchNorm(16), gl.nn.ReLU(), gl.nn.Dropout(rate), gl.nn.Linear(16, 3)
+        rate, momentum = options.pop("dropout", 0.2), options.pop("momentum", 0.1)
+        layers = (
+            gl.nn.Linear(6, 16),
+            gl.nn.BatchNorm(16, momentum=momentum),
+            gl.nn.ReLU(),
+            gl.nn.Dropout(rate),
+            gl.nn.Linear(16, 3),
+        )
         net = gl.nn.Sequential(*layers)
     settings = {
         "data": (X, Y), "epochs": 7, "batch_size": 20, "micro_batch_size": 10, "val_split": 0.2, "seed": 3,
@@ -235,7 +246,7 @@ def test_what_differs_is_refused(change, said, stopped):
     }  # fmt: skip
     if options.get("loss") == "mse":
         settings["data"] = X, np.eye(3, dtype=np.float32)[Y]
-    with pytest.raises(gl.TrainError, match=f"{stopped}: cannot be resumed: .*{said}.*; need the same, or overwrite"):
+    with pytest.raises(gl.TrainError, match=f"{stopped}: cannot be resumed: .*{said}.*; need the same, or --overwrite"):
         gl.fit(net, **settings | options)
     assert before == {path.name: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
 
@@ -344,6 +355,7 @@ def test_evaluations_inside_of_epochs(name, count, tmp_path):
         ({"run": "{}", "stop_after": "10steps"}, "stop_after='10steps' is not usable; need a text such as 10s"),
         ({"run": "{}", "keep": 0}, "keep"),
         ({"run": 3}, "run=3 is not usable; need the path of a folder"),
+        ({"run": ""}, "run='' is not usable; need the path of a folder"),
         ({"run": "{}", "resume": True, "overwrite": True}, "resume and overwrite"),
     ],
 )

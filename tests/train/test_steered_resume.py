@@ -71,3 +71,138 @@ def test_the_end_is_that_of_a_run_that_was_never_stopped(kind, stops, tmp_path):
         assert all(np.array_equal(mine[name], theirs[name]) for name in theirs)
         assert [e.numbers() for e in history] == [e.numbers() for e in expected]
         assert all(e.averaged for e in history)
+
+
+class Raises(gl.train.Callback):
+    """Raises an error when it hears of so many epochs, or evaluations."""
+
+    stateless = True
+
+    def __init__(self, error=None, event="epoch", at=3):
+        self.error, self.event, self.left = error, event, at
+
+    def _heard(self, event):
+        if event == self.event and self.error is not None:
+            self.left -= 1
+            if not self.left:
+                raise self.error
+
+    def on_epoch(self, result):
+        self._heard("epoch")
+
+    def on_evaluation(self, evaluation):
+        self._heard("evaluation")
+
+
+class Hears(gl.train.Callback):
+    """Remembers what it has heard of."""
+
+    def __init__(self):
+        self.heard = []
+
+    def on_epoch(self, result):
+        self.heard.append(("epoch", result.epoch))
+
+    def on_evaluation(self, evaluation):
+        self.heard.append(("evaluation", evaluation.step))
+
+    def state(self):
+        return {"heard": [list(pair) for pair in self.heard]}
+
+    def load_state(self, values):
+        self.heard = [tuple(pair) for pair in values["heard"]]
+
+
+def _heard(folder, raises, *, resume=False, every="1steps"):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(32, 4)).astype(np.float32)
+    hears, net = Hears(), gl.nn.Sequential(gl.nn.Linear(4, 4))
+    try:
+        gl.fit(net, (x, x), loss="mse", epochs=5, batch_size=12, val_split=0.25, progress=False, run=folder,
+               resume=resume, checkpoint_every=every, callbacks=[raises, hears])  # fmt: skip
+    except (KeyboardInterrupt, gl.NonFiniteError):
+        return None
+    return hears.heard, net[0].weight.numpy().tobytes()
+
+
+@pytest.mark.parametrize("every", ["1steps", "5min"])
+@pytest.mark.parametrize("event", ["epoch", "evaluation"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, gl.NonFiniteError])
+def test_what_a_callback_raises_leaves_no_checkpoint_that_others_have_heard_half_of(tmp_path, error, event, every):
+    whole = _heard(tmp_path / "whole", Raises())
+    assert _heard(tmp_path / "cut", Raises(error("stop"), event), every=every) is None
+    assert _heard(tmp_path / "cut", Raises(), resume=True, every=every) == whole
+
+
+class Number(gl.train.Callback):
+    """Sets a number where a schedule was, in the second epoch; raises in the fourth."""
+
+    def __init__(self, fails=False):
+        self.fails, self.epochs = fails, 0
+
+    def begin(self, loop):
+        self.optimizer = loop.trainer.optimizer
+
+    def on_epoch(self, result):
+        self.epochs += 1
+        if self.epochs == 2:
+            self.optimizer.lr = 0.01
+        if self.epochs == 4 and self.fails:
+            raise RuntimeError("stop")
+
+    def state(self):
+        return {"epochs": self.epochs}
+
+    def load_state(self, values):
+        self.epochs = values["epochs"]
+
+
+@pytest.mark.parametrize("plateau", [False, True])
+def test_a_number_that_was_set_in_place_of_a_schedule_is_resumed(tmp_path, plateau):
+    x = np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32)
+    schedules = gl.optim.schedules
+
+    def fit(folder, fails=False, resume=False, lr=None):
+        net = gl.nn.Sequential(gl.nn.Linear(4, 4))
+        lr = lr or (schedules.Plateau(0.1, patience=1) if plateau else schedules.Cosine(0.1, steps=20))
+        opt = gl.optim.SGD(lr=lr)
+        gl.fit(net, (x, x), loss="mse", optimizer=opt, epochs=6, batch_size=16, progress=False, run=folder,
+               resume=resume, checkpoint_every="1steps", callbacks=[Number(fails)])  # fmt: skip
+        return net[0].weight.numpy().tobytes()
+
+    whole = fit(tmp_path / "whole")
+    with pytest.raises(RuntimeError, match="stop"):
+        fit(tmp_path / "cut", fails=True)
+    assert fit(tmp_path / "cut", resume=True) == whole
+
+
+def test_a_schedule_in_the_state_where_the_script_has_a_number_is_refused(tmp_path):
+    def checkpoint(lr):
+        net = gl.nn.Linear(2, 2)
+        return gl.train.Checkpoint(tmp_path, optimizer=gl.optim.SGD(net.parameters(), lr=lr))
+
+    with checkpoint(gl.optim.schedules.Cosine(0.1, steps=9)) as saved:
+        saved.save(1)
+    with pytest.raises(gl.TrainError, match="load: optimizer: schedules={}, in the state {'lr': .*Cosine"):
+        checkpoint(0.1).load()
+
+
+def test_weights_that_the_last_step_has_spoiled_are_not_saved(tmp_path, capfd):
+    x = np.ones((8, 2), np.float32)
+
+    class Spoils(gl.train.Callback):
+        stateless = True
+
+        def on_batch(self, batch):
+            if batch.step == 3:
+                opt.lr = 3e38
+
+    net = gl.nn.Sequential(gl.nn.Linear(2, 2))
+    opt = gl.optim.SGD(lr=0.1)
+    gl.fit(net, (x, x * 1000), loss="mse", optimizer=opt, epochs=2, batch_size=4, progress=False, run=tmp_path,
+           checkpoint_every="1steps", callbacks=[Spoils()])  # fmt: skip
+    assert not np.isfinite(net[0].weight.numpy()).all()
+    said = capfd.readouterr().err
+    assert "the checkpoint of step 4 was not saved, the last one is that of step 3" in said
+    assert "its end (step 4) was not saved; its newest checkpoint is that of step 3" in said
+    assert [path.name for path in sorted((tmp_path / "checkpoints").glob("*.json"))][-1] == "step-000003.json"
