@@ -15,6 +15,7 @@ import difflib
 import inspect
 import json
 import os
+import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -30,7 +31,10 @@ from .common import join
 if TYPE_CHECKING:
     from ..parallel.communicator import Communicator
 
-_LONGEST = 1 << 20  # bytes of a settings file
+_LONGEST = 1 << 16  # bytes of a settings file
+_MANY_DOTS = re.compile(  # in a key: the time that tomllib takes is that of their number squared
+    r"""(?:^|[\[{,])[ \t]*(?:(?:[\w-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')[ \t]*\.[ \t]*){64}""", re.MULTILINE
+)
 S = TypeVar("S")
 
 
@@ -50,7 +54,7 @@ Decay = Annotated[float, Limit("a finite number of at least 0", (("ge", 0.0), ("
 _TIME, _COUNT = r"\d{1,15}(\.\d{1,15})? ?(s|sec|min|h|d)", r"\d{1,15} ?(steps?|epochs?)"
 Duration = Annotated[str, Limit("a duration such as 90s, 5min or 3h", (("pattern", f"^{_TIME}$"),))]
 Interval = Annotated[str, Limit("a text such as 5min, 100steps or 1epoch", (("pattern", f"^({_TIME}|{_COUNT})$"),))]
-Place = Annotated[str, Limit("the name of a file or folder", (("min_length", 1),))]
+Place = Annotated[str, Limit("the name of a file or folder", (("pattern", r"^[^\0]+\Z"),))]
 decided: Any = None  # the default of what the data decide where it is not given
 
 
@@ -257,11 +261,21 @@ def parse_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
     except OSError as error:
         raise FileError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}") from None
     if len(text) > _LONGEST:
-        raise FileError(f"{path}: is longer than a megabyte; need a settings file (TOML)")
-    try:  # a byte of a file's name that is no UTF-8 stays what it is
-        return tomllib.loads(text.decode(errors="surrogateescape"))
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise SettingError(f"{path}: is no TOML: {error or 'nested too deeply'}") from None
+        raise FileError(f"{path}: is longer than {_LONGEST} bytes; need a settings file (TOML)")
+    # a byte of a file's name that is no UTF-8 stays what it is, in what a run has saved
+    words = text.decode(errors="surrogateescape").removeprefix("\ufeff")
+    is_text = not re.search("[\ud800-\udfff]", words)
+    if _MANY_DOTS.search(words):
+        raise SettingError(f"{path}: has a key of 64 dots or more; need a settings file (TOML)")
+    try:
+        found = tomllib.loads(words)
+    except (ValueError, RecursionError) as error:  # also a number of too many digits
+        if not is_text:
+            raise SettingError(f"{path}: is no text of UTF-8; need a settings file (TOML) in UTF-8") from None
+        raise SettingError(f"{path}: is no TOML: {str(error).partition(';')[0] or 'nested too deeply'}") from None
+    if not is_text and not isinstance(found.get("run"), dict):
+        raise SettingError(f"{path}: is no text of UTF-8; need a settings file (TOML) in UTF-8")
+    return found
 
 
 def read(kind: type, path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -378,8 +392,10 @@ def shown(value: Any) -> str:
     """A value of a settings file in a message."""
     try:
         text = json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError):  # a date
+    except TypeError:  # a date
         text = str(value)
+    except ValueError:  # of more digits than Python writes
+        text = hex(value) if isinstance(value, int) else "..."
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

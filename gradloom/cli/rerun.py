@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from .common import Exchange, Parallel, join, need_place, need_whole, say
-from .config import Asked, parse_toml, read
+from .config import Asked, Place, checked, parse_toml, read
 from .finetune import run as run_finetune
 from .finetune_settings import FinetuneSettings
 from .fit import run as run_fit
@@ -43,9 +43,11 @@ def rerun(
     file = Path(run) / SETTINGS if os.path.isdir(run) else Path(run)
     kind, command, about, values = _read(file)
     Asked(kind, values).settings()  # none is missing
+    to = checked(out or _beside(file, about), Place, "--out")
+    _need_another_place(to, file, kind, about)
     _need_same_inputs(file, about, values)
     _say_what_differs(about)
-    here = {"out": out or _beside(file, about), "threads": threads, "exchange": exchange, "json": json}
+    here = {"out": to, "threads": threads, "exchange": exchange, "json": json}
     values |= {name: value for name, value in here.items() if value is not None}
     return int(command(Asked(kind, values, ranks)))
 
@@ -63,6 +65,17 @@ def _read(file: Path) -> tuple[Any, Any, dict[str, Any], dict[str, Any]]:
         raise FileError(f"{file}: {what}; need the {SETTINGS} of a fit or a finetune (others are for --config)")
     kind, run = _COMMANDS[command]
     return kind, run, about, read(kind, file)
+
+
+def _need_another_place(out: str, file: Path, kind: Any, about: dict[str, Any]) -> None:
+    """SettingError where the run would replace the one that it repeats."""
+    from ..base.errors import SettingError
+
+    is_fit = kind is FitSettings
+    folder = out if is_fit else str(Path(out).with_suffix(".run"))
+    same = os.path.realpath(folder) == os.path.dirname(os.path.realpath(file))
+    if same or (not is_fit and os.path.realpath(out) == os.path.realpath(str(about.get("out")))):
+        raise SettingError(f"--out {out}: is the place of the run that is repeated; need another one")
 
 
 def _need_same_inputs(file: Path, about: dict[str, Any], values: dict[str, Any]) -> None:
@@ -102,4 +115,4 @@ def _say_what_differs(about: dict[str, Any]) -> None:
 def _beside(file: Path, about: dict[str, Any]) -> str:
     """Where to write when nothing is said: beside what the run has written."""
     out = Path(str(about.get("out") or file.parent))
-    return str(out.with_name(f"{out.stem}-again{out.suffix}"))
+    return str(out.with_name(f"{out.stem}-again{out.suffix}") if out.name else file.parent / "again")

@@ -106,7 +106,14 @@ def test_a_file_for_finetune(capsys, tmp_path, language):  # noqa: F811
         ("epochs: 3", "is no TOML: "),
         ("epochs = ", "is no TOML: "),
         ("x = " + "[" * 5000, "is no TOML: "),
-        ("#" * (1 << 20) + "\n", "is longer than a megabyte; need a settings file (TOML)"),
+        ("#" * (1 << 16) + "\n", "is longer than 65536 bytes; need a settings file (TOML)"),
+        (f"seed = {'9' * 5000}\n", "is no TOML: Exceeds the limit"),
+        (f"batch_size = 0x{'f' * 5000}\n", "batch_size = 0xff"),
+        (f"hidden = [0x{'f' * 5000}]\n", "hidden = ...: need whole numbers"),
+        ('data = "a\\u0000b"\n', 'data = "a\\u0000b": need the name of a file or folder'),
+        ('out = "a\\u0000b"\n', 'out = "a\\u0000b": need the name of a file or folder'),
+        (".".join("a" * 20000) + " = 1\n", "has a key of 64 dots or more"),
+        ("x = {" + '"a" . ' * 64 + "b = 1}\n", "has a key of 64 dots or more"),
     ],
 )
 def test_mistakes(capsys, tmp_path, text, says):
@@ -114,6 +121,18 @@ def test_mistakes(capsys, tmp_path, text, says):
     code, out, err = run(capsys, "fit", "nowhere.csv", "--config", file)
     assert (code, out) == (2, "") and len(err.splitlines()) == 1 and "Traceback" not in err, err
     assert err.startswith(f"gradloom: {file}: ") and says in err, err
+
+
+def test_bytes_that_are_no_utf8(capsys, tmp_path):
+    """Only what a run has saved may hold the bytes of a file's name."""
+    for text in (b"# Gr\xfc\xdfe\nepochs = 3\n", b"data = '\xfc'\n", b"\xfc = 1\n", "epochs = 3".encode("utf-16")):
+        (tmp_path / "s.toml").write_bytes(text)
+        code, out, err = run(capsys, "fit", "--config", tmp_path / "s.toml")
+        assert (code, out) == (2, "") and "s.toml: is no text of UTF-8; need" in err and err.count("\n") == 1, err
+    (tmp_path / "s.toml").write_bytes(b"data = '\xfc'\n[run]\ncommand = 'fit'\n")
+    assert read(FitSettings, tmp_path / "s.toml") == {"data": os.fsdecode(b"\xfc")}
+    (tmp_path / "s.toml").write_bytes(b"\xef\xbb\xbfepochs = 3\n")
+    assert read(FitSettings, tmp_path / "s.toml") == {"epochs": 3}
 
 
 def test_files_that_cannot_be_read(capsys, tmp_path):

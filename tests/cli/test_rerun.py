@@ -67,6 +67,19 @@ def test_its_settings_are_a_settings_file(capsys, tmp_path):
     assert one == two != three
 
 
+def test_the_run_that_is_repeated_stays(capsys, tmp_path, monkeypatch):
+    """Its own folder is no place to write, however it is named."""
+    monkeypatch.chdir(tmp_path)
+    fitted(capsys, flowers(tmp_path / "t.csv"), "--epochs", 1, "--out", "a")
+    before = {path: path.read_bytes() for path in (tmp_path / "a").glob("*.*")}
+    (tmp_path / "link").symlink_to("a")
+    for run_, out in (("a", "a"), ("a", tmp_path / "link"), ("link", "a/."), ("link/settings.toml", "a/")):
+        code, text, err = run(capsys, "rerun", run_, "--out", out)
+        says = f"gradloom: --out {out}: is the place of the run that is repeated; need another one\n"
+        assert (code, text, err) == (2, "", says)
+    assert {path: path.read_bytes() for path in (tmp_path / "a").glob("*.*")} == before
+
+
 def test_data_that_changed_are_refused(capsys, tmp_path):
     data = flowers(tmp_path / "t.csv")
     fitted(capsys, data, "--epochs", 2, "--out", tmp_path / "a")
@@ -117,6 +130,8 @@ def test_what_may_change_the_bits_is_said(capsys, tmp_path, change, says):
         ("epochs = 1\n[run]\ncommand = 'fit'\n", "Missing argument 'DATA'"),
         ("data = 'x'\n[run]\ncommand = 'fit'\n[run.digests]\nmodel = 'a'\n", "cannot be read"),
         ("epochs = \n", "is no TOML"),
+        ("data = 'x'\n[run]\ncommand = 'fit'\nout = \"a\\u0000\"\n", "need the name of a file or folder"),
+        ("data = 'x'\n[run]\ncommand = 'fit'\nout = '/'\n[run.digests]\nmodel = 'a'\n", "cannot be read"),
     ],
 )
 def test_what_is_no_run(capsys, tmp_path, text, says):
@@ -157,6 +172,8 @@ def test_a_fine_tuning_is_repeated(capsys, tmp_path, language, out):  # noqa: F8
     code, _, err = run(capsys, "finetune", *language, *method, *options, "--out", tmp_path / out)
     assert code == 0, err
     folder = (tmp_path / out).with_suffix(".run")
+    code, _, err = run(capsys, "rerun", folder, "--out", tmp_path / out)
+    assert code == 2 and "is the place of the run that is repeated" in err, err
     code, _, err = run(capsys, "rerun", folder)
     assert code == 0, err
     again = tmp_path / f"{(tmp_path / out).stem}-again{(tmp_path / out).suffix}"
