@@ -6,6 +6,7 @@ import pytest
 import gradloom as gl
 from gradloom.base.errors import GraphError, SettingError
 from gradloom.step.state import TrainState, load_optimizer, of_optimizer
+from tests.train.split_training import on_ranks
 
 torch = pytest.importorskip("torch")
 
@@ -147,6 +148,22 @@ def test_dp_train(kind):
     )  # fmt: skip
     check(result.models[0], torch_run(kind, sometimes, ignores=True))
     check(result.models[1], torch_run(kind, sometimes, ignores=True))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_ranks(count):
+    """Batches split over ranks, each a thread: the bias is thawed on all of them."""
+
+    def train(ranks):
+        net, data = model(), gl.data.Dataset(X[:6], Y[:6])
+        trainer = gl.Trainer(net, "mse", optimizer("Adam"), communicator=ranks, accumulate=3, threads=1)
+        for step in range(STEPS):
+            net[0].bias.trainable = thawed(step)
+            gl.epoch(trainer, data, batch_size=6, micro_batch_size=2)
+        return net
+
+    for net in on_ranks(count, train):
+        check(net, torch_run("Adam", thawed, whole=True))
 
 
 @pytest.mark.parametrize("kind", KINDS)
