@@ -283,13 +283,9 @@ class Gradients(Mapping[Value, "Tensor | None"]):
                     "zero_grad() to drop them"
                 )
             reached = self._reached(state, "step")
-            self.commit(
-                (state, "step", state.resting(reached)),
-                reached,
-                lambda g, w: update(state, reached, g, w),
-                state.settings(),
-            )
-            state.steps += 1
+            key = state, "step", state.resting(reached), state.behind(reached)
+            self.commit(key, reached, lambda g, w: update(state, reached, g, w), state.settings())
+            state.advance(reached)
 
     def add_to(self, state: OptimizerState, weight: Any = None) -> None:
         """Add these gradients to the sums of the window; see Optimizer.accumulate."""
@@ -351,10 +347,10 @@ class Gradients(Mapping[Value, "Tensor | None"]):
                 norm = guard(weight, weight, sums)
                 return [norm], update(state, parameters, sums, weight, max_norm, norm, max_value)
 
-            how = state, "apply", bool(norm_bound), bool(value_bound)
+            how = state, "apply", bool(norm_bound), bool(value_bound), state.behind(parameters)
             run_alone((*how, *key), build, state.settings() | norm_bound | value_bound)
             state.window.clear()
-            state.steps += 1
+            state.advance(parameters)
 
     def _reached(self, state: OptimizerState, what: str) -> list[Parameter]:
         reached = [p for p in state.parameters if p in self]

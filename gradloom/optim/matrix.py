@@ -14,6 +14,7 @@ from ..base.errors import SettingError
 from ..graph.leaves import Parameter, setting
 from ..graph.value import Value
 from .groups import GroupSettings
+from .missed import STEP
 from .optimizer import Optimizer, Parameters
 from .rule import Schedule, mean_gradients
 
@@ -22,13 +23,15 @@ class Adafactor(Optimizer):
     """Adam without m, whose v is the product of a row and a column: torch.optim.Adafactor, which follows Shazeer and
     Stern, arXiv 1804.04235. (Hugging Face's class of this name has other defaults and a rate of its own.)
 
-    With t the step from 1, mix = t^beta2_decay, rho = min(lr, 1 / sqrt(t)) and alpha = max(eps2, rms(w)) * rho:
-    w <- w(1 - lr*wd) - alpha * u / max(1, rms(u) / d), u = g / sqrt(max(v, eps1^2)). A parameter of two and more axes
-    keeps r and c, means over its last and its last but one axis of g^2, each r + mix * (mean - r), and v is
+    With t the parameter's step from 1, mix = t^beta2_decay, rho = min(lr, 1 / sqrt(t)) and
+    alpha = max(eps2, rms(w)) * rho: w <- w(1 - lr*wd) - alpha * u / max(1, rms(u) / d), u = g / sqrt(max(v, eps1^2)).
+    A parameter of two and more axes keeps r and c, means over its last and its last but one axis of g^2, each
+    r + mix * (mean - r), and v is
     r*c / max(mean of r, eps1); others keep v itself. eps1: by default that of f32, 2^-23.
     """
 
     state_names = ("r", "c", "v")
+    counts_steps = True
 
     def __init__(
         self,
@@ -63,12 +66,17 @@ class Adafactor(Optimizer):
         return {"r": (*shape[:-1], 1), "c": (*shape[:-2], 1, shape[-1])}
 
     def update(
-        self, parameters: Sequence[Value], grads: Sequence[Value], weight: Value, state: dict[str, list[Parameter]]
+        self,
+        parameters: Sequence[Value],
+        grads: Sequence[Value],
+        weight: Value,
+        state: dict[str, list[Parameter]],
+        t: str = STEP,
     ) -> tuple[Value, ...]:
         lr, beta2_decay, eps1, eps2, d, decay = (self.scalar(name) for name in self.names)
-        t = setting("opt.t")
-        mix = ops.exp(beta2_decay * ops.log(t))
-        rho = ops.minimum(lr, 1.0 / ops.sqrt(t))
+        number = setting(t)
+        mix = ops.exp(beta2_decay * ops.log(number))
+        rho = ops.minimum(lr, 1.0 / ops.sqrt(number))
         kept = {name: iter(arrays) for name, arrays in state.items()}
         pairs: list[Value] = []
         for w, g in zip(parameters, mean_gradients(grads, weight), strict=True):
@@ -133,7 +141,12 @@ class Muon(Optimizer):
         )
 
     def update(
-        self, parameters: Sequence[Value], grads: Sequence[Value], weight: Value, state: dict[str, list[Parameter]]
+        self,
+        parameters: Sequence[Value],
+        grads: Sequence[Value],
+        weight: Value,
+        state: dict[str, list[Parameter]],
+        t: str = STEP,
     ) -> tuple[Value, ...]:
         lr, momentum, eps, decay = (self.scalar(name) for name in self.names)
         pairs: list[Value] = []

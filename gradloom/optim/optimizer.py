@@ -21,6 +21,7 @@ from ..graph.leaves import Parameter, setting
 from ..graph.stored import Stored
 from ..graph.value import Value
 from .groups import Groups, GroupSettings
+from .missed import STEP
 from .rule import Schedule, UpdateRule
 from .state import OptimizerState, need_gradients
 from .window import GradientSource
@@ -220,7 +221,12 @@ class SGD(Optimizer):
         return number
 
     def update(
-        self, parameters: Sequence[Value], grads: Sequence[Value], weight: Value, state: dict[str, list[Parameter]]
+        self,
+        parameters: Sequence[Value],
+        grads: Sequence[Value],
+        weight: Value,
+        state: dict[str, list[Parameter]],
+        t: str = STEP,
     ) -> tuple[Value, ...]:
         m: Sequence[Value | None] = state["m"] if self.state_names else [None] * len(parameters)
         scalars, grads, weight = self.decayed(parameters, grads, weight)
@@ -229,12 +235,14 @@ class SGD(Optimizer):
 
 
 class AdamW(Optimizer):
-    """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101), bias-corrected from t = 1.
+    """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101), bias-corrected from t = 1, which
+    counts the steps of each parameter, as torch.optim does.
 
     torch.optim.AdamW, but for the default of weight_decay, which is 0.01 there and 0 here.
     """
 
     state_names = ("m", "v")
+    counts_steps = True
 
     def __init__(
         self,
@@ -260,11 +268,16 @@ class AdamW(Optimizer):
         )
 
     def update(
-        self, parameters: Sequence[Value], grads: Sequence[Value], weight: Value, state: dict[str, list[Parameter]]
+        self,
+        parameters: Sequence[Value],
+        grads: Sequence[Value],
+        weight: Value,
+        state: dict[str, list[Parameter]],
+        t: str = STEP,
     ) -> tuple[Value, ...]:
         scalars, grads, weight = self.decayed(parameters, grads, weight)
         groups = [v for group in zip(parameters, grads, state["m"], state["v"], strict=True) for v in group]
-        return ops.adamw(*scalars, setting("opt.t"), weight, *groups)
+        return ops.adamw(*scalars, setting(t), weight, *groups)
 
 
 class Adam(AdamW):
@@ -324,7 +337,12 @@ class Lion(Optimizer):
         )
 
     def update(
-        self, parameters: Sequence[Value], grads: Sequence[Value], weight: Value, state: dict[str, list[Parameter]]
+        self,
+        parameters: Sequence[Value],
+        grads: Sequence[Value],
+        weight: Value,
+        state: dict[str, list[Parameter]],
+        t: str = STEP,
     ) -> tuple[Value, ...]:
         scalars, grads, weight = self.decayed(parameters, grads, weight)
         groups = [v for group in zip(parameters, grads, state["m"], strict=True) for v in group]
@@ -376,7 +394,12 @@ class RMSprop(Optimizer):
         return number
 
     def update(
-        self, parameters: Sequence[Value], grads: Sequence[Value], weight: Value, state: dict[str, list[Parameter]]
+        self,
+        parameters: Sequence[Value],
+        grads: Sequence[Value],
+        weight: Value,
+        state: dict[str, list[Parameter]],
+        t: str = STEP,
     ) -> tuple[Value, ...]:
         none: list[Value | None] = [None] * len(parameters)
         a, m = state.get("a", none), state.get("m", none)

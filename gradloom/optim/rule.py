@@ -20,6 +20,7 @@ from ..base.errors import SettingError
 from ..graph.leaves import Parameter, constant, setting, stored_value
 from ..graph.stored import Stored, zeros
 from ..graph.value import Value
+from .missed import STEP
 from .schedules import Memory
 
 Schedule = float | Callable[[int, int], float]
@@ -118,6 +119,7 @@ class UpdateRule(metaclass=_Made):
 
     state_names: tuple[str, ...] = ()
     decoupled_weight_decay: bool = True
+    counts_steps: bool = False  # it reads the number of a parameter's step
     couples: bool = False  # weight decay is part of the gradient
 
     def __init__(self, **settings: Schedule) -> None:
@@ -172,7 +174,7 @@ class UpdateRule(metaclass=_Made):
 
     def at(self, step: int, epoch: int, memories: Mapping[str, Memory] | None = None) -> dict[str, float]:
         """The settings of one step, as "opt.lr" -> number; `step` counts from 0. memories: what plateaus have seen."""
-        numbers = {**self.settings.constants, "opt.t": step + 1}
+        numbers = {**self.settings.constants, STEP: step + 1}
         for name in self.settings.schedules:
             numbers[f"opt.{name}"] = self.scheduled(name, step, epoch, memories)
         return numbers
@@ -221,9 +223,15 @@ class UpdateRule(metaclass=_Made):
 
     @abstractmethod
     def update(
-        self, parameters: Sequence[Value], grads: Sequence[Value], weight: Value, state: dict[str, list[Parameter]]
+        self,
+        parameters: Sequence[Value],
+        grads: Sequence[Value],
+        weight: Value,
+        state: dict[str, list[Parameter]],
+        t: str = STEP,
     ) -> tuple[Value, ...]:
-        """Update nodes for all parameters at once. grads are sums; they are divided by `weight` (a scalar) here."""
+        """Update nodes for all parameters at once. grads are sums; they are divided by `weight` (a scalar) here. t: the
+        setting that holds the number of these parameters' step, from 1."""
 
 
 def mean_gradients(grads: Sequence[Value], weight: Value) -> Iterator[Value]:

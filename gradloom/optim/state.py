@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,19 @@ from ..graph.leaves import Parameter, setting, stored_value
 from ..graph.stored import Stored, copies, held, zeros
 from ..graph.value import Value
 from .average import Average
+from .missed import STEP, Missed
 from .rule import UpdateRule
 from .schedules import Memory, Plateau
-from .state_checks import MEMORY, Named, check_fit, check_same, checked_count, checked_memory, shown_name
+from .state_checks import (
+    MEMORY,
+    Named,
+    check_fit,
+    check_same,
+    checked_count,
+    checked_memory,
+    checked_missed,
+    shown_name,
+)
 from .window import Window
 
 
@@ -45,8 +55,10 @@ class OptimizerState:
         self._rules: dict[Stored, UpdateRule] = {}  # of the parameters that were placed
         self._names: dict[str, tuple[int, ...]] = {}  # of all that were placed: name -> shape
         self._loaded: dict[str, np.ndarray] = {}  # of parameters that are not registered yet
+        self._loaded_missed: dict[int, int] = {}  # of parameters without their moments yet, by number
         self._expected: list[Named] = []  # name and shape of each parameter of the state that was loaded, in order
         self.window = Window()
+        self.missed = Missed()
         self.average: Average | None = None  # of the weights, where one is asked for
         self.claim = locks.Claim(
             "this trainer or optimiser", "one for each thread, or to wait until the call of the other has ended"
@@ -141,7 +153,7 @@ class OptimizerState:
 
     def settings(self) -> dict[str, float]:
         """The optimiser's settings for the next step: "opt.lr" -> number."""
-        return self.optimizer.at(self.steps, self.epoch, self.memories)
+        return self.optimizer.at(self.steps, self.epoch, self.memories) | self.missed.settings(self.steps)
 
     def rates(self, step: int, epoch: int) -> dict[str, float]:
         """The learning rates of one step by name: "lr", and "head.*.lr" of a parameter group that has its own. step and
@@ -162,8 +174,23 @@ class OptimizerState:
                 for number in {min(column), max(column)} if _plain(column) else column:
                     optimizer.settings.checked(name, number)
             columns[f"opt.{name}"] = np.array(column, np.float64)
-        columns["opt.t"] = np.arange(self.steps + 1, self.steps + 1 + count)
-        return columns
+        columns[STEP] = np.arange(self.steps + 1, self.steps + 1 + count)
+        return columns | self.missed.settings_ahead(self.steps, count)
+
+    def advance(self, parameters: Collection[Parameter], count: int = 1) -> None:
+        """So many steps of these parameters were done."""
+        self.steps += count
+        if len(parameters) < len(self.moments):
+            self.missed.add(parameters, count)
+
+    def behind(self, parameters: Collection[Parameter]) -> tuple[Stored, ...]:
+        """Those of these parameters, about to be updated, that have missed steps which their rule counts: the update's
+        nodes depend on it."""
+        if self.steps:
+            for p in parameters:
+                if p.stored not in self.moments:
+                    self._moments_of(p)
+        return self.missed.among(parameters)
 
     def observe(self, loss: float) -> None:
         """An epoch has ended with this loss: for Plateau schedules."""
@@ -174,18 +201,19 @@ class OptimizerState:
     # ---- nodes ---------------------------------------------------------------------------------------------
 
     def update(self, parameters: Sequence[Parameter], grads: Sequence[Value], weight: Value) -> tuple[Value, ...]:
-        """Update nodes for these parameters, one for each rule; grads are sums, divided by `weight` (a scalar)."""
+        """Update nodes for these parameters, one for each rule, and one for each parameter that has missed steps which
+        its rule counts; grads are sums, divided by `weight` (a scalar)."""
         if self.optimizer.placing is not None and not self._names:  # a model that is a function
             self.place([(p.stored.name, p) for p in parameters])
-        by_rule: dict[UpdateRule, list[tuple[Parameter, Value]]] = {}
+        by_rule: dict[tuple[UpdateRule, str], list[tuple[Parameter, Value]]] = {}
         for p, g in zip(parameters, grads, strict=True):
             self._moments_of(p)
-            by_rule.setdefault(self.rule_of(p), []).append((p, g))
+            by_rule.setdefault((self.rule_of(p), self.missed.setting_of(p)), []).append((p, g))
         written: list[Value] = []
-        for rule, pairs in by_rule.items():
+        for (rule, t), pairs in by_rule.items():
             kept = [self.moments[p.stored] for p, _ in pairs]
             state = {name: [arrays[name] for arrays in kept if name in arrays] for name in rule.state_names}
-            written += rule.update([p for p, _ in pairs], [g for _, g in pairs], weight, state)
+            written += rule.update([p for p, _ in pairs], [g for _, g in pairs], weight, state, t)
         if self.average is not None:
             rest = self.resting(parameters)
             others = [p for p in self.parameters if p.stored in rest]
@@ -255,6 +283,8 @@ class OptimizerState:
         if p.stored not in self.moments:
             made = self.rule_of(p).make_state([p])
             self.moments[p.stored] = {name: arrays[0] for name, arrays in made.items() if arrays}
+            if self.rule_of(p).counts_steps:
+                self.missed.begin(p.stored, self.steps)
         return self.moments[p.stored]
 
     # ---- forgetting, saving, loading -----------------------------------------------------------------------
@@ -266,7 +296,9 @@ class OptimizerState:
     def reset(self) -> None:
         """Forget moments, steps and what plateaus have seen, as if no step had been taken; `epoch` stays."""
         self.steps = 0
+        self.missed.restart(0)
         self._loaded.clear()
+        self._loaded_missed.clear()
         self._expected = []
         for name, value in self.optimizer.settings.items():
             if isinstance(value, Plateau):
@@ -275,9 +307,10 @@ class OptimizerState:
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """What the next step depends on, as copies: "steps" and "epoch" (i64), "m.3" (f32, state m of parameter 3, as
-        far as it has been updated), "plateau.lr" (f64[4]), and "optimizer" (i8, JSON in ASCII): the kind of optimiser,
-        what it keeps of each parameter, and the names and shapes of the parameters in order. What is accumulated and
-        not applied is no part of it."""
+        far as it has been updated), "missed.3" (i64, the steps taken without it, where there are some and its rule
+        counts them), "plateau.lr" (f64[4]), and "optimizer" (i8, JSON in ASCII): the kind of optimiser, what it keeps
+        of each parameter, and the names and shapes of the parameters in order. What is accumulated and not applied is
+        no part of it."""
         with locks.building:  # no step of a loop of the user's in between
             kept = {"steps": np.array(self.steps, np.int64), "epoch": np.array(self.epoch, np.int64)}
             named = {
@@ -286,6 +319,7 @@ class OptimizerState:
                 for name, moment in self.moments.get(p.stored, {}).items()
             }
             kept |= zip(named, copies(named.values()), strict=True)
+        kept |= {name: np.array(count, np.int64) for name, count in self.missed_steps().items()}
         kept |= self.remembered(self.memories)
         names = [self._named(i) for i in range(len(self.parameters))]
         about = {
@@ -306,6 +340,11 @@ class OptimizerState:
         """
         self.loading(arrays)()
 
+    def missed_steps(self) -> dict[str, int]:
+        """How many steps parameters have missed, as in state_dict: "missed.3" -> count, without those of none."""
+        mine = {i: self.missed.steps[p.stored] for i, p in enumerate(self.parameters) if p.stored in self.missed.steps}
+        return {f"missed.{i}": count for i, count in (mine | self._loaded_missed).items()}
+
     def remembered(self, memories: Mapping[str, Memory]) -> dict[str, np.ndarray]:
         """The memories of plateaus as in state_dict: "plateau.lr" -> f64[4]."""
         return {f"plateau.{name}": np.array([memory[k] for k in MEMORY]) for name, memory in memories.items()}
@@ -317,7 +356,8 @@ class OptimizerState:
         memories = {name: checked_memory(given, name) for name in self.memories}
         expected = self._checked_about(given.pop("optimizer", None))
         moments = {name: array for name, array in given.items() if name not in ("steps", "epoch")}
-        moments = {name: array for name, array in moments.items() if not name.startswith("plateau.")}
+        missed = checked_missed(moments, counts[0])
+        moments = {name: array for name, array in moments.items() if not name.startswith(("plateau.", "missed."))}
         extra = [n for n in given if n.startswith("plateau.") and n.removeprefix("plateau.") not in memories]
         for name, array in moments.items():
             kind, _, number = name.rpartition(".")
@@ -346,9 +386,11 @@ class OptimizerState:
                 self.drop_sums()
                 self.window.clear()
                 self.steps, self.epoch = counts
+                self.missed.restart(self.steps)  # but for those whose moments are loaded
                 self.memories.update(memories)
                 self._expected = expected
                 self._loaded = {name: array.copy() for name, array in moments.items()}
+                self._loaded_missed = missed.copy()
                 for i in range(len(self.parameters)):
                     self._take_loaded(i)
 
@@ -407,12 +449,16 @@ class OptimizerState:
         """Give parameter i the moments that were loaded for it."""
         if not self._loaded:
             return
-        for kind, shape in self._kept(self.parameters[i]).items():
+        p = self.parameters[i]
+        for kind, shape in self._kept(p).items():
             array = self._loaded.get(f"{kind}.{i}")
             if array is not None:
-                check_fit(f"{kind}.{i}", array, shape, self.parameters[i].name)
-                self._moments_of(self.parameters[i])[kind].stored.write(array)
+                check_fit(f"{kind}.{i}", array, shape, p.name)
+                self._moments_of(p)[kind].stored.write(array)
                 del self._loaded[f"{kind}.{i}"]
+                if self.rule_of(p).counts_steps:
+                    self.missed.put(p.stored, self._loaded_missed.get(i, 0))
+        self._loaded_missed.pop(i, None)
 
 
 def need_gradients(who: str, grads: Any) -> None:

@@ -32,6 +32,22 @@ def checked_count(given: Mapping[str, np.ndarray], name: str) -> int:
     return int(array.reshape(()))
 
 
+def checked_missed(given: Mapping[str, np.ndarray], steps: int) -> dict[int, int]:
+    """The counts "missed.3" by number, each of a parameter that has moments, and at most `steps`; GraphError or
+    SettingError."""
+    counts: dict[int, int] = {}
+    for name in given:
+        if not name.startswith("missed."):
+            continue
+        number, count = name.removeprefix("missed."), checked_count(given, name)
+        if not number.isdecimal() or not any(n.endswith(f".{number}") and n != name for n in given):
+            raise GraphError(f"load: {name}: there are no moments of this parameter; need the state of an optimiser")
+        if count > steps:
+            raise SettingError(f"load: {name} is {count} of {steps} steps; need at most as many")
+        counts[int(number)] = count
+    return counts
+
+
 def checked_memory(given: Mapping[str, np.ndarray], name: str) -> Memory:
     """What a Plateau has seen, f64[4]; GraphError or SettingError."""
     array = given.get(f"plateau.{name}")

@@ -167,7 +167,8 @@ def load_optimizer(values: Values, state: OptimizerState) -> Callable[[], None]:
     """Load for `of_optimizer`: counts, settings that are numbers, memories of plateaus, and the arrays, also of
     parameters that have none yet. A number that was set in place of a schedule takes its place again."""
     optimizer, kept = state.optimizer, of_optimizer(state)
-    plain = [name for name, value in kept.items() if not isinstance(value, Stored)]
+    missed = {name: np.array(count, np.int64) for name, count in values.items() if name.startswith("missed.")}
+    plain = [name for name, value in kept.items() if not isinstance(value, Stored) and not name.startswith("missed.")]
     missing = [name for name in plain if name not in values]
     if missing:
         raise TrainError(f"load: optimizer: {named(missing)} is missing; need the state of an optimiser")
@@ -175,7 +176,7 @@ def load_optimizer(values: Values, state: OptimizerState) -> Callable[[], None]:
     mine = {name: text for name, text in kept["schedules"].items() if f"opt.{name}" not in values["settings"]}
     check_equal("optimizer", values, {"schedules": mine})
     arrays = {name: value for name, value in values.items() if name not in plain}
-    arrays |= {name: np.array(values[name], np.int64) for name in ("steps", "epoch")}
+    arrays |= missed | {name: np.array(values[name], np.int64) for name in ("steps", "epoch")}
     arrays |= state.remembered(values["plateaus"])
     take = state.loading(arrays)
 
@@ -225,7 +226,7 @@ def of_optimizer(state: OptimizerState) -> dict[str, Any]:
     }
     for i, p in enumerate(state.parameters):
         kept |= {f"{name}.{i}": moment.stored for name, moment in state.moments.get(p.stored, {}).items()}
-    return kept
+    return kept | state.missed_steps()
 
 
 def of_average(state: OptimizerState) -> dict[str, Any]:

@@ -120,6 +120,8 @@ class CompiledBatch:
     outputs: list[Value]  # loss sum, weight, predictions of classes, what the layout says, norms as in step.end_step
     updates: tuple[Value, ...]
     parameters: tuple[Parameter, ...] = ()  # those with a gradient
+    updated: tuple[Parameter, ...] = ()  # those that its optimiser step updates
+    behind: tuple[Stored, ...] = ()  # and which of them had missed steps before it
     options: dict[str, Any] = field(default_factory=dict)  # of compile
     statistics: tuple[Stored, ...] = ()  # what it writes of the model before the optimiser step that it belongs to ends
     resting: tuple[Stored, ...] = ()  # whose averages it moves beside those with a gradient

@@ -90,7 +90,7 @@ class LocalSteps:
         except BaseException:
             self._drop_window()
             raise
-        self._count(micro, 1, backward)
+        self._count(step, micro, 1, backward)
         self._add(result, step, micro.rows, outputs, update, *source.arrays[1:])
 
     def prepare(self, rows: RowRange) -> list[CompiledBatch]:
@@ -133,7 +133,7 @@ class LocalSteps:
                 step = self.compiled_for(source, left.rows, backward, left.update, rows.measures)
                 most = 1 if each else max(1, min(left.count, CALL_BYTES // max(1, step.run.record_bytes)))
                 count, outputs, failed = self._run(step, left, most, backward, result)
-                self._count(left, count, backward)
+                self._count(step, left, count, backward)
                 end = left.start + count * left.rows
                 if count:
                     truth = source.truth(left.start, end) if step.needs_truth else (None, None)
@@ -176,7 +176,7 @@ class LocalSteps:
             done = getattr(ended, "steps_done", 0)
             if done and micro.update:
                 self.done += self.window_rows + done * micro.rows
-            self._count(micro, done, backward)
+            self._count(step, micro, done, backward)
             raise
         except (GuardTripped, NotFinite, IndexOutOfRange) as failed:  # NotFinite: with check 2
             return failed.steps_done, failed.outputs, failed
@@ -217,12 +217,12 @@ class LocalSteps:
             return settings
         return settings | self.state.settings_ahead(count)
 
-    def _count(self, micro: MicroBatches, count: int, backward: bool) -> None:
+    def _count(self, step: CompiledBatch, micro: MicroBatches, count: int, backward: bool) -> None:
         if not backward or not count:
             return
         self.held = self.in_window + count
         if micro.update:
-            self.state.steps += count
+            self.state.advance(step.updated, count)
             self.state.window.clear()
             self._close_window()
         else:
@@ -283,7 +283,8 @@ class LocalSteps:
             graph = self.objective.graph(source, rows, backward, measures)
             others, resting = self._others(graph.parameters, update)
             wires = structure([*graph.outputs, *(graph.grads or [])])
-            key = (*key, wires, tuple(p.stored for p in others), resting)
+            behind = self._behind(graph.parameters, others, update)
+            key = (*key, wires, tuple(p.stored for p in others), resting, behind)
             if key not in self.compiled:
                 self.compiled[key] = self._compile(graph, update, others)
             return self.compiled[key]
@@ -294,8 +295,9 @@ class LocalSteps:
         others = ()
         step = self.forms.cached(self.compiled, key, backward, make)
         others, resting = self._others(step.parameters, update)
-        if others or resting != step.resting:
-            key = (*key, tuple(p.stored for p in others), resting)
+        behind = self._behind(step.parameters, others, update)
+        if others or (resting, behind) != (step.resting, step.behind):
+            key = (*key, tuple(p.stored for p in others), resting, behind)
             step = self.forms.cached(self.compiled, key, backward, make)
         return step
 
@@ -309,9 +311,13 @@ class LocalSteps:
         others = self.state.others(parameters) if self.in_window else ()
         return others, self.state.resting((*parameters, *others))
 
+    def _behind(self, parameters: Sequence[Parameter], others: Sequence[Parameter], update: bool) -> tuple[Stored, ...]:
+        return self.state.behind((*parameters, *others)) if update else ()
+
     def _compile(self, graph: BatchGraph, update: bool, others: Sequence[Parameter]) -> CompiledBatch:
         outputs = graph.outputs
         updates: tuple[Value, ...] = ()
+        updated = (*graph.parameters, *others) if update else ()
         resting: tuple[Stored, ...] = ()
         if graph.grads is not None:
             total, weight = outputs[:2]
@@ -325,8 +331,8 @@ class LocalSteps:
         run = compile_program(outputs, updates, **self.options)
         has_predictions = self.objective.has_predictions
         return CompiledBatch(
-            run, has_predictions, outputs, updates, graph.parameters, self.options, self._statistics(run, update),
-            resting, graph.layout,
+            run, has_predictions, outputs, updates, graph.parameters, updated, self.state.behind(updated),
+            self.options, self._statistics(run, update), resting, graph.layout,
         )  # fmt: skip
 
     def _statistics(self, run: Any, update: bool) -> tuple[Stored, ...]:

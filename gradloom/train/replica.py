@@ -139,7 +139,7 @@ class Replica:
         reached = {"reached": (len(self.parameters) + len(self.buffers),)}
         self.exchange = Exchange(ranks, self.parameters.values(), self.buffers.values(), reached, job.exchange).join()
         self._locals: dict[Hashable, _Local] = {}
-        self._updates: dict[bytes, Any] = {}
+        self._updates: dict[Hashable, Any] = {}
         self._pass, self._order = -1, np.arange(0)
         self.history: list[float] = []  # the loss of each step
         self._began_pass = 0  # the step that began the pass under way
@@ -238,7 +238,7 @@ class Replica:
                 ranks.size, lambda rank: self._compute(base + rank), lambda rank: self._first_bad(base + rank)
             )
             raise stopped(i + 1, cause) from None
-        self.state.steps += 1
+        self.state.advance(self._updated(exchange.numbers["reached"]))
         return exchange.mean_loss
 
     def _sample(self, j: int) -> int:
@@ -313,11 +313,15 @@ class Replica:
 
     def _update_for(self, reached: np.ndarray) -> Any:
         """The program that ends a step in which so many replicas have reached each parameter and buffer."""
-        key = reached.tobytes()
+        key = reached.tobytes(), self.state.behind(self._updated(reached))
         if key not in self._updates:
             with locks.building, graph_mode():
                 self._updates[key] = self._ending(reached)
         return self._updates[key]
+
+    def _updated(self, reached: np.ndarray) -> list[Parameter]:
+        """The parameters that a step updates."""
+        return [p for p, n in zip(self.parameters.values(), reached, strict=False) if n]
 
     def _ending(self, reached: np.ndarray) -> Any:
         if not reached[: len(self.parameters)].any():

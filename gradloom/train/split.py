@@ -49,6 +49,7 @@ class _Update:
     exchange: Exchange
     run: Any
     resting: tuple[Stored, ...]  # whose averages it moves beside those that it updates
+    behind: tuple[Stored, ...]  # the parameters that had missed steps before it
 
 
 @dataclass(frozen=True)
@@ -224,7 +225,7 @@ class Split:
                 count, lambda j: self._compute(exchange, batch, j), lambda j: self._first_bad(batch, j)
             )
             raise stopped(local.state.steps + 1, cause, local.state.epoch + 1) from None
-        local.state.steps += 1
+        local.state.advance(exchange.parameters)
         step, ids = self._micro_for(batch, batch.micro_batch(0)[1])
         truth = batch.source.truth(batch.start, batch.stop) if step.has_predictions else (None, None)
         predicted = numbers["predictions"][: batch.count * ids].astype(np.int32) if step.has_predictions else None
@@ -324,22 +325,36 @@ class Split:
                     "stop": (), "losses": (micros,), "weights": (micros,), "predictions": (rows.batch_size * graph.ids,)
                 }  # fmt: skip
                 exchange = Exchange(self.ranks, graph.parameters, graph.buffers, numbers, self.exchange)
-                norms, updates = exchange.ending(
-                    local.state,
-                    divisor=constant(1.0) if local.objective.is_total else None,
-                    max_norm=local.max_norm,
-                    max_value=local.max_value,
-                )
-                run = compile_program(norms, updates, **local.options)
-            self._compare_graph("step", key, True, [*graph.values, *norms, *updates])
-            return _Update(exchange.join(), run, local.state.resting(exchange.parameters))
+                made, nodes = self._ending(exchange)
+            self._compare_graph("step", key, True, [*graph.values, *nodes])
+            exchange.join()
+            return made
+
+        def make_again() -> _Update:
+            with agreed(self.ranks):
+                made, nodes = self._ending(update.exchange)
+            self._compare_graph("step", again, True, nodes)
+            return made
 
         update = self.local.forms.cached(self._updates, key, True, make)
-        resting = self.local.state.resting(update.exchange.parameters)
-        if resting != update.resting:
-            key = (*key, resting)
-            update = self.local.forms.cached(self._updates, key, True, make)
+        parameters, state = update.exchange.parameters, self.local.state
+        again = (key, state.resting(parameters), state.behind(parameters))
+        if again[1:] != (update.resting, update.behind):
+            update = self.local.forms.cached(self._updates, again, True, make_again)
         return update
+
+    def _ending(self, exchange: Exchange) -> tuple[_Update, list[Value]]:
+        """The program that ends a step, and its nodes."""
+        local = self.local
+        norms, updates = exchange.ending(
+            local.state,
+            divisor=constant(1.0) if local.objective.is_total else None,
+            max_norm=local.max_norm,
+            max_value=local.max_value,
+        )
+        run = compile_program(norms, updates, **local.options)
+        resting, behind = local.state.resting(exchange.parameters), local.state.behind(exchange.parameters)
+        return _Update(exchange, run, resting, behind), [*norms, *updates]
 
     def _micro_for(self, rows: RowRange, size: int) -> tuple[CompiledBatch, int]:
         """The program of a micro-batch of so many rows, and the predicted ids of a row."""
