@@ -23,7 +23,8 @@ from ..graph.value import Value
 from .groups import Groups, GroupSettings
 from .missed import STEP
 from .rule import Schedule, UpdateRule
-from .state import OptimizerState, need_gradients
+from .state import OptimizerState
+from .state_checks import need_gradients
 from .window import GradientSource
 
 Parameters = Iterable[Parameter] | Mapping[str, Parameter] | None

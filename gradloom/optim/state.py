@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from .. import ops
 from ..base import locks
-from ..base.arguments import what_is
 from ..base.arrays import as_array
 from ..base.errors import GradientError, GraphError
 from ..graph.leaves import Parameter, setting, stored_value
@@ -23,6 +21,7 @@ from .schedules import Memory, Plateau
 from .state_checks import (
     MEMORY,
     Named,
+    are_ordered,
     check_fit,
     check_same,
     checked_count,
@@ -171,7 +170,7 @@ class OptimizerState:
                 column = [optimizer.scheduled(name, step, self.epoch, self.memories) for step in steps]
             else:
                 column = [value(step, self.epoch) for step in steps]
-                for number in {min(column), max(column)} if _plain(column) else column:
+                for number in {min(column), max(column)} if are_ordered(column) else column:
                     optimizer.settings.checked(name, number)
             columns[f"opt.{name}"] = np.array(column, np.float64)
         columns[STEP] = np.arange(self.steps + 1, self.steps + 1 + count)
@@ -461,20 +460,9 @@ class OptimizerState:
         self._loaded_missed.pop(i, None)
 
 
-def need_gradients(who: str, grads: Any) -> None:
-    """GradientError unless these are the gradients of a tape."""
-    if isinstance(grads, type) or not hasattr(grads, "add_to"):
-        raise GradientError(f"{who}: got {what_is(grads)}; need the gradients that tape.backward(loss) gave")
-
-
 def _clear(arrays: Iterable[Parameter]) -> None:
     """Zero arrays of the optimiser's own, between two steps."""
     stored = [a.stored for a in arrays]
     with held((), stored):
         for one in stored:
             one.write(0)
-
-
-def _plain(column: list[Any]) -> bool:
-    """Floats without NaN, so that the least and the largest speak for all."""
-    return all(type(x) is float and x == x for x in column)

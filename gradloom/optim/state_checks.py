@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
-from ..base.errors import DTypeError, GraphError, SettingError, ShapeError
+from ..base.arguments import what_is
+from ..base.errors import DTypeError, GradientError, GraphError, SettingError, ShapeError
 from .schedules import Memory
 
 Named = tuple[str, tuple[int, ...]]  # a parameter's name, as far as it has one, and its shape
@@ -76,3 +78,14 @@ def shown_name(one: Named) -> str:
     """Name and shape, for messages."""
     name, shape = one
     return f"{name or '(no name)'} {list(shape)}"
+
+
+def need_gradients(who: str, grads: Any) -> None:
+    """GradientError unless these are the gradients of a tape."""
+    if isinstance(grads, type) or not hasattr(grads, "add_to"):
+        raise GradientError(f"{who}: got {what_is(grads)}; need the gradients that tape.backward(loss) gave")
+
+
+def are_ordered(column: list[Any]) -> bool:
+    """Floats without NaN, so that the least and the largest speak for all."""
+    return all(type(x) is float and x == x for x in column)
