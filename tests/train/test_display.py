@@ -227,6 +227,7 @@ def test_a_refresh_comes_at_most_ten_times_a_second(clock, width):
 
 
 def test_a_whole_fit_on_a_terminal(width, monkeypatch):
+    monkeypatch.delenv("GRADLOOM_DEBUG", raising=False)  # which writes to stderr, too
     width(60)
     stream = Terminal()
     monkeypatch.setattr("sys.stderr", stream)

@@ -69,7 +69,8 @@ def is_whole(found):
     assert epochs == 4 and np.array_equal(weights, fit(None, log_every=None)[0])
 
 
-def test_a_disk_that_is_full_from_the_start(disk, capfd):
+def test_a_disk_that_is_full_from_the_start(disk, capfd, monkeypatch):
+    monkeypatch.delenv("GRADLOOM_DEBUG", raising=False)  # which writes to stderr, too
     fill(disk)
     is_whole(fit(disk / "run"))
     said = capfd.readouterr().err.splitlines()

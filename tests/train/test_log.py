@@ -160,6 +160,7 @@ class Failing:
 
 
 def test_a_full_disk_is_said_once_and_the_training_goes_on(tmp_path, monkeypatch, capfd):
+    monkeypatch.delenv("GRADLOOM_DEBUG", raising=False)  # which writes to stderr, too
     disk = Failing()
     monkeypatch.setattr("gradloom.train.log_files.os.write", disk)
 
