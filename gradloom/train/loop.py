@@ -458,6 +458,7 @@ class Loop:
                 self.callbacks.progress(at)
             if self.saver is not None:
                 self._held.check()
-                self.saver.check_time()
+                if self.steps:  # a run that is stopped has something to go on from
+                    self.saver.check_time()
 
         self.evaluator.measure(results, self.micro_batch_size, self.on_eval_batch, heard)

@@ -93,7 +93,7 @@ def test_stop_after(capsys, tmp_path, language, whole):  # noqa: F811
     """Ends in order, with exit code 0 and the command that goes on, wherever the folder is."""
     out, folder = tmp_path / "a.gguf", tmp_path / "here"
     options = ("--out", out, "--run", folder)
-    code, text, err = run(capsys, "finetune", *language, *SETTINGS, "--stop-after", "0.5s", *options, "--json")
+    code, text, err = run(capsys, "finetune", *language, *SETTINGS, "--stop-after", "0.001s", *options, "--json")
     found = json.loads(text)
     assert code == 0 and 1 <= found["steps"] < 400 and found["interrupted"] is False and out.exists()
     assert f"; go on with: gradloom finetune --out {out} --run {folder} --resume\n" in err
@@ -121,7 +121,7 @@ def test_stop_after(capsys, tmp_path, language, whole):  # noqa: F811
 
 def test_an_unfinished_run_is_replaced_when_asked(capsys, tmp_path, language, whole):  # noqa: F811
     words = ("finetune", *language, "--out", tmp_path / "a.gguf", *SETTINGS)
-    assert run(capsys, *words, "--seed", 7, "--stop-after", "0.5s")[0] == 0
+    assert run(capsys, *words, "--seed", 7, "--stop-after", "0.001s")[0] == 0
     assert run(capsys, *words)[0] == 2 and run(capsys, *words, "--resume", "--overwrite")[0] == 2
     code, _, err = run(capsys, *words, "--overwrite")
     assert code == 0 and "the unfinished run in it is replaced" in err
@@ -135,7 +135,7 @@ def test_nothing_to_resume(capsys, tmp_path, monkeypatch, language):  # noqa: F8
     code, _, err = run(capsys, "finetune", *language, "--context", 32, "--steps", 2, "--resume")
     assert code == 0 and "adapter.run: there is no checkpoint to resume from; the run starts anew" in err
     full = ("--method", "full", "--context", 32, "--steps", 400)
-    assert run(capsys, "finetune", *language, *full, "--stop-after", "0.5s")[0] == 0
+    assert run(capsys, "finetune", *language, *full, "--stop-after", "0.001s")[0] == 0
     assert run(capsys, "finetune", "--method", "full", "--resume")[0] == 0
     assert read_run("model.run")["step"] == 400 and read_run("adapter.run")["step"] == 2
 
@@ -215,7 +215,7 @@ def test_ranks_go_on(tmp_path, language, whole):  # noqa: F811
     """Two processes, stopped; three end it."""
     out = tmp_path / "a.gguf"
     words = ("-m", "gradloom", "finetune", "--out", out, "--parallel", "mpi")
-    first = finish(start_ranks(2, *words, *language, *SETTINGS, "--stop-after", "0.05s"), 100)
+    first = finish(start_ranks(2, *words, *language, *SETTINGS, "--stop-after", "0.001s"), 100)
     assert first.code == 0 and "go on with: " in first.err, first
     last = finish(start_ranks(3, *words, "--resume"), 100)
     assert last.code == 0, last

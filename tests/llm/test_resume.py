@@ -93,8 +93,9 @@ def test_killed_at_any_moment(path: Path, whole: Any, tmp_path: Path, full: bool
 
 
 def test_time_that_is_up_before_the_first_step(path: Path, tmp_path: Path) -> None:
+    """The validation before it ends, and the step is done: there is something to go on from."""
     run = tuned(path, run=tmp_path / "run", stop_after="0.000001s")
-    assert run.stopped and not run.steps and not (tmp_path / "run" / "checkpoints").exists()
+    assert run.stopped and 0 < run.steps < run.steps_total and any((tmp_path / "run" / "checkpoints").iterdir())
 
 
 CHANGED: list[tuple[dict[str, Any], str]] = [
