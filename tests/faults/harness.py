@@ -37,7 +37,7 @@ MODES = ("once", "short", "full", "dead", "kill")  # the numbers of faults.cpp
 MATTERS = {"short": "write", "full": "open|mkdir|write|copy|ftruncate|fallocate|link|symlink"}  # calls; else all
 LIMIT = 60  # seconds in which a command must have ended
 # of result.json: what changes from run to run, and the scores of the test rows, which are added when they are measured
-CHANGING = re.compile("seconds|rows_per_second|peak_bytes|planned_bytes|test_")
+CHANGING = re.compile("seconds|rows_per_second|peak_bytes|planned_bytes|test_|history")
 
 TUNE = ["finetune", "m.gguf", "t.txt", "--context", 16, "--batch-size", 2, "--steps", 2, "--threads", 2]
 LORA = [*TUNE, "--rank", 2]
@@ -51,6 +51,8 @@ COMMANDS: dict[str, list[Any]] = {  # the last two words make the old outputs an
     "merge": ["merge", "m.gguf", "given.gguf", "--out", "merged.gguf", "--type"],
 }
 OLD_NEW = {"merge": ("f16", "f32")}  # else seeds, or ranks, 1 and 2
+OF_A_RUN = re.compile(r"\.run/|run\.json|metrics\.jsonl|settings\.toml|checkpoints/|\.gradloom\.(new|clear|move)")
+BESIDE = re.compile("the training goes on|was not saved|cannot be (written|removed)")
 Files = dict[str, tuple[int, bytes]]  # name in the folder -> (mode, content)
 
 
@@ -63,10 +65,10 @@ def library(folder: Path) -> Path:
 
 
 def files(folder: Path) -> Files:
-    """All files; what changes from run to run is taken out."""
+    """All files but those of a run's folder (test_checkpoints.py); what changes from run to run is taken out."""
     found = {}
     for path in sorted(folder.rglob("*")):
-        if path.is_file():
+        if path.is_file() and not OF_A_RUN.search(str(path.relative_to(folder))):
             data = path.read_bytes()
             if path.name.endswith("result.json"):  # under a temporary name, too
                 with contextlib.suppress(ValueError):  # half of one
@@ -202,6 +204,8 @@ class Case:
         if ended.code == 0 and state != "new":
             yield f"exit code 0, and the files are {state}"
         errors = [line for line in ended.err.splitlines() if _shape(line) not in self.said]
+        if ended.code == 0:  # what could not be written beside the training is said, and it goes on
+            errors = [line for line in errors if not BESIDE.search(line)]
         wanted = ended.code != 0
         if len(errors) != wanted or not all(line.startswith("gradloom: ") for line in errors):
             yield f"exit code {ended.code}, lines of error: {errors}"
