@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from .common import Exchange, Parallel
-from .config import UNSAVED, Asked, Count, Decay, Duration, Interval, Place, Rate, Share, Text, Whole, commas, decided
+from .config import UNSAVED, Asked, Count, Decay, Interval, Place, Rate, Share, Text, Whole, commas, decided
 from .language import (
     DATA_HELP,
     LOSS_ON,
@@ -25,6 +25,7 @@ from .language import (
     TextKey,
     data_options,
 )
+from .run_settings import CheckpointEvery, EvalRows, Keep, LogKinds, MaxNorm, OnNonfinite, StopAfter
 from .saved_settings import of_run
 
 if TYPE_CHECKING:
@@ -74,16 +75,12 @@ class FinetuneSettings:
     optimizer: Annotated[
         str, typer.Option(help="adamw, adam, sgd, lion, rmsprop, adafactor or muon, with the rate of --lr.")
     ] = "adamw"
-    max_norm: Annotated[
-        Rate | None, typer.Option(help="Hold the gradients' global norm down to this. [default: no limit]")
-    ] = None
+    max_norm: MaxNorm = None
     freeze: Annotated[
         list[str] | None,
         typer.Option(help="Of what would train, a pattern such as blk.0.* that stays. May be given more than once."),
     ] = None
-    on_nonfinite: Annotated[
-        Literal["stop", "skip"], typer.Option(help="stop at a batch that is not finite, or skip it.")
-    ] = "stop"
+    on_nonfinite: OnNonfinite = "stop"
     sample_prompt: Annotated[
         list[str] | None, typer.Option(help="Show how the model goes on from this text. May be given more than once.")
     ] = None
@@ -96,9 +93,7 @@ class FinetuneSettings:
     eval_every: Annotated[
         Interval | None, typer.Option(help="Validate inside epochs, too: 50steps; or 2epochs. [default: 1epoch]")
     ] = None
-    eval_rows: Annotated[
-        Whole | None, typer.Option(help="Validate on so many rows, the same each time. [default: on all]")
-    ] = None
+    eval_rows: EvalRows = None
     patience: Annotated[
         Whole | None, typer.Option(help="End after so many evaluations without improvement. [default: never]")
     ] = None
@@ -123,18 +118,10 @@ class FinetuneSettings:
     skip_bad_lines: SkipBadLines = False
     parallel: Annotated[Parallel, UNSAVED] = None
     exchange: Annotated[Exchange, UNSAVED] = None
-    checkpoint_every: Annotated[
-        Interval | None, typer.Option(help="A checkpoint every 5min, 100steps or 1epoch. [default: 5min]")
-    ] = None
-    keep: Annotated[Whole | None, typer.Option(help="So many checkpoints stay, and the best. [default: 3]")] = None
-    stop_after: Annotated[
-        Duration | None, UNSAVED, typer.Option(help="End with a checkpoint after 90s, 5min or 3h. [default: never]")
-    ] = None
-    log: Annotated[
-        list[Literal["csv", "tensorboard"]] | None,
-        Text(commas),
-        typer.Option(help="Beside metrics.jsonl: csv, tensorboard, or csv,tensorboard. [default: neither]"),
-    ] = None
+    checkpoint_every: CheckpointEvery = None
+    keep: Keep = None
+    stop_after: StopAfter = None
+    log: LogKinds = None
     resume: Annotated[
         bool,
         UNSAVED,

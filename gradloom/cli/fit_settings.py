@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from .common import Exchange, Parallel
-from .config import UNSAVED, Count, Decay, Duration, Interval, Limit, Place, Rate, Share, Text, Whole, commas, decided
+from .config import UNSAVED, Count, Decay, Interval, Limit, Place, Rate, Share, Text, Whole, commas, decided
+from .run_settings import CheckpointEvery, EvalRows, Keep, LogKinds, MaxNorm, OnNonfinite, StopAfter
 
 if TYPE_CHECKING:
     from ..data import Table
@@ -84,9 +85,7 @@ class FitSettings:
     eval_every: Annotated[
         Interval | None, typer.Option(help="Validate inside epochs, too: 200steps; or 2epochs. [default: 1epoch]")
     ] = None
-    eval_rows: Annotated[
-        Whole | None, typer.Option(help="Validate on so many rows, the same each time. [default: on all]")
-    ] = None
+    eval_rows: EvalRows = None
     patience: Annotated[
         Whole | None,
         typer.Option(help="End after so many evaluations without improvement, with the best weights. [default: never]"),
@@ -94,9 +93,7 @@ class FitSettings:
     monitor: Annotated[
         str | None, typer.Option(help="What is to improve: val_loss, val_accuracy, NAME.loss. [default: the loss]")
     ] = None
-    max_norm: Annotated[
-        Rate | None, typer.Option(help="Hold the gradients' global norm down to this. [default: no limit]")
-    ] = None
+    max_norm: MaxNorm = None
     ema: Annotated[
         Share, typer.Option(help="Decay of a moving average of the weights, which is validated and saved; 0: none.")
     ] = 0.0
@@ -107,25 +104,15 @@ class FitSettings:
     class_weight: Annotated[
         Literal["balanced"] | None, typer.Option(help="balanced: all classes weigh the same in training.")
     ] = None
-    on_nonfinite: Annotated[
-        Literal["stop", "skip"], typer.Option(help="stop at a batch that is not finite, or skip it.")
-    ] = "stop"
+    on_nonfinite: OnNonfinite = "stop"
     seed: Annotated[Count, typer.Option(help="Of the weights, the split and the order of the rows.")] = 0
     threads: Annotated[Whole | None, UNSAVED, typer.Option(help="[default: the machine's cores]")] = None
     parallel: Annotated[Parallel, UNSAVED] = None
     exchange: Annotated[Exchange, UNSAVED] = None
-    checkpoint_every: Annotated[
-        Interval | None, typer.Option(help="A checkpoint every 5min, 100steps or 1epoch. [default: 5min]")
-    ] = None
-    keep: Annotated[Whole | None, typer.Option(help="So many checkpoints stay, and the best. [default: 3]")] = None
-    stop_after: Annotated[
-        Duration | None, UNSAVED, typer.Option(help="End with a checkpoint after 90s, 5min or 3h. [default: never]")
-    ] = None
-    log: Annotated[
-        list[Literal["csv", "tensorboard"]] | None,
-        Text(commas),
-        typer.Option(help="Beside metrics.jsonl: csv, tensorboard, or csv,tensorboard. [default: neither]"),
-    ] = None
+    checkpoint_every: CheckpointEvery = None
+    keep: Keep = None
+    stop_after: StopAfter = None
+    log: LogKinds = None
     resume: Annotated[
         bool,
         UNSAVED,

@@ -1,0 +1,25 @@
+"""Settings of a run that fit and finetune share: each one with its type, its limits and its help."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from .config import UNSAVED, Duration, Interval, Rate, Text, Whole, commas
+
+MaxNorm = Annotated[Rate | None, typer.Option(help="Hold the gradients' global norm down to this. [default: no limit]")]
+OnNonfinite = Annotated[Literal["stop", "skip"], typer.Option(help="stop at a batch that is not finite, or skip it.")]
+EvalRows = Annotated[Whole | None, typer.Option(help="Validate on so many rows, the same each time. [default: on all]")]
+CheckpointEvery = Annotated[
+    Interval | None, typer.Option(help="A checkpoint every 5min, 100steps or 1epoch. [default: 5min]")
+]
+Keep = Annotated[Whole | None, typer.Option(help="So many checkpoints stay, and the best. [default: 3]")]
+StopAfter = Annotated[
+    Duration | None, UNSAVED, typer.Option(help="End with a checkpoint after 90s, 5min or 3h. [default: never]")
+]
+LogKinds = Annotated[
+    list[Literal["csv", "tensorboard"]] | None,
+    Text(commas),
+    typer.Option(help="Beside metrics.jsonl: csv, tensorboard, or csv,tensorboard. [default: neither]"),
+]
