@@ -21,14 +21,10 @@ from ..base.errors import GradloomError
 if TYPE_CHECKING:
     from ..parallel.communicator import Communicator
 
-Parallel = Annotated[
-    str | None,
-    typer.Option(help="mpi: split each batch over the processes that mpiexec started, all on the same data."),
-]
-Exchange = Annotated[
-    str | None,
-    typer.Option(help="ordered: the same bits for any number of processes; or fast. [default: ordered]"),
-]
+PARALLEL = typer.Option(help="mpi: split each batch over the processes that mpiexec started, all on the same data.")
+Parallel = Annotated[str | None, PARALLEL]
+EXCHANGE = typer.Option(help="ordered: the same bits for any number of processes; or fast. [default: ordered]")
+Exchange = Annotated[str | None, EXCHANGE]
 _quiet = False  # this process is one that says nothing
 _words: list[str] = []  # the command, without the program's name
 

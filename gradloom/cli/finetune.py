@@ -31,9 +31,10 @@ def run(asked: Asked[FinetuneSettings]) -> int:
     What trains and how much memory it needs is said before anything runs; on Ctrl-C, SIGTERM or SIGHUP the work so
     far is saved, and --resume goes on.
     """
-    use = settle(resumed(asked))
-    inputs = Inputs(model=use.model, data=use.data, lora=use.lora, chat_template=use.chat_template)
-    with contextlib.ExitStack() as claimed:
+    asked = resumed(asked)
+    with asked.naming_places(), contextlib.ExitStack() as claimed:
+        use = settle(asked)
+        inputs = Inputs(model=use.model, data=use.data, lora=use.lora, chat_template=use.chat_template)
         job, planned = _prepare(use, asked.ranks, inputs, claimed)
         heed_signals()
         return _train(job, planned, use)

@@ -37,7 +37,7 @@ class Job:
         """Knows of the training while it runs."""
         from .fit_watch import Watch
 
-        return Watch(self.settings)
+        return Watch(self.settings, lambda: announce(self))
 
     def settings(self) -> bytes:
         """The text of settings.toml: every setting as it was decided."""
