@@ -149,7 +149,7 @@ def test_an_optimiser_declares_its_arguments():
     with pytest.raises(gl.SettingError, match="Signs: flip='no' is not usable"):
         Signs(flip="no")
     with pytest.raises(gl.SettingError, match="Signs: groups cannot be replaced"):
-        Signs().groups = ()
+        Signs().groups = [{"match": "w", "lr": 1.0}]
 
 
 @pytest.mark.parametrize(("flip", "expected"), [(False, [0.0, -4.0]), (True, [4.0, 0.0])])
