@@ -66,7 +66,7 @@ def plain_loop(
     state = optimizer.make_state(parameters)
     sums = [gl.input(f"g{i}", p.shape) for i, p in enumerate(parameters)]
     weight = gl.input("weight")
-    apply = gl.compile([], optimizer.update(parameters, sums, weight, state))
+    apply = gl.compile([], optimizer.update(gl.optim.UpdateInputs(parameters, sums, weight, state)))
     measure = gl.compile(ops.guard(gl.input("loss"), weight, *sums))
     programs: dict[Any, Any] = {}
     history = []
