@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import shlex
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from .common import exit_code, heed_signals, json_text, say, uninterrupted, with_more
+from .common import exit_code, going_on, heed_signals, json_text, say, uninterrupted, with_more
 from .config import Asked, command
 from .fit_report import (
     Job,
@@ -64,14 +63,16 @@ def _fit(use: FitSettings, ranks: Communicator | None) -> int:
             net = build_model(table.preprocess, use.hidden)
             matched("freeze", use.freeze or (), [*net.named_parameters(), *net.named_buffers()])
             job = Job(use, table, net, ranks, inputs, validation_sets(use, table))
+            inputs.digests()
         heed_signals()
         return _train_and_save(job, path, report)
 
 
 def _train_and_save(job: Job, path: str, report: str) -> int:
     """Train, write model and result together (nothing before a step was done), then measure the test rows."""
+    from ..base.arrays import not_finite
     from ..base.errors import GradloomError, NonFiniteError, TrainError
-    from ..files import not_finite, together
+    from ..files import together
     from ..parallel.agree import is_root
     from .model import save_model
 
@@ -128,7 +129,8 @@ def _train_and_save(job: Job, path: str, report: str) -> int:
     if interrupted:
         say(f"interrupted; {kept}")
     if (interrupted or job.time_is_up) and not bad:
-        say(f"after step {steps:,}; go on with: {shlex.join(['gradloom', 'fit', '--out', job.use.out, '--resume'])}")
+        line = going_on("fit", ["--out", os.path.abspath(job.use.out)], job.ranks, job.use.exchange)
+        say(f"after step {steps:,}; go on with: {line}")
     if is_root(job.ranks):
         if not interrupted:
             summarise(job, result)

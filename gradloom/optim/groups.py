@@ -9,7 +9,6 @@ its patterns ("head.*.lr"); the others it reads from the optimiser. A step has o
 from __future__ import annotations
 
 import difflib
-import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -25,10 +24,8 @@ WORDS = {"norms_and_biases": lambda shape: len(shape) <= 1, "not_2d": lambda sha
 """What stands for parameters by their shape: norms_and_biases for those of at most one axis (biases, gains of norms),
 but not embeddings; not_2d for all but matrices."""
 
-_NO_SETTINGS = ("self", "parameters", "groups", "no_decay")
 
-
-class Group:
+class ParameterGroup:
     """Parameters whose names match: `rule` updates them, and `undecayed` those of them that no_decay names."""
 
     def __init__(self, match: tuple[str, ...], rule: UpdateRule, undecayed: UpdateRule | None) -> None:
@@ -52,15 +49,15 @@ class Groups:
         if isinstance(groups, (str, Mapping)) or not isinstance(groups, Sequence):
             raise SettingError(f"{who}: groups is {what_is(groups)}; need a list of dicts")
         self._base, self._decays = base, not no_decay
-        self._arguments = {k: v for k, v in arguments.items() if k not in _NO_SETTINGS}
+        self._arguments = arguments
         self.stated = [self._stated(i, one) for i, one in enumerate(groups)]
         rest = None if self._decays else self._derived(base, self._arguments, {"weight_decay": 0.0}, None)
-        self.all = [*self.stated, Group((), base, rest)]
+        self.all = [*self.stated, ParameterGroup((), base, rest)]
         for i, one in enumerate(self.stated):
             if any(one.match == other.match for other in self.stated[:i]):
                 raise SettingError(f"{who}: groups[{i}]: an earlier one has these patterns; need one group for them")
 
-    def _stated(self, i: int, given: Any) -> Group:
+    def _stated(self, i: int, given: Any) -> ParameterGroup:
         who = f"{type(self._base).__name__}: groups[{i}]"
         if not isinstance(given, Mapping) or "match" not in given:
             seen = (
@@ -74,16 +71,16 @@ class Groups:
             raise SettingError(f"{who}: it has no {lacks}; need one, such as {'*.bias' if not match else 'lr'}")
         name = ",".join(match)
         if "optimizer" in own:
-            return Group(match, self._other(who, name, own), None)
+            return ParameterGroup(match, self._other(who, name, own), None)
         self._check_known(who, own)
         rule = self._derived(self._base, self._arguments, own, name)
         undecayed = None
         if not self._decays and "weight_decay" not in own:
             undecayed = self._derived(rule, {**self._arguments, **own}, {"weight_decay": 0.0}, None)
-        return Group(match, rule, undecayed)
+        return ParameterGroup(match, rule, undecayed)
 
     def _check_known(self, who: str, own: Mapping[str, Any]) -> None:
-        known = [k for k in inspect.signature(type(self._base).__init__).parameters if k not in _NO_SETTINGS]
+        known = list(self._base.declared)
         for key in own:
             if key not in known:
                 near = difflib.get_close_matches(str(key), known, 1)
@@ -97,7 +94,7 @@ class Groups:
             raise SettingError(f"{who}: optimizer is {what_is(optimizer)}; need one without parameters, AdamW(lr=1e-3)")
         if len(own) > 1 or optimizer.placing:
             raise SettingError(f"{who}: settings or groups beside an optimizer, which has its own; need one of the two")
-        rule = type(optimizer)(**{k: v for k, v in optimizer.arguments.items() if k not in _NO_SETTINGS})
+        rule = type(optimizer)(**optimizer.arguments)
         rule.take_part(self._base.settings, {s: f"{name}.{s}" for s in rule.names}, dict(optimizer.settings))
         return rule
 

@@ -46,6 +46,7 @@ from ..step.exchange import Exchange
 from ..step.state import (
     TrainState,
     check_names,
+    finite,
     load_optimizer,
     load_parameters,
     of_optimizer,
@@ -64,7 +65,7 @@ _ORDER = 3  # the stream of generator(seed, _ORDER, pass)
 
 
 @dataclass(frozen=True)
-class Job:
+class ReplicaJob:
     """What all replicas know."""
 
     samples: Sequence[Any]
@@ -118,7 +119,7 @@ class Replica:
     """One replica: model, programs, arena; used by one thread."""
 
     def __init__(
-        self, job: Job, ranks: Communicator, model: Module, threads: int | None, saver: Saver | None = None
+        self, job: ReplicaJob, ranks: Communicator, model: Module, threads: int | None, saver: Saver | None = None
     ) -> None:
         self.job, self.ranks, self.model, self.saver = job, ranks, model, saver
         self.options = job.options | {
@@ -189,8 +190,8 @@ class Replica:
     def _train_state(self) -> TrainState:
         """What decides the rest of the run: weights, optimiser, the losses so far, and where the pass began."""
         own, state = TrainState(), self.state
-        own.register("model", self._model_part, lambda values: load_parameters(values, self._model_part()))
-        own.register("optimizer", lambda: of_optimizer(state), lambda values: load_optimizer(values, state))
+        own.register("model", self._model_part, lambda values: load_parameters(values, self._model_part()), finite)
+        own.register("optimizer", lambda: of_optimizer(state), lambda values: load_optimizer(values, state), finite)
         own.register(
             "loop", lambda: {"losses": np.array(self.history), "began_pass": self._began_pass}, self._load_loop
         )
