@@ -15,7 +15,7 @@ from ..graph.opspec import OpSpec
 from ..graph.value import Shape, Value, define_operators
 from .common import BadSample, Quantised, Sample, Spec, bad, broadcast_shape, draw, need, unbroadcast
 from .elementwise import SIGN, add, relu, relu_back
-from .layout import permute, product, reshape
+from .layout import product, reshape, swapped
 
 NARROW: tuple[DType, ...] = (f16, bf16, *QUANTISED)  # other dtypes of a right operand: products decode them
 
@@ -39,16 +39,10 @@ def _relu_back_shape(x: Spec, y: Spec, h: Spec) -> Spec:
     return z
 
 
-def _t(x: Value) -> Value:
-    """The last two axes swapped."""
-    last = len(x.shape) - 1
-    return permute(x, (*range(last - 1), last, last - 1))
-
-
 def _back(g: Value, x: Value, y: Value, needed: Container[str]) -> list[Value | None]:
     """dx = g y^T, dy = x^T g, each summed over the batch axes that were broadcast."""
-    dx = unbroadcast(_matmul(g, _t(y)), x) if "x" in needed else None
-    return [dx, unbroadcast(_matmul(_t(x), g), y) if "y" in needed else None]
+    dx = unbroadcast(_matmul(g, swapped(y)), x) if "x" in needed else None
+    return [dx, unbroadcast(_matmul(swapped(x), g), y) if "y" in needed else None]
 
 
 def _act_back(
@@ -193,16 +187,17 @@ def matmul(x: Any, y: Any, transpose_x: bool = False, transpose_y: bool = False)
     """
     x, y = as_value(x), as_value(y)
     transpose_x, transpose_y = as_bool("matmul: transpose_x", transpose_x), as_bool("matmul: transpose_y", transpose_y)
-    row, column = x.ndim == 1, y.ndim == 1
+    rank_x, rank_y = len(x.shape), len(y.shape)
+    row, column = rank_x == 1, rank_y == 1
     if row:
         x = reshape(x, (1, x.shape[0]))
-    elif transpose_x and x.ndim >= 2:
-        x = _t(x)
+    elif transpose_x and rank_x >= 2:
+        x = swapped(x)
     if column:
         y = reshape(y, (y.shape[0], 1))
-    elif transpose_y and y.ndim >= 2:
-        y = _t(y)
-    if x.ndim > 2 and y.ndim == 2 and not transpose_x and x.shape[-1] == y.shape[0]:
+    elif transpose_y and rank_y >= 2:
+        y = swapped(y)
+    if rank_x > 2 and rank_y in (1, 2) and not transpose_x and x.shape[-1] == y.shape[0]:
         z = reshape(_matmul(reshape(x, (product(x.shape[:-1]), x.shape[-1])), y), (*x.shape[:-1], y.shape[-1]))
     else:
         z = _matmul(x, y)
