@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -362,16 +361,6 @@ def permute(x: Any, axes: Sequence[int]) -> Value:
     x = as_value(x)
     n = len(x.shape)
     return _permute(x, axes=tuple([a if 0 <= a < n else axis_of("permute", x, a, n) for a in axes]))
-
-
-@cache
-def _swapped_axes(n: int) -> tuple[int, ...]:
-    return (*range(n - 2), n - 1, n - 2)
-
-
-def swapped(x: Value) -> Value:
-    """The last two axes of a value in the other order."""
-    return _permute(x, axes=_swapped_axes(len(x.shape)))
 
 
 def transpose(x: Any, axes: Sequence[int] | None = None) -> Value:

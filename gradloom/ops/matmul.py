@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from ..graph.opspec import OpSpec
 from ..graph.value import Shape, Value, define_operators
 from .common import BadSample, Quantised, Sample, Spec, bad, broadcast_shape, draw, need, unbroadcast
 from .elementwise import SIGN, add, cast, relu, relu_back
-from .layout import product, reshape, swapped
+from .layout import permute, product, reshape
 
 OPERANDS = "f32 x:f32|bf16 y:f32|f16|bf16|quantised"  # dtypes; where x is bf16, y is rounded to bf16 as it is read
 NARROW: tuple[DType, ...] = (f16, bf16, *QUANTISED)  # other dtypes of a right operand: products decode them
@@ -41,10 +42,20 @@ def _relu_back_shape(x: Spec, y: Spec, h: Spec) -> Spec:
     return z
 
 
+@cache
+def _swapped_axes(n: int) -> tuple[int, ...]:
+    return (*range(n - 2), n - 1, n - 2)
+
+
+def _t(x: Value) -> Value:
+    """The last two axes swapped."""
+    return permute(x, _swapped_axes(len(x.shape)))
+
+
 def _back(g: Value, x: Value, y: Value, needed: Container[str]) -> list[Value | None]:
     """dx = g y^T, dy = x^T g, each summed over the batch axes that were broadcast."""
-    dx = unbroadcast(_matmul(g, swapped(y)), x) if "x" in needed else None
-    return [dx, unbroadcast(_matmul(swapped(cast(x, f32)), g), y) if "y" in needed else None]
+    dx = unbroadcast(_matmul(g, _t(y)), x) if "x" in needed else None
+    return [dx, unbroadcast(_matmul(_t(cast(x, f32)), g), y) if "y" in needed else None]
 
 
 def _act_back(
@@ -214,11 +225,11 @@ def matmul(x: Any, y: Any, transpose_x: bool = False, transpose_y: bool = False)
     if row:
         x = reshape(x, (1, x.shape[0]))
     elif transpose_x and rank_x >= 2:
-        x = swapped(x)
+        x = _t(x)
     if column:
         y = reshape(y, (y.shape[0], 1))
     elif transpose_y and rank_y >= 2:
-        y = swapped(y)
+        y = _t(y)
     if rank_x > 2 and rank_y in (1, 2) and not transpose_x and x.shape[-1] == y.shape[0]:
         z = reshape(_matmul(reshape(x, (product(x.shape[:-1]), x.shape[-1])), y), (*x.shape[:-1], y.shape[-1]))
     else:
