@@ -333,6 +333,7 @@ inline constexpr KernelRow kElementwiseRows[] = {
     GL_CAST("i64_f32", int64_t, float), GL_CAST("f64_f32", double, float), GL_CAST("f16_f32", Half, float),
     GL_CAST("f32_f16", float, Half), GL_CAST("bf16_f32", Bfloat, float), GL_CAST("f32_bf16", float, Bfloat),
     GL_CAST("f32_i32", float, int32_t), GL_CAST("i64_i32", int64_t, int32_t), GL_CAST("u8_i32", uint8_t, int32_t),
+    {"round_bf16", "f32_bf16", plan_cast, run_cast<float, Bfloat>},
 };
 #undef GL_ROW1
 #undef GL_ROW2

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.dtypes import DType, dtype, f32
+from ..base.dtypes import DType, bf16, dtype, f32
 from .declaration import Attr, Rule, Slot, Spec, called_with, wanted
 from .grad import gradients
 from .graph import reachable
@@ -146,13 +146,31 @@ def _each(function: Callable[[Any], Any], entry: Any) -> Any:
 
 
 def by_reference(node: Node, arrays: Sequence[np.ndarray | None]) -> list[np.ndarray]:
-    """The outputs of a node by its op's reference, from one array per input."""
+    """The outputs of a node by its op's reference, from one array per input; of a product with a first operand in bf16
+    on operands that are all rounded to bf16."""
+    if node.op.rounds:
+        arrays = as_read(node, arrays)
     with np.errstate(all="ignore"):
         results = as_results(node.op.call("reference", node.attrs | node.op.bind_inputs(arrays)))
     arrays_out = [np.asarray(r) for r in results]
     for array, value in zip(arrays_out, node.outputs, strict=True):
         assert array.shape == value.shape, f"reference of {node.op.name}: {array.shape}, graph: {value!r}"
     return arrays_out
+
+
+def as_read(node: Node, arrays: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
+    """The arrays of a node's inputs as its kernel reads them: see Declaration.rounds."""
+    kinds = {
+        slot.name: value.dtype for slot, value in zip(node.op.inputs, node.inputs, strict=False) if value is not None
+    }
+    operands = [name for name in node.op.rounds if name in kinds]
+    given = list(arrays)
+    if operands and kinds[operands[0]] is bf16:
+        for at, slot in enumerate(node.op.inputs):
+            array = given[at]
+            if slot.name in operands and kinds[slot.name] is not bf16 and array is not None:
+                given[at] = array.astype(bf16.numpy).astype(array.dtype)
+    return given
 
 
 def as_real(array: np.ndarray, kind: DType, real: np.dtype, copy: bool = False) -> np.ndarray:

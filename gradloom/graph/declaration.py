@@ -233,6 +233,9 @@ class Declaration:
                       the output needs no kernel
     dense             inputs that must be row-major without gaps (the planner copies where they are not)
     unit              inputs of which one of the last two axes must have stride 1 (matrices, transposed or not)
+    rounds            inputs that precision="bf16" rounds to bf16: the operands of a product, what a gated unit keeps
+                      for its gradient, and that of which only the sign is read. Where the first of them is bf16, the
+                      kernel rounds the others, and so does the reference (graph/composition.py: by_reference)
     updates           "w=w m=m": outputs that are written to the storage of an input
     cost              rule: (flops, bytes); by default one flop per output element, all bytes once
     ids               rule: the IdRange of the input that holds row numbers; None where it holds none
@@ -264,6 +267,7 @@ class Declaration:
     view: Rule | None = None
     dense: frozenset[str] = frozenset()
     unit: frozenset[str] = frozenset()
+    rounds: tuple[str, ...] = ()
     updates: Mapping[str, str] = field(default_factory=dict)  # output -> input
     cost: Callable[..., tuple[float, float]] | None = None
     ids: Rule | None = None

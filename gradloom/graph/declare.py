@@ -28,6 +28,7 @@ def op(
     may_overwrite: str | Mapping[str, str] = "",
     dense: str = "",
     unit: str = "",
+    rounds: str = "",
     updates: str = "",
     **fields: Any,
 ) -> OpSpec:
@@ -58,6 +59,7 @@ def op(
         may_overwrite=parsed_overwrites(may_overwrite, results),
         dense=frozenset(dense.split()),
         unit=frozenset(unit.split()),
+        rounds=tuple(rounds.split()),
         updates=dict(pair.split("=") for pair in updates.split()),
         **fields,
     )
@@ -90,9 +92,9 @@ def _refuse_gaps(spec: OpSpec) -> None:
     if (
         not set(spec.updates) <= outputs
         or not set(spec.updates.values()) <= inputs
-        or not spec.dense | spec.unit <= inputs
+        or not {*spec.dense, *spec.unit, *spec.rounds} <= inputs
     ):
-        gaps.append("updates, dense or unit name an unknown input or output")
+        gaps.append("updates, dense, unit or rounds name an unknown input or output")
     if not set(spec.no_gradient_to) <= inputs or (spec.no_gradient_to and spec.vjp is None):
         gaps.append("no_gradient_to of inputs, beside a vjp")
     if gaps:

@@ -317,7 +317,7 @@ attention: OpSpec = op(
     doc="y = softmax(scale * q k^T) v by heads, lse = log of the softmax's divisor. Query t sees keys t - positions[t] "
     "to t: its own sequence up to itself; cached: keys 0 to positions[t] of a cache; of these the last `window`. "
     "softcap: softmax of softcap * tanh(scale * q k^T / softcap). q [B,T,H,D], k and v [B,S,KVH,D]",
-    shape=_attention_shape, dense="q k v positions", may_overwrite={"y": "q"},
+    shape=_attention_shape, dense="q k v positions", rounds="q k v", may_overwrite={"y": "q"},
     vjp=_attention_vjp, no_gradient_to={"positions": POSITIONS},
     composition=_attention_graph, reference=_attention,
     cost=lambda q, k, positions, window: (
@@ -370,7 +370,7 @@ attention_back: OpSpec = op(
     doc="z = scale * q k^T, softcap: z = softcap * tanh(z / softcap); p = exp(z - lse) where the query sees the key, "
     "dz = p * (g v^T - sum(g * y) + g_lse) * scale, softcap: times 1 - (z / softcap)^2; dq = dz k, dk = dz^T q, "
     "dv = p^T g",
-    shape=_back_shape, dense="g q k v y lse positions g_lse",
+    shape=_back_shape, dense="g q k v y lse positions g_lse", rounds="g q k v y",
     may_overwrite={"dq": "g q y", "dk": "k v", "dv": "k v"},
     no_gradient="its second derivative would need T x T numbers; write attention with matmul and softmax for one",
     composition=_back_graph, reference=_attention_back,

@@ -145,7 +145,7 @@ WINDOW = "stride:ints=1,1 padding:ints=0,0 dilation:ints=1,1"
 BAD_G = "g is no gradient of this convolution"
 
 conv2d_op: OpSpec = op(
-    "conv2d", inputs="x w bias?", attrs=f"{WINDOW} act:none/relu=none", dense="x w bias",
+    "conv2d", inputs="x w bias?", attrs=f"{WINDOW} act:none/relu=none", dense="x w bias", rounds="x w",
     doc="y = act(sum over window and input channels of x * w, + bias); x [N, I, H, W], w [O, I, KH, KW]",
     dtypes="f32", shape=conv_shape, vjp=conv_vjp, reference=_conv, samples=conv_samples,
     cost=lambda x, w, y: (2.0 * y.size * product(w.shape[1:]), 4.0 * (x.size + w.size + y.size)),
@@ -170,6 +170,7 @@ conv2d_op: OpSpec = op(
 )  # fmt: skip
 conv2d_back_input: OpSpec = op(
     "conv2d_back_input", inputs="g w", outputs="dx", attrs=f"height:int width:int {WINDOW}", dense="g w",
+    rounds="g w",
     doc="dx of conv2d for an input of height x width", dtypes="f32", shape=_back_input_shape,
     vjp=lambda g_dx, g, w, stride, padding, dilation: [
         conv2d_op(g_dx, w, stride=stride, padding=padding, dilation=dilation),
@@ -189,7 +190,7 @@ conv2d_back_input: OpSpec = op(
     ],
 )  # fmt: skip
 conv2d_back_weight: OpSpec = op(
-    "conv2d_back_weight", inputs="g x", outputs="dw db?", attrs=f"kernel:ints {WINDOW}", dense="g x",
+    "conv2d_back_weight", inputs="g x", outputs="dw db?", attrs=f"kernel:ints {WINDOW}", dense="g x", rounds="g x",
     doc="dw of conv2d for a kernel [KH, KW], and db = g summed over images and positions", dtypes="f32",
     shape=_back_weight_shape, vjp=_back_weight_vjp, reference=_conv_back_weight,
     cost=lambda g, x, dw: (2.0 * g.size * product(dw.shape[1:]), 4.0 * (g.size + x.size + dw.size)),

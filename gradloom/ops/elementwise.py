@@ -220,7 +220,7 @@ SIGN = "only its sign counts"
 
 relu_back: OpSpec = _slope(
     "relu_back", "g y", "dx = g where y > 0, else 0; y = relu(x)", vjp=lambda g_dx, y: [relu_back(g_dx, y), None],
-    no_gradient_to={"y": SIGN}, reference=lambda g, y: np.where(y > 0, g, 0), exact=True,
+    no_gradient_to={"y": SIGN}, rounds="y", reference=lambda g, y: np.where(y > 0, g, 0), exact=True,
     samples=unary(avoid=(0,), count=2, special=EDGES[:-1]),
 )  # fmt: skip
 leaky_relu_back: OpSpec = _slope(
@@ -473,6 +473,20 @@ _cast: OpSpec = op(
     dtypes="any", shape=_cast_shape, vjp=lambda g, x: [g if x.dtype.is_float else None], reference=_cast_reference,
     exact=True, elementwise=True, samples=_cast_samples,
     bad_samples=[bad("cast: f32 is not converted to i64: x f32[2]; need one of: f16, bf16, i32", (2,), dtype="i64")],
+)  # fmt: skip
+
+
+def _round_bf16_shape(x: Spec) -> Spec:
+    return Spec(x.shape, bf16)
+
+
+round_bf16: OpSpec = op(
+    "round_bf16", inputs="x",
+    doc='y = x rounded to bf16, to nearest even: what precision="bf16" puts in front of products; its reference rounds '
+    "in float64 as well, which that of a cast does not",
+    dtypes="f32", shape=_round_bf16_shape, reference=lambda x: x.astype(bf16.numpy).astype(x.dtype),
+    no_gradient="it is made behind the gradients; a cast to bf16 has slope 1", exact=True, elementwise=True,
+    samples=lambda rng: [Sample((rng.uniform(-100, 100, shape).astype(np.float32),)) for shape in ((), (5, 33), LARGE)],
 )  # fmt: skip
 
 

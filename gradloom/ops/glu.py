@@ -70,14 +70,14 @@ geglu: OpSpec = op(
 _OVER = {"dgate": "g gate up", "dup": "g gate up"}
 swiglu_back: OpSpec = op(
     "swiglu_back", inputs="g gate up", outputs="dgate dup", doc="dgate = g * up * silu'(gate), dup = g * silu(gate)",
-    dtypes="f32", shape=_shape("g", "gate", "up", outputs=2), may_overwrite=_OVER,
+    dtypes="f32", shape=_shape("g", "gate", "up", outputs=2), rounds="gate up", may_overwrite=_OVER,
     composition=lambda g, gate, up: [silu_back(mul(g, up), gate), mul(g, silu(gate))], samples=_samples(3),
     bad_samples=_bad_back("swiglu_back"),
 )  # fmt: skip
 geglu_back: OpSpec = op(
     "geglu_back", inputs="g gate up", outputs="dgate dup",
     doc="dgate = g * up * gelu_tanh'(gate), dup = g * gelu_tanh(gate)", dtypes="f32",
-    shape=_shape("g", "gate", "up", outputs=2), may_overwrite=_OVER,
+    shape=_shape("g", "gate", "up", outputs=2), rounds="gate up", may_overwrite=_OVER,
     composition=lambda g, gate, up: [gelu_tanh_back(mul(g, up), gate), mul(g, gelu_tanh(gate))], samples=_samples(3),
     bad_samples=_bad_back("geglu_back"),
 )  # fmt: skip

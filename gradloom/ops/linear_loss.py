@@ -97,7 +97,7 @@ def _linear_graph(x: Value, w: Value, labels: Value, weights: Value | None) -> l
 
 linear_cross_entropy: OpSpec = op(
     "linear_cross_entropy", inputs="x w labels weights?", outputs="loss weight dx? dw?",
-    unit="w", dense="labels weights",
+    unit="w", dense="labels weights", rounds="x w",
     doc="cross_entropy_sum(x w^T, labels, weights) and its gradients, block by block of the vocabulary: the logits "
     "[N, V] are never held; rows of label -100 or weight 0 cost nothing, and what they hold does not matter; w of any "
     "dtype that products take is decoded as it is read; second derivatives and those of weights hold the logits",
@@ -174,7 +174,7 @@ def _linear_rows_vjp(g: Value, x: Value, w: Value, labels: Value, needed: Contai
 
 
 _linear_rows_op: OpSpec = op(
-    "linear_cross_entropy_rows", inputs="x w labels", outputs="losses", unit="w", dense="labels",
+    "linear_cross_entropy_rows", inputs="x w labels", outputs="losses", unit="w", dense="labels", rounds="x w",
     doc="the row losses of linear_cross_entropy, -log_softmax(x w^T) at the labels, block by block of the vocabulary; "
     "0 for rows of label -100; with a gradient g per row, dx and dw are those of linear_cross_entropy of row weights g",
     shape=_linear_rows_shape, vjp=_linear_rows_vjp, no_gradient_to={"labels": "ids have no slope"},

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from ..base.arguments import as_bool
-from ..base.dtypes import QUANTISED, DType, bf16, f16
+from ..base.dtypes import QUANTISED, DType, bf16, f16, f32
+from ..base.dtypes import dtype as as_dtype
 from ..graph.declare import op
 from ..graph.leaves import as_value
 from ..graph.opspec import OpSpec
 from ..graph.value import Shape, Value, define_operators
 from .common import BadSample, Quantised, Sample, Spec, bad, broadcast_shape, draw, need, unbroadcast
-from .elementwise import SIGN, add, relu, relu_back
+from .elementwise import SIGN, add, cast, relu, relu_back
 from .layout import permute, product, reshape
 
+OPERANDS = "f32 x:f32|bf16 y:f32|f16|bf16|quantised"  # dtypes; where x is bf16, y is rounded to bf16 as it is read
 NARROW: tuple[DType, ...] = (f16, bf16, *QUANTISED)  # other dtypes of a right operand: products decode them
 
 
@@ -39,16 +42,20 @@ def _relu_back_shape(x: Spec, y: Spec, h: Spec) -> Spec:
     return z
 
 
+@cache
+def _swapped_axes(n: int) -> tuple[int, ...]:
+    return (*range(n - 2), n - 1, n - 2)
+
+
 def _t(x: Value) -> Value:
     """The last two axes swapped."""
-    last = len(x.shape) - 1
-    return permute(x, (*range(last - 1), last, last - 1))
+    return permute(x, _swapped_axes(len(x.shape)))
 
 
 def _back(g: Value, x: Value, y: Value, needed: Container[str]) -> list[Value | None]:
     """dx = g y^T, dy = x^T g, each summed over the batch axes that were broadcast."""
     dx = unbroadcast(_matmul(g, _t(y)), x) if "x" in needed else None
-    return [dx, unbroadcast(_matmul(_t(x), g), y) if "y" in needed else None]
+    return [dx, unbroadcast(_matmul(_t(cast(x, f32)), g), y) if "y" in needed else None]
 
 
 def _act_back(
@@ -109,8 +116,17 @@ def _narrow_operands(rng: np.random.Generator, few: bool = False) -> list[tuple[
     return operands
 
 
+def _rounded_operands(rng: np.random.Generator, few: bool = False) -> list[tuple[np.ndarray, Any]]:
+    """(x, y) with x of bf16 and y of any dtype, in both orientations; also where k is odd."""
+    sizes = (*SIZES, *BATCHED[:2], *LARGE_SIZES[1:]) if few else (*SIZES, *BATCHED, *LARGE_SIZES)
+    kinds = [bf16 if i % 3 else f32 for i in range(len(sizes))]
+    pairs = [(draw(rng, a), draw(rng, b).astype(kind.numpy)) for (a, b), kind in zip(sizes, kinds, strict=True)]
+    pairs += [(x, y) for x, y in _narrow_operands(rng, few=True) if as_dtype(y.dtype) is not bf16]
+    return [(x.astype(bf16.numpy), y) for x, y in pairs]
+
+
 def _samples(rng: np.random.Generator) -> list[Sample]:
-    samples = [Sample(pair) for pair in _narrow_operands(rng)]
+    samples = [Sample(pair) for pair in (*_narrow_operands(rng), *_rounded_operands(rng))]
     return samples + [Sample((draw(rng, a), draw(rng, b))) for a, b in (*SIZES, *BATCHED, *LARGE_SIZES)]
 
 
@@ -122,6 +138,9 @@ def _act_samples(rng: np.random.Generator) -> list[Sample]:
         samples.append(Sample((x, y, bias), {"act": "relu" if i % 2 else "none"}))
     for i, (x, y) in enumerate(_narrow_operands(rng, few=True)):
         samples.append(Sample((x, y, draw(rng, y.shape[-1:])), {"act": "relu" if i % 3 else "none"}))
+    for i, (x, y) in enumerate(_rounded_operands(rng, few=True)):
+        bias = draw(rng, y.shape[-1:]) if i % 3 else None
+        samples.append(Sample((x, y, bias), {"act": "relu" if i % 2 else "none"}))
     x, y = draw(rng, (40, 30)), draw(rng, (30, 50))
     return [*samples, Sample((x, y, None), {"act": "relu"}), Sample((x, y, draw(rng, (50,))), {"act": "none"})]
 
@@ -129,6 +148,7 @@ def _act_samples(rng: np.random.Generator) -> list[Sample]:
 def _relu_back_samples(rng: np.random.Generator) -> list[Sample]:
     operands = [(x, y) for x, y in _narrow_operands(rng, few=True)]
     operands += [(draw(rng, a), draw(rng, b)) for a, b in (*SIZES, BATCHED[0], BATCHED[1], *LARGE_SIZES)]
+    operands += _rounded_operands(rng, few=True)
     return [Sample((x, y, draw(rng, _out(x.shape, y.shape), avoid=(0,)))) for x, y in operands]
 
 
@@ -137,14 +157,20 @@ def _bad(name: str, *others: Any) -> list[BadSample]:
         bad(
             f"{name}: operands are not matrices: x f32[3], y f32[3,2]; need at least 2 axes each", (3,), (3, 2), *others
         ),
-        bad(f"{name}: dtype i32 is not taken: x i32[2,3], y f32[3,2]; need f32", ("i32", (2, 3)), (3, 2), *others),
+        bad(
+            f"{name}: dtype i32 is not taken: x i32[2,3], y f32[3,2]; need f32 or bf16",
+            ("i32", (2, 3)),
+            (3, 2),
+            *others,
+        ),
     ]
 
 
 _matmul: OpSpec = op(
     "matmul", inputs="x y", outputs="z",
-    doc="z = x @ y over the last two axes; batch axes broadcast; y may be f16, bf16 or quantised",
-    dtypes="f32 y:f32|f16|bf16|quantised", shape=_product_shape, unit="x y", vjp=_back, reference=lambda x, y: x @ y,
+    doc="z = x @ y over the last two axes; batch axes broadcast; y may be f16, bf16 or quantised; where x is bf16, y "
+    "is rounded to bf16 as it is read; sums are f32",
+    dtypes=OPERANDS, shape=_product_shape, unit="x y", rounds="x y", vjp=_back, reference=lambda x, y: x @ y,
     cost=_cost, samples=_samples,
     bad_samples=[
         bad("matmul: inner sizes differ: x f32[32,784], y f32[500,10]; need 784 == 500", (32, 784), (500, 10)),
@@ -158,8 +184,9 @@ _matmul: OpSpec = op(
 )  # fmt: skip
 matmul_act: OpSpec = op(
     "matmul_act", inputs="x y bias?", outputs="z", attrs="act:none/relu=none",
-    doc="z = act(x @ y + bias): the same bits as matmul, add, relu", dtypes="f32 y:f32|f16|bf16|quantised",
-    shape=_act_shape, unit="x y", dense="bias", composition=_act, vjp=_act_back, cost=_cost, samples=_act_samples,
+    doc="z = act(x @ y + bias): the same bits as matmul, add, relu", dtypes=OPERANDS,
+    shape=_act_shape, unit="x y", rounds="x y", dense="bias", composition=_act, vjp=_act_back, cost=_cost,
+    samples=_act_samples,
     bad_samples=[
         bad(
             "matmul_act: bias does not fit: x f32[2,3], y f32[3,4], bias f32[3]; need bias of shape [4]",
@@ -174,9 +201,9 @@ matmul_act: OpSpec = op(
 )  # fmt: skip
 matmul_relu_back: OpSpec = op(
     "matmul_relu_back", inputs="x y h", outputs="z",
-    doc="z = x @ y where h > 0, else 0: the same bits as relu_back(matmul, h)", dtypes="f32 y:f32|f16|bf16|quantised",
-    shape=_relu_back_shape, unit="x y", dense="h", composition=lambda x, y, h: relu_back(_matmul(x, y), h),
-    no_gradient_to={"h": SIGN}, cost=_cost, samples=_relu_back_samples,
+    doc="z = x @ y where h > 0, else 0: the same bits as relu_back(matmul, h)", dtypes=OPERANDS,
+    shape=_relu_back_shape, unit="x y", rounds="x y h", dense="h", no_gradient_to={"h": SIGN},
+    composition=lambda x, y, h: relu_back(_matmul(x, y), h), cost=_cost, samples=_relu_back_samples,
     bad_samples=[
         bad(
             "matmul_relu_back: h does not fit: x f32[2,3], y f32[3,4], h f32[4]; need h of shape [2, 4]",
@@ -193,16 +220,17 @@ def matmul(x: Any, y: Any, transpose_x: bool = False, transpose_y: bool = False)
     """
     x, y = as_value(x), as_value(y)
     transpose_x, transpose_y = as_bool("matmul: transpose_x", transpose_x), as_bool("matmul: transpose_y", transpose_y)
-    row, column = x.ndim == 1, y.ndim == 1
+    rank_x, rank_y = len(x.shape), len(y.shape)
+    row, column = rank_x == 1, rank_y == 1
     if row:
         x = reshape(x, (1, x.shape[0]))
-    elif transpose_x and x.ndim >= 2:
+    elif transpose_x and rank_x >= 2:
         x = _t(x)
     if column:
         y = reshape(y, (y.shape[0], 1))
-    elif transpose_y and y.ndim >= 2:
+    elif transpose_y and rank_y >= 2:
         y = _t(y)
-    if x.ndim > 2 and y.ndim == 2 and not transpose_x and x.shape[-1] == y.shape[0]:
+    if rank_x > 2 and rank_y in (1, 2) and not transpose_x and x.shape[-1] == y.shape[0]:
         z = reshape(_matmul(reshape(x, (product(x.shape[:-1]), x.shape[-1])), y), (*x.shape[:-1], y.shape[-1]))
     else:
         z = _matmul(x, y)
