@@ -6,7 +6,6 @@ msgspec checks types and ranges, of flags and files alike.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import types
 from collections.abc import Callable, Iterable
@@ -16,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import typer
 
-from ..base.arguments import f32_hint
+from ..base.arguments import f32_hint, nearest
 from ..base.errors import SettingError
 
 _F32_MAX = (2 - 2.0**-23) * 2.0**127
@@ -152,7 +151,7 @@ def _check_tables(value: Any, kind: Any, place: str) -> None:
             raise SettingError(f"{file}[{i}] = {shown(table)}: need a table")
         for key, one in table.items():
             if key not in known:
-                raise SettingError(f"{file}[{i}]: key {key} is not known{nearest(key, known)}")
+                raise SettingError(f"{file}[{i}]: key {key} is not known{nearest_key(key, known)}")
             checked(one, known[key].kind, f"{file}[{i}].{key} = {shown(one)}")
         for key, setting in known.items():
             if setting.default is ... and key not in table:
@@ -201,7 +200,6 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def nearest(key: str, known: Iterable[str]) -> str:
+def nearest_key(key: str, known: Iterable[str]) -> str:
     """What to say of a key that is not known."""
-    near = difflib.get_close_matches(key.replace("-", "_").lower(), list(known), 1)
-    return f"; did you mean {near[0]}?" if near else f"; need one of {', '.join(known)}"
+    return nearest(key.replace("-", "_").lower(), known, f"need one of {', '.join(known)}")

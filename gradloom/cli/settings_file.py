@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from ..base.errors import FileError, SettingError
-from .setting import Count, Place, Whole, checked, nearest, settings_of, shown
+from .setting import Count, Place, Whole, checked, nearest_key, settings_of, shown
 
 _LONGEST = 1 << 16  # bytes of a settings file
 _MANY_DOTS = re.compile(  # in a key: the time that tomllib takes is that of their number squared
@@ -89,7 +89,7 @@ def read(kind: type, path: str | os.PathLike[str]) -> dict[str, Any]:
     for key in found:
         if key not in known:
             others = [name for name, other in _kinds.items() if key in settings_of(other)]
-            why = f"; {' and '.join(others)} has it" if others else nearest(key, known)
+            why = f"; {' and '.join(others)} has it" if others else nearest_key(key, known)
             raise SettingError(f"{path}: key {key} is not known{_to(kind) if others else ''}{why}")
     return {key: checked(value, known[key].kind, f"{path}: {key} = {shown(value)}") for key, value in found.items()}
 
@@ -105,7 +105,7 @@ def _check_about(about: dict[str, Any], kind: type, path: str | os.PathLike[str]
         if key in settings_of(kind) and key not in known:
             raise SettingError(f"{path}: key run.{key} is not known; {key} is a setting: need it above all tables")
         if key not in known:
-            raise SettingError(f"{path}: key run.{key} is not known{nearest(key, known)}")
+            raise SettingError(f"{path}: key run.{key} is not known{nearest_key(key, known)}")
         checked(value, known[key].kind, f"{path}: run.{key} = {shown(value)}")
     if "command" not in about:
         raise SettingError(f"{path}: key run.command is missing; [run] is the table of a saved run: need it whole")
