@@ -4,6 +4,7 @@
                        saver.share(ranks)          all ranks have it
     Loop.run           saver.begin(loop)           the same run? then its state is loaded
       a segment ends   saver.at_step(loop)         a checkpoint, if one is due
+      an evaluation    saver.at_evaluation(...)   the checkpoint of this step is the best so far?
       every 0.2 s      saver.inside(loop)          likewise; ends the run after `stop_after`
       a pass ends      saver.at_epoch(loop)        likewise
     the end            saver.end(loop, state)      the last checkpoint; the folder is free
@@ -16,6 +17,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,12 +26,11 @@ from ..base.arguments import as_bool, as_whole
 from ..base.errors import NonFiniteError, SettingError, TrainError
 from ..base.interrupts import StopTraining
 from ..base.interval import as_interval
-from ..files.arrays import not_finite
-from ..graph.stored import Stored
 from ..parallel.agree import agreed, is_root
 from ..parallel.communicator import Communicator
 from ..step.state import TrainState
 from .identity import Identity, Resumable, identity_of
+from .result import Evaluation
 from .run_folder import RunFolder
 from .stopping import monitored
 
@@ -48,7 +49,8 @@ class Saver:
     resume            go on from the newest checkpoint there; without any the run starts anew, which is said
     overwrite         replace an unfinished run in the folder
     checkpoint_every  "5min", "100steps", "1epoch": how often; there is always one at the end
-    keep              so many of the newest stay, and the best: that after the epoch with the least loss so far
+    keep              so many of the newest stay, and the best: that of the evaluation with the least loss, inside of an
+                      epoch or at its end; without validation that of the epoch with the least loss of training
     stop_after        "3h": end in order after so long, with a checkpoint; the run can then be resumed
     ranks             those that train together
 
@@ -167,7 +169,7 @@ class Saver:
     def tell(self, loop: Resumable) -> None:
         """Tell the callbacks of the checkpoints that have been written."""
         while self.folder is not None and self.folder.saved:
-            loop.callbacks.checkpoint(self.folder.saved.popleft())
+            loop.callbacks.tell("on_checkpoint", self.folder.saved.popleft())
 
     def tell_all(self, loop: Resumable) -> None:
         """Likewise, when all are written."""
@@ -180,6 +182,12 @@ class Saver:
         if self.is_due(loop.steps):
             self.save(loop)
 
+    def at_evaluation(self, loop: Resumable, evaluations: Sequence[Evaluation]) -> None:
+        """The last of these, of the pass under way, was made: where a checkpoint belongs to its step, and it is the
+        best so far, the checkpoint says so."""
+        if self._is_best(loop, evaluations) and (self._place == self._place_of(loop) or self.is_due(loop.steps)):
+            self.save(loop, evaluations)
+
     def at_epoch(self, loop: Resumable) -> None:
         """A pass, its validation and the listeners of it are done."""
         if self.folder is not None:
@@ -189,33 +197,39 @@ class Saver:
         if self.is_due() or (epochs is not None and len(loop.history) % epochs == 0):
             self.save(loop)
 
-    def save(self, loop: Resumable) -> None:
-        """A checkpoint of the loop, between two steps. Rank 0 alone writes."""
+    def save(self, loop: Resumable, evaluations: Sequence[Evaluation] = ()) -> None:
+        """A checkpoint of the loop, between two steps. Rank 0 alone writes. evaluations: of the pass under way."""
         assert self._identity is not None
         self._saved, self._place = time.monotonic(), self._place_of(loop)
         if self.folder is None:
             return
         identity = self._identity
-        losses = [monitored(epoch) for epoch in loop.history]
-        best = loop.is_between_passes and bool(losses) and losses[-1] == min(losses)
+        best = self._is_best(loop, evaluations)
         if best:
-            self.folder.note(best=loop.history[-1].numbers())
+            self.folder.note(best=(evaluations or loop.history)[-1].numbers())
         self.write(loop.steps, loop.trainer.train_state, identity, best)
 
+    @staticmethod
+    def _is_best(loop: Resumable, evaluations: Sequence[Evaluation]) -> bool:
+        """No weights so far were judged better than those that the loop has now."""
+        judged = [*(one for epoch in loop.history for one in epoch.evaluations), *evaluations]
+        if judged:
+            losses = [float(one.val.loss) for one in judged if one.val is not None]
+            return judged[-1].step == loop.steps and losses[-1] == min(losses)
+        losses = [monitored(epoch) for epoch in loop.history]
+        return loop.is_between_passes and bool(losses) and losses[-1] == min(losses)
+
     def write(self, step: int, state: TrainState, identity: Identity, best: bool = False) -> None:
-        """A checkpoint of this state as it is now. Where trained weights are not finite there is none, which is said,
-        and the one before stays the newest."""
+        """A checkpoint of this state as it is now. Where no run can go on from it (weights that are not finite) there
+        is none, which is said, and the one before stays the newest."""
         self._saved = time.monotonic()
         if self.folder is not None:
             checkpoints, about, taken = self.folder.checkpoints, identity.about(), identity.digests
             checkpoints.wait()  # so that no two copies are held
-            trained = [n for n, v in state.entries().items() if isinstance(v, Stored) and v.role == "trained"]
             entries = state.collect()
 
             def checked() -> dict[str, Any]:
-                seen = not_finite({name: entries[name] for name in trained})
-                if seen is not None:
-                    raise NonFiniteError(f"{seen}; the weights are no good any more")
+                state.need_good(entries)
                 return {"digests": taken()}
 
             checkpoints.save(step, entries, about, best, checked)

@@ -6,27 +6,16 @@ import pytest
 import gradloom as gl
 from gradloom.graph.structure import named, structure
 from gradloom.train import BatchResult, Callback, EarlyStopping, StopTraining
+from tests.train import small_models
+from tests.train.small_models import Interrupt, net, same, saved_steps
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((50, 4)).astype(np.float32), RNG.integers(0, 3, 50)
 W = RNG.uniform(0.5, 2, 50).astype(np.float32)
 
 
-def net():
-    nn = gl.nn
-    return nn.Sequential(nn.Linear(4, 16, activation="relu"), nn.Dropout(0.2), nn.BatchNorm(16), nn.Linear(16, 3)).init(
-        0
-    )
-
-
 def fit(model, data=(X, Y), **options):
-    options = {"epochs": 3, "batch_size": 10, "progress": False, "optimizer": gl.optim.AdamW(lr=0.05)} | options
-    return gl.fit(model, data, **options)
-
-
-def same(a, b):
-    a, b = a.state_dict(), b.state_dict()
-    return all(np.array_equal(a[k], b[k]) for k in a)
+    return small_models.fit(model, data, **options)
 
 
 class Heard(Callback):
@@ -153,10 +142,14 @@ def test_what_they_remember_is_part_of_the_state_of_the_run():
     stop, remembers = EarlyStopping(patience=9, restore_best=True), Remembers()
     run = loop(remembers, on_epoch=stop)
     states = []
-    run.callbacks.epoch = lambda result, told=run.callbacks.epoch: (
-        told(result),
-        states.append(run.trainer.train_state.collect("callbacks")),
-    )
+    tell = run.callbacks.tell
+
+    def told(event, what):
+        tell(event, what)
+        if event == "on_epoch":
+            states.append(run.trainer.train_state.collect("callbacks"))
+
+    run.callbacks.tell = told
     run.run()
     state = states[-1]
     assert state["callbacks.0.best"] == min(h.val.loss for h in run.history)
@@ -165,11 +158,32 @@ def test_what_they_remember_is_part_of_the_state_of_the_run():
     assert state["callbacks.1.seen"] == 11
     again = loop(Remembers(), on_epoch=EarlyStopping(patience=9, restore_best=True))
     again.callbacks.load_state({name.removeprefix("callbacks."): value for name, value in state.items()})
-    again.callbacks.begin(again)  # which would forget
+    again.callbacks.tell("begin", again)  # which would forget
     assert again.trainer.train_state.collect("callbacks").keys() == state.keys()
     mine, other = list(again.callbacks)
     assert (mine.best, mine.best_epoch) == (state["callbacks.0.best"], state["callbacks.0.best_epoch"])
     assert other.loaded == {"seen": 11}
+
+
+def test_a_state_that_was_loaded_before_the_run_reaches_a_callback_without_begin():
+    class Counts(Callback):
+        def __init__(self):
+            self.seen = 0
+
+        def on_epoch(self, result):
+            self.seen += 1
+
+        def state(self):
+            return {"seen": self.seen}
+
+        def load_state(self, values):
+            self.seen = values["seen"]
+
+    counts = Counts()
+    run = loop(counts)
+    run.callbacks.load_state({"0.seen": 10})
+    run.run()
+    assert counts.seen == 10 + len(run.history)
 
 
 def test_early_stopping_on_any_number():
@@ -344,14 +358,12 @@ def test_ranks_are_told_of_checkpoints_once(tmp_path):
 class Rows(Callback):
     """How often each row was seen, and the sum of the losses."""
 
-    def __init__(self, interrupt_at=None):
-        self.counts, self.loss, self.interrupt_at = np.zeros(50, np.int64), 0.0, interrupt_at
+    def __init__(self):
+        self.counts, self.loss = np.zeros(50, np.int64), 0.0
 
     def on_batch(self, batch):
         self.counts[batch.rows] += 1
         self.loss += batch.loss
-        if batch.step == self.interrupt_at:
-            raise KeyboardInterrupt
 
     def state(self):
         return {"counts": self.counts, "loss": self.loss}
@@ -365,9 +377,10 @@ def test_what_they_remember_goes_on_after_a_resume(tmp_path, at):
     whole, a, b = Rows(), net(), net()
     fit(a, callbacks=[whole])
     with pytest.raises(KeyboardInterrupt):
-        fit(net(), callbacks=[Rows(interrupt_at=at)], run=tmp_path)
+        fit(net(), callbacks=[Rows(), Interrupt(at)], run=tmp_path)
+    assert saved_steps(tmp_path) == [at]
     rest = Rows()
-    fit(b, callbacks=[rest], run=tmp_path, resume=True)
+    fit(b, callbacks=[rest, Interrupt()], run=tmp_path, resume=True)
     assert same(a, b) and np.array_equal(whole.counts, rest.counts) and whole.loss == rest.loss
     assert rest.counts.tolist() == [3] * 50
 
