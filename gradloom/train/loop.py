@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from .epoch import Listener, Progress, run_part
 from .evaluation import Evaluator
 from .history import History
 from .metrics import Measures, Metrics, checked_metrics
+from .records import packed, unpacked
 from .result import EpochResult, Evaluation, Result, under
 from .saver import Saver, TimeIsUp
 from .source import RowSource
@@ -144,23 +146,19 @@ class Loop:
 
     def _memory(self) -> dict[str, Any]:
         """What it remembers from step to step, for the state of the run."""
+        evaluations = [one for each in (*self.history, self._pass) if each is not None for one in each.evaluations]
         kept: dict[str, Any] = {
             "seed": self.seed, "steps": self.steps, "steps_total": self.steps_total, "passes": self.passes,
             "first_pass": self._first_pass, "batch_size": self.batch_size, "micro_batch_size": self.micro_batch_size,
             "rows": self.rows, "stopped": self.stopped,
-            "epochs": len(self.history), "has_before": self.before is not None, "pass": None,
-            "evaluations": 0,
+            "history": packed([epoch.state() for epoch in self.history]), "has_before": self.before is not None,
+            "pass": None, "evaluations": packed([one.state() for one in evaluations]),
         }  # fmt: skip
-        for i, epoch in enumerate(self.history):
-            kept |= {f"history.{i}.{name}": value for name, value in epoch.state().items()}
         if self.before is not None:
             kept |= {f"before.{name}": value for name, value in self.before.state().items()}
         if self._pass is not None:
             now = self._pass
             kept["pass"] = {"number": now.number, "rows": now.rows, "before": now.before, "done": now.done}
-            kept["evaluations"] = len(now.evaluations)
-            for i, one in enumerate(now.evaluations):
-                kept |= {f"evaluation.{i}.{name}": value for name, value in one.state().items()}
             kept |= {f"train.{name}": value for name, value in now.train.state().items()}
         return kept
 
@@ -169,17 +167,16 @@ class Loop:
         check_names("loop", {name: value for name, value in values.items() if "." not in name},
                     [name for name in mine if "." not in name])  # fmt: skip
         check_equal("loop", values, {name: mine[name] for name in ("seed", "batch_size", "micro_batch_size")})
-        epochs: list[dict[str, Any]] = [{} for _ in range(values["epochs"])]
-        for name, value in under(values, "history.").items():
-            number, _, rest = name.partition(".")
-            epochs[int(number)][rest] = value
-        history = [EpochResult.of_state(epoch, 0.0) for epoch in epochs]
+        evaluations = iter([Evaluation.of_state(one) for one in unpacked(values["evaluations"])])
+        history = [
+            EpochResult.of_state(epoch, tuple(itertools.islice(evaluations, epoch["evaluations"])), 0.0)
+            for epoch in unpacked(values["history"])
+        ]
         before = Result.of_state(under(values, "before.")) if values["has_before"] else None
         now = None
         if values["pass"] is not None:
             train = Result.of_state(under(values, "train."), self.measures)
-            parts = [under(values, f"evaluation.{i}.") for i in range(values["evaluations"])]
-            now = Pass(**values["pass"], train=train, evaluations=[Evaluation.of_state(part) for part in parts])
+            now = Pass(**values["pass"], train=train, evaluations=list(evaluations))
             now.rows = self._rows_of_pass(now.before)  # there may be more steps in all than there were
 
         def load() -> None:
@@ -193,7 +190,8 @@ class Loop:
     def _times(self) -> dict[str, Any]:
         """Seconds: of training, of the pass under way, of each epoch. They decide nothing."""
         now = 0.0 if self._pass is None else self._pass.seconds
-        return {"training": self.training_seconds, "pass": now, "epochs": [epoch.seconds for epoch in self.history]}
+        epochs = np.array([epoch.seconds for epoch in self.history], np.float64)
+        return {"training": self.training_seconds, "pass": now, "epochs": epochs}
 
     def _load_times(self, values: Mapping[str, Any]) -> Callable[[], None]:
         check_names("time", values, self._times())
@@ -202,7 +200,7 @@ class Loop:
             self.training_seconds = values["training"]
             if self._pass is not None:
                 self._pass.seconds = values["pass"]
-            pairs = zip(self.history, values["epochs"], strict=True)
+            pairs = zip(self.history, values["epochs"].tolist(), strict=True)
             self.history[:] = [replace(epoch, seconds=seconds) for epoch, seconds in pairs]
 
         return load

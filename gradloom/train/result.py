@@ -327,21 +327,20 @@ class EpochResult:
                 result.drop_predictions()
 
     def state(self) -> dict[str, Any]:
-        """All but its seconds, as plain values and arrays: "train.losses", "val.losses", ..., see Result.state."""
+        """All but its seconds and evaluations, as plain values and arrays: "train.losses", "val.losses", ...; see
+        Result.state."""
         ended = self.ended is not None
         kept: dict[str, Any] = {
             "epoch": self.epoch, "planned_bytes": self.planned_bytes, "rates": dict(self.rates), "ended": ended,
             "evaluations": len(self.evaluations), "averaged": self.averaged,
         }  # fmt: skip
-        parts: dict[str, Any] = {"train": self.train} | ({} if self.val is None or ended else {"val": self.val})
-        parts |= {f"evaluation.{i}": one for i, one in enumerate(self.evaluations)}
+        parts = {"train": self.train} | ({} if self.val is None or ended else {"val": self.val})
         return kept | {f"{part}.{name}": value for part, one in parts.items() for name, value in one.state().items()}
 
     @classmethod
-    def of_state(cls, state: Mapping[str, Any], seconds: float) -> EpochResult:
-        """The EpochResult that `state` was taken from."""
-        count, val = state["evaluations"], under(state, "val.")
-        evaluations = tuple(Evaluation.of_state(under(state, f"evaluation.{i}.")) for i in range(count))
+    def of_state(cls, state: Mapping[str, Any], evaluations: tuple[Evaluation, ...], seconds: float) -> EpochResult:
+        """The EpochResult that `state` was taken from, with its evaluations."""
+        val = under(state, "val.")
         made = evaluations[-1].val if state["ended"] else Result.of_state(val) if val else None
         train = Result.of_state(under(state, "train."))
         rest = state["planned_bytes"], state["rates"], state["averaged"], evaluations
