@@ -175,7 +175,7 @@ def test_data_are_no_files_of_the_run(capsys, tmp_path, language, name):  # noqa
     (("--checkpoint-every", "often"), "--checkpoint-every often: need a text such as 5min, 100steps or 1epoch"),
     (("--stop-after", "100steps"), "--stop-after 100steps: need a duration such as 90s, 5min or 3h"),
     (("--keep", "0"), "--keep 0: need a whole number of at least 1"),
-    (("--patience", 2, "--val-split", 0), "patience=2 without rows for validation; need val_split above 0"),
+    (("--patience", 2, "--val-split", 0), "--patience 2 without rows for validation; need --val-split above 0"),
     (("--eval-every", "2steps", "--val-split", 0), "eval_every='2steps' without rows for validation"),
     (("--eval-rows", 2, "--val-split", 0), "eval_rows=2 without rows for validation"),
     (("--log", "xml"), "--log xml: need a list, each of it csv or tensorboard"),
