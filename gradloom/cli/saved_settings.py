@@ -78,12 +78,15 @@ def of_run(asked: Asked[Any], folder: str | os.PathLike[str]) -> dict[str, Any]:
     """The settings of the run in this folder, where it is to be resumed, and where it writes ("out"); none where there
     is none. All ranks have those of rank 0."""
     from ..parallel.agree import agreed, is_root
+    from ..train.run_files import settle
 
     if not asked.values.get("resume"):
         return {}
     found: dict[str, Any] = {}
     with agreed(asked.ranks):
         file = os.path.join(folder, SETTINGS)
+        if is_root(asked.ranks):
+            settle(folder)
         if is_root(asked.ranks) and os.path.exists(file):
             out = parse_toml(file).get("run", {}).get("out")
             found = read(asked.kind, file) | {"out": checked(out, Place, f"{file}: run.out = {shown(out)}")}
