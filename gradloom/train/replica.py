@@ -158,8 +158,8 @@ class Replica:
     # ---- the loop --------------------------------------------------------------------------------------------
 
     def train(self) -> list[float]:
-        """All steps that are left; the loss of each. With a saver Ctrl-C ends it between two steps. Then the model holds
-        the average of its weights, where there is one."""
+        """All steps that are left; the loss of each. With a saver Ctrl-C ends it between two steps. Then the model
+        holds the average of its weights, where there is one."""
         try:
             with held_back() if self.saver is not None else contextlib.nullcontext(Held()) as held:
                 return self._train(held)
