@@ -34,7 +34,7 @@ def _kind(value: Any) -> Hashable:
     """Values of one kind share a column."""
     if isinstance(value, np.ndarray):
         return value.dtype if value.ndim == 1 else np.ndarray
-    kind = type(value)
+    kind: type = type(value)
     return object if kind is int and not -(2**63) <= value < 2**63 else kind
 
 
