@@ -112,6 +112,7 @@ def _announce(run: Run) -> None:
         f"{plural(run.steps_total, 'step')} of {plural(run.batch_size, 'row')} of {run.context} tokens"
         f" ({run.micro_batch_size} at a time); {plural(len(run.val_rows), 'row')} for validation; rate "
         f"{run.settings.lr:g}, {run.settings.schedule}; seed {run.settings.seed}"
+        f"{'' if run.precision == 'f32' else f'; products in {run.precision}'}"
     )
 
 

@@ -104,6 +104,7 @@ class FinetuneSettings:
         Share, typer.Option(help="Decay of a moving average of what trains, which is validated and saved; 0: none.")
     ] = 0.0
     seed: Annotated[Count, typer.Option(help="Of the adapter, the split, the order of the rows and dropout.")] = 0
+    precision: Precision = decided
     threads: Annotated[Whole | None, UNSAVED, THREADS] = None
     train_dtype: Annotated[
         Literal["f32"] | None, typer.Option(help="f32: quantised and half tensors train as copies.")
@@ -146,6 +147,7 @@ class FinetuneSettings:
 def settle(asked: FinetuneSettings) -> FinetuneSettings:
     """With the defaults that follow from the method; SettingError for settings that exclude one another."""
     from ..base.errors import SettingError
+    from ..base.settings import as_precision
 
     if asked.epochs is not None and asked.steps is not None:
         raise SettingError(f"--epochs {asked.epochs} --steps {asked.steps}: need one of them")
@@ -153,6 +155,7 @@ def settle(asked: FinetuneSettings) -> FinetuneSettings:
     return replace(
         asked,
         lr=asked.lr or (2e-4 if asked.method == "lora" else 2e-5),
+        precision=as_precision(asked.precision),
         out=out,
         run=asked.run or run_beside(out),
         epochs=asked.epochs or (1 if asked.steps is None else None),
@@ -194,7 +197,7 @@ def training(use: FinetuneSettings, ranks: Communicator | None) -> dict[str, Any
     """How is trained, as llm.finetune.Run takes it."""
     names = (
         "context", "batch_size", "micro_batch_size", "epochs", "steps", "lr", "schedule", "warmup", "weight_decay",
-        "val_split", "seed", "threads", "optimizer", "on_nonfinite", "sample_every", "ema", "run", "resume",
+        "val_split", "seed", "precision", "threads", "optimizer", "on_nonfinite", "sample_every", "ema", "run", "resume",
         "overwrite", "checkpoint_every", "keep", "stop_after", "eval_rows", "patience", "keep_best",
     )  # fmt: skip
     made = {name: getattr(use, name) for name in names}

@@ -187,6 +187,7 @@ def _train(job: Job, optimizer: Any) -> list[EpochResult]:
         class_weight=use.class_weight,
         on_nonfinite=use.on_nonfinite,
         callbacks=[job.watch, *job.stopping],
+        precision=use.precision,
         threads=use.threads,
         run=use.out,
         log=use.log or (),

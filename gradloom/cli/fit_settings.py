@@ -10,7 +10,7 @@ import typer
 
 from .common import Exchange, Parallel
 from .config import UNSAVED, Count, Decay, Interval, Limit, Place, Rate, Share, Text, Whole, commas, decided
-from .run_settings import CheckpointEvery, EvalRows, Keep, LogKinds, MaxNorm, OnNonfinite, StopAfter
+from .run_settings import CheckpointEvery, EvalRows, Keep, LogKinds, MaxNorm, OnNonfinite, Precision, StopAfter
 
 if TYPE_CHECKING:
     from ..data import Table
@@ -106,6 +106,7 @@ class FitSettings:
     ] = None
     on_nonfinite: OnNonfinite = "stop"
     seed: Annotated[Count, typer.Option(help="Of the weights, the split and the order of the rows.")] = 0
+    precision: Precision = decided
     threads: Annotated[Whole | None, UNSAVED, typer.Option(help="[default: the machine's cores]")] = None
     parallel: Annotated[Parallel, UNSAVED] = None
     exchange: Annotated[Exchange, UNSAVED] = None
@@ -142,6 +143,7 @@ OPTIMIZERS: dict[str, dict[str, float]] = {
 def prepared(asked: FitSettings) -> FitSettings:
     """With what is decided before the data are read; SettingError for settings that exclude one another."""
     from ..base.errors import SettingError
+    from ..base.settings import as_precision
     from ..optim.names import optimizer_names
 
     known = sorted(optimizer_names(), key=lambda name: list(OPTIMIZERS).index(name) if name in OPTIMIZERS else 99)
@@ -155,6 +157,7 @@ def prepared(asked: FitSettings) -> FitSettings:
         if value is not None and not validates:
             flag = name.replace("_", "-")
             raise SettingError(f"--{flag} {value}: there are no rows to validate on; need --val or --val-split")
+    asked = replace(asked, precision=as_precision(asked.precision))
     if asked.val_split is not None:
         return asked
     split = 0.05 if os.path.isdir(asked.data) and "val" not in (asked.val or {}) else 0.0

@@ -2,7 +2,7 @@
 
 settings     compared at once: names and shapes of the model, the graph of a step, optimiser, sizes, seeds, rows
 digests      of the contents of the data set and of frozen weights: taken beside the training
-environment  version, instruction set, backend: another one goes on, and no bits are promised
+environment  version, instruction set, precision, backend: another one goes on, and no bits are promised
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..base.settings import switches
+from ..base.settings import as_precision, switches
 from ..data.dataset import Dataset
 from ..graph.graph import reachable, storage_leaf
 from ..graph.stored import Stored
@@ -31,6 +31,7 @@ from .metrics import Measures
 from .trainer import Trainer
 
 SHOWN = 8  # differences in a message
+EARLIER = {"precision": "f32"}  # of the environment, where a checkpoint was written before there was a choice
 POINTS = [(step, 0) for step in (0, 1, 2, 5, 10, 20, 50, 100, 1000, 10_000, 100_000)]
 POINTS += [(0, epoch) for epoch in (1, 2, 5, 10, 20, 50, 100)]
 
@@ -103,13 +104,14 @@ def settings_of(trainer: Trainer) -> dict[str, Any]:
 
 
 def environment_of(options: Mapping[str, Any]) -> dict[str, str]:
-    """What the bits depend on besides: version, instruction set, backend, machine. options: those of compile."""
+    """What the bits depend on besides: version, instruction set, precision, backend, machine. options: of compile."""
     from .. import __version__
 
     return {
         "gradloom": __version__,
         "backend": str(options.get("backend", "cpu")),
         "isa": choose_isa(switches(isa=options.get("isa")).isa),
+        "precision": as_precision(options.get("precision")),
         "machine": platform.machine(),
     }
 
@@ -169,7 +171,7 @@ class Identity:
         return [
             f"{name} is {value} and was {theirs.get(name)}"
             for name, value in self.environment.items()
-            if theirs.get(name) != value
+            if theirs.get(name, EARLIER.get(name)) != value
         ]
 
 
