@@ -6,7 +6,7 @@ import numpy as np
 
 import gradloom as gl
 from gradloom.graph.graph import listing
-from gradloom.optim import SGD
+from gradloom.optim import SGD, UpdateInputs
 from gradloom.transform.passes import rewrite
 from gradloom.transform.program import gather
 
@@ -21,7 +21,7 @@ def forms() -> dict[str, str]:
 
     (grad,) = gl.gradients(total, [w])
     guard = gl.ops.guard(total, weight, grad)
-    update = SGD(lr=0.1).update([w], [grad], weight, {})
+    update = SGD(lr=0.1).update(UpdateInputs([w], [grad], weight, {}))
     program = rewrite(gather([total, guard], update))
     run = gl.compile([total, guard], update, isa="scalar", threads=1)
     return {

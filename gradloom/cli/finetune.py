@@ -80,6 +80,7 @@ def _prepare(
     columns([(f"  {name}", text) for name, text in planned.lines()], sys.stderr)
     with agreed(ranks):
         planned.check()
+        inputs.digests()
     return run, planned
 
 

@@ -55,6 +55,7 @@ def run(asked: Asked[FitSettings]) -> int:
             need_room(table.preprocess, use.hidden)
             net = build_model(table.preprocess, use.hidden)
             job = Job(use, table, net, ranks, inputs, validation_sets(use, table))
+            inputs.digests()
         announce(job)
         heed_signals()
         return _train_and_save(job, path, report)

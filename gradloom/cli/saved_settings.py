@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import shlex
 import threading
+from pathlib import Path
 from typing import Any
 
-from ..base.errors import GradloomError
+from ..base.errors import FileError, GradloomError
 from .common import command_line
 from .config import Asked, Place, checked, parse_toml, read, save, shown
 
@@ -18,38 +18,59 @@ _PIECE = 1 << 20  # bytes read at a time
 
 
 def digest(path: str | os.PathLike[str]) -> str:
-    """ "sha256:..." of a file's bytes; of a folder of idx files, that of their names and digests. OSError where it
-    cannot be read."""
-    from ..data.idx import find_idx
+    """ "sha256:..." of a file's bytes; of a folder (idx files, an adapter as PEFT saves it) that of the names and
+    digests of the files that are read of it. OSError or FileError where it cannot be read."""
+    from ..files.regular import open_regular
 
     found = hashlib.sha256()
     if os.path.isdir(path):
-        for one in sorted(find_idx(path).values()):
+        for one in _read_of(path):
             found.update(os.fsencode(one.name) + b"\0" + digest(one).encode() + b"\n")
     else:
-        with open(path, "rb", buffering=0) as file:
+        with open_regular(path) as file:
             while piece := file.read(_PIECE):
                 found.update(piece)
     return f"sha256:{found.hexdigest()}"
 
 
+def _read_of(folder: str | os.PathLike[str]) -> list[Path]:
+    """The files of a folder that a run reads."""
+    from ..data.idx import find_idx
+    from ..llm.adapter_peft import PEFT_CONFIG, PEFT_WEIGHTS
+
+    return sorted(find_idx(folder).values()) or [Path(folder, name) for name in sorted((PEFT_CONFIG, PEFT_WEIGHTS))]
+
+
 class Inputs:
-    """The files that a run reads, by the name of their setting: their digests are taken by a thread beside its work."""
+    """The files that a run reads, by the name of their setting: their digests are taken by a thread beside its work.
+
+    To be asked for before the training: what cannot be read is an error, and no run is without them.
+    """
 
     def __init__(self, **paths: str | None) -> None:
         self.paths = {name: path for name, path in paths.items() if path is not None}
         self._found: dict[str, str] = {}
+        self._error: GradloomError | None = None
         self._thread = threading.Thread(target=self._take, name="gradloom digests", daemon=True)
         self._thread.start()
 
     def _take(self) -> None:
-        with contextlib.suppress(OSError, GradloomError):  # what cannot be read is the reader's to say
+        from ..files.targets import reason_of
+
+        path = ""
+        try:
             for name, path in self.paths.items():
                 self._found[name] = digest(path)
+        except OSError as error:
+            self._error = FileError(f"{path}: cannot be read: {reason_of(error)}")
+        except GradloomError as error:
+            self._error = error
 
     def digests(self) -> dict[str, str]:
-        """By the names of the settings."""
+        """By the names of the settings. The error of reading a file is raised."""
         self._thread.join()
+        if self._error is not None:
+            raise self._error
         return self._found
 
 

@@ -4,7 +4,7 @@ from . import schedules
 from .clip import clip_grad_norm, clip_grad_value, clip_weight
 from .matrix import Adafactor, Muon
 from .optimizer import SGD, Adam, AdamW, Lion, Optimizer, RMSprop
-from .rule import Schedule
+from .rule import Schedule, UpdateInputs
 from .state import OptimizerState
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "OptimizerState",
     "RMSprop",
     "Schedule",
+    "UpdateInputs",
     "clip_grad_norm",
     "clip_grad_value",
     "clip_weight",

@@ -9,7 +9,6 @@ its patterns ("head.*.lr"); the others it reads from the optimiser. A step has o
 from __future__ import annotations
 
 import difflib
-import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -24,8 +23,6 @@ GroupSettings = Mapping[str, Any]
 WORDS = {"norms_and_biases": lambda shape: len(shape) <= 1, "not_2d": lambda shape: len(shape) != 2}
 """What stands for parameters by their shape: norms_and_biases for those of at most one axis (biases, gains of norms),
 but not embeddings; not_2d for all but matrices."""
-
-_NO_SETTINGS = ("self", "parameters", "groups", "no_decay")
 
 
 class Group:
@@ -52,7 +49,7 @@ class Groups:
         if isinstance(groups, (str, Mapping)) or not isinstance(groups, Sequence):
             raise SettingError(f"{who}: groups is {what_is(groups)}; need a list of dicts")
         self._base, self._decays = base, not no_decay
-        self._arguments = {k: v for k, v in arguments.items() if k not in _NO_SETTINGS}
+        self._arguments = arguments
         self.stated = [self._stated(i, one) for i, one in enumerate(groups)]
         rest = None if self._decays else self._derived(base, self._arguments, {"weight_decay": 0.0}, None)
         self.all = [*self.stated, Group((), base, rest)]
@@ -83,7 +80,7 @@ class Groups:
         return Group(match, rule, undecayed)
 
     def _check_known(self, who: str, own: Mapping[str, Any]) -> None:
-        known = [k for k in inspect.signature(type(self._base).__init__).parameters if k not in _NO_SETTINGS]
+        known = list(self._base.declared)
         for key in own:
             if key not in known:
                 near = difflib.get_close_matches(str(key), known, 1)
@@ -97,7 +94,7 @@ class Groups:
             raise SettingError(f"{who}: optimizer is {what_is(optimizer)}; need one without parameters, AdamW(lr=1e-3)")
         if len(own) > 1 or optimizer.placing:
             raise SettingError(f"{who}: settings or groups beside an optimizer, which has its own; need one of the two")
-        rule = type(optimizer)(**{k: v for k, v in optimizer.arguments.items() if k not in _NO_SETTINGS})
+        rule = type(optimizer)(**optimizer.arguments)
         rule.take_part(self._base.settings, {s: f"{name}.{s}" for s in rule.names}, dict(optimizer.settings))
         return rule
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from .. import ops
-from ..base.arguments import as_bool, as_whole, one_line
+from ..base.arguments import as_whole, one_line
 from ..base.errors import SettingError
-from ..graph.leaves import Parameter, setting
 from ..graph.value import Value
-from .groups import GroupSettings
-from .missed import STEP
-from .optimizer import Optimizer, Parameters
-from .rule import Schedule, mean_gradients
+from .optimizer import Optimizer
+from .rule import Schedule, UpdateInputs
 
 
 class Adafactor(Optimizer):
@@ -30,26 +27,15 @@ class Adafactor(Optimizer):
     r*c / max(mean of r, eps1); others keep v itself. eps1: by default that of f32, 2^-23.
     """
 
+    lr: Schedule = 1e-2
+    beta2_decay: Schedule = -0.8
+    eps1: Schedule = 2.0**-23
+    eps2: Schedule = 1e-3
+    d: Schedule = 1.0
+    weight_decay: Schedule = 0.0
+
     state_names = ("r", "c", "v")
     counts_steps = True
-
-    def __init__(
-        self,
-        parameters: Parameters = None,
-        *,
-        lr: Schedule = 1e-2,
-        beta2_decay: Schedule = -0.8,
-        eps1: Schedule = 2.0**-23,
-        eps2: Schedule = 1e-3,
-        d: Schedule = 1.0,
-        weight_decay: Schedule = 0.0,
-        groups: Sequence[GroupSettings] = (),
-        no_decay: str = "",
-    ) -> None:
-        super().__init__(
-            parameters, groups=groups, no_decay=no_decay,
-            lr=lr, beta2_decay=beta2_decay, eps1=eps1, eps2=eps2, d=d, weight_decay=weight_decay,
-        )  # fmt: skip
 
     def check(self, name: str, value: float) -> float:
         """As ever; beta2_decay is at most 0, d at least 1."""
@@ -65,21 +51,14 @@ class Adafactor(Optimizer):
             return {"v": shape}
         return {"r": (*shape[:-1], 1), "c": (*shape[:-2], 1, shape[-1])}
 
-    def update(
-        self,
-        parameters: Sequence[Value],
-        grads: Sequence[Value],
-        weight: Value,
-        state: dict[str, list[Parameter]],
-        t: str = STEP,
-    ) -> tuple[Value, ...]:
+    def update(self, given: UpdateInputs) -> Sequence[Value]:
         lr, beta2_decay, eps1, eps2, d, decay = (self.scalar(name) for name in self.names)
-        number = setting(t)
-        mix = ops.exp(beta2_decay * ops.log(number))
-        rho = ops.minimum(lr, 1.0 / ops.sqrt(number))
-        kept = {name: iter(arrays) for name, arrays in state.items()}
+        step = given.step
+        mix = ops.exp(beta2_decay * ops.log(step))
+        rho = ops.minimum(lr, 1.0 / ops.sqrt(step))
+        kept = {name: iter(arrays) for name, arrays in given.state.items()}
         pairs: list[Value] = []
-        for w, g in zip(parameters, mean_gradients(grads, weight), strict=True):
+        for w, g in zip(given.parameters, given.mean_gradients(), strict=True):
             square = ops.sqr(g)
             if w.ndim < 2:
                 v = next(kept["v"])
@@ -91,9 +70,9 @@ class Adafactor(Optimizer):
                 columns = _towards(c, ops.mean(square, -2, keepdims=True), mix)
                 estimate = rows * columns / ops.maximum(ops.mean(rows, -2, keepdims=True), eps1)
                 pairs += [r, rows, c, columns]
-            step = g / ops.sqrt(ops.maximum(estimate, eps1 * eps1))
-            alpha = ops.maximum(eps2, _rms(w)) * rho / ops.maximum(1.0, _rms(step) / d)
-            pairs += [w, w * (1.0 - lr * decay) - alpha * step]
+            u = g / ops.sqrt(ops.maximum(estimate, eps1 * eps1))
+            alpha = ops.maximum(eps2, _rms(w)) * rho / ops.maximum(1.0, _rms(u) / d)
+            pairs += [w, w * (1.0 - lr * decay) - alpha * u]
         return ops.assign(*pairs)
 
 
@@ -115,42 +94,26 @@ class Muon(Optimizer):
         Muon(lr=0.02, groups=[{"match": ["not_2d", "head.*"], "optimizer": AdamW(lr=3e-4)}])
     """
 
+    lr: Schedule = 1e-3
+    momentum: Schedule = 0.95
+    eps: Schedule = 1e-7
+    weight_decay: Schedule = 0.0
+    nesterov: bool = True
+    ns_steps: int = 5
+    adjust_lr_fn: str = "original"
+
     state_names = ("m",)
 
-    def __init__(
-        self,
-        parameters: Parameters = None,
-        *,
-        lr: Schedule = 1e-3,
-        momentum: Schedule = 0.95,
-        eps: Schedule = 1e-7,
-        weight_decay: Schedule = 0.0,
-        nesterov: bool = True,
-        ns_steps: int = 5,
-        adjust_lr_fn: str = "original",
-        groups: Sequence[GroupSettings] = (),
-        no_decay: str = "",
-    ) -> None:
-        self.nesterov, self.ns_steps = as_bool("Muon: nesterov", nesterov), as_whole("Muon: ns_steps", ns_steps, 1)
-        if adjust_lr_fn not in ("original", "match_rms_adamw"):
+    def prepare(self, given: Mapping[str, Any]) -> None:
+        self.ns_steps = as_whole("Muon: ns_steps", self.ns_steps, 1)
+        if self.adjust_lr_fn not in ("original", "match_rms_adamw"):
             need = "original or match_rms_adamw"
-            raise SettingError(f"Muon: adjust_lr_fn={one_line(adjust_lr_fn)} is not known; need {need}")
-        self.adjust_lr_fn = adjust_lr_fn
-        super().__init__(
-            parameters, groups=groups, no_decay=no_decay, lr=lr, momentum=momentum, eps=eps, weight_decay=weight_decay
-        )
+            raise SettingError(f"Muon: adjust_lr_fn={one_line(self.adjust_lr_fn)} is not known; need {need}")
 
-    def update(
-        self,
-        parameters: Sequence[Value],
-        grads: Sequence[Value],
-        weight: Value,
-        state: dict[str, list[Parameter]],
-        t: str = STEP,
-    ) -> tuple[Value, ...]:
+    def update(self, given: UpdateInputs) -> Sequence[Value]:
         lr, momentum, eps, decay = (self.scalar(name) for name in self.names)
         pairs: list[Value] = []
-        for w, g, m in zip(parameters, mean_gradients(grads, weight), state["m"], strict=True):
+        for w, g, m in zip(given.parameters, given.mean_gradients(), given.state["m"], strict=True):
             if w.ndim != 2:
                 name: Any = w.name or "a parameter"
                 raise SettingError(

@@ -1,5 +1,5 @@
-"""SGD, AdamW, Adam, Lion, RMSprop. An optimiser adds one update node to the graph; its numbers are settings, evaluated
-for each step.
+"""Optimizer; SGD, AdamW, Adam, Lion, RMSprop. An optimiser adds one update node to the graph; its numbers are settings,
+evaluated for each step.
 
 Each number may be a function of the step (optimiser steps done, from 0) and the epoch (from 0): a schedule.
 
@@ -9,20 +9,21 @@ it is given to keeps it, and one optimiser may serve several. Both states are of
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .. import ops
 from ..base.arguments import as_bool
 from ..base.errors import GradientError, GraphError, SettingError
-from ..graph.leaves import Parameter, setting
+from ..graph.leaves import Parameter
 from ..graph.stored import Stored
 from ..graph.value import Value
 from .groups import Groups, GroupSettings
-from .missed import STEP
-from .rule import Schedule, UpdateRule
+from .rule import Schedule, UpdateInputs, UpdateRule, is_used
 from .state import OptimizerState
 from .state_checks import need_gradients
 from .window import GradientSource
@@ -47,29 +48,64 @@ class Optimizer(UpdateRule):
     embedding), which no weight_decay shrinks but that of a group that states it.
     A setting is an attribute, too: opt.lr is opt.settings["lr"], to read and to set; SettingError for a value out of
     range, and for an attribute that there is not.
+
+    A class declares its own arguments as `name: type = default`. A float is a setting: a number or a schedule, which
+    may change from step to step and is read by its update nodes. What is no float stays as it was given, an attribute.
     """
 
+    if TYPE_CHECKING:  # what type checkers know of the arguments of all optimisers
+        parameters: Parameters = field(default=None, kw_only=False)
+        groups: Sequence[Any] = ()  # given: settings; afterwards: the rules of the groups, in order
+        no_decay: str = ""
+
+    def __init_subclass__(cls) -> None:
+        """Collect the arguments that a class declares."""
+        super().__init_subclass__()
+        own = {name: vars(cls)[name] for name in inspect.get_annotations(cls) if name in vars(cls)}
+        cls.declared = {**cls.declared, **{k: v for k, v in own.items() if isinstance(v, (float, int, str))}}
+        for name in [name for name, default in own.items() if type(default) is float]:
+            delattr(cls, name)  # an optimiser's settings have the value
+        alone = {**cls.declared, "groups": (), "no_decay": ""}
+        cls.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [inspect.Parameter("parameters", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)]
+            + [inspect.Parameter(k, inspect.Parameter.KEYWORD_ONLY, default=v) for k, v in alone.items()]
+        )
+
     def __init__(
-        self,
-        parameters: Parameters = None,
-        *,
-        groups: Sequence[GroupSettings] = (),
-        no_decay: str = "",
-        **settings: Schedule,
+        self, parameters: Parameters = None, *, groups: Sequence[GroupSettings] = (), no_decay: str = "", **given: Any
     ) -> None:
-        super().__init__(**settings)
+        who = type(self).__name__
+        for name in given:
+            if name not in self.declared:
+                raise TypeError(f"{who}.__init__() got an unexpected keyword argument {name!r}")
+        values = {**self.declared, **given}
+        for name, default in self.declared.items():
+            if type(default) is not float:
+                setattr(self, name, as_bool(f"{who}: {name}", values[name]) if type(default) is bool else values[name])
+        if not self.decoupled_weight_decay:
+            self.couples = is_used(values["weight_decay"])
+            self.without = () if self.couples else ("weight_decay",)
+        self.prepare(values)
+        super().__init__({name: values[name] for name, default in self.declared.items() if type(default) is float})
+        self.arguments, self.no_decay = given, no_decay
         self.state: OptimizerState | None = None
         if groups or no_decay:
-            self.placing = Groups(self, self.arguments, groups, no_decay)
+            self.placing = Groups(self, given, groups, no_decay)
+        self.groups = tuple(group.rule for group in self.placing.stated) if self.placing else ()
         if parameters is not None:
             usable = self._usable(parameters)
             self.state = OptimizerState(self, list(usable))
             self.state.place([(name, p) for p, name in usable.items()])
 
+    def prepare(self, given: Mapping[str, Any]) -> None:
+        """What the arguments decide once: which arrays the rule keeps, whether they go together. given: all of them by
+        name; those that are no settings are attributes already."""
+
     @property
-    def groups(self) -> tuple[UpdateRule, ...]:
-        """The rules of the groups, in order: their settings are attributes, to read and to set."""
-        return tuple(group.rule for group in self.placing.stated) if self.placing else ()
+    def flags(self) -> dict[str, Any]:
+        """The arguments that are no settings: nesterov, centered, ..."""
+        own = {k: self.arguments.get(k, v) for k, v in self.declared.items() if type(v) is not float}
+        return own | {"no_decay": self.no_decay}
 
     def _usable(self, parameters: Any) -> dict[Parameter, str]:
         """Parameters and their names."""
@@ -193,46 +229,23 @@ class SGD(Optimizer):
     nesterov: the step is g + momentum*m with the new m, as torch.optim.SGD's; SettingError without a momentum.
     """
 
-    def __init__(
-        self,
-        parameters: Parameters = None,
-        *,
-        lr: Schedule = 1e-3,
-        momentum: Schedule = 0.0,
-        weight_decay: Schedule = 0.0,
-        decoupled_weight_decay: bool = True,
-        nesterov: bool = False,
-        groups: Sequence[GroupSettings] = (),
-        no_decay: str = "",
-    ) -> None:
-        self.state_names = ("m",) if callable(momentum) or momentum else ()
-        self.nesterov = as_bool("SGD: nesterov", nesterov)
+    lr: Schedule = 1e-3
+    momentum: Schedule = 0.0
+    weight_decay: Schedule = 0.0
+    decoupled_weight_decay: bool = True
+    nesterov: bool = False
+
+    def prepare(self, given: Mapping[str, Any]) -> None:
+        if is_used(given["momentum"]):
+            self.state_names = ("m",)
+        else:
+            self.without += ("momentum",)
         if self.nesterov and not self.state_names:
             raise SettingError("SGD: nesterov=True without a momentum; need SGD(momentum=0.9, nesterov=True)")
-        self.set_decay(weight_decay, decoupled_weight_decay)
-        super().__init__(
-            parameters, groups=groups, no_decay=no_decay, lr=lr, momentum=momentum, weight_decay=weight_decay
-        )
 
-    def check(self, name: str, value: float) -> float:
-        """As ever; momentum needs its array from the start."""
-        number = super().check(name, value)
-        if name == "momentum" and number and not self.state_names:
-            raise SettingError(f"SGD: momentum={value!r} for one that was made without; need SGD(momentum=...)")
-        return number
-
-    def update(
-        self,
-        parameters: Sequence[Value],
-        grads: Sequence[Value],
-        weight: Value,
-        state: dict[str, list[Parameter]],
-        t: str = STEP,
-    ) -> tuple[Value, ...]:
-        m: Sequence[Value | None] = state["m"] if self.state_names else [None] * len(parameters)
-        scalars, grads, weight = self.decayed(parameters, grads, weight)
-        groups = [v for group in zip(parameters, grads, m, strict=True) for v in group]
-        return (ops.sgd_nesterov if self.nesterov else ops.sgd)(*scalars, weight, *groups)
+    def update(self, given: UpdateInputs) -> Sequence[Value]:
+        scalars, given = self.decayed(given)
+        return (ops.sgd_nesterov if self.nesterov else ops.sgd)(*scalars, given.weight, *given.interleaved("m"))
 
 
 class AdamW(Optimizer):
@@ -242,43 +255,18 @@ class AdamW(Optimizer):
     torch.optim.AdamW, but for the default of weight_decay, which is 0.01 there and 0 here.
     """
 
+    lr: Schedule = 1e-3
+    beta1: Schedule = 0.9
+    beta2: Schedule = 0.999
+    eps: Schedule = 1e-8
+    weight_decay: Schedule = 0.0
+
     state_names = ("m", "v")
     counts_steps = True
 
-    def __init__(
-        self,
-        parameters: Parameters = None,
-        *,
-        lr: Schedule = 1e-3,
-        beta1: Schedule = 0.9,
-        beta2: Schedule = 0.999,
-        eps: Schedule = 1e-8,
-        weight_decay: Schedule = 0.0,
-        groups: Sequence[GroupSettings] = (),
-        no_decay: str = "",
-    ) -> None:
-        super().__init__(
-            parameters,
-            groups=groups,
-            no_decay=no_decay,
-            lr=lr,
-            beta1=beta1,
-            beta2=beta2,
-            eps=eps,
-            weight_decay=weight_decay,
-        )
-
-    def update(
-        self,
-        parameters: Sequence[Value],
-        grads: Sequence[Value],
-        weight: Value,
-        state: dict[str, list[Parameter]],
-        t: str = STEP,
-    ) -> tuple[Value, ...]:
-        scalars, grads, weight = self.decayed(parameters, grads, weight)
-        groups = [v for group in zip(parameters, grads, state["m"], state["v"], strict=True) for v in group]
-        return ops.adamw(*scalars, setting(t), weight, *groups)
+    def update(self, given: UpdateInputs) -> Sequence[Value]:
+        scalars, given = self.decayed(given)
+        return ops.adamw(*scalars, given.step, given.weight, *given.interleaved("m", "v"))
 
 
 class Adam(AdamW):
@@ -287,30 +275,7 @@ class Adam(AdamW):
     With decoupled_weight_decay=True it is AdamW.
     """
 
-    def __init__(
-        self,
-        parameters: Parameters = None,
-        *,
-        lr: Schedule = 1e-3,
-        beta1: Schedule = 0.9,
-        beta2: Schedule = 0.999,
-        eps: Schedule = 1e-8,
-        weight_decay: Schedule = 0.0,
-        decoupled_weight_decay: bool = False,
-        groups: Sequence[GroupSettings] = (),
-        no_decay: str = "",
-    ) -> None:
-        self.set_decay(weight_decay, decoupled_weight_decay)
-        super().__init__(
-            parameters,
-            groups=groups,
-            no_decay=no_decay,
-            lr=lr,
-            beta1=beta1,
-            beta2=beta2,
-            eps=eps,
-            weight_decay=weight_decay,
-        )
+    decoupled_weight_decay: bool = False
 
 
 class Lion(Optimizer):
@@ -320,34 +285,16 @@ class Lion(Optimizer):
     so the rate is to be 3 to 10 times smaller than AdamW's, and weight_decay as many times larger.
     """
 
+    lr: Schedule = 1e-4
+    beta1: Schedule = 0.9
+    beta2: Schedule = 0.99
+    weight_decay: Schedule = 0.0
+
     state_names = ("m",)
 
-    def __init__(
-        self,
-        parameters: Parameters = None,
-        *,
-        lr: Schedule = 1e-4,
-        beta1: Schedule = 0.9,
-        beta2: Schedule = 0.99,
-        weight_decay: Schedule = 0.0,
-        groups: Sequence[GroupSettings] = (),
-        no_decay: str = "",
-    ) -> None:
-        super().__init__(
-            parameters, groups=groups, no_decay=no_decay, lr=lr, beta1=beta1, beta2=beta2, weight_decay=weight_decay
-        )
-
-    def update(
-        self,
-        parameters: Sequence[Value],
-        grads: Sequence[Value],
-        weight: Value,
-        state: dict[str, list[Parameter]],
-        t: str = STEP,
-    ) -> tuple[Value, ...]:
-        scalars, grads, weight = self.decayed(parameters, grads, weight)
-        groups = [v for group in zip(parameters, grads, state["m"], strict=True) for v in group]
-        return ops.lion(*scalars, weight, *groups)
+    def update(self, given: UpdateInputs) -> Sequence[Value]:
+        scalars, given = self.decayed(given)
+        return ops.lion(*scalars, given.weight, *given.interleaved("m"))
 
 
 class RMSprop(Optimizer):
@@ -358,52 +305,20 @@ class RMSprop(Optimizer):
     is coupled, as PyTorch's is: g is g + wd*w; with decoupled_weight_decay=True w <- w(1 - lr*wd) instead.
     """
 
-    def __init__(
-        self,
-        parameters: Parameters = None,
-        *,
-        lr: Schedule = 1e-2,
-        alpha: Schedule = 0.99,
-        momentum: Schedule = 0.0,
-        eps: Schedule = 1e-8,
-        weight_decay: Schedule = 0.0,
-        centered: bool = False,
-        decoupled_weight_decay: bool = False,
-        groups: Sequence[GroupSettings] = (),
-        no_decay: str = "",
-    ) -> None:
-        self.centered = as_bool("RMSprop: centered", centered)
-        self.has_momentum = callable(momentum) or bool(momentum)
-        self.state_names = ("v", *["a"] * self.centered, *["m"] * self.has_momentum)
-        self.set_decay(weight_decay, decoupled_weight_decay)
-        super().__init__(
-            parameters,
-            groups=groups,
-            no_decay=no_decay,
-            lr=lr,
-            alpha=alpha,
-            momentum=momentum,
-            eps=eps,
-            weight_decay=weight_decay,
-        )
+    lr: Schedule = 1e-2
+    alpha: Schedule = 0.99
+    momentum: Schedule = 0.0
+    eps: Schedule = 1e-8
+    weight_decay: Schedule = 0.0
+    centered: bool = False
+    decoupled_weight_decay: bool = False
 
-    def check(self, name: str, value: float) -> float:
-        """As ever; momentum needs its array from the start."""
-        number = super().check(name, value)
-        if name == "momentum" and number and not self.has_momentum:
-            raise SettingError(f"RMSprop: momentum={value!r} for one that was made without; need RMSprop(momentum=...)")
-        return number
+    def prepare(self, given: Mapping[str, Any]) -> None:
+        has_momentum = is_used(given["momentum"])
+        self.state_names = ("v", *["a"] * self.centered, *["m"] * has_momentum)
+        if not has_momentum:
+            self.without += ("momentum",)
 
-    def update(
-        self,
-        parameters: Sequence[Value],
-        grads: Sequence[Value],
-        weight: Value,
-        state: dict[str, list[Parameter]],
-        t: str = STEP,
-    ) -> tuple[Value, ...]:
-        none: list[Value | None] = [None] * len(parameters)
-        a, m = state.get("a", none), state.get("m", none)
-        scalars, grads, weight = self.decayed(parameters, grads, weight)
-        groups = [v for group in zip(parameters, grads, state["v"], a, m, strict=True) for v in group]
-        return ops.rmsprop(*scalars, weight, *groups)
+    def update(self, given: UpdateInputs) -> Sequence[Value]:
+        scalars, given = self.decayed(given)
+        return ops.rmsprop(*scalars, given.weight, *given.interleaved("v", "a", "m"))

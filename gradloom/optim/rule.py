@@ -6,16 +6,16 @@ Each setting is a number or a schedule: a function of the step (optimiser steps 
 from __future__ import annotations
 
 import difflib
-import inspect
 import math
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from .. import ops
-from ..base.arguments import as_bool, one_line
+from ..base.arguments import one_line
 from ..base.errors import SettingError
 from ..graph.leaves import Parameter, constant, setting, stored_value
 from ..graph.stored import Stored, zeros
@@ -23,7 +23,21 @@ from ..graph.value import Value
 from .missed import STEP
 from .schedules import Memory
 
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:
+
+    def dataclass_transform(**_: Any) -> Any:
+        """Tells type checkers that what a class declares are arguments, as those of a dataclass."""
+        return lambda cls: cls
+
+
 Schedule = float | Callable[[int, int], float]
+
+
+def is_used(setting: Schedule) -> bool:
+    """A setting that is not 0 for good."""
+    return callable(setting) or bool(setting)
 
 
 class RuleSettings(MutableMapping[str, Schedule]):
@@ -90,48 +104,81 @@ def _nearest(name: Any, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else f"; need one of {', '.join(sorted(known))}"
 
 
+@dataclass(frozen=True)
+class UpdateInputs:
+    """What an optimiser step gives to an update rule.
+
+    parameters  those that it updates
+    grads       the sums of their gradients, of their shapes
+    weight      f32[], what the sums are divided by
+    state       name -> the arrays that the rule keeps, of each parameter that has one
+    counter     the setting that holds the number of these parameters' step, from 1
+    """
+
+    parameters: Sequence[Parameter]
+    grads: Sequence[Value]
+    weight: Value
+    state: Mapping[str, Sequence[Parameter]]
+    counter: str = STEP
+
+    @property
+    def step(self) -> Value:
+        """The number of these parameters' step, from 1, as a node."""
+        return setting(self.counter)
+
+    def interleaved(self, *names: str) -> list[Value | None]:
+        """w, g and the arrays of these names (None for one that is not kept), parameter after parameter."""
+        none = [None] * len(self.parameters)
+        columns = [self.state.get(name, none) for name in names]
+        return [value for each in zip(self.parameters, self.grads, *columns, strict=True) for value in each]
+
+    def mean_gradients(self) -> Iterator[Value]:
+        """grads / weight, for rules that are no update op; a batch of weight 0 has gradient 0. One at a time: a step's
+        program keeps the order in which its nodes are made, and so need not hold all of them."""
+        none = self.weight == 0.0
+        share = ops.where(none, 0.0, 1.0 / ops.where(none, 1.0, self.weight))
+        for g in self.grads:
+            yield g * share
+
+
 class _Made(ABCMeta):
-    """Notes when an optimiser is made: from then on it takes no attribute that it does not have."""
+    """Notes when a rule is made: from then on it takes no attribute that it does not have."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        made: Any = cls.__new__(cls)  # type: ignore[call-arg, arg-type]
-        made.arguments = kwargs
-        made.__init__(*args, **kwargs)
+        made = super().__call__(*args, **kwargs)
         made._is_made = True
         return made
 
 
+@dataclass_transform(kw_only_default=True, field_specifiers=(field,))
 class UpdateRule(metaclass=_Made):
     """Base of the optimisers: named settings, and which arrays the rule keeps of each parameter.
 
-    arguments  what it was made with
+    declared   the arguments of the class: name -> default
+    arguments  those that it was given, but for parameters, groups and no_decay
     names      of its settings
+    without    those that are 0 and stay 0, because what they need was not made
     keys       of a group's rule: name of a setting -> its name in the optimiser's table, "" for one that is always 0
 
     A setting is an attribute, too: opt.lr is opt.settings["lr"], to read and to set; SettingError for a value out of
     range, and for an attribute that there is not.
     """
 
+    declared: ClassVar[Mapping[str, Any]] = {}
+    arguments: Mapping[str, Any]
     _is_made = False
     placing: Any = None  # which group a parameter is in: Groups, where there are some
-    arguments: Mapping[str, Any]
     keys: Mapping[str, str] = {}
 
     state_names: tuple[str, ...] = ()
-    decoupled_weight_decay: bool = True
-    counts_steps: bool = False  # it reads the number of a parameter's step
-    couples: bool = False  # weight decay is part of the gradient
+    decoupled_weight_decay = True
+    counts_steps = False  # it reads the number of a parameter's step
+    couples = False  # weight decay is part of the gradient
+    without: tuple[str, ...] = ()
 
-    def __init__(self, **settings: Schedule) -> None:
+    def __init__(self, settings: Mapping[str, Schedule]) -> None:
         self.names = tuple(settings)
         self.settings = RuleSettings(self, settings)
-
-    @property
-    def flags(self) -> dict[str, Any]:
-        """The arguments that are no settings: nesterov, centered, ..."""
-        known = inspect.signature(type(self).__init__).parameters.values()
-        own = [p for p in known if p.kind == p.KEYWORD_ONLY and p.name not in (*self.names, "groups")]
-        return {p.name: self.arguments.get(p.name, p.default) for p in own}
 
     def take_part(self, settings: RuleSettings, keys: Mapping[str, str], own: Mapping[str, Schedule]) -> None:
         """Be the rule of a group: its own settings join the table of the optimiser, under these keys."""
@@ -152,8 +199,9 @@ class UpdateRule(metaclass=_Made):
                 own = ", ".join(k for k, key in self.keys.items() if key)
                 raise SettingError(f"{type(self).__name__}: {name} is no setting of this group, which has {own}")
             self.settings[self.keys.get(name, name)] = value
-        elif self._is_made and name == "settings" and value is not self.settings:
-            raise SettingError(f"{type(self).__name__}: settings cannot be replaced; need settings.update(...)")
+        elif self._is_made and name in ("settings", "groups") and value is not vars(self)[name]:
+            need = "settings.update(...)" if name == "settings" else "another optimiser, or groups[0].lr = ..."
+            raise SettingError(f"{type(self).__name__}: {name} cannot be replaced; need {need}")
         elif self._is_made and name not in vars(self) and not hasattr(type(self), name):
             raise SettingError(f"{type(self).__name__}: {name} is not a setting{_nearest(name, self.settings)}")
         else:
@@ -165,11 +213,9 @@ class UpdateRule(metaclass=_Made):
         if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not 0 <= value < high:
             need = "0 <= value < 1" if high == 1 else "a finite number of at least 0"
             raise SettingError(f"{type(self).__name__}: {name}={one_line(value)} is not usable; need {need}")
-        if name == "weight_decay" and value and not self.decoupled_weight_decay and not self.couples:
+        if value and name in self.without:
             who = type(self).__name__
-            raise SettingError(
-                f"{who}: weight_decay={value!r} for one that was made without; need {who}(weight_decay=...)"
-            )
+            raise SettingError(f"{who}: {name}={value!r} for one that was made without; need {who}({name}=...)")
         return float(value)
 
     def at(self, step: int, epoch: int, memories: Mapping[str, Memory] | None = None) -> dict[str, float]:
@@ -198,46 +244,22 @@ class UpdateRule(metaclass=_Made):
                 made[name].append(stored_value(Stored(f"{p.stored.name}.{name}", zeros(shape))))
         return made
 
-    def set_decay(self, weight_decay: Schedule, decoupled: bool) -> None:
-        """Whether weight decay is a part of the gradient."""
-        decoupled = as_bool(f"{type(self).__name__}: decoupled_weight_decay", decoupled)
-        self.decoupled_weight_decay = decoupled
-        self.couples = not decoupled and (callable(weight_decay) or bool(weight_decay))
-
     def scalar(self, name: str) -> Value:
         """A setting as the update op reads it, f32[]."""
         key = self.keys.get(name, name)
         return setting(f"opt.{key}") if key else constant(0.0)
 
-    def decayed(
-        self, parameters: Sequence[Value], grads: Sequence[Value], weight: Value
-    ) -> tuple[list[Value], Sequence[Value], Value]:
-        """(the settings, the gradients, what they are to be divided by) of the update op; coupled weight decay is added
-        to the gradients, which are divided for that. A batch of weight 0 has gradient 0."""
+    def decayed(self, given: UpdateInputs) -> tuple[list[Value], UpdateInputs]:
+        """The settings, and what the step gives, as an update op takes them; coupled weight decay is added to the
+        gradients, which are divided for that. A batch of weight 0 has gradient 0."""
         scalars = {name: self.scalar(name) for name in self.names}
         if self.couples:
-            decay, mean = scalars["weight_decay"], mean_gradients(grads, weight)
-            grads = [g + p * decay for p, g in zip(parameters, mean, strict=True)]
-            scalars["weight_decay"], weight = constant(0.0), constant(1.0)
-        return list(scalars.values()), grads, weight
+            decay = scalars["weight_decay"]
+            pairs = zip(given.parameters, given.mean_gradients(), strict=True)
+            given = replace(given, grads=[g + p * decay for p, g in pairs], weight=constant(1.0))
+            scalars["weight_decay"] = constant(0.0)
+        return list(scalars.values()), given
 
     @abstractmethod
-    def update(
-        self,
-        parameters: Sequence[Value],
-        grads: Sequence[Value],
-        weight: Value,
-        state: dict[str, list[Parameter]],
-        t: str = STEP,
-    ) -> tuple[Value, ...]:
-        """Update nodes for all parameters at once. grads are sums; they are divided by `weight` (a scalar) here. t: the
-        setting that holds the number of these parameters' step, from 1."""
-
-
-def mean_gradients(grads: Sequence[Value], weight: Value) -> Iterator[Value]:
-    """grads / weight, for rules that are no update op; a batch of weight 0 has gradient 0. One at a time: a step's
-    program keeps the order in which its nodes are made, and so need not hold all of them."""
-    none = weight == 0.0
-    share = ops.where(none, 0.0, 1.0 / ops.where(none, 1.0, weight))
-    for g in grads:
-        yield g * share
+    def update(self, given: UpdateInputs) -> Sequence[Value]:
+        """Update nodes for all parameters of a step at once."""

@@ -16,7 +16,7 @@ from ..graph.stored import Stored, copies, held, zeros
 from ..graph.value import Value
 from .average import Average
 from .missed import STEP, Missed
-from .rule import UpdateRule
+from .rule import UpdateInputs, UpdateRule
 from .schedules import Memory, Plateau
 from .state_checks import (
     MEMORY,
@@ -212,7 +212,7 @@ class OptimizerState:
         for (rule, t), pairs in by_rule.items():
             kept = [self.moments[p.stored] for p, _ in pairs]
             state = {name: [arrays[name] for arrays in kept if name in arrays] for name in rule.state_names}
-            written += rule.update([p for p, _ in pairs], [g for _, g in pairs], weight, state, t)
+            written += rule.update(UpdateInputs([p for p, _ in pairs], [g for _, g in pairs], weight, state, t))
         if self.average is not None:
             rest = self.resting(parameters)
             others = [p for p in self.parameters if p.stored in rest]

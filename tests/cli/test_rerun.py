@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
+import os
 import re
 import shutil
 import sys
 
 import pytest
 
+from gradloom.cli import saved_settings
 from gradloom.cli.config import parse_toml
 from gradloom.cli.saved_settings import digest
 from tests import processes
@@ -156,6 +159,31 @@ def test_a_folder_has_a_digest(tmp_path):
     (folder / "t10k-images-idx3-ubyte").unlink()
     (folder / "train-images-idx3-ubyte").write_bytes(b"oNe")
     assert digest(folder) != first
+
+
+def test_an_adapter_in_a_folder_has_a_digest(tmp_path):
+    """Of the two files that PEFT writes."""
+    for name in ("adapter_model.safetensors", "adapter_config.json", "README.md"):
+        (tmp_path / name).write_text(name)
+    first = digest(tmp_path)
+    (tmp_path / "README.md").write_text("x")
+    assert digest(tmp_path) == first
+    (tmp_path / "adapter_model.safetensors").write_text("x")
+    assert digest(tmp_path) != first
+
+
+def test_no_run_is_without_the_digests_of_its_data(capsys, tmp_path, monkeypatch):
+    """Data that were read once and cannot be read again for their digest: an error before the training."""
+    data = flowers(tmp_path / "t.csv")
+
+    def broken(path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(saved_settings, "digest", broken)
+    before = sorted(os.listdir(tmp_path))
+    code, out, err = run(capsys, "fit", data, "--epochs", 1, "--out", tmp_path / "a")
+    assert (code, out, err) == (2, "", f"gradloom: {data}: cannot be read: input/output error\n")
+    assert sorted(os.listdir(tmp_path)) == before
 
 
 def test_a_regression_is_repeated(capsys, tmp_path):

@@ -190,6 +190,7 @@ class Script:
             self.compare(mine.numpy(), theirs.detach().numpy())
 
 
+@pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("seed", range(SCRIPTS))
 def test_a_random_script_does_what_pytorch_does(seed):
     """The second time with other numbers: programs are there already."""

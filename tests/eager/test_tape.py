@@ -63,6 +63,7 @@ def test_gradients_are_those_of_the_graph_bit_for_bit(model, data):
     assert np.abs(found[1].numpy()).max() > 0
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_a_structure_is_compiled_once(model, data):
     x, y = data
     for i in range(5):
@@ -116,6 +117,7 @@ def test_a_look_in_the_middle_decides(model, data):
     assert grads[model.parameters()[0]] is not None
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_numbers_in_expressions_are_inputs(model, data):
     x, y = data
     for i in range(4):
@@ -199,6 +201,7 @@ def test_what_is_pending_is_computed_before_a_parameter_changes():
     assert float(z) == 10.0
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_one_tape_round_the_whole_loop(model, data):
     x, y = data
     other = gl.nn.Sequential(gl.nn.Linear(4, 32, activation="relu"), gl.nn.Linear(32, 3)).init(3)
@@ -249,6 +252,7 @@ def test_no_grad_and_detach():
     assert float(tape.backward(loss)[w]) == 9.0
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_what_was_looked_at_is_fed_to_the_update(model, data):
     x, y = data
     tape, loss = taped(model, x, y)
@@ -262,6 +266,7 @@ def test_what_was_looked_at_is_fed_to_the_update(model, data):
         assert np.allclose(p.numpy(), w - 0.5 * looked[p.name], atol=1e-7)
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_one_look_at_a_gradient_computes_all(model, data):
     tape, loss = taped(model, *data)
     grads = tape.backward(loss)
@@ -271,6 +276,7 @@ def test_one_look_at_a_gradient_computes_all(model, data):
     assert gl.stats().native_calls == before + 1
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_a_weight_divides_gradients(model, data):
     x, y = data
     start = [p.numpy() for p in model.parameters()]
@@ -393,9 +399,9 @@ def test_running_updates_outside_of_tapes():
     assert builds == [1]
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_a_model_takes_its_programs_along(data):
     x, y = data
-    gc.collect()
     before = gl.stats().cached
     net = gl.nn.Sequential(gl.nn.Linear(4, 5), gl.nn.Linear(5, 3))
     tape, loss = taped(net, x, y)
@@ -481,6 +487,7 @@ def test_models_are_copied_without_their_programs(model, data):
     assert twin.parameters()[0].stored.address % 64 == 0
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_a_loop_that_looks_compiles_one_turn():
     """Newton's method for the square root, as far as it takes; its gradient goes through all turns."""
 

@@ -37,6 +37,7 @@ def test_bad_data():
         float(gl.tensor([1.0, 2.0]))
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_arithmetic_is_lazy_and_right():
     before = gl.stats().native_calls
     a, b = gl.tensor([[1.0, 2.0], [3.0, 4.0]]), gl.tensor([1.0, -1.0])
@@ -50,6 +51,7 @@ def test_arithmetic_is_lazy_and_right():
     assert ops.argmax(a, -1).tolist() == [1, 1]
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_a_total_does_not_grow():
     total = gl.tensor(0.0)
     for i in range(5000):
@@ -71,6 +73,7 @@ def test_copies_and_pickles():
         assert isinstance(twin, gl.Tensor) and twin.tolist() == [2.0, 4.0] and twin.dtype is t.dtype
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_parameters_and_models_without_a_tape():
     model = gl.nn.Linear(3, 2).init(0)
     x = np.ones((4, 3), np.float32)
@@ -87,6 +90,7 @@ def test_parameters_and_models_without_a_tape():
     assert gl.stats().compiled == before
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_the_cache_is_bounded():
     model = gl.nn.Linear(3, 2).init(0)
     evicted = gl.stats().evicted

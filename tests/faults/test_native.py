@@ -155,6 +155,7 @@ def test_teams_for_which_there_are_no_threads_or_no_memory(mode: str) -> None:
     assert in_child(child) == 0
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_a_model_that_cannot_be_mapped(tmp_path: Path) -> None:
     path = write(tmp_path, "llama")
     folder = os.fsencode(tmp_path)

@@ -262,9 +262,9 @@ def test_filters_need_no_file():
 # -- what it may do and what it sees -----------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_limits_of_the_process(monkeypatch):
     monkeypatch.setenv("SECRET_TOKEN", "do not tell")
-    gc.collect()
     made = ChatTemplate(CHATML, chatml())
     number = pid(made)
     seen = Path(f"/proc/{number}/environ").read_bytes()
@@ -294,7 +294,6 @@ def spoken(monkeypatch, limits, tmp_path, code):
         "tell(b'gradloom renders templates', FAULT)\n"
         f"hear(); tell(b'', 0); hear()\n{code}\n"
     )
-    gc.collect()
     monkeypatch.setattr(template_process, "_SCRIPT", script)
     limits(seconds=0.1)
     with pytest.raises(DataError) as caught:
@@ -329,14 +328,15 @@ def spoken(monkeypatch, limits, tmp_path, code):
         ("tell(b'a\\nb\\u001b[0m', FAULT)", "a b"),
     ],
 )
+@pytest.mark.usefixtures("nothing_left")
 def test_answers_that_cannot_be_trusted(monkeypatch, limits, tmp_path, code, message):
     shown = spoken(monkeypatch, limits, tmp_path, code)
     assert message in shown and "\n" not in shown
     gc.collect()
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_where_no_process_can_be_started(monkeypatch, tmp_path):
-    gc.collect()
     for executable in (None, ""):
         monkeypatch.setattr(sys, "executable", executable)
         with pytest.raises(BackendError, match="sys.executable is empty; need the path of a Python interpreter"):
@@ -356,8 +356,8 @@ def test_where_no_process_can_be_started(monkeypatch, tmp_path):
 # -- its life ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_one_process_for_all_templates_until_the_last_is_gone():
-    gc.collect()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         one, two = ChatTemplate(CHATML, chatml()), ChatTemplate(MARKED, chatml())

@@ -217,6 +217,7 @@ def test_rows_of_weight_zero_do_not_push():
         np.testing.assert_allclose(p, q, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_another_bound_or_rate_compiles_nothing():
     model = net()
     optimizer = gl.optim.SGD(model.parameters(), lr=schedules.Cosine(0.1, 50))

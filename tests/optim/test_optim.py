@@ -1,5 +1,7 @@
 """The optimisers: their formulas, their settings, their state."""
 
+import inspect
+
 import numpy as np
 import pytest
 
@@ -125,3 +127,37 @@ def test_schedules_out_of_range(backend, schedule):
     with pytest.raises(gl.SettingError, match="SGD: lr="):
         trainer.step([G[0]])
     np.testing.assert_array_equal(w.numpy(), 1)
+
+
+class Signs(gl.optim.Optimizer):
+    """w <- w - lr * sign(g), or with `flip` + lr * sign(g)."""
+
+    lr: gl.optim.Schedule = 0.5
+    flip: bool = False
+
+    def update(self, given: gl.optim.UpdateInputs) -> tuple[gl.graph.value.Value, ...]:
+        rate = self.scalar("lr") * (-1.0 if self.flip else 1.0)
+        pairs = zip(given.parameters, given.mean_gradients(), strict=True)
+        return gl.ops.assign(*(v for w, g in pairs for v in (w, w - rate * (g / gl.ops.abs(g)))))
+
+
+def test_an_optimiser_declares_its_arguments():
+    assert list(inspect.signature(Signs).parameters) == ["parameters", "lr", "flip", "groups", "no_decay"]
+    assert Signs().lr == 0.5 and not Signs().flip and Signs(lr=0.25, flip=True).flip
+    with pytest.raises(TypeError, match=r"Signs.__init__\(\) got an unexpected keyword argument 'rate'"):
+        Signs(rate=1.0)
+    with pytest.raises(gl.SettingError, match="Signs: flip='no' is not usable"):
+        Signs(flip="no")
+    with pytest.raises(gl.SettingError, match="Signs: groups cannot be replaced"):
+        Signs().groups = [{"match": "w", "lr": 1.0}]
+
+
+@pytest.mark.parametrize(("flip", "expected"), [(False, [0.0, -4.0]), (True, [4.0, 0.0])])
+def test_a_setting_that_a_class_declares_may_be_a_schedule(flip, expected):
+    w = gl.parameter(np.array([2.0, -2.0]), "w")
+    opt = Signs([w], lr=lambda step, epoch: 0.5 + step, flip=flip)
+    for _ in range(2):
+        with gl.grad_tape() as tape:
+            loss = gl.ops.sum(gl.tensor([1.0, 3.0]) * w)
+        opt.step(tape.backward(loss))
+    np.testing.assert_array_equal(w.numpy(), expected)

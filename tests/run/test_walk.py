@@ -27,7 +27,7 @@ def step(seed=0, width=8):
     guard = gl.ops.guard(loss, weight, *grads)
     optimizer = gl.optim.AdamW(lr=0.1)
     made = optimizer.make_state([w1, w2])
-    updates = optimizer.update([w1, w2], grads, weight, made)
+    updates = optimizer.update(gl.optim.UpdateInputs([w1, w2], grads, weight, made))
     program = rewrite(gather([loss, weight, guard], updates))
     feeds = {"x": rng.standard_normal((6, 5)).astype(np.float32), "y": rng.integers(0, 4, 6).astype(np.int32)}
     settings = optimizer.at(0, 0) | {"opt.t": 1}
