@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from numbers import Integral
+from typing import Literal
 
 from .arguments import as_bool, as_whole
 from .errors import SettingError
@@ -59,17 +60,19 @@ class Switches:
     check: int = 0
 
 
-PRECISIONS = ("f32", "bf16")
+Precision = Literal["f32", "bf16"]
+PRECISIONS: tuple[Precision, ...] = ("f32", "bf16")
 
 
-def as_precision(given: str | None) -> str:
+def as_precision(given: str | None) -> Precision:
     """The precision of products: the argument, else the environment's, else "f32"; SettingError for another one."""
     name, value = "precision", given
     if given is None:
         name, value = "GRADLOOM_PRECISION", os.environ.get("GRADLOOM_PRECISION") or PRECISIONS[0]
-    if value not in PRECISIONS:
-        raise SettingError(f"{name}={value!r} is not usable; need {' or '.join(PRECISIONS)}")
-    return value
+    for known in PRECISIONS:
+        if value == known:
+            return known
+    raise SettingError(f"{name}={value!r} is not usable; need {' or '.join(PRECISIONS)}")
 
 
 def switches(

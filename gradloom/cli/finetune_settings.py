@@ -25,7 +25,7 @@ from .language import (
     TextKey,
     data_options,
 )
-from .run_settings import CheckpointEvery, EvalRows, Keep, LogKinds, MaxNorm, OnNonfinite, StopAfter
+from .run_settings import CheckpointEvery, EvalRows, Keep, LogKinds, MaxNorm, OnNonfinite, Precision, StopAfter
 from .saved_settings import of_run
 
 if TYPE_CHECKING:
@@ -197,8 +197,8 @@ def training(use: FinetuneSettings, ranks: Communicator | None) -> dict[str, Any
     """How is trained, as llm.finetune.Run takes it."""
     names = (
         "context", "batch_size", "micro_batch_size", "epochs", "steps", "lr", "schedule", "warmup", "weight_decay",
-        "val_split", "seed", "precision", "threads", "optimizer", "on_nonfinite", "sample_every", "ema", "run", "resume",
-        "overwrite", "checkpoint_every", "keep", "stop_after", "eval_rows", "patience", "keep_best",
+        "val_split", "seed", "precision", "threads", "optimizer", "on_nonfinite", "sample_every", "ema", "run",
+        "resume", "overwrite", "checkpoint_every", "keep", "stop_after", "eval_rows", "patience", "keep_best",
     )  # fmt: skip
     made = {name: getattr(use, name) for name in names}
     made |= {"max_norm": use.max_norm or math.inf, "freeze": use.freeze or (), "sample_prompt": use.sample_prompt}

@@ -83,8 +83,13 @@ def compile(
     check_updates(program.nodes)
     if not made.planned:
         return made.load(rounded(program, chosen.precision), None)
+    last, effects = program, None
 
     def after(name: str, program: Program) -> None:
+        nonlocal last, effects
+        if name == "round_products":
+            effects = last.effects
+        last = program
         if chosen.check >= 2:
             check_graph(program.nodes)
         if chosen.debug >= 3:
@@ -92,7 +97,9 @@ def compile(
 
     program = rewrite(program, chosen.fuse, after, lambda node: has_kernel(made, node), chosen.precision)
     check_graph(program.nodes)
-    return made.load(program, plan_for(made, program, chosen), arena)
+    loaded = made.load(program, plan_for(made, program, chosen), arena)
+    loaded.effects = program.effects if effects is None else effects
+    return loaded
 
 
 def compile_checked(outputs: Sequence[Value], updates: Sequence[Value], **options: Any) -> Any:

@@ -180,7 +180,7 @@ def identity_of(loop: Resumable) -> Identity:
     trainer, source = loop.trainer, loop.trainer.source(loop.data)
     sizes = {"batch_size": loop.batch_size, "micro_batch_size": loop.micro_batch_size}
     steps = [] if trainer.dynamic else trainer.prepared(source, len(loop.train_rows), measures=loop.measures, **sizes)
-    values = [v for step in steps for v in (*step.outputs, *step.updates, *step.run.program.effects)]
+    values = [v for step in steps for v in (*step.outputs, *step.updates, *step.run.effects)]
     settings = {
         **loop.about,
         **settings_of(trainer),
