@@ -6,6 +6,7 @@ Quantised types hold blocks: `block` elements, neighbours along the last axis of
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -41,6 +42,26 @@ class DType:
 
     def __reduce__(self) -> tuple:
         return (dtype, (self.name,))
+
+
+class Shaped:
+    """What has a shape and a dtype."""
+
+    __slots__ = ()
+    shape: tuple[int, ...]
+    dtype: DType
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return self.dtype.bytes_of(self.size)
 
 
 def _make(name: str, code: int, numpy: object) -> DType:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.dtypes import QUANTISED, DType, dtype, f32
+from ..base.dtypes import QUANTISED, DType, Shaped, dtype, f32
 from ..base.errors import DataError, GradloomError, GraphError, ShapeError
 
 Rule = Callable[..., Any]
@@ -37,26 +37,11 @@ def called_with(names: Sequence[str], rule: Rule) -> Rule:
 
 
 @dataclass(frozen=True)
-class Spec:
+class Spec(Shaped):
     """Shape and dtype of a value, as shape rules see and return them."""
 
     shape: tuple[int, ...]
     dtype: DType = f32
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        n = 1
-        for extent in self.shape:
-            n *= extent
-        return n
-
-    @property
-    def bytes(self) -> int:
-        return self.dtype.bytes_of(self.size)
 
 
 class Reject(Exception):

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..base import locks
 from ..base.arrays import as_array
-from ..base.dtypes import DType, dtype
+from ..base.dtypes import DType, Shaped, dtype
 from ..base.errors import DTypeError, GraphError, ShapeError
 
 ALIGNMENT = 64
@@ -160,7 +160,7 @@ def replace(contents: Mapping[Stored, object]) -> None:
             stored.write(array)
 
 
-class Stored:
+class Stored(Shaped):
     """A named array with a fixed shape and dtype that outlives a run.
 
     role: what may be done with it (see Role). version: counts the writes: `write`, assignments, runs that updated it.
@@ -273,11 +273,6 @@ class Stored:
         stored = cls.wrap(name, array, "frozen")
         stored.dtype, stored.shape, stored.check = known, extents, check
         return stored
-
-    @property
-    def bytes(self) -> int:
-        """How many bytes it takes, once it is made."""
-        return self.dtype.bytes_of(math.prod(self.shape))
 
     @property
     def address(self) -> int:

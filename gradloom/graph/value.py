@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
-from ..base.dtypes import DType
+from ..base.dtypes import DType, Shaped
 from .declaration import Declaration
 from .scope import current_scope, user_location
 
@@ -116,7 +116,7 @@ class Node:
         return f"Node({self.op.name}, {self.label})"
 
 
-class Value:
+class Value(Shaped):
     """One output of a node: a shape, a dtype, and arithmetic that makes further nodes."""
 
     __slots__ = ("__weakref__", "dtype", "index", "node", "shape")
@@ -136,21 +136,6 @@ class Value:
     def carry(self, *updates: Value) -> None:
         """Updates that belong to whoever computes this value (running statistics)."""
         self.node.effects = updates
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        n = 1
-        for extent in self.shape:
-            n *= extent
-        return n
-
-    @property
-    def bytes(self) -> int:
-        return self.dtype.bytes_of(self.size)
 
     @property
     def T(self) -> Value:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base.errors import DataError
-from .template_process import Chat, Fault, Source, chat_of, renderer
+from .template_process import Chat, Source, TemplateFailure, chat_of, renderer
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
@@ -185,23 +185,23 @@ class ChatTemplate:
             del left[: len(answers)]
             for one in answers:
                 self._done += 1
-                if isinstance(one, Fault):
+                if isinstance(one, TemplateFailure):
                     self._give_up(one)
                     yield self._error(one)
                 else:
                     yield one
             take()
 
-    def _give_up(self, fault: Fault) -> None:
+    def _give_up(self, fault: TemplateFailure) -> None:
         """DataError, at once and for all chats, for a template that takes minutes to fail."""
         self._lost += fault.lost
         if fault.lost and self._lost >= _LOST and self._lost * _LOST_OF > self._done:
             chats = f"{self._lost} of {self._done} chats"
             raise self._error(
-                Fault(f"{fault.text}, for {chats}; need another template (chat_template=, --chat-template)")
+                TemplateFailure(f"{fault.text}, for {chats}; need another template (chat_template=, --chat-template)")
             )
 
-    def _error(self, fault: Fault) -> DataError:
+    def _error(self, fault: TemplateFailure) -> DataError:
         return DataError(self._where + " ".join(fault.text.split())[:1000])
 
 

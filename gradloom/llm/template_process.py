@@ -74,14 +74,14 @@ class Chat:
 
 
 @dataclass(frozen=True)
-class Fault:
+class TemplateFailure:
     """Why there is no text; begins with "chat template"."""
 
     text: str
     lost: bool = False  # the chat has ended the process, by a limit or otherwise
 
 
-Answer = tuple[str, list[int]] | Fault  # text and cuts; see template_worker
+Answer = tuple[str, list[int]] | TemplateFailure  # text and cuts; see template_worker
 
 
 class _LostError(Exception):
@@ -134,8 +134,8 @@ class Renderer:
     def __reduce__(self) -> tuple[Any, ...]:
         return renderer, ()  # a copy is that of the process in which it is made
 
-    def load(self, source: Source) -> Fault | None:
-        """Compile a template; Fault when it is malformed. BackendError when no process can be started."""
+    def load(self, source: Source) -> TemplateFailure | None:
+        """Compile a template; TemplateFailure when it is malformed. BackendError when no process can be started."""
         with self._exclusive():
             return self._load(source)
 
@@ -163,7 +163,7 @@ class Renderer:
                 self._child.end()
                 raise
 
-    def _load(self, source: Source) -> Fault | None:
+    def _load(self, source: Source) -> TemplateFailure | None:
         process = self._child.process
         if process is None or process.poll() is not None:
             self._child.end()
@@ -179,8 +179,8 @@ class Renderer:
             self._child.end()
             if lost.no_memory and used:  # was it this template's need, or what others have left behind?
                 return self._load(source)
-            return Fault(f"chat template cannot be compiled: {lost}", lost=True)
-        if isinstance(answer, Fault):
+            return TemplateFailure(f"chat template cannot be compiled: {lost}", lost=True)
+        if isinstance(answer, TemplateFailure):
             return answer
         self._loaded = source
         return None
@@ -214,11 +214,11 @@ class Renderer:
             if lost.no_memory and (answers or used):  # as above
                 return answers or self._render(source, chats[:1], lambda: None)
             if lost.here or len(rules) - len(answers) == 1:
-                answers.append(Fault(f"chat template {lost}", lost=True))
+                answers.append(TemplateFailure(f"chat template {lost}", lost=True))
                 return answers
             for chat in chats[len(answers) : len(rules)]:  # which of them is at fault?
                 answers += self._render(source, [chat], lambda: None)
-                if isinstance(answers[-1], Fault) and answers[-1].lost:
+                if isinstance(answers[-1], TemplateFailure) and answers[-1].lost:
                     break
         return answers
 
@@ -243,7 +243,7 @@ class Renderer:
             assert process.stdin is not None
             os.set_blocking(process.stdin.fileno(), False)
             (answer,) = self._answers(b"", [(LIMITS.start / LIMITS.silence, 1000)])
-            why = "" if answer == Fault(GREETING) else "it answers otherwise than it should"
+            why = "" if answer == TemplateFailure(GREETING) else "it answers otherwise than it should"
         except OSError as error:
             why = error.strerror or str(error)
         except _LostError as lost:
@@ -333,7 +333,7 @@ def _decoded(got: bytearray, at: int, stop: int) -> Answer | int | None:
     except (ValueError, struct.error):  # struct.error: more cuts than there are bytes
         raise _not_trusted("answers with what is no text") from None
     if kind == FAULT:
-        return Fault(text)
+        return TemplateFailure(text)
     bounds = [0, *cuts, len(text)]
     if len(cuts) % 2 or sorted(bounds) != bounds:
         raise _not_trusted("answers with cuts that are not in the text")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.dtypes import DType, dtype, f32
+from ..base.dtypes import DType, Shaped, dtype, f32
 from ..graph.declaration import BadSample, Reject, Sample, Spec, called_with
 from ..graph.leaves import stored_value
 from ..graph.opspec import REGISTRY
@@ -155,7 +155,7 @@ def draw_blocks(
 
 
 @dataclass(frozen=True)
-class Quantised:
+class Quantised(Shaped):
     """A quantised operand of a sample: bytes, and the view of them that the op sees (shape, strides in elements)."""
 
     dtype: DType
@@ -172,14 +172,6 @@ class Quantised:
         strides = dense_strides(shape)
         data = draw_blocks(rng, kind, shape)
         return cls(dtype(kind), data, tuple(shape[a] for a in order), tuple(strides[a] for a in order))
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
 
     def numpy(self) -> np.ndarray:
         """The numbers, as f32."""

@@ -25,7 +25,7 @@ WORDS = {"norms_and_biases": lambda shape: len(shape) <= 1, "not_2d": lambda sha
 but not embeddings; not_2d for all but matrices."""
 
 
-class Group:
+class ParameterGroup:
     """Parameters whose names match: `rule` updates them, and `undecayed` those of them that no_decay names."""
 
     def __init__(self, match: tuple[str, ...], rule: UpdateRule, undecayed: UpdateRule | None) -> None:
@@ -52,12 +52,12 @@ class Groups:
         self._arguments = arguments
         self.stated = [self._stated(i, one) for i, one in enumerate(groups)]
         rest = None if self._decays else self._derived(base, self._arguments, {"weight_decay": 0.0}, None)
-        self.all = [*self.stated, Group((), base, rest)]
+        self.all = [*self.stated, ParameterGroup((), base, rest)]
         for i, one in enumerate(self.stated):
             if any(one.match == other.match for other in self.stated[:i]):
                 raise SettingError(f"{who}: groups[{i}]: an earlier one has these patterns; need one group for them")
 
-    def _stated(self, i: int, given: Any) -> Group:
+    def _stated(self, i: int, given: Any) -> ParameterGroup:
         who = f"{type(self._base).__name__}: groups[{i}]"
         if not isinstance(given, Mapping) or "match" not in given:
             seen = (
@@ -71,13 +71,13 @@ class Groups:
             raise SettingError(f"{who}: it has no {lacks}; need one, such as {'*.bias' if not match else 'lr'}")
         name = ",".join(match)
         if "optimizer" in own:
-            return Group(match, self._other(who, name, own), None)
+            return ParameterGroup(match, self._other(who, name, own), None)
         self._check_known(who, own)
         rule = self._derived(self._base, self._arguments, own, name)
         undecayed = None
         if not self._decays and "weight_decay" not in own:
             undecayed = self._derived(rule, {**self._arguments, **own}, {"weight_decay": 0.0}, None)
-        return Group(match, rule, undecayed)
+        return ParameterGroup(match, rule, undecayed)
 
     def _check_known(self, who: str, own: Mapping[str, Any]) -> None:
         known = list(self._base.declared)

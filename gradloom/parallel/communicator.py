@@ -96,16 +96,6 @@ class Communicator(ABC):
     def fail(self, error: BaseException) -> None:
         """Tell all others that this rank cannot go on. Waits for nobody; others raise from whatever they wait in."""
 
-    def agree(self, error: BaseException | None = None) -> None:
-        """Wait until all ranks are here and well. With an error: tell the others and raise it, waiting for nobody.
-
-        So a rank that fails calls `agree(error)` at once, wherever the others are: they raise TrainError.
-        """
-        if error is not None:
-            self.fail(error)
-            raise error
-        self.gather(None)
-
     def check(self, what: str, checksum: object) -> None:
         """TrainError on all ranks, naming the first whose checksum (see `checksum`) differs from rank 0's."""
         seen = self.gather(str(checksum))

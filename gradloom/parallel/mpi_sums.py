@@ -10,7 +10,7 @@ import numpy as np
 from .communicator import BUCKET_BYTES, LocalSum, Reduction, shard
 
 
-class Group(Protocol):
+class RankGroup(Protocol):
     """What a sum needs of an MpiRank."""
 
     rank: int
@@ -35,7 +35,7 @@ class OrderedSum(Reduction):
     A message of no elements says that its sender has no micro-batch in this round.
     """
 
-    def __init__(self, ranks: Group, elements: int) -> None:
+    def __init__(self, ranks: RankGroup, elements: int) -> None:
         super().__init__(elements, True)
         self._ranks = ranks
         self._stretches = [shard(self.elements, r, ranks.size) for r in range(ranks.size)]
@@ -125,7 +125,7 @@ class OrderedSum(Reduction):
 class FastSum(Reduction):
     """Local sums, and one allreduce of MPI at the end."""
 
-    def __init__(self, ranks: Group, elements: int) -> None:
+    def __init__(self, ranks: RankGroup, elements: int) -> None:
         super().__init__(elements, False)
         self._ranks = ranks
         self._local = LocalSum(self.elements)

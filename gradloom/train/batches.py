@@ -12,7 +12,7 @@ from ..graph.leaves import Parameter
 from ..graph.stored import Stored
 from ..graph.value import Value
 from ..run.diagnose import first_bad
-from .metrics import EMPTY, NOTHING, Layout, Measures
+from .metrics import EMPTY, NOTHING, Measures, MetricLayout
 from .source import RowSource
 
 
@@ -125,7 +125,7 @@ class CompiledBatch:
     options: dict[str, Any] = field(default_factory=dict)  # of compile
     statistics: tuple[Stored, ...] = ()  # what it writes of the model before the optimiser step that it belongs to ends
     resting: tuple[Stored, ...] = ()  # whose averages it moves beside those with a gradient
-    layout: Layout = EMPTY  # of what it gives beside loss, weight and predictions
+    layout: MetricLayout = EMPTY  # of what it gives beside loss, weight and predictions
 
     @property
     def needs_truth(self) -> bool:

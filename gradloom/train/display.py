@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import chain
 from types import TracebackType
@@ -94,7 +95,7 @@ class _Shown:
             yield text
 
 
-class _Display:
+class _Display(ABC):
     """What the displays of epochs and of steps share: a context, which a Loop tells of its progress.
 
     begin(loop)      the first step is about to run, or the one after an earlier part of the run
@@ -169,12 +170,17 @@ class _Display:
         self._told_rows(at, steps)
         self._refresh(0.1)
 
+    @abstractmethod
     def _told_rows(self, at: Any, steps: int) -> None:
-        raise NotImplementedError
+        """A pass has come so far; see `rows`."""
 
+    @abstractmethod
     def _head(self) -> str:
         """How far the run is."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def epoch(self, done: EpochResult) -> None:
+        """A pass has ended."""
 
     def _per_second(self, rows: float, seconds: float) -> str:
         return f"{rate(rows / max(seconds, 1e-9))} {self.unit}/s"
@@ -242,7 +248,7 @@ class Display(_Display):
         if at.training:
             self._training = numbers(at.result)
 
-    def epoch(self, done: Any) -> None:
+    def epoch(self, done: EpochResult) -> None:
         self._done = done.epoch
         self._training, self._validation = numbers(done.train), self._ended(done)
         speed = self._per_second(done.train.ndata, done.seconds)
@@ -290,7 +296,7 @@ class StepDisplay(_Display):
             self._told = time.perf_counter()
             self.say(*line)
 
-    def epoch(self, done: Any) -> None:
+    def epoch(self, done: EpochResult) -> None:
         self._told = time.perf_counter()
         epochs = max(done.epoch, self.epochs)
         self._validation = self._ended(done)

@@ -40,7 +40,7 @@ from ..parallel.join import communicator
 from ..parallel.replicas import threads as thread_ranks
 from ..step.exchange import check_exchange
 from .arguments import check_options
-from .replica import Job, Replica, error_at
+from .replica import Replica, ReplicaJob, error_at
 from .saver import Saver, saver_of
 
 
@@ -151,7 +151,7 @@ def dp_train(
     count = len(samples)
     if not count:
         raise DataError("samples: there are none; need at least one")
-    job = Job(
+    job = ReplicaJob(
         samples, count, loss_fn, forward_fn, target_fn, iterations,
         optimizer if optimizer is not None else Adam(lr=1e-3 if lr is None else lr), check_max("max_norm", max_norm),
         check_max("max_value", max_value),
@@ -196,7 +196,7 @@ class _Team:
 
     def __init__(
         self,
-        job: Job,
+        job: ReplicaJob,
         make_model: Callable[[], Module],
         ranks: list[Communicator],
         threads: int | None,

@@ -106,7 +106,7 @@ def checked_metrics(metrics: Metrics | None) -> tuple[tuple[str, Metric], ...]:
 
 
 @dataclass(frozen=True)
-class Layout:
+class MetricLayout:
     """What a program gives for metrics, in order: values [rows], pairs of scalars, then the model's outputs."""
 
     per_row: tuple[str, ...]
@@ -115,7 +115,7 @@ class Layout:
     size: int
 
 
-EMPTY = Layout((), (), None, 0)
+EMPTY = MetricLayout((), (), None, 0)
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Measures:
 
     def nodes(
         self, rows: int, outputs: Outputs, labels: Value | None, weights: Value | None
-    ) -> tuple[list[Value], Layout]:
+    ) -> tuple[list[Value], MetricLayout]:
         """The values that a program of so many rows computes for it."""
         per_row: dict[str, Value] = {}
         pairs: dict[str, tuple[Value, Value]] = {}
@@ -164,7 +164,7 @@ class Measures:
                     seen = f"an output {describe(value)} of a batch of {rows} rows"
                     raise ShapeError(f"outputs: {seen}; need the rows along the first axis; node {value.node.label}")
                 values.append(value)
-        return values, Layout(tuple(per_row), tuple(pairs), kept, len(values))
+        return values, MetricLayout(tuple(per_row), tuple(pairs), kept, len(values))
 
 
 NOTHING = Measures()
@@ -180,10 +180,10 @@ class Measured:
         self._numbers: dict[str, float] | None = None
 
     def add(
-        self, layout: Layout, arrays: Sequence[np.ndarray], rows: int, labels: np.ndarray | None,
+        self, layout: MetricLayout, arrays: Sequence[np.ndarray], rows: int, labels: np.ndarray | None,
         weights: np.ndarray | None,
     ) -> None:  # fmt: skip
-        """What a program gave for `rows` rows in equal micro-batches: arrays [micro-batches, ...], see Layout."""
+        """What a program gave for `rows` rows in equal micro-batches: arrays [micro-batches, ...], see MetricLayout."""
         self._numbers, self._structure = None, layout.outputs
         left = iter(arrays)
         for name in layout.per_row:

@@ -22,7 +22,7 @@ from ..optim.state import OptimizerState
 from ..transform.substitute import with_batch
 from .class_weight import class_weighted
 from .losses import loss_pair
-from .metrics import NOTHING, Layout, Measures
+from .metrics import NOTHING, Measures, MetricLayout
 from .outputs import Outputs, mapped, values_of
 from .session import Graph
 from .source import FeedSource, RowSource
@@ -39,7 +39,7 @@ class BatchGraph:
     outputs: list[Value]
     grads: list[Value] | None
     parameters: tuple[Parameter, ...]
-    layout: Layout
+    layout: MetricLayout
 
 
 class Objective:
@@ -111,7 +111,7 @@ class Objective:
     @fresh_streams()
     def _losses(
         self, source: RowSource | FeedSource, rows: int, backward: bool, measures: Measures
-    ) -> tuple[Value, Value, Value, list[Value], Layout]:
+    ) -> tuple[Value, Value, Value, list[Value], MetricLayout]:
         """(outputs, loss sum, weight, what is measured beside, its layout) of a batch."""
         x, labels, weights = source.leaves(rows)
         pred = self.outputs(x, backward)

@@ -64,7 +64,7 @@ _ORDER = 3  # the stream of generator(seed, _ORDER, pass)
 
 
 @dataclass(frozen=True)
-class Job:
+class ReplicaJob:
     """What all replicas know."""
 
     samples: Sequence[Any]
@@ -118,7 +118,7 @@ class Replica:
     """One replica: model, programs, arena; used by one thread."""
 
     def __init__(
-        self, job: Job, ranks: Communicator, model: Module, threads: int | None, saver: Saver | None = None
+        self, job: ReplicaJob, ranks: Communicator, model: Module, threads: int | None, saver: Saver | None = None
     ) -> None:
         self.job, self.ranks, self.model, self.saver = job, ranks, model, saver
         self.options = job.options | {

@@ -50,8 +50,10 @@ def misfortune() -> None:
         time.sleep(1000)
     elif what == "raises":
         raise ValueError("row 7 is bad")
-    elif what == "agrees":
-        ranks.agree(ValueError("row 7 is bad"))
+    elif what == "tells":
+        error = ValueError("row 7 is bad")
+        ranks.fail(error)
+        raise error
     elif what == "forks":
         if (child := os.fork()) == 0:
             try:
@@ -63,7 +65,7 @@ def misfortune() -> None:
     elif what == "exits":
         sys.exit(0)
     elif what == "other call":
-        ranks.agree()
+        ranks.gather(None)
     elif what == "slow":
         work(3 * timeout)
 

@@ -57,7 +57,7 @@ def main() -> None:
         seen = ranks.gather({"rank": ranks.rank, "long": "x" * long * ranks.rank})
         assert [s["rank"] for s in seen] == list(range(ranks.size))
         assert [len(s["long"]) for s in seen] == [long * r for r in range(ranks.size)]
-    ranks.agree()
+    ranks.gather(None)
     if ranks.is_root:
         print(comm.checksum(sums))
 

@@ -159,17 +159,18 @@ def test_check_names_the_first_that_differs() -> None:
     assert on_threads(3, lambda rank: rank.check("the data", 7)) == [None] * 3
 
 
-def test_agree_carries_an_error_to_wherever_the_others_wait() -> None:
+def test_an_error_is_carried_to_wherever_the_others_wait() -> None:
     def body(rank: comm.Communicator) -> None:
         reduction = rank.reduction(10)
-        rank.agree()
+        rank.gather(None)
         if rank.rank == 1:
-            rank.agree(ValueError("row 3 is bad\nand more"))
+            rank.fail(ValueError("row 3 is bad\nand more"))
+            return
         reduction.add(np.ones(10, np.float32))
 
     started = time.monotonic()
     first, second, third = on_threads(3, body)
-    assert isinstance(second, ValueError)
+    assert second is None
     for text in messages([first, third]):
         assert text == "replica 1 failed with ValueError: row 3 is bad; all 3 replicas end"
     assert time.monotonic() - started < 5
@@ -182,7 +183,7 @@ def test_a_broken_group_stays_broken() -> None:
             return ""
         for _ in range(2):
             with pytest.raises(gl.TrainError, match=r"replica 1 failed with interrupted \(Ctrl-C\)"):
-                rank.agree()
+                rank.gather(None)
         return "seen"
 
     assert on_threads(2, body) == ["seen", ""]
@@ -190,9 +191,9 @@ def test_a_broken_group_stays_broken() -> None:
 
 def test_one_that_ends_is_named_at_once() -> None:
     def body(rank: comm.Communicator) -> None:
-        rank.agree()
+        rank.gather(None)
         if rank.rank != 1:
-            rank.agree()
+            rank.gather(None)
 
     started = time.monotonic()
     first, _, third = on_threads(3, body)
@@ -207,17 +208,17 @@ def test_one_that_closes_is_named() -> None:
             rank.close()
             time.sleep(2)
         else:
-            rank.agree()
+            rank.gather(None)
 
     assert "replica 1 ended" in messages(on_threads(2, body)[:1])[0]
 
 
 def test_one_that_hangs_is_named_within_the_timeout() -> None:
     def body(rank: comm.Communicator) -> None:
-        rank.agree()
+        rank.gather(None)
         if rank.rank == 2:
             time.sleep(4)
-        rank.agree()
+        rank.gather(None)
 
     started = time.monotonic()
     results = on_threads(3, body, timeout=1.0)
@@ -232,7 +233,7 @@ def test_work_is_a_sign_of_life() -> None:
             until = time.monotonic() + 1.5
             while time.monotonic() < until:
                 np.sort(np.random.default_rng(0).standard_normal(100_000))
-        rank.agree()
+        rank.gather(None)
         return "well"
 
     assert on_threads(2, body, timeout=0.4) == ["well"] * 2
@@ -240,7 +241,7 @@ def test_work_is_a_sign_of_life() -> None:
 
 def test_different_calls_are_named() -> None:
     def body(rank: comm.Communicator) -> None:
-        rank.agree() if rank.rank == 1 else rank.reduction(4)
+        rank.gather(None) if rank.rank == 1 else rank.reduction(4)
 
     for text in messages(on_threads(2, body)):
         assert text == "replica 1 came to gather while another is in reduction(4, ordered=True); all 2 replicas end"
@@ -250,10 +251,9 @@ def test_the_driver_is_chosen_by_name() -> None:
     alone = comm.communicator("none")
     assert (alone.rank, alone.size, alone.is_root) == (0, 1, True)
     assert comm.communicator(alone) is alone
-    alone.agree()
+    alone.gather(None)
     alone.check("x", 1)
-    with pytest.raises(ValueError, match="mine"):
-        alone.agree(ValueError("mine"))
+    alone.fail(ValueError("mine"))
     with pytest.raises(gl.SettingError, match="parallel='gpu': need None, 'none', 'mpi'"):
         comm.communicator("gpu")
     for bad in (0, -1.0, float("inf"), float("nan"), "60", True):

@@ -89,7 +89,7 @@ def test_a_child_of_a_rank_is_no_rank(tmp_path: Path) -> None:
 
 
 @needs_mpi
-@pytest.mark.parametrize("what", ["raises", "agrees"])
+@pytest.mark.parametrize("what", ["raises", "tells"])
 def test_an_error_of_one_rank_is_told_by_all(what: str, tmp_path: Path) -> None:
     ended = meet(what, tmp_path, timeout=30)
     assert ended.code != 0 and ended.seconds < 20
@@ -237,7 +237,7 @@ def test_an_mpiexec_of_another_mpi_is_found_out(monkeypatch: pytest.MonkeyPatch)
 def test_without_mpiexec_there_is_one_rank() -> None:
     code = (
         "from gradloom.parallel import communicator\nranks = communicator('mpi')\n"
-        "print(ranks.rank, ranks.size, ranks.gather(7)); ranks.agree(); ranks.check('x', 1)"
+        "print(ranks.rank, ranks.size, ranks.gather(7)); ranks.gather(None); ranks.check('x', 1)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout == "0 1 [7]\n"
