@@ -160,9 +160,11 @@ struct KernelRow {
 };
 
 struct KernelTable {
-  const char* isa;  // "scalar" "avx2" "avx512"
+  const char* isa;  // "scalar" "avx2" "avx512" "avx512bf16"
   const KernelRow* rows;
   size_t count;
+  const KernelTable* below;  // has the kernels that are not here; or nullptr
+  bool unit;                 // its products of bf16 run on a unit of the processor's
 };
 
 // Split [0, n) into parts; every boundary is a multiple of `grain`.

@@ -51,18 +51,23 @@ double median_seconds(Team& team, Work& work, int repeats) {
   return seconds[seconds.size() / 2];
 }
 
-}  // namespace
-
-double fma_peak(const KernelTable& table, int threads, int repeats) {
+double peak(const KernelTable& table, const char* kernel, int threads, int repeats) {
   Team team(threads);
   constexpr int64_t room = 64;
   Block out(static_cast<size_t>(team.threads()) * room * 4);
-  Work work{find_kernel(table, "limit_fma", "f32").run, {}, 1, 1 << 21, {}};
+  Work work{find_kernel(table, kernel, "f32").run, {}, 1, 1 << 21, {}};
   for (int t = 0; t < team.threads(); t++)
     work.tensors.push_back(vector_of(reinterpret_cast<float*>(out.data()) + t * room, room));
   work.status.resize(static_cast<size_t>(team.threads()));
   const double seconds = median_seconds(team, work, repeats);
   return static_cast<double>(work.status[0].value) * team.threads() / seconds / 1e9;
+}
+
+}  // namespace
+
+double fma_peak(const KernelTable& table, int threads, int repeats) { return peak(table, "limit_fma", threads, repeats); }
+double bf16_peak(const KernelTable& table, int threads, int repeats) {
+  return peak(table, "limit_bf16", threads, repeats);
 }
 
 double copy_rate(const KernelTable& table, int threads, int repeats) {

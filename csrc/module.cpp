@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <thread>
@@ -237,13 +238,19 @@ NB_MODULE(_core, m) {
     std::vector<std::string> names;
     for (const KernelTable* t : tables()) names.push_back(t->isa);
     return names;
-  }, "Instruction sets that this machine runs, best first.");
-  m.def("kernels", [](const std::string& isa) {
+  }, "Instruction sets that this machine runs, best first; after them the twins of units, in software.");
+  m.def("kernels", [](const std::string& isa, bool own) {
     const KernelTable& t = find_table(isa);
     std::vector<std::pair<std::string, std::string>> rows;
-    for (size_t i = 0; i < t.count; i++) rows.emplace_back(t.rows[i].name, t.rows[i].signature);
+    for (const KernelTable* from = &t; from && (from == &t || !own); from = from->below)
+      for (size_t i = 0; i < from->count; i++) rows.emplace_back(from->rows[i].name, from->rows[i].signature);
+    std::sort(rows.begin(), rows.end());
+    rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
     return rows;
-  }, nb::arg("isa"), "(name, signature) of every kernel of an instruction set.");
+  }, nb::arg("isa"), nb::arg("own") = false,
+     "(name, signature) of every kernel of an instruction set; own: without those that it takes from another one.");
+  m.def("bf16_unit", [](const std::string& isa) { return find_table(isa).unit; }, nb::arg("isa"),
+        "Whether products of bf16 run on a unit of the processor's: elsewhere they are f32 products of rounded numbers.");
   m.def("kernel_plan", [](const std::string& isa, const std::string& name, const std::string& signature,
                           nb::handle args, nb::handle attrs) {
     const Bytes b0(args, false, "args"), b1(attrs, false, "attrs");
@@ -264,6 +271,12 @@ NB_MODULE(_core, m) {
     return rate;
   }, nb::arg("isa"), nb::arg("threads") = 1, nb::arg("repeats") = 9,
      "GFLOP/s of multiply-adds in registers: the median of `repeats` short stretches.");
+  m.def("bf16_peak", [](const std::string& isa, int threads, int repeats) {
+    auto rate = decltype(bf16_peak(find_table(isa), threads, repeats)){};
+    without_gil([&] { rate = bf16_peak(find_table(isa), threads, repeats); });
+    return rate;
+  }, nb::arg("isa"), nb::arg("threads") = 1, nb::arg("repeats") = 9,
+     "The same of what products of bf16 run on.");
   m.def("copy_rate", [](const std::string& isa, int threads, int repeats) {
     auto rate = decltype(copy_rate(find_table(isa), threads, repeats)){};
     without_gil([&] { rate = copy_rate(find_table(isa), threads, repeats); });

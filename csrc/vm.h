@@ -29,7 +29,7 @@ constexpr bool kAddressSanitizer = true;
 constexpr bool kAddressSanitizer = false;
 #endif
 
-// Every instruction set that this machine can run, best first; "scalar" always.
+// Every instruction set that this machine can run, best first; "scalar" always. Twins of units come last.
 std::vector<const KernelTable*> tables();
 const KernelTable& find_table(const std::string& isa);  // throws std::invalid_argument
 const KernelRow& find_kernel(const KernelTable& table, const std::string& name, const std::string& signature);

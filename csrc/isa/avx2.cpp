@@ -4,5 +4,5 @@
 #include "table.inc"
 
 namespace gradloom {
-constinit const KernelTable kTable_avx2{"avx2", avx2::kAllRows.rows, avx2::kAllRows.count};
+constinit const KernelTable kTable_avx2{"avx2", avx2::kAllRows.rows, avx2::kAllRows.count, nullptr, false};
 }

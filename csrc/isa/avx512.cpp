@@ -4,5 +4,5 @@
 #include "table.inc"
 
 namespace gradloom {
-constinit const KernelTable kTable_avx512{"avx512", avx512::kAllRows.rows, avx512::kAllRows.count};
+constinit const KernelTable kTable_avx512{"avx512", avx512::kAllRows.rows, avx512::kAllRows.count, nullptr, false};
 }

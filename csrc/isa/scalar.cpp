@@ -4,5 +4,5 @@
 #include "table.inc"
 
 namespace gradloom {
-constinit const KernelTable kTable_scalar{"scalar", scalar::kAllRows.rows, scalar::kAllRows.count};
+constinit const KernelTable kTable_scalar{"scalar", scalar::kAllRows.rows, scalar::kAllRows.count, nullptr, false};
 }

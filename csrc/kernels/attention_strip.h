@@ -15,7 +15,8 @@ namespace gradloom::GL_ISA::attn {
 using gemm::ceil_div;
 using gemm::Finish;
 using gemm::kTileRows;
-using gemm::kTiles;
+using gemm::kTilesOf;
+using gemm::Numbers;
 using gemm::Lanes;
 using gemm::round_up;
 using gemm::Side;
@@ -31,7 +32,7 @@ inline uint32_t at_most(int64_t parts) { return static_cast<uint32_t>(parts < 40
 template <Side side>
 inline void product(const float* a, int64_t a_stride, int64_t m, const float* b, int64_t ldb, int64_t k, int n,
                     float* c, int64_t ldc, bool add) {
-  const auto& tiles = kTiles.fn[static_cast<int>(side)][n % Lanes::N != 0][(n + Lanes::N - 1) / Lanes::N - 1];
+  const auto& tiles = kTilesOf<Numbers>.fn[static_cast<int>(side)][n % Lanes::N != 0][(n + Lanes::N - 1) / Lanes::N - 1];
   const int64_t count = ceil_div(m, kTileRows);
   const Finish keep{};
   for (int64_t t = 0; t < count; t++) {  // of nearly equal heights

@@ -9,24 +9,42 @@
 //
 // Blocks run along one of the two axes, in the forward product along k, in the gradient of the activations along the
 // strip: frozen_source sees which from the strides, so that the same tensor gives W and, with the axes exchanged, its
-// transpose. Nothing can be read in place: `at` is nullptr.
+// transpose. Nothing can be read in place: `at` is nullptr. `rounded` sources hold the numbers rounded to bf16, as f32.
 #pragma once
 #include "gemm_pack.h"
 #include "quant.h"
 
 namespace gradloom::GL_ISA::gemm {
 
+inline void round_to_bf16(float* x, int64_t count) {
+  for (int64_t i = 0; i < count; i += F::N) {
+    const int n = static_cast<int>(count - i < F::N ? count - i : F::N);
+    from_int_bits(bf16_bits(F::load_n(x + i, n))).store_n(x + i, n);
+  }
+}
+
 struct FrozenSource {
-  static constexpr bool kInPlace = false;
+  static constexpr bool kNumbers = false;
   const uint8_t* data;   // of the tensor
   int64_t first;         // numbers before X(0, 0)
   int64_t along, deep;   // strides of i and of p in numbers
   quant::DecodeFn decode;
   bool transposed;       // neighbours lie along p, not along i
+  bool rounded;          // to bf16
   int64_t block, bytes;  // numbers and bytes of a block
 
   const float* at(int64_t, int64_t) const { return nullptr; }
   void move(int64_t numbers) { first += numbers; }
+  static bool in_place() { return false; }
+  int64_t row_words() const { return along; }
+  // `count` numbers from number `from` on, `step` apart: 1, or any step of numbers without blocks.
+  void read(int64_t from, int64_t count, int64_t step, float* to) const {
+    if (step == 1)
+      decode(data, from, count, to);
+    else
+      for (int64_t i = 0; i < count; i++) decode(data, from + i * step, 1, to + i);
+    if (rounded) round_to_bf16(to, count);
+  }
   // What `strips` would read.
   Ahead ahead(int64_t i0, int64_t i1, int64_t p0, int64_t depth) const {
     const uint8_t* const from = data + (first + i0 * along + p0 * deep) / block * bytes;
@@ -48,7 +66,7 @@ struct FrozenSource {
     for (; i0 < i1; i0 += once, to += once * depth) {
       const int64_t count = i1 - i0 < once ? i1 - i0 : once;
       for (int64_t p = 0; p < depth; p++) {
-        decode(data, first + i0 * along + (p0 + p) * deep, count, room);
+        read(first + i0 * along + (p0 + p) * deep, count, along, room);
         int64_t i = 0;
         if (width == kTileColumns)
           for (; i + kTileColumns <= count; i += kTileColumns) {
@@ -78,7 +96,7 @@ struct FrozenSource {
       float* const strip = to + p * width;
       for (int i = 0; i < rows; i += kSquare) {
         const int n = rows - i < kSquare ? rows - i : kSquare;
-        for (int r = 0; r < n; r++) decode(data, first + (i0 + i + r) * along + p0 + p, count, room + r * kStretch);
+        for (int r = 0; r < n; r++) read(first + (i0 + i + r) * along + p0 + p, count, 1, room + r * kStretch);
         int64_t q = 0;
         if (n == kSquare)
           for (; q + kSquare <= count; q += kSquare)
@@ -95,7 +113,7 @@ struct FrozenSource {
 // The last two axes of a tensor as a source; i runs along `axis_i`, p along `axis_p`.
 inline FrozenSource frozen_source(const Tensor& t, int axis_i, int axis_p) {
   FrozenSource s{t.as<const uint8_t>(), 0, t.strides[axis_i], t.strides[axis_p], quant::decoder(t.dtype), false,
-                 dtype_block(t.dtype), static_cast<int64_t>(dtype_bytes(t.dtype))};
+                 false, dtype_block(t.dtype), static_cast<int64_t>(dtype_bytes(t.dtype))};
   const bool many_i = t.shape[axis_i] > 1, many_p = t.shape[axis_p] > 1;
   // The stride of an axis of size 1 says nothing.
   if (!many_i) s.along = 0;

@@ -4,7 +4,8 @@
 // columns of B), p along k. `strips` lays i0 .. i1 out as consecutive strips of `width`, each [depth][width]; what is
 // left over makes a last strip whose width is rounded up to a multiple of `round` and filled with zeros.
 // A source is any type with that member, `at` and `move`: another storage format is another source (gemm_frozen.h). One
-// whose numbers cannot be read in place says so by `kInPlace`, gives nullptr in `at`, and its product packs.
+// that cannot be read in place says so by `in_place`, and its product packs. kNumbers: its words are f32 numbers, where
+// they lie.
 #pragma once
 #include "gemm_tile.h"
 
@@ -67,11 +68,13 @@ inline void transpose<8>(const float* x, int64_t x_stride, float* y, int64_t y_s
 #endif
 
 struct StridedSource {
-  static constexpr bool kInPlace = true;
+  static constexpr bool kNumbers = true;
   const float* data;
   int64_t along, deep;  // strides of i and of p
 
   void move(int64_t numbers) { data += numbers; }
+  static bool in_place() { return true; }
+  int64_t row_words() const { return along; }  // from a row to the next where rows are read in place
   const float* at(int64_t i, int64_t p) const { return data + i * along + p * deep; }
   // What `strips` would read.
   Ahead ahead(int64_t i0, int64_t i1, int64_t p0, int64_t depth) const {

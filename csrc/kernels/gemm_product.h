@@ -8,6 +8,10 @@
 // few rows and B's numbers lie along k, nothing is packed: dot products (gemm_rows.h). k is cut into blocks by its
 // length alone and the blocks are added in order, so that the bits do not depend on parts. B may be frozen
 // (gemm_frozen.h): then it is always packed, and all else is the same, bit for bit.
+//
+// A product of bf16 numbers rounds what is not bf16 yet to it as it is packed, and sums in f32. An instruction set that
+// has a unit for pairs of bf16 (gemm_pairs.h) counts k in words, each a pair of neighbours along k. The others widen both
+// operands while packing: theirs is the f32 product of the rounded numbers, bit for bit.
 #pragma once
 #include "gemm_frozen.h"
 #include "gemm_rows.h"
@@ -40,10 +44,12 @@ static_assert(kRowsPacked % kTileRows == 0 && kRows % kTileRows == 0 && kGroup %
 inline bool crowds(int64_t stride, int64_t sets) { return stride > 0 && stride % (1024 / sets) == 0; }
 
 // A product of two sources (gemm_pack.h).
-template <class A, class B>
+template <class A, class B, class U = Numbers>
 struct ProductOf {
+  using Left = A;
   using Right = B;
-  int64_t m, n, k;
+  using Unit = U;
+  int64_t m, n, k;  // k in words
   A a;
   B b;
   float* c;
@@ -65,6 +71,14 @@ struct ProductOf {
 };
 using Product = ProductOf<StridedSource, StridedSource>;
 using FrozenProduct = ProductOf<StridedSource, FrozenSource>;
+
+// A's last two axes as a source whose strips run along its rows.
+inline void set_left(StridedSource& a, const Tensor& x) {
+  a = {x.as<const float>(), x.strides[x.rank - 2], x.strides[x.rank - 1]};
+}
+inline void set_left(FrozenSource& a, const Tensor& x) {
+  a = frozen_source(x, x.rank - 2, x.rank - 1);
+}
 
 // B's last two axes as a source whose strips run along its columns.
 inline void set_right(StridedSource& b, const Tensor& y) {
@@ -112,9 +126,11 @@ void describe(const Call& call, const Tensor& z, P& p) {
   const int rank = z.rank;
   p.m = z.shape[rank - 2];
   p.n = z.shape[rank - 1];
-  p.k = x.shape[x.rank - 1];
-  p.a = {x.as<const float>(), x.strides[x.rank - 2], x.strides[x.rank - 1]};
+  const int64_t depth = x.shape[x.rank - 1];
+  p.k = ceil_div(depth, P::Unit::kPerWord);
+  set_left(p.a, x);
   set_right(p.b, y);
+  if constexpr (!P::Right::kNumbers) p.b.rounded = x.dtype == DType::bf16 && y.dtype != DType::bf16;
   p.c = z.as<float>();
   p.batch_rank = 0;
   p.batches = 1;
@@ -137,8 +153,10 @@ void describe(const Call& call, const Tensor& z, P& p) {
     p.batches *= size;
   }
   // The stride of an axis of size 1 says nothing.
-  if (p.k == 1) p.a.deep = 1;
+  if (depth == 1) p.a.deep = 1;
   if (p.m == 1) p.a.along = p.a.deep == 1 ? 0 : 1;
+  constexpr bool numbers = P::Left::kNumbers;  // A's words are f32 numbers where they lie
+  if constexpr (!numbers) p.a.transposed = depth > 1 ? p.a.deep == 1 && p.a.along != 1 : p.a.along != 1;
 
   // What is packed: each number costs about half a vector, once per use of its strip.
   const int64_t blocks = p.k > kDepth ? ceil_div(p.k, kDepth) : 1;
@@ -148,7 +166,7 @@ void describe(const Call& call, const Tensor& z, P& p) {
   const double work = static_cast<double>(p.m * p.n) * static_cast<double>(p.k ? p.k : 1);
   p.narrow = false;
   p.few = RowMatrix{};
-  const bool few = p.m >= 1 && p.m <= kFewRows && p.n >= 1 && p.batches == 1 && p.k >= quant::kChunk;
+  const bool few = numbers && p.m >= 1 && p.m <= kFewRows && p.n >= 1 && p.batches == 1 && p.k >= quant::kChunk;
   if (few && p.a.deep == 1 && y.strides[y.rank - 2] == 1 && (p.n == 1 || y.strides[y.rank - 1] != 1)) {
     p.few = row_matrix(y, p.m);
     p.pack_a = p.pack_b = false;
@@ -156,7 +174,7 @@ void describe(const Call& call, const Tensor& z, P& p) {
     p.parts = static_cast<int>(parts_for(static_cast<double>(p.n * p.k), kRowCost, most));
     return;
   }
-  constexpr bool in_place = P::Right::kInPlace;
+  constexpr bool in_place = P::Right::kNumbers;
   if (in_place && p.n <= kNarrow && p.m >= Lanes::N && p.k > 0 && (p.b.along == 1 || p.b.deep == 1)) {
     const double vectors = static_cast<double>(ceil_div(p.n, Lanes::N));
     p.narrow = static_cast<double>(p.n) / Lanes::N + (p.a.along == 1 ? 0 : kPackCost) < 0.9 * vectors;
@@ -173,8 +191,10 @@ void describe(const Call& call, const Tensor& z, P& p) {
     return;
   }
   const bool often = p.n > 2 * kTileColumns;
-  if (p.a.deep == 1)
-    p.pack_a = often && kTileRows > 8 && p.m > 8 && p.k > 32 && crowds(p.a.along, 1);
+  if (!p.a.in_place())
+    p.pack_a = true;
+  else if (p.a.deep == 1)
+    p.pack_a = often && kTileRows > 8 && p.m > 8 && p.k > 32 && crowds(p.a.row_words(), 1);
   else
     p.pack_a = p.a.along != 1 || (often && (!kColumnsInPlace || (p.k > 32 && crowds(p.a.deep, 2))));
   p.pack_b = !in_place || p.b.along != 1 || p.m > kRowsInPlace;

@@ -54,11 +54,11 @@ void run_block(const P& p, const Block& x, int64_t m0, int64_t m1, int64_t n0, i
       const float* b = x.b_strips ? x.b + (j - n0) * x.depth : x.b + (j - n0);
       const int64_t ldb = x.b_strips ? vectors * L : p.b.deep;
       if (ends && p.bias) finish.bias = p.bias + j;
-      const auto& tiles = kTiles.fn[a_rows][columns % L != 0][vectors - 1];
+      const auto& tiles = kTilesOf<typename P::Unit>.fn[a_rows][columns % L != 0][vectors - 1];
       for (int64_t i = i0; i < i1; i += kTileRows) {
         const int64_t rows = i1 - i < kTileRows ? i1 - i : kTileRows;
-        const float* a = x.a_strips ? x.a + (i - m0) * x.depth : x.a + (i - m0) * p.a.along;
-        const int64_t a_stride = x.a_strips ? rows : a_rows ? p.a.along : p.a.deep;
+        const float* a = x.a_strips ? x.a + (i - m0) * x.depth : x.a + (i - m0) * p.a.row_words();
+        const int64_t a_stride = x.a_strips ? rows : a_rows ? p.a.row_words() : p.a.deep;
         if (ends && p.gate) finish.gate = p.gate + i * p.n + j;
         tiles[rows - 1](a, a_stride, b, ldb, x.depth, columns, p.c + i * p.n + j, p.n, x.k0 != 0, finish);
       }
@@ -133,7 +133,7 @@ void run_narrow(const P& p, int64_t m0, int64_t m1, float* scratch) {
         a = scratch;
         lda = vectors * L;
       }
-      const auto& tiles = kTiles.fn[b_rows][rows % L != 0][vectors - 1];
+      const auto& tiles = kTilesOf<typename P::Unit>.fn[b_rows][rows % L != 0][vectors - 1];
       for (int64_t j = 0; j < p.n; j += kTileRows) {
         const int64_t count = p.n - j < kTileRows ? p.n - j : kTileRows;
         tiles[count - 1](p.b.at(j, k0), b_rows ? p.b.along : p.b.deep, a, lda, depth, rows, sums + j * kTileColumns,

@@ -89,14 +89,22 @@ struct Finish {
   Ahead* ahead;       // what to fetch meanwhile, or nullptr
 };
 
+// What the words of operands are: numbers. gemm_pairs.h has another unit.
+struct Numbers {
+  static constexpr int64_t kPerWord = 1;  // numbers along k
+  static Lanes broadcast(const float* a) { return Lanes::set1(*a); }
+  static Lanes step(Lanes a, Lanes b, Lanes sum) { return mul_add(a, b, sum); }
+};
+
 enum class Side {
   columns,  // a[k * stride + i]: strips, and operands whose rows are contiguous
   rows      // a[i * stride + k]: operands whose k is contiguous
 };
 
-// c[i][j] (row stride ldc; n columns) = sum over k of a(i, k) * b[k * ldb + j], plus c with `add`, then finish.
+// c[i][j] (row stride ldc; n columns) = sum over k of a(i, k) * b[k * ldb + j], plus c with `add`, then finish. k counts
+// words.
 // `partial`: the last vector holds fewer than L columns, and no more are touched.
-template <int MR, int NV, Side side, bool partial>
+template <class Unit, int MR, int NV, Side side, bool partial>
 __attribute__((noinline)) void tile(const float* a, int64_t a_stride, const float* b, int64_t ldb, int64_t k, int n,
                                     float* c, int64_t ldc, bool add, const Finish& finish) {
   constexpr int L = Lanes::N;
@@ -132,9 +140,9 @@ __attribute__((noinline)) void tile(const float* a, int64_t a_stride, const floa
       y[j] = !partial || j < NV - 1 ? Lanes::load(b + j * L) : Lanes::load_n(b + j * L, last);
 #pragma GCC unroll 12
     for (int i = 0; i < MR; i++) {
-      const Lanes x = Lanes::set1(side == Side::rows ? row[i / 3][i % 3 * a_stride] : a[i]);
+      const Lanes x = Unit::broadcast(side == Side::rows ? row[i / 3] + i % 3 * a_stride : a + i);
 #pragma GCC unroll 4
-      for (int j = 0; j < NV; j++) sum[i][j] = mul_add(x, y[j], sum[i][j]);
+      for (int j = 0; j < NV; j++) sum[i][j] = Unit::step(x, y[j], sum[i][j]);
     }
     b += ldb;
     if constexpr (side == Side::rows) {
@@ -185,11 +193,12 @@ using TileFn = void (*)(const float*, int64_t, const float*, int64_t, int64_t, i
                         const Finish&);
 
 // Every height 1 .. kTileRows, one or two vectors wide, both sides, whole or partial: [side][partial][NV - 1][MR - 1].
+template <class Unit>
 struct Tiles {
   TileFn fn[2][2][kTileVectors][kTileRows];
   template <Side side, bool partial, int NV, int MR>
   constexpr void fill() {
-    fn[static_cast<int>(side)][partial][NV - 1][MR - 1] = tile<MR, NV, side, partial>;
+    fn[static_cast<int>(side)][partial][NV - 1][MR - 1] = tile<Unit, MR, NV, side, partial>;
     if constexpr (MR > 1) fill<side, partial, NV, MR - 1>();
   }
   template <Side side>
@@ -200,12 +209,14 @@ struct Tiles {
     fill<side, true, 2, kTileRows>();
   }
 };
-constexpr Tiles all_tiles() {
-  Tiles t{};
-  t.fill_side<Side::columns>();
-  t.fill_side<Side::rows>();
+template <class Unit>
+constexpr Tiles<Unit> all_tiles() {
+  Tiles<Unit> t{};
+  t.template fill_side<Side::columns>();
+  t.template fill_side<Side::rows>();
   return t;
 }
-inline constexpr Tiles kTiles = all_tiles();
+template <class Unit>
+inline constexpr Tiles<Unit> kTilesOf = all_tiles<Unit>();
 
 }  // namespace gradloom::GL_ISA::gemm

@@ -10,19 +10,20 @@ constexpr int kLimitSums = 12;  // independent: enough to hide the latency of tw
 
 // (; rounds) -> y [Lanes::N]: rounds * kLimitSums multiply-adds of whole vectors, in registers. The status' value says
 // how many operations they were.
-inline void run_limit_fma(const Call& call, int, int, int, void*) {
+template <class Unit>
+void run_limit(const Call& call, int, int, int, void*) {
   Lanes sum[kLimitSums];
-  const Lanes a = Lanes::set1(0.999f), b = Lanes::set1(1e-6f);
+  const Lanes a = Lanes::set1(0.999f), b = Lanes::set1(1e-6f);  // as pairs of bf16: numbers, too
 #pragma GCC unroll 12
   for (int i = 0; i < kLimitSums; i++) sum[i] = Lanes::set1(static_cast<float>(i));
   for (int64_t r = call.attr_int(0); r > 0; r--) {
 #pragma GCC unroll 12
-    for (int i = 0; i < kLimitSums; i++) sum[i] = mul_add(sum[i], a, b);
+    for (int i = 0; i < kLimitSums; i++) sum[i] = Unit::step(a, b, sum[i]);
   }
 #pragma GCC unroll 12
   for (int i = 1; i < kLimitSums; i++) sum[0] = sum[0] + sum[i];
   sum[0].store(call[0].as<float>());
-  call.status->value = call.attr_int(0) * kLimitSums * Lanes::N * 2;
+  call.status->value = call.attr_int(0) * kLimitSums * Lanes::N * 2 * Unit::kPerWord;
 }
 
 // x -> y, both dense.
@@ -37,7 +38,8 @@ inline void run_limit_copy(const Call& call, int, int, int, void*) {
 }
 
 inline constexpr KernelRow kLimitRows[] = {
-    {"limit_fma", "f32", nullptr, run_limit_fma},
+    {"limit_fma", "f32", nullptr, run_limit<gemm::Numbers>},
+    {"limit_bf16", "f32", nullptr, run_limit<gemm::Numbers>},  // what products of bf16 run on
     {"limit_copy", "f32", nullptr, run_limit_copy},
 };
 

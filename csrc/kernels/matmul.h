@@ -1,9 +1,13 @@
 // matmul.h: the ops that are matrix products: matmul, matmul_act, matmul_relu_back. C[M, N] = A[M, K] B[K, N], batched.
 //
-// gemm_product.h says how a product is cut, gemm_run.h runs it; gemm_tile.h, gemm_pack.h, gemm_frozen.h and gemm_rows.h
-// are the pieces.
+// gemm_product.h says how a product is cut, gemm_run.h runs it; gemm_tile.h, gemm_pack.h, gemm_frozen.h, gemm_pairs.h and
+// gemm_rows.h are the pieces. An instruction set with a unit for bf16 defines GL_BF16_PAIRS.
 #pragma once
 #include "gemm_run.h"
+#if defined(GL_BF16_PAIRS)
+#include "gemm_pairs.h"
+#include "limits.h"
+#endif
 
 namespace gradloom::GL_ISA::gemm {
 
@@ -51,6 +55,23 @@ inline constexpr KernelRow kMatmulRows[] = {
     GL_FROZEN("q8_0"), GL_FROZEN("q2_k"), GL_FROZEN("q3_k"), GL_FROZEN("q4_k"), GL_FROZEN("q5_k"), GL_FROZEN("q6_k"),
 };
 #undef GL_FROZEN
+
+// x is bf16; y, of any dtype, is rounded to it: "bf16_f32" is y of bf16 or of f32.
+#if defined(GL_BF16_PAIRS)
+using RoundedProduct = ProductOf<PairSource, PairSource, Pairs>;
+#else
+using RoundedProduct = ProductOf<FrozenSource, FrozenSource>;
+#endif
+#define GL_ROUNDED(type) GL_PRODUCTS("bf16_" type "_f32", RoundedProduct)
+inline constexpr KernelRow kRoundedRows[] = {
+    GL_PRODUCTS("bf16_f32", RoundedProduct),
+    GL_ROUNDED("f16"), GL_ROUNDED("q4_0"), GL_ROUNDED("q4_1"), GL_ROUNDED("q5_0"), GL_ROUNDED("q5_1"), GL_ROUNDED("q8_0"),
+    GL_ROUNDED("q2_k"), GL_ROUNDED("q3_k"), GL_ROUNDED("q4_k"), GL_ROUNDED("q5_k"), GL_ROUNDED("q6_k"),
+#if defined(GL_BF16_PAIRS)
+    {"limit_bf16", "f32", nullptr, limits::run_limit<Pairs>},
+#endif
+};
+#undef GL_ROUNDED
 #undef GL_PRODUCTS
 
 }  // namespace gradloom::GL_ISA::gemm

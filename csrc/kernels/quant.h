@@ -239,9 +239,14 @@ template <bool brain> void decode_halves(const uint8_t* data, int64_t first, int
   Halves<brain>::load_n(data + 2 * i, n).store_n(to + i, n);
 }
 
+inline void copy_floats(const uint8_t* data, int64_t first, int64_t count, float* to) {
+  std::memcpy(to, data + 4 * first, static_cast<size_t>(count) * sizeof(float));
+}
+
 using DecodeFn = void (*)(const uint8_t* data, int64_t first, int64_t count, float* to);
 inline DecodeFn decoder(DType t) {
   switch (t) {
+    case DType::f32: return copy_floats;
     case DType::f16: return decode_halves<false>;
     case DType::bf16: return decode_halves<true>;
     case DType::q4_0: return decode<Q4<false>>;

@@ -45,6 +45,13 @@ inline I& operator-=(I& a, I b) { return a = a - b; }
 
 inline Mask<float> is_nan(F a) { return ne(a, a); }
 
+// The bits of a rounded to bf16, to nearest even, as store_bf16 does it: the upper half of each lane, the lower is 0.
+inline I bf16_bits(F a) {
+  const I u = to_int_bits(a), odd = shift_right_logical(u, 16) & I::set1(1);
+  const I rounded = select(is_nan(a), u | I::set1(0x400000), u + I::set1(0x7fff) + odd);
+  return rounded & I::set1(static_cast<int32_t>(0xffff0000));
+}
+
 // Lanes of n narrow values through a small buffer: only the tails take this road.
 inline F load_u8_n(const uint8_t* p, int n) {
   uint8_t t[F::N] = {};
