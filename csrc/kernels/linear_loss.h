@@ -418,7 +418,7 @@ template <HeadKind kind, class W>
 inline void linear_loss_run(const Call& call, int phase, int part, int parts, void* scratch) {
   Head<W> h;
   const Tensor& w = call[1];
-  if constexpr (W::kInPlace) {
+  if constexpr (std::is_base_of_v<gemm::StridedSource, W>) {
     static_cast<gemm::StridedSource&>(h.w) = {w.as<const float>(), w.strides[0], w.strides[1]};
     static_cast<gemm::StridedSource&>(h.w_transposed) = {w.as<const float>(), w.strides[1], w.strides[0]};
   } else {

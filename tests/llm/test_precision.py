@@ -10,6 +10,7 @@ import pytest
 
 from gradloom import llm
 from gradloom.llm import LoRA, TrainedTensors
+from gradloom.llm.generate import Generator
 from gradloom.llm.plan import plan
 from gradloom.llm.verify import verify
 from tests.llm.given_lora import LINEAR, GivenLora, lora_arrays, packed
@@ -124,8 +125,12 @@ def test_evaluation_and_generation_round_where_they_are_asked_to(tmp_path: Path)
     rows = rows_of(3, 24)
     found = [llm.evaluate(model, rows, **options).nll for options in ({}, {"precision": "f32"}, {"precision": "bf16"})]
     assert found[0] == found[1] != found[2] and abs(found[0] - found[2]) < 0.02 * found[0]
-    texts = [llm.generate(model, "a b", max_tokens=20, temperature=0, precision=p) for p in ("f32", "bf16")]
-    assert texts[0] == llm.generate(model, "a b", max_tokens=20, temperature=0) and len(texts[1]) > 0
+    logits = [Generator(model, rows=64, precision=p).feed([5, 6, 7]) for p in (None, "f32", "bf16")]
+    assert (
+        np.array_equal(logits[0], logits[1])
+        and 0 < np.abs(logits[2] - logits[0]).max() < 0.05 * np.abs(logits[0]).max()
+    )
+    assert llm.generate(model, "a b", max_tokens=20, temperature=0, precision="bf16")
 
 
 @pytest.mark.parametrize("threads", [1, 2])
