@@ -6,7 +6,7 @@
 | GRADLOOM_INPLACE   | inplace   | 0: no output takes an input's buffer                                            |
 | GRADLOOM_FUSE      | fuse      | 0: no node is fused                                                             |
 | GRADLOOM_POISON    | poison    | 1: dead ranges and scratch are filled with NaN                                  |
-| GRADLOOM_ISA       | isa       | scalar, avx2 or avx512; the best that the machine has when unset                |
+| GRADLOOM_ISA       | isa       | scalar, avx2, avx512, ... (`gradloom doctor`); the machine's best when unset    |
 | GRADLOOM_PRECISION | precision | f32, or bf16: operands of products are rounded to bf16 (docs/precision.md)      |
 | GRADLOOM_THREADS   | threads   | number of threads; the machine's cores when unset                               |
 | GRADLOOM_DEBUG     | debug     | 0..4: plan; time per step; program after each pass; bytecode, printed to stderr |

@@ -149,7 +149,7 @@ def by_reference(node: Node, arrays: Sequence[np.ndarray | None]) -> list[np.nda
     """The outputs of a node by its op's reference, from one array per input; of a product with a first operand in bf16
     on operands that are all rounded to bf16."""
     if node.op.rounds:
-        arrays = _rounded(node, arrays)
+        arrays = as_read(node, arrays)
     with np.errstate(all="ignore"):
         results = as_results(node.op.call("reference", node.attrs | node.op.bind_inputs(arrays)))
     arrays_out = [np.asarray(r) for r in results]
@@ -158,7 +158,7 @@ def by_reference(node: Node, arrays: Sequence[np.ndarray | None]) -> list[np.nda
     return arrays_out
 
 
-def _rounded(node: Node, arrays: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
+def as_read(node: Node, arrays: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
     """The arrays of a node's inputs as its kernel reads them: see Declaration.rounds."""
     kinds = {
         slot.name: value.dtype for slot, value in zip(node.op.inputs, node.inputs, strict=False) if value is not None

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..base.arguments import as_bool
 from ..base.dtypes import QUANTISED, DType, bf16, f16, f32
+from ..base.dtypes import dtype as as_dtype
 from ..graph.declare import op
 from ..graph.leaves import as_value
 from ..graph.opspec import OpSpec
@@ -110,8 +111,17 @@ def _narrow_operands(rng: np.random.Generator, few: bool = False) -> list[tuple[
     return operands
 
 
+def _rounded_operands(rng: np.random.Generator, few: bool = False) -> list[tuple[np.ndarray, Any]]:
+    """(x, y) with x of bf16 and y of any dtype, in both orientations; also where k is odd."""
+    sizes = (*SIZES, *BATCHED[:2], *LARGE_SIZES[1:]) if few else (*SIZES, *BATCHED, *LARGE_SIZES)
+    kinds = [bf16 if i % 3 else f32 for i in range(len(sizes))]
+    pairs = [(draw(rng, a), draw(rng, b).astype(kind.numpy)) for (a, b), kind in zip(sizes, kinds, strict=True)]
+    pairs += [(x, y) for x, y in _narrow_operands(rng, few=True) if as_dtype(y.dtype) is not bf16]
+    return [(x.astype(bf16.numpy), y) for x, y in pairs]
+
+
 def _samples(rng: np.random.Generator) -> list[Sample]:
-    samples = [Sample(pair) for pair in _narrow_operands(rng)]
+    samples = [Sample(pair) for pair in (*_narrow_operands(rng), *_rounded_operands(rng))]
     return samples + [Sample((draw(rng, a), draw(rng, b))) for a, b in (*SIZES, *BATCHED, *LARGE_SIZES)]
 
 
@@ -123,6 +133,9 @@ def _act_samples(rng: np.random.Generator) -> list[Sample]:
         samples.append(Sample((x, y, bias), {"act": "relu" if i % 2 else "none"}))
     for i, (x, y) in enumerate(_narrow_operands(rng, few=True)):
         samples.append(Sample((x, y, draw(rng, y.shape[-1:])), {"act": "relu" if i % 3 else "none"}))
+    for i, (x, y) in enumerate(_rounded_operands(rng, few=True)):
+        bias = draw(rng, y.shape[-1:]) if i % 3 else None
+        samples.append(Sample((x, y, bias), {"act": "relu" if i % 2 else "none"}))
     x, y = draw(rng, (40, 30)), draw(rng, (30, 50))
     return [*samples, Sample((x, y, None), {"act": "relu"}), Sample((x, y, draw(rng, (50,))), {"act": "none"})]
 
@@ -130,6 +143,7 @@ def _act_samples(rng: np.random.Generator) -> list[Sample]:
 def _relu_back_samples(rng: np.random.Generator) -> list[Sample]:
     operands = [(x, y) for x, y in _narrow_operands(rng, few=True)]
     operands += [(draw(rng, a), draw(rng, b)) for a, b in (*SIZES, BATCHED[0], BATCHED[1], *LARGE_SIZES)]
+    operands += _rounded_operands(rng, few=True)
     return [Sample((x, y, draw(rng, _out(x.shape, y.shape), avoid=(0,)))) for x, y in operands]
 
 

@@ -12,7 +12,8 @@ HEAD = """# Ops
 
 Printed from the registry by `python -m gradloom.ops.table`; a test keeps it so. `b?` is optional; names after `|`
 repeat as groups. *in place*: inputs whose buffer the first output (or the one named) may take. *bf16*: inputs that
-`precision="bf16"` rounds. The functions of `gradloom.ops` are these ops, some with friendlier arguments (negative axes, numbers for pairs, weights and biases).
+`precision="bf16"` rounds. The functions of `gradloom.ops` are these ops, some with friendlier arguments (negative axes,
+numbers for pairs, weights and biases).
 """
 
 

@@ -110,7 +110,7 @@ def test_kernels_that_are_wrong_or_missing_are_named(capsys, fresh, monkeypatch)
 
 
 def without(op, kernels):
-    return lambda isa: [row for row in kernels(isa) if row[0] != op]
+    return lambda isa, own=False: [row for row in kernels(isa, own) if row[0] != op]
 
 
 def test_bad_options(capsys):

@@ -93,7 +93,8 @@ def signature(dtypes: Sequence[str]) -> str:
 
 
 def isas() -> list[str]:
-    return _core.isas()
+    """The instruction sets with kernels of their own for every op; the others take most from one of these."""
+    return [isa for isa in _core.isas() if len(_core.kernels(isa, own=True)) == len(_core.kernels(isa))]
 
 
 class Guarded:

@@ -7,10 +7,10 @@ import pytest
 from gguf import GGMLQuantizationType, quants
 
 import gradloom as gl
-from gradloom import _core
 from gradloom.base.dtypes import QUANTISED, dtype
 from gradloom.ops.common import BLOCK_SCALES, draw_blocks
 from gradloom.run import dequantize
+from tests.core.harness import isas
 
 KINDS = [k.name for k in QUANTISED]
 
@@ -31,7 +31,7 @@ def hard_blocks(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> 
     return data.reshape(-1)
 
 
-@pytest.mark.parametrize("isa", _core.isas())
+@pytest.mark.parametrize("isa", isas())
 @pytest.mark.parametrize("kind", KINDS)
 def test_bits_are_those_of_the_gguf_package(kind: str, isa: str) -> None:
     rng = np.random.default_rng(7)
@@ -44,7 +44,7 @@ def test_bits_are_those_of_the_gguf_package(kind: str, isa: str) -> None:
                 assert got.shape == shape and got.tobytes() == want.tobytes()
 
 
-@pytest.mark.parametrize("isa", _core.isas())
+@pytest.mark.parametrize("isa", isas())
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
 def test_every_half(kind: str, isa: str) -> None:
     bits = np.arange(2**16, dtype=np.uint16)
@@ -84,7 +84,7 @@ def test_runs_may_begin_and_end_inside_blocks(kind: str) -> None:
     n = 2 * dtype(kind).block
     data = draw_blocks(np.random.default_rng(1), kind, (n,))
     table = gl.graph.leaves.stored_value(gl.graph.stored.Stored.map("t", data, kind, (n,)))
-    for isa in _core.isas():
+    for isa in isas():
         got = gl.compile(gl.ops.get_rows(table, gl.constant(np.arange(n)[::-1].copy())), isa=isa)()[0]
         assert got.tobytes() == by_gguf(data, kind, (n,))[::-1].tobytes()
 
@@ -99,7 +99,7 @@ PRODUCTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("isa", _core.isas())
+@pytest.mark.parametrize("isa", isas())
 @pytest.mark.parametrize("kind", ["f16", "bf16", *KINDS])
 def test_products_have_the_bits_of_products_of_the_decoded_matrix(kind: str, isa: str) -> None:
     """x @ W^T and x @ W, frozen and as f32 in the same layout, also beside a bias, and on two threads."""

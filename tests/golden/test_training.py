@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import gradloom as gl
-from gradloom import _core
+from tests.core.harness import isas
 
 FILE = Path(__file__).with_name("mlp_losses.json")
 
@@ -38,7 +38,7 @@ def golden():
     return json.loads(FILE.read_text())
 
 
-@pytest.mark.parametrize("options", [{"backend": "numpy"}, *({"isa": isa} for isa in _core.isas())], ids=str)
+@pytest.mark.parametrize("options", [{"backend": "numpy"}, *({"isa": isa} for isa in isas())], ids=str)
 def test_losses(golden, options):
     found = losses(**options)
     tolerance = 1e-6 if "backend" in options else 1e-5

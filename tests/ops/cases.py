@@ -16,7 +16,7 @@ import numpy as np
 
 import gradloom.ops  # noqa: F401 (fills the registry)
 from gradloom.base.dtypes import dtype as as_dtype
-from gradloom.graph.composition import Composition, by_reference
+from gradloom.graph.composition import Composition, as_read, by_reference
 from gradloom.graph.declaration import Sample
 from gradloom.graph.leaves import constant
 from gradloom.graph.opspec import REGISTRY, OpSpec
@@ -93,7 +93,8 @@ def composition_error(spec: OpSpec) -> float:
         arrays = [x.numpy() if isinstance(x, Quantised) else x for x in sample.inputs]
         arrays = [x.astype(np.float64) if x is not None and x.dtype.name in REAL else x for x in arrays]
         with np.errstate(all="ignore"):
-            pairs = zip(derived(**(node.attrs | spec.bind_inputs(arrays))), reference(node, sample.inputs), strict=True)
+            given = as_read(node, arrays) if spec.rounds else arrays
+            pairs = zip(derived(**(node.attrs | spec.bind_inputs(given))), reference(node, sample.inputs), strict=True)
             for a, b in pairs:
                 assert np.array_equal(np.isfinite(a), np.isfinite(b)), spec.name
                 error = np.abs(a - b) / (1 + np.abs(b))

@@ -12,10 +12,10 @@ from gradloom import _core, ops
 from gradloom.base.errors import DataError, GradientError, GraphError
 from gradloom.graph.leaves import stored_value
 from gradloom.graph.stored import Stored
-from tests.core.harness import run
+from tests.core.harness import isas, run
 from tests.noise import assert_noise
 
-ISAS = _core.isas()
+ISAS = isas()
 
 
 def f32(rng: np.random.Generator, *shape: int) -> np.ndarray:

@@ -12,7 +12,7 @@ from gradloom import _core
 from gradloom.base.errors import DataError, GradloomError
 from gradloom.graph.opspec import REGISTRY, OpSpec
 from gradloom.plan.bytecode import signature
-from tests.core.harness import run
+from tests.core.harness import isas, run
 from tests.ops.cases import (
     LAYOUTS,
     SMALL,
@@ -32,9 +32,15 @@ from tests.ops.cases import (
 
 ISAS = _core.isas()
 KERNELS = {isa: set(_core.kernels(isa)) for isa in ISAS}
+OWN = {isa: {name for name, _ in _core.kernels(isa, own=True)} for isa in ISAS}  # ops
 CASES = [(spec.name, i) for spec in kernel_ops() for i in range(len(samples_of(spec.name)))]
 TAKES_VIEWS = [(n, i) for n, i in CASES if {s.name for s in REGISTRY[n].inputs} - REGISTRY[n].dense]
 OVERWRITES = [(n, i) for n, i in CASES if REGISTRY[n].may_overwrite]
+
+
+def on_isas(cases: list[tuple[str, int]]) -> list[Any]:
+    """Each case on each instruction set that has kernels of its own for the op."""
+    return [pytest.param(c, isa, id=f"{case_id(c)}-{isa}") for isa in ISAS for c in cases if c[0] in OWN[isa]]
 
 
 def size_of(case: tuple[str, int]) -> int:
@@ -56,14 +62,12 @@ def in_threads(case: tuple[str, int], isa: str, layout: str = "dense") -> None:
     same_bits(check(*case, isa, layout=layout), case, isa, layout=layout, threads=2)
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("case", CASES, ids=case_id)
+@pytest.mark.parametrize("case, isa", on_isas(CASES))
 def test_kernel(case, isa):
     in_threads(case, isa)
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("case", TAKES_VIEWS, ids=case_id)
+@pytest.mark.parametrize("case, isa", on_isas(TAKES_VIEWS))
 def test_kernel_on_strided_inputs(case, isa):
     spec, sample = REGISTRY[case[0]], samples_of(case[0])[case[1]]
     for layout in LAYOUTS[1:]:
@@ -73,8 +77,7 @@ def test_kernel_on_strided_inputs(case, isa):
             in_threads(case, isa, layout=layout)
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("case", OVERWRITES, ids=case_id)
+@pytest.mark.parametrize("case, isa", on_isas(OVERWRITES))
 def test_kernel_over_its_inputs(case, isa):
     """The output in the place of each input that may_overwrite names; also where two such inputs are one value."""
     spec, sample = REGISTRY[case[0]], samples_of(case[0])[case[1]]
@@ -88,7 +91,7 @@ def test_kernel_over_its_inputs(case, isa):
                 same_bits(separate, case, isa, threads=threads, alias=alias, twice=twice)
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", isas())
 @pytest.mark.parametrize("spec", kernel_ops(), ids=lambda s: s.name)
 def test_kernel_on_no_rows(spec, isa):
     """Every input without its rows, where the op takes that: nothing is touched, sums are 0."""
@@ -141,8 +144,7 @@ def reading_ids(spec: OpSpec) -> list[int]:
 IDS = [(spec.name, i) for spec in kernel_ops() if spec.ids is not None for i in reading_ids(spec)]
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("case", IDS, ids=case_id)
+@pytest.mark.parametrize("case, isa", on_isas(IDS))
 def test_an_id_out_of_range_stops_the_run(case, isa):
     """One beyond each end of the range that the op declares, in every kernel and in the reference."""
     spec, sample = REGISTRY[case[0]], samples_of(case[0])[case[1]]
@@ -167,7 +169,7 @@ def test_an_id_out_of_range_stops_the_run(case, isa):
             reference(node, inputs)
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", isas())
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("where", ["loss", "small", "large"])
 def test_the_guard_stops_for_what_is_not_finite(where, wrong, isa):

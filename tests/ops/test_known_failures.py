@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gradloom import _core, ops
+from gradloom import ops
 from gradloom.graph.grad import gradients
 from gradloom.graph.graph import reachable
 from gradloom.graph.leaves import constant, input
 from gradloom.run.compile import compile as compile_graph
-from tests.core.harness import run
+from tests.core.harness import isas, run
 
-ISAS = _core.isas()
+ISAS = isas()
 BACKENDS = [("numpy", None), *(("cpu", isa) for isa in ISAS)]
 everywhere = pytest.mark.parametrize("backend,isa", BACKENDS)
 

@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gradloom as gl
-from gradloom import _core
 from gradloom.graph.graph import update_target
 from gradloom.graph.value import Node, Value
 from gradloom.plan.plan import Plan
 from gradloom.run.numpy_backend import evaluate
+from tests.core.harness import isas
 from tests.plan.random_graphs import Made, build
 
 MORE = int(os.environ.get("TEST_EXAMPLES_FACTOR", "1"))  # a longer search by hand
@@ -116,7 +116,7 @@ def test_same_bits_however_planned(recipe: list[int], train: int) -> None:
 
 
 @examples(40)
-@given(RECIPES, TRAIN, st.sampled_from(_core.isas()))
+@given(RECIPES, TRAIN, st.sampled_from(isas()))
 def test_close_to_the_references(recipe: list[int], train: int, isa: str) -> None:
     """Error against float64 within the tolerance, or not far beyond that of the references run in f32."""
     made = build(recipe, train)

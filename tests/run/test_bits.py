@@ -13,6 +13,7 @@ from gradloom import _core, nn, ops
 from gradloom.base import settings
 from gradloom.graph.value import Value
 from gradloom.run import cpu_backend
+from tests.core.harness import isas
 
 Built = tuple[list[Value], Sequence[Value], dict[str, Any], list[gl.Parameter]]
 WAYS: tuple[dict[str, Any], ...] = (
@@ -114,7 +115,7 @@ def bits(made: Built, **options: Any) -> list[bytes]:
             p.stored.write(data)
 
 
-@pytest.mark.parametrize("isa", _core.isas())
+@pytest.mark.parametrize("isa", isas())
 @pytest.mark.parametrize("build", [block, images, tables])
 def test_the_same_bits(build: Callable[[], Built], isa: str) -> None:
     made = build()

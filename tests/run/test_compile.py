@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 import gradloom as gl
-from gradloom import _core, ops
+from gradloom import ops
 from gradloom.base.settings import core_count
+from tests.core.harness import isas
 
 BACKENDS = ("cpu", "numpy")
-ISAS = _core.isas()
+ISAS = isas()
 
 
 # ---- interface.md, section 1 -------------------------------------------------------------------------------

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import gradloom as gl
-from gradloom import _core, ops
+from gradloom import ops
 from gradloom.graph.value import Value
+from tests.core.harness import isas
 
-ISAS = _core.isas()
+ISAS = isas()
 WAYS: tuple[dict[str, Any], ...] = (
     {"reuse": False}, {"inplace": False}, {"poison": True}, {"fuse": False}, {"threads": 2}, {"check": 2},
 )  # fmt: skip

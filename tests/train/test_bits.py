@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gradloom as gl
-from gradloom import _core
+from tests.core.harness import isas
 from tests.train.small_models import cnn, data, mlp
 
 SWITCHES = [
@@ -20,7 +20,7 @@ SWITCHES = [
 ]
 
 
-@pytest.fixture(params=_core.isas())
+@pytest.fixture(params=isas())
 def isa(request):
     return request.param
 
@@ -144,7 +144,7 @@ def test_micro_batches_do_not_depend_on_threads_or_listeners():
 
 def test_isas_agree_to_f32_noise():
     """And all of them with the float64 references."""
-    found = {i: train(mlp, gl.optim.SGD(lr=0.05), isa=i, rows=70) for i in _core.isas()}
+    found = {i: train(mlp, gl.optim.SGD(lr=0.05), isa=i, rows=70) for i in isas()}
     found["numpy"] = train(mlp, gl.optim.SGD(lr=0.05), rows=70, backend="numpy")
     for which, arrays in found.items():
         for name, array in arrays.items():

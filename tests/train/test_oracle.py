@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import gradloom as gl
-from gradloom import _core
+from tests.core.harness import isas
 from tests.noise import assert_all_noise, assert_noise
 from tests.real_data import DATA
 
@@ -25,7 +25,7 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(params=_core.isas())
+@pytest.fixture(params=isas())
 def isa(request):
     return request.param
 

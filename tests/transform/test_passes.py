@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 
 import gradloom as gl
-from gradloom import _core, nn, ops
+from gradloom import nn, ops
 from gradloom.graph.graph import check_graph
 from gradloom.graph.leaves import setting, stored_value
 from gradloom.graph.value import Value
 from gradloom.transform.passes import rewrite
 from gradloom.transform.program import Program, gather
 from gradloom.transform.substitute import substitute
+from tests.core.harness import isas
 
-ISAS = _core.isas()
+ISAS = isas()
 
 
 def rewritten(*outputs: Value, fuse: bool = True, updates: Sequence[Value] = ()) -> Program:
