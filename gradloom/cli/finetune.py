@@ -127,6 +127,7 @@ def _settings(run: Run, use: FinetuneSettings, inputs: Inputs) -> bytes:
 
 def _train(run: Run, planned: MemoryPlan, use: FinetuneSettings) -> int:
     from ..base.errors import GradloomError, TrainError
+    from ..run.machine import bf16_units
     from ..train.display import duration, rate
 
     place = use.out
@@ -167,6 +168,8 @@ def _train(run: Run, planned: MemoryPlan, use: FinetuneSettings) -> int:
     lines.append(("time", f"{duration(run.seconds)}, {rate(speed)} tokens/s"))
     memory = f"{show_bytes(report['peak_bytes'])} at most; {show_bytes(planned.total)} of them planned"
     lines.append(("memory", f"{memory}, {show_bytes(before)} held before the first step"))
+    if run.precision == "f32" and (units := bf16_units()):
+        lines.append(("bf16", f"this processor has units for it ({units}): --precision bf16 uses them"))
     lines.append(("saved", place))
     lines.append(("use it", _use(run, place)))
     columns(lines, sys.stderr if use.json else None)
