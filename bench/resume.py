@@ -13,8 +13,11 @@ checkpoint.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -45,14 +48,20 @@ def main() -> None:
         return
     rows = []
     for peer in PEERS:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = str(Path(scratch, "run"))
+            os.mkdir(folder)
             whole = _losses(args, peer, "whole", folder, 1)
             if whole is None:
                 continue
             _losses(args, peer, "first", folder, 1)
             cells = []
             for threads in (1, 2):
-                again = _losses(args, peer, "rest", folder, threads) or {}
+                copy = Path(scratch, f"{peer}-{threads}")  # what is resumed here changes the folder
+                shutil.copytree(folder, copy)
+                again = _losses(args, peer, "rest", str(copy), threads)
+                if not again:
+                    sys.exit(f"{peer}: nothing was trained after the resume")
                 steps = sorted(again, key=int)
                 differing = [step for step in steps if again[step] != whole[step]]
                 first = int(differing[0]) - args.stop if differing else None
@@ -90,16 +99,17 @@ def _gradloom(part: str, folder: Path, steps: int, stop: int, threads: int) -> d
         def on_batch(self, batch) -> None:
             losses[batch.step] = float(batch.loss)
             if part == "first" and batch.step == stop:
-                raise gl.train.StopTraining
+                signal.raise_signal(signal.SIGINT)  # Ctrl-C
 
     nn = gl.nn
     net = nn.Sequential(nn.Linear(784, 512), nn.LayerNorm(512), nn.ReLU(), nn.Dropout(0.2), nn.Linear(512, 10))
     rate = gl.optim.schedules.Cosine(1e-3, steps=steps)
-    gl.fit(
-        net, _data(), optimizer=gl.optim.AdamW(lr=rate), epochs=-(-steps * BATCH // ROWS), batch_size=BATCH,
-        threads=threads, progress=False, callbacks=[Losses()],
-        **({} if part == "whole" else {"run": folder / "run", "resume": part == "rest"}),
-    )  # fmt: skip
+    with contextlib.suppress(KeyboardInterrupt):
+        gl.fit(
+            net, _data(), optimizer=gl.optim.AdamW(lr=rate), epochs=-(-steps * BATCH // ROWS), batch_size=BATCH,
+            threads=threads, progress=False, callbacks=[Losses()],
+            **({} if part == "whole" else {"run": folder / "run", "resume": part == "rest"}),
+        )  # fmt: skip
     return losses
 
 

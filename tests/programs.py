@@ -39,9 +39,6 @@ def run(function: Callable[[Path], Any]) -> Callable[[Path], Any]:
     return function
 
 
-OWN = {isa: set(_core.kernels(isa, own=True)) for isa in _core.isas()}  # whose kernels a program consists of
-
-
 def digest(*parts: Any) -> str:
     found = hashlib.sha256()
     for part in parts:
@@ -62,8 +59,7 @@ class Recorded(_core.Program):
         _, address, size = segments[1]
         constants = ctypes.string_at(address, size)
         if records:  # a planned program: not one that dequantises a tensor of a file
-            whose = next((name for name, own in OWN.items() if own.issuperset(kernels)), isa)
-            parts = (whose, kernels, numbered.tobytes(), args.tobytes(), attrs.tobytes(), sizes, constants, records)
+            parts = (isa, kernels, numbered.tobytes(), args.tobytes(), attrs.tobytes(), sizes, constants, records)
             arena = max((offset + size for _, _, offset, size in dead), default=0)
             self.made.append([digest(*parts, sorted(dead), guards), len(instructions), arena])
         super().__init__(isa, kernels, instructions, args, attrs, segments, list(records), list(dead), list(guards))

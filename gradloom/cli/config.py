@@ -255,8 +255,10 @@ def parse_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
     else:
         import tomli as tomllib
 
+    from ..files.regular import open_regular
+
     try:
-        with open(path, "rb") as file:
+        with open_regular(path, "need a settings file (TOML)") as file:
             text = file.read(_LONGEST + 1)
     except OSError as error:
         raise FileError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}") from None

@@ -89,7 +89,7 @@ def _check_place(use: FinetuneSettings, *inputs: str) -> None:
     from ..base.errors import SettingError
     from ..files import check_target, refuse_input
     from ..llm.lora import files_of_adapter
-    from ..train.run_folder import OWN
+    from ..train.run_files import OWN
 
     path = Path(use.out)
     if path.suffix != ".gguf" and (path.suffix or use.method == "full"):

@@ -60,7 +60,7 @@ def _older(folder: Path) -> list[Path]:
         below: list[Path] = []
         for path in level[: _MOST_FOLDERS - seen]:
             seen += 1
-            if (path / MODEL).is_file() and (path / RESULT).is_file():
+            if os.path.isfile(path / MODEL) and os.path.isfile(path / RESULT):
                 found.append(path)
             below += _folders(path)
         level = below
@@ -101,18 +101,22 @@ def _run(folder: Path, path: Path, about: dict[str, Any] | None) -> dict[str, An
         "steps": about["step"],
         "epochs": about["epoch"],
         "data": result.get("data"),
-        "settings": SETTINGS if (path / SETTINGS).is_file() else None,
+        "settings": SETTINGS if os.path.isfile(path / SETTINGS) else None,
         "numbers": {name: value for name, value in numbers.items() if not name.endswith("_unc")},
     }
 
 
 def _object(path: Path) -> dict[str, Any] | None:
     """A JSON object, None where there is none that can be read."""
+    from ..base.errors import FileError
+    from ..files.regular import open_regular
+
     try:
-        if not path.is_file() or path.stat().st_size > _RESULT_BYTES:
-            return None
-        found = jsonlib.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        with open_regular(path) as file:
+            if os.fstat(file.fileno()).st_size > _RESULT_BYTES:
+                return None
+            found = jsonlib.loads(file.read())
+    except (OSError, FileError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 

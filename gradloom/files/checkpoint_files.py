@@ -33,6 +33,7 @@ from ..base.errors import DataError, FileError
 from .arrays import load_arrays, save_arrays
 from .atomic import atomic_write
 from .commit import PART, digest
+from .regular import open_regular
 from .targets import reason_of
 
 FORMAT = 1
@@ -247,14 +248,14 @@ def read_manifest(path: Path) -> Manifest:
 def _text(path: Path) -> str:
     """The text of a regular file of at most 4 * LONGEST bytes."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
-        with open(handle, "rb") as file:
-            state = os.fstat(handle)
-            if not stat.S_ISREG(state.st_mode) or state.st_size > 4 * LONGEST:
-                raise FileError(f"{path}: is no regular file of at most {4 * LONGEST} bytes; need a manifest")
-            return file.read(4 * LONGEST).decode()
+        with open_regular(path, "need a manifest") as file:
+            text = file.read(4 * LONGEST + 1)
     except OSError as error:
         raise FileError(f"{path}: cannot be read: {reason_of(error)}") from None
+    if len(text) > 4 * LONGEST:
+        raise FileError(f"{path}: is longer than {4 * LONGEST} bytes; need a manifest")
+    try:
+        return text.decode()
     except UnicodeDecodeError:
         raise FileError(f"{path}: is no whole manifest of a checkpoint: it is no text of UTF-8") from None
 
@@ -337,14 +338,18 @@ def prune(folder: Path, keep: int) -> None:
 
 
 def remove_unnamed(folder: Path) -> None:
-    """Remove arrays that no manifest names: of a writer that was cut off, or of a checkpoint that was removed. Those of
-    a manifest that cannot be read stay."""
+    """Remove arrays that no manifest names: of a writer that was cut off, or of a checkpoint that was removed."""
+    for name in unnamed(folder):
+        (folder / name).unlink(missing_ok=True)
+
+
+def unnamed(folder: Path) -> dict[str, int]:
+    """Files of arrays that no manifest names -> their steps, without those of a manifest that cannot be read."""
     listed, bad = manifests(folder)
     named = {one.arrays for one in listed}
-    for path in _listed(folder):
-        found = _ARRAYS.fullmatch(path)
-        if found is not None and path not in named and int(found[1].removeprefix("step-")) not in bad:
-            (folder / path).unlink(missing_ok=True)
+    matches = ((name, _ARRAYS.fullmatch(name)) for name in _listed(folder))
+    steps = {name: int(found[1].removeprefix("step-")) for name, found in matches if found is not None}
+    return {name: step for name, step in steps.items() if name not in named and step not in bad}
 
 
 def _names(folder: Path) -> dict[str, int]:

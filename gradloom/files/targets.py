@@ -58,7 +58,7 @@ def _need_replaceable(path: str | os.PathLike[str]) -> None:
     """FileError where the system will not let a new file be moved to `path`, as far as that can be known before."""
     real = os.path.realpath(path)
     folder = os.path.dirname(real)
-    if not _may(folder, os.W_OK | os.X_OK):
+    if not may(folder, os.W_OK | os.X_OK):
         raise FileError(f"{path}: cannot be written: files cannot be made in the folder {folder}; choose another place")
     try:
         now, home, me = os.stat(real), os.stat(folder), os.geteuid()
@@ -67,7 +67,7 @@ def _need_replaceable(path: str | os.PathLike[str]) -> None:
     why = ""
     if home.st_mode & stat.S_ISVTX and me not in (0, now.st_uid, home.st_uid):
         why = f"it is of user {now.st_uid}, in a folder where each user may replace only files of his own"
-    elif now.st_uid == me and now.st_mode & stat.S_IWUSR and not _may(real, os.W_OK):
+    elif now.st_uid == me and now.st_mode & stat.S_IWUSR and not may(real, os.W_OK):
         why = "the file system refuses it"  # an attribute of the file: chattr +i
     elif _is_mounted(real):
         why = "a file system is mounted on it"
@@ -77,12 +77,13 @@ def _need_replaceable(path: str | os.PathLike[str]) -> None:
 
 def need_readable(path: str | os.PathLike[str]) -> None:
     """FileError where there is a file that this user may not read."""
-    if os.path.exists(path) and not _may(path, os.R_OK):
+    if os.path.exists(path) and not may(path, os.R_OK):
         need = "whoever replaces it together with others has to read it; need a file of yours, or another place"
         raise FileError(f"{path}: cannot be read: permission denied; {need}")
 
 
-def _may(path: str | os.PathLike[str], mode: int) -> bool:
+def may(path: str | os.PathLike[str], mode: int) -> bool:
+    """Whether this user may read (os.R_OK), write or enter what is there."""
     return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
 
 

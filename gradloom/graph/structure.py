@@ -1,13 +1,14 @@
-"""Structure: what two graphs that are the same program have in common, as a hashable value."""
+"""Structure: what two graphs that are the same program have in common, as a hashable value, or as digests."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 from .graph import reachable
 from .stored import Stored
-from .value import Value
+from .value import Node, Value
 
 
 def named(stored: Stored) -> Hashable:
@@ -25,14 +26,34 @@ def structure(values: Iterable[Value], of: Callable[[Stored], Hashable] = id) ->
     values = list(values)
     for i, node in enumerate(reachable(values)):
         number[node] = i
-        attrs: list[tuple[str, Any]] = []
-        for k, v in node.attrs.items():
-            if k == "stored":
-                attrs.append((k, of(v)))
-            elif k == "data":
-                attrs.append((k, v.tobytes()))
-            else:
-                attrs.append((k, repr(v)))
         wires = tuple(None if v is None else (number[v.node], v.index) for v in node.inputs)
-        lines.append((node.op.name, tuple(attrs), wires, tuple((v.shape, v.dtype.name) for v in node.outputs)))
+        lines.append((node.op.name, _attrs(node, of), wires, tuple((v.shape, v.dtype.name) for v in node.outputs)))
     return (tuple(lines), tuple((number[v.node], v.index) for v in values))
+
+
+def digests(values: Iterable[Value], of: Callable[[Stored], Hashable] = named) -> list[str]:
+    """A digest for each value, of all that it is computed from: ops, attributes, shapes, wiring, arrays. It is the same
+    in another process, and whichever nodes were made first.
+
+    of: what stands for an array.
+    """
+    found: dict[Node, str] = {}
+    values = list(values)
+    for node in reachable(values):
+        wires = [None if v is None else (found[v.node], v.index) for v in node.inputs]
+        shapes = [(v.shape, v.dtype.name) for v in node.outputs]
+        text = repr((node.op.name, _attrs(node, of), wires, shapes, [found[before] for before in node.after]))
+        found[node] = hashlib.sha256(text.encode()).hexdigest()
+    return [f"{found[v.node]}.{v.index}" for v in values]
+
+
+def _attrs(node: Node, of: Callable[[Stored], Hashable]) -> tuple[tuple[str, Any], ...]:
+    attrs: list[tuple[str, Any]] = []
+    for k, v in node.attrs.items():
+        if k == "stored":
+            attrs.append((k, of(v)))
+        elif k == "data":
+            attrs.append((k, v.tobytes()))
+        else:
+            attrs.append((k, repr(v)))
+    return tuple(attrs)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
+from typing import Any, TypeVar
 
 from ..graph.leaves import Parameter
 from ..graph.stored import Stored
@@ -14,6 +12,8 @@ from ..graph.value import Value
 from ..run.diagnose import first_bad
 from .metrics import EMPTY, NOTHING, Measures, MetricLayout
 from .source import RowSource
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)  # not frozen: several are made in each pass
@@ -120,6 +120,7 @@ class CompiledBatch:
     outputs: list[Value]  # loss sum, weight, predictions of classes, what the layout says, norms as in step.end_step
     updates: tuple[Value, ...]
     parameters: tuple[Parameter, ...] = ()  # those with a gradient
+    grads: tuple[Value, ...] = ()  # of the loss sum, by them
     updated: tuple[Parameter, ...] = ()  # those that its optimiser step updates
     behind: tuple[Stored, ...] = ()  # and which of them had missed steps before it
     options: dict[str, Any] = field(default_factory=dict)  # of compile
@@ -132,8 +133,8 @@ class CompiledBatch:
         """What it gives is judged by labels and row weights."""
         return self.has_predictions or bool(self.layout.size)
 
-    def extra(self, outputs: list[np.ndarray]) -> list[np.ndarray]:
-        """Of the outputs of a run those that the layout tells of."""
+    def extra(self, outputs: list[T]) -> list[T]:
+        """Of the outputs, or of their arrays, those that the layout tells of."""
         first = 3 if self.has_predictions else 2
         return outputs[first : first + self.layout.size]
 

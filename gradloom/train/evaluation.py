@@ -12,6 +12,7 @@ from ..base.arguments import as_whole, one_line
 from ..base.errors import SettingError
 from ..base.interval import Interval, as_interval
 from ..data.dataset import Dataset, generator
+from .batches import CompiledBatch
 from .epoch import Listener, run_part
 from .metrics import Measures
 from .result import MAIN, Result
@@ -101,6 +102,17 @@ class Evaluator:
     def due_at_end(self, epoch: int, is_last: bool) -> bool:
         """An evaluation belongs at the end of this epoch, counted from 1."""
         return bool(self._sets) and (is_last or epoch % self._epochs == 0)
+
+    def prepare(self, micro_batch_size: int) -> list[CompiledBatch]:
+        """Compile the micro-batches of all sets, and give them; nothing runs."""
+        return [
+            step
+            for one in self._sets.values()
+            for step in self.trainer.prepare(
+                self.trainer.source(one.data), one.first, one.last, batch_size=micro_batch_size,
+                micro_batch_size=micro_batch_size, backward=False, measures=self.measures,
+            )
+        ]  # fmt: skip
 
     def measure(
         self,

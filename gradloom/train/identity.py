@@ -1,16 +1,19 @@
 """What a run is: all that decides the bits of its results, and what a resumed run must have in common with it.
 
-settings     compared at once: names and shapes of the model, the graph of a step, optimiser, sizes, seeds, rows
+settings     compared at once: names and shapes of the model, the graphs of steps, evaluations and metrics, optimiser,
+             sizes, seeds, rows
 digests      of the contents of the data set and of frozen weights: taken beside the training
 environment  version, instruction set, precision, backend: another one goes on, and no bits are promised
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import platform
+import random
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,11 +22,14 @@ from ..base.settings import as_precision, switches
 from ..data.dataset import Dataset
 from ..graph.graph import reachable, storage_leaf
 from ..graph.stored import Stored
-from ..graph.structure import named, structure
+from ..graph.structure import digests
+from ..graph.value import Value
+from ..nn.module import Module
 from ..optim.optimizer import Optimizer
 from ..parallel.communicator import checksum
 from ..run.cpu_backend import choose_isa
 from ..step.state import shown
+from .batches import CompiledBatch
 from .callbacks import Callbacks
 from .evaluation import Evaluator
 from .history import History
@@ -32,6 +38,12 @@ from .trainer import Trainer
 
 SHOWN = 8  # differences in a message
 EARLIER = {"precision": "f32"}  # of the environment, where a checkpoint was written before there was a choice
+BUILDS = 4  # of a dynamic graph: does it change by itself?
+GRAPHS = {
+    "graph": "the graph of a step differs",
+    "micro-batch": "the graph of a step differs",
+    "evaluation graph": "the graph of an evaluation differs",
+}
 POINTS = [(step, 0) for step in (0, 1, 2, 5, 10, 20, 50, 100, 1000, 10_000, 100_000)]
 POINTS += [(0, epoch) for epoch in (1, 2, 5, 10, 20, 50, 100)]
 
@@ -117,13 +129,18 @@ def environment_of(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 class Identity:
-    """The identity of a run: settings, texts and numbers in dicts of one level; environment; and functions that give
-    what the digests are taken of."""
+    """The identity of a run: settings, texts and numbers in dicts of one level; environment; functions that give what
+    the digests are taken of; and in words what is not compared."""
 
     def __init__(
-        self, settings: Mapping[str, Any], environment: Mapping[str, str], contents: Mapping[str, Callable[[], Any]]
+        self,
+        settings: Mapping[str, Any],
+        environment: Mapping[str, str],
+        contents: Mapping[str, Callable[[], Any]],
+        unknown: Sequence[str] = (),
     ) -> None:
         self.settings, self.environment, self._contents = dict(settings), dict(environment), contents
+        self.unknown = list(unknown)
         self._digests: dict[str, str] | None = None
 
     def digests(self) -> dict[str, str]:
@@ -142,21 +159,22 @@ class Identity:
         mine, theirs = _flat(self.settings), _flat(about["settings"])
         crossed = {mine.get("exchange"), theirs.get("exchange")} == {"none", "ordered"}
         without = {"exchange", "graph"} if crossed else set()  # ranks end a step by another graph, with the same bits
-        without |= set() if same_version else {"graph", "losses"}
-        names = [name for name in mine | theirs if name not in without]
+        names = [name for name in mine | theirs if name not in without and mine.get(name) != theirs.get(name)]
+        built = [name for name in names if name in GRAPHS or name.startswith("metric ")]
         found = [
             "{} is {} and was {}".format(name, *_texts(mine.get(name), theirs.get(name)))
             for name in names
-            if mine.get(name) != theirs.get(name) and name not in ("graph", "losses", "rows")
+            if name not in built and name != "rows"
         ]
         if crossed and mine.get("statistics"):
             was, now = ("with", "without") if mine["exchange"] == "none" else ("without", "with")
             what = "running statistics (batch norm) are another thing there"
             found.append(f"the run was begun {was} parallel= and is resumed {now}: {what}")
         if not found:  # what has no name of its own
-            found += [f"the {what} differ" for what in ("rows",) if mine.get(what) != theirs.get(what)]
-            if any(name in names and mine.get(name) != theirs.get(name) for name in ("graph", "losses")):
-                found.append("the graph of a step differs")
+            found += ["the rows differ"] if "rows" in names else []
+        if not found and same_version:  # another one may build other graphs
+            metrics = [f"the {name} differs" for name in built if name not in GRAPHS]
+            found += metrics or list(dict.fromkeys(GRAPHS[name] for name in built))
         saved = about.get("digests", {})
         found += [
             f"the {what} differ ({digest}, was {saved[what]})"
@@ -176,10 +194,10 @@ class Identity:
 
 
 def identity_of(loop: Resumable) -> Identity:
-    """That of a loop; its steps are compiled now."""
+    """That of a loop; its steps and evaluations are compiled now."""
     trainer, source = loop.trainer, loop.trainer.source(loop.data)
     sizes = {"batch_size": loop.batch_size, "micro_batch_size": loop.micro_batch_size}
-    steps = [] if trainer.dynamic else trainer.prepared(source, len(loop.train_rows), measures=loop.measures, **sizes)
+    steps, graphs = _built(loop)
     values = [v for step in steps for v in (*step.outputs, *step.updates, *step.run.effects)]
     settings = {
         **loop.about,
@@ -191,12 +209,11 @@ def identity_of(loop: Resumable) -> Identity:
         "rows": checksum(loop.train_rows, loop.val_rows),
         "evaluation": loop.evaluator.settings,
         "callbacks": [shown(each) for each in loop.callbacks if each.steers],
-        "graph": checksum(repr(structure(values, named))),
-        "losses": checksum(*sorted({repr(structure(step.outputs[:2], named)) for step in steps})),
+        **graphs,
         "statistics": any(stored not in trainer.state for stored in trainer.written()),  # running ones are written
     }
     leaves = {n.attrs["stored"]: None for n in reachable(values) if isinstance(n.attrs.get("stored"), Stored)}
-    written = {storage_leaf(v).node.attrs["stored"] for step in steps for v in step.run.program.effects}
+    written = {storage_leaf(v).node.attrs["stored"] for step in steps for v in step.run.effects}
     known = {*trainer.train_state.arrays().values(), *written, *source.stored, source.order}
     constant = [stored for stored in leaves if stored not in known]
     data, sets = source.arrays, loop.evaluator.arrays
@@ -205,7 +222,78 @@ def identity_of(loop: Resumable) -> Identity:
         "validation sets": lambda: sets,
         "frozen weights": lambda: [checksum(one.name, one.dtype.name, one.read()) for one in constant],
     }
-    return Identity(settings, environment_of(trainer.options), contents)
+    unknown = [] if graphs else ["the model's graph (dynamic=True: it is another one from call to call)"]
+    unknown += [f"the metric {name} (whole=True)" for name, metric in loop.evaluator.measures.metrics if metric.whole]
+    own = [each for each in loop.callbacks if each.steers and not type(each).__module__.startswith("gradloom.")]
+    unknown += [f"the callback {type(each).__name__}" for each in own if shown(each) == type(each).__name__]
+    return Identity(settings, environment_of(trainer.options), contents, unknown)
+
+
+def _built(loop: Resumable) -> tuple[list[CompiledBatch], dict[str, str]]:
+    """The steps of a pass and of an evaluation; and digests by name: of all that the steps compute, of the losses and
+    gradients of micro-batches, of evaluations, and of each metric. None where the graphs change by themselves.
+
+    With ranks a step is ended by another graph, with the same bits; its micro-batches are the same.
+    """
+    trainer, source, rows = loop.trainer, loop.trainer.source(loop.data), len(loop.train_rows)
+
+    def once() -> tuple[list[CompiledBatch], dict[str, str]]:
+        trained = trainer.prepare(
+            source, 0, rows, batch_size=loop.batch_size, micro_batch_size=loop.micro_batch_size, measures=loop.measures
+        )
+        measured = loop.evaluator.prepare(loop.micro_batch_size)
+        return trained, _digests(trained, measured)
+
+    if not trainer.dynamic:
+        return once()
+    with _attributes_kept(trainer.model):
+        steps, graphs = once()
+        return (steps, graphs) if all(once()[1] == graphs for _ in range(BUILDS - 1)) else ([], {})
+
+
+def _digests(trained: Sequence[CompiledBatch], measured: Sequence[CompiledBatch]) -> dict[str, str]:
+    values = [v for step in trained for v in (*step.outputs, *step.updates, *step.run.effects)]
+    metrics: dict[str, list[Value]] = {}
+    for step in measured:
+        extra = iter(step.extra(step.outputs))
+        for name in step.layout.per_row:
+            metrics.setdefault(f"metric {name}", []).append(next(extra))
+        for name in step.layout.pairs:
+            metrics.setdefault(f"metric {name}", []).extend((next(extra), next(extra)))
+    return {
+        "graph": checksum(*digests(values)),
+        "micro-batch": checksum(*_distinct([[*step.outputs[:2], *step.grads] for step in trained])),
+        "evaluation graph": checksum(*_distinct([step.outputs[:2] for step in measured])),
+        **{name: checksum(*sorted(set(digests(values)))) for name, values in metrics.items()},
+    }
+
+
+def _distinct(each: Sequence[Sequence[Value]]) -> list[str]:
+    """The digests of graphs, each once: how many were compiled decides nothing."""
+    return sorted({" ".join(digests(values)) for values in each})
+
+
+@contextlib.contextmanager
+def _attributes_kept(model: Any) -> Iterator[None]:
+    """What the model's code sets of its own modules inside, numbers, texts and random generators, is as before
+    afterwards."""
+    modules = list(model.modules()) if isinstance(model, Module) else []
+    plain = [
+        (module, {name: v for name, v in vars(module).items() if v is None or isinstance(v, (int, float, str))})
+        for module in modules
+    ]
+    held = [v for module in modules for v in vars(module).values()]
+    drawn = [(v, v.getstate()) for v in held if isinstance(v, random.Random)]
+    streams = [(v.bit_generator, v.bit_generator.state) for v in held if isinstance(v, np.random.Generator)]
+    try:
+        yield
+    finally:
+        for module, attributes in plain:
+            vars(module).update(attributes)
+        for one, state in drawn:
+            one.setstate(state)
+        for bits, before in streams:
+            bits.state = before
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:

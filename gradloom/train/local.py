@@ -331,8 +331,8 @@ class LocalSteps:
         run = compile_program(outputs, updates, **self.options)
         has_predictions = self.objective.has_predictions
         return CompiledBatch(
-            run, has_predictions, outputs, updates, graph.parameters, updated, self.state.behind(updated),
-            self.options, self._statistics(run, update), resting, graph.layout,
+            run, has_predictions, outputs, updates, graph.parameters, tuple(graph.grads or ()), updated,
+            self.state.behind(updated), self.options, self._statistics(run, update), resting, graph.layout,
         )  # fmt: skip
 
     def _statistics(self, run: Any, update: bool) -> tuple[Stored, ...]:

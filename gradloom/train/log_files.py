@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..base.errors import BackendError, FileError
+from ..files.regular import open_regular
 
 LINES, CSV, EVENTS = "metrics.jsonl", "metrics.csv", "tensorboard"
 FLUSH_SECONDS = 30.0  # between two flushes of event files, which sync the disk
@@ -32,7 +33,8 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     path = Path(path)
     path = path / LINES if path.is_dir() else path
     try:
-        text = path.read_bytes()
+        with open_regular(path, "need the metrics of a run") as file:
+            text = file.read()
     except OSError as error:
         raise FileError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}") from None
     return _parsed(text[: text.rfind(b"\n") + 1], path)

@@ -2,15 +2,10 @@
 
     run.json            this file's: kind and state of the run, when, step and epoch, its numbers, versions
     checkpoints/        train/checkpoint.py
-    settings.toml, metrics.jsonl, ...    OWN names them all
+    settings.toml, metrics.jsonl, ...    run_files.py: OWN names them all
 
 A run begins to write with its first completed step. Where the folder holds an older run, the files of the new one lie
-in .gradloom.new until its first checkpoint is complete; then they take the place of the old ones. Two renames of that
-folder say how far this has come, so that the next run finishes what was cut off:
-
-    .gradloom.new     of the new run; it is complete as soon as it holds a checkpoint
-    .gradloom.clear   the old run's files are being removed
-    .gradloom.move    they are gone, and the new ones are being moved to their places
+in .gradloom.new until its first checkpoint is complete; then they take the place of the old ones (run_files.py).
 """
 
 from __future__ import annotations
@@ -22,7 +17,6 @@ import os
 import platform
 import re
 import socket
-import stat
 import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping
@@ -36,23 +30,16 @@ import numpy as np
 from ..base.arguments import as_bool
 from ..base.described import Described, parse_object
 from ..base.errors import DataError, FileError, SettingError
-from ..files.atomic import atomic_write, claim, remove_parts
-from ..files.checkpoint_files import OWN_FILES, Saved, manifests, plain, remove_unnamed
-from ..files.commit import sync
+from ..files.atomic import atomic_write, claim
+from ..files.checkpoint_files import Saved, manifests, plain, remove_unnamed
 from ..files.lock import is_locked
+from ..files.regular import open_regular
 from ..files.targets import reason_of
 from .checkpoint import Checkpoints, say
+from .run_files import CLEAR, MOVE, NEW, OWN, PLACES, check_appended, check_files, lost, recover, remove, take_over
 
 KINDS = ("fit", "finetune", "loop", "dp_train")
 STATES = ("running", "finished", "interrupted", "failed")
-# All names that a run may have in its folder; of a folder the names inside. Nothing else is ever removed: a model and
-# its result stay until the command that saves new ones replaces both at once.
-OWN: dict[str, re.Pattern[str] | None] = {
-    "run.json": None, "settings.toml": None, "metrics.jsonl": None, "metrics.csv": None, "samples.jsonl": None,
-    "checkpoints": OWN_FILES, "tensorboard": re.compile(r"events\.out\.tfevents\..+"),
-}  # fmt: skip
-_NEW, _CLEAR, _MOVE = ".gradloom.new", ".gradloom.clear", ".gradloom.move"
-_PLACES = ("", _MOVE, _CLEAR)  # where the run.json of a folder is
 _MOST_FOLDERS = 10_000
 _RUN_BYTES = 1 << 20  # of run.json
 _open: weakref.WeakValueDictionary[Path, RunFolder] = weakref.WeakValueDictionary()  # of this process, by their folders
@@ -107,7 +94,8 @@ class RunFolder:
         try:
             _open[self.folder] = self
             self._claim.callback(_open.pop, self.folder, None)
-            _recover(self.folder)
+            check_files(self.shown)
+            recover(self.folder)
             self._begin(resume, overwrite)
         except BaseException as error:
             self._claim.close()
@@ -120,10 +108,18 @@ class RunFolder:
         old, (listed, bad) = _read(self.folder / "run.json"), manifests(self.folder / "checkpoints")
         steps = [one.step for one in listed] or sorted(bad, reverse=True)  # the newest first
         state = "unfinished" if old is None or old["state"] == "running" else old["state"]
+        gone = lost(self.folder, 0 if old is None else old["step"])
+        if not gone:
+            with contextlib.suppress(OSError, FileError):
+                remove_unnamed(self.folder / "checkpoints")
         self._staged = False
+        check_appended(self.shown)
         if resume:
             self.resumed = self.checkpoints.latest()
             if self.resumed is not None:
+                if gone:
+                    what = f"the manifest of the checkpoint of step {gone[-1]} is gone"
+                    self._tell(f"{self.shown}: {what}; that of step {self.resumed.step} is used")
                 if old is not None and old["kind"] != self.kind:
                     raise FileError(f"{self.shown}: holds a run of {old['kind']}; need one of {self.kind} to resume")
                 self._about |= {key: old[key] for key in ("begun", "latest", "best")} if old is not None else {}
@@ -132,15 +128,25 @@ class RunFolder:
             if steps:
                 need = "need one of them whole, or --overwrite (overwrite=True) to start anew"
                 raise FileError(f"{self.shown}: holds checkpoints, and none of them can be read; {need}")
+            self._need_manifests(gone)
             self._tell(f"{self.shown}: there is no checkpoint to resume from; the run starts anew")
         elif steps and state != "finished" and not overwrite:
             at = f"at step {steps[0]}" if state == "unfinished" else f"{state} at step {steps[0]}"
             need = "need --resume to go on with it or --overwrite to replace it (resume=True, overwrite=True)"
             raise FileError(f"{self.shown}: holds a run that has not finished ({at}); {need}")
-        self._staged = old is not None or bool(steps)
+        elif state != "finished" and not overwrite:
+            self._need_manifests(gone)
+        self._staged = old is not None or bool(steps or gone)
         if self._staged and not resume:
             what = "finished run" if state == "finished" else "unfinished run"
             self._tell(f"{self.shown}: the {what} in it is replaced at the first checkpoint of this one")
+
+    def _need_manifests(self, gone: list[int]) -> None:
+        """FileError where the checkpoints of these steps have lost their manifests, and there is no other one."""
+        if gone:
+            what = f"holds the arrays of a checkpoint (step {gone[-1]}) without its manifest"
+            need = f"need step-{gone[-1]:06d}.json back, or --overwrite (overwrite=True) to start anew"
+            raise FileError(f"{self.shown}: {what}, and no other checkpoint; {need}")
 
     # ---- where files are -----------------------------------------------------------------------------------
 
@@ -149,10 +155,10 @@ class RunFolder:
         """The folder of this run's files now."""
         with self._lock:
             if self._staged:
-                for name in (_MOVE, _CLEAR):
+                for name in (MOVE, CLEAR):
                     if (self.folder / name).is_dir():
                         return self.folder / name
-                return self.folder / _NEW
+                return self.folder / NEW
             return self.folder
 
     def path(self, name: str) -> Path:
@@ -206,7 +212,7 @@ class RunFolder:
             self._about["step"] = max(self._about["step"], int(re.sub(r"\D", "", manifest.name)))
             failed = self._try_write()
             if self._staged:
-                _take_over(self.folder)
+                take_over(self.folder)
                 self._staged = False
                 failed = failed and self._try_write()  # the old run's files took room
         if failed is not None:
@@ -248,9 +254,9 @@ class RunFolder:
                     saved = self._staged and bool(manifests(self._place / "checkpoints")[0])  # not in its place yet
                     if saved or (self._staged and self._marked and state == "finished"):  # its result is to come
                         self._write()
-                        _take_over(self.folder)
+                        take_over(self.folder)
                     elif self._staged:
-                        _remove(self.folder / _NEW, everything=True)
+                        remove(self.folder / NEW, everything=True)
                     elif self._marked:
                         self._write()
                 except (OSError, FileError) as error:
@@ -289,11 +295,7 @@ def read_run(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
-        with open(handle, "rb") as file:
-            state = os.fstat(handle)
-            if not stat.S_ISREG(state.st_mode) or state.st_size > _RUN_BYTES:
-                return None
+        with open_regular(path) as file:
             about = parse_object(file.read(_RUN_BYTES).decode(), "run.json")
         said = Described(about, "run.json")
         said.whole("format", 1), said.text("kind", KINDS), said.text("state", STATES), said.text("begun")
@@ -301,7 +303,7 @@ def _read(path: Path) -> dict[str, Any] | None:
         said.part("latest"), said.part("best"), said.part("versions")
         if about.get("ended") is not None:
             said.text("ended")
-    except (OSError, UnicodeDecodeError, DataError):
+    except (OSError, UnicodeDecodeError, FileError, DataError):
         return None
     return about
 
@@ -315,7 +317,7 @@ def runs_in(folder: str | os.PathLike[str], depth: int = 6) -> list[tuple[Path, 
         below: list[Path] = []
         for path in level[: _MOST_FOLDERS - seen]:
             seen += 1
-            about = next((a for name in _PLACES if (a := read_run(path / name)) is not None), None)
+            about = next((a for name in PLACES if (a := read_run(path / name)) is not None), None)
             if about is not None:
                 if about["state"] == "running" and not is_locked(path, True):
                     about["state"] = "interrupted"
@@ -332,61 +334,3 @@ def _folders(path: Path, without: Collection[str]) -> list[Path]:
     except OSError:
         return []
     return [path / name for name in names if name not in without]
-
-
-# ---- the change from an old run to a new one -------------------------------------------------------------------------
-
-
-def _take_over(folder: Path) -> None:
-    """The files in .gradloom.new take the place of the old run's. The next call carries on what fails half-way."""
-    if (folder / _NEW).is_dir() and not (folder / _MOVE).is_dir() and not (folder / _CLEAR).is_dir():
-        os.rename(folder / _NEW, folder / _CLEAR)
-        sync(folder)
-    if (folder / _CLEAR).is_dir():
-        for name in OWN:
-            _remove(folder / name)
-        sync(folder)
-        os.rename(folder / _CLEAR, folder / _MOVE)
-        sync(folder)
-    if (folder / _MOVE).is_dir():
-        _move(folder / _MOVE, folder)
-        sync(folder)
-
-
-def _recover(folder: Path) -> None:
-    """Finish a change that was cut off; remove what a killed run has left that had nothing to save."""
-    new = folder / _NEW
-    if new.is_dir() and not manifests(new / "checkpoints")[0]:
-        _remove(new, everything=True)
-    for name in (_NEW, _CLEAR, _MOVE):
-        remove_parts(folder / name)
-    _take_over(folder)
-    remove_parts(folder / "checkpoints")
-    with contextlib.suppress(OSError, FileError):
-        remove_unnamed(folder / "checkpoints")
-
-
-def _move(source: Path, target: Path) -> None:
-    """Move all entries of a folder, into folders that exist already; run.json comes last."""
-    for path in sorted(source.iterdir(), key=lambda path: (path.name == "run.json", path.name)):
-        place = target / path.name
-        if path.is_dir() and place.is_dir():
-            _move(path, place)
-        else:
-            os.replace(path, place)
-    source.rmdir()
-
-
-def _remove(path: Path, everything: bool = False) -> None:
-    """Remove a file of a run, or what it has in a folder; what others have put there stays. everything: a folder that
-    is gradloom's own."""
-    if path.is_symlink() or not path.is_dir():
-        with contextlib.suppress(FileNotFoundError, IsADirectoryError):
-            path.unlink()
-        return
-    names = OWN.get(path.name)
-    for entry in path.iterdir():
-        if everything or (names is not None and names.fullmatch(entry.name) and not entry.is_dir()):
-            _remove(entry, everything)
-    with contextlib.suppress(OSError):  # a folder in which others have files
-        path.rmdir()

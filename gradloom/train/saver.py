@@ -138,8 +138,8 @@ class Saver:
         if differ:
             need = "need the same, or --overwrite (overwrite=True) to start anew"
             raise TrainError(f"{self.path}: cannot be resumed: {'; '.join(differ)}; {need}")
-        if identity.settings.get("dynamic"):
-            text = f"{self.path}: dynamic=True: whether the model's graph is the same as before is not compared"
+        if identity.unknown:
+            text = f"{self.path}: whether these do the same as before is not known: {', '.join(identity.unknown)}"
             print(text, file=sys.stderr, flush=True)
         other = identity.other_environment(self.about)
         if other:

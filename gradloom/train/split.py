@@ -371,7 +371,8 @@ class Split:
                     raise GraphError(f"{seen} than that of {rows.micro_size} rows")
                 updates = exchange.collect(graph.values)
                 run = compile_program(graph.outputs, updates, **local.options)
-                step = CompiledBatch(run, graph.ids > 0, graph.outputs, updates, options=local.options)
+                made = graph.outputs, updates, graph.parameters, graph.grads
+                step = CompiledBatch(run, graph.ids > 0, *made, options=local.options)
             self._compare_graph("micro-batch", key, True, graph.values)
             return step, graph.ids
 
@@ -386,7 +387,8 @@ class _MicroGraph:
 
     def __init__(self, local: LocalSteps, source: RowSource, rows: int) -> None:
         graph: BatchGraph = local.objective.graph(source, rows, True)
-        self.outputs, self.parameters, grads = graph.outputs, graph.parameters, graph.grads or []
+        grads = self.grads = tuple(graph.grads or ())
+        self.outputs, self.parameters = graph.outputs, graph.parameters
         self.ids = self.outputs[2].size // rows if len(self.outputs) > 2 else 0
         taken = take_effects([*self.outputs, *grads])
         self.buffers = tuple(stored_value(stored) for stored in taken)

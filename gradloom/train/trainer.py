@@ -270,19 +270,10 @@ class Trainer:
         micro_batch_size: int | None = None,
         backward: bool = True,
         measures: Measures = NOTHING,
-    ) -> None:
-        """Compile what run_rows of the same arguments needs; nothing runs. Then planned_bytes is known."""
-        rows = self._rows(source, start, stop, batch_size, micro_batch_size, backward, measures)
-        (self.split or self.local).prepare(rows)
-
-    @_claims
-    @builds_graphs
-    def prepared(
-        self, source: RowSource, rows: int, *, batch_size: int, micro_batch_size: int, measures: Measures = NOTHING
     ) -> list[CompiledBatch]:
-        """The compiled micro-batches of a training pass over so many rows."""
-        rows_of_pass = self._rows(source, 0, rows, batch_size, micro_batch_size, True, measures)
-        return (self.split or self.local).prepare(rows_of_pass)
+        """Compile what run_rows of the same arguments needs, and give it; nothing runs. Then planned_bytes is known."""
+        rows = self._rows(source, start, stop, batch_size, micro_batch_size, backward, measures)
+        return (self.split or self.local).prepare(rows)
 
     def _rows(
         self, source: RowSource, start: int, stop: int, batch_size: int, micro_batch_size: int | None, backward: bool,

@@ -39,9 +39,10 @@ def test_all_is_well(capsys, fresh, monkeypatch):
     lines = out.splitlines()
     found = json.loads(lines[-1])
     assert code == 0 and lines[-2] == "all is well" and found["problems"] == []
-    assert found["isa"] in found["isas"] == list(found["kernels"]) and min(found["kernels"].values()) > 50
+    assert found["isa"] in found["isas"] == list(found["kernels"])
+    assert found["kernels"]["scalar"] > 50 and min(found["kernels"].values()) >= 3  # the products of bf16
     assert found["cores"] == core_count() and found["memory_bytes"] > found["memory_available_bytes"] > 0
-    assert "multiply-add    100 GFLOP/s with 1 thread" in out and found["copy_gbs"] == {"1": 10.0}
+    assert re.search(r"multiply-add +100 GFLOP/s with 1 thread", out) and found["copy_gbs"] == {"1": 10.0}
     assert re.search(r"kernels scalar +\d+ ops agree with their definitions; the largest error is \d\.\de-\d+ \(", out)
 
     assert (

@@ -37,7 +37,7 @@ class Heard(gl.train.Callback):
 
 def tuned(path: Any, full: bool = False, rows: int = 13, **options: Any) -> Run:
     """Dropout, windows of two micro-batches, a cosine, validation, the best weights kept, sampled texts."""
-    adapter = TrainedTensors(["attn_q", "ffn_norm"]) if full else LoRA(rank=3, dropout=0.2, seed=1)
+    adapter = TrainedTensors(["attn_q", "ffn_norm"], "f32") if full else LoRA(rank=3, dropout=0.2, seed=1)
     settings: dict[str, Any] = {
         "val_split": 0.2, "batch_size": 4, "micro_batch_size": 2, "threads": 1, "epochs": 4, "lr": 1e-2,
         "weight_decay": 0.1, "max_norm": 1.0, "keep_best": True, "seed": 2, "progress": False,

@@ -76,6 +76,37 @@ def test_another_number_of_ranks(path: Path, whole: Any, tmp_path: Path, one: in
     assert found[0]["texts"].tobytes() == whole[False]["texts"].tobytes()
 
 
+@pytest.fixture(scope="module")
+def quantised(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("quantised"), kind="q8_0", width=64, heads=4, ffn=96)
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("counts", [(0, 2, 3), (2, 0, 3), (3, 1, 0), (0, 3)])
+def test_one_process_and_ranks_take_turns(quantised: Path, tmp_path: Path, full: bool, counts: tuple[int, ...]) -> None:
+    """A quantised base; windows of two micro-batches of three rows and one, the last batch of a pass shorter. 0: one
+    process, without ranks."""
+    shapes: dict[str, Any] = {"rows": 14, "micro_batch_size": 3}
+    whole = outcome(tuned(quantised, full, **shapes))
+
+    def train(count: int, **options: Any) -> dict[str, np.ndarray]:
+        options |= shapes | {"run": tmp_path / "run"}
+        if not count:
+            return outcome(tuned(quantised, full, **options))
+        found = on_ranks(count, lambda ranks: outcome(tuned(quantised, full, parallel=ranks, **options)))
+        assert all(isinstance(one, dict) for one in found), found
+        return found[0]
+
+    def stop(batch: Any) -> None:
+        if batch.step in (4, 7):
+            raise TimeIsUp("as stop_after does")
+
+    for i, count in enumerate(counts[:-1]):
+        found = train(count, resume=i > 0, callbacks=[Heard(stop)])
+        assert found["steps"][0] == (4, 7)[i]
+    assert same(train(counts[-1], resume=True), whole)
+
+
 @pytest.mark.parametrize(("full", "ranks"), [(False, 1), (True, 1), (False, 2)])
 def test_killed_at_any_moment(path: Path, whole: Any, tmp_path: Path, full: bool, ranks: int) -> None:
     draw, kills, out = random.Random(ranks + full), 0, tmp_path / "out.npz"

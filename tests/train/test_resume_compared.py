@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import gradloom as gl
@@ -54,11 +56,100 @@ def test_without_running_statistics_ranks_and_one_process_are_one_run(first, tmp
     assert steps_in(tmp_path)[-1] == 28
 
 
-def test_a_dynamic_graph_is_not_compared_which_is_said(tmp_path, capsys):
+class Drawn(gl.nn.Module):
+    """A model that another attribute, or a generator of its own, changes."""
+
+    def __init__(self, scale=1.0, draw=None):
+        super().__init__()
+        self.layer, self.scale, self.draw, self.calls = gl.nn.Linear(6, 3), scale, draw, 0
+
+    def forward(self, x):
+        self.calls += 1
+        y = self.layer(x) * self.scale
+        return y if self.draw is None or self.draw.random() < 0.5 else y * 1.5
+
+
+def drawn(model, **options):
+    settings = {"epochs": 3, "batch_size": 20, "val_split": 0.2, "seed": 3, "progress": False, "dynamic": True}
+    return model, gl.fit(model, (X, Y), optimizer=gl.optim.AdamW(lr=0.05), **settings | options)
+
+
+def test_a_dynamic_graph_is_compared_by_what_it_builds_at_first(tmp_path, capsys):
+    whole = outcome(*drawn(Drawn()))
     with pytest.raises(KeyboardInterrupt):
-        plain(run=tmp_path, dynamic=True, on_train_batch=stopping(8))
-    plain(run=tmp_path, dynamic=True, resume=True)
-    assert f"{tmp_path}: dynamic=True: whether the model's graph" in capsys.readouterr().err
+        drawn(Drawn(), run=tmp_path, on_train_batch=stopping(8))
+    with pytest.raises(gl.TrainError, match="cannot be resumed: the graph of a step differs"):
+        drawn(Drawn(scale=2.0), run=tmp_path, resume=True)
+    assert same(whole, outcome(*drawn(Drawn(), run=tmp_path, resume=True)))
+    assert "not known" not in capsys.readouterr().err
+
+
+def test_a_folder_changes_nothing_of_a_dynamic_model(tmp_path):
+    """What the model counts and draws as it is called is as without a folder."""
+    plain, kept = drawn(Drawn(draw=random.Random(0))), drawn(Drawn(draw=random.Random(0)), run=tmp_path)
+    assert same(outcome(*plain), outcome(*kept)) and plain[0].calls == kept[0].calls > 0
+
+
+def test_a_dynamic_graph_that_changes_by_itself_is_not_compared_which_is_said(tmp_path, capsys):
+    with pytest.raises(KeyboardInterrupt):
+        drawn(Drawn(draw=np.random.default_rng(1)), run=tmp_path, on_train_batch=stopping(8))
+    drawn(Drawn(draw=np.random.default_rng(2)), run=tmp_path, resume=True)
+    said = f"{tmp_path}: whether these do the same as before is not known: the model's graph (dynamic=True"
+    assert said in capsys.readouterr().err
+
+
+def error_of(power):
+    return lambda outputs, labels: gl.ops.mean(outputs * outputs if power == 2 else gl.ops.abs(outputs), (1,))
+
+
+def loss_of(power):
+    return lambda outputs, labels: gl.ops.mean(outputs * outputs * power, (1,))
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_a_metric_is_compared_by_what_it_computes(train, tmp_path):
+    """Two functions of one name."""
+
+    def run(power, **options):
+        metrics = {"error": gl.train.Metric(error_of(power), train=train), "other": error_of(1)}
+        return outcome(*plain(run=tmp_path, metrics=metrics, **options))
+
+    with pytest.raises(KeyboardInterrupt):
+        run(2, on_train_batch=stopping(8))
+    with pytest.raises(gl.TrainError, match="cannot be resumed: the metric error differs;"):
+        run(1, resume=True)
+    run(2, resume=True)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_loss_is_compared_by_what_it_computes(dynamic, tmp_path):
+    def run(power, **options):
+        return outcome(*plain(run=tmp_path, loss=loss_of(power), dynamic=dynamic, **options))
+
+    with pytest.raises(KeyboardInterrupt):
+        run(2.0, on_train_batch=stopping(8))
+    with pytest.raises(gl.TrainError, match="cannot be resumed: the graph of a step differs"):
+        run(3.0, resume=True)
+    run(2.0, resume=True)
+
+
+class Watching(gl.train.Callback):
+    stateless = True
+
+    def on_epoch(self, result):
+        pass
+
+
+def test_what_builds_no_graph_is_said(tmp_path, capsys):
+    """One line, with all of it; nothing where all is compared."""
+    whole = gl.train.Metric(lambda outputs, labels: float(outputs.mean()), whole=True)
+    options = {"run": tmp_path, "metrics": {"spread": whole}, "callbacks": [Watching()]}
+    with pytest.raises(KeyboardInterrupt):
+        plain(on_train_batch=stopping(8), **options)
+    capsys.readouterr()
+    plain(resume=True, **options)
+    said = "whether these do the same as before is not known: the metric spread (whole=True), the callback Watching"
+    assert capsys.readouterr().err == f"{tmp_path}: {said}\n"
 
 
 def constant(rate):
