@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,3 +25,12 @@ def as_array(name: str, data: Any) -> np.ndarray:
             f"{name}: {count} masked; need numbers everywhere: array.filled(...), rows of weight 0, or labels of -100"
         )
     return np.asarray(data)
+
+
+def not_finite(arrays: Mapping[str, np.ndarray]) -> str | None:
+    """What is wrong with the first array that holds NaN or infinite numbers; None when all numbers are finite."""
+    for name, array in arrays.items():
+        bad = 0 if array.dtype.kind in "biu" else array.size - int(np.isfinite(array).sum())
+        if bad:
+            return f"array {name!r:.60} holds {bad} of {array.size} numbers that are NaN or infinite"
+    return None

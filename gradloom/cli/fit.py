@@ -66,8 +66,9 @@ fit = command(FitSettings, run, "fit")
 
 def _train_and_save(job: Job, path: str, report: str) -> int:
     """Train, write model and result together (nothing before a step was done), then measure the test rows."""
+    from ..base.arrays import not_finite
     from ..base.errors import GradloomError, NonFiniteError, TrainError
-    from ..files import not_finite, together
+    from ..files import together
     from ..parallel.agree import is_root
     from .model import save_model
 

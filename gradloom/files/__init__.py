@@ -1,6 +1,6 @@
 """Files: whole or not at all when written, checked when read."""
 
-from .arrays import load_arrays, need_finite, not_finite, save_arrays
+from .arrays import load_arrays, need_finite, save_arrays
 from .atomic import atomic_path, atomic_write, claim, read_together, together
 from .gguf import GGUF, open_gguf
 from .gguf_writer import write_gguf
@@ -14,7 +14,6 @@ __all__ = [
     "claim",
     "load_arrays",
     "need_finite",
-    "not_finite",
     "open_gguf",
     "read_together",
     "refuse_input",

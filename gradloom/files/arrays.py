@@ -16,7 +16,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..base.arrays import as_array
+from ..base.arrays import as_array, not_finite
 from ..base.described import LONGEST, parse_object
 from ..base.errors import DataError, FileError
 from .atomic import atomic_path, read_together
@@ -75,15 +75,6 @@ def need_finite(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) 
     seen = not_finite(arrays)
     if seen is not None:
         raise FileError(f"{path}: {seen}; need finite ones")
-
-
-def not_finite(arrays: Mapping[str, np.ndarray]) -> str | None:
-    """What is wrong with the first array that holds NaN or infinite numbers; None when all numbers are finite."""
-    for name, array in arrays.items():
-        bad = 0 if array.dtype.kind in "biu" else array.size - int(np.isfinite(array).sum())
-        if bad:
-            return f"array {name!r:.60} holds {bad} of {array.size} numbers that are NaN or infinite"
-    return None
 
 
 def _kind(path: str | os.PathLike[str]) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ..base.errors import TrainError
+from ..base.arrays import not_finite
+from ..base.errors import NonFiniteError, TrainError
 from ..graph.leaves import Parameter
 from ..graph.stored import Stored, copies, replace
 from ..optim.state import OptimizerState
@@ -19,6 +20,7 @@ from ..parallel.communicator import checksum
 
 Values = Mapping[str, Any]
 Part = Callable[[], Values]  # names -> Stored arrays and plain values: numbers, texts, dicts of such, arrays
+Check = Callable[[Values], "str | None"]  # what is wrong with the values that the part gave, by their whole names
 Load = Callable[[Values], Callable[[], None]]  # checks what the part gave earlier, and returns what takes it over
 SHOWN = 6  # names in a message
 
@@ -29,16 +31,20 @@ class TrainState:
     def __init__(self) -> None:
         self._parts: dict[str, Part] = {}
         self._loads: dict[str, Load | None] = {}
+        self._checks: dict[str, Check] = {}
 
-    def register(self, name: str, part: Part, load: Load | None = None) -> None:
+    def register(self, name: str, part: Part, load: Load | None = None, check: Check | None = None) -> None:
         """Add a part, or replace the one of this name, which has no dot.
 
         load: called by `load` with what the part gave when it was saved. It changes nothing: it raises TrainError where
         the values do not fit, and returns a function that takes them over. Without it a state with this part cannot be
         loaded.
+        check: says what makes such values no good to go on from, such as `finite`; see need_good.
         """
         assert "." not in name, name
         self._parts[name], self._loads[name] = part, load
+        if check is not None:
+            self._checks[name] = check
 
     def load(self, entries: Mapping[str, Any], *parts: str) -> None:
         """Take back what `collect` gave, of all parts or of these, into the same objects. TrainError naming what is
@@ -85,10 +91,31 @@ class TrainState:
         copied = dict(zip(arrays, copies(arrays), strict=True))
         return {name: copied[v] if isinstance(v, Stored) else v for name, v in entries.items()}
 
+    def fault(self, entries: Mapping[str, Any]) -> str | None:
+        """What makes a collected state no good to go on from, by the checks of its parts; None where it is good."""
+        for part, check in self._checks.items():
+            text = check({name: value for name, value in entries.items() if name.partition(".")[0] == part})
+            if text is not None:
+                return text
+        return None
+
+    def need_good(self, entries: Mapping[str, Any]) -> None:
+        """NonFiniteError unless a run can go on from this collected state: what is no such state is never saved."""
+        text = self.fault(entries)
+        if text is not None:
+            raise NonFiniteError(f"{text}; no run can go on from them")
+
     def digest(self, *parts: str) -> str:
         """A checksum of it, the same for equal states, in another process, too."""
         entries = self.entries(*parts)
         return checksum(*(f"{name} {_bits(entries[name])}" for name in sorted(entries)))
+
+
+def finite(values: Values) -> str | None:
+    """Check for weights, running statistics, averages, moments and the sums of an open window: all numbers are finite.
+
+    No step makes an infinite moment: the guard refuses gradients the square of whose norm is not finite in f32."""
+    return not_finite({name: value for name, value in values.items() if isinstance(value, np.ndarray)})
 
 
 def _bits(value: Any) -> str:

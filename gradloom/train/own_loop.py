@@ -23,10 +23,12 @@ from ..optim.optimizer import Optimizer
 from ..optim.state import OptimizerState
 from ..run.cpu_backend import choose_isa
 from ..step.state import (
+    Check,
     Load,
     Part,
     TrainState,
     check_names,
+    finite,
     load_optimizer,
     load_parameters,
     load_window,
@@ -94,11 +96,13 @@ class Checkpoint:
 
     def _register(self, name: str, each: Any) -> None:
         parts: dict[str, tuple[Part, Load]] = {}
+        checks: dict[str, Check] = {}
         if isinstance(each, Module):
             parts[name] = (
                 lambda: of_parameters(_named(each)), lambda values: load_parameters(values, of_parameters(_named(each)))
             )  # fmt: skip
             parts[f"{name} trainable"] = _trainable(lambda: _named(each))
+            checks[name] = finite
         elif isinstance(each, Optimizer):
             state = each.state
             if state is None:
@@ -108,8 +112,10 @@ class Checkpoint:
             parts[name] = lambda: of_optimizer(state), lambda values: load_optimizer(values, state)
             parts[f"{name} trainable"] = _trainable(lambda: _by_name(state.parameters))
             parts[f"{name} window"] = lambda: of_window(state), lambda values: _load_open_window(values, state)
+            checks |= dict.fromkeys((name, f"{name} window"), finite)
         elif isinstance(each, Trainer):
             parts[name] = each.train_state.entries, each.train_state.loading
+            checks[name] = lambda values: each.train_state.fault({n.partition(".")[2]: v for n, v in values.items()})
         elif isinstance(each, np.random.Generator):
             parts[name] = (
                 lambda: {"state": each.bit_generator.state},
@@ -119,6 +125,7 @@ class Checkpoint:
             stored = {key: p.stored for key, p in _by_name(each).items()}
             parts[f"{name} trainable"] = _trainable(lambda: _by_name(each))
             parts[name] = lambda: stored, lambda values: _replacing(name, values, stored)
+            checks[name] = finite
         elif callable(getattr(each, "state", None)) and callable(getattr(each, "load_state", None)):
             parts[name] = lambda: _state_of(name, each), lambda values: self._own_load(name, each, values)
         else:
@@ -128,7 +135,7 @@ class Checkpoint:
             )
             raise SettingError(f"Checkpoint: {name} is {what_is(each)}, which cannot be saved; {need}")
         for part, (get, load) in parts.items():
-            self._state.register(part, get, load)
+            self._state.register(part, get, load, checks.get(part))
 
     def _own_load(self, name: str, each: Any, values: Mapping[str, Any]) -> Take:
         if not values and _state_of(name, each):
@@ -193,8 +200,9 @@ class Checkpoint:
         """A checkpoint after this step, between two optimiser steps; written beside the loop, see Checkpoints.
 
         values: arrays and plain values of your own, which `values` has after a load. best: none was as good so far; the
-        newest best one is kept. Raises DataError for what cannot be saved, by name; FileError for a folder that holds
-        an unfinished run which was not loaded; SettingError for a value called step beside the step itself.
+        newest best one is kept. Weights, buffers, moments or sums that are not finite are not saved: an error as that
+        of a full disk (see on_error). Raises DataError for what cannot be saved, by name; FileError for a folder that
+        holds an unfinished run which was not loaded; SettingError for a value called step beside the step itself.
         """
         if step is not None and "step" in values:
             value = one_line(values["step"])
@@ -210,7 +218,12 @@ class Checkpoint:
             entries = self._state.collect()
         about = {"environment": _environment()}
         self._run.note(step=step, latest={k: v for k, v in values.items() if type(v) in (int, float)})
-        self._run.checkpoints.save(step, entries, about, best)
+
+        def checked() -> dict[str, Any]:
+            self._state.need_good(entries)
+            return {}
+
+        self._run.checkpoints.save(step, entries, about, best, checked)
 
     def wait(self) -> None:
         """Until what was saved is on disk."""

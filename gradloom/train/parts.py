@@ -11,6 +11,7 @@ from ..step.state import (
     TrainState,
     check_equal,
     check_names,
+    finite,
     load_average,
     load_optimizer,
     load_parameters,
@@ -42,10 +43,10 @@ class TrainerParts:
     def register(self, own: TrainState) -> None:
         """Make them parts of this state."""
         state = self.state
-        own.register("model", self._model, lambda values: load_parameters(values, self._model()))
-        own.register("optimizer", lambda: self._trained() | of_optimizer(state), self._load_optimizer)
-        own.register("window", lambda: of_window(state), lambda values: load_window(values, state))
-        own.register("average", lambda: of_average(state), lambda values: load_average(values, state))
+        own.register("model", self._model, lambda values: load_parameters(values, self._model()), finite)
+        own.register("optimizer", lambda: self._trained() | of_optimizer(state), self._load_optimizer, finite)
+        own.register("window", lambda: of_window(state), lambda values: load_window(values, state), finite)
+        own.register("average", lambda: of_average(state), lambda values: load_average(values, state), finite)
         own.register("rows", self._rows, self._load_rows)
 
     def _model(self) -> dict[str, Any]:

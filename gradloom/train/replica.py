@@ -46,6 +46,7 @@ from ..step.exchange import Exchange
 from ..step.state import (
     TrainState,
     check_names,
+    finite,
     load_optimizer,
     load_parameters,
     of_optimizer,
@@ -189,8 +190,8 @@ class Replica:
     def _train_state(self) -> TrainState:
         """What decides the rest of the run: weights, optimiser, the losses so far, and where the pass began."""
         own, state = TrainState(), self.state
-        own.register("model", self._model_part, lambda values: load_parameters(values, self._model_part()))
-        own.register("optimizer", lambda: of_optimizer(state), lambda values: load_optimizer(values, state))
+        own.register("model", self._model_part, lambda values: load_parameters(values, self._model_part()), finite)
+        own.register("optimizer", lambda: of_optimizer(state), lambda values: load_optimizer(values, state), finite)
         own.register(
             "loop", lambda: {"losses": np.array(self.history), "began_pass": self._began_pass}, self._load_loop
         )

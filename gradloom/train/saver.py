@@ -24,8 +24,6 @@ from ..base.arguments import as_bool, as_whole
 from ..base.errors import NonFiniteError, SettingError, TrainError
 from ..base.interrupts import StopTraining
 from ..base.interval import as_interval
-from ..files.arrays import not_finite
-from ..graph.stored import Stored
 from ..parallel.agree import agreed, is_root
 from ..parallel.communicator import Communicator
 from ..step.state import TrainState
@@ -203,19 +201,16 @@ class Saver:
         self.write(loop.steps, loop.trainer.train_state, identity, best)
 
     def write(self, step: int, state: TrainState, identity: Identity, best: bool = False) -> None:
-        """A checkpoint of this state as it is now. Where trained weights are not finite there is none, which is said,
-        and the one before stays the newest."""
+        """A checkpoint of this state as it is now. Where no run can go on from it (weights that are not finite) there
+        is none, which is said, and the one before stays the newest."""
         self._saved = time.monotonic()
         if self.folder is not None:
             checkpoints, about, taken = self.folder.checkpoints, identity.about(), identity.digests
             checkpoints.wait()  # so that no two copies are held
-            trained = [n for n, v in state.entries().items() if isinstance(v, Stored) and v.role == "trained"]
             entries = state.collect()
 
             def checked() -> dict[str, Any]:
-                seen = not_finite({name: entries[name] for name in trained})
-                if seen is not None:
-                    raise NonFiniteError(f"{seen}; the weights are no good any more")
+                state.need_good(entries)
                 return {"digests": taken()}
 
             checkpoints.save(step, entries, about, best, checked)
