@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..base.dtypes import bf16, f32
+from ..base.errors import GradloomError
 from ..graph.value import Node, Value
 from .program import Program, copy_node, make, needed
 
@@ -109,7 +110,10 @@ class _Rounder:
         for slot, value in zip(node.op.inputs, given.values(), strict=True):
             if value is not None and value.dtype not in node.op.dtypes[slot.name]:
                 return None
-        made = make(node.op.name, list(given.values()), node.attrs, node)
+        try:
+            made = make(node.op.name, list(given.values()), node.attrs, node)
+        except GradloomError:  # these dtypes do not go together
+            return None
         made.after = tuple([self.new.get(b.outputs[0], b.outputs[0]).node for b in node.after])
         return made if self.runs(made) else None
 
