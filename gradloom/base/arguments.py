@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from numbers import Integral
 from typing import Any
 
@@ -31,6 +32,15 @@ def one_line(value: Any) -> str:
     """Its repr in one line of at most 80 characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def nearest(name: object, known: Iterable[str], otherwise: str = "") -> str:
+    """The end of a message about a name that is not known: "; did you mean lr?", or where no known name is near what
+    else to say."""
+    import difflib
+
+    near = difflib.get_close_matches(str(name), list(known), 1)
+    return f"; did you mean {near[0]}?" if near else otherwise and f"; {otherwise}"
 
 
 def what_is(value: object) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+from .arguments import nearest
 from .errors import SettingError
 
 
@@ -25,8 +25,7 @@ def matched(who: str, patterns: Sequence[str], names: Iterable[str]) -> set[str]
     for pattern in patterns:
         hits = {name for name in names if fnmatchcase(name, pattern)}
         if not hits:
-            near = difflib.get_close_matches(pattern, names, 1)
-            hint = f"did you mean {near[0]}?" if near else f"need one of {', '.join(names[:8]) or 'none'}"
-            raise SettingError(f"{who}: {pattern!r} matches no parameter; {hint}")
+            hint = nearest(pattern, names, f"need one of {', '.join(names[:8]) or 'none'}")
+            raise SettingError(f"{who}: {pattern!r} matches no parameter{hint}")
         matching |= hits
     return matching

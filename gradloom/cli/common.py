@@ -74,10 +74,11 @@ def say(text: str) -> None:
 
 
 def printable(text: str) -> str:
-    """The text with control characters and marks of direction written out: no file steers the terminal."""
+    """The text with control characters, line separators and marks of direction written out, but for line feeds: no file
+    steers the terminal."""
     if text.isprintable():
         return text
-    marks = {c for c in text if unicodedata.category(c) in ("Cc", "Cf")} - {"\n"}
+    marks = {c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp")} - {"\n"}
     return "".join(c.encode("unicode_escape").decode() if c in marks else c for c in text)
 
 
@@ -123,13 +124,13 @@ def need_one_of(option: str, value: str | None, known: tuple[str, ...]) -> None:
 
 
 def json_text(result: dict[str, Any]) -> str:
-    """One line of strict JSON: what is not a finite number becomes null, a byte of a file's name that is no UTF-8 an
-    escape."""
+    """One line of strict JSON: what is not a finite number becomes null; a byte of a file's name that is no UTF-8, and
+    what ends a line elsewhere than in JSON, an escape."""
     import json
     import re
 
     text = json.dumps(_plain(result), ensure_ascii=False)
-    return re.sub("[\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text)
+    return re.sub("[\x7f-\x9f\u2028\u2029\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _plain(value: Any) -> Any:

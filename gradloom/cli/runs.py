@@ -86,18 +86,19 @@ def _run(folder: Path, path: Path, about: dict[str, Any] | None) -> dict[str, An
     result = told or {}
     if about is None:
         about = {"kind": "fit", "state": _state(result), "begun": _changed(path / "result.json"), "ended": None}
-        about |= {"step": result.get("steps"), "epoch": result.get("epochs"), "latest": {}}
+        about |= {"step": _count(result.get("steps")), "epoch": _count(result.get("epochs")), "latest": {}}
     elif about["state"] == "running" or (_changed(path / "result.json") or "") < about["begun"]:
         result = {}  # of the run before it
     numbers = {name: value for name, value in (about["latest"] or {}).items() if isinstance(value, (int, float))}
     numbers |= {name: value for name, value in result.items() if name.startswith(("train_", "val_", "test_"))}
+    seconds = result.get("seconds")
     return {
         "name": os.path.relpath(path, folder) if path != folder else os.path.basename(os.path.abspath(path)),
         "folder": str(path),
         "kind": about["kind"],
         "state": about["state"],
         "begun": about["begun"],
-        "seconds": result.get("seconds", _seconds(about["begun"], about["ended"])),
+        "seconds": seconds if _is_number(seconds) else _seconds(about["begun"], about["ended"]),
         "steps": about["step"],
         "epochs": about["epoch"],
         "data": result.get("data"),
@@ -155,7 +156,7 @@ def _lines(run: dict[str, Any], width: int) -> list[str]:
     far += [plural(run["steps"], "step")] if run["steps"] else []
     numbers = [f"{name} {run['numbers'][name]:.4g}" for name in _SHOWN if _is_number(run["numbers"].get(name))][:3]
     took = [duration(run["seconds"])] if _is_number(run["seconds"]) else []
-    who = [printable(str(run["name"])), run["kind"], *filter(None, [when]), run["state"]]
+    who = [printable(run["name"]).replace("\n", "\\n"), run["kind"], *filter(None, [when]), run["state"]]
     first, *more = arranged([who, [", ".join(far)] * bool(far) + took, numbers], width)
     return [first, *(f"  {line}" for line in more)]
 
@@ -163,9 +164,14 @@ def _lines(run: dict[str, Any], width: int) -> list[str]:
 def _local(begun: str) -> str:
     try:
         return datetime.fromisoformat(begun).astimezone().strftime("%Y-%m-%d %H:%M")
-    except ValueError:
+    except (ValueError, OverflowError):  # no date, or one before the year 1 here
         return ""
 
 
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and _is_number(value) and value >= 0 else None
+
+
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """A number that can be shown: whatever a file may hold."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300

@@ -10,6 +10,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from ..base import locks
@@ -126,7 +127,7 @@ class Cache:
             key = (op, _frozen(REGISTRY[op.name].canonical_attrs(attrs)), *values)
             held = self.nodes.get(key)
         node = held() if held is not None else None
-        return self.intern(key, lambda: REGISTRY[op.name].node(values, attrs)) if node is None else node
+        return self.intern(key, partial(REGISTRY[op.name].node, values, attrs)) if node is None else node
 
     def input(self, k: int, shape: Shape, kind: DType) -> Value:
         """The k-th input of a trace."""

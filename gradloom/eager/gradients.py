@@ -354,7 +354,8 @@ class Gradients(Mapping[Value, "Tensor | None"]):
             state.advance(parameters)
 
     def _reached(self, state: OptimizerState, what: str) -> list[Parameter]:
-        reached = [p for p in state.parameters if p in self]
+        at, watched = self._slopes.at, self._watched
+        reached = [p for p in state.parameters if (p in self if watched else p.stored in at)]
         if not reached:
             raise GradientError(
                 f"{what}: the loss depends on none of the {len(state.parameters)} parameters of this optimiser"

@@ -268,7 +268,7 @@ class Run(Tuning):
         for text in texts:
             if self._display is not None:
                 self._display.say(f"step {text.step}", f"{text.prompt!r} -> {text.text!r}")
-            self.loop.callbacks.sample(text)
+            self.loop.callbacks.tell("on_sample", text)
 
     def _keep_samples(self) -> None:
         """Write samples.jsonl, whole: one that a killed process left may tell of later steps. What cannot be written is

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -41,10 +42,14 @@ def _relu_back_shape(x: Spec, y: Spec, h: Spec) -> Spec:
     return z
 
 
+@cache
+def _swapped_axes(n: int) -> tuple[int, ...]:
+    return (*range(n - 2), n - 1, n - 2)
+
+
 def _t(x: Value) -> Value:
     """The last two axes swapped."""
-    last = len(x.shape) - 1
-    return permute(x, (*range(last - 1), last, last - 1))
+    return permute(x, _swapped_axes(len(x.shape)))
 
 
 def _back(g: Value, x: Value, y: Value, needed: Container[str]) -> list[Value | None]:
@@ -215,16 +220,17 @@ def matmul(x: Any, y: Any, transpose_x: bool = False, transpose_y: bool = False)
     """
     x, y = as_value(x), as_value(y)
     transpose_x, transpose_y = as_bool("matmul: transpose_x", transpose_x), as_bool("matmul: transpose_y", transpose_y)
-    row, column = x.ndim == 1, y.ndim == 1
+    rank_x, rank_y = len(x.shape), len(y.shape)
+    row, column = rank_x == 1, rank_y == 1
     if row:
         x = reshape(x, (1, x.shape[0]))
-    elif transpose_x and x.ndim >= 2:
+    elif transpose_x and rank_x >= 2:
         x = _t(x)
     if column:
         y = reshape(y, (y.shape[0], 1))
-    elif transpose_y and y.ndim >= 2:
+    elif transpose_y and rank_y >= 2:
         y = _t(y)
-    if x.ndim > 2 and y.ndim == 2 and not transpose_x and x.shape[-1] == y.shape[0]:
+    if rank_x > 2 and rank_y in (1, 2) and not transpose_x and x.shape[-1] == y.shape[0]:
         z = reshape(_matmul(reshape(x, (product(x.shape[:-1]), x.shape[-1])), y), (*x.shape[:-1], y.shape[-1]))
     else:
         z = _matmul(x, y)

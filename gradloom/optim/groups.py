@@ -8,12 +8,11 @@ its patterns ("head.*.lr"); the others it reads from the optimiser. A step has o
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ..base.arguments import one_line, what_is
+from ..base.arguments import nearest, one_line, what_is
 from ..base.errors import SettingError
 from ..base.patterns import as_patterns, matched
 from .rule import UpdateRule
@@ -83,9 +82,8 @@ class Groups:
         known = list(self._base.declared)
         for key in own:
             if key not in known:
-                near = difflib.get_close_matches(str(key), known, 1)
-                hint = f"did you mean {near[0]}?" if near else f"need one of match, optimizer, {', '.join(known)}"
-                raise SettingError(f"{who}: {key} is no setting of {type(self._base).__name__}; {hint}")
+                hint = nearest(key, known, f"need one of match, optimizer, {', '.join(known)}")
+                raise SettingError(f"{who}: {key} is no setting of {type(self._base).__name__}{hint}")
 
     def _other(self, who: str, name: str, own: Mapping[str, Any]) -> UpdateRule:
         """The rule of a group with an optimiser of its own."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
-from ..base.arguments import what_is
+from ..base.arguments import nearest, what_is
 from ..base.errors import SettingError
 from .optimizer import Optimizer
 
@@ -28,7 +27,6 @@ def optimizer_named(name: str) -> Any:
         raise SettingError(f"optimizer: got {what_is(name)}; need one of gl.optim, such as AdamW(lr=1e-3), or its name")
     names = optimizer_names()
     if name.lower() not in names:
-        near = difflib.get_close_matches(name.lower(), names, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = nearest(name.lower(), names)
         raise SettingError(f"optimizer: {name!r} is not known; need one of {', '.join(sorted(names))}{hint}")
     return names[name.lower()]

@@ -5,7 +5,6 @@ Each setting is a number or a schedule: a function of the step (optimiser steps 
 
 from __future__ import annotations
 
-import difflib
 import math
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from .. import ops
-from ..base.arguments import one_line
+from ..base.arguments import nearest, one_line
 from ..base.errors import SettingError
 from ..graph.leaves import Parameter, constant, setting, stored_value
 from ..graph.stored import Stored, zeros
@@ -63,7 +62,7 @@ class RuleSettings(MutableMapping[str, Schedule]):
     def __setitem__(self, name: str, value: Schedule) -> None:
         who = type(self._rule).__name__
         if name not in self._values:
-            raise SettingError(f"{who}: {name} is not a setting{_nearest(name, self._values)}")
+            raise SettingError(f"{who}: {name} is not a setting{_hint(name, self._values)}")
         if callable(value):
             self.schedules[name] = value
             self.constants.pop(f"opt.{name}", None)
@@ -99,9 +98,8 @@ class RuleSettings(MutableMapping[str, Schedule]):
         return repr(self._values)
 
 
-def _nearest(name: Any, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(str(name), sorted(known), 1)
-    return f"; did you mean {near[0]}?" if near else f"; need one of {', '.join(sorted(known))}"
+def _hint(name: Any, known: Iterable[str]) -> str:
+    return nearest(name, known, f"need one of {', '.join(sorted(known))}")
 
 
 @dataclass(frozen=True)
@@ -189,7 +187,7 @@ class UpdateRule(metaclass=_Made):
     def __getattr__(self, name: str) -> Any:
         settings = vars(self).get("settings", {})
         if name not in vars(self).get("names", ()):
-            raise AttributeError(f"{type(self).__name__} has no {name}{_nearest(name, settings)}")
+            raise AttributeError(f"{type(self).__name__} has no {name}{_hint(name, settings)}")
         key = self.keys.get(name, name)
         return settings[key] if key else 0.0
 
@@ -203,7 +201,7 @@ class UpdateRule(metaclass=_Made):
             need = "settings.update(...)" if name == "settings" else "another optimiser, or groups[0].lr = ..."
             raise SettingError(f"{type(self).__name__}: {name} cannot be replaced; need {need}")
         elif self._is_made and name not in vars(self) and not hasattr(type(self), name):
-            raise SettingError(f"{type(self).__name__}: {name} is not a setting{_nearest(name, self.settings)}")
+            raise SettingError(f"{type(self).__name__}: {name} is not a setting{_hint(name, self.settings)}")
         else:
             super().__setattr__(name, value)
 

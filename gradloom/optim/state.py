@@ -152,7 +152,8 @@ class OptimizerState:
 
     def settings(self) -> dict[str, float]:
         """The optimiser's settings for the next step: "opt.lr" -> number."""
-        return self.optimizer.at(self.steps, self.epoch, self.memories) | self.missed.settings(self.steps)
+        numbers = self.optimizer.at(self.steps, self.epoch, self.memories)
+        return numbers | self.missed.settings(self.steps) if self.missed.steps else numbers
 
     def rates(self, step: int, epoch: int) -> dict[str, float]:
         """The learning rates of one step by name: "lr", and "head.*.lr" of a parameter group that has its own. step and

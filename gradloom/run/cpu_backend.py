@@ -206,7 +206,7 @@ class CpuExecutable(Executable):
     def _run_native(self, steps: int, rows: np.ndarray | None, deadline: float) -> tuple[int, np.ndarray | None]:
         switches = self.switches
         with self.lock:
-            before = self._native.steps_run
+            before, done = self._native.steps_run, 0
             try:
                 records = np.empty((steps, self.record_bytes), np.uint8) if self.record_bytes else None
                 done, stop, node, index, value = self._native.run(
@@ -217,7 +217,7 @@ class CpuExecutable(Executable):
             except MemoryError:
                 raise no_memory("run") from None
             finally:
-                if self._native.steps_run != before:  # also where a signal has waited for the end of the call
+                if done or self._native.steps_run != before:  # where a signal has waited for the end of the call
                     for stored in self.writes:
                         stored.version += 1
         if stop not in (STOP_DONE, STOP_DEADLINE, STOP_REQUESTED):

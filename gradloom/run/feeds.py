@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from ..base.arguments import nearest
 from ..base.arrays import as_array as plain_array
 from ..base.dtypes import DType
 from ..base.errors import DTypeError, GraphError, ShapeError
@@ -42,8 +42,7 @@ def check_names(given: Mapping[str, Any], inputs: Mapping[str, Value], settings:
         )
     for name in given:
         if name not in inputs and name not in settings:
-            near = difflib.get_close_matches(name, [*inputs, *settings], 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = nearest(name, [*inputs, *settings])
             raise GraphError(f"run: {name} is not an input of this graph; it has {sorted([*inputs, *settings])}{hint}")
 
 

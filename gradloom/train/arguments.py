@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from ..base.arguments import nearest
 from ..base.errors import SettingError
 from ..run.compile import compile as compile_program
 
@@ -22,8 +22,7 @@ def check_options(who: str, options: Mapping[str, Any], function: Callable[..., 
     known -= {"self", "outputs", "updates"}
     for name in options:
         if name not in known:
-            near = difflib.get_close_matches(name, sorted(known), 1)
-            hint = f"; did you mean {near[0]}?" if near else f"; need one of {', '.join(sorted(known))}"
+            hint = nearest(name, known, f"need one of {', '.join(sorted(known))}")
             raise SettingError(f"{who}: {name} is not an argument{hint}")
 
 

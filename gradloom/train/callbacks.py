@@ -184,47 +184,18 @@ class Callbacks:
         return bool(self._each)
 
     def hears(self, event: str) -> bool:
-        """Some callback has this method."""
-        return bool(self._hearing[event])
+        """Somebody is to be told of this event: some callback has the method, or waits for its state."""
+        return bool(self._hearing[event]) or (event == "begin" and self._loaded is not None)
 
-    def begin(self, loop: Any) -> None:
-        """Call `begin` of all; then they take the state that was loaded, if one was."""
-        _tell([each.begin for each in self._hearing["begin"]], loop)
-        values, self._loaded = self._loaded, None
-        if values is not None:
+    def tell(self, event: str, told: Any) -> None:
+        """Call this method of all; StopTraining, if any of them raises it, when all have heard. Another exception goes
+        on at once, with the attribute `of_callback`: some have heard, and some have not."""
+        stops = [stop for each in self._hearing[event] if (stop := _stop(getattr(each, event), told)) is not None]
+        if stops:
+            raise stops[0]
+        if event == "begin" and self._loaded is not None:  # then they take the state that was loaded
+            values, self._loaded = self._loaded, None
             self._give(values)
-
-    def batch(self, batch: BatchResult) -> None:
-        """Call `on_batch` of all; StopTraining, if one of them raises it, when all have heard."""
-        _tell([each.on_batch for each in self._hearing["on_batch"]], batch)
-
-    def progress(self, progress: Progress) -> None:
-        """Call `on_progress` of all; StopTraining, if one of them raises it, when all have heard."""
-        _tell([each.on_progress for each in self._hearing["on_progress"]], progress)
-
-    def evaluation(self, evaluation: Evaluation) -> None:
-        """Call `on_evaluation` of all; StopTraining, if one of them raises it, when all have heard."""
-        _tell([each.on_evaluation for each in self._hearing["on_evaluation"]], evaluation)
-
-    def epoch(self, result: EpochResult) -> None:
-        """Call `on_epoch` of all; StopTraining, if one of them raises it, when all have heard."""
-        _tell([each.on_epoch for each in self._hearing["on_epoch"]], result)
-
-    def part(self, result: EpochResult) -> None:
-        """Call `on_part` of all; StopTraining, if one of them raises it, when all have heard."""
-        _tell([each.on_part for each in self._hearing["on_part"]], result)
-
-    def sample(self, sample: Any) -> None:
-        """Call `on_sample` of all; StopTraining, if one of them raises it, when all have heard."""
-        _tell([each.on_sample for each in self._hearing["on_sample"]], sample)
-
-    def checkpoint(self, path: Path) -> None:
-        """Call `on_checkpoint` of all; StopTraining, if one of them raises it, when all have heard."""
-        _tell([each.on_checkpoint for each in self._hearing["on_checkpoint"]], path)
-
-    def end(self, history: list[EpochResult]) -> None:
-        """Call `end` of all."""
-        _tell([each.end for each in self._hearing["end"]], history)
 
     def check_resumable(self) -> None:
         """SettingError naming a callback that may remember what it cannot save."""
@@ -282,14 +253,6 @@ def _callbacks(callbacks: Any) -> Iterator[Callback]:
         yield each
 
 
-def _tell(methods: Iterable[Callable[[Any], None]], told: Any) -> None:
-    """Each in turn; StopTraining, if any of them raises it, when all have heard. Another exception goes on at once,
-    with the attribute `of_callback`: some have heard, and some have not."""
-    stops = [stop for method in methods if (stop := _stop(method, told)) is not None]
-    if stops:
-        raise stops[0]
-
-
 def _stop(method: Callable[[Any], None], told: Any) -> StopTraining | None:
     try:
         method(told)
@@ -324,4 +287,4 @@ class BatchReports:
         outputs = result.measured.take_outputs() if result.measures.outputs else None
         ids = source.order.read()[first:rows].copy()
         labels = None if source.data.labels is None else source.data.labels[ids]
-        self._callbacks.batch(BatchResult(step, self._epoch, ids, loss, weight, labels, skipped, outputs))
+        self._callbacks.tell("on_batch", BatchResult(step, self._epoch, ids, loss, weight, labels, skipped, outputs))

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -230,7 +231,7 @@ class Loop:
             self._first_pass = trainer.epoch
         if not self.callbacks.has_begun:
             self.callbacks.has_begun = True
-            self.stopped = self._tell("begin", self.callbacks.begin, self) is not None
+            self.stopped = self._tell("begin", self) is not None
         with contextlib.ExitStack() as stack:
             for each in (display or contextlib.nullcontext(), trainer.together(), trainer.claim, trainer.training()):
                 stack.enter_context(each)
@@ -259,8 +260,8 @@ class Loop:
                 raise
             if self.saver is not None:
                 self.saver.finish(self)
-                self._tell("on_checkpoint", self.saver.tell_all, self)
-        self._tell("end", self.callbacks.end, self.history)
+                self._tell("on_checkpoint", self, self.saver.tell_all)
+        self._tell("end", self.history)
 
     def _stop(self, error: StopTraining) -> None:
         """A listener, or the time, ends the training."""
@@ -310,19 +311,21 @@ class Loop:
             text = f"epoch {now.number}: {train.skipped} of {whole} batches skipped: not finite"
             print(text, file=sys.stderr, flush=True) if display is None else display.say(text)
         if is_part:
-            self._tell("on_part", self.callbacks.part, result)
+            self._tell("on_part", result)
         if self.stopped:
             return
         if ended is not None or not self.evaluator:
             trainer.optimizer_state.observe(monitored(result))
-        if self._tell("on_epoch", self.callbacks.epoch, result) or stop:
+        if self._tell("on_epoch", result) or stop:
             self.stopped = True
         if self.saver is not None:
             self.saver.at_epoch(self)
         self._held.check()
 
-    def _tell(self, event: str, call: Callable[[Any], None], told: Any) -> StopTraining | None:
-        """Tell the callbacks of an event between two steps; what one of them has raised to end the training, if any."""
+    def _tell(self, event: str, told: Any, call: Callable[[Any], None] | None = None) -> StopTraining | None:
+        """Tell the callbacks of an event between two steps, by this call if one is given; what one of them has raised
+        to end the training, if any."""
+        call = call or partial(self.callbacks.tell, event)
         try:
             self.trainer.tell(call if self.callbacks.hears(event) else None, told)
         except StopTraining as stop:
@@ -390,7 +393,7 @@ class Loop:
                 if listener is not None:
                     listener(at)
             if self.callbacks.hears("on_progress"):
-                self.callbacks.progress(at)
+                self.callbacks.tell("on_progress", at)
             if self.saver is not None:
                 now.seconds = time.perf_counter() - began
                 self._held.check()
@@ -439,7 +442,7 @@ class Loop:
         is_inside = now.done * self.batch_size < now.rows
         if display is not None and is_inside:
             display.evaluation(evaluation)
-        told = self._tell("on_evaluation", self.callbacks.evaluation, evaluation)
+        told = self._tell("on_evaluation", evaluation)
         if is_inside:
             evaluation.drop_predictions()
         return told
@@ -455,7 +458,7 @@ class Loop:
             if on_progress is not None:
                 on_progress(at)
             if self.callbacks.hears("on_progress"):
-                self.callbacks.progress(at)
+                self.callbacks.tell("on_progress", at)
             if self.saver is not None:
                 self._held.check()
                 if self.steps:  # a run that is stopped has something to go on from

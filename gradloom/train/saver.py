@@ -165,7 +165,7 @@ class Saver:
     def tell(self, loop: Resumable) -> None:
         """Tell the callbacks of the checkpoints that have been written."""
         while self.folder is not None and self.folder.saved:
-            loop.callbacks.checkpoint(self.folder.saved.popleft())
+            loop.callbacks.tell("on_checkpoint", self.folder.saved.popleft())
 
     def tell_all(self, loop: Resumable) -> None:
         """Likewise, when all are written."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from functools import partial
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..base.arguments import as_bool
+from ..base.arguments import as_bool, nearest
 from ..base.errors import SettingError, TrainError
 from ..base.interrupts import StopTraining
 from ..graph.stored import copies, replace
@@ -135,9 +134,8 @@ class EarlyStopping(Callback):
             return monitored(result)
         numbers = result.numbers()
         if self.monitor not in numbers:
-            near = difflib.get_close_matches(self.monitor, numbers, 1)
-            hint = f"did you mean {near[0]}?" if near else f"need one of {', '.join(numbers)}"
-            raise SettingError(f"EarlyStopping: monitor={self.monitor!r} is not measured; {hint}")
+            hint = nearest(self.monitor, numbers, f"need one of {', '.join(numbers)}")
+            raise SettingError(f"EarlyStopping: monitor={self.monitor!r} is not measured{hint}")
         return numbers[self.monitor]
 
     def _keep(self) -> None:

@@ -87,6 +87,20 @@ def test_a_name_of_any_length_and_kind(capsys, tmp_path, monkeypatch, columns):
     assert "x" * 100 + r"\x1b[31m" in out and "train_loss 0.5" in out and "\x1b" not in out
 
 
+def test_each_run_begins_one_line(capsys, tmp_path, monkeypatch):
+    """Whatever its name and its files hold."""
+    monkeypatch.setenv("COLUMNS", "200")
+    names = ["a\nb", "c\rd", "e\x85f", "g\u2028h\u2029", "i\tj\x1b[1A", "k\u202el"]
+    odd = {"steps": [1], "epochs": "1\n2", "seconds": 10**400, "train_loss": 10**400, "test_loss": "\n", "data": [1]}
+    for i, name in enumerate(names):
+        older(tmp_path / name, 1e9 + i, **(odd if i % 2 else {"steps": True, "epochs": -1, "seconds": float("inf")}))
+    code, out, err = run(capsys, "runs", tmp_path)
+    shown = [r"a\nb", r"c\rd", r"e\x85f", r"g\u2028h\u2029", r"i\tj\x1b[1A", r"k\u202el"]
+    assert (code, err) == (0, "") and [line.partition("  ")[0] for line in out.splitlines()] == shown
+    found, _ = listed(capsys, tmp_path)
+    assert [one["name"] for one in found] == names and {one["seconds"] for one in found} == {None}
+
+
 def test_nothing_there(capsys, tmp_path):
     assert run(capsys, "runs", tmp_path) == (0, "", f"{tmp_path}: no runs\n")
     code, out, err = run(capsys, "runs", tmp_path / "none")

@@ -206,9 +206,9 @@ class Case:
         if ended.code == 0 and state != "new":
             yield f"exit code 0, and the files are {state}"
         errors = [line for line in ended.err.splitlines() if _shape(line) not in self.said]
-        if ended.code == 0:  # what could not be written beside the training is said, and it goes on
-            errors = [line for line in errors if not BESIDE.search(line)]
         wanted = ended.code != 0
+        # what could not be written beside the training is said, and it goes on; the last line is that of the exit code
+        errors = [line for i, line in enumerate(errors) if i >= len(errors) - wanted or not BESIDE.search(line)]
         if len(errors) != wanted or not all(line.startswith("gradloom: ") for line in errors):
             yield f"exit code {ended.code}, lines of error: {errors}"
         if ended.code not in (0, 2):

@@ -153,10 +153,14 @@ def test_what_they_remember_is_part_of_the_state_of_the_run():
     stop, remembers = EarlyStopping(patience=9, restore_best=True), Remembers()
     run = loop(remembers, on_epoch=stop)
     states = []
-    run.callbacks.epoch = lambda result, told=run.callbacks.epoch: (
-        told(result),
-        states.append(run.trainer.train_state.collect("callbacks")),
-    )
+    tell = run.callbacks.tell
+
+    def told(event, what):
+        tell(event, what)
+        if event == "on_epoch":
+            states.append(run.trainer.train_state.collect("callbacks"))
+
+    run.callbacks.tell = told
     run.run()
     state = states[-1]
     assert state["callbacks.0.best"] == min(h.val.loss for h in run.history)
@@ -165,11 +169,32 @@ def test_what_they_remember_is_part_of_the_state_of_the_run():
     assert state["callbacks.1.seen"] == 11
     again = loop(Remembers(), on_epoch=EarlyStopping(patience=9, restore_best=True))
     again.callbacks.load_state({name.removeprefix("callbacks."): value for name, value in state.items()})
-    again.callbacks.begin(again)  # which would forget
+    again.callbacks.tell("begin", again)  # which would forget
     assert again.trainer.train_state.collect("callbacks").keys() == state.keys()
     mine, other = list(again.callbacks)
     assert (mine.best, mine.best_epoch) == (state["callbacks.0.best"], state["callbacks.0.best_epoch"])
     assert other.loaded == {"seen": 11}
+
+
+def test_a_state_that_was_loaded_before_the_run_reaches_a_callback_without_begin():
+    class Counts(Callback):
+        def __init__(self):
+            self.seen = 0
+
+        def on_epoch(self, result):
+            self.seen += 1
+
+        def state(self):
+            return {"seen": self.seen}
+
+        def load_state(self, values):
+            self.seen = values["seen"]
+
+    counts = Counts()
+    run = loop(counts)
+    run.callbacks.load_state({"0.seen": 10})
+    run.run()
+    assert counts.seen == 10 + len(run.history)
 
 
 def test_early_stopping_on_any_number():
