@@ -1,7 +1,7 @@
 // gemm_pairs.h: operands of a bf16 product as words, each a pair of neighbours along k, for a unit that sums pairs.
 //
 // Pair p of row or column i is X(i, 2 p) in the lower half and X(i, 2 p + 1) in the upper one; where k is odd, the last
-// upper half is 0. PairSource packs words as StridedSource packs numbers, from a tensor of any dtype: what is not bf16 is
+// upper half is 0, as are words beyond. PairSource packs words as StridedSource packs numbers, from a tensor of any dtype: what is not bf16 is
 // rounded to it. Blocks of quantised formats run along either axis, as in gemm_frozen.h. Words of bf16 whose k lies side
 // by side may be read in place.
 #pragma once
@@ -42,11 +42,21 @@ struct PairSource : FrozenSource {
     }
   }
 
+  // `count` pairs from p on of row i, neighbours along k; at most kWords. `to` holds words.
+  void read_pairs(int64_t i, int64_t p, int64_t count, void* to) const {
+    const int64_t n = depth_of(p, count);
+    if (n) read_bf16(first + i * along + 2 * p, n, static_cast<uint16_t*>(to));
+    std::memset(static_cast<uint16_t*>(to) + n, 0, static_cast<size_t>(2 * count - n) * 2);
+  }
+
  private:
   static constexpr int64_t kWords = 64;  // a stretch of k, in pairs
 
   // Numbers along k in pairs p0 .. p0 + depth.
-  int64_t depth_of(int64_t p0, int64_t depth) const { return 2 * depth < numbers - 2 * p0 ? 2 * depth : numbers - 2 * p0; }
+  int64_t depth_of(int64_t p0, int64_t depth) const {
+    const int64_t left = numbers - 2 * p0;
+    return left <= 0 ? 0 : left < 2 * depth ? left : 2 * depth;
+  }
 
   // Neighbours from number `from` on, as bf16; at most 2 kWords.
   void read_bf16(int64_t from, int64_t count, uint16_t* to) const {
@@ -82,11 +92,7 @@ struct PairSource : FrozenSource {
           from = at(i0 + i, p0 + p);
           stride = along / 2;
         } else {
-          for (int r = 0; r < n; r++) {
-            uint16_t* const row = room + r * 2 * kWords;
-            read_bf16(first + (i0 + i + r) * along + 2 * (p0 + p), n_k, row);
-            if (n_k < 2 * count) row[n_k] = 0;
-          }
+          for (int r = 0; r < n; r++) read_pairs(i0 + i + r, p0 + p, count, room + r * 2 * kWords);
         }
         int64_t q = 0;
         if (n == kSquare)
@@ -104,17 +110,14 @@ struct PairSource : FrozenSource {
     alignas(64) uint16_t room[2][kTileColumns];
     for (int64_t p = 0; p < depth; p++, to += width) {
       const int64_t k = 2 * (p0 + p), from = first + i0 * along + k * deep;
-      const bool both = k + 1 < numbers;
+      const bool one = k < numbers, both = k + 1 < numbers;
       const uint16_t *lower = room[0], *upper = room[1];
       if (brain && both && rows % Lanes::N == 0 && along == 1) {
         lower = reinterpret_cast<const uint16_t*>(data) + from;
         upper = lower + deep;
       } else {
-        read_across(from, rows, room[0]);
-        if (both)
-          read_across(from + deep, rows, room[1]);
-        else
-          std::memset(room[1], 0, sizeof room[1]);
+        read_across(from, one ? rows : 0, room[0]);
+        read_across(from + deep, both ? rows : 0, room[1]);
       }
       for (int i = 0; i < width; i += Lanes::N) {
         const I low = shift_right_logical(to_int_bits(load_bf16(lower + i)), 16);
@@ -145,3 +148,7 @@ inline void set_left(PairSource& a, const Tensor& x) { a = pair_source(x, x.rank
 inline void set_right(PairSource& b, const Tensor& y) { b = pair_source(y, y.rank - 1, y.rank - 2); }
 
 }  // namespace gradloom::GL_ISA::gemm
+
+#if defined(GL_AMX_TILES)
+#include "gemm_amx.h"
+#endif

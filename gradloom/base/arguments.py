@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+from array import array
 from collections.abc import Iterable
 from numbers import Integral
 from typing import Any
@@ -26,6 +28,21 @@ def as_whole(name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise SettingError(f"{name}={one_line(value)} is not usable; need a whole number of at least {least}")
     return int(value)
+
+
+def in_f32(value: Any) -> float:
+    """The number as float32 holds it: inf where it is too large, 0 where it is too small, 1 just below 1."""
+    try:
+        return array("f", [value])[0]
+    except OverflowError:  # a whole number that float64 cannot hold
+        return math.copysign(math.inf, value)
+
+
+def f32_hint(value: Any) -> str:
+    """Of a number that is refused: ", in float32" where float32 makes inf, 0 or 1 of one that is not."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    rounded = in_f32(value) if is_number else None
+    return ", in float32" if rounded in (0.0, 1.0, math.inf) and rounded != value else ""
 
 
 def one_line(value: Any) -> str:

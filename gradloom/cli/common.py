@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import math
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -21,14 +22,10 @@ from ..base.errors import GradloomError
 if TYPE_CHECKING:
     from ..parallel.communicator import Communicator
 
-Parallel = Annotated[
-    str | None,
-    typer.Option(help="mpi: split each batch over the processes that mpiexec started, all on the same data."),
-]
-Exchange = Annotated[
-    str | None,
-    typer.Option(help="ordered: the same bits for any number of processes; or fast. [default: ordered]"),
-]
+PARALLEL = typer.Option(help="mpi: split each batch over the processes that mpiexec started, all on the same data.")
+Parallel = Annotated[str | None, PARALLEL]
+EXCHANGE = typer.Option(help="ordered: the same bits for any number of processes; or fast. [default: ordered]")
+Exchange = Annotated[str | None, EXCHANGE]
 _quiet = False  # this process is one that says nothing
 _words: list[str] = []  # the command, without the program's name
 
@@ -80,6 +77,28 @@ def printable(text: str) -> str:
         return text
     marks = {c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp")} - {"\n"}
     return "".join(c.encode("unicode_escape").decode() if c in marks else c for c in text)
+
+
+def to_paste(words: Sequence[str]) -> str:
+    """A command in one line, as a shell takes it: what cannot be printed is written as $'...' (bash, zsh, POSIX of
+    2024)."""
+    return " ".join(shlex.quote(word) if word.isprintable() else _as_escapes(word) for word in words)
+
+
+def _as_escapes(word: str) -> str:
+    plain = {"\\": "\\\\", "'": "\\'"}
+    parts = [
+        plain.get(c) or (c if c.isprintable() else "".join(f"\\{byte:03o}" for byte in os.fsencode(c))) for c in word
+    ]
+    return f"$'{''.join(parts)}'"
+
+
+def going_on(command: str, places: Sequence[str], ranks: Communicator | None, exchange: str | None) -> str:
+    """The line that goes on with this run, from any folder; places: the options that name its files and folders."""
+    words = ["gradloom", command, *places, "--resume"]
+    if ranks is not None:
+        words = ["mpiexec", "-n", str(ranks.size), *words, "--parallel", "mpi"]
+    return to_paste(words + (["--exchange", exchange] if exchange is not None else []))
 
 
 def need_whole(option: str, value: int | None, least: int = 1) -> None:

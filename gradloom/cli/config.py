@@ -4,162 +4,133 @@ and what is saved with a run.
     class Fit:                                                                         $ gradloom fit --epochs 3
         epochs: Annotated[Whole | None, typer.Option(help="...")] = None               epochs = 3      # FILE.toml
 
-msgspec checks types and ranges, of flags and files alike. A flag goes before the file, the file before the default.
+A flag goes before the file, the file before the default.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import dataclasses
-import difflib
 import inspect
-import json
 import os
 import re
-import sys
-import types
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin
 
 import typer
 
-from ..base.errors import FileError, SettingError
+from ..base.arguments import one_line
+from ..base.errors import FileError, GradloomError, SettingError
 from .common import join
+from .setting import Place, Setting, checked, settings_of, shown
+from .settings_file import read, register
 
 if TYPE_CHECKING:
     from ..parallel.communicator import Communicator
 
-_LONGEST = 1 << 16  # bytes of a settings file
-_MANY_DOTS = re.compile(  # in a key: the time that tomllib takes is that of their number squared
-    r"""(?:^|[\[{,])[ \t]*(?:(?:[\w-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')[ \t]*\.[ \t]*){64}""", re.MULTILINE
-)
 S = TypeVar("S")
 
 
 @dataclass(frozen=True)
-class Limit:
-    """Of a value, in words and as msgspec.Meta takes it (ge, gt, le, lt, min_length, pattern)."""
-
-    need: str
-    limits: tuple[tuple[str, Any], ...] = ()
-
-
-Whole = Annotated[int, Limit("a whole number of at least 1", (("ge", 1), ("le", (1 << 63) - 1)))]
-Count = Annotated[int, Limit("a whole number of at least 0", (("ge", 0), ("le", (1 << 63) - 1)))]
-Rate = Annotated[float, Limit("a finite number above 0", (("gt", 0.0), ("le", sys.float_info.max)))]
-Share = Annotated[float, Limit("a number of at least 0 and below 1", (("ge", 0.0), ("lt", 1.0)))]
-Decay = Annotated[float, Limit("a finite number of at least 0", (("ge", 0.0), ("le", sys.float_info.max)))]
-_TIME, _COUNT = r"\d{1,15}(\.\d{1,15})? ?(s|sec|min|h|d)", r"\d{1,15} ?(steps?|epochs?)"
-Duration = Annotated[str, Limit("a duration such as 90s, 5min or 3h", (("pattern", f"^{_TIME}$"),))]
-Interval = Annotated[str, Limit("a text such as 5min, 100steps or 1epoch", (("pattern", f"^({_TIME}|{_COUNT})$"),))]
-Place = Annotated[str, Limit("the name of a file or folder", (("pattern", r"^[^\0]+\Z"),))]
-decided: Any = None  # the default of what the data decide where it is not given
-
-
-@dataclass(frozen=True)
-class Text:
-    """A flag whose text makes the value: parse(text), or each text of a flag that may be given more than once."""
-
-    parse: Callable[[str], Any]
-
-
-@dataclass(frozen=True)
-class Unsaved:
-    """A setting that another run, which repeats this one, chooses anew: where it writes, how many threads it has."""
-
-
-UNSAVED = Unsaved()
-
-
-def commas(text: str) -> list[str]:
-    """The parts of a text such as a,b."""
-    return [part.strip() for part in text.split(",")] if text.strip() else []
-
-
-# ---- the declaration -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A field of such a dataclass."""
-
-    name: str
-    kind: Any  # its type without None
-    default: Any  # ...: none
-    parameter: Any  # typer's Argument or Option; None: a key of the file alone
-    parse: Callable[[str], Any] | None
-    is_saved: bool
-
-    @property
-    def flag(self) -> str:
-        """As the command line names it."""
-        if isinstance(self.parameter, typer.models.ArgumentInfo):
-            return self.name.upper()
-        return f"--{self.name.replace('_', '-')}"
-
-
-def settings_of(kind: Any) -> dict[str, Setting]:
-    """The fields of a dataclass by name, in the order of their declaration."""
-    return _settings_of(kind)
-
-
-@cache
-def _settings_of(kind: Any) -> dict[str, Setting]:
-    hints = get_type_hints(kind, include_extras=True)
-    made = {}
-    for field in dataclasses.fields(kind):
-        hint = hints[field.name]
-        inner, *extras = get_args(hint) if get_origin(hint) is Annotated else [hint]
-        for extra in extras:
-            if isinstance(extra, Limit):
-                inner = Annotated[inner, extra]
-        shown = [e for e in extras if isinstance(e, typer.models.ParameterInfo)]
-        parse = [e.parse for e in extras if isinstance(e, Text)]
-        made[field.name] = Setting(
-            field.name, _without_none(inner), _default(field), shown[0] if shown else None,
-            parse[0] if parse else None, UNSAVED not in extras,
-        )  # fmt: skip
-    return made
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return ... if field.default is dataclasses.MISSING else field.default
-
-
-def _without_none(kind: Any) -> Any:
-    if get_origin(kind) in (Union, types.UnionType):
-        [one] = [part for part in get_args(kind) if part is not type(None)]
-        return one
-    return kind
-
-
-# ---- the command -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
 class Asked(Generic[S]):
-    """What a user asked for, by name, and the processes that work together."""
+    """What a user asked for, by name, and the processes that work together.
+
+    files  which settings file a value comes from; the others come from the command line
+    """
 
     kind: type[S]
     values: Mapping[str, Any]
     ranks: Communicator | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
 
-    def settings(self, saved: Mapping[str, Any] | None = None) -> S:
-        """All settings: what was asked for, else what is saved, else the defaults; SettingError for a missing one."""
-        values = {**(saved or {}), **self.values}
+    def beside(self, saved: Mapping[str, Any], file: str) -> Asked[S]:
+        """The same beside what a run has saved in this file."""
+        files = dict.fromkeys(saved.keys() - self.values.keys(), file)
+        return Asked(self.kind, {**saved, **self.values}, self.ranks, {**self.files, **files})
+
+    def settings(self) -> S:
+        """All settings: what was asked for, else the defaults; SettingError for a missing one."""
         for setting in settings_of(self.kind).values():
-            if setting.name not in values and setting.default is ...:
+            if setting.name not in self.values and setting.default is ...:
                 more = f", or {setting.name} = in a --config file"
                 raise SettingError(f"Missing argument '{setting.name.upper()}'{more}")
-        return self.kind(**values)
+        return self.kind(**self.values)
+
+    def place(self, name: str) -> str:
+        """Where a setting comes from: "--lr", or "FILE: lr"."""
+        return f"{self.files[name]}: {name}" if name in self.files else settings_of(self.kind)[name].flag
+
+    def told(self, name: str) -> str:
+        """A setting as it was asked for: "--lr 3", or "FILE: lr = 3"."""
+        value = self.values[name]
+        if name in self.files:
+            return f"{self.place(name)} = {shown(value)}"
+        return f"{self.place(name)} {'' if value is True else _told(value):.80}".rstrip()
+
+    @contextlib.contextmanager
+    def naming_places(self) -> Iterator[None]:
+        """Inside, an error of a setting names where that comes from: its flag, or a settings file and its key."""
+        try:
+            yield
+        except GradloomError as error:
+            text = self._with_place(str(error), isinstance(error, FileError))
+            if text == str(error):
+                raise
+            raise type(error)(text) from error.__cause__
+
+    def _with_place(self, text: str, is_of_file: bool) -> str:
+        """The message with the place of its setting, where it begins with a flag ("--lr 3: ..."), the name of an
+        argument ("lr=3 ...", "Adam: lr: ...") or an input that cannot be read."""
+        if (found := re.match(r"--([a-z][a-z-]*)(?![\w-])", text)) and found[1].replace("-", "_") in self.files:
+            name = found[1].replace("-", "_")
+            return self.told(name) + _after(text[found.end() :], [" " + one for one in _forms(self.values[name])])
+        for before in ("", r"[A-Za-z]\w*: "):
+            found = re.match(rf"{before}([a-z_]+)(?==|: | without |\[\d)", text)
+            if found and found[1] in self.values:
+                name, rest = found[1], text[found.end() :]
+                if rest.startswith("["):
+                    return self.place(name) + rest
+                return self.told(name) + _after(rest, ["=" + one for one in _forms(self.values[name])])
+        named = re.sub(r"[\w=]+ \((--([a-z-]+)( [^),]+)?)\)", self._flag_or_key, text)
+        return self._with_place_of_path(text, is_of_file) if named == text else named
+
+    def _with_place_of_path(self, text: str, is_of_file: bool) -> str:
+        """The message with the place of the path that it begins with. The path of an argument is its own name."""
+        known = settings_of(self.kind)
+        paths = [(name, v) for name, v in self.values.items() if known[name].kind == Place]
+        paths += [(name, v) for name, one in self.values.items() if isinstance(one, dict) for v in one.values()]
+        begun = [(len(path), name) for name, path in paths if text.startswith((f"{path}: ", f"{path}{os.sep}"))]
+        name = max(begun)[1] if begun else ""
+        if name in self.files:
+            return f"{self.place(name)} = {text}"
+        if name and is_of_file and known[name].is_saved and known[name].flag.startswith("--"):
+            return f"{self.place(name)} {text}"
+        return text
+
+    def _flag_or_key(self, found: re.Match[str]) -> str:
+        """Of "as_chat (--as-chat)": the flag, or the key of the settings file that has it."""
+        name = found[2].replace("-", "_")
+        return f"{name} of {self.files[name]}" if name in self.files else found[1]
+
+
+def _forms(value: Any) -> list[str]:
+    """A value as messages show it, the longest first."""
+    shown_as = {str(value), f"{value!s:.80}", repr(value), one_line(value), _told(value)}
+    if isinstance(value, list):
+        shown_as.add(",".join(map(str, value)))
+    return sorted(shown_as, key=len, reverse=True)
+
+
+def _after(text: str, beginnings: list[str]) -> str:
+    """The text without the first of these that it begins with."""
+    return next((text[len(one) :] for one in beginnings if text.startswith(one)), text)
 
 
 def command(kind: type[S], run: Callable[[Asked[S]], int], name: str) -> Callable[..., int]:
     """A function as typer takes it, whose parameters are the settings and --config; `run` gets what was asked for."""
+
+    register(name, kind)
 
     def call(config: str | None = None, **flags: Any) -> int:
         return run(asked(kind, flags, config))
@@ -212,21 +183,23 @@ def asked(kind: type[S], flags: Mapping[str, Any], file: str | None) -> Asked[S]
     """What flags and the settings file ask for, each checked. Where ranks are asked for, this process joins them first:
     then rank 0 alone says what is wrong."""
     given = {name: value for name, value in flags.items() if value is not None and value != []}
-    ranked = ("parallel", "exchange")
-    known = settings_of(kind)
     at_once = "parallel" in given or file is None
-    if at_once:
-        ranks = join(*(given.get(name) for name in ranked))
+    ranks = _joined(Asked(kind, given)) if at_once else None
     values = {} if file is None else read(kind, file)
+    files = {} if file is None else dict.fromkeys(values.keys() - given.keys(), file)
     if not at_once:
-        ranks = join(*(given.get(name, values.get(name)) for name in ranked))
+        ranks = _joined(Asked(kind, {**values, **given}, None, files))
     for name, value in given.items():
-        setting = known[name]
-        text = f"{setting.flag} {'' if value is True else _told(value):.80}".rstrip()
+        setting, text = settings_of(kind)[name], Asked(kind, given).told(name)
         if setting.parse is not None:
             value = _parsed(setting, value)
         values[name] = checked(value, setting.kind, text)
-    return Asked(kind, values, ranks)
+    return Asked(kind, values, ranks, files)
+
+
+def _joined(given: Asked[S]) -> Communicator | None:
+    with given.naming_places():
+        return join(*(given.values.get(name) for name in ("parallel", "exchange")))
 
 
 def _told(value: Any) -> str:
@@ -243,164 +216,3 @@ def _parsed(setting: Setting, value: str | list[str]) -> Any:
     for one in value:
         made |= setting.parse(one)
     return made
-
-
-# ---- files -----------------------------------------------------------------------------------------------------------
-
-
-def parse_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The tables of a TOML file; FileError when it cannot be read, SettingError when it is none."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-
-    from ..files.regular import open_regular
-
-    try:
-        with open_regular(path, "need a settings file (TOML)") as file:
-            text = file.read(_LONGEST + 1)
-    except OSError as error:
-        raise FileError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}") from None
-    if len(text) > _LONGEST:
-        raise FileError(f"{path}: is longer than {_LONGEST} bytes; need a settings file (TOML)")
-    # a byte of a file's name that is no UTF-8 stays what it is, in what a run has saved
-    words = text.decode(errors="surrogateescape").removeprefix("\ufeff")
-    is_text = not re.search("[\ud800-\udfff]", words)
-    if _MANY_DOTS.search(words):
-        raise SettingError(f"{path}: has a key of 64 dots or more; need a settings file (TOML)")
-    try:
-        found = tomllib.loads(words)
-    except (ValueError, RecursionError) as error:  # also a number of too many digits
-        if not is_text:
-            raise SettingError(f"{path}: is no text of UTF-8; need a settings file (TOML) in UTF-8") from None
-        raise SettingError(f"{path}: is no TOML: {str(error).partition(';')[0] or 'nested too deeply'}") from None
-    if not is_text and not isinstance(found.get("run"), dict):
-        raise SettingError(f"{path}: is no text of UTF-8; need a settings file (TOML) in UTF-8")
-    return found
-
-
-def read(kind: type, path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The settings of a file, checked, by name. A table [run] tells of the run that saved them: no setting.
-
-    SettingError with file, key, value and what is needed; an unknown key names the nearest.
-    """
-    found = parse_toml(path)
-    found.pop("run", None)
-    known = settings_of(kind)
-    for key in found:
-        if key not in known:
-            raise SettingError(f"{path}: key {key} is not known{_nearest(key, known)}")
-    return {key: checked(value, known[key].kind, f"{path}: {key} = {shown(value)}") for key, value in found.items()}
-
-
-def save(settings: Any, about: Mapping[str, Any]) -> bytes:
-    """A settings file with what was decided, places as whole paths, and the run that it tells of."""
-    import tomli_w
-
-    kept = {
-        setting.name: _absolute(getattr(settings, setting.name), setting.kind)
-        for setting in settings_of(type(settings)).values()
-        if setting.is_saved
-    }
-    tables = {name: _table(value) for name, value in {**kept, "run": about}.items() if value not in (None, {})}
-    return tomli_w.dumps(tables).encode(errors="surrogateescape")
-
-
-def _absolute(value: Any, kind: Any) -> Any:
-    """A place as it is named from every folder."""
-    if value is not None and kind == Place:
-        return os.path.abspath(value)
-    if isinstance(value, dict) and get_args(kind)[1:] == (Place,):
-        return {name: os.path.abspath(one) for name, one in value.items()}
-    return value
-
-
-def _table(value: Any) -> Any:
-    """As TOML holds it: None is left out."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = dataclasses.asdict(value)
-    if isinstance(value, Mapping):
-        return {name: _table(one) for name, one in value.items() if one is not None}
-    return [_table(one) for one in value] if isinstance(value, (list, tuple)) else value
-
-
-# ---- checks ----------------------------------------------------------------------------------------------------------
-
-
-def checked(value: Any, kind: Any, place: str) -> Any:
-    """The value as this type; SettingError with what is needed: "PLACE: need ..."."""
-    import msgspec
-
-    _check_tables(value, kind, place)
-    try:
-        return msgspec.convert(value, _with_limits(kind), strict=True)
-    except msgspec.ValidationError:
-        large = ", below 2**63" if isinstance(value, int) and value >= 1 << 63 else ""
-        unknown = "is not known; " if get_origin(kind) is Literal and isinstance(value, str) else ""
-        raise SettingError(f"{place}: {unknown}need {_need(kind)}{large}") from None
-
-
-def _check_tables(value: Any, kind: Any, place: str) -> None:
-    """The tables of a list, each with its own message."""
-    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
-    if get_origin(kind) is not list or not isinstance(value, list) or not dataclasses.is_dataclass(get_args(kind)[0]):
-        return
-    known, file = settings_of(get_args(kind)[0]), place.partition(" = ")[0]
-    for i, table in enumerate(value):
-        if not isinstance(table, dict):
-            raise SettingError(f"{file}[{i}] = {shown(table)}: need a table")
-        for key, one in table.items():
-            if key not in known:
-                raise SettingError(f"{file}[{i}]: key {key} is not known{_nearest(key, known)}")
-            checked(one, known[key].kind, f"{file}[{i}].{key} = {shown(one)}")
-        for key, setting in known.items():
-            if setting.default is ... and key not in table:
-                raise SettingError(f"{file}[{i}]: key {key} is missing; need {_need(setting.kind)}")
-
-
-def _with_limits(kind: Any) -> Any:
-    """The type with msgspec's own limits in place of ours."""
-    import msgspec
-
-    origin, parts = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        kind = _with_limits(parts[0])
-        for part in parts[1:]:
-            limits: Any = dict(part.limits)
-            kind = Annotated[kind, msgspec.Meta(**limits)] if limits else kind
-        return kind
-    if origin in (list, dict):
-        return origin[tuple(_with_limits(part) for part in parts)]
-    return kind
-
-
-def _need(kind: Any) -> str:
-    origin, parts = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        said = [part.need for part in parts[1:] if isinstance(part, Limit)]
-        return said[0] if said else _need(parts[0])
-    if origin is Literal:
-        return " or ".join(str(part).lower() if isinstance(part, bool) else str(part) for part in parts)
-    if origin is list:
-        return f"a list, each of it {_need(parts[0])}"
-    if origin is dict:
-        return f"a table of names, each with {_need(parts[1])}"
-    names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-    return names.get(kind, "a table")
-
-
-def shown(value: Any) -> str:
-    """A value of a settings file in a message."""
-    try:
-        text = json.dumps(value, ensure_ascii=False)
-    except TypeError:  # a date
-        text = str(value)
-    except ValueError:  # of more digits than Python writes
-        text = hex(value) if isinstance(value, int) else "..."
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _nearest(key: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(key.replace("-", "_").lower(), list(known), 1)
-    return f"; did you mean {near[0]}?" if near else f"; need one of {', '.join(known)}"

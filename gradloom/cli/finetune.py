@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import shlex
 import sys
 from dataclasses import replace
 from functools import partial
@@ -13,7 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..base.memory import resident_peak, show_bytes
-from .common import columns, exit_code, heed_signals, is_quiet, json_text, say, uninterrupted, with_more
+from .common import (
+    columns,
+    exit_code,
+    going_on,
+    heed_signals,
+    is_quiet,
+    json_text,
+    say,
+    to_paste,
+    uninterrupted,
+    with_more,
+)
 from .config import Asked, command
 from .finetune_settings import FinetuneSettings, inputs_of, reading, resumed, run_beside, settle, training
 from .language import adapter_for
@@ -31,9 +41,10 @@ def run(asked: Asked[FinetuneSettings]) -> int:
     What trains and how much memory it needs is said before anything runs; on Ctrl-C, SIGTERM or SIGHUP the work so
     far is saved, and --resume goes on.
     """
-    use = settle(resumed(asked))
-    inputs = Inputs(model=use.model, data=use.data, lora=use.lora, chat_template=use.chat_template)
-    with contextlib.ExitStack() as claimed:
+    asked = resumed(asked)
+    with asked.naming_places(), contextlib.ExitStack() as claimed:
+        use = settle(asked)
+        inputs = Inputs(model=use.model, data=use.data, lora=use.lora, chat_template=use.chat_template)
         job, planned = _prepare(use, asked.ranks, inputs, claimed)
         heed_signals()
         return _train(job, planned, use)
@@ -155,8 +166,10 @@ def _train(run: Run, planned: MemoryPlan, use: FinetuneSettings) -> int:
     if run.interrupted:
         say(f"what was trained so far is in {place}")
     if is_cut:
-        words = ["--out", place, *(["--run", str(use.run)] if use.run != run_beside(place) else []), "--resume"]
-        say(f"after step {run.steps:,}; go on with: {shlex.join(['gradloom', 'finetune', *words])}")
+        places = ["--out", os.path.abspath(place)]
+        if use.run != run_beside(place):
+            places += ["--run", os.path.abspath(str(use.run))]
+        say(f"after step {run.steps:,}; go on with: {going_on('finetune', places, run.ranks, use.exchange)}")
     report = run.report | {"data_file": use.data, "out": place}
     report |= {"resident_before_bytes": before, "planned_total_bytes": planned.total}
     lines = []
@@ -179,7 +192,5 @@ def _train(run: Run, planned: MemoryPlan, use: FinetuneSettings) -> int:
 
 
 def _use(run: Run, place: str) -> str:
-    model = shlex.quote(run.model.path)
-    if run.method == "full":
-        return f'gradloom generate {shlex.quote(place)} --prompt "..."'
-    return f'gradloom generate {model} --lora {shlex.quote(place)} --prompt "..."'
+    words = [place] if run.method == "full" else [run.model.path, "--lora", place]
+    return to_paste(["gradloom", "generate", *words]) + ' --prompt "..."'

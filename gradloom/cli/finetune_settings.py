@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .common import Exchange, Parallel
-from .config import UNSAVED, Asked, Count, Decay, Interval, Place, Rate, Share, Text, Whole, commas, decided
+from .config import Asked
 from .language import (
     DATA_HELP,
     LOSS_ON,
@@ -25,8 +24,22 @@ from .language import (
     TextKey,
     data_options,
 )
-from .run_settings import CheckpointEvery, EvalRows, Keep, LogKinds, MaxNorm, OnNonfinite, Precision, StopAfter
-from .saved_settings import of_run
+from .run_settings import (
+    CheckpointEvery,
+    EvalEvery,
+    EvalRows,
+    Exchange,
+    Keep,
+    LogKinds,
+    MaxNorm,
+    OnNonfinite,
+    Optimizer,
+    Parallel,
+    Precision,
+    StopAfter,
+)
+from .saved_settings import beside_run
+from .setting import UNSAVED, Count, Decay, Name, Often, Place, Rate, Share, Text, Whole, commas, decided
 
 if TYPE_CHECKING:
     from ..parallel.communicator import Communicator
@@ -73,11 +86,13 @@ class FinetuneSettings:
     warmup: Annotated[Share, typer.Option(help="Share of the steps in which the rate grows.")] = 0.03
     weight_decay: Annotated[Decay, typer.Option(help="Of AdamW.")] = 0.0
     optimizer: Annotated[
-        str, typer.Option(help="adamw, adam, sgd, lion, rmsprop, adafactor or muon, with the rate of --lr.")
+        Optimizer,
+        Text(str.lower),
+        typer.Option(help="adamw, adam, sgd, lion, rmsprop, adafactor or muon, with the rate of --lr."),
     ] = "adamw"
     max_norm: MaxNorm = None
     freeze: Annotated[
-        list[str] | None,
+        list[Name] | None,
         typer.Option(help="Of what would train, a pattern such as blk.0.* that stays. May be given more than once."),
     ] = None
     on_nonfinite: OnNonfinite = "stop"
@@ -85,14 +100,12 @@ class FinetuneSettings:
         list[str] | None, typer.Option(help="Show how the model goes on from this text. May be given more than once.")
     ] = None
     sample_every: Annotated[
-        Interval | None, typer.Option(help="How often, such as 100steps or 1epoch. [default: 100steps]")
+        Often | None, typer.Option(help="How often, such as 100steps or 1epoch. [default: 100steps]")
     ] = None
     val_split: Annotated[
         Share | None, typer.Option(help="Share of the rows to validate on. [default: 0.05, at most 100 rows]")
     ] = None
-    eval_every: Annotated[
-        Interval | None, typer.Option(help="Validate inside epochs, too: 50steps; or 2epochs. [default: 1epoch]")
-    ] = None
+    eval_every: EvalEvery = None
     eval_rows: EvalRows = None
     patience: Annotated[
         Whole | None, typer.Option(help="End after so many evaluations without improvement. [default: never]")
@@ -117,8 +130,8 @@ class FinetuneSettings:
     chat_template: Template = None
     loss_on: Annotated[Literal["assistant", "all"] | None, LOSS_ON] = None
     skip_bad_lines: SkipBadLines = False
-    parallel: Annotated[Parallel, UNSAVED] = None
-    exchange: Annotated[Exchange, UNSAVED] = None
+    parallel: Parallel = None
+    exchange: Exchange = None
     checkpoint_every: CheckpointEvery = None
     keep: Keep = None
     stop_after: StopAfter = None
@@ -144,21 +157,22 @@ class FinetuneSettings:
     json: Annotated[Json, UNSAVED] = False
 
 
-def settle(asked: FinetuneSettings) -> FinetuneSettings:
+def settle(asked: Asked[FinetuneSettings]) -> FinetuneSettings:
     """With the defaults that follow from the method; SettingError for settings that exclude one another."""
     from ..base.errors import SettingError
     from ..base.settings import as_precision
 
-    if asked.epochs is not None and asked.steps is not None:
-        raise SettingError(f"--epochs {asked.epochs} --steps {asked.steps}: need one of them")
-    out = asked.out or _out_of(asked.method)
+    use = asked.settings()
+    if use.epochs is not None and use.steps is not None:
+        raise SettingError(f"{asked.told('epochs')} and {asked.told('steps')}: need one of them")
+    out = use.out or _out_of(use.method)
     return replace(
-        asked,
-        lr=asked.lr or (2e-4 if asked.method == "lora" else 2e-5),
-        precision=as_precision(asked.precision),
+        use,
+        lr=use.lr or (2e-4 if use.method == "lora" else 2e-5),
+        precision=as_precision(use.precision),
         out=out,
-        run=asked.run or run_beside(out),
-        epochs=asked.epochs or (1 if asked.steps is None else None),
+        run=use.run or run_beside(out),
+        epochs=use.epochs or (1 if use.steps is None else None),
     )
 
 
@@ -171,13 +185,12 @@ def run_beside(out: str) -> str:
     return str(Path(out).with_suffix(".run"))
 
 
-def resumed(asked: Asked[FinetuneSettings]) -> FinetuneSettings:
+def resumed(asked: Asked[FinetuneSettings]) -> Asked[FinetuneSettings]:
     """What is asked for, with --resume beside the settings of the run in its folder."""
     given = asked.values
-    saved = of_run(asked, given.get("run") or run_beside(given.get("out") or _out_of(given.get("method", "lora"))))
-    if "epochs" in given or "steps" in given:  # one of them is meant
-        saved = {name: value for name, value in saved.items() if name not in ("epochs", "steps")}
-    return asked.settings(saved)
+    folder = given.get("run") or run_beside(given.get("out") or _out_of(given.get("method", "lora")))
+    length = ("epochs", "steps")  # one of them is meant
+    return beside_run(asked, folder, *(length if any(name in given for name in length) else ()))
 
 
 def inputs_of(use: FinetuneSettings) -> list[str]:

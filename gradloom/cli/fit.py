@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import shlex
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from .common import exit_code, heed_signals, json_text, say, uninterrupted, with_more
-from .config import Asked, command, settings_of
+from .common import exit_code, going_on, heed_signals, json_text, say, uninterrupted, with_more
+from .config import Asked, command
 from .fit_report import (
     Job,
-    announce,
     measure,
     measure_test,
     summarise,
@@ -22,9 +20,11 @@ from .fit_report import (
     write_result,
 )
 from .fit_settings import OPTIMIZERS, FitSettings, Group, prepared, rows_of, settle
-from .saved_settings import SETTINGS, Inputs, of_run
+from .saved_settings import SETTINGS, Inputs, beside_run
+from .setting import settings_of
 
 if TYPE_CHECKING:
+    from ..parallel.communicator import Communicator
     from ..train.result import EpochResult
 
 
@@ -34,14 +34,21 @@ def run(asked: Asked[FitSettings]) -> int:
     Text targets and whole-number targets with at most 20 values are classes, other numbers a regression. Where the data
     bring no test rows, a fifth of them is held out and measured at the end.
     """
+    asked = beside_run(asked, asked.values.get("out", settings_of(FitSettings)["out"].default))
+    with asked.naming_places():
+        return _fit(prepared(asked.settings()), asked.ranks)
+
+
+fit = command(FitSettings, run, "fit")
+
+
+def _fit(use: FitSettings, ranks: Communicator | None) -> int:
+    from ..base.patterns import matched
     from ..data import read_table
     from ..files import claim, refuse_input
     from ..parallel.agree import agreed, is_root
     from .model import MODEL, RESULT, build_model, need_room
 
-    ranks = asked.ranks
-    folder = asked.values.get("out", settings_of(FitSettings)["out"].default)
-    use = prepared(asked.settings(of_run(asked, folder)))
     inputs = Inputs(data=use.data, **{f"val.{name}": file for name, file in (use.val or {}).items()})
     path, report = (os.path.join(use.out, name) for name in (MODEL, RESULT))
     with contextlib.ExitStack() as claimed:
@@ -54,14 +61,11 @@ def run(asked: Asked[FitSettings]) -> int:
             use = settle(use, table, ranks)
             need_room(table.preprocess, use.hidden)
             net = build_model(table.preprocess, use.hidden)
+            matched("freeze", use.freeze or (), [*net.named_parameters(), *net.named_buffers()])
             job = Job(use, table, net, ranks, inputs, validation_sets(use, table))
             inputs.digests()
-        announce(job)
         heed_signals()
         return _train_and_save(job, path, report)
-
-
-fit = command(FitSettings, run, "fit")
 
 
 def _train_and_save(job: Job, path: str, report: str) -> int:
@@ -125,7 +129,8 @@ def _train_and_save(job: Job, path: str, report: str) -> int:
     if interrupted:
         say(f"interrupted; {kept}")
     if (interrupted or job.time_is_up) and not bad:
-        say(f"after step {steps:,}; go on with: {shlex.join(['gradloom', 'fit', '--out', job.use.out, '--resume'])}")
+        line = going_on("fit", ["--out", os.path.abspath(job.use.out)], job.ranks, job.use.exchange)
+        say(f"after step {steps:,}; go on with: {line}")
     if is_root(job.ranks):
         if not interrupted:
             summarise(job, result)
@@ -143,7 +148,7 @@ def _optimizer(job: Job) -> Any:
     use = job.use
     steps = use.epochs * -(-rows_of(use, job.table)[0] // use.batch_size)
     rate = gl.optim.schedules.Cosine(use.lr, steps=steps)
-    more: dict[str, Any] = {name: value for name, value in OPTIMIZERS.get(use.optimizer, {}).items() if name != "lr"}
+    more: dict[str, Any] = {name: value for name, value in OPTIMIZERS[use.optimizer].items() if name != "lr"}
     parameters = job.net.parameters()
     groups = [_group(group, steps) for group in use.groups or ()]
     if use.optimizer == "muon":
@@ -188,7 +193,7 @@ def _train(job: Job, optimizer: Any) -> list[EpochResult]:
         freeze=use.freeze or (),
         class_weight=use.class_weight,
         on_nonfinite=use.on_nonfinite,
-        callbacks=[job.watch, *job.stopping],
+        callbacks=[*job.stopping, job.watch],
         precision=use.precision,
         threads=use.threads,
         run=use.out,

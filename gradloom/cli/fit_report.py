@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 import sys
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..base.memory import resident_peak
-from .common import columns, json_text, say
+from .common import columns, json_text, say, to_paste
 from .fit_settings import FitSettings, rows_of
 from .saved_settings import Inputs, saved
 
@@ -37,7 +36,7 @@ class Job:
         """Knows of the training while it runs."""
         from .fit_watch import Watch
 
-        return Watch(self.settings)
+        return Watch(self.settings, lambda: announce(self))
 
     def settings(self) -> bytes:
         """The text of settings.toml: every setting as it was decided."""
@@ -256,5 +255,5 @@ def summarise(job: Job, result: dict[str, Any]) -> None:
     lines.append(("time", f"{duration(result['seconds'])}, {rate(result['rows_per_second'])} rows/s"))
     lines.append(("memory", f"{rate(result['peak_bytes'])}B, {rate(result['planned_bytes'])}B of them planned"))
     lines.append(("saved", result["model"]))
-    lines.append(("use it", f"gradloom predict {shlex.quote(result['model'])} {shlex.quote(job.use.data)}"))
+    lines.append(("use it", to_paste(["gradloom", "predict", result["model"], job.use.data])))
     columns(lines, sys.stderr if job.use.json else None)

@@ -8,9 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from .common import Exchange, Parallel
-from .config import UNSAVED, Count, Decay, Interval, Limit, Place, Rate, Share, Text, Whole, commas, decided
-from .run_settings import CheckpointEvery, EvalRows, Keep, LogKinds, MaxNorm, OnNonfinite, Precision, StopAfter
+from .run_settings import (
+    CheckpointEvery,
+    EvalEvery,
+    EvalRows,
+    Exchange,
+    Keep,
+    LogKinds,
+    MaxNorm,
+    OnNonfinite,
+    Optimizer,
+    Parallel,
+    Precision,
+    StopAfter,
+)
+from .setting import UNSAVED, Count, Decay, Limit, Name, Place, Rate, Share, Text, Whole, commas, decided
 
 if TYPE_CHECKING:
     from ..data import Table
@@ -65,7 +77,9 @@ class FitSettings:
         Rate, typer.Option(help="Learning rate at the start; it falls to 0 by a cosine. [default: 0.003; sgd 0.05]")
     ] = decided
     optimizer: Annotated[
-        str, typer.Option(help="adamw (weight decay 0.01), sgd (momentum 0.9), adam, lion, rmsprop, adafactor, muon.")
+        Optimizer,
+        Text(str.lower),
+        typer.Option(help="adamw (weight decay 0.01), sgd (momentum 0.9), adam, lion, rmsprop, adafactor, muon."),
     ] = "adamw"
     groups: list[Group] | None = None
     loss: Annotated[
@@ -82,9 +96,7 @@ class FitSettings:
             help="A file to validate on, in place of --val-split; several as NAME=FILE. May be given more than once."
         ),
     ] = None
-    eval_every: Annotated[
-        Interval | None, typer.Option(help="Validate inside epochs, too: 200steps; or 2epochs. [default: 1epoch]")
-    ] = None
+    eval_every: EvalEvery = None
     eval_rows: EvalRows = None
     patience: Annotated[
         Whole | None,
@@ -98,7 +110,7 @@ class FitSettings:
         Share, typer.Option(help="Decay of a moving average of the weights, which is validated and saved; 0: none.")
     ] = 0.0
     freeze: Annotated[
-        list[str] | None,
+        list[Name] | None,
         typer.Option(help="Weights that stay as they are: a pattern such as 0.*. May be given more than once."),
     ] = None
     class_weight: Annotated[
@@ -108,8 +120,8 @@ class FitSettings:
     seed: Annotated[Count, typer.Option(help="Of the weights, the split and the order of the rows.")] = 0
     precision: Precision = decided
     threads: Annotated[Whole | None, UNSAVED, typer.Option(help="[default: the machine's cores]")] = None
-    parallel: Annotated[Parallel, UNSAVED] = None
-    exchange: Annotated[Exchange, UNSAVED] = None
+    parallel: Parallel = None
+    exchange: Exchange = None
     checkpoint_every: CheckpointEvery = None
     keep: Keep = None
     stop_after: StopAfter = None
@@ -128,7 +140,7 @@ class FitSettings:
     )
 
 
-# Of the optimisers' settings those that a fit does not leave at their defaults
+# Of the optimisers' settings the rate, and those that a fit does not leave at their defaults
 OPTIMIZERS: dict[str, dict[str, float]] = {
     "adamw": {"lr": 0.003, "weight_decay": 0.01},
     "adam": {"lr": 0.003},
@@ -144,11 +156,7 @@ def prepared(asked: FitSettings) -> FitSettings:
     """With what is decided before the data are read; SettingError for settings that exclude one another."""
     from ..base.errors import SettingError
     from ..base.settings import as_precision
-    from ..optim.names import optimizer_names
 
-    known = sorted(optimizer_names(), key=lambda name: list(OPTIMIZERS).index(name) if name in OPTIMIZERS else 99)
-    if asked.optimizer not in known:
-        raise SettingError(f"--optimizer {asked.optimizer:.80}: is not known; need {' or '.join(known)}")
     if asked.monitor is not None and asked.patience is None:
         raise SettingError(f"--monitor {asked.monitor}: is what --patience waits for; need both")
     validates = asked.val is not None or asked.val_split or (asked.val_split is None and os.path.isdir(asked.data))
@@ -167,7 +175,6 @@ def prepared(asked: FitSettings) -> FitSettings:
 def settle(asked: FitSettings, table: Table, ranks: Communicator | None) -> FitSettings:
     """With defaults for what was not said, by the kind and the number of the training rows."""
     from ..base.errors import SettingError
-    from ..optim.names import optimizer_named
     from ..parallel.agree import share_of
 
     rows = rows_of(asked, table)[0]
@@ -191,7 +198,7 @@ def settle(asked: FitSettings, table: Table, ranks: Communicator | None) -> FitS
         micro_batch_size=micro,
         checkpoint_every=asked.checkpoint_every or "5min",
         keep=asked.keep or 3,
-        lr=asked.lr or OPTIMIZERS.get(asked.optimizer, {}).get("lr") or optimizer_named(asked.optimizer)().lr,
+        lr=asked.lr or OPTIMIZERS[asked.optimizer]["lr"],
         loss=loss,
     )
 

@@ -16,12 +16,14 @@ class Watch(Callback):
 
     stateless = True
 
-    def __init__(self, settings: Callable[[], bytes]) -> None:
+    def __init__(self, settings: Callable[[], bytes], announce: Callable[[], None]) -> None:
         self.loop: Any = None
+        self.announce = announce  # what was decided: said when nothing can be refused any more
         self.settings = settings  # the text of settings.toml
 
     def begin(self, loop: Any) -> None:
         self.loop = loop
+        self.announce()
         if loop.saver is not None and loop.saver.folder is not None:
             loop.saver.folder.files[SETTINGS] = self.settings
 

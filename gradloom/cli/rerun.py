@@ -9,13 +9,15 @@ from typing import Annotated, Any
 import typer
 
 from .common import Exchange, Parallel, join, need_place, need_whole, say
-from .config import Asked, Place, checked, parse_toml, read
+from .config import Asked
 from .finetune import run as run_finetune
 from .finetune_settings import FinetuneSettings
 from .fit import run as run_fit
 from .fit_settings import FitSettings
 from .language import Json, Threads
 from .saved_settings import SETTINGS, digest
+from .setting import Place, checked
+from .settings_file import parse_toml, read
 
 _COMMANDS: dict[str, tuple[Any, Any]] = {
     "fit": (FitSettings, run_fit),
@@ -48,8 +50,8 @@ def rerun(
     _need_same_inputs(file, about, values)
     _say_what_differs(about)
     here = {"out": to, "threads": threads, "exchange": exchange, "json": json}
-    values |= {name: value for name, value in here.items() if value is not None}
-    return int(command(Asked(kind, values, ranks)))
+    given = {name: value for name, value in here.items() if value is not None}
+    return int(command(Asked(kind, given, ranks).beside(values, str(file))))
 
 
 def _read(file: Path) -> tuple[Any, Any, dict[str, Any], dict[str, Any]]:

@@ -6,8 +6,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from .config import UNSAVED, Duration, Interval, Rate, Text, Whole, commas
+from .common import EXCHANGE, PARALLEL
+from .setting import UNSAVED, Duration, Interval, Often, Rate, Text, Whole, commas
 
+Optimizer = Literal["adamw", "adam", "sgd", "lion", "rmsprop", "adafactor", "muon"]
+EvalEvery = Annotated[
+    Often | None, typer.Option(help="Validate inside epochs, too: 200steps; or 2epochs. [default: 1epoch]")
+]
 MaxNorm = Annotated[Rate | None, typer.Option(help="Hold the gradients' global norm down to this. [default: no limit]")]
 OnNonfinite = Annotated[Literal["stop", "skip"], typer.Option(help="stop at a batch that is not finite, or skip it.")]
 EvalRows = Annotated[Whole | None, typer.Option(help="Validate on so many rows, the same each time. [default: on all]")]
@@ -26,3 +31,5 @@ LogKinds = Annotated[
     Text(commas),
     typer.Option(help="Beside metrics.jsonl: csv, tensorboard, or csv,tensorboard. [default: neither]"),
 ]
+Parallel = Annotated[Literal["mpi"] | None, UNSAVED, PARALLEL]
+Exchange = Annotated[Literal["ordered", "fast"] | None, UNSAVED, EXCHANGE]

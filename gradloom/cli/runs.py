@@ -31,6 +31,10 @@ def runs(
     need_place("dir", folder)
     if not os.path.isdir(folder):
         raise FileError(f"{folder}: no such folder; need one to look for runs in")
+    try:
+        os.scandir(folder).close()
+    except OSError as error:
+        raise FileError(f"{folder}: cannot be read: {(error.strerror or str(error)).lower()}") from None
     found = sorted(_found(Path(folder)), key=lambda run: (run["begun"] or "", run["name"]))
     width = shutil.get_terminal_size((80, 24)).columns
     for run in found:
@@ -136,10 +140,12 @@ def _changed(path: Path) -> str | None:
 
 
 def _seconds(begun: Any, ended: Any) -> float | None:
+    """Between two times; None where one is not known, and where the clock was set back."""
     try:
-        return (datetime.fromisoformat(ended) - datetime.fromisoformat(begun)).total_seconds()
+        seconds = (datetime.fromisoformat(ended) - datetime.fromisoformat(begun)).total_seconds()
     except (TypeError, ValueError):
         return None
+    return seconds if seconds >= 0 else None
 
 
 # ---- what a person reads ---------------------------------------------------------------------------------------------

@@ -7,13 +7,16 @@ import os
 import shlex
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..base.errors import FileError, GradloomError
 from .common import command_line
-from .config import Asked, Place, checked, parse_toml, read, save, shown
+from .config import Asked
+from .setting import Place, checked, settings_of, shown
+from .settings_file import parse_toml, read, save
 
 SETTINGS = "settings.toml"
+S = TypeVar("S")
 _PIECE = 1 << 20  # bytes read at a time
 
 
@@ -74,20 +77,35 @@ class Inputs:
         return self._found
 
 
-def of_run(asked: Asked[Any], folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """The settings of the run in this folder, where it is to be resumed, and where it writes ("out"); none where there
-    is none. All ranks have those of rank 0."""
+def beside_run(asked: Asked[S], folder: str | os.PathLike[str], *without: str) -> Asked[S]:
+    """What is asked for, where a run is to be resumed beside the settings of the run in this folder, except for those
+    that are named, and the place that it writes to ("out"). All ranks have those of rank 0.
+
+    SettingError where the folder has no settings and those that are given do not make a run.
+    """
+    from ..base.errors import SettingError
     from ..parallel.agree import agreed, is_root
 
     if not asked.values.get("resume"):
-        return {}
+        return asked
     found: dict[str, Any] = {}
+    file = os.path.join(folder, SETTINGS)
     with agreed(asked.ranks):
-        file = os.path.join(folder, SETTINGS)
         if is_root(asked.ranks) and os.path.exists(file):
+            found = read(asked.kind, file)
             out = parse_toml(file).get("run", {}).get("out")
-            found = read(asked.kind, file) | {"out": checked(out, Place, f"{file}: run.out = {shown(out)}")}
-    return found if asked.ranks is None else asked.ranks.gather(found)[0]
+            found["out"] = checked(out, Place, f"{file}: run.out = {shown(out)}")
+        elif is_root(asked.ranks):
+            missing = [s.name.upper() for s in settings_of(asked.kind).values() if s.default is ...]
+            missing = [name for name in missing if name.lower() not in asked.values]
+            if missing:
+                seen = f"has no {SETTINGS}" if os.path.isdir(folder) else "no such folder"
+                need = f"the folder of a run, or {' and '.join(missing)} to begin one"
+                raise SettingError(
+                    f"--resume: {os.fspath(folder)}: {seen}, so there is no run to go on with; need {need}"
+                )
+    found = found if asked.ranks is None else asked.ranks.gather(found)[0]
+    return asked.beside({name: value for name, value in found.items() if name not in without}, file)
 
 
 def saved(settings: Any, command: str, inputs: Inputs, ranks: int, **told: Any) -> bytes:

@@ -64,7 +64,7 @@ def find_column(path: str, names: list[str], name: str, header: bool) -> int:
     if name in names:
         return names.index(name)
     if not header:
-        number = int(name) if name.lstrip("-").isdigit() else 0
+        number = int(name) if name.lstrip("-").isdecimal() and len(name) < 10 else 0
         if 1 <= number <= len(names) or -len(names) <= number <= -1:
             return number - 1 if number > 0 else len(names) + number
         raise DataError(f"{path}: no column {name!r:.60}; it has no header, need a column number 1..{len(names)}")

@@ -68,7 +68,10 @@ def _read_csv(path: Path, target: str | None) -> RawTable:
     data = read_csv(path, expect=() if target is None else (target,))
     if len(data.names) < 2:
         raise DataError(f"{path}: 1 column; need at least 2, separated by a comma, a semicolon or a tab")
-    index = len(data.names) - 1 if target is None else data.find(target)
+    try:
+        index = len(data.names) - 1 if target is None else data.find(target)
+    except DataError as error:
+        raise DataError(f"{error}; see target (--target)") from None
     notes = []
     if target is None:
         notes.append(
@@ -83,9 +86,8 @@ def _read_npz(path: Path, target: str | None) -> RawTable:
     if target is not None:
         if target not in arrays:
             near = difflib.get_close_matches(target, list(arrays), n=1, cutoff=0.0)
-            raise DataError(
-                f"{path}: no array {target!r:.60}; the nearest is {near[0]!r:.60} (arrays: {keys_of(arrays)})"
-            )
+            nearest = f"the nearest is {near[0]!r:.60} (arrays: {keys_of(arrays)})"
+            raise DataError(f"{path}: no array {target!r:.60}; {nearest}; see target (--target)")
         inputs = [k for k in X_KEYS if k in keys and keys[k] != target]
         if not inputs:
             raise DataError(f"{path}: holds {keys_of(arrays)}; need an array called x beside the target {target!r:.60}")
@@ -141,7 +143,7 @@ def _list_of_names(path: Path, key: str, array: np.ndarray) -> list[str]:
 
 def _read_idx(path: Path, target: str | None) -> RawTable:
     if target is not None:
-        raise DataError(f"{path}: is a folder of idx files, whose target is their labels; leave --target out")
+        raise DataError(f"{path}: is a folder of idx files, whose target is their labels; leave target (--target) out")
     arrays = read_idx_folder(path)
     raw = RawTable(str(path), arrays["training images"], arrays["training labels"], "label")
     if "test images" in arrays:

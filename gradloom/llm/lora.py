@@ -9,7 +9,6 @@ import difflib
 import fnmatch
 import math
 import os
-import sys
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 
 from .. import ops
 from ..base import locks
-from ..base.arguments import as_bool, as_whole, need_path, one_line
+from ..base.arguments import as_bool, as_whole, f32_hint, in_f32, need_path, one_line
 from ..base.errors import DTypeError, FileError, SettingError
 from ..data.dataset import generator
 from ..files import refuse_input
@@ -101,8 +100,8 @@ class LoRA:
         if rank >= 1 << 31:
             raise SettingError(f"LoRA: rank={one_line(rank)} is not usable; need one below 2^31")
         alpha = 2.0 * rank if alpha is None else alpha
-        if not isinstance(alpha, (int, float, np.number)) or not 0 < alpha <= sys.float_info.max:
-            raise SettingError(f"LoRA: alpha={one_line(alpha)} is not usable; need a positive number")
+        if not isinstance(alpha, (int, float, np.number)) or not 0 < in_f32(alpha) < math.inf:
+            raise SettingError(f"LoRA: alpha={one_line(alpha)} is not usable; need a positive number{f32_hint(alpha)}")
         if not isinstance(dropout, (int, float, np.number)) or not 0 <= dropout < 1:
             raise SettingError(f"LoRA: dropout={dropout!r} is not usable; need 0 <= dropout < 1")
         generator(seed)  # refuses what is no seed

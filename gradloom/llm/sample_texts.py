@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..base.errors import SettingError
+from ..base.errors import DataError, SettingError
 from ..plan.plan import Plan
 from .generate import Generator, check_length, continued, prompt_ids
 from .model import Adapter, Model
@@ -52,8 +52,11 @@ class TextSampler:
     ) -> None:  # fmt: skip
         self.prompts, self.tokens, self.how = tuple(prompts), tokens, Sampling(temperature, seed=seed)
         self._ids = [prompt_ids(model, prompt) for prompt in self.prompts]
-        for ids in self._ids:
-            check_length(model, ids, tokens)
+        try:
+            for ids in self._ids:
+                check_length(model, ids, tokens)
+        except DataError as error:
+            raise DataError(f"sample_prompt: {error}") from None
         self.generator = Generator(model, adapter, max(map(len, self._ids)) + tokens, **options)
 
     def prepare(self) -> None:

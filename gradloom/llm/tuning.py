@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
-from ..base.arguments import as_whole
+from ..base.arguments import as_whole, f32_hint, in_f32
 from ..base.errors import SettingError
 from ..base.interval import as_interval
 from ..base.patterns import as_patterns, matched
@@ -303,5 +302,6 @@ def _check_one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
 
 
 def _check_number(name: str, value: Any, low: float, high: float) -> None:
-    if not isinstance(value, (int, float, np.number)) or not low <= value < high or value > sys.float_info.max:
-        raise SettingError(f"finetune: {name}={value!r} is not usable; need {low:g} <= {name} < {high:g}")
+    if not isinstance(value, (int, float, np.number)) or not low <= value < high or in_f32(value) == math.inf:
+        need = f"{low:g} <= {name} < {high:g}{f32_hint(value)}"
+        raise SettingError(f"finetune: {name}={value!r} is not usable; need {need}")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .. import ops
-from ..base.arguments import what_is
+from ..base.arguments import f32_hint, in_f32, what_is
 from ..base.errors import GradientError, SettingError
 from ..graph.value import Value
 from .optimizer import Optimizer
@@ -26,8 +26,9 @@ def is_one(weight: Any) -> bool:
 def check_max(name: str, bound: float) -> float:
     """max_norm or max_value as a float, inf for none; SettingError unless it is a number above 0."""
     usable = isinstance(bound, (int, float, np.number)) and not isinstance(bound, bool) and bound > 0
+    usable = usable and (0 < in_f32(bound) < math.inf or bound == math.inf)
     if not usable:
-        raise SettingError(f"{name}={bound!r} is not usable; need a number above 0 (inf: no clipping)")
+        raise SettingError(f"{name}={bound!r} is not usable; need a number above 0{f32_hint(bound)} (inf: no clipping)")
     return float(bound)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import ops
-from ..base.arguments import as_whole, one_line
+from ..base.arguments import as_whole, f32_hint, in_f32, one_line
 from ..base.errors import SettingError
 from ..graph.value import Value
 from .optimizer import Optimizer
@@ -41,8 +41,8 @@ class Adafactor(Optimizer):
         """As ever; beta2_decay is at most 0, d at least 1."""
         low, high = {"beta2_decay": (-math.inf, 0.0), "d": (1.0, math.inf)}.get(name, (0.0, math.inf))
         usable = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-        if name in ("beta2_decay", "d") and not (usable and low <= value <= high and math.isfinite(value)):
-            need = f"a finite number of at {'most 0' if name == 'beta2_decay' else 'least 1'}"
+        if name in ("beta2_decay", "d") and not (usable and low <= value <= high and math.isfinite(in_f32(value))):
+            need = f"a finite number of at {'most 0' if name == 'beta2_decay' else 'least 1'}{f32_hint(value)}"
             raise SettingError(f"Adafactor: {name}={one_line(value)} is not usable; need {need}")
         return float(value) if name == "beta2_decay" else super().check(name, value)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from .. import ops
-from ..base.arguments import nearest, one_line
+from ..base.arguments import f32_hint, in_f32, nearest, one_line
 from ..base.errors import SettingError
 from ..graph.leaves import Parameter, constant, setting, stored_value
 from ..graph.stored import Stored, zeros
@@ -208,8 +208,10 @@ class UpdateRule(metaclass=_Made):
     def check(self, name: str, value: float) -> float:
         """The value, or SettingError: rates and decays are at least 0, betas, alpha and momentum in [0, 1)."""
         high = 1.0 if name in ("beta1", "beta2", "alpha", "momentum") else math.inf
-        if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not 0 <= value < high:
+        is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+        if not is_number or not (value >= 0 and in_f32(value) < high):
             need = "0 <= value < 1" if high == 1 else "a finite number of at least 0"
+            need += f32_hint(value)
             raise SettingError(f"{type(self).__name__}: {name}={one_line(value)} is not usable; need {need}")
         if value and name in self.without:
             who = type(self).__name__

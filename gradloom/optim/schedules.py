@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..base.arguments import f32_hint, in_f32
 from ..base.errors import SettingError
 
 Memory = dict[str, float]
@@ -42,9 +43,11 @@ class Warming:
         return 1.0
 
     def _number(self, name: str, value: float, low: float = 0.0, high: float = math.inf) -> float:
-        usable = isinstance(value, (int, float, np.number)) and not isinstance(value, bool) and low <= value < high
+        usable = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+        usable = usable and low <= value < high and in_f32(value) < math.inf
         if not usable:
             need = "a finite number of at least 0" if high == math.inf else f"{low:g} <= {name} < {high:g}"
+            need += f32_hint(value)
             raise SettingError(f"{type(self).__name__}: {name}={value!r} is not usable; need {need}")
         return float(value)
 

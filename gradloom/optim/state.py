@@ -9,8 +9,7 @@ import numpy as np
 
 from .. import ops
 from ..base import locks
-from ..base.arrays import as_array
-from ..base.errors import GradientError, GraphError
+from ..base.errors import GradientError
 from ..graph.leaves import Parameter, setting, stored_value
 from ..graph.stored import Stored, copies, held, zeros
 from ..graph.value import Value
@@ -18,17 +17,7 @@ from .average import Average
 from .missed import STEP, Missed
 from .rule import UpdateInputs, UpdateRule
 from .schedules import Memory, Plateau
-from .state_checks import (
-    MEMORY,
-    Named,
-    are_ordered,
-    check_fit,
-    check_same,
-    checked_count,
-    checked_memory,
-    checked_missed,
-    shown_name,
-)
+from .state_checks import MEMORY, Kept, KnownParameter, Named, are_ordered, check_fit, check_same, checked
 from .window import Window
 
 
@@ -126,16 +115,16 @@ class OptimizerState:
             self.place([(p.stored.name, p)], whole=False)
         return self._rules[p.stored]
 
-    def _shapes_of(
-        self, name: str, shape: tuple[int, ...], rule: UpdateRule | None = None
-    ) -> dict[str, tuple[int, ...]]:
-        """What is kept of a parameter of this name and shape: name -> shape."""
+    def _kept(self) -> Kept:
+        """What the checks of a state that is to be loaded need to know of this one."""
         placing = self.optimizer.placing
-        rule = rule or (self.optimizer if placing is None else placing.rule_of(name, shape))
-        return rule.shapes_of(shape)
-
-    def _kept(self, p: Parameter) -> dict[str, tuple[int, ...]]:
-        return self._shapes_of(p.name, p.shape, self.rule_of(p))
+        parameters = [
+            KnownParameter(p.stored.name, p.shape, p.name, self.rule_of(p).shapes_of(p.shape)) for p in self.parameters
+        ]
+        return Kept(
+            self._kind(), self._kinds(), parameters, self.chosen is not None, tuple(self.memories),
+            lambda name, shape: (self.optimizer if placing is None else placing.rule_of(name, shape)).shapes_of(shape),
+        )  # fmt: skip
 
     def _kinds(self) -> tuple[str, ...]:
         """The names of all that is kept of any parameter."""
@@ -321,7 +310,7 @@ class OptimizerState:
             kept |= zip(named, copies(named.values()), strict=True)
         kept |= {name: np.array(count, np.int64) for name, count in self.missed_steps().items()}
         kept |= self.remembered(self.memories)
-        names = [self._named(i) for i in range(len(self.parameters))]
+        names: list[Named] = [(p.stored.name, p.shape) for p in self.parameters]
         about = {
             "kind": self._kind(),
             "keeps": self._kinds(),
@@ -351,106 +340,30 @@ class OptimizerState:
 
     def loading(self, arrays: Mapping[str, np.ndarray]) -> Callable[[], None]:
         """load_state_dict in two parts: the checks, and the function that is returned, which takes the state over."""
-        given = {name: as_array(f"load: {name}", array) for name, array in arrays.items()}
-        counts = [checked_count(given, name) for name in ("steps", "epoch")]
-        memories = {name: checked_memory(given, name) for name in self.memories}
-        expected = self._checked_about(given.pop("optimizer", None))
-        moments = {name: array for name, array in given.items() if name not in ("steps", "epoch")}
-        missed = checked_missed(moments, counts[0])
-        moments = {name: array for name, array in moments.items() if not name.startswith(("plateau.", "missed."))}
-        extra = [n for n in given if n.startswith("plateau.") and n.removeprefix("plateau.") not in memories]
-        for name, array in moments.items():
-            kind, _, number = name.rpartition(".")
-            if kind not in self._kinds() or not number.isdecimal():
-                extra.append(name)
-            elif int(number) < len(self.parameters):
-                p = self.parameters[int(number)]
-                shape = self._kept(p).get(kind)
-                if shape is None:
-                    extra.append(name)
-                else:
-                    check_fit(name, array, shape, p.name)
-            elif self.chosen is not None:
-                extra.append(name)
-        if extra:
-            kept = ", ".join(self._kinds()) or "no moments"
-            raise GraphError(
-                f"load: {', '.join(sorted(extra))}: not of this {self._kind()}, which keeps {kept} of "
-                f"{len(self.parameters)} parameters; need the file of the same optimiser"
-            )
-        self._check_whole(moments, expected)
+        given = checked(arrays, self._kept())
 
         def load() -> None:
             with locks.building, self.claim:
                 self.reset()
                 self.drop_sums()
                 self.window.clear()
-                self.steps, self.epoch = counts
+                self.steps, self.epoch = given.steps, given.epoch
                 self.missed.restart(self.steps)  # but for those whose moments are loaded
-                self.memories.update(memories)
-                self._expected = expected
-                self._loaded = {name: array.copy() for name, array in moments.items()}
-                self._loaded_missed = missed.copy()
+                self.memories.update(given.memories)
+                self._expected = given.parameters
+                self._loaded = {name: array.copy() for name, array in given.moments.items()}
+                self._loaded_missed = given.missed.copy()
                 for i in range(len(self.parameters)):
                     self._take_loaded(i)
 
         return load
-
-    def _checked_about(self, array: np.ndarray | None) -> list[Named]:
-        """The names and shapes that the state's entry "optimizer" tells; GraphError for another optimiser's."""
-        if array is None:
-            return []
-        try:
-            about = json.loads(array.astype(np.uint8).tobytes())
-            kind, keeps = str(about["kind"]), tuple(map(str, about["keeps"]))
-            expected = [(str(name), tuple(map(int, shape))) for name, shape in about["parameters"]]
-        except (ValueError, TypeError, KeyError):
-            seen = f"{array.dtype}{list(array.shape)}"
-            raise GraphError(
-                f"load: optimizer is {seen} that says no kind and parameters; need what gl.save wrote"
-            ) from None
-        mine = self._kind()
-        if kind != mine:
-            raise GraphError(f"load: the state is of {kind}, this optimiser is {mine}; need one of the same kind")
-        if keeps != self._kinds():
-            saved, kept = (", ".join(names) or "no moments" for names in (keeps, self._kinds()))
-            raise GraphError(f"load: the state is of {kind} that keeps {saved}, this one keeps {kept}; need the same")
-        count = len(self.parameters)
-        for i, saved_one in enumerate(expected[:count]):
-            check_same(i, saved_one, self._named(i))
-        if self.chosen is not None and len(expected) != count:
-            i = min(len(expected), count)
-            where, one = ("state", expected[i]) if len(expected) > count else ("optimiser", self._named(i))
-            raise GraphError(
-                f"load: the state is of {len(expected)} parameters, this optimiser has {count}; parameter {i}, "
-                f"{shown_name(one)}, is in the {where} alone; need the same parameters in the same order"
-            )
-        return expected
-
-    def _named(self, i: int) -> Named:
-        return self.parameters[i].stored.name, self.parameters[i].shape
-
-    def _check_whole(self, moments: Mapping[str, np.ndarray], expected: Sequence[Named]) -> None:
-        """GraphError where a parameter has some of this optimiser's arrays and not all."""
-        for name in moments:
-            number = int(name.rpartition(".")[2])
-            if number < len(self.parameters):
-                kept = tuple(self._kept(self.parameters[number]))
-            else:
-                kept = tuple(self._shapes_of(*expected[number])) if number < len(expected) else self._kinds()
-            missing = [f"{kind}.{number}" for kind in kept if f"{kind}.{number}" not in moments]
-            if missing:
-                raise GraphError(
-                    f"load: {name} without {missing[0]}: {self._kind()} keeps "
-                    f"{', '.join(kept)} of each parameter; need the state of the same optimiser"
-                )
 
     def _take_loaded(self, i: int) -> None:
         """Give parameter i the moments that were loaded for it."""
         if not self._loaded:
             return
         p = self.parameters[i]
-        for kind, shape in self._kept(p).items():
+        for kind, shape in self.rule_of(p).shapes_of(p.shape).items():
             array = self._loaded.get(f"{kind}.{i}")
             if array is not None:
                 check_fit(f"{kind}.{i}", array, shape, p.name)

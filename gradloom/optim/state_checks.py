@@ -1,19 +1,145 @@
-"""What the saved state of an optimiser must be, before anything of it is taken over."""
+"""What the saved state of an optimiser must be: all checks, before anything of it is taken over."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..base.arguments import what_is
+from ..base.arrays import as_array
 from ..base.errors import DTypeError, GradientError, GraphError, SettingError, ShapeError
 from .schedules import Memory
 
 Named = tuple[str, tuple[int, ...]]  # a parameter's name, as far as it has one, and its shape
 
 MEMORY = ("rate", "best", "bad", "cooling")  # of a Plateau, in the order of its array
+
+
+class KnownParameter(NamedTuple):
+    """A parameter that an optimiser counts."""
+
+    name: str  # of its array
+    shape: tuple[int, ...]
+    shown: str  # in messages
+    keeps: Mapping[str, tuple[int, ...]]  # what its rule keeps of it: name -> shape
+
+    @property
+    def named(self) -> Named:
+        return self.name, self.shape
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What an optimiser keeps, which a state that it loads has to fit.
+
+    kind, kinds  of the optimiser; the names of all that it keeps of any parameter
+    parameters   that it counts so far; is_closed: no other may join
+    plateaus     the settings that a Plateau gives
+    shapes_of    name and shape of a parameter that is not known yet -> what is kept of it
+    """
+
+    kind: str
+    kinds: tuple[str, ...]
+    parameters: Sequence[KnownParameter]
+    is_closed: bool
+    plateaus: tuple[str, ...]
+    shapes_of: Callable[[str, tuple[int, ...]], Mapping[str, tuple[int, ...]]]
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """A state that fits: counts; what plateaus have seen; "m.3" -> array; steps missed by number; all parameters."""
+
+    steps: int
+    epoch: int
+    memories: dict[str, Memory]
+    moments: dict[str, np.ndarray]
+    missed: dict[int, int]
+    parameters: list[Named]
+
+
+def checked(arrays: Mapping[str, np.ndarray], kept: Kept) -> SavedState:
+    """The state that `OptimizerState.state_dict` gave; GraphError, ShapeError, DTypeError or SettingError for one that
+    does not fit."""
+    given = {name: as_array(f"load: {name}", array) for name, array in arrays.items()}
+    steps, epoch = (checked_count(given, name) for name in ("steps", "epoch"))
+    memories = {name: checked_memory(given, name) for name in kept.plateaus}
+    expected = _checked_about(given.pop("optimizer", None), kept)
+    moments = {name: array for name, array in given.items() if name not in ("steps", "epoch")}
+    missed = checked_missed(moments, steps)
+    moments = {name: array for name, array in moments.items() if not name.startswith(("plateau.", "missed."))}
+    extra = [n for n in given if n.startswith("plateau.") and n.removeprefix("plateau.") not in memories]
+    for name, array in moments.items():
+        kind, _, number = name.rpartition(".")
+        if kind not in kept.kinds or not number.isdecimal():
+            extra.append(name)
+        elif int(number) < len(kept.parameters):
+            p = kept.parameters[int(number)]
+            if kind in p.keeps:
+                check_fit(name, array, p.keeps[kind], p.shown)
+            else:
+                extra.append(name)
+        elif kept.is_closed:
+            extra.append(name)
+    if extra:
+        kinds = ", ".join(kept.kinds) or "no moments"
+        raise GraphError(
+            f"load: {', '.join(sorted(extra))}: not of this {kept.kind}, which keeps {kinds} of "
+            f"{len(kept.parameters)} parameters; need the file of the same optimiser"
+        )
+    _check_whole(moments, expected, kept)
+    return SavedState(steps, epoch, memories, moments, missed, expected)
+
+
+def _checked_about(array: np.ndarray | None, kept: Kept) -> list[Named]:
+    """The names and shapes that the state's entry "optimizer" tells; GraphError for another optimiser's."""
+    if array is None:
+        return []
+    try:
+        about = json.loads(array.astype(np.uint8).tobytes())
+        kind, keeps = str(about["kind"]), tuple(map(str, about["keeps"]))
+        expected = [(str(name), tuple(map(int, shape))) for name, shape in about["parameters"]]
+    except (ValueError, TypeError, KeyError):
+        seen = f"{array.dtype}{list(array.shape)}"
+        raise GraphError(
+            f"load: optimizer is {seen} that says no kind and parameters; need what gl.save wrote"
+        ) from None
+    if kind != kept.kind:
+        raise GraphError(f"load: the state is of {kind}, this optimiser is {kept.kind}; need one of the same kind")
+    if keeps != kept.kinds:
+        saved, mine = (", ".join(names) or "no moments" for names in (keeps, kept.kinds))
+        raise GraphError(f"load: the state is of {kind} that keeps {saved}, this one keeps {mine}; need the same")
+    count = len(kept.parameters)
+    for i, (saved_one, p) in enumerate(zip(expected, kept.parameters, strict=False)):
+        check_same(i, saved_one, p.named)
+    if kept.is_closed and len(expected) != count:
+        i = min(len(expected), count)
+        where, one = ("state", expected[i]) if len(expected) > count else ("optimiser", kept.parameters[i].named)
+        raise GraphError(
+            f"load: the state is of {len(expected)} parameters, this optimiser has {count}; parameter {i}, "
+            f"{shown_name(one)}, is in the {where} alone; need the same parameters in the same order"
+        )
+    return expected
+
+
+def _check_whole(moments: Mapping[str, np.ndarray], expected: Sequence[Named], kept: Kept) -> None:
+    """GraphError where a parameter has some of this optimiser's arrays and not all."""
+    for name in moments:
+        number = int(name.rpartition(".")[2])
+        if number < len(kept.parameters):
+            kinds = tuple(kept.parameters[number].keeps)
+        else:
+            kinds = tuple(kept.shapes_of(*expected[number])) if number < len(expected) else kept.kinds
+        missing = [f"{kind}.{number}" for kind in kinds if f"{kind}.{number}" not in moments]
+        if missing:
+            raise GraphError(
+                f"load: {name} without {missing[0]}: {kept.kind} keeps "
+                f"{', '.join(kinds)} of each parameter; need the state of the same optimiser"
+            )
 
 
 def check_fit(name: str, array: np.ndarray, shape: tuple[int, ...], whose: str) -> None:

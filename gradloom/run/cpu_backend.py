@@ -23,7 +23,7 @@ except ImportError as error:  # a source tree on the path that was never built h
         f"gradloom: the native core is not in {os.path.dirname(os.path.dirname(__file__))}: this is a source tree; "
         "run from another folder, install it with `pip install -e .`, or build it in place (CONTRIBUTING.md)"
     ) from error
-from ..base.arguments import what_is
+from ..base.arguments import one_line, what_is
 from ..base.errors import (
     BackendError,
     GraphError,
@@ -228,11 +228,18 @@ class CpuExecutable(Executable):
         return done, records
 
     def settings_rows(self, steps: int, values: Mapping[str, Any]) -> np.ndarray:
-        """The settings table for so many steps; each value is a number or an array of one number per step."""
+        """The settings table for so many steps; each value is a number or an array of one number per step.
+
+        SettingError for a finite one that its dtype makes infinite."""
         rows = np.zeros((steps, len(self.settings_words)), np.int64)
-        for key, word in self.settings_words.items():
-            kind = self.settings[key].dtype
-            rows[:, word : word + 1].view(kind.numpy)[:, 0] = np.asarray(values[key])
+        with np.errstate(over="raise"):
+            for key, word in self.settings_words.items():
+                kind = self.settings[key].dtype
+                try:
+                    rows[:, word : word + 1].view(kind.numpy)[:, 0] = np.asarray(values[key])
+                except FloatingPointError:
+                    seen = f"{key}={one_line(values[key])} is not finite in {kind.name}"
+                    raise SettingError(f"run: {seen}; need a number that is nearer to 0") from None
         return rows
 
     def read(self, records: np.ndarray) -> list[np.ndarray]:

@@ -119,8 +119,9 @@ class Log(Callback):
         self._guarded(self._lines.close)
 
     def state(self) -> dict[str, Any]:
-        """How long the run has taken, how long metrics.jsonl is, and what its last line of training has told."""
-        told = {"told": list(self._gain.told), "steps": self._gain.steps}
+        """How long the run has taken, how long metrics.jsonl is, what its last line of training has told, and how long
+        ago."""
+        told = {"told": list(self._gain.told), "steps": self._gain.steps, "waited": time.perf_counter() - self._told}
         return {"seconds": self._seconds(), "size": self._lines.size, **told}
 
     def load_state(self, values: Mapping[str, Any]) -> None:
@@ -129,6 +130,7 @@ class Log(Callback):
         self._lines.close()
         self._lines.size = int(values["size"])
         self._gain.told, self._gain.steps = tuple(values["told"]), int(values["steps"])
+        self._told = self._began - float(values.get("waited", 0.0))  # which older versions do not tell
         loop = self._loop
         if loop is not None and not loop.is_between_passes and self._is_due():  # it was stopped just before this line
             self._train_line(loop.latest)
@@ -136,10 +138,12 @@ class Log(Callback):
     # ---- lines ---------------------------------------------------------------------------------------------------
 
     def _is_due(self) -> bool:
-        """It is time for a line of training."""
+        """It is time for a line of training: of whole steps, and of some that no line has told of."""
+        if self._loop.steps <= self._gain.steps or self._loop.trainer.local.in_window:
+            return False
         if self.every_steps is None:
             return time.perf_counter() - self._told >= self._every.number
-        return self._loop.steps % self.every_steps == 0 and self._loop.steps > self._gain.steps
+        return self._loop.steps % self.every_steps == 0
 
     def _train_line(self, result: Result) -> None:
         loop, self._told = self._loop, time.perf_counter()

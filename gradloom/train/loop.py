@@ -360,6 +360,8 @@ class Loop:
         while now.done < whole:
             if now.done and self._is_due(now):
                 stop = self._evaluate(now, display)
+                if self.saver is not None:
+                    self.saver.at_evaluation(self, now.evaluations)
                 if stop is not None:
                     raise stop
             left = min((every - self.steps % every for every in self.ends), default=whole)

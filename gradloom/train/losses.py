@@ -40,6 +40,8 @@ def loss_pair(loss: str | Callable[..., Any]) -> LossPair:
                 raise GraphError(
                     f"loss {loss}: the model gives {described(pred)}; need one, or a loss function (outputs, labels)"
                 )
+            if loss != "cross_entropy":
+                _refuse_label_weights(loss, weights)
             return pair(pred, labels, weights)
 
         return named
@@ -51,11 +53,8 @@ def loss_pair(loss: str | Callable[..., Any]) -> LossPair:
 def _own(loss: Callable[..., Any], pred: Outputs, labels: Value | None, weights: Value | None) -> tuple[Value, Value]:
     given = (pred,) if labels is None else (pred, labels)
     takes_weights, named = _weights_for(loss, given, weights)
-    if weights is not None and weights.ndim > 1 and not takes_weights:
-        raise DataError(
-            f"loss: class weights of sequences are {describe(weights)}, one for each label; need 'cross_entropy', or a "
-            "function (outputs, labels, weights)"
-        )
+    if not takes_weights:
+        _refuse_label_weights("", weights)
     made = loss(*given, **named)
     if isinstance(made, tuple) and len(made) == 2 and all(isinstance(v, Value) for v in made):
         total, weight = made
@@ -80,6 +79,15 @@ def _own(loss: Callable[..., Any], pred: Outputs, labels: Value | None, weights:
             "function without `weights`, whose values are weighted"
         )
     return ops.sum(made * weights), ops.sum(weights)
+
+
+def _refuse_label_weights(loss: str, weights: Value | None) -> None:
+    """DataError for weights of labels, which a loss that takes weights of rows cannot heed."""
+    if weights is not None and weights.ndim > 1:
+        raise DataError(
+            f"loss{loss and ' '}{loss}: class weights of sequences are {describe(weights)}, one for each label; need "
+            "'cross_entropy', or a function (outputs, labels, weights)"
+        )
 
 
 def _weights_for(

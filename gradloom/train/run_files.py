@@ -67,8 +67,10 @@ _INSTEAD = "need it removed, or another place"
 def _need(path: Path, is_folder: bool, writes: bool = False) -> None:
     why = odd(path, is_folder, writes)
     if why is not None:
-        what = "" if why.startswith("cannot") else f", where a {'folder' if is_folder else 'file'} of the run has to be"
-        raise FileError(f"{path}: {why}{what}; {_INSTEAD}")
+        if why.startswith("cannot"):
+            raise FileError(f"{path}: {why}; need the right to, or another place")
+        what = "folder" if is_folder else "file"
+        raise FileError(f"{path}: {why}, where a {what} of the run has to be; {_INSTEAD}")
 
 
 def _names(folder: Path) -> list[str]:

@@ -4,6 +4,7 @@
                        saver.share(ranks)          all ranks have it
     Loop.run           saver.begin(loop)           the same run? then its state is loaded
       a segment ends   saver.at_step(loop)         a checkpoint, if one is due
+      an evaluation    saver.at_evaluation(...)   the checkpoint of this step is the best so far?
       every 0.2 s      saver.inside(loop)          likewise; ends the run after `stop_after`
       a pass ends      saver.at_epoch(loop)        likewise
     the end            saver.end(loop, state)      the last checkpoint; the folder is free
@@ -16,6 +17,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ from ..parallel.agree import agreed, is_root
 from ..parallel.communicator import Communicator
 from ..step.state import TrainState
 from .identity import Identity, Resumable, identity_of
+from .result import Evaluation
 from .run_folder import RunFolder
 from .stopping import monitored
 
@@ -46,7 +49,8 @@ class Saver:
     resume            go on from the newest checkpoint there; without any the run starts anew, which is said
     overwrite         replace an unfinished run in the folder
     checkpoint_every  "5min", "100steps", "1epoch": how often; there is always one at the end
-    keep              so many of the newest stay, and the best: that after the epoch with the least loss so far
+    keep              so many of the newest stay, and the best: that of the evaluation with the least loss, inside of an
+                      epoch or at its end; without validation that of the epoch with the least loss of training
     stop_after        "3h": end in order after so long, with a checkpoint; the run can then be resumed
     ranks             those that train together
 
@@ -178,6 +182,12 @@ class Saver:
         if self.is_due(loop.steps):
             self.save(loop)
 
+    def at_evaluation(self, loop: Resumable, evaluations: Sequence[Evaluation]) -> None:
+        """The last of these, of the pass under way, was made: where a checkpoint belongs to its step, and it is the
+        best so far, the checkpoint says so."""
+        if self._is_best(loop, evaluations) and (self._place == self._place_of(loop) or self.is_due(loop.steps)):
+            self.save(loop, evaluations)
+
     def at_epoch(self, loop: Resumable) -> None:
         """A pass, its validation and the listeners of it are done."""
         if self.folder is not None:
@@ -187,18 +197,27 @@ class Saver:
         if self.is_due() or (epochs is not None and len(loop.history) % epochs == 0):
             self.save(loop)
 
-    def save(self, loop: Resumable) -> None:
-        """A checkpoint of the loop, between two steps. Rank 0 alone writes."""
+    def save(self, loop: Resumable, evaluations: Sequence[Evaluation] = ()) -> None:
+        """A checkpoint of the loop, between two steps. Rank 0 alone writes. evaluations: of the pass under way."""
         assert self._identity is not None
         self._saved, self._place = time.monotonic(), self._place_of(loop)
         if self.folder is None:
             return
         identity = self._identity
-        losses = [monitored(epoch) for epoch in loop.history]
-        best = loop.is_between_passes and bool(losses) and losses[-1] == min(losses)
+        best = self._is_best(loop, evaluations)
         if best:
-            self.folder.note(best=loop.history[-1].numbers())
+            self.folder.note(best=(evaluations or loop.history)[-1].numbers())
         self.write(loop.steps, loop.trainer.train_state, identity, best)
+
+    @staticmethod
+    def _is_best(loop: Resumable, evaluations: Sequence[Evaluation]) -> bool:
+        """No weights so far were judged better than those that the loop has now."""
+        judged = [*(one for epoch in loop.history for one in epoch.evaluations), *evaluations]
+        if judged:
+            losses = [float(one.val.loss) for one in judged if one.val is not None]
+            return judged[-1].step == loop.steps and losses[-1] == min(losses)
+        losses = [monitored(epoch) for epoch in loop.history]
+        return loop.is_between_passes and bool(losses) and losses[-1] == min(losses)
 
     def write(self, step: int, state: TrainState, identity: Identity, best: bool = False) -> None:
         """A checkpoint of this state as it is now. Where no run can go on from it (weights that are not finite) there

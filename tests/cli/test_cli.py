@@ -89,7 +89,7 @@ def rows(text, count):
         (
             "size,price\n" + rows("{i},{i}.5\n", 30),
             ["--target", "prize"],
-            "t.csv: no column 'prize'; the nearest is 'price' (columns: size, price)",
+            "t.csv: no column 'prize'; the nearest is 'price' (columns: size, price); see --target",
         ),
         ("a,b,y\n" + rows("{i},,{c}\n", 30), [], "t.csv: column 'b' is empty in all 30 rows; remove it from the file"),
         ("a,y\n" + rows("{i},1\n", 30), [], "t.csv: a single class, '1', in all 24 training rows; need at least 2"),

@@ -38,7 +38,7 @@ def test_all_is_well(capsys, fresh, monkeypatch):
     code, out = run(capsys, "--json", "--threads", "1")
     lines = out.splitlines()
     found = json.loads(lines[-1])
-    assert code == 0 and lines[-2] == "all is well" and found["problems"] == []
+    assert found["problems"] == [] and code == 0 and lines[-2] == "all is well"
     assert found["isa"] in found["isas"] == list(found["kernels"])
     assert found["kernels"]["scalar"] > 50 and min(found["kernels"].values()) >= 3  # the products of bf16
     assert found["cores"] == core_count() and found["memory_bytes"] > found["memory_available_bytes"] > 0

@@ -153,9 +153,9 @@ def test_every_kind_of_data(capsys, tmp_path, path, rows, options):
         (["--method", "qlora"], "--method qlora: is not known; need lora or full"),
         (["--lr", "nan"], "--lr nan: need a finite number above 0"),
         (["--dropout", "1"], "--dropout 1: need a number of at least 0 and below 1"),
-        (["--epochs", "1", "--steps", "5"], "--epochs 1 --steps 5: need one of them"),
-        (["--context", "300"], "context=300 is not usable; need 2 to 256, the model's context"),
-        (["--targets", "attn_z"], "targets: 'attn_z' matches no tensor that can be trained"),
+        (["--epochs", "1", "--steps", "5"], "--epochs 1 and --steps 5: need one of them"),
+        (["--context", "300"], "--context 300 is not usable; need 2 to 256, the model's context"),
+        (["--targets", "attn_z"], "--targets attn_z: 'attn_z' matches no tensor that can be trained"),
         (["--train-dtype", "bf16"], "--train-dtype bf16: is not known; need f32"),
         (["--loss-on", "user"], "--loss-on user: is not known; need assistant or all"),
         (["--out", "a.bin"], "--out a.bin: need FILE.gguf (for llama.cpp) or a folder (for PEFT)"),
@@ -166,7 +166,7 @@ def test_every_kind_of_data(capsys, tmp_path, path, rows, options):
         (["--method", "full", "--lora", "a.gguf"], "--lora a.gguf belongs to an adapter"),
         (["--train-dtype", "f32"], "--train-dtype f32 belongs to --method full: LoRA leaves the tensors as they are"),
         (["--lora", "a.gguf", "--targets", "attn_q"], "--targets attn_q with --lora: the adapter of that file has its"),
-        (["--batch-size", "2", "--micro-batch-size", "3"], "micro_batch_size=3 is larger than batch_size=2"),
+        (["--batch-size", "2", "--micro-batch-size", "3"], "--micro-batch-size 3 is larger than batch_size=2"),
     ],
 )
 def test_bad_options(capsys, tmp_path, monkeypatch, path, text, options, message):
@@ -288,7 +288,7 @@ def test_chats_that_are_none(capsys, tmp_path, path, text):
     pairs = lines(tmp_path / "p.jsonl", {"prompt": "a big dog", "completion": "once upon a time"})
     texts = lines(tmp_path / "t.jsonl", {"text": "a big dog"})
     refused(capsys, "t.jsonl:1: is a text, as_chat (--as-chat) needs prompts and", "evaluate", path, texts, "--as-chat")
-    refused(capsys, "is one text, as_chat (--as-chat) needs", "finetune", path, text, "--as-chat")
+    refused(capsys, "is one text, --as-chat needs", "finetune", path, text, "--as-chat")
     need = "p.jsonl:1: is a prompt and its completion, chat_template (--chat-template) needs messages"
     refused(capsys, need, "verify", path, pairs, "--chat-template", template)
     refused(capsys, "no.jinja: cannot be read: No such", "evaluate", path, pairs, "--chat-template", "no.jinja")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gradloom.cli.config import parse_toml
+from gradloom.cli.settings_file import parse_toml
 from gradloom.run.machine import bf16_units
 from tests.cli.command import run
 from tests.cli.test_fit import flowers, one_thread  # noqa: F401
@@ -69,8 +69,8 @@ def test_a_finetune_goes_on_in_its_precision_or_says_so(
     assert "products in bf16" in err
     hint = "this processor has units for it"
     assert hint not in err
-    code, _, err = run(capsys, *words, "--out", "p.gguf")
-    assert code == 0 and (hint in err) == bool(bf16_units())
+    code, out, _ = run(capsys, *words, "--out", "p.gguf")
+    assert code == 0 and (hint in out) == bool(bf16_units())
     resume = ("finetune", "--out", "o.gguf", "--resume", "--steps", 6)
     code, out, err = run(capsys, *resume, "--json")
     assert code == 0 and json.loads(out.splitlines()[-1])["precision"] == "bf16" and "not promised" not in err, err

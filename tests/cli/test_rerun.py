@@ -13,8 +13,8 @@ import sys
 import pytest
 
 from gradloom.cli import saved_settings
-from gradloom.cli.config import parse_toml
 from gradloom.cli.saved_settings import digest
+from gradloom.cli.settings_file import parse_toml
 from tests import processes
 from tests.cli.command import run
 from tests.cli.test_fit import ENV, flowers, houses, one_thread  # noqa: F401

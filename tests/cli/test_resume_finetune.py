@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gradloom.cli.config import parse_toml
+from gradloom.cli.settings_file import parse_toml
 from gradloom.train.run_folder import read_run
 from tests import processes
 from tests.cli.command import run

@@ -87,6 +87,17 @@ def test_a_name_of_any_length_and_kind(capsys, tmp_path, monkeypatch, columns):
     assert "x" * 100 + r"\x1b[31m" in out and "train_loss 0.5" in out and "\x1b" not in out
 
 
+def test_a_clock_that_was_set_back(capsys, tmp_path):
+    folder = RunFolder(tmp_path / "a", "fit")
+    folder.path("metrics.jsonl")
+    folder.end("finished")
+    about = json.loads((tmp_path / "a" / "run.json").read_text())
+    (tmp_path / "a" / "run.json").write_text(json.dumps(about | {"begun": "2999-01-01T00:00:00+00:00"}))
+    [found], _ = listed(capsys, tmp_path)
+    assert found["seconds"] is None and found["begun"].startswith("2999") and found["state"] == "finished"
+    assert "2999-01-01" in run(capsys, "runs", tmp_path)[1]
+
+
 def test_each_run_begins_one_line(capsys, tmp_path, monkeypatch):
     """Whatever its name and its files hold."""
     monkeypatch.setenv("COLUMNS", "200")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import gradloom as gl
-from gradloom.cli.config import parse_toml
 from gradloom.cli.fit_settings import OPTIMIZERS
 from gradloom.cli.model import load_model
+from gradloom.cli.settings_file import parse_toml
 from gradloom.data import read_table
 from gradloom.files import load_arrays
 from gradloom.optim.names import optimizer_names

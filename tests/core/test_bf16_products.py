@@ -152,6 +152,39 @@ def test_a_unit_and_its_twin_have_the_same_bits_in_long_sums(unit, twin):
             assert z.tobytes() != scalar.tobytes() and np.allclose(z, scalar, rtol=1e-3, atol=1e-3)
 
 
+def by_definition(x, y, isa):
+    """z as the unit computes it (csrc/simd), for numbers whose products and sums of two fit into 53 bits."""
+    x, y = x.astype(np.float64), y.astype(np.float64)
+    k = -(-x.shape[1] // 32) * 32
+    x, y = np.pad(x, ((0, 0), (0, k - x.shape[1]))), np.pad(y, ((0, k - y.shape[0]), (0, 0)))
+    terms = x[:, :, None] * y[None]
+    z = np.zeros((x.shape[0], y.shape[1]), np.float32)
+
+    def add(sums, term):
+        return (sums + term).astype(np.float32)
+
+    for first in range(0, k, 32):
+        if isa.startswith("amx"):
+            even, odd = np.zeros_like(z), np.zeros_like(z)
+            for i in range(first, first + 32, 2):
+                even, odd = add(even, terms[:, i]), add(odd, terms[:, i + 1])
+            z = z + (even + odd)
+        else:
+            for i in range(first, first + 32, 2):
+                z = add(add(z, terms[:, i + 1]), terms[:, i])
+    return z
+
+
+@pytest.mark.parametrize("isa", sorted(set(ISAS) - set(isas())))
+def test_units_and_twins_compute_what_is_said_of_them(isa):
+    for m, n, k in [(5, 7, 2), (20, 40, 32), (33, 31, 70), (17, 50, 500)]:
+        x = (rng.integers(-255, 256, (m, k)) * 2.0 ** rng.integers(-4, 5, (m, k))).astype(BF16)
+        y = (rng.integers(-255, 256, (k, n)) * 2.0 ** rng.integers(-4, 5, (k, n))).astype(BF16)
+        want = by_definition(x, y, isa)
+        assert product(x, y, isa).tobytes() == want.tobytes()
+        assert k < 70 or want.tobytes() != (x.astype(np.float64) @ y.astype(np.float64)).astype(np.float32).tobytes()
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(
     "size", [(64, 64, 64), (300, 300, 200), (33, 1000, 50), (1000, 20, 60), (200, 100, 2300), (520, 64, 512)], ids=str

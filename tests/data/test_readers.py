@@ -574,7 +574,7 @@ def test_idx_folders_that_lack_something(tmp_path):
     ):
         read_table(tmp_path / "d")
     folder = idx_folder(tmp_path / "d")
-    with pytest.raises(DataError, match="leave --target out"):
+    with pytest.raises(DataError, match=r"leave target \(--target\) out"):
         read_table(folder, target="x")
     (folder / "t10k-labels-idx1-ubyte").rename(folder / "other")
     with pytest.raises(DataError, match="t10k-images-idx3-ubyte without test labels; need both or neither"):

@@ -126,6 +126,7 @@ class Case:
             self.undisturbed([*LORA, "--out", "given.gguf"])
         old, new = OLD_NEW.get(name, (1, 2))
         self.command = [*COMMANDS[name], new]
+        self.anew = [] if name == "merge" else ["--overwrite"]  # a run that has not finished is replaced by that alone
         self.inputs = files(work)
         self.fresh = self.undisturbed(self.command)  # into an empty place
         self._clear()
@@ -171,7 +172,7 @@ class Case:
         ended = self.service.run(self.command, at, mode)
         wrong = list(self._wrong(ended, mode, self.old if outputs else self.inputs))
         if ended.files not in (self.old, self.inputs, self.new):  # from these it was seen to work
-            again = self.service.run(self.command)
+            again = self.service.run([*self.command, *self.anew])
             if again.code or again.files != self.new:
                 left = "as they should be" if again.files == self.new else _difference(again.files, self.new)
                 wrong.append(f"the next run: exit code {again.code}, files {left}, {again.err.splitlines()[-1:]}")

@@ -6,6 +6,7 @@ import pytest
 import gradloom as gl
 from gradloom.optim import SGD, AdamW
 from gradloom.train import EarlyStopping
+from tests.train.small_models import Interrupt, saved_steps
 from tests.train.split_training import on_ranks
 
 RNG = np.random.default_rng(0)
@@ -336,15 +337,9 @@ def test_a_run_that_freezes_resumes_to_the_bit(tmp_path):
     whole, cut = net(), net()
     fit(whole, 0.9, SGD(whole.named_parameters(), lr=0.3), epochs=6, callbacks=[Freezes()])
 
-    class Ends(gl.train.Callback):
-        steers, stateless = False, True
-
-        def on_batch(self, batch):
-            if batch.step == 13:  # while the layer is frozen
-                raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        run(cut, callbacks=[Freezes(), Ends()])
+        run(cut, callbacks=[Freezes(), Interrupt(13)])  # while the layer is frozen
+    assert saved_steps(tmp_path)[-1] == 13
     again = net()
     run(again, resume=True)
     assert same(again.state_dict(), whole.state_dict())

@@ -6,27 +6,16 @@ import pytest
 import gradloom as gl
 from gradloom.graph.structure import named, structure
 from gradloom.train import BatchResult, Callback, EarlyStopping, StopTraining
+from tests.train import small_models
+from tests.train.small_models import Interrupt, net, same, saved_steps
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((50, 4)).astype(np.float32), RNG.integers(0, 3, 50)
 W = RNG.uniform(0.5, 2, 50).astype(np.float32)
 
 
-def net():
-    nn = gl.nn
-    return nn.Sequential(nn.Linear(4, 16, activation="relu"), nn.Dropout(0.2), nn.BatchNorm(16), nn.Linear(16, 3)).init(
-        0
-    )
-
-
 def fit(model, data=(X, Y), **options):
-    options = {"epochs": 3, "batch_size": 10, "progress": False, "optimizer": gl.optim.AdamW(lr=0.05)} | options
-    return gl.fit(model, data, **options)
-
-
-def same(a, b):
-    a, b = a.state_dict(), b.state_dict()
-    return all(np.array_equal(a[k], b[k]) for k in a)
+    return small_models.fit(model, data, **options)
 
 
 class Heard(Callback):
@@ -369,14 +358,12 @@ def test_ranks_are_told_of_checkpoints_once(tmp_path):
 class Rows(Callback):
     """How often each row was seen, and the sum of the losses."""
 
-    def __init__(self, interrupt_at=None):
-        self.counts, self.loss, self.interrupt_at = np.zeros(50, np.int64), 0.0, interrupt_at
+    def __init__(self):
+        self.counts, self.loss = np.zeros(50, np.int64), 0.0
 
     def on_batch(self, batch):
         self.counts[batch.rows] += 1
         self.loss += batch.loss
-        if batch.step == self.interrupt_at:
-            raise KeyboardInterrupt
 
     def state(self):
         return {"counts": self.counts, "loss": self.loss}
@@ -390,9 +377,10 @@ def test_what_they_remember_goes_on_after_a_resume(tmp_path, at):
     whole, a, b = Rows(), net(), net()
     fit(a, callbacks=[whole])
     with pytest.raises(KeyboardInterrupt):
-        fit(net(), callbacks=[Rows(interrupt_at=at)], run=tmp_path)
+        fit(net(), callbacks=[Rows(), Interrupt(at)], run=tmp_path)
+    assert saved_steps(tmp_path) == [at]
     rest = Rows()
-    fit(b, callbacks=[rest], run=tmp_path, resume=True)
+    fit(b, callbacks=[rest, Interrupt()], run=tmp_path, resume=True)
     assert same(a, b) and np.array_equal(whole.counts, rest.counts) and whole.loss == rest.loss
     assert rest.counts.tolist() == [3] * 50
 

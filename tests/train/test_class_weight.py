@@ -80,6 +80,10 @@ def test_labels_of_sequences_weigh_one_by_one(weights):
     np.testing.assert_allclose(model.weight.numpy(), expected[0], rtol=2e-5, atol=1e-6)
     with pytest.raises(gl.DataError, match=r"class weights of sequences are f32\[12,5\].*need 'cross_entropy', or a"):
         fit(lambda v: model(gl.ops.permute(v, (0, 2, 1))), data, class_weight=TABLE, batch_size=12, loss=per_row)
+    with pytest.raises(
+        gl.DataError, match=r"^loss mse: class weights of sequences are f32\[12,5\], one for each label; need"
+    ):
+        fit(lambda v: gl.ops.sum(v, (1,)), data, class_weight=TABLE, batch_size=12, loss="mse")
 
 
 def test_loss_functions_are_weighted_too():

@@ -9,6 +9,8 @@ import gradloom as gl
 from gradloom.parallel import threads
 from gradloom.step.state import difference
 from gradloom.train import Callback, EarlyStopping, Metric, StopTraining
+from tests.train import small_models
+from tests.train.small_models import Interrupt, net, same, saved_steps
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((60, 4)).astype(np.float32), RNG.integers(0, 3, 60)
@@ -16,21 +18,8 @@ CLEAN = gl.data.Dataset(RNG.standard_normal((31, 4)).astype(np.float32), RNG.int
 NOISY = gl.data.Dataset(RNG.standard_normal((17, 4)).astype(np.float32), RNG.integers(0, 3, 17))
 
 
-def net():
-    nn = gl.nn
-    return nn.Sequential(nn.Linear(4, 16, activation="relu"), nn.BatchNorm(16), nn.Dropout(0.2), nn.Linear(16, 3)).init(
-        0
-    )
-
-
 def fit(model, data=(X, Y), **options):
-    options = {"epochs": 2, "batch_size": 10, "progress": False, "optimizer": gl.optim.AdamW(lr=0.02)} | options
-    return gl.fit(model, data, **options)
-
-
-def same(a, b):
-    a, b = a.state_dict(), b.state_dict()
-    return all(np.array_equal(a[k], b[k]) for k in a)
+    return small_models.fit(model, data, **{"epochs": 2, "optimizer": gl.optim.AdamW(lr=0.02)} | options)
 
 
 class Heard(Callback):
@@ -202,26 +191,6 @@ def test_a_resume_makes_each_evaluation_once(step):
     assert [h.numbers() for h in whole.history] == [h.numbers() for h in other.history]
 
 
-class Interrupts(Callback):
-    """Ctrl-C when it hears of the evaluation, or of the progress inside of it, of this step."""
-
-    stateless = True
-
-    def __init__(self, inside, step):
-        self.inside, self.step = inside, step
-
-    def begin(self, loop):
-        self.loop = loop
-
-    def on_progress(self, progress):
-        if self.inside and not progress.training and self.loop.steps == self.step:
-            raise KeyboardInterrupt
-
-    def on_evaluation(self, evaluation):
-        if not self.inside and evaluation.step == self.step:
-            raise KeyboardInterrupt
-
-
 def run_of(*callbacks, **options):
     stop, model = EarlyStopping(patience=5, restore_best=True, monitor="clean.top", mode="max"), net()
     metrics = {"top": Metric(lambda outputs, labels: gl.ops.max(outputs, (1,)))}
@@ -240,8 +209,9 @@ def test_ctrl_c_in_an_evaluation(inside, step, tmp_path):
     whole = run_of()
     assert whole[3][2] and whole[2][-1][0] > 10
     with pytest.raises(KeyboardInterrupt):
-        run_of(Interrupts(inside, step), run=tmp_path)
-    found = run_of(Interrupts(inside, 0), run=tmp_path, resume=True)
+        run_of(Interrupt(**{"measuring" if inside else "evaluation": step}), run=tmp_path)
+    assert saved_steps(tmp_path)[0] in (step, step + 1)  # the step that was begun when the signal came is ended
+    found = run_of(Interrupt(), run=tmp_path, resume=True)
     assert found[1:] == whole[1:] and all(np.array_equal(found[0][k], whole[0][k]) for k in whole[0])
 
 

@@ -214,12 +214,13 @@ def test_lines_after_a_checkpoint_are_cut_and_the_seconds_go_on(tmp_path):
     second = Log(tmp_path, ("csv",))
     kept = len(whole.splitlines(True)[0]) + len(whole.splitlines(True)[1])
     (tmp_path / "metrics.jsonl").write_bytes(whole + b'{"kind": "tr')  # cut short by a kill
-    second.load_state({"seconds": 1000.0, "size": kept, "told": [1, 4, 4, 40, 3], "steps": 4})
+    second.load_state({"seconds": 1000.0, "size": kept, "told": [1, 4, 4, 40, 3], "steps": 4, "waited": 9.0})
     assert second.state() == {
         "seconds": pytest.approx(1000.0, abs=1),
         "size": kept,
         "told": [1, 4, 4, 40, 3],
         "steps": 4,
+        "waited": pytest.approx(9.0, abs=1),
     }
     fit(second, epochs=1)
     lines = strict(tmp_path / "metrics.jsonl")

@@ -120,7 +120,7 @@ def test_files_that_may_not_be_read(name):
         path.chmod(0)
         job = processes.start([sys.executable, "-c", script], cwd=made)
         out, err = job.communicate(timeout=60)
-    wanted = f"a/{name}: cannot be read: permission denied; need it removed, or another place"
+    wanted = f"a/{name}: cannot be read: permission denied; need the right to, or another place"
     assert (job.returncode, out.splitlines(), err) == (0, [wanted] * 3, "")
 
 

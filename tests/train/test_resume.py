@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 import gradloom as gl
+from gradloom.train.checkpoint import Checkpoints
 from tests import processes
 from tests.parallel import mpi
 from tests.parallel.mpi import needs_mpi
+from tests.train.small_models import Interrupt
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -378,6 +380,28 @@ def test_the_best_stays(tmp_path):
     _, history = mlp(run=tmp_path, checkpoint_every="1epoch", keep=1, callbacks=None, epochs=30)
     best = 1 + int(np.argmin([epoch.val.loss for epoch in history]))
     assert best < 30 and steps_in(tmp_path) == [6 * best, 180]
+
+
+@pytest.mark.parametrize("step", [None, 3, 20])
+def test_the_best_evaluation_inside_of_an_epoch_stays(step, tmp_path):
+    """Of a run that was stopped in between, too, and its weights are those that EarlyStopping would bring back."""
+    stop = gl.train.EarlyStopping(1000, restore_best=True)
+    options = {"eval_every": "4steps", "epochs": 30}
+    net, history = mlp(callbacks=[stop], **options)
+    options |= {"run": tmp_path, "checkpoint_every": "2steps", "keep": 1}
+    found = [one for epoch in history for one in epoch.evaluations]
+    best = min(found, key=lambda one: one.val.loss)
+    assert best.step == stop.best_step and best.step % 6
+    if step is not None:
+        with pytest.raises(KeyboardInterrupt):
+            mlp(callbacks=[Interrupt(step)], **options)
+    mlp(callbacks=[Interrupt()], resume=step is not None, **options)
+    assert steps_in(tmp_path) == [best.step, 180]
+    saved = Checkpoints(tmp_path / "checkpoints").best()
+    assert saved.step == best.step
+    weights = net.state_dict()
+    assert all(saved.entries[f"model.{name}"].tobytes() == weights[name].tobytes() for name in weights)
+    assert json.loads((tmp_path / "run.json").read_text())["best"]["val_loss"] == best.val.loss
 
 
 # ---- killed --------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import pytest
 
 import gradloom as gl
 from gradloom.optim import Adafactor, AdamW, Lion, Muon, schedules
+from tests.train.small_models import Interrupt, saved_steps
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((90, 5)).astype(np.float32), RNG.integers(0, 3, 90)
@@ -38,19 +39,8 @@ class Freezes(gl.train.Callback):
             p.trainable = result.epoch != 1
 
 
-class Stops(gl.train.Callback):
-    stateless = True
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_batch(self, batch):
-        if batch.step == self.step:
-            raise KeyboardInterrupt
-
-
 def fit(kind, model, folder, stop=None, **options):
-    callbacks = [Freezes(model), Stops(stop)]
+    callbacks = [Freezes(model), Interrupt(stop)]
     return gl.fit(
         model, (X, Y), optimizer=OPTIMIZERS[kind](), epochs=4, batch_size=20, micro_batch_size=8, val_split=0.2, seed=3,
         ema=0.9, max_value=0.1, max_norm=0.5, run=folder, checkpoint_every="1steps", callbacks=callbacks,
@@ -65,6 +55,7 @@ def test_the_end_is_that_of_a_run_that_was_never_stopped(kind, stops, tmp_path):
     for stop in stops:
         with pytest.raises(KeyboardInterrupt):
             fit(kind, net(), tmp_path / f"run{stop}", stop)
+        assert saved_steps(tmp_path / f"run{stop}")[-1] == stop
         again = net()
         history = fit(kind, again, tmp_path / f"run{stop}", resume=True)
         mine, theirs = again.state_dict(), whole.state_dict()

@@ -1,0 +1,13 @@
+#define GL_ISA amx_twin
+#define GL_ISA_AVX512 1
+#define GL_BF16_PAIRS 1
+#define GL_AMX_TILES 1
+#include <iterator>
+
+#include "amx.h"
+#include "../kernels/matmul.h"
+
+namespace gradloom {
+constinit const KernelTable kTable_amx_twin{"amx-twin", amx_twin::gemm::kRoundedRows, std::size(amx_twin::gemm::kRoundedRows),
+                                              &kTable_avx512bf16_twin, false};
+}

@@ -1,0 +1,145 @@
+"""Settings files (TOML): read and checked for a command, and written with a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from ..base.errors import FileError, SettingError
+from .setting import Count, Place, Whole, checked, nearest_key, settings_of, shown
+
+_LONGEST = 1 << 16  # bytes of a settings file
+_MANY_DOTS = re.compile(  # in a key: the time that tomllib takes is that of their number squared
+    r"""(?:^|[\[{,])[ \t]*(?:(?:[\w-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')[ \t]*\.[ \t]*){64}""", re.MULTILINE
+)
+
+
+_kinds: dict[str, type] = {}  # of the commands that take a settings file: the dataclass of their settings
+
+
+def register(command: str, kind: type) -> None:
+    """These are the settings of this command."""
+    _kinds[command] = kind
+
+
+@dataclass(frozen=True)
+class About:
+    """The table [run]: what the run that has saved the file tells of itself."""
+
+    command: str
+    line: str | None = None
+    folder: str | None = None
+    gradloom: str | None = None
+    isa: str | None = None
+    ranks: Whole | None = None
+    digests: dict[str, str] | None = None
+    out: Place | None = None
+    task: str | None = None
+    target: str | None = None
+    exchange: str | None = None
+    rows_val: Count | None = None
+
+
+def parse_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The tables of a TOML file; FileError when it cannot be read, SettingError when it is none."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+
+    from ..files.regular import open_regular
+
+    try:
+        with open_regular(path, "need a settings file (TOML)") as file:
+            text = file.read(_LONGEST + 1)
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}") from None
+    if len(text) > _LONGEST:
+        raise FileError(f"{path}: is longer than {_LONGEST} bytes; need a settings file (TOML)")
+    # a byte of a file's name that is no UTF-8 stays what it is, in what a run has saved
+    words = text.decode(errors="surrogateescape").removeprefix("\ufeff")
+    is_text = not re.search("[\ud800-\udfff]", words)
+    if _MANY_DOTS.search(words):
+        raise SettingError(f"{path}: has a key of 64 dots or more; need a settings file (TOML)")
+    try:
+        found = tomllib.loads(words)
+    except (ValueError, RecursionError) as error:  # also a number of too many digits
+        if not is_text:
+            raise SettingError(f"{path}: is no text of UTF-8; need a settings file (TOML) in UTF-8") from None
+        raise SettingError(f"{path}: is no TOML: {str(error).partition(';')[0] or 'nested too deeply'}") from None
+    if not is_text and not isinstance(found.get("run"), dict):
+        raise SettingError(f"{path}: is no text of UTF-8; need a settings file (TOML) in UTF-8")
+    return found
+
+
+def read(kind: type, path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The settings of a file, checked, by name. A table [run] tells of the run that saved them: no setting.
+
+    SettingError with file, key, value and what is needed; an unknown key names the command that knows it, or the
+    nearest.
+    """
+    found, known = parse_toml(path), settings_of(kind)
+    if isinstance(found.get("run"), dict):
+        _check_about(found.pop("run"), kind, path)
+    for key in found:
+        if key not in known:
+            others = [name for name, other in _kinds.items() if key in settings_of(other)]
+            why = f"; {' and '.join(others)} has it" if others else nearest_key(key, known)
+            raise SettingError(f"{path}: key {key} is not known{_to(kind) if others else ''}{why}")
+    return {key: checked(value, known[key].kind, f"{path}: {key} = {shown(value)}") for key, value in found.items()}
+
+
+def _to(kind: type) -> str:
+    return "".join(f" to {name}" for name, one in _kinds.items() if one is kind)
+
+
+def _check_about(about: dict[str, Any], kind: type, path: str | os.PathLike[str]) -> None:
+    """SettingError unless this is the table [run] of a run of the same command."""
+    known = settings_of(About)
+    for key, value in about.items():
+        if key in settings_of(kind) and key not in known:
+            raise SettingError(f"{path}: key run.{key} is not known; {key} is a setting: need it above all tables")
+        if key not in known:
+            raise SettingError(f"{path}: key run.{key} is not known{nearest_key(key, known)}")
+        checked(value, known[key].kind, f"{path}: run.{key} = {shown(value)}")
+    if "command" not in about:
+        raise SettingError(f"{path}: key run.command is missing; [run] is the table of a saved run: need it whole")
+    if about["command"] in _kinds and kind in _kinds.values() and _kinds[about["command"]] is not kind:
+        need = f"need the settings of a{_to(kind).removeprefix(' to')}"
+        raise SettingError(f"{path}: run.command = {shown(about['command'])}: {need}")
+
+
+def save(settings: Any, about: Mapping[str, Any]) -> bytes:
+    """A settings file with what was decided, places as whole paths, and the run that it tells of."""
+    import tomli_w
+
+    kept = {
+        setting.name: _absolute(getattr(settings, setting.name), setting.kind)
+        for setting in settings_of(type(settings)).values()
+        if setting.is_saved
+    }
+    tables = {name: _table(value) for name, value in {**kept, "run": about}.items() if value not in (None, {})}
+    return tomli_w.dumps(tables).encode(errors="surrogateescape")
+
+
+def _absolute(value: Any, kind: Any) -> Any:
+    """A place as it is named from every folder."""
+    if value is not None and kind == Place:
+        return os.path.abspath(value)
+    if isinstance(value, dict) and get_args(kind)[1:] == (Place,):
+        return {name: os.path.abspath(one) for name, one in value.items()}
+    return value
+
+
+def _table(value: Any) -> Any:
+    """As TOML holds it: None is left out."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
+    if isinstance(value, Mapping):
+        return {name: _table(one) for name, one in value.items() if one is not None}
+    return [_table(one) for one in value] if isinstance(value, (list, tuple)) else value
