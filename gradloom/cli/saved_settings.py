@@ -85,12 +85,15 @@ def beside_run(asked: Asked[S], folder: str | os.PathLike[str], *without: str) -
     """
     from ..base.errors import SettingError
     from ..parallel.agree import agreed, is_root
+    from ..train.run_files import settle
 
     if not asked.values.get("resume"):
         return asked
     found: dict[str, Any] = {}
     file = os.path.join(folder, SETTINGS)
     with agreed(asked.ranks):
+        if is_root(asked.ranks):
+            settle(folder)
         if is_root(asked.ranks) and os.path.exists(file):
             found = read(asked.kind, file)
             out = parse_toml(file).get("run", {}).get("out")

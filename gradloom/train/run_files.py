@@ -18,7 +18,7 @@ import re
 from pathlib import Path
 
 from ..base.errors import FileError
-from ..files.atomic import remove_parts
+from ..files.atomic import claim, remove_parts
 from ..files.checkpoint_files import OWN_FILES, manifests, unnamed
 from ..files.commit import sync
 from ..files.regular import odd
@@ -111,6 +111,18 @@ def recover(folder: Path) -> None:
         remove_parts(folder / name)
     take_over(folder)
     remove_parts(folder / "checkpoints")
+
+
+def settle(path: str | os.PathLike[str]) -> None:
+    """Finish a change that was cut off in the folder of a run, so that its files are those of one run. FileError where
+    another run writes there, or where that cannot be done."""
+    if any(os.path.lexists(os.path.join(path, name)) for name in (NEW, CLEAR, MOVE)):
+        with claim(path, True, again=True):
+            try:
+                check_files(Path(path))
+                recover(Path(os.path.realpath(path)))
+            except OSError as error:
+                raise FileError(f"{path}: cannot be written: {reason_of(error)}") from None
 
 
 def lost(folder: Path, step: int) -> list[int]:

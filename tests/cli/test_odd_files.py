@@ -59,6 +59,22 @@ def test_the_folder_of_a_run(tmp_path, capsys, name, make):
     assert code == 0 and [line.split()[0] for line in out.splitlines() if line[0] != " "] == ["a"] and err == ""
 
 
+@pytest.mark.parametrize("place", [".gradloom.clear", ".gradloom.move"])
+def test_a_resume_has_the_settings_of_the_run_that_took_the_place(tmp_path, capsys, place):
+    """A kill while a new run took the place of an older one: what goes on is the new one, with its own settings."""
+    data = flowers(tmp_path / "t.csv")
+    for seed, out in ((1, "a"), (2, "b")):
+        assert run(capsys, "fit", data, "--epochs", 1, "--seed", seed, "--out", tmp_path / out)[0] == 0
+    new = tmp_path / "a" / place
+    new.mkdir()
+    for name in ("run.json", "settings.toml", "metrics.jsonl", "checkpoints"):
+        (tmp_path / "b" / name).rename(new / name)
+    code, _, err = run(capsys, "fit", "--out", tmp_path / "a", "--resume")
+    assert code == 0, err
+    one, other = (tmp_path / out / "model.safetensors" for out in "ab")
+    assert one.read_bytes() == other.read_bytes()
+
+
 def test_runs_among_odd_files(tmp_path, capsys):
     fitted(capsys, tmp_path)
     for i, make in enumerate((pipe, folder, dangling, circular)):
