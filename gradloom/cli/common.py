@@ -110,22 +110,6 @@ def need_whole(option: str, value: int | None, least: int = 1) -> None:
         raise SettingError(f"--{option} {value}: need a whole number of at least {least}{limit}")
 
 
-def need_rate(option: str, value: float | None) -> None:
-    """SettingError unless the option was not given or is finite and above 0."""
-    from ..base.errors import SettingError
-
-    if value is not None and not 0 < value < math.inf:
-        raise SettingError(f"--{option} {value:g}: need a finite number above 0")
-
-
-def need_share(option: str, value: float | None) -> None:
-    """SettingError unless the option was not given or lies in [0, 1)."""
-    from ..base.errors import SettingError
-
-    if value is not None and not 0 <= value < 1:
-        raise SettingError(f"--{option} {value:g}: need a number of at least 0 and below 1")
-
-
 def need_place(option: str, value: str | None) -> None:
     """SettingError for the empty name of a file or folder: no default is meant by it."""
     from ..base.errors import SettingError

@@ -62,11 +62,6 @@ class Plan:
         """Bytes of parameters and optimiser state that the program touches."""
         return sum(s.bytes for s in self.bytecode.stored)
 
-    @property
-    def mapped_bytes(self) -> int:
-        """Of these, bytes that are only read: mapped model files, data sets."""
-        return sum(s.bytes for s in self.bytecode.stored if s.role == "frozen")
-
     def summary(self) -> str:
         ratio = self.peak_bytes / self.lower_bound_bytes if self.lower_bound_bytes else 1.0
         return (

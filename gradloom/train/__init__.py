@@ -1,6 +1,7 @@
 """fit, epoch, evaluate, predict, dp_train; the trainer beneath them; results with uncertainties."""
 
 from ..base.interrupts import StopTraining
+from .averaged_weights import AveragedWeights
 from .callbacks import BatchResult, Callback
 from .dp_train import DPResult, dp_train
 from .epoch import Progress, epoch
@@ -18,6 +19,7 @@ from .stopping import EarlyStopping
 from .trainer import Trainer
 
 __all__ = [
+    "AveragedWeights",
     "BatchResult",
     "Callback",
     "Checkpoint",

@@ -32,3 +32,10 @@ def check_batch(batch_size: int, rows: int | None = None, what: str = "batch_siz
         raise SettingError(f"{what}={batch_size!r} is not usable; need a whole number of at least 1")
     if rows is not None and batch_size > rows:
         raise SettingError(f"{what}={batch_size} is larger than batch_size={rows}; need at most {rows}")
+
+
+def check_skip(on_nonfinite: str) -> bool:
+    """Whether what is not finite is left out; SettingError for what is neither "stop" nor "skip"."""
+    if on_nonfinite not in ("stop", "skip"):
+        raise SettingError(f"on_nonfinite: {on_nonfinite!r} is not known; need stop or skip")
+    return on_nonfinite == "skip"

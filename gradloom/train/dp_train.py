@@ -32,6 +32,7 @@ from ..base.settings import core_count
 from ..graph.stored import before_write
 from ..graph.value import Value
 from ..nn.module import Module
+from ..optim.average import check_decay
 from ..optim.clip import check_max
 from ..optim.optimizer import Adam, Optimizer, Schedule
 from ..parallel.agree import agreed
@@ -39,7 +40,7 @@ from ..parallel.communicator import TIMEOUT, Communicator, launched
 from ..parallel.join import communicator
 from ..parallel.replicas import threads as thread_ranks
 from ..step.exchange import check_exchange
-from .arguments import check_options
+from .arguments import check_options, check_skip
 from .replica import Replica, ReplicaJob, error_at
 from .saver import Saver, saver_of
 
@@ -50,6 +51,7 @@ class DPResult:
 
     .model         replica 0's (under mpiexec this rank's); .models all of this process; their weights are equal
     .loss_history  the mean loss over replicas of each step; .loss the last of them
+    .skipped       steps that were left out (on_nonfinite="skip"); their losses are nan
     .params        name -> copy of each trained parameter
     .seconds       compiling included, as in .samples_per_second
     .is_root       whether this process has replica 0: the one that should print and write files
@@ -65,6 +67,10 @@ class DPResult:
     @property
     def loss(self) -> float:
         return self.loss_history[-1]
+
+    @property
+    def skipped(self) -> int:
+        return sum(map(math.isnan, self.loss_history))
 
     @property
     def params(self) -> dict[str, np.ndarray]:
@@ -92,6 +98,8 @@ def dp_train(
     optimizer: Optimizer | None = None,
     max_norm: float = math.inf,
     max_value: float = math.inf,
+    ema: float = 0.0,
+    on_nonfinite: str = "stop",
     shuffle: bool = False,
     seed: int = 0,
     exchange: str = "ordered",
@@ -103,6 +111,7 @@ def dp_train(
     overwrite: bool = False,
     checkpoint_every: str | None = None,
     keep: int | None = None,
+    stop_after: str | None = None,
     **options: Any,
 ) -> DPResult:
     """Train replicas of a model, each on samples of its own, and keep their weights equal.
@@ -124,9 +133,13 @@ def dp_train(
     timeout     seconds without a sign of life of a replica after which the others end
     verbose     show loss and rate on stderr
     run         a folder for checkpoints, which replica 0 writes every checkpoint_every ("5min", "100steps") and at the
-                end; resume, overwrite, keep: as in gl.fit. Resumed with as many replicas, model and settings as before,
-                the run ends with the bits of one that never stopped; iterations may be more. Samples are compared by
-                content where they are a list or tuple, else by their number
+                end; resume, overwrite, keep, stop_after ("3h", after which loss_history ends): as in gl.fit. Resumed
+                with as many replicas, model and settings as before, the run ends with the bits of one that never
+                stopped; iterations may be more. Samples are compared by content where they are a list or tuple, else by
+                their number
+    ema         the decay of a moving average of the weights, 0 for none: in the end the models hold it, as in gl.fit
+    on_nonfinite  "stop" with NonFiniteError at a step whose loss or gradient is not finite, or "skip" it: it changes
+                nothing, its loss is nan, DPResult.skipped counts it. NonFiniteError when a pass is skipped as a whole
 
     options go to gl.compile. The functions build graphs: they are called once for each distinct shape of sample, in
     each replica, and what they and the models read must not change after that. Running statistics (batch norm) are
@@ -155,7 +168,8 @@ def dp_train(
         samples, count, loss_fn, forward_fn, target_fn, iterations,
         optimizer if optimizer is not None else Adam(lr=1e-3 if lr is None else lr), check_max("max_norm", max_norm),
         check_max("max_value", max_value),
-        as_bool("shuffle", shuffle), seed, check_exchange(exchange), as_bool("verbose", verbose), options,
+        as_bool("shuffle", shuffle), seed, check_exchange(exchange), as_bool("verbose", verbose),
+        check_decay("ema", ema), check_skip(on_nonfinite), options,
     )  # fmt: skip
     ranks = _ranks(replicas, timeout)
     began = time.perf_counter()
@@ -163,7 +177,8 @@ def dp_train(
     with contextlib.ExitStack() as stack:
         with agreed(mine):
             saver = saver_of(
-                run, "dp_train", mine, resume=resume, overwrite=overwrite, checkpoint_every=checkpoint_every, keep=keep
+                run, "dp_train", mine, resume=resume, overwrite=overwrite, checkpoint_every=checkpoint_every, keep=keep,
+                stop_after=stop_after,
             )  # fmt: skip
             if saver is not None:
                 stack.enter_context(saver)

@@ -35,12 +35,13 @@ class History(list[EpochResult]):
         """
         if not self:
             raise SettingError("plot: the history has no epoch; need at least one")
-        plt = _pyplot()
         columns = self.to_dict()
         sets = dict.fromkeys(name for e in self if e.ended is not None for name in e.ended.results if name != MAIN)
         before = {"": "training", "val_": "validation"} | {f"{name}.": name for name in sets}
         names = list(dict.fromkeys(n for e in self for n in _measures(e)))
-        figure, axes = plt.subplots(1, len(names), figsize=(5 * len(names), 3.5), squeeze=False, layout="constrained")
+        figure, axes = pyplot().subplots(
+            1, len(names), figsize=(5 * len(names), 3.5), squeeze=False, layout="constrained"
+        )
         for axis, name in zip(axes[0], names, strict=True):
             for prefix, label in before.items():
                 if prefix + name in columns:
@@ -71,12 +72,13 @@ def _measures(epoch: EpochResult) -> list[str]:
     return [name for result in results for name in result.numbers() if not name.endswith(UNCERTAINTY)]
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
+    """matplotlib.pyplot; BackendError where it is missing."""
     try:
-        from matplotlib import pyplot
+        import matplotlib.pyplot
     except ImportError:
         raise BackendError("plot: matplotlib is missing; pip install gradloom[plot]") from None
-    return pyplot
+    return matplotlib.pyplot
 
 
 def _line(axis: Any, columns: dict[str, list[Any]], name: str, label: str) -> None:

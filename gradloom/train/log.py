@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..base.arguments import as_whole, one_line
 from ..base.errors import FileError, SettingError
 from ..base.interval import as_interval
@@ -99,10 +101,8 @@ class Log(Callback):
 
     def on_epoch(self, result: EpochResult) -> None:
         """A line of the epoch."""
-        norms, speed = result.train.grad_norms, result.train.ndata / max(result.seconds, 1e-9)
-        found: dict[str, Any] = {**result.numbers(), **result.rates}
-        if len(norms):
-            found |= {"grad_norm": float(norms[-1]), "grad_norm_mean": float(norms.mean())}
+        speed = result.train.ndata / max(result.seconds, 1e-9)
+        found: dict[str, Any] = {**result.numbers(), **result.rates, **_norms(result.train.grad_norms)}
         found["epoch_seconds"] = round(result.seconds, 3)
         self._write("epoch", result.epoch, found | self._pace(speed))
 
@@ -217,11 +217,15 @@ class Gain:
         found: dict[str, Any] = {"loss": result.latest(result.batches - batches)[0]}
         if result.counted > counted:
             found["accuracy"] = (result.correct - correct) / (result.counted - counted)
-        if len(norms) > steps:
-            found |= {"grad_norm": float(norms[-1]), "grad_norm_mean": float(norms[steps:].mean())}
+        found |= _norms(norms[steps:])
         _, rows, began = self._from
         self.told, self.steps, self._from = mark, loop.steps, (loop.epoch, loop.rows, now)
         return found, (loop.rows - rows) / max(now - began, 1e-9)
+
+
+def _norms(norms: np.ndarray) -> dict[str, float]:
+    """The last and the mean of the norms of some steps; nothing of none."""
+    return {"grad_norm": float(norms[-1]), "grad_norm_mean": float(norms.mean())} if len(norms) else {}
 
 
 def log_of(saver: Any, kinds: Sequence[str] = (), every: str | None = None, row_tokens: int | None = None) -> list[Log]:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base.arguments import as_whole
-from ..base.errors import BackendError, NonFiniteError, SettingError
+from ..base.errors import NonFiniteError, SettingError
 from ..base.interrupts import StopTraining
 from ..graph.stored import copies, replace
 from ..optim.optimizer import AdamW, Optimizer
 from .arguments import check_batch, check_options
 from .callbacks import BatchResult, Callback
 from .fit import Data, as_dataset
+from .history import pyplot
 from .loop import Loop
 from .objective import Model
 from .trained import Freeze
@@ -49,11 +50,7 @@ class RateCurve:
 
     def plot(self) -> Figure:
         """Losses over rates, with the suggestion: a figure of pyplot. BackendError without matplotlib."""
-        try:
-            from matplotlib import pyplot as plt
-        except ImportError:
-            raise BackendError("plot: matplotlib is missing; pip install gradloom[plot]") from None
-        figure, axis = plt.subplots(layout="constrained")
+        figure, axis = pyplot().subplots(layout="constrained")
         axis.plot(self.rates, self.losses, alpha=0.4, label="loss of a batch")
         axis.plot(self.rates, self.smoothed, label="smoothed")
         if self.suggestion is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -18,6 +19,7 @@ from ..base.errors import (
     GradloomError,
     GraphError,
     GuardTripped,
+    NonFiniteError,
     NotFinite,
     SettingError,
     ShapeError,
@@ -33,6 +35,7 @@ from ..graph.streams import fresh_streams
 from ..graph.structure import named, structure
 from ..graph.value import Value, describe, graph_mode
 from ..nn.module import Module
+from ..optim.average import Average
 from ..optim.optimizer import Optimizer
 from ..optim.state import OptimizerState
 from ..parallel.agree import agreed, threads_for
@@ -47,8 +50,10 @@ from ..step.state import (
     TrainState,
     check_names,
     finite,
+    load_average,
     load_optimizer,
     load_parameters,
+    of_average,
     of_optimizer,
     of_parameters,
     shown,
@@ -81,6 +86,8 @@ class ReplicaJob:
     seed: int
     exchange: str
     verbose: bool
+    ema: float
+    skips: bool
     options: dict[str, Any]
 
     def settings(self) -> str:
@@ -89,7 +96,7 @@ class ReplicaJob:
         rates = [(k, v(0, 0) if callable(v) else v) for k, v in sorted(self.optimizer.settings.items())]
         return repr((
             self.count, self.iterations, type(self.optimizer).__name__, rates, self.max_norm, self.max_value,
-            self.shuffle, self.seed, self.exchange, choose_isa(chosen.isa), chosen.precision,
+            self.shuffle, self.seed, self.exchange, choose_isa(chosen.isa), chosen.precision, self.ema, self.skips,
         ))  # fmt: skip
 
     def identity(self) -> dict[str, Any]:
@@ -98,6 +105,7 @@ class ReplicaJob:
         return {name: None if each is None else shown(each) for name, each in functions.items()} | {
             "samples": self.count, "optimizer": optimizer_of(self.optimizer), "max_norm": self.max_norm,
             "max_value": self.max_value, "shuffle": self.shuffle, "seed": self.seed, "exchange": self.exchange,
+            "ema": self.ema, "on_nonfinite": "skip" if self.skips else "stop",
         }  # fmt: skip
 
     def contents(self) -> list[Any]:
@@ -135,6 +143,7 @@ class Replica:
         ranks.check("the model", checksum(repr(shapes)))
         self._share()
         self.state = OptimizerState(job.optimizer)
+        self.state.average = Average(job.ema) if job.ema else None
         self.state.place([*self.parameters.items(), *self.buffers.items()])
         self.state.register(self.parameters.values())
         reached = {"reached": (len(self.parameters) + len(self.buffers),)}
@@ -149,9 +158,14 @@ class Replica:
     # ---- the loop --------------------------------------------------------------------------------------------
 
     def train(self) -> list[float]:
-        """All steps that are left; the loss of each. With a saver Ctrl-C ends it between two steps."""
-        with held_back() if self.saver is not None else contextlib.nullcontext(Held()) as held:
-            return self._train(held)
+        """All steps that are left; the loss of each. With a saver Ctrl-C ends it between two steps. Then the model
+        holds the average of its weights, where there is one."""
+        try:
+            with held_back() if self.saver is not None else contextlib.nullcontext(Held()) as held:
+                return self._train(held)
+        finally:
+            if self.state.average is not None:
+                self.state.average.show(True)
 
     def _train(self, held: Held) -> list[float]:
         job, history = self.job, self.history
@@ -159,7 +173,7 @@ class Replica:
         first, began = len(history), time.perf_counter()
         for i in range(first, job.iterations):
             if i * self.ranks.size // job.count > self.state.epoch:
-                self.state.observe(float(np.mean(history[self._began_pass :])))
+                self._observe(np.array(history[self._began_pass :]))
                 self._began_pass, self.state.epoch = i, i * self.ranks.size // job.count
             try:
                 history.append(self._step(i))
@@ -169,18 +183,35 @@ class Replica:
                     self._save(identity)
                 raise
             done = i + 1
-            if self.saver is not None and identity is not None and (done == job.iterations or self.saver.is_due(done)):
+            is_last = done == job.iterations or self._is_up()
+            if self.saver is not None and identity is not None and (is_last or self.saver.is_due(done)):
                 self._save(identity)
             if done % CHECK_STEPS == 0 or done == 1:
                 self._compare_graphs()
-            if done % CHECK_STEPS == 0 or done == job.iterations:
+            if done % CHECK_STEPS == 0 or is_last:
                 self.ranks.check("the weights", self._weights())
             tenth = max(1, job.iterations // 10)
             if job.verbose and self.ranks.is_root and (done % tenth == 0 or done == job.iterations):
                 speed = (done - first) * self.ranks.size / (time.perf_counter() - began)
                 mean = float(np.mean(history[-tenth:]))
                 print(f"step {done}/{job.iterations}  loss {mean:.4g}  {rate(speed)} samples/s", file=sys.stderr)
+            if is_last and done < job.iterations and self.saver is not None:
+                self.saver.end_early()
+                break
         return history
+
+    def _observe(self, losses: np.ndarray) -> None:
+        """A pass has ended, with these losses of its steps: nan for those that were skipped."""
+        known = losses[~np.isnan(losses)]
+        if not len(known):
+            raise NonFiniteError(f"epoch {self.state.epoch + 1}: none of its {len(losses)} steps was finite")
+        self.state.observe(float(np.mean(known)))
+
+    def _is_up(self) -> bool:
+        """`stop_after` ends the training after this step: replica 0 says so to all."""
+        if self.saver is None or not self.saver.has_limit:
+            return False
+        return bool(self.ranks.gather(self.saver.is_up())[0])
 
     def _save(self, identity: Identity) -> None:
         assert self.saver is not None
@@ -192,6 +223,7 @@ class Replica:
         own, state = TrainState(), self.state
         own.register("model", self._model_part, lambda values: load_parameters(values, self._model_part()), finite)
         own.register("optimizer", lambda: of_optimizer(state), lambda values: load_optimizer(values, state), finite)
+        own.register("average", lambda: of_average(state), lambda values: load_average(values, state), finite)
         own.register(
             "loop", lambda: {"losses": np.array(self.history), "began_pass": self._began_pass}, self._load_loop
         )
@@ -235,6 +267,8 @@ class Replica:
         try:
             update.run_many(1, self.state.settings())
         except (GuardTripped, NotFinite):
+            if self.job.skips:  # nothing was written, in any replica
+                return math.nan
             cause = exchange.cause(
                 ranks.size, lambda rank: self._compute(base + rank), lambda rank: self._first_bad(base + rank)
             )
@@ -314,7 +348,8 @@ class Replica:
 
     def _update_for(self, reached: np.ndarray) -> Any:
         """The program that ends a step in which so many replicas have reached each parameter and buffer."""
-        key = reached.tobytes(), self.state.behind(self._updated(reached))
+        updated = self._updated(reached)
+        key = reached.tobytes(), self.state.behind(updated), self.state.resting(updated)
         if key not in self._updates:
             with locks.building, graph_mode():
                 self._updates[key] = self._ending(reached)

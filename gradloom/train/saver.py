@@ -161,9 +161,22 @@ class Saver:
         if self.is_due():
             self.save(loop)
 
+    @property
+    def has_limit(self) -> bool:
+        """`stop_after` was given."""
+        return self._allowed is not None
+
+    def is_up(self) -> bool:
+        """The run has taken as long as it may."""
+        return self._allowed is not None and time.monotonic() - self._began >= self._allowed
+
+    def end_early(self) -> None:
+        """The run ends here because of `stop_after`, and can be resumed."""
+        self._state, self.time_is_up = "interrupted", True
+
     def check_time(self) -> None:
         """TimeIsUp when the run has taken as long as it may."""
-        if self._allowed is not None and time.monotonic() - self._began >= self._allowed:
+        if self.is_up():
             raise TimeIsUp(f"the run has taken as long as stop_after={self._allowed:g} s allows")
 
     def tell(self, loop: Resumable) -> None:
@@ -245,7 +258,7 @@ class Saver:
         """The loop ends before its last step: the last checkpoint, where a step is complete and no callback has heard
         of half of what has happened."""
         if isinstance(why, TimeIsUp):
-            self._state, self.time_is_up = "interrupted", True
+            self.end_early()
         orderly = isinstance(why, (TimeIsUp, NonFiniteError, KeyboardInterrupt))
         cut = hasattr(why, "at_once") or hasattr(why, "of_callback")
         if orderly and not cut and loop.steps and self._identity is not None and self._place != self._place_of(loop):

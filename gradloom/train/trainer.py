@@ -28,7 +28,7 @@ from ..plan.plan import Plan
 from ..run.compile import compile as compile_program
 from ..step.exchange import check_exchange
 from ..step.state import TrainState
-from .arguments import check_options
+from .arguments import check_options, check_skip
 from .batches import CompiledBatch, RowRange
 from .forms import Forms
 from .local import LocalSteps
@@ -121,8 +121,6 @@ class Trainer:
         check_options("Trainer", options, Trainer)
         if build not in ("forward", "grad", "opt"):
             raise SettingError(f"build: {build!r} is not known; need forward, grad or opt")
-        if on_nonfinite not in ("stop", "skip"):
-            raise SettingError(f"on_nonfinite: {on_nonfinite!r} is not known; need stop or skip")
         accumulate, seed = as_whole("accumulate", accumulate, 1), as_whole("seed", seed, 0)
         if optimizer is not None and not isinstance(optimizer, Optimizer):
             raise SettingError(f"optimizer: got {what_is(optimizer)}; need one of gl.optim, such as AdamW(lr=1e-3)")
@@ -148,7 +146,8 @@ class Trainer:
         self.forms = Forms(self.objective, seed, self.dynamic)
         self.local = LocalSteps(
             self.objective, self.forms, self.optimizer_state, build=build, accumulate=accumulate, dynamic=self.dynamic,
-            seed=seed, max_norm=self.max_norm, max_value=self.max_value, skips=on_nonfinite == "skip", options=options,
+            seed=seed, max_norm=self.max_norm, max_value=self.max_value, skips=check_skip(on_nonfinite),
+            options=options,
         )  # fmt: skip
         self.train_state = TrainState()
         TrainerParts(self.objective, state, self.local, self.written).register(self.train_state)

@@ -58,6 +58,65 @@ def test_more_iterations_are_as_if_it_had_never_stopped(iterations, tmp_path):
     assert same(train(), train(run=tmp_path, resume=True))
 
 
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_time_that_is_up_ends_all_replicas_after_the_same_step(replicas, tmp_path):
+    whole = train(replicas=replicas)
+    for session in range(3):
+        cut = train(run=tmp_path, replicas=replicas, resume=bool(session), stop_after="0.000001s")
+        assert cut.loss_history == whole.loss_history[: session + 1] and steps_in(tmp_path)[-1] == session + 1
+        weights = [m.state_dict() for m in cut.models]
+        assert all(w[name].tobytes() == weights[0][name].tobytes() for w in weights for name in w)
+        assert json.loads((tmp_path / "run.json").read_text())["state"] == "interrupted"
+    assert same(whole, train(run=tmp_path, replicas=replicas, resume=True, stop_after="1h"))
+    assert json.loads((tmp_path / "run.json").read_text())["state"] == "finished"
+
+
+def test_an_average_of_the_weights_against_numpy():
+    made = [train(iterations=n) for n in range(1, 6)]
+    start = train(iterations=1, optimizer=gl.optim.SGD(lr=0.0))
+    found, trained = train(iterations=5, ema=0.75), made[-1]
+    for name, mean in start.params.items():
+        for one in made:
+            mean = 0.75 * mean + 0.25 * one.params[name]
+        assert np.abs(trained.params[name] - mean).max() > 1e-4
+        np.testing.assert_allclose(found.params[name], mean, rtol=1e-5, atol=1e-6)
+    assert found.loss_history == trained.loss_history
+    assert all(m.state_dict()[n].tobytes() == v.tobytes() for m in found.models for n, v in found.params.items())
+
+
+@pytest.mark.parametrize("iterations", [1, 4, 11, 20])
+def test_an_average_goes_on_after_a_resume(iterations, tmp_path):
+    train(run=tmp_path, iterations=iterations, ema=0.8)
+    assert same(train(ema=0.8), train(run=tmp_path, resume=True, ema=0.8))
+
+
+BAD = [*SAMPLES[:5], (np.full((4, 5), np.nan, np.float32), SAMPLES[5][1]), SAMPLES[6]]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_step_that_is_not_finite_is_skipped(replicas, tmp_path, monkeypatch):
+    """It changes nothing, and its place counts; to the bit after a resume right behind it, or before it."""
+    monkeypatch.delenv("GRADLOOM_CHECK", raising=False)
+    options = {"replicas": replicas, "on_nonfinite": "skip", "ema": 0.5}
+    whole = train(BAD, **options)
+    bad = [i for i, loss in enumerate(whole.loss_history) if np.isnan(loss)]
+    assert whole.skipped == len(bad) == (3, 6)[replicas - 1] and len(whole.loss_history) == 20
+    first = bad[0]
+    before, after = (train(BAD, iterations=n, **options | {"ema": 0.0}).model.state_dict() for n in (first, first + 1))
+    assert first and all(before[name].tobytes() == after[name].tobytes() for name in before)
+    for n in (first, first + 1):
+        folder = tmp_path / str(n)
+        train(BAD, run=folder, iterations=n, **options)
+        again = train(BAD, run=folder, resume=True, **options)
+        assert repr(again.loss_history) == repr(whole.loss_history)
+        mine, theirs = again.model.state_dict(), whole.model.state_dict()
+        assert all(mine[name].tobytes() == theirs[name].tobytes() for name in theirs)
+    with pytest.raises(gl.NonFiniteError, match="epoch 1: none of its . steps was finite"):
+        train([BAD[5]] * 4, **options)
+    with pytest.raises(gl.SettingError, match="on_nonfinite: 'go' is not known; need stop or skip"):
+        train(on_nonfinite="go")
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_what_fails_in_a_step_leaves_the_last_good_one(replicas, tmp_path):
     bad = list(SAMPLES)
