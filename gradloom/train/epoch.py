@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..base.errors import DataError, SettingError
 from ..data.dataset import Dataset
 from .arguments import check_batch
-from .result import Result
+from .result import Evaluation, Result
 from .source import RowSource
 from .trainer import Trainer
 
@@ -28,6 +28,22 @@ class Progress:
 
 
 Listener = Callable[[Progress], None]
+
+
+@dataclass
+class Pass:
+    """The pass under way: its number, the rows that it trains on, and how far it has come.
+
+    before: steps of the loop when it began; done: steps of it that have consumed their rows; seconds: spent on it.
+    """
+
+    number: int
+    rows: int
+    before: int
+    done: int = 0
+    seconds: float = 0.0
+    train: Result = field(default_factory=Result)
+    evaluations: list[Evaluation] = field(default_factory=list)
 
 
 def epoch(

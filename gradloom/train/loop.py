@@ -6,7 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from ..data.dataset import Dataset
 from ..step.state import check_equal, check_names
 from .callbacks import BatchReports, Callback, Callbacks, Listeners
 from .display import Display, StepDisplay
-from .epoch import Listener, Progress, run_part
+from .epoch import Listener, Pass, Progress, run_part
 from .evaluation import Evaluator
 from .history import History
 from .metrics import Measures, Metrics, checked_metrics
@@ -28,22 +28,6 @@ from .saver import Saver, TimeIsUp
 from .source import RowSource
 from .stopping import monitored
 from .trainer import Trainer
-
-
-@dataclass
-class Pass:
-    """The pass under way: its number, the rows that it trains on, and how far it has come.
-
-    before: steps of the loop when it began; done: steps of it that have consumed their rows; seconds: spent on it.
-    """
-
-    number: int
-    rows: int
-    before: int
-    done: int = 0
-    seconds: float = 0.0
-    train: Result = field(default_factory=Result)
-    evaluations: list[Evaluation] = field(default_factory=list)
 
 
 class Loop:
