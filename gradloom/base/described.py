@@ -60,6 +60,10 @@ class Described:
         if self._left:
             raise DataError(f"{self._what}: key {next(iter(self._left))!r:.60} is not known")
 
+    def has(self, key: str) -> bool:
+        """There is such a key, which nobody has taken."""
+        return key in self._left
+
     def text(self, key: str, among: tuple[str, ...] | None = None) -> str:
         """A text that UTF-8 can hold, one of `among` where that is given."""
         return self._text(key, self._take(key), among)

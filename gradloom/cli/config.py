@@ -82,6 +82,8 @@ class Asked(Generic[S]):
     def _with_place(self, text: str, is_of_file: bool) -> str:
         """The message with the place of its setting, where it begins with a flag ("--lr 3: ..."), the name of an
         argument ("lr=3 ...", "Adam: lr: ...") or an input that cannot be read."""
+        whole, text = text, re.sub(r"[\w=]+ \((--([a-z-]+)( [^),]+)?)\)", self._flag_or_key, text)
+        is_named = text != whole
         if (found := re.match(r"--([a-z][a-z-]*)(?![\w-])", text)) and found[1].replace("-", "_") in self.files:
             name = found[1].replace("-", "_")
             return self.told(name) + _after(text[found.end() :], [" " + one for one in _forms(self.values[name])])
@@ -92,8 +94,7 @@ class Asked(Generic[S]):
                 if rest.startswith("["):
                     return self.place(name) + rest
                 return self.told(name) + _after(rest, ["=" + one for one in _forms(self.values[name])])
-        named = re.sub(r"[\w=]+ \((--([a-z-]+)( [^),]+)?)\)", self._flag_or_key, text)
-        return self._with_place_of_path(text, is_of_file) if named == text else named
+        return text if is_named else self._with_place_of_path(text, is_of_file)
 
     def _with_place_of_path(self, text: str, is_of_file: bool) -> str:
         """The message with the place of the path that it begins with. The path of an argument is its own name."""

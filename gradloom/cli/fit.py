@@ -60,7 +60,7 @@ def _fit(use: FitSettings, ranks: Communicator | None) -> int:
             table = read_table(use.data, use.target, use.task, val_split=use.val_split, seed=use.seed)
             use = settle(use, table, ranks)
             need_room(table.preprocess, use.hidden)
-            net = build_model(table.preprocess, use.hidden)
+            net = build_model(table.preprocess, use.hidden, use.dropout)
             matched("freeze", use.freeze or (), [*net.named_parameters(), *net.named_buffers()])
             job = Job(use, table, net, ranks, inputs, validation_sets(use, table))
             inputs.digests()
@@ -109,7 +109,7 @@ def _train_and_save(job: Job, path: str, report: str) -> int:
         elif is_root(job.ranks):
             try:
                 with together(job.use.out):
-                    save_model(path, job.net, job.table.preprocess, job.use.hidden, job.about(ending))
+                    save_model(path, job.net, job.table.preprocess, job.use.hidden, job.about(ending), job.use.dropout)
                     write_result(report, result)
             except GradloomError as error:
                 if stop is None or interrupted:

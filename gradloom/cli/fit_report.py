@@ -214,9 +214,10 @@ def announce(job: Job) -> None:
         classes = ", ".join(made.classes[:10]) + (", ..." if len(made.classes) > 10 else "")
         say(f"  {len(made.classes)} classes: {classes}")
     sizes = "-".join(str(s) for s in (made.inputs, *use.hidden, made.outputs))
+    dropout = f"dropout {use.dropout:g}, " if use.dropout else ""
     say(
-        f"model: {sizes}, {job.net.parameter_count():,} parameters; {use.loss}, {use.optimizer}, rate {use.lr:g}"
-        f" falling, {plural(use.epochs, 'epoch')}, batches of {use.batch_size}, seed {use.seed}"
+        f"model: {sizes}, {dropout}{job.net.parameter_count():,} parameters; {use.loss}, {use.optimizer},"
+        f" rate {use.lr:g} falling, {plural(use.epochs, 'epoch')}, batches of {use.batch_size}, seed {use.seed}"
         f"{'' if use.precision == 'f32' else f', products in {use.precision}'}"
     )
     steering = {

@@ -65,6 +65,9 @@ class FitSettings:
         Widths, Text(_widths),
         typer.Option(help="Widths of the hidden layers, such as 64,64. [default: 64,64; images 500]"),
     ] = decided  # fmt: skip
+    dropout: Annotated[
+        Share, typer.Option(help="Share of each hidden layer's outputs that a training step leaves out; 0: none.")
+    ] = 0.0
     epochs: Annotated[Whole, typer.Option(help="Passes over the training rows. [default: by their number]")] = decided
     batch_size: Annotated[Whole, typer.Option(help="Rows per step. [default: by their number]")] = decided
     micro_batch_size: Annotated[
@@ -177,6 +180,8 @@ def settle(asked: FitSettings, table: Table, ranks: Communicator | None) -> FitS
     from ..base.errors import SettingError
     from ..parallel.agree import share_of
 
+    if asked.dropout and asked.hidden == []:
+        raise SettingError(f"--dropout {asked.dropout:g}: is of hidden layers, and --hidden has none; need one")
     rows = rows_of(asked, table)[0]
     images = table.preprocess.kind == "array"
     wanted = asked.batch_size or (32 if rows < 5000 else 500 if images else 128)

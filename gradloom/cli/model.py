@@ -18,13 +18,32 @@ from ..base.errors import DataError, FileError, GradloomError
 from ..base.memory import need_memory, show_bytes
 from ..data import Preprocess
 from ..files import load_arrays, need_finite, save_arrays
+from ..graph.value import Value
 
 MODEL, RESULT = "model.safetensors", "result.json"  # the files of a folder that `gradloom fit` writes together
 _FORMAT = 1
 
 
-def build_model(preprocess: Preprocess, hidden: Sequence[int]) -> nn.Sequential:
-    """A multilayer perceptron from the features of `preprocess` to its outputs: logits, or standardised targets."""
+class _Dropping(nn.Sequential):
+    """Layers with dropout after each hidden one: in training alone, and with the names of the same without it."""
+
+    def __init__(self, layers: Sequence[nn.Module], dropout: float) -> None:
+        super().__init__(*layers)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Value) -> Value:
+        *before, last = self.layers
+        for layer in before:
+            x = layer(x)
+            x = self.dropout(x) if isinstance(layer, nn.Linear) else x
+        return last(x)
+
+
+def build_model(preprocess: Preprocess, hidden: Sequence[int], dropout: float = 0.0) -> nn.Sequential:
+    """A multilayer perceptron from the features of `preprocess` to its outputs: logits, or standardised targets.
+
+    dropout: the share of each hidden layer's outputs that a step of training leaves out.
+    """
     layers: list[nn.Module] = []
     if preprocess.kind == "array":
         layers.append(nn.Standardize(preprocess.mean, preprocess.std))
@@ -33,7 +52,7 @@ def build_model(preprocess: Preprocess, hidden: Sequence[int]) -> nn.Sequential:
         layers.append(nn.Linear(width, size, activation="relu"))
         width = size
     layers.append(nn.Linear(width, preprocess.outputs))
-    return nn.Sequential(*layers)
+    return _Dropping(layers, dropout) if dropout else nn.Sequential(*layers)
 
 
 def need_room(preprocess: Preprocess, hidden: Sequence[int]) -> None:
@@ -50,11 +69,12 @@ def save_model(
     preprocess: Preprocess,
     hidden: Sequence[int],
     about: dict[str, Any],
+    dropout: float = 0.0,
 ) -> None:
     """Write weights, architecture and preprocessing into one .safetensors file, whole or not at all."""
     description = {
         "format": _FORMAT,
-        "architecture": {"kind": "mlp", "hidden": list(hidden)},
+        "architecture": {"kind": "mlp", "hidden": list(hidden), **({"dropout": dropout} if dropout else {})},
         "preprocess": json.loads(preprocess.to_json()),
         "about": about,
     }
@@ -80,18 +100,18 @@ def load_model(path: str | os.PathLike[str]) -> tuple[nn.Sequential, Preprocess]
     if "gradloom.model" not in metadata:
         raise FileError(f"{where}: holds arrays but no model of gradloom; need a file that `gradloom fit` saved")
     try:
-        preprocess, hidden = _described(metadata["gradloom.model"])
+        preprocess, hidden, dropout = _described(metadata["gradloom.model"])
         _check_arrays(arrays, preprocess, hidden)
     except GradloomError as error:
         raise FileError(f"{where}: its description is damaged ({error}); train and save it again") from None
     need_finite(where, arrays)
-    net = build_model(preprocess, hidden)
+    net = build_model(preprocess, hidden, dropout)
     net.load_state_dict(arrays)
     return net, preprocess
 
 
-def _described(text: str) -> tuple[Preprocess, list[int]]:
-    """(preprocessing, widths of the hidden layers) of the description that save_model wrote; DataError otherwise."""
+def _described(text: str) -> tuple[Preprocess, list[int], float]:
+    """(preprocessing, widths of the hidden layers, dropout) of what save_model wrote; DataError otherwise."""
     said = parse(text, "the description")
     version = said.whole("format", 0)
     if version != _FORMAT:
@@ -99,11 +119,14 @@ def _described(text: str) -> tuple[Preprocess, list[int]]:
     architecture = said.part("architecture")
     architecture.text("kind", ("mlp",))
     hidden = architecture.wholes("hidden", 1)
+    dropout = architecture.number("dropout") if architecture.has("dropout") else 0.0
+    if not 0 <= dropout < 1:
+        raise DataError(f"dropout {dropout:g}; need at least 0 and below 1")
     architecture.end()
     preprocess = Preprocess.from_described(said.part("preprocess"))
     said.part("about")  # of the training; nothing follows from it
     said.end()
-    return preprocess, hidden
+    return preprocess, hidden, dropout
 
 
 def _check_arrays(arrays: Mapping[str, np.ndarray], preprocess: Preprocess, hidden: Sequence[int]) -> None:

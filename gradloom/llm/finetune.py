@@ -162,7 +162,9 @@ class Run(Tuning):
                 self.dataset = Dataset(both, rows.labels)
                 if not len(self.val_rows) and (eval_every != "1epoch" or eval_rows is not None):
                     seen = f"eval_every={eval_every!r}" if eval_rows is None else f"eval_rows={eval_rows!r}"
-                    raise SettingError(f"finetune: {seen} without rows for validation; need val_split above 0")
+                    raise SettingError(
+                        f"finetune: {seen} without rows for validation; need val_split (--val-split) above 0"
+                    )
                 logs = log_of(self.saver, log, log_every, self.context)
                 for each in logs:
                     stack.callback(each.close)
@@ -399,7 +401,7 @@ def _stopping(patience: int | None, keep_best: bool, val_rows: int) -> list[Call
         return []
     if not val_rows:
         asked = "keep_best=True" if patience is None else f"patience={patience!r}"
-        raise SettingError(f"finetune: {asked} without rows for validation; need val_split above 0")
+        raise SettingError(f"finetune: {asked} without rows for validation; need val_split (--val-split) above 0")
     patience = sys.maxsize if patience is None else as_whole("patience", patience, 1)
     return [EarlyStopping(patience, restore_best=keep_best, monitor="val_loss")]
 

@@ -224,6 +224,12 @@ def test_each_type_refuses_what_is_tried():
         assert checked(value, kind, "x") == value
 
 
+@pytest.mark.parametrize("words", [("--eval-every=1steps",), ("--eval-rows=2",), ("--patience=2",), ("--keep-best",)])
+def test_a_validation_without_rows_names_the_option(capsys, place, words):
+    rest = with_data("finetune", [*line("finetune", ""), "--val-split=0", *words])
+    refused(capsys, place, ("without rows for validation; need --val-split above 0",), *rest)
+
+
 def test_all_optimisers_are_declared():
     assert set(get_args(Optimizer)) == set(optimizer_names())
 

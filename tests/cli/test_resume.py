@@ -146,7 +146,10 @@ def test_nothing_to_resume_starts_anew_and_says_so(capsys, tmp_path):
     code, _, err = run(capsys, "fit", data, "--epochs", 2, "--out", tmp_path / "a", "--resume")
     assert code == 0 and "there is no checkpoint to resume from; the run starts anew" in err
     code, _, err = run(capsys, "fit", "--out", tmp_path / "none", "--resume")
-    assert code == 2 and "Missing argument 'DATA'" in err
+    assert (
+        code == 2
+        and "no such folder, so there is no run to go on with; need the folder of a run, or DATA to begin" in err
+    )
     code, _, err = run(capsys, "fit", data, "--resume", "--overwrite", "--out", tmp_path / "a")
     assert code == 2 and "resume and overwrite" in err
 
@@ -166,7 +169,7 @@ def test_an_unfinished_run_is_replaced_when_asked(capsys, tmp_path):
     "options, says",
     [
         (("--checkpoint-every", "often"), "--checkpoint-every often: need a text such as 5min, 100steps or 1epoch"),
-        (("--checkpoint-every", "0steps"), "checkpoint_every='0steps' is not usable"),
+        (("--checkpoint-every", "0steps"), "--checkpoint-every 0steps: need a text such as"),
         (("--stop-after", "100steps"), "--stop-after 100steps: need a duration such as 90s, 5min or 3h"),
         (("--keep", "0"), "--keep 0: need a whole number of at least 1"),
     ],

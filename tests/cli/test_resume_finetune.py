@@ -131,7 +131,7 @@ def test_an_unfinished_run_is_replaced_when_asked(capsys, tmp_path, language, wh
 def test_nothing_to_resume(capsys, tmp_path, monkeypatch, language):  # noqa: F811
     monkeypatch.chdir(tmp_path)
     code, _, err = run(capsys, "finetune", "--resume")
-    assert code == 2 and "Missing argument 'MODEL'" in err
+    assert code == 2 and "need the folder of a run, or MODEL and DATA to begin one" in err
     code, _, err = run(capsys, "finetune", *language, "--context", 32, "--steps", 2, "--resume")
     assert code == 0 and "adapter.run: there is no checkpoint to resume from; the run starts anew" in err
     full = ("--method", "full", "--context", 32, "--steps", 400)
@@ -175,9 +175,9 @@ def test_data_are_no_files_of_the_run(capsys, tmp_path, language, name):  # noqa
     (("--checkpoint-every", "often"), "--checkpoint-every often: need a text such as 5min, 100steps or 1epoch"),
     (("--stop-after", "100steps"), "--stop-after 100steps: need a duration such as 90s, 5min or 3h"),
     (("--keep", "0"), "--keep 0: need a whole number of at least 1"),
-    (("--patience", 2, "--val-split", 0), "patience=2 without rows for validation; need val_split above 0"),
-    (("--eval-every", "2steps", "--val-split", 0), "eval_every='2steps' without rows for validation"),
-    (("--eval-rows", 2, "--val-split", 0), "eval_rows=2 without rows for validation"),
+    (("--patience", 2, "--val-split", 0), "--patience 2 without rows for validation; need --val-split above 0"),
+    (("--eval-every", "2steps", "--val-split", 0), "--eval-every 2steps without rows for validation"),
+    (("--eval-rows", 2, "--val-split", 0), "--eval-rows 2 without rows for validation"),
     (("--log", "xml"), "--log xml: need a list, each of it csv or tensorboard"),
 ])  # fmt: skip
 def test_mistakes(capsys, tmp_path, language, options, says):  # noqa: F811

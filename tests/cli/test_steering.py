@@ -10,7 +10,7 @@ import pytest
 
 import gradloom as gl
 from gradloom.cli.fit_settings import OPTIMIZERS
-from gradloom.cli.model import load_model
+from gradloom.cli.model import build_model, load_model
 from gradloom.cli.settings_file import parse_toml
 from gradloom.data import read_table
 from gradloom.files import load_arrays
@@ -45,6 +45,7 @@ def uneven(path):
         ("--freeze", "0.*"),
         ("--freeze", "*.bias", "--freeze", "1.weight"),
         ("--class-weight", "balanced"),
+        ("--dropout", 0.3),
         *[("--optimizer", name) for name in OPTIMIZERS if name != "adamw"],
     ],
 )
@@ -55,6 +56,31 @@ def test_each_option_changes_what_is_trained_and_is_repeated(capsys, tmp_path, o
     assert before != after
     assert run(capsys, "rerun", tmp_path / "b")[0] == 0
     assert (tmp_path / "b-again" / "model.safetensors").read_bytes() == after
+
+
+def test_dropout(capsys, tmp_path):
+    """Of hidden layers, in training alone: saved with the model, whose outputs are those without it."""
+    data, options = uneven(tmp_path / "t.csv"), (*BASE, "--hidden", "8,6", "--dropout", 0.5)
+    code, _, err = run(capsys, "fit", data, *options, "--out", tmp_path / "a")
+    assert code == 0 and "model: 2-8-6-3, dropout 0.5, " in err, err
+    arrays, described = load_arrays(tmp_path / "a" / "model.safetensors")
+    assert json.loads(described["gradloom.model"])["architecture"] == {"kind": "mlp", "hidden": [8, 6], "dropout": 0.5}
+    assert sorted(arrays) == [f"{i}.{name}" for i in range(3) for name in ("bias", "weight")]
+    net, preprocess = load_model(tmp_path / "a")
+    x = np.random.default_rng(0).normal(size=(50, 2)).astype(np.float32)
+    plain = build_model(preprocess, [8, 6])
+    plain.load_state_dict(net.state_dict())
+    assert net.dropout.rate == 0.5 and np.array_equal(gl.predict(net, x), gl.predict(plain, x))
+    gl.fit(net, (x, np.zeros(50, np.int32)), epochs=1, batch_size=50, seed=0, progress=False)
+    gl.fit(plain, (x, np.zeros(50, np.int32)), epochs=1, batch_size=50, seed=0, progress=False)
+    assert not np.array_equal(gl.predict(net, x), gl.predict(plain, x))
+    stopped = ("fit", data, *options, "--checkpoint-every", "3steps", "--out", tmp_path / "b")
+    assert run(capsys, *stopped, "--stop-after", "0.001s")[0] == 0
+    assert run(capsys, "fit", "--out", tmp_path / "b", "--resume")[0] == 0
+    one, two = ((tmp_path / name / "model.safetensors").read_bytes() for name in "ab")
+    assert one == two
+    code, _, err = run(capsys, "fit", data, "--hidden", "", "--dropout", 0.5, "--out", tmp_path / "c")
+    assert code == 2 and err == "gradloom: --dropout 0.5: is of hidden layers, and --hidden has none; need one\n"
 
 
 def test_what_is_frozen_keeps_its_bits(capsys, tmp_path):
