@@ -95,6 +95,9 @@ def _need_same_inputs(file: Path, about: dict[str, Any], values: dict[str, Any])
             reason = (error.strerror or str(error)).lower()
             need = f"need it there, or its new place as {name} = in {file}"
             raise FileError(f"{path}: cannot be read: {reason}; {need}") from None
+        if now != then and name == "lora" and os.path.realpath(path) == os.path.realpath(str(about.get("out"))):
+            need = f"need a copy of that adapter, as lora = in {file}"
+            raise FileError(f"{path}: the run has written over the adapter that it began with; {need}")
         if now != then:
             raise FileError(f"{path}: has changed: {now}, at the run {then}; need the {name} of the run")
 

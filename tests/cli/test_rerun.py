@@ -192,6 +192,20 @@ def test_a_regression_is_repeated(capsys, tmp_path):
     assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
 
 
+def test_an_adapter_that_was_replaced(capsys, tmp_path, language):  # noqa: F811
+    """A run from a copy of the adapter that it began with is repeated; without one it is not."""
+    options = ("--context", 32, "--steps", 1, "--lr", 0.1, "--out", tmp_path / "a.gguf")
+    assert run(capsys, "finetune", *language, *options)[0] == 0
+    shutil.copy(tmp_path / "a.gguf", tmp_path / "first.gguf")
+    assert run(capsys, "finetune", *language, *options, "--lora", tmp_path / "a.gguf")[0] == 0
+    code, _, err = run(capsys, "rerun", tmp_path / "a.run")
+    assert code == 2 and "a.gguf: the run has written over the adapter that it began with; need a copy" in err, err
+    file = tmp_path / "a.run" / "settings.toml"
+    file.write_text(re.sub('(lora = ".*/)a.gguf"', r'\1first.gguf"', file.read_text()))
+    assert run(capsys, "rerun", tmp_path / "a.run")[0] == 0
+    assert (tmp_path / "a-again.gguf").read_bytes() == (tmp_path / "a.gguf").read_bytes()
+
+
 @pytest.mark.parametrize("out", ["a.gguf", "peft", "full.gguf"])
 def test_a_fine_tuning_is_repeated(capsys, tmp_path, language, out):  # noqa: F811
     """The bytes of the adapter, in both formats, and of the model."""
