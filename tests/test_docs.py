@@ -107,3 +107,10 @@ def test_the_page_of_the_eager_style_runs() -> None:
     before = gl.stats().reused
     exec("import gradloom as gl\n" + code.replace("lr=1e-3", "lr=1e-2"), names)
     assert float(names["loss"]) < 1.0 and gl.stats().reused > before + 10
+
+
+def test_the_page_of_precision_runs() -> None:
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "precision.md").read_text(), re.S):
+        exec(block, names)
+    assert names["grads"][names["net"][0].weight] is not None and names["outputs"].shape == (200, 3)

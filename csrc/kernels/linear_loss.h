@@ -21,6 +21,9 @@
 //               Z = weight * (softmax(X W^T) - label);  dw of the block += Z^T X
 //             and the sum of the losses
 //   linear_cross_entropy_rows: phases 0 to 2, without shares
+//
+// Where x is bf16, w is rounded to bf16 as it is packed, and all else is the same: the bits are those of the f32 rows on
+// rounded numbers.
 #pragma once
 #include <type_traits>
 
@@ -46,9 +49,25 @@ struct HeadRow {
 // What is computed: (x, w, labels, weights) -> loss, weight, dx, dw; or (x, w, labels) -> losses.
 enum class HeadKind { sum, rows };
 
+// A source whose numbers are rounded to bf16 when they are packed.
+template <class Source> struct RoundedSource : Source {
+  void strips(int64_t i0, int64_t i1, int64_t p0, int64_t depth, int width, int round, float* to) const {
+    Source::strips(i0, i1, p0, depth, width, round, to);
+    const int64_t whole = (i1 - i0) / width * width, left = i1 - i0 - whole;
+    const int64_t count = (whole + gemm::round_up(left, round)) * depth;
+    uint16_t bits[F::N];
+    for (int64_t i = 0; i < count; i += F::N) {
+      const int n = count - i < F::N ? static_cast<int>(count - i) : F::N;
+      store_bf16_n(bits, F::load_n(to + i, n), n);
+      load_bf16_n(bits, n).store_n(to + i, n);
+    }
+  }
+};
+
 // W: the source of w's numbers, its `along` running over the vocabulary, and its transpose.
 template <class W> struct Head {
-  const float* x;
+  const float* x;           // or nullptr, where
+  const uint16_t* x_bits;   // they are bf16
   int64_t x_row, x_deep;
   W w, w_transposed;
   const int32_t* labels;
@@ -74,7 +93,9 @@ inline int64_t head_blocks(int64_t rows) { return gemm::ceil_div(rows, kHeadRows
 
 template <class W> inline void describe_head(const Call& call, HeadKind kind, Head<W>& h) {
   const Tensor &x = call[0], &w = call[1];
-  h.x = x.as<const float>();
+  const bool is_bf16 = x.dtype == DType::bf16;
+  h.x = is_bf16 ? nullptr : x.as<const float>();
+  h.x_bits = is_bf16 ? x.as<const uint16_t>() : nullptr;
   h.n = x.shape[0], h.d = x.shape[1], h.v = w.shape[0];
   h.x_row = x.strides[0], h.x_deep = x.strides[1];
   h.labels = call[2].as<const int32_t>();
@@ -151,6 +172,16 @@ template <class W> struct HeadScratch {
 // Rows list[r0 .. r1] of x, one after the other.
 template <class W> inline void head_gather(const Head<W>& h, int64_t r0, int64_t r1, float* to) {
   for (int64_t r = r0; r < r1; r++, to += h.row) {
+    if (h.x_bits) {
+      const uint16_t* from = h.x_bits + h.list[r] * h.x_row;
+      uint16_t bits[F::N];
+      for (int64_t i = 0; i < h.d; i += F::N) {
+        const int n = h.d - i < F::N ? static_cast<int>(h.d - i) : F::N;
+        for (int j = 0; j < n; j++) bits[j] = from[(i + j) * h.x_deep];
+        load_bf16_n(bits, n).store_n(to + i, n);
+      }
+      continue;
+    }
     const float* from = h.x + h.list[r] * h.x_row;
     if (h.x_deep == 1) std::memcpy(to, from, static_cast<size_t>(h.d) * sizeof(float));
     else for (int64_t i = 0; i < h.d; i++) to[i] = from[i * h.x_deep];
@@ -383,30 +414,33 @@ inline void linear_loss_phase(const Call& call, Head<W>& h, int phase, int part,
   }
 }
 
-template <HeadKind kind>
+template <HeadKind kind, class W>
 inline void linear_loss_run(const Call& call, int phase, int part, int parts, void* scratch) {
-  Head<gemm::StridedSource> h;
+  Head<W> h;
   const Tensor& w = call[1];
-  h.w = {w.as<const float>(), w.strides[0], w.strides[1]};
-  h.w_transposed = {w.as<const float>(), w.strides[1], w.strides[0]};
-  linear_loss_phase<kind>(call, h, phase, part, parts, scratch);
-}
-template <HeadKind kind>
-inline void linear_loss_frozen_run(const Call& call, int phase, int part, int parts, void* scratch) {
-  Head<gemm::FrozenSource> h;
-  h.w = gemm::frozen_source(call[1], 0, 1);
-  h.w_transposed = gemm::frozen_source(call[1], 1, 0);
+  if constexpr (std::is_base_of_v<gemm::StridedSource, W>) {
+    static_cast<gemm::StridedSource&>(h.w) = {w.as<const float>(), w.strides[0], w.strides[1]};
+    static_cast<gemm::StridedSource&>(h.w_transposed) = {w.as<const float>(), w.strides[1], w.strides[0]};
+  } else {
+    static_cast<gemm::FrozenSource&>(h.w) = gemm::frozen_source(w, 0, 1);
+    static_cast<gemm::FrozenSource&>(h.w_transposed) = gemm::frozen_source(w, 1, 0);
+  }
   linear_loss_phase<kind>(call, h, phase, part, parts, scratch);
 }
 
-#define GL_LOSSES(signature, W, run)                                                                       \
-  {"linear_cross_entropy", signature, linear_loss_plan<gemm::W, HeadKind::sum>, run<HeadKind::sum>},       \
-  {"linear_cross_entropy_rows", signature, linear_loss_plan<gemm::W, HeadKind::rows>, run<HeadKind::rows>}
-#define GL_FROZEN(type) GL_LOSSES("f32_" type "_i32_f32", FrozenSource, linear_loss_frozen_run)
+#define GL_LOSSES(signature, W)                                                                              \
+  {"linear_cross_entropy", signature, linear_loss_plan<W, HeadKind::sum>, linear_loss_run<HeadKind::sum, W>}, \
+  {"linear_cross_entropy_rows", signature, linear_loss_plan<W, HeadKind::rows>, linear_loss_run<HeadKind::rows, W>}
+#define GL_FROZEN(type) \
+  GL_LOSSES("f32_" type "_i32_f32", gemm::FrozenSource), \
+  GL_LOSSES("bf16_" type "_i32_f32", RoundedSource<gemm::FrozenSource>)
 inline constexpr KernelRow kLinearLossRows[] = {
-    GL_LOSSES("f32_i32_f32", StridedSource, linear_loss_run),
-    GL_FROZEN("f16"), GL_FROZEN("bf16"), GL_FROZEN("q4_0"), GL_FROZEN("q4_1"), GL_FROZEN("q5_0"), GL_FROZEN("q5_1"),
-    GL_FROZEN("q8_0"), GL_FROZEN("q2_k"), GL_FROZEN("q3_k"), GL_FROZEN("q4_k"), GL_FROZEN("q5_k"), GL_FROZEN("q6_k"),
+    GL_LOSSES("f32_i32_f32", gemm::StridedSource),
+    GL_LOSSES("bf16_f32_i32_f32", RoundedSource<gemm::StridedSource>),
+    GL_LOSSES("f32_bf16_i32_f32", gemm::FrozenSource),
+    GL_LOSSES("bf16_i32_f32", gemm::FrozenSource),
+    GL_FROZEN("f16"), GL_FROZEN("q4_0"), GL_FROZEN("q4_1"), GL_FROZEN("q5_0"), GL_FROZEN("q5_1"), GL_FROZEN("q8_0"),
+    GL_FROZEN("q2_k"), GL_FROZEN("q3_k"), GL_FROZEN("q4_k"), GL_FROZEN("q5_k"), GL_FROZEN("q6_k"),
 };
 #undef GL_FROZEN
 #undef GL_LOSSES

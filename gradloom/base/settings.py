@@ -1,15 +1,16 @@
 """Every environment variable of gradloom, declared once. `gl.compile` takes arguments of the same names.
 
-| variable          | argument  | meaning                                                                    |
-|-------------------|-----------|----------------------------------------------------------------------------|
-| GRADLOOM_REUSE    | reuse     | 0: no two buffers share bytes                                              |
-| GRADLOOM_INPLACE  | inplace   | 0: no output takes an input's buffer                                       |
-| GRADLOOM_FUSE     | fuse      | 0: no node is fused                                                        |
-| GRADLOOM_POISON   | poison    | 1: dead ranges and scratch are filled with NaN                             |
-| GRADLOOM_ISA      | isa       | scalar, avx2, avx512, ... (`gradloom doctor`); the machine's best when unset |
-| GRADLOOM_THREADS  | threads   | number of threads; the machine's cores when unset                          |
-| GRADLOOM_DEBUG    | debug     | 0..4: plan; time per step; program after each pass; bytecode, printed to stderr |
-| GRADLOOM_CHECK    | check     | 2: guard bytes round every buffer and a scan for NaN after each step       |
+| variable           | argument  | meaning                                                                         |
+|--------------------|-----------|---------------------------------------------------------------------------------|
+| GRADLOOM_REUSE     | reuse     | 0: no two buffers share bytes                                                   |
+| GRADLOOM_INPLACE   | inplace   | 0: no output takes an input's buffer                                            |
+| GRADLOOM_FUSE      | fuse      | 0: no node is fused                                                             |
+| GRADLOOM_POISON    | poison    | 1: dead ranges and scratch are filled with NaN                                  |
+| GRADLOOM_ISA       | isa       | scalar, avx2, avx512, ... (`gradloom doctor`); the machine's best when unset    |
+| GRADLOOM_PRECISION | precision | f32, or bf16: operands of products are rounded to bf16 (docs/precision.md)      |
+| GRADLOOM_THREADS   | threads   | number of threads; the machine's cores when unset                               |
+| GRADLOOM_DEBUG     | debug     | 0..4: plan; time per step; program after each pass; bytecode, printed to stderr |
+| GRADLOOM_CHECK     | check     | 2: guard bytes round every buffer and a scan for NaN after each step            |
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from numbers import Integral
+from typing import Literal
 
 from .arguments import as_bool, as_whole
 from .errors import SettingError
@@ -52,9 +54,25 @@ class Switches:
     fuse: bool = True
     poison: bool = False
     isa: str | None = None
+    precision: str = "f32"
     threads: int = 1
     debug: int = 0
     check: int = 0
+
+
+Precision = Literal["f32", "bf16"]
+PRECISIONS: tuple[Precision, ...] = ("f32", "bf16")
+
+
+def as_precision(given: str | None) -> Precision:
+    """The precision of products: the argument, else the environment's, else "f32"; SettingError for another one."""
+    name, value = "precision", given
+    if given is None:
+        name, value = "GRADLOOM_PRECISION", os.environ.get("GRADLOOM_PRECISION") or PRECISIONS[0]
+    for known in PRECISIONS:
+        if value == known:
+            return known
+    raise SettingError(f"{name}={value!r} is not usable; need {' or '.join(PRECISIONS)}")
 
 
 def switches(
@@ -64,6 +82,7 @@ def switches(
     fuse: bool | None = None,
     poison: bool | None = None,
     isa: str | None = None,
+    precision: str | None = None,
     threads: int | None = None,
     debug: int | None = None,
     check: int | None = None,
@@ -92,6 +111,7 @@ def switches(
         fuse=flag(fuse, "GRADLOOM_FUSE", True),
         poison=flag(poison, "GRADLOOM_POISON", False),
         isa=isa if isa is not None else os.environ.get("GRADLOOM_ISA") or None,
+        precision=as_precision(precision),
         threads=min(threads, cores),  # more spinning threads than cores only wait for each other
         debug=level(debug, "GRADLOOM_DEBUG", 4),
         check=level(check, "GRADLOOM_CHECK", 2),

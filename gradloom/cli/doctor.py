@@ -110,6 +110,9 @@ def _core(machine: Any, facts: dict[str, Any], lines: list[tuple[str, str]], wro
     lines.append(("isa", f"{facts['isa']}" + (f" (this machine also runs {', '.join(others)})" if others else "")))
     lines.append(("cores", f"{machine.core_count()}, of which {facts['threads']} are used"))
     facts["cores"] = machine.core_count()
+    facts["bf16_units"] = machine.bf16_units(facts["isa"])
+    units = facts["bf16_units"] or "no units: --precision bf16 saves memory, and no time"
+    lines.append(("bf16 products", units))
 
 
 def _memory(machine: Any, facts: dict[str, Any], lines: list[tuple[str, str]]) -> None:
@@ -133,6 +136,11 @@ def _limits(machine: Any, facts: dict[str, Any], lines: list[tuple[str, str]], t
         facts[key] = {str(n): round(value, 1) for n, value in measured.items()}
         shown = [f"{value:.0f} {unit} with {n} thread{'s' * (n > 1)}" for n, value in measured.items()]
         lines.append((name, ", ".join(shown)))
+
+    if facts["bf16_units"]:
+        facts["bf16_gain"] = round(machine.bf16_gain(most, facts["isa"]), 2)
+        times = f"{facts['bf16_gain']:.1f} times as fast as in f32 with {most} thread{'s' * (most > 1)}"
+        lines.append(("--precision bf16", f"matrix products {times}"))
 
 
 def _kernels(

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..base.memory import resident_peak
-from .common import columns, exit_code, json_text, need_whole, say
+from ..base.settings import PRECISIONS
+from .common import columns, exit_code, json_text, need_one_of, need_whole, say
 from .language import (
     DATA_HELP,
     AsChat,
@@ -18,6 +19,7 @@ from .language import (
     Lora,
     LossOn,
     MessagesKey,
+    Precision,
     PromptKey,
     SkipBadLines,
     Template,
@@ -37,6 +39,7 @@ def evaluate(
     lora: Lora = None,
     context: Annotated[int | None, typer.Option(help="Tokens per window. [default: 512, or the model's]")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Windows at a time. [default: about 512 tokens]")] = None,
+    precision: Precision = None,
     threads: Threads = None,
     text_key: TextKey = None,
     prompt_key: PromptKey = None,
@@ -51,6 +54,7 @@ def evaluate(
     """Measure the perplexity: exp of the mean -log p of the tokens that count, with its standard error."""
     for name, value in (("context", context), ("batch-size", batch_size), ("threads", threads)):
         need_whole(name, value)
+    need_one_of("precision", precision, PRECISIONS)
     options = data_options(
         text_key, prompt_key, completion_key, messages_key, as_chat, chat_template, loss_on, skip_bad_lines
     )
@@ -68,7 +72,9 @@ def evaluate(
     shown = _ScoreDisplay()
     code = 0
     try:
-        measured = measure(loaded, rows, adapter, batch_size=batch_size, on_progress=shown.heard, threads=threads)
+        measured = measure(
+            loaded, rows, adapter, batch_size=batch_size, on_progress=shown.heard, precision=precision, threads=threads
+        )
     except KeyboardInterrupt as stopped:
         if shown.so_far is None:
             say("interrupted")

@@ -124,6 +124,7 @@ def _announce(run: Run) -> None:
         f"{plural(run.steps_total, 'step')} of {plural(run.batch_size, 'row')} of {run.context} tokens"
         f" ({run.micro_batch_size} at a time); {plural(len(run.val_rows), 'row')} for validation; rate "
         f"{run.settings.lr:g}, {run.settings.schedule}; seed {run.settings.seed}"
+        f"{'' if run.precision == 'f32' else f'; products in {run.precision}'}"
     )
 
 
@@ -137,6 +138,7 @@ def _settings(run: Run, use: FinetuneSettings, inputs: Inputs) -> bytes:
 
 def _train(run: Run, planned: MemoryPlan, use: FinetuneSettings) -> int:
     from ..base.errors import GradloomError, TrainError
+    from ..run.machine import bf16_units
     from ..train.display import duration, rate
 
     place = use.out
@@ -179,6 +181,8 @@ def _train(run: Run, planned: MemoryPlan, use: FinetuneSettings) -> int:
     lines.append(("time", f"{duration(run.seconds)}, {rate(speed)} tokens/s"))
     memory = f"{show_bytes(report['peak_bytes'])} at most; {show_bytes(planned.total)} of them planned"
     lines.append(("memory", f"{memory}, {show_bytes(before)} held before the first step"))
+    if run.precision == "f32" and (units := bf16_units()):
+        lines.append(("bf16", f"this processor has units for it ({units}): --precision bf16 uses them"))
     lines.append(("saved", place))
     lines.append(("use it", _use(run, place)))
     columns(lines, sys.stderr if use.json else None)

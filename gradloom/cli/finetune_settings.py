@@ -35,6 +35,7 @@ from .run_settings import (
     OnNonfinite,
     Optimizer,
     Parallel,
+    Precision,
     StopAfter,
 )
 from .saved_settings import beside_run
@@ -116,6 +117,7 @@ class FinetuneSettings:
         Share, typer.Option(help="Decay of a moving average of what trains, which is validated and saved; 0: none.")
     ] = 0.0
     seed: Annotated[Count, typer.Option(help="Of the adapter, the split, the order of the rows and dropout.")] = 0
+    precision: Precision = decided
     threads: Annotated[Whole | None, UNSAVED, THREADS] = None
     train_dtype: Annotated[
         Literal["f32"] | None, typer.Option(help="f32: quantised and half tensors train as copies.")
@@ -158,6 +160,7 @@ class FinetuneSettings:
 def settle(asked: Asked[FinetuneSettings]) -> FinetuneSettings:
     """With the defaults that follow from the method; SettingError for settings that exclude one another."""
     from ..base.errors import SettingError
+    from ..base.settings import as_precision
 
     use = asked.settings()
     if use.epochs is not None and use.steps is not None:
@@ -166,6 +169,7 @@ def settle(asked: Asked[FinetuneSettings]) -> FinetuneSettings:
     return replace(
         use,
         lr=use.lr or (2e-4 if use.method == "lora" else 2e-5),
+        precision=as_precision(use.precision),
         out=out,
         run=use.run or run_beside(out),
         epochs=use.epochs or (1 if use.steps is None else None),
@@ -206,8 +210,8 @@ def training(use: FinetuneSettings, ranks: Communicator | None) -> dict[str, Any
     """How is trained, as llm.finetune.Run takes it."""
     names = (
         "context", "batch_size", "micro_batch_size", "epochs", "steps", "lr", "schedule", "warmup", "weight_decay",
-        "val_split", "seed", "threads", "optimizer", "on_nonfinite", "sample_every", "ema", "run", "resume",
-        "overwrite", "checkpoint_every", "keep", "stop_after", "eval_rows", "patience", "keep_best",
+        "val_split", "seed", "precision", "threads", "optimizer", "on_nonfinite", "sample_every", "ema", "run",
+        "resume", "overwrite", "checkpoint_every", "keep", "stop_after", "eval_rows", "patience", "keep_best",
     )  # fmt: skip
     made = {name: getattr(use, name) for name in names}
     made |= {"max_norm": use.max_norm or math.inf, "freeze": use.freeze or (), "sample_prompt": use.sample_prompt}

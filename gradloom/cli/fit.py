@@ -194,6 +194,7 @@ def _train(job: Job, optimizer: Any) -> list[EpochResult]:
         class_weight=use.class_weight,
         on_nonfinite=use.on_nonfinite,
         callbacks=[*job.stopping, job.watch],
+        precision=use.precision,
         threads=use.threads,
         run=use.out,
         log=use.log or (),

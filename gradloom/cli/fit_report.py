@@ -73,7 +73,7 @@ class Job:
 def _sizes(use: FitSettings) -> dict[str, Any]:
     return {
         "hidden": use.hidden, "epochs": use.epochs, "batch_size": use.batch_size,
-        "micro_batch_size": use.micro_batch_size, "lr": use.lr, "loss": use.loss,
+        "micro_batch_size": use.micro_batch_size, "lr": use.lr, "loss": use.loss, "precision": use.precision,
     }  # fmt: skip
 
 
@@ -218,6 +218,7 @@ def announce(job: Job) -> None:
     say(
         f"model: {sizes}, {dropout}{job.net.parameter_count():,} parameters; {use.loss}, {use.optimizer},"
         f" rate {use.lr:g} falling, {plural(use.epochs, 'epoch')}, batches of {use.batch_size}, seed {use.seed}"
+        f"{'' if use.precision == 'f32' else f', products in {use.precision}'}"
     )
     steering = {
         "max_norm": "gradients' norm at most {:g}", "ema": "weights averaged with decay {:g}", "freeze": "frozen: {}",

@@ -19,6 +19,7 @@ from .run_settings import (
     OnNonfinite,
     Optimizer,
     Parallel,
+    Precision,
     StopAfter,
 )
 from .setting import UNSAVED, Count, Decay, Limit, Name, Place, Rate, Share, Text, Whole, commas, decided
@@ -120,6 +121,7 @@ class FitSettings:
     ] = None
     on_nonfinite: OnNonfinite = "stop"
     seed: Annotated[Count, typer.Option(help="Of the weights, the split and the order of the rows.")] = 0
+    precision: Precision = decided
     threads: Annotated[Whole | None, UNSAVED, typer.Option(help="[default: the machine's cores]")] = None
     parallel: Parallel = None
     exchange: Exchange = None
@@ -156,6 +158,7 @@ OPTIMIZERS: dict[str, dict[str, float]] = {
 def prepared(asked: FitSettings) -> FitSettings:
     """With what is decided before the data are read; SettingError for settings that exclude one another."""
     from ..base.errors import SettingError
+    from ..base.settings import as_precision
 
     if asked.monitor is not None and asked.patience is None:
         raise SettingError(f"--monitor {asked.monitor}: is what --patience waits for; need both")
@@ -165,6 +168,7 @@ def prepared(asked: FitSettings) -> FitSettings:
         if value is not None and not validates:
             flag = name.replace("_", "-")
             raise SettingError(f"--{flag} {value}: there are no rows to validate on; need --val or --val-split")
+    asked = replace(asked, precision=as_precision(asked.precision))
     if asked.val_split is not None:
         return asked
     split = 0.05 if os.path.isdir(asked.data) and "val" not in (asked.val or {}) else 0.0

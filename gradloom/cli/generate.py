@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from ..base.memory import resident_peak, show_bytes
-from .common import exit_code, json_text, need_whole, say
-from .language import Template, chat_prompt, load_adapter, read_template
+from ..base.settings import PRECISIONS
+from .common import exit_code, json_text, need_one_of, need_whole, say
+from .language import Precision, Template, chat_prompt, load_adapter, read_template
 
 TOKENS = 64  # to generate when not said, or fewer where the context ends
 
@@ -34,12 +35,14 @@ def generate(
     ] = False,
     chat_template: Template = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given more than once.")] = None,
+    precision: Precision = None,
     threads: Annotated[int | None, typer.Option(help="[default: the machine's cores]")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")] = False,
 ) -> int:
     """Continue a prompt. The text goes to stdout as it comes, what it took to stderr."""
     need_whole("max-tokens", max_tokens)
     need_whole("threads", threads)
+    need_one_of("precision", precision, PRECISIONS)
     template = read_template(chat_template)
     from ..base.errors import SettingError
     from ..llm.generate import complete, prompt_ids
@@ -57,7 +60,15 @@ def generate(
     shown = _Shown("" if chat else prompt)
     try:
         done = complete(
-            loaded, ids, adapter, max_tokens or min(TOKENS, room), how, stop or (), shown.hear, threads=threads
+            loaded,
+            ids,
+            adapter,
+            max_tokens or min(TOKENS, room),
+            how,
+            stop or (),
+            shown.hear,
+            precision=precision,
+            threads=threads,
         )
     except KeyboardInterrupt as stopped:
         shown.add("\n")

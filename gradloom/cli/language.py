@@ -41,6 +41,8 @@ SkipBadLines = Annotated[bool, typer.Option("--skip-bad-lines", help="Skip and c
 Lora = Annotated[str | None, typer.Option("--lora", help="An adapter to put on the model: .gguf, or a PEFT folder.")]
 THREADS = typer.Option("--threads", help="[default: the machine's cores]")
 Threads = Annotated[int | None, THREADS]
+PRECISION = typer.Option("--precision", help="f32, or bf16: what products read is rounded to bf16. [default: f32]")
+Precision = Annotated[str | None, PRECISION]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
 
 _TEMPLATE_BYTES = 1 << 20

@@ -6,7 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
+from ..base.settings import PRECISIONS
 from .common import columns, json_text, need_one_of, need_whole
+from .language import Precision
 
 
 def plan(
@@ -23,6 +25,7 @@ def plan(
     ] = None,
     optimizer: Annotated[str, typer.Option(help="adamw or sgd.")] = "adamw",
     train_dtype: Annotated[str | None, typer.Option(help="f32: quantised and half tensors train as copies.")] = None,
+    precision: Precision = None,
     threads: Annotated[int | None, typer.Option(help="[default: the machine's cores]")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")] = False,
 ) -> int:
@@ -38,6 +41,7 @@ def plan(
         need_whole(name, value)
     need_one_of("method", method, ("lora", "full"))
     need_one_of("optimizer", optimizer, ("adamw", "sgd"))
+    need_one_of("precision", precision, PRECISIONS)
     need_one_of("train-dtype", train_dtype, ("f32",))
     from ..llm.model import load
     from ..llm.plan import plan as plan_model
@@ -48,7 +52,7 @@ def plan(
     adapter: Any = adapter_for(loaded, method, targets, train_dtype, rank=rank)
     planned = plan_model(
         loaded, adapter, context=context, batch_size=batch_size, micro_batch_size=micro_batch_size,
-        optimizer=SGD() if optimizer == "sgd" else AdamW(), threads=threads,
+        optimizer=SGD() if optimizer == "sgd" else AdamW(), precision=precision, threads=threads,
     )  # fmt: skip
     columns([("model", str(loaded.config)), *planned.lines(), ("data", "on top: about 12 bytes for each token")])
     if json:

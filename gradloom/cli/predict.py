@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import json_text
+from ..base.settings import PRECISIONS
+from .common import json_text, need_one_of
+from .language import Precision
 
 _ROWS = 4096  # written at a time
 
@@ -24,6 +26,7 @@ def predict(
     model: Annotated[str, typer.Argument(help="A file that gradloom fit saved, or its folder.")],
     data: Annotated[str, typer.Argument(help="A .csv or .csv.gz file, an .npz file, or a folder of idx files.")],
     out: Annotated[str | None, typer.Option(help="CSV file to write. [default: stdout]")] = None,
+    precision: Precision = None,
     json: Annotated[
         bool,
         typer.Option("--json", help="Print one JSON object, with the predictions in it where no CSV file is written."),
@@ -33,6 +36,7 @@ def predict(
 
     Where the file holds the target too, stderr says how well they agree.
     """
+    need_one_of("precision", precision, PRECISIONS)
     import numpy as np
 
     import gradloom as gl
@@ -49,7 +53,7 @@ def predict(
     features, targets, notes, problems = read_features(data, preprocess)
     for note in notes + problems:
         print(note, file=sys.stderr)
-    outputs = gl.predict(net, features)
+    outputs = gl.predict(net, features, precision=precision)
     if not np.isfinite(outputs).all():
         row = int(np.argwhere(~np.isfinite(outputs))[0][0])
         raise DataError(

@@ -16,6 +16,9 @@ EvalEvery = Annotated[
 MaxNorm = Annotated[Rate | None, typer.Option(help="Hold the gradients' global norm down to this. [default: no limit]")]
 OnNonfinite = Annotated[Literal["stop", "skip"], typer.Option(help="stop at a batch that is not finite, or skip it.")]
 EvalRows = Annotated[Whole | None, typer.Option(help="Validate on so many rows, the same each time. [default: on all]")]
+Precision = Annotated[
+    Literal["f32", "bf16"], typer.Option(help="f32, or bf16: what products read is rounded to bf16. [default: f32]")
+]
 CheckpointEvery = Annotated[
     Interval | None, typer.Option(help="A checkpoint every 5min, 100steps or 1epoch. [default: 5min]")
 ]

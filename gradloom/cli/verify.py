@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..base.settings import PRECISIONS
 from .common import json_text, need_one_of, need_whole, say
 from .language import (
     DATA_HELP,
@@ -17,6 +18,7 @@ from .language import (
     Lora,
     LossOn,
     MessagesKey,
+    Precision,
     PromptKey,
     SkipBadLines,
     Template,
@@ -40,6 +42,7 @@ def verify(
     train_dtype: Annotated[str | None, typer.Option(help="f32: quantised and half tensors train as copies.")] = None,
     reference: Annotated[bool, typer.Option(help="Also compare with float64, which takes memory and time.")] = True,
     seed: Annotated[int, typer.Option(help="Of the rows and of a new adapter.")] = 0,
+    precision: Precision = None,
     threads: Threads = None,
     text_key: TextKey = None,
     prompt_key: PromptKey = None,
@@ -62,6 +65,7 @@ def verify(
     need_one_of("method", method, ("lora", "full"))
     need_one_of("optimizer", optimizer, ("adamw", "sgd"))
     need_one_of("train-dtype", train_dtype, ("f32",))
+    need_one_of("precision", precision, PRECISIONS)
     options = data_options(
         text_key, prompt_key, completion_key, messages_key, as_chat, chat_template, loss_on, skip_bad_lines
     )
@@ -75,6 +79,7 @@ def verify(
     say(f"{model}: {loaded.config}")
     result = verify_step(
         loaded, data, adapter, context=context, batch_size=batch_size, reference=reference, threads=threads, seed=seed,
+        precision=precision,
         data_options=options, optimizer=SGD(lr=1e-3) if optimizer == "sgd" else AdamW(lr=1e-3),
         on_check=lambda check: print(f"{check.name:<36}{'' if check.holds else 'DIFFERS: '}{check.found}", flush=True),
         on_progress=_progress if sys.stderr.isatty() else None,

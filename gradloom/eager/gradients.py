@@ -233,9 +233,10 @@ class Gradients(Mapping[Value, "Tensor | None"]):
         def make() -> EagerProgram:
             grads = [slopes.symbols[i] for i in self._places(parameters)]
             guard, updates = self._ending(build, slopes.loss, divisor, limit, grads)
-            return EagerProgram((*outputs, guard), (*effects, *updates))
+            return EagerProgram((*outputs, guard), (*effects, *updates), trace.precision)
 
-        return trace.cache.program((key, slopes, outputs, effects, divisor, self._is_limited, limit), make)
+        how = divisor, self._is_limited, limit, trace.precision
+        return trace.cache.program((key, slopes, outputs, effects, *how), make)
 
     def _of_computed(
         self, key: Hashable, parameters: Sequence[Parameter], build: Build

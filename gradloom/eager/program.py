@@ -26,11 +26,24 @@ _FORMATS = {"f32": "f4x", "i32": "i4x", "i64": "q"}  # settings: words of 8 byte
 class EagerProgram:
     """Outputs and updates of a trace, compiled."""
 
-    __slots__ = ("draws", "executable", "names", "outputs", "pack", "row", "slots", "specs", "updates", "writes")
+    __slots__ = (
+        "draws",
+        "executable",
+        "names",
+        "options",
+        "outputs",
+        "pack",
+        "row",
+        "slots",
+        "specs",
+        "updates",
+        "writes",
+    )
 
-    def __init__(self, outputs: Sequence[Value], updates: Sequence[Value] = ()) -> None:
+    def __init__(self, outputs: Sequence[Value], updates: Sequence[Value] = (), precision: str | None = None) -> None:
         self.outputs, self.updates = tuple(outputs), tuple(updates)
-        self.executable = compile_program(self.outputs, self.updates)
+        self.options: dict[str, Any] = {"precision": precision}
+        self.executable = compile_program(self.outputs, self.updates, **self.options)
         self.slots = [(slot_number(k), place) for k, place in self.executable.fed().items()]
         kinds: list[tuple[str, DType]] = [
             (k, self.executable.settings[k].dtype) for k in self.executable.settings_words
@@ -61,7 +74,9 @@ class EagerProgram:
         try:
             _, record = self.executable.run_rows(1, self.row)
         except (GuardTripped, NotFinite):
-            cause = first_bad(self.executable, self.outputs, self.updates, settings, _of_input, settled=True)
+            cause = first_bad(
+                self.executable, self.outputs, self.updates, settings, _of_input, settled=True, **self.options
+            )
             raise NonFiniteError(cause) from None
         return [np.ndarray(shape, kind, record, at) for at, shape, kind in self.specs]
 

@@ -51,12 +51,15 @@ class Trace:
 
     __slots__ = (
         "__weakref__", "adopted", "asked", "cache", "changed", "count", "counts", "drawn", "effects", "family",
-        "imported", "inner", "known", "latest", "over", "paused", "pending", "pinned", "reads", "slopes", "slots",
-        "stale", "streams", "successor", "writes", "written",
+        "imported", "inner", "known", "latest", "over", "paused", "pending", "pinned", "precision", "reads", "slopes",
+        "slots", "stale", "streams", "successor", "writes", "written",
     )  # fmt: skip
 
-    def __init__(self, family: object = None, seed: int | None = None, step: int | None = None) -> None:
+    def __init__(
+        self, family: object = None, seed: int | None = None, step: int | None = None, precision: str | None = None
+    ) -> None:
         self.family = family  # of a tape: shared by the traces that follow one another in it
+        self.precision = precision  # of products; None: that of the environment
         self.asked = (seed, step)  # of random ops; None: gl.seed's, and the next count
         self.drawn: dict[str, float] = {}  # the settings of random ops, once some are run
         self.over = False  # let go; what is recorded from then on belongs to the successor
@@ -149,7 +152,7 @@ class Trace:
         while last.over:
             if last.successor is None:
                 seed, step = last.asked
-                last.successor = Trace(last.family, seed, None if step is None else step + 1)
+                last.successor = Trace(last.family, seed, None if step is None else step + 1, last.precision)
                 last.successor.inner, last.successor.paused = last.inner, last.paused
             last = last.successor
         if last is not self:
@@ -332,20 +335,19 @@ class Trace:
             twins, slots = cut_at(self.known, (*symbols, *effects), slots, self.cache)
             symbols, effects = [twins[v] for v in symbols], tuple(twins[v] for v in effects)
         outputs = tuple(dict.fromkeys(symbols))
-        program = self.cache.program((outputs, effects), lambda: self._build(outputs, effects))
+        program = self.cache.program((outputs, effects, self.precision), lambda: self._build(outputs, effects))
         if effects:
             self.settle(program.writes)
         self.run(program, zip(alive, symbols, strict=True), slots, {})
 
-    @staticmethod
-    def _build(outputs: tuple[Value, ...], effects: tuple[Value, ...]) -> EagerProgram:
+    def _build(self, outputs: tuple[Value, ...], effects: tuple[Value, ...]) -> EagerProgram:
         if effects:
             with graph_mode():
                 written = [v for u in effects for v in u.node.inputs if v is not None and not isinstance(v, Parameter)]
                 zero, one = graph_constant(0.0), graph_constant(1.0)
                 floats = [v for v in dict.fromkeys(written) if v.dtype is f32]
                 outputs = (*outputs, guard(zero, one, floats))
-        return EagerProgram(outputs, effects)
+        return EagerProgram(outputs, effects, self.precision)
 
     def settle(self, stored: Collection[Stored]) -> None:
         """Call before this trace writes these arrays: other traces compute first what is to read the old values."""

@@ -378,6 +378,7 @@ class Run(Tuning):
             "planned_bytes": self.planned_bytes,
             "peak_bytes": resident_peak(),
             "seed": self.settings.seed,
+            "precision": self.precision,
             "ranks": 1 if self.ranks is None else self.ranks.size,
             "interrupted": self.interrupted,
         }

@@ -13,6 +13,7 @@ from ..base.arguments import as_whole, f32_hint, in_f32
 from ..base.errors import SettingError
 from ..base.interval import as_interval
 from ..base.patterns import as_patterns, matched
+from ..base.settings import as_precision
 from ..graph.leaves import Parameter
 from ..graph.value import Value
 from ..nn.module import Module
@@ -206,6 +207,7 @@ class Tuning:
     ) -> None:
         self.model, self.adapter, self.settings, self.context, self.ranks = model, adapter, settings, context, ranks
         self.rows_of = (rows, val_rows)
+        self.precision = as_precision(options.get("precision"))
         self.batch_size = min(int(settings.batch_size), rows)
         micro, asked = max(1, MICRO_TOKENS // context), settings.micro_batch_size
         if asked is None and saver is not None:

@@ -6,11 +6,14 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..base.dtypes import bf16, f32
 from ..graph.declaration import called_with
 from ..graph.declare import op
 from ..graph.opspec import OpSpec
+from ..graph.value import Value
 from .common import LARGE, SHAPES, BadSample, Sample, Spec, bad, draw, need
 from .elementwise import (
+    cast,
     gelu_tanh,
     gelu_tanh_back,
     mul,
@@ -30,11 +33,22 @@ def _shape(*names: str, outputs: int) -> Callable[..., list[Spec]]:
     return called_with(names, rule)
 
 
+def _back_shape(g: Spec, gate: Spec, up: Spec) -> list[Spec]:
+    """Both gradients, f32; gate and up are f32, or both bf16."""
+    need(g.shape == gate.shape == up.shape, "shapes differ", "g, gate, up of one shape")
+    need(gate.dtype is up.dtype, "dtypes differ", "gate, up of one dtype")
+    return [Spec(g.shape)] * 2
+
+
 def _samples(count: int) -> Callable[[np.random.Generator], list[Sample]]:
     def samples(rng: np.random.Generator) -> list[Sample]:
         samples = [Sample(tuple(draw(rng, s, -4, 4) for _ in range(count))) for s in (*SHAPES, (2, 3, 4, 5), LARGE)]
         far = np.array([0.0, -0.0, 30.0, -30.0, 100.0, -100.0], np.float32)
-        return [*samples, Sample((*[draw(rng, far.shape) for _ in range(count - 2)], far, draw(rng, far.shape)))]
+        samples.append(Sample((*[draw(rng, far.shape) for _ in range(count - 2)], far, draw(rng, far.shape))))
+        if count == 3:  # gate and up as bf16
+            kept = [sample.inputs for sample in samples[::2]]
+            samples += [Sample((g, gate.astype(bf16.numpy), up.astype(bf16.numpy))) for g, gate, up in kept]
+        return samples
 
     return samples
 
@@ -55,6 +69,11 @@ def _bad_back(name: str) -> list[BadSample]:
     ]  # fmt: skip
 
 
+def _back(g: Value, gate: Value, up: Value, act: OpSpec, act_back: OpSpec) -> list[Value]:
+    gate, up = cast(gate, f32), cast(up, f32)
+    return [act_back(mul(g, up), gate), mul(g, act(gate))]
+
+
 swiglu: OpSpec = op(
     "swiglu", inputs="gate up", doc="y = silu(gate) * up", dtypes="f32", shape=_shape("gate", "up", outputs=1),
     may_overwrite="gate up", vjp=lambda g, gate, up: list(swiglu_back(g, gate, up)),
@@ -70,14 +89,14 @@ geglu: OpSpec = op(
 _OVER = {"dgate": "g gate up", "dup": "g gate up"}
 swiglu_back: OpSpec = op(
     "swiglu_back", inputs="g gate up", outputs="dgate dup", doc="dgate = g * up * silu'(gate), dup = g * silu(gate)",
-    dtypes="f32", shape=_shape("g", "gate", "up", outputs=2), rounds="gate up", may_overwrite=_OVER,
-    composition=lambda g, gate, up: [silu_back(mul(g, up), gate), mul(g, silu(gate))], samples=_samples(3),
+    dtypes="f32 gate:f32|bf16 up:f32|bf16", shape=_back_shape, rounds="gate up", may_overwrite=_OVER,
+    composition=lambda g, gate, up: _back(g, gate, up, silu, silu_back), samples=_samples(3),
     bad_samples=_bad_back("swiglu_back"),
 )  # fmt: skip
 geglu_back: OpSpec = op(
     "geglu_back", inputs="g gate up", outputs="dgate dup",
-    doc="dgate = g * up * gelu_tanh'(gate), dup = g * gelu_tanh(gate)", dtypes="f32",
-    shape=_shape("g", "gate", "up", outputs=2), rounds="gate up", may_overwrite=_OVER,
-    composition=lambda g, gate, up: [gelu_tanh_back(mul(g, up), gate), mul(g, gelu_tanh(gate))], samples=_samples(3),
+    doc="dgate = g * up * gelu_tanh'(gate), dup = g * gelu_tanh(gate)",
+    dtypes="f32 gate:f32|bf16 up:f32|bf16", shape=_back_shape, rounds="gate up", may_overwrite=_OVER,
+    composition=lambda g, gate, up: _back(g, gate, up, gelu_tanh, gelu_tanh_back), samples=_samples(3),
     bad_samples=_bad_back("geglu_back"),
 )  # fmt: skip

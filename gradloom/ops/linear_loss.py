@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from ..base.dtypes import i32
+from ..base.dtypes import bf16, f32, i32
 from ..graph.declaration import IdRange
 from ..graph.declare import op
 from ..graph.leaves import as_value
 from ..graph.opspec import OpSpec
 from ..graph.value import Value
 from .common import Sample, Spec, bad, draw, need
-from .elementwise import cast, equal, mul, neg, where
+from .elementwise import cast, equal, mul, neg, round_bf16, where
 from .layout import product, reshape
 from .loss import (
     IGNORED,
@@ -85,11 +85,23 @@ def _linear_samples(rng: np.random.Generator) -> list[Sample]:
         ids = rng.integers(0, 45, 40).astype(np.int32)
         ids[::5] = IGNORED
         found.append(Sample((x, w, ids, None)))
-    return found
+        found.append(Sample((x.astype(bf16.numpy), w, ids, None)))
+    rounded = [found[i].inputs for i in (1, 3, 6, 8)]
+    kinds = [f32, bf16, bf16, f32]
+    pairs = zip(rounded, kinds, strict=True)
+    return found + [Sample((x.astype(bf16.numpy), w.astype(kind.numpy), *more)) for (x, w, *more), kind in pairs]
+
+
+def _as_read(x: Value, w: Value) -> tuple[Value, Value]:
+    """x as f32, and w rounded to bf16 where x is bf16."""
+    if x.dtype is bf16 and w.dtype is not bf16:
+        w = round_bf16(cast(w, f32))
+    return cast(x, f32), w
 
 
 def _linear_graph(x: Value, w: Value, labels: Value, weights: Value | None) -> list[Value]:
     """linear_cross_entropy from simpler ops; it holds the logits [N, V]."""
+    x, w = _as_read(x, w)
     x = where(equal(reshape(rows_that_count(labels), (x.shape[0], 1)), 0.0), 0.0, x)
     loss, weight, slope = cross_entropy_graph(matmul(x, w, transpose_y=True), labels, weights)
     return [loss, weight, matmul(slope, w), matmul(slope, x, transpose_x=True)]
@@ -100,7 +112,8 @@ linear_cross_entropy: OpSpec = op(
     unit="w", dense="labels weights", rounds="x w",
     doc="cross_entropy_sum(x w^T, labels, weights) and its gradients, block by block of the vocabulary: the logits "
     "[N, V] are never held; rows of label -100 or weight 0 cost nothing, and what they hold does not matter; w of any "
-    "dtype that products take is decoded as it is read; second derivatives and those of weights hold the logits",
+    "dtype that products take is decoded as it is read, where x is bf16 rounded to bf16; second derivatives and those "
+    "of weights hold the logits",
     shape=_linear_shape,
     vjp=lambda g_loss, g_weight, g_dx, g_dw, x, w, labels, weights, dx, dw, needed: loss_gradients(
         _linear_graph, {"x": x, "w": w, "labels": labels, "weights": weights}, {"x": dx, "w": dw}, needed,
@@ -109,7 +122,7 @@ linear_cross_entropy: OpSpec = op(
     no_gradient_to={"labels": "ids have no slope"}, composition=_linear_graph, reference=_linear_cross_entropy,
     samples=_linear_samples,
     cost=lambda x, w: (4.0 * x.size * w.shape[0], float(2 * x.bytes + w.bytes)),
-    dtypes="f32 w:f32|f16|bf16|quantised labels:i32", ids=_vocabulary,
+    dtypes="f32 x:f32|bf16 w:f32|f16|bf16|quantised labels:i32", ids=_vocabulary,
     bad_samples=[
         bad(
             "linear_cross_entropy: inner sizes differ: x f32[4,3], w f32[9,4], labels i32[4]; need w of shape [V, 3]",
@@ -162,6 +175,7 @@ def _linear_rows(x: np.ndarray, w: np.ndarray, labels: np.ndarray) -> np.ndarray
 
 def _linear_rows_graph(x: Value, w: Value, labels: Value) -> Value:
     """linear_cross_entropy_rows from simpler ops; it holds the logits [N, V]."""
+    x, w = _as_read(x, w)
     counted = reshape(rows_that_count(labels), (x.shape[0], 1))
     log_p = log_softmax(matmul(where(equal(counted, 0.0), 0.0, x), w, transpose_y=True))
     return neg(sum_over(mul(one_hot(labels, w.shape[0]), log_p), 1))
@@ -181,7 +195,7 @@ _linear_rows_op: OpSpec = op(
     composition=_linear_rows_graph, reference=_linear_rows,
     samples=lambda rng: [Sample(s.inputs[:3]) for s in _linear_samples(rng)],
     cost=lambda x, w: (2.0 * x.size * w.shape[0], float(x.bytes + w.bytes)),
-    dtypes="f32 w:f32|f16|bf16|quantised labels:i32", ids=_vocabulary,
+    dtypes="f32 x:f32|bf16 w:f32|f16|bf16|quantised labels:i32", ids=_vocabulary,
     bad_samples=[
         bad(
             "linear_cross_entropy_rows: inner sizes differ: x f32[4,3], w f32[9,4], labels i32[4]; need w of shape "

@@ -11,8 +11,9 @@ from ..graph.opspec import REGISTRY, OpSpec
 HEAD = """# Ops
 
 Printed from the registry by `python -m gradloom.ops.table`; a test keeps it so. `b?` is optional; names after `|`
-repeat as groups. *in place*: inputs whose buffer the first output (or the one named) may take. The functions of
-`gradloom.ops` are these ops, some with friendlier arguments (negative axes, numbers for pairs, weights and biases).
+repeat as groups. *in place*: inputs whose buffer the first output (or the one named) may take. *bf16*: inputs that
+`precision="bf16"` rounds. The functions of `gradloom.ops` are these ops, some with friendlier arguments (negative axes,
+numbers for pairs, weights and biases).
 """
 
 
@@ -57,13 +58,13 @@ def op_table() -> str:
         lines += [
             f"## {family}",
             "",
-            "| op | inputs -> outputs | attributes | what it computes | gradient | in place |",
+            "| op | inputs -> outputs | attributes | what it computes | gradient | in place | bf16 |",
         ]
-        lines.append("|---|---|---|---|---|---|")
+        lines.append("|---|---|---|---|---|---|---|")
         for s in specs:
             flow = f"{_slots(s.inputs)} -> {_slots(s.outputs)}".strip()
             what = s.doc.replace("|", "\\|")
-            cells = (s.name, flow, ", ".join(map(_attr, s.attrs)), what, _gradient(s), _in_place(s))
+            cells = (s.name, flow, ", ".join(map(_attr, s.attrs)), what, _gradient(s), _in_place(s), " ".join(s.rounds))
             lines.append("| " + " | ".join(cells) + " |")
         lines.append("")
     return "\n".join(lines)

@@ -11,7 +11,7 @@ from ..base.errors import BackendError, DTypeError, GraphError
 from ..base.settings import switches
 from ..graph.graph import check_graph, check_updates
 from ..graph.value import Value, builds_graphs, describe
-from ..transform.passes import rewrite
+from ..transform.passes import rewrite, rounded
 from ..transform.program import Program, gather
 from .backend import Buffer, has_kernel, plan_for
 from .backend import backend as backend_of
@@ -29,6 +29,7 @@ def compile(
     reuse: bool | None = None,
     inplace: bool | None = None,
     fuse: bool | None = None,
+    precision: str | None = None,
     poison: bool | None = None,
     debug: int | None = None,
     check: int | None = None,
@@ -67,23 +68,38 @@ def compile(
                 "update ops (sgd, adamw, accumulate, zero, assign)"
             )
     chosen = switches(
-        threads=threads, isa=isa, reuse=reuse, inplace=inplace, fuse=fuse, poison=poison, debug=debug, check=check
+        threads=threads,
+        isa=isa,
+        reuse=reuse,
+        inplace=inplace,
+        fuse=fuse,
+        precision=precision,
+        poison=poison,
+        debug=debug,
+        check=check,
     )
     made = backend_of(backend, chosen)
     program = gather(values, updates)
     check_updates(program.nodes)
     if not made.planned:
-        return made.load(program, None)
+        return made.load(rounded(program, chosen.precision), None)
+    last, effects = program, None
 
     def after(name: str, program: Program) -> None:
+        nonlocal last, effects
+        if name == "round_products":
+            effects = last.effects
+        last = program
         if chosen.check >= 2:
             check_graph(program.nodes)
         if chosen.debug >= 3:
             print(f"after {name}:\n{program}", file=sys.stderr)
 
-    program = rewrite(program, chosen.fuse, after, lambda node: has_kernel(made, node))
+    program = rewrite(program, chosen.fuse, after, lambda node: has_kernel(made, node), chosen.precision)
     check_graph(program.nodes)
-    return made.load(program, plan_for(made, program, chosen), arena)
+    loaded = made.load(program, plan_for(made, program, chosen), arena)
+    loaded.effects = program.effects if effects is None else effects
+    return loaded
 
 
 def compile_checked(outputs: Sequence[Value], updates: Sequence[Value], **options: Any) -> Any:

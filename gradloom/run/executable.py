@@ -30,7 +30,8 @@ class Executable(abc.ABC):
 
     Several threads may call it: each gets the outputs of its own inputs.
     inputs, settings: name -> value of the graph. reads, writes: the stored arrays that a run reads and writes. plan:
-    None where the backend does not plan. record_bytes: of the outputs of one step.
+    None where the backend does not plan. effects: the updates of the program before operands were rounded to bf16.
+    record_bytes: of the outputs of one step.
     """
 
     def __init__(self, program: Program, plan: Plan | None, switches: Switches, own_lock: bool = False) -> None:
@@ -38,6 +39,7 @@ class Executable(abc.ABC):
         self.lock = threading.RLock() if own_lock else locks.memory
         self._shares_lock = not own_lock
         self.program, self.plan, self.switches = program, plan, switches
+        self.effects = program.effects
         self.inputs, self.settings = leaves(program.nodes, "input"), leaves(program.nodes, "setting")
         self.reads = [node.attrs["stored"] for node in program.nodes if node.op.name == "parameter"]
         self.writes = written(program.nodes)

@@ -3,7 +3,7 @@
 settings     compared at once: names and shapes of the model, the graphs of steps, evaluations and metrics, optimiser,
              sizes, seeds, rows
 digests      of the contents of the data set and of frozen weights: taken beside the training
-environment  version, instruction set, backend: another one goes on, and no bits are promised
+environment  version, instruction set, precision, backend: another one goes on, and no bits are promised
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..base.settings import switches
+from ..base.settings import as_precision, switches
 from ..data.dataset import Dataset
 from ..graph.graph import reachable, storage_leaf
 from ..graph.stored import Stored
@@ -37,6 +37,7 @@ from .metrics import Measures
 from .trainer import Trainer
 
 SHOWN = 8  # differences in a message
+EARLIER = {"precision": "f32"}  # of the environment, where a checkpoint was written before there was a choice
 BUILDS = 4  # of a dynamic graph: does it change by itself?
 GRAPHS = {
     "graph": "the graph of a step differs",
@@ -115,13 +116,14 @@ def settings_of(trainer: Trainer) -> dict[str, Any]:
 
 
 def environment_of(options: Mapping[str, Any]) -> dict[str, str]:
-    """What the bits depend on besides: version, instruction set, backend, machine. options: those of compile."""
+    """What the bits depend on besides: version, instruction set, precision, backend, machine. options: of compile."""
     from .. import __version__
 
     return {
         "gradloom": __version__,
         "backend": str(options.get("backend", "cpu")),
         "isa": choose_isa(switches(isa=options.get("isa")).isa),
+        "precision": as_precision(options.get("precision")),
         "machine": platform.machine(),
     }
 
@@ -187,7 +189,7 @@ class Identity:
         return [
             f"{name} is {value} and was {theirs.get(name)}"
             for name, value in self.environment.items()
-            if theirs.get(name) != value
+            if theirs.get(name, EARLIER.get(name)) != value
         ]
 
 
@@ -196,7 +198,7 @@ def identity_of(loop: Resumable) -> Identity:
     trainer, source = loop.trainer, loop.trainer.source(loop.data)
     sizes = {"batch_size": loop.batch_size, "micro_batch_size": loop.micro_batch_size}
     steps, graphs = _built(loop)
-    values = [v for step in steps for v in (*step.outputs, *step.updates, *step.run.program.effects)]
+    values = [v for step in steps for v in (*step.outputs, *step.updates, *step.run.effects)]
     settings = {
         **loop.about,
         **settings_of(trainer),
@@ -211,7 +213,7 @@ def identity_of(loop: Resumable) -> Identity:
         "statistics": any(stored not in trainer.state for stored in trainer.written()),  # running ones are written
     }
     leaves = {n.attrs["stored"]: None for n in reachable(values) if isinstance(n.attrs.get("stored"), Stored)}
-    written = {storage_leaf(v).node.attrs["stored"] for step in steps for v in step.run.program.effects}
+    written = {storage_leaf(v).node.attrs["stored"] for step in steps for v in step.run.effects}
     known = {*trainer.train_state.arrays().values(), *written, *source.stored, source.order}
     constant = [stored for stored in leaves if stored not in known]
     data, sets = source.arrays, loop.evaluator.arrays
@@ -250,7 +252,7 @@ def _built(loop: Resumable) -> tuple[list[CompiledBatch], dict[str, str]]:
 
 
 def _digests(trained: Sequence[CompiledBatch], measured: Sequence[CompiledBatch]) -> dict[str, str]:
-    values = [v for step in trained for v in (*step.outputs, *step.updates, *step.run.program.effects)]
+    values = [v for step in trained for v in (*step.outputs, *step.updates, *step.run.effects)]
     metrics: dict[str, list[Value]] = {}
     for step in measured:
         extra = iter(step.extra(step.outputs))

@@ -156,7 +156,8 @@ class Checkpoint:
 
         All objects are then as they were, and what was given to `save` is in `values`. TrainError that names what
         differs where an object has another structure, and nothing is changed; FileError as for RunFolder. To be called
-        once, before the loop and before any save. Another version or instruction set is said: bits may differ.
+        once, before the loop and before any save. Another version, instruction set or GRADLOOM_PRECISION is said: bits
+        may differ.
         """
         if self._run is not None:
             raise TrainError("Checkpoint.load: the run has begun; need load once, before any save")
@@ -168,7 +169,7 @@ class Checkpoint:
             except BaseException:
                 run.end("failed")
                 raise
-            theirs = saved.about.get("environment", {})
+            theirs = {"precision": "f32"} | saved.about.get("environment", {})  # before there was a choice
             other = [f"{k} is {v} and was {theirs.get(k)}" for k, v in _environment().items() if theirs.get(k) != v]
             if other:
                 say(f"{self._path}: {'; '.join(other)}: the run goes on, the same bits are not promised")
@@ -253,7 +254,11 @@ class Checkpoint:
 def _environment() -> dict[str, str]:
     from .. import __version__
 
-    return {"gradloom": __version__, "isa": choose_isa(switches().isa), "machine": platform.machine()}
+    chosen = switches()
+    return {
+        "gradloom": __version__, "isa": choose_isa(chosen.isa), "precision": chosen.precision,
+        "machine": platform.machine(),
+    }  # fmt: skip
 
 
 def _named(module: Module) -> dict[str, Parameter]:

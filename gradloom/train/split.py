@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import GraphError, GuardTripped, NotFinite, TrainError
-from ..base.settings import switches
+from ..base.settings import as_precision, switches
 from ..graph.leaves import constant, setting, stored_value
 from ..graph.stored import Stored
 from ..graph.structure import named, structure
@@ -125,6 +125,7 @@ class Split:
                 "optimizer": type(optimizer).__name__, **rates, **schedules,
                 "backend": local.options.get("backend", "cpu"),
                 "isa": choose_isa(switches(isa=local.options.get("isa")).isa),  # others give other bits
+                "precision": as_precision(local.options.get("precision")),
             }  # fmt: skip
         same_settings(self.ranks, **mine)
         self.agreement.compare_once("the data", id(source), lambda: [sampled(a, DATA_BYTES) for a in source.arrays])

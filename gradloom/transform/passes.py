@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from ..graph.value import Node
 from .expand import expand
 from .fuse import fuse, transpose_products
+from .precision import round_products
 from .program import Program
 from .simplify import join_pads, simplify
 
@@ -26,15 +27,26 @@ def rewrite(
     fuse: bool = True,
     after: Callable[[str, Program], None] | None = None,
     runs: Callable[[Node], bool] | None = None,
+    precision: str = "f32",
 ) -> Program:
     """The program after all passes. after: is told of the name and the program of each. runs: whether the backend has a
-    kernel for a node; where it has none, the op's composition takes its place. All kernels are there when not given."""
+    kernel for a node; where it has none, the op's composition takes its place. All kernels are there when not given.
+    precision: "bf16" rounds what products read."""
     for one in passes(fuse):
         program = one(program)
         if after is not None:
             after(one.__name__, program)
+    if precision != "f32":
+        program = rounded(program, precision, runs)
+        if after is not None:
+            after("round_products", program)
     if runs is not None and (expanded := expand(program, runs)) is not program:
         program = simplify(expanded)
         if after is not None:
             after("expand", program)
     return program
+
+
+def rounded(program: Program, precision: str, runs: Callable[[Node], bool] | None = None) -> Program:
+    """The program in this precision. runs: as in rewrite."""
+    return program if precision == "f32" else round_products(program, runs or (lambda node: True))

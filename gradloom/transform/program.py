@@ -47,7 +47,7 @@ def gather(outputs: Sequence[Value], effects: Sequence[Value] = ()) -> Program:
     for node in nodes:
         wanted.update(dict.fromkeys(node.effects))
     updates = tuple([v for v in wanted if update_target(v) is not None])
-    return Program(_needed(nodes, (*outputs, *updates)), tuple(outputs), updates)
+    return Program(needed(nodes, (*outputs, *updates)), tuple(outputs), updates)
 
 
 Replace = Callable[[Node, Sequence["Value | None"]], "Sequence[Value] | None"]
@@ -72,7 +72,7 @@ def rebuild(program: Program, replace: Replace) -> Program:
     if not new:
         return program
     outputs, effects = (tuple([new.get(v, v) for v in values]) for values in (program.outputs, program.effects))
-    return Program(_needed(placed, (*outputs, *effects)), outputs, effects)
+    return Program(needed(placed, (*outputs, *effects)), outputs, effects)
 
 
 def _place(node: Node, placed: dict[Node, None]) -> None:
@@ -86,17 +86,17 @@ def _place(node: Node, placed: dict[Node, None]) -> None:
     placed[node] = None
 
 
-def _needed(nodes: Sequence[Node] | dict[Node, None], values: Sequence[Value]) -> tuple[Node, ...]:
+def needed(nodes: Sequence[Node] | dict[Node, None], values: Sequence[Value]) -> tuple[Node, ...]:
     """Those of the nodes that the values need, in the same order."""
-    needed = {v.node for v in values}
+    reached = {v.node for v in values}
     kept = []
     for node in reversed(nodes):
-        if node in needed:
+        if node in reached:
             kept.append(node)
             for value in node.inputs:
                 if value is not None:
-                    needed.add(value.node)
-            needed.update(node.after)
+                    reached.add(value.node)
+            reached.update(node.after)
     return tuple(kept[::-1])
 
 

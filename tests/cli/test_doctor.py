@@ -33,15 +33,29 @@ def fresh(monkeypatch):
 def test_all_is_well(capsys, fresh, monkeypatch):
     monkeypatch.setattr(machine, "fma_peak", lambda n, isa: 100.0 * n)
     monkeypatch.setattr(machine, "copy_rate", lambda n, isa: 10.0 * n)
+    monkeypatch.setattr(machine, "bf16_units", lambda isa: "AMX")
+    monkeypatch.setattr(machine, "bf16_gain", lambda n, isa: 3.14)
     code, out = run(capsys, "--json", "--threads", "1")
     lines = out.splitlines()
     found = json.loads(lines[-1])
-    assert code == 0 and lines[-2] == "all is well" and found["problems"] == []
+    assert found["problems"] == [] and code == 0 and lines[-2] == "all is well"
     assert found["isa"] in found["isas"] == list(found["kernels"])
     assert found["kernels"]["scalar"] > 50 and min(found["kernels"].values()) >= 3  # the products of bf16
     assert found["cores"] == core_count() and found["memory_bytes"] > found["memory_available_bytes"] > 0
     assert re.search(r"multiply-add +100 GFLOP/s with 1 thread", out) and found["copy_gbs"] == {"1": 10.0}
     assert re.search(r"kernels scalar +\d+ ops agree with their definitions; the largest error is \d\.\de-\d+ \(", out)
+
+    assert (
+        re.search(r"bf16 products +AMX\n", out) and "matrix products 3.1 times as fast as in f32 with 1 thread\n" in out
+    )
+    assert found["bf16_units"] == "AMX" and found["bf16_gain"] == 3.14
+
+
+def test_units_for_bf16(capsys, fresh, monkeypatch):
+    assert machine.bf16_units("scalar") == "" and machine.bf16_units() == machine.BF16_UNITS.get(machine.isas()[0], "")
+    assert machine.bf16_gain(1) > 0.05
+    monkeypatch.setenv("GRADLOOM_ISA", "scalar")
+    assert "no units: --precision bf16 saves memory, and no time" in run(capsys, "--quick")[1]
 
 
 def test_the_limits_are_measured():

@@ -27,9 +27,10 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
         ["--rank 4", "--alpha 1", "--targets attn_q", "--dropout 0.3", "--rslora", "--lora base.gguf", "--batch-size 2",
          "--micro-batch-size 1", "--epochs 2", "--steps 2", "--schedule linear", "--warmup 0.9", "--weight-decay 0.1",
          "--val-split 0.3", "--seed 1", "--method full", "--context 64", "--lr 0.1", "--threads 2", "--optimizer lion",
-         "--max-norm 0.001", "--freeze *.0.*", "--ema 0.9"],
+         "--max-norm 0.001", "--freeze *.0.*", "--ema 0.9", "--precision bf16"],
         ["--train-dtype f32", "--exchange fast", "--parallel fork", "--out o.bin", "--weight-decay -1",
-         "--sample-every 1steps", "--on-nonfinite go", "--optimizer lino", "--eval-rows 0", "--keep 0", *READS],
+         "--sample-every 1steps", "--on-nonfinite go", "--optimizer lino", "--eval-rows 0", "--keep 0",
+         "--precision f16", *READS],
     ),
     TRAIN + " --lora base.gguf": (
         ["--dropout 0.3", "--seed 1"],
@@ -40,7 +41,9 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
         ["--rank 4", "--alpha 1", "--dropout 0.3", "--dropout 0", "--rslora", "--lora base.gguf"],
     ),
     "finetune half.gguf t.txt --context 32 --out o.gguf --method full --train-dtype f32": (["--targets attn_q"], []),
-    "evaluate m.gguf t.txt --context 32": (["--lora base.gguf", "--context 64"], READS),
+    "evaluate m.gguf t.txt --context 32": (
+        ["--lora base.gguf", "--context 64", "--precision bf16"], ["--precision f16", *READS],
+    ),
     "evaluate m.gguf p.jsonl --context 96": (
         ["--prompt-key q", "--completion-key a", "--as-chat", "--as-chat --chat-template tpl.jinja", "--loss-on all"],
         ["--text-key t", "--messages-key m", "--chat-template tpl.jinja"],
@@ -56,24 +59,26 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
     "generate m.gguf --prompt once -n 12": (
         ["--lora base.gguf", "--max-tokens 5", "--temperature 0", "--top-k 2", "--top-p 0.3", "--seed 1", "--chat",
          "--chat --chat-template tpl.jinja", "--prompt upon"],
-        ["--chat-template tpl.jinja", "--temperature 0 --top-k 2", "--temperature 0 --top-p 0.3"],
+        ["--chat-template tpl.jinja", "--temperature 0 --top-k 2", "--temperature 0 --top-p 0.3", "--precision f16"],
     ),
     "plan m.gguf": (
         ["--rank 4", "--targets attn_q", "--context 64", "--batch-size 2", "--micro-batch-size 1", "--optimizer sgd",
-         "--threads 2", "--method full"],
-        ["--train-dtype f32", "--method full --rank 4"],
+         "--threads 2", "--method full", "--precision bf16"],
+        ["--train-dtype f32", "--method full --rank 4", "--precision f16"],
     ),
     "verify m.gguf t.txt --context 16": (
         ["--lora base.gguf", "--method full", "--rank 2", "--targets attn_q", "--context 32", "--batch-size 2",
-         "--optimizer sgd", "--no-reference", "--seed 2", "--threads 2"],
-        ["--train-dtype f32", "--lora base.gguf --rank 2", "--lora base.gguf --targets attn_q", *READS],
+         "--optimizer sgd", "--no-reference", "--seed 2", "--threads 2", "--precision bf16"],
+        ["--train-dtype f32", "--precision f16", "--lora base.gguf --rank 2", "--lora base.gguf --targets attn_q",
+         *READS],
     ),
 }  # fmt: skip
 # Options that change neither numbers nor bytes, and what tests them: the same bits for any number of threads or rows at
-# a time; a stop text (test_generate.py); a settings file (test_config.py); --json is in every line
+# a time; a stop text (test_generate.py); a precision, by its logits (tests/llm/test_precision.py); a settings file
+# (test_config.py); --json is in every line
 ELSEWHERE = {
     "evaluate": {"--threads", "--batch-size", "--skip-bad-lines"},
-    "generate": {"--threads", "--stop"},
+    "generate": {"--threads", "--stop", "--precision"},
     "finetune": {
         "--config",
         "--run",
