@@ -10,7 +10,8 @@ from gradloom.files.checkpoint_files import manifests
 from gradloom.train.records import packed, unpacked
 
 VALUES = [
-    None, True, False, 0, 1, -7, 2**63, -(2**63), 0.0, -0.0, 0.5, float("nan"), float("inf"), "", "a", "lr", [], [1, 2], ["val"], ["val"],
+    None, True, False, 0, 1, -7, 2**63, -(2**63), 0.0, -0.0, 0.5, float("nan"), float("inf"), "", "a", "lr",
+    [], [1, 2], ["val"],
     ("a",), {}, np.zeros(0), np.arange(3.0), np.arange(2, dtype=np.float32), np.arange(4, dtype=np.int32),
     np.zeros((2, 2)), np.array([True]),
 ]  # fmt: skip
