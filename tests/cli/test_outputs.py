@@ -206,7 +206,8 @@ def test_an_unforeseen_error_after_a_step_loses_nothing(capsys, tmp_path, monkey
 def test_full_fine_tuning_saves_no_weights_that_are_not_finite(capsys, tmp_path, language):
     out = tmp_path / "m.gguf"
     out.write_bytes(b"old")
-    options = ("--lr", "1e39", "--steps", 1, "--warmup", 0, "--schedule", "constant", "--context", 32, "--val-split", 0)
+    decay = ("--lr", "3e38", "--weight-decay", 9)  # their product is infinite
+    options = (*decay, "--steps", 1, "--warmup", 0, "--schedule", "constant", "--context", 32, "--val-split", 0)
     code, _, err = run(capsys, "finetune", *language, "--method", "full", *options, "--out", out)
     assert code == 2 and "numbers that are NaN or infinite" in err.splitlines()[-1], err
     assert out.read_bytes() == b"old"
