@@ -8,6 +8,7 @@ from typing import Any
 from ..train.callbacks import Callback
 from ..train.history import row_of
 from ..train.result import EpochResult, Result
+from .common import heed_signals
 from .saved_settings import SETTINGS
 
 
@@ -24,6 +25,7 @@ class Watch(Callback):
     def begin(self, loop: Any) -> None:
         self.loop = loop
         self.announce()
+        heed_signals()
         if loop.saver is not None and loop.saver.folder is not None:
             loop.saver.folder.files[SETTINGS] = self.settings
 

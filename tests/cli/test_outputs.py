@@ -356,7 +356,7 @@ def test_sigterm_while_the_command_starts(tmp_path):
 
 
 def test_a_signal_whose_exception_is_lost_is_heeded_before_the_training(capsys, tmp_path, monkeypatch):
-    from gradloom.cli import fit as module
+    from gradloom.cli import fit_report as module
 
     def announce(*_):
         with contextlib.suppress(KeyboardInterrupt):  # as an import or a destructor may do
