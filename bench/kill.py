@@ -210,9 +210,18 @@ def _finetune_command(model: Path, folder: Path, resume: bool, threads: int, ran
     return command + ["--resume"] * resume
 
 
+def _mpiexec() -> str:
+    """mpiexec, of this environment or of the machine."""
+    places = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    found = shutil.which("mpiexec", path=places)
+    if found is None:
+        sys.exit("ranks: mpiexec is not there; need pip install '.[mpi]'")
+    return found
+
+
 def _child(name: str) -> Callable[[Path, bool, int, int, str], list[str]]:
     def command(folder: Path, resume: bool, threads: int, ranks: int, moment: str) -> list[str]:
-        start = ["mpiexec", "-n", str(ranks)] if name == "ranks" else []
+        start = [_mpiexec(), "-n", str(ranks)] if name == "ranks" else []
         mine = [sys.executable, __file__, "--threads", str(threads), "--child", name, str(folder), moment or "-"]
         return [*start, *mine]
 
