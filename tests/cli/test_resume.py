@@ -160,28 +160,34 @@ def test_nothing_to_resume_starts_anew_and_says_so(capsys, tmp_path):
 KILLED = """
 import os, signal, sys
 from gradloom.cli.main import main
+from gradloom.files import checkpoint_files
 from gradloom.train import checkpoint
-write = checkpoint.write_checkpoint
+moment, module, name = sys.argv[1], checkpoint, "write_checkpoint"
+if moment == "between":
+    module, name = checkpoint_files, "atomic_write"  # of the manifest
+write = getattr(module, name)
 def killed(*words, **options):
-    if sys.argv[1] == "after":
+    if moment == "after":
         write(*words, **options)
     os.kill(os.getpid(), signal.SIGKILL)
-checkpoint.write_checkpoint = killed
+setattr(module, name, killed)
 main(sys.argv[2:])
 """
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("moment", ["before", "between", "after"])
 def test_a_kill_at_the_first_checkpoint(capsys, tmp_path, moment):
-    """Around its manifest: settings.toml and run.json are there, and --resume needs nothing else."""
+    """Before its arrays, between them and its manifest, after it: settings.toml and run.json are there, and --resume
+    needs nothing else."""
     data, out = flowers(tmp_path / "t.csv"), tmp_path / "a"
     words = ("fit", data, "--epochs", 2, "--seed", 3, "--checkpoint-every", "1steps", "--out")
     job = processes.start([sys.executable, "-c", KILLED, moment, *words, out], env=ENV)
     assert job.wait(timeout=100) == -signal.SIGKILL
     assert {"settings.toml", "run.json", "metrics.jsonl"} <= set(os.listdir(out))
-    assert len(list(out.glob("checkpoints/*.json"))) == (moment == "after")
+    files = [".json", ".safetensors"][{"before": 2, "between": 1, "after": 0}[moment] :]
+    assert sorted(path.suffix for path in out.glob("checkpoints/step-*")) == files
     code, _, err = run(capsys, "fit", "--out", out, "--resume")
-    assert code == 0 and ("there is no checkpoint to resume from; the run starts anew" in err) == (moment == "before")
+    assert code == 0 and ("there is no checkpoint to resume from; the run starts anew" in err) == (moment != "after")
     assert run(capsys, *words, tmp_path / "whole")[0] == 0
     assert (out / MODEL).read_bytes() == (tmp_path / "whole" / MODEL).read_bytes()
 
