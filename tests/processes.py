@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ from typing import Any
 import gradloom
 
 PATHS = dict.fromkeys((str(Path(gradloom.__file__).parents[1]), str(Path(__file__).parents[1])))
+_DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux' prctl
+_prctl = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else None
 _started: list[subprocess.Popen[str]] = []
 
 
@@ -25,13 +29,19 @@ def start(command: Sequence[object], **options: Any) -> subprocess.Popen[str]:
     """A process in a process group of its own; stdout and stderr are pipes of text. options: those of Popen.
 
     A shell starts background jobs with SIGINT ignored, nohup those with SIGHUP ignored, and all their children inherit
-    that: both are set to their defaults.
+    that: both are set to their defaults. On Linux it is killed when the thread that started it ends: tests that are
+    killed leave none behind.
     """
+    parent = os.getpid()
     then = options.pop("preexec_fn", None)
 
     def prepare() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        if _prctl is not None:
+            _prctl(_DIES_WITH_PARENT, signal.SIGKILL)
+            if os.getppid() != parent:  # it ended before that
+                os._exit(1)
         if then is not None:
             then()
 

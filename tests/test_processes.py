@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,22 @@ def test_the_tests_send_themselves_signals_where_the_shell_ignores_them(tmp_path
     )  # fmt: skip
     out, err = job.communicate(timeout=60)
     assert job.returncode == 0, out + err
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems tell no child of it")
+def test_no_process_outlives_the_tests_that_are_killed() -> None:
+    code = f"from tests import processes; print(processes.start(['sleep', 1000]).pid, flush=True); {WAITS}"
+    tests = processes.start([sys.executable, "-c", code.replace("\n", "; ")], env=processes.environment())
+    assert tests.stdout is not None
+    child = Path("/proc", tests.stdout.readline().strip())
+    assert child.exists() and tests.stdout.readline() == "ready\n"
+    tests.kill()
+    tests.wait()
+    for _ in range(500):
+        if not child.exists() or "State:\tZ" in (child / "status").read_text():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it lives")
 
 
 def test_no_process_outlives_its_test() -> None:

@@ -35,7 +35,7 @@ def in_f32(value: Any) -> float:
     try:
         return array("f", [value])[0]
     except OverflowError:  # a whole number that float64 cannot hold
-        return math.copysign(math.inf, value)
+        return math.inf if value > 0 else -math.inf
 
 
 def f32_hint(value: Any) -> str:

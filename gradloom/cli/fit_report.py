@@ -36,7 +36,13 @@ class Job:
         """Knows of the training while it runs."""
         from .fit_watch import Watch
 
-        return Watch(self.settings, lambda: announce(self))
+        return Watch(self.settings, lambda: announce(self), {"test rows": self.test_arrays})
+
+    def test_arrays(self) -> list[Any]:
+        """What is measured at the end: rows, labels, and the targets in their units; nothing where there are no test
+        rows."""
+        test = self.table.test
+        return [] if test is None else [test.data, test.labels, self.table.test_targets]
 
     def settings(self) -> bytes:
         """The text of settings.toml: every setting as it was decided."""

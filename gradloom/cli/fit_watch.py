@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..train.callbacks import Callback
@@ -17,15 +17,22 @@ class Watch(Callback):
 
     stateless = True
 
-    def __init__(self, settings: Callable[[], bytes], announce: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        settings: Callable[[], bytes],
+        announce: Callable[[], None],
+        contents: Mapping[str, Callable[[], Sequence[Any]]],
+    ) -> None:
         self.loop: Any = None
         self.announce = announce  # what was decided: said when nothing can be refused any more
         self.settings = settings  # the text of settings.toml
+        self.contents = contents  # what a resumed run must find again, beside what it trains and validates on
 
     def begin(self, loop: Any) -> None:
         self.loop = loop
         self.announce()
         heed_signals()
+        loop.contents.update(self.contents)
         if loop.saver is not None and loop.saver.folder is not None:
             loop.saver.folder.files[SETTINGS] = self.settings
 

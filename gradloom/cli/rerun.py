@@ -45,7 +45,7 @@ def rerun(
     file = Path(run) / SETTINGS if os.path.isdir(run) else Path(run)
     kind, command, about, values = _read(file)
     Asked(kind, values).settings()  # none is missing
-    to = checked(out or _beside(file, about), Place, "--out")
+    to = checked(out or _beside(file, kind, about), Place, "--out")
     _need_another_place(to, file, kind, about)
     _need_same_inputs(file, about, values)
     _say_what_differs(about)
@@ -117,7 +117,15 @@ def _say_what_differs(about: dict[str, Any]) -> None:
         say(f"the same bits are not promised: {'; '.join(other)}")
 
 
-def _beside(file: Path, about: dict[str, Any]) -> str:
-    """Where to write when nothing is said: beside what the run has written."""
+def _beside(file: Path, kind: Any, about: dict[str, Any]) -> str:
+    """Where to write when nothing is said: beside what the run has written, as it is named now."""
+    from ..train.run_folder import read_run
+
     out = Path(str(about.get("out") or file.parent))
+    folder = Path(os.path.abspath(file.parent))
+    if read_run(folder) is not None:
+        if kind is FitSettings:
+            out = folder
+        elif not out.exists():  # moved or renamed, with its run
+            out = folder.with_name((folder.stem if folder.suffix == ".run" else folder.name) + out.suffix)
     return str(out.with_name(f"{out.stem}-again{out.suffix}") if out.name else file.parent / "again")

@@ -102,13 +102,22 @@ def beside_run(asked: Asked[S], folder: str | os.PathLike[str], *without: str) -
             missing = [s.name.upper() for s in settings_of(asked.kind).values() if s.default is ...]
             missing = [name for name in missing if name.lower() not in asked.values]
             if missing:
-                seen = f"has no {SETTINGS}" if os.path.isdir(folder) else "no such folder"
-                need = f"the folder of a run, or {' and '.join(missing)} to begin one"
-                raise SettingError(
-                    f"--resume: {os.fspath(folder)}: {seen}, so there is no run to go on with; need {need}"
-                )
+                raise SettingError(f"--resume: {os.fspath(folder)}: {_without_settings(Path(folder), missing)}")
     found = found if asked.ranks is None else asked.ranks.gather(found)[0]
     return asked.beside({name: value for name, value in found.items() if name not in without}, file)
+
+
+def _without_settings(folder: Path, missing: list[str]) -> str:
+    """What is seen and needed where a folder has no settings.toml. missing: settings that are not given."""
+    from ..files.checkpoint_files import manifests
+
+    need = " and ".join(missing)
+    found = manifests(folder / "checkpoints")[0] if folder.is_dir() else []
+    if found:
+        seen = f"holds a run at step {found[0].step}, and no {SETTINGS}"
+        return f"{seen}; need {need} and the other arguments of the run, with --resume, to go on with it"
+    seen = f"has no {SETTINGS}" if folder.is_dir() else "no such folder"
+    return f"{seen}, so there is no run to go on with; need the folder of a run, or {need} to begin one"
 
 
 def saved(settings: Any, command: str, inputs: Inputs, ranks: int, **told: Any) -> bytes:

@@ -122,6 +122,17 @@ def _bits(value: Any) -> str:
     return checksum(value.numpy() if isinstance(value, Stored) else value)
 
 
+def _alike(one: Any, other: Any) -> bool:
+    """The same value, of plain values, arrays, lists, tuples and dicts."""
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return type(one) is type(other) and checksum(one) == checksum(other)
+    if type(one) is type(other) and isinstance(one, dict):
+        return one.keys() == other.keys() and all(_alike(value, other[name]) for name, value in one.items())
+    if type(one) is type(other) and isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    return bool(one == other)
+
+
 def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     """What differs first between two collected states, by name; None when they are equal. Arrays are equal when their
     bits are."""
@@ -130,7 +141,7 @@ def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
             return f"{name} is in the {'second' if name not in one else 'first'} alone"
         a, b = one[name], other[name]
         if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
-            if type(a) is not type(b) or a != b:
+            if type(a) is not type(b) or not _alike(a, b):
                 return f"{name}: {a!r} against {b!r}"
         elif checksum(a) != checksum(b):
             if (a.shape, a.dtype) != (b.shape, b.dtype):

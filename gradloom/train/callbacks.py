@@ -157,13 +157,14 @@ class _Listener(Callback):
             self.function.end()
 
     def state(self) -> dict[str, Any]:
-        return self.function.state() if self._keeps() else {}
+        return self.function.state() if self.keeps() else {}
 
     def load_state(self, values: Mapping[str, Any]) -> None:
-        if self._keeps():
+        if self.keeps():
             self.function.load_state(values)
 
-    def _keeps(self) -> bool:
+    def keeps(self) -> bool:
+        """The function has a state."""
         return all(callable(getattr(self.function, name, None)) for name in ("state", "load_state"))
 
 
@@ -206,6 +207,15 @@ class Callbacks:
                     f"callbacks: {type(each).__name__} cannot resume: it has no state() and load_state(); need both, "
                     "or stateless = True in a class that remembers nothing"
                 )
+
+    def remembers_evaluations(self) -> Callback | None:
+        """One that steers, hears of evaluations and remembers something, if there is one."""
+        events = ("on_evaluation", "on_epoch", "on_progress")
+        for each in self._each:
+            keeps = each.keeps() if isinstance(each, _Listener) else overrides(each, "state")
+            if each.steers and keeps and any(overrides(each, event) for event in events):
+                return each
+        return None
 
     def state(self) -> dict[str, Any]:
         """What they remember, for the state of the run: "number.name" -> value."""

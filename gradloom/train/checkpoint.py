@@ -41,7 +41,8 @@ class Checkpoints:
     on_error   what becomes of an error of the writer (a full disk): "warn", one line by `tell`, and the next save tries
                again; "stop", it is raised by the next save, wait or close
     tell       gets such lines, from the writer's thread, too
-    on_saved   is called by the writer's thread with the manifest's path, after each checkpoint that is complete
+    on_begin   is called by the writer's thread before it writes the files of a checkpoint
+    on_saved   likewise with the manifest's path, after each checkpoint that is complete
     """
 
     def __init__(
@@ -51,13 +52,14 @@ class Checkpoints:
         *,
         on_error: str = "warn",
         tell: Callable[[str], object] = say,
+        on_begin: Callable[[], object] | None = None,
         on_saved: Callable[[Path], object] | None = None,
     ) -> None:
         if on_error not in ("warn", "stop"):
             raise SettingError(f"on_error: {on_error!r} is not known; need warn or stop")
         self._folder = folder
         self.keep, self.on_error = as_whole("keep", keep, 1), on_error
-        self._tell, self._on_saved = tell, on_saved
+        self._tell, self._on_begin, self._on_saved = tell, on_begin, on_saved
         self._process = os.getpid()
         self._idle = threading.Event()  # nothing is being written
         self._idle.set()
@@ -160,6 +162,8 @@ class Checkpoints:
             self._number = max((one.number for one in manifests(folder)[0]), default=0)
         if digests is not None:
             about = {**about, **plain(digests())}
+        if self._on_begin is not None:
+            self._on_begin()
         path = write_checkpoint(folder, step, entries, about, best=best, number=self._number + 1)
         self._number, self.last = self._number + 1, step
         if self._on_saved is not None:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..base.arguments import as_whole, one_line
-from ..base.errors import SettingError
+from ..base.errors import SettingError, TrainError
 from ..base.interval import Interval, as_interval
 from ..data.dataset import Dataset, generator
+from ..step.state import shown
 from .batches import CompiledBatch
+from .callbacks import Callback
 from .epoch import Listener, run_part
 from .metrics import Measures
-from .result import MAIN, Result
+from .result import MAIN, Evaluation, Result
 from .trainer import Trainer
 
 _SUBSET = 3  # the stream of random numbers that draws the rows of a subset
@@ -83,11 +85,15 @@ class Evaluator:
         return list(self._sets)
 
     @property
+    def every(self) -> str:
+        """How often."""
+        return f"{self._epochs} epochs" if self.steps is None else f"{self.steps} steps"
+
+    @property
     def settings(self) -> dict[str, Any]:
         """What decides which numbers are measured, and when."""
-        every = f"{self._epochs} epochs" if self.steps is None else f"{self.steps} steps"
         rows = {name: one.last - one.first for name, one in self._sets.items()}
-        return {"every": every, "rows": rows, "metrics": [name for name, _ in self.measures.metrics]}
+        return {"every": self.every, "rows": rows, "metrics": [name for name, _ in self.measures.metrics]}
 
     @property
     def arrays(self) -> list[np.ndarray]:
@@ -102,6 +108,17 @@ class Evaluator:
     def due_at_end(self, epoch: int, is_last: bool) -> bool:
         """An evaluation belongs at the end of this epoch, counted from 1."""
         return bool(self._sets) and (is_last or epoch % self._epochs == 0)
+
+    def check_heard(self, made: Sequence[Evaluation], steps: int, who: Callback | None) -> None:
+        """TrainError where a run of so many steps makes one of these evaluations not: it belongs to the end of a
+        shorter run, and `who`, a callback that remembers them, has heard it."""
+        extra = [one for one in made if one.step < steps and not self.due_at_end(one.epoch, False)]
+        if self.steps is None and extra and who is not None:
+            raise TrainError(
+                f"cannot be resumed: {shown(who)} has heard the evaluation of epoch {extra[0].epoch}, which was made "
+                f"because the run ended there (one every {self.every}); need its length as it was "
+                f"({extra[0].step} steps), or --overwrite (overwrite=True) to start anew"
+            )
 
     def prepare(self, micro_batch_size: int) -> list[CompiledBatch]:
         """Compile the micro-batches of all sets, and give them; nothing runs."""

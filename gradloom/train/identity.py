@@ -62,6 +62,7 @@ class Resumable(Protocol):
     evaluator: Evaluator
     measures: Measures
     about: dict[str, Any]
+    contents: dict[str, Callable[[], Sequence[Any]]]
     ends: list[int]
     steps: int
     history: History
@@ -179,7 +180,7 @@ class Identity:
         found += [
             f"the {what} differ ({digest}, was {saved[what]})"
             for what, digest in (self.digests() if saved else {}).items()
-            if saved.get(what) != digest
+            if saved.get(what, digest) != digest  # a checkpoint of an older version may not tell of it
         ]
         return [*found[:SHOWN], f"{len(found) - SHOWN} more"] if len(found) > SHOWN else found
 
@@ -221,6 +222,7 @@ def identity_of(loop: Resumable) -> Identity:
         "data": lambda: data,
         "validation sets": lambda: sets,
         "frozen weights": lambda: [checksum(one.name, one.dtype.name, one.read()) for one in constant],
+        **loop.contents,
     }
     unknown = [] if graphs else ["the model's graph (dynamic=True: it is another one from call to call)"]
     unknown += [f"the metric {name} (whole=True)" for name, metric in loop.evaluator.measures.metrics if metric.whole]

@@ -236,6 +236,8 @@ def log_of(saver: Any, kinds: Sequence[str] = (), every: str | None = None, row_
                 raise SettingError(f"{name}={one_line(value)} is of a run with a folder; need run=FOLDER with it")
         return []
     folder = saver.folder  # of rank 0; the others write nothing
+    if folder is not None:
+        folder.appended.append(LINES)
 
     def place() -> Path:
         return Path(folder.path(LINES)).parent

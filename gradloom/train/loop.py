@@ -118,6 +118,7 @@ class Loop:
             self.ends.append(self.evaluator.steps)
         self.between_steps: list[Callable[[], None]] = []  # called where a segment has ended
         self.about: dict[str, Any] = {}  # what else a resumed run must have in common with this one
+        self.contents: dict[str, Callable[[], Sequence[Any]]] = {}  # likewise, of which digests are compared
         self._first_pass = 0  # not 0 when an optimiser with a state of its own goes on
         self._pass: Pass | None = None  # the one under way
         self._held = Held()  # signals that wait for the end of a step
@@ -151,7 +152,10 @@ class Loop:
         check_names("loop", {name: value for name, value in values.items() if "." not in name},
                     [name for name in mine if "." not in name])  # fmt: skip
         check_equal("loop", values, {name: mine[name] for name in ("seed", "batch_size", "micro_batch_size")})
-        evaluations = iter([Evaluation.of_state(one) for one in unpacked(values["evaluations"])])
+        made = [Evaluation.of_state(one) for one in unpacked(values["evaluations"])]
+        if not values["stopped"]:
+            self.evaluator.check_heard(made, self.steps_total, self.callbacks.remembers_evaluations())
+        evaluations = iter(made)
         history = [
             EpochResult.of_state(epoch, tuple(itertools.islice(evaluations, epoch["evaluations"])), 0.0)
             for epoch in unpacked(values["history"])
@@ -296,7 +300,7 @@ class Loop:
             self._tell("on_part", result)
         if self.stopped:
             return
-        if ended is not None or not self.evaluator:
+        if not self.evaluator or (ended is not None and self.evaluator.due_at_end(now.number, False)):
             trainer.optimizer_state.observe(monitored(result))
         if self._tell("on_epoch", result) or stop:
             self.stopped = True

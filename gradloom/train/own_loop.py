@@ -217,7 +217,7 @@ class Checkpoint:
             self.values = values
             entries = self._state.collect()
         about = {"environment": _environment()}
-        self._run.note(step=step, latest={k: v for k, v in values.items() if type(v) in (int, float)})
+        self._run.note(latest={k: v for k, v in values.items() if type(v) in (int, float)})
 
         def checked() -> dict[str, Any]:
             self._state.need_good(entries)

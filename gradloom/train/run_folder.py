@@ -77,10 +77,12 @@ class RunFolder:
         self.shown, self.kind = Path(path), kind
         self.folder = Path(os.path.realpath(path))
         self.checkpoints = Checkpoints(
-            lambda: self._place / "checkpoints", keep, on_error=on_error, tell=tell, on_saved=self._saved
-        )
+            lambda: self._place / "checkpoints", keep, on_error=on_error, tell=tell,
+            on_begin=self._mark_first, on_saved=self._saved,
+        )  # fmt: skip
         self.resumed: Saved | None = None
         self.files: dict[str, Callable[[], bytes]] = {}  # written with run.json, before the first checkpoint
+        self.appended: list[str] = []  # files that lines are added to: there with run.json, empty until the first line
         self.saved: collections.deque[Path] = collections.deque()  # checkpoints that nobody was told of yet
         self._tell = tell
         self._lock = threading.RLock()  # of the files' places
@@ -196,10 +198,18 @@ class RunFolder:
                     for name, make in self.files.items():
                         with atomic_write(self._place / name) as out:
                             out.write(make())
+                    for name in self.appended:
+                        open(self._place / name, "ab").close()
                     self._write()
                 except OSError as error:
                     raise FileError(f"{self.shown}: cannot be written: {reason_of(error)}") from None
                 self._marked = True
+
+    def _mark_first(self) -> None:
+        """Before the files of a checkpoint: who finds its manifest finds run.json and the settings, too. Where they
+        cannot be written it is saved all the same, and `_saved` tells why."""
+        with contextlib.suppress(OSError, FileError):
+            self._mark()
 
     def _write(self) -> None:
         about = {**self._about, "pid": os.getpid(), "host": socket.gethostname()}

@@ -83,6 +83,38 @@ def test_the_run_that_is_repeated_stays(capsys, tmp_path, monkeypatch):
     assert {path: path.read_bytes() for path in (tmp_path / "a").glob("*.*")} == before
 
 
+def test_beside_the_run_as_it_is_named_now(capsys, tmp_path, monkeypatch):
+    """Not beside the place where it was trained; settings that were copied out of it name that place."""
+    monkeypatch.chdir(tmp_path)
+    fitted(capsys, flowers(tmp_path / "t.csv"), "--epochs", 1, "--out", "a")
+    (tmp_path / "below").mkdir()
+    os.rename("a", "below/b")
+    assert run(capsys, "rerun", "below/b")[0] == 0
+    assert (tmp_path / "below" / "b-again" / "settings.toml").exists() and not (tmp_path / "a-again").exists()
+    shutil.copy("below/b/settings.toml", "below/mine.toml")
+    assert run(capsys, "rerun", "below/mine.toml")[0] == 0
+    assert (tmp_path / "a-again" / "settings.toml").exists()
+    shutil.rmtree("below/b-again")
+    monkeypatch.chdir(tmp_path / "below" / "b")
+    assert run(capsys, "rerun", ".")[0] == 0
+    assert (tmp_path / "below" / "b-again" / "settings.toml").exists()
+
+
+def test_beside_a_finetune_as_it_is_named_now(capsys, tmp_path, language, monkeypatch):  # noqa: F811
+    monkeypatch.chdir(tmp_path)
+    options = ("--steps", 1, "--context", 16, "--rank", 2, "--batch-size", 2)
+    for out in (("a.gguf",), ("c", "--run", "d")):
+        assert run(capsys, "finetune", *language, *options, "--out", *out)[0] == 0
+    (tmp_path / "below").mkdir()
+    for old, new in (("a.gguf", "b.gguf"), ("a.run", "b.run"), ("c", "f"), ("d", "e")):
+        os.rename(old, f"below/{new}")
+    assert run(capsys, "rerun", "below/b.run")[0] == 0
+    assert (tmp_path / "below" / "b-again.gguf").exists() and (tmp_path / "below" / "b-again.run").is_dir()
+    assert run(capsys, "rerun", "below/e")[0] == 0
+    assert (tmp_path / "below" / "e-again").is_dir() and (tmp_path / "below" / "e-again.run").is_dir()
+    assert not list(tmp_path.glob("*-again*"))
+
+
 def test_data_that_changed_are_refused(capsys, tmp_path):
     data = flowers(tmp_path / "t.csv")
     fitted(capsys, data, "--epochs", 2, "--out", tmp_path / "a")

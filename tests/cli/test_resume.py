@@ -11,14 +11,17 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gradloom.cli.settings_file import parse_toml
+from gradloom.data.targets import hold_out
 from gradloom.train.run_folder import read_run
 from tests import processes
 from tests.cli.command import run
 from tests.cli.test_fit import ENV, flowers, one_thread  # noqa: F401
 from tests.cli.test_outputs import DIGITS, belong_together
+from tests.data.test_readers import idx_bytes
 from tests.parallel.mpi import finish, needs_mpi
 from tests.parallel.mpi import start as start_ranks
 
@@ -154,6 +157,56 @@ def test_nothing_to_resume_starts_anew_and_says_so(capsys, tmp_path):
     assert code == 2 and "resume and overwrite" in err
 
 
+KILLED = """
+import os, signal, sys
+from gradloom.cli.main import main
+from gradloom.files import checkpoint_files
+from gradloom.train import checkpoint
+moment, module, name = sys.argv[1], checkpoint, "write_checkpoint"
+if moment == "between":
+    module, name = checkpoint_files, "atomic_write"  # of the manifest
+write = getattr(module, name)
+def killed(*words, **options):
+    if moment == "after":
+        write(*words, **options)
+    os.kill(os.getpid(), signal.SIGKILL)
+setattr(module, name, killed)
+main(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize("moment", ["before", "between", "after"])
+def test_a_kill_at_the_first_checkpoint(capsys, tmp_path, moment):
+    """Before its arrays, between them and its manifest, after it: settings.toml and run.json are there, and --resume
+    needs nothing else."""
+    data, out = flowers(tmp_path / "t.csv"), tmp_path / "a"
+    words = ("fit", data, "--epochs", 2, "--seed", 3, "--checkpoint-every", "1steps", "--out")
+    job = processes.start([sys.executable, "-c", KILLED, moment, *words, out], env=ENV)
+    assert job.wait(timeout=100) == -signal.SIGKILL
+    assert {"settings.toml", "run.json", "metrics.jsonl"} <= set(os.listdir(out))
+    files = [".json", ".safetensors"][{"before": 2, "between": 1, "after": 0}[moment] :]
+    assert sorted(path.suffix for path in out.glob("checkpoints/step-*")) == files
+    code, _, err = run(capsys, "fit", "--out", out, "--resume")
+    assert code == 0 and ("there is no checkpoint to resume from; the run starts anew" in err) == (moment != "after")
+    assert run(capsys, *words, tmp_path / "whole")[0] == 0
+    assert (out / MODEL).read_bytes() == (tmp_path / "whole" / MODEL).read_bytes()
+
+
+def test_settings_that_are_gone(capsys, tmp_path):
+    """The command with all its arguments goes on; without them a line says so."""
+    data, out = flowers(tmp_path / "t.csv"), tmp_path / "a"
+    words = ("fit", data, "--epochs", 2, "--seed", 3, "--out")
+    assert run(capsys, *words, out)[0] == run(capsys, *words, tmp_path / "whole")[0] == 0
+    steps = read_run(out)["step"]
+    (out / "settings.toml").unlink()
+    need = "need DATA and the other arguments of the run, with --resume, to go on with it"
+    says = f"gradloom: --resume: {out}: holds a run at step {steps}, and no settings.toml; {need}\n"
+    assert run(capsys, "fit", "--out", out, "--resume") == (2, "", says)
+    code, _, err = run(capsys, *words, out, "--resume")
+    assert code == 0 and "starts anew" not in err
+    assert (out / MODEL).read_bytes() == (tmp_path / "whole" / MODEL).read_bytes()
+
+
 def test_an_unfinished_run_is_replaced_when_asked(capsys, tmp_path):
     data, out = flowers(tmp_path / "t.csv"), tmp_path / "out"
     options = ("fit", data, "--epochs", 3000, "--out", out)
@@ -185,6 +238,38 @@ def test_a_rerun_of_a_resumed_run_has_its_bytes(capsys, tmp_path, whole):
     assert run(capsys, "fit", "--out", out, "--resume")[0] == 0
     assert run(capsys, "rerun", out, "--out", tmp_path / "again")[0] == 0
     same(tmp_path / "again", whole)
+
+
+@pytest.mark.parametrize("kind", ["held out", "npz", "idx"])
+def test_other_test_rows_are_refused(capsys, tmp_path, kind):
+    """A row that is measured at the end alone belongs to the run, too. The same rows in another file do not."""
+    data, out = tmp_path / {"held out": "t.csv", "npz": "t.npz", "idx": "t"}[kind], tmp_path / "a"
+    write_rows(data, kind)
+    words = ("fit", data, "--epochs", 1, "--out", out)
+    assert run(capsys, *words)[0] == 0
+    write_rows(data, kind)
+    code, _, err = run(capsys, *words, "--resume")
+    assert code == 0, err
+    write_rows(data, kind, changed=1)
+    code, out, err = run(capsys, "fit", "--out", out, "--resume")
+    assert (code, out) == (2, "") and "cannot be resumed: the test rows differ (" in err.splitlines()[-1], err
+
+
+def write_rows(path, kind, changed=0):
+    """Rows with a test; changed: added to a number of one test row."""
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 200, (60, 2, 2), np.uint8), np.arange(60, dtype=np.uint8) % 3
+    held = hold_out(y, 0.2, 0)[1] if kind == "held out" else np.arange(48, 60)
+    x[held[0], 0, 0] += changed
+    if kind == "held out":
+        path.write_text("".join(f"{','.join(map(str, row.ravel()))},kind{at}\n" for row, at in zip(x, y, strict=True)))
+    elif kind == "npz":
+        np.savez(path, x_train=x[:48], y_train=y[:48], x_test=x[48:], y_test=y[48:])
+    else:
+        path.mkdir(exist_ok=True)
+        for name, part in (("train", slice(48)), ("t10k", slice(48, 60))):
+            (path / f"{name}-images-idx3-ubyte").write_bytes(idx_bytes(x[part]))
+            (path / f"{name}-labels-idx1-ubyte").write_bytes(idx_bytes(y[part]))
 
 
 @needs_mpi

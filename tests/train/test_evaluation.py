@@ -115,6 +115,36 @@ def test_every_so_many_epochs():
     assert stop.best == min(h.val.loss for h in history if h.val is not None)
 
 
+def test_more_epochs_after_an_evaluation_of_the_last_one_alone(tmp_path):
+    """A plateau does not hear of it; a callback that remembers it cannot go on as if there had been none."""
+
+    def run(folder, epochs, *callbacks, lr=0.01):
+        model = net()
+        optimizer = gl.optim.Adam(lr=lr() if callable(lr) else lr)
+        options = {"val_split": 0.2, "eval_every": "2epochs", "optimizer": optimizer, "callbacks": callbacks}
+        history = fit(model, epochs=epochs, run=tmp_path / folder, resume=True, **options)
+        return {name: a.tobytes() for name, a in model.state_dict().items()}, [h.val is not None for h in history]
+
+    def plateau():
+        return gl.optim.schedules.Plateau(0.01, patience=0, threshold=0.5)
+
+    whole, _ = run("whole", 8, lr=plateau)
+    run("more", 3, lr=plateau)
+    more, measured = run("more", 8, lr=plateau)
+    assert more == whole and measured == [False, True, True, True, False, True, False, True]
+    run("stop", 3, EarlyStopping(patience=9))
+    message = (
+        r"cannot be resumed: EarlyStopping\(.*\) has heard the evaluation of epoch 3, which was made because the run "
+        r"ended there \(one every 2 epochs\); need its length as it was \(15 steps\), or --overwrite "
+        r"\(overwrite=True\) to start anew"
+    )
+    with pytest.raises(gl.TrainError, match=message):
+        run("stop", 8, EarlyStopping(patience=9))
+    run("stop", 3, EarlyStopping(patience=9))
+    run("even", 4, EarlyStopping(patience=9))
+    assert run("even", 8, EarlyStopping(patience=9)) == run("never", 8, EarlyStopping(patience=9))
+
+
 def test_one_may_stop_inside_of_an_epoch():
     heard, model = Heard(stop_at=7), net()
     history = fit(model, val_split=0.2, eval_every="1steps", callbacks=[heard], epochs=4)

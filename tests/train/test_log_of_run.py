@@ -72,6 +72,16 @@ def test_after_a_kill_lines_past_the_checkpoint_are_cut(tmp_path):
 EVERY = {"steps": "2steps", "time": "0.000001s"}  # the second: whenever there is something new to tell
 
 
+def test_the_first_checkpoint_has_a_log_beside_it(tmp_path):
+    """Where no line was due yet: an empty one. Nothing of it is lost when the run goes on."""
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path / "a", Interrupt(step=1), log_every="10s")
+    assert saved_steps(tmp_path / "a") == [1] and read_metrics(tmp_path / "a") == []
+    for epochs in (2, 4):
+        fit(tmp_path / "a", epochs=epochs, resume=True, log_every="10s")
+    assert [line["epoch"] for line in read_metrics(tmp_path / "a") if line["kind"] == "epoch"] == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("every", EVERY)
 @pytest.mark.parametrize("step", [1, 2, 5, 6, 7, 10])
 def test_a_stop_adds_no_line(tmp_path, every, step):

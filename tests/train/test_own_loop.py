@@ -13,7 +13,9 @@ import pytest
 
 import gradloom as gl
 from gradloom import nn, optim
+from gradloom.files import checkpoint_files
 from gradloom.parallel.communicator import checksum
+from gradloom.train.run_folder import read_run
 from tests import processes
 
 X = np.random.default_rng(0).normal(size=(46, 4)).astype(np.float32)
@@ -123,6 +125,25 @@ def test_a_loop_that_was_killed_goes_on_to_the_same_bits(tmp_path, how, kills):
     assert (again, err, code) == (whole, "", 0)
     other, err, _ = ended(how, str(tmp_path / "cut"), 0, False)  # a finished run is replaced
     assert other == whole and "finished run in it is replaced" in err
+
+
+def killed_before_its_first_manifest(folder: str) -> None:
+    net, opt = made()
+    checkpoint_files.atomic_write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    with gl.train.Checkpoint(folder, model=net, optimizer=opt) as checkpoint:
+        checkpoint.load()
+        checkpoint.save(3)
+
+
+def test_a_kill_before_the_first_manifest_leaves_a_run_that_begins_anew(tmp_path):
+    """The arrays that it leaves are not those of a checkpoint that was complete."""
+    assert ended("killed_before_its_first_manifest", str(tmp_path))[2] == -signal.SIGKILL
+    assert (tmp_path / "run.json").exists() and (tmp_path / "checkpoints" / "step-000003.safetensors").exists()
+    net, opt = made()
+    with gl.train.Checkpoint(tmp_path, model=net, optimizer=opt) as checkpoint:
+        assert checkpoint.load() is None
+        checkpoint.save(1)
+    assert read_run(tmp_path)["step"] == 1
 
 
 # ---- in one process --------------------------------------------------------------------------------------------------
