@@ -173,7 +173,7 @@ class Identity:
             found += ["the rows differ"] if "rows" in names else []
         if not found and same_version:  # another one may build other graphs
             metrics = [f"the {name} differs" for name in built if name not in GRAPHS]
-            graphs = list(dict.fromkeys(GRAPHS[name] for name in built))
+            graphs = list(dict.fromkeys(GRAPHS[name] for name in built if name in GRAPHS))
             why = [
                 "{} is {} and was {}".format(name.removeprefix(ATTRIBUTES), *_texts(mine[name], theirs[name]))
                 for name in names
