@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -42,8 +42,13 @@ def position() -> dict[str, Any]:
         return {"seed": _seed, "step": _step}
 
 
-def load_position(values: Mapping[str, Any]) -> None:
-    """Go on where `position` was taken."""
-    global _seed, _step
-    with locks.building:
-        _seed, _step = int(values["seed"]), int(values["step"])
+def load_position(values: Mapping[str, Any]) -> Callable[[], None]:
+    """The function that goes on where `position` was taken; it does nothing where nothing was."""
+    known = {name: int(value) for name, value in values.items()}
+
+    def load() -> None:
+        global _seed, _step
+        with locks.building:
+            _seed, _step = known.get("seed", _seed), known.get("step", _step)
+
+    return load

@@ -8,12 +8,10 @@ environment  version, instruction set, precision, backend: another one goes on, 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import platform
-import random
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,7 +22,6 @@ from ..graph.graph import reachable, storage_leaf
 from ..graph.stored import Stored
 from ..graph.structure import digests
 from ..graph.value import Value
-from ..nn.module import Module
 from ..optim.optimizer import Optimizer
 from ..parallel.communicator import checksum
 from ..run.cpu_backend import choose_isa
@@ -34,6 +31,7 @@ from .callbacks import Callbacks
 from .evaluation import Evaluator
 from .history import History
 from .metrics import Measures
+from .module_state import attributes_kept
 from .trainer import Trainer
 
 SHOWN = 8  # differences in a message
@@ -44,6 +42,7 @@ GRAPHS = {
     "micro-batch": "the graph of a step differs",
     "evaluation graph": "the graph of an evaluation differs",
 }
+ATTRIBUTES = "attributes."  # of modules: they tell why a graph differs, and alone are no difference
 POINTS = [(step, 0) for step in (0, 1, 2, 5, 10, 20, 50, 100, 1000, 10_000, 100_000)]
 POINTS += [(0, epoch) for epoch in (1, 2, 5, 10, 20, 50, 100)]
 
@@ -165,7 +164,7 @@ class Identity:
         found = [
             "{} is {} and was {}".format(name, *_texts(mine.get(name), theirs.get(name)))
             for name in names
-            if name not in built and name != "rows"
+            if name not in built and name != "rows" and not name.startswith(ATTRIBUTES)
         ]
         if crossed and mine.get("statistics"):
             was, now = ("with", "without") if mine["exchange"] == "none" else ("without", "with")
@@ -175,7 +174,13 @@ class Identity:
             found += ["the rows differ"] if "rows" in names else []
         if not found and same_version:  # another one may build other graphs
             metrics = [f"the {name} differs" for name in built if name not in GRAPHS]
-            found += metrics or list(dict.fromkeys(GRAPHS[name] for name in built))
+            graphs = list(dict.fromkeys(GRAPHS[name] for name in built if name in GRAPHS))
+            why = [
+                "{} is {} and was {}".format(name.removeprefix(ATTRIBUTES), *_texts(mine[name], theirs[name]))
+                for name in names
+                if name.startswith(ATTRIBUTES) and name in mine and name in theirs
+            ]
+            found += metrics or [f"{text} ({', '.join(why[:SHOWN])})" if why else text for text in graphs]
         saved = about.get("digests", {})
         found += [
             f"the {what} differ ({digest}, was {saved[what]})"
@@ -198,12 +203,14 @@ def identity_of(loop: Resumable) -> Identity:
     """That of a loop; its steps and evaluations are compiled now."""
     trainer, source = loop.trainer, loop.trainer.source(loop.data)
     sizes = {"batch_size": loop.batch_size, "micro_batch_size": loop.micro_batch_size}
+    attributes = trainer.modules.built()
     steps, graphs = _built(loop)
     values = [v for step in steps for v in (*step.outputs, *step.updates, *step.run.effects)]
     settings = {
         **loop.about,
         **settings_of(trainer),
         **sizes,
+        "attributes": attributes,
         "seed of the rows": loop.seed,
         "training rows": len(loop.train_rows),
         "validation rows": len(loop.val_rows),
@@ -248,7 +255,7 @@ def _built(loop: Resumable) -> tuple[list[CompiledBatch], dict[str, str]]:
 
     if not trainer.dynamic:
         return once()
-    with _attributes_kept(trainer.model):
+    with attributes_kept(trainer.model, trainer.loss):
         steps, graphs = once()
         return (steps, graphs) if all(once()[1] == graphs for _ in range(BUILDS - 1)) else ([], {})
 
@@ -273,29 +280,6 @@ def _digests(trained: Sequence[CompiledBatch], measured: Sequence[CompiledBatch]
 def _distinct(each: Sequence[Sequence[Value]]) -> list[str]:
     """The digests of graphs, each once: how many were compiled decides nothing."""
     return sorted({" ".join(digests(values)) for values in each})
-
-
-@contextlib.contextmanager
-def _attributes_kept(model: Any) -> Iterator[None]:
-    """What the model's code sets of its own modules inside, numbers, texts and random generators, is as before
-    afterwards."""
-    modules = list(model.modules()) if isinstance(model, Module) else []
-    plain = [
-        (module, {name: v for name, v in vars(module).items() if v is None or isinstance(v, (int, float, str))})
-        for module in modules
-    ]
-    held = [v for module in modules for v in vars(module).values()]
-    drawn = [(v, v.getstate()) for v in held if isinstance(v, random.Random)]
-    streams = [(v.bit_generator, v.bit_generator.state) for v in held if isinstance(v, np.random.Generator)]
-    try:
-        yield
-    finally:
-        for module, attributes in plain:
-            vars(module).update(attributes)
-        for one, state in drawn:
-            one.setstate(state)
-        for bits, before in streams:
-            bits.state = before
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:

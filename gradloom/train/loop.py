@@ -24,6 +24,8 @@ from .epoch import Listener, Pass, Progress, run_part
 from .evaluation import Evaluator
 from .history import History
 from .metrics import Measures, Metrics, checked_metrics
+from .module_state import attributes_kept
+from .parts import register_draws
 from .records import packed, unpacked
 from .result import EpochResult, Evaluation, Result, under
 from .saver import Saver, TimeIsUp
@@ -123,6 +125,7 @@ class Loop:
         self._pass: Pass | None = None  # the one under way
         self._held = Held()  # signals that wait for the end of a step
         trainer.train_state.register("loop", self._memory, self._load)
+        register_draws(trainer.train_state)
         trainer.train_state.register("time", self._times, self._load_times)
         if self.callbacks:
             trainer.train_state.register("callbacks", self.callbacks.state, self._load_callbacks)
@@ -336,10 +339,12 @@ class Loop:
         if self.callbacks.hears("on_batch"):
             reports = BatchReports(self.callbacks, source, now.train, now.number, now.done * self.batch_size)
         if self.ends and now.done < whole:  # what cannot be built is said before anything is trained
-            self.trainer.prepare(
-                source, 0, now.rows, batch_size=self.batch_size, micro_batch_size=self.micro_batch_size,
-                measures=self.measures,
-            )  # fmt: skip
+            trainer = self.trainer
+            with attributes_kept(trainer.model, trainer.loss) if trainer.dynamic else contextlib.nullcontext():
+                trainer.prepare(
+                    source, 0, now.rows, batch_size=self.batch_size, micro_batch_size=self.micro_batch_size,
+                    measures=self.measures,
+                )  # fmt: skip
         if now.done:  # the state that was loaded may be of a moment before what belongs after its last step
             for each in self.between_steps:
                 each()

@@ -14,7 +14,6 @@ from ..base import locks
 from ..base.arguments import as_whole, one_line, what_is
 from ..base.errors import DataError, SettingError, TrainError
 from ..base.settings import switches
-from ..eager.draws import load_position, position
 from ..eager.gradients import Gradients
 from ..graph.leaves import Parameter
 from ..graph.stored import replace
@@ -38,11 +37,13 @@ from ..step.state import (
     of_window,
 )
 from .checkpoint import say
+from .module_state import ModuleState, load_generator, state_of
+from .parts import register_draws
 from .run_folder import RunFolder
 from .trainer import Trainer
 
 Take = Callable[[], None]
-_DRAWS, _VALUES = "eager draws", "given values"  # parts; names of arguments have no space
+_VALUES = "given values"  # a part; names of arguments have no space
 
 
 class Checkpoint:
@@ -60,11 +61,11 @@ class Checkpoint:
 
     A loop that was stopped anywhere, and that goes on from its last checkpoint, ends with the same bits.
 
-    objects    a Module (parameters and buffers; the modes train and eval are the loop's); an optimiser with parameters
-               (moments, counts, settings, plateaus, an open accumulation window); a Trainer (its model, optimiser,
-               window and counters); a Parameter, or a list or dict of such; a Dataset (the order of its rows); a
-               DataLoader (epoch and place in it); a numpy.random.Generator; whatever has state(), which gives a dict of
-               arrays, numbers, texts, None, lists and dicts, and load_state(values)
+    objects    a Module (parameters, buffers, modes, attributes that are numbers, texts or random generators); an
+               optimiser with parameters (moments, counts, settings, plateaus, an open accumulation window); a Trainer
+               (its model, optimiser, window and counters); a Parameter, or a list or dict of such; a Dataset (the order
+               of its rows); a DataLoader (epoch and place in it); a numpy.random.Generator; whatever has state(), which
+               gives a dict of arrays, numbers, texts, None, lists and dicts, and load_state(values)
     folder     of the run, see RunFolder: one writer; keep: so many of the newest checkpoints stay, and the best
     overwrite  without `load`, a run in the folder that has not finished is replaced instead of refused
     on_error   of the writer, such as a full disk: "warn", a line on stderr; "stop", the next save raises it
@@ -83,13 +84,14 @@ class Checkpoint:
         self.values: dict[str, Any] = {}
         self._modules = [each for each in objects.values() if isinstance(each, Module)]
         self._modules += [e.model for e in objects.values() if isinstance(e, Trainer) and isinstance(e.model, Module)]
+        self._attributes: list[ModuleState] = []
         self._own: list[tuple[Any, Mapping[str, Any]]] = []  # to load: objects with load_state, their values
         self._state = TrainState()
         if not objects:
             raise SettingError("Checkpoint: got no objects to save; need such as model=net, optimizer=opt")
         for name, each in objects.items():
             self._register(name, each)
-        self._state.register(_DRAWS, position, lambda values: _taking(load_position, values))
+        register_draws(self._state)
         self._state.register(_VALUES, lambda: self.values, self._load_values)
 
     # ---- what is saved -------------------------------------------------------------------------------------
@@ -101,6 +103,9 @@ class Checkpoint:
             parts[name] = (
                 lambda: of_parameters(_named(each)), lambda values: load_parameters(values, of_parameters(_named(each)))
             )  # fmt: skip
+            modules = ModuleState(each)
+            self._attributes.append(modules)
+            parts[f"{name} modules"] = modules.part, modules.load
             parts[f"{name} trainable"] = _trainable(lambda: _named(each))
             checks[name] = finite
         elif isinstance(each, Optimizer):
@@ -114,12 +119,13 @@ class Checkpoint:
             parts[f"{name} window"] = lambda: of_window(state), lambda values: _load_open_window(values, state)
             checks |= dict.fromkeys((name, f"{name} window"), finite)
         elif isinstance(each, Trainer):
+            self._attributes.append(each.modules)
             parts[name] = each.train_state.entries, each.train_state.loading
             checks[name] = lambda values: each.train_state.fault({n.partition(".")[2]: v for n, v in values.items()})
         elif isinstance(each, np.random.Generator):
             parts[name] = (
-                lambda: {"state": each.bit_generator.state},
-                lambda values: _load_generator(name, values, each),
+                lambda: {"state": state_of(each)},
+                lambda values: load_generator(name, values.get("state"), each),
             )
         elif _is_parameters(each):
             stored = {key: p.stored for key, p in _by_name(each).items()}
@@ -173,6 +179,8 @@ class Checkpoint:
             other = [f"{k} is {v} and was {theirs.get(k)}" for k, v in _environment().items() if theirs.get(k) != v]
             if other:
                 say(f"{self._path}: {'; '.join(other)}: the run goes on, the same bits are not promised")
+            for warning in filter(None, (each.warning() for each in self._attributes)):
+                say(f"{self._path}: {warning}")
         self._run = run
         return None if saved is None else saved.step
 
@@ -298,10 +306,6 @@ def _replacing(name: str, values: Mapping[str, Any], stored: Mapping[str, Any]) 
     return lambda: replace(arrays)
 
 
-def _taking(load: Callable[[Mapping[str, Any]], None], values: Mapping[str, Any]) -> Take:
-    return lambda: load(values)
-
-
 def _load_open_window(values: Mapping[str, Any], state: OptimizerState) -> Take:
     """As load_window; the step of a window that is open is an eager one."""
     take = load_window(values, state)
@@ -309,18 +313,6 @@ def _load_open_window(values: Mapping[str, Any], state: OptimizerState) -> Take:
     def load() -> None:
         take()
         state.window.gradients = Gradients if state.window.parameters else None
-
-    return load
-
-
-def _load_generator(name: str, values: Mapping[str, Any], generator: np.random.Generator) -> Take:
-    mine, theirs = generator.bit_generator.state, values.get("state", {})
-    if mine["bit_generator"] != theirs.get("bit_generator"):
-        kinds = f"{mine['bit_generator']}, in the state {theirs.get('bit_generator')}"
-        raise TrainError(f"load: {name}: a generator of {kinds}; need the same")
-
-    def load() -> None:
-        generator.bit_generator.state = theirs
 
     return load
 

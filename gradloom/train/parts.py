@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..eager.draws import load_position, position
 from ..graph.stored import Stored
 from ..optim.state import OptimizerState
 from ..step.state import (
@@ -22,6 +23,7 @@ from ..step.state import (
     of_window,
 )
 from .local import LocalSteps
+from .module_state import ModuleState
 from .objective import Objective
 
 COUNTERS = ("skipped", "in_window", "held", "window_rows")  # of LocalSteps
@@ -29,8 +31,14 @@ COUNTERS = ("skipped", "in_window", "held", "window_rows")  # of LocalSteps
 Values = Mapping[str, Any]
 
 
+def register_draws(own: TrainState) -> None:
+    """Make what eager code draws, by gl.seed and a count, a part of this state."""
+    own.register("eager draws", position, load_position)
+
+
 class TrainerParts:
-    """The model, the optimiser, the open window, the average of the weights, and the rows of a window.
+    """The model, what its modules hold beside arrays, the optimiser, the open window, the average of the weights, and
+    the rows of a window.
 
     written: the arrays of the model that steps have written so far
     """
@@ -39,11 +47,13 @@ class TrainerParts:
         self, objective: Objective, state: OptimizerState, local: LocalSteps, written: Callable[[], list[Stored]]
     ) -> None:
         self.objective, self.state, self.local, self.written = objective, state, local, written
+        self.modules = ModuleState(objective.model, objective.loss)
 
     def register(self, own: TrainState) -> None:
         """Make them parts of this state."""
         state = self.state
         own.register("model", self._model, lambda values: load_parameters(values, self._model()), finite)
+        own.register("modules", self.modules.part, self.modules.load)
         own.register("optimizer", lambda: self._trained() | of_optimizer(state), self._load_optimizer, finite)
         own.register("window", lambda: of_window(state), lambda values: load_window(values, state), finite)
         own.register("average", lambda: of_average(state), lambda values: load_average(values, state), finite)

@@ -61,6 +61,7 @@ from ..step.state import (
 from ..step.step import random_settings
 from .display import rate
 from .identity import Identity, environment_of, optimizer_of
+from .module_state import ModuleState
 from .samples import Leaves, as_sample, flatten, rebuilt
 from .saver import Saver
 from .trained import refuse_untrained
@@ -136,6 +137,7 @@ class Replica:
         }
         with locks.building:
             model.ensure_init(job.seed)
+        self.modules = ModuleState(model)
         self.parameters = model.named_parameters()
         self.buffers = model.named_buffers()
         ranks.check("the settings", job.settings())
@@ -222,6 +224,7 @@ class Replica:
         """What decides the rest of the run: weights, optimiser, the losses so far, and where the pass began."""
         own, state = TrainState(), self.state
         own.register("model", self._model_part, lambda values: load_parameters(values, self._model_part()), finite)
+        own.register("modules", self.modules.part, self.modules.load)
         own.register("optimizer", lambda: of_optimizer(state), lambda values: load_optimizer(values, state), finite)
         own.register("average", lambda: of_average(state), lambda values: load_average(values, state), finite)
         own.register(

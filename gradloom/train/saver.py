@@ -121,6 +121,9 @@ class Saver:
             loop.callbacks.check_resumable()
         if self.every.steps is not None:
             loop.ends.append(self.every.steps)
+        modules = loop.trainer.modules
+        if self._identity is None:
+            modules.begin()
         self._identity = identity_of(loop)
         if self.entries is None:
             return
@@ -129,6 +132,8 @@ class Saver:
                 self.compare(self._identity)
         with agreed(self.ranks):
             loop.trainer.train_state.load(self.entries)
+        if modules.warning() is not None and is_root(self.ranks):
+            print(f"{self.path}: {modules.warning()}", file=sys.stderr, flush=True)
         self.entries, self._place = None, self._place_of(loop)
         if loop.stopped and is_root(self.ranks):
             text = f"{self.path}: a callback has ended this run after {loop.steps} steps: it is finished"

@@ -150,7 +150,9 @@ class Trainer:
             options=options,
         )  # fmt: skip
         self.train_state = TrainState()
-        TrainerParts(self.objective, state, self.local, self.written).register(self.train_state)
+        parts = TrainerParts(self.objective, state, self.local, self.written)
+        parts.register(self.train_state)
+        self.modules = parts.modules
         self.split = None if communicator is None else Split(self.local, self.train_state, communicator, exchange)
         self._predicting: dict[Hashable, tuple[Outputs, Any]] = self.forms.cache()
         self._sources: dict[int, RowSource] = {}
