@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import GuardTripped, IndexOutOfRange, NotFinite, SettingError
-from ..graph.graph import storage_leaf
+from ..graph.graph import reachable, storage_leaf
 from ..graph.leaves import Parameter
 from ..graph.stored import Stored, copies, replace
 from ..graph.structure import structure
@@ -282,7 +282,8 @@ class LocalSteps:
         if self.dynamic:
             graph = self.objective.graph(source, rows, backward, measures)
             others, resting = self._others(graph.parameters, update)
-            wires = structure([*graph.outputs, *(graph.grads or [])])
+            carried = [v for node in reachable(graph.outputs) for v in node.effects]  # running statistics
+            wires = structure([*graph.outputs, *(graph.grads or []), *carried])
             behind = self._behind(graph.parameters, others, update)
             key = (*key, wires, tuple(p.stored for p in others), resting, behind)
             if key not in self.compiled:

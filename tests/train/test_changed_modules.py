@@ -304,3 +304,9 @@ def test_replicas_take_it_back(tmp_path):
     whole = train(6)
     train(4, run=tmp_path)
     assert train(6, run=tmp_path, resume=True) == whole and whole[1] == 0.5
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_change_of_running_statistics_alone_is_seen(dynamic):
+    """The momentum of a batch norm is in what the graph carries, not in its outputs."""
+    assert fit(None, "momentum", dynamic=dynamic)[0] != fit(None, dynamic=dynamic)[0]
