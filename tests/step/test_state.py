@@ -128,7 +128,8 @@ def test_a_fit_in_all_its_parts():
 
     one = fitted(2)
     assert difference(one, fitted(2)) is None
-    assert {name.split(".")[0] for name in one} == {"callbacks", "loop", "model", "optimizer", "rows", "window"}
+    parts = {"callbacks", "eager draws", "loop", "model", "modules", "optimizer", "rows", "window"}
+    assert {name.split(".")[0] for name in one} == parts
     assert "callbacks.0.weights.model.0.weight" in one and one["loop.passes"] == 2
     assert difference(one, fitted(3)) is not None
 
