@@ -298,6 +298,7 @@ def test_a_run_that_has_not_finished_is_not_overwritten_unasked(tmp_path):
 
 
 def test_another_instruction_set_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("GRADLOOM_ISA", raising=False)
     net, _ = made()
     with gl.train.Checkpoint(tmp_path, model=net) as checkpoint:
         checkpoint.save(1)

@@ -140,8 +140,9 @@ class Watching(gl.train.Callback):
         pass
 
 
-def test_what_builds_no_graph_is_said(tmp_path, capsys):
+def test_what_builds_no_graph_is_said(tmp_path, monkeypatch, capsys):
     """One line, with all of it; nothing where all is compared."""
+    monkeypatch.delenv("GRADLOOM_DEBUG", raising=False)  # which writes to stderr, too
     whole = gl.train.Metric(lambda outputs, labels: float(outputs.mean()), whole=True)
     options = {"run": tmp_path, "metrics": {"spread": whole}, "callbacks": [Watching()]}
     with pytest.raises(KeyboardInterrupt):
