@@ -347,18 +347,19 @@ def unnamed(folder: Path) -> dict[str, int]:
     """Files of arrays that no manifest names -> their steps, without those of a manifest that cannot be read."""
     listed, bad = manifests(folder)
     named = {one.arrays for one in listed}
-    matches = ((name, _ARRAYS.fullmatch(name)) for name in _listed(folder))
+    matches = ((name, _ARRAYS.fullmatch(name)) for name in listed_names(folder))
     steps = {name: int(found[1].removeprefix("step-")) for name, found in matches if found is not None}
     return {name: step for name, step in steps.items() if name not in named and step not in bad}
 
 
 def _names(folder: Path) -> dict[str, int]:
     """Names of manifests -> their steps."""
-    found = ((name, _MANIFEST.fullmatch(name)) for name in _listed(folder))
+    found = ((name, _MANIFEST.fullmatch(name)) for name in listed_names(folder))
     return {name: int(match[1]) for name, match in found if match is not None}
 
 
-def _listed(folder: Path) -> list[str]:
+def listed_names(folder: Path) -> list[str]:
+    """The names in a folder, sorted; none where it is not there. FileError where it cannot be read."""
     try:
         return sorted(os.listdir(folder))
     except FileNotFoundError:

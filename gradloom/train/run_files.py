@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ..base.errors import FileError
 from ..files.atomic import claim, remove_parts
-from ..files.checkpoint_files import OWN_FILES, manifests, unnamed
+from ..files.checkpoint_files import OWN_FILES, listed_names, manifests, unnamed
 from ..files.commit import sync
 from ..files.regular import odd
 from ..files.targets import reason_of
@@ -51,7 +51,7 @@ def check_files(folder: Path) -> None:
             path = place / name
             _need(path, inside is not None)
             if inside is not None:
-                for entry in filter(inside.fullmatch, _names(path)):
+                for entry in filter(inside.fullmatch, listed_names(path)):
                     _need(path / entry, False)
 
 
@@ -71,15 +71,6 @@ def _need(path: Path, is_folder: bool, writes: bool = False) -> None:
             raise FileError(f"{path}: {why}; need the right to, or another place")
         what = "folder" if is_folder else "file"
         raise FileError(f"{path}: {why}, where a {what} of the run has to be; {_INSTEAD}")
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise FileError(f"{folder}: cannot be read: {reason_of(error)}") from None
 
 
 # ---- the change from an old run to a new one -------------------------------------------------------------------------
