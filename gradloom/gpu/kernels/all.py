@@ -1,8 +1,24 @@
 """Fills the table: imports every family."""
 
-from . import elementwise
+from . import (
+    elementwise,
+    glu,
+    linear_loss,
+    loss,
+    matmul,
+    norm,
+    rope,
+)
 from .table import KERNELS
 
-FAMILIES = (elementwise,)
+FAMILIES = (
+    elementwise,
+    glu,
+    linear_loss,
+    loss,
+    matmul,
+    norm,
+    rope,
+)
 
 __all__ = ["FAMILIES", "KERNELS"]

@@ -38,6 +38,8 @@ BINARY = {
     "pow": "pow_(x, y)",
     "maximum": "greater_of(x, y)",
     "minimum": "lesser_of(x, y)",
+    "swiglu": "x * sigmoid_(x) * y",
+    "geglu": "x * sigmoid_(gelu_2u(x)) * y",
     "relu_back": "where_positive(y, x, 0.0)",
     "leaky_relu_back": "where_positive(y, x, x * P0)",
     "elu_back": "where_positive(y, x, x * (P0 * exp_(y)))",
