@@ -1,8 +1,8 @@
 """Fills the table: imports every family."""
 
-from . import elementwise
+from . import elementwise, index, layout, random, reduce, softmax, update
 from .table import KERNELS
 
-FAMILIES = (elementwise,)
+FAMILIES = (elementwise, index, layout, random, reduce, softmax, update)
 
 __all__ = ["FAMILIES", "KERNELS"]
