@@ -60,6 +60,9 @@ class Arg:
         )
 
 
+NOTHING = Arg(NO_SEGMENT, None, (), ())  # an absent argument
+
+
 @dataclass(frozen=True)
 class Call:
     """An instruction. args: inputs, then outputs, then the workspace where the kernel wants one."""

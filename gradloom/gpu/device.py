@@ -154,11 +154,16 @@ class Device:
         if key not in self._pipelines:
             text = module(dispatch.source, slots, kinds, defines)
             segments = max([s for s in slots if s is not None], default=0)
-            with self.errors(f"kernel {'+'.join(dispatch.source)}: {dispatch.entry}"):
+            try:
                 compiled = self.raw.create_shader_module(code=text)
                 self._pipelines[key] = self.raw.create_compute_pipeline(
                     layout=self.layout(segments)[1], compute={"module": compiled, "entry_point": dispatch.entry}
                 )
+            except _wgpu().GPUError as error:
+                what = f"the kernel {'+'.join(dispatch.source)}: {dispatch.entry}"
+                raise BackendError(
+                    f"gpu: {self.name} does not compile {what}: {' '.join(str(error).split())}"
+                ) from None
         return self._pipelines[key]
 
 

@@ -18,7 +18,7 @@ UNARY = {
     "log": "log_(x)",
     "sin": "sin_(x)",
     "cos": "cos_(x)",
-    "relu": "greater_of(x, 0.0)",
+    "relu": "larger(x, 0.0)",
     "leaky_relu": "where_positive(x, x, x * P0)",
     "elu": "where_positive(x, x, P0 * expm1_(x))",
     "sigmoid": "sigmoid_(x)",
@@ -27,7 +27,7 @@ UNARY = {
     "gelu_tanh": "x * sigmoid_(gelu_2u(x))",
     "silu": "x * sigmoid_(x)",
     "softplus": "softplus_(x)",
-    "clamp": "lesser_of(greater_of(x, P0), P1)",
+    "clamp": "smaller(larger(x, P0), P1)",
     "scale": "fma(x, P0, P1)",
 }
 BINARY = {
@@ -36,8 +36,8 @@ BINARY = {
     "mul": "x * y",
     "div": "x / y",
     "pow": "pow_(x, y)",
-    "maximum": "greater_of(x, y)",
-    "minimum": "lesser_of(x, y)",
+    "maximum": "larger(x, y)",
+    "minimum": "smaller(x, y)",
     "swiglu": "x * sigmoid_(x) * y",
     "geglu": "x * sigmoid_(gelu_2u(x)) * y",
     "relu_back": "where_positive(y, x, 0.0)",

@@ -11,6 +11,7 @@ from __future__ import annotations
 from ...base.dtypes import bf16, f32, i32
 from ...plan.bytecode import NO_SEGMENT
 from ..calls import Arg, Call, Dispatch, groups_for
+from .layout import filled
 from .loss import check_labels, sum_pairs
 from .product import NARROW, element, sources, tile
 from .table import kernel
@@ -48,10 +49,6 @@ def _workspace(call: Call) -> int:
     x, w = call[0], call[1]
     rows, features = x.shape
     return _Pieces(rows, features, w.shape[0]).bytes
-
-
-def _zero(output: Arg) -> list[Dispatch]:
-    return [Dispatch(("tree", "checks"), "fill", (output,), groups_for(output.size), (0,))] if output.present else []
 
 
 def _product(
@@ -93,8 +90,7 @@ def _rule(call: Call) -> list[Dispatch]:
     made = [
         *check_labels(labels, classes),
         Dispatch(("tree", "linear_list"), "list_rows", (labels, weights, listed, sums), 1, (classes,)),
-        *_zero(dx),
-        *_zero(losses),
+        *[filled(one, 0.0) for one in (dx, losses) if one.present and one.size],
     ]
     rounded = x.dtype is bf16
     along, deep = w.strides

@@ -8,8 +8,6 @@ from .product import NARROW, element, sources
 from .table import kernel
 
 
-
-
 def _cast(call: Call) -> list[Dispatch]:
     x, y = call.args
     defines = {"NUMBER": element(x, 1), "K": "1"}

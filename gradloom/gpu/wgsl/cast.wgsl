@@ -5,11 +5,6 @@ fn to_i32(x: f32) -> i32 {  // towards 0; what does not fit is the least number,
   return i32(x);
 }
 
-fn whole(x: i32) -> f32 {
-  let v = bitcast<u32>(x);
-  return from_i64(vec2<u32>(v, select(0u, 0xffffffffu, x < 0)));
-}
-
 @compute @workgroup_size(256)
 fn convert(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>,
         @builtin(local_invocation_index) lane: u32) {

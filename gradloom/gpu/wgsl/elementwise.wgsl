@@ -1,17 +1,6 @@
 // elementwise.wgsl: one element in, one element out; the formula $VALUE is that of the op in kernels/elementwise.py.
 
 fn where_positive(x: f32, a: f32, b: f32) -> f32 { return select(b, a, x > 0.0); }
-fn greater_of(x: f32, y: f32) -> f32 {  // NaN where one is NaN
-  if (is_nan(x)) { return x; }
-  if (is_nan(y)) { return y; }
-  return select(y, x, x > y);
-}
-fn lesser_of(x: f32, y: f32) -> f32 {
-  if (is_nan(x)) { return x; }
-  if (is_nan(y)) { return y; }
-  return select(y, x, x < y);
-}
-
 fn root(x: f32) -> f32 {
   if (is_nan(x) || x == 0.0 || bitcast<u32>(x) == 0x7f800000u) { return x; }
   if (x < 0.0) { return nan(); }

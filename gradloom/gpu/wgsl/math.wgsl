@@ -95,17 +95,6 @@ fn log1p_(x: f32) -> f32 {
 
 struct Angle { r: f32, n: i32 }
 
-// high word of a 32 by 32 bit product
-fn mul_high(a: u32, b: u32) -> u32 {
-  let al = a & 0xffffu;
-  let ah = a >> 16u;
-  let bl = b & 0xffffu;
-  let bh = b >> 16u;
-  let mid = ah * bl + ((al * bl) >> 16u);
-  let mid2 = al * bh + (mid & 0xffffu);
-  return ah * bh + (mid >> 16u) + (mid2 >> 16u);
-}
-
 // 32 bits of 2/pi that begin 8 i bits behind the point, less 24
 fn two_over_pi(i: u32) -> u32 {
   switch (i) {

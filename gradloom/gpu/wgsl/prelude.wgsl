@@ -148,3 +148,39 @@ fn from_u32(top: u32, sticky: u32, power: i32) -> f32 {
   let biased = u32(158 + power - i32(zeros));
   return bitcast<f32>(((biased - 1u) << 23u) + mantissa);
 }
+
+// high word of a 32 by 32 bit product
+fn mul_high(a: u32, b: u32) -> u32 {
+  let al = a & 0xffffu;
+  let ah = a >> 16u;
+  let bl = b & 0xffffu;
+  let bh = b >> 16u;
+  let mid = ah * bl + ((al * bl) >> 16u);
+  let mid2 = al * bh + (mid & 0xffffu);
+  return ah * bh + (mid >> 16u) + (mid2 >> 16u);
+}
+
+// a / b, rounded as the division of whole numbers is: adapters may divide to 2.5 units only.
+fn divided(a: f32, b: f32) -> f32 {
+  let q = keep(a / b);
+  let r = q + fma(-q, b, a) / b;
+  return select(q, r, finite(r));
+}
+
+// The larger of two; NaN where one is NaN.
+fn larger(a: f32, b: f32) -> f32 {
+  if (is_nan(a)) { return a; }
+  if (is_nan(b)) { return b; }
+  return select(b, a, a > b);
+}
+fn smaller(a: f32, b: f32) -> f32 {
+  if (is_nan(a)) { return a; }
+  if (is_nan(b)) { return b; }
+  return select(b, a, a < b);
+}
+
+// A whole number as f32, rounded to nearest even.
+fn whole(x: i32) -> f32 {
+  let v = bitcast<u32>(x);
+  return from_i64(vec2<u32>(v, select(0u, 0xffffffffu, x < 0)));
+}

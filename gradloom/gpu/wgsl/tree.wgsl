@@ -15,18 +15,6 @@ fn sum_256(lane: u32, x: f32) -> f32 {
   return total;
 }
 
-// The larger of two; NaN where one is NaN.
-fn larger(a: f32, b: f32) -> f32 {
-  if (is_nan(a)) { return a; }
-  if (is_nan(b)) { return b; }
-  return select(b, a, a > b);
-}
-fn smaller(a: f32, b: f32) -> f32 {
-  if (is_nan(a)) { return a; }
-  if (is_nan(b)) { return b; }
-  return select(b, a, a < b);
-}
-
 fn max_256(lane: u32, x: f32) -> f32 {
   tree_f[lane] = x;
   workgroupBarrier();
