@@ -2,6 +2,7 @@
 
 from . import (
     attention,
+    conv,
     elementwise,
     glu,
     index,
@@ -10,6 +11,7 @@ from . import (
     loss,
     matmul,
     norm,
+    pool,
     quant,
     random,
     reduce,
@@ -21,6 +23,7 @@ from .table import KERNELS
 
 FAMILIES = (
     attention,
+    conv,
     elementwise,
     glu,
     index,
@@ -29,6 +32,7 @@ FAMILIES = (
     loss,
     matmul,
     norm,
+    pool,
     quant,
     random,
     reduce,
