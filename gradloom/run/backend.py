@@ -12,7 +12,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from ..base.errors import BackendError
+from ..base.errors import BackendError, SettingError
 from ..base.settings import Switches
 from ..graph.value import Node
 from ..plan.bytecode import KernelNeeds, signature
@@ -72,6 +72,16 @@ def register(made: type[Backend]) -> None:
 def register_device(name: str, make: Callable[[Switches, int], Backend]) -> None:
     """Add a backend of which a machine may have several: "name" is number 0, "name:1" the next one."""
     _devices[name] = make
+
+
+def named(who: str, device: str | None, backend: str | None, default: str = "cpu") -> str:
+    """The name under either word; SettingError when both are given. who: the function, for the message."""
+    if device is not None and backend is not None:
+        raise SettingError(f"{who}: device={device!r} and backend={backend!r} say the same thing; need one of them")
+    name = default if device is None and backend is None else device if device is not None else backend
+    if not isinstance(name, str):
+        raise SettingError(f"{who}: device={name!r} is not usable; need a name, such as 'cpu' or 'gpu'")
+    return name
 
 
 def backend(name: str, switches: Switches) -> Backend:

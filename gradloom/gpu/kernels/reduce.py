@@ -53,15 +53,15 @@ def _reduce(defines: dict[str, str]) -> Rule:
         x, y = call.args[:2]
         outputs, length = _counts(call)
         kept, folded = _axes(x, call.attrs["axes"])
-        args = (y.seen_as((outputs,)), kept, folded)
+        args: tuple[Arg, ...] = (y.seen_as((outputs,)), kept, folded)
         slices = _slices(outputs, length)
         words = (length, slices)
         if slices > 1:
             args = (*args, call[2].seen_with(f32, (outputs * slices,)))
-            sources = ("tree", "reduce", "reduce_group", "reduce_split")
+            split = ("tree", "reduce", "reduce_group", "reduce_split")
             return [
-                Dispatch(sources, "slice", args, outputs * slices, words, defines),
-                Dispatch(sources, "join", args, groups_for(outputs), words, defines),
+                Dispatch(split, "slice", args, outputs * slices, words, defines),
+                Dispatch(split, "join", args, groups_for(outputs), words, defines),
             ]
         if length <= SHORT or outputs >= MANY:
             return [Dispatch(("reduce",), "by_thread", args, groups_for(outputs), words, defines)]
