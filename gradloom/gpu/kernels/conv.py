@@ -23,9 +23,7 @@ def _forward(call: Call) -> list[Dispatch]:
 
 def _back_input(call: Call) -> list[Dispatch]:
     g, w, dx = call.args
-    return _each(
-        ("conv_back_input",), "conv_back_input", call.args, dx, _words(call, dx.shape, w.shape, g.shape), {}
-    )
+    return _each(("conv_back_input",), "conv_back_input", call.args, dx, _words(call, dx.shape, w.shape, g.shape), {})
 
 
 def _each(
