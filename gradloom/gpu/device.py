@@ -72,7 +72,7 @@ def name_of(made: Any) -> str:
     return f"{info['device'] or info['vendor']} ({info['backend_type']})"
 
 
-class Device:
+class Gpu:
     """An adapter in use. All programs on it share its arena (program.py) and the copies of stored arrays (stored.py).
 
     limits: the numbers that programs keep to. default_limits: ask for no more than WebGPU promises everywhere.
@@ -167,13 +167,13 @@ class Device:
         return self._pipelines[key]
 
 
-_devices: dict[int, Device] = {}
+_devices: dict[int, Gpu] = {}
 _making = threading.Lock()
 
 
-def device(place: int = 0) -> Device:
+def device(place: int = 0) -> Gpu:
     """The device of an adapter, made on first use and kept."""
     with _making:
         if place not in _devices:
-            _devices[place] = Device(place)
+            _devices[place] = Gpu(place)
         return _devices[place]
