@@ -59,6 +59,7 @@ def _accessors(k: int, slot: int | None, kind: DType | None) -> dict[str, str]:
     if slot is None:
         made[f"get_{k}"] = f"fn get_{k}(w: u32) -> u32 {{ return 0u; }}"
         made[f"put_{k}"] = f"fn put_{k}(w: u32, v: u32) {{ }}"
+        made[f"put_part_{k}"] = f"fn put_part_{k}(w: u32, v: u32, mask: u32) {{ }}"
         made[f"at_{k}"] = f"fn at_{k}(e: u32) -> f32 {{ return 0.0; }}"
         made[f"set_{k}"] = f"fn set_{k}(e: u32, v: f32) {{ }}"
         return made

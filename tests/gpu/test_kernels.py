@@ -89,6 +89,22 @@ def test_kernel_over_its_inputs(name: str) -> None:
                     assert a is None or a.tobytes() == b.tobytes(), f"{case}: output {k} over {alias} {twice}"
 
 
+@pytest.mark.parametrize("name", [n for n in NAMES if any(s.optional for s in REGISTRY[n].outputs)])
+def test_kernel_without_its_optional_outputs(name: str) -> None:
+    """Outputs that nobody wants have no memory; the others have the same bits."""
+    spec = REGISTRY[name]
+    for case in of(name):
+        sample = samples_of(name)[case[1]]
+        if size_of(case) > SMALL or any(s.name in spec.updates for s in spec.outputs):
+            continue
+        node = node_of(spec, sample.inputs, sample.attrs)
+        every = run_node(node, sample.inputs)
+        unwanted = [k for k, s in enumerate(spec.outputs) if s.optional]
+        for without in {tuple(unwanted), *((k,) for k in unwanted)}:
+            for a, b in zip(every, run_node(node, sample.inputs, unwanted=without), strict=True):
+                assert b is None or a.tobytes() == b.tobytes(), f"{case} without {without}"
+
+
 def reading_ids(name: str) -> list[int]:
     kinds: dict[Any, int] = {}
     for _, i in of(name):

@@ -1,8 +1,44 @@
 """Fills the table: imports every family."""
 
-from . import elementwise, index, layout, random, reduce, softmax, update
+from . import (
+    attention,
+    conv,
+    elementwise,
+    glu,
+    index,
+    layout,
+    linear_loss,
+    loss,
+    matmul,
+    norm,
+    pool,
+    quant,
+    random,
+    reduce,
+    rope,
+    softmax,
+    update,
+)
 from .table import KERNELS
 
-FAMILIES = (elementwise, index, layout, random, reduce, softmax, update)
+FAMILIES = (
+    attention,
+    conv,
+    elementwise,
+    glu,
+    index,
+    layout,
+    linear_loss,
+    loss,
+    matmul,
+    norm,
+    pool,
+    quant,
+    random,
+    reduce,
+    rope,
+    softmax,
+    update,
+)
 
 __all__ = ["FAMILIES", "KERNELS"]

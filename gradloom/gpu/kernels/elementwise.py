@@ -38,6 +38,8 @@ BINARY = {
     "pow": "pow_(x, y)",
     "maximum": "larger(x, y)",
     "minimum": "smaller(x, y)",
+    "swiglu": "x * sigmoid_(x) * y",
+    "geglu": "x * sigmoid_(gelu_2u(x)) * y",
     "relu_back": "where_positive(y, x, 0.0)",
     "leaky_relu_back": "where_positive(y, x, x * P0)",
     "elu_back": "where_positive(y, x, x * (P0 * exp_(y)))",

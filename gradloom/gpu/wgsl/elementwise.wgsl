@@ -7,14 +7,6 @@ fn root(x: f32) -> f32 {
   if (bitcast<u32>(x) < 0x800000u) { return sqrt(f32(bitcast<u32>(x))) * 3.743392066e-23; }  // a denormal: times 2^-74.5
   return sqrt(x);
 }
-// (1 + tanh(u)) / 2 = sigmoid(2u); here 2u = 2 sqrt(2/pi) (x + 0.044715 x^3)
-fn gelu_2u(x: f32) -> f32 { return x * fma(x * x, 0.0713548163, 1.59576912); }
-// x (2u)'(x); beyond the bound, where x^3 would pass f32, it is multiplied by 0
-fn gelu_x_slope(x: f32) -> f32 {
-  let y = clamp(x, -1e6, 1e6);
-  return y * fma(y * y, 0.214064449, 1.59576912);
-}
-
 fn value(x: f32, y: f32) -> f32 { return $VALUE; }
 
 // Arguments: the output, then the inputs. $SECOND: the second input's element, or 0.

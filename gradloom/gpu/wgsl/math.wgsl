@@ -193,6 +193,13 @@ fn softplus_(x: f32) -> f32 {
   if (is_nan(x)) { return x; }
   return max(x, 0.0) + log1p_(exp_(-abs(x)));
 }
+// (1 + tanh(u)) / 2 = sigmoid(2u); here 2u = 2 sqrt(2/pi) (x + 0.044715 x^3)
+fn gelu_2u(x: f32) -> f32 { return x * fma(x * x, 0.0713548163, 1.59576912); }
+// x (2u)'(x); beyond the bound, where x^3 would pass f32, it is multiplied by 0
+fn gelu_x_slope(x: f32) -> f32 {
+  let y = clamp(x, -1e6, 1e6);
+  return y * fma(y * y, 0.214064449, 1.59576912);
+}
 fn erf_near(x: f32) -> f32 {  // |x| < 1
   let z = x * x;
   var q = 7.806903159e-5;
