@@ -19,7 +19,7 @@ from ..plan.plan import Plan
 from ..run.backend import Buffer, register_device
 from ..run.planned import PlannedExecutable
 from ..transform.program import Program
-from .device import Device, device
+from .device import Gpu, device
 from .kernels.all import KERNELS
 from .program import STATUS_BYTES, Arena, Encoded, Layout, Loader, bind_groups, needs_of
 from .source import CALL_BYTES
@@ -33,7 +33,7 @@ SUBMISSION_SECONDS = 0.025  # what one submission should take; two are on their 
 class Place:
     """What all programs on a device share."""
 
-    def __init__(self, made: Device) -> None:
+    def __init__(self, made: Gpu) -> None:
         self.device = made
         self.copies = Copies(made)
         self.arena = Arena(made)

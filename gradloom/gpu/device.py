@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -39,6 +41,19 @@ def _wgpu() -> Any:
     return wgpu
 
 
+@contextlib.contextmanager
+def _no_display() -> Iterator[None]:
+    """Keeps drivers from printing that they find no display where the session has none: nothing is shown here."""
+    unset = "XDG_RUNTIME_DIR" not in os.environ
+    if unset:
+        os.environ["XDG_RUNTIME_DIR"] = tempfile.gettempdir()
+    try:
+        yield
+    finally:
+        if unset:
+            os.environ.pop("XDG_RUNTIME_DIR", None)
+
+
 @functools.cache
 def adapters() -> tuple[Any, ...]:
     """The adapters of this machine, hardware first; one per piece of hardware. BackendError without wgpu or adapter."""
@@ -48,7 +63,8 @@ def adapters() -> tuple[Any, ...]:
 
         set_instance_extras(backends=["Vulkan", "Metal", "DX12"])
     try:
-        every = wgpu.gpu.enumerate_adapters_sync()
+        with _no_display():
+            every = wgpu.gpu.enumerate_adapters_sync()
     except Exception as error:
         raise BackendError(f"gpu: no adapter: {one_line(error)}; {DRIVER}") from None
     seen = [a for a in every if a.info["backend_type"] in ("Vulkan", "Metal", "D3D12")]
@@ -72,7 +88,7 @@ def name_of(made: Any) -> str:
     return f"{info['device'] or info['vendor']} ({info['backend_type']})"
 
 
-class Device:
+class Gpu:
     """An adapter in use. All programs on it share its arena (program.py) and the copies of stored arrays (stored.py).
 
     limits: the numbers that programs keep to. default_limits: ask for no more than WebGPU promises everywhere.
@@ -167,13 +183,13 @@ class Device:
         return self._pipelines[key]
 
 
-_devices: dict[int, Device] = {}
+_devices: dict[int, Gpu] = {}
 _making = threading.Lock()
 
 
-def device(place: int = 0) -> Device:
+def device(place: int = 0) -> Gpu:
     """The device of an adapter, made on first use and kept."""
     with _making:
         if place not in _devices:
-            _devices[place] = Device(place)
+            _devices[place] = Gpu(place)
         return _devices[place]

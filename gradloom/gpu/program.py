@@ -32,7 +32,7 @@ from ..plan.bytecode import (
 )
 from ..plan.layout import dense_strides
 from .calls import Arg, Call, Dispatch, args_of, groups_for
-from .device import SEGMENTS, Device
+from .device import SEGMENTS, Gpu
 from .kernels.all import KERNELS
 from .source import CALL_BYTES, file
 from .stored import Copies
@@ -48,7 +48,7 @@ Place = tuple[Any, int]  # the key of a buffer, bytes from its start
 class Arena:
     """Memory that programs compute in; it grows when a program is loaded, and what lay in it is lost."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Gpu) -> None:
         self.device, self.buffer, self.generation = device, None, 0
 
     @property
@@ -77,7 +77,7 @@ class Encoded:
 class Layout:
     """Where the segments of a program lie on a device."""
 
-    def __init__(self, bytecode: Bytecode, device: Device, copies: Copies) -> None:
+    def __init__(self, bytecode: Bytecode, device: Gpu, copies: Copies) -> None:
         self.constants = _aligned(STATUS_BYTES + SETTING_BYTES * len(bytecode.settings))
         self.inputs = _aligned(self.constants + len(bytecode.constants))
         self.fixed_bytes = self.inputs + bytecode.inputs_bytes
@@ -99,7 +99,7 @@ class Layout:
 class Loader:
     """Makes the list of dispatches of a program."""
 
-    def __init__(self, bytecode: Bytecode, device: Device, layout: Layout, switches: Switches) -> None:
+    def __init__(self, bytecode: Bytecode, device: Gpu, layout: Layout, switches: Switches) -> None:
         self.bytecode, self.device, self.layout, self.switches = bytecode, device, layout, switches
         self.tape = Tape()
         self.steps: list[list[Encoded]] = []  # of each instruction
@@ -198,7 +198,7 @@ def needs_of(node: Node, args: np.ndarray) -> tuple[int, int]:
 
 
 def bind_groups(
-    device: Device, encoded: Sequence[Sequence[Encoded]], buffers: dict[Any, Any], calls: Any, tape: Any
+    device: Gpu, encoded: Sequence[Sequence[Encoded]], buffers: dict[Any, Any], calls: Any, tape: Any
 ) -> dict[tuple[Any, ...], Any]:
     """The bind group of each set of buffers that dispatches touch."""
     made: dict[tuple[Any, ...], Any] = {}

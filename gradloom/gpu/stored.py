@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..graph.stored import Stored
-from .device import Device
+from .device import Gpu
 
 ALIGNMENT = 64
 PIECE = 32 << 20  # bytes of one upload: what the driver holds twice meanwhile
@@ -18,7 +18,7 @@ PIECE = 32 << 20  # bytes of one upload: what the driver holds twice meanwhile
 class Pool:
     """A buffer that several arrays lie in; it is given back with the last of them."""
 
-    def __init__(self, device: Device, bytes: int, what: str) -> None:
+    def __init__(self, device: Gpu, bytes: int, what: str) -> None:
         self.buffer = device.buffer(bytes, what)
         weakref.finalize(self, device.drop, self.buffer)
 
@@ -26,7 +26,7 @@ class Pool:
 class Copy:
     """An array on a device. version: of the stored array whose contents lie here."""
 
-    def __init__(self, device: Device, pool: Pool, offset: int, bytes: int) -> None:
+    def __init__(self, device: Gpu, pool: Pool, offset: int, bytes: int) -> None:
         self.device, self.pool, self.offset, self.bytes = device, pool, offset, bytes
         self.version = -1
 
@@ -46,7 +46,7 @@ class Copy:
 class Copies:
     """All stored arrays on a device."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Gpu) -> None:
         self.device = device
         self._known: weakref.WeakKeyDictionary[Stored, Copy] = weakref.WeakKeyDictionary()
 
@@ -87,7 +87,7 @@ class Copies:
             copy.version, stored.away = stored.version, copy
 
 
-def write(device: Device, buffer: Any, offset: int, data: np.ndarray) -> None:
+def write(device: Gpu, buffer: Any, offset: int, data: np.ndarray) -> None:
     """Bytes into a buffer; up to three more behind them are overwritten by zeros."""
     if not data.size:
         return
@@ -97,7 +97,7 @@ def write(device: Device, buffer: Any, offset: int, data: np.ndarray) -> None:
         device.queue.write_buffer(buffer, offset, data)
 
 
-def read(device: Device, buffer: Any, offset: int, bytes: int) -> np.ndarray:
+def read(device: Gpu, buffer: Any, offset: int, bytes: int) -> np.ndarray:
     """Bytes out of a buffer."""
     if not bytes:
         return np.empty(0, np.uint8)

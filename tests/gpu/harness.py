@@ -15,7 +15,7 @@ from gradloom.base.dtypes import dtype as as_dtype
 from gradloom.base.settings import Switches
 from gradloom.gpu.backend import Place, encode, place_of
 from gradloom.gpu.calls import Call, args_of
-from gradloom.gpu.device import Device
+from gradloom.gpu.device import Gpu
 from gradloom.gpu.kernels.all import KERNELS
 from gradloom.gpu.program import STATUS_BYTES, Layout, Loader, bind_groups
 from gradloom.gpu.stored import read, write
@@ -30,7 +30,7 @@ GUARD_BYTE = 0xA5
 @functools.cache
 def default_place() -> Place:
     """A device with no more than WebGPU promises everywhere."""
-    return Place(Device(0, default_limits=True))
+    return Place(Gpu(0, default_limits=True))
 
 
 class Memory:
