@@ -42,9 +42,13 @@ def _forward(call: Call) -> list[Dispatch]:
     cached = bool(call.attrs["cached"])
     made = [_check(positions, k.shape[1] if cached else 0)]
     blocks, pieces = -(-t // BLOCK), _pieces(d)
-    if b * blocks:
+    if t == 1 and b and pieces == 1:
+        wide = {"WIDE": str(1 << (int(d) - 1).bit_length())}
+        files = ("math", "tree", "attention_seen", "attention_token")
+        made.append(Dispatch(files, "attention_token", call.args, b * heads, _words(call, q, k, cached), wide))
+    elif b * blocks:
         words = (*_words(call, q, k, cached), blocks, pieces)
-        files = ("math", "tree", "attention", "attention_forward")
+        files = ("math", "tree", "attention_seen", "attention", "attention_forward")
         groups = b * heads * blocks * pieces
         made.append(Dispatch(files, "attention", call.args, groups, words, _dims(d)))
     return made
@@ -76,7 +80,7 @@ def _backward(call: Call) -> list[Dispatch]:
     dk_made, dv_made = (workspace.seen_with(f32, k.shape, at + i * _padded(k.size)) for i in range(2))
     dq_made = dq if pieces == 1 else workspace.seen_with(f32, q.shape, at + 2 * _padded(k.size))
     words = (*_words(call, q, k, False), blocks, pieces)
-    files = ("math", "attention", "attention_back")
+    files = ("math", "attention_seen", "attention", "attention_back")
     read = (q, k, v, positions, g, lse, delta)
     heads_of_keys = k.shape[2]
     made += [
