@@ -187,7 +187,7 @@ void refuse_in_handler() {
 }
 
 nb::tuple run_program(PyProgram& self, int64_t steps, nb::handle settings, nb::handle records, int threads,
-                      double deadline, bool poison, bool check) {
+                      double deadline, bool poison, bool check, bool flush) {
   refuse_in_handler();
   Program& program = *self.program;
   RunOptions options;
@@ -196,6 +196,7 @@ nb::tuple run_program(PyProgram& self, int64_t steps, nb::handle settings, nb::h
   options.deadline = deadline;
   options.poison = poison;
   options.check = check;
+  options.flush = flush;
   options.poll = signalled;
   if (steps < 0) throw std::invalid_argument("run: " + std::to_string(steps) + " steps; need 0 or more");
   if (threads < 1) throw std::invalid_argument("run: " + std::to_string(threads) + " threads; need 1 or more");
@@ -233,6 +234,7 @@ NB_MODULE(_core, m) {
   m.attr("EACH_STEP") = kEachStep;
   m.attr("ADDRESS_SANITIZER") = kAddressSanitizer;
   m.attr("FAULTS") = kFaults;
+  m.attr("FLUSHES") = kFlushes;
 
   m.def("isas", [] {
     std::vector<std::string> names;
@@ -302,7 +304,8 @@ NB_MODULE(_core, m) {
            nb::arg("attrs"), nb::arg("segments"), nb::arg("records") = nb::tuple(), nb::arg("dead") = nb::tuple(),
            nb::arg("guards") = nb::tuple())
       .def("run", &run_program, nb::arg("steps") = 1, nb::arg("settings") = nb::none(), nb::arg("records") = nb::none(),
-           nb::arg("threads") = 1, nb::arg("deadline") = 0.0, nb::arg("poison") = false, nb::arg("check") = false)
+           nb::arg("threads") = 1, nb::arg("deadline") = 0.0, nb::arg("poison") = false, nb::arg("check") = false,
+           nb::arg("flush") = false)
       .def("bind", [](PyProgram& p, uint32_t segment, uint64_t address, uint64_t bytes) {
         p.program->bind(segment, address, bytes);
       }, nb::arg("segment"), nb::arg("address"), nb::arg("bytes"))
@@ -311,6 +314,8 @@ NB_MODULE(_core, m) {
       .def("timings", [](PyProgram& p) {
         return nb::make_tuple(p.program->profile_steps(), p.program->profile_min(), p.program->profile_total());
       })
+      .def("denormals", [](PyProgram& p) { return p.program->profile_denormal(); },
+           "Of each instruction, the profiled steps in which it had a denormal operand.")
       .def_prop_ro("steps_run", [](const PyProgram& p) { return p.program->steps_run(); }, "Of all runs so far.")
       .def_prop_ro("record_bytes", [](const PyProgram& p) { return p.program->record_bytes(); })
       .def_prop_ro("settings_bytes", [](const PyProgram& p) { return p.program->settings_bytes(); })

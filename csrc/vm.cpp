@@ -50,6 +50,7 @@ void Program::profile(bool on) {
   if (!on) return;
   profile_min_.assign(ops_.size(), 0);
   profile_total_.assign(ops_.size(), 0);
+  profile_denormal_.assign(ops_.size(), 0);
   profile_steps_ = 0;
   profiling_ = true;
 }
@@ -62,13 +63,17 @@ struct Program::Phase {
   uint8_t* scratch;
   size_t stride;
   size_t poison;  // bytes of scratch to fill before each part
+  FloatWord word;
+  std::atomic<bool>* met_denormal;  // while profiling: set by a part that had a denormal operand
 };
 
 void Program::run_part(void* context, int part, int thread) {
   const Phase& p = *static_cast<const Phase*>(context);
   uint8_t* scratch = p.scratch ? p.scratch + p.stride * static_cast<size_t>(thread) : nullptr;
   if (p.poison) fill_nan(scratch, p.poison);
+  const FloatMode mode(p.word);
   p.op->run(p.op->call, p.phase, part, static_cast<int>(p.op->parts[p.phase]), scratch);
+  if (p.met_denormal && met_denormal()) p.met_denormal->store(true, std::memory_order_relaxed);
 }
 
 // Whether the step is to be given up before instruction i. Asked only where that is cheap: before instructions of
@@ -79,7 +84,11 @@ bool Program::given_up(size_t i, const RunOptions& options) {
   if (!options.poll || i > state_first_ || steps_done_) return false;
   const auto now = Clock::now();
   if (now < poll_next_) return false;
-  const bool stop = options.poll();
+  bool stop;
+  {
+    const FloatMode mode(callers_word_);  // handlers of signals are not ours
+    stop = options.poll();
+  }
   poll_next_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(kPollSeconds));
   if (stop) status_.stop = kStopRequested;
   return stop;
@@ -94,7 +103,7 @@ bool Program::step_plain(Team* team, const RunOptions& options) {
     for (uint32_t phase = 0; phase < op.phases; phase++) {
       const int parts = static_cast<int>(op.parts[phase]);
       if (several && parts > 1) {
-        Phase job{&op, static_cast<int>(phase), scratch, scratch_stride_, 0};
+        Phase job{&op, static_cast<int>(phase), scratch, scratch_stride_, 0, word_, nullptr};
         team->run(run_part, &job, parts);
       } else {
         for (int part = 0; part < parts; part++) op.run(op.call, static_cast<int>(phase), part, parts, scratch);
@@ -134,16 +143,18 @@ bool Program::step_debug(Team& team, const RunOptions& options) {
           __asan_unpoison_memory_region(tensors_[t].data, tensors_[t].size() * dtype_bytes(tensors_[t].dtype));
       }
 #endif
+    std::atomic<bool> denormal{false};
     const auto start = Clock::now();
     for (uint32_t phase = 0; phase < op.phases; phase++) {
       Phase job{&op, static_cast<int>(phase), scratch_ ? scratch_->data() : nullptr, scratch_stride_,
-                options.poison && scratch_ ? scratch_bytes_ : 0};
+                options.poison && scratch_ ? scratch_bytes_ : 0, word_, profiling_ ? &denormal : nullptr};
       if (op.parts[phase] > 1) team.run(run_part, &job, static_cast<int>(op.parts[phase]));
       else run_part(&job, 0, 0);
     }
     if (profiling_) {
       const int64_t ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
       profile_total_[i] += ns;
+      profile_denormal_[i] += denormal.load(std::memory_order_relaxed);
       if (!profile_steps_ || ns < profile_min_[i]) profile_min_[i] = ns;
     }
     if (options.check && !status_.stop) {
@@ -186,6 +197,9 @@ RunResult Program::run(const RunOptions& options) {
   for (Arena* a : arenas_) a->mutex().lock();
   refresh_arenas();
 
+  word_ = options.flush ? kFlushWord : kPlainWord;
+  const FloatMode mode(word_);
+  callers_word_ = mode.before();
   const bool debug = options.poison || options.check || profiling_;
   Team team(several_ ? options.threads : 1);  // bytecode of single parts wakes nobody
   if (scratch_bytes_ && scratch_threads_ < team.threads()) {

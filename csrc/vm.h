@@ -11,6 +11,7 @@
 
 #include "arena.h"
 #include "bytecode.h"
+#include "float_mode.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #define GL_ASAN 1
@@ -68,6 +69,7 @@ struct RunOptions {
   bool (*poll)() = nullptr;  // asked every kPollSeconds of a long step; true: give the step up (no state written yet)
   bool poison = false;  // scratch and dead ranges are filled with NaN bytes
   bool check = false;   // every output is searched for non-finite numbers, guard ranges for changes
+  bool flush = false;   // denormal numbers are 0 in every thread; the caller's mode is as before when the run ends
 };
 
 struct RunResult {
@@ -107,6 +109,8 @@ class Program {
   size_t instruction_count() const { return ops_.size(); }
   const std::vector<int64_t>& profile_min() const { return profile_min_; }      // ns; 0 before the first run
   const std::vector<int64_t>& profile_total() const { return profile_total_; }  // ns
+  // Steps in which some part of the instruction had a denormal operand; always 0 where denormals are flushed.
+  const std::vector<int64_t>& profile_denormal() const { return profile_denormal_; }
   // Steps of all runs so far: also of one whose result a signal kept from its caller.
   int64_t steps_run() const { return steps_run_.load(std::memory_order_relaxed); }
   int64_t profile_steps() const { return profile_steps_; }
@@ -168,10 +172,12 @@ class Program {
   int64_t steps_done_ = 0;  // of the run in progress
   std::atomic<int64_t> steps_run_{0};  // written by who runs, read by any thread
   Status status_;
+  FloatWord word_ = kPlainWord;         // of every thread of the run in progress
+  FloatWord callers_word_ = kPlainWord;  // of the caller, before it
   std::atomic<bool> stop_{false};
   std::atomic<bool> running_{false};
   bool profiling_ = false;
-  std::vector<int64_t> profile_min_, profile_total_;
+  std::vector<int64_t> profile_min_, profile_total_, profile_denormal_;
   int64_t profile_steps_ = 0;
 };
 

@@ -8,6 +8,7 @@
 | GRADLOOM_POISON    | poison    | 1: dead ranges and scratch are filled with NaN                                  |
 | GRADLOOM_ISA       | isa       | scalar, avx2, avx512, ... (`gradloom doctor`); the machine's best when unset    |
 | GRADLOOM_PRECISION | precision | f32, or bf16: operands of products are rounded to bf16 (docs/precision.md)      |
+| GRADLOOM_FLUSH     | flush     | 1: denormal numbers are 0, other bits; 1 when unset for bf16, 0 for f32          |
 | GRADLOOM_THREADS   | threads   | number of threads; the machine's cores when unset                               |
 | GRADLOOM_DEBUG     | debug     | 0..4: plan; time per step; program after each pass; bytecode, printed to stderr |
 | GRADLOOM_CHECK     | check     | 2: guard bytes round every buffer and a scan for NaN after each step            |
@@ -55,6 +56,7 @@ class Switches:
     poison: bool = False
     isa: str | None = None
     precision: str = "f32"
+    flush: bool = False
     threads: int = 1
     debug: int = 0
     check: int = 0
@@ -83,6 +85,7 @@ def switches(
     poison: bool | None = None,
     isa: str | None = None,
     precision: str | None = None,
+    flush: bool | None = None,
     threads: int | None = None,
     debug: int | None = None,
     check: int | None = None,
@@ -101,7 +104,7 @@ def switches(
             raise SettingError(f"{name.removeprefix('GRADLOOM_').lower()}={given!r} is not usable; need 0 to {high}")
         return int(given)
 
-    cores = core_count()
+    cores, products = core_count(), as_precision(precision)
     if threads is None:
         threads = _read_int("GRADLOOM_THREADS", cores, 1, 1024)
     threads = as_whole("threads", threads, 1)
@@ -111,7 +114,8 @@ def switches(
         fuse=flag(fuse, "GRADLOOM_FUSE", True),
         poison=flag(poison, "GRADLOOM_POISON", False),
         isa=isa if isa is not None else os.environ.get("GRADLOOM_ISA") or None,
-        precision=as_precision(precision),
+        precision=products,
+        flush=flag(flush, "GRADLOOM_FLUSH", products == "bf16"),
         threads=min(threads, cores),  # more spinning threads than cores only wait for each other
         debug=level(debug, "GRADLOOM_DEBUG", 4),
         check=level(check, "GRADLOOM_CHECK", 2),

@@ -11,7 +11,8 @@ import signal
 import sys
 import threading
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
 import typer
@@ -213,14 +214,31 @@ def ignore_signals() -> None:
 
 
 @contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP do not stop what is written inside; `main` then ends with their exit code."""
+def uninterrupted() -> Iterator[Callable[[], contextlib.AbstractContextManager[None]]]:
+    """Ctrl-C, SIGTERM and SIGHUP do not stop what is written inside; `main` then ends with their exit code.
+
+    The block gets a function, `interruptible`: `with interruptible():` they stop what runs, as they do outside. No
+    signal comes between the end of that and what is written after it.
+    """
     if threading.current_thread() is not threading.main_thread():  # no signal arrives here
-        yield
+        yield contextlib.nullcontext
         return
-    old = interrupts.replace(lambda number, frame: _late.append(interrupts.interrupt(number)))
+
+    def note(number: int, frame: FrameType | None) -> None:
+        _late.append(interrupts.interrupt(number))
+
+    @contextlib.contextmanager
+    def interruptible() -> Iterator[None]:
+        interrupts.restore(old)
+        try:
+            yield
+        finally:
+            for number in old:
+                signal.signal(number, note)
+
+    old = interrupts.replace(note)
     try:
-        yield
+        yield interruptible
     finally:
         interrupts.restore(old)
 

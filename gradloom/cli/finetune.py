@@ -143,25 +143,32 @@ def _train(run: Run, planned: MemoryPlan, use: FinetuneSettings) -> int:
 
     place = use.out
     before = resident_peak()
-    try:
-        run.train()
-    except Exception as error:  # a loss that is not finite, a model file that changed: what was trained is not lost
-        if not run.steps:
-            if isinstance(error, TrainError) and not use.resume:
-                raise type(error)(f"{error}; this was before the first step was done, and nothing is saved") from None
-            raise
-        kept = f"what was trained before it is in {place}"
+    interruption: KeyboardInterrupt | None = None
+    with uninterrupted() as interruptible:
         try:
-            with uninterrupted():
+            with interruptible():
+                run.train()
+            interruption = run.interruption
+        except KeyboardInterrupt as stop:  # before the training began, or after its end
+            if not run.steps:
+                raise
+            interruption = stop
+        except Exception as error:  # a loss that is not finite, a model file that changed: what was trained is not lost
+            if not run.steps:
+                if isinstance(error, TrainError) and not use.resume:
+                    said = f"{error}; this was before the first step was done, and nothing is saved"
+                    raise type(error)(said) from None
+                raise
+            kept = f"what was trained before it is in {place}"
+            try:
                 run.save(use.out)
-        except GradloomError as another:
-            kept = f"what was trained before it cannot be saved: {another}"
-        raise with_more(error, kept) from None
-    is_cut = run.interrupted or (run.saver is not None and run.saver.time_is_up)
-    if is_cut and not run.steps:
-        say("there is nothing to save yet")
-        return exit_code(run.interruption) if run.interrupted else 0
-    with uninterrupted():
+            except GradloomError as another:
+                kept = f"what was trained before it cannot be saved: {another}"
+            raise with_more(error, kept) from None
+        is_cut = run.interrupted or (run.saver is not None and run.saver.time_is_up)
+        if is_cut and not run.steps:
+            say("there is nothing to save yet")
+            return 0 if interruption is None else exit_code(interruption)
         run.save(use.out)
     if run.interrupted:
         say(f"what was trained so far is in {place}")
@@ -188,7 +195,7 @@ def _train(run: Run, planned: MemoryPlan, use: FinetuneSettings) -> int:
     columns(lines, sys.stderr if use.json else None)
     if use.json and not is_quiet():
         print(json_text(report))
-    return exit_code(run.interruption) if run.interrupted else 0
+    return 0 if interruption is None else exit_code(interruption)
 
 
 def _use(run: Run, place: str) -> str:

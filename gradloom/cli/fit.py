@@ -80,13 +80,14 @@ def _train_and_save(job: Job, path: str, report: str) -> int:
     stop: Exception | KeyboardInterrupt | None = None
     more: dict[str, Any] = {}
     start = time.perf_counter()
-    try:
-        history = _train(job, optimizer)
-        more["planned_bytes"] = history[-1].planned_bytes
-    except (Exception, KeyboardInterrupt) as error:  # whatever it was, the weights so far are not lost
-        stop = error
-    seconds = time.perf_counter() - start
-    with uninterrupted():
+    with uninterrupted() as interruptible:
+        try:
+            with interruptible():
+                history = _train(job, optimizer)
+            more["planned_bytes"] = history[-1].planned_bytes
+        except (Exception, KeyboardInterrupt) as error:  # whatever it was, the weights so far are not lost
+            stop = error
+        seconds = time.perf_counter() - start
         steps = optimizer.state.steps
         interrupted = isinstance(stop, KeyboardInterrupt)
         if stop is not None and not steps:

@@ -48,7 +48,7 @@ def rerun(
     to = checked(out or _beside(file, kind, about), Place, "--out")
     _need_another_place(to, file, kind, about)
     _need_same_inputs(file, about, values)
-    _say_what_differs(about)
+    _say_what_differs({"flush": False} | about, values.get("precision"))  # a run of before there was a choice: False
     here = {"out": to, "threads": threads, "exchange": exchange, "json": json}
     given = {name: value for name, value in here.items() if value is not None}
     return int(command(Asked(kind, given, ranks).beside(values, str(file))))
@@ -102,14 +102,15 @@ def _need_same_inputs(file: Path, about: dict[str, Any], values: dict[str, Any])
             raise FileError(f"{path}: has changed: {now}, at the run {then}; need the {name} of the run")
 
 
-def _say_what_differs(about: dict[str, Any]) -> None:
+def _say_what_differs(about: dict[str, Any], precision: str | None) -> None:
     """Where the same bits are not promised."""
     import gradloom as gl
 
     from ..base.settings import switches
     from ..run import machine
 
-    now = {"gradloom": gl.__version__, "isa": machine.choose_isa(switches().isa)}
+    chosen = switches(precision=precision)
+    now = {"gradloom": gl.__version__, "isa": machine.choose_isa(chosen.isa), "flush": chosen.flush}
     other = [f"{name} {about.get(name)} then, {value} now" for name, value in now.items() if about.get(name) != value]
     if about.get("exchange") == "fast":
         other.append("gradients were exchanged with --exchange fast")

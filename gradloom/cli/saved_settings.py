@@ -127,12 +127,14 @@ def saved(settings: Any, command: str, inputs: Inputs, ranks: int, **told: Any) 
     from ..base.settings import switches
     from ..run import machine
 
+    chosen = switches(precision=settings.precision)
     about = {
         "command": command,
         "line": shlex.join(["gradloom", *command_line()]),
         "folder": os.getcwd(),
         "gradloom": gl.__version__,
-        "isa": machine.choose_isa(switches().isa),
+        "isa": machine.choose_isa(chosen.isa),
+        "flush": chosen.flush,
         "ranks": ranks,
         "digests": inputs.digests(),
         **told,

@@ -36,6 +36,7 @@ class About:
     folder: str | None = None
     gradloom: str | None = None
     isa: str | None = None
+    flush: bool | None = None
     ranks: Whole | None = None
     digests: dict[str, str] | None = None
     out: Place | None = None

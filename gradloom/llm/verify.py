@@ -89,6 +89,7 @@ def verify(
     threads: int | None = None,
     isa: str | None = None,
     precision: str | None = None,
+    flush: bool | None = None,
     **settings: Any,
 ) -> Verification:
     """Verify one training step: the first of finetune.Run with these settings and without validation rows.
@@ -108,13 +109,13 @@ def verify(
     run = Run(
         model, data, adapter,
         context=context, batch_size=batch_size, micro_batch_size=batch_size, val_split=0.0, backend="null", isa=isa,
-        precision=precision, **settings,
+        precision=precision, flush=flush, **settings,
     )  # fmt: skip
     source = run.trainer.source(run.dataset)
     source.order.write(run.first_order())
     step = run.trainer.whole_step(source, run.batch_size)
     _check_memory(model, step.run.plan, reference)
-    chosen = switches(threads=threads, isa=isa, precision=precision)
+    chosen = switches(threads=threads, isa=isa, precision=precision, flush=flush)
     made = _Verifier(run, step, chosen, on_check)
     try:
         made.same_bits()
@@ -156,7 +157,7 @@ class _Verifier:
 
     def walk(self, program: Program | None = None, **ways: Any) -> Walk:
         """A new walk over the program, before its first step."""
-        options = {"isa": self.chosen.isa, "threads": self.chosen.threads} | ways
+        options = {"isa": self.chosen.isa, "threads": self.chosen.threads, "flush": self.chosen.flush} | ways
         walk = Walk(program or self.program, Switches(**options))
         walk.begin({}, self.numbers)
         return walk

@@ -113,6 +113,10 @@ class CpuBackend:
 
     def load(self, program: Program, plan: Plan | None, arena: Buffer | None = None) -> CpuExecutable:
         assert plan is not None
+        if self.switches.flush and not _core.FLUSHES:
+            raise BackendError(
+                "flush: this processor cannot take denormal numbers as 0; need flush=False (GRADLOOM_FLUSH=0)"
+            )
         made = CpuExecutable(program, plan, self.switches, arena)
         print_debug(made)
         return made
@@ -210,8 +214,9 @@ class CpuExecutable(Executable):
             try:
                 records = np.empty((steps, self.record_bytes), np.uint8) if self.record_bytes else None
                 done, stop, node, index, value = self._native.run(
-                    steps, rows, records, switches.threads, deadline, switches.poison, switches.check >= 2
-                )
+                    steps, rows, records, switches.threads, deadline, switches.poison, switches.check >= 2,
+                    switches.flush,
+                )  # fmt: skip
             except RuntimeError as error:
                 raise BackendError(f"run: {error}") from None
             except MemoryError:
@@ -269,12 +274,27 @@ class CpuExecutable(Executable):
         nodes = self.plan.order.steps
         return [(f"{n.op.name} {n.label}", lo, t) for n, lo, t in zip(nodes, least, total, strict=True)]
 
+    def denormals(self) -> list[str]:
+        """The instructions, as `timings` calls them, that have had denormal operands since `profile`.
+
+        An operation on such a number can cost an x86 processor 100 cycles and more. There are none under flush=True,
+        which takes these numbers as 0, and none are seen on arm64.
+        """
+        return [what for (what, _, _), met in zip(self.timings(), self._met_denormals(), strict=True) if met]
+
+    def _met_denormals(self) -> list[int]:
+        with self.lock:
+            return self._native.denormals()
+
     def report(self) -> str:
-        """The timings as a table: microseconds, GB/s and GFLOP/s of each instruction at its fastest."""
+        """The timings as a table: microseconds, GB/s and GFLOP/s of each instruction at its fastest, and a mark on each
+        that ran on denormal numbers."""
         lines = [f"{'us':>10} {'GB/s':>8} {'GFLOP/s':>8}  {self.isa}, {self.switches.threads} threads"]
-        for node, (what, least, _) in zip(self.plan.order.steps, self.timings(), strict=True):
+        timed = zip(self.plan.order.steps, self.timings(), self._met_denormals(), strict=True)
+        for node, (what, least, _), met in timed:
             flops, moved = node_cost(node)
-            lines.append(f"{least / 1e3:10.2f} {moved / max(least, 1):8.1f} {flops / max(least, 1):8.1f}  {what}")
+            mark = "  on denormal numbers (flush=True takes them as 0)" if met else ""
+            lines.append(f"{least / 1e3:10.2f} {moved / max(least, 1):8.1f} {flops / max(least, 1):8.1f}  {what}{mark}")
         return "\n".join(lines)
 
     def failure(self, done: int, stop: int, node_id: int, index: int, value: int) -> Exception:

@@ -70,7 +70,7 @@ class Walk(CpuExecutable):
         dead = [(EACH_STEP, *place) for place in self._dead.get(k - 1 if k else EACH_STEP, ())]
         native = _core.Program(self.isa, [kernel], one, args, attrs, self._memory, [], dead, ())
         done, stop, node, index, value = native.run(
-            1, self._rows, None, self.switches.threads, 0.0, self.switches.poison
+            1, self._rows, None, self.switches.threads, 0.0, self.switches.poison, flush=self.switches.flush
         )
         if stop != STOP_DONE:
             raise self.failure(done, stop, node, index, value)

@@ -3,7 +3,7 @@
 settings     compared at once: names and shapes of the model, the graphs of steps, evaluations and metrics, optimiser,
              sizes, seeds, rows
 digests      of the contents of the data set and of frozen weights: taken beside the training
-environment  version, instruction set, precision, backend: another one goes on, and no bits are promised
+environment  version, instruction set, precision, flush, backend: another one goes on, and no bits are promised
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..base.settings import as_precision, switches
+from ..base.settings import switches
 from ..data.dataset import Dataset
 from ..graph.graph import reachable, storage_leaf
 from ..graph.stored import Stored
@@ -35,7 +35,7 @@ from .module_state import attributes_kept
 from .trainer import Trainer
 
 SHOWN = 8  # differences in a message
-EARLIER = {"precision": "f32"}  # of the environment, where a checkpoint was written before there was a choice
+EARLIER = {"precision": "f32", "flush": "False"}  # of the environment, where a checkpoint was written before the choice
 BUILDS = 4  # of a dynamic graph: does it change by itself?
 GRAPHS = {
     "graph": "the graph of a step differs",
@@ -116,14 +116,17 @@ def settings_of(trainer: Trainer) -> dict[str, Any]:
 
 
 def environment_of(options: Mapping[str, Any]) -> dict[str, str]:
-    """What the bits depend on besides: version, instruction set, precision, backend, machine. options: of compile."""
+    """What the bits depend on besides: version, instruction set, precision, flush, backend, machine. options: of
+    compile."""
     from .. import __version__
 
+    chosen = switches(**{name: options.get(name) for name in ("isa", "precision", "flush")})
     return {
         "gradloom": __version__,
         "backend": str(options.get("backend", "cpu")),
-        "isa": choose_isa(switches(isa=options.get("isa")).isa),
-        "precision": as_precision(options.get("precision")),
+        "isa": choose_isa(chosen.isa),
+        "precision": chosen.precision,
+        "flush": str(chosen.flush),
         "machine": platform.machine(),
     }
 

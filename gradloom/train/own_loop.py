@@ -37,6 +37,7 @@ from ..step.state import (
     of_window,
 )
 from .checkpoint import say
+from .identity import EARLIER
 from .module_state import ModuleState, load_generator, state_of
 from .parts import register_draws
 from .run_folder import RunFolder
@@ -162,8 +163,8 @@ class Checkpoint:
 
         All objects are then as they were, and what was given to `save` is in `values`. TrainError that names what
         differs where an object has another structure, and nothing is changed; FileError as for RunFolder. To be called
-        once, before the loop and before any save. Another version, instruction set or GRADLOOM_PRECISION is said: bits
-        may differ.
+        once, before the loop and before any save. Another version, instruction set, GRADLOOM_PRECISION or
+        GRADLOOM_FLUSH is said: bits may differ.
         """
         if self._run is not None:
             raise TrainError("Checkpoint.load: the run has begun; need load once, before any save")
@@ -175,7 +176,7 @@ class Checkpoint:
             except BaseException:
                 run.end("failed")
                 raise
-            theirs = {"precision": "f32"} | saved.about.get("environment", {})  # before there was a choice
+            theirs = EARLIER | saved.about.get("environment", {})
             other = [f"{k} is {v} and was {theirs.get(k)}" for k, v in _environment().items() if theirs.get(k) != v]
             if other:
                 say(f"{self._path}: {'; '.join(other)}: the run goes on, the same bits are not promised")
@@ -265,7 +266,7 @@ def _environment() -> dict[str, str]:
     chosen = switches()
     return {
         "gradloom": __version__, "isa": choose_isa(chosen.isa), "precision": chosen.precision,
-        "machine": platform.machine(),
+        "flush": str(chosen.flush), "machine": platform.machine(),
     }  # fmt: skip
 
 

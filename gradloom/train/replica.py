@@ -97,7 +97,8 @@ class ReplicaJob:
         rates = [(k, v(0, 0) if callable(v) else v) for k, v in sorted(self.optimizer.settings.items())]
         return repr((
             self.count, self.iterations, type(self.optimizer).__name__, rates, self.max_norm, self.max_value,
-            self.shuffle, self.seed, self.exchange, choose_isa(chosen.isa), chosen.precision, self.ema, self.skips,
+            self.shuffle, self.seed, self.exchange, choose_isa(chosen.isa), chosen.precision, chosen.flush,
+            self.ema, self.skips,
         ))  # fmt: skip
 
     def identity(self) -> dict[str, Any]:

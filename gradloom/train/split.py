@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import GraphError, GuardTripped, NotFinite, TrainError
-from ..base.settings import as_precision, switches
+from ..base.settings import switches
 from ..graph.leaves import constant, setting, stored_value
 from ..graph.stored import Stored
 from ..graph.structure import named, structure
@@ -116,6 +116,7 @@ class Split:
         objective, optimizer = local.objective, local.state.optimizer
         with self.agreement.own():
             rates = {k.removeprefix("opt."): v for k, v in local.state.settings().items()}
+            chosen = switches(**{name: local.options.get(name) for name in ("isa", "precision", "flush")})
             schedules = {f"schedule of {k}": shown(v) if callable(v) else "none" for k, v in optimizer.settings.items()}
             mine = {
                 "batch_size": rows.batch_size, "micro_batch_size": rows.micro_size, "training": rows.backward,
@@ -124,8 +125,8 @@ class Split:
                 "loss": objective.loss if isinstance(objective.loss, str) else "a function", "exchange": self.exchange,
                 "optimizer": type(optimizer).__name__, **rates, **schedules,
                 "backend": local.options.get("backend", "cpu"),
-                "isa": choose_isa(switches(isa=local.options.get("isa")).isa),  # others give other bits
-                "precision": as_precision(local.options.get("precision")),
+                "isa": choose_isa(chosen.isa),  # others give other bits
+                "precision": chosen.precision, "flush": chosen.flush,
             }  # fmt: skip
         same_settings(self.ranks, **mine)
         self.agreement.compare_once("the data", id(source), lambda: [sampled(a, DATA_BYTES) for a in source.arrays])

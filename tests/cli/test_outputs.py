@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import gradloom as gl
+from gradloom.cli import common
 from gradloom.cli.main import main
 from gradloom.cli.model import build_model, load_model
 from gradloom.files import load_arrays, read_together
@@ -439,14 +440,55 @@ def test_ranks_that_are_stopped_save_once(tmp_path, number):
     )
     wait_for_epoch(job, 2)
     job.send_signal(number)
-    if number == signal.SIGTERM:  # mpiexec answers a second SIGINT itself
-        for pause in (0.05, 0.3, 1.0):
+    if (
+        number == signal.SIGTERM
+    ):  # mpiexec answers a second SIGINT itself; one that comes a second later ends ranks at once
+        for pause in (0.05, 0.1, 0.1):
             time.sleep(pause)
             job.send_signal(number)
     ended = finish(job, 60)
     assert ended.code == 128 + number and (tmp_path / "o" / "model.safetensors").exists(), ended
     assert belong_together(tmp_path / "o")["ending"] == "interrupted" and "Traceback" not in ended.err
     assert sorted(os.listdir(tmp_path / "o")) == FILES
+
+
+def trained_and_saved(at=None, number=signal.SIGTERM):
+    """What is done of a command's work when a signal comes at line `at` of it; and how many lines it passes."""
+    done, passed = [], 0
+
+    def work():
+        with common.uninterrupted() as interruptible:
+            try:
+                with interruptible():
+                    done.append("trained")
+            except KeyboardInterrupt:
+                done.append("stopped")
+            done.append("saved")
+
+    def trace(frame, event, _):
+        nonlocal passed
+        if event == "line" and frame.f_code.co_filename in (common.__file__, __file__):
+            passed += 1
+            if passed == at:
+                signal.raise_signal(number)
+        return trace
+
+    old = sys.gettrace()
+    with common.signals(lasting=False), contextlib.suppress(KeyboardInterrupt):
+        sys.settrace(trace)
+        try:
+            work()
+        finally:
+            sys.settrace(old)
+    return done, passed
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_no_signal_comes_between_training_and_saving(number):
+    done, lines = trained_and_saved()
+    assert done == ["trained", "saved"]
+    ends = [trained_and_saved(at, number)[0] for at in range(1, lines + 1)]
+    assert all("saved" in done for done in ends if "trained" in done) and ["trained", "stopped", "saved"] in ends
 
 
 # -- streams that cannot be written ------------------------------------------------------------------------------------

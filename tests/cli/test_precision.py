@@ -76,4 +76,5 @@ def test_a_finetune_goes_on_in_its_precision_or_says_so(
     assert code == 0 and json.loads(out.splitlines()[-1])["precision"] == "bf16" and "not promised" not in err, err
     code, out, err = run(capsys, *resume, "--precision", "f32", "--json")
     assert code == 0 and json.loads(out.splitlines()[-1])["precision"] == "f32", err
-    assert "precision is f32 and was bf16: the run goes on, the same bits are not promised" in err
+    other = "precision is f32 and was bf16; flush is False and was True"
+    assert f"{other}: the run goes on, the same bits are not promised" in err

@@ -141,6 +141,7 @@ def test_data_that_changed_are_refused(capsys, tmp_path):
     [
         (("gradloom = .*", "gradloom = '0.0.1'"), r"the same bits are not promised: gradloom 0\.0\.1 then, .* now"),
         (("isa = .*", "isa = 'none'"), "the same bits are not promised: isa none then, "),
+        (("flush = false", "flush = true"), "the same bits are not promised: flush True then, False now"),
         (("target = ", "exchange = 'fast'\ntarget = "), "not promised: gradients were exchanged with --exchange fast"),
     ],
 )

@@ -6,6 +6,7 @@ width: reduced in the tests, at full size in bench/deep.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +62,24 @@ class DeepCase:
         from tests.llm.torch_lora import TorchLora
 
         return TorchLora(self.path, self.arrays(), dtype).sgd(*self.batch, self.lr, steps)
+
+    def bf16_errors(self, steps: int = STEPS) -> Iterator[tuple[float, float]]:
+        """Relative L2 errors against float64 of (our gradient in bf16, that of PyTorch's autocast), for each trained
+        array before each step. B is not zero; the steps are those of float64, so both have the same weights."""
+        import torch
+
+        from tests.llm.torch_lora import TorchLora
+
+        arrays = self.arrays(b_std=0.05)
+        for _ in range(steps):
+            exact = TorchLora(self.path, arrays, torch.float64).gradients(*self.batch)[1]
+            with torch.autocast("cpu", torch.bfloat16):
+                autocast = TorchLora(self.path, arrays, torch.float32).gradients(*self.batch)[1]
+            ours = GivenLora(self.path, arrays, precision="bf16").gradients(*self.batch)[1]
+            for name, gradient in exact.items():
+                norm = np.linalg.norm(gradient)
+                mine, theirs = (float(np.linalg.norm(found[name] - gradient) / norm) for found in (ours, autocast))
+                yield mine, theirs
+            for tensor, (a, b) in arrays.items():
+                slopes = [np.float32(self.lr) * exact[f"{tensor}.lora_{n}"].astype(np.float32) for n in "ab"]
+                arrays[tensor] = (a - slopes[0], b - slopes[1])

@@ -69,3 +69,10 @@ def test_every_gradient_of_the_first_step(case: DeepCase, b_std: float) -> None:
         zero = not b_std and name.endswith("lora_a")
         assert zero == (not np.abs(grad).max() > 1e-6), f"{name}: a gradient of nothing proves nothing"
     assert_all_noise(grads, grads32, grads64, TOKENS)
+
+
+@oracle
+@needs_torch
+def test_gradients_in_bf16_are_as_near_to_float64_as_those_of_autocast(case: DeepCase) -> None:
+    ours, theirs = zip(*case.bf16_errors(steps=2), strict=True)
+    assert 1e-4 < np.median(ours) <= np.median(theirs) and max(ours) <= 1.5 * max(theirs)

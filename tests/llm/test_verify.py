@@ -1,6 +1,7 @@
 """verify finds nothing where all is right, and names what is wrong where something is."""
 
 import itertools
+import sys
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from gradloom.graph.opspec import REGISTRY
 from gradloom.llm import LoRA, Run, TrainedTensors, load, plan
 from gradloom.llm.verify import verify
 from gradloom.plan import plan as planning
+from gradloom.run.walk import Walk
 from tests.llm.random_models import rows_of, write
 
 
@@ -161,3 +163,18 @@ def test_more_memory_than_there_is(model, monkeypatch):
     monkeypatch.setattr(memory, "memory", lambda: memory.Memory(1 << 30, 1 << 20))
     with pytest.raises(SettingError, match=r"^verify: .* are needed, 1.00 MiB are available; need a smaller --context"):
         verify(model, rows_of(1, 24), LoRA(rank=2))
+
+
+def test_its_runs_flush_as_they_are_told(tmp_path, monkeypatch):
+    model, seen = load(write(tmp_path, "llama")), []
+
+    class Seen(Walk):
+        def __init__(self, program, switches):
+            seen.append(switches.flush)
+            super().__init__(program, switches)
+
+    monkeypatch.setattr(sys.modules["gradloom.llm.verify"], "Walk", Seen)
+    for options, flush in (({"flush": True}, True), ({"flush": False, "precision": "bf16"}, False)):
+        seen.clear()
+        assert verify(model, rows_of(1, 16), LoRA(rank=2), reference=False, **options).agrees
+        assert seen == [flush] * 6

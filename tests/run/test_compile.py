@@ -301,7 +301,7 @@ def test_two_updates_of_one_value() -> None:
     [
         ("GRADLOOM_REUSE", "0", "reuse", False), ("GRADLOOM_INPLACE", "0", "inplace", False),
         ("GRADLOOM_FUSE", "0", "fuse", False), ("GRADLOOM_POISON", "1", "poison", True),
-        ("GRADLOOM_CHECK", "2", "check", 2),
+        ("GRADLOOM_CHECK", "2", "check", 2), ("GRADLOOM_FLUSH", "1", "flush", True),
         ("GRADLOOM_THREADS", "1", "threads", 1), ("GRADLOOM_ISA", "scalar", "isa", "scalar"),
     ],
 )  # fmt: skip
@@ -326,8 +326,8 @@ def test_the_environment_sets_defaults(
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("GRADLOOM_REUSE", "2"), ("GRADLOOM_FUSE", "yes"), ("GRADLOOM_CHECK", "3"), ("GRADLOOM_THREADS", "0"),
-     ("GRADLOOM_DEBUG", "x")],
+    [("GRADLOOM_REUSE", "2"), ("GRADLOOM_FUSE", "yes"), ("GRADLOOM_CHECK", "3"), ("GRADLOOM_FLUSH", "2"),
+     ("GRADLOOM_THREADS", "0"), ("GRADLOOM_DEBUG", "x")],
 )  # fmt: skip
 def test_bad_variables(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)

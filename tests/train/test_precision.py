@@ -128,6 +128,9 @@ def test_ranks_of_different_precision_are_refused() -> None:
     kinds = iter(("f32", "bf16"))
     for found in on_ranks(2, lambda ranks: train(mlp, ranks, 16, precision=next(kinds))):
         assert isinstance(found, TrainError) and "precision" in str(found), found
+    flushes = iter((True, False))
+    for found in on_ranks(2, lambda ranks: train(mlp, ranks, 16, flush=next(flushes))):
+        assert isinstance(found, TrainError) and "flush" in str(found), found
 
 
 def replicas(**options: Any) -> Any:
@@ -188,9 +191,25 @@ def test_another_precision_goes_on_and_says_so(
         run(tmp_path, 8)
     capsys.readouterr()
     _, history = run(tmp_path, resume=True, precision="f32")
-    said = f"{tmp_path}: precision is f32 and was bf16: the run goes on, the same bits are not promised"
+    other = "precision is f32 and was bf16; flush is False and was True"
+    said = f"{tmp_path}: {other}: the run goes on, the same bits are not promised"
     assert capsys.readouterr().err.splitlines() == [said]
     assert len(history) == 3
+
+
+def test_another_flush_goes_on_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GRADLOOM_DEBUG", raising=False)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, 8)
+    capsys.readouterr()
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, 1, resume=True)
+    assert "flush" not in capsys.readouterr().err
+    run(tmp_path, resume=True, flush=False)
+    said = f"{tmp_path}: flush is False and was True: the run goes on, the same bits are not promised"
+    assert capsys.readouterr().err.splitlines() == [said]
 
 
 def test_a_checkpoint_of_before_was_f32(
