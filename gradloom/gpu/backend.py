@@ -86,7 +86,8 @@ class GpuBackend:
 
 
 class GpuExecutable(PlannedExecutable):
-    """A proved plan on a device."""
+    """A proved plan on a device. ready: what the encoder walks: of each instruction its dispatches as (pipeline, bind
+    group, offset of the call, workgroups along x and y); made by the first run."""
 
     def __init__(
         self, program: Program, plan: Plan, switches: Switches, place: Place, own: Buffer | None = None
@@ -259,7 +260,7 @@ class GpuExecutable(PlannedExecutable):
         if self._generation != self.arena.generation:
             self.layout.buffers["arena"] = self.arena.buffer
             groups = bind_groups(self.device, self._encoded, self.layout.buffers, self._calls, self._tape)
-            self._list = [
+            self.ready = [
                 [(one.pipeline, groups[one.buffers], (one.offset,), one.x, one.y) for one in step]
                 for step in self._encoded
             ]
@@ -286,7 +287,7 @@ class GpuExecutable(PlannedExecutable):
         encoder = device.raw.create_command_encoder()
         for step in range(count):
             self._begin(encoder, pair, step, rows is not None)
-            encode(encoder, self._list)
+            encode(encoder, self.ready)
             self._end(encoder, records, step)
         device.queue.submit([encoder.finish()])
         return records.map_async("READ_NOSYNC")
@@ -309,7 +310,7 @@ class GpuExecutable(PlannedExecutable):
             encoder = device.raw.create_command_encoder()
             self._begin(encoder, pair, step, settings)
             device.queue.submit([encoder.finish()])
-            for times, one in zip(self._times, self._list, strict=True):
+            for times, one in zip(self._times, self.ready, strict=True):
                 device.queue.read_buffer(self._fixed, 0, 4)  # waits
                 begun = time.perf_counter_ns()
                 encoder = device.raw.create_command_encoder()

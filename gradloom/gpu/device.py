@@ -145,8 +145,8 @@ class Gpu:
             if "lost" in text.lower():
                 self.lost = True
                 raise BackendError(
-                    f"gpu: {self.name} was lost during {what}: the driver took it away; what only it held is gone; need a "
-                    "checkpoint to go on from, or device='cpu'"
+                    f"gpu: {self.name} was lost during {what}: the driver took it away; what only it held is gone; "
+                    "need a checkpoint to go on from, or device='cpu'"
                 ) from None
             raise BackendError(f"gpu: {self.name}, {what}: {text}") from None
 

@@ -29,8 +29,8 @@ from tests.ops.cases import (
 EVERY = os.environ.get("GRADLOOM_GPU_ALL") == "1"  # set by `run_tests.sh --long`
 MOST = 70_000  # elements of the inputs: software adapters are slow
 OVER = 100 if EVERY else 3  # samples of an op that run over their inputs
-# A kernel takes 50 ms to compile there. That of a product is the same code for each of its ops, so matmul stands for the
-# formats of the others.
+# A kernel takes 50 ms to compile there. That of a product is the same code for each of its ops, so matmul stands for
+# the formats of the others.
 PRODUCTS = ("matmul_act", "matmul_relu_back", "linear_cross_entropy", "linear_cross_entropy_rows")
 FORMATS = {"f32", "bf16", "f16", "i32", "q8_0", "q4_k"}
 
