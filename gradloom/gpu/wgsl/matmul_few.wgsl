@@ -21,11 +21,11 @@ fn matmul_few(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nw
   var a = 0u;
   var b = 0u;
   var rest = matrix;
-  for (var axis = 0u; axis < word(9u); axis++) {
-    let at = rest % word(10u + 3u * axis);
-    rest /= word(10u + 3u * axis);
-    a += at * word(11u + 3u * axis);
-    b += at * word(12u + 3u * axis);
+  for (var axis = 0u; axis < word(11u); axis++) {
+    let at = rest % word(12u + 3u * axis);
+    rest /= word(12u + 3u * axis);
+    a += at * word(13u + 3u * axis);
+    b += at * word(14u + 3u * axis);
   }
   var sums = vec4<f32>(0.0, 0.0, 0.0, 0.0);
   if (j < n) {
