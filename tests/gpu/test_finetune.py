@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +33,20 @@ class Losses(gl.train.Callback):
         self.all.append(batch.loss)
 
 
-def trained(path: Path, method: str, device: str, lr: float, steps: int = 20, **settings: Any) -> tuple[Any, Any]:
-    """(losses, what was trained) of plain SGD."""
-    heard = Losses()
+def run_of(path: Path, method: str, device: str, lr: float, steps: int, callbacks: Any, **settings: Any) -> Any:
+    """A run of plain SGD."""
     adapter = gl.llm.LoRA(rank=4, dropout=0.1, seed=1) if method == "lora" else None
-    run = gl.llm.finetune(
+    return gl.llm.finetune(
         str(path), packed(rows=3, length=14, vocab=SIZES["vocab"]), adapter, method=method, device=device,
-        batch_size=3, micro_batch_size=2, steps=steps, val_split=0, optimizer=SGD(lr=lr), callbacks=[heard],
+        batch_size=3, micro_batch_size=2, steps=steps, val_split=0, optimizer=SGD(lr=lr), callbacks=callbacks,
         progress=False, **settings,
     )  # fmt: skip
+
+
+def trained(path: Path, method: str, device: str, lr: float, steps: int = 20) -> tuple[Any, Any]:
+    """(losses, what was trained)."""
+    heard = Losses()
+    run = run_of(path, method, device, lr, steps, [heard])
     return np.array(heard.all), {name: p.numpy() for name, p in run.adapter.parameters().items()}
 
 
@@ -65,6 +71,29 @@ def test_two_runs_give_the_same_bits(tmp_path: Path) -> None:
     (losses, arrays), (again, arrays_again) = (trained(path, "lora", "gpu", 0.3, steps=3) for _ in range(2))
     assert losses.tolist() == again.tolist()
     assert all(arrays[name].tobytes() == arrays_again[name].tobytes() for name in arrays)
+
+
+def test_a_stopped_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    """Ctrl-C after the second of four steps, then resume=True: the bits of a run that was never stopped."""
+
+    class Interrupt(gl.train.Callback):
+        stateless = True
+
+        def on_batch(self, batch: Any) -> None:
+            if batch.step == 2 and not stops:
+                stops.append(batch.step)
+                signal.raise_signal(signal.SIGINT)
+
+    path = write_random(tmp_path / "model.gguf", kind="q8_0", **SIZES)
+    _, arrays = trained(path, "lora", "gpu", 0.3, steps=4)
+    folder = tmp_path / "stopped"
+    stops: list[int] = []
+    first = run_of(path, "lora", "gpu", 0.3, steps=4, callbacks=[Interrupt()], run=folder)
+    run = run_of(path, "lora", "gpu", 0.3, steps=4, callbacks=[Interrupt()], run=folder, resume=True)
+    assert (first.interrupted, first.steps, run.steps) == (True, 2, 4)
+    assert {name: p.numpy().tobytes() for name, p in run.adapter.parameters().items()} == {
+        name: array.tobytes() for name, array in arrays.items()
+    }
 
 
 def test_evaluation_and_generation_are_those_of_the_cpu(tmp_path: Path) -> None:
