@@ -1,9 +1,9 @@
 // matmul.h: the ops that are matrix products: matmul, matmul_act, matmul_relu_back. C[M, N] = A[M, K] B[K, N], batched.
 //
-// gemm_product.h says how a product is cut, gemm_run.h runs it; gemm_tile.h, gemm_pack.h, gemm_frozen.h, gemm_pairs.h and
-// gemm_rows.h are the pieces. An instruction set with a unit for bf16 defines GL_BF16_PAIRS.
+// gemm_product.h says how a product is cut, gemm_run.h runs it; gemm_tile.h, gemm_pack.h, gemm_frozen.h, gemm_pairs.h,
+// gemm_rows.h and gemm_few.h are the pieces. An instruction set with a unit for bf16 defines GL_BF16_PAIRS.
 #pragma once
-#include "gemm_run.h"
+#include "gemm_few.h"
 #if defined(GL_BF16_PAIRS)
 #include "gemm_pairs.h"
 #include "limits.h"
@@ -13,25 +13,25 @@ namespace gradloom::GL_ISA::gemm {
 
 // (x, y) -> z
 template <class P>
-void plan_matmul(const Call& call, KernelPlan& plan) { plan_product<P>(call, call[2], plan); }
+void plan_matmul(const Call& call, KernelPlan& plan) { plan_any<P>(call, call[2], plan); }
 template <class P>
 void run_matmul(const Call& call, int phase, int part, int parts, void* scratch) {
   P p;
   p.bias = p.gate = nullptr;
   p.relu = false;
-  run_product(call, call[2], p, phase, part, parts, scratch);
+  run_any(call, call[2], p, phase, part, parts, scratch);
 }
 
 // (x, y, bias dense; activation none/relu) -> z
 template <class P>
-void plan_matmul_act(const Call& call, KernelPlan& plan) { plan_product<P>(call, call[3], plan); }
+void plan_matmul_act(const Call& call, KernelPlan& plan) { plan_any<P>(call, call[3], plan); }
 template <class P>
 void run_matmul_act(const Call& call, int phase, int part, int parts, void* scratch) {
   P p;
   p.bias = call[2].as<const float>();
   p.gate = nullptr;
   p.relu = call.attr_int(0) == 1;
-  run_product(call, call[3], p, phase, part, parts, scratch);
+  run_any(call, call[3], p, phase, part, parts, scratch);
 }
 
 // (x, y, h dense) -> z
@@ -41,7 +41,7 @@ void run_matmul_relu_back(const Call& call, int phase, int part, int parts, void
   p.bias = nullptr;
   p.gate = call[2].as<const float>();
   p.relu = false;
-  run_product(call, call[3], p, phase, part, parts, scratch);
+  run_any(call, call[3], p, phase, part, parts, scratch);
 }
 
 #define GL_PRODUCTS(signature, P)                           \

@@ -3,13 +3,21 @@
 // A block holds `kElements` neighbours: scales (f16, little-endian, unaligned) and packed integers. All formats and the
 // order of their arithmetic are those of the gguf package, bit for bit: products are rounded before anything is added.
 // The unit of work is a chunk of 32 neighbours: a whole small block, or an eighth of a block of 256. A decoder names
-// the chunk's numbers by position and hands vectors to `put(position, vector)`.
+// the chunk's numbers by position and hands vectors to `put(position, vector)`. As: Exact, or ToBf16, which rounds each
+// number; where numbers are looked up, what is looked up is rounded.
 #pragma once
 #include "index.h"
 
 namespace gradloom::GL_ISA::quant {
 
 constexpr int64_t kChunk = 32;
+
+struct Exact {
+  static F of(F x) { return x; }
+};
+struct ToBf16 {
+  static F of(F x) { return from_int_bits(bf16_bits(x)); }
+};
 
 // A little-endian f16 at any address.
 inline float half_at(const uint8_t* p) {
@@ -42,10 +50,10 @@ template <class Fn> OfFourBits(Fn) -> OfFourBits<Fn>;
 // Four bits a number: the first half of the block in the low ones.
 template <bool offset> struct Q4 {  // q4_0: d (q - 8); q4_1: d q + m
   static constexpr int64_t kElements = 32, kBytes = offset ? 20 : 18;
-  template <class Put> static void chunk(const uint8_t* block, int, Put put) {
+  template <class As = Exact, class Put> static void chunk(const uint8_t* block, int, Put put) {
     const F d = F::set1(half_at(block)), m = F::set1(offset ? half_at(block + 2) : 0.0f);
     const uint8_t* const q = block + (offset ? 4 : 2);
-    const OfFourBits number{[&](I x) { return offset ? d * to_f32(x) + m : d * to_f32(x - I::set1(8)); }};
+    const OfFourBits number{[&](I x) { return As::of(offset ? d * to_f32(x) + m : d * to_f32(x - I::set1(8))); }};
 #pragma GCC unroll 2
     for (int i = 0; i < 16; i += F::N) {
       const I x = load_bytes(q + i);
@@ -58,14 +66,14 @@ template <bool offset> struct Q4 {  // q4_0: d (q - 8); q4_1: d q + m
 // The fifth bit of number i is bit i of a word.
 template <bool offset> struct Q5 {  // q5_0: d (q - 16); q5_1: d q + m
   static constexpr int64_t kElements = 32, kBytes = offset ? 24 : 22;
-  template <class Put> static void chunk(const uint8_t* block, int, Put put) {
+  template <class As = Exact, class Put> static void chunk(const uint8_t* block, int, Put put) {
     const F d = F::set1(half_at(block)), m = F::set1(offset ? half_at(block + 2) : 0.0f);
     const uint8_t* const q = block + (offset ? 8 : 6);
     int32_t word;
     std::memcpy(&word, q - 4, 4);
     const I high = I::set1(word);
-    const OfFourBits less{[&](I x) { return offset ? d * to_f32(x) + m : d * to_f32(x - I::set1(16)); }};
-    const OfFourBits more{[&](I x) { return offset ? d * to_f32(x | I::set1(16)) + m : d * to_f32(x); }};
+    const OfFourBits less{[&](I x) { return As::of(offset ? d * to_f32(x) + m : d * to_f32(x - I::set1(16))); }};
+    const OfFourBits more{[&](I x) { return As::of(offset ? d * to_f32(x | I::set1(16)) + m : d * to_f32(x)); }};
     auto number = [&](I x, int at) {
       const I bit = high & I::load(reinterpret_cast<const int32_t*>(kBits + at));
       return select(ne(bit, I::zero()), more(x), less(x));
@@ -81,17 +89,17 @@ template <bool offset> struct Q5 {  // q5_0: d (q - 16); q5_1: d q + m
 
 struct Q8 {  // q8_0: d q
   static constexpr int64_t kElements = 32, kBytes = 34;
-  template <class Put> static void chunk(const uint8_t* block, int, Put put) {
+  template <class As = Exact, class Put> static void chunk(const uint8_t* block, int, Put put) {
     const F d = F::set1(half_at(block));
 #pragma GCC unroll 4
-    for (int i = 0; i < 32; i += F::N) put(i, d * load_i8(reinterpret_cast<const int8_t*>(block + 2 + i)));
+    for (int i = 0; i < 32; i += F::N) put(i, As::of(d * load_i8(reinterpret_cast<const int8_t*>(block + 2 + i))));
   }
 };
 
 // Blocks of 256. Chunk c of q2_k and q3_k: bits 2 (c % 4) and up of 32 bytes; a scale for 16 numbers.
 struct Q2K {  // d (s & 15) q - dmin (s >> 4)
   static constexpr int64_t kElements = 256, kBytes = 84;
-  template <class Put> static void chunk(const uint8_t* block, int c, Put put) {
+  template <class As = Exact, class Put> static void chunk(const uint8_t* block, int c, Put put) {
     const float d = half_at(block + 80), least = half_at(block + 82);
     const uint8_t* const q = block + 16 + 32 * (c / 4);
     const int shift = 2 * (c % 4);
@@ -101,14 +109,14 @@ struct Q2K {  // d (s & 15) q - dmin (s >> 4)
       const F scale = F::set1(d * static_cast<float>(s & 15)), min = F::set1(least * static_cast<float>(s >> 4));
 #pragma GCC unroll 2
       for (int i = 16 * h; i < 16 * h + 16; i += F::N)
-        put(i, scale * to_f32(low(shift_right_logical(load_bytes(q + i), shift), 3)) - min);
+        put(i, As::of(scale * to_f32(low(shift_right_logical(load_bytes(q + i), shift), 3)) - min));
     }
   }
 };
 
 struct Q3K {  // d (s - 32) (q - 4 where bit c of the mask is 0)
   static constexpr int64_t kElements = 256, kBytes = 110;
-  template <class Put> static void chunk(const uint8_t* block, int c, Put put) {
+  template <class As = Exact, class Put> static void chunk(const uint8_t* block, int c, Put put) {
     const float d = half_at(block + 108);
     const uint8_t* const q = block + 32 + 32 * (c / 4);
     const uint8_t* const scales = block + 96;
@@ -123,7 +131,7 @@ struct Q3K {  // d (s - 32) (q - 4 where bit c of the mask is 0)
       for (int i = 16 * h; i < 16 * h + 16; i += F::N) {
         const I x = low(shift_right_logical(load_bytes(q + i), shift), 3);
         const I less = select(ne(load_bytes(block + i) & bit, I::zero()), I::zero(), I::set1(4));
-        put(i, scale * to_f32(x - less));
+        put(i, As::of(scale * to_f32(x - less)));
       }
     }
   }
@@ -140,12 +148,12 @@ inline ScaleMin scale_min(const uint8_t* block, int c) {
 
 struct Q4K {  // d s q - dmin m; chunks 2 i and 2 i + 1 share 32 bytes
   static constexpr int64_t kElements = 256, kBytes = 144;
-  template <class Put> static void chunk(const uint8_t* block, int c, Put put) {
+  template <class As = Exact, class Put> static void chunk(const uint8_t* block, int c, Put put) {
     const ScaleMin s = scale_min(block, c);
     const F scale = F::set1(s.scale), min = F::set1(s.min);
     const uint8_t* const q = block + 16 + 32 * (c / 2);
     const int shift = 4 * (c % 2);
-    const OfFourBits number{[&](I x) { return scale * to_f32(x) - min; }};
+    const OfFourBits number{[&](I x) { return As::of(scale * to_f32(x) - min); }};
 #pragma GCC unroll 4
     for (int i = 0; i < 32; i += F::N) put(i, number(shift_right_logical(load_bytes(q + i), shift)));
   }
@@ -153,14 +161,14 @@ struct Q4K {  // d s q - dmin m; chunks 2 i and 2 i + 1 share 32 bytes
 
 struct Q5K {  // as q4_k; the fifth bit of chunk c is bit c of 32 bytes
   static constexpr int64_t kElements = 256, kBytes = 176;
-  template <class Put> static void chunk(const uint8_t* block, int c, Put put) {
+  template <class As = Exact, class Put> static void chunk(const uint8_t* block, int c, Put put) {
     const ScaleMin s = scale_min(block, c);
     const F scale = F::set1(s.scale), min = F::set1(s.min);
     const uint8_t* const q = block + 48 + 32 * (c / 2);
     const int shift = 4 * (c % 2);
     const I bit = I::set1(1 << c);
-    const OfFourBits less{[&](I x) { return scale * to_f32(x) - min; }};
-    const OfFourBits more{[&](I x) { return scale * to_f32(x | I::set1(16)) - min; }};
+    const OfFourBits less{[&](I x) { return As::of(scale * to_f32(x) - min); }};
+    const OfFourBits more{[&](I x) { return As::of(scale * to_f32(x | I::set1(16)) - min); }};
 #pragma GCC unroll 4
     for (int i = 0; i < 32; i += F::N) {
       const I x = shift_right_logical(load_bytes(q + i), shift);
@@ -171,7 +179,7 @@ struct Q5K {  // as q4_k; the fifth bit of chunk c is bit c of 32 bytes
 
 struct Q6K {  // d s (q - 32); a signed scale for 16 numbers
   static constexpr int64_t kElements = 256, kBytes = 210;
-  template <class Put> static void chunk(const uint8_t* block, int c, Put put) {
+  template <class As = Exact, class Put> static void chunk(const uint8_t* block, int c, Put put) {
     const float d = half_at(block + 208);
     const uint8_t* const q = block + 64 * (c / 4) + 32 * (c % 2);
     const uint8_t* const top = block + 128 + 32 * (c / 4);
@@ -183,26 +191,26 @@ struct Q6K {  // d s (q - 32); a signed scale for 16 numbers
       for (int i = 16 * h; i < 16 * h + 16; i += F::N) {
         const I x = low(shift_right_logical(load_bytes(q + i), shift), 15);
         const I high = low(shift_right_logical(load_bytes(top + i), shift_top), 3) << 4;
-        put(i, scale * to_f32((x | high) - I::set1(32)));
+        put(i, As::of(scale * to_f32((x | high) - I::set1(32))));
       }
     }
   }
 };
 
-// Halves, 32 at a time as well.
+// Halves, 32 at a time as well. Those of bf16 are rounded already.
 template <bool brain> struct Halves {
   static constexpr int64_t kElements = 32, kBytes = 64;
-  static F load(const uint8_t* p) {
+  template <class As = Exact> static F load(const uint8_t* p) {
     const uint16_t* const x = reinterpret_cast<const uint16_t*>(p);
-    return brain ? load_bf16(x) : load_f16(x);
+    return brain ? load_bf16(x) : As::of(load_f16(x));
   }
-  static F load_n(const uint8_t* p, int n) {
+  template <class As = Exact> static F load_n(const uint8_t* p, int n) {
     const uint16_t* const x = reinterpret_cast<const uint16_t*>(p);
-    return brain ? load_bf16_n(x, n) : load_f16_n(x, n);
+    return brain ? load_bf16_n(x, n) : As::of(load_f16_n(x, n));
   }
-  template <class Put> static void chunk(const uint8_t* block, int, Put put) {
+  template <class As = Exact, class Put> static void chunk(const uint8_t* block, int, Put put) {
 #pragma GCC unroll 4
-    for (int i = 0; i < 32; i += F::N) put(i, load(block + 2 * i));
+    for (int i = 0; i < 32; i += F::N) put(i, load<As>(block + 2 * i));
   }
 };
 
