@@ -53,8 +53,8 @@ class Copies:
         self._known: weakref.WeakKeyDictionary[Stored, Copy] = weakref.WeakKeyDictionary()
 
     def place(self, several: Iterable[Stored]) -> list[Copy]:
-        """Where each lies. Small ones that are new here lie side by side in one buffer; larger ones have one each, which
-        goes when the array does."""
+        """Where each lies. Small ones that are new here lie side by side in one buffer; larger ones have one each,
+        which goes when the array does."""
         several = list(several)
         group, size = list[Stored](), 0
         for stored in [s for s in dict.fromkeys(several) if s not in self._known]:
