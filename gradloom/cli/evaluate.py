@@ -15,6 +15,7 @@ from .language import (
     DATA_HELP,
     AsChat,
     CompletionKey,
+    Device,
     Json,
     Lora,
     LossOn,
@@ -28,6 +29,7 @@ from .language import (
     data_options,
     load_adapter,
 )
+from .run_settings import check_device
 
 if TYPE_CHECKING:
     from ..llm.evaluate import Perplexity
@@ -40,6 +42,7 @@ def evaluate(
     context: Annotated[int | None, typer.Option(help="Tokens per window. [default: 512, or the model's]")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Windows at a time. [default: about 512 tokens]")] = None,
     precision: Precision = None,
+    device: Device = None,
     threads: Threads = None,
     text_key: TextKey = None,
     prompt_key: PromptKey = None,
@@ -55,6 +58,7 @@ def evaluate(
     for name, value in (("context", context), ("batch-size", batch_size), ("threads", threads)):
         need_whole(name, value)
     need_one_of("precision", precision, PRECISIONS)
+    check_device(device)
     options = data_options(
         text_key, prompt_key, completion_key, messages_key, as_chat, chat_template, loss_on, skip_bad_lines
     )
@@ -73,7 +77,14 @@ def evaluate(
     code = 0
     try:
         measured = measure(
-            loaded, rows, adapter, batch_size=batch_size, on_progress=shown.heard, precision=precision, threads=threads
+            loaded,
+            rows,
+            adapter,
+            batch_size=batch_size,
+            on_progress=shown.heard,
+            precision=precision,
+            device=device,
+            threads=threads,
         )
     except KeyboardInterrupt as stopped:
         if shown.so_far is None:

@@ -26,6 +26,7 @@ from .language import (
 )
 from .run_settings import (
     CheckpointEvery,
+    Device,
     EvalEvery,
     EvalRows,
     Exchange,
@@ -37,6 +38,7 @@ from .run_settings import (
     Parallel,
     Precision,
     StopAfter,
+    check_device,
 )
 from .saved_settings import beside_run
 from .setting import UNSAVED, Count, Decay, Name, Often, Place, Rate, Share, Text, Whole, commas, decided
@@ -118,6 +120,7 @@ class FinetuneSettings:
     ] = 0.0
     seed: Annotated[Count, typer.Option(help="Of the adapter, the split, the order of the rows and dropout.")] = 0
     precision: Precision = decided
+    device: Device = None
     threads: Annotated[Whole | None, UNSAVED, THREADS] = None
     train_dtype: Annotated[
         Literal["f32"] | None, typer.Option(help="f32: quantised and half tensors train as copies.")
@@ -163,6 +166,7 @@ def settle(asked: Asked[FinetuneSettings]) -> FinetuneSettings:
     from ..base.settings import as_precision
 
     use = asked.settings()
+    check_device(use.device)
     if use.epochs is not None and use.steps is not None:
         raise SettingError(f"{asked.told('epochs')} and {asked.told('steps')}: need one of them")
     out = use.out or _out_of(use.method)
@@ -210,8 +214,8 @@ def training(use: FinetuneSettings, ranks: Communicator | None) -> dict[str, Any
     """How is trained, as llm.finetune.Run takes it."""
     names = (
         "context", "batch_size", "micro_batch_size", "epochs", "steps", "lr", "schedule", "warmup", "weight_decay",
-        "val_split", "seed", "precision", "threads", "optimizer", "on_nonfinite", "sample_every", "ema", "run",
-        "resume", "overwrite", "checkpoint_every", "keep", "stop_after", "eval_rows", "patience", "keep_best",
+        "val_split", "seed", "precision", "device", "threads", "optimizer", "on_nonfinite", "sample_every", "ema",
+        "run", "resume", "overwrite", "checkpoint_every", "keep", "stop_after", "eval_rows", "patience", "keep_best",
     )  # fmt: skip
     made = {name: getattr(use, name) for name in names}
     made |= {"max_norm": use.max_norm or math.inf, "freeze": use.freeze or (), "sample_prompt": use.sample_prompt}

@@ -10,7 +10,8 @@ import typer
 from ..base.memory import resident_peak, show_bytes
 from ..base.settings import PRECISIONS
 from .common import exit_code, json_text, need_one_of, need_whole, say
-from .language import Precision, Template, chat_prompt, load_adapter, read_template
+from .language import Device, Precision, Template, chat_prompt, load_adapter, read_template
+from .run_settings import check_device
 
 TOKENS = 64  # to generate when not said, or fewer where the context ends
 
@@ -36,6 +37,7 @@ def generate(
     chat_template: Template = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given more than once.")] = None,
     precision: Precision = None,
+    device: Device = None,
     threads: Annotated[int | None, typer.Option(help="[default: the machine's cores]")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")] = False,
 ) -> int:
@@ -43,6 +45,7 @@ def generate(
     need_whole("max-tokens", max_tokens)
     need_whole("threads", threads)
     need_one_of("precision", precision, PRECISIONS)
+    check_device(device)
     template = read_template(chat_template)
     from ..base.errors import SettingError
     from ..llm.generate import complete, prompt_ids
@@ -68,6 +71,7 @@ def generate(
             stop or (),
             shown.hear,
             precision=precision,
+            device=device,
             threads=threads,
         )
     except KeyboardInterrupt as stopped:
