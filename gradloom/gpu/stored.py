@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -12,6 +13,8 @@ from ..graph.stored import Stored
 from .device import Gpu
 
 ALIGNMENT = 64
+LARGE = 1 << 20  # bytes of an array that has a buffer of its own
+POOL = 64 << 20  # bytes of a buffer that small ones share
 PIECE = 32 << 20  # bytes of one upload: what the driver holds twice meanwhile
 
 
@@ -44,25 +47,30 @@ class Copy:
 
 
 class Copies:
-    """All stored arrays on a device."""
+    """All stored arrays on a device. Before a fork they come home, so that the child has them."""
 
     def __init__(self, device: Gpu) -> None:
         self.device = device
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(before=self.bring_home)
         self._known: weakref.WeakKeyDictionary[Stored, Copy] = weakref.WeakKeyDictionary()
 
     def place(self, several: Iterable[Stored]) -> list[Copy]:
-        """Where each lies; those that are new here lie side by side, in as few buffers as the device allows."""
+        """Where each lies. Small ones that are new here lie side by side in one buffer; larger ones have one each,
+        which goes when the array does."""
         several = list(several)
-        new = [s for s in dict.fromkeys(several) if s not in self._known]
-        most, group, size = self.device.binding_bytes, list[Stored](), 0
-        for stored in [*new, None]:
-            bytes = 0 if stored is None else -(-stored.bytes // ALIGNMENT) * ALIGNMENT
-            if group and (stored is None or size + bytes > most):
+        group, size = list[Stored](), 0
+        for stored in [s for s in dict.fromkeys(several) if s not in self._known]:
+            if stored.bytes >= LARGE:
+                self._allocate([stored], stored.bytes)
+                continue
+            if size + stored.bytes > POOL:
                 self._allocate(group, size)
                 group, size = [], 0
-            if stored is not None:
-                group.append(stored)
-                size += bytes
+            group.append(stored)
+            size += -(-stored.bytes // ALIGNMENT) * ALIGNMENT
+        if group:
+            self._allocate(group, size)
         return [self._known[s] for s in several]
 
     def _allocate(self, group: list[Stored], size: int) -> None:
@@ -71,6 +79,13 @@ class Copies:
         for stored in group:
             self._known[stored] = Copy(self.device, pool, offset, stored.bytes)
             offset += -(-stored.bytes // ALIGNMENT) * ALIGNMENT
+
+    def bring_home(self) -> None:
+        """Download whatever is newer here."""
+        if not (self.device.lost or self.device.forked):
+            for stored in list(self._known):
+                if stored.away is not None:
+                    stored.read()
 
     def upload(self, several: Iterable[Stored]) -> None:
         """Before a run: whatever was written elsewhere since it lay here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import pytest
 import gradloom as gl
 from gradloom import ops
 from gradloom.gpu import device as devices
+from gradloom.gpu import stored as on_device
 from gradloom.gpu.backend import GpuBackend, place_of
 from gradloom.run import backend as backends
 from gradloom.train.arguments import with_backend
@@ -73,6 +75,7 @@ def test_a_limit_of_the_adapter_names_the_array(monkeypatch: pytest.MonkeyPatch)
 
 def test_arrays_are_split_over_buffers_that_the_adapter_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(place_of(0).device, "binding_bytes", 1 << 17)
+    monkeypatch.setattr(on_device, "POOL", 1 << 17)
     arrays = [gl.parameter(np.full(20_000, k, np.float32), name=f"a{k}") for k in range(4)]
     run = gl.compile([ops.sum(a) for a in arrays], ops.assign(arrays[2], arrays[2] + 1.0), device="gpu")
     assert [float(v) for v in run()] == [0, 20_000, 40_000, 60_000]
@@ -115,3 +118,23 @@ def test_a_lost_device_says_so_and_the_next_program_gets_another() -> None:
         w.numpy()
     again = gl.compile([ops.sum(kept)], ops.assign(kept, kept + 1.0), device="gpu")
     assert again()[0] == 4.0 and kept.numpy().tolist() == [2.0] * 4
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
+def test_a_forked_child_has_the_arrays_and_refuses_the_device() -> None:
+    w = gl.parameter(np.ones(4, np.float32), name="w")
+    run = gl.compile([ops.sum(w)], ops.assign(w, w + 1.0), device="gpu")
+    run()
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            assert w.numpy().tolist() == [2.0] * 4
+            assert gl.compile(w * 2.0)()[0].tolist() == [4.0] * 4
+            with pytest.raises(gl.BackendError, match="was forked from the one that uses it; need device='cpu'"):
+                run()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert run()[0] == 8.0
