@@ -16,11 +16,13 @@ namespace gradloom::GL_ISA {
 struct ConvWeight {
   ConvShape s;
   ConvBand b;
-  bool flat;               // g is copied with the pitch of the planes (zeros between rows), one loop runs over it all
+  bool flat;               // g is copied with the pitch of the planes (zeros between rows), one loop runs over it all;
+                           // where it is bf16, it is copied in any case, and widened
   int64_t g_floats;        // of that copy for one output channel of one band
   int64_t groups, slices;  // of images, of output channels
   int64_t block;           // bands in scratch at once, so that a tile works long enough before its lanes are added up
   int64_t size() const { return s.o * s.taps(); }
+  int64_t lines() const { return s.rounded ? conv_max(s.w, s.ow) : 0; }  // floats of a row of x or g that is widened
 };
 inline ConvWeight conv_weight(const Call& call) {
   constexpr int64_t N = F::N;
@@ -29,7 +31,7 @@ inline ConvWeight conv_weight(const Call& call) {
   k.s.sh = call.attr_int(4), k.s.sw = call.attr_int(5);
   k.b = conv_band_forward(k.s, k.s.oh);
   const int64_t flat_vectors = conv_ceil(k.b.band * k.b.pitch, N);
-  k.flat = k.s.taps() >= 32 && flat_vectors <= k.b.band * k.b.row_vectors;
+  k.flat = k.s.rounded || (k.s.taps() >= 32 && flat_vectors <= k.b.band * k.b.row_vectors);
   const int64_t vectors = k.flat ? flat_vectors : k.b.band * k.b.row_vectors;
   k.g_floats = k.flat ? flat_vectors * N + N : 0;
   k.block = conv_max(1, conv_min(conv_min(8, 64 / vectors), kBandFloats / (k.b.floats + kOutTile * k.g_floats)));
@@ -43,7 +45,7 @@ inline void conv2d_back_weight_plan(const Call& call, KernelPlan& plan) {
   const ConvWeight k = conv_weight(call);
   plan.parts[0] = static_cast<uint32_t>(k.groups * k.slices);
   plan.scratch_bytes = conv_aligned(static_cast<size_t>(k.s.taps()) * 4);
-  plan.scratch_bytes += static_cast<size_t>(k.block * (k.b.floats + kOutTile * k.g_floats)) * 4;
+  plan.scratch_bytes += static_cast<size_t>(k.block * (k.b.floats + kOutTile * k.g_floats) + k.lines()) * 4;
   if (k.groups > 1) {
     plan.phases = 2;
     plan.parts[1] = parts_for(static_cast<double>(k.groups * k.size()), 1e5);
@@ -126,35 +128,43 @@ void conv_weight_taps(const ConvWeight& k, const float* g, const float* planes, 
   if constexpr (KT > 1) conv_weight_taps<OT, 1>(k, g, planes, offsets, item0, count, dw, add, ahead, first);
 }
 
-// db of one output channel over `count` bands, from g itself.
-inline float conv_weight_bias(const ConvWeight& k, const float* g, int64_t item0, int64_t count) {
+// db of output channel o over `count` bands, from g itself.
+template <bool brain>
+inline float conv_weight_bias(const ConvWeight& k, const Operand& g, int64_t o, int64_t item0, int64_t count) {
   constexpr int64_t N = F::N;
   const ConvBand& b = k.b;
   F sum[4] = {F::zero(), F::zero(), F::zero(), F::zero()};
   for (int64_t item = item0; item < item0 + count; item++) {
-    const float* from = g + item / b.bands * k.s.o * k.s.oh * k.s.ow + item % b.bands * b.band * k.s.ow;
+    const int64_t first = (item / b.bands * k.s.o + o) * k.s.oh * k.s.ow + item % b.bands * b.band * k.s.ow;
+    const float* const from = reinterpret_cast<const float*>(g.data) + first;
+    const uint16_t* const narrow = reinterpret_cast<const uint16_t*>(g.data) + first;
+    const auto at = [&](int64_t i) __attribute__((always_inline)) {
+      return brain ? load_bf16(narrow + i) : F::load(from + i);
+    };
     const int64_t n = b.rows_of(item) * k.s.ow;
     int64_t i = 0;
     for (; i + 4 * N <= n; i += 4 * N) {
 #pragma GCC unroll 4
-      for (int q = 0; q < 4; q++) sum[q] += F::load(from + i + q * N);
+      for (int q = 0; q < 4; q++) sum[q] += at(i + q * N);
     }
-    for (; i + N <= n; i += N) sum[0] += F::load(from + i);
-    if (i < n) sum[1] += F::load_n(from + i, static_cast<int>(n - i));
+    for (; i + N <= n; i += N) sum[0] += at(i);
+    const int rest = static_cast<int>(n - i);
+    if (rest > 0) sum[1] += brain ? load_bf16_n(narrow + i, rest) : F::load_n(from + i, rest);
   }
   return reduce_add((sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
 
-// g of one band for ot output channels, rows at the pitch of the planes, zeros between and after them.
-inline void conv_weight_copy(const ConvWeight& k, const float* g, int64_t item, int ot, float* to) {
+// g of one band for ot output channels from `first` on, rows at the pitch of the planes, zeros between and after them.
+inline void conv_weight_copy(const ConvWeight& k, const Operand& g, int64_t first, int64_t item, int ot, float* to,
+                             float* line) {
   constexpr int64_t N = F::N;
   const ConvBand& b = k.b;
   const int64_t ow = k.s.ow, size = k.s.oh * ow, rows = b.rows_of(item);
   const F zero = F::zero();
   for (int o = 0; o < ot; o++, to += k.g_floats) {
-    const float* from = g + (item / b.bands * k.s.o + o) * size + item % b.bands * b.band * ow;
+    int64_t from = (item / b.bands * k.s.o + first + o) * size + item % b.bands * b.band * ow;
     float* row = to;  // whole vectors: what they put beyond their row is written again by the next
-    for (int64_t r = 0; r < rows; r++, row += b.pitch, from += ow) conv_row(from, 0, ow, b.pitch, row);
+    for (int64_t r = 0; r < rows; r++, row += b.pitch, from += ow) conv_row(g.row(from, ow, line), 0, ow, b.pitch, row);
     for (; row < to + k.g_floats - N; row += N) zero.store(row);
   }
 }
@@ -197,42 +207,45 @@ inline void conv2d_back_weight_run(const Call& call, int phase, int part, int pa
   }
   const Range items = part_range(k.b.items(), group, static_cast<int>(k.groups), k.block);
   const Range outs = part_range(k.s.o, slice, static_cast<int>(k.slices), kOutTile);
-  const float* x = call[1].as<float>();
+  float* const line = copies + k.block * kOutTile * k.g_floats;
+  const Operand g(call[0], k.s.rounded), x(call[1], k.s.rounded);
   if (items.begin == items.end) {
     for (int64_t i = outs.begin * taps; i < outs.end * taps; i++) dw[i] = 0.0f;
     for (int64_t o = outs.begin; db && o < outs.end; o++) db[o] = 0.0f;
   }
   for (int64_t item = items.begin; item < items.end; item += k.block) {
     const int64_t count = conv_min(k.block, items.end - item);
-    for (int64_t q = 0; q < count; q++) conv_fill(k.b, x, item + q, planes + q * k.b.floats);
+    for (int64_t q = 0; q < count; q++) conv_fill(k.b, x, item + q, planes + q * k.b.floats, line);
     // The next block is fetched meanwhile.
     ConvAhead ahead[2] = {};
     if (k.b.bands == 1 && k.slices == 1) {
       const int64_t next = conv_min(k.block, items.end - item - count), tiles = conv_max(1, size / (kOutTile * 3));
       const int64_t x_floats = k.s.c * k.s.h * k.s.w, g_floats = k.s.o * k.s.oh * k.s.ow;
-      ahead[0] = conv_fetch(x + (item + count) * x_floats, next * x_floats, tiles);
-      ahead[1] = conv_fetch(call[0].as<float>() + (item + count) * g_floats, next * g_floats, tiles);
+      ahead[0] = conv_fetch(x, (item + count) * x_floats, next * x_floats, tiles);
+      ahead[1] = conv_fetch(g, (item + count) * g_floats, next * g_floats, tiles);
     }
     const bool add = item != items.begin;
     for (int64_t o = outs.begin; o < outs.end;) {
       const int ot = conv_tile_width(outs.end - o);
-      const float* g = call[0].as<float>() + o * k.s.oh * k.s.ow;
+      const float* from = call[0].as<float>() + (k.s.rounded ? 0 : o * k.s.oh * k.s.ow);
       float* to = dw + o * taps;
       for (int j = 0; db && j < ot; j++) {
-        const float v = conv_weight_bias(k, g + j * k.s.oh * k.s.ow, item, count);
+        const auto sum = k.s.rounded ? conv_weight_bias<true> : conv_weight_bias<false>;
+        const float v = sum(k, g, o + j, item, count);
         db[o + j] = add ? db[o + j] + v : v;
       }
       if (k.flat) {
-        for (int64_t q = 0; q < count; q++) conv_weight_copy(k, g, item + q, ot, copies + q * kOutTile * k.g_floats);
-        g = copies;
+        for (int64_t q = 0; q < count; q++)
+          conv_weight_copy(k, g, o, item + q, ot, copies + q * kOutTile * k.g_floats, line);
+        from = copies;
       }
       switch (ot) {
         case 8:
-          if constexpr (kOutTile == 8) conv_weight_taps<8, 3>(k, g, planes, offsets, item, count, to, add, ahead);
+          if constexpr (kOutTile == 8) conv_weight_taps<8, 3>(k, from, planes, offsets, item, count, to, add, ahead);
           break;
-        case 4: conv_weight_taps<4, 3>(k, g, planes, offsets, item, count, to, add, ahead); break;
-        case 2: conv_weight_taps<2, 5>(k, g, planes, offsets, item, count, to, add, ahead); break;
-        default: conv_weight_taps<1, 8>(k, g, planes, offsets, item, count, to, add, ahead);
+        case 4: conv_weight_taps<4, 3>(k, from, planes, offsets, item, count, to, add, ahead); break;
+        case 2: conv_weight_taps<2, 5>(k, from, planes, offsets, item, count, to, add, ahead); break;
+        default: conv_weight_taps<1, 8>(k, from, planes, offsets, item, count, to, add, ahead);
       }
       o += ot;
     }
