@@ -26,10 +26,16 @@ set_up() {
   [ -d .venv ] || "${PYTHON:-python3}" -m venv .venv
   .venv/bin/pip install --quiet --upgrade pip
   local extras=test,dev
-  [ "$mode" = --full ] && extras+=,mpi,plot,tensorboard
+  [ "$mode" = --full ] && extras+=,mpi,plot,tensorboard,gpu
   [ "$mode" = --client ] && extras+=,client
   .venv/bin/pip install --quiet -e ".[$extras]"
   case $mode in --full | --long) .venv/bin/pip install --quiet torch==2.13.0 ;; esac
+}
+
+software_gpu() {  # an adapter for the tests of the GPU, where this may be installed; they fail without one from here on
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    apt-get update -qq && apt-get install -y -qq mesa-vulkan-drivers libvulkan1
+  fi
 }
 
 lint() {
@@ -45,6 +51,10 @@ under_switch() {  # one suite, many configurations: plans and kernels must not c
 }
 
 section "set up" set_up
+if [ "$mode" = --full ]; then
+  section "software Vulkan" software_gpu
+  export GRADLOOM_NEED_GPU=1
+fi
 jobs=$($py -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())')
 
 case $mode in

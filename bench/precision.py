@@ -135,8 +135,8 @@ def tuned(kind: str, text: str, steps: int, seed: int, precision: str) -> tuple[
     adapter = gl.llm.LoRA(rank=8, targets="all") if kind == "LoRA" else gl.llm.TrainedTensors("all", "f32")
     options = {} if text.endswith(".txt") else {"prompt_key": "question", "completion_key": "answer"}
     run = gl.llm.finetune(
-        str(STORIES), text, adapter, data_options=options, context=256, batch_size=4, steps=steps, lr=1e-3, seed=seed, val_split=0.02,
-        precision=precision, progress=False,
+        str(STORIES), text, adapter, data_options=options, context=256, batch_size=4, steps=steps, lr=1e-3, seed=seed,
+        val_split=0.02, precision=precision, progress=False,
     )  # fmt: skip
     return run.report["val_loss"], run.report["val_loss_unc"]
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         TrainError,
     )
     from .eager import Gradients, Tensor, grad_tape, no_grad, seed, stats, tensor
+    from .gpu.devices import Device, devices
     from .graph.grad import gradients
     from .graph.leaves import Parameter, constant, input, named, parameter, setting
     from .graph.scope import scope
@@ -48,6 +49,7 @@ __all__ = [
     "DPResult",
     "DTypeError",
     "DataError",
+    "Device",
     "EpochResult",
     "FileError",
     "GradientError",
@@ -71,6 +73,7 @@ __all__ = [
     "compile",
     "constant",
     "data",
+    "devices",
     "dp_train",
     "epoch",
     "evaluate",
@@ -102,6 +105,7 @@ __all__ = [
 _HOMES = {
     ".base.errors": "BackendError DataError DTypeError FileError GradientError GradloomError GraphError NonFiniteError "
     "PlanError SettingError ShapeError TrainError",
+    ".gpu.devices": "Device devices",
     ".eager": "Gradients Tensor grad_tape no_grad seed stats tensor",
     ".graph.grad": "gradients",
     ".graph.leaves": "Parameter constant input named parameter setting",

@@ -21,6 +21,7 @@ SEES |= {
     "parallel": {"base", "graph"},
     "_core": set(),
 }
+SEES["gpu"] = set(LINE)
 SEES["step"] = {*LINE, "nn", "optim", "parallel"}
 SEES["eager"] = {*LINE, "optim", "step"}
 SEES["train"] = set(SEES)

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+LARGE = 50_000  # objects made in a pause that are worth a collection at its end
+
 _pausing: set[int] = set()  # threads inside `paused` that have to enable it again
 
 
@@ -29,6 +31,8 @@ def paused() -> Iterator[None]:
     finally:
         _pausing.discard(me)
         gc.enable()
+        if gc.get_count()[0] > LARGE:  # once, and not in both of the collections that would come next
+            gc.collect(1)
 
 
 def _after_fork_in_child() -> None:

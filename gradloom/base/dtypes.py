@@ -61,7 +61,7 @@ class Shaped:
 
     @property
     def bytes(self) -> int:
-        return self.dtype.bytes_of(self.size)
+        return -(-math.prod(self.shape) // self.dtype.block) * self.dtype.bytes
 
 
 def _make(name: str, code: int, numpy: object) -> DType:

@@ -118,3 +118,23 @@ def held_back() -> Iterator[Held]:
         yield held
     finally:
         restore(old)
+
+
+@contextlib.contextmanager
+def postponed() -> Iterator[Callable[[], bool]]:
+    """Inside, in the main thread, the handlers of signals wait until the end; the function tells whether one does.
+
+    For work in Python that must be counted before anything is raised.
+    """
+    heard: list[tuple[int, FrameType | None]] = []
+    old: Handlers = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in SIGNALS:
+            if callable(signal.getsignal(number)):
+                old[number] = signal.signal(number, lambda n, frame: heard.append((n, frame)))
+    try:
+        yield lambda: bool(heard)
+    finally:
+        restore(old)
+    for number, frame in heard:
+        old[number](number, frame)

@@ -69,6 +69,7 @@ def examine(threads: int | None, quick: bool) -> tuple[dict[str, Any], list[tupl
         return facts, lines, [*wrong, " ".join(str(error).split())]
     _core(machine, facts, lines, wrong)
     _memory(machine, facts, lines)
+    _gpus(facts, lines)
     if not quick:
         _limits(machine, facts, lines, threads)
         _kernels(machine, facts, lines, wrong, threads)
@@ -124,6 +125,20 @@ def _memory(machine: Any, facts: dict[str, Any], lines: list[tuple[str, str]]) -
         facts["memory_bytes"], facts["memory_available_bytes"] = there.total, there.available
         text = f"{show_bytes(there.total)}, {show_bytes(there.available)} available"
     lines.append(("memory", f"{text}; huge pages: {facts['huge_pages']}"))
+
+
+def _gpus(facts: dict[str, Any], lines: list[tuple[str, str]]) -> None:
+    """The adapters and what they take; why there is none is no problem of this installation."""
+    from ..base.memory import show_bytes
+    from ..gpu.devices import devices, why_no_gpu
+
+    facts["gpus"] = {}
+    for one in devices()[1:]:
+        most = one.limits["max-storage-buffer-binding-size"]
+        facts["gpus"][one.name] = {"hardware": one.hardware, "kind": one.kind, "driver": one.driver} | one.limits
+        lines.append((one.name, f"{one.hardware}, {one.kind}, {one.driver}; arrays of {show_bytes(most)} at most"))
+    if not facts["gpus"]:
+        lines.append(("gpu", why_no_gpu()))
 
 
 def _limits(machine: Any, facts: dict[str, Any], lines: list[tuple[str, str]], threads: int | None) -> None:

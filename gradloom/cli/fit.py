@@ -197,6 +197,7 @@ def _train(job: Job, optimizer: Any) -> list[EpochResult]:
         callbacks=[*job.stopping, job.watch],
         precision=use.precision,
         threads=use.threads,
+        device=use.device,
         run=use.out,
         log=use.log or (),
         resume=use.resume,

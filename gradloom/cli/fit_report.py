@@ -159,13 +159,14 @@ def measure_test(job: Job) -> dict[str, Any]:
     """What the test rows measure, where there are some."""
     import gradloom as gl
 
-    table, threads = job.table, job.use.threads
+    table = job.table
+    where: dict[str, Any] = {"threads": job.use.threads, "device": job.use.device}
     if table.test is None:
         return {}
     rows = _for_loss(table.test, job)
-    found = _of(gl.evaluate(job.net, rows, loss=job.use.loss, threads=threads, parallel=job.ranks), "test")
+    found = _of(gl.evaluate(job.net, rows, loss=job.use.loss, parallel=job.ranks, **where), "test")
     if table.task == "regression":
-        outputs = gl.predict(job.net, table.test.data, threads=threads)
+        outputs = gl.predict(job.net, table.test.data, **where)
         found |= regression_scores(table.preprocess.outputs_to_targets(outputs), table.test_targets, "test_")
     return found
 

@@ -43,6 +43,8 @@ THREADS = typer.Option("--threads", help="[default: the machine's cores]")
 Threads = Annotated[int | None, THREADS]
 PRECISION = typer.Option("--precision", help="f32, or bf16: what products read is rounded to bf16. [default: f32]")
 Precision = Annotated[str | None, PRECISION]
+DEVICE = typer.Option("--device", help="cpu, gpu, or gpu:1 for the second adapter. [default: cpu]")
+Device = Annotated[str | None, DEVICE]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
 
 _TEMPLATE_BYTES = 1 << 20

@@ -10,7 +10,7 @@ import typer
 
 from ..base.settings import PRECISIONS
 from .common import json_text, need_one_of
-from .language import Precision
+from .language import Device, Precision
 
 _ROWS = 4096  # written at a time
 
@@ -27,6 +27,7 @@ def predict(
     data: Annotated[str, typer.Argument(help="A .csv or .csv.gz file, an .npz file, or a folder of idx files.")],
     out: Annotated[str | None, typer.Option(help="CSV file to write. [default: stdout]")] = None,
     precision: Precision = None,
+    device: Device = None,
     json: Annotated[
         bool,
         typer.Option("--json", help="Print one JSON object, with the predictions in it where no CSV file is written."),
@@ -53,7 +54,7 @@ def predict(
     features, targets, notes, problems = read_features(data, preprocess)
     for note in notes + problems:
         print(note, file=sys.stderr)
-    outputs = gl.predict(net, features, precision=precision)
+    outputs = gl.predict(net, features, precision=precision, device=device)
     if not np.isfinite(outputs).all():
         row = int(np.argwhere(~np.isfinite(outputs))[0][0])
         raise DataError(

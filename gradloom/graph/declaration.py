@@ -153,6 +153,8 @@ def _literal(kind: str, text: str) -> Any:
 
 def canonical(kind: str, value: Any, name: str) -> Any:
     """The attribute in its canonical Python form; Reject when it cannot be read as its kind."""
+    if kind == "object":
+        return value
     try:
         if kind in ("int", "stream"):
             if isinstance(value, bool) or (int(value) != value and not isinstance(value, str)):
@@ -284,6 +286,8 @@ class Declaration:
     fixed_inputs: int = field(init=False)
     fixed_outputs: int = field(init=False)
     group_size: int = field(init=False)
+    input_names: tuple[str, ...] = field(init=False)
+    output_names: tuple[str, ...] = field(init=False)
     stream: str | None = field(init=False)  # the attribute that holds the stream of a random op
     wants: dict[str, tuple[str, ...]] = field(init=False)  # the names that each rule is called with
 
@@ -292,6 +296,8 @@ class Declaration:
         self.fixed_inputs = sum(not s.repeated for s in self.inputs)
         self.fixed_outputs = sum(not s.repeated for s in self.outputs)
         self.group_size = len(self.inputs) - self.fixed_inputs
+        self.input_names = tuple(s.name for s in self.inputs)
+        self.output_names = tuple(s.name for s in self.outputs)
         self.stream = next((a.name for a in self.attrs if a.kind == "stream"), None)
         self.wants = {rule: wanted(getattr(self, rule)) for rule in RULES}
 
@@ -306,21 +312,12 @@ class Declaration:
         return None if self.ids is None else self.call("ids", {**attrs, **self.bind_inputs(inputs)})
 
     def bind_inputs(self, values: Sequence[Any]) -> dict[str, Any]:
-        return self._bind(self.inputs, values)
+        """name -> value; name -> list of values for the repeated ones."""
+        return _bound(self.input_names, self.fixed_inputs, values)
 
     def bind_outputs(self, values: Sequence[Any]) -> dict[str, Any]:
-        return self._bind(self.outputs, values)
-
-    @staticmethod
-    def _bind(slots: tuple[Slot, ...], values: Sequence[Any]) -> dict[str, Any]:
-        """name -> value; name -> list of values for the repeated ones."""
-        bound: dict[str, Any] = {s.name: v for s, v in zip(slots, values, strict=False)}
-        if slots and slots[-1].repeated:
-            fixed = sum(not s.repeated for s in slots)
-            group = len(slots) - fixed
-            for i, slot in enumerate(slots[fixed:]):
-                bound[slot.name] = list(values[fixed + i :: group])
-        return bound
+        """Likewise."""
+        return _bound(self.output_names, self.fixed_outputs, values)
 
     def named_inputs(self, values: Sequence[Any]) -> list[tuple[str, Any]]:
         """(name, value) flat; repeated ones are numbered: w0 g0 w1 g1."""
@@ -355,3 +352,11 @@ class Declaration:
 
     def __repr__(self) -> str:
         return f"op({self.name})"
+
+
+def _bound(names: tuple[str, ...], fixed: int, values: Sequence[Any]) -> dict[str, Any]:
+    """name -> value of the first `fixed` names; of the others, which repeat in groups, name -> list of values."""
+    bound: dict[str, Any] = dict(zip(names, values, strict=False))
+    for i, name in enumerate(names[fixed:], fixed):
+        bound[name] = list(values[i :: len(names) - fixed])
+    return bound

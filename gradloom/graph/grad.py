@@ -65,8 +65,9 @@ def gradients(
     done: dict[Value, Value] = {}
     for node in reversed(nodes):
         received = [_total(incoming.pop(value, ()), node) for value in node.outputs]
-        done.update((value, g) for value, g in zip(node.outputs, received, strict=True) if g is not None)
-        if all(g is None for g in received) or depends.isdisjoint(node.inputs):
+        arrived = [(value, g) for value, g in zip(node.outputs, received, strict=True) if g is not None]
+        done.update(arrived)
+        if not arrived or depends.isdisjoint(node.inputs):
             continue
         if through is not None and node not in through:
             continue
@@ -101,8 +102,8 @@ def _vjp(node: Node, received: Sequence[Value | None], depends: Collection[Value
     if op.vjp is None:
         raise _no_gradient(node, op.no_gradient)
     bound = op.bind_outputs(received)
-    asked = {"g": bound[op.outputs[0].name]} | {f"g_{name}": g for name, g in bound.items()}
-    asked |= dict(node.attrs) | op.bind_inputs(node.inputs) | op.bind_outputs(node.outputs)
+    asked = {"g": bound[op.output_names[0]]} | {f"g_{name}": g for name, g in bound.items()}
+    asked |= {**node.attrs, **op.bind_inputs(node.inputs), **op.bind_outputs(node.outputs)}
     if "needed" in op.wants["vjp"]:
         asked["needed"] = {op.slot(op.inputs, i).name for i, v in enumerate(node.inputs) if v in depends}
     with _named_after(node):

@@ -104,7 +104,7 @@ class OpSpec(Declaration):
             if spec is not None and taken is not None and spec.dtype not in taken:
                 names = " or ".join(kind.name for kind in taken)
                 raise Reject(f"dtype {spec.dtype.name} is not taken", names, DTypeError)
-        made = self.call("shape", self.bind_inputs(specs) | dict(attrs))
+        made = self.call("shape", {**self.bind_inputs(specs), **attrs} if self.inputs else attrs)
         outputs = (made,) if isinstance(made, Spec) else tuple(made)
         for spec in outputs:
             if spec.ndim > MAX_RANK:

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -96,6 +96,20 @@ def before_write(stored: Sequence[Stored]) -> None:
         reader(stored)
 
 
+class Away(Protocol):
+    """Newer contents of a stored array in the memory of a device."""
+
+    def bring(self, array: np.ndarray) -> None:
+        """Copy them into the array's memory here."""
+
+
+def bring_home(stored: Iterable[Stored]) -> None:
+    """To be called, with the lock of the memory, before a program reads or writes arrays by their addresses."""
+    for one in stored:
+        if one.away is not None:
+            one.read()
+
+
 _serials = itertools.count()
 
 
@@ -166,13 +180,17 @@ class Stored(Shaped):
     role: what may be done with it (see Role). version: counts the writes: `write`, assignments, runs that updated it.
     check: called before each run that reads the array, where there is one. has_optimizer: an optimiser was made with
     this among its parameters. serial: counts the arrays in the order in which they were made. Its memory is
-    reached by `read` and `write`; of a quantised dtype it holds the bytes of the blocks.
+    reached by `read` and `write`; of a quantised dtype it holds the bytes of the blocks. away: who holds the newest
+    contents, when a program on another device has written them; whoever reads or writes the array here gets them first.
 
     Contents that follow from a rule take no memory before somebody reads or writes them: those of `deferred`, and one
     number for all (np.broadcast_to). So a step of any size is built, planned and proved without its arrays.
     """
 
-    __slots__ = ("_array", "_make", "check", "dtype", "has_optimizer", "name", "role", "serial", "shape", "version")
+    __slots__ = (
+        "__weakref__", "_array", "_make", "away", "check", "dtype", "has_optimizer", "name", "role", "serial", "shape",
+        "version",
+    )  # fmt: skip
 
     def __init__(self, name: str, data: object, kind: str | DType = "f32", role: Role = "state") -> None:
         given = _numbers(name, data, kind)
@@ -183,6 +201,7 @@ class Stored(Shaped):
         self.role: Role = role
         self.has_optimizer = False
         self.version = 0
+        self.away: Away | None = None
         self.check: Callable[[], object] | None = None
         self._make: Callable[[], np.ndarray] | None = None
         self._array: np.ndarray | None = None
@@ -212,12 +231,12 @@ class Stored(Shaped):
         stored.serial = next_serial()
         stored.name, stored.dtype, stored.role, stored.version = name, dtype(kind), role, 0
         stored.shape, stored.check, stored.has_optimizer = tuple(shape), None, False
-        stored._array, stored._make = None, make
+        stored._array, stored._make, stored.away = None, make, None
         return stored
 
     @property
     def _contents(self) -> np.ndarray:
-        """The memory itself; what is deferred is made now."""
+        """The memory itself; what is deferred is made now, what is away comes home."""
         if self._array is None:
             with locks.memory:
                 if self._make is not None:
@@ -225,6 +244,11 @@ class Stored(Shaped):
                     fits = data.dtype == self.dtype.numpy and data.flags.carray and not data.ctypes.data % ALIGNMENT
                     self._array, self._make = data if fits else self._own(data), None
         assert self._array is not None
+        if self.away is not None:
+            with locks.memory:
+                if self.away is not None:
+                    self.away.bring(self._array)
+                    self.away = None
         return self._array
 
     @classmethod
@@ -236,7 +260,7 @@ class Stored(Shaped):
         stored.serial = next_serial()
         stored.name, stored.dtype, stored.role, stored.version = name, dtype(array.dtype), role, 0
         stored._array, stored.shape, stored.check, stored.has_optimizer = array, array.shape, None, False
-        stored._make = None
+        stored._make = stored.away = None
         return stored
 
     @classmethod

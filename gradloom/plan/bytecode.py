@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -125,13 +125,21 @@ Form = tuple[int, Shape, "Shape | None", int]  # of an argument: dtype code, sha
 ABSENT: Form = (0, (), None, 0)
 
 
-def argument_forms(laid: Laid, node: Node) -> list[Form]:
-    """The arguments of a node but for where they lie: all that a kernel may decide by."""
-    read = [ABSENT if v is None else (v.dtype.code, v.shape, _strides(laid, v), 0) for v in node.inputs]
-    written = [
+class Call(NamedTuple):
+    """An instruction but for where its arguments lie: all that a kernel may decide by."""
+
+    kernel: tuple[str, str]  # op and signature
+    words: list[int]  # of the attributes
+    forms: list[Form]  # of the arguments
+
+
+def call_of(laid: Laid, node: Node) -> Call:
+    """The call of a node's kernel."""
+    forms = [ABSENT if v is None else (v.dtype.code, v.shape, _strides(laid, v), 0) for v in node.inputs]
+    forms += [
         (v.dtype.code, v.shape, None if is_absent(v, laid) else _strides(laid, v), ARG_WRITE) for v in node.outputs
     ]
-    return read + written
+    return Call((node.op.name, signature(node)), encode_attrs(node.op, node.attrs), forms)
 
 
 def _strides(laid: Laid, value: Value) -> Shape:
@@ -160,28 +168,35 @@ Place = tuple[int, int]  # segment, byte offset
 
 
 def lower(
-    laid: Laid, order: Order, needs: Sequence[KernelNeeds], placement: Placement, guard: int = 0
+    laid: Laid, order: Order, calls: Sequence[Call], needs: Sequence[KernelNeeds], placement: Placement, guard: int = 0
 ) -> tuple[Bytecode, dict[Value, Place]]:
-    """Write the bytecode; and say where each output of the program begins. needs[i] belongs to order.steps[i]."""
-    lowerer = _Lowerer(laid, order, needs, placement, guard)
+    """Write the bytecode; and say where each output of the program begins. calls[i] and needs[i] belong to
+    order.steps[i]."""
+    lowerer = _Lowerer(laid, order, calls, needs, placement, guard)
     return lowerer.run(), {v: lowerer.place(v) for v in laid.program.outputs}
 
 
 class _Lowerer:
     def __init__(
-        self, laid: Laid, order: Order, needs: Sequence[KernelNeeds], placement: Placement, guard: int
+        self,
+        laid: Laid,
+        order: Order,
+        calls: Sequence[Call],
+        needs: Sequence[KernelNeeds],
+        placement: Placement,
+        guard: int,
     ) -> None:
-        self.laid, self.order, self.needs, self.placement, self.guard = laid, order, needs, placement, guard
+        self.laid, self.order, self.calls, self.needs = laid, order, calls, needs
+        self.placement, self.guard = placement, guard
         self.kernels: dict[tuple[str, str], int] = {}
         self.instructions: list[tuple] = []
         self.forms: dict[Form, int] = {}  # -> its position among all forms
-        self.args: list[tuple[int, int, int]] = []  # (position of the form, segment, offset)
+        self.args: list[int] = []  # of each argument the position of its form, segment, offset
         self.bases: dict[Value, Place] = {}
         self.attrs: list[int] = []
         self.stored: dict[int, int] = {}
         self.stored_list: list[Stored] = []
         self.constants = bytearray()
-        self.constant_offsets: dict[Value, int] = {}
         self.input_offsets: dict[str, int] = {}
         self.inputs_bytes = 0
         self.settings: dict[str, int] = {}
@@ -215,23 +230,25 @@ class _Lowerer:
         )
 
     def locate_leaf(self, node: Node) -> None:
-        value = node.outputs[0]
+        value, attrs = node.outputs[0], node.attrs
         name = node.op.name
         if name == "constant":
-            self.constant_offsets[value] = len(self.constants)
-            data = node.attrs["data"].tobytes()
+            self.bases[value] = CONSTANTS, len(self.constants)
+            data = attrs["data"].tobytes()
             self.constants += data + bytes(aligned(len(data)) - len(data))
         elif name == "input":
-            if node.attrs["key"] not in self.input_offsets:
-                self.input_offsets[node.attrs["key"]] = self.inputs_bytes
+            if attrs["key"] not in self.input_offsets:
+                self.input_offsets[attrs["key"]] = self.inputs_bytes
                 self.inputs_bytes += aligned(value.bytes)
+            self.bases[value] = INPUTS, self.input_offsets[attrs["key"]]
         elif name == "setting":
-            self.settings.setdefault(node.attrs["key"], len(self.settings))
+            self.bases[value] = SETTINGS, SETTING_BYTES * self.settings.setdefault(attrs["key"], len(self.settings))
         else:
-            stored = node.attrs["stored"]
+            stored = attrs["stored"]
             if id(stored) not in self.stored:
                 self.stored[id(stored)] = len(SEGMENT_NAMES) + len(self.stored_list)
                 self.stored_list.append(stored)
+            self.bases[value] = self.stored[id(stored)], 0
 
     def arguments(self) -> np.ndarray:
         """The argument array: each row a form at a place."""
@@ -244,47 +261,33 @@ class _Lowerer:
         """(segment, byte offset) of a base value."""
         place = self.bases.get(base)
         if place is None:
-            place = self.bases[base] = self.base_place(base)
+            offset = self.placement.offsets.get(base)
+            place = self.bases[storage_leaf(base)] if offset is None else (ARENA, offset)
+            self.bases[base] = place
         return place
-
-    def base_place(self, base: Value) -> Place:
-        if base in self.placement.offsets:
-            return ARENA, self.placement.offsets[base]
-        leaf = storage_leaf(base)
-        node = leaf.node
-        if node.op.name == "constant":
-            return CONSTANTS, self.constant_offsets[leaf]
-        if node.op.name == "input":
-            return INPUTS, self.input_offsets[node.attrs["key"]]
-        if node.op.name == "setting":
-            return SETTINGS, SETTING_BYTES * self.settings[node.attrs["key"]]
-        return self.stored[id(node.attrs["stored"])], 0
 
     def place(self, value: Value) -> Place:
         """Where a value's first element lies; an empty one lies where its base does."""
         at = self.laid.layouts[value]
         segment, offset = self.locate(at.base)
-        return segment, offset + (value.dtype.bytes_of(at.offset) if value.size else 0)
+        return segment, offset + (value.dtype.bytes_of(at.offset) if at.offset and value.size else 0)
 
     def argument(self, form: Form, segment: int, offset: int) -> None:
-        position = self.forms.setdefault(form, len(self.forms))
-        self.args.append((position, segment, offset))
+        self.args += (self.forms.setdefault(form, len(self.forms)), segment, offset)
 
     def instruction(self, i: int, node: Node) -> None:
-        first, attr_first, needs = len(self.args), len(self.attrs), self.needs[i]
-        values = (*node.inputs, *node.outputs)
-        for value, form in zip(values, argument_forms(self.laid, node), strict=True):
+        first, attr_first, call, needs = len(self.args) // 3, len(self.attrs), self.calls[i], self.needs[i]
+        for value, form in zip((*node.inputs, *node.outputs), call.forms, strict=True):
             place = (NO_SEGMENT, 0) if value is None or form[2] is None else self.place(value)
             self.argument(form, *place)
         if needs.workspace_bytes:
             form = (u8.code, (needs.workspace_bytes,), (1,), ARG_WRITE)
             self.argument(form, ARENA, self.placement.workspace_offsets[i])
-        self.attrs += encode_attrs(node.op, node.attrs)
-        key = (node.op.name, signature(node))
-        kernel = self.kernels.setdefault(key, len(self.kernels))
+        self.attrs += call.words
+        kernel = self.kernels.setdefault(call.kernel, len(self.kernels))
         parts = needs.parts + (1,) * (MAX_PHASES - len(needs.parts))
         flags = INSTRUCTION_GUARD if node.op.guard else 0
-        counts = (len(self.args) - first, attr_first, len(self.attrs) - attr_first)
+        counts = (len(self.args) // 3 - first, attr_first, len(self.attrs) - attr_first)
         self.instructions.append((kernel, node.id & NODE_MASK, first, *counts, flags, len(needs.parts), parts))
 
     def arena_buffers(self) -> list[tuple[int, int, int]]:

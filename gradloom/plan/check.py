@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import mmap
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,14 +59,14 @@ class _Intervals:
     """For each segment, disjoint [start, end) ranges and the value that wrote each."""
 
     def __init__(self) -> None:
-        self.starts: dict[int, list[int]] = {}
-        self.ranges: dict[int, list[tuple[int, int, object]]] = {}
+        self.starts: dict[int, list[int]] = defaultdict(list)
+        self.ranges: dict[int, list[tuple[int, int, object]]] = defaultdict(list)
 
     def write(self, segment: int, start: int, end: int, owner: object) -> None:
         """[start, end) now holds owner; what it overlaps loses those bytes."""
         if start == end:
             return
-        starts, ranges = self.starts.setdefault(segment, []), self.ranges.setdefault(segment, [])
+        starts, ranges = self.starts[segment], self.ranges[segment]
         first = max(bisect_right(starts, start) - 1, 0)
         if first < len(ranges) and ranges[first][1] <= start:
             first += 1
@@ -82,10 +83,7 @@ class _Intervals:
         starts[first:last] = [r[0] for r in put]
 
     def at(self, segment: int, position: int) -> tuple[int, int, object] | None:
-        starts = self.starts.get(segment)
-        if starts is None:
-            return None
-        i = bisect_right(starts, position) - 1
+        i = bisect_right(self.starts[segment], position) - 1
         if i >= 0:
             held = self.ranges[segment][i]
             if position < held[1]:
@@ -94,9 +92,9 @@ class _Intervals:
 
     def within(self, segment: int, start: int, end: int) -> list[tuple[int, int, object]]:
         """The ranges that meet [start, end)."""
-        starts = self.starts.get(segment, [])
+        starts = self.starts[segment]
         first = max(bisect_right(starts, start) - 1, 0)
-        return [r for r in self.ranges.get(segment, [])[first : bisect_left(starts, end)] if r[1] > start]
+        return [r for r in self.ranges[segment][first : bisect_left(starts, end)] if r[1] > start]
 
 
 class _Torn:
@@ -229,9 +227,9 @@ def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+@lru_cache(maxsize=4096)
 def _is_row_major(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    dense = _row_major(shape)
-    return strides == dense or _same_steps(shape, strides, dense)
+    return _same_steps(shape, strides, _row_major(shape))
 
 
 def _same_steps(shape: Sequence[int], strides: Sequence[int], others: Sequence[int]) -> bool:
@@ -310,9 +308,11 @@ def _slots(op: Declaration, inputs: int, outputs: int) -> tuple[tuple[Slot, ...]
 
 def _expected_words(node: Node) -> list[int]:
     """The attribute words that csrc/bytecode.h describes for a node."""
+    attrs = list(node.op.attrs)
+    while attrs and node.attrs[attrs[-1].name] is None:
+        attrs.pop()
     words: list[int] = []
-    after_last = max((i + 1 for i, a in enumerate(node.op.attrs) if node.attrs[a.name] is not None), default=0)
-    for attr in node.op.attrs[:after_last]:
+    for attr in attrs:
         value = node.attrs[attr.name]
         if value is None:
             words.append(-(2**63))
@@ -376,7 +376,7 @@ class _Checker:
         read = set(self.outputs)
         for node in self.nodes.values():
             read.update(v for v in node.inputs if v is not None)
-        return read | {self.views(v)[0] for v in read}
+        return read | {self.views(v)[0] for v in read if v.node.op.view is not None}
 
     def run(self) -> None:
         if set(self.nodes.values()) != set(reachable((*self.outputs, *self.effects))):
@@ -695,10 +695,16 @@ def _updated_input(value: Value) -> Value | None:
     """The input whose storage an update's output is written to, by the declared output=input pair; None: not given."""
     op, node = value.node.op, value.node
     fixed = op.fixed_outputs
-    group, member = divmod(value.index - fixed, max(len(op.outputs) - fixed, 1))
-    slot = op.outputs[value.index if value.index < fixed else fixed + member]
-    position = [s.name for s in op.inputs].index(op.updates[slot.name])
-    return node.inputs[position + group * op.group_size if slot.repeated else position]
+    if value.index < fixed:
+        return node.inputs[_updated_position(op, value.index)]
+    group, member = divmod(value.index - fixed, len(op.outputs) - fixed)
+    return node.inputs[_updated_position(op, fixed + member) + group * op.group_size]
+
+
+@cache
+def _updated_position(op: Declaration, output: int) -> int:
+    """Of a declared output: the position of the declared input that it is paired with."""
+    return [slot.name for slot in op.inputs].index(op.updates[op.outputs[output].name])
 
 
 def _home_leaf(value: Value) -> Value:

@@ -8,6 +8,7 @@ comes to the lower bound: several are tried and improved a little; the report sa
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -141,6 +142,9 @@ def _merge(buffers: Mapping[Value, Lifetime], roots: Mapping[Value, Value]) -> l
     return list(merged.values())
 
 
+Placed = tuple[int, int, int, int]  # first byte, end, birth, death
+
+STRETCHES = 16  # into which the steps of a program are divided to find what lives at the same time
 TRIES = 60  # at most so many orders to place in
 WORK = 12_000  # and about so many placements in all, but two orders at least
 
@@ -201,27 +205,34 @@ def _topmost_earlier(
 
 
 def _first_fit(size: np.ndarray, birth: np.ndarray, death: np.ndarray, order: np.ndarray) -> list[int]:
-    """In this order each goes to the lowest gap among the placed ones whose lifetimes meet its own."""
-    n = len(size)
-    offsets = [0] * n
-    starts, ends, births, deaths = np.zeros((4, n), np.int64)  # of the placed ones, by start
-    tops = np.zeros(n + 1, np.int64)  # tops[k]: the highest end among the first k that meet
+    """In this order each goes to the lowest gap among the placed ones whose lifetimes meet its own.
+
+    Two things keep the search short. It begins at the first byte that may be free at every step of the life. And a life
+    that is short is held against those alone that live in the same stretch of steps.
+    """
+    offsets = [0] * len(size)
+    steps, largest = int(death.max(initial=0)) + 1, int(size.max(initial=0))
+    taken = np.zeros(steps, np.int64)  # at each step, all bytes below this are taken
+    stretch = -(-steps // STRETCHES)
+    placed: list[Placed] = []
+    nearby: list[list[Placed]] = [[] for _ in range(STRETCHES)]  # [j]: alive in steps j*stretch..(j+2)*stretch - 1
     columns = (a[order].tolist() for a in (size, birth, death))
-    for count, (i, bytes_, first, last) in enumerate(zip(order.tolist(), *columns, strict=True)):
-        meets = births[:count] <= last
-        meets &= deaths[:count] >= first
-        np.multiply(ends[:count], meets, out=tops[1 : count + 1])
-        np.maximum.accumulate(tops[1 : count + 1], out=tops[1 : count + 1])
-        # One that does not meet closes no gap: below it a gap counts up to its start, and goes on above it.
-        fits = starts[:count] - tops[:count] >= bytes_
-        lowest = int(fits.argmax()) if count else 0
-        if not (count and fits[lowest]):
-            lowest = count
-        start = offsets[i] = int(tops[lowest])
-        at = int(starts[:count].searchsorted(start))
-        for row, value in ((starts, start), (ends, start + bytes_), (births, first), (deaths, last)):
-            row[at + 1 : count + 1] = row[at:count]
-            row[at] = value
+    for i, bytes_, first, last in zip(order.tolist(), *columns, strict=True):
+        life = taken[first : last + 1]
+        start = int(life.max()) if bytes_ else 0
+        others = nearby[first // stretch] if last - first <= stretch else placed
+        for at in range(bisect_left(others, (start - largest,)), len(others)):
+            low, high, born, dies = others[at]
+            if born <= last and dies >= first:
+                if low - start >= bytes_:
+                    break
+                start = max(start, high)
+        offsets[i] = start
+        life[life == start] = start + bytes_
+        made = (start, start + bytes_, first, last)
+        insort(placed, made)
+        for j in range(max(first // stretch - 1, 0), last // stretch + 1):
+            insort(nearby[j], made)
     return offsets
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,11 +14,11 @@ from ..transform.program import Program
 from .bytecode import (
     GUARD_BYTES,
     Bytecode,
+    Call,
     KernelNeeds,
     Place,
-    argument_forms,
+    call_of,
     disassemble,
-    encode_attrs,
     lower,
     records,
 )
@@ -79,25 +79,25 @@ def make_plan(program: Program, needs_of: Needs, switches: Switches) -> Plan:
     by op, attributes and forms of the arguments, and is asked once for each combination of these."""
     laid = lay_out(program)
     order = linear_order(laid)
-    needs = _needs(laid, order, needs_of)
+    calls = [call_of(laid, node) for node in order.steps]
+    needs = _needs(order, calls, needs_of)
     workspaces = [Workspace(i, n.workspace_bytes) for i, n in enumerate(needs) if n.workspace_bytes]
     guard = GUARD_BYTES if switches.check >= 2 else 0
     placement = place(laid, order, workspaces, reuse=switches.reuse, inplace=switches.inplace, guard=guard)
-    bytecode, places = lower(laid, order, needs, placement, guard)
+    bytecode, places = lower(laid, order, calls, needs, placement, guard)
     check(bytecode, laid.program, places, dict(zip(order.steps, needs, strict=True)))
     return Plan(
         laid, order, placement, needs, bytecode, tuple(places[v] for v in laid.program.outputs), switches.threads
     )
 
 
-def _needs(laid: Laid, order: Order, needs_of: Needs) -> tuple[KernelNeeds, ...]:
+def _needs(order: Order, calls: Sequence[Call], needs_of: Needs) -> tuple[KernelNeeds, ...]:
     """What each instruction needs."""
     cached: dict[object, KernelNeeds] = {}
     needs = []
-    for node in order.steps:
-        forms = argument_forms(laid, node)
-        key = (node.op.name, *encode_attrs(node.op, node.attrs), *forms)
+    for node, call in zip(order.steps, calls, strict=True):
+        key = (node.op.name, *call.words, *call.forms)
         if key not in cached:
-            cached[key] = needs_of(node, records(forms))
+            cached[key] = needs_of(node, records(call.forms))
         needs.append(cached[key])
     return tuple(needs)

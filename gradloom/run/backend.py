@@ -6,12 +6,13 @@ A new backend implements Backend and Executable (run/executable.py) and is regis
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from importlib import import_module
 from typing import ClassVar, Protocol
 
 import numpy as np
 
-from ..base.errors import BackendError
+from ..base.errors import BackendError, SettingError
 from ..base.settings import Switches
 from ..graph.value import Node
 from ..plan.bytecode import KernelNeeds, signature
@@ -59,6 +60,8 @@ class Backend(Protocol):
 
 
 _registered: dict[str, type[Backend]] = {}
+_devices: dict[str, Callable[[Switches, int], Backend]] = {}
+LATE = {"gpu": "gradloom.gpu.backend"}  # backends that register themselves when their module is imported, on first use
 
 
 def register(made: type[Backend]) -> None:
@@ -66,11 +69,32 @@ def register(made: type[Backend]) -> None:
     _registered[made.name] = made
 
 
+def register_device(name: str, make: Callable[[Switches, int], Backend]) -> None:
+    """Add a backend of which a machine may have several: "name" is number 0, "name:1" the next one."""
+    _devices[name] = make
+
+
+def named(who: str, device: str | None, backend: str | None, default: str = "cpu") -> str:
+    """The name under either word; SettingError when both are given. who: the function, for the message."""
+    if device is not None and backend is not None:
+        raise SettingError(f"{who}: device={device!r} and backend={backend!r} say the same thing; need one of them")
+    name = default if device is None and backend is None else device if device is not None else backend
+    if not isinstance(name, str):
+        raise SettingError(f"{who}: device={name!r} is not usable; need a name, such as 'cpu' or 'gpu'")
+    return name
+
+
 def backend(name: str, switches: Switches) -> Backend:
     """The backend of this name; BackendError when there is none, or when it cannot compute here."""
-    if name not in _registered:
-        raise BackendError(f"backend: {name!r} is not known; need one of {', '.join(_registered)}")
-    made = _registered[name](switches)
+    kind, _, place = name.partition(":")
+    if kind in LATE and kind not in _devices:
+        import_module(LATE[kind])
+    if kind in _devices and (place.isdecimal() or kind == name):
+        made = _devices[kind](switches, int(place or 0))
+    elif name in _registered:
+        made = _registered[name](switches)
+    else:
+        raise BackendError(f"backend: {name!r} is not known; need one of {', '.join([*_registered, *LATE])}")
     there, why = made.available()
     if not there:
         raise BackendError(why)

@@ -13,7 +13,7 @@ from ..graph.graph import check_graph, check_updates
 from ..graph.value import Value, builds_graphs, describe
 from ..transform.passes import rewrite, rounded
 from ..transform.program import Program, gather
-from .backend import Buffer, has_kernel, plan_for
+from .backend import Buffer, has_kernel, named, plan_for
 from .backend import backend as backend_of
 
 
@@ -23,7 +23,8 @@ def compile(
     outputs: Value | Sequence[Value],
     updates: Sequence[Value] = (),
     *,
-    backend: str = "cpu",
+    device: str | None = None,
+    backend: str | None = None,
     threads: int | None = None,
     isa: str | None = None,
     reuse: bool | None = None,
@@ -39,8 +40,9 @@ def compile(
     """Plan, prove and load a program.
 
     outputs: one or several values to read after each call. updates: outputs of update ops to carry out (updates that
-    belong to nodes on the way, such as running statistics, are carried out anyway). backend: "cpu", "numpy" (float64
-    references, the definition), "null" (plans only), or what was registered (run/backend.py). arena: memory of its own
+    belong to nodes on the way, such as running statistics, are carried out anyway). device: "cpu" (when not given),
+    "gpu", "gpu:1" (docs/devices.md), "numpy" (float64 references, the definition), "null" (plans only), or what was
+    registered (run/backend.py); backend is another name of the same argument. arena: memory of its own
     (Backend.allocate), so that the program does not wait for all others; it must share no array that is written. The
     rest are the switches of gradloom.base.settings.
     Returns a callable: run(name=array, ...) -> list of arrays; run.plan is the proved plan.
@@ -80,7 +82,7 @@ def compile(
         debug=debug,
         check=check,
     )
-    made = backend_of(backend, chosen)
+    made = backend_of(named("compile", device, backend), chosen)
     program = gather(values, updates)
     check_updates(program.nodes)
     if not made.planned:

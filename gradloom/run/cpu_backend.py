@@ -23,29 +23,24 @@ except ImportError as error:  # a source tree on the path that was never built h
         f"gradloom: the native core is not in {os.path.dirname(os.path.dirname(__file__))}: this is a source tree; "
         "run from another folder, install it with `pip install -e .`, or build it in place (CONTRIBUTING.md)"
     ) from error
-from ..base.arguments import one_line, what_is
+from ..base.arguments import what_is
 from ..base.errors import (
     BackendError,
-    GraphError,
     GuardTripped,
     IndexOutOfRange,
     NotFinite,
     SettingError,
-    TrainError,
 )
 from ..base.memory import need_memory, show_bytes
 from ..base.settings import Switches
 from ..graph.declaration import Spec
-from ..graph.stored import aligned_empty
+from ..graph.stored import aligned_empty, bring_home
 from ..graph.value import Node
 from ..plan.bytecode import SETTING_BYTES, KernelNeeds, encode_attrs, signature
 from ..plan.plan import Plan
 from ..transform.program import Program
 from .backend import Buffer, no_memory
-from .executable import Executable, called
-
-STOP_DONE, STOP_GUARD, STOP_INDEX, STOP_NONFINITE, STOP_BOUNDS, STOP_REQUESTED, STOP_DEADLINE = range(7)
-
+from .planned import STOP_DEADLINE, STOP_DONE, STOP_REQUESTED, PlannedExecutable
 
 Arena = _core.Arena  # memory in huge pages: .bytes, .huge_bytes
 
@@ -122,7 +117,7 @@ class CpuBackend:
         return made
 
 
-class CpuExecutable(Executable):
+class CpuExecutable(PlannedExecutable):
     """A proved plan in the native core."""
 
     plan: Plan
@@ -149,9 +144,7 @@ class CpuExecutable(Executable):
             k: self._inputs[o : o + self.inputs[k].bytes].view(self.inputs[k].dtype.numpy).reshape(self.inputs[k].shape)
             for k, o in bytecode.input_offsets.items()
         }
-        self.settings_words = dict(bytecode.settings)
-        self.outputs = [Spec(v.shape, v.dtype) for v in self.program.outputs]
-        sizes = [v.bytes for v in self.program.outputs]
+        sizes = self.output_bytes
         records = [(*place, size) for place, size in zip(self.plan.output_places, sizes, strict=True)]
         with self.lock:
             check_memory(bytecode.arena_bytes - self.arena.bytes)
@@ -210,6 +203,7 @@ class CpuExecutable(Executable):
     def _run_native(self, steps: int, rows: np.ndarray | None, deadline: float) -> tuple[int, np.ndarray | None]:
         switches = self.switches
         with self.lock:
+            bring_home(self.reads)
             before, done = self._native.steps_run, 0
             try:
                 records = np.empty((steps, self.record_bytes), np.uint8) if self.record_bytes else None
@@ -231,21 +225,6 @@ class CpuExecutable(Executable):
                 failed.outputs = self.read(records[:done])
             raise failed
         return done, records
-
-    def settings_rows(self, steps: int, values: Mapping[str, Any]) -> np.ndarray:
-        """The settings table for so many steps; each value is a number or an array of one number per step.
-
-        SettingError for a finite one that its dtype makes infinite."""
-        rows = np.zeros((steps, len(self.settings_words)), np.int64)
-        with np.errstate(over="raise"):
-            for key, word in self.settings_words.items():
-                kind = self.settings[key].dtype
-                try:
-                    rows[:, word : word + 1].view(kind.numpy)[:, 0] = np.asarray(values[key])
-                except FloatingPointError:
-                    seen = f"{key}={one_line(values[key])} is not finite in {kind.name}"
-                    raise SettingError(f"run: {seen}; need a number that is nearer to 0") from None
-        return rows
 
     def read(self, records: np.ndarray) -> list[np.ndarray]:
         """The outputs out of records: one array of shape [steps, *shape] each (a view)."""
@@ -296,22 +275,6 @@ class CpuExecutable(Executable):
             mark = "  on denormal numbers (flush=True takes them as 0)" if met else ""
             lines.append(f"{least / 1e3:10.2f} {moved / max(least, 1):8.1f} {flops / max(least, 1):8.1f}  {what}{mark}")
         return "\n".join(lines)
-
-    def failure(self, done: int, stop: int, node_id: int, index: int, value: int) -> Exception:
-        """The error for what the core has stopped at."""
-        node = self.plan.bytecode.nodes.get(node_id)
-        where = called(node) if node else f"node {node_id}"
-        if stop == STOP_INDEX:
-            among = node.op.id_range(node.inputs, node.attrs) if node else None
-            need = "" if among is None else f"; need {among}"
-            return IndexOutOfRange(done, f"{where}: id {value} at position {index} is out of range{need}")
-        if stop == STOP_GUARD:
-            return GuardTripped(done, f"{where}: the loss or a gradient is not finite")
-        if stop == STOP_NONFINITE:
-            return NotFinite(done, f"{where} produced a number that is not finite, at element {index}", node, index)
-        if stop == STOP_BOUNDS:
-            return TrainError(f"{where} wrote outside its output, at byte {index} of the arena")
-        return GraphError(f"{where}: stopped for reason {stop}")
 
 
 def node_cost(node: Node) -> tuple[float, float]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..base.arguments import nearest
 from ..base.errors import SettingError
+from ..run.backend import named
 from ..run.compile import compile as compile_program
 
 
@@ -24,6 +25,15 @@ def check_options(who: str, options: Mapping[str, Any], function: Callable[..., 
         if name not in known:
             hint = nearest(name, known, f"need one of {', '.join(sorted(known))}")
             raise SettingError(f"{who}: {name} is not an argument{hint}")
+
+
+def with_backend(who: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with the device, where one is given, under the name of backend."""
+    made = dict(options)
+    device, backend = made.pop("device", None), made.pop("backend", None)
+    if device is not None or backend is not None:
+        made["backend"] = named(who, device, backend)
+    return made
 
 
 def check_batch(batch_size: int, rows: int | None = None, what: str = "batch_size") -> None:

@@ -157,8 +157,9 @@ def dp_train(
             f"optimizer: {type(optimizer).__name__} was made with parameters, but each replica has its own; need one "
             f"without: {type(optimizer).__name__}(lr=...)"
         )
-    if "backend" in options or "arena" in options:
-        raise SettingError(f"dp_train: {' and '.join({'backend', 'arena'} & set(options))} cannot be chosen here")
+    chosen = [name for name in ("device", "backend", "arena") if name in options]
+    if chosen:
+        raise SettingError(f"dp_train: {' and '.join(chosen)} cannot be chosen here")
     if not hasattr(samples, "__len__") or not hasattr(samples, "__getitem__") or isinstance(samples, Mapping):
         raise DataError(f"samples: got {type(samples).__name__}; need a sequence of pairs or dicts")
     count = len(samples)

@@ -24,6 +24,7 @@ from ..graph.structure import digests
 from ..graph.value import Value
 from ..optim.optimizer import Optimizer
 from ..parallel.communicator import checksum
+from ..run.backend import LATE, backend
 from ..run.cpu_backend import choose_isa
 from ..step.state import shown
 from .batches import CompiledBatch
@@ -125,10 +126,18 @@ def environment_of(options: Mapping[str, Any]) -> dict[str, str]:
         "gradloom": __version__,
         "backend": str(options.get("backend", "cpu")),
         "isa": choose_isa(chosen.isa),
+        **_device(str(options.get("backend", "cpu"))),
         "precision": chosen.precision,
         "flush": str(chosen.flush),
         "machine": platform.machine(),
     }
+
+
+def _device(name: str) -> dict[str, str]:
+    """What a backend of devices runs on: another adapter or driver gives other bits."""
+    if name.partition(":")[0] not in LATE:
+        return {}
+    return {"device": backend(name, switches()).available()[1]}
 
 
 class Identity:

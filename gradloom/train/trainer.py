@@ -28,7 +28,7 @@ from ..plan.plan import Plan
 from ..run.compile import compile as compile_program
 from ..step.exchange import check_exchange
 from ..step.state import TrainState
-from .arguments import check_options, check_skip
+from .arguments import check_options, check_skip, with_backend
 from .batches import CompiledBatch, RowRange
 from .forms import Forms
 from .local import LocalSteps
@@ -119,6 +119,7 @@ class Trainer:
         **options: Any,
     ) -> None:
         check_options("Trainer", options, Trainer)
+        options = with_backend("Trainer", options)
         if build not in ("forward", "grad", "opt"):
             raise SettingError(f"build: {build!r} is not known; need forward, grad or opt")
         accumulate, seed = as_whole("accumulate", accumulate, 1), as_whole("seed", seed, 0)

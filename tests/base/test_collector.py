@@ -6,7 +6,7 @@ import os
 import pytest
 
 import gradloom as gl
-from gradloom.base.collector import paused
+from gradloom.base.collector import LARGE, paused
 
 
 def test_it_pauses_inside_and_only_there() -> None:
@@ -26,6 +26,23 @@ def test_it_stays_disabled_where_the_user_has_disabled_it() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_what_a_long_pause_leaves_is_collected_once() -> None:
+    """Also garbage that was young before: by one collection of both young generations, at the end of the pause."""
+    collected = []
+    gc.callbacks.append(lambda phase, about: collected.append(about["generation"]) if phase == "stop" else None)
+    try:
+        with paused():
+            made: list[list] = [[] for _ in range(2 * LARGE)]
+            for one in made[:100]:
+                one.append(one)
+        assert collected == [1]
+        with paused():
+            made.clear()
+        assert collected == [1]
+    finally:
+        gc.callbacks.pop()
 
 
 def test_errors_of_compile_enable_it_again() -> None:

@@ -14,7 +14,7 @@ from gradloom.graph.leaves import stored_value
 from gradloom.graph.stored import Stored
 from gradloom.ops.common import draw_blocks
 from gradloom.plan import check as proof
-from gradloom.plan.bytecode import KernelNeeds, lower
+from gradloom.plan.bytecode import KernelNeeds, call_of, lower
 from gradloom.run.null_backend import NullExecutable
 
 KINDS = [k.name for k in QUANTISED]
@@ -181,7 +181,8 @@ def test_the_proof_counts_blocks(mutant) -> None:
     run: NullExecutable = gl.compile(ops.cast(w[1:4, 32:96], "f32"), backend="null")
     plan = run.plan
     needs = [KernelNeeds()] * len(plan.order.steps)
-    bytecode, places = lower(plan.laid, plan.order, needs, plan.placement)
+    calls = [call_of(plan.laid, node) for node in plan.order.steps]
+    bytecode, places = lower(plan.laid, plan.order, calls, needs, plan.placement)
     program = plan.laid.program
     proof.check(bytecode, program, places)
     name, change = mutant

@@ -277,6 +277,7 @@ def check(
 ) -> list[np.ndarray | None]:
     """Run sample `number` of the op and hold it against the reference. Returns the outputs.
 
+    isa: an instruction set of the CPU, or "gpu".
     alias: {output: input} shares bytes; twice: these two inputs are one value; compare=False: only run. The harness
     puts guard bytes around every buffer, fills outputs and scratch with NaN and sees that inputs stay as they are.
     """
@@ -295,17 +296,15 @@ def check(
     shared, unwanted = update_aliases(node, inputs)
     shared |= alias or {}
     outputs = [(v.dtype.name, v.shape) for v in node.outputs]
-    got = run(
-        name,
-        placed,
-        outputs,
-        attr_list(node),
-        isa=isa,
-        sig=signature(node),
-        alias=shared,
-        threads=threads,
-        unwanted=unwanted,
-    )
+    if isa == "gpu":
+        from tests.gpu.harness import default_place, run_node
+
+        got = run_node(node, placed, alias=shared, unwanted=unwanted, place=default_place())
+    else:
+        got = run(
+            name, placed, outputs, attr_list(node), isa=isa, sig=signature(node), alias=shared, threads=threads,
+            unwanted=unwanted,
+        )  # fmt: skip
     if not compare:
         return got
     want, want_f32 = _wanted(name, number, layout, tuple(twice), node, placed)

@@ -15,7 +15,7 @@ from gradloom.graph.value import Node, Value
 from gradloom.plan.bytecode import encode_attrs, signature
 from gradloom.plan.check import check
 from gradloom.plan.layout import dense_strides, is_dense
-from gradloom.plan.memory import _height, _most_alive, _pack
+from gradloom.plan.memory import _first_fit, _height, _most_alive, _pack
 from gradloom.plan.plan import Plan
 
 
@@ -204,6 +204,23 @@ def test_buffers_never_overlap(seed: int) -> None:
     deaths = [b + int(rng.integers(0, 12)) for b in births]
     height, bound = packed((64 * rng.integers(0, 30, n)).tolist(), births, deaths)
     assert bound <= height <= 1.15 * bound
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_each_buffer_lies_in_the_lowest_gap(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(0, 150))
+    size, birth = 64 * rng.integers(0, 8, n), rng.integers(0, rng.choice([5, 40, 200]), n)
+    death = birth + rng.integers(0, rng.choice([1, 8, 150]), n)
+    order = rng.permutation(n) if seed % 2 else np.lexsort((birth, -size))
+    expected = [0] * n
+    for count, i in enumerate(order):
+        meet = [j for j in order[:count] if birth[j] <= death[i] and birth[i] <= death[j]]
+        for low, high in sorted((expected[j], expected[j] + size[j]) for j in meet):
+            if low - expected[i] >= size[i]:
+                break
+            expected[i] = max(expected[i], high)
+    assert _first_fit(size, birth, death, order) == expected
 
 
 def test_real_training_steps_come_close_to_the_lower_bound() -> None:

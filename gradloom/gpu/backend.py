@@ -1,0 +1,350 @@
+"""The backend "gpu": programs on an adapter, by WebGPU."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..base.errors import BackendError, GuardTripped, IndexOutOfRange, NotFinite, SettingError
+from ..base.interrupts import postponed
+from ..base.settings import Switches
+from ..graph.value import Node
+from ..plan.bytecode import SETTING_BYTES, KernelNeeds
+from ..plan.plan import Plan
+from ..run.backend import Buffer, register_device
+from ..run.planned import PlannedExecutable
+from ..transform.program import Program
+from .device import Gpu, device
+from .kernels.all import KERNELS
+from .program import STATUS_BYTES, Arena, Encoded, Layout, Loader, bind_groups, needs_of
+from .source import CALL_BYTES
+from .stored import Copies, write
+
+AHEAD = 64  # steps in one submission, at most
+RECORD_BYTES = 16 << 20  # of one submission, unless one step has more
+SUBMISSION_SECONDS = 0.025  # what one submission should take; two are on their way
+
+
+class Place:
+    """What all programs on a device share."""
+
+    def __init__(self, made: Gpu) -> None:
+        self.device = made
+        self.copies = Copies(made)
+        self.arena = Arena(made)
+
+
+_places: dict[int, Place] = {}
+_making = threading.Lock()
+
+
+def place_of(number: int) -> Place:
+    """The place of a number, made on first use."""
+    made = device(number)
+    with _making:
+        if number not in _places:
+            _places[number] = Place(made)
+        return _places[number]
+
+
+class GpuBackend:
+    """Hands proved plans to a device."""
+
+    name: ClassVar[str] = "gpu"
+    planned: ClassVar[bool] = True
+
+    def __init__(self, switches: Switches, number: int = 0, place: Place | None = None) -> None:
+        """place: instead of that of the number; for tests of other limits."""
+        self.switches, self._why_not = switches, ""
+        try:
+            self.place = place_of(number) if place is None else place
+        except BackendError as error:
+            self._why_not = str(error)
+
+    def available(self) -> tuple[bool, str]:
+        return not self._why_not, self._why_not or self.place.device.name
+
+    def signatures(self) -> Collection[tuple[str, str]]:
+        return KERNELS.keys()
+
+    def needs(self, node: Node, args: np.ndarray) -> KernelNeeds:
+        groups, workspace = needs_of(node, args)
+        return KernelNeeds((groups,), 0, workspace)
+
+    def allocate(self, bytes: int) -> Arena:
+        made = Arena(self.place.device)
+        made.ensure(bytes)
+        return made
+
+    def load(self, program: Program, plan: Plan | None, arena: Buffer | None = None) -> GpuExecutable:
+        assert plan is not None
+        return GpuExecutable(program, plan, self.switches, self.place, arena)
+
+
+class GpuExecutable(PlannedExecutable):
+    """A proved plan on a device."""
+
+    def __init__(
+        self, program: Program, plan: Plan, switches: Switches, place: Place, own: Buffer | None = None
+    ) -> None:
+        super().__init__(program, plan, switches, own_lock=own is not None)
+        if own is not None and not isinstance(own, Arena):
+            raise SettingError(f"arena: got {type(own).__name__}; need memory that the backend's allocate(bytes) gave")
+        self.device, self.copies = place.device, place.copies
+        self.arena = place.arena if own is None else own
+        self._steps_run, self._stopping = 0, False
+        self._times: list[list[int]] | None = None
+        bytecode = plan.bytecode
+        self._inputs = np.zeros(max(bytecode.inputs_bytes, 1), np.uint8)
+        self._slots = {
+            k: self._inputs[o : o + v.bytes].view(v.dtype.numpy).reshape(v.shape)
+            for k, v in self.inputs.items()
+            for o in (bytecode.input_offsets[k],)
+        }
+        with self.lock:
+            self._load()
+        self._debug()
+
+    def _load(self) -> None:
+        bytecode, device = self.plan.bytecode, self.device
+        self.arena.ensure(max(bytecode.arena_bytes, 64))
+        self.layout = Layout(bytecode, device, self.copies)
+        loader = Loader(bytecode, device, self.layout, self.switches)
+        self._encoded: list[list[Encoded]] = loader.run()
+        tape, calls = loader.tape.arrays()
+        self._tape = device.buffer(tape.nbytes, "the tape")
+        device.queue.write_buffer(self._tape, 0, tape)
+        usage = device.usage
+        self._calls = device.raw.create_buffer(size=max(len(calls), CALL_BYTES), usage=usage.UNIFORM | usage.COPY_DST)
+        device.queue.write_buffer(self._calls, 0, calls)
+        self._fixed = device.buffer(self.layout.fixed_bytes, "constants and inputs")
+        if bytecode.constants:
+            write(device, self._fixed, self.layout.constants, np.frombuffer(bytecode.constants, np.uint8))
+        self.layout.buffers["fixed"] = self._fixed
+        self._generation = -1  # of the arena that the bind groups are for
+        self._lay_out_records()
+
+    def _lay_out_records(self) -> None:
+        """Where each output of a step lies in its record, behind the status; how many steps go in one submission."""
+        self._recorded: list[tuple[Any, int, int, int]] = []  # buffer's key, its offset, the record's offset, bytes
+        self._found: list[tuple[int, int]] = []  # (byte of the record, bytes) of each output
+        at = STATUS_BYTES
+        for (segment, offset), size in zip(self.plan.output_places, self.output_bytes, strict=True):
+            key, start = self.layout.place(segment, offset)
+            begin = start // 4 * 4
+            length = -(-(start + size - begin) // 4) * 4 if size else 0
+            if length:
+                self._recorded.append((key, begin, at, length))
+            self._found.append((at + start - begin, size))
+            at += length
+        self._stride = at
+        self._ahead = max(1, min(AHEAD, RECORD_BYTES // at))
+        self._row_bytes = SETTING_BYTES * len(self.settings_words)
+        self._records: list[Any] = [None, None]
+        self._rows: list[Any] = [None, None]
+
+    def _debug(self) -> None:
+        if self.switches.debug >= 2:
+            self.profile()
+        if self.switches.debug >= 1:
+            print(self.plan.summary(), file=sys.stderr)
+        if self.switches.debug >= 4:
+            print(self.plan.bytecode, file=sys.stderr)
+
+    # ---- running ---------------------------------------------------------------------------------------
+
+    @property
+    def steps_run(self) -> int:
+        return self._steps_run
+
+    def fed(self) -> dict[str, np.ndarray]:
+        return dict(self._slots)
+
+    def copy_in(self, given: Mapping[str, np.ndarray]) -> None:
+        for key, array in given.items():
+            self._slots[key][...] = array
+
+    def stop(self) -> None:
+        self._stopping = True
+
+    def profile(self, on: bool = True) -> None:
+        """Each instruction is submitted and waited for by itself from now on: its wall time, with the cost of that."""
+        self._times = [[] for _ in self._encoded] if on else None
+
+    def timings(self) -> list[tuple[str, int, int]]:
+        nodes = self.plan.order.steps
+        pairs = zip(nodes, self._times or [], strict=False)
+        return [(f"{n.op.name} {n.label}", min(t, default=0), sum(t)) for n, t in pairs]
+
+    def run_steps(self, steps: int, settings: Mapping[str, Any], deadline: float) -> tuple[int, list[np.ndarray]]:
+        rows = self.settings_rows(steps, settings) if self.settings else None
+        done, records = self._run(steps, rows, deadline)
+        return done, self.read(records)
+
+    def run_rows(self, steps: int, rows: np.ndarray | None) -> tuple[int, np.ndarray]:
+        """run_many with the table of settings made and the inputs written to the places that `fed` gives: (steps done,
+        records). It does not tell anybody that it reads and writes stored arrays."""
+        self.check_files()
+        return self._run(steps, rows, 0.0)
+
+    def read(self, records: np.ndarray) -> list[np.ndarray]:
+        """The outputs out of records: one array of shape [steps, *shape] each."""
+        columns = []
+        for spec, (start, size) in zip(self.outputs, self._found, strict=True):
+            column = np.ascontiguousarray(records[:, start : start + size])
+            columns.append(column.view(spec.dtype.numpy).reshape((len(records), *spec.shape)))
+        return columns
+
+    def _run(self, steps: int, rows: np.ndarray | None, deadline: float) -> tuple[int, np.ndarray]:
+        with self.lock, postponed() as interrupted, self.device.errors("a run"):
+            self._prepare()
+            self._stopping = False
+            begun, submitted, size = time.monotonic(), 0, 1
+            waiting: list[tuple[int, int, Any, float]] = []  # which pair of buffers, steps, promise, when
+            found: list[np.ndarray] = []
+            failed: np.ndarray | None = None
+            try:
+                while submitted < steps or waiting:
+                    late = deadline and submitted and time.monotonic() - begun >= deadline
+                    more = submitted < steps and failed is None and not (late or self._stopping or interrupted())
+                    if more and len(waiting) < 2:
+                        count = min(size, steps - submitted, self._ahead)
+                        pair = (waiting[-1][0] ^ 1) if waiting else 0
+                        part = None if rows is None else rows[submitted : submitted + count]
+                        waiting.append((pair, count, self._submit(pair, count, part), time.monotonic()))
+                        submitted += count
+                        continue
+                    if not waiting:
+                        break
+                    pair, count, promise, since = waiting.pop(0)
+                    records = self._collect(pair, count, promise)
+                    if failed is None:
+                        stops = records[:, :4].copy().view(np.uint32)[:, 0]
+                        good = int(np.argmax(stops != 0)) if stops.any() else count
+                        failed = records[good, :STATUS_BYTES].copy().view(np.uint32) if good < count else None
+                        found.append(records[:good])
+                        self._steps_run += good
+                    if time.monotonic() - since < SUBMISSION_SECONDS:
+                        size = min(2 * size, self._ahead)
+            finally:
+                for _, count, promise, _ in waiting:
+                    promise.sync_wait()
+                    self._records = [None, None]
+                    self._steps_run += count
+                if submitted:
+                    self.copies.written(self.writes)
+            if failed is not None:
+                write(self.device, self._fixed, 0, np.zeros(STATUS_BYTES, np.uint8))
+        records = np.concatenate(found) if found else np.empty((0, self._stride), np.uint8)
+        if failed is not None:
+            _, node, index, low, high = (int(v) for v in failed[:5])
+            value = (high << 32 | low) - (1 << 64) * (high >> 31)
+            error = self.failure(len(records), int(failed[0]), node, index, value)
+            if isinstance(error, (GuardTripped, NotFinite, IndexOutOfRange)):
+                error.outputs = self.read(records)
+            raise error
+        return len(records), records
+
+    def _prepare(self) -> None:
+        """Upload what the host has written; bind groups again where the arena has grown."""
+        self.copies.upload(self.reads)
+        if self.inputs:
+            write(self.device, self._fixed, self.layout.inputs, self._inputs[: self.plan.bytecode.inputs_bytes])
+        self.arena.ensure(max(self.plan.bytecode.arena_bytes, 64))
+        if self._generation != self.arena.generation:
+            self.layout.buffers["arena"] = self.arena.buffer
+            groups = bind_groups(self.device, self._encoded, self.layout.buffers, self._calls, self._tape)
+            self._list = [
+                [(one.pipeline, groups[one.buffers], (one.offset,), one.x, one.y) for one in step]
+                for step in self._encoded
+            ]
+            self._generation = self.arena.generation
+
+    def _submit(self, pair: int, count: int, rows: np.ndarray | None) -> Any:
+        """Encode so many steps and hand them over; the promise is kept when their records can be read."""
+        device = self.device
+        if self._records[pair] is None or self._records[pair].size < count * self._stride:
+            usage = device.usage
+            if self._records[pair] is not None:
+                device.drop(self._records[pair])
+            self._records[pair] = device.buffer(
+                count * self._stride, "the outputs of a step", usage.MAP_READ | usage.COPY_DST
+            )
+        records = self._records[pair]
+        if rows is not None:
+            if self._rows[pair] is None or self._rows[pair].size < count * self._row_bytes:
+                self._rows[pair] = device.buffer(count * self._row_bytes, "settings")
+            device.queue.write_buffer(self._rows[pair], 0, np.ascontiguousarray(rows))
+        if self._times is not None:
+            self._submit_timed(pair, count, rows is not None)
+            return records.map_async("READ_NOSYNC")
+        encoder = device.raw.create_command_encoder()
+        for step in range(count):
+            self._begin(encoder, pair, step, rows is not None)
+            encode(encoder, self._list)
+            self._end(encoder, records, step)
+        device.queue.submit([encoder.finish()])
+        return records.map_async("READ_NOSYNC")
+
+    def _begin(self, encoder: Any, pair: int, step: int, settings: bool) -> None:
+        if settings:
+            size = self._row_bytes
+            encoder.copy_buffer_to_buffer(self._rows[pair], step * size, self._fixed, STATUS_BYTES, size)
+
+    def _end(self, encoder: Any, records: Any, step: int) -> None:
+        at = step * self._stride
+        encoder.copy_buffer_to_buffer(self._fixed, 0, records, at, STATUS_BYTES)
+        for key, begin, to, length in self._recorded:
+            encoder.copy_buffer_to_buffer(self.layout.buffers[key], begin, records, at + to, length)
+
+    def _submit_timed(self, pair: int, count: int, settings: bool) -> None:
+        assert self._times is not None
+        device = self.device
+        for step in range(count):
+            encoder = device.raw.create_command_encoder()
+            self._begin(encoder, pair, step, settings)
+            device.queue.submit([encoder.finish()])
+            for times, one in zip(self._times, self._list, strict=True):
+                device.queue.read_buffer(self._fixed, 0, 4)  # waits
+                begun = time.perf_counter_ns()
+                encoder = device.raw.create_command_encoder()
+                encode(encoder, [one])
+                device.queue.submit([encoder.finish()])
+                device.queue.read_buffer(self._fixed, 0, 4)
+                times.append(time.perf_counter_ns() - begun)
+            encoder = device.raw.create_command_encoder()
+            self._end(encoder, self._records[pair], step)
+            device.queue.submit([encoder.finish()])
+
+    def _collect(self, pair: int, count: int, promise: Any) -> np.ndarray:
+        """The records of a submission, when it is done: u8 [steps, bytes of a record]."""
+        promise.sync_wait()
+        records = self._records[pair]
+        data = np.frombuffer(records.read_mapped(0, count * self._stride), np.uint8)
+        records.unmap()
+        return data.reshape(count, self._stride)
+
+    def __del__(self) -> None:
+        for name in ("_tape", "_calls", "_fixed"):
+            buffer = self.__dict__.pop(name, None)
+            if buffer is not None:
+                buffer.destroy()
+
+
+def encode(encoder: Any, steps: Sequence[Sequence[tuple[Any, Any, tuple[int], int, int]]]) -> None:
+    """A loop without decisions."""
+    running = encoder.begin_compute_pass()
+    for step in steps:
+        for pipeline, group, offset, x, y in step:
+            running.set_pipeline(pipeline)
+            running.set_bind_group(0, group, offset)
+            running.dispatch_workgroups(x, y)
+    running.end()
+
+
+register_device("gpu", GpuBackend)

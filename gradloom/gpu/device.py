@@ -1,0 +1,195 @@
+"""Adapters, and devices made of them: limits, buffers, pipelines."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..base.arguments import one_line
+from ..base.dtypes import DType
+from ..base.errors import BackendError
+from ..base.memory import show_bytes
+from .calls import Dispatch
+from .source import CALL_BYTES, module
+
+# The limits that a device is asked for, by WebGPU's names; other ones stay at WebGPU's defaults.
+LIMITS = (
+    "max-storage-buffer-binding-size", "max-buffer-size", "max-compute-workgroup-storage-size",
+    "max-compute-invocations-per-workgroup", "max-compute-workgroup-size-x",
+)  # fmt: skip
+SEGMENTS = (
+    6  # buffers of data that a dispatch may touch beside `fixed`: WebGPU promises 8 storage buffers, two are ours
+)
+INSTALL = "pip install 'gradloom[gpu]'"
+DRIVER = "need a driver for Vulkan (on Debian without a GPU: apt install mesa-vulkan-drivers), Metal or DX12"
+
+
+def _wgpu() -> Any:
+    """The package, or one line that says how to install it."""
+    try:
+        import wgpu
+        import wgpu.backends.wgpu_native
+    except ImportError:
+        raise BackendError(f"gpu: the package wgpu is not installed; need {INSTALL}") from None
+    except Exception as error:  # its library does not load on this system
+        raise BackendError(f"gpu: the package wgpu cannot be used: {one_line(error)}; need {INSTALL}") from None
+    return wgpu
+
+
+@contextlib.contextmanager
+def _no_display() -> Iterator[None]:
+    """Keeps drivers from printing that they find no display where the session has none: nothing is shown here."""
+    unset = "XDG_RUNTIME_DIR" not in os.environ
+    if unset:
+        os.environ["XDG_RUNTIME_DIR"] = tempfile.gettempdir()
+    try:
+        yield
+    finally:
+        if unset:
+            os.environ.pop("XDG_RUNTIME_DIR", None)
+
+
+@functools.cache
+def adapters() -> tuple[Any, ...]:
+    """The adapters of this machine, hardware first; one per piece of hardware. BackendError without wgpu or adapter."""
+    wgpu = _wgpu()
+    with contextlib.suppress(Exception):  # too late where somebody else uses wgpu in this process: then all are asked
+        from wgpu.backends.wgpu_native.extras import set_instance_extras
+
+        set_instance_extras(backends=["Vulkan", "Metal", "DX12"])
+    try:
+        with _no_display():
+            every = wgpu.gpu.enumerate_adapters_sync()
+    except Exception as error:
+        raise BackendError(f"gpu: no adapter: {one_line(error)}; {DRIVER}") from None
+    seen = [a for a in every if a.info["backend_type"] in ("Vulkan", "Metal", "D3D12")]
+    if not seen:
+        raise BackendError(f"gpu: there is no adapter; {DRIVER}")
+    order = {"DiscreteGPU": 0, "IntegratedGPU": 1, "CPU": 3}
+    return tuple(sorted(seen, key=lambda a: order.get(a.info["adapter_type"], 2)))
+
+
+def adapter(place: int) -> Any:
+    """The adapter of this number."""
+    there = adapters()
+    if place >= len(there):
+        names = ", ".join(f"gpu:{i} {name_of(a)}" for i, a in enumerate(there))
+        raise BackendError(f"gpu:{place}: there is no such adapter; need one of {names}")
+    return there[place]
+
+
+def name_of(made: Any) -> str:
+    info = made.info
+    return f"{info['device'] or info['vendor']} ({info['backend_type']})"
+
+
+class Gpu:
+    """An adapter in use. All programs on it share its arena (program.py) and the copies of stored arrays (stored.py).
+
+    limits: the numbers that programs keep to. default_limits: ask for no more than WebGPU promises everywhere.
+    """
+
+    def __init__(self, place: int = 0, default_limits: bool = False) -> None:
+        self.place, self.adapter = place, adapter(place)
+        self.name = name_of(self.adapter)
+        wgpu = _wgpu()
+        asked = {} if default_limits else {k: self.adapter.limits[k] for k in LIMITS}
+        try:
+            self.raw = self.adapter.request_device_sync(required_limits=asked)
+        except Exception as error:
+            raise BackendError(f"gpu: {self.name} gives no device: {one_line(error)}") from None
+        self.limits: dict[str, int] = dict(self.raw.limits)
+        self.binding_bytes = min(self.limits["max-storage-buffer-binding-size"], self.limits["max-buffer-size"])
+        self.binding_bytes -= self.binding_bytes % 256
+        self.queue = self.raw.queue
+        self.usage, self.stage = wgpu.BufferUsage, wgpu.ShaderStage
+        self.bytes = 0  # of the buffers that are there now
+        self._layouts: dict[int, tuple[Any, Any]] = {}
+        self._pipelines: dict[tuple[Any, ...], Any] = {}
+
+    # ---- buffers ---------------------------------------------------------------------------------------
+
+    def buffer(self, bytes: int, what: str, usage: int = 0) -> Any:
+        """Memory on the device, of zeros; BackendError where it is more than a binding takes or than there is."""
+        size = max(-(-bytes // 256) * 256, 256)
+        if size > self.binding_bytes:
+            most = f"{self.name} takes {show_bytes(self.binding_bytes)} in one piece (max-storage-buffer-binding-size)"
+            raise BackendError(f"gpu: {what} is {show_bytes(bytes)}; {most}; need a smaller one, or device='cpu'")
+        plain = self.usage.STORAGE | self.usage.COPY_SRC | self.usage.COPY_DST
+        with self.errors(f"{what} ({show_bytes(bytes)})"):
+            made = self.raw.create_buffer(size=size, usage=usage or plain)
+        self.bytes += size
+        return made
+
+    def drop(self, buffer: Any) -> None:
+        """Give the memory back."""
+        self.bytes -= buffer.size
+        buffer.destroy()
+
+    @contextlib.contextmanager
+    def errors(self, what: str) -> Iterator[None]:
+        """What the device refuses, as a BackendError of one line."""
+        wgpu = _wgpu()
+        try:
+            yield
+        except wgpu.GPUOutOfMemoryError:
+            raise BackendError(f"gpu: {self.name} has no more memory for {what}; need smaller batches") from None
+        except (wgpu.GPUError, RuntimeError) as error:
+            raise BackendError(f"gpu: {self.name}, {what}: {one_line(error)}") from None
+
+    # ---- pipelines -------------------------------------------------------------------------------------
+
+    def layout(self, segments: int) -> tuple[Any, Any]:
+        """(layout of the bind group, of the pipeline) for so many segments beside `fixed`."""
+        if segments not in self._layouts:
+            kinds = ["read-only-storage", "storage", *["storage"] * segments]
+            entries: list[dict[str, Any]] = [
+                {
+                    "binding": 0,
+                    "visibility": self.stage.COMPUTE,
+                    "buffer": {"type": "uniform", "has_dynamic_offset": True, "min_binding_size": CALL_BYTES},
+                }
+            ]
+            entries += [
+                {"binding": i + 1, "visibility": self.stage.COMPUTE, "buffer": {"type": kind}}
+                for i, kind in enumerate(kinds)
+            ]
+            group = self.raw.create_bind_group_layout(entries=entries)
+            self._layouts[segments] = group, self.raw.create_pipeline_layout(bind_group_layouts=[group])
+        return self._layouts[segments]
+
+    def pipeline(self, dispatch: Dispatch, slots: Sequence[int | None], kinds: Sequence[DType | None]) -> Any:
+        """The compiled kernel of a dispatch whose arguments lie in these slots."""
+        defines: Mapping[str, str] = dispatch.defines
+        key = (dispatch.source, dispatch.entry, tuple(slots), tuple(kinds), tuple(sorted(defines.items())))
+        if key not in self._pipelines:
+            text = module(dispatch.source, slots, kinds, defines)
+            segments = max([s for s in slots if s is not None], default=0)
+            try:
+                compiled = self.raw.create_shader_module(code=text)
+                self._pipelines[key] = self.raw.create_compute_pipeline(
+                    layout=self.layout(segments)[1], compute={"module": compiled, "entry_point": dispatch.entry}
+                )
+            except _wgpu().GPUError as error:
+                what = f"the kernel {'+'.join(dispatch.source)}: {dispatch.entry}"
+                raise BackendError(
+                    f"gpu: {self.name} does not compile {what}: {' '.join(str(error).split())}"
+                ) from None
+        return self._pipelines[key]
+
+
+_devices: dict[int, Gpu] = {}
+_making = threading.Lock()
+
+
+def device(place: int = 0) -> Gpu:
+    """The device of an adapter, made on first use and kept."""
+    with _making:
+        if place not in _devices:
+            _devices[place] = Gpu(place)
+        return _devices[place]

@@ -1,0 +1,56 @@
+"""What this machine can compute on: the CPU and the adapters."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass, field
+
+from ..base.errors import BackendError
+from ..base.memory import memory
+from ..run.machine import isas
+from .device import LIMITS, adapters
+
+
+@dataclass(frozen=True)
+class Device:
+    """A place that programs run on. name: what `device=` takes. kind: CPU, DiscreteGPU, IntegratedGPU, ...; driver: who
+    speaks to it. memory_bytes: None where the system does not tell. limits: of WebGPU, by name, in bytes or counts."""
+
+    name: str
+    hardware: str
+    vendor: str
+    kind: str
+    driver: str
+    memory_bytes: int | None
+    features: tuple[str, ...]
+    limits: dict[str, int] = field(default_factory=dict)
+
+
+def devices() -> list[Device]:
+    """The CPU, then each adapter: "gpu", "gpu:1", ... Without the package wgpu, or a driver, the CPU alone."""
+    there = memory()
+    total = None if there is None else there.total
+    found = [Device("cpu", platform.processor() or platform.machine(), "", "CPU", "native", total, tuple(isas()))]
+    try:
+        every = adapters()
+    except BackendError:
+        every = ()
+    for i, adapter in enumerate(every):
+        info = adapter.info
+        limits = {name: int(adapter.limits[name]) for name in LIMITS}
+        found.append(
+            Device(
+                f"gpu:{i}" if i else "gpu", info["device"], info["vendor"], info["adapter_type"],
+                f"{info['backend_type']}, {info['description']}", None, tuple(sorted(adapter.features)), limits,
+            )
+        )  # fmt: skip
+    return found
+
+
+def why_no_gpu() -> str:
+    """Why there is no adapter; "" where there is one."""
+    try:
+        adapters()
+    except BackendError as error:
+        return str(error)
+    return ""

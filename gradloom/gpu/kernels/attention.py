@@ -1,0 +1,98 @@
+"""Attention and its gradient, without a T x T matrix.
+
+The gradient's outputs may lie in its inputs, which other workgroups still read: dk, dv (and dq of more than PIECE
+dimensions) are made in the workspace and copied at the end; dq comes after dk and dv.
+"""
+
+from __future__ import annotations
+
+from ...base.dtypes import f32
+from ..calls import Arg, Call, Dispatch, groups_for
+from .table import kernel
+
+BLOCK = 32  # queries and keys of a tile
+PIECE = 256  # dimensions of a workgroup's output
+ABSENT = 0xFFFFFFFF
+
+
+def _words(call: Call, q: Arg, k: Arg, cached: bool) -> tuple[int | float, ...]:
+    """The words of wgsl/attention.wgsl but for the last two."""
+    window, cap = call.attrs["window"], call.attrs["softcap"]
+    kept = ABSENT if window is None or window >= k.shape[1] else window
+    scale = float(call.attrs["scale"])
+    return (*q.shape[1:], k.shape[1], k.shape[2], int(cached), kept, scale, 0.0 if cap is None else float(cap))
+
+
+def _check(positions: Arg, keys: int) -> Dispatch:
+    """Stops the run at a position that cannot be. keys: of the cache, or 0."""
+    return Dispatch(("tree", "positions"), "check_positions", (positions,), 1, (positions.shape[1], keys))
+
+
+def _dims(d: int) -> dict[str, str]:
+    return {"DIMS": str(-(-min(d, PIECE) // 16))}
+
+
+def _pieces(d: int) -> int:
+    return -(-d // PIECE)
+
+
+def _forward(call: Call) -> list[Dispatch]:
+    q, k, _, positions, *_ = call.args
+    b, t, heads, d = q.shape
+    cached = bool(call.attrs["cached"])
+    made = [_check(positions, k.shape[1] if cached else 0)]
+    blocks, pieces = -(-t // BLOCK), _pieces(d)
+    if b * blocks:
+        words = (*_words(call, q, k, cached), blocks, pieces)
+        files = ("math", "tree", "attention", "attention_forward")
+        groups = b * heads * blocks * pieces
+        made.append(Dispatch(files, "attention", call.args, groups, words, _dims(d)))
+    return made
+
+
+def _workspace(call: Call) -> int:
+    """delta, dk, dv; and dq where it comes in pieces."""
+    q, k = call[1], call[2]
+    return 4 * (_padded(q.size // q.shape[-1]) + 2 * _padded(k.size) + (q.size if _pieces(q.shape[-1]) > 1 else 0) + 16)
+
+
+def _padded(size: int) -> int:
+    return -(-size // 16) * 16
+
+
+def _copy(from_: Arg, to: Arg) -> Dispatch:
+    return Dispatch(("copy_words",), "copy_words", (from_, to), groups_for(to.size))
+
+
+def _backward(call: Call) -> list[Dispatch]:
+    g, q, k, v, y, lse, positions, g_lse, dq, dk, dv, workspace = call.args
+    b, t, heads, d = q.shape
+    made = [_check(positions, 0)]
+    blocks, pieces = -(-t // BLOCK), _pieces(d)
+    if not b * blocks:
+        return made
+    delta = workspace.seen_with(f32, lse.shape)
+    at = _padded(delta.size)
+    dk_made, dv_made = (workspace.seen_with(f32, k.shape, at + i * _padded(k.size)) for i in range(2))
+    dq_made = dq if pieces == 1 else workspace.seen_with(f32, q.shape, at + 2 * _padded(k.size))
+    words = (*_words(call, q, k, False), blocks, pieces)
+    files = ("math", "attention", "attention_back")
+    read = (q, k, v, positions, g, lse, delta)
+    heads_of_keys = k.shape[2]
+    made += [
+        Dispatch(("attention_delta",), "attention_delta", (g, y, g_lse, delta), groups_for(delta.size), (d,)),
+        Dispatch(
+            (*files, "attention_keys"), "attention_keys", (*read, dk_made, dv_made),
+            b * heads_of_keys * blocks * pieces, words, _dims(d),
+        ),
+        Dispatch(
+            (*files, "attention_queries"), "attention_queries", (*read, dq_made), b * heads * blocks * pieces, words,
+            _dims(d),
+        ),
+    ]  # fmt: skip
+    made += [_copy(one, to) for one, to in ((dk_made, dk), (dv_made, dv)) if to.present]
+    return made if dq_made is dq else [*made, _copy(dq_made, dq)]
+
+
+kernel("attention", "f32_i32_f32", _forward)
+kernel("attention_back", "f32_i32_f32", _backward, workspace=_workspace)

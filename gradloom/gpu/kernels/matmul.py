@@ -1,0 +1,45 @@
+"""Matrix products, batched, with a bias and relu or a gate at the end."""
+
+from __future__ import annotations
+
+import math
+
+from ...base.dtypes import bf16
+from ..calls import Call, Dispatch, spread
+from .product import NARROW, element, sources, tile
+from .table import kernel
+
+
+def _product(call: Call) -> list[Dispatch]:
+    x, y, *more, z = call.args
+    m, n = z.shape[-2:]
+    height, width = tile(m, n)
+    across, down = -(-n // (16 * width)), -(-m // (16 * height))
+    batch = z.shape[:-2]
+    if not z.size:
+        return []
+    a, b = (spread(v, (*batch, *v.shape[-2:])).strides for v in (x, y))
+    words = [m, n, x.shape[-1], across, down, a[-2], a[-1], b[-1], b[-2], len(batch)]
+    for axis in reversed(range(len(batch))):
+        words += [batch[axis], a[axis], b[axis]]
+    defines = {
+        "HEIGHT": str(height), "WIDTH": str(width), "LEFT": element(x, 0), "K": "1",
+        "RIGHT": element(y, 1, rounded=x.dtype is bf16), "FINISH": _finish(call),
+    }  # fmt: skip
+    groups = across * down * math.prod(batch)
+    return [Dispatch(sources(y, "product", "matmul"), "matmul", (x, y, z, *more), groups, tuple(words), defines)]
+
+
+def _finish(call: Call) -> str:
+    """What the sum z becomes, in WGSL."""
+    if call.node.op.name == "matmul_relu_back":
+        return "select(0.0, z, at_3(at) > 0.0)"
+    if call.node.op.name == "matmul":
+        return "z"
+    value = "z + at_3(j)" if call[2].present else "z"
+    return f"relu({value})" if call.attrs["act"] == "relu" else value
+
+
+SIGNATURES = ("f32", *(f"f32_{t}_f32" for t in NARROW), "bf16_f32", *(f"bf16_{t}_f32" for t in NARROW if t != "bf16"))
+for _name in ("matmul", "matmul_act", "matmul_relu_back"):
+    kernel(_name, SIGNATURES, _product)

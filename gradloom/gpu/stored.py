@@ -1,0 +1,107 @@
+"""Stored arrays on a device: uploaded when the host has written them, downloaded when the host reads them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from ..graph.stored import Stored
+from .device import Gpu
+
+ALIGNMENT = 64
+PIECE = 32 << 20  # bytes of one upload: what the driver holds twice meanwhile
+
+
+class Pool:
+    """A buffer that several arrays lie in; it is given back with the last of them."""
+
+    def __init__(self, device: Gpu, bytes: int, what: str) -> None:
+        self.buffer = device.buffer(bytes, what)
+        weakref.finalize(self, device.drop, self.buffer)
+
+
+class Copy:
+    """An array on a device. version: of the stored array whose contents lie here."""
+
+    def __init__(self, device: Gpu, pool: Pool, offset: int, bytes: int) -> None:
+        self.device, self.pool, self.offset, self.bytes = device, pool, offset, bytes
+        self.version = -1
+
+    def upload(self, stored: Stored) -> None:
+        """Bring here what the host has written."""
+        version = stored.version
+        data = np.ascontiguousarray(stored.read()).reshape(-1).view(np.uint8)
+        for start in range(0, data.size, PIECE):
+            write(self.device, self.pool.buffer, self.offset + start, data[start : start + PIECE])
+        self.version = version
+
+    def bring(self, array: np.ndarray) -> None:
+        flat = array.reshape(-1).view(np.uint8)
+        flat[...] = read(self.device, self.pool.buffer, self.offset, flat.size)
+
+
+class Copies:
+    """All stored arrays on a device."""
+
+    def __init__(self, device: Gpu) -> None:
+        self.device = device
+        self._known: weakref.WeakKeyDictionary[Stored, Copy] = weakref.WeakKeyDictionary()
+
+    def place(self, several: Iterable[Stored]) -> list[Copy]:
+        """Where each lies; those that are new here lie side by side, in as few buffers as the device allows."""
+        several = list(several)
+        new = [s for s in dict.fromkeys(several) if s not in self._known]
+        most, group, size = self.device.binding_bytes, list[Stored](), 0
+        for stored in [*new, None]:
+            bytes = 0 if stored is None else -(-stored.bytes // ALIGNMENT) * ALIGNMENT
+            if group and (stored is None or size + bytes > most):
+                self._allocate(group, size)
+                group, size = [], 0
+            if stored is not None:
+                group.append(stored)
+                size += bytes
+        return [self._known[s] for s in several]
+
+    def _allocate(self, group: list[Stored], size: int) -> None:
+        largest = max(group, key=lambda s: s.bytes)
+        pool, offset = Pool(self.device, size, f"the array {largest.name}"), 0
+        for stored in group:
+            self._known[stored] = Copy(self.device, pool, offset, stored.bytes)
+            offset += -(-stored.bytes // ALIGNMENT) * ALIGNMENT
+
+    def upload(self, several: Iterable[Stored]) -> None:
+        """Before a run: whatever was written elsewhere since it lay here."""
+        for stored in several:
+            copy = self._known[stored]
+            if copy.version != stored.version:
+                copy.upload(stored)
+
+    def written(self, several: Iterable[Stored]) -> None:
+        """After a run: the newest contents of these lie here."""
+        for stored in several:
+            copy = self._known[stored]
+            stored.version += 1
+            copy.version, stored.away = stored.version, copy
+
+
+def write(device: Gpu, buffer: Any, offset: int, data: np.ndarray) -> None:
+    """Bytes into a buffer; up to three more behind them are overwritten by zeros."""
+    if not data.size:
+        return
+    if data.size % 4:
+        data = np.concatenate([data, np.zeros(-data.size % 4, np.uint8)])
+    with device.errors("an upload"):
+        device.queue.write_buffer(buffer, offset, data)
+
+
+def read(device: Gpu, buffer: Any, offset: int, bytes: int) -> np.ndarray:
+    """Bytes out of a buffer."""
+    if not bytes:
+        return np.empty(0, np.uint8)
+    start = offset // 4 * 4
+    with device.errors("a download"):
+        found = device.queue.read_buffer(buffer, start, -(-(offset + bytes - start) // 4) * 4)
+    return np.frombuffer(found, np.uint8)[offset - start : offset - start + bytes]

@@ -1,0 +1,65 @@
+"""PlannedExecutable: what executables of a proved plan share: the table of settings, failures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..base.arguments import one_line
+from ..base.errors import GraphError, GuardTripped, IndexOutOfRange, NotFinite, SettingError, TrainError
+from ..base.settings import Switches
+from ..graph.declaration import Spec
+from ..plan.plan import Plan
+from ..transform.program import Program
+from .executable import Executable, called
+
+# Why a run has ended, as in csrc/bytecode.h; a device reports the same numbers.
+STOP_DONE, STOP_GUARD, STOP_INDEX, STOP_NONFINITE, STOP_BOUNDS, STOP_REQUESTED, STOP_DEADLINE = range(7)
+
+
+class PlannedExecutable(Executable):
+    """A loaded program with its proved plan.
+
+    outputs: shape and dtype of each. settings_words: key -> word in a row of settings.
+    """
+
+    plan: Plan
+
+    def __init__(self, program: Program, plan: Plan, switches: Switches, own_lock: bool = False) -> None:
+        super().__init__(program, plan, switches, own_lock=own_lock)
+        self.settings_words = dict(plan.bytecode.settings)
+        self.outputs = [Spec(v.shape, v.dtype) for v in self.program.outputs]
+        self.output_bytes = [v.bytes for v in self.program.outputs]
+
+    def settings_rows(self, steps: int, values: Mapping[str, Any]) -> np.ndarray:
+        """The settings table for so many steps; each value is a number or an array of one number per step.
+
+        SettingError for a finite one that its dtype makes infinite."""
+        rows = np.zeros((steps, len(self.settings_words)), np.int64)
+        with np.errstate(over="raise"):
+            for key, word in self.settings_words.items():
+                kind = self.settings[key].dtype
+                try:
+                    rows[:, word : word + 1].view(kind.numpy)[:, 0] = np.asarray(values[key])
+                except FloatingPointError:
+                    seen = f"{key}={one_line(values[key])} is not finite in {kind.name}"
+                    raise SettingError(f"run: {seen}; need a number that is nearer to 0") from None
+        return rows
+
+    def failure(self, done: int, stop: int, node_id: int, index: int, value: int) -> Exception:
+        """The error for what the run has stopped at."""
+        node = self.plan.bytecode.nodes.get(node_id)
+        where = called(node) if node else f"node {node_id}"
+        if stop == STOP_INDEX:
+            among = node.op.id_range(node.inputs, node.attrs) if node else None
+            need = "" if among is None else f"; need {among}"
+            return IndexOutOfRange(done, f"{where}: id {value} at position {index} is out of range{need}")
+        if stop == STOP_GUARD:
+            return GuardTripped(done, f"{where}: the loss or a gradient is not finite")
+        if stop == STOP_NONFINITE:
+            return NotFinite(done, f"{where} produced a number that is not finite, at element {index}", node, index)
+        if stop == STOP_BOUNDS:
+            return TrainError(f"{where} wrote outside its output, at byte {index} of the arena")
+        return GraphError(f"{where}: stopped for reason {stop}")

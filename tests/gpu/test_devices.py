@@ -1,0 +1,104 @@
+"""What a machine has, and what is said where something is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import gradloom as gl
+from gradloom import ops
+from gradloom.gpu import device as devices
+from gradloom.gpu.backend import GpuBackend, place_of
+from gradloom.run import backend as backends
+from gradloom.train.arguments import with_backend
+
+
+def test_devices_lists_the_cpu_and_every_adapter() -> None:
+    cpu, gpu, *_ = gl.devices()
+    assert (cpu.name, gpu.name) == ("cpu", "gpu") and cpu.memory_bytes
+    assert gpu.limits["max-storage-buffer-binding-size"] >= 128 << 20 and gpu.hardware and gpu.kind
+
+
+@pytest.mark.no_adapter
+def test_device_and_backend_are_one_setting() -> None:
+    y = ops.exp(gl.input("x", (3,)))
+    with pytest.raises(gl.SettingError, match="compile: device='gpu' and backend='cpu' say the same thing"):
+        gl.compile(y, device="gpu", backend="cpu")
+    with pytest.raises(gl.SettingError, match="compile: device=3 is not usable"):
+        gl.compile(y, device=3)  # type: ignore[arg-type]
+    with pytest.raises(gl.BackendError, match="backend: 'gpus' is not known; need one of cpu, numpy, null.*, gpu"):
+        gl.compile(y, device="gpus")
+    assert with_backend("fit", {"device": "gpu", "threads": 2}) == {"backend": "gpu", "threads": 2}
+    assert np.allclose(gl.compile(y, device="cpu")(x=np.zeros(3))[0], 1.0)
+
+
+def test_an_adapter_that_is_not_there_is_named() -> None:
+    with pytest.raises(gl.BackendError, match="gpu:7: there is no such adapter; need one of gpu:0 "):
+        gl.compile(ops.exp(gl.input("x", (3,))), device="gpu:7")
+
+
+@pytest.mark.no_adapter
+def test_without_the_package_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices.adapters.cache_clear()
+    monkeypatch.setitem(sys.modules, "wgpu", None)
+    monkeypatch.setattr(devices, "_devices", {})
+    with pytest.raises(gl.BackendError, match=r"gpu: the package wgpu is not installed; need pip install 'gradloom\["):
+        gl.compile(ops.exp(gl.input("x", (3,))), device="gpu")
+    assert [d.name for d in gl.devices()] == ["cpu"]
+    devices.adapters.cache_clear()
+
+
+def test_without_an_adapter_one_line_says_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    import wgpu
+
+    devices.adapters.cache_clear()
+    monkeypatch.setattr(devices, "_devices", {})
+    monkeypatch.setattr(wgpu.gpu, "enumerate_adapters_sync", list)
+    with pytest.raises(gl.BackendError, match="gpu: there is no adapter; need a driver for Vulkan"):
+        gl.compile(ops.exp(gl.input("x", (3,))), device="gpu")
+    devices.adapters.cache_clear()
+
+
+def test_a_limit_of_the_adapter_names_the_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place_of(0).device, "binding_bytes", 1 << 20)
+    table = gl.parameter(np.zeros((600, 500), np.float32), name="table")
+    with pytest.raises(gl.BackendError, match="the array table is 1.14 MiB; .* takes 1.00 MiB in one piece"):
+        gl.compile(ops.sum(table), device="gpu")
+    monkeypatch.undo()
+    assert gl.compile(ops.sum(table), device="gpu")()[0] == 0.0
+
+
+def test_arrays_are_split_over_buffers_that_the_adapter_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place_of(0).device, "binding_bytes", 1 << 17)
+    arrays = [gl.parameter(np.full(20_000, k, np.float32), name=f"a{k}") for k in range(4)]
+    run = gl.compile([ops.sum(a) for a in arrays], ops.assign(arrays[2], arrays[2] + 1.0), device="gpu")
+    assert [float(v) for v in run()] == [0, 20_000, 40_000, 60_000]
+    assert [float(v) for v in run()] == [0, 20_000, 60_000, 60_000]
+    assert [a.numpy()[-1] for a in arrays] == [0.0, 1.0, 4.0, 3.0]
+
+
+def test_what_has_no_kernel_is_named_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gradloom.gpu import backend
+
+    few = {key: kernel for key, kernel in backend.KERNELS.items() if key[0] != "sin"}
+    monkeypatch.setattr(backend, "KERNELS", few)
+    with pytest.raises(gl.BackendError, match=r"gpu .* has no kernel for: sin f32 \(sin#"):
+        gl.compile(ops.sin(gl.input("x", (3,))), device="gpu")
+
+
+@pytest.mark.no_adapter
+def test_nothing_of_it_is_imported_before_it_is_used() -> None:
+    code = (
+        "import sys, numpy as np, gradloom as gl; x = gl.input('x', (2,)); gl.compile(x * 2.0)(x=np.ones(2));"
+        "print([m for m in sys.modules if m.split('.')[0] == 'wgpu' or m.startswith('gradloom.gpu')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.no_adapter
+def test_the_name_is_taken_from_the_registry() -> None:
+    assert backends.LATE == {"gpu": "gradloom.gpu.backend"} and GpuBackend.name == "gpu"

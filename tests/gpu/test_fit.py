@@ -1,0 +1,132 @@
+"""fit, Trainer, evaluate and predict on a device, beside the CPU."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradloom as gl
+from gradloom.nn.module import Module
+from tests.noise import assert_noise
+
+Data = tuple[np.ndarray, np.ndarray]
+
+
+def net(seed: int = 4, dropout: float = 0.0) -> Module:
+    layers = [gl.nn.Linear(6, 16, activation="relu"), gl.nn.Dropout(dropout), gl.nn.Linear(16, 3)]
+    return gl.nn.Sequential(*layers).init(seed)
+
+
+def rows(n: int = 60) -> Data:
+    rng = np.random.default_rng(8)
+    x = rng.standard_normal((n, 6)).astype(np.float32)
+    return x, np.argmax(x[:, :3] + 0.3 * x[:, 3:], 1)
+
+
+def losses(device: str, optimizer: Any, steps: int = 20, **more: Any) -> tuple[list[float], dict[str, np.ndarray]]:
+    """The loss of each of the first steps, and the weights after them."""
+    model, (x, y) = net(**more), rows()
+    trainer = gl.train.Trainer(model, "cross_entropy", optimizer, seed=1, device=device)
+    found = [trainer.step(x[at : at + 12], y[at : at + 12]).loss for at in np.arange(steps) * 12 % 60]
+    return found, model.state_dict()
+
+
+def test_twenty_losses_and_the_weights_are_those_of_the_cpu() -> None:
+    """Plain SGD: to the noise of f32 around the float64 references."""
+    double, cpu, gpu = (losses(device, gl.optim.SGD(lr=0.2)) for device in ("numpy", "cpu", "gpu"))
+    assert_noise("losses", gpu[0], cpu[0], double[0], longest=36)
+    for name in cpu[1]:
+        assert_noise(name, gpu[1][name], cpu[1][name], double[1][name], longest=36)
+    assert double[0][-1] < 0.7 * double[0][0]
+
+
+OPTIMIZERS = {
+    "sgd": lambda: gl.optim.SGD(lr=0.1, momentum=0.9, weight_decay=0.01),
+    "nesterov": lambda: gl.optim.SGD(lr=0.1, momentum=0.9, nesterov=True),
+    "adamw": lambda: gl.optim.AdamW(lr=1e-2),
+    "lion": lambda: gl.optim.Lion(lr=1e-3),
+    "rmsprop": lambda: gl.optim.RMSprop(lr=1e-3, momentum=0.5),
+    "adafactor": lambda: gl.optim.Adafactor(),
+    "muon": lambda: gl.optim.Muon(lr=1e-2, groups=[{"match": "not_2d", "optimizer": gl.optim.AdamW(lr=1e-2)}]),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_trains_as_on_the_cpu(name: str) -> None:
+    cpu, gpu = (losses(device, OPTIMIZERS[name](), 8, dropout=0.25) for device in ("cpu", "gpu"))
+    assert np.allclose(cpu[0], gpu[0], rtol=2e-4), (cpu[0], gpu[0])
+
+
+def fitted(device: str, seed: int = 3, **more: Any) -> tuple[Module, Any]:
+    model = net(dropout=0.2)
+    history = gl.fit(
+        model, rows(), epochs=3, batch_size=16, micro_batch_size=6, val_split=0.2, max_norm=1.0, ema=0.9, seed=seed,
+        progress=False, device=device, optimizer=gl.optim.AdamW(lr=1e-2), **more,
+    )  # fmt: skip
+    return model, history
+
+
+def test_fit_is_the_same_to_the_bit_in_two_runs() -> None:
+    first, second, cpu = fitted("gpu"), fitted("gpu"), fitted("cpu")
+    one, two = first[0].state_dict(), second[0].state_dict()
+    assert all(one[k].tobytes() == two[k].tobytes() for k in one)
+    assert [e.train.loss for e in first[1]] == [e.train.loss for e in second[1]]
+    assert np.allclose([e.train.loss for e in first[1]], [e.train.loss for e in cpu[1]], rtol=1e-4)
+    assert np.isclose(first[1][-1].val.loss, cpu[1][-1].val.loss, rtol=1e-3)
+
+
+def test_evaluate_and_predict_agree_with_the_cpu() -> None:
+    model, (x, y) = net(), rows()
+    cpu, gpu = (gl.evaluate(model, (x, y), batch_size=16, device=device) for device in ("cpu", "gpu"))
+    assert np.isclose(cpu.loss, gpu.loss, rtol=1e-6) and cpu.accuracy == gpu.accuracy
+    assert np.allclose(gl.predict(model, x, device="gpu"), gl.predict(model, x), atol=1e-5)
+
+
+def test_a_run_that_was_stopped_ends_with_the_same_bits(tmp_path: Path) -> None:
+    """By a signal in the middle of an epoch."""
+    heard = [-100]
+
+    def listen(state: Any) -> None:
+        heard[0] += 1
+        if heard[0] == 7:
+            signal.raise_signal(signal.SIGINT)
+
+    whole = fitted("gpu", run=tmp_path / "a", on_train_batch=listen)[0].state_dict()
+    heard[0] = 0
+    with pytest.raises(KeyboardInterrupt):
+        fitted("gpu", run=tmp_path / "b", on_train_batch=listen)
+    heard[0] = -100
+    resumed = fitted("gpu", run=tmp_path / "b", on_train_batch=listen, resume=True)[0].state_dict()
+    assert -100 < heard[0] < -73 and all(whole[k].tobytes() == resumed[k].tobytes() for k in whole)
+
+
+def test_a_step_that_is_not_finite_names_the_row_and_keeps_the_weights() -> None:
+    x, y = rows()
+    x[37, 2] = np.nan
+    messages = []
+    for device in ("cpu", "gpu"):
+        model = net()
+        with pytest.raises(gl.NonFiniteError) as caught:
+            gl.fit(model, (x, y), epochs=1, batch_size=5, progress=False, device=device, optimizer=gl.optim.SGD())
+        messages.append(str(caught.value))
+        assert all(np.isfinite(w).all() for w in model.state_dict().values())
+    assert messages[0] == messages[1] and "row 37 of the data is not finite" in messages[0]
+    model = net()
+    gl.fit(model, (x, y), epochs=1, batch_size=5, progress=False, device="gpu", on_nonfinite="skip")
+    assert all(np.isfinite(w).all() for w in model.state_dict().values())
+
+
+def test_a_batch_goes_on_elsewhere() -> None:
+    """Steps on the CPU and on the device by turns: each takes up the weights and moments of the other."""
+    model, (x, y) = net(), rows()
+    optimizer = gl.optim.AdamW(model.parameters(), lr=1e-2)
+    trainers = {d: gl.train.Trainer(model, "cross_entropy", optimizer, seed=1, device=d) for d in ("cpu", "gpu")}
+    found = [trainers[("cpu", "gpu")[i % 2]].step(x, y).loss for i in range(6)]
+    alone = net()
+    optimizer = gl.optim.AdamW(alone.parameters(), lr=1e-2)
+    trainer = gl.train.Trainer(alone, "cross_entropy", optimizer, seed=1)
+    assert np.allclose(found, [trainer.step(x, y).loss for _ in range(6)], rtol=1e-4)

@@ -1,0 +1,157 @@
+"""Every kernel of the table against the references: op x sample x layout x aliases, as tests/ops/test_kernels.py does
+on the CPU, on a device with no more than WebGPU promises everywhere; and on one with what the adapter has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gradloom.gpu.backend import place_of
+from gradloom.gpu.kernels.all import KERNELS
+from gradloom.graph.opspec import REGISTRY
+from gradloom.plan.bytecode import signature
+from tests.gpu.harness import default_place, run_node
+from tests.ops.cases import (
+    LAYOUTS,
+    aliases_of,
+    arranged,
+    case_id,
+    check,
+    kernel_ops,
+    node_of,
+    samples_of,
+    update_aliases,
+)
+
+MOST = 70_000  # elements of the inputs: software adapters are slow
+
+
+def _has(case: tuple[str, int]) -> bool:
+    sample = samples_of(case[0])[case[1]]
+    node = node_of(REGISTRY[case[0]], sample.inputs, sample.attrs)
+    return (case[0], signature(node)) in KERNELS and size_of(case) <= MOST
+
+
+def size_of(case: tuple[str, int]) -> int:
+    return sum(x.size for x in samples_of(case[0])[case[1]].inputs if x is not None)
+
+
+CASES = [
+    (spec.name, i)
+    for spec in kernel_ops()
+    if any(spec.name == op for op, _ in KERNELS)
+    for i in range(len(samples_of(spec.name)))
+    if _has((spec.name, i))
+]
+NAMES = sorted({name for name, _ in CASES})
+SMALL = 4_000
+
+
+def of(name: str) -> list[tuple[str, int]]:
+    return [case for case in CASES if case[0] == name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_kernel(name: str) -> None:
+    for case in of(name):
+        check(*case, "gpu")
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if {s.name for s in REGISTRY[n].inputs} - REGISTRY[n].dense])
+def test_kernel_on_strided_inputs(name: str) -> None:
+    for case in of(name):
+        for layout in LAYOUTS[1:]:
+            if size_of(case) > SMALL or arranged(REGISTRY[name], samples_of(name)[case[1]].inputs, layout) is None:
+                continue
+            if name == "max_pool2d" and layout == "repeated":
+                continue
+            check(*case, "gpu", layout=layout)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if REGISTRY[n].may_overwrite])
+def test_kernel_over_its_inputs(name: str) -> None:
+    """The output in the place of each input that may_overwrite names; also where two such inputs are one value."""
+    for case in of(name):
+        if size_of(case) > SMALL:
+            continue
+        sample = samples_of(name)[case[1]]
+        aliases = aliases_of(node_of(REGISTRY[name], sample.inputs, sample.attrs), sample.inputs)
+        twins = [
+            (i, j) for a in aliases for b in aliases for k, i in a.items() for m, j in b.items() if k == m and i < j
+        ]
+        for twice in ((), *twins):
+            separate = check(*case, "gpu", twice=twice, compare=False)
+            for alias in aliases:
+                got = check(*case, "gpu", alias=alias, twice=twice, compare=False)
+                for k, (a, b) in enumerate(zip(separate, got, strict=True)):
+                    assert a is None or a.tobytes() == b.tobytes(), f"{case}: output {k} over {alias} {twice}"
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if any(s.optional for s in REGISTRY[n].outputs)])
+def test_kernel_without_its_optional_outputs(name: str) -> None:
+    """Outputs that nobody wants have no memory; the others have the same bits."""
+    spec = REGISTRY[name]
+    for case in of(name):
+        sample = samples_of(name)[case[1]]
+        if size_of(case) > SMALL or any(s.name in spec.updates for s in spec.outputs):
+            continue
+        node = node_of(spec, sample.inputs, sample.attrs)
+        every = run_node(node, sample.inputs)
+        unwanted = [k for k, s in enumerate(spec.outputs) if s.optional]
+        for without in {tuple(unwanted), *((k,) for k in unwanted)}:
+            for a, b in zip(every, run_node(node, sample.inputs, unwanted=without), strict=True):
+                assert b is None or a.tobytes() == b.tobytes(), f"{case} without {without}"
+
+
+def reading_ids(name: str) -> list[int]:
+    kinds: dict[Any, int] = {}
+    for _, i in of(name):
+        sample = samples_of(name)[i]
+        node = node_of(REGISTRY[name], sample.inputs, sample.attrs)
+        among = REGISTRY[name].id_range(node.inputs, node.attrs)
+        if among is not None and size_of((name, i)) <= SMALL:
+            kinds.setdefault((among.count is None, among.ignored), i)
+    return list(kinds.values())
+
+
+IDS = [(name, i) for name in NAMES if REGISTRY[name].ids is not None for i in reading_ids(name)]
+
+
+@pytest.mark.parametrize("case", IDS, ids=case_id)
+def test_an_id_out_of_range_stops_the_run(case: tuple[str, int]) -> None:
+    """One beyond each end of the range that the op declares."""
+    spec, sample = REGISTRY[case[0]], samples_of(case[0])[case[1]]
+    node = node_of(spec, sample.inputs, sample.attrs)
+    among = spec.id_range(node.inputs, node.attrs)
+    assert among is not None
+    at = [s.name for s in spec.inputs].index(among.input)
+    ids = sample.inputs[at]
+    place = int(sample.inputs[2]) if spec.name == "take_batch" else ids.size - 1
+    for wrong in (-1, ids.shape[-1] if among.count is None else among.count):
+        inputs = list(sample.inputs)
+        inputs[at] = ids.copy()
+        inputs[at].flat[place] = wrong
+        shared, unwanted = update_aliases(node, inputs)
+        _, status = run_node(node, inputs, alias=shared, unwanted=unwanted, full=True)
+        assert status[0] == 2 and np.int32(np.uint32(status[3])) == wrong
+        assert status[4] == (0xFFFFFFFF if wrong < 0 else 0)
+        assert status[2] == place or spec.name == "take_batch"
+
+
+def test_adapters_own_limits_give_the_same_bits() -> None:
+    """Every kernel on the other device, too: the first small case of each."""
+    for name in NAMES:
+        small = [case for case in of(name) if size_of(case) <= SMALL]
+        if not small:
+            continue
+        sample = samples_of(name)[small[-1][1]]
+        node = node_of(REGISTRY[name], sample.inputs, sample.attrs)
+        shared, unwanted = update_aliases(node, sample.inputs)
+        both = [
+            run_node(node, sample.inputs, alias=shared, unwanted=unwanted, place=place)
+            for place in (default_place(), place_of(0))
+        ]
+        for a, b in zip(*both, strict=True):
+            assert a is None or a.tobytes() == b.tobytes(), name
