@@ -15,6 +15,7 @@ from .language import (
     DATA_HELP,
     AsChat,
     CompletionKey,
+    Device,
     Json,
     Lora,
     LossOn,
@@ -40,6 +41,7 @@ def evaluate(
     context: Annotated[int | None, typer.Option(help="Tokens per window. [default: 512, or the model's]")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Windows at a time. [default: about 512 tokens]")] = None,
     precision: Precision = None,
+    device: Device = None,
     threads: Threads = None,
     text_key: TextKey = None,
     prompt_key: PromptKey = None,
@@ -73,7 +75,14 @@ def evaluate(
     code = 0
     try:
         measured = measure(
-            loaded, rows, adapter, batch_size=batch_size, on_progress=shown.heard, precision=precision, threads=threads
+            loaded,
+            rows,
+            adapter,
+            batch_size=batch_size,
+            on_progress=shown.heard,
+            precision=precision,
+            device=device,
+            threads=threads,
         )
     except KeyboardInterrupt as stopped:
         if shown.so_far is None:

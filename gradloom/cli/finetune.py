@@ -83,7 +83,7 @@ def _prepare(
     say(f"{use.model}: {loaded.config}")
     for report in run.data.reports:
         say(str(report))
-    _announce(run)
+    _announce(run, use.device)
     if use.lora is not None and not use.resume:
         say(f"a new run from the weights of {use.lora}: optimiser, schedule and order of rows begin anew")
     run.prepare()
@@ -115,8 +115,10 @@ def _check_place(use: FinetuneSettings, *inputs: str) -> None:
             check_target(file)
 
 
-def _announce(run: Run) -> None:
-    """Which tensors train, which do not, and how."""
+def _announce(run: Run, device: str | None) -> None:
+    """Which tensors train, which do not, how, and on what."""
+    from ..base.settings import switches
+    from ..run.backend import backend
     from ..train.display import plural
 
     say(run.table)
@@ -126,6 +128,8 @@ def _announce(run: Run) -> None:
         f"{run.settings.lr:g}, {run.settings.schedule}; seed {run.settings.seed}"
         f"{'' if run.precision == 'f32' else f'; products in {run.precision}'}"
     )
+    if device is not None:
+        say(f"on {device}: {backend(device, switches()).available()[1]}")
 
 
 def _settings(run: Run, use: FinetuneSettings, inputs: Inputs) -> bytes:

@@ -12,6 +12,7 @@ import typer
 from .config import Asked
 from .language import (
     DATA_HELP,
+    DEVICE,
     LOSS_ON,
     THREADS,
     AsChat,
@@ -118,6 +119,7 @@ class FinetuneSettings:
     ] = 0.0
     seed: Annotated[Count, typer.Option(help="Of the adapter, the split, the order of the rows and dropout.")] = 0
     precision: Precision = decided
+    device: Annotated[Name | None, DEVICE] = None
     threads: Annotated[Whole | None, UNSAVED, THREADS] = None
     train_dtype: Annotated[
         Literal["f32"] | None, typer.Option(help="f32: quantised and half tensors train as copies.")
@@ -160,9 +162,12 @@ class FinetuneSettings:
 def settle(asked: Asked[FinetuneSettings]) -> FinetuneSettings:
     """With the defaults that follow from the method; SettingError for settings that exclude one another."""
     from ..base.errors import SettingError
-    from ..base.settings import as_precision
+    from ..base.settings import as_precision, switches
+    from ..run.backend import backend
 
     use = asked.settings()
+    if use.device is not None:  # before anything is read
+        backend(use.device, switches())
     if use.epochs is not None and use.steps is not None:
         raise SettingError(f"{asked.told('epochs')} and {asked.told('steps')}: need one of them")
     out = use.out or _out_of(use.method)
@@ -210,8 +215,8 @@ def training(use: FinetuneSettings, ranks: Communicator | None) -> dict[str, Any
     """How is trained, as llm.finetune.Run takes it."""
     names = (
         "context", "batch_size", "micro_batch_size", "epochs", "steps", "lr", "schedule", "warmup", "weight_decay",
-        "val_split", "seed", "precision", "threads", "optimizer", "on_nonfinite", "sample_every", "ema", "run",
-        "resume", "overwrite", "checkpoint_every", "keep", "stop_after", "eval_rows", "patience", "keep_best",
+        "val_split", "seed", "precision", "device", "threads", "optimizer", "on_nonfinite", "sample_every", "ema",
+        "run", "resume", "overwrite", "checkpoint_every", "keep", "stop_after", "eval_rows", "patience", "keep_best",
     )  # fmt: skip
     made = {name: getattr(use, name) for name in names}
     made |= {"max_norm": use.max_norm or math.inf, "freeze": use.freeze or (), "sample_prompt": use.sample_prompt}

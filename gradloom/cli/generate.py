@@ -10,7 +10,7 @@ import typer
 from ..base.memory import resident_peak, show_bytes
 from ..base.settings import PRECISIONS
 from .common import exit_code, json_text, need_one_of, need_whole, say
-from .language import Precision, Template, chat_prompt, load_adapter, read_template
+from .language import Device, Precision, Template, chat_prompt, load_adapter, read_template
 
 TOKENS = 64  # to generate when not said, or fewer where the context ends
 
@@ -36,6 +36,7 @@ def generate(
     chat_template: Template = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given more than once.")] = None,
     precision: Precision = None,
+    device: Device = None,
     threads: Annotated[int | None, typer.Option(help="[default: the machine's cores]")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")] = False,
 ) -> int:
@@ -68,6 +69,7 @@ def generate(
             stop or (),
             shown.hear,
             precision=precision,
+            device=device,
             threads=threads,
         )
     except KeyboardInterrupt as stopped:

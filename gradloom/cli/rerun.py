@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import Exchange, Parallel, join, need_place, need_whole, say
+from .common import Exchange, Parallel, join, need_place, need_whole, say, to_paste
 from .config import Asked
 from .finetune import run as run_finetune
-from .finetune_settings import FinetuneSettings
+from .finetune_settings import FinetuneSettings, run_beside
 from .fit import run as run_fit
 from .fit_settings import FitSettings
 from .language import Json, Threads
@@ -47,6 +47,7 @@ def rerun(
     Asked(kind, values).settings()  # none is missing
     to = checked(out or _beside(file, kind, about), Place, "--out")
     _need_another_place(to, file, kind, about)
+    _need_finished(to, kind)
     _need_same_inputs(file, about, values)
     _say_what_differs({"flush": False} | about, values.get("precision"))  # a run of before there was a choice: False
     here = {"out": to, "threads": threads, "exchange": exchange, "json": json}
@@ -74,10 +75,27 @@ def _need_another_place(out: str, file: Path, kind: Any, about: dict[str, Any]) 
     from ..base.errors import SettingError
 
     is_fit = kind is FitSettings
-    folder = out if is_fit else str(Path(out).with_suffix(".run"))
+    folder = out if is_fit else run_beside(out)
     same = os.path.realpath(folder) == os.path.dirname(os.path.realpath(file))
     if same or (not is_fit and os.path.realpath(out) == os.path.realpath(str(about.get("out")))):
         raise SettingError(f"--out {out}: is the place of the run that is repeated; need another one")
+
+
+def _need_finished(out: str, kind: Any) -> None:
+    """FileError where a run lies that did not finish and can go on: a rerun, perhaps, that was stopped."""
+    from ..base.errors import FileError
+    from ..files.checkpoint_files import manifests
+    from ..files.lock import is_locked
+    from ..train.run_folder import read_run
+
+    command, folder = ("fit", out) if kind is FitSettings else ("finetune", run_beside(out))
+    there = read_run(folder)
+    if there is None or there["state"] == "finished" or is_locked(Path(folder), True):
+        return
+    if manifests(Path(folder) / "checkpoints")[0]:
+        line = to_paste(["gradloom", command, "--out", os.path.abspath(out), "--resume"])
+        need = f"need another --out; {line} goes on with it"
+        raise FileError(f"{folder}: holds a run that has not finished (at step {there['step']}); {need}")
 
 
 def _need_same_inputs(file: Path, about: dict[str, Any], values: dict[str, Any]) -> None:
@@ -129,4 +147,6 @@ def _beside(file: Path, kind: Any, about: dict[str, Any]) -> str:
             out = folder
         elif not out.exists():  # moved or renamed, with its run
             out = folder.with_name((folder.stem if folder.suffix == ".run" else folder.name) + out.suffix)
-    return str(out.with_name(f"{out.stem}-again{out.suffix}") if out.name else file.parent / "again")
+    if not out.name:
+        return str(file.parent / "again")
+    return str(out.with_name(f"{out.name}-again" if kind is FitSettings else f"{out.stem}-again{out.suffix}"))

@@ -22,7 +22,6 @@ from ..transform.program import Program
 from .device import Gpu, device
 from .kernels.all import KERNELS
 from .program import STATUS_BYTES, Arena, Encoded, Layout, Loader, bind_groups, needs_of
-from .source import CALL_BYTES
 from .stored import Copies, write
 
 AHEAD = 64  # steps in one submission, at most
@@ -47,7 +46,7 @@ def place_of(number: int) -> Place:
     """The place of a number, made on first use."""
     made = device(number)
     with _making:
-        if number not in _places:
+        if number not in _places or _places[number].device is not made:
             _places[number] = Place(made)
         return _places[number]
 
@@ -87,7 +86,8 @@ class GpuBackend:
 
 
 class GpuExecutable(PlannedExecutable):
-    """A proved plan on a device."""
+    """A proved plan on a device. ready: what the encoder walks: of each instruction its dispatches as (pipeline, bind
+    group, offset of the call, workgroups along x and y); made by the first run."""
 
     def __init__(
         self, program: Program, plan: Plan, switches: Switches, place: Place, own: Buffer | None = None
@@ -120,7 +120,7 @@ class GpuExecutable(PlannedExecutable):
         self._tape = device.buffer(tape.nbytes, "the tape")
         device.queue.write_buffer(self._tape, 0, tape)
         usage = device.usage
-        self._calls = device.raw.create_buffer(size=max(len(calls), CALL_BYTES), usage=usage.UNIFORM | usage.COPY_DST)
+        self._calls = device.buffer(len(calls), "the calls", usage.UNIFORM | usage.COPY_DST)
         device.queue.write_buffer(self._calls, 0, calls)
         self._fixed = device.buffer(self.layout.fixed_bytes, "constants and inputs")
         if bytecode.constants:
@@ -234,8 +234,9 @@ class GpuExecutable(PlannedExecutable):
             finally:
                 for _, count, promise, _ in waiting:
                     promise.sync_wait()
-                    self._records = [None, None]
                     self._steps_run += count
+                if waiting:  # they are still mapped
+                    self._records = [None, None]
                 if submitted:
                     self.copies.written(self.writes)
             if failed is not None:
@@ -259,7 +260,7 @@ class GpuExecutable(PlannedExecutable):
         if self._generation != self.arena.generation:
             self.layout.buffers["arena"] = self.arena.buffer
             groups = bind_groups(self.device, self._encoded, self.layout.buffers, self._calls, self._tape)
-            self._list = [
+            self.ready = [
                 [(one.pipeline, groups[one.buffers], (one.offset,), one.x, one.y) for one in step]
                 for step in self._encoded
             ]
@@ -286,7 +287,7 @@ class GpuExecutable(PlannedExecutable):
         encoder = device.raw.create_command_encoder()
         for step in range(count):
             self._begin(encoder, pair, step, rows is not None)
-            encode(encoder, self._list)
+            encode(encoder, self.ready)
             self._end(encoder, records, step)
         device.queue.submit([encoder.finish()])
         return records.map_async("READ_NOSYNC")
@@ -309,7 +310,7 @@ class GpuExecutable(PlannedExecutable):
             encoder = device.raw.create_command_encoder()
             self._begin(encoder, pair, step, settings)
             device.queue.submit([encoder.finish()])
-            for times, one in zip(self._times, self._list, strict=True):
+            for times, one in zip(self._times, self.ready, strict=True):
                 device.queue.read_buffer(self._fixed, 0, 4)  # waits
                 begun = time.perf_counter_ns()
                 encoder = device.raw.create_command_encoder()
@@ -330,10 +331,10 @@ class GpuExecutable(PlannedExecutable):
         return data.reshape(count, self._stride)
 
     def __del__(self) -> None:
-        for name in ("_tape", "_calls", "_fixed"):
-            buffer = self.__dict__.pop(name, None)
+        mine = [self.__dict__.get(name) for name in ("_tape", "_calls", "_fixed")]
+        for buffer in [*mine, *self.__dict__.get("_records", ()), *self.__dict__.get("_rows", ())]:
             if buffer is not None:
-                buffer.destroy()
+                self.device.drop(buffer)
 
 
 def encode(encoder: Any, steps: Sequence[Sequence[tuple[Any, Any, tuple[int], int, int]]]) -> None:

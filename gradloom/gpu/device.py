@@ -108,6 +108,7 @@ class Gpu:
         self.binding_bytes -= self.binding_bytes % 256
         self.queue = self.raw.queue
         self.usage, self.stage = wgpu.BufferUsage, wgpu.ShaderStage
+        self.lost = False  # the driver took it away: whoever asks next gets another one
         self.bytes = 0  # of the buffers that are there now
         self._layouts: dict[int, tuple[Any, Any]] = {}
         self._pipelines: dict[tuple[Any, ...], Any] = {}
@@ -140,7 +141,14 @@ class Gpu:
         except wgpu.GPUOutOfMemoryError:
             raise BackendError(f"gpu: {self.name} has no more memory for {what}; need smaller batches") from None
         except (wgpu.GPUError, RuntimeError) as error:
-            raise BackendError(f"gpu: {self.name}, {what}: {one_line(error)}") from None
+            text = " ".join(str(error).split())
+            if "lost" in text.lower():
+                self.lost = True
+                raise BackendError(
+                    f"gpu: {self.name} was lost during {what}: the driver took it away; what only it held is gone; "
+                    "need a checkpoint to go on from, or device='cpu'"
+                ) from None
+            raise BackendError(f"gpu: {self.name}, {what}: {text}") from None
 
     # ---- pipelines -------------------------------------------------------------------------------------
 
@@ -188,8 +196,8 @@ _making = threading.Lock()
 
 
 def device(place: int = 0) -> Gpu:
-    """The device of an adapter, made on first use and kept."""
+    """The device of an adapter, made on first use and kept until it is lost."""
     with _making:
-        if place not in _devices:
+        if place not in _devices or _devices[place].lost:
             _devices[place] = Gpu(place)
         return _devices[place]

@@ -51,7 +51,8 @@ class MemoryPlan:
                    largest, the rest of huge pages, the tokenizer
     lower_bound    the most bytes of the arena that are alive at once
     unshared       the arena if no two buffers shared bytes
-    available      of this machine (or of the limit that the process lives under), or None where it is not known
+    available      of this machine (or of the limit that the process lives under), or None where it is not known or the
+                   steps run in the memory of a GPU
     """
 
     weights: int
@@ -194,7 +195,7 @@ def memory_of(tuning: Tuning, has_text: bool, there: Memory | None = None) -> Me
         lower_bound=largest.placement.lower_bound_bytes,
         unshared=largest.placement.unshared_bytes,
         steps=len(largest.order.steps),
-        available=None if there is None else there.available,
+        available=there.available if there is not None and tuning.device in ("cpu", "null") else None,
     )
 
 

@@ -24,7 +24,7 @@ from ..parallel.agree import agreed, share_of, threads_for
 from ..parallel.communicator import TIMEOUT, Communicator
 from ..parallel.join import ranks_of
 from ..plan.plan import Plan
-from ..train.arguments import check_batch, check_options
+from ..train.arguments import check_batch, check_options, with_backend
 from ..train.saver import Saver
 from ..train.source import RowSource
 from ..train.trained import Freeze
@@ -208,6 +208,7 @@ class Tuning:
         self.model, self.adapter, self.settings, self.context, self.ranks = model, adapter, settings, context, ranks
         self.rows_of = (rows, val_rows)
         self.precision = as_precision(options.get("precision"))
+        self.device = with_backend("finetune", options).get("backend", "cpu")
         self.batch_size = min(int(settings.batch_size), rows)
         micro, asked = max(1, MICRO_TOKENS // context), settings.micro_batch_size
         if asked is None and saver is not None:

@@ -124,7 +124,8 @@ class RunFolder:
                     self._tell(f"{self.shown}: {what}; that of step {self.resumed.step} is used")
                 if old is not None and old["kind"] != self.kind:
                     raise FileError(f"{self.shown}: holds a run of {old['kind']}; need one of {self.kind} to resume")
-                self._about |= {key: old[key] for key in ("begun", "latest", "best")} if old is not None else {}
+                kept = ("begun", "epoch", "latest", "best")
+                self._about |= {key: old[key] for key in kept} if old is not None else {}
                 self._about["step"] = self.resumed.step
                 return
             if steps:
@@ -209,6 +210,7 @@ class RunFolder:
         """Before the files of a checkpoint: who finds its manifest finds run.json and the settings, too. Where they
         cannot be written it is saved all the same, and `_saved` tells why."""
         with contextlib.suppress(OSError, FileError):
+            self._marked = self._marked and (self._place / "run.json").exists()  # not where somebody removed the folder
             self._mark()
 
     def _write(self) -> None:
@@ -267,7 +269,7 @@ class RunFolder:
                         take_over(self.folder)
                     elif self._staged:
                         remove(self.folder / NEW, everything=True)
-                    elif self._marked:
+                    elif self._marked or (self.resumed is not None and state == "finished"):  # nothing was left to do
                         self._write()
                 except (OSError, FileError) as error:
                     self._tell(f"{self.shown}: run.json cannot be written: {' '.join(str(error).split())}")

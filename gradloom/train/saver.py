@@ -135,6 +135,8 @@ class Saver:
         if modules.warning() is not None and is_root(self.ranks):
             print(f"{self.path}: {modules.warning()}", file=sys.stderr, flush=True)
         self.entries, self._place = None, self._place_of(loop)
+        if self.folder is not None and loop.history:
+            self.folder.note(epoch=loop.history[-1].epoch, latest=loop.history[-1].numbers())
         if loop.stopped and is_root(self.ranks):
             text = f"{self.path}: a callback has ended this run after {loop.steps} steps: it is finished"
             print(text, file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 
@@ -15,6 +16,7 @@ import pytest
 from gradloom.cli import saved_settings
 from gradloom.cli.saved_settings import digest
 from gradloom.cli.settings_file import parse_toml
+from gradloom.train.run_folder import read_run
 from tests import processes
 from tests.cli.command import run
 from tests.cli.test_fit import ENV, flowers, houses, one_thread  # noqa: F401
@@ -98,6 +100,30 @@ def test_beside_the_run_as_it_is_named_now(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "below" / "b")
     assert run(capsys, "rerun", ".")[0] == 0
     assert (tmp_path / "below" / "b-again" / "settings.toml").exists()
+
+
+def test_beside_a_run_whatever_it_is_called(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("run.v2", "..x"):
+        fitted(capsys, flowers(tmp_path / "t.csv"), "--epochs", 1, "--out", name)
+        assert run(capsys, "rerun", name)[0] == 0
+        assert (tmp_path / f"{name}-again" / "settings.toml").exists()
+
+
+def test_a_rerun_that_was_stopped(capsys, tmp_path, monkeypatch):
+    """It has no --resume; the line that it prints goes on with it, to the same bits."""
+    monkeypatch.chdir(tmp_path)
+    fitted(capsys, flowers(tmp_path / "t.csv"), "--epochs", 4, "--out", "a b")
+    again = tmp_path / "a b-again"
+    fitted(capsys, "--config", "a b/settings.toml", "--out", again, "--stop-after", "0.001s")
+    assert read_run(again)["state"] == "interrupted"
+    before = {path: path.read_bytes() for path in again.rglob("*") if path.is_file()}
+    code, _, err = run(capsys, "rerun", "a b")
+    line = f"gradloom fit --out '{again}' --resume"
+    assert code == 2 and "has not finished (at step " in err and f"; need another --out; {line} goes on with it" in err
+    assert {path: path.read_bytes() for path in again.rglob("*") if path.is_file()} == before
+    fitted(capsys, *shlex.split(line)[2:], "--stop-after", "1h")
+    assert (again / "model.safetensors").read_bytes() == (tmp_path / "a b" / "model.safetensors").read_bytes()
 
 
 def test_beside_a_finetune_as_it_is_named_now(capsys, tmp_path, language, monkeypatch):  # noqa: F811

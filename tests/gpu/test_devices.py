@@ -102,3 +102,16 @@ def test_nothing_of_it_is_imported_before_it_is_used() -> None:
 @pytest.mark.no_adapter
 def test_the_name_is_taken_from_the_registry() -> None:
     assert backends.LATE == {"gpu": "gradloom.gpu.backend"} and GpuBackend.name == "gpu"
+
+
+def test_a_lost_device_says_so_and_the_next_program_gets_another() -> None:
+    w, kept = (gl.parameter(np.ones(4, np.float32), name=name) for name in ("w", "kept"))
+    run = gl.compile([ops.sum(w)], ops.assign(w, w + 1.0), device="gpu")
+    assert run()[0] == 4.0
+    place_of(0).device.raw.destroy()
+    with pytest.raises(gl.BackendError, match="was lost during a run: .* need a checkpoint to go on from"):
+        run()
+    with pytest.raises(gl.BackendError, match="was lost during a download"):
+        w.numpy()
+    again = gl.compile([ops.sum(kept)], ops.assign(kept, kept + 1.0), device="gpu")
+    assert again()[0] == 4.0 and kept.numpy().tolist() == [2.0] * 4

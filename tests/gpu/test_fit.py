@@ -130,3 +130,23 @@ def test_a_batch_goes_on_elsewhere() -> None:
     optimizer = gl.optim.AdamW(alone.parameters(), lr=1e-2)
     trainer = gl.train.Trainer(alone, "cross_entropy", optimizer, seed=1)
     assert np.allclose(found, [trainer.step(x, y).loss for _ in range(6)], rtol=1e-4)
+
+
+def test_convolutions_train_as_on_the_cpu() -> None:
+    rng = np.random.default_rng(2)
+    x, y = rng.standard_normal((12, 1, 8, 8)).astype(np.float32), rng.integers(0, 3, 12)
+    found = []
+    for device in ("numpy", "cpu", "gpu"):
+        model = gl.nn.Sequential(
+            gl.nn.Conv2d(1, 4, 3, padding=1), gl.nn.BatchNorm(4), gl.nn.ReLU(), gl.nn.MaxPool2d(2), gl.nn.Flatten(),
+            gl.nn.Linear(64, 3),
+        ).init(5)  # fmt: skip
+        trainer = gl.train.Trainer(model, "cross_entropy", gl.optim.SGD(lr=0.05), device=device)
+        found.append([trainer.step(x, y).loss for _ in range(6)])
+    assert_noise("losses", found[2], found[1], found[0], longest=128)
+
+
+def test_two_backends_are_compared_node_by_node() -> None:
+    x = gl.input("x", (5, 6))
+    y = gl.ops.softmax(gl.ops.tanh(x) * 2.0)
+    assert gl.compare(y, {"x": np.ones((5, 6))}, backends=("cpu", "gpu"), tolerance=1e-6) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -127,6 +128,39 @@ def test_resume_goes_on(tmp_path):
     about = read_run(tmp_path / "a")
     assert about is not None and begun is not None
     assert (about["begun"], about["step"], about["state"]) == (begun["begun"], 6, "finished")
+
+
+def test_a_resume_that_finds_nothing_left_to_do_ends_the_run(tmp_path):
+    """Stopped after its last step: what a callback or a signal did, or a kill before run.json was written again."""
+    for state in ("interrupted", "failed"):
+        trained(tmp_path / state, 1, state)
+        with RunFolder(tmp_path / state, "fit", resume=True) as run:
+            assert run.resumed is not None and run.resumed.step == 3
+        about = read_run(tmp_path / state)
+        assert about is not None and (about["state"], about["step"], about["epoch"]) == ("finished", 3, 1)
+        assert about["latest"] == {"loss": 1 / 3} and trained(tmp_path / state, 2) != []  # replaced, not refused
+
+
+def test_a_run_that_is_refused_stays_what_it_was(tmp_path):
+    trained(tmp_path / "a", 1, "interrupted")
+    before = content(tmp_path / "a")
+    with pytest.raises(ValueError), RunFolder(tmp_path / "a", "fit", resume=True):
+        raise ValueError
+    assert content(tmp_path / "a") == before
+
+
+def test_a_folder_that_is_removed_while_its_run_lives_is_whole_again(tmp_path):
+    with RunFolder(tmp_path / "a", "fit") as run:
+        run.files["settings.toml"] = lambda: b"seed = 1\n"
+        for step in (1, 2):
+            run.checkpoints.save(step, {"x": np.array([step])}, {})
+            run.checkpoints.wait()
+            names = {path.name for path in (tmp_path / "a").iterdir()}
+            assert names >= {"checkpoints", "run.json", "settings.toml"}
+            if step == 1:
+                shutil.rmtree(tmp_path / "a")
+    about = read_run(tmp_path / "a")
+    assert about is not None and (about["state"], about["step"]) == ("finished", 2)
 
 
 def test_resume_without_a_checkpoint_starts_anew_and_says_so(tmp_path):

@@ -1,0 +1,89 @@
+"""Training steps on a device: time per step, time to encode one, dispatches; beside the CPU.
+
+    python bench/gpu.py [--device gpu]
+
+On software Vulkan (lavapipe) only the encoding and the number of dispatches mean anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import gradloom as gl
+from gradloom.gpu.backend import GpuExecutable, encode, place_of
+
+
+def mlp() -> tuple[Any, np.ndarray, np.ndarray]:
+    """784-500-10 on batches of 100."""
+    net = gl.nn.Sequential(gl.nn.Linear(784, 500, activation="relu"), gl.nn.Linear(500, 10)).init(0)
+    rng = np.random.default_rng(0)
+    return net, rng.random((100, 784), np.float32), rng.integers(0, 10, 100)
+
+
+def cnn() -> tuple[Any, np.ndarray, np.ndarray]:
+    """Two convolutions and a layer on 16 images of 28 x 28."""
+    net = gl.nn.Sequential(
+        gl.nn.Conv2d(1, 8, 3, padding=1), gl.nn.ReLU(), gl.nn.MaxPool2d(2), gl.nn.Conv2d(8, 16, 3, padding=1),
+        gl.nn.ReLU(), gl.nn.MaxPool2d(2), gl.nn.Flatten(), gl.nn.Linear(16 * 49, 10),
+    ).init(0)  # fmt: skip
+    rng = np.random.default_rng(0)
+    return net, rng.random((16, 1, 28, 28), np.float32), rng.integers(0, 10, 16)
+
+
+SHAPES: dict[str, Callable[[], tuple[Any, np.ndarray, np.ndarray]]] = {"mlp": mlp, "cnn": cnn}
+
+
+def encoding(run: GpuExecutable, rounds: int = 20) -> tuple[float, int]:
+    """(seconds to encode a step, its dispatches); nothing is submitted."""
+    taken = []
+    for _ in range(rounds):
+        begun = time.perf_counter()
+        encoder = run.device.raw.create_command_encoder()
+        encode(encoder, run.ready)
+        encoder.finish()
+        taken.append(time.perf_counter() - begun)
+    return min(taken), sum(len(step) for step in run.ready)
+
+
+def largest() -> GpuExecutable:
+    """The program with the most dispatches that is loaded: the step."""
+    loaded = [one for one in gc.get_objects() if isinstance(one, GpuExecutable)]
+    return max(loaded, key=lambda one: sum(len(step) for step in one.ready))
+
+
+def measure(name: str, device: str, steps: int) -> str:
+    gc.collect()
+    net, x, y = SHAPES[name]()
+    trainer = gl.train.Trainer(net, "cross_entropy", gl.optim.AdamW(lr=1e-3), device=device)
+    trainer.step(x, y)
+    taken = []
+    for _ in range(steps):
+        begun = time.perf_counter()
+        trainer.step(x, y)
+        taken.append(time.perf_counter() - begun)
+    line = f"{name:5} {device:4} {1e3 * min(taken):9.2f} ms a step"
+    if device != "cpu":
+        seconds, count = encoding(largest())
+        line += f", {count} dispatches, encoded in {1e6 * seconds:.0f} us ({1e6 * seconds / count:.2f} us each)"
+    return line
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="gpu")
+    parser.add_argument("--steps", type=int, default=10)
+    asked = parser.parse_args()
+    print(place_of(0).device.name)
+    for name in SHAPES:
+        for device in ("cpu", asked.device):
+            print(measure(name, device, asked.steps), flush=True)
+
+
+if __name__ == "__main__":
+    main()

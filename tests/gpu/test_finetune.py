@@ -1,0 +1,77 @@
+"""Fine-tuning of small GGUF models on a device beside the CPU: the same losses to f32 noise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradloom as gl
+from examples.random_gguf import write_random
+from gradloom.llm.generate import complete
+from gradloom.optim import SGD
+from tests.llm.random_models import packed
+from tests.noise import assert_noise
+
+SIZES = {"layers": 1, "width": 64, "heads": 4, "kv_heads": 2, "ffn": 96, "vocab": 300, "std": 0.1}
+WIDE = SIZES | {"width": 256, "ffn": 256}  # blocks of 256 neighbours
+
+
+class Losses(gl.train.Callback):
+    """The loss of each step."""
+
+    def __init__(self) -> None:
+        self.all: list[float] = []
+
+    def on_batch(self, batch: Any) -> None:
+        self.all.append(batch.loss)
+
+
+def trained(path: Path, method: str, device: str, lr: float, steps: int = 20, **settings: Any) -> tuple[Any, Any]:
+    """(losses, what was trained) of plain SGD."""
+    heard = Losses()
+    adapter = gl.llm.LoRA(rank=4, dropout=0.1, seed=1) if method == "lora" else None
+    run = gl.llm.finetune(
+        str(path), packed(rows=3, length=14, vocab=SIZES["vocab"]), adapter, method=method, device=device,
+        batch_size=3, micro_batch_size=2, steps=steps, val_split=0, optimizer=SGD(lr=lr), callbacks=[heard],
+        progress=False, **settings,
+    )  # fmt: skip
+    return np.array(heard.all), {name: p.numpy() for name, p in run.adapter.parameters().items()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "lr"),
+    [("f32", "lora", 0.3), ("q8_0", "lora", 0.3), ("q4_k", "lora", 0.03), ("f32", "full", 0.05)],
+)
+def test_twenty_losses_are_those_of_the_cpu(tmp_path: Path, kind: str, method: str, lr: float) -> None:
+    sizes = WIDE if kind == "q4_k" else SIZES
+    path = write_random(tmp_path / "model.gguf", kind=kind, **sizes)
+    here, arrays = trained(path, method, "cpu", lr)
+    there, arrays_there = trained(path, method, "gpu", lr)
+    assert len(here) == 20 and here[-1] < here[0] - 0.01
+    assert_noise(f"losses of {method} on {kind}", there, here, here, longest=sizes["width"])
+    for name, array in arrays.items():
+        assert_noise(name, arrays_there[name], array, array, longest=20 * sizes["width"])
+
+
+def test_two_runs_give_the_same_bits(tmp_path: Path) -> None:
+    path = write_random(tmp_path / "model.gguf", kind="q8_0", **SIZES)
+    (losses, arrays), (again, arrays_again) = (trained(path, "lora", "gpu", 0.3, steps=3) for _ in range(2))
+    assert losses.tolist() == again.tolist()
+    assert all(arrays[name].tobytes() == arrays_again[name].tobytes() for name in arrays)
+
+
+def test_evaluation_and_generation_are_those_of_the_cpu(tmp_path: Path) -> None:
+    """Losses of rows, and the likeliest tokens after a prompt, one token at a time at the cache."""
+    path = write_random(tmp_path / "model.gguf", kind="q4_0", **SIZES)
+    data = packed(rows=3, length=14, vocab=SIZES["vocab"])
+    found = {}
+    for device in ("cpu", "gpu"):
+        model = gl.llm.load(path)
+        how = gl.llm.Sampling(temperature=0)
+        tokens = complete(model, "the sea", max_tokens=8, how=how, device=device).tokens
+        found[device] = gl.llm.evaluate(model, data, device=device).nll, tokens
+    assert_noise("loss", found["gpu"][0], found["cpu"][0], found["cpu"][0], longest=SIZES["width"])
+    assert found["gpu"][1] == found["cpu"][1]
