@@ -53,11 +53,16 @@ def pin(threads: int) -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
 
 
-def fma_peak(threads: int) -> float:
-    """GFLOP/s of f32 fused multiply-adds in registers: what no kernel can exceed."""
+def fma_peak(threads: int, precision: str = "f32") -> float:
+    """GFLOP/s of multiply-adds in registers, of f32 or of what products of bf16 run on: what no kernel can exceed."""
     from gradloom import _core
 
-    return _core.fma_peak(_core.isas()[0], threads)
+    return (_core.fma_peak if precision == "f32" else _core.bf16_peak)(_core.isas()[0], threads)
+
+
+def in_precision(name: str, precision: str) -> str:
+    """What a contender is called: JAX computes in f32 whatever is asked."""
+    return name if precision == "f32" else f"{name}, {'f32' if name.lower().startswith('jax') else 'bf16'}"
 
 
 def table(rows: list[tuple], heads: tuple[str, ...]) -> None:

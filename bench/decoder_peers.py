@@ -1,7 +1,8 @@
 """One training step of SmolLM2-135M's shape in PyTorch and in JAX: what bench/lora.py runs beside ours.
 
 Random weights of the spread that examples/random_gguf.py gives, one row of tokens, AdamW. LoRA of rank 8 on q, k, v, o,
-or full fine-tuning. Each returns a function that makes one step and gives its loss.
+or full fine-tuning. Each returns a function that makes one step and gives its loss. PyTorch in f32 or under
+autocast to bf16.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def angles(length: int) -> tuple[np.ndarray, np.ndarray]:
     return np.cos(turn), np.sin(turn)
 
 
-def torch_step(length: int, full: bool, threads: int, layers: int = LAYERS) -> Step:
+def torch_step(length: int, full: bool, threads: int, layers: int = LAYERS, precision: str = "f32") -> Step:
     import torch
     import torch.nn.functional as F
 
@@ -88,7 +89,8 @@ def torch_step(length: int, full: bool, threads: int, layers: int = LAYERS) -> S
 
     def step() -> float:
         optimizer.zero_grad(set_to_none=True)
-        loss = loss_of(row[:-1], row[1:])
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            loss = loss_of(row[:-1], row[1:])
         loss.backward()
         optimizer.step()
         return float(loss.detach())

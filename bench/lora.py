@@ -1,9 +1,12 @@
 """Seconds per training step of SmolLM2-135M's shape: LoRA of rank 8 on q, k, v, o, and full fine-tuning; PyTorch, JAX.
 
-    python bench/lora.py [--tokens 256,512] [--mode lora,full] [--threads 2] [--rounds 7] [--no-peers] [--keep FOLDER]
+    python bench/lora.py [--tokens 256,512] [--mode lora,full] [--threads 2] [--rounds 7] [--precision bf16]
+                         [--no-peers] [--keep FOLDER]
 
-One row of tokens per step, f32 arithmetic, AdamW. Every contender is a process of its own that is ready, warm and
-idle; the steps are taken in turn, one contender after the other, so that a disturbance meets all of them. Figures are
+One row of tokens per step, AdamW, f32 arithmetic. With --precision bf16 ours rounds the operands of products, PyTorch
+computes under its autocast, JAX stays in f32, and peak and products are those of bf16. Every contender is a process of
+its own that is ready, warm and idle; the steps are taken in turn, one contender after the other, so that a disturbance
+meets all of them. Figures are
 medians; `resident` is the most that the process ever held, mapped weights included. `GEMMs alone`: all products of the
 step by our own kernel, each shape timed by itself in this run; the bound is their arithmetic at the FMA peak measured
 in this run. `PyTorch, tuned` keeps freed memory in its process (glibc's malloc is told never to give it back). The
@@ -26,7 +29,7 @@ from pathlib import Path
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy checks our products here; its threads would go on spinning
 
 import numpy as np
-from common import fma_peak, installed, pin, rss_mib, table
+from common import fma_peak, in_precision, installed, pin, rss_mib, table
 from decoder_peers import DECAY, LAYERS, LR, RANK, SHAPES, VOCAB, WIDTH, tokens
 
 BLOCK = 384  # columns of the vocabulary at a time, as csrc/kernels/linear_loss.h walks it
@@ -48,6 +51,7 @@ def main() -> None:
     parser.add_argument("--mode", default="lora,full")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--precision", choices=("f32", "bf16"), default="f32")
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--keep", type=Path, help="folder for the model files, used again when they are there")
     parser.add_argument("--contender", nargs=3, metavar=("NAME", "MODE", "TOKENS"), help=argparse.SUPPRESS)
@@ -57,7 +61,7 @@ def main() -> None:
         folder = args.keep or Path(temporary)
         if args.contender:
             name, mode, length = args.contender
-            serve(name, mode, int(length), folder, args.threads)
+            serve(name, mode, int(length), folder, args.threads, args.precision)
             return
         folder.mkdir(parents=True, exist_ok=True)
         for kind in ("f32", "q8_0"):
@@ -84,14 +88,15 @@ def write(folder: Path, kind: str) -> Path:
 
 
 class Contender:
-    def __init__(self, name: str, mode: str, length: int, folder: Path, threads: int) -> None:
-        self.name, self.times = name, list[float]()
+    def __init__(self, name: str, mode: str, length: int, folder: Path, threads: int, precision: str) -> None:
+        self.name, self.times = in_precision(name, precision), list[float]()
         environment = dict(os.environ, JAX_PLATFORMS="cpu")
         for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             environment[key] = str(threads)
         if name.endswith("tuned"):
             environment |= TUNED
-        command = [sys.executable, __file__, "--threads", str(threads), "--keep", str(folder)]
+        command = [sys.executable, __file__, "--threads", str(threads), "--precision", precision]
+        command += ["--keep", str(folder)]
         self.process = subprocess.Popen(
             [*command, "--contender", name, mode, str(length)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
@@ -116,15 +121,15 @@ class Contender:
 
 def measure(mode: str, length: int, folder: Path, args: argparse.Namespace) -> None:
     names = [n for n in CONTENDERS[mode] if n.startswith("gradloom") or (not args.no_peers and available(n))]
-    contenders = [Contender(n, mode, length, folder, args.threads) for n in names]
+    contenders = [Contender(n, mode, length, folder, args.threads, args.precision) for n in names]
     peaks = []
     for _ in range(args.rounds):
-        peaks.append(fma_peak(args.threads))
+        peaks.append(fma_peak(args.threads, args.precision))
         for c in contenders:
             c.times.append(c.ask("step")["seconds"])
             time.sleep(0.3)  # OpenMP's threads spin for a while after their work
     gemms = products(mode, length)
-    alone = [sum(n * seconds(*shape, args.threads) for shape, n in gemms.items()) for _ in range(2)]
+    alone = [sum(n * seconds(*shape, args.threads, args.precision) for shape, n in gemms.items()) for _ in range(2)]
     last = {c.name: c.ask("end") for c in contenders}
     for c in contenders:
         c.process.wait()
@@ -179,28 +184,31 @@ def products(mode: str, length: int) -> dict[tuple[int, int, int, str], int]:
     return found
 
 
-def seconds(m: int, n: int, k: int, form: str, threads: int) -> float:
+def seconds(m: int, n: int, k: int, form: str, threads: int, precision: str) -> float:
     """Of one product by our kernel: the median once the threads are awake and apart."""
     from gemm import Ours
 
     from gradloom import _core
 
-    product = Ours(_core.isas()[0], (m, n, k), form)
+    product = Ours(_core.isas()[0], (m, n, k), form, precision=precision)
     return statistics.median([product.seconds(threads) for _ in range(6)][1:])
 
 
 # ---- a contender ----------------------------------------------------------------------------------------------------
 
 
-def serve(name: str, mode: str, length: int, folder: Path, threads: int) -> None:
+def serve(name: str, mode: str, length: int, folder: Path, threads: int, precision: str) -> None:
     """Two steps to warm up, then one for each line "step"; "end" ends."""
     trainer = None
     if name.startswith("gradloom"):
-        step, trainer = ours(mode, length, write(folder, "q8_0" if "q8_0" in name else "f32"), threads)
+        step, trainer = ours(mode, length, write(folder, "q8_0" if "q8_0" in name else "f32"), threads, precision)
     else:
         from decoder_peers import jax_step, torch_step
 
-        step = (jax_step if name == "JAX" else torch_step)(length, mode == "full", threads)
+        full = mode == "full"
+        step = (
+            jax_step(length, full, threads) if name == "JAX" else torch_step(length, full, threads, LAYERS, precision)
+        )
     loss = [step(), step()][-1]
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
@@ -216,7 +224,7 @@ def serve(name: str, mode: str, length: int, folder: Path, threads: int) -> None
     print(json.dumps(found), flush=True)
 
 
-def ours(mode: str, length: int, path: Path, threads: int):
+def ours(mode: str, length: int, path: Path, threads: int, precision: str = "f32"):
     import gradloom as gl
     from gradloom import llm
 
@@ -232,6 +240,7 @@ def ours(mode: str, length: int, path: Path, threads: int):
         lambda hidden, labels: model.loss_pair(hidden, labels, adapter),
         gl.optim.AdamW(lr=LR, weight_decay=DECAY),
         threads=threads,
+        precision=precision,
     )
     row = tokens(length).astype(np.int32)[None]
     x, labels = np.stack([row[:, :-1], np.arange(length, dtype=np.int32)[None]], 1), row[:, 1:].copy()

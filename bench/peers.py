@@ -3,6 +3,7 @@
 WORK: mlp (784-500-10, AdamW), tiny (4-32-3, batch 32, AdamW), cnn (conv 3x3x8, pool, conv 3x3x16, pool, dense, AdamW),
 deep (--layers dense layers of width 8, batch 4, AdamW).
 PEER: torch, torch-fused (fused AdamW), torch-cl (channels last), torch-compile, jax, jax-scan.
+--precision bf16: PyTorch computes under its autocast, JAX in f32.
 Prints one JSON object: seconds per step (median of the blocks), seconds from the model to the end of the first block
 (with --steps 1 and --blocks 0 of the first step: what compiling takes), resident MiB.
 """
@@ -22,6 +23,7 @@ def main() -> None:
     parser.add_argument("work", choices=("mlp", "tiny", "cnn", "deep"))
     parser.add_argument("peer")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--precision", choices=("f32", "bf16"), default="f32")
     parser.add_argument("--blocks", type=int, default=5)
     parser.add_argument("--steps", type=int, default=None, help="steps per block")
     parser.add_argument("--layers", type=int, default=100, help="of deep")
@@ -82,7 +84,8 @@ def _torch(args, x, y, batch, steps):
     loss_of = nn.CrossEntropyLoss()
 
     def forward(a, b):
-        return loss_of(net(a), b)
+        with torch.autocast("cpu", torch.bfloat16, enabled=args.precision == "bf16"):
+            return loss_of(net(a), b)
 
     if args.peer == "torch-compile":
         forward = torch.compile(forward)

@@ -22,12 +22,13 @@ struct ConvWeight {
   int64_t groups, slices;  // of images, of output channels
   int64_t block;           // bands in scratch at once, so that a tile works long enough before its lanes are added up
   int64_t size() const { return s.o * s.taps(); }
-  int64_t lines() const { return s.rounded ? conv_max(s.w, s.ow) : 0; }  // floats of a row of x or g that is widened
+  // Floats of a row of x or g that is widened.
+  int64_t lines() const { return s.rounded ? conv_ceil(conv_max(s.w, s.ow), 16) * 16 : 0; }
 };
-inline ConvWeight conv_weight(const Call& call) {
+inline ConvWeight conv_weight(const Tensor& g, const Tensor& x, const Tensor& dw, const Call& call) {
   constexpr int64_t N = F::N;
   ConvWeight k{};
-  k.s = conv_shape(call[1], call[2], call[0], call, 3);
+  k.s = conv_shape(x, dw, g, call, 3);
   k.s.sh = call.attr_int(4), k.s.sw = call.attr_int(5);
   k.b = conv_band_forward(k.s, k.s.oh);
   const int64_t flat_vectors = conv_ceil(k.b.band * k.b.pitch, N);
@@ -41,8 +42,7 @@ inline ConvWeight conv_weight(const Call& call) {
   k.slices = conv_max(1, conv_min(parts / k.groups, conv_ceil(k.s.o, kOutTile)));
   return k;
 }
-inline void conv2d_back_weight_plan(const Call& call, KernelPlan& plan) {
-  const ConvWeight k = conv_weight(call);
+inline void conv_weight_plan(const ConvWeight& k, KernelPlan& plan) {
   plan.parts[0] = static_cast<uint32_t>(k.groups * k.slices);
   plan.scratch_bytes = conv_aligned(static_cast<size_t>(k.s.taps()) * 4);
   plan.scratch_bytes += static_cast<size_t>(k.block * (k.b.floats + kOutTile * k.g_floats) + k.lines()) * 4;
@@ -169,11 +169,24 @@ inline void conv_weight_copy(const ConvWeight& k, const Operand& g, int64_t firs
   }
 }
 
-inline void conv2d_back_weight_run(const Call& call, int phase, int part, int parts, void* scratch) {
-  const ConvWeight k = conv_weight(call);
+// g where it lies. Another source makes the images that a block of bands needs in `room`.
+struct ConvGrad {
+  Operand g;
+  // From channel 0 of the image that band `item` belongs to; of it and of the next images the channels `outs` are read.
+  Operand take(const ConvWeight& k, int64_t item, int64_t, Range, float*) const {
+    return g.from(item / k.b.bands * k.s.o * k.s.oh * k.s.ow);
+  }
+  // What `take` will read for `count` images from this one on.
+  ConvAhead ahead(const ConvWeight& k, int64_t image, int64_t count, int64_t tiles) const {
+    const int64_t floats = k.s.o * k.s.oh * k.s.ow;
+    return conv_fetch(g, image * floats, count * floats, tiles);
+  }
+};
+
+template <class Grad>
+void conv_weight_run(const ConvWeight& k, const Grad& grad, const Operand& x, float* dw, float* db, const Call& call,
+                     int phase, int part, int parts, void* scratch) {
   const int64_t size = k.size(), taps = k.s.taps();
-  float* dw = call[2].as<float>();
-  float* db = call[3].as<float>();
   if (phase == 1) {
     // Rows of partial sums (dw, db), one from each group, added pairwise: (0 + 1) + (2 + 3), ...
     const float* from = call.workspace().as<float>();
@@ -199,6 +212,8 @@ inline void conv2d_back_weight_run(const Call& call, int phase, int part, int pa
   int32_t* offsets = static_cast<int32_t*>(scratch);
   float* planes = reinterpret_cast<float*>(static_cast<char*>(scratch) + conv_aligned(static_cast<size_t>(taps) * 4));
   float* copies = planes + k.block * k.b.floats;
+  float* line = copies + k.block * kOutTile * k.g_floats;
+  float* room = line + k.lines();
   conv_offsets_forward(k.s, k.b, offsets);
   const int group = static_cast<int>(part / k.slices), slice = static_cast<int>(part % k.slices);
   if (k.groups > 1) {
@@ -207,8 +222,6 @@ inline void conv2d_back_weight_run(const Call& call, int phase, int part, int pa
   }
   const Range items = part_range(k.b.items(), group, static_cast<int>(k.groups), k.block);
   const Range outs = part_range(k.s.o, slice, static_cast<int>(k.slices), kOutTile);
-  float* const line = copies + k.block * kOutTile * k.g_floats;
-  const Operand g(call[0], k.s.rounded), x(call[1], k.s.rounded);
   if (items.begin == items.end) {
     for (int64_t i = outs.begin * taps; i < outs.end * taps; i++) dw[i] = 0.0f;
     for (int64_t o = outs.begin; db && o < outs.end; o++) db[o] = 0.0f;
@@ -220,36 +233,48 @@ inline void conv2d_back_weight_run(const Call& call, int phase, int part, int pa
     ConvAhead ahead[2] = {};
     if (k.b.bands == 1 && k.slices == 1) {
       const int64_t next = conv_min(k.block, items.end - item - count), tiles = conv_max(1, size / (kOutTile * 3));
-      const int64_t x_floats = k.s.c * k.s.h * k.s.w, g_floats = k.s.o * k.s.oh * k.s.ow;
+      const int64_t x_floats = k.s.c * k.s.h * k.s.w;
       ahead[0] = conv_fetch(x, (item + count) * x_floats, next * x_floats, tiles);
-      ahead[1] = conv_fetch(g, (item + count) * g_floats, next * g_floats, tiles);
+      ahead[1] = grad.ahead(k, item + count, next, tiles);
     }
+    const Operand images = grad.take(k, item, count, outs, room);
+    const int64_t at = item % k.b.bands;  // the first band, counted from the first image
     const bool add = item != items.begin;
     for (int64_t o = outs.begin; o < outs.end;) {
       const int ot = conv_tile_width(outs.end - o);
-      const float* from = call[0].as<float>() + (k.s.rounded ? 0 : o * k.s.oh * k.s.ow);
+      const float* g = reinterpret_cast<const float*>(images.data) + (k.flat ? 0 : o * k.s.oh * k.s.ow);
       float* to = dw + o * taps;
       for (int j = 0; db && j < ot; j++) {
-        const auto sum = k.s.rounded ? conv_weight_bias<true> : conv_weight_bias<false>;
-        const float v = sum(k, g, o + j, item, count);
+        const auto sum = images.brain ? conv_weight_bias<true> : conv_weight_bias<false>;
+        const float v = sum(k, images, o + j, at, count);
         db[o + j] = add ? db[o + j] + v : v;
       }
       if (k.flat) {
         for (int64_t q = 0; q < count; q++)
-          conv_weight_copy(k, g, o, item + q, ot, copies + q * kOutTile * k.g_floats, line);
-        from = copies;
+          conv_weight_copy(k, images, o, at + q, ot, copies + q * kOutTile * k.g_floats, line);
+        g = copies;
       }
       switch (ot) {
         case 8:
-          if constexpr (kOutTile == 8) conv_weight_taps<8, 3>(k, from, planes, offsets, item, count, to, add, ahead);
+          if constexpr (kOutTile == 8) conv_weight_taps<8, 3>(k, g, planes, offsets, at, count, to, add, ahead);
           break;
-        case 4: conv_weight_taps<4, 3>(k, from, planes, offsets, item, count, to, add, ahead); break;
-        case 2: conv_weight_taps<2, 5>(k, from, planes, offsets, item, count, to, add, ahead); break;
-        default: conv_weight_taps<1, 8>(k, from, planes, offsets, item, count, to, add, ahead);
+        case 4: conv_weight_taps<4, 3>(k, g, planes, offsets, at, count, to, add, ahead); break;
+        case 2: conv_weight_taps<2, 5>(k, g, planes, offsets, at, count, to, add, ahead); break;
+        default: conv_weight_taps<1, 8>(k, g, planes, offsets, at, count, to, add, ahead);
       }
       o += ot;
     }
   }
+}
+
+inline void conv2d_back_weight_plan(const Call& call, KernelPlan& plan) {
+  conv_weight_plan(conv_weight(call[0], call[1], call[2], call), plan);
+}
+inline void conv2d_back_weight_run(const Call& call, int phase, int part, int parts, void* scratch) {
+  const ConvWeight k = conv_weight(call[0], call[1], call[2], call);
+  const ConvGrad grad{Operand(call[0], k.s.rounded)};
+  conv_weight_run(k, grad, Operand(call[1], k.s.rounded), call[2].as<float>(), call[3].as<float>(), call, phase, part,
+                  parts, scratch);
 }
 
 }  // namespace gradloom::GL_ISA

@@ -150,6 +150,13 @@ void pool_pairs(const float* x, int64_t pitch, int64_t rows, int64_t columns, fl
   }
 }
 
+// The corners of windows of 2 x 2: v where `at` says, 0 elsewhere.
+inline void pool_corners(F v, F at, F& a, F& b, F& c, F& d) {
+  const F zero = F::zero();
+  a = select(eq(at, zero), v, zero), b = select(eq(at, F::set1(1)), v, zero);
+  c = select(eq(at, F::set1(2)), v, zero), d = select(eq(at, F::set1(3)), v, zero);
+}
+
 // Writes dx of such windows: each(output, n, a, b, c, d) gives the four corners of n windows; the rest is 0.
 template <class Each> inline void pool_spread_pairs(const PoolShape& s, float* dx, Each&& each) {
   for (int64_t oy = 0; oy < s.oh; oy++) {
@@ -247,13 +254,10 @@ inline void max_pool2d_back_run(const Call& call, int, int part, int parts, void
   const uint8_t* index = call[1].as<uint8_t>() + planes.begin * s.oh * s.ow;
   float* dx = call[2].as<float>() + planes.begin * s.h * s.w;
   int64_t room = (planes.end - planes.begin) * s.oh * s.ow;
-  const F zero = F::zero();
   for (int64_t p = planes.begin; p < planes.end; p++, dx += s.h * s.w) {
     if (s.pairs()) {
       pool_spread_pairs(s, dx, [&](int64_t i, int n, F& a, F& b, F& c, F& d) {
-        const F v = F::load_n(g + i, n), at = pool_load_u8(index + i, n, room - i);
-        a = select(eq(at, zero), v, zero), b = select(eq(at, F::set1(1)), v, zero);
-        c = select(eq(at, F::set1(2)), v, zero), d = select(eq(at, F::set1(3)), v, zero);
+        pool_corners(F::load_n(g + i, n), pool_load_u8(index + i, n, room - i), a, b, c, d);
       });
       g += s.oh * s.ow, index += s.oh * s.ow, room -= s.oh * s.ow;
       continue;

@@ -1,8 +1,8 @@
 // operand.h: an operand of a product that computes in f32: numbers of f32, or numbers rounded to bf16.
 //
 // Where the first operand of a product is bf16, all of them are `rounded`: they are bf16 in memory, or f32 that is
-// rounded as it is read; either way they are f32 again, in room of the caller's, before they are used. Without that they
-// are read where they lie.
+// rounded as it is read; either way they are f32 again, in room of the caller's, before they are used. Others are read
+// where they lie.
 #pragma once
 #include "gemm_frozen.h"
 
@@ -13,6 +13,8 @@ struct Operand {
   bool rounded, brain;  // brain: bf16 in memory
   Operand(const Tensor& t, bool rounded)
       : data(t.as<const uint8_t>()), rounded(rounded), brain(t.dtype == DType::bf16) {}
+  explicit Operand(const float* numbers)
+      : data(reinterpret_cast<const uint8_t*>(numbers)), rounded(false), brain(false) {}
 
   int64_t bytes() const { return brain ? 2 : 4; }
   const uint8_t* address(int64_t at) const { return data + at * bytes(); }

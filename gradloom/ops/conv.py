@@ -79,7 +79,9 @@ def _back_input_shape(
     return Spec(x.shape)
 
 
-def _back_weight_shape(g: Spec, x: Spec, kernel: Shape, stride: Shape, padding: Shape, dilation: Shape) -> list[Spec]:
+def conv_back_weight_shape(
+    g: Spec, x: Spec, kernel: Shape, stride: Shape, padding: Shape, dilation: Shape
+) -> list[Spec]:
     need_images(g, "g")
     need_images(x)
     need_pairs({}, kernel=kernel)
@@ -210,7 +212,7 @@ conv2d_back_weight: OpSpec = op(
     "conv2d_back_weight", inputs="g x", outputs="dw db?", attrs=f"kernel:ints {WINDOW}", dense="g x", rounds="g x",
     doc="dw of conv2d for a kernel [KH, KW], and db = g summed over images and positions",
     dtypes="f32 g:f32|bf16 x:f32|bf16",
-    shape=_back_weight_shape, vjp=_back_weight_vjp, reference=_conv_back_weight,
+    shape=conv_back_weight_shape, vjp=_back_weight_vjp, reference=_conv_back_weight,
     cost=lambda g, x, dw: (2.0 * g.size * product(dw.shape[1:]), 4.0 * (g.size + x.size + dw.size)),
     samples=lambda rng: with_bf16([
         Sample((draw(rng, conv_extents(x, w, how)), draw(rng, x)), {"kernel": w[2:]} | how) for x, w, how in CONVS

@@ -1,17 +1,30 @@
-"""Convolution and max pool in one: the image between them is never stored."""
+"""Convolution and max pool in one, forward and backward: the image between them is never stored."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ..graph.declare import op
 from ..graph.opspec import OpSpec
 from ..graph.value import Shape, Value
-from .common import Spec, bad
-from .conv import WINDOW, conv2d_op, conv_extents, conv_samples, conv_shape, conv_vjp
-from .elementwise import relu_back
+from .common import Sample, Spec, bad, draw, need
+from .conv import (
+    BAD_G,
+    CONVS,
+    WINDOW,
+    conv2d_back_weight,
+    conv2d_op,
+    conv_back_weight_shape,
+    conv_extents,
+    conv_samples,
+    conv_shape,
+    conv_vjp,
+)
+from .elementwise import SIGN, relu_back
 from .layout import product
-from .pool import max_pool2d_back, max_pool2d_op, max_pool_shape
+from .pool import max_pool2d_back, max_pool2d_op, max_pool_back_shape, max_pool_shape
 from .windows import Pair, out_extents
 
 HALVES: dict[str, Any] = {"kernel": (2, 2), "stride": (2, 2), "padding": (0, 0)}
@@ -48,6 +61,62 @@ conv2d_max_pool: OpSpec = op(
             "conv2d_max_pool: kernel [2, 2] does not fit into the padded image: x f32[1,1,3,3], w f32[1,1,3,3]; "
             "need a smaller kernel or more padding",
             (1, 1, 3, 3), (1, 1, 3, 3),
+        ),
+    ],
+)  # fmt: skip
+
+
+def _pool_back_weight_shape(
+    g: Spec, index: Spec, x: Spec, y: Spec | None,
+    kernel: Shape, stride: Shape, padding: Shape, dilation: Shape, height: int, width: int,
+) -> list[Spec]:  # fmt: skip
+    image = max_pool_back_shape(g, index, height, width, **HALVES)
+    need(y is None or y.shape == g.shape, "y does not fit", f"y of shape {list(g.shape)}")
+    return conv_back_weight_shape(image, x, kernel, stride, padding, dilation)
+
+
+def _pool_back_weight(
+    g: Value, index: Value, x: Value, y: Value | None,
+    kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, height: int, width: int,
+) -> tuple[Value, ...]:  # fmt: skip
+    picked = g if y is None else relu_back(g, y)
+    image = max_pool2d_back(picked, index, height=height, width=width, **HALVES)
+    return conv2d_back_weight(image, x, kernel=kernel, stride=stride, padding=padding, dilation=dilation)
+
+
+def _pool_back_samples(rng: np.random.Generator) -> list[Sample]:
+    samples = []
+    for i, (x, w, how) in enumerate(CONVS):
+        n, o, height, width = conv_extents(x, w, how)
+        if min(height, width) < 2:
+            continue
+        pooled = (n, o, height // 2, width // 2)
+        index = rng.integers(0, 4, pooled).astype(np.uint8)
+        y = draw(rng, pooled, avoid=(0,)) if i % 2 else None
+        attrs = how | {"kernel": w[2:], "height": height, "width": width}
+        samples.append(Sample((draw(rng, pooled), index, draw(rng, x), y), attrs))
+    return samples
+
+
+conv2d_pool_back_weight: OpSpec = op(
+    "conv2d_pool_back_weight", inputs="g index x y?", outputs="dw db?",
+    attrs=f"kernel:ints {WINDOW} height:int width:int", dense="g index x y", rounds="g x y",
+    doc="dw, db of conv2d_max_pool: the same bits as conv2d_back_weight(max_pool2d_back(g, index), x), of "
+    "relu_back(g, y) where y is given; height, width: of the image between",
+    dtypes="f32 index:u8", shape=_pool_back_weight_shape, composition=_pool_back_weight,
+    no_gradient_to={"index": "a position has no slope", "y": SIGN},
+    cost=lambda g, x, dw: (8.0 * g.size * product(dw.shape[1:]), 4.0 * (g.size + x.size + dw.size)),
+    samples=_pool_back_samples,
+    bad_samples=[
+        bad(
+            f"conv2d_pool_back_weight: {BAD_G}: g f32[1,2,2,2], index u8[1,2,2,2], x f32[1,3,8,8]; "
+            "need g of shape [1, 2, 6, 6]",
+            (1, 2, 2, 2), ("u8", (1, 2, 2, 2)), (1, 3, 8, 8), kernel=(3, 3), height=4, width=4,
+        ),
+        bad(
+            "conv2d_pool_back_weight: y does not fit: g f32[1,2,2,2], index u8[1,2,2,2], x f32[1,3,6,6], "
+            "y f32[1,2,4,4]; need y of shape [1, 2, 2, 2]",
+            (1, 2, 2, 2), ("u8", (1, 2, 2, 2)), (1, 3, 6, 6), (1, 2, 4, 4), kernel=(3, 3), height=4, width=4,
         ),
     ],
 )  # fmt: skip

@@ -86,7 +86,7 @@ def _pool_back_shape(g: Spec, height: int, width: int, kernel: Shape, stride: Sh
     return x
 
 
-def _max_pool_back_shape(
+def max_pool_back_shape(
     g: Spec, index: Spec, height: int, width: int, kernel: Shape, stride: Shape, padding: Shape
 ) -> Spec:
     need(index.shape == g.shape, "shapes differ", "g and index of one shape")
@@ -182,7 +182,7 @@ max_pool2d_op: OpSpec = op(
 max_pool2d_back: OpSpec = op(
     "max_pool2d_back", inputs="g index", outputs="dx", attrs=f"height:int width:int {POOL}", dense="g index",
     doc="dx of max_pool2d: each g goes to the element that was picked", dtypes="f32 index:u8",
-    shape=_max_pool_back_shape,
+    shape=max_pool_back_shape,
     vjp=lambda g_dx, index, kernel, stride, padding: [_picked(g_dx, index, kernel, stride, padding), None],
     no_gradient_to={"index": "a position has no slope"}, reference=_max_pool_back, samples=_max_pool_back_samples,
     bad_samples=[

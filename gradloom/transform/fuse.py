@@ -17,7 +17,7 @@ def transpose_products(program: Program) -> Program:
 
 
 def fuse(program: Program) -> Program:
-    """Transposed products; bias and activation into products and convolutions, pools into convolutions."""
+    """Transposed products; bias and activation into products and convolutions, pools into these and their gradients."""
     for patterns in FUSIONS:
         program = _apply(program, patterns)
     return program
@@ -118,6 +118,26 @@ def _conv_pool(inner: Node, outer: Node, others: list[Value | None]) -> Node | N
     return make("conv2d_max_pool", inner.inputs, inner.attrs, outer)
 
 
+def _pool_back_weight(inner: Node, outer: Node, others: list[Value | None]) -> Node | None:
+    """conv2d_back_weight(max_pool2d_back(g, index), x) over halves: the image between is never stored"""
+    if any(inner.attrs[k] != v for k, v in {"kernel": (2, 2), "stride": (2, 2), "padding": (0, 0)}.items()):
+        return None
+    image = inner.outputs[0]
+    if image.size > image.shape[0] * IMAGE_MOST:  # that of one row of the batch leaves the caches anyway
+        return None
+    size = {"height": inner.attrs["height"], "width": inner.attrs["width"]}
+    return make("conv2d_pool_back_weight", [*inner.inputs, others[0], None], outer.attrs | size, outer)
+
+
+def _relu_before_pool_back(inner: Node, outer: Node, others: list[Value | None]) -> Node | None:
+    """conv2d_pool_back_weight(relu_back(g, y), index, x)"""
+    g, y = inner.inputs
+    index, x, known = others
+    if known is not None:
+        return None
+    return make(outer.op.name, [g, index, x, y], outer.attrs, outer)
+
+
 def _transposed_product(inner: Node, outer: Node, others: list[Value | None]) -> Node | None:
     """(x @ y) with its last two axes swapped = y^T @ x^T: the product is written where it is needed, without a copy"""
     axes = outer.attrs["axes"]
@@ -132,6 +152,8 @@ def _transposed_product(inner: Node, outer: Node, others: list[Value | None]) ->
     return make("matmul", transposed, {}, outer)
 
 
+IMAGE_MOST = 1 << 16  # floats of an image that fit into the caches beside all else
+
 TRANSPOSES: tuple[Pattern, ...] = (Pattern("permute", "matmul", 0, _transposed_product),)
 
 # Patterns of one stage apply in one visit of the nodes; a later stage sees what an earlier one has left unread.
@@ -144,5 +166,9 @@ FUSIONS: tuple[tuple[Pattern, ...], ...] = (
         Pattern("relu_back", "matmul", 0, _matmul_relu_back),
         Pattern("relu_back", "max_pool2d_back", 0, _relu_back_before_pool),
     ),
-    (Pattern("max_pool2d", "conv2d", 0, _conv_pool),),
+    (
+        Pattern("max_pool2d", "conv2d", 0, _conv_pool),
+        Pattern("conv2d_back_weight", "max_pool2d_back", 0, _pool_back_weight),
+    ),
+    (Pattern("conv2d_pool_back_weight", "relu_back", 0, _relu_before_pool_back),),
 )

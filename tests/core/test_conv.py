@@ -258,6 +258,29 @@ def test_conv2d_max_pool_is_the_separate_steps(case, isa):
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("case", [*CASES[:14], *CASES[17:]], ids=str)
+def test_conv2d_pool_back_weight_is_the_separate_steps(case, isa):
+    c = Case(*case)
+    n, o, h, w = c.y.shape
+    rng = np.random.default_rng(3)
+    g, y = (rng.standard_normal((n, o, h // 2, w // 2)).astype(np.float32) for _ in range(2))
+    g.flat[::17] = np.nan
+    index = rng.integers(0, 4, g.shape).astype(np.uint8)
+    outputs = [("f32", c.w.shape), ("f32", (o,))]
+    how = [list(c.s), list(c.p), list(c.d)]
+    for relu in (False, True):
+        picked = np.where(y > 0, g, np.float32(0)) if relu else g
+        halves = [[2, 2], [2, 2], [0, 0]]
+        (image,) = run("max_pool2d_back", [picked, index], [("f32", c.y.shape)], [h, w, *halves], isa=isa)
+        want = run("conv2d_back_weight", [image, c.x], outputs, [list(c.w.shape[2:]), *how], isa=isa)
+        attrs = [list(c.w.shape[2:]), *how, h, w]
+        for threads in (1, 2):
+            inputs = [g, index, c.x, y if relu else None]
+            got = run("conv2d_pool_back_weight", inputs, outputs, attrs, isa=isa, threads=threads)
+            assert all(a.tobytes() == b.tobytes() for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("isa", ISAS)
 def test_relu_back_may_move_before_max_pool_back(isa):
     """relu_back(max_pool2d_back(g, index), h) = max_pool2d_back(relu_back(g, y), index), the same bits."""
     rng = np.random.default_rng(7)

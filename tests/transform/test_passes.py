@@ -301,6 +301,28 @@ def test_convolution_relu_pool() -> None:
     same_with_and_without([loss, *[g for g in gl.gradients(loss, [x, w, b]) if g is not None]])
 
 
+def test_the_gradient_of_a_pool_goes_into_that_of_the_kernel() -> None:
+    """Where nothing else reads it, its image is small, and the windows are halves."""
+    x, w, b = gl.input("x", (2, 1, 8, 9)), gl.input("w", (3, 1, 3, 3)), gl.input("b", (3,))
+    image = ops.conv2d(x, w, b, padding=1)
+    for y in (ops.relu(image), image, ops.tanh(image)):
+        loss = ops.sum(ops.sin(ops.max_pool2d(y, 2)))
+        values = [loss, *[g for g in gl.gradients(loss, [w, b]) if g is not None]]
+        made = names(rewritten(*values))
+        fused = y is image or y.node.op.name == "relu"
+        assert made.count("conv2d_pool_back_weight") == fused and made.count("max_pool2d_back") == (not fused)
+        assert "relu_back" not in made
+        same_with_and_without(values)
+    for pooled, inputs in ((ops.max_pool2d(ops.relu(image), 2), [x, w]), (ops.max_pool2d(image, 2, stride=1), [w])):
+        loss = ops.sum(ops.sin(pooled))
+        values = [loss, *[g for g in gl.gradients(loss, inputs) if g is not None]]
+        assert "conv2d_pool_back_weight" not in names(rewritten(*values))
+        same_with_and_without(values)
+    x, w = gl.input("x", (1, 1, 258, 258)), gl.input("w", (1, 1, 3, 3))
+    loss = ops.sum(ops.max_pool2d(ops.conv2d(x, w, padding=1), 2))
+    assert "conv2d_pool_back_weight" not in names(rewritten(loss, *gl.gradients(loss, [w])))
+
+
 def test_rewriting_twice_changes_nothing() -> None:
     x, w, b = layer()
     loss = ops.sum(ops.sqr(ops.relu(x @ w + b)))
