@@ -29,6 +29,7 @@ from .language import (
     data_options,
     load_adapter,
 )
+from .run_settings import check_device
 
 if TYPE_CHECKING:
     from ..llm.evaluate import Perplexity
@@ -57,6 +58,7 @@ def evaluate(
     for name, value in (("context", context), ("batch-size", batch_size), ("threads", threads)):
         need_whole(name, value)
     need_one_of("precision", precision, PRECISIONS)
+    check_device(device)
     options = data_options(
         text_key, prompt_key, completion_key, messages_key, as_chat, chat_template, loss_on, skip_bad_lines
     )

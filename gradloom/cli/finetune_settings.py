@@ -12,7 +12,6 @@ import typer
 from .config import Asked
 from .language import (
     DATA_HELP,
-    DEVICE,
     LOSS_ON,
     THREADS,
     AsChat,
@@ -27,6 +26,7 @@ from .language import (
 )
 from .run_settings import (
     CheckpointEvery,
+    Device,
     EvalEvery,
     EvalRows,
     Exchange,
@@ -38,6 +38,7 @@ from .run_settings import (
     Parallel,
     Precision,
     StopAfter,
+    check_device,
 )
 from .saved_settings import beside_run
 from .setting import UNSAVED, Count, Decay, Name, Often, Place, Rate, Share, Text, Whole, commas, decided
@@ -119,7 +120,7 @@ class FinetuneSettings:
     ] = 0.0
     seed: Annotated[Count, typer.Option(help="Of the adapter, the split, the order of the rows and dropout.")] = 0
     precision: Precision = decided
-    device: Annotated[Name | None, DEVICE] = None
+    device: Device = None
     threads: Annotated[Whole | None, UNSAVED, THREADS] = None
     train_dtype: Annotated[
         Literal["f32"] | None, typer.Option(help="f32: quantised and half tensors train as copies.")
@@ -162,12 +163,10 @@ class FinetuneSettings:
 def settle(asked: Asked[FinetuneSettings]) -> FinetuneSettings:
     """With the defaults that follow from the method; SettingError for settings that exclude one another."""
     from ..base.errors import SettingError
-    from ..base.settings import as_precision, switches
-    from ..run.backend import backend
+    from ..base.settings import as_precision
 
     use = asked.settings()
-    if use.device is not None:  # before anything is read
-        backend(use.device, switches())
+    check_device(use.device)
     if use.epochs is not None and use.steps is not None:
         raise SettingError(f"{asked.told('epochs')} and {asked.told('steps')}: need one of them")
     out = use.out or _out_of(use.method)

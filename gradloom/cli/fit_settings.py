@@ -10,6 +10,7 @@ import typer
 
 from .run_settings import (
     CheckpointEvery,
+    Device,
     EvalEvery,
     EvalRows,
     Exchange,
@@ -21,6 +22,7 @@ from .run_settings import (
     Parallel,
     Precision,
     StopAfter,
+    check_device,
 )
 from .setting import UNSAVED, Count, Decay, Limit, Name, Place, Rate, Share, Text, Whole, commas, decided
 
@@ -122,9 +124,7 @@ class FitSettings:
     on_nonfinite: OnNonfinite = "stop"
     seed: Annotated[Count, typer.Option(help="Of the weights, the split and the order of the rows.")] = 0
     precision: Precision = decided
-    device: Annotated[Name | None, typer.Option(help="cpu, gpu, or gpu:1 for the second adapter. [default: cpu]")] = (
-        None
-    )
+    device: Device = None
     threads: Annotated[Whole | None, UNSAVED, typer.Option(help="[default: the machine's cores]")] = None
     parallel: Parallel = None
     exchange: Exchange = None
@@ -161,8 +161,7 @@ OPTIMIZERS: dict[str, dict[str, float]] = {
 def prepared(asked: FitSettings) -> FitSettings:
     """With what is decided before the data are read; SettingError for settings that exclude one another."""
     from ..base.errors import SettingError
-    from ..base.settings import as_precision, switches
-    from ..run.backend import backend
+    from ..base.settings import as_precision
 
     if asked.monitor is not None and asked.patience is None:
         raise SettingError(f"--monitor {asked.monitor}: is what --patience waits for; need both")
@@ -173,8 +172,7 @@ def prepared(asked: FitSettings) -> FitSettings:
             flag = name.replace("_", "-")
             raise SettingError(f"--{flag} {value}: there are no rows to validate on; need --val or --val-split")
     asked = replace(asked, precision=as_precision(asked.precision))
-    if asked.device is not None:  # before anything is read
-        backend(asked.device, switches())
+    check_device(asked.device)
     if asked.val_split is not None:
         return asked
     split = 0.05 if os.path.isdir(asked.data) and "val" not in (asked.val or {}) else 0.0

@@ -11,6 +11,7 @@ from ..base.memory import resident_peak, show_bytes
 from ..base.settings import PRECISIONS
 from .common import exit_code, json_text, need_one_of, need_whole, say
 from .language import Device, Precision, Template, chat_prompt, load_adapter, read_template
+from .run_settings import check_device
 
 TOKENS = 64  # to generate when not said, or fewer where the context ends
 
@@ -44,6 +45,7 @@ def generate(
     need_whole("max-tokens", max_tokens)
     need_whole("threads", threads)
     need_one_of("precision", precision, PRECISIONS)
+    check_device(device)
     template = read_template(chat_template)
     from ..base.errors import SettingError
     from ..llm.generate import complete, prompt_ids

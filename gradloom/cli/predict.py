@@ -11,6 +11,7 @@ import typer
 from ..base.settings import PRECISIONS
 from .common import json_text, need_one_of
 from .language import Device, Precision
+from .run_settings import check_device
 
 _ROWS = 4096  # written at a time
 
@@ -38,6 +39,7 @@ def predict(
     Where the file holds the target too, stderr says how well they agree.
     """
     need_one_of("precision", precision, PRECISIONS)
+    check_device(device)
     import numpy as np
 
     import gradloom as gl

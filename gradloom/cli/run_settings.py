@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from .common import EXCHANGE, PARALLEL
-from .setting import UNSAVED, Duration, Interval, Often, Rate, Text, Whole, commas
+from .setting import UNSAVED, Duration, Interval, Name, Often, Rate, Text, Whole, commas
 
 Optimizer = Literal["adamw", "adam", "sgd", "lion", "rmsprop", "adafactor", "muon"]
 EvalEvery = Annotated[
@@ -19,6 +19,7 @@ EvalRows = Annotated[Whole | None, typer.Option(help="Validate on so many rows, 
 Precision = Annotated[
     Literal["f32", "bf16"], typer.Option(help="f32, or bf16: what products read is rounded to bf16. [default: f32]")
 ]
+Device = Annotated[Name | None, typer.Option(help="cpu, gpu, or gpu:1 for the second adapter. [default: cpu]")]
 CheckpointEvery = Annotated[
     Interval | None, typer.Option(help="A checkpoint every 5min, 100steps or 1epoch. [default: 5min]")
 ]
@@ -33,3 +34,16 @@ LogKinds = Annotated[
 ]
 Parallel = Annotated[Literal["mpi"] | None, UNSAVED, PARALLEL]
 Exchange = Annotated[Literal["ordered", "fast"] | None, UNSAVED, EXCHANGE]
+
+
+def check_device(name: str | None) -> None:
+    """SettingError for a device that cannot compute here: before anything is read."""
+    if name is not None:
+        from ..base.errors import BackendError, SettingError
+        from ..base.settings import switches
+        from ..run.backend import backend
+
+        try:
+            backend(name, switches())
+        except BackendError as error:
+            raise SettingError(f"--device {name}: {error}") from None

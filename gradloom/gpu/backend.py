@@ -283,14 +283,14 @@ class GpuExecutable(PlannedExecutable):
             device.queue.write_buffer(self._rows[pair], 0, np.ascontiguousarray(rows))
         if self._times is not None:
             self._submit_timed(pair, count, rows is not None)
-            return records.map_async("READ_NOSYNC")
+            return records.map_async("READ")
         encoder = device.raw.create_command_encoder()
         for step in range(count):
             self._begin(encoder, pair, step, rows is not None)
             encode(encoder, self.ready)
             self._end(encoder, records, step)
         device.queue.submit([encoder.finish()])
-        return records.map_async("READ_NOSYNC")
+        return records.map_async("READ")
 
     def _begin(self, encoder: Any, pair: int, step: int, settings: bool) -> None:
         if settings:

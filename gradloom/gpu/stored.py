@@ -12,6 +12,8 @@ from ..graph.stored import Stored
 from .device import Gpu
 
 ALIGNMENT = 64
+LARGE = 1 << 20  # bytes of an array that has a buffer of its own
+POOL = 64 << 20  # bytes of a buffer that small ones share
 PIECE = 32 << 20  # bytes of one upload: what the driver holds twice meanwhile
 
 
@@ -51,18 +53,21 @@ class Copies:
         self._known: weakref.WeakKeyDictionary[Stored, Copy] = weakref.WeakKeyDictionary()
 
     def place(self, several: Iterable[Stored]) -> list[Copy]:
-        """Where each lies; those that are new here lie side by side, in as few buffers as the device allows."""
+        """Where each lies. Small ones that are new here lie side by side in one buffer; larger ones have one each,
+        which goes when the array does."""
         several = list(several)
-        new = [s for s in dict.fromkeys(several) if s not in self._known]
-        most, group, size = self.device.binding_bytes, list[Stored](), 0
-        for stored in [*new, None]:
-            bytes = 0 if stored is None else -(-stored.bytes // ALIGNMENT) * ALIGNMENT
-            if group and (stored is None or size + bytes > most):
+        group, size = list[Stored](), 0
+        for stored in [s for s in dict.fromkeys(several) if s not in self._known]:
+            if stored.bytes >= LARGE:
+                self._allocate([stored], stored.bytes)
+                continue
+            if size + stored.bytes > POOL:
                 self._allocate(group, size)
                 group, size = [], 0
-            if stored is not None:
-                group.append(stored)
-                size += bytes
+            group.append(stored)
+            size += -(-stored.bytes // ALIGNMENT) * ALIGNMENT
+        if group:
+            self._allocate(group, size)
         return [self._known[s] for s in several]
 
     def _allocate(self, group: list[Stored], size: int) -> None:

@@ -58,6 +58,7 @@ ODD: dict[str, list[Any]] = {
     "chat_template": ["nowhere.jinja"],
     "target": [3, "nothing", ""],
     "monitor": [3, "val_loss"],
+    "device": [3, "", "nothing", "gpu:99"],
     "hidden": ["64", [0], [1 << 31], ["x"], 3],
     "groups": [3, [3], [{}], [{"match": "*"}], [{"match": "*.nothing", "lr": 0.1}], [{"match": "*", "lr": 1e308}]],
     "val": ["v.csv", {"": "t.csv"}, {"a.b": "t.csv"}, {"a": 3}, {"a": "nowhere.csv"}, {"a": ""}],

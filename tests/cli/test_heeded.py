@@ -30,7 +30,7 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
          "--max-norm 0.001", "--freeze *.0.*", "--ema 0.9", "--precision bf16"],
         ["--train-dtype f32", "--exchange fast", "--parallel fork", "--out o.bin", "--weight-decay -1",
          "--sample-every 1steps", "--on-nonfinite go", "--optimizer lino", "--eval-rows 0", "--keep 0",
-         "--precision f16", *READS],
+         "--precision f16", "--device nowhere", *READS],
     ),
     TRAIN + " --lora base.gguf": (
         ["--dropout 0.3", "--seed 1"],
@@ -42,7 +42,7 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
     ),
     "finetune half.gguf t.txt --context 32 --out o.gguf --method full --train-dtype f32": (["--targets attn_q"], []),
     "evaluate m.gguf t.txt --context 32": (
-        ["--lora base.gguf", "--context 64", "--precision bf16"], ["--precision f16", *READS],
+        ["--lora base.gguf", "--context 64", "--precision bf16"], ["--precision f16", "--device nowhere", *READS],
     ),
     "evaluate m.gguf p.jsonl --context 96": (
         ["--prompt-key q", "--completion-key a", "--as-chat", "--as-chat --chat-template tpl.jinja", "--loss-on all"],
@@ -59,7 +59,8 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
     "generate m.gguf --prompt once -n 12": (
         ["--lora base.gguf", "--max-tokens 5", "--temperature 0", "--top-k 2", "--top-p 0.3", "--seed 1", "--chat",
          "--chat --chat-template tpl.jinja", "--prompt upon"],
-        ["--chat-template tpl.jinja", "--temperature 0 --top-k 2", "--temperature 0 --top-p 0.3", "--precision f16"],
+        ["--chat-template tpl.jinja", "--temperature 0 --top-k 2", "--temperature 0 --top-p 0.3", "--precision f16",
+         "--device nowhere"],
     ),
     "plan m.gguf": (
         ["--rank 4", "--targets attn_q", "--context 64", "--batch-size 2", "--micro-batch-size 1", "--optimizer sgd",
@@ -75,11 +76,12 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
 }  # fmt: skip
 # Options that change neither numbers nor bytes, and what tests them: the same bits for any number of threads or rows at
 # a time; a stop text (test_generate.py); a precision, by its logits (tests/llm/test_precision.py); a settings file
-# (test_config.py); --json is in every line
+# (test_config.py); a device (tests/gpu/test_finetune.py); --json is in every line
 ELSEWHERE = {
-    "evaluate": {"--threads", "--batch-size", "--skip-bad-lines"},
-    "generate": {"--threads", "--stop", "--precision"},
+    "evaluate": {"--threads", "--batch-size", "--skip-bad-lines", "--device"},
+    "generate": {"--threads", "--stop", "--precision", "--device"},
     "finetune": {
+        "--device",
         "--config",
         "--run",
         "--sample-prompt",  # test_rerun.py; test_sample_texts.py

@@ -11,6 +11,7 @@ import pytest
 import gradloom as gl
 from gradloom import ops
 from gradloom.gpu import device as devices
+from gradloom.gpu import stored as on_device
 from gradloom.gpu.backend import GpuBackend, place_of
 from gradloom.run import backend as backends
 from gradloom.train.arguments import with_backend
@@ -73,6 +74,7 @@ def test_a_limit_of_the_adapter_names_the_array(monkeypatch: pytest.MonkeyPatch)
 
 def test_arrays_are_split_over_buffers_that_the_adapter_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(place_of(0).device, "binding_bytes", 1 << 17)
+    monkeypatch.setattr(on_device, "POOL", 1 << 17)
     arrays = [gl.parameter(np.full(20_000, k, np.float32), name=f"a{k}") for k in range(4)]
     run = gl.compile([ops.sum(a) for a in arrays], ops.assign(arrays[2], arrays[2] + 1.0), device="gpu")
     assert [float(v) for v in run()] == [0, 20_000, 40_000, 60_000]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 
 import gradloom as gl
 from examples.random_gguf import write_random
+from gradloom.gpu.backend import place_of
 from gradloom.llm.generate import complete
 from gradloom.optim import SGD
+from tests.cli.command import run
 from tests.llm.random_models import packed
 from tests.noise import assert_noise
 
@@ -51,6 +54,7 @@ def test_twenty_losses_are_those_of_the_cpu(tmp_path: Path, kind: str, method: s
     here, arrays = trained(path, method, "cpu", lr)
     there, arrays_there = trained(path, method, "gpu", lr)
     assert len(here) == 20 and here[-1] < here[0] - 0.01
+    assert here.tolist() != there.tolist(), "sums in another order have other bits: who computed this?"
     assert_noise(f"losses of {method} on {kind}", there, here, here, longest=sizes["width"])
     for name, array in arrays.items():
         assert_noise(name, arrays_there[name], array, array, longest=20 * sizes["width"])
@@ -75,3 +79,32 @@ def test_evaluation_and_generation_are_those_of_the_cpu(tmp_path: Path) -> None:
         found[device] = gl.llm.evaluate(model, data, device=device).nll, tokens
     assert_noise("loss", found["gpu"][0], found["cpu"][0], found["cpu"][0], longest=SIZES["width"])
     assert found["gpu"][1] == found["cpu"][1]
+
+
+def test_the_commands_take_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """finetune, evaluate and generate on a GPU; an adapter that is not there is refused before anything is read."""
+    path, text, out = (tmp_path / name for name in ("model.gguf", "text.txt", "adapter.gguf"))
+    nowhere = ["--device", "gpu:99"]
+    code, _, err = run(capsys, "finetune", path, text, *nowhere)
+    assert code != 0 and "gpu:99: there is no such adapter" in err
+    write_random(path, kind="q4_0", **SIZES)
+    text.write_text("the sea and the boat\n" * 40)
+    for command in (["evaluate", path, text], ["generate", path, "--prompt", "the"]):
+        code, _, err = run(capsys, *command, *nowhere)
+        assert code != 0 and "gpu:99: there is no such adapter" in err
+    sizes = ["--context", 16, "--steps", 2, "--batch-size", 2, "--val-split", 0]
+    code, _, err = run(capsys, "finetune", path, text, *sizes, "--out", out, "--device", "gpu")
+    assert code == 0 and f"on gpu: {place_of(0).device.name}" in err
+    (checkpoint,) = (tmp_path / "adapter.run" / "checkpoints").glob("*.json")
+    assert '"backend":"gpu' in checkpoint.read_text()
+    found = []
+    for device in ("cpu", "gpu"):
+        where = ["--lora", out, "--json", "--device", device]
+        code, told, _ = run(capsys, "evaluate", path, text, "--context", 16, *where)
+        loss = json.loads(told)["test_loss"]
+        prompt = ["--prompt", "the", "--max-tokens", 4, "--temperature", 0]
+        code_of_text, written, _ = run(capsys, "generate", path, *prompt, *where)
+        assert code == code_of_text == 0
+        found.append((loss, json.loads(written.splitlines()[-1])["text"]))
+    assert_noise("loss", found[1][0], found[0][0], found[0][0], longest=SIZES["width"])
+    assert found[0][1] == found[1][1]

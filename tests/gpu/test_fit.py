@@ -150,3 +150,30 @@ def test_two_backends_are_compared_node_by_node() -> None:
     x = gl.input("x", (5, 6))
     y = gl.ops.softmax(gl.ops.tanh(x) * 2.0)
     assert gl.compare(y, {"x": np.ones((5, 6))}, backends=("cpu", "gpu"), tolerance=1e-6) is None
+
+
+def test_products_of_bf16_are_those_of_the_cpu() -> None:
+    """The same rounding: losses in bf16 are nearer to one another than to those of f32."""
+    found = {}
+    for device, precision in (("cpu", "f32"), ("cpu", "bf16"), ("gpu", "bf16")):
+        model, (x, y) = net(), rows()
+        trainer = gl.train.Trainer(model, "cross_entropy", gl.optim.SGD(lr=0.2), device=device, precision=precision)
+        found[device, precision] = np.array([trainer.step(x, y).loss for _ in range(8)])
+    apart = np.abs(found["gpu", "bf16"] - found["cpu", "bf16"]).max()
+    assert apart < 0.1 * np.abs(found["cpu", "f32"] - found["cpu", "bf16"]).max()
+
+
+def test_what_a_run_says_of_its_device() -> None:
+    from gradloom.gpu.backend import place_of
+    from gradloom.train.identity import environment_of
+
+    assert environment_of({"backend": "gpu"})["device"] == place_of(0).device.name
+    assert "device" not in environment_of({})
+
+
+@pytest.mark.no_adapter
+def test_ranks_refuse_a_device() -> None:
+    from gradloom.parallel import threads
+
+    with pytest.raises(gl.SettingError, match="device='gpu': ranks compute on the CPU; need device='cpu'"):
+        gl.fit(net(), rows(), epochs=1, progress=False, device="gpu", parallel=threads(1)[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import signal
 from collections.abc import Callable
@@ -257,3 +258,18 @@ def test_programs_without_inputs_or_outputs(steps: int) -> None:
     w = gl.parameter(np.zeros(3, F32))
     run = gl.compile([], ops.assign(w, w + 1.0), device="gpu")
     assert run.run_many(steps, {}) == (steps, []) and w.numpy().tolist() == [steps] * 3
+
+
+def test_the_memory_of_a_data_set_is_given_back() -> None:
+    from gradloom.gpu.backend import place_of
+
+    device = place_of(0).device
+    net = gl.nn.Sequential(gl.nn.Linear(400, 2)).init(0)
+    gc.collect()
+    before = device.bytes
+    rows = np.zeros((5000, 400), F32)
+    gl.fit(net, (rows, np.zeros(5000, np.int64)), epochs=1, batch_size=1000, progress=False, device="gpu")
+    assert device.bytes > before + rows.nbytes
+    del rows
+    gc.collect()
+    assert device.bytes < before + (4 << 20)

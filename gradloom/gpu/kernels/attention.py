@@ -1,7 +1,7 @@
 """Attention and its gradient, without a T x T matrix.
 
-The gradient's outputs may lie in its inputs, which other workgroups still read: dk, dv (and dq of more than PIECE
-dimensions) are made in the workspace and copied at the end; dq comes after dk and dv.
+Outputs may lie in inputs that other workgroups still read: dk, dv (and y and dq of more than PIECE dimensions) are made
+in the workspace and copied at the end; dq comes after dk and dv.
 """
 
 from __future__ import annotations
@@ -37,17 +37,30 @@ def _pieces(d: int) -> int:
 
 
 def _forward(call: Call) -> list[Dispatch]:
-    q, k, _, positions, *_ = call.args
+    q, k, v, positions, y, lse, *workspace = call.args
     b, t, heads, d = q.shape
     cached = bool(call.attrs["cached"])
     made = [_check(positions, k.shape[1] if cached else 0)]
     blocks, pieces = -(-t // BLOCK), _pieces(d)
-    if b * blocks:
+    common: tuple[str, ...] = ("math", "tree", "attention_seen")
+    if t == 1 and b and pieces == 1:
+        wide = {"WIDE": str(1 << (int(d) - 1).bit_length())}
+        words = _words(call, q, k, cached)
+        made.append(Dispatch((*common, "attention_token"), "attention_token", call.args, b * heads, words, wide))
+    elif b * blocks:
         words = (*_words(call, q, k, cached), blocks, pieces)
-        files = ("math", "tree", "attention", "attention_forward")
-        groups = b * heads * blocks * pieces
-        made.append(Dispatch(files, "attention", call.args, groups, words, _dims(d)))
+        y_made = workspace[0].seen_with(f32, q.shape) if workspace else y
+        args = (q, k, v, positions, y_made, lse)
+        files = (*common, "attention", "attention_forward")
+        made.append(Dispatch(files, "attention", args, b * heads * blocks * pieces, words, _dims(d)))
+        if workspace:
+            made.append(_copy(y_made, y))
     return made
+
+
+def _forward_workspace(call: Call) -> int:
+    """y, where it comes in pieces: it may lie in q, which the other pieces still read."""
+    return 4 * call[0].size if _pieces(call[0].shape[-1]) > 1 else 0
 
 
 def _workspace(call: Call) -> int:
@@ -76,7 +89,7 @@ def _backward(call: Call) -> list[Dispatch]:
     dk_made, dv_made = (workspace.seen_with(f32, k.shape, at + i * _padded(k.size)) for i in range(2))
     dq_made = dq if pieces == 1 else workspace.seen_with(f32, q.shape, at + 2 * _padded(k.size))
     words = (*_words(call, q, k, False), blocks, pieces)
-    files = ("math", "attention", "attention_back")
+    files = ("math", "attention_seen", "attention", "attention_back")
     read = (q, k, v, positions, g, lse, delta)
     heads_of_keys = k.shape[2]
     made += [
@@ -94,5 +107,5 @@ def _backward(call: Call) -> list[Dispatch]:
     return made if dq_made is dq else [*made, _copy(dq_made, dq)]
 
 
-kernel("attention", "f32_i32_f32", _forward)
+kernel("attention", "f32_i32_f32", _forward, workspace=_forward_workspace)
 kernel("attention_back", "f32_i32_f32", _backward, workspace=_workspace)

@@ -5,29 +5,46 @@ from __future__ import annotations
 import math
 
 from ...base.dtypes import bf16
-from ..calls import Call, Dispatch, spread
+from ..calls import THREADS, Call, Dispatch, spread
 from .product import NARROW, element, sources, tile
 from .table import kernel
+
+FEW = 4  # rows
 
 
 def _product(call: Call) -> list[Dispatch]:
     x, y, *more, z = call.args
     m, n = z.shape[-2:]
-    height, width = tile(m, n)
-    across, down = -(-n // (16 * width)), -(-m // (16 * height))
     batch = z.shape[:-2]
     if not z.size:
         return []
     a, b = (spread(v, (*batch, *v.shape[-2:])).strides for v in (x, y))
-    words = [m, n, x.shape[-1], across, down, a[-2], a[-1], b[-1], b[-2], len(batch)]
+    strides = [a[-2], a[-1], b[-1], b[-2], len(batch)]
     for axis in reversed(range(len(batch))):
-        words += [batch[axis], a[axis], b[axis]]
+        strides += [batch[axis], a[axis], b[axis]]
     defines = {
-        "HEIGHT": str(height), "WIDTH": str(width), "LEFT": element(x, 0), "K": "1",
-        "RIGHT": element(y, 1, rounded=x.dtype is bf16), "FINISH": _finish(call),
-    }  # fmt: skip
-    groups = across * down * math.prod(batch)
-    return [Dispatch(sources(y, "product", "matmul"), "matmul", (x, y, z, *more), groups, tuple(words), defines)]
+        "LEFT": element(x, 0),
+        "RIGHT": element(y, 1, rounded=x.dtype is bf16),
+        "K": "1",
+        "FINISH": _finish(call),
+    }
+    args = (x, y, z, *more)
+    if m <= FEW:
+        deep = 32 if b[-2] == 1 else 4  # threads that share a column's K
+        across = THREADS // deep
+        column, part = (f"(lane / {deep}u)", f"(lane % {deep}u)")
+        if deep == 4:
+            column, part = (f"(lane % {across}u)", f"(lane / {across}u)")
+        defines |= {"ACROSS": str(across), "DEEP": str(deep), "COLUMN": column, "PART": part}
+        tiles = -(-n // across), 1
+        files, entry = sources(y, "matmul_few"), "matmul_few"
+    else:
+        height, width = tile(m, n)
+        defines |= {"HEIGHT": str(height), "WIDTH": str(width)}
+        tiles = -(-n // (16 * width)), -(-m // (16 * height))
+        files, entry = sources(y, "product", "matmul"), "matmul"
+    words = (m, n, x.shape[-1], *tiles, *strides)
+    return [Dispatch(files, entry, args, math.prod(tiles) * math.prod(batch), words, defines)]
 
 
 def _finish(call: Call) -> str:

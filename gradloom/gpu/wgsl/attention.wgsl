@@ -6,7 +6,6 @@
 // Arguments: q, k, v, positions, ... Words: T H D S KVH, 1 where keys are those of a cache, window (ABSENT: none), scale,
 // softcap (0: none), blocks of a head, pieces of 256 dimensions.
 const STEP = 17u;   // numbers from row to row of a tile of 16 dimensions
-const NOTHING = -3e38;
 
 var<workgroup> tile_a: array<f32, 544>;    // 32 * STEP
 var<workgroup> tile_b: array<f32, 544>;
@@ -16,18 +15,6 @@ var<workgroup> last: array<i32, 32>;
 var<workgroup> span: vec2<u32>;            // the keys that some query sees: begin, end
 var<private> score: array<f32, 4>;         // (y, x), (y, x + 16), (y + 16, x), (y + 16, x + 16)
 
-struct Seen { first: i32, last: i32 }
-fn seen(b: u32, t: u32) -> Seen {
-  let tokens = word(0u);
-  if (t >= tokens) { return Seen(0x7fffffff, -1); }
-  let cached = word(5u) == 1u;
-  let p = at_3(b * tokens + t);
-  if (p < 0 || u32(p) > select(t, word(3u) - 1u, cached)) { return Seen(0, 0); }  // the run stops for it
-  let end = select(i32(t), p, cached);
-  var before = u32(p);
-  if (word(6u) != ABSENT) { before = min(before, word(6u) - 1u); }
-  return Seen(end - i32(before), end);
-}
 // Fills first, last and span of the block of queries from t0 on.
 fn look(lane: u32, b: u32, t0: u32) -> vec2<u32> {
   workgroupBarrier();

@@ -11,7 +11,7 @@ fn attention(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg
              @builtin(local_invocation_index) lane: u32) {
   let group = group_of(wid, nwg);
   if (group >= call.groups) { return; }
-  let piece = group % word(10u) * 256u;
+  let piece = group % word(10u) * 16u * $DIMSu;
   let t0 = group / word(10u) % word(9u) * 32u;
   let h = group / (word(10u) * word(9u)) % word(1u);
   let b = group / (word(10u) * word(9u) * word(1u));
