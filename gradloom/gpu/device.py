@@ -108,6 +108,9 @@ class Gpu:
         self.binding_bytes -= self.binding_bytes % 256
         self.queue = self.raw.queue
         self.usage, self.stage = wgpu.BufferUsage, wgpu.ShaderStage
+        self.forked = (
+            False  # this process is a child of the one that uses it: the threads that wait for it are not here
+        )
         self.lost = False  # the driver took it away: whoever asks next gets another one
         self.bytes = 0  # of the buffers that are there now
         self._layouts: dict[int, tuple[Any, Any]] = {}
@@ -136,6 +139,10 @@ class Gpu:
     def errors(self, what: str) -> Iterator[None]:
         """What the device refuses, as a BackendError of one line."""
         wgpu = _wgpu()
+        if self.forked:
+            raise BackendError(
+                f"gpu: {self.name}: this process was forked from the one that uses it; need device='cpu'"
+            )
         try:
             yield
         except wgpu.GPUOutOfMemoryError:
@@ -193,6 +200,15 @@ class Gpu:
 
 _devices: dict[int, Gpu] = {}
 _making = threading.Lock()
+
+
+def _in_child() -> None:
+    for one in _devices.values():
+        one.forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
 
 
 def device(place: int = 0) -> Gpu:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -46,10 +47,12 @@ class Copy:
 
 
 class Copies:
-    """All stored arrays on a device."""
+    """All stored arrays on a device. Before a fork they come home, so that the child has them."""
 
     def __init__(self, device: Gpu) -> None:
         self.device = device
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(before=self.bring_home)
         self._known: weakref.WeakKeyDictionary[Stored, Copy] = weakref.WeakKeyDictionary()
 
     def place(self, several: Iterable[Stored]) -> list[Copy]:
@@ -76,6 +79,13 @@ class Copies:
         for stored in group:
             self._known[stored] = Copy(self.device, pool, offset, stored.bytes)
             offset += -(-stored.bytes // ALIGNMENT) * ALIGNMENT
+
+    def bring_home(self) -> None:
+        """Download whatever is newer here."""
+        if not (self.device.lost or self.device.forked):
+            for stored in list(self._known):
+                if stored.away is not None:
+                    stored.read()
 
     def upload(self, several: Iterable[Stored]) -> None:
         """Before a run: whatever was written elsewhere since it lay here."""

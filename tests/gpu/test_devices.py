@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -117,3 +118,23 @@ def test_a_lost_device_says_so_and_the_next_program_gets_another() -> None:
         w.numpy()
     again = gl.compile([ops.sum(kept)], ops.assign(kept, kept + 1.0), device="gpu")
     assert again()[0] == 4.0 and kept.numpy().tolist() == [2.0] * 4
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
+def test_a_forked_child_has_the_arrays_and_refuses_the_device() -> None:
+    w = gl.parameter(np.ones(4, np.float32), name="w")
+    run = gl.compile([ops.sum(w)], ops.assign(w, w + 1.0), device="gpu")
+    run()
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            assert w.numpy().tolist() == [2.0] * 4
+            assert gl.compile(w * 2.0)()[0].tolist() == [4.0] * 4
+            with pytest.raises(gl.BackendError, match="was forked from the one that uses it; need device='cpu'"):
+                run()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert run()[0] == 8.0

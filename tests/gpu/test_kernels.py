@@ -163,3 +163,14 @@ def test_adapters_own_limits_give_the_same_bits() -> None:
         ]
         for a, b in zip(*both, strict=True):
             assert a is None or a.tobytes() == b.tobytes(), name
+
+
+def test_what_has_no_kernel_has_a_composition() -> None:
+    """Of all that the samples need: these ops, which the CPU fuses, run as compositions."""
+    needed = set()
+    for spec in kernel_ops():
+        for sample in samples_of(spec.name):
+            needed.add((spec.name, signature(node_of(spec, sample.inputs, sample.attrs))))
+    composed = sorted({name for name, _ in needed - KERNELS.keys()})
+    assert composed == ["conv2d_max_pool", "conv2d_pool_back_weight"]
+    assert all(REGISTRY[name].composition is not None for name in composed)
