@@ -149,8 +149,10 @@ def _digest_of(body: Mapping[str, Any]) -> str:
 def _encoded(name: str, value: Any, arrays: dict[str, np.ndarray] | None) -> Any:
     """A value as JSON; its arrays join `arrays`. name: of the value, for messages and for its arrays."""
     kind = type(value)
-    if value is None or kind in (bool, str):
+    if value is None or kind is bool:
         return value
+    if kind is str:
+        return value if _is_unicode(value) else {"$text": [ord(c) for c in value]}
     if kind is int:
         if value.bit_length() > 4096:
             raise DataError(f"checkpoint: {name} is a whole number of {value.bit_length()} bits; need at most 4096")
@@ -165,7 +167,7 @@ def _encoded(name: str, value: Any, arrays: dict[str, np.ndarray] | None) -> Any
         if kind is tuple:
             return {"$tuple": [_encoded(f"{name}[{i}]", one, arrays) for i, one in enumerate(value)]}
         if kind is dict:
-            if all(type(key) is str and not key.startswith("$") for key in value):
+            if all(type(key) is str and not key.startswith("$") and _is_unicode(key) for key in value):
                 return {key: _encoded(f"{name}/{key}", one, arrays) for key, one in value.items()}
             pairs = [(key, f"{name}/{key}", one) for key, one in value.items()]
             return {"$dict": [[_encoded(at, key, None), _encoded(at, one, arrays)] for key, at, one in pairs]}
@@ -175,6 +177,15 @@ def _encoded(name: str, value: Any, arrays: dict[str, np.ndarray] | None) -> Any
         "arrays, numbers, texts, None, and lists, tuples and dicts of these" if arrays is not None else "plain values"
     )
     raise DataError(f"checkpoint: {name:.60} is {kind.__name__}; need {need}")
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether JSON brings it back: a pair of surrogates, which is two characters here, becomes one there."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _array(name: str, value: np.ndarray | np.generic, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -300,6 +311,8 @@ def _decoded(value: Any, arrays: dict[str, np.ndarray]) -> Any:
     if len(value) == 1:
         if word == "$float" and said in ("nan", "inf", "-inf"):
             return float(said)
+        if word == "$text" and isinstance(said, list) and all(type(c) is int and 0 <= c <= 0x10FFFF for c in said):
+            return "".join(map(chr, said))
         if word == "$tuple" and isinstance(said, list):
             return tuple(_decoded(one, arrays) for one in said)
         if word == "$dict" and isinstance(said, list) and all(isinstance(p, list) and len(p) == 2 for p in said):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 import threading
 import time
@@ -151,6 +152,7 @@ class GpuExecutable(PlannedExecutable):
     def _debug(self) -> None:
         if self.switches.debug >= 2:
             self.profile()
+            atexit.register(lambda: print(self.report(), file=sys.stderr))
         if self.switches.debug >= 1:
             print(self.plan.summary(), file=sys.stderr)
         if self.switches.debug >= 4:
@@ -180,6 +182,11 @@ class GpuExecutable(PlannedExecutable):
         nodes = self.plan.order.steps
         pairs = zip(nodes, self._times or [], strict=False)
         return [(f"{n.op.name} {n.label}", min(t, default=0), sum(t)) for n, t in pairs]
+
+    def report(self) -> str:
+        """The timings as a table: microseconds of each instruction at its fastest."""
+        lines = [f"{'us':>10}  {self.device.name}, each instruction waited for"]
+        return "\n".join(lines + [f"{least / 1e3:10.2f}  {what}" for what, least, _ in self.timings()])
 
     def run_steps(self, steps: int, settings: Mapping[str, Any], deadline: float) -> tuple[int, list[np.ndarray]]:
         rows = self.settings_rows(steps, settings) if self.settings else None

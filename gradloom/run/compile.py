@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..base.collector import paused
-from ..base.errors import BackendError, DTypeError, GraphError
+from ..base.errors import BackendError, DTypeError, GraphError, SettingError
 from ..base.settings import switches
 from ..graph.graph import check_graph, check_updates
 from ..graph.value import Value, builds_graphs, describe
 from ..transform.passes import rewrite, rounded
 from ..transform.program import Program, gather
-from .backend import Buffer, has_kernel, named, plan_for
+from .backend import LATE, Buffer, has_kernel, named, plan_for
 from .backend import backend as backend_of
 
 
@@ -82,7 +82,11 @@ def compile(
         debug=debug,
         check=check,
     )
-    made = backend_of(named("compile", device, backend), chosen)
+    place = named("compile", device, backend)
+    for name, given in (("isa", isa), ("flush", flush)):
+        if given is not None and place.partition(":")[0] in LATE:
+            raise SettingError(f"compile: {name}={given!r} is of the CPU; need device='cpu' for it, and has {place!r}")
+    made = backend_of(place, chosen)
     program = gather(values, updates)
     check_updates(program.nodes)
     if not made.planned:

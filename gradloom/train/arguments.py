@@ -10,13 +10,14 @@ import numpy as np
 
 from ..base.arguments import nearest
 from ..base.errors import SettingError
+from ..base.settings import switches
 from ..run.backend import named
 from ..run.compile import compile as compile_program
 
 
 def check_options(who: str, options: Mapping[str, Any], function: Callable[..., Any], *more: str) -> None:
     """SettingError, with the nearest known name, for an option that is neither one of gl.compile nor an argument of the
-    function, nor one of `more`."""
+    function, nor one of `more`; and for a switch (base/settings.py) whose value is not usable."""
     known = set(more)
     for callee in (compile_program, function):
         known |= {n for n, p in inspect.signature(callee).parameters.items() if p.kind != p.VAR_KEYWORD}
@@ -25,6 +26,7 @@ def check_options(who: str, options: Mapping[str, Any], function: Callable[..., 
         if name not in known:
             hint = nearest(name, known, f"need one of {', '.join(sorted(known))}")
             raise SettingError(f"{who}: {name} is not an argument{hint}")
+    switches(**{name: options[name] for name in inspect.signature(switches).parameters if name in options})
 
 
 def with_backend(who: str, options: Mapping[str, Any]) -> dict[str, Any]:

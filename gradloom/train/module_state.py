@@ -3,56 +3,57 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import random
-import types
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from typing import Any, NamedTuple
-
-import numpy as np
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from ..base.errors import TrainError
-from ..graph.leaves import Parameter
-from ..graph.opspec import OpSpec
 from ..graph.value import Value
 from ..nn.module import Module
 from ..step.state import named
+from .attributes import (
+    Filling,
+    Leaf,
+    Snapshot,
+    described,
+    escaped,
+    holds_values,
+    load_generator,
+    same,
+    state_of,
+    unescaped,
+    walk,
+)  # fmt: skip
 
 MODE = "training"  # stands for a module's mode among its attributes
-_PLAIN = (type(None), bool, int, float, str)
-
-
-class _Attribute(NamedTuple):
-    token: Hashable  # of an outline: two equal ones build equal graphs
-    value: Any
 
 
 class ModuleState:
     """What the attributes of modules are, against what they were when the run began.
 
-    Numbers, texts, None, and tuples, lists and dicts of such are saved where they have changed since then, modes as
-    well, and random generators always. What has not changed is after a load as the script has made it. A layer or a
-    function that has changed cannot be saved: a load is refused where these are not the same; of other objects that
-    have changed a load gives the names, see `unsaved`.
+    Numbers, texts, None, arrays, and tuples, lists, dicts and attributes of objects with such are saved where they have
+    changed since then, modes as well, and random generators always. A load fills the lists, dicts, arrays and objects
+    that are there, so that all who hold one see it. What has not changed is after a load as the script has made it. A
+    layer or a function that has changed cannot be saved: a load is refused where these are not the same; of other
+    objects that have changed a load gives the names, see `unsaved`.
 
     roots: a model, a loss; those that are no Module have no attributes.
     """
 
     def __init__(self, model: Any, loss: Any = None) -> None:
         self._roots = {prefix: one for prefix, one in (("", model), ("loss.", loss)) if isinstance(one, Module)}
-        self.unsaved: list[str] = []  # what had changed and is not in the state that was loaded
+        self.unsaved: list[str] = []  # what had changed and is not in the state that was loaded, nor in one before it
+        self.parted: list[
+            str
+        ] = []  # what shared an object when the run that was loaded began and does not here, or vice versa
         self.begin()
 
     def begin(self) -> None:
         """The run begins: later states tell what has changed since now."""
-        self._built = {
-            name: _Attribute(one.token, copy.deepcopy(one.value) if _is_plain(one.value) else one.value)
-            for name, one in self._now().items()
-        }
+        self._begun = Snapshot(self._now())
 
     def built(self) -> dict[str, Any]:
         """The modes and numbers of modules as the run began, of those that a layer's graph is built from."""
-        plain = {name: one.value for name, one in self._built.items() if type(one.value) in (bool, int, float, str)}
+        plain = {name: code for name, code in self._begun.codes.items() if type(code) in (bool, int, float, str)}
         return {name: value for name, value in plain.items() if value is not True or _place(name)[1] != MODE}
 
     def _modules(self) -> dict[str, Module]:
@@ -68,60 +69,85 @@ class ModuleState:
                 todo += [(f"{path}{name}.", child) for name, child in reversed(list(module.children()))]
         return modules
 
-    def _now(self) -> dict[str, _Attribute]:
-        """ "path.attribute" -> what it is, but for what lies outside of the graph: parameters, and values of graphs."""
+    def _now(self) -> dict[str, Any]:
+        """ "path.attribute" -> value, but for what lies outside of the graph: parameters, and values of graphs."""
         paths = {module: path for path, module in self._modules().items()}
-        outline = {at: token for root in self._roots.values() for at, token in root.outline().items()}
         found = {}
-        for (module, name), token in outline.items():
+        for module, name in dict.fromkeys(at for root in self._roots.values() for at in root.outline()):
             value = module.training if name == MODE else vars(module)[name]
             if module in paths and not isinstance(value, Value):
-                found[f"{paths[module]}{name}"] = _Attribute(token, value)
+                found[f"{paths[module]}{escaped(name)}"] = value
         return found
 
     # ---- the part of a state ---------------------------------------------------------------------------------
 
     def part(self) -> dict[str, Any]:
         """What has changed since the run began, for the state of the run."""
-        now = self._now()
-        changed = {n: one.value for n, one in now.items() if n not in self._built or self._built[n].token != one.token}
-        plain = {name: copy.deepcopy(value) for name, value in changed.items() if _is_plain(value)}
-        texts = {name: _described(value) for name, value in changed.items() if name not in plain}
-        other = sorted(name for name, text in texts.items() if text is None and not _holds_values(changed[name]))
+        values = self._now()
+        now, begun = Snapshot(values, self._begun), self._begun.codes
+        codes = {n: code for n, code in now.codes.items() if n not in begun or not same(code, begun[n])}
+        held = {key: one for key, one in now.holders.items() if now.changed(key)}
+        lost: set[str] = set()  # holders with leaves that no checkpoint holds, and new ones with such holders
+
+        def is_lost(codes: Any) -> bool:
+            return any(isinstance(c, Leaf) or (c[1] in lost and c[1] not in self._begun.holders) for c in walk(codes))
+
+        while more := {k for k in held.keys() - lost if type(held[k].content) is list and is_lost(held[k].content)}:
+            lost |= more
+        names = {name for name, code in codes.items() if is_lost([code])} | {held[key].root for key in lost}
+        texts = {name: described(values.get(name)) for name in sorted(names)}
+        other = {n for n in names if texts[n] is None and not holds_values(values.get(n))} | now.touched
         return {
-            "values": plain,
+            "attributes": {name: code for name, code in codes.items() if name not in names},
+            "holders": {k: (type(one.value).__name__, one.content) for k, one in held.items() if k not in lost},
             "layers": {name: text for name, text in texts.items() if text is not None},
-            "unsaved": other,
-            "gone": sorted(self._built.keys() - now.keys()),
-            "generators": {name: state for name, one in now.items() if (state := state_of(one.value)) is not None},
+            "unsaved": sorted(other.union(self.unsaved)),
+            "gone": sorted(begun.keys() - now.codes.keys()),
+            "shared": dict(self._begun.shared),
+            "parted": list(self.parted),
+            "generators": {place: state_of(one) for place, one in now.generators.items()},
         }  # fmt: skip
 
     def load(self, values: Mapping[str, Any]) -> Callable[[], None]:
         """Load for `part`. TrainError naming a layer, a function or a generator that is another one here."""
         if not values:  # of a checkpoint that was written before there was this part
             return lambda: None
-        now, modules = self._now(), self._modules()
+        given, modules = self._now(), self._modules()
         for name, text in values["layers"].items():
-            mine = _described(now[name].value) if name in now else None
+            mine = (described(given[name]) or f"an object of {type(given[name]).__name__}") if name in given else None
             if mine != text:
                 need = "a checkpoint holds no layers and functions; need them as they were changed"
                 raise TrainError(
                     f"load: model: {name} was {text}, changed after the run began, and is {mine or 'missing'}: {need}"
                 )
-        unknown = [name for name in values["values"] if _place(name)[0] not in modules]
-        unknown += values["generators"].keys() - now.keys()
+        codes, held = _saved(values)
+        generators = Snapshot(given, self._begun).generators
+        unknown = [name for name in codes if _place(name)[0] not in modules]
+        unknown += values["generators"].keys() - generators.keys()
+        begun = {key: (type(one.value).__name__, one.content) for key, one in self._begun.holders.items()}
+        try:
+            filling = Filling(self._begun, begun | held)
+            wanted = {name: filling.value(code) for name, code in codes.items()}
+        except KeyError as error:
+            unknown.append(str(error.args[0]))
         if unknown:
             raise TrainError(f"load: model: {named(unknown)} is in the state alone; need the state of the same model")
-        takes = [load_generator(name, state, now[name].value) for name, state in values["generators"].items()]
-        back = {n: one.value for n, one in self._built.items() if _is_plain(one.value) and n not in values["gone"]}
-        wanted = {name: copy.deepcopy(value) for name, value in (back | values["values"]).items()}
+        takes = [load_generator(name, state, generators[name]) for name, state in values["generators"].items()]
+        theirs = values.get("shared", self._begun.shared)
+        parted = {p for p in theirs.keys() | self._begun.shared if theirs.get(p) != self._begun.shared.get(p)}
+        left = {*values["layers"], *values["unsaved"], *values["gone"]}  # as they are
 
         def load() -> None:
-            tokens = {name: one.token for name, one in self._now().items()}
+            now = Snapshot(self._now(), self._begun)
+            back = [key for key, one in now.holders.items() if key in begun and now.changed(key)]
+            filling.fill(key for key in back if key not in held and now.holders[key].root not in left)
+            filling.fill(held)
+            for name, code in self._begun.codes.items():
+                if name not in wanted and name not in left and not same(now.codes.get(name, Leaf(None)), code):
+                    wanted[name] = filling.value(code)
             for name, value in wanted.items():
                 path, attribute = _place(name)
-                if name in values["values"] or tokens.get(name) != self._built[name].token:
-                    setattr(modules[path], attribute, value)
+                setattr(modules[path], attribute, value)
             for name in values["gone"]:
                 path, attribute = _place(name)
                 if path in modules and attribute in vars(modules[path]):
@@ -129,15 +155,19 @@ class ModuleState:
             for take in takes:
                 take()
             self.unsaved = list(values["unsaved"])
+            self.parted = sorted(parted.union(values.get("parted", ())))
 
         return load
 
     def warning(self) -> str | None:
         """One line about what the state that was loaded does not hold; None where it holds all."""
-        if not self.unsaved:
-            return None
-        what = f"{named(self.unsaved)} had changed after the run began"
-        return f"{what}, which no checkpoint holds: as the script makes it now; the same bits are not promised"
+        said = []
+        if self.unsaved:
+            what = f"{named(self.unsaved)} had changed after the run began"
+            said.append(f"{what}, which no checkpoint holds: as the script makes it now")
+        if self.parted:
+            said.append(f"{named(self.parted)}: which attributes are one object differs from the run that was saved")
+        return f"{'; '.join(said)}; the same bits are not promised" if said else None
 
 
 @contextlib.contextmanager
@@ -158,69 +188,14 @@ def attributes_kept(model: Any, loss: Any = None) -> Iterator[None]:
 def _place(name: str) -> tuple[str, str]:
     """The path of a module, with its dot, and the attribute."""
     path, dot, attribute = name.rpartition(".")
-    return path + dot, attribute
+    return path + dot, unescaped(attribute)
 
 
-def _is_plain(value: Any) -> bool:
-    """A checkpoint holds it as it is."""
-    if type(value) in (tuple, list):
-        return all(map(_is_plain, value))
-    if type(value) is dict:
-        return all(_is_plain(one) for pair in value.items() for one in pair)
-    return type(value) in _PLAIN or isinstance(value, (np.number, np.bool_))
-
-
-def _described(value: Any) -> str | None:
-    """What is made of layers, parameters and functions, as a text that is the same in another process; None for other
-    objects."""
-    if isinstance(value, Module):
-        return type(value).__name__
-    if isinstance(value, Parameter):
-        return "a parameter"
-    if isinstance(value, OpSpec):
-        return value.name
-    if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type)) and "<" not in value.__qualname__:
-        return value.__qualname__
-    if _is_plain(value):
-        return repr(value)
-    if type(value) in (tuple, list, dict):
-        several = [one for pair in value.items() for one in pair] if isinstance(value, dict) else value
-        texts = [_described(one) for one in several]
-        known = [text for text in texts if text is not None]
-        return f"{type(value).__name__}({', '.join(known)})" if len(known) == len(texts) else None
-    return None
-
-
-def _holds_values(value: Any) -> bool:
-    """Values of a graph, which forward has left there, or such in lists and dicts."""
-    if type(value) in (tuple, list, dict):
-        return any(map(_holds_values, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, Value)
-
-
-def state_of(generator: Any) -> Any:
-    """That of a random generator, Python's or NumPy's; None for other objects."""
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    return generator.bit_generator.state if isinstance(generator, np.random.Generator) else None
-
-
-def load_generator(name: str, state: Any, generator: Any) -> Callable[[], None]:
-    """Load for `state_of`. TrainError for a generator of another kind."""
-    mine, theirs = _kind(state_of(generator)), _kind(state)
-    if mine != theirs:
-        raise TrainError(f"load: {name}: a generator of {mine}, in the state {theirs}; need the same")
-
-    def load() -> None:
-        if isinstance(generator, random.Random):
-            generator.setstate(state)
-        else:
-            generator.bit_generator.state = state
-
-    return load
-
-
-def _kind(state: Any) -> str:
-    if isinstance(state, Mapping):
-        return str(state.get("bit_generator"))
-    return "None" if state is None else "Python's random"
+def _saved(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[str, Any]]]:
+    """The codes of attributes, and the contents of holders. A checkpoint of an earlier version has the values of
+    attributes, which are new objects."""
+    earlier = values.get("values")
+    if earlier is None:
+        return values["attributes"], values["holders"]
+    taken = Snapshot(earlier, Snapshot({}))
+    return taken.codes, {key: (type(one.value).__name__, one.content) for key, one in taken.holders.items()}

@@ -36,9 +36,10 @@ from ..step.state import (
     of_parameters,
     of_window,
 )
+from .attributes import load_generator, state_of
 from .checkpoint import say
 from .identity import EARLIER
-from .module_state import ModuleState, load_generator, state_of
+from .module_state import ModuleState
 from .parts import register_draws
 from .run_folder import RunFolder
 from .trainer import Trainer

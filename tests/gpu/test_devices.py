@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,6 +36,23 @@ def test_device_and_backend_are_one_setting() -> None:
         gl.compile(y, device="gpus")
     assert with_backend("fit", {"device": "gpu", "threads": 2}) == {"backend": "gpu", "threads": 2}
     assert np.allclose(gl.compile(y, device="cpu")(x=np.zeros(3))[0], 1.0)
+
+
+@pytest.mark.parametrize("given", [{"isa": "scalar"}, {"flush": True}])
+@pytest.mark.no_adapter
+def test_settings_of_the_cpu_are_refused_beside_a_device(given: dict[str, Any]) -> None:
+    y = ops.exp(gl.input("x", (3,)))
+    with pytest.raises(gl.SettingError, match=f"compile: {next(iter(given))}=.* is of the CPU; need device='cpu'"):
+        gl.compile(y, device="gpu:1", **given)
+
+
+def test_times_are_printed_where_they_are_asked_for() -> None:
+    code = (
+        "import numpy as np, gradloom as gl; x = gl.input('x', (2,));"
+        "gl.compile(gl.ops.exp(x), device='gpu', debug=2)(x=np.ones(2))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "each instruction waited for" in done.stderr and "  exp exp#" in done.stderr
 
 
 def test_an_adapter_that_is_not_there_is_named() -> None:

@@ -323,10 +323,16 @@ def test_refused(backend, what):
 def test_an_unknown_isa_and_backend():
     with pytest.raises(gl.BackendError, match="isa: 'sse' cannot run here; need one of"):
         fit(net(), isa="sse")
-    with pytest.raises(gl.BackendError, match="backend: 'gpu' is not known"):
-        fit(net(), backend="gpu")
+    with pytest.raises(gl.BackendError, match="backend: 'tpu' is not known"):
+        fit(net(), backend="tpu")
     with pytest.raises(gl.SettingError, match="threads=0"):
         fit(net(), threads=0)
+
+
+@pytest.mark.parametrize("bad", [{"precision": "bf8"}, {"threads": 0}, {"flush": "no"}, {"check": 9}])
+def test_a_switch_that_is_not_usable_is_refused_at_once(bad):
+    with pytest.raises(gl.SettingError, match=next(iter(bad))):
+        gl.Trainer(gl.nn.Linear(2, 3), **bad)
 
 
 def test_a_short_last_batch_is_built_before_the_first_step(backend):
