@@ -203,7 +203,7 @@ def inputs_of(use: FinetuneSettings) -> list[str]:
 
 
 def reading(use: FinetuneSettings) -> dict[str, Any]:
-    """What is read of the data, and how, as llm.data.read_samples takes it."""
+    """The arguments of llm.data.read_samples that say how the data are read."""
     return data_options(
         use.text_key, use.prompt_key, use.completion_key, use.messages_key, use.as_chat, use.chat_template,
         use.loss_on, use.skip_bad_lines,
@@ -211,7 +211,7 @@ def reading(use: FinetuneSettings) -> dict[str, Any]:
 
 
 def training(use: FinetuneSettings, ranks: Communicator | None) -> dict[str, Any]:
-    """How is trained, as llm.finetune.Run takes it."""
+    """The arguments of llm.finetune.Run that say how it trains."""
     names = (
         "context", "batch_size", "micro_batch_size", "epochs", "steps", "lr", "schedule", "warmup", "weight_decay",
         "val_split", "seed", "precision", "device", "threads", "optimizer", "on_nonfinite", "sample_every", "ema",

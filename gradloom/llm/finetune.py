@@ -45,7 +45,7 @@ from .plan import MemoryPlan, check_trained, memory_of
 from .rows import Rows, read_rows
 from .sample_texts import SampledText
 from .table import training_table
-from .tuning import Tuning, taken
+from .tuning import Tuning, split_arguments
 
 if TYPE_CHECKING:
     from ..train.run_folder import RunFolder
@@ -127,7 +127,7 @@ class Run(Tuning):
         log_every: str | None = None,
         **settings: Any,
     ) -> None:
-        asked, ranks, exchange, options = taken(settings, Run)
+        asked, ranks, exchange, options = split_arguments(settings, Run)
         with contextlib.ExitStack() as stack:
             with agreed(ranks):
                 self.saver = saver_of(
@@ -172,9 +172,9 @@ class Run(Tuning):
                     self.trainer, self.dataset, self.train_rows, self.val_rows,
                     batch_size=self.batch_size, micro_batch_size=self.micro_batch_size, steps=self.steps_total,
                     seed=asked.seed, validates_first=True, before_pass=self._check_model,
-                    callbacks=[*logs, *_stopping(patience, keep_best, len(self.val_rows)), *_several(callbacks)],
+                    callbacks=[*logs, *_early_stopping(patience, keep_best, len(self.val_rows)), *_as_list(callbacks)],
                     on_epoch=on_epoch, saver=self.saver, eval_every=eval_every, eval_rows=eval_rows,
-                    on_progress=None if on_progress is None else lambda at: _of_training(at, on_progress),
+                    on_progress=None if on_progress is None else lambda at: _tell_training(at, on_progress),
                 )  # fmt: skip
             self._open = stack.pop_all()  # the run's folder, until the training has ended
         self.loop.about |= self._about(data_options or {})
@@ -394,7 +394,7 @@ class Run(Tuning):
         return f"Run({self.method}, {self.steps} of {self.steps_total} steps)"
 
 
-def _stopping(patience: int | None, keep_best: bool, val_rows: int) -> list[Callback]:
+def _early_stopping(patience: int | None, keep_best: bool, val_rows: int) -> list[Callback]:
     """What ends a run early and keeps its best weights, if that is asked."""
     keep_best = as_bool("keep_best", keep_best)
     if patience is None and not keep_best:
@@ -406,7 +406,7 @@ def _stopping(patience: int | None, keep_best: bool, val_rows: int) -> list[Call
     return [EarlyStopping(patience, restore_best=keep_best, monitor="val_loss")]
 
 
-def _several(callbacks: Sequence[Callback] | Callback | None) -> Sequence[Callback]:
+def _as_list(callbacks: Sequence[Callback] | Callback | None) -> Sequence[Callback]:
     return [callbacks] if isinstance(callbacks, Callback) else callbacks or ()
 
 
@@ -420,7 +420,7 @@ def _written(folder: RunFolder, samples: str) -> FileError | None:
     return None
 
 
-def _of_training(at: Progress, listener: Listener) -> None:
-    """Validation is not told to the listener of a fine-tuning."""
+def _tell_training(at: Progress, listener: Listener) -> None:
+    """Tell the listener of training, and not of validation."""
     if at.training:
         listener(at)

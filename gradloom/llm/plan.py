@@ -23,7 +23,7 @@ from .arguments import adapter_of, refuse_settings
 from .lora import LoRA, TrainedTensors
 from .model import Adapter, Model, model_of
 from .rows import CONTEXT
-from .tuning import Tuning, taken
+from .tuning import Tuning, split_arguments
 
 HUGE = 2 << 20  # bytes of a huge page: arenas and scratch take whole ones
 STEP_BYTES = 5 << 10  # of memory for each instruction of a compiled step: its node, its plan, its bytecode; measured
@@ -149,7 +149,7 @@ def plan(
     length = min(CONTEXT, limit) if context is None else context
     if not isinstance(length, (int, np.integer)) or not 2 <= length <= limit:
         raise SettingError(f"context={context!r} is not usable; need 2 to {limit}, the model's context")
-    asked, ranks, exchange, options = taken(settings, plan)
+    asked, ranks, exchange, options = split_arguments(settings, plan)
     rows, length = asked.batch_size, int(length)
     if not addressable((rows, 2, length), 4):
         raise SettingError(f"batch_size={rows} is not usable with {length} tokens per row; need fewer than 2^63 bytes")

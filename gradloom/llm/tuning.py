@@ -165,10 +165,10 @@ class Settings:
         return LoRA(seed=self.seed)
 
 
-def taken(
+def split_arguments(
     given: Mapping[str, Any], function: Callable[..., Any]
 ) -> tuple[Settings, Communicator | None, str, dict[str, Any]]:
-    """(settings, ranks, how they exchange, options of gl.compile) out of the keyword arguments of a function.
+    """The keyword arguments of a function as (settings, ranks, how they exchange, options of gl.compile).
 
     SettingError for a name that is none of these and no argument of the function.
     """

@@ -238,7 +238,7 @@ class OptimizerState:
         return [self.sums[p.stored] for p in parameters]
 
     def join(self, parameters: Iterable[Parameter], first: bool) -> None:
-        """GradientSource of these parameters are about to be accumulated; `first`: they open a window."""
+        """Gradients of these parameters are about to be accumulated; `first`: they open a window."""
         if first:
             self.window.clear()
         else:

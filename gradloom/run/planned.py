@@ -11,6 +11,7 @@ from ..base.arguments import one_line
 from ..base.errors import GraphError, GuardTripped, IndexOutOfRange, NotFinite, SettingError, TrainError
 from ..base.settings import Switches
 from ..graph.declaration import Spec
+from ..plan.bytecode import SETTING_BYTES
 from ..plan.plan import Plan
 from ..transform.program import Program
 from .executable import Executable, called
@@ -32,21 +33,29 @@ class PlannedExecutable(Executable):
         self.settings_words = dict(plan.bytecode.settings)
         self.outputs = [Spec(v.shape, v.dtype) for v in self.program.outputs]
         self.output_bytes = [v.bytes for v in self.program.outputs]
+        words = self.settings_words
+        self._row = np.dtype(
+            {
+                "names": list(words),
+                "formats": [self.settings[key].dtype.numpy for key in words],
+                "offsets": [SETTING_BYTES * word for word in words.values()],
+                "itemsize": SETTING_BYTES * len(words),
+            }
+        )
 
     def settings_rows(self, steps: int, values: Mapping[str, Any]) -> np.ndarray:
         """The settings table for so many steps; each value is a number or an array of one number per step.
 
         SettingError for a finite one that its dtype makes infinite."""
-        rows = np.zeros((steps, len(self.settings_words)), np.int64)
-        with np.errstate(over="raise"):
-            for key, word in self.settings_words.items():
-                kind = self.settings[key].dtype
-                try:
-                    rows[:, word : word + 1].view(kind.numpy)[:, 0] = np.asarray(values[key])
-                except FloatingPointError:
-                    seen = f"{key}={one_line(values[key])} is not finite in {kind.name}"
-                    raise SettingError(f"run: {seen}; need a number that is nearer to 0") from None
-        return rows
+        rows, key = np.zeros(steps, self._row), ""
+        try:
+            with np.errstate(over="raise"):
+                for key in self.settings_words:
+                    rows[key] = np.asarray(values[key])
+        except FloatingPointError:
+            seen = f"{key}={one_line(values[key])} is not finite in {self.settings[key].dtype.name}"
+            raise SettingError(f"run: {seen}; need a number that is nearer to 0") from None
+        return rows.view(np.int64).reshape(steps, len(self.settings_words))
 
     def failure(self, done: int, stop: int, node_id: int, index: int, value: int) -> Exception:
         """The error for what the run has stopped at."""

@@ -1,13 +1,16 @@
 """Saver: when a run writes checkpoints, and how it goes on from one. gl.fit and gl.llm.finetune make one for `run=`.
 
-    fit                Saver(run, ...)             the folder is claimed, its newest checkpoint is read
-                       saver.share(ranks)          all ranks have it
-    Loop.run           saver.begin(loop)           the same run? then its state is loaded
-      a segment ends   saver.at_step(loop)         a checkpoint, if one is due
-      an evaluation    saver.at_evaluation(...)   the checkpoint of this step is the best so far?
-      every 0.2 s      saver.inside(loop)          likewise; ends the run after `stop_after`
+    fit                Saver(run, ...)             claims the folder, reads its newest checkpoint
+                       saver.share()               gives it to all ranks
+    Loop.run           saver.begin(loop)           compares the run with that of the checkpoint, loads its state
+      every 0.2 s      saver.check_time()          ends the run after `stop_after`
+                       saver.inside(loop)          writes a checkpoint, if one is due
+      a segment ends   saver.at_step(loop)         likewise
+      an evaluation    saver.at_evaluation(...)    likewise, and marks the checkpoint if it is the best so far
       a pass ends      saver.at_epoch(loop)        likewise
-    the end            saver.end(loop, state)      the last checkpoint; the folder is free
+    the last pass      saver.finish(loop)          writes the last checkpoint
+    or an error        saver.stopped(loop, error)  likewise, if the last step is complete
+    fit                saver.__exit__              notes how the run has ended, lets go of the folder
 
 A checkpoint holds the state between two optimiser steps. Rank 0 alone writes.
 """

@@ -124,8 +124,8 @@ def test_a_plan_that_reads_dead_bytes_is_caught_by_poison(model, monkeypatch):
     monkeypatch.setattr(planning, "check", lambda *a: None)
     honest = planning.lower
 
-    def hasty(laid, order, needs, placement, guard=0):
-        tape, places = honest(laid, order, needs, placement, guard)
+    def hasty(laid, order, calls, needs, placement, guard=0):
+        tape, places = honest(laid, order, calls, needs, placement, guard)
         tape.dead = [(max(at - 1, 0) if at < len(order.steps) else at, *rest) for at, *rest in tape.dead]
         return tape, places
 

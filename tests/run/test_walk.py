@@ -97,8 +97,8 @@ def test_a_read_of_dead_bytes_is_named_where_it_happens(monkeypatch):
     monkeypatch.setattr(planning, "check", lambda *a: None)
     honest, reader = planning.lower, []
 
-    def hasty(laid, order, needs, placement, guard=0):
-        bytecode, places = honest(laid, order, needs, placement, guard)
+    def hasty(laid, order, calls, needs, placement, guard=0):
+        bytecode, places = honest(laid, order, calls, needs, placement, guard)
         k = next(k for k, n in enumerate(order.steps) if n.op.name == "rms_norm")
         reader.append(order.steps[k])
         x = order.steps[k].inputs[0]
