@@ -12,7 +12,9 @@
 
 #include "faults.h"
 #include "limits.h"
+#include "processor.h"
 #include "threads.h"
+#include "tuning.h"
 #include "vm.h"
 
 namespace nb = nanobind;
@@ -267,6 +269,14 @@ NB_MODULE(_core, m) {
      "(parts of each phase, scratch bytes per thread, workspace bytes) of a kernel on these shapes.");
   m.def("cores", &cores, "CPUs that this process may use: the most threads that a run gets.");
   m.def("set_cores", &set_cores, nb::arg("n"), "Pretend to have n CPUs (0: ask the system): for tests of the pool.");
+  m.def("processor", [] {
+    const Processor cpu = processor();
+    return nb::make_tuple(cpu.vendor, cpu.family, cpu.model, cpu.l1, cpu.l2);
+  }, "(vendor, family, model, bytes of the first-level data cache, of the second-level cache): \"\" and 0 are unknown.");
+  m.def("tuning", [] { return std::string(tuning().name); }, "The row of the table of processors that products use.");
+  m.def("tunings", &tunings, "The names of all rows.");
+  m.def("use_tuning", &use_tuning, nb::arg("name"),
+        "Take another row than this processor's: for tests, before the first product is planned.");
   m.def("fma_peak", [](const std::string& isa, int threads, int repeats) {
     auto rate = decltype(fma_peak(find_table(isa), threads, repeats)){};
     without_gil([&] { rate = fma_peak(find_table(isa), threads, repeats); });

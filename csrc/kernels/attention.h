@@ -8,7 +8,10 @@ namespace gradloom::GL_ISA::attn {
 
 inline constexpr KernelRow kAttentionRows[] = {
     {"attention", "f32_i32_f32", plan_forward, run_forward},
+    {"attention", "bf16_i32_f32", plan_forward, run_forward},
+    {"attention", "bf16_f32_i32_f32", plan_forward, run_forward},  // k and v, or v, are f32
     {"attention_back", "f32_i32_f32", plan_backward, run_backward},
+    {"attention_back", "bf16_f32_i32_f32", plan_backward, run_backward},
 };
 
 }  // namespace gradloom::GL_ISA::attn

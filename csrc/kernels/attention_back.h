@@ -24,8 +24,9 @@ constexpr int64_t kQueries = kStrips * kStrip;  // of a block
 
 struct Backward {
   Shape x;
+  bool rounded;
   int64_t blocks, units, chunks, jobs;  // blocks of queries per head; units: of a group; chunks of these; in all
-  explicit Backward(const Call& call) : x(call, call[1], call[2], false, 1) {
+  explicit Backward(const Call& call) : x(call, call[1], call[2], false, 1), rounded(call[0].dtype == DType::bf16) {
     blocks = ceil_div(x.tokens, kQueries);
     units = blocks * x.share;
     const int64_t heads = x.batch * x.groups;
@@ -41,9 +42,12 @@ struct Backward {
   // The workspace: the keys [begin, end) of each job, then its dk and dv [tokens][d] each.
   size_t head_floats() const { return static_cast<size_t>(round_up(jobs * 4, 16)); }
   size_t slot() const { return static_cast<size_t>(2 * x.tokens * x.d); }
-  // Scratch: work per block of queries; q^T, g^T, dq^T; weights, dz
+  // Scratch: work per block of queries; q^T, g^T, dq^T; weights, dz; where they are widened g, q, y, k, v
   size_t weight_floats() const { return static_cast<size_t>(round_up(blocks * 2, 16)); }
-  size_t scratch_floats() const { return weight_floats() + static_cast<size_t>(kQueries * (3 * x.d + 2 * kKeys)); }
+  size_t scratch_floats() const {
+    const int64_t wide = rounded ? (3 * kQueries + 2 * kKeys) * x.d : 0;
+    return weight_floats() + static_cast<size_t>(kQueries * (3 * x.d + 2 * kKeys) + wide);
+  }
 };
 
 // (g, q, k, v, y, lse, positions, g_lse?; scale, window?, softcap?) -> dq, dk, dv
@@ -62,19 +66,20 @@ inline void plan_backward(const Call& call, KernelPlan& plan) {
 }
 
 struct Grads {
-  const float *g, *q, *k, *v, *y, *lse, *g_lse;
+  Operand g, q, k, v, y;
+  const float *lse, *g_lse;
   const int32_t* positions;
   float *dq, *dk, *dv;
   float scale;
   explicit Grads(const Call& c)
-      : g(c[0].as<const float>()), q(c[1].as<const float>()), k(c[2].as<const float>()), v(c[3].as<const float>()),
-        y(c[4].as<const float>()), lse(c[5].as<const float>()), g_lse(c[7].as<const float>()),
+      : g(c[0], c[0].dtype == DType::bf16), q(c[1], g.rounded), k(c[2], g.rounded), v(c[3], g.rounded),
+        y(c[4], g.rounded), lse(c[5].as<const float>()), g_lse(c[7].as<const float>()),
         positions(c[6].as<const int32_t>()), dq(c[8].as<float>()), dk(c[9].as<float>()), dv(c[10].as<float>()),
         scale(static_cast<float>(c.attr_float(0))) {}
 };
 
 // scores, dp of `rows` keys from k0 become weights and dz. lse, delta: per query, ready for scaled q and g.
-template <bool capped>
+template <bool capped, bool rounded>
 inline void slopes(const Strip& strip, int64_t k0, int64_t rows, int64_t ld, const float* lse, const float* delta,
                    float cap, float* scores, float* dp) {
   [[maybe_unused]] const F share = F::set1(1.0f / cap), one = F::set1(1.0f);
@@ -96,8 +101,8 @@ inline void slopes(const Strip& strip, int64_t k0, int64_t rows, int64_t ld, con
         p = select(sees, p, F::zero());
         z = select(sees, z, F::zero());
       }
-      p.store(s);
-      z.store(d);
+      (rounded ? quant::ToBf16::of(p) : p).store(s);
+      (rounded ? quant::ToBf16::of(z) : z).store(d);
     });
   }
 }
@@ -111,15 +116,20 @@ inline void back_block(const Call& call, const Backward& w, const Grads& a, int6
   const int count = static_cast<int>(ceil_div(queries, kStrip));
   float *const qt = room, *const gt = qt + kQueries * d, *const dqt = gt + kQueries * d;
   float *const weights = dqt + kQueries * d, *const dz = weights + kKeys * kQueries;
+  float *const g_room = dz + kKeys * kQueries, *const q_room = g_room + kQueries * d;
+  float *const y_room = q_room + kQueries * d, *const k_room = y_room + kQueries * d;
+  float* const v_room = k_room + kKeys * d;
   float lse[kQueries] = {}, delta[kQueries] = {};
-  const float* const g = a.g + x.q_at(b, t0, h);
-  const float* const q = a.q + x.q_at(b, t0, h);
-  const float* const y = a.y + x.q_at(b, t0, h);
+  int64_t g_row = x.q_row, q_row = x.q_row, y_row = x.q_row;
+  const int64_t first_query = x.q_at(b, t0, h);
+  const float* const g = a.g.from(first_query).rows(queries, d, g_row, g_room);
+  const float* const q = a.q.from(first_query).rows(queries, d, q_row, q_room);
+  const float* const y = a.y.from(first_query).rows(queries, d, y_row, y_room);
   for (int64_t i = 0; i < queries; i++) {
     F sum = F::zero();
     for (int64_t j = 0; j < d; j += F::N) {
       const int lanes = d - j < F::N ? static_cast<int>(d - j) : F::N;
-      sum = mul_add(F::load_n(g + i * x.q_row + j, lanes), F::load_n(y + i * x.q_row + j, lanes), sum);
+      sum = mul_add(F::load_n(g + i * g_row + j, lanes), F::load_n(y + i * y_row + j, lanes), sum);
     }
     const int64_t at = (b * x.tokens + t0 + i) * x.heads + h;
     lse[i] = a.lse[at];
@@ -130,14 +140,17 @@ inline void back_block(const Call& call, const Backward& w, const Grads& a, int6
   for (int i = 0; i < count; i++) {
     strips[i] = Strip(call, x, a.positions, b, h, block * kStrips + i, false);
     const Strip& s = strips[i];
-    pack(q + i * kStrip * x.q_row, x.q_row, s, d, a.scale, qt + i * kStrip * d);
-    pack(g + i * kStrip * x.q_row, x.q_row, s, d, a.scale, gt + i * kStrip * d);
+    pack(q + i * kStrip * q_row, q_row, s, d, a.scale, qt + i * kStrip * d);
+    pack(g + i * kStrip * g_row, g_row, s, d, a.scale, gt + i * kStrip * d);
     if (s.begin < begin) begin = s.begin;
     if (s.end > end) end = s.end;
   }
   bool started[kStrips] = {};
   for (int64_t k0 = begin; k0 < end; k0 += kKeys) {
     const int64_t k1 = k0 + kKeys < end ? k0 + kKeys : end;
+    int64_t k_row = x.k_row, v_row = x.k_row;
+    const float* const keys = a.k.from(x.k_at(b, k0, n)).rows(k1 - k0, d, k_row, k_room);
+    const float* const values = a.v.from(x.k_at(b, k0, n)).rows(k1 - k0, d, v_row, v_room);
     int64_t from[kStrips], to[kStrips];  // the rows of the block that each strip sees
     for (int i = 0; i < count; i++) {
       const Strip& s = strips[i];
@@ -155,14 +168,15 @@ inline void back_block(const Call& call, const Backward& w, const Grads& a, int6
       }
       if (r1 <= r0) continue;
       const int64_t at = k0 + r0, rows = r1 - r0;
-      const float *const k = a.k + x.k_at(b, at, n), *const v = a.v + x.k_at(b, at, n);
+      const float *const k = keys + r0 * k_row, *const v = values + r0 * v_row;
       float *const p0 = p + r0 * kQueries, *const z0 = z + r0 * kQueries;
-      product<Side::rows>(k, x.k_row, rows, qt + i * kStrip * d, s.ld, d, s.ld, p0, kQueries, false);
-      product<Side::rows>(v, x.k_row, rows, gt + i * kStrip * d, s.ld, d, s.ld, z0, kQueries, false);
+      product<Side::rows>(k, k_row, rows, qt + i * kStrip * d, s.ld, d, s.ld, p0, kQueries, false);
+      product<Side::rows>(v, v_row, rows, gt + i * kStrip * d, s.ld, d, s.ld, z0, kQueries, false);
       if (x.cap != 0.0f) cap_scores(p0, rows, kQueries, s.ld, x.cap);
-      const auto weights_and_slopes = x.cap != 0.0f ? slopes<true> : slopes<false>;
+      const auto weights_and_slopes = w.rounded ? (x.cap != 0.0f ? slopes<true, true> : slopes<false, true>)
+                                                : (x.cap != 0.0f ? slopes<true, false> : slopes<false, false>);
       weights_and_slopes(s, at, rows, kQueries, lse + i * kStrip, delta + i * kStrip, x.cap, p0, z0);
-      product<Side::columns>(k, x.k_row, d, z0, kQueries, rows, s.ld, dqt + i * kStrip * d, s.ld, started[i]);
+      product<Side::columns>(k, k_row, d, z0, kQueries, rows, s.ld, dqt + i * kStrip * d, s.ld, started[i]);
       started[i] = true;
     }
     for (int64_t r = 0; r < k1 - k0; r += kTileRows) {
@@ -178,11 +192,10 @@ inline void back_block(const Call& call, const Backward& w, const Grads& a, int6
       for (int64_t c = 0; c < d; c += kStrip) {
         const int columns = static_cast<int>(d - c < kStrip ? d - c : kStrip);
         const int64_t at = (k0 + r) * d + c;
-        const int64_t from_q = first * x.q_row + c;
-        product<Side::rows>(dz + r * kQueries + first, kQueries, rows, q + from_q, x.q_row, last - first, columns,
-                            dk + at, d, true);
-        product<Side::rows>(weights + r * kQueries + first, kQueries, rows, g + from_q, x.q_row, last - first, columns,
-                            dv + at, d, true);
+        product<Side::rows>(dz + r * kQueries + first, kQueries, rows, q + first * q_row + c, q_row, last - first,
+                            columns, dk + at, d, true);
+        product<Side::rows>(weights + r * kQueries + first, kQueries, rows, g + first * g_row + c, g_row, last - first,
+                            columns, dv + at, d, true);
       }
     }
   }

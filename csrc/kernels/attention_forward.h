@@ -24,6 +24,7 @@ constexpr int64_t kSplit = 256;  // keys of a piece, where one token looks at a 
 
 // Scores of `rows` keys from k0 become weights; factor: what the sums so far are to be multiplied by. Returns whether
 // any factor is not 1.
+template <bool rounded>
 inline bool weigh(const Strip& strip, int64_t k0, int64_t rows, float* scores, Sums& sums, float* factor) {
   const int64_t ld = strip.ld;
   bool changed = false;
@@ -43,7 +44,8 @@ inline bool weigh(const Strip& strip, int64_t k0, int64_t rows, float* scores, S
     });
     m[0] = select(gt(m[1], m[0]), m[1], m[0]);
     m[2] = select(gt(m[3], m[2]), m[3], m[2]);
-    const F most = select(gt(m[2], m[0]), m[2], m[0]);
+    F most = select(gt(m[2], m[0]), m[2], m[0]);
+    if constexpr (rounded) most = next_power(most);
     F t[4] = {F::zero(), F::zero(), F::zero(), F::zero()};
     each_row(strip, k0, rows, [&](int64_t r, auto masked) __attribute__((always_inline)) {
       F p = exp(F::load(s + r * ld) - most);
@@ -51,7 +53,7 @@ inline bool weigh(const Strip& strip, int64_t k0, int64_t rows, float* scores, S
         const I key = I::set1(static_cast<int32_t>(k0 + r));
         p = select(ge(key, first) & le(key, last), p, F::zero());
       }
-      p.store(s + r * ld);
+      (rounded ? quant::ToBf16::of(p) : p).store(s + r * ld);
       t[r & 3] += p;
     });
     const F scale = exp(before - most);
@@ -63,11 +65,15 @@ inline bool weigh(const Strip& strip, int64_t k0, int64_t rows, float* scores, S
   return changed;
 }
 
-inline size_t forward_floats(const Shape& x) { return static_cast<size_t>(kStrip * (2 * x.d + kKeys)); }
+inline size_t forward_floats(const Shape& x, bool rounded) {
+  return static_cast<size_t>(kStrip * (2 * x.d + kKeys) + (rounded ? kKeys * x.d : 0));
+}
 
-// The strip over the keys [begin, end) that its queries see: y^T [d][ld], not yet divided, and its sums.
-inline void attend(const Shape& x, const Strip& strip, const float* packed, const float* k, const float* v,
-                   int64_t begin, int64_t end, float* scores, float* y, Sums& sums) {
+// The strip over the keys [begin, end) that its queries see: y^T [d][ld], not yet divided, and its sums. room: of rows
+// that are widened, [kKeys][d].
+inline void attend(const Shape& x, const Strip& strip, const float* packed, const Operand& k, const Operand& v,
+                   int64_t begin, int64_t end, float* scores, float* y, Sums& sums, float* room) {
+  const auto weights = k.rounded ? weigh<true> : weigh<false>;
   float factor[kStrip];
   for (int j = 0; j < kStrip; j++) {
     sums.most[j] = kNothing;
@@ -75,15 +81,19 @@ inline void attend(const Shape& x, const Strip& strip, const float* packed, cons
   }
   for (int64_t k0 = begin; k0 < end; k0 += kKeys) {
     const int64_t rows = end - k0 < kKeys ? end - k0 : kKeys;
-    product<Side::rows>(k + k0 * x.k_row, x.k_row, rows, packed, strip.ld, x.d, strip.ld, scores, strip.ld, false);
+    int64_t step = x.k_row;
+    const float* const keys = k.from(k0 * x.k_row).rows(rows, x.d, step, room);
+    product<Side::rows>(keys, step, rows, packed, strip.ld, x.d, strip.ld, scores, strip.ld, false);
     if (x.cap != 0.0f) cap_scores(scores, rows, strip.ld, strip.ld, x.cap);
-    if (weigh(strip, k0, rows, scores, sums, factor) && k0 != begin) {
+    if (weights(strip, k0, rows, scores, sums, factor) && k0 != begin) {
       for (int j = 0; j < strip.ld; j += F::N) {
         const F by = F::load(factor + j);
         for (int64_t i = 0; i < x.d; i++) (F::load(y + i * strip.ld + j) * by).store(y + i * strip.ld + j);
       }
     }
-    product<Side::columns>(v + k0 * x.k_row, x.k_row, x.d, scores, strip.ld, rows, strip.ld, y, strip.ld, k0 != begin);
+    step = x.k_row;
+    const float* const values = v.from(k0 * x.k_row).rows(rows, x.d, step, room);
+    product<Side::columns>(values, step, x.d, scores, strip.ld, rows, strip.ld, y, strip.ld, k0 != begin);
   }
 }
 
@@ -127,7 +137,7 @@ struct Forward {
 // (q, k, v, positions; scale, cached, window?, softcap?) -> y, lse?
 inline void plan_forward(const Call& call, KernelPlan& plan) {
   const Forward f(call);
-  plan.scratch_bytes = forward_floats(f.x) * sizeof(float);
+  plan.scratch_bytes = forward_floats(f.x, call[0].dtype == DType::bf16) * sizeof(float);
   plan.parts[0] = parts_for(f.cost(), kPartCost, at_most(f.units * f.splits));
   if (f.splits > 1) {
     plan.phases = 2;
@@ -162,12 +172,13 @@ inline void run_forward(const Call& call, int phase, int part, int parts, void* 
   const Forward f(call);
   const Shape& x = f.x;
   const float scale = static_cast<float>(call.attr_float(0));
-  const float* const q = call[0].as<const float>();
+  const bool rounded = call[0].dtype == DType::bf16;
+  const Operand q(call[0], rounded), k0(call[1], rounded), v0(call[2], rounded);
   const int32_t* const positions = call[3].as<const int32_t>();
   float *const out = call[4].as<float>(), *const lse = call[5].as<float>();
   float* const room = f.splits > 1 ? call.workspace().as<float>() : nullptr;
   float* const packed = static_cast<float*>(scratch);
-  float *const y = packed + kStrip * x.d, *const scores = y + kStrip * x.d;
+  float *const y = packed + kStrip * x.d, *const scores = y + kStrip * x.d, *const wide = scores + kStrip * kKeys;
   const int64_t strips = x.strips(), pieces = phase == 0 ? f.splits : 1;
   const bool few = x.single() && x.share <= kFewHeads;
   const Range range = part_range(f.units * pieces, part, parts);
@@ -184,17 +195,18 @@ inline void run_forward(const Call& call, int phase, int part, int parts, void* 
     const int64_t begin = strip.begin + (f.splits > 1 ? piece * f.split : 0);
     const int64_t end = f.splits > 1 && begin + f.split < strip.end ? begin + f.split : strip.end;
     if (begin >= end) continue;
-    const float* const k = call[1].as<const float>() + x.k_at(b, 0, n);
-    const float* const v = call[2].as<const float>() + x.k_at(b, 0, n);
+    const Operand k = k0.from(x.k_at(b, 0, n)), v = v0.from(x.k_at(b, 0, n)), queries = q.from(strip.q);
+    int64_t q_step = strip.q_step;
     float* const slot = slots + static_cast<size_t>(piece) * f.slot();
     Sums own;
     Sums& sums = f.splits > 1 ? *reinterpret_cast<Sums*>(slot) : own;
     float* const to = f.splits > 1 ? slot + sizeof(Sums) / sizeof(float) : y;
     if (few) {
-      attend_one_token(x, strip, q, k, v, begin, end, scale, scores, packed, to, sums);
+      attend_one_token(x, strip, queries, k, v, begin, end, scale, scores, packed, to, sums, wide);
     } else {
-      pack(q + strip.q, strip.q_step, strip, x.d, scale, packed);
-      attend(x, strip, packed, k, v, begin, end, scores, to, sums);
+      const float* const from = queries.rows(strip.n, x.d, q_step, wide);
+      pack(from, q_step, strip, x.d, scale, packed);
+      attend(x, strip, packed, k, v, begin, end, scores, to, sums, wide);
     }
     if (f.splits == 1) finish(x, strip, to, sums, out, lse);
   }

@@ -5,9 +5,14 @@
 // operands of the products where they lie, everything that softmax does to a query is done to vectors of queries, and
 // nothing is reduced along a vector. Blocks of keys that no query of the strip sees are not visited; `begin` .. `end`
 // says which are left.
+//
+// Where q (of the gradient, g) is bf16, the operands of all products are: what is not bf16 is rounded to it as it is
+// read, and so are the weights of v, exp(score - m), for which m is then a multiple of log 2: a power of two between
+// two values of m changes no rounding. Products and sums are f32, of the rounded numbers.
 #pragma once
 #include "../simd/math.h"
 #include "gemm_product.h"
+#include "operand.h"
 #include "rows.h"
 
 namespace gradloom::GL_ISA::attn {
@@ -58,6 +63,12 @@ inline void transpose(const float* from, int64_t ld, int64_t rows, int64_t colum
 inline void multiply(float* x, int64_t n, float by) {  // n is a multiple of Lanes::N
   const F factor = F::set1(by);
   for (int64_t i = 0; i < n; i += F::N) (F::load(x + i) * factor).store(x + i);
+}
+
+// The multiple of log 2 next to m, so that exp(x - m) has the same digits for any m; m itself where f32 has none near.
+inline F next_power(F m) {
+  const F near = F::set1(1e6f), n = round(m * F::set1(1.44269504e+00f)) * F::set1(6.93147182e-01f);
+  return select(lt(m, near) & gt(m, F::zero() - near), n, m);
 }
 
 // ---- what a call is about ----------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ namespace gradloom::GL_ISA::attn {
 
 constexpr int kFewHeads = 6;  // of a key head: beyond, the products of strips are faster
 constexpr int kFew = 4;       // heads taken together
+static_assert(2 * kFew <= kStrip);
 
 // Dot products of K keys from k with H queries [d]: scores[h * kKeys + key], times scale.
 template <int H, int K>
@@ -94,7 +95,7 @@ inline void gather_few(const float* weights, const float* v, int64_t v_row, int6
 }
 
 // Scores [rows] of one query become weights; returns what its sums so far are to be multiplied by.
-inline float weigh_one(float* scores, int64_t rows, float& most, float& total) {
+inline float weigh_one(float* scores, int64_t rows, bool rounded, float& most, float& total) {
   F m = F::set1(most);
   for (int64_t r = 0; r < rows; r += F::N) {
     const int lanes = rows - r < F::N ? static_cast<int>(rows - r) : F::N;
@@ -103,12 +104,17 @@ inline float weigh_one(float* scores, int64_t rows, float& most, float& total) {
   }
   const float before = most;
   most = reduce_max(m);
+  if (rounded) {
+    float power[F::N];
+    next_power(F::set1(most)).store(power);
+    most = power[0];
+  }
   F sum = F::zero();
   for (int64_t r = 0; r < rows; r += F::N) {
     const int lanes = rows - r < F::N ? static_cast<int>(rows - r) : F::N;
     const F p = exp(F::load_n(scores + r, lanes) - F::set1(most));
     sum += select(Mask<float>::first_n(lanes), p, F::zero());
-    p.store_n(scores + r, lanes);
+    (rounded ? quant::ToBf16::of(p) : p).store_n(scores + r, lanes);
   }
   float factor[F::N];
   exp(F::set1(before - most)).store(factor);
@@ -118,26 +124,30 @@ inline float weigh_one(float* scores, int64_t rows, float& most, float& total) {
 
 // As attend, for one token: H queries [d] that all see the keys [begin, end). y [H][d].
 template <int H>
-inline void attend_few(const Shape& x, const float* q, const float* k, const float* v, int64_t begin, int64_t end,
-                       float scale, float* scores, float* y, float* most, float* total) {
+inline void attend_few(const Shape& x, const float* q, const Operand& k, const Operand& v, int64_t begin, int64_t end,
+                       float scale, float* scores, float* y, float* most, float* total, float* room) {
   for (int64_t i = 0; i < H * x.d; i++) y[i] = 0.0f;
   for (int64_t k0 = begin; k0 < end; k0 += kKeys) {
     const int64_t rows = end - k0 < kKeys ? end - k0 : kKeys;
-    score_few<H>(q, k + k0 * x.k_row, x.k_row, rows, x.d, scale, scores);
+    int64_t step = x.k_row;
+    const float* const keys = k.from(k0 * x.k_row).rows(rows, x.d, step, room);
+    score_few<H>(q, keys, step, rows, x.d, scale, scores);
     if (x.cap != 0.0f) cap_scores(scores, H, kKeys, rows, x.cap);
     for (int h = 0; h < H; h++) {
-      const float by = weigh_one(scores + h * kKeys, rows, most[h], total[h]);
+      const float by = weigh_one(scores + h * kKeys, rows, k.rounded, most[h], total[h]);
       if (by != 1.0f)
         for (int64_t i = 0; i < x.d; i++) y[h * x.d + i] *= by;
     }
-    gather_few<H>(scores, v + k0 * x.k_row, x.k_row, rows, x.d, y);
+    step = x.k_row;
+    const float* const values = v.from(k0 * x.k_row).rows(rows, x.d, step, room);
+    gather_few<H>(scores, values, step, rows, x.d, y);
   }
 }
 
-// All queries of the strip, a few at a time. The result is that of attend: y^T [d][ld].
-inline void attend_one_token(const Shape& x, const Strip& strip, const float* q, const float* k, const float* v,
-                             int64_t begin, int64_t end, float scale, float* scores, float* few, float* y,
-                             Sums& sums) {
+// All queries of the strip, a few at a time. The result is that of attend: y^T [d][ld]. few: room for 2 kFew rows [d].
+inline void attend_one_token(const Shape& x, const Strip& strip, const Operand& q, const Operand& k, const Operand& v,
+                             int64_t begin, int64_t end, float scale, float* scores, float* few, float* y, Sums& sums,
+                             float* room) {
   for (int j = 0; j < kStrip; j++) {
     sums.most[j] = kNothing;
     sums.total[j] = j < strip.n ? 0.0f : 1.0f;
@@ -148,7 +158,9 @@ inline void attend_one_token(const Shape& x, const Strip& strip, const float* q,
                      : heads == 3 ? attend_few<3>
                      : heads == 2 ? attend_few<2>
                                   : attend_few<1>;
-    run(x, q + strip.q + j * x.d, k, v, begin, end, scale, scores, few, sums.most + j, sums.total + j);
+    int64_t step = x.d;
+    const float* const queries = q.from(j * x.d).rows(heads, x.d, step, few + kFew * x.d);
+    run(x, queries, k, v, begin, end, scale, scores, few, sums.most + j, sums.total + j, room);
     for (int h = 0; h < heads; h++)
       for (int64_t i = 0; i < x.d; i++) y[i * strip.ld + j + h] = few[h * x.d + i];
   }

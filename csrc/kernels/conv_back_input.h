@@ -31,6 +31,7 @@ inline ConvBand conv_band_back(const ConvBack& k) {
   b.y0 = k.i0 - b.reach_y, b.x0 = k.j0 - b.reach_x;
   b.gh = (s.h - 1 + s.ph) / s.sh - k.i0 + 1, b.gw = (s.w - 1 + s.pw) / s.sw - k.j0 + 1;
   b.derive(s.flops(), s.c);
+  b.widen(s.rounded);
   if (s.sh != 1 || s.sw != 1) b.by_rows = false;
   return b;
 }
@@ -55,8 +56,9 @@ template <class Each> inline void conv_back_phases(const ConvShape& s, const Eac
   }
 }
 
-inline void conv_pack_back(const ConvShape& s, const ConvBand& b, const Call& call, int part, int parts) {
-  const float* w = call[1].as<float>();
+template <bool rounded>
+inline void conv_pack_back_taps(const ConvShape& s, const ConvBand& b, const Call& call, int part, int parts) {
+  const Operand w(call[1], rounded);
   int32_t* offsets = conv_offsets(call);
   float* packed = conv_packed(call, s.o * s.kh * s.kw);
   const Range tiles = part_range(s.c, part, parts, kOutTile);
@@ -73,13 +75,17 @@ inline void conv_pack_back(const ConvShape& s, const ConvBand& b, const Call& ca
           }
           conv_tiles(tiles, [&](int64_t c, int ot) {
             float* to = packed + s.c * first + c * count + tap * ot;
-            for (int j = 0; j < ot; j++) to[j] = w[((o * s.c + c + j) * s.kh + ky) * s.kw + kx];
+            for (int j = 0; j < ot; j++) to[j] = w.number<rounded>(((o * s.c + c + j) * s.kh + ky) * s.kw + kx);
           });
           tap++;
         }
       }
     }
   });
+}
+
+inline void conv_pack_back(const ConvShape& s, const ConvBand& b, const Call& call, int part, int parts) {
+  (s.rounded ? conv_pack_back_taps<true> : conv_pack_back_taps<false>)(s, b, call, part, parts);
 }
 
 // Loops of its own: through conv_items and chunks it took 4 % longer.
@@ -91,12 +97,12 @@ inline void conv2d_back_input_run(const Call& call, int phase, int part, int par
   const int64_t size = s.h * s.w;
   const int32_t* offsets = conv_offsets(call);
   const float* packed = conv_packed(call, s.o * s.kh * s.kw);
-  const float* g = call[0].as<float>();
+  const Operand g(call[0], s.rounded);
   float* planes = static_cast<float*>(scratch);
   float* buffer = b.buffer(planes);
   const auto [items, outs] = conv_part(b, s.c, part);
   for (int64_t item = items.begin; item < items.end; item++) {
-    conv_fill(b, g, item, planes);
+    conv_fill(b, g, item, planes, b.line_room(planes));
     ConvAhead ahead = conv_ahead(b, g, item, items.end, outs.end - outs.begin);
     const int64_t rows = b.rows_of(item), row0 = item % b.bands * b.band;
     float* dx = call[2].as<float>() + item / b.bands * s.c * size;

@@ -16,11 +16,14 @@ namespace gradloom::GL_ISA {
 struct ConvWeight {
   ConvShape s;
   ConvBand b;
-  bool flat;               // g is copied with the pitch of the planes (zeros between rows), one loop runs over it all
+  bool flat;               // g is copied with the pitch of the planes (zeros between rows), one loop runs over it all;
+                           // where it is bf16, it is copied in any case, and widened
   int64_t g_floats;        // of that copy for one output channel of one band
   int64_t groups, slices;  // of images, of output channels
   int64_t block;           // bands in scratch at once, so that a tile works long enough before its lanes are added up
   int64_t size() const { return s.o * s.taps(); }
+  // Floats of a row of x or g that is widened.
+  int64_t lines() const { return s.rounded ? conv_ceil(conv_max(s.w, s.ow), 16) * 16 : 0; }
 };
 inline ConvWeight conv_weight(const Tensor& g, const Tensor& x, const Tensor& dw, const Call& call) {
   constexpr int64_t N = F::N;
@@ -29,7 +32,7 @@ inline ConvWeight conv_weight(const Tensor& g, const Tensor& x, const Tensor& dw
   k.s.sh = call.attr_int(4), k.s.sw = call.attr_int(5);
   k.b = conv_band_forward(k.s, k.s.oh);
   const int64_t flat_vectors = conv_ceil(k.b.band * k.b.pitch, N);
-  k.flat = k.s.taps() >= 32 && flat_vectors <= k.b.band * k.b.row_vectors;
+  k.flat = k.s.rounded || (k.s.taps() >= 32 && flat_vectors <= k.b.band * k.b.row_vectors);
   const int64_t vectors = k.flat ? flat_vectors : k.b.band * k.b.row_vectors;
   k.g_floats = k.flat ? flat_vectors * N + N : 0;
   k.block = conv_max(1, conv_min(conv_min(8, 64 / vectors), kBandFloats / (k.b.floats + kOutTile * k.g_floats)));
@@ -42,7 +45,7 @@ inline ConvWeight conv_weight(const Tensor& g, const Tensor& x, const Tensor& dw
 inline void conv_weight_plan(const ConvWeight& k, KernelPlan& plan) {
   plan.parts[0] = static_cast<uint32_t>(k.groups * k.slices);
   plan.scratch_bytes = conv_aligned(static_cast<size_t>(k.s.taps()) * 4);
-  plan.scratch_bytes += static_cast<size_t>(k.block * (k.b.floats + kOutTile * k.g_floats)) * 4;
+  plan.scratch_bytes += static_cast<size_t>(k.block * (k.b.floats + kOutTile * k.g_floats) + k.lines()) * 4;
   if (k.groups > 1) {
     plan.phases = 2;
     plan.parts[1] = parts_for(static_cast<double>(k.groups * k.size()), 1e5);
@@ -125,55 +128,63 @@ void conv_weight_taps(const ConvWeight& k, const float* g, const float* planes, 
   if constexpr (KT > 1) conv_weight_taps<OT, 1>(k, g, planes, offsets, item0, count, dw, add, ahead, first);
 }
 
-// db of one output channel over `count` bands, from g itself.
-inline float conv_weight_bias(const ConvWeight& k, const float* g, int64_t item0, int64_t count) {
+// db of output channel o over `count` bands, from g itself.
+template <bool brain>
+inline float conv_weight_bias(const ConvWeight& k, const Operand& g, int64_t o, int64_t item0, int64_t count) {
   constexpr int64_t N = F::N;
   const ConvBand& b = k.b;
   F sum[4] = {F::zero(), F::zero(), F::zero(), F::zero()};
   for (int64_t item = item0; item < item0 + count; item++) {
-    const float* from = g + item / b.bands * k.s.o * k.s.oh * k.s.ow + item % b.bands * b.band * k.s.ow;
+    const int64_t first = (item / b.bands * k.s.o + o) * k.s.oh * k.s.ow + item % b.bands * b.band * k.s.ow;
+    const float* const from = reinterpret_cast<const float*>(g.data) + first;
+    const uint16_t* const narrow = reinterpret_cast<const uint16_t*>(g.data) + first;
+    const auto at = [&](int64_t i) __attribute__((always_inline)) {
+      return brain ? load_bf16(narrow + i) : F::load(from + i);
+    };
     const int64_t n = b.rows_of(item) * k.s.ow;
     int64_t i = 0;
     for (; i + 4 * N <= n; i += 4 * N) {
 #pragma GCC unroll 4
-      for (int q = 0; q < 4; q++) sum[q] += F::load(from + i + q * N);
+      for (int q = 0; q < 4; q++) sum[q] += at(i + q * N);
     }
-    for (; i + N <= n; i += N) sum[0] += F::load(from + i);
-    if (i < n) sum[1] += F::load_n(from + i, static_cast<int>(n - i));
+    for (; i + N <= n; i += N) sum[0] += at(i);
+    const int rest = static_cast<int>(n - i);
+    if (rest > 0) sum[1] += brain ? load_bf16_n(narrow + i, rest) : F::load_n(from + i, rest);
   }
   return reduce_add((sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
 
-// g of one band for ot output channels, rows at the pitch of the planes, zeros between and after them.
-inline void conv_weight_copy(const ConvWeight& k, const float* g, int64_t item, int ot, float* to) {
+// g of one band for ot output channels from `first` on, rows at the pitch of the planes, zeros between and after them.
+inline void conv_weight_copy(const ConvWeight& k, const Operand& g, int64_t first, int64_t item, int ot, float* to,
+                             float* line) {
   constexpr int64_t N = F::N;
   const ConvBand& b = k.b;
   const int64_t ow = k.s.ow, size = k.s.oh * ow, rows = b.rows_of(item);
   const F zero = F::zero();
   for (int o = 0; o < ot; o++, to += k.g_floats) {
-    const float* from = g + (item / b.bands * k.s.o + o) * size + item % b.bands * b.band * ow;
+    int64_t from = (item / b.bands * k.s.o + first + o) * size + item % b.bands * b.band * ow;
     float* row = to;  // whole vectors: what they put beyond their row is written again by the next
-    for (int64_t r = 0; r < rows; r++, row += b.pitch, from += ow) conv_row(from, 0, ow, b.pitch, row);
+    for (int64_t r = 0; r < rows; r++, row += b.pitch, from += ow) conv_row(g.row(from, ow, line), 0, ow, b.pitch, row);
     for (; row < to + k.g_floats - N; row += N) zero.store(row);
   }
 }
 
 // g where it lies. Another source makes the images that a block of bands needs in `room`.
 struct ConvGrad {
-  const float* g;
-  // Channel 0 of the image that band `item` belongs to; of it and of the next images the channels `outs` are read.
-  const float* take(const ConvWeight& k, int64_t item, int64_t, Range, float*) const {
-    return g + item / k.b.bands * k.s.o * k.s.oh * k.s.ow;
+  Operand g;
+  // From channel 0 of the image that band `item` belongs to; of it and of the next images the channels `outs` are read.
+  Operand take(const ConvWeight& k, int64_t item, int64_t, Range, float*) const {
+    return g.from(item / k.b.bands * k.s.o * k.s.oh * k.s.ow);
   }
   // What `take` will read for `count` images from this one on.
   ConvAhead ahead(const ConvWeight& k, int64_t image, int64_t count, int64_t tiles) const {
     const int64_t floats = k.s.o * k.s.oh * k.s.ow;
-    return conv_fetch(g + image * floats, count * floats, tiles);
+    return conv_fetch(g, image * floats, count * floats, tiles);
   }
 };
 
 template <class Grad>
-void conv_weight_run(const ConvWeight& k, const Grad& grad, const float* x, float* dw, float* db, const Call& call,
+void conv_weight_run(const ConvWeight& k, const Grad& grad, const Operand& x, float* dw, float* db, const Call& call,
                      int phase, int part, int parts, void* scratch) {
   const int64_t size = k.size(), taps = k.s.taps();
   if (phase == 1) {
@@ -201,7 +212,8 @@ void conv_weight_run(const ConvWeight& k, const Grad& grad, const float* x, floa
   int32_t* offsets = static_cast<int32_t*>(scratch);
   float* planes = reinterpret_cast<float*>(static_cast<char*>(scratch) + conv_aligned(static_cast<size_t>(taps) * 4));
   float* copies = planes + k.block * k.b.floats;
-  float* room = copies + k.block * kOutTile * k.g_floats;
+  float* line = copies + k.block * kOutTile * k.g_floats;
+  float* room = line + k.lines();
   conv_offsets_forward(k.s, k.b, offsets);
   const int group = static_cast<int>(part / k.slices), slice = static_cast<int>(part % k.slices);
   if (k.groups > 1) {
@@ -216,28 +228,30 @@ void conv_weight_run(const ConvWeight& k, const Grad& grad, const float* x, floa
   }
   for (int64_t item = items.begin; item < items.end; item += k.block) {
     const int64_t count = conv_min(k.block, items.end - item);
-    for (int64_t q = 0; q < count; q++) conv_fill(k.b, x, item + q, planes + q * k.b.floats);
+    for (int64_t q = 0; q < count; q++) conv_fill(k.b, x, item + q, planes + q * k.b.floats, line);
     // The next block is fetched meanwhile.
     ConvAhead ahead[2] = {};
     if (k.b.bands == 1 && k.slices == 1) {
       const int64_t next = conv_min(k.block, items.end - item - count), tiles = conv_max(1, size / (kOutTile * 3));
       const int64_t x_floats = k.s.c * k.s.h * k.s.w;
-      ahead[0] = conv_fetch(x + (item + count) * x_floats, next * x_floats, tiles);
+      ahead[0] = conv_fetch(x, (item + count) * x_floats, next * x_floats, tiles);
       ahead[1] = grad.ahead(k, item + count, next, tiles);
     }
-    const float* const images = grad.take(k, item, count, outs, room);
+    const Operand images = grad.take(k, item, count, outs, room);
     const int64_t at = item % k.b.bands;  // the first band, counted from the first image
     const bool add = item != items.begin;
     for (int64_t o = outs.begin; o < outs.end;) {
       const int ot = conv_tile_width(outs.end - o);
-      const float* g = images + o * k.s.oh * k.s.ow;
+      const float* g = reinterpret_cast<const float*>(images.data) + (k.flat ? 0 : o * k.s.oh * k.s.ow);
       float* to = dw + o * taps;
       for (int j = 0; db && j < ot; j++) {
-        const float v = conv_weight_bias(k, g + j * k.s.oh * k.s.ow, at, count);
+        const auto sum = images.brain ? conv_weight_bias<true> : conv_weight_bias<false>;
+        const float v = sum(k, images, o + j, at, count);
         db[o + j] = add ? db[o + j] + v : v;
       }
       if (k.flat) {
-        for (int64_t q = 0; q < count; q++) conv_weight_copy(k, g, at + q, ot, copies + q * kOutTile * k.g_floats);
+        for (int64_t q = 0; q < count; q++)
+          conv_weight_copy(k, images, o, at + q, ot, copies + q * kOutTile * k.g_floats, line);
         g = copies;
       }
       switch (ot) {
@@ -257,8 +271,10 @@ inline void conv2d_back_weight_plan(const Call& call, KernelPlan& plan) {
   conv_weight_plan(conv_weight(call[0], call[1], call[2], call), plan);
 }
 inline void conv2d_back_weight_run(const Call& call, int phase, int part, int parts, void* scratch) {
-  conv_weight_run(conv_weight(call[0], call[1], call[2], call), ConvGrad{call[0].as<const float>()},
-                  call[1].as<const float>(), call[2].as<float>(), call[3].as<float>(), call, phase, part, parts, scratch);
+  const ConvWeight k = conv_weight(call[0], call[1], call[2], call);
+  const ConvGrad grad{Operand(call[0], k.s.rounded)};
+  conv_weight_run(k, grad, Operand(call[1], k.s.rounded), call[2].as<float>(), call[3].as<float>(), call, phase, part,
+                  parts, scratch);
 }
 
 }  // namespace gradloom::GL_ISA

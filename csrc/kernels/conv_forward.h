@@ -19,6 +19,7 @@ inline ConvShape conv_shape(const Tensor& x, const Tensor& w, const Tensor& y, c
   s.sh = call.attr_int(words + 1), s.sw = call.attr_int(words + 2);
   s.ph = call.attr_int(words + 4), s.pw = call.attr_int(words + 5);
   s.dh = call.attr_int(words + 7), s.dw = call.attr_int(words + 8);
+  s.rounded = call[0].dtype == DType::bf16;
   return s;
 }
 
@@ -31,6 +32,7 @@ inline ConvBand conv_band_forward(const ConvShape& s, int64_t gh, int64_t grain 
   b.gh = gh, b.gw = s.ow;
   b.reach_y = (s.kh - 1) * s.dh / s.sh, b.reach_x = (s.kw - 1) * s.dw / s.sw;
   b.derive(s.flops(), s.o, grain);
+  b.widen(s.rounded);
   return b;
 }
 
@@ -60,16 +62,20 @@ inline float* conv_packed(const Call& call, int64_t taps) {
   return reinterpret_cast<float*>(call.workspace().as<char>() + conv_aligned(static_cast<size_t>(taps) * 4));
 }
 
-inline void conv_pack_forward(const ConvShape& s, const ConvBand& b, const Call& call, int part, int parts) {
+template <bool rounded>
+inline void conv_pack_taps(const ConvShape& s, const ConvBand& b, const Call& call, int part, int parts) {
   const int64_t taps = s.taps();
-  const float* w = call[1].as<float>();
+  const Operand w(call[1], rounded);
   if (part == 0) conv_offsets_forward(s, b, conv_offsets(call));
   conv_tiles(part_range(s.o, part, parts, kOutTile), [&](int64_t o, int ot) {
     float* to = conv_packed(call, taps) + o * taps;
     for (int64_t k = 0; k < taps; k++) {
-      for (int j = 0; j < ot; j++) *to++ = w[(o + j) * taps + k];
+      for (int j = 0; j < ot; j++) *to++ = w.number<rounded>((o + j) * taps + k);
     }
   });
+}
+inline void conv_pack_forward(const ConvShape& s, const ConvBand& b, const Call& call, int part, int parts) {
+  (s.rounded ? conv_pack_taps<true> : conv_pack_taps<false>)(s, b, call, part, parts);
 }
 
 inline void conv2d_plan(const Call& call, KernelPlan& plan) {
@@ -86,7 +92,7 @@ inline void conv2d_run(const Call& call, int phase, int part, int parts, void* s
   const float* bias = call[2].as<float>();
   const bool relu = call.attr_int(9) == 1;
   const ConvPart mine = conv_part(b, s.o, part);
-  conv_items(b, call[0].as<float>(), mine, scratch, [&](ConvItem& item) {
+  conv_items(b, Operand(call[0], s.rounded), mine, scratch, [&](ConvItem& item) {
     float* y = call[3].as<float>() + item.image * s.o * size + item.first * s.ow;
     conv_tiles(mine.outs, [&](int64_t o, int ot) {
       const float* w = conv_packed(call, taps) + o * taps;
@@ -137,7 +143,7 @@ inline void conv2d_max_pool_run(const Call& call, int phase, int part, int parts
   const float* bias = call[2].as<float>();
   const bool relu = call.attr_int(9) == 1;
   const ConvPart mine = conv_part(b, s.o, part);
-  conv_items(b, call[0].as<float>(), mine, scratch, [&](ConvItem& item) {
+  conv_items(b, Operand(call[0], s.rounded), mine, scratch, [&](ConvItem& item) {
     conv_tiles(mine.outs, [&](int64_t o, int ot) {
       const float* w = conv_packed(call, taps) + o * taps;
       item.chunks(ot, w, offsets, taps, bias ? bias + o : nullptr, false, [&](int64_t r0, int64_t some) {

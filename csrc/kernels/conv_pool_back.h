@@ -20,7 +20,7 @@ struct PooledGrad {
   }
   static int64_t images_most(const ConvWeight& k) { return (k.block + k.b.bands - 2) / k.b.bands + 1; }
 
-  const float* take(const ConvWeight& k, int64_t item, int64_t count, Range outs, float* room) const {
+  Operand take(const ConvWeight& k, int64_t item, int64_t count, Range outs, float* room) const {
     const int64_t first = item / k.b.bands, last = first + images(k, item, count), small = s.oh * s.ow;
     const F zero = F::zero();
     for (int64_t image = first; image < last; image++) {
@@ -36,11 +36,11 @@ struct PooledGrad {
         });
       }
     }
-    return room;
+    return Operand(room);
   }
   ConvAhead ahead(const ConvWeight& k, int64_t image, int64_t count, int64_t tiles) const {
     const int64_t floats = k.s.o * s.oh * s.ow;
-    return conv_fetch(g + image * floats, count * floats, tiles);
+    return conv_fetch(Operand(g), image * floats, count * floats, tiles);
   }
 };
 
@@ -63,7 +63,7 @@ inline void conv2d_pool_back_weight_run(const Call& call, int phase, int part, i
   s.planes = k.s.n * k.s.o, s.h = k.s.oh, s.w = k.s.ow, s.oh = call[0].shape[2], s.ow = call[0].shape[3];
   s.kh = s.kw = s.sh = s.sw = 2;
   const PooledGrad grad{call[0].as<const float>(), call[3].as<const float>(), call[1].as<const uint8_t>(), s};
-  conv_weight_run(k, grad, call[2].as<const float>(), call[4].as<float>(), call[5].as<float>(), call, phase, part, parts,
+  conv_weight_run(k, grad, Operand(call[2], false), call[4].as<float>(), call[5].as<float>(), call, phase, part, parts,
                   scratch);
 }
 

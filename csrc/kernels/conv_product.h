@@ -5,10 +5,10 @@
 //
 //   grid[o][i, j] = sum over taps k of  weight[o][k] * planes[offset[k] + i * pitch + j]
 //
-// With that, stride, padding and dilation exist in the copy and in the offsets only; the inner loops know neither.
+// With that, stride, padding and dilation exist in the copy and in the offsets only; the inner loops know neither. They
+// know f32 alone: where the first operand is bf16, the copies are of numbers of bf16, or rounded to it, and f32 again.
 #pragma once
-#include "../simd/simd.h"
-#include "../bytecode.h"
+#include "operand.h"
 
 namespace gradloom::GL_ISA {
 
@@ -54,6 +54,7 @@ constexpr uint32_t kConvParts = 64;
 // The sizes of one convolution, forward view: x (N, C, H, W), w (O, C, KH, KW), y (N, O, OH, OW).
 struct ConvShape {
   int64_t n, c, h, w, o, kh, kw, oh, ow, sh, sw, ph, pw, dh, dw;
+  bool rounded;  // to bf16
   int64_t taps() const { return c * kh * kw; }
   double flops() const {
     return 2.0 * static_cast<double>(n * o) * static_cast<double>(oh * ow) * static_cast<double>(taps());
@@ -74,6 +75,7 @@ struct ConvBand {
   int64_t row_vectors;
   bool by_rows;                    // vectors start at row starts (stored at once); else they run over the flat plane
   int64_t chunk, buffer_pitch;     // and their results pass through a buffer of (OT, chunk rows)
+  int64_t line;                    // floats of a row of the source that is widened before it is copied
 
   int64_t items() const { return images * bands; }
   // Bands and chunks hold whole multiples of `grain` rows; so does gh then.
@@ -99,10 +101,12 @@ struct ConvBand {
     chunk = conv_ceil(conv_ceil(band, conv_ceil(band, chunk)), grain) * grain;
     buffer_pitch = conv_ceil(chunk * pitch, N) * N + N;
   }
+  void widen(bool rounded) { line = rounded ? conv_ceil(w, 16) * 16 : 0; }
   size_t scratch_bytes() const {
-    return static_cast<size_t>(conv_ceil(floats, 16) * 16 + (by_rows ? 0 : kOutTile * buffer_pitch)) * 4;
+    return static_cast<size_t>(conv_ceil(floats, 16) * 16 + (by_rows ? 0 : kOutTile * buffer_pitch) + line) * 4;
   }
   float* buffer(float* planes) const { return planes + conv_ceil(floats, 16) * 16; }
+  float* line_room(float* planes) const { return buffer(planes) + (by_rows ? 0 : kOutTile * buffer_pitch); }
   int64_t rows_of(int64_t item) const { return conv_min(band, gh - item % bands * band); }
 };
 
@@ -143,12 +147,13 @@ inline void conv_copy(const float* from, int64_t n, float* to) {
 
 // Copy one band with its padding. Rows are written from the first to the last with whole vectors: what a store puts
 // beyond its row is written again by the next row, and after the last row lies the slack counted in `floats`.
-inline void conv_fill(const ConvBand& b, const float* source, int64_t item, float* planes) {
+// line: room for a row of the source.
+inline void conv_fill(const ConvBand& b, const Operand& source, int64_t item, float* planes, float* line) {
   constexpr int64_t N = F::N;
   const int64_t image = item / b.bands, i0 = item % b.bands * b.band;
   const F zero = F::zero();
   for (int64_t c = 0; c < b.channels; c++) {
-    const float* from = source + (image * b.channels + c) * b.h * b.w;
+    const int64_t from = (image * b.channels + c) * b.h * b.w;
     for (int64_t ry = 0; ry < b.fy; ry++) {
       for (int64_t rx = 0; rx < b.fx; rx++) {
         const int64_t first = rx + b.x0;
@@ -160,7 +165,7 @@ inline void conv_fill(const ConvBand& b, const float* source, int64_t item, floa
             for (int64_t j = 0; j < b.pitch; j += N) zero.store(planes + j);
             continue;
           }
-          const float* row = from + y * b.w + first;
+          const float* row = source.row(from + y * b.w, b.w, line) + first;
           if (b.sx == 1) {
             conv_row(row, lo, hi, b.pitch, planes);
           } else {
@@ -369,19 +374,20 @@ inline ConvPart conv_part(const ConvBand& b, int64_t outs, int part) {
   return {part_range(b.items(), part / slices, static_cast<int>(b.groups)),
           part_range(outs, part % slices, slices, kOutTile)};
 }
-inline ConvAhead conv_fetch(const float* from, int64_t floats, int64_t tiles) {
+// Numbers first .. first + count.
+inline ConvAhead conv_fetch(const Operand& from, int64_t first, int64_t count, int64_t tiles) {
   // More lines than that at once only get in the way of the loads.
-  const char* at = reinterpret_cast<const char*>(from);
-  const int64_t lines = conv_ceil(floats * 4, 64 * tiles);
-  return {at, lines > 32 ? at : at + floats * 4, lines};
+  const char* at = reinterpret_cast<const char*>(from.address(first));
+  const int64_t bytes = count * from.bytes(), lines = conv_ceil(bytes, 64 * tiles);
+  return {at, lines > 32 ? at : at + bytes, lines};
 }
 // Fetches the source of the item after this one while `outs` channels of this one are computed.
-inline ConvAhead conv_ahead(const ConvBand& b, const float* source, int64_t item, int64_t end, int64_t outs) {
+inline ConvAhead conv_ahead(const ConvBand& b, const Operand& source, int64_t item, int64_t end, int64_t outs) {
   if (b.bands > 1 || item + 1 >= end) return {nullptr, nullptr, 0};
   const int64_t floats = b.channels * b.h * b.w;
   const int64_t vectors = b.by_rows ? b.band * b.row_vectors : conv_ceil(b.band * b.pitch, F::N);
   const int64_t tiles = conv_max(1, outs * vectors / (kOutTile * kVectors<kOutTile>));
-  return conv_fetch(source + (item + 1) * floats, floats, tiles);
+  return conv_fetch(source, (item + 1) * floats, floats, tiles);
 }
 
 // One band of one image, its planes in scratch.
@@ -407,10 +413,10 @@ struct ConvItem {
 };
 // A part's items one after the other: each(item).
 template <class Each>
-inline void conv_items(const ConvBand& b, const float* x, const ConvPart& mine, void* scratch, const Each& each) {
+inline void conv_items(const ConvBand& b, const Operand& x, const ConvPart& mine, void* scratch, const Each& each) {
   float* const planes = static_cast<float*>(scratch);
   for (int64_t i = mine.items.begin; i < mine.items.end; i++) {
-    conv_fill(b, x, i, planes);
+    conv_fill(b, x, i, planes, b.line_room(planes));
     ConvItem item{b, planes, b.buffer(planes), i / b.bands, i % b.bands * b.band, b.rows_of(i),
                   conv_ahead(b, x, i, mine.items.end, mine.outs.end - mine.outs.begin)};
     each(item);

@@ -13,6 +13,7 @@
 // has a unit for pairs of bf16 (gemm_pairs.h) counts k in words, each a pair of neighbours along k. The others widen both
 // operands while packing: theirs is the f32 product of the rounded numbers, bit for bit.
 #pragma once
+#include "../tuning.h"
 #include "gemm_frozen.h"
 #include "gemm_rows.h"
 
@@ -20,7 +21,8 @@ namespace gradloom::GL_ISA::gemm {
 
 constexpr int64_t kDepth = 1024;                               // longest block of k
 constexpr int64_t kGroup = 96;                                 // columns of B that stay in the second-level cache,
-                                                               // beside those that are fetched to follow them
+                                                               // beside those that are fetched to follow them, where
+                                                               // the processor's row (tuning.h) says no other number
 constexpr int64_t kRows = 48 / kTileRows * kTileRows;          // rows of A that stay there with them
 constexpr int64_t kRowsPacked = 504;                           // rows of A packed at a time into scratch
 constexpr double kShareMost = 1 << 23;                         // numbers of one operand in the workspace
@@ -38,7 +40,8 @@ constexpr double kPackCost = 0.5;
 #endif
 constexpr double kRowCost = 1 << 16;   // numbers of B that a part of a product of few rows reads
 constexpr int64_t kNarrow = 12;  // columns of the widest C that may be computed as its transpose
-static_assert(kRowsPacked % kTileRows == 0 && kRows % kTileRows == 0 && kGroup % kTileColumns == 0);
+static_assert(kRowsPacked % kTileRows == 0 && kRows % kTileRows == 0 && kGroup % kTileColumns == 0 &&
+              kGroupMost % kTileColumns == 0);
 
 // A stride (in floats) that brings its steps back to the same `sets`-th of the first-level cache (4 KiB a way).
 inline bool crowds(int64_t stride, int64_t sets) { return stride > 0 && stride % (1024 / sets) == 0; }
@@ -64,6 +67,8 @@ struct ProductOf {
   RowMatrix few;  // B^T of a product of few rows
   bool narrow;  // C^T = B^T A^T: for few columns, rows fill the vectors better
   bool pack_a, pack_b, shared_a, shared_b;
+  int64_t group = kGroup;   // columns of B that are packed at a time
+  bool fetch_rows = false;  // rows of A are fetched ahead of their tiles
   int64_t depth;         // of a block of k, at most kDepth
   int parts_m, parts_n;  // rectangles of one matrix
   int parts;
@@ -128,6 +133,8 @@ void describe(const Call& call, const Tensor& z, P& p) {
   p.n = z.shape[rank - 1];
   const int64_t depth = x.shape[x.rank - 1];
   p.k = ceil_div(depth, P::Unit::kPerWord);
+  p.group = tuning().group;
+  p.fetch_rows = tuning().fetch_rows;
   set_left(p.a, x);
   set_right(p.b, y);
   if constexpr (!P::Right::kNumbers) p.b.rounded = x.dtype == DType::bf16 && y.dtype != DType::bf16;
@@ -235,7 +242,7 @@ size_t scratch_a_floats(const P& p) {
 template <class P>
 size_t scratch_b_floats(const P& p) {
   if (!p.pack_b || p.shared_b) return 0;
-  return static_cast<size_t>(round_up(p.n < kGroup ? p.n : kGroup, Lanes::N) * p.depth);
+  return static_cast<size_t>(round_up(p.n < kGroupMost ? p.n : kGroupMost, Lanes::N) * p.depth);
 }
 
 }  // namespace gradloom::GL_ISA::gemm

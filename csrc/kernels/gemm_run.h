@@ -3,7 +3,7 @@
 //   run_product      for each (matrix of the batch, rectangle of C) of the part:
 //   run_rectangle      for each stretch of rows whose packed A fits the scratch:
 //                        for each block of k:                            pack A, unless in place or shared
-//                          for each group of kGroup columns:             pack B, unless in place or shared
+//                          for each group of columns:                    pack B, unless in place or shared
 //   run_block                for each kRows rows:
 //                              for each strip of kTileColumns columns:
 //                                for each tile of kTileRows rows:        C tile (+)= A tile B strip   (gemm_tile.h)
@@ -41,6 +41,15 @@ struct Block {
   bool a_strips, b_strips;
   Ahead* ahead;  // or nullptr
 };
+// The kRows rows of A from row i on, at most to row m1: what the tiles read after those of the rows before.
+template <class P>
+Ahead ahead_of_rows(const P& p, const Block& x, int64_t m0, int64_t i, int64_t m1) {
+  const int64_t rows = m1 - i < kRows ? m1 - i : kRows;
+  if (x.a_strips) return ahead_of(x.a + (i - m0) * x.depth, 1, rows * x.depth * 4, 0);
+  if (p.a.deep != 1) return Ahead{};  // rows side by side: the tiles before have touched most of their lines
+  return ahead_of(x.a + (i - m0) * p.a.row_words(), rows, x.depth * 4, p.a.row_words() * 4);
+}
+
 template <class P>
 void run_block(const P& p, const Block& x, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
   constexpr int L = Lanes::N;
@@ -48,6 +57,7 @@ void run_block(const P& p, const Block& x, int64_t m0, int64_t m1, int64_t n0, i
   Finish finish{nullptr, nullptr, p.n, ends && p.relu, x.ahead};
   for (int64_t i0 = m0; i0 < m1; i0 += kRows) {
     const int64_t i1 = i0 + kRows < m1 ? i0 + kRows : m1;
+    Ahead rows_ahead = p.fetch_rows ? ahead_of_rows(p, x, m0, i1 < m1 ? i1 : m0, m1) : Ahead{};
     for (int64_t j = n0; j < n1; j += kTileColumns) {
       const int columns = static_cast<int>(n1 - j < kTileColumns ? n1 - j : kTileColumns);
       const int vectors = (columns + L - 1) / L;
@@ -59,6 +69,7 @@ void run_block(const P& p, const Block& x, int64_t m0, int64_t m1, int64_t n0, i
         const int64_t rows = i1 - i < kTileRows ? i1 - i : kTileRows;
         const float* a = x.a_strips ? x.a + (i - m0) * x.depth : x.a + (i - m0) * p.a.row_words();
         const int64_t a_stride = x.a_strips ? rows : a_rows ? p.a.row_words() : p.a.deep;
+        finish.ahead = rows_ahead.left ? &rows_ahead : x.ahead;
         if (ends && p.gate) finish.gate = p.gate + i * p.n + j;
         tiles[rows - 1](a, a_stride, b, ldb, x.depth, columns, p.c + i * p.n + j, p.n, x.k0 != 0, finish);
       }
@@ -70,7 +81,7 @@ void run_block(const P& p, const Block& x, int64_t m0, int64_t m1, int64_t n0, i
 // the next block of k, or else the neighbour's first.
 template <class P>
 Ahead ahead_of_group(const P& p, const Block& x, int64_t j0, int64_t n0, int64_t n1) {
-  const auto end = [](int64_t j, int64_t most) { return j + kGroup < most ? j + kGroup : most; };
+  const auto end = [&p](int64_t j, int64_t most) { return j + p.group < most ? j + p.group : most; };
   const int64_t j1 = end(j0, n1), k1 = x.k0 + x.depth;
   if (j1 < n1) return p.b.ahead(j1, end(j1, n1), x.k0, x.depth);
   if (k1 < p.k) return p.b.ahead(n0, end(n0, n1), k1, p.k - k1 < p.depth ? p.k - k1 : p.depth);
@@ -83,7 +94,7 @@ void run_rectangle(const P& p, int64_t m0, int64_t m1, int64_t n0, int64_t n1, f
   float* const a_room = scratch;
   float* const b_room = scratch + scratch_a_floats(p);
   const bool pack_a = p.pack_a && !p.shared_a, pack_b = p.pack_b && !p.shared_b;
-  const int64_t rows_once = pack_a ? kRowsPacked : m1 - m0, columns_once = pack_b ? kGroup : n1 - n0;
+  const int64_t rows_once = pack_a ? kRowsPacked : m1 - m0, columns_once = pack_b ? p.group : n1 - n0;
   for (int64_t r0 = m0; r0 < m1; r0 += rows_once) {
     const int64_t r1 = r0 + rows_once < m1 ? r0 + rows_once : m1;
     Block x{};

@@ -111,9 +111,25 @@ def _core(machine: Any, facts: dict[str, Any], lines: list[tuple[str, str]], wro
     lines.append(("isa", f"{facts['isa']}" + (f" (this machine also runs {', '.join(others)})" if others else "")))
     lines.append(("cores", f"{machine.core_count()}, of which {facts['threads']} are used"))
     facts["cores"] = machine.core_count()
+    _processor(machine, facts, lines)
     facts["bf16_units"] = machine.bf16_units(facts["isa"])
     units = facts["bf16_units"] or "no units: --precision bf16 saves memory, and no time"
     lines.append(("bf16 products", units))
+
+
+def _processor(machine: Any, facts: dict[str, Any], lines: list[tuple[str, str]]) -> None:
+    from dataclasses import asdict
+
+    from ..base.memory import show_bytes
+
+    cpu = machine.processor()
+    facts["processor"], facts["tuning"] = asdict(cpu), machine.tuning()
+    text = "unknown"
+    if cpu.vendor:
+        text = f"{cpu.vendor}, family {cpu.family}, model {cpu.model}"
+        caches = [(n, b) for n, b in ((1, cpu.l1_bytes), (2, cpu.l2_bytes)) if b]
+        text += "".join(f", {show_bytes(b)} of L{n}" for n, b in caches)
+    lines.append(("processor", f"{text}; matrix products tuned as {facts['tuning']}"))
 
 
 def _memory(machine: Any, facts: dict[str, Any], lines: list[tuple[str, str]]) -> None:

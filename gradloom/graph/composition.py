@@ -148,14 +148,25 @@ def _each(function: Callable[[Any], Any], entry: Any) -> Any:
 def by_reference(node: Node, arrays: Sequence[np.ndarray | None]) -> list[np.ndarray]:
     """The outputs of a node by its op's reference, from one array per input; of a product with a first operand in bf16
     on operands that are all rounded to bf16."""
+    scope = node.attrs | node.op.bind_inputs(arrays)
     if node.op.rounds:
-        arrays = as_read(node, arrays)
+        scope |= node.op.bind_inputs(as_read(node, arrays)) | {"rounded": is_rounded(node)}
     with np.errstate(all="ignore"):
-        results = as_results(node.op.call("reference", node.attrs | node.op.bind_inputs(arrays)))
+        results = as_results(node.op.call("reference", scope))
     arrays_out = [np.asarray(r) for r in results]
     for array, value in zip(arrays_out, node.outputs, strict=True):
         assert array.shape == value.shape, f"reference of {node.op.name}: {array.shape}, graph: {value!r}"
     return arrays_out
+
+
+def is_rounded(node: Node) -> bool:
+    """Whether a product's operands are rounded: the first of them is bf16."""
+    kinds = (
+        value.dtype
+        for slot, value in zip(node.op.inputs, node.inputs, strict=False)
+        if value is not None and slot.name in node.op.rounds
+    )
+    return next(kinds, None) is bf16
 
 
 def as_read(node: Node, arrays: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
@@ -165,7 +176,7 @@ def as_read(node: Node, arrays: Sequence[np.ndarray | None]) -> list[np.ndarray 
     }
     operands = [name for name in node.op.rounds if name in kinds]
     given = list(arrays)
-    if operands and kinds[operands[0]] is bf16:
+    if is_rounded(node):
         for at, slot in enumerate(node.op.inputs):
             array = given[at]
             if slot.name in operands and kinds[slot.name] is not bf16 and array is not None:

@@ -229,7 +229,8 @@ class Declaration:
                       is the set of inputs whose gradients are looked at
     no_gradient_to    {input: why}: inputs that may get None for a gradient; None for any other is an error
     reference         NumPy definition, float64 in, float64 out; a tuple for several outputs. Beside a composition it
-                      is an independent check
+                      is an independent check. `rounded` tells it whether the operands are bf16 (see rounds): of an op
+                      that multiplies what it has computed itself, and rounds that as well
     may_overwrite     {output: inputs whose buffer it may take}; in a declaration also the inputs of the first output
     view              rule (shape, strides of the first input, attributes) -> (offset, strides) in elements or None:
                       the output needs no kernel

@@ -79,7 +79,7 @@ def _refuse_gaps(spec: OpSpec) -> None:
     if (spec.samples is None) == (spec.no_samples is None):
         gaps.append("exactly one of samples and no_samples")
     known = {s.name for s in spec.inputs} | {s.name for s in spec.outputs} | {a.name for a in spec.attrs}
-    known |= {"g", "needed"} | {f"g_{s.name}" for s in spec.outputs} | {"strides", "layout_shape"}
+    known |= {"g", "needed", "rounded"} | {f"g_{s.name}" for s in spec.outputs} | {"strides", "layout_shape"}
     for rule, wants in spec.wants.items():
         gaps += [f"{rule} asks for {w!r}, which is not declared" for w in wants if w not in known]
     inputs, outputs = {s.name for s in spec.inputs}, {s.name for s in spec.outputs}

@@ -63,7 +63,7 @@ def candidates(logits: np.ndarray, how: Sampling) -> tuple[np.ndarray, np.ndarra
 
     logits: f32 [V]; -inf excludes a token. At least one token is left, whatever top_k and top_p say.
     """
-    logits = np.asarray(logits, np.float64)
+    logits = np.asarray(logits)  # compared as they are; float64 is for the few that are left
     if how.temperature == 0:
         return np.array([int(np.argmax(logits))]), np.ones(1)
     top_k, top_p = TOP_K if how.top_k is None else how.top_k, TOP_P if how.top_p is None else how.top_p
@@ -74,8 +74,9 @@ def candidates(logits: np.ndarray, how: Sampling) -> tuple[np.ndarray, np.ndarra
     else:
         ids = np.arange(len(logits))
     ids = ids[np.argsort(-logits[ids], kind="stable")][:keep]
+    left = logits[ids].astype(np.float64)
     with np.errstate(over="ignore", under="ignore"):
-        share = np.exp((logits[ids] - logits[ids[0]]) / how.temperature)
+        share = np.exp((left - left[0]) / how.temperature)
     share /= share.sum()
     if top_p < 1:
         before = np.cumsum(share) - share  # of those that are likelier

@@ -5,6 +5,10 @@ array: `positions` says for each query how many tokens lie before it in its own 
 apart, and `window` how many keys it sees at most: itself and the window - 1 tokens before it (sliding windows as in
 Mistral, Gemma 2 and llama.cpp; in PyTorch's flex attention, a mask of q - k < window). `softcap` bounds the scaled
 scores before softmax: softcap * tanh(score / softcap), as in Gemma 2. No T x T matrix exists outside the references.
+
+Where q (of the gradient, g) is bf16, so are the operands of all products: the weights of v, and of the gradient the
+slopes of the scores, are rounded too. A weight is exp(score - m) with m a multiple of log 2 near the largest score, so
+that another m rounds alike; it is divided behind the product, by the sum of the weights as they were before.
 """
 
 from __future__ import annotations
@@ -14,14 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from ..base.dtypes import f32
+from ..base.dtypes import bf16, f32
 from ..base.errors import GradientError, GraphError
 from ..graph.declaration import IdRange, Reject
 from ..graph.declare import op
 from ..graph.opspec import OpSpec
 from ..graph.value import Value
-from .common import Sample, Spec, bad, draw, need, zeros_like
-from .elementwise import add, cast, div, exp, greater, less, log, minimum, mul, sqr, sub, tanh, where
+from .common import Sample, Spec, bad, draw, need, need_rounded, zeros_like
+from .elementwise import abs as size_of
+from .elementwise import add, cast, div, exp, greater, less, log, minimum, mul, round_bf16, sqr, sub, tanh, where
 from .elementwise import scale as times
 from .layout import permute, reshape
 from .matmul import matmul
@@ -42,6 +47,8 @@ def _attention_shape(
         "heads do not form groups",
         "H a multiple of KVH, D >= 1",
     )
+    need_rounded(q, k, v)
+    need(k.dtype is v.dtype, "k and v differ in dtype", "both in f32 or both in bf16")
     need(positions.shape == (b, t), "positions do not fit", f"a position per query, i32[{b}, {t}]")
     need(cached or k.shape[1] == t, "keys and queries differ in number", f"{t} keys, or cached=True")
     need(not cached or k.shape[1] > 0, "the cache has no rows", "at least one key")
@@ -82,17 +89,27 @@ def _scores(q: np.ndarray, k: np.ndarray, scale: float, softcap: float | None) -
     return np.tanh(z / cap) * cap
 
 
+FAR = 1e6  # scores beyond have no multiple of log 2 near enough in f32
+
+
+def _rounded(x: np.ndarray) -> np.ndarray:
+    return x.astype(bf16.numpy).astype(x.dtype)
+
+
 def _probabilities(
     q: np.ndarray, k: np.ndarray, positions: np.ndarray, scale: float, cached: bool, window: int | None,
-    softcap: float | None,
+    softcap: float | None, rounded: bool,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Attention weights [B, KVH, G, T, S] and the logarithms of their divisors [B, KVH, G, T]."""
     z = _scores(q, k, scale, softcap)
     z = np.where(_seen(positions, k.shape[1], cached, window)[:, None, None], z, -np.inf)
     most = z.max(-1, keepdims=True) if z.size else np.zeros((*z.shape[:-1], 1), z.dtype)
+    if rounded:
+        power = np.asarray(math.log(2), z.dtype)
+        most = np.where(np.abs(most) < FAR, np.round(most / power) * power, most)
     e = np.exp(z - most)
     total = e.sum(-1, keepdims=True)
-    return e / total, (np.log(total) + most)[..., 0]
+    return (_rounded(e) if rounded else e) / total, (np.log(total) + most)[..., 0]
 
 
 def _grouped(q: np.ndarray, k: np.ndarray) -> np.ndarray:
@@ -103,15 +120,15 @@ def _grouped(q: np.ndarray, k: np.ndarray) -> np.ndarray:
 
 def _attention(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, positions: np.ndarray, scale: float, cached: bool,
-    window: int | None = None, softcap: float | None = None,
+    window: int | None = None, softcap: float | None = None, rounded: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    p, lse = _probabilities(q, k, positions, scale, cached, window, softcap)
+    p, lse = _probabilities(q, k, positions, scale, cached, window, softcap, rounded)
     return np.einsum("bngts,bsnd->btngd", p, v).reshape(q.shape), lse.transpose(0, 3, 1, 2).reshape(q.shape[:3])
 
 
 def _attention_back(
     g: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, y: np.ndarray, lse: np.ndarray, positions: np.ndarray,
-    g_lse: np.ndarray | None, scale: float, window: int | None, softcap: float | None,
+    g_lse: np.ndarray | None, scale: float, window: int | None, softcap: float | None, rounded: bool,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
     z = _scores(q, k, scale, softcap)
     lse = _grouped(lse, k).transpose(0, 2, 3, 1)
@@ -122,6 +139,8 @@ def _attention_back(
     dz = p * (dp - _grouped(delta, k).transpose(0, 2, 3, 1)[..., None]) * np.asarray(scale, q.dtype)
     if softcap is not None:
         dz = dz * (1 - np.square(z / np.asarray(softcap, q.dtype)))
+    if rounded:
+        p, dz = _rounded(p), _rounded(dz)
     dq = np.einsum("bngts,bsnd->btngd", dz, k).reshape(q.shape)
     return dq, np.einsum("bngts,btngd->bsnd", dz, _grouped(q, k)), np.einsum("bngts,btngd->bsnd", p, grouped)
 
@@ -165,9 +184,14 @@ def _attention_graph(
     """attention from simpler ops; it holds the scores."""
     _, seen = _scores_graph(q, k, positions, scale, cached, window, softcap)
     most = largest(seen, -1, keepdims=True)
+    rounded = q.dtype is bf16
+    if rounded:
+        power = times(cast(cast(times(most, 1 / math.log(2)), "i32"), f32), math.log(2))
+        most = where(less(size_of(most), FAR), power, most)
     e = exp(sub(seen, most))
     total = sum_over(e, -1, keepdims=True)
-    y = matmul(div(e, total), permute(v, (0, 2, 1, 3)))
+    values = permute(v, (0, 2, 1, 3))
+    y = div(matmul(round_bf16(e), values), total) if rounded else matmul(div(e, total), values)
     t, heads = q.shape[1:3]
     return [_unstrips(y, t, heads), reshape(_unstrips(add(log(total), most), t, heads), q.shape[:3])]
 
@@ -185,13 +209,15 @@ def _back_graph(
 
     scores, seen = _scores_graph(q, k, positions, scale, False, window, softcap)
     p = exp(sub(seen, per_query(lse)))
-    delta = sum_over(mul(g, y), -1)
+    delta = sum_over(mul(cast(g, f32), cast(y, f32)), -1)
     back = sub(
         matmul(_strips(g, groups), permute(v, (0, 2, 3, 1))), per_query(delta if g_lse is None else sub(delta, g_lse))
     )
     dz = times(mul(p, back), scale)
     if softcap is not None:
         dz = mul(dz, sub(1.0, sqr(times(scores, 1 / softcap))))
+    if g.dtype is bf16:
+        p, dz = round_bf16(p), round_bf16(dz)
     dq = _unstrips(matmul(dz, permute(k, (0, 2, 1, 3))), t, heads)
     dk, dv = (
         permute(matmul(weights, _strips(x, groups), transpose_x=True), (0, 2, 1, 3)) for weights, x in ((dz, q), (p, g))
@@ -208,6 +234,7 @@ def _attention_vjp(
             f"attention has no gradient with cached=True; node {y.node.label}; train on whole sequences, cached=False"
         )
     g = zeros_like(y) if g_y is None else g_y
+    q, k, v = (cast(x, f32) for x in (q, k, v))
     return [*attention_back(g, q, k, v, y, lse, positions, g_lse, scale=scale, window=window, softcap=softcap), None]
 
 
@@ -217,6 +244,8 @@ def _back_shape(
 ) -> list[Spec]:  # fmt: skip
     _attention_shape(q, k, v, positions, window, softcap)
     need(g.shape == y.shape == q.shape, "g, y and q differ", "g, q and y of one shape")
+    kinds = {x.dtype for x in (g, q, k, v, y)}
+    need(len(kinds) == 1, "g, q, k, v and y differ in dtype", "all in f32 or all in bf16")
     fits = lse.shape == q.shape[:3] and (g_lse is None or g_lse.shape == lse.shape)
     need(fits, "lse does not fit", f"f32{list(q.shape[:3])}")
     return [Spec(q.shape), Spec(k.shape), Spec(v.shape)]
@@ -281,7 +310,13 @@ def _attention_samples(rng: np.random.Generator) -> list[Sample]:
     q, k = (rows[rng.integers(0, 8, (1, 40, 2))] * np.float32(by) for by in (10, 20))
     samples.append(Sample((q, k, v, positions), {"scale": 1.0}))
     limited = [Sample(x.inputs, x.attrs | LIMITS[i % len(LIMITS)]) for i, x in enumerate(samples)]
-    return samples + limited
+    samples += limited
+    for i, x in enumerate(samples[1::2]):
+        q, k, v, positions = x.inputs
+        kind = bf16 if i % 3 else f32  # what lies in a cache is rounded as it is read
+        operands = (q.astype(bf16.numpy), k.astype(kind.numpy), v.astype(kind.numpy), positions)
+        samples.append(Sample(operands, x.attrs))
+    return samples
 
 
 def _back_samples(rng: np.random.Generator) -> list[Sample]:
@@ -300,6 +335,9 @@ def _back_samples(rng: np.random.Generator) -> list[Sample]:
         )
         inputs = (*inputs[:4], y.astype(np.float32), lse.astype(np.float32), positions, draw(rng, lse.shape))
         samples.append(Sample(inputs, {"scale": scale} | limits))
+    for x in samples[::3]:
+        operands = [a.astype(bf16.numpy) for a in x.inputs[:5]]
+        samples.append(Sample((*operands, *x.inputs[5:]), x.attrs))
     return samples
 
 
@@ -316,7 +354,8 @@ attention: OpSpec = op(
     attrs="scale:float cached:bool=False window:int? softcap:float?",
     doc="y = softmax(scale * q k^T) v by heads, lse = log of the softmax's divisor. Query t sees keys t - positions[t] "
     "to t: its own sequence up to itself; cached: keys 0 to positions[t] of a cache; of these the last `window`. "
-    "softcap: softmax of softcap * tanh(scale * q k^T / softcap). q [B,T,H,D], k and v [B,S,KVH,D]",
+    "softcap: softmax of softcap * tanh(scale * q k^T / softcap). q [B,T,H,D], k and v [B,S,KVH,D]. Where q is bf16, "
+    "the numerators of softmax are rounded to it as well",
     shape=_attention_shape, dense="q k v positions", rounds="q k v", may_overwrite={"y": "q"},
     vjp=_attention_vjp, no_gradient_to={"positions": POSITIONS},
     composition=_attention_graph, reference=_attention,
@@ -324,7 +363,7 @@ attention: OpSpec = op(
         4.0 * _pairs_seen(positions, k.shape[1], window) * q.shape[2] * q.shape[3], 8.0 * (q.size + k.size),
     ),
     samples=_attention_samples,
-    dtypes="f32 positions:i32", ids=_token_places,
+    dtypes="f32 q:f32|bf16 k:f32|bf16 v:f32|bf16 positions:i32", ids=_token_places,
     bad_samples=[
         bad(
             f"attention: positions do not fit: {_Q}, positions i32[5]; need a position per query, i32[2, 5]",
@@ -369,7 +408,7 @@ attention_back: OpSpec = op(
     attrs="scale:float window:int? softcap:float?",
     doc="z = scale * q k^T, softcap: z = softcap * tanh(z / softcap); p = exp(z - lse) where the query sees the key, "
     "dz = p * (g v^T - sum(g * y) + g_lse) * scale, softcap: times 1 - (z / softcap)^2; dq = dz k, dk = dz^T q, "
-    "dv = p^T g",
+    "dv = p^T g; where g is bf16, p and dz are rounded to it for the products that read them",
     shape=_back_shape, dense="g q k v y lse positions g_lse", rounds="g q k v y",
     may_overwrite={"dq": "g q y", "dk": "k v", "dv": "k v"},
     no_gradient="its second derivative would need T x T numbers; write attention with matmul and softmax for one",
@@ -378,7 +417,8 @@ attention_back: OpSpec = op(
         10.0 * _pairs_seen(positions, k.shape[1], window) * q.shape[2] * q.shape[3], 16.0 * (q.size + k.size),
     ),
     samples=_back_samples,
-    dtypes="f32 positions:i32", ids=lambda: IdRange("positions", None, noun="position"),
+    dtypes="f32 g:f32|bf16 q:f32|bf16 k:f32|bf16 v:f32|bf16 y:f32|bf16 positions:i32",
+    ids=lambda: IdRange("positions", None, noun="position"),
     bad_samples=[
         bad(
             "attention_back: lse does not fit: g f32[1,5,2,8], q f32[1,5,2,8], k f32[1,5,1,8], v f32[1,5,1,8], "

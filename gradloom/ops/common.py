@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.dtypes import DType, Shaped, dtype, f32
+from ..base.dtypes import DType, Shaped, bf16, dtype, f32
 from ..graph.declaration import BadSample, Reject, Sample, Spec, called_with
 from ..graph.leaves import stored_value
 from ..graph.opspec import REGISTRY
@@ -23,6 +23,12 @@ def need(condition: bool, seen: str, wanted: str) -> None:
     """Reject unless the condition holds."""
     if not condition:
         raise Reject(seen, wanted)
+
+
+def need_rounded(first: Spec, *others: Spec) -> None:
+    """Reject operands of a product that are bf16 beside a first one that is not; see Declaration.rounds."""
+    alone = first.dtype is bf16 or all(other.dtype is not bf16 for other in others)
+    need(alone, "an operand is bf16, the first is not", "the first in bf16 as well, or all in f32")
 
 
 def same_as(*names: str) -> Callable[..., Spec]:

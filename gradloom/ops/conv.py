@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from ..base.dtypes import bf16, f32
 from ..base.errors import ShapeError
 from ..graph.declare import op
 from ..graph.leaves import as_value
 from ..graph.opspec import OpSpec
 from ..graph.scope import user_location
 from ..graph.value import Shape, Value, describe
-from .common import Sample, Spec, bad, draw, need, zeros_like
-from .elementwise import add, relu_back
+from .common import Sample, Spec, bad, draw, need, need_rounded, zeros_like
+from .elementwise import add, cast, relu_back
 from .layout import broadcast_to, pad, product, reshape
 from .windows import Pair, inside, need_images, need_pairs, out_extent, out_extents, padded, pair_of, window
 
@@ -60,6 +61,7 @@ def _conv_back_weight(
 def conv_shape(x: Spec, w: Spec, bias: Spec | None, stride: Shape, padding: Shape, dilation: Shape) -> Spec:
     need_images(x)
     need(w.ndim == 4, "w is no set of kernels", "w of shape [O, I, KH, KW]")
+    need_rounded(x, w)
     need(x.shape[1] == w.shape[1], "channels differ", f"{x.shape[1]} == {w.shape[1]}")
     need(bias is None or bias.shape == w.shape[:1], "bias does not fit", f"bias of shape [{w.shape[0]}]")
     return Spec((x.shape[0], w.shape[0], *out_extents(x, w.shape[2:], stride, padding, dilation)))
@@ -70,10 +72,11 @@ def _back_input_shape(
 ) -> Spec:
     need_images(g, "g")
     need(w.ndim == 4, "w is no set of kernels", "w of shape [O, I, KH, KW]")
-    x = Spec((g.shape[0], w.shape[1], height, width))
+    need_rounded(g, w)
+    x = Spec((g.shape[0], w.shape[1], height, width), g.dtype)
     forward = conv_shape(x, w, None, stride, padding, dilation)
     need(g.shape == forward.shape, "g is no gradient of this convolution", f"g of shape {list(forward.shape)}")
-    return x
+    return Spec(x.shape)
 
 
 def conv_back_weight_shape(
@@ -82,6 +85,7 @@ def conv_back_weight_shape(
     need_images(g, "g")
     need_images(x)
     need_pairs({}, kernel=kernel)
+    need_rounded(g, x)
     w = Spec((g.shape[1], x.shape[1], *kernel))
     forward = conv_shape(x, w, None, stride, padding, dilation)
     need(g.shape == forward.shape, "g is no gradient of this convolution", f"g of shape {list(forward.shape)}")
@@ -92,6 +96,7 @@ def conv_vjp(
     g: Value, x: Value, w: Value, bias: Value | None, y: Value, stride: Pair, padding: Pair, dilation: Pair, act: str
 ) -> list[Value | None]:
     inner = relu_back(g, y) if act == "relu" else g
+    x, w = cast(x, f32), cast(w, f32)
     how = {"stride": stride, "padding": padding, "dilation": dilation}
     dx = conv2d_back_input(inner, w, height=x.shape[2], width=x.shape[3], **how)
     dw, db = conv2d_back_weight(inner, x, kernel=w.shape[2:], **how)
@@ -102,6 +107,7 @@ def _back_weight_vjp(
     g_dw: Value | None, g_db: Value | None, g: Value, x: Value, stride: Pair, padding: Pair, dilation: Pair
 ) -> list[Value | None]:
     how = {"stride": stride, "padding": padding, "dilation": dilation}
+    g, x = cast(g, f32), cast(x, f32)
     to_g, to_x = None, zeros_like(x)
     if g_dw is not None:
         to_g = conv2d_op(x, g_dw, **how)
@@ -135,7 +141,16 @@ def conv_samples(rng: np.random.Generator) -> list[Sample]:
     for i, (x, w, how) in enumerate(CONVS):
         bias = draw(rng, w[:1]) if i % 2 else None
         samples.append(Sample((draw(rng, x), draw(rng, w), bias), how | {"act": "relu" if i % 4 == 1 else "none"}))
-    return samples
+    return with_bf16(samples)
+
+
+def with_bf16(samples: list[Sample]) -> list[Sample]:
+    """And some of them with operands of bf16: both, or the first beside one of f32."""
+    more = []
+    for i, sample in enumerate(samples[1:]):
+        x, w, *rest = sample.inputs
+        more.append(Sample((x.astype(bf16.numpy), w.astype((f32 if i % 3 else bf16).numpy), *rest), sample.attrs))
+    return samples + more
 
 
 def conv_extents(x: Shape, w: Shape, how: dict[str, Any]) -> Shape:
@@ -149,7 +164,7 @@ BAD_G = "g is no gradient of this convolution"
 conv2d_op: OpSpec = op(
     "conv2d", inputs="x w bias?", attrs=f"{WINDOW} act:none/relu=none", dense="x w bias", rounds="x w",
     doc="y = act(sum over window and input channels of x * w, + bias); x [N, I, H, W], w [O, I, KH, KW]",
-    dtypes="f32", shape=conv_shape, vjp=conv_vjp, reference=_conv, samples=conv_samples,
+    dtypes="f32 x:f32|bf16 w:f32|bf16", shape=conv_shape, vjp=conv_vjp, reference=_conv, samples=conv_samples,
     cost=lambda x, w, y: (2.0 * y.size * product(w.shape[1:]), 4.0 * (x.size + w.size + y.size)),
     bad_samples=[
         bad(
@@ -173,17 +188,19 @@ conv2d_op: OpSpec = op(
 conv2d_back_input: OpSpec = op(
     "conv2d_back_input", inputs="g w", outputs="dx", attrs=f"height:int width:int {WINDOW}", dense="g w",
     rounds="g w",
-    doc="dx of conv2d for an input of height x width", dtypes="f32", shape=_back_input_shape,
+    doc="dx of conv2d for an input of height x width", dtypes="f32 g:f32|bf16 w:f32|bf16", shape=_back_input_shape,
     vjp=lambda g_dx, g, w, stride, padding, dilation: [
-        conv2d_op(g_dx, w, stride=stride, padding=padding, dilation=dilation),
-        conv2d_back_weight(g, g_dx, kernel=w.shape[2:], stride=stride, padding=padding, dilation=dilation)[0],
+        conv2d_op(g_dx, cast(w, f32), stride=stride, padding=padding, dilation=dilation),
+        conv2d_back_weight(
+            cast(g, f32), g_dx, kernel=w.shape[2:], stride=stride, padding=padding, dilation=dilation
+        )[0],
     ],
     reference=_conv_back_input,
     cost=lambda g, w, dx: (2.0 * g.size * product(w.shape[1:]), 4.0 * (g.size + w.size + dx.size)),
-    samples=lambda rng: [
+    samples=lambda rng: with_bf16([
         Sample((draw(rng, conv_extents(x, w, how)), draw(rng, w)), {"height": x[2], "width": x[3]} | how) for x, w,
         how in CONVS
-    ],
+    ]),
     bad_samples=[
         bad(
             f"conv2d_back_input: {BAD_G}: g f32[1,2,4,4], w f32[2,3,3,3]; need g of shape [1, 2, 6, 6]",
@@ -193,12 +210,13 @@ conv2d_back_input: OpSpec = op(
 )  # fmt: skip
 conv2d_back_weight: OpSpec = op(
     "conv2d_back_weight", inputs="g x", outputs="dw db?", attrs=f"kernel:ints {WINDOW}", dense="g x", rounds="g x",
-    doc="dw of conv2d for a kernel [KH, KW], and db = g summed over images and positions", dtypes="f32",
+    doc="dw of conv2d for a kernel [KH, KW], and db = g summed over images and positions",
+    dtypes="f32 g:f32|bf16 x:f32|bf16",
     shape=conv_back_weight_shape, vjp=_back_weight_vjp, reference=_conv_back_weight,
     cost=lambda g, x, dw: (2.0 * g.size * product(dw.shape[1:]), 4.0 * (g.size + x.size + dw.size)),
-    samples=lambda rng: [
+    samples=lambda rng: with_bf16([
         Sample((draw(rng, conv_extents(x, w, how)), draw(rng, x)), {"kernel": w[2:]} | how) for x, w, how in CONVS
-    ],
+    ]),
     bad_samples=[
         bad(
             f"conv2d_back_weight: {BAD_G}: g f32[1,2,4,4], x f32[1,3,8,8]; need g of shape [1, 2, 6, 6]",

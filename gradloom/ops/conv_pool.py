@@ -48,7 +48,7 @@ conv2d_max_pool: OpSpec = op(
     "conv2d_max_pool", inputs="x w bias?", outputs="y index?", attrs=f"{WINDOW} act:none/relu=none", dense="x w bias",
     rounds="x w",
     doc="y, index = max_pool2d(conv2d(x, w, bias), kernel 2, stride 2): the same bits, without the image between",
-    dtypes="f32", shape=_conv_pool_shape, vjp=_conv_pool_vjp,
+    dtypes="f32 x:f32|bf16 w:f32|bf16", shape=_conv_pool_shape, vjp=_conv_pool_vjp,
     composition=lambda x, w, bias, stride, padding, dilation, act: max_pool2d_op(
         conv2d_op(x, w, bias, stride=stride, padding=padding, dilation=dilation, act=act), **HALVES
     ),

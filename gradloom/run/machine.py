@@ -46,6 +46,27 @@ def stale_sources(package: Path = PACKAGE) -> list[str]:
     return sorted(str(p.relative_to(root)) for p in sources if p.stat().st_mtime > built)
 
 
+@dataclass(frozen=True)
+class Processor:
+    """What CPUID says: vendor ("" where it says nothing), family, model, bytes of a core's data caches (0: unknown)."""
+
+    vendor: str
+    family: int
+    model: int
+    l1_bytes: int
+    l2_bytes: int
+
+
+def processor() -> Processor:
+    """The processor that this runs on."""
+    return Processor(*_core.processor())
+
+
+def tuning() -> str:
+    """The row of the table of processors (csrc/tuning.cpp) that matrix products use: it changes speed, never bits."""
+    return _core.tuning()
+
+
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
 

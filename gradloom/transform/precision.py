@@ -16,10 +16,10 @@ def round_products(program: Program, runs: Callable[[Node], bool]) -> Program:
 
     runs: whether there is a kernel for a node. Assumes that gradients and fusion are done, and that no pass behind it
     merges nodes. What is computed is rounded once, behind the node that makes it, and views of it become views of the
-    bf16 numbers: where products are the last to read it, only these are kept for them. What stays in f32 anyway, a leaf
-    or a value that others read later, is rounded in front of each product, a leaf also by the product's kernel. Where
-    there is no kernel for bf16 operands, they are widened to f32 again in front of the product. Products that only
-    updates read (of an optimiser) stay as they are.
+    bf16 numbers: where products are the last to read it, only these are kept for them. What stays in f32 anyway, a
+    leaf, a cache behind its update, or a value that others read later, is rounded in front of each product, a leaf or a
+    cache also by the product's kernel. Where there is no kernel for bf16 operands, they are widened to f32 again in
+    front of the product. Products that only updates read (of an optimiser) stay as they are.
     """
     products = _products(program)
     return _Rounder(program, products, runs).rounded() if products else program
@@ -59,6 +59,11 @@ def _producer(value: Value) -> Value:
     return value
 
 
+def _stored(value: Value) -> bool:
+    """Whether a value lies in a storage that outlives the run."""
+    return value.node.op.leaf or value.node.op.outputs[value.index].name in value.node.op.updates
+
+
 class _Rounder:
     """Makes the new program node by node. `new`: the values that changed; `narrow`: values in bf16."""
 
@@ -93,11 +98,11 @@ class _Rounder:
         """The product of rounded operands, with what it needs placed in front of it."""
         operands = _operands(node)
         first = next(iter(operands))
-        leaves = {at: v for at, v in operands.items() if at != first and _producer(v).node.op.leaf}
-        given = dict(enumerate(inputs)) | {at: self.in_bf16(v) for at, v in operands.items() if at not in leaves}
-        if leaves and (made := self.taken(node, given)) is not None:
+        stored = {at: v for at, v in operands.items() if at != first and _stored(_producer(v))}
+        given = dict(enumerate(inputs)) | {at: self.in_bf16(v) for at, v in operands.items() if at not in stored}
+        if stored and (made := self.taken(node, given)) is not None:
             return made
-        given |= {at: self.in_bf16(v) for at, v in leaves.items()}
+        given |= {at: self.in_bf16(v) for at, v in stored.items()}
         wide = [at for at in operands if bf16 not in node.op.dtypes[node.op.inputs[at].name]]
         given |= {at: self.widened(given[at]) for at in wide}
         if first not in wide and (made := self.taken(node, given)) is not None:

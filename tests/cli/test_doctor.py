@@ -41,6 +41,10 @@ def test_all_is_well(capsys, fresh, monkeypatch):
     assert found["problems"] == [] and code == 0 and lines[-2] == "all is well"
     assert found["isa"] in found["isas"] == list(found["kernels"])
     assert found["kernels"]["scalar"] > 50 and min(found["kernels"].values()) >= 3  # the products of bf16
+    cpu = machine.processor()
+    assert found["processor"]["vendor"] == cpu.vendor and found["processor"]["l2_bytes"] == cpu.l2_bytes
+    assert found["tuning"] == machine.tuning() and f"; matrix products tuned as {machine.tuning()}\n" in out
+    assert f"processor  {' ' * 3}" in out and f"{cpu.vendor}, family {cpu.family}, model {cpu.model}, " in out
     assert found["cores"] == core_count() and found["memory_bytes"] > found["memory_available_bytes"] > 0
     assert re.search(r"multiply-add +100 GFLOP/s with 1 thread", out) and found["copy_gbs"] == {"1": 10.0}
     assert re.search(r"kernels scalar +\d+ ops agree with their definitions; the largest error is \d\.\de-\d+ \(", out)

@@ -21,7 +21,7 @@ from gradloom.ops import sum as sum_over
 from gradloom.ops.common import Quantised
 from gradloom.run.feeds import leaves
 from gradloom.run.numpy_backend import evaluate
-from tests.ops.cases import case_id, operand, sampled_ops, samples_of
+from tests.ops.cases import case_id, node_of, operand, rounds_inside, sampled_ops, samples_of
 
 MOST = 2500  # elements in all inputs together
 
@@ -41,8 +41,10 @@ def is_float(x: Any) -> bool:
 
 
 def rounds(name: str, sample: Sample) -> bool:
-    """Whether the op rounds an operand (the first is bf16, another one is not): then its definition has steps."""
+    """Whether the op rounds an operand (the first is bf16, another one is not) or what it computes: it has steps."""
     spec = REGISTRY[name]
+    if rounds_inside(node_of(spec, sample.inputs, sample.attrs)):
+        return True
     kinds = [dtype_of(x.dtype) for key, x in spec.named_inputs(sample.inputs) if key in spec.rounds and x is not None]
     return len(kinds) > 1 and kinds[0] is bf16 and any(kind is not bf16 for kind in kinds)
 

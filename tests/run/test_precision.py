@@ -12,11 +12,13 @@ import pytest
 import gradloom as gl
 from gradloom import _core, ops
 from gradloom.base import settings
-from gradloom.base.dtypes import f32
-from gradloom.graph.composition import by_reference
+from gradloom.base.dtypes import bf16, f32
+from gradloom.graph.composition import as_read, by_reference
 from gradloom.graph.leaves import input as graph_input
+from gradloom.graph.leaves import setting, stored_value
 from gradloom.graph.opspec import REGISTRY
-from tests.ops.cases import samples_of
+from gradloom.graph.stored import Stored
+from tests.ops.cases import node_of, samples_of, tolerance_of
 from tests.run.test_bits import WAYS, bits, block, images
 
 ISAS = _core.isas()
@@ -50,8 +52,12 @@ def test_each_op_on_rounded_operands(case: tuple[str, int], isa: str) -> None:
     operands = [n for n in spec.rounds if n in given]
     known = {n: rounded(x) if n in operands else x for n, x in given.items()}
     wide = {n: x.astype(np.float64) if x.dtype.kind == "f" else x for n, x in known.items()}
-    exact = by_reference(node, [wide.get(n) for n in names])
-    single = by_reference(node, [known.get(n) for n in names])
+    narrow = {n for n in operands if bf16 in spec.dtypes[n]}
+    read = spec.node(
+        [ops.round_bf16(v) if n in narrow else v for n, v in zip(names, values, strict=True)], sample.attrs
+    )
+    exact = by_reference(read, [wide.get(n) for n in names])
+    single = by_reference(read, [known.get(n) for n in names])
     plain = by_reference(node, [x if x is None or x.dtype.kind != "f" else x.astype(np.float64) for x in sample.inputs])
     differs = False
     for value, got, defined in zip(outputs, ours, definition, strict=True):
@@ -60,7 +66,7 @@ def test_each_op_on_rounded_operands(case: tuple[str, int], isa: str) -> None:
         finite = np.isfinite(want)
         scale = np.abs(want[finite]).max(initial=0)
         noise = np.abs(single[value.index] - want)[finite].max(initial=0)
-        assert np.abs(got - want)[finite].max(initial=0) <= max(spec.tolerance * scale, 4 * noise) + 1e-30
+        assert np.abs(got - want)[finite].max(initial=0) <= max(tolerance_of(read) * scale, 4 * noise) + 1e-30
         differs |= not np.array_equal(want, plain[value.index], equal_nan=True)
     assert differs or case[0] == "relu_back"
 
@@ -79,6 +85,64 @@ def test_the_same_bits(build: Any, isa: str, monkeypatch: pytest.MonkeyPatch) ->
         assert bits(made, isa=isa, threads=1, precision="f32") != right
     finally:
         _core.set_cores(0)
+
+
+INSIDE = [
+    (name, i)
+    for name in ("attention", "attention_back")
+    for i, sample in enumerate(samples_of(name))
+    if sample.inputs[0].dtype == ml_dtypes.bfloat16 and sample.inputs[1].shape[1] > 30
+]
+
+
+@pytest.mark.parametrize("isa", [isa for isa in ISAS if ("attention", "bf16_i32_f32") in _core.kernels(isa, own=True)])
+@pytest.mark.parametrize("case", INSIDE, ids=lambda case: f"{case[0]}-{case[1]}")
+def test_the_weights_of_attention_are_rounded(case: tuple[str, int], isa: str) -> None:
+    """As the definition rounds them, wherever the blocks of keys begin; unrounded weights give other numbers."""
+    spec, sample = REGISTRY[case[0]], samples_of(case[0])[case[1]]
+    node = node_of(spec, sample.inputs, sample.attrs)
+    exact = [x.astype(np.float64) if x is not None and x.dtype != np.int32 else x for x in sample.inputs]
+    scope = node.attrs | spec.bind_inputs(as_read(node, exact))
+    want, plain = (spec.call("reference", scope | {"rounded": way}) for way in (True, False))
+    ours = gl.compile([v for v in node.outputs if v.index != 1 or spec.name != "attention"], isa=isa, threads=1)()
+    pairs = [(w, p) for i, (w, p) in enumerate(zip(want, plain, strict=True)) if i != 1 or spec.name != "attention"]
+    for got, (w, p) in zip(ours, pairs, strict=True):  # all but lse
+        scale = np.abs(w).max()
+        error, other = (float(np.median(np.abs(got - x)[w != p])) / scale for x in (w, p))
+        assert error < 1e-6 and other > 20 * error, (error, other)
+
+
+def test_no_operand_is_widened_and_a_cache_is_read_where_it_lies() -> None:
+    """By a cast, or rounded in front of attention: the kernels read bf16, and f32 of what is stored."""
+    rng = np.random.default_rng(0)
+    net = gl.nn.Sequential(
+        gl.nn.Conv2d(1, 4, 3), gl.nn.ReLU(), gl.nn.MaxPool2d(2), gl.nn.Conv2d(4, 4, 3), gl.nn.Flatten()
+    )
+    net.ensure_init(0)
+    x = net(gl.input("x", (2, 1, 16, 16)))
+    loss = ops.sum(ops.sqr(x))
+    w = gl.parameter(rng.standard_normal((16, 48)), "w")
+    q, k, v = ops.split(ops.reshape(gl.input("t", (20, 16)) @ w, (1, 20, 6, 8)), [2, 2, 2], 2)
+    positions = np.arange(20, dtype=np.int32)[None]
+    loss = loss + ops.sum(ops.sqr(ops.attention(q, k, v, positions, scale=0.3)[0]))
+    trained = [*net.parameters(), w]
+    program = gl.compile([loss, *(g for g in gl.gradients(loss, trained) if g is not None)], precision="bf16").program
+    operands = {
+        (node.op.name, slot.name): v
+        for node in program.nodes
+        if node.op.name.startswith(("attention", "conv2d"))
+        for slot, v in zip(node.op.inputs, node.inputs, strict=True)
+        if v is not None and slot.name in node.op.rounds and bf16 in node.op.dtypes[slot.name]
+    }
+    assert len(operands) > 12
+    for where, v in operands.items():
+        assert v.dtype is bf16 or v.node.op.leaf, (where, v)
+    cache = [Stored(name, np.zeros((1, 40, 2, 8), np.float32), "f32", "state") for name in ("keys", "values")]
+    rows = [ops.set_rows(stored_value(c), gl.input(c.name, (1, 1, 2, 8)), setting("at", "i64"), axis=1) for c in cache]
+    y = ops.attention(gl.input("q", (1, 1, 2, 8)), *rows, np.full((1, 1), 5, np.int32), scale=1.0, cached=True)[0]
+    made = gl.compile(y, precision="bf16").program.nodes
+    (read,) = [node for node in made if node.op.name == "attention"]
+    assert [v.node.op.name for v in read.inputs[:3] if v is not None] == ["round_bf16", "set_rows", "set_rows"]
 
 
 def test_gradients_are_products_of_rounded_operands() -> None:
