@@ -55,7 +55,8 @@ nwg: vec3<u32>, @builtin(local_invocation_index) lane: u32)`; `group_of(wid, nwg
     keep(x)                 x, where the order of sums and products matters (sums in two parts, remainders):
                             compilers reassociate, Mesa's too
     finite(x), is_nan(x), infinity(), nan()      by exponent bits
-    larger(a, b), smaller(a, b)     NaN where one is NaN;  divided(a, b): the quotient, rounded once;  mul_high(a, b)
+    larger(a, b), smaller(a, b), relu(x)     NaN where one is NaN;  divided(a, b): the quotient, rounded once;
+    mul_high(a, b)
     f16_bits(x), bf16_bits(x), from_f16(h), from_bf16(h)     by integer operations; rounded to nearest even
     tree: sum_256(lane, x)  a fixed tree over the workgroup of 256; all threads call it and all get the result
     max_256(lane, x)        the same; NaN where any is NaN

@@ -22,9 +22,8 @@ LIMITS = (
     "max-storage-buffer-binding-size", "max-buffer-size", "max-compute-workgroup-storage-size",
     "max-compute-invocations-per-workgroup", "max-compute-workgroup-size-x",
 )  # fmt: skip
-SEGMENTS = (
-    6  # buffers of data that a dispatch may touch beside `fixed`: WebGPU promises 8 storage buffers, two are ours
-)
+# Buffers of data that a dispatch may touch beside `fixed`: WebGPU promises 8 storage buffers, two are ours.
+SEGMENTS = 6
 INSTALL = "pip install 'gradloom[gpu]'"
 DRIVER = "need a driver for Vulkan (on Debian without a GPU: apt install mesa-vulkan-drivers), Metal or DX12"
 

@@ -78,7 +78,7 @@ def named(who: str, device: str | None, backend: str | None, default: str = "cpu
     """The name under either word; SettingError when both are given. who: the function, for the message."""
     if device is not None and backend is not None:
         raise SettingError(f"{who}: device={device!r} and backend={backend!r} say the same thing; need one of them")
-    name = default if device is None and backend is None else device if device is not None else backend
+    name = next((one for one in (device, backend) if one is not None), default)
     if not isinstance(name, str):
         raise SettingError(f"{who}: device={name!r} is not usable; need a name, such as 'cpu' or 'gpu'")
     return name

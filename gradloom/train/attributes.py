@@ -345,9 +345,7 @@ def _function(value: Any, above: tuple[Any, ...]) -> str:
         name, held = "partial", [value.func, *value.args, *(one for pair in value.keywords.items() for one in pair)]
     else:
         name = getattr(value, "__qualname__", value.__name__)
-        if isinstance(value, types.MethodType):
-            return name
-        if "<" not in name:
+        if isinstance(value, types.MethodType) or "<" not in name:
             return name
         code = getattr(value, "__code__", None)
         held = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]

@@ -42,9 +42,8 @@ class ModuleState:
     def __init__(self, model: Any, loss: Any = None) -> None:
         self._roots = {prefix: one for prefix, one in (("", model), ("loss.", loss)) if isinstance(one, Module)}
         self.unsaved: list[str] = []  # what had changed and is not in the state that was loaded, nor in one before it
-        self.parted: list[
-            str
-        ] = []  # what shared an object when the run that was loaded began and does not here, or vice versa
+        # What shared an object when the run that was loaded began and does not here, or vice versa.
+        self.parted: list[str] = []
         self.begin()
 
     def begin(self) -> None:

@@ -57,11 +57,13 @@ def _product(call: Call) -> list[Dispatch]:
             column, part = (f"(lane % {across}u)", f"(lane / {across}u)")
         defines |= {"ACROSS": str(across), "DEEP": str(deep), "COLUMN": column, "PART": part}
         words = (m, n, k, -(-n // across), 1, *strides)
-        return [Dispatch(sources(y, "matmul_few"), "matmul_few", args, words[3] * matrices, words, defines)]
+        return [
+            Dispatch(sources(y, "matmul_batch", "matmul_few"), "matmul_few", args, words[3] * matrices, words, defines)
+        ]
     height, width = tile(m, n)
     defines |= {"HEIGHT": str(height), "WIDTH": str(width)}
     words = (m, n, k, -(-n // (16 * width)), -(-m // (16 * height)), *strides)
-    files, groups = sources(y, "product", "matmul"), words[3] * words[4] * matrices
+    files, groups = sources(y, "product", "matmul_batch", "matmul"), words[3] * words[4] * matrices
     if share >= k:
         return [Dispatch(files, "matmul", args, groups, words, defines)]
     shares = -(-k // share)

@@ -1,6 +1,5 @@
 // conv_forward.wgsl: y = act(sum over the window and the input channels of x * w, + bias). Arguments: x, w, bias, y.
 // $FINISH: what the sum of output channel o becomes. See conv.wgsl.
-fn relu(z: f32) -> f32 { return select(z, 0.0, z < 0.0); }  // NaN stays
 
 @compute @workgroup_size(256)
 fn conv(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>,

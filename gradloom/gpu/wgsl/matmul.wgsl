@@ -15,16 +15,8 @@ fn matmul(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: v
   let first = slot / word(10u) * word(9u);
   let i0 = group / word(3u) % word(4u) * (16u * $HEIGHTu);
   let j0 = group % word(3u) * (16u * $WIDTHu);
-  var a = 0u;
-  var b = 0u;
-  var rest = matrix;
-  for (var axis = 0u; axis < word(11u); axis++) {
-    let at = rest % word(12u + 3u * axis);
-    rest /= word(12u + 3u * axis);
-    a += at * word(13u + 3u * axis);
-    b += at * word(14u + 3u * axis);
-  }
-  tile_product(lane, i0, j0, a + first * word(6u), b + first * word(8u), min(word(9u), word(2u) - first));
+  let begin = begins(matrix);
+  tile_product(lane, i0, j0, begin.x + first * word(6u), begin.y + first * word(8u), min(word(9u), word(2u) - first));
   for (var r = 0u; r < $HEIGHTu; r++) {
     let i = i0 + (lane >> 4u) + 16u * r;
     for (var c = 0u; c < $WIDTHu; c++) {
@@ -37,5 +29,3 @@ fn matmul(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: v
     }
   }
 }
-
-fn relu(z: f32) -> f32 { return select(z, 0.0, z < 0.0); }  // NaN stays

@@ -7,7 +7,6 @@ var<workgroup> partial: array<vec4<f32>, 256>;
 
 fn left(e: u32) -> f32 { return $LEFT; }
 fn right(e: u32) -> f32 { return $RIGHT; }
-fn relu(z: f32) -> f32 { return select(z, 0.0, z < 0.0); }  // NaN stays
 
 @compute @workgroup_size(256)
 fn matmul_few(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>,
@@ -18,20 +17,12 @@ fn matmul_few(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nw
   let n = word(1u);
   let matrix = group / word(3u);
   let j = group % word(3u) * $ACROSSu + $COLUMN;
-  var a = 0u;
-  var b = 0u;
-  var rest = matrix;
-  for (var axis = 0u; axis < word(11u); axis++) {
-    let at = rest % word(12u + 3u * axis);
-    rest /= word(12u + 3u * axis);
-    a += at * word(13u + 3u * axis);
-    b += at * word(14u + 3u * axis);
-  }
+  let begin = begins(matrix);
   var sums = vec4<f32>(0.0, 0.0, 0.0, 0.0);
   if (j < n) {
     for (var p = $PART; p < word(2u); p += $DEEPu) {
-      let y = right(b + j * word(7u) + p * word(8u));
-      for (var i = 0u; i < m; i++) { sums[i] = fma(left(a + i * word(5u) + p * word(6u)), y, sums[i]); }
+      let y = right(begin.y + j * word(7u) + p * word(8u));
+      for (var i = 0u; i < m; i++) { sums[i] = fma(left(begin.x + i * word(5u) + p * word(6u)), y, sums[i]); }
     }
   }
   partial[$PART * $ACROSSu + $COLUMN] = sums;

@@ -1,6 +1,5 @@
 // matmul_join.wgsl: the shares of K of a product, added in their order. Arguments: shares, shares, z, then bias or h; $FINISH as in
 // matmul.wgsl. Words: numbers of z, shares, columns.
-fn relu(z: f32) -> f32 { return select(z, 0.0, z < 0.0); }  // NaN stays
 
 @compute @workgroup_size(256)
 fn matmul_join(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>,

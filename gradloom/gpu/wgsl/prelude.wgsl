@@ -179,6 +179,8 @@ fn smaller(a: f32, b: f32) -> f32 {
   return select(b, a, a < b);
 }
 
+fn relu(x: f32) -> f32 { return select(x, 0.0, x < 0.0); }  // NaN stays
+
 // A whole number as f32, rounded to nearest even.
 fn whole(x: i32) -> f32 {
   let v = bitcast<u32>(x);
