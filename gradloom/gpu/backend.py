@@ -135,7 +135,7 @@ class GpuExecutable(PlannedExecutable):
     def _lay_out_records(self) -> None:
         """Where each output of a step lies in its record, behind the status; how many steps go in one submission."""
         self._recorded: list[tuple[Any, int, int, int]] = []  # buffer's key, its offset, the record's offset, bytes
-        self._found: list[tuple[int, int]] = []  # (byte of the record, bytes) of each output
+        self.output_starts = []
         at = STATUS_BYTES
         for (segment, offset), size in zip(self.plan.output_places, self.output_bytes, strict=True):
             key, start = self.layout.place(segment, offset)
@@ -143,8 +143,8 @@ class GpuExecutable(PlannedExecutable):
             length = -(-(start + size - begin) // 4) * 4 if size else 0
             if length:
                 self._recorded.append((key, begin, at, length))
-            self._found.append((at + start - begin, size))
-            at += length
+            self.output_starts.append(at + start - begin)
+            at += -(-length // 8) * 8  # what follows is aligned for any dtype
         self._stride = at
         self._ahead = max(1, min(AHEAD, RECORD_BYTES // at))
         self._row_bytes = SETTING_BYTES * len(self.settings_words)
@@ -207,7 +207,7 @@ class GpuExecutable(PlannedExecutable):
     def read(self, records: np.ndarray) -> list[np.ndarray]:
         """The outputs out of records: one array of shape [steps, *shape] each."""
         columns = []
-        for spec, (start, size) in zip(self.outputs, self._found, strict=True):
+        for spec, start, size in zip(self.outputs, self.output_starts, self.output_bytes, strict=True):
             column = np.ascontiguousarray(records[:, start : start + size])
             columns.append(column.view(spec.dtype.numpy).reshape((len(records), *spec.shape)))
         return columns

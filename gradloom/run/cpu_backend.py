@@ -156,7 +156,7 @@ class CpuExecutable(PlannedExecutable):
                 self.isa, bytecode.kernels, bytecode.instructions, bytecode.args, bytecode.attrs, self.segments(),
                 records, bytecode.dead, bytecode.guards,
             )  # fmt: skip
-        self._starts = np.cumsum([0, *sizes[:-1]]).tolist() if sizes else []
+        self.output_starts = np.cumsum([0, *sizes[:-1]]).tolist() if sizes else []
 
     def segments(self) -> list[tuple[Any, ...]]:
         """The segments of the bytecode as the core takes them: where each lies, and how long it is."""
@@ -229,7 +229,7 @@ class CpuExecutable(PlannedExecutable):
     def read(self, records: np.ndarray) -> list[np.ndarray]:
         """The outputs out of records: one array of shape [steps, *shape] each (a view)."""
         columns = []
-        for spec, start in zip(self.outputs, self._starts, strict=True):
+        for spec, start in zip(self.outputs, self.output_starts, strict=True):
             size = spec.size * spec.dtype.bytes
             column = records[:, start : start + size]
             if not column.flags.c_contiguous:

@@ -37,9 +37,7 @@ def test_an_adapter_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     before = place_of(0).device.bytes
     assert cpu.peak is None and gl.devices()[1].peak is None and gpu.peak is not None
     rates = gpu.peak.gflops, gpu.peak.upload_gbs, gpu.peak.download_gbs, gpu.peak.copy_gbs
-    assert all(1e-3 < rate < 1e6 for rate in rates) and f"{gpu.peak}".startswith(
-        f"matrix products {rates[0]:.3g} GFLOP/s"
-    )
+    assert all(1e-3 < rate < 1e6 for rate in rates) and f"{gpu.peak}".startswith("matrix products ")
     assert measure.peak("gpu").gflops > 0 and place_of(0).device.bytes <= before + 3 * 64 * 64 * 4
     took = {64: 1_000, 128: 20_000_000}
     monkeypatch.setattr(measure, "ENOUGH_NS", 10_000_000)
