@@ -64,7 +64,7 @@ from .identity import Identity, environment_of, optimizer_of
 from .module_state import ModuleState
 from .samples import Leaves, as_sample, flatten, rebuilt
 from .saver import Saver
-from .trained import refuse_untrained
+from .trained import reached_parameters, refuse_untrained
 
 CHECK_STEPS = 100  # the weights of all replicas are compared by checksum after so many steps
 _ORDER = 3  # the stream of generator(seed, _ORDER, pass)
@@ -339,7 +339,7 @@ class Replica:
             out = self.model(sample[0]) if job.forward_fn is None else job.forward_fn(self.model, sample)
             target = sample[1] if job.target_fn is None else job.target_fn(sample)
             total, weight = _loss_pair(job.loss_fn(out, target))
-        refuse_untrained("dp_train", total, {p.stored for p in self.parameters.values()})
+        refuse_untrained("dp_train", total, reached_parameters(total), {p.stored for p in self.parameters.values()})
         grads = gradients(total, list(self.parameters.values()))
         nexts = take_effects([total, weight, *[g for g in grads if g is not None]])
         left = {s.name for s in nexts} - {p.stored.name for p in self.buffers.values()}

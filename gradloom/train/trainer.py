@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from ..base.arguments import as_bool, as_whole, what_is
+from ..base.collector import paused
 from ..base.errors import GradientError, SettingError, ShapeError
 from ..base.locks import Claim
 from ..data.dataset import Dataset
@@ -99,6 +100,7 @@ class Trainer:
     parameters); a parameter that is neither is a GraphError when the step is built.
     """
 
+    @paused()
     def __init__(
         self,
         model: Model,
@@ -146,7 +148,8 @@ class Trainer:
             model.ensure_init(seed)
             if self.optimizer_state.chosen is None:
                 self.optimizer_state.register(model.parameters())
-                self.optimizer_state.place(self.objective.named().items())
+                if self.optimizer.placing is not None:
+                    self.optimizer_state.place(self.objective.named().items())
         self.model, self.loss = self.objective.model, loss
         self.forms = Forms(self.objective, seed, self.dynamic)
         self.local = LocalSteps(
