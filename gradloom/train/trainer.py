@@ -24,9 +24,10 @@ from ..optim.average import Average, check_decay
 from ..optim.clip import check_max
 from ..optim.optimizer import AdamW, Optimizer
 from ..optim.state import OptimizerState
+from ..parallel.agree import Agreement
 from ..parallel.communicator import Communicator
 from ..plan.plan import Plan
-from ..run.backend import LATE
+from ..run.backend import device_of_rank
 from ..run.compile import compile as compile_program
 from ..step.exchange import check_exchange
 from ..step.state import TrainState
@@ -137,9 +138,9 @@ class Trainer:
         if ema != (0.0 if state.average is None else state.average.decay):
             state.average = Average(ema) if ema else None
         check_exchange(exchange)
-        device = options.get("backend", "cpu")
-        if communicator is not None and device.partition(":")[0] in LATE:
-            raise SettingError(f"device={device!r}: ranks compute on the CPU; need device='cpu', or one process")
+        if communicator is not None and "backend" in options:
+            with Agreement(communicator).own():
+                options["backend"] = device_of_rank(options["backend"], communicator.rank)
         if communicator is not None and (dynamic or build == "grad"):
             asked = "dynamic=True" if dynamic else "build='grad'"
             raise SettingError(f"{asked}: ranks exchange whole steps of one graph; need one process for that")
