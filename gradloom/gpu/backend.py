@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import sys
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,7 +23,7 @@ from ..run.backend import Buffer, register_device
 from ..run.cost import cost_table
 from ..run.planned import PlannedExecutable
 from ..transform.program import Program
-from .device import Gpu, device
+from .device import Gpu, alike, device
 from .kernels.all import KERNELS
 from .program import STATUS_BYTES, Arena, Encoded, Layout, Loader, bind_groups, needs_of
 from .stored import Copies, read, write
@@ -110,7 +111,7 @@ class GpuExecutable(PlannedExecutable):
             for k, v in self.inputs.items()
             for o in (bytecode.input_offsets[k],)
         }
-        with self.lock:
+        with self.lock, self.device.lock:
             self._load()
         self._debug()
 
@@ -214,7 +215,7 @@ class GpuExecutable(PlannedExecutable):
         return columns
 
     def _run(self, steps: int, rows: np.ndarray | None, deadline: float) -> tuple[int, np.ndarray]:
-        with self.lock, postponed() as interrupted, self.device.errors("a run"):
+        with self.lock, postponed() as interrupted, self._device_held():
             self._prepare()
             self._stopping = False
             begun, submitted, size = time.monotonic(), 0, 1
@@ -266,6 +267,13 @@ class GpuExecutable(PlannedExecutable):
         """What has stopped a run after so many steps. status: u32 words."""
         stop, node, index, low, high = (int(v) for v in status[:5])
         return self.failure(done, stop, node, index, (high << 32 | low) - (1 << 64) * (high >> 31))
+
+    @contextlib.contextmanager
+    def _device_held(self) -> Iterator[None]:
+        """Programs with an arena of their own have locks of their own; on one device they take turns."""
+        self.copies.fetch(self.reads)
+        with self.device.lock, self.device.errors("a run"):
+            yield
 
     def _prepare(self) -> None:
         """Upload what the host has written; bind groups again where the arena has grown."""
@@ -324,7 +332,7 @@ class GpuExecutable(PlannedExecutable):
     def run_instruction(self, k: int, rows: np.ndarray | None) -> None:
         """Run instruction k alone, and wait for it; before the first one the device gets inputs, stored arrays and the
         settings (rows: those of one step). Raises what a whole run would raise."""
-        with self.lock, self.device.errors("a run"):
+        with self.lock, self._device_held():
             if k == 0:
                 self._prepare()
                 if rows is not None:
@@ -341,7 +349,8 @@ class GpuExecutable(PlannedExecutable):
     def bytes_of(self, segment: int, offset: int, size: int) -> np.ndarray:
         """What lies at a place of the plan now: u8 [size]."""
         key, start = self.layout.place(segment, offset)
-        return read(self.device, self.layout.buffers[key], start, size)
+        with self._device_held():
+            return read(self.device, self.layout.buffers[key], start, size)
 
     def _submit_timed(self, pair: int, count: int, settings: bool) -> None:
         assert self._timer is not None
@@ -381,4 +390,4 @@ def encode(encoder: Any, steps: Sequence[Ready], **more: Any) -> None:
     running.end()
 
 
-register_device("gpu", GpuBackend)
+register_device("gpu", GpuBackend, alike)
