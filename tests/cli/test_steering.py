@@ -10,11 +10,12 @@ import pytest
 
 import gradloom as gl
 from gradloom.cli.fit_settings import OPTIMIZERS
-from gradloom.cli.model import build_model, load_model
+from gradloom.cli.model import load_model
 from gradloom.cli.settings_file import parse_toml
 from gradloom.data import read_table
 from gradloom.files import load_arrays
 from gradloom.optim.names import optimizer_names
+from gradloom.train.perceptron import perceptron
 from tests.cli.command import run
 from tests.cli.test_fit import flowers, houses, one_thread  # noqa: F401
 from tests.cli.test_outputs import table
@@ -64,11 +65,13 @@ def test_dropout(capsys, tmp_path):
     code, _, err = run(capsys, "fit", data, *options, "--out", tmp_path / "a")
     assert code == 0 and "model: 2-8-6-3, dropout 0.5, " in err, err
     arrays, described = load_arrays(tmp_path / "a" / "model.safetensors")
-    assert json.loads(described["gradloom.model"])["architecture"] == {"kind": "mlp", "hidden": [8, 6], "dropout": 0.5}
+    network = json.loads(described["gradloom.model"])["network"]["net"]
+    assert (network["layer"], network["rate"]) == ("HiddenDropout", 0.5)
     assert sorted(arrays) == [f"{i}.{name}" for i in range(3) for name in ("bias", "weight")]
-    net, preprocess = load_model(tmp_path / "a")
+    read = load_model(tmp_path / "a")
+    net, preprocess = read.net, read.preprocess
     x = np.random.default_rng(0).normal(size=(50, 2)).astype(np.float32)
-    plain = build_model(preprocess, [8, 6])
+    plain = perceptron(preprocess, [8, 6])
     plain.load_state_dict(net.state_dict())
     assert net.dropout.rate == 0.5 and np.array_equal(gl.predict(net, x), gl.predict(plain, x))
     gl.fit(net, (x, np.zeros(50, np.int32)), epochs=1, batch_size=50, seed=0, progress=False)
@@ -117,7 +120,7 @@ def test_early_stopping_keeps_the_best_weights(capsys, tmp_path):
     train = read_table(data, val_split=0.2).train
     rows = train.split(0.2, 0)[1]
     held = gl.data.Dataset(train.data[rows], train.labels[rows])
-    assert gl.evaluate(load_model(tmp_path / "a")[0], held).loss == pytest.approx(min(losses), rel=1e-5)
+    assert gl.evaluate(load_model(tmp_path / "a").net, held).loss == pytest.approx(min(losses), rel=1e-5)
     _, other = fitted(capsys, tmp_path / "b", *options, "--patience", 3, "--monitor", "loss")
     assert other["epochs"] != found["epochs"]
     code, _, err = run(capsys, "fit", *options, "--monitor", "loss", "--out", tmp_path / "c")
