@@ -97,6 +97,11 @@ class Generator:
         with self._claim:
             self.length = 0
 
+    def rewind(self, length: int) -> None:
+        """Go back to the first `length` tokens of the text."""
+        with self._claim:
+            self.length = min(self.length, length)
+
     def feed(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """Append tokens to the text; the logits of the token after them, f32 [vocabulary].
 
@@ -241,9 +246,9 @@ def continued(
     stop: str | Sequence[str] = (),
     stream: Callable[[str], Any] | None = None,
 ) -> Generated:
-    """What a generator with an empty cache writes after these tokens; see generate."""
+    """What a generator writes after the text that it holds and these tokens; see generate."""
     tokenizer = generator.model.tokenizer
-    text = _Text(tokenizer.stream(continued=len(ids) > 1), (stop,) if isinstance(stop, str) else stop, stream)
+    text = _Text(tokenizer.stream(continued=generator.length + len(ids) > 1), (stop,) if isinstance(stop, str) else stop, stream)
     ends, tokens, ended = tokenizer.end_ids, [], "length"
     began = time.perf_counter()
     first = None
