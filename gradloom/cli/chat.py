@@ -78,7 +78,9 @@ def chat(
             continue
         shown.add("\n")
         if conversation.forgotten > before:
-            say(f"the context is full: the oldest {conversation.forgotten} messages are left out of what the model sees")
+            say(
+                f"the context is full: the oldest {conversation.forgotten} messages are left out of what the model sees"
+            )
         if reply.ended == "length":
             say(f"the reply was cut after {len(reply.tokens)} tokens; --max-tokens allows more")
     return 0

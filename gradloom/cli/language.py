@@ -17,14 +17,16 @@ PromptKey = Annotated[
     str | None,
     typer.Option(
         "--prompt-key",
-        help="Key of the prompt in .jsonl; several, as instruction,input, are joined. [default: prompt]",
+        help="Key of the prompt in .jsonl; several, as a,b, are joined. [default: prompt; or instruction,input]",
     ),
 ]
 CompletionKey = Annotated[
-    str | None, typer.Option("--completion-key", help="Key of the completion in .jsonl. [default: completion]")
+    str | None,
+    typer.Option("--completion-key", help="Key of the completion in .jsonl. [default: completion; or output]"),
 ]
 MessagesKey = Annotated[
-    str | None, typer.Option("--messages-key", help="Key of the messages in .jsonl. [default: messages]")
+    str | None,
+    typer.Option("--messages-key", help="Key of the messages in .jsonl. [default: messages or conversations]"),
 ]
 LOSS_ON = typer.Option(
     "--loss-on",

@@ -65,8 +65,8 @@ class Conversation:
         """The model's reply to this turn of the user; both go into `messages`. stream: as of gl.llm.generate.
 
         prompt_tokens of the result are those that were computed for this turn. A reply that is stopped by an exception
-        (Ctrl-C) goes into `messages` as far as it came. DataError for a turn that does not fit into the context, or that
-        the template refuses; it is not kept then.
+        (Ctrl-C) goes into `messages` as far as it came. DataError for a turn that does not fit into the context, or
+        that the template refuses; it is not kept then.
         """
         turn = {"role": "user", "content": _text("say", text)}
         ids, left_out = self._prompt([*self.messages, turn])
@@ -115,8 +115,8 @@ class Conversation:
             if len(ids) + self.max_tokens <= context:
                 return ids, start - starts[0]
         raise DataError(
-            f"a turn of {len(ids)} tokens with what goes before it; the context is {context} and {self.max_tokens} are for"
-            " the reply: need a shorter turn"
+            f"a turn of {len(ids)} tokens with what goes before it; the context is {context} and {self.max_tokens} are"
+            " for the reply: need a shorter turn"
         )
 
 

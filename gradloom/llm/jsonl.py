@@ -140,7 +140,10 @@ class JsonLines:
         kind = next((kind for kind in kinds if possible[kind][1] & self.asked), kinds[0] if kinds else "")
         if kind == "chats":
             check_heeded(where, "is a chat", self.asked, OF_CHATS)
-            report.kind, used = f"chats ({messages_key})", [messages_key, "tools", *[SYSTEM] * is_sharegpt(row, messages_key)]
+            report.kind, used = (
+                f"chats ({messages_key})",
+                [messages_key, "tools", *[SYSTEM] * is_sharegpt(row, messages_key)],
+            )
             answers = "all tokens" if self.all else "the assistant's turns"
             self._load_template()
             take = lambda row: self._take_chat(row, messages_key, line)  # noqa: E731

@@ -26,7 +26,10 @@ def test_lines_are_turns(capsys, monkeypatch, path):
     assert code == 0 and out == f"{want[0]}\n{want[1]}\n{want[0]}\n"
     assert "2 layers" in err and "/forget begins anew" in err
     code, other, _ = talked(capsys, monkeypatch, path, "hello\n", "--system", "Be brief.")
-    assert code == 0 and other == Conversation(path, max_tokens=8, temperature=0, system="Be brief.").say("hello").text + "\n"
+    assert (
+        code == 0
+        and other == Conversation(path, max_tokens=8, temperature=0, system="Be brief.").say("hello").text + "\n"
+    )
     assert other != f"{want[0]}\n"
 
 

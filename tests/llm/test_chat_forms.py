@@ -26,7 +26,9 @@ def test_instructions(tmp_path):
     plain += [{"prompt": row["instruction"], "completion": row["output"]} for row in rows[1:]]
     found = read_samples(jsonl(tmp_path, rows), tokenizer())
     same(found, read_samples(jsonl(tmp_path, plain, "p.jsonl"), tokenizer()))
-    assert found.report.kind == "prompts and completions (instruction, input, output)" and found.report.unused == ("text",)
+    assert found.report.kind == "prompts and completions (instruction, input, output)" and found.report.unused == (
+        "text",
+    )
     tok = tokenizer(chat_template=CHATML)
     chats = read_samples(jsonl(tmp_path, rows), tok, as_chat=True)
     same(chats, read_samples(jsonl(tmp_path, plain, "p.jsonl"), tok, as_chat=True))
