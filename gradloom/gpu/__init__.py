@@ -8,7 +8,9 @@
     stored.py      stored arrays on a device: uploaded when the host has written, downloaded when the host reads
     tape.py        records of arguments and calls as words
     program.py     a proved plan as dispatches: buffers, tape, the encoder
+    timing.py      the time of each instruction
     backend.py     the backend "gpu"
+    measure.py     what an adapter reaches
 
 How to write a kernel
 ---------------------

@@ -24,6 +24,7 @@ LIMITS = (
 )  # fmt: skip
 # Buffers of data that a dispatch may touch beside `fixed`: WebGPU promises 8 storage buffers, two are ours.
 SEGMENTS = 6
+TIMESTAMPS = "timestamp-query"  # the feature
 INSTALL = "pip install 'gradloom[gpu]'"
 DRIVER = "need a driver for Vulkan (on Debian without a GPU: apt install mesa-vulkan-drivers), Metal or DX12"
 
@@ -82,6 +83,12 @@ def adapter(place: int) -> Any:
     return there[place]
 
 
+def alike() -> list[int]:
+    """The numbers of the adapters that are of the same make as the first."""
+    makes = [(name_of(a), a.info["description"]) for a in adapters()]
+    return [i for i, make in enumerate(makes) if make == makes[0]]
+
+
 def name_of(made: Any) -> str:
     info = made.info
     return f"{info['device'] or info['vendor']} ({info['backend_type']})"
@@ -90,28 +97,36 @@ def name_of(made: Any) -> str:
 class Gpu:
     """An adapter in use. All programs on it share its arena (program.py) and the copies of stored arrays (stored.py).
 
-    limits: the numbers that programs keep to. default_limits: ask for no more than WebGPU promises everywhere.
+    limits: the numbers that programs keep to. default_limits: ask for no more than WebGPU promises everywhere. lock: of
+    whoever loads, runs, uploads or downloads; who holds it takes no other lock (base/locks.py).
+    timestamps: whether it writes times; period: nanoseconds of a unit of these.
     """
 
     def __init__(self, place: int = 0, default_limits: bool = False) -> None:
         self.place, self.adapter = place, adapter(place)
         self.name = name_of(self.adapter)
+        self.lock = threading.RLock()
         wgpu = _wgpu()
         asked = {} if default_limits else {k: self.adapter.limits[k] for k in LIMITS}
+        self.timestamps = TIMESTAMPS in self.adapter.features and not default_limits
+        features = [TIMESTAMPS] if self.timestamps else []
         try:
-            self.raw = self.adapter.request_device_sync(required_limits=asked)
+            self.raw = self.adapter.request_device_sync(required_limits=asked, required_features=features)
         except Exception as error:
             raise BackendError(f"gpu: {self.name} gives no device: {one_line(error)}") from None
         self.limits: dict[str, int] = dict(self.raw.limits)
         self.binding_bytes = min(self.limits["max-storage-buffer-binding-size"], self.limits["max-buffer-size"])
         self.binding_bytes -= self.binding_bytes % 256
         self.queue = self.raw.queue
+        native = wgpu.backends.wgpu_native.lib
+        self.period = float(native.wgpuQueueGetTimestampPeriod(self.queue._internal)) if self.timestamps else 0.0
         self.usage, self.stage = wgpu.BufferUsage, wgpu.ShaderStage
         self.forked = (
             False  # this process is a child of the one that uses it: the threads that wait for it are not here
         )
         self.lost = False  # the driver took it away: whoever asks next gets another one
         self.bytes = 0  # of the buffers that are there now
+        self._little: Any = None  # a buffer to wait with
         self._layouts: dict[int, tuple[Any, Any]] = {}
         self._pipelines: dict[tuple[Any, ...], Any] = {}
 
@@ -133,6 +148,12 @@ class Gpu:
         """Give the memory back."""
         self.bytes -= buffer.size
         buffer.destroy()
+
+    def wait(self) -> None:
+        """Until all that was submitted is done: a download behind it. (wgpu 0.32's on_submitted_work_done raises.)"""
+        if self._little is None:
+            self._little = self.buffer(4, "four bytes")
+        self.queue.read_buffer(self._little, 0, 4)
 
     @contextlib.contextmanager
     def errors(self, what: str) -> Iterator[None]:
@@ -203,7 +224,7 @@ _making = threading.Lock()
 
 def _in_child() -> None:
     for one in _devices.values():
-        one.forked = True
+        one.forked, one.lock = True, threading.RLock()  # a thread that held it is not here
 
 
 if hasattr(os, "register_at_fork"):
