@@ -22,12 +22,16 @@ from ..run.planned import PlannedExecutable
 from ..transform.program import Program
 from .device import Gpu, device
 from .kernels.all import KERNELS
+from .memory import Pool, parts, write
 from .program import STATUS_BYTES, Arena, Encoded, Layout, Loader, bind_groups, needs_of
-from .stored import Copies, write
+from .stored import Copies
 
 AHEAD = 64  # steps in one submission, at most
 RECORD_BYTES = 16 << 20  # of one submission, unless one step has more
 SUBMISSION_SECONDS = 0.025  # what one submission should take; two are on their way
+
+
+Ready = tuple[Any, Any, tuple[int], int, int]  # pipeline, bind group, offset of the call, workgroups along x and y
 
 
 class Place:
@@ -60,9 +64,10 @@ class GpuBackend:
 
     def __init__(self, switches: Switches, number: int = 0, place: Place | None = None) -> None:
         """place: instead of that of the number; for tests of other limits."""
-        self.switches, self._why_not = switches, ""
+        self.switches, self._why_not, self.piece_bytes = switches, "", 0
         try:
             self.place = place_of(number) if place is None else place
+            self.piece_bytes = self.place.device.binding_bytes
         except BackendError as error:
             self._why_not = str(error)
 
@@ -117,30 +122,32 @@ class GpuExecutable(PlannedExecutable):
         self.layout = Layout(bytecode, device, self.copies)
         loader = Loader(bytecode, device, self.layout, self.switches)
         self._encoded: list[list[Encoded]] = loader.run()
+        if self.layout.gathered_bytes:
+            self.layout.memories["gathered"] = Pool(device, self.layout.gathered_bytes, "copies of operands")
         tape, calls = loader.tape.arrays()
         self._tape = device.buffer(tape.nbytes, "the tape")
         device.queue.write_buffer(self._tape, 0, tape)
         usage = device.usage
         self._calls = device.buffer(len(calls), "the calls", usage.UNIFORM | usage.COPY_DST)
         device.queue.write_buffer(self._calls, 0, calls)
-        self._fixed = device.buffer(self.layout.fixed_bytes, "constants and inputs")
-        if bytecode.constants:
-            write(device, self._fixed, self.layout.constants, np.frombuffer(bytecode.constants, np.uint8))
-        self.layout.buffers["fixed"] = self._fixed
+        self._fixed = Pool(device, self.layout.fixed_bytes, "constants and inputs")
+        write(self._fixed, self.layout.constants, np.frombuffer(bytecode.constants, np.uint8))
+        self.layout.memories["fixed"] = self._fixed
+        self.ready: list[list[Ready]] = []
         self._generation = -1  # of the arena that the bind groups are for
         self._lay_out_records()
 
     def _lay_out_records(self) -> None:
         """Where each output of a step lies in its record, behind the status; how many steps go in one submission."""
-        self._recorded: list[tuple[Any, int, int, int]] = []  # buffer's key, its offset, the record's offset, bytes
+        self._recorded: list[tuple[Any, int, int, int, int]] = []  # memory's key, piece, its byte, the record's, bytes
         self._found: list[tuple[int, int]] = []  # (byte of the record, bytes) of each output
         at = STATUS_BYTES
         for (segment, offset), size in zip(self.plan.output_places, self.output_bytes, strict=True):
             key, start = self.layout.place(segment, offset)
             begin = start // 4 * 4
             length = -(-(start + size - begin) // 4) * 4 if size else 0
-            if length:
-                self._recorded.append((key, begin, at, length))
+            for piece, byte, further, some in parts(begin, length, self.device.binding_bytes):
+                self._recorded.append((key, piece, byte, at + further, some))
             self._found.append((at + start - begin, size))
             at += length
         self._stride = at
@@ -247,7 +254,7 @@ class GpuExecutable(PlannedExecutable):
                 if submitted:
                     self.copies.written(self.writes)
             if failed is not None:
-                write(self.device, self._fixed, 0, np.zeros(STATUS_BYTES, np.uint8))
+                write(self._fixed, 0, np.zeros(STATUS_BYTES, np.uint8))
         records = np.concatenate(found) if found else np.empty((0, self._stride), np.uint8)
         if failed is not None:
             _, node, index, low, high = (int(v) for v in failed[:5])
@@ -262,13 +269,14 @@ class GpuExecutable(PlannedExecutable):
         """Upload what the host has written; bind groups again where the arena has grown."""
         self.copies.upload(self.reads)
         if self.inputs:
-            write(self.device, self._fixed, self.layout.inputs, self._inputs[: self.plan.bytecode.inputs_bytes])
+            write(self._fixed, self.layout.inputs, self._inputs[: self.plan.bytecode.inputs_bytes])
         self.arena.ensure(max(self.plan.bytecode.arena_bytes, 64))
         if self._generation != self.arena.generation:
-            self.layout.buffers["arena"] = self.arena.buffer
-            groups = bind_groups(self.device, self._encoded, self.layout.buffers, self._calls, self._tape)
+            assert self.arena.memory is not None
+            self.layout.memories["arena"] = self.arena.memory
+            groups = bind_groups(self.device, self._encoded, self.layout.memories, self._calls, self._tape)
             self.ready = [
-                [(one.pipeline, groups[one.buffers], (one.offset,), one.x, one.y) for one in step]
+                [(one.pipeline, groups[one.pieces], (one.offset,), one.x, one.y) for one in step]
                 for step in self._encoded
             ]
             self._generation = self.arena.generation
@@ -302,13 +310,13 @@ class GpuExecutable(PlannedExecutable):
     def _begin(self, encoder: Any, pair: int, step: int, settings: bool) -> None:
         if settings:
             size = self._row_bytes
-            encoder.copy_buffer_to_buffer(self._rows[pair], step * size, self._fixed, STATUS_BYTES, size)
+            encoder.copy_buffer_to_buffer(self._rows[pair], step * size, self._fixed.pieces[0], STATUS_BYTES, size)
 
     def _end(self, encoder: Any, records: Any, step: int) -> None:
         at = step * self._stride
-        encoder.copy_buffer_to_buffer(self._fixed, 0, records, at, STATUS_BYTES)
-        for key, begin, to, length in self._recorded:
-            encoder.copy_buffer_to_buffer(self.layout.buffers[key], begin, records, at + to, length)
+        encoder.copy_buffer_to_buffer(self._fixed.pieces[0], 0, records, at, STATUS_BYTES)
+        for key, piece, begin, to, length in self._recorded:
+            encoder.copy_buffer_to_buffer(self.layout.memories[key].pieces[piece], begin, records, at + to, length)
 
     def _submit_timed(self, pair: int, count: int, settings: bool) -> None:
         assert self._times is not None
@@ -318,12 +326,12 @@ class GpuExecutable(PlannedExecutable):
             self._begin(encoder, pair, step, settings)
             device.queue.submit([encoder.finish()])
             for times, one in zip(self._times, self.ready, strict=True):
-                device.queue.read_buffer(self._fixed, 0, 4)  # waits
+                device.queue.read_buffer(self._fixed.pieces[0], 0, 4)  # waits
                 begun = time.perf_counter_ns()
                 encoder = device.raw.create_command_encoder()
                 encode(encoder, [one])
                 device.queue.submit([encoder.finish()])
-                device.queue.read_buffer(self._fixed, 0, 4)
+                device.queue.read_buffer(self._fixed.pieces[0], 0, 4)
                 times.append(time.perf_counter_ns() - begun)
             encoder = device.raw.create_command_encoder()
             self._end(encoder, self._records[pair], step)
@@ -338,13 +346,19 @@ class GpuExecutable(PlannedExecutable):
         return data.reshape(count, self._stride)
 
     def __del__(self) -> None:
-        mine = [self.__dict__.get(name) for name in ("_tape", "_calls", "_fixed")]
-        for buffer in [*mine, *self.__dict__.get("_records", ()), *self.__dict__.get("_rows", ())]:
+        mine = [self.__dict__.get(name) for name in ("_tape", "_calls")]
+        fixed = self.__dict__.get("_fixed")
+        for buffer in [
+            *mine,
+            *(() if fixed is None else fixed.pieces),
+            *self.__dict__.get("_records", ()),
+            *self.__dict__.get("_rows", ()),
+        ]:
             if buffer is not None:
                 self.device.drop(buffer)
 
 
-def encode(encoder: Any, steps: Sequence[Sequence[tuple[Any, Any, tuple[int], int, int]]]) -> None:
+def encode(encoder: Any, steps: Sequence[Sequence[Ready]]) -> None:
     """A loop without decisions."""
     running = encoder.begin_compute_pass()
     for step in steps:
