@@ -69,7 +69,7 @@ def examine(threads: int | None, quick: bool) -> tuple[dict[str, Any], list[tupl
         return facts, lines, [*wrong, " ".join(str(error).split())]
     _core(machine, facts, lines, wrong)
     _memory(machine, facts, lines)
-    _gpus(facts, lines)
+    _gpus(facts, lines, wrong, not quick)
     if not quick:
         _limits(machine, facts, lines, threads)
         _kernels(machine, facts, lines, wrong, threads)
@@ -143,16 +143,27 @@ def _memory(machine: Any, facts: dict[str, Any], lines: list[tuple[str, str]]) -
     lines.append(("memory", f"{text}; huge pages: {facts['huge_pages']}"))
 
 
-def _gpus(facts: dict[str, Any], lines: list[tuple[str, str]]) -> None:
-    """The adapters and what they take; why there is none is no problem of this installation."""
+def _gpus(facts: dict[str, Any], lines: list[tuple[str, str]], wrong: list[str], measure: bool) -> None:
+    """The adapters, what they take and reach; why there is none is no problem of this installation."""
+    from dataclasses import asdict
+
+    from ..base.errors import GradloomError
     from ..base.memory import show_bytes
     from ..gpu.devices import devices, why_no_gpu
 
     facts["gpus"] = {}
-    for one in devices()[1:]:
+    try:
+        found = devices(measure)
+    except GradloomError as error:
+        wrong.append(f"{error}")
+        found = devices()
+    for one in found[1:]:
         most = one.limits["max-storage-buffer-binding-size"]
         facts["gpus"][one.name] = {"hardware": one.hardware, "kind": one.kind, "driver": one.driver} | one.limits
         lines.append((one.name, f"{one.hardware}, {one.kind}, {one.driver}; arrays of {show_bytes(most)} at most"))
+        if one.peak is not None:
+            facts["gpus"][one.name]["peak"] = {key: float(f"{rate:.4g}") for key, rate in asdict(one.peak).items()}
+            lines.append((f"{one.name} reaches", f"{one.peak}"))
     if not facts["gpus"]:
         lines.append(("gpu", why_no_gpu()))
 

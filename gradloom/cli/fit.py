@@ -63,6 +63,7 @@ def _fit(use: FitSettings, ranks: Communicator | None) -> int:
             net = build_model(table.preprocess, use.hidden, use.dropout)
             matched("freeze", use.freeze or (), [*net.named_parameters(), *net.named_buffers()])
             job = Job(use, table, net, ranks, inputs, validation_sets(use, table))
+            job.look_at_columns()
             inputs.digests()
         heed_signals()
         return _train_and_save(job, path, report)

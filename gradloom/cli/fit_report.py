@@ -15,6 +15,8 @@ from .fit_settings import FitSettings, rows_of
 from .saved_settings import Inputs, saved
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from ..data import Dataset, Table
     from ..parallel.communicator import Communicator
     from .fit_watch import Watch
@@ -30,6 +32,7 @@ class Job:
     ranks: Communicator | None
     inputs: Inputs
     val: dict[str, Dataset] = field(default_factory=dict)  # validation sets that are files
+    warnings: list[str] = field(default_factory=list)  # what a person should look at
 
     @cached_property
     def watch(self) -> Watch:
@@ -49,6 +52,23 @@ class Job:
         ranks = 1 if self.ranks is None else self.ranks.size
         told = {"task": self.table.task, "target": self.table.preprocess.target, "exchange": self.use.exchange}
         return saved(self.use, "fit", self.inputs, ranks, out=os.path.abspath(self.use.out), **told)
+
+    def look_at_columns(self) -> None:
+        """Note what is odd about the training rows."""
+        from ..data.column_warnings import column_warnings, imbalance
+
+        if self.use.class_weight is None:
+            more = "; look at the balanced accuracy, or train with --class-weight balanced"
+            self.warnings += [text + more for text in imbalance(self.table)]
+        self.warnings += column_warnings(self.table)
+
+    def warn(self, text: str) -> None:
+        """Keep a warning that the results make, and say it."""
+        from ..parallel.agree import is_root
+
+        self.warnings.append(text)
+        if is_root(self.ranks):
+            say(f"warning: {text}")
 
     @property
     def data(self) -> Dataset:
@@ -151,12 +171,13 @@ def measure(job: Job, seconds: float) -> dict[str, Any]:
         "parameters": job.net.parameter_count(),
         "peak_bytes": resident_peak(),
         "notes": table.notes,
+        "warnings": job.warnings,
         "history": job.watch.history,
     }
 
 
 def measure_test(job: Job) -> dict[str, Any]:
-    """What the test rows measure, where there are some."""
+    """What the test rows measure, where there are some, beside a baseline; a warning where the model is no better."""
     import gradloom as gl
 
     table = job.table
@@ -165,10 +186,57 @@ def measure_test(job: Job) -> dict[str, Any]:
         return {}
     rows = _for_loss(table.test, job)
     found = _of(gl.evaluate(job.net, rows, loss=job.use.loss, parallel=job.ranks, **where), "test")
-    if table.task == "regression":
-        outputs = gl.predict(job.net, table.test.data, **where)
-        found |= regression_scores(table.preprocess.outputs_to_targets(outputs), table.test_targets, "test_")
-    return found
+    outputs = gl.predict(job.net, table.test.data, **where)
+    scores = class_scores(job, outputs) if table.task == "classification" else number_scores(job, outputs)
+    return scores | found | {"warnings": job.warnings}
+
+
+def class_scores(job: Job, outputs: np.ndarray) -> dict[str, Any]:
+    """Scores of the test rows, of each class, and of the most frequent class for every row."""
+    from ..train import scores
+
+    table, names = job.table, job.table.preprocess.classes
+    assert table.test is not None
+    train, labels, weights = table.train.labels, table.test.labels, table.test.weights
+    assert train is not None and labels is not None
+    probabilities = scores.class_probabilities(outputs, job.use.loss)
+    predicted = probabilities.argmax(axis=1)
+    found = scores.prefixed(scores.classification_scores(probabilities, labels, weights), "test_")
+    found["test_classes"] = scores.of_each_class(predicted, labels, names)
+    if (counts := scores.confusion(predicted, labels, len(names))) is not None:
+        found["test_confusion"] = counts
+    baseline, most = scores.majority(train, labels, len(names), table.train.weights, weights)
+    better, error = scores.gain(predicted != labels, labels != most, weights)
+    if not better > error:
+        job.warn(
+            f"accuracy {found['test_accuracy']:.4f} is not better than always {names[most]!r:.60},"
+            f" {baseline['accuracy']:.4f} (difference {better:+.4f} +- {error:.4f}); balanced accuracy"
+            f" {found['test_balanced_accuracy']:.4f} and ROC AUC {found['test_roc_auc']:.4f} say what was learned"
+        )
+    return found | scores.prefixed(baseline, "baseline_") | {"baseline": f"always {names[most]!r:.60}"}
+
+
+def number_scores(job: Job, outputs: np.ndarray) -> dict[str, Any]:
+    """Scores of the test rows, and of the mean of the training rows for every row."""
+    import numpy as np
+
+    from ..train import scores
+
+    table, made = job.table, job.table.preprocess
+    assert table.test is not None and table.test_targets is not None
+    predicted, weights = made.outputs_to_targets(outputs), table.test.weights
+    true = np.reshape(table.test_targets, predicted.shape).astype(np.float64)
+    mean = np.array(made.target_mean)
+    found = scores.prefixed(scores.regression_scores(predicted, true, weights), "test_")
+    baseline = scores.constant(mean, true, weights)
+    of_model, of_mean = (np.square((each - true) / made.target_std).mean(axis=1) for each in (predicted, mean))
+    better, error = scores.gain(of_model, of_mean, weights)
+    if not better > error:
+        job.warn(
+            f"rmse {found['test_rmse']:.6g} is not better than that of always the mean of the training rows,"
+            f" {baseline['rmse']:.6g}: the features may not tell the target, or fewer epochs are needed"
+        )
+    return found | scores.prefixed(baseline, "baseline_") | {"baseline": "always the mean of the training rows"}
 
 
 def _of(result: Any, name: str) -> dict[str, Any]:
@@ -177,17 +245,6 @@ def _of(result: Any, name: str) -> dict[str, Any]:
     if not math.isnan(result.accuracy):
         found |= {f"{name}_accuracy": result.accuracy, f"{name}_accuracy_unc": result.accuracy_unc}
     return found
-
-
-def regression_scores(predicted: Any, true: Any, name: str = "") -> dict[str, float]:
-    """r2 (share of the variance explained, 1 is perfect) and rmse in the units of the target, averaged over targets."""
-    import numpy as np
-
-    true = np.reshape(true, predicted.shape).astype(np.float64)
-    error = np.square(predicted - true).mean(axis=0)
-    spread = np.square(true - true.mean(axis=0)).mean(axis=0)
-    r2 = float(np.mean(1 - error / spread)) if (spread > 0).all() else math.nan
-    return {f"{name}r2": r2, f"{name}rmse": float(np.sqrt(error.mean()))}
 
 
 def write_result(path: str, result: dict[str, Any]) -> None:
@@ -220,6 +277,8 @@ def announce(job: Job) -> None:
     if table.task == "classification":
         classes = ", ".join(made.classes[:10]) + (", ..." if len(made.classes) > 10 else "")
         say(f"  {len(made.classes)} classes: {classes}")
+    for text in job.warnings:
+        say(f"  warning: {text}")
     sizes = "-".join(str(s) for s in (made.inputs, *use.hidden, made.outputs))
     dropout = f"dropout {use.dropout:g}, " if use.dropout else ""
     say(
@@ -241,18 +300,24 @@ def announce(job: Job) -> None:
         say(f"  {'; '.join(said)}")
 
 
+_SHOWN = {
+    "accuracy": "accuracy", "balanced_accuracy": "balanced", "f1_macro": "F1", "roc_auc": "ROC AUC",
+    "r2": "R2", "rmse": "rmse", "mae": "mae",
+}  # fmt: skip
+_SHARES = ("accuracy", "balanced_accuracy", "f1_macro", "roc_auc", "r2")
+
+
 def summarise(job: Job, result: dict[str, Any]) -> None:
     """The numbers of the training in two columns."""
     from ..train.display import duration, rate
 
     def line(part: str) -> str:
         shown = f"loss {result[f'{part}_loss']:.4f}"
-        if f"{part}_accuracy" in result:
-            shown += f"  accuracy {result[f'{part}_accuracy']:.4f}"
-            unc = result[f"{part}_accuracy_unc"]
-            shown += "" if math.isnan(unc) else f" +- {unc:.4f}"
-        if f"{part}_r2" in result:
-            shown += f"  R2 {result[f'{part}_r2']:.4f}  rmse {result[f'{part}_rmse']:.6g}"
+        for name, word in _SHOWN.items():
+            if (value := result.get(f"{part}_{name}")) is not None and not math.isnan(value):
+                shown += f"  {word} {value:.4f}" if name in _SHARES else f"  {word} {value:.6g}"
+                unc = result[f"{part}_{name}_unc"]
+                shown += "" if math.isnan(unc) else f" +- {unc:.2g}"
         return shown
 
     lines = [("training", line("train"))]
@@ -260,6 +325,8 @@ def summarise(job: Job, result: dict[str, Any]) -> None:
         lines.append(("validation", line("val")))
     if "test_loss" in result:
         lines.append((f"test ({job.table.test_from})", line("test")))
+        name = "accuracy" if "baseline_accuracy" in result else "rmse"
+        lines.append(("baseline", f"{name} {result[f'baseline_{name}']:.4g}  ({result['baseline']})"))
     lines.append(("time", f"{duration(result['seconds'])}, {rate(result['rows_per_second'])} rows/s"))
     lines.append(("memory", f"{rate(result['peak_bytes'])}B, {rate(result['planned_bytes'])}B of them planned"))
     lines.append(("saved", result["model"]))

@@ -127,7 +127,7 @@ def _agreement(outputs: np.ndarray, targets: np.ndarray, preprocess: Preprocess)
     """How well the predictions agree with the targets that the file holds, as --json prints it."""
     import numpy as np
 
-    from .fit_report import regression_scores
+    from ..train.scores import regression_scores
 
     if preprocess.task == "classification":
         known = targets >= 0

@@ -233,9 +233,9 @@ class Gradients(Mapping[Value, "Tensor | None"]):
         def make() -> EagerProgram:
             grads = [slopes.symbols[i] for i in self._places(parameters)]
             guard, updates = self._ending(build, slopes.loss, divisor, limit, grads)
-            return EagerProgram((*outputs, guard), (*effects, *updates), trace.precision)
+            return EagerProgram((*outputs, guard), (*effects, *updates), trace.options)
 
-        how = divisor, self._is_limited, limit, trace.precision
+        how = divisor, self._is_limited, limit, trace.options
         return trace.cache.program((key, slopes, outputs, effects, *how), make)
 
     def _of_computed(
@@ -249,9 +249,10 @@ class Gradients(Mapping[Value, "Tensor | None"]):
             with graph_mode():
                 given = [graph_input(slot_name(i), t.shape, t.dtype) for i, t in enumerate(self._whole)]
             guard, updates = self._ending(build, given[-1], None, None, [given[i] for i in places])
-            return EagerProgram((guard,), updates)
+            return EagerProgram((guard,), updates, options)
 
-        program = trace.cache.program((key, slopes, "computed", self._is_limited), make)
+        options = trace.options.of_updates
+        program = trace.cache.program((key, slopes, "computed", self._is_limited, options), make)
         return program, [], [t.computed() for t in self._whole]
 
     def _places(self, parameters: Sequence[Parameter]) -> list[int]:
@@ -320,7 +321,7 @@ class Gradients(Mapping[Value, "Tensor | None"]):
             self.weight = weight
         self.commit((state, "accumulate", weighted, clipped), reached, build, {"keep": float(is_open)})
         window.add(reached)
-        window.weighted, window.gradients = weighted, Gradients
+        window.weighted, window.gradients, window.options = weighted, Gradients, self._trace.options.of_updates
 
     @staticmethod
     def clip_window(state: OptimizerState, max_norm: float) -> float:
@@ -330,7 +331,7 @@ class Gradients(Mapping[Value, "Tensor | None"]):
             most, bound = _bound("max_value", state.window.max_value)
             (norm,) = run_alone(
                 (state, "norm", bool(bound), *key),
-                lambda: ([ops.grad_norm(weight, *clip_values(sums, weight, most))], ()), bound,
+                lambda: ([ops.grad_norm(weight, *clip_values(sums, weight, most))], ()), bound, state.window.options,
             )  # fmt: skip
             state.window.max_norm = max_norm
             return float(norm)
@@ -349,7 +350,7 @@ class Gradients(Mapping[Value, "Tensor | None"]):
                 return [norm], update(state, parameters, sums, weight, max_norm, norm, max_value)
 
             how = state, "apply", bool(norm_bound), bool(value_bound), state.behind(parameters)
-            run_alone((*how, *key), build, state.settings() | norm_bound | value_bound)
+            run_alone((*how, *key), build, state.settings() | norm_bound | value_bound, state.window.options)
             state.window.clear()
             state.advance(parameters)
 

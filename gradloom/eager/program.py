@@ -19,6 +19,7 @@ from ..graph.value import Value, graph_mode
 from ..run.compile import compile as compile_program
 from ..run.diagnose import first_bad
 from .cache import Cache, cache_of, counts, slot_number
+from .options import DEFAULTS, TapeOptions
 
 _FORMATS = {"f32": "f4x", "i32": "i4x", "i64": "q"}  # settings: words of 8 bytes
 
@@ -40,9 +41,11 @@ class EagerProgram:
         "writes",
     )
 
-    def __init__(self, outputs: Sequence[Value], updates: Sequence[Value] = (), precision: str | None = None) -> None:
+    def __init__(
+        self, outputs: Sequence[Value], updates: Sequence[Value] = (), options: TapeOptions = DEFAULTS
+    ) -> None:
         self.outputs, self.updates = tuple(outputs), tuple(updates)
-        self.options: dict[str, Any] = {"precision": precision}
+        self.options: dict[str, Any] = options._asdict()
         self.executable = compile_program(self.outputs, self.updates, **self.options)
         self.slots = [(slot_number(k), place) for k, place in self.executable.fed().items()]
         kinds: list[tuple[str, DType]] = [
@@ -51,11 +54,8 @@ class EagerProgram:
         self.names = [k for k, _ in kinds]
         self.row = np.zeros((1, len(kinds)), np.int64) if kinds else None
         self.pack = struct.Struct("=" + "".join(_FORMATS[kind.name] for _, kind in kinds))
-        self.specs: list[tuple[int, tuple[int, ...], np.dtype]] = []
-        at = 0
-        for spec in self.executable.outputs:
-            self.specs.append((at, spec.shape, spec.dtype.numpy))
-            at += spec.bytes
+        starts = zip(self.executable.output_starts, self.executable.outputs, strict=True)
+        self.specs = [(at, spec.shape, spec.dtype.numpy) for at, spec in starts]
         self.draws = "seed" in self.names
         self.writes = frozenset(self.executable.writes)
         counts.compiled += 1
@@ -90,6 +90,7 @@ def run_alone(
     key: tuple[Any, ...],
     build: Callable[[], tuple[Sequence[Value], Sequence[Value]]],
     settings: Mapping[str, float],
+    options: TapeOptions = DEFAULTS,
 ) -> list[np.ndarray]:
     """Run ONE program that belongs to no tape: build() -> (outputs, updates), called only when `key` is new.
 
@@ -97,6 +98,7 @@ def run_alone(
     NonFiniteError when a guard among them trips: then nothing is written.
     """
     with locks.building:
+        key = (*key, options)
         name = (id(key[0]), *key[1:])
         cache = _homes.get(name)
         if cache is None or key not in cache.programs:
@@ -104,7 +106,7 @@ def run_alone(
                 outputs, updates = build()
             leaves = [n.outputs[0] for n in reachable((*outputs, *updates)) if n.op.name == "parameter"]
             cache = _homes[name] = cache_of(next((p for p in leaves if isinstance(p, Parameter)), None))
-        program = cache.program(key, lambda: EagerProgram(outputs, updates))
+        program = cache.program(key, lambda: EagerProgram(outputs, updates, options))
         before_read(program.executable.plan.bytecode.stored)
         before_write(program.executable.writes)
         return program.run((), settings)

@@ -18,13 +18,13 @@ from .. import ops
 from ..base import locks
 from ..base.dtypes import f32, f64
 from ..base.errors import GradientError, GraphError, SettingError
-from ..base.settings import as_precision
 from ..graph.grad import gradients
 from ..graph.graph import reachable
 from ..graph.leaves import Parameter
 from ..graph.stored import Stored, trainable_changes
 from ..graph.value import Node, Value, describe, graph_mode, recording
 from .gradients import Gradients, Slopes
+from .options import checked
 from .tensors import Tensor
 from .trace import Trace
 
@@ -34,12 +34,20 @@ _local = threading.local()
 class GradTape:
     """Records what is computed while it is open; see gl.grad_tape."""
 
-    def __init__(self, seed: int | None = None, step: int | None = None, precision: str | None = None) -> None:
+    def __init__(
+        self,
+        seed: int | None = None,
+        step: int | None = None,
+        precision: str | None = None,
+        flush: bool | None = None,
+        device: str | None = None,
+    ) -> None:
         for name, given in (("seed", seed), ("step", step)):
             if given is not None and (not isinstance(given, (int, np.integer)) or isinstance(given, bool)):
                 raise SettingError(f"grad_tape: {name}={given!r} is not usable; need a whole number")
         self._random = (None if seed is None else int(seed), None if step is None else int(step))
-        self._precision = None if precision is None else as_precision(precision)
+        self._options = checked(precision, flush, device)
+        self._asked = [k for k, v in (("precision", precision), ("flush", flush), ("device", device)) if v is not None]
         self._trace: Trace | None = None
         self._outer: Any = None
         self._watched: dict[Value, None] = {}
@@ -51,14 +59,17 @@ class GradTape:
         self._outer = outer = recording.get()
         if outer is None:
             _settle_closed()
-            self._trace = Trace(object(), *self._random, self._precision)
+            self._trace = Trace(object(), *self._random, self._options)
         else:
             if self._random != (None, None):
                 raise SettingError("grad_tape: a tape inside of another one draws as that one; give it no seed or step")
-            if self._precision not in (None, outer.follow().precision):
-                raise SettingError(
-                    "grad_tape: a tape inside of another one computes as that one; give the precision to the outer one"
-                )
+            theirs = outer.follow().options
+            for name in self._asked:
+                if getattr(self._options, name) != getattr(theirs, name):
+                    raise SettingError(
+                        "grad_tape: a tape inside of another one computes as that one; "
+                        f"give the {name} to the outer one"
+                    )
             self._trace = outer.follow()
             self.nodes = set()
             self._trace.inner.append(self)
@@ -189,14 +200,25 @@ class GradTape:
         )  # fmt: skip
 
 
-def grad_tape(seed: int | None = None, step: int | None = None, precision: str | None = None) -> GradTape:
+def grad_tape(
+    seed: int | None = None,
+    step: int | None = None,
+    precision: str | None = None,
+    flush: bool | None = None,
+    device: str | None = None,
+) -> GradTape:
     """`with gl.grad_tape() as tape:` what is computed inside has gradients: `tape.backward(loss)`.
 
     seed, step: of the masks that dropout draws; by default those of gl.seed and of a counter. precision: "bf16" rounds
-    the operands of products to bf16, forward and backward, as gl.compile does. Tapes nest: gradients of
-    an inner tape flow through what was computed while it was open, and are themselves recorded by the outer one.
+    the operands of products to bf16, forward and backward; flush: denormal numbers are 0; both as in gl.compile.
+    device: "cpu" (when not given), "gpu", "gpu:1": where forward, backward and updates are computed, and where
+    parameters and moments stay between the steps (docs/devices.md). Tapes nest: gradients of an inner tape flow through
+    what was computed while it was open, and are themselves recorded by the outer one; precision, flush and device are
+    those of the outer one.
+
+    SettingError for what is not usable; BackendError where the device is not there.
     """
-    return GradTape(seed, step, precision)
+    return GradTape(seed, step, precision, flush, device)
 
 
 def _settle_closed() -> None:

@@ -38,6 +38,7 @@ from .cache import Cache, cache_of, common
 from .cut import cut_at
 from .draws import draw_settings
 from .live import others, register, unregister
+from .options import DEFAULTS, TapeOptions
 from .program import EagerProgram
 from .tensors import Tensor, new_tensor, numbers
 
@@ -51,15 +52,15 @@ class Trace:
 
     __slots__ = (
         "__weakref__", "adopted", "asked", "cache", "changed", "count", "counts", "drawn", "effects", "family",
-        "imported", "inner", "known", "latest", "over", "paused", "pending", "pinned", "precision", "reads", "slopes",
+        "imported", "inner", "known", "latest", "options", "over", "paused", "pending", "pinned", "reads", "slopes",
         "slots", "stale", "streams", "successor", "writes", "written",
     )  # fmt: skip
 
     def __init__(
-        self, family: object = None, seed: int | None = None, step: int | None = None, precision: str | None = None
+        self, family: object = None, seed: int | None = None, step: int | None = None, options: TapeOptions = DEFAULTS
     ) -> None:
         self.family = family  # of a tape: shared by the traces that follow one another in it
-        self.precision = precision  # of products; None: that of the environment
+        self.options = options  # of its programs
         self.asked = (seed, step)  # of random ops; None: gl.seed's, and the next count
         self.drawn: dict[str, float] = {}  # the settings of random ops, once some are run
         self.over = False  # let go; what is recorded from then on belongs to the successor
@@ -152,7 +153,7 @@ class Trace:
         while last.over:
             if last.successor is None:
                 seed, step = last.asked
-                last.successor = Trace(last.family, seed, None if step is None else step + 1, last.precision)
+                last.successor = Trace(last.family, seed, None if step is None else step + 1, last.options)
                 last.successor.inner, last.successor.paused = last.inner, last.paused
             last = last.successor
         if last is not self:
@@ -335,7 +336,7 @@ class Trace:
             twins, slots = cut_at(self.known, (*symbols, *effects), slots, self.cache)
             symbols, effects = [twins[v] for v in symbols], tuple(twins[v] for v in effects)
         outputs = tuple(dict.fromkeys(symbols))
-        program = self.cache.program((outputs, effects, self.precision), lambda: self._build(outputs, effects))
+        program = self.cache.program((outputs, effects, self.options), lambda: self._build(outputs, effects))
         if effects:
             self.settle(program.writes)
         self.run(program, zip(alive, symbols, strict=True), slots, {})
@@ -347,7 +348,7 @@ class Trace:
                 zero, one = graph_constant(0.0), graph_constant(1.0)
                 floats = [v for v in dict.fromkeys(written) if v.dtype is f32]
                 outputs = (*outputs, guard(zero, one, floats))
-        return EagerProgram(outputs, effects, self.precision)
+        return EagerProgram(outputs, effects, self.options)
 
     def settle(self, stored: Collection[Stored]) -> None:
         """Call before this trace writes these arrays: other traces compute first what is to read the old values."""

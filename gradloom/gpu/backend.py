@@ -18,6 +18,7 @@ from ..graph.value import Node
 from ..plan.bytecode import SETTING_BYTES, KernelNeeds
 from ..plan.plan import Plan
 from ..run.backend import Buffer, register_device
+from ..run.cost import cost_table
 from ..run.planned import PlannedExecutable
 from ..transform.program import Program
 from .device import Gpu, device
@@ -25,13 +26,11 @@ from .kernels.all import KERNELS
 from .memory import Pool, parts, write
 from .program import STATUS_BYTES, Arena, Encoded, Layout, Loader, bind_groups, needs_of
 from .stored import Copies
+from .timing import Ready, Timer
 
 AHEAD = 64  # steps in one submission, at most
 RECORD_BYTES = 16 << 20  # of one submission, unless one step has more
 SUBMISSION_SECONDS = 0.025  # what one submission should take; two are on their way
-
-
-Ready = tuple[Any, Any, tuple[int], int, int]  # pipeline, bind group, offset of the call, workgroups along x and y
 
 
 class Place:
@@ -104,7 +103,7 @@ class GpuExecutable(PlannedExecutable):
         self.device, self.copies = place.device, place.copies
         self.arena = place.arena if own is None else own
         self._steps_run, self._stopping = 0, False
-        self._times: list[list[int]] | None = None
+        self._timer: Timer | None = None
         bytecode = plan.bytecode
         self._inputs = np.zeros(max(bytecode.inputs_bytes, 1), np.uint8)
         self._slots = {
@@ -133,14 +132,14 @@ class GpuExecutable(PlannedExecutable):
         self._fixed = Pool(device, self.layout.fixed_bytes, "constants and inputs")
         write(self._fixed, self.layout.constants, np.frombuffer(bytecode.constants, np.uint8))
         self.layout.memories["fixed"] = self._fixed
-        self.ready: list[list[Ready]] = []
+        self.ready: list[Ready] = []
         self._generation = -1  # of the arena that the bind groups are for
         self._lay_out_records()
 
     def _lay_out_records(self) -> None:
         """Where each output of a step lies in its record, behind the status; how many steps go in one submission."""
         self._recorded: list[tuple[Any, int, int, int, int]] = []  # memory's key, piece, its byte, the record's, bytes
-        self._found: list[tuple[int, int]] = []  # (byte of the record, bytes) of each output
+        self.output_starts = []
         at = STATUS_BYTES
         for (segment, offset), size in zip(self.plan.output_places, self.output_bytes, strict=True):
             key, start = self.layout.place(segment, offset)
@@ -148,8 +147,8 @@ class GpuExecutable(PlannedExecutable):
             length = -(-(start + size - begin) // 4) * 4 if size else 0
             for piece, byte, further, some in parts(begin, length, self.device.binding_bytes):
                 self._recorded.append((key, piece, byte, at + further, some))
-            self._found.append((at + start - begin, size))
-            at += length
+            self.output_starts.append(at + start - begin)
+            at += -(-length // 8) * 8  # what follows is aligned for any dtype
         self._stride = at
         self._ahead = max(1, min(AHEAD, RECORD_BYTES // at))
         self._row_bytes = SETTING_BYTES * len(self.settings_words)
@@ -182,18 +181,21 @@ class GpuExecutable(PlannedExecutable):
         self._stopping = True
 
     def profile(self, on: bool = True) -> None:
-        """Each instruction is submitted and waited for by itself from now on: its wall time, with the cost of that."""
-        self._times = [[] for _ in self._encoded] if on else None
+        """Collect nanoseconds per instruction from the next run on: by timestamps where the adapter has them. Elsewhere
+        each instruction is submitted and waited for by itself: its wall time, with the cost of that."""
+        with self.lock:
+            self._timer = Timer(self.device, len(self._encoded)) if on else None
 
     def timings(self) -> list[tuple[str, int, int]]:
-        nodes = self.plan.order.steps
-        pairs = zip(nodes, self._times or [], strict=False)
+        times = [] if self._timer is None else self._timer.nanoseconds
+        pairs = zip(self.plan.order.steps, times, strict=False)
         return [(f"{n.op.name} {n.label}", min(t, default=0), sum(t)) for n, t in pairs]
 
     def report(self) -> str:
-        """The timings as a table: microseconds of each instruction at its fastest."""
-        lines = [f"{'us':>10}  {self.device.name}, each instruction waited for"]
-        return "\n".join(lines + [f"{least / 1e3:10.2f}  {what}" for what, least, _ in self.timings()])
+        """The timings as a table: microseconds, GB/s and GFLOP/s of each instruction at its fastest."""
+        how = "" if self._timer is None else f", {self._timer.how}"
+        timed = zip(self.plan.order.steps, self.timings(), strict=False)
+        return cost_table(f"{self.device.name}{how}", [(node, least, what) for node, (what, least, _) in timed])
 
     def run_steps(self, steps: int, settings: Mapping[str, Any], deadline: float) -> tuple[int, list[np.ndarray]]:
         rows = self.settings_rows(steps, settings) if self.settings else None
@@ -209,7 +211,7 @@ class GpuExecutable(PlannedExecutable):
     def read(self, records: np.ndarray) -> list[np.ndarray]:
         """The outputs out of records: one array of shape [steps, *shape] each."""
         columns = []
-        for spec, (start, size) in zip(self.outputs, self._found, strict=True):
+        for spec, start, size in zip(self.outputs, self.output_starts, self.output_bytes, strict=True):
             column = np.ascontiguousarray(records[:, start : start + size])
             columns.append(column.view(spec.dtype.numpy).reshape((len(records), *spec.shape)))
         return columns
@@ -296,7 +298,7 @@ class GpuExecutable(PlannedExecutable):
             if self._rows[pair] is None or self._rows[pair].size < count * self._row_bytes:
                 self._rows[pair] = device.buffer(count * self._row_bytes, "settings")
             device.queue.write_buffer(self._rows[pair], 0, np.ascontiguousarray(rows))
-        if self._times is not None:
+        if self._timer is not None:
             self._submit_timed(pair, count, rows is not None)
             return records.map_async("READ")
         encoder = device.raw.create_command_encoder()
@@ -319,20 +321,13 @@ class GpuExecutable(PlannedExecutable):
             encoder.copy_buffer_to_buffer(self.layout.memories[key].pieces[piece], begin, records, at + to, length)
 
     def _submit_timed(self, pair: int, count: int, settings: bool) -> None:
-        assert self._times is not None
+        assert self._timer is not None
         device = self.device
         for step in range(count):
             encoder = device.raw.create_command_encoder()
             self._begin(encoder, pair, step, settings)
             device.queue.submit([encoder.finish()])
-            for times, one in zip(self._times, self.ready, strict=True):
-                device.queue.read_buffer(self._fixed.pieces[0], 0, 4)  # waits
-                begun = time.perf_counter_ns()
-                encoder = device.raw.create_command_encoder()
-                encode(encoder, [one])
-                device.queue.submit([encoder.finish()])
-                device.queue.read_buffer(self._fixed.pieces[0], 0, 4)
-                times.append(time.perf_counter_ns() - begun)
+            self._timer.run(self.ready, encode)
             encoder = device.raw.create_command_encoder()
             self._end(encoder, self._records[pair], step)
             device.queue.submit([encoder.finish()])
@@ -347,20 +342,14 @@ class GpuExecutable(PlannedExecutable):
 
     def __del__(self) -> None:
         mine = [self.__dict__.get(name) for name in ("_tape", "_calls")]
-        fixed = self.__dict__.get("_fixed")
-        for buffer in [
-            *mine,
-            *(() if fixed is None else fixed.pieces),
-            *self.__dict__.get("_records", ()),
-            *self.__dict__.get("_rows", ()),
-        ]:
+        for buffer in [*mine, *self.__dict__.get("_records", ()), *self.__dict__.get("_rows", ())]:
             if buffer is not None:
                 self.device.drop(buffer)
 
 
-def encode(encoder: Any, steps: Sequence[Sequence[Ready]]) -> None:
-    """A loop without decisions."""
-    running = encoder.begin_compute_pass()
+def encode(encoder: Any, steps: Sequence[Ready], **more: Any) -> None:
+    """A loop without decisions. more: what begin_compute_pass is told."""
+    running = encoder.begin_compute_pass(**more)
     for step in steps:
         for pipeline, group, offset, x, y in step:
             running.set_pipeline(pipeline)

@@ -27,6 +27,7 @@ LIMITS = {
     "max-compute-workgroup-size-x": 256,
 }
 OURS = 2  # storage buffers of each dispatch that are not data: `fixed` and the tape
+TIMESTAMPS = "timestamp-query"  # the feature
 INSTALL = "pip install 'gradloom[gpu]'"
 DRIVER = "need a driver for Vulkan (on Debian without a GPU: apt install mesa-vulkan-drivers), Metal or DX12"
 
@@ -96,6 +97,7 @@ class Gpu:
     limits: the numbers that programs keep to. default_limits: ask for no more than WebGPU promises everywhere.
     binding_bytes: of a buffer that kernels see, at most; a test asks for fewer than the adapter allows.
     segments: buffers that a dispatch may touch beside `fixed` and the tape.
+    timestamps: whether it writes times; period: nanoseconds of a unit of these.
     """
 
     def __init__(self, place: int = 0, default_limits: bool = False, binding_bytes: int | None = None) -> None:
@@ -103,8 +105,10 @@ class Gpu:
         self.name = name_of(self.adapter)
         wgpu = _wgpu()
         asked = LIMITS if default_limits else {k: self.adapter.limits[k] for k in LIMITS}
+        self.timestamps = TIMESTAMPS in self.adapter.features and not default_limits
+        features = [TIMESTAMPS] if self.timestamps else []
         try:
-            self.raw = self.adapter.request_device_sync(required_limits=asked)
+            self.raw = self.adapter.request_device_sync(required_limits=asked, required_features=features)
         except Exception as error:
             raise BackendError(f"gpu: {self.name} gives no device: {one_line(error)}") from None
         self.limits: dict[str, int] = dict(self.raw.limits)
@@ -113,12 +117,15 @@ class Gpu:
         self.binding_bytes = self.buffer_bytes if binding_bytes is None else binding_bytes
         self.segments = self.limits["max-storage-buffers-per-shader-stage"] - OURS
         self.queue = self.raw.queue
+        native = wgpu.backends.wgpu_native.lib
+        self.period = float(native.wgpuQueueGetTimestampPeriod(self.queue._internal)) if self.timestamps else 0.0
         self.usage, self.stage = wgpu.BufferUsage, wgpu.ShaderStage
         self.forked = (
             False  # this process is a child of the one that uses it: the threads that wait for it are not here
         )
         self.lost = False  # the driver took it away: whoever asks next gets another one
         self.bytes = 0  # of the buffers that are there now
+        self._little: Any = None  # a buffer to wait with
         self._layouts: dict[int, tuple[Any, Any]] = {}
         self._pipelines: dict[tuple[Any, ...], Any] = {}
 
@@ -140,6 +147,12 @@ class Gpu:
         """Give the memory back."""
         self.bytes -= buffer.size
         buffer.destroy()
+
+    def wait(self) -> None:
+        """Until all that was submitted is done: a download behind it. (wgpu 0.32's on_submitted_work_done raises.)"""
+        if self._little is None:
+            self._little = self.buffer(4, "four bytes")
+        self.queue.read_buffer(self._little, 0, 4)
 
     @contextlib.contextmanager
     def errors(self, what: str) -> Iterator[None]:

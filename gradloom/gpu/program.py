@@ -141,7 +141,7 @@ class Loader:
             copies, dispatch = self.gathered(dispatch, node)
             return [one for copy in (*copies, dispatch) for one in self.encoded(copy, node)]
         kinds = [arg.dtype if spanned else None for arg, spanned in zip(dispatch.args, slots, strict=True)]
-        stateful = any(a.write and a.segment >= FIRST_STORED for a in dispatch.args if a.present)
+        stateful = any(a.write and FIRST_STORED <= a.segment < GATHERED for a in dispatch.args)
         if stateful and not any("stopped()" in file(name) for name in dispatch.source):
             raise AssertionError(f"{dispatch.source}: {dispatch.entry} writes a stored array after the run has stopped")
         pipeline = self.device.pipeline(dispatch, slots, kinds)
@@ -154,7 +154,7 @@ class Loader:
         """(copies, the dispatch): what it only reads is copied side by side, the smallest arguments first, until it
         touches no more pieces than a kernel may. BackendError where it still does."""
         args, copies, end = list(dispatch.args), list[Dispatch](), 0
-        read = [k for k, arg in enumerate(args) if arg.present and not arg.write]
+        read = [k for k, arg in enumerate(args) if not arg.write and self.spanned(arg)[0] not in ([], [FIXED_PIECE])]
         if any(arg.segment == GATHERED for arg in args):  # such a copy itself
             read = []
         for k in sorted(read, key=lambda k: args[k].end - args[k].offset):

@@ -33,13 +33,13 @@ from ..base.errors import (
 )
 from ..base.memory import need_memory, show_bytes
 from ..base.settings import Switches
-from ..graph.declaration import Spec
 from ..graph.stored import aligned_empty, bring_home
 from ..graph.value import Node
 from ..plan.bytecode import SETTING_BYTES, KernelNeeds, encode_attrs, signature
 from ..plan.plan import Plan
 from ..transform.program import Program
 from .backend import Buffer, no_memory
+from .cost import cost_table
 from .planned import STOP_DEADLINE, STOP_DONE, STOP_REQUESTED, PlannedExecutable
 
 Arena = _core.Arena  # memory in huge pages: .bytes, .huge_bytes
@@ -157,7 +157,7 @@ class CpuExecutable(PlannedExecutable):
                 self.isa, bytecode.kernels, bytecode.instructions, bytecode.args, bytecode.attrs, self.segments(),
                 records, bytecode.dead, bytecode.guards,
             )  # fmt: skip
-        self._starts = np.cumsum([0, *sizes[:-1]]).tolist() if sizes else []
+        self.output_starts = np.cumsum([0, *sizes[:-1]]).tolist() if sizes else []
 
     def segments(self) -> list[tuple[Any, ...]]:
         """The segments of the bytecode as the core takes them: where each lies, and how long it is."""
@@ -230,7 +230,7 @@ class CpuExecutable(PlannedExecutable):
     def read(self, records: np.ndarray) -> list[np.ndarray]:
         """The outputs out of records: one array of shape [steps, *shape] each (a view)."""
         columns = []
-        for spec, start in zip(self.outputs, self._starts, strict=True):
+        for spec, start in zip(self.outputs, self.output_starts, strict=True):
             size = spec.size * spec.dtype.bytes
             column = records[:, start : start + size]
             if not column.flags.c_contiguous:
@@ -269,25 +269,10 @@ class CpuExecutable(PlannedExecutable):
     def report(self) -> str:
         """The timings as a table: microseconds, GB/s and GFLOP/s of each instruction at its fastest, and a mark on each
         that ran on denormal numbers."""
-        lines = [f"{'us':>10} {'GB/s':>8} {'GFLOP/s':>8}  {self.isa}, {self.switches.threads} threads"]
         timed = zip(self.plan.order.steps, self.timings(), self._met_denormals(), strict=True)
-        for node, (what, least, _), met in timed:
-            flops, moved = node_cost(node)
-            mark = "  on denormal numbers (flush=True takes them as 0)" if met else ""
-            lines.append(f"{least / 1e3:10.2f} {moved / max(least, 1):8.1f} {flops / max(least, 1):8.1f}  {what}{mark}")
-        return "\n".join(lines)
-
-
-def node_cost(node: Node) -> tuple[float, float]:
-    """(flops, bytes) of one node: its op's rule, or one flop per output element and every operand's bytes once."""
-    op = node.op
-    if op.cost is not None:
-        specs = [None if v is None else Spec(v.shape, v.dtype) for v in node.inputs]
-        outputs = [Spec(v.shape, v.dtype) for v in node.outputs]
-        flops, moved = op.call("cost", dict(node.attrs) | op.bind_inputs(specs) | op.bind_outputs(outputs))
-        return float(flops), float(moved)
-    read = sum(v.bytes for v in node.inputs if v is not None)
-    return float(sum(v.size for v in node.outputs)), float(read + sum(v.bytes for v in node.outputs))
+        mark = "  on denormal numbers (flush=True takes them as 0)"
+        rows = [(node, least, what + mark * bool(met)) for node, (what, least, _), met in timed]
+        return cost_table(f"{self.isa}, {self.switches.threads} threads", rows)
 
 
 def print_debug(executable: CpuExecutable) -> None:

@@ -23,10 +23,12 @@ STOP_DONE, STOP_GUARD, STOP_INDEX, STOP_NONFINITE, STOP_BOUNDS, STOP_REQUESTED, 
 class PlannedExecutable(Executable):
     """A loaded program with its proved plan.
 
-    outputs: shape and dtype of each. settings_words: key -> word in a row of settings.
+    outputs: shape and dtype of each; output_starts: the byte of a step's record at which each begins. settings_words:
+    key -> word in a row of settings.
     """
 
     plan: Plan
+    output_starts: list[int]
 
     def __init__(self, program: Program, plan: Plan, switches: Switches, own_lock: bool = False) -> None:
         super().__init__(program, plan, switches, own_lock=own_lock)

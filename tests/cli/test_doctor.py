@@ -2,19 +2,23 @@ import json
 import os
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gradloom.base import memory
+from gradloom.base.errors import BackendError
 from gradloom.base.settings import core_count
 from gradloom.cli.doctor import PACKAGES
 from gradloom.cli.main import main
+from gradloom.gpu import devices, measure
 from gradloom.graph.opspec import REGISTRY
 from gradloom.run import machine
 
 ROOT = Path(__file__).parents[2]
+LIMITS = {"max-storage-buffer-binding-size": 1 << 30}
 
 
 def run(capsys, *arguments):
@@ -26,8 +30,9 @@ def run(capsys, *arguments):
 
 @pytest.fixture
 def fresh(monkeypatch):
-    """A core that is as new as its sources, whoever edits them meanwhile."""
+    """A core that is as new as its sources, whoever edits them meanwhile; no adapter is measured."""
     monkeypatch.setattr(machine, "stale_sources", list)
+    monkeypatch.setattr(measure, "peak", lambda name, place: measure.Peak(1234.0, 4.0, 2.0, 300.0))
 
 
 def test_all_is_well(capsys, fresh, monkeypatch):
@@ -53,6 +58,32 @@ def test_all_is_well(capsys, fresh, monkeypatch):
         re.search(r"bf16 products +AMX\n", out) and "matrix products 3.1 times as fast as in f32 with 1 thread\n" in out
     )
     assert found["bf16_units"] == "AMX" and found["bf16_gain"] == 3.14
+
+
+def test_adapters_are_measured(capsys, fresh, monkeypatch):
+    """As they are listed: each with what it reaches, or why it cannot be measured."""
+    there = devices.devices()[:1] + [devices.Device("gpu", "a card", "", "DiscreteGPU", "Vulkan", None, (), LIMITS)]
+
+    def listed(measured=False):
+        return [there[0], replace(there[1], peak=measure.peak("gpu", 0) if measured else None)]
+
+    monkeypatch.setattr(devices, "devices", listed)
+    for name in ("_limits", "_kernels"):  # of the CPU
+        monkeypatch.setattr(f"gradloom.cli.doctor.{name}", lambda *given: None)
+    _, out = run(capsys, "--json", "--threads", "1")
+    said = "gpu reaches +matrix products 1234 GFLOP/s; copies of 300 GB/s inside, 4 to it, 2 from it\n"
+    assert re.search(said, out)
+    peak = {"gflops": 1234.0, "upload_gbs": 4.0, "download_gbs": 2.0, "copy_gbs": 300.0}
+    assert json.loads(out.splitlines()[-1])["gpus"]["gpu"]["peak"] == peak
+
+    def refuse(name, place):
+        raise BackendError("gpu: a card gives no device: busy")
+
+    monkeypatch.setattr(measure, "peak", refuse)
+    code, out = run(capsys, "--threads", "1")
+    assert code == 1 and "problem: gpu: a card gives no device: busy" in out and re.search("gpu +a card, Discrete", out)
+    code, out = run(capsys, "--quick")
+    assert code == 0 and "gpu reaches" not in out
 
 
 def test_units_for_bf16(capsys, fresh, monkeypatch):

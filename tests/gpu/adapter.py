@@ -38,20 +38,20 @@ def need_adapter() -> None:
         pytest.skip(reason)
 
 
-SMALL, SMALLER = 128 << 10, 32 << 10  # bytes of a binding: less than most programs of these tests need
+SMALL = 128 << 10  # bytes of a binding: less than most programs of these tests need
 
 
 @functools.cache
 def _small(few: bool) -> Any:
     from gradloom.gpu.device import Gpu
 
-    return Gpu(0, default_limits=few, binding_bytes=SMALLER if few else SMALL)
+    return Gpu(0, default_limits=few, binding_bytes=SMALL // 4 if few else SMALL)
 
 
 @contextlib.contextmanager
 def small_bindings(few: bool = False) -> Iterator[Any]:
-    """Inside, "gpu" is a device of small bindings: values, inputs and arrays lie in pieces. few: 8 of them in a kernel,
-    as WebGPU promises everywhere. What was compiled before stays on the device that it is on."""
+    """Inside, "gpu" is a device of small bindings: values, inputs and arrays lie in pieces. few: of yet smaller ones, 8
+    in a kernel as WebGPU promises everywhere. What was compiled before stays on the device that it is on."""
     from gradloom.gpu import device as devices
 
     before = devices.device(0)

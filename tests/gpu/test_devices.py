@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from typing import Any
@@ -22,6 +23,25 @@ def test_devices_lists_the_cpu_and_every_adapter() -> None:
     cpu, gpu, *_ = gl.devices()
     assert (cpu.name, gpu.name) == ("cpu", "gpu") and cpu.memory_bytes
     assert gpu.limits["max-storage-buffer-binding-size"] >= 128 << 20 and gpu.hardware and gpu.kind
+
+
+def test_an_adapter_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rates that a machine may have; the memory is given back; twice the time of a product is half the rate."""
+    from gradloom.gpu import measure
+
+    monkeypatch.setattr(measure, "SMALLEST", 64)
+    monkeypatch.setattr(measure, "ENOUGH_NS", 0)
+    monkeypatch.setattr(measure, "COPY_BYTES", 1 << 20)
+    cpu, gpu, *_ = gl.devices(measure=True)
+    before = place_of(0).device.bytes
+    assert cpu.peak is None and gl.devices()[1].peak is None and gpu.peak is not None
+    rates = gpu.peak.gflops, gpu.peak.upload_gbs, gpu.peak.download_gbs, gpu.peak.copy_gbs
+    assert all(1e-3 < rate < 1e6 for rate in rates) and f"{gpu.peak}".startswith("matrix products ")
+    assert measure.peak("gpu").gflops > 0 and place_of(0).device.bytes <= before + 3 * 64 * 64 * 4
+    took = {64: 1_000, 128: 20_000_000}
+    monkeypatch.setattr(measure, "ENOUGH_NS", 10_000_000)
+    monkeypatch.setattr(measure, "product_ns", lambda name, n: took[n])
+    assert measure.peak("gpu").gflops == 2 * 128**3 / 20_000_000  # of the product that keeps the adapter busy
 
 
 @pytest.mark.no_adapter
@@ -51,7 +71,10 @@ def test_times_are_printed_where_they_are_asked_for() -> None:
         "gl.compile(gl.ops.exp(x), device='gpu', debug=2)(x=np.ones(2))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "each instruction waited for" in done.stderr and "  exp exp#" in done.stderr
+    assert (
+        re.search("GFLOP/s  .*, (by timestamps of the device|each instruction waited for)", done.stderr)
+        and "  exp exp#" in done.stderr
+    )
 
 
 def test_an_adapter_that_is_not_there_is_named() -> None:

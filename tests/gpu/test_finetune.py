@@ -74,19 +74,15 @@ def test_two_runs_give_the_same_bits(tmp_path: Path) -> None:
     assert all(arrays[name].tobytes() == arrays_again[name].tobytes() for name in arrays)
 
 
-@pytest.mark.parametrize(("kind", "method", "lr", "few"), [("q8_0", "lora", 0.3, True), ("f32", "full", 0.05, False)])
-def test_memory_in_pieces_gives_the_same_bits(tmp_path: Path, kind: str, method: str, lr: float, few: bool) -> None:
-    """Small bindings; where a kernel takes few of them, operands are copied side by side."""
+@pytest.mark.parametrize(("kind", "method", "lr"), [("q8_0", "lora", 0.3), ("f32", "full", 0.05)])
+def test_memory_in_pieces_gives_the_same_bits(tmp_path: Path, kind: str, method: str, lr: float) -> None:
     path = write_random(tmp_path / "model.gguf", kind=kind, **SIZES)
     losses, arrays = trained(path, method, "gpu", lr, steps=2)
-    with small_bindings(few) as device:
+    with small_bindings() as device:
         losses_there, arrays_there = trained(path, method, "gpu", lr, steps=2)
-        pieces = [
-            (run.arena.bytes > device.binding_bytes, run.layout.gathered_bytes > 0) for run in programs_on(device)
-        ]
+        assert any(len(run.arena.memory.pieces) > 1 for run in programs_on(device))
     assert losses_there.tolist() == losses.tolist()
     assert all(arrays_there[name].tobytes() == arrays[name].tobytes() for name in arrays)
-    assert (True, few) in pieces
 
 
 def test_a_stopped_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:

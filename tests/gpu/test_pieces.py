@@ -117,6 +117,27 @@ def test_what_spans_too_many_bindings_is_refused_before_anything_runs() -> None:
     assert table.numpy()[0, 0] == 1.0
 
 
+def test_what_is_read_from_too_many_pieces_is_copied_side_by_side() -> None:
+    """The gradient of attention reads seven arrays and writes three."""
+    rng = np.random.default_rng(0)
+    shape = (1, 64, 2, 60)  # 30 KiB: one a binding
+
+    def run() -> tuple[list[np.ndarray], int]:
+        q, k, v, weights = (gl.parameter(rng.standard_normal(shape).astype(F32), name=name) for name in "qkvw")
+        positions = gl.input("positions", (1, 64), "i32")
+        y, _ = ops.attention(q, k, v, positions, scale=0.2)
+        loss = ops.sum(y * weights)
+        program = gl.compile([loss, *gl.gradients(loss, [q, k, v])], device="gpu")
+        return program(positions=np.arange(64)[None]), program.layout.gathered_bytes
+
+    whole, none = run()
+    with small_bindings(few=True):
+        rng = np.random.default_rng(0)
+        pieces, copied = run()
+    assert (none, copied > 0) == (0, True)
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(whole, pieces, strict=True))
+
+
 def test_the_backend_plans_in_pieces_of_its_device() -> None:
     """A value that fits in a piece lies in one."""
     with small_bindings():

@@ -6,6 +6,7 @@ import copy
 import gc
 import itertools
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -236,14 +237,58 @@ def test_a_program_may_have_memory_of_its_own() -> None:
     assert np.array_equal(run(x=np.ones(1000))[0], gl.compile(y, device="gpu")(x=np.ones(1000))[0])
 
 
-def test_each_instruction_is_timed_while_a_run_is_profiled() -> None:
-    y = ops.sum(ops.exp(gl.input("x", (3, 4))))
+@pytest.mark.parametrize("stamped", [True, False])
+def test_each_instruction_is_timed_while_a_run_is_profiled(stamped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By timestamps, in query sets of 32; and on an adapter without them, where the table says so."""
+    from gradloom.gpu import timing
+    from gradloom.gpu.backend import place_of
+
+    device = place_of(0).device
+    monkeypatch.setattr(timing, "QUERIES", 32)  # resolved at multiples of 256 bytes
+    if not stamped:
+        monkeypatch.setattr(device, "timestamps", False)
+    elif not device.timestamps:
+        pytest.skip("the adapter has no timestamp-query")
+    x = gl.input("x", (3, 4))
+    y = ops.softmax(x)
+    for _ in range(10):
+        y = ops.sin(ops.cos(y))
+    names = ["softmax", *["cos", "sin"] * 10]
     run = gl.compile(y, device="gpu", fuse=False)
+    (want,) = run(x=np.ones((3, 4)))
     run.profile()
+    waits, wait = [], device.wait
+    monkeypatch.setattr(device, "wait", lambda: (waits.append(1), wait()))
+    begun = time.perf_counter_ns()
     for _ in range(3):
-        assert np.isclose(run(x=np.ones((3, 4)))[0], 12 * np.e)
-    assert [what.split()[0] for what, _, _ in run.timings()] == ["exp", "sum"]
-    assert all(0 < least <= total / 3 for _, least, total in run.timings())
+        assert np.array_equal(run(x=np.ones((3, 4)))[0], want)
+    passed = time.perf_counter_ns() - begun
+    timed = run.timings()
+    assert [what.split()[0] for what, _, _ in timed] == names
+    assert all(0 < least <= total / 3 for _, least, total in timed)
+    assert sum(total for _, _, total in timed) < passed and bool(waits) is not stamped
+    title, *rows = run.report().splitlines()
+    how = (
+        "by timestamps of the device" if stamped else "each instruction waited for: the adapter has no timestamp-query"
+    )
+    assert title.split()[:3] == ["us", "GB/s", "GFLOP/s"] and title.endswith(how)
+    assert [row.split()[3] for row in rows] == names
+    run.profile(False)
+    assert run.timings() == []
+
+
+def test_times_are_those_of_the_work() -> None:
+    """A product of 256 times the work of another one takes longer; both times are nanoseconds of the device."""
+    small, large = gl.input("small", (8, 8)), gl.input("large", (256, 128))
+    run = gl.compile([small @ small, large @ ops.transpose(large)], device="gpu", fuse=False)
+    feeds = {"small": np.ones((8, 8)), "large": np.ones((256, 128))}
+    run(**feeds)
+    run.profile()
+    begun = time.perf_counter_ns()
+    run(**feeds)
+    passed = time.perf_counter_ns() - begun
+    (_, few, _), (_, many, _) = run.timings()
+    assert 3 * few < many < passed
 
 
 def test_dropout_draws_the_masks_of_the_cpu() -> None:

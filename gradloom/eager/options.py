@@ -1,0 +1,40 @@
+"""TapeOptions: how the programs of a tape are compiled."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..base.arguments import as_bool
+from ..base.errors import SettingError
+from ..base.settings import as_precision, switches
+from ..run.backend import LATE, backend, named
+
+
+class TapeOptions(NamedTuple):
+    """Arguments of gl.compile that a tape is opened with; None: what the environment says."""
+
+    precision: str | None = None  # of products
+    flush: bool | None = None  # denormal numbers are 0
+    device: str = "cpu"
+
+    @property
+    def of_updates(self) -> TapeOptions:
+        """Of a program without products of the model: it begins with gradients that are computed."""
+        return self._replace(precision=None)
+
+
+DEFAULTS = TapeOptions()
+
+
+def checked(precision: str | None, flush: bool | None, device: str | None) -> TapeOptions:
+    """The options of a new tape; SettingError for what is not usable, BackendError where the device is not there."""
+    name = named("grad_tape", device, None)
+    if name != "cpu":
+        if name.partition(":")[0] not in LATE:
+            raise SettingError(f"grad_tape: device={name!r} is not usable; need 'cpu', 'gpu', 'gpu:1'")
+        if flush is not None:
+            raise SettingError(f"grad_tape: flush={flush!r} is of the CPU; need device='cpu' for it, and has {name!r}")
+        backend(name, switches())
+    return TapeOptions(
+        None if precision is None else as_precision(precision), None if flush is None else as_bool("flush", flush), name
+    )

@@ -1,0 +1,75 @@
+"""The time of each instruction on a device: by timestamps that the device writes, or by waiting for each."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .device import Gpu
+
+QUERIES = 4096  # of a query set: the most that WebGPU allows
+STAMP_BYTES = 8  # of a timestamp: u64, in periods of the queue
+
+Ready = Sequence[tuple[Any, Any, tuple[int], int, int]]  # the dispatches of an instruction, as the encoder walks them
+Encode = Callable[..., None]  # (encoder, instructions, what begin_compute_pass is told)
+
+
+class Timer:
+    """Runs the instructions of a step one by one. nanoseconds: what each took, a list per instruction.
+
+    Where the adapter has timestamp-query, the device writes the time before and after each instruction. Elsewhere each
+    instruction is submitted and waited for by itself: its time has the cost of that. how: what a table says of it.
+    """
+
+    def __init__(self, device: Gpu, count: int) -> None:
+        self.device, self.nanoseconds = device, [list[int]() for _ in range(count)]
+        self.how = "by timestamps of the device"
+        if not device.timestamps:
+            self.how = "each instruction waited for: the adapter has no timestamp-query"
+            return
+        usage = device.usage
+        sizes = [min(QUERIES, 2 * count - at) for at in range(0, 2 * count, QUERIES)]
+        self._sets = [device.raw.create_query_set(type="timestamp", count=size) for size in sizes]
+        self._stamps = device.buffer(STAMP_BYTES * 2 * count, "timestamps", usage.QUERY_RESOLVE | usage.COPY_SRC)
+        weakref.finalize(self, device.drop, self._stamps)
+
+    def run(self, instructions: Sequence[Ready], encode: Encode) -> None:
+        """Run the instructions of one step. encode: of the backend, a pass of instructions."""
+        found = self._by_timestamps if self.device.timestamps else self._by_waiting
+        for times, took in zip(self.nanoseconds, found(instructions, encode), strict=True):
+            times.append(took)
+
+    def _by_timestamps(self, instructions: Sequence[Ready], encode: Encode) -> list[int]:
+        encoder = self.device.raw.create_command_encoder()
+        for i, one in enumerate(instructions):
+            begin = 2 * i % QUERIES
+            writes = {
+                "query_set": self._sets[2 * i // QUERIES],
+                "beginning_of_pass_write_index": begin,
+                "end_of_pass_write_index": begin + 1,
+            }
+            encode(encoder, [one], timestamp_writes=writes)
+        for k, queries in enumerate(self._sets):
+            encoder.resolve_query_set(queries, 0, queries.count, self._stamps, k * QUERIES * STAMP_BYTES)
+        self.device.queue.submit([encoder.finish()])
+        with self.device.errors("a download of timestamps"):
+            found = self.device.queue.read_buffer(self._stamps, 0, STAMP_BYTES * 2 * len(instructions))
+        stamps = np.frombuffer(found, np.uint64)
+        periods = (stamps[1::2] - stamps[::2]).view(np.int64)
+        return [max(int(n * self.device.period), 0) for n in periods.tolist()]
+
+    def _by_waiting(self, instructions: Sequence[Ready], encode: Encode) -> list[int]:
+        took = []
+        self.device.wait()
+        for one in instructions:
+            begun = time.perf_counter_ns()
+            encoder = self.device.raw.create_command_encoder()
+            encode(encoder, [one])
+            self.device.queue.submit([encoder.finish()])
+            self.device.wait()
+            took.append(time.perf_counter_ns() - begun)
+        return took

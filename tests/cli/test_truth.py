@@ -1,0 +1,89 @@
+"""What gradloom fit tells of a model beside its loss: scores, those of a baseline, and warnings."""
+
+import json
+
+import numpy as np
+import pytest
+
+import gradloom as gl
+from gradloom.cli.model import load_model
+from gradloom.data import read_table
+from gradloom.train.scores import class_probabilities
+from tests.cli.command import run
+
+RNG = np.random.default_rng(1)
+X = RNG.standard_normal((600, 3))
+
+
+def write(path, y, x=X):
+    lines = ["a,b,c,y", *(",".join(map(str, [*row, label])) for row, label in zip(x, y, strict=True))]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def fitted(capsys, tmp_path, y, *options):
+    path = write(tmp_path / "t.csv", y)
+    code, out, err = run(capsys, "fit", path, "--out", tmp_path / "o", "--epochs", 5, "--json", *options)
+    assert code == 0, err
+    return json.loads(out.splitlines()[-1]), err, path
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
+def test_scores_of_classes_are_those_of_the_test_rows(capsys, tmp_path, loss):
+    metrics = pytest.importorskip("sklearn.metrics")
+    y = np.where(X[:, 0] + RNG.standard_normal(600) > 0.6, "yes", "no")
+    found, err, path = fitted(capsys, tmp_path, y, "--loss", loss)
+    assert found["warnings"] == [] and "warning" not in err
+    table = read_table(path)
+    assert found["rows_test"] == table.test.n == 120
+    net, _ = load_model(tmp_path / "o")
+    p, true = class_probabilities(gl.predict(net, table.test.data), loss), table.test.labels
+    assert found["test_roc_auc"] == pytest.approx(metrics.roc_auc_score(true, p[:, 1]))
+    assert found["test_log_loss"] == pytest.approx(metrics.log_loss(true, p))
+    assert found["test_brier"] == pytest.approx(metrics.brier_score_loss(true, p[:, 1]))
+    assert found["test_balanced_accuracy"] == pytest.approx(metrics.balanced_accuracy_score(true, p.argmax(1)))
+    assert found["test_f1_macro"] == pytest.approx(metrics.f1_score(true, p.argmax(1), average="macro"))
+    assert found["test_confusion"] == metrics.confusion_matrix(true, p.argmax(1)).tolist()
+    assert found["test_classes"]["yes"]["recall"] == pytest.approx(metrics.recall_score(true, p.argmax(1)))
+    assert found["test_accuracy"] == pytest.approx((p.argmax(1) == true).mean())
+    assert found["baseline_accuracy"] == pytest.approx((true == 0).mean()) and found["baseline"] == "always 'no'"
+    for name in ("balanced_accuracy", "f1_macro", "roc_auc", "log_loss", "brier"):
+        assert 0 < found[f"test_{name}_unc"] < 0.2
+
+
+def test_a_model_that_is_not_better_than_always_no(capsys, tmp_path):
+    y = np.where(RNG.random(600) < 0.1, "yes", "no")
+    found, err, _ = fitted(capsys, tmp_path, y)
+    imbalanced, no_better = found["warnings"]
+    assert "classes are imbalanced: 'no' has" in imbalanced and "--class-weight balanced" in imbalanced
+    assert "is not better than always 'no'" in no_better and "balanced accuracy 0.5" in no_better
+    assert f"warning: {imbalanced}" in err and f"warning: {no_better}" in err
+    again, err, _ = fitted(capsys, tmp_path, y, "--class-weight", "balanced", "--overwrite")
+    assert not any("imbalanced" in text for text in again["warnings"])
+
+
+def test_a_regression(capsys, tmp_path):
+    metrics = pytest.importorskip("sklearn.metrics")
+    y = 10 * X[:, 0] + 3 * RNG.standard_normal(600)
+    found, err, path = fitted(capsys, tmp_path, y)
+    assert found["warnings"] == [] and found["test_r2"] > 0.5
+    table = read_table(path)
+    net, preprocess = load_model(tmp_path / "o")
+    guess = preprocess.outputs_to_targets(gl.predict(net, table.test.data))[:, 0]
+    assert found["test_mae"] == pytest.approx(metrics.mean_absolute_error(table.test_targets, guess))
+    assert found["test_rmse"] == pytest.approx(metrics.root_mean_squared_error(table.test_targets, guess))
+    mean = np.full(120, preprocess.target_mean[0])
+    assert found["baseline_rmse"] == pytest.approx(metrics.root_mean_squared_error(table.test_targets, mean))
+    assert found["baseline_mae"] == pytest.approx(metrics.mean_absolute_error(table.test_targets, mean))
+
+    found, err, _ = fitted(capsys, tmp_path, RNG.standard_normal(600), "--epochs", 60)
+    assert "not better than that of always the mean" in found["warnings"][0] and "warning: rmse" in err
+
+
+def test_a_person_reads_them(capsys, tmp_path):
+    path = write(tmp_path / "t.csv", np.where(X[:, 0] > 0.3, "yes", "no"))
+    code, out, _ = run(capsys, "fit", path, "--out", tmp_path / "o", "--epochs", 5)
+    assert code == 0
+    test, baseline = (next(line for line in out.splitlines() if line.startswith(name)) for name in ("test", "baseline"))
+    assert all(word in test for word in ("accuracy 0.", "balanced 0.", "F1 0.", "ROC AUC ", " +- "))
+    assert "accuracy 0." in baseline and "(always 'no')" in baseline
