@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import sys
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,7 +22,7 @@ from ..run.backend import Buffer, register_device
 from ..run.cost import cost_table
 from ..run.planned import PlannedExecutable
 from ..transform.program import Program
-from .device import Gpu, device
+from .device import Gpu, alike, device
 from .kernels.all import KERNELS
 from .memory import Pool, parts, write
 from .program import STATUS_BYTES, Arena, Encoded, Layout, Loader, bind_groups, needs_of
@@ -111,7 +112,7 @@ class GpuExecutable(PlannedExecutable):
             for k, v in self.inputs.items()
             for o in (bytecode.input_offsets[k],)
         }
-        with self.lock:
+        with self.lock, self.device.lock:
             self._load()
         self._debug()
 
@@ -217,7 +218,7 @@ class GpuExecutable(PlannedExecutable):
         return columns
 
     def _run(self, steps: int, rows: np.ndarray | None, deadline: float) -> tuple[int, np.ndarray]:
-        with self.lock, postponed() as interrupted, self.device.errors("a run"):
+        with self.lock, postponed() as interrupted, self._device_held():
             self._prepare()
             self._stopping = False
             begun, submitted, size = time.monotonic(), 0, 1
@@ -266,6 +267,13 @@ class GpuExecutable(PlannedExecutable):
                 error.outputs = self.read(records)
             raise error
         return len(records), records
+
+    @contextlib.contextmanager
+    def _device_held(self) -> Iterator[None]:
+        """Programs with an arena of their own have locks of their own; on one device they take turns."""
+        self.copies.fetch(self.reads)
+        with self.device.lock, self.device.errors("a run"):
+            yield
 
     def _prepare(self) -> None:
         """Upload what the host has written; bind groups again where the arena has grown."""
@@ -358,4 +366,4 @@ def encode(encoder: Any, steps: Sequence[Ready], **more: Any) -> None:
     running.end()
 
 
-register_device("gpu", GpuBackend)
+register_device("gpu", GpuBackend, alike)

@@ -35,7 +35,8 @@ class Copy:
 
     def bring(self, array: np.ndarray) -> None:
         flat = array.reshape(-1).view(np.uint8)
-        flat[...] = read(self.pool, self.offset, flat.size)
+        with self.pool.device.lock:
+            flat[...] = read(self.pool, self.offset, flat.size)
 
 
 class Copies:
@@ -64,6 +65,12 @@ class Copies:
             for stored in list(self._known):
                 if stored.away is not None:
                     stored.read()
+
+    def fetch(self, several: Iterable[Stored]) -> None:
+        """Before the lock of the device is taken: what `upload` needs comes home from other devices."""
+        for stored in several:
+            if self._known[stored].version != stored.version:
+                stored.read()
 
     def upload(self, several: Iterable[Stored]) -> None:
         """Before a run: whatever was written elsewhere since it lay here."""

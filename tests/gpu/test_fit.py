@@ -171,11 +171,3 @@ def test_what_a_run_says_of_its_device() -> None:
 
     assert environment_of({"backend": "gpu"})["device"] == place_of(0).device.name
     assert "device" not in environment_of({})
-
-
-@pytest.mark.no_adapter
-def test_ranks_refuse_a_device() -> None:
-    from gradloom.parallel import threads
-
-    with pytest.raises(gl.SettingError, match="device='gpu': ranks compute on the CPU; need device='cpu'"):
-        gl.fit(net(), rows(), epochs=1, progress=False, device="gpu", parallel=threads(1)[0])
