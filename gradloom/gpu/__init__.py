@@ -11,6 +11,7 @@
     program.py     a proved plan as dispatches: buffers, tape, the encoder
     timing.py      the time of each instruction
     backend.py     the backend "gpu"
+    walk.py        a program run one instruction at a time
     measure.py     what an adapter reaches
 
 How to write a kernel

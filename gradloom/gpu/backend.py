@@ -15,6 +15,7 @@ import numpy as np
 from ..base.errors import BackendError, GuardTripped, IndexOutOfRange, NotFinite, SettingError
 from ..base.interrupts import postponed
 from ..base.settings import Switches
+from ..graph.graph import written
 from ..graph.value import Node
 from ..plan.bytecode import SETTING_BYTES, KernelNeeds
 from ..plan.plan import Plan
@@ -24,7 +25,7 @@ from ..run.planned import PlannedExecutable
 from ..transform.program import Program
 from .device import Gpu, alike, device
 from .kernels.all import KERNELS
-from .memory import Pool, parts, write
+from .memory import Pool, parts, read, write
 from .program import STATUS_BYTES, Arena, Encoded, Layout, Loader, bind_groups, needs_of
 from .stored import Copies
 from .timing import Ready, Timer
@@ -260,13 +261,16 @@ class GpuExecutable(PlannedExecutable):
                 write(self._fixed, 0, np.zeros(STATUS_BYTES, np.uint8))
         records = np.concatenate(found) if found else np.empty((0, self._stride), np.uint8)
         if failed is not None:
-            _, node, index, low, high = (int(v) for v in failed[:5])
-            value = (high << 32 | low) - (1 << 64) * (high >> 31)
-            error = self.failure(len(records), int(failed[0]), node, index, value)
+            error = self._error(len(records), failed)
             if isinstance(error, (GuardTripped, NotFinite, IndexOutOfRange)):
                 error.outputs = self.read(records)
             raise error
         return len(records), records
+
+    def _error(self, done: int, status: np.ndarray) -> Exception:
+        """What has stopped a run after so many steps. status: u32 words."""
+        stop, node, index, low, high = (int(v) for v in status[:5])
+        return self.failure(done, stop, node, index, (high << 32 | low) - (1 << 64) * (high >> 31))
 
     @contextlib.contextmanager
     def _device_held(self) -> Iterator[None]:
@@ -327,6 +331,31 @@ class GpuExecutable(PlannedExecutable):
         encoder.copy_buffer_to_buffer(self._fixed.pieces[0], 0, records, at, STATUS_BYTES)
         for key, piece, begin, to, length in self._recorded:
             encoder.copy_buffer_to_buffer(self.layout.memories[key].pieces[piece], begin, records, at + to, length)
+
+    # ---- one instruction at a time -------------------------------------------------------------------------
+
+    def run_instruction(self, k: int, rows: np.ndarray | None) -> None:
+        """Run instruction k alone, and wait for it; before the first one the device gets inputs, stored arrays and the
+        settings (rows: those of one step). Raises what a whole run would raise."""
+        with self.lock, self._device_held():
+            if k == 0:
+                self._prepare()
+                if rows is not None:
+                    write(self._fixed, STATUS_BYTES, rows.reshape(-1).view(np.uint8))
+            encoder = self.device.raw.create_command_encoder()
+            encode(encoder, self.ready[k : k + 1])
+            self.device.queue.submit([encoder.finish()])
+            status = read(self._fixed, 0, STATUS_BYTES).view(np.uint32)
+            self.copies.written(written([self.plan.order.steps[k]]))
+            if status[0]:
+                write(self._fixed, 0, np.zeros(STATUS_BYTES, np.uint8))
+                raise self._error(0, status)
+
+    def bytes_of(self, segment: int, offset: int, size: int) -> np.ndarray:
+        """What lies at a place of the plan now: u8 [size]."""
+        key, start = self.layout.place(segment, offset)
+        with self._device_held():
+            return read(self.layout.memories[key], start, size)
 
     def _submit_timed(self, pair: int, count: int, settings: bool) -> None:
         assert self._timer is not None
