@@ -18,6 +18,7 @@ from ..base.errors import DTypeError, GraphError, ShapeError
 from ..graph.leaves import Parameter, stored_value
 from ..graph.scope import enter_scope, leave_scope
 from ..graph.stored import Role, Stored, addressable, copies, replace, zeros
+from .shown import Shown
 
 Init = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
@@ -90,7 +91,7 @@ def _filled(value: float | np.ndarray, rng: np.random.Generator, shape: tuple[in
     return np.full(shape, value)
 
 
-class Module:
+class Module(Shown):
     """Base of all layers and models.
 
     Call `super().__init__()`, assign modules and parameters (`self.parameter(...)`, `gl.parameter(...)`) to attributes
