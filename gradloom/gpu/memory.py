@@ -92,3 +92,11 @@ def read(memory: Memory, offset: int, bytes: int) -> np.ndarray:
             data = device.queue.read_buffer(memory.pieces[piece], begin, length)
         found[at : at + length] = np.frombuffer(data, np.uint8)
     return found[offset - start : offset - start + bytes]
+
+
+def copy(encoder: Any, source: Memory, offset: int, to: Memory, at: int, bytes: int) -> None:
+    """Encodes a copy of bytes from one memory to another; offsets and bytes are multiples of 4."""
+    most = source.device.binding_bytes
+    for piece, begin, here, length in parts(offset, bytes, most):
+        for other, start, further, some in parts(at + here, length, most):
+            encoder.copy_buffer_to_buffer(source.pieces[piece], begin + further, to.pieces[other], start, some)

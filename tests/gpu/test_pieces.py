@@ -11,7 +11,7 @@ import gradloom as gl
 from gradloom import ops
 from gradloom.gpu.backend import GpuBackend, Place, place_of
 from gradloom.gpu.device import LIMITS, Gpu
-from gradloom.gpu.memory import Pool, read, write
+from gradloom.gpu.memory import Pool, copy, read, write
 from gradloom.gpu.stored import groups
 from gradloom.graph.opspec import REGISTRY
 from gradloom.graph.stored import Stored
@@ -64,6 +64,18 @@ def test_bytes_are_written_and_read_across_pieces() -> None:
     for start, size in ((132, data.size), (200, 300), (TINY - 1, 2), (TINY, TINY), (140, 0)):
         assert np.array_equal(read(memory, start, size), data[start - 132 : start - 132 + size]), (start, size)
     assert not read(memory, 0, 132).any()
+
+
+def test_bytes_are_copied_across_pieces() -> None:
+    device = tiny().device
+    source, to = Pool(device, 4 * TINY, "bytes"), Pool(device, 4 * TINY, "bytes")
+    data = np.random.default_rng(0).integers(0, 256, 4 * TINY, np.uint8)
+    write(source, 0, data)
+    encoder = device.raw.create_command_encoder()
+    copy(encoder, source, 100, to, 248, 2 * TINY + 8)
+    device.queue.submit([encoder.finish()])
+    assert np.array_equal(read(to, 248, 2 * TINY + 8), data[100 : 2 * TINY + 108])
+    assert not read(to, 0, 248).any() and not read(to, 2 * TINY + 256, TINY).any()
 
 
 def test_memory_that_grows_keeps_its_whole_pieces() -> None:
