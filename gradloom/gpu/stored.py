@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..graph.stored import Stored
+from ..graph.stored import Stored, bring_home
 from .device import Gpu
 
 ALIGNMENT = 64
@@ -41,10 +41,22 @@ class Copy:
             write(self.device, self.pool.buffer, self.offset + start, data[start : start + PIECE])
         self.version = version
 
-    def bring(self, array: np.ndarray) -> None:
-        flat = array.reshape(-1).view(np.uint8)
+    @property
+    def home(self) -> Gpu:
+        return self.device
+
+    def bring(self, several: Sequence[tuple[Copy, np.ndarray]]) -> None:
+        """Arrays of at most `PIECE` bytes come together, larger ones alone."""
+        piece: list[tuple[Copy, np.ndarray]] = []
+        size = 0
         with self.device.lock:
-            flat[...] = read(self.device, self.pool.buffer, self.offset, flat.size)
+            for copy, array in several:
+                if piece and size + copy.bytes > PIECE:
+                    bring_piece(self.device, piece)
+                    piece, size = [], 0
+                piece.append((copy, array))
+                size += copy.bytes
+            bring_piece(self.device, piece)
 
 
 class Copies:
@@ -85,9 +97,7 @@ class Copies:
     def bring_home(self) -> None:
         """Download whatever is newer here."""
         if not (self.device.lost or self.device.forked):
-            for stored in list(self._known):
-                if stored.away is not None:
-                    stored.read()
+            bring_home(list(self._known))
             for value in list(self.kept):
                 value.numpy()
 
@@ -120,6 +130,30 @@ def write(device: Gpu, buffer: Any, offset: int, data: np.ndarray) -> None:
         data = np.concatenate([data, np.zeros(-data.size % 4, np.uint8)])
     with device.errors("an upload"):
         device.queue.write_buffer(buffer, offset, data)
+
+
+def bring_piece(device: Gpu, several: Sequence[tuple[Copy, np.ndarray]]) -> None:
+    """Copy arrays from the device into memory here, in one transfer."""
+    sizes = [-(-copy.bytes // 4) * 4 for copy, _ in several]
+    if not sum(sizes):
+        return
+    usage = device.usage
+    staging = device.buffer(sum(sizes), "a download", usage.MAP_READ | usage.COPY_DST)
+    try:
+        with device.errors("a download"):
+            encoder, at = device.raw.create_command_encoder(), 0
+            for (copy, _), size in zip(several, sizes, strict=True):
+                encoder.copy_buffer_to_buffer(copy.pool.buffer, copy.offset, staging, at, size)
+                at += size
+            device.queue.submit([encoder.finish()])
+            staging.map_sync("READ")
+            data, at = np.frombuffer(staging.read_mapped(0, sum(sizes)), np.uint8), 0
+            for (copy, array), size in zip(several, sizes, strict=True):
+                array.reshape(-1).view(np.uint8)[...] = data[at : at + copy.bytes]
+                at += size
+            staging.unmap()
+    finally:
+        device.drop(staging)
 
 
 def read(device: Gpu, buffer: Any, offset: int, bytes: int) -> np.ndarray:

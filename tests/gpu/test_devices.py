@@ -16,6 +16,7 @@ from gradloom import ops
 from gradloom.gpu import device as devices
 from gradloom.gpu import stored as on_device
 from gradloom.gpu.backend import GpuBackend, place_of
+from gradloom.graph.stored import bring_home, copies
 from gradloom.run import backend as backends
 from gradloom.train.arguments import with_backend
 
@@ -122,6 +123,32 @@ def test_arrays_are_split_over_buffers_that_the_adapter_takes(monkeypatch: pytes
     assert [float(v) for v in run()] == [0, 20_000, 40_000, 60_000]
     assert [float(v) for v in run()] == [0, 20_000, 60_000, 60_000]
     assert [a.numpy()[-1] for a in arrays] == [0.0, 1.0, 4.0, 3.0]
+
+
+def test_arrays_come_home_in_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to a limit of bytes."""
+    shapes = [(30_000,), (5,), (), (7, 3)]
+    arrays = [gl.parameter(np.full(shape, k, np.float32), name=f"a{k}") for k, shape in enumerate(shapes)]
+    run = gl.compile([], ops.assign(*(v for a in arrays for v in (a, a + 1.0))), device="gpu")
+    pieces: list[int] = []
+    transfer = on_device.bring_piece
+
+    def counted(device: Any, several: Any) -> None:
+        pieces.append(len(several))
+        transfer(device, several)
+
+    monkeypatch.setattr(on_device, "bring_piece", counted)
+    for limit, want in ((32 << 20, [4]), (128, [1, 3])):
+        monkeypatch.setattr(on_device, "PIECE", limit)
+        before = [a.numpy() for a in arrays]
+        pieces.clear()
+        run()
+        bring_home([a.stored for a in arrays])
+        assert pieces == want
+        assert all((a.numpy() == b + 1).all() for a, b in zip(arrays, before, strict=True))
+    run()
+    pieces.clear()
+    assert len(copies([a.stored for a in arrays])) == 4 and pieces == [1, 3]
 
 
 def test_what_has_no_kernel_is_named_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
