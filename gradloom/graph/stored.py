@@ -135,7 +135,7 @@ def bring_home(stored: Sequence[Stored]) -> None:
 
 def _bring(group: Sequence[Stored]) -> None:
     """Bring home arrays from one device, with the lock of the memory held."""
-    pairs = [(one.away, one.memory) for one in group]
+    pairs = [(one.away, one._memory) for one in group]
     assert group[0].away is not None
     group[0].away.bring(pairs)
     for one in group:
@@ -268,7 +268,7 @@ class Stored(Shaped):
         return stored
 
     @property
-    def memory(self) -> np.ndarray:
+    def _memory(self) -> np.ndarray:
         """The memory itself, whose contents may be older than those on a device; what is deferred is made now."""
         if self._array is None:
             with locks.memory:
@@ -282,7 +282,7 @@ class Stored(Shaped):
     @property
     def _contents(self) -> np.ndarray:
         """The memory itself, with the newest contents."""
-        array = self.memory
+        array = self._memory
         if self.away is not None:
             with locks.memory:
                 if self.away is not None:

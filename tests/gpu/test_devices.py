@@ -106,49 +106,30 @@ def test_without_an_adapter_one_line_says_what_is_needed(monkeypatch: pytest.Mon
     devices.adapters.cache_clear()
 
 
-def test_a_limit_of_the_adapter_names_the_array(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place_of(0).device, "binding_bytes", 1 << 20)
-    table = gl.parameter(np.zeros((600, 500), np.float32), name="table")
-    with pytest.raises(gl.BackendError, match="the array table is 1.14 MiB; .* takes 1.00 MiB in one piece"):
-        gl.compile(ops.sum(table), device="gpu")
-    monkeypatch.undo()
-    assert gl.compile(ops.sum(table), device="gpu")()[0] == 0.0
-
-
-def test_arrays_are_split_over_buffers_that_the_adapter_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place_of(0).device, "binding_bytes", 1 << 17)
-    monkeypatch.setattr(on_device, "POOL", 1 << 17)
-    arrays = [gl.parameter(np.full(20_000, k, np.float32), name=f"a{k}") for k in range(4)]
-    run = gl.compile([ops.sum(a) for a in arrays], ops.assign(arrays[2], arrays[2] + 1.0), device="gpu")
-    assert [float(v) for v in run()] == [0, 20_000, 40_000, 60_000]
-    assert [float(v) for v in run()] == [0, 20_000, 60_000, 60_000]
-    assert [a.numpy()[-1] for a in arrays] == [0.0, 1.0, 4.0, 3.0]
-
-
 def test_arrays_come_home_in_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to a limit of bytes."""
+    """Up to a limit of bytes; beyond that of a binding one by one."""
     shapes = [(30_000,), (5,), (), (7, 3)]
     arrays = [gl.parameter(np.full(shape, k, np.float32), name=f"a{k}") for k, shape in enumerate(shapes)]
     run = gl.compile([], ops.assign(*(v for a in arrays for v in (a, a + 1.0))), device="gpu")
-    pieces: list[int] = []
-    transfer = on_device.bring_piece
+    groups: list[int] = []
+    transfer = on_device.read_several
 
-    def counted(device: Any, several: Any) -> None:
-        pieces.append(len(several))
-        transfer(device, several)
+    def counted(device: Any, several: Any) -> list[np.ndarray]:
+        groups.append(len(several))
+        return transfer(device, several)
 
-    monkeypatch.setattr(on_device, "bring_piece", counted)
-    for limit, want in ((32 << 20, [4]), (128, [1, 3])):
-        monkeypatch.setattr(on_device, "PIECE", limit)
+    monkeypatch.setattr(on_device, "read_several", counted)
+    for limit, want in ((32 << 20, [4]), (256, [1, 3])):
+        monkeypatch.setattr(on_device, "DOWNLOAD", limit)
         before = [a.numpy() for a in arrays]
-        pieces.clear()
+        groups.clear()
         run()
         bring_home([a.stored for a in arrays])
-        assert pieces == want
+        assert groups == want
         assert all((a.numpy() == b + 1).all() for a, b in zip(arrays, before, strict=True))
     run()
-    pieces.clear()
-    assert len(copies([a.stored for a in arrays])) == 4 and pieces == [1, 3]
+    groups.clear()
+    assert len(copies([a.stored for a in arrays])) == 4 and groups == [1, 3]
 
 
 def test_what_has_no_kernel_is_named_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
