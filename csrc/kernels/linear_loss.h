@@ -207,7 +207,7 @@ inline void head_multiply(const gemm::Product& p, const B& b, int64_t j0, int64_
     b.strips(j0 + j, j0 + end, k0, p.k, gemm::kTileColumns, gemm::Lanes::N, strips);
     const int64_t stop = end + gemm::kGroup < p.n ? end + gemm::kGroup : p.n;
     gemm::Ahead ahead = end < p.n ? b.ahead(j0 + end, j0 + stop, k0, p.k) : next;
-    gemm::run_block(p, gemm::Block{add ? 1 : 0, p.k, p.a.data, strips, false, true, &ahead}, 0, p.m, j, end);
+    gemm::run_block(p, gemm::Block{add ? 1 : 0, p.k, p.a.data, strips, false, true, &ahead, nullptr}, 0, p.m, j, end);
   }
 }
 
