@@ -15,7 +15,7 @@ build_core() {
   mkdir -p "$tree"
   rm -rf "$tree/gradloom" "$tree/csrc" "$tree/tests" "$tree/examples"
   cp -R -p gradloom csrc tests examples pyproject.toml CMakeLists.txt "$tree/"
-  rm -f "$tree"/gradloom/_core*.so
+  rm -f "$tree"/gradloom/_core*.so "$tree"/gradloom/_cells*.so
   cmake -S "$tree" -B "$tree/build" -G Ninja -DGRADLOOM_INPLACE=ON "-DPython_EXECUTABLE=$PYTHON" "$@" \
         >"$tree/cmake.log" || { cat "$tree/cmake.log"; exit 1; }
   ninja -C "$tree/build" >"$tree/ninja.log" || { cat "$tree/ninja.log"; exit 1; }

@@ -4,12 +4,9 @@
 #define GL_AMX_TILES 1
 #define GL_BF16_UNIT 1
 #define GL_AMX_UNIT 1
-#include <iterator>
-
 #include "amx.h"
-#include "../kernels/matmul.h"
+#include "pairs.inc"
 
 namespace gradloom {
-constinit const KernelTable kTable_amx{"amx", amx::gemm::kRoundedRows, std::size(amx::gemm::kRoundedRows),
-                                         &kTable_avx512bf16, true};
+constinit const KernelTable kTable_amx{"amx", amx::kPairRows.rows, amx::kPairRows.count, &kTable_avx512bf16, true};
 }

@@ -2,12 +2,10 @@
 #define GL_ISA_AVX512 1
 #define GL_BF16_PAIRS 1
 #define GL_AMX_TILES 1
-#include <iterator>
-
 #include "amx.h"
-#include "../kernels/matmul.h"
+#include "pairs.inc"
 
 namespace gradloom {
-constinit const KernelTable kTable_amx_twin{"amx-twin", amx_twin::gemm::kRoundedRows, std::size(amx_twin::gemm::kRoundedRows),
-                                              &kTable_avx512bf16_twin, false};
+constinit const KernelTable kTable_amx_twin{"amx-twin", amx_twin::kPairRows.rows, amx_twin::kPairRows.count,
+                                            &kTable_avx512bf16_twin, false};
 }

@@ -2,12 +2,10 @@
 #define GL_ISA_AVX512 1
 #define GL_BF16_PAIRS 1
 #define GL_BF16_UNIT 1
-#include <iterator>
-
 #include "tables.h"
-#include "../kernels/matmul.h"
+#include "pairs.inc"
 
 namespace gradloom {
-constinit const KernelTable kTable_avx512bf16{"avx512bf16", avx512bf16::gemm::kRoundedRows,
-                                                std::size(avx512bf16::gemm::kRoundedRows), &kTable_avx512, true};
+constinit const KernelTable kTable_avx512bf16{"avx512bf16", avx512bf16::kPairRows.rows, avx512bf16::kPairRows.count,
+                                              &kTable_avx512, true};
 }

@@ -127,7 +127,7 @@ inline void run_tiles(TileRegisters& tiles, const TileProduct& p, int64_t m0, in
         for (int64_t i = r0; i < r1; i += kRectangle) {
           const int64_t rows = r1 - i < kRectangle ? r1 - i : kRectangle;
           const Finish finish{ends && p.bias ? p.bias + j : nullptr, ends && p.gate ? p.gate + i * p.n + j : nullptr, p.n,
-                              ends && p.relu, nullptr, nullptr};
+                              ends && p.relu, nullptr};
           tile_rectangle(tiles, a + (i - r0) * depth, b, depth, rows, columns, p.c + i * p.n + j, p.n, k0 != 0, finish);
         }
       }

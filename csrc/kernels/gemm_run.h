@@ -41,7 +41,7 @@ struct Block {
   const float *a, *b;
   bool a_strips, b_strips;
   Ahead* ahead;  // or nullptr
-  float* room;   // where the first tile of each strip packs B, or nullptr: then B is as b_strips says
+  float* room = nullptr;  // where the first tile of each strip packs B, or nullptr: then B is as b_strips says
 };
 // The kRows rows of A from row i on, at most to row m1: what the tiles read after those of the rows before.
 template <class P>
@@ -56,7 +56,7 @@ template <class P>
 void run_block(const P& p, const Block& x, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
   constexpr int L = Lanes::N;
   const bool a_rows = !x.a_strips && p.a.deep == 1, ends = x.k0 + x.depth >= p.k;
-  Finish finish{nullptr, nullptr, p.n, ends && p.relu, x.ahead, nullptr};
+  Finish finish{nullptr, nullptr, p.n, ends && p.relu, x.ahead};
   for (int64_t i0 = m0; i0 < m1; i0 += kRows) {
     const int64_t i1 = i0 + kRows < m1 ? i0 + kRows : m1;
     Ahead rows_ahead = p.fetch_rows ? ahead_of_rows(p, x, m0, i1 < m1 ? i1 : m0, m1) : Ahead{};
@@ -232,7 +232,7 @@ void run_product(const Call& call, const Tensor& z, P& p, int phase, int part, i
   if (p.batches == 1 && parts == 1) {
     if (p.narrow) return run_narrow(p, 0, p.m, room);
     if (!p.pack_a && !p.pack_b && p.k <= p.depth)
-      return run_block(p, Block{0, p.k, p.a.at(0, 0), p.b.at(0, 0), false, false, nullptr, nullptr}, 0, p.m, 0, p.n);
+      return run_block(p, Block{0, p.k, p.a.at(0, 0), p.b.at(0, 0), false, false, nullptr}, 0, p.m, 0, p.n);
     return run_rectangle(p, 0, p.m, 0, p.n, room);
   }
   const int grid = p.parts_m * p.parts_n;

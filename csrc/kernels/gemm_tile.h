@@ -88,7 +88,7 @@ struct Finish {
   int64_t gate_rows;  // stride
   bool relu;
   Ahead* ahead;       // what to fetch meanwhile, or nullptr
-  float* strip;       // where a tile that packs lays what it reads of B
+  float* strip = nullptr;  // where a tile that packs lays what it reads of B
 };
 
 // What the words of operands are: numbers. gemm_pairs.h has another unit.

@@ -6,6 +6,8 @@
 
 namespace gradloom::GL_ISA {
 
+constexpr int64_t kIgnored = -100;  // the label of a row that does not count
+
 // ---- get_rows(table, ids) -> y = table[ids] -----------------------------------------------------------
 
 inline int64_t row_elements(const Tensor& t) {

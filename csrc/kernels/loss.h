@@ -8,10 +8,10 @@
 #pragma once
 #include "../simd/math.h"
 #include "argmax.h"
+#include "index.h"
 
 namespace gradloom::GL_ISA {
 
-constexpr int64_t kIgnored = -100;
 constexpr int64_t kLossNarrow = 16;  // up to here lanes run over rows, beyond it over classes
 
 struct LossSums {

@@ -273,4 +273,10 @@ inline F pow(F x, F y) {
   return F::load(xs);
 }
 
+// The multiple of log 2 next to m, so that exp(x - m) has the same digits for any m; m itself where f32 has none near.
+inline F next_power(F m) {
+  const F near = F::set1(1e6f), n = round(m * F::set1(1.44269504e+00f)) * F::set1(6.93147182e-01f);
+  return select(lt(m, near) & gt(m, F::zero() - near), n, m);
+}
+
 }  // namespace gradloom::GL_ISA

@@ -64,6 +64,10 @@ class Described:
         """There is such a key, which nobody has taken."""
         return key in self._left
 
+    def is_text(self, key: str) -> bool:
+        """There is such a key, which nobody has taken, and its value is a text."""
+        return isinstance(self._left.get(key), str)
+
     def text(self, key: str, among: tuple[str, ...] | None = None) -> str:
         """A text that UTF-8 can hold, one of `among` where that is given."""
         return self._text(key, self._take(key), among)
@@ -106,6 +110,13 @@ class Described:
     def part(self, key: str) -> Described:
         """An object."""
         return Described(self._take(key), key)
+
+    def plain(self, key: str) -> dict[str, Any]:
+        """An object of any keys and values."""
+        value = self._take(key)
+        if not isinstance(value, dict):
+            raise self._bad(key, value, "an object")
+        return value
 
     def parts(self, key: str) -> list[Described]:
         """A list of objects."""

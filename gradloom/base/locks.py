@@ -5,8 +5,9 @@ building   whoever records eager ops, draws parameters, calls code of the user's
 memory     whoever reads or writes stored arrays or the arena that CPU programs share: held from the copying of the
            inputs to the end of one native call (0.2 s at most, or one step), never while a listener is called
 
-Both are reentrant. Who takes both takes `building` first; who holds `memory` takes no other lock. fork waits until
-both are free, so that a child finds weights between two steps and locks that nobody holds.
+Both are reentrant. Who takes both takes `building` first; who holds `memory` takes no other lock but that of a GPU
+(gpu/device.py: Gpu.lock), which comes last. fork waits until both are free, so that a child finds weights between two
+steps and locks that nobody holds.
 """
 
 from __future__ import annotations

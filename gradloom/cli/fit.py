@@ -47,7 +47,8 @@ def _fit(use: FitSettings, ranks: Communicator | None) -> int:
     from ..data import read_table
     from ..files import claim, refuse_input
     from ..parallel.agree import agreed, is_root
-    from .model import MODEL, RESULT, build_model, need_room
+    from ..train.perceptron import need_room, perceptron
+    from .model import MODEL, RESULT
 
     inputs = Inputs(data=use.data, **{f"val.{name}": file for name, file in (use.val or {}).items()})
     path, report = (os.path.join(use.out, name) for name in (MODEL, RESULT))
@@ -60,7 +61,7 @@ def _fit(use: FitSettings, ranks: Communicator | None) -> int:
             table = read_table(use.data, use.target, use.task, val_split=use.val_split, seed=use.seed)
             use = settle(use, table, ranks)
             need_room(table.preprocess, use.hidden)
-            net = build_model(table.preprocess, use.hidden, use.dropout)
+            net = perceptron(table.preprocess, use.hidden, use.dropout)
             matched("freeze", use.freeze or (), [*net.named_parameters(), *net.named_buffers()])
             job = Job(use, table, net, ranks, inputs, validation_sets(use, table))
             job.look_at_columns()
@@ -75,7 +76,7 @@ def _train_and_save(job: Job, path: str, report: str) -> int:
     from ..base.errors import GradloomError, NonFiniteError, TrainError
     from ..files import together
     from ..parallel.agree import is_root
-    from .model import save_model
+    from ..train.saving import save
 
     optimizer = _optimizer(job)
     stop: Exception | KeyboardInterrupt | None = None
@@ -111,7 +112,7 @@ def _train_and_save(job: Job, path: str, report: str) -> int:
         elif is_root(job.ranks):
             try:
                 with together(job.use.out):
-                    save_model(path, job.net, job.table.preprocess, job.use.hidden, job.about(ending), job.use.dropout)
+                    save(job.model(ending, result), path)
                     write_result(report, result)
             except GradloomError as error:
                 if stop is None or interrupted:
@@ -126,7 +127,8 @@ def _train_and_save(job: Job, path: str, report: str) -> int:
             stop, interrupted = error, True
             result["interrupted"] = True
         if is_root(job.ranks):
-            with uninterrupted():
+            with uninterrupted(), together(job.use.out):  # the model, now with what the test rows measured
+                save(job.model(ending, result), path)
                 write_result(report, result)
     if interrupted:
         say(f"interrupted; {kept}")

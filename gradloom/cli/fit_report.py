@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from ..data import Dataset, Table
     from ..parallel.communicator import Communicator
+    from ..train.model import Model
     from .fit_watch import Watch
 
 
@@ -93,7 +94,19 @@ class Job:
     def about(self, ending: str) -> dict[str, Any]:
         """What a model's file tells of its training; the data by their content, so that it names no place."""
         data = self.inputs.digests().get("data")
-        return {"data": data, "seed": self.use.seed, "ending": ending, **_sizes(self.use)}
+        told = {"data": data, "seed": self.use.seed, "ending": ending, **_sizes(self.use)}
+        return told | {"optimizer": self.use.optimizer, "dropout": self.use.dropout, "rows": self.table.train.n}
+
+    def model(self, ending: str, result: dict[str, Any]) -> Model:
+        """What is saved, with the numbers of this result that do not depend on the machine."""
+        from ..train.model import Model
+
+        parts = ("train_", "val_", "test_", "baseline_")
+        numbers = {name: value for name, value in result.items() if name.startswith(parts) or "." in name}
+        metrics = {
+            name: value for name, value in numbers.items() if isinstance(value, (int, float)) and math.isfinite(value)
+        }
+        return Model(self.net, self.table.preprocess, self.about(ending), metrics)
 
 
 def _sizes(use: FitSettings) -> dict[str, Any]:

@@ -40,10 +40,6 @@ def predict(
     """
     need_one_of("precision", precision, PRECISIONS)
     check_device(device)
-    import numpy as np
-
-    import gradloom as gl
-
     from ..base.errors import DataError
     from ..data import read_features
     from ..files import atomic_write, check_target, refuse_input
@@ -52,16 +48,15 @@ def predict(
     if out is not None:
         refuse_input(out, *files_of_model(model), data)
         check_target(out, streams=True)
-    net, preprocess = load_model(model)
+    opened = load_model(model)
+    preprocess = opened.preprocess
     features, targets, notes, problems = read_features(data, preprocess)
     for note in notes + problems:
         print(note, file=sys.stderr)
-    outputs = gl.predict(net, features, precision=precision, device=device)
-    if not np.isfinite(outputs).all():
-        row = int(np.argwhere(~np.isfinite(outputs))[0][0])
-        raise DataError(
-            f"{model}: what it says of row {row} of {data} is not finite; train it again, or check that row"
-        )
+    try:
+        outputs = opened.outputs(features, precision=precision, device=device)
+    except DataError as error:
+        raise DataError(f"{model}, {data}: {error}") from None
     if out is not None:
         with atomic_write(out) as file:
             file.writelines(text.encode() for text in _csv(outputs, preprocess))

@@ -14,6 +14,7 @@ from .language import (
     DATA_HELP,
     AsChat,
     CompletionKey,
+    Device,
     Json,
     Lora,
     LossOn,
@@ -44,6 +45,7 @@ def verify(
     seed: Annotated[int, typer.Option(help="Of the rows and of a new adapter.")] = 0,
     precision: Precision = None,
     threads: Threads = None,
+    device: Device = None,
     text_key: TextKey = None,
     prompt_key: PromptKey = None,
     completion_key: CompletionKey = None,
@@ -56,7 +58,8 @@ def verify(
 ) -> int:
     """Run one training step with buffers shared, unshared, poisoned, unfused, on one thread, and in float64.
 
-    Prints the first node that differs, or that all agree and by how much. The model and the adapter stay as they are.
+    On a GPU its values are held against the CPU's, too. Prints the first node that differs, or that all agree and by
+    how much. The model and the adapter stay as they are.
     Exit code 0: all agree; 1: something differs.
     """
     for name, value in (("rank", rank), ("context", context), ("batch-size", batch_size), ("threads", threads)):
@@ -79,7 +82,7 @@ def verify(
     say(f"{model}: {loaded.config}")
     result = verify_step(
         loaded, data, adapter, context=context, batch_size=batch_size, reference=reference, threads=threads, seed=seed,
-        precision=precision,
+        precision=precision, device=device or "cpu",
         data_options=options, optimizer=SGD(lr=1e-3) if optimizer == "sgd" else AdamW(lr=1e-3),
         on_check=lambda check: print(f"{check.name:<36}{'' if check.holds else 'DIFFERS: '}{check.found}", flush=True),
         on_progress=_progress if sys.stderr.isatty() else None,

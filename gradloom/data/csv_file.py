@@ -1,161 +1,105 @@
-"""CSV files as columns of text: separator and header found out, every row of one length."""
+"""CSV files as columns: separator and header found out, every row of one length."""
 
 from __future__ import annotations
 
+import codecs
 import csv
-import difflib
 import gzip
 import io
 import os
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, BinaryIO, cast
+from collections.abc import Iterator, Sequence
+from typing import BinaryIO, cast
 
 import numpy as np
 
+from .. import _cells
 from ..base.errors import DataError, FileError
+from .columns import MOST_COLUMNS, TEXT, Columns, NumberCells, TextCells, texts_of
+from .header import is_header_of_numbers
 from .unpacked import most_unpacked, too_much
 
-MOST_COLUMNS = 1 << 16
-MISSING = (b"", b"na", b"n/a", b"nan", b"null", b"none", b"?")  # cells of a number column that hold no number
 SEPARATORS = ",;\t"
-_BLOCK_ROWS, _BLOCK_CELLS, _BLOCK_BYTES = 16384, 1 << 20, 1 << 23  # turned into arrays at a time, at most
+_PIECE = 1 << 22  # bytes read at a time
 _LONGEST_LINE = 1 << 24  # bytes
-_SAMPLE, _SAMPLE_ROWS = 1 << 16, 20  # characters and rows that show the separator, at most
+_SAMPLE, _SAMPLE_ROWS = 1 << 16, 20  # bytes and rows that show the separator, at most
 _MEMORY = 20  # bytes of memory that reading a byte may take
-_KEPT = 4096  # different cells of a column, of bytes objects, that are held once for all rows
 
 
-@dataclass
-class CsvColumns:
-    """A CSV file: the cells of each column, in UTF-8 (see as_column), and the line on which each row ends."""
-
-    path: str
-    names: list[str]
-    columns: list[np.ndarray]
-    lines: np.ndarray
-    header: bool
-    separator: str
-    _numbers: dict[int, tuple[np.ndarray | None, np.ndarray]] = field(default_factory=dict, repr=False)
-
-    @property
-    def rows(self) -> int:
-        return len(self.lines)
-
-    def find(self, name: str) -> int:
-        """Index of a column by name (or by number, 1 for the first, where there is no header)."""
-        return find_column(self.path, self.names, name, self.header)
-
-    def numbers(self, index: int) -> tuple[np.ndarray | None, np.ndarray]:
-        """parse_numbers of a column, done once."""
-        if index not in self._numbers:
-            self._numbers[index] = parse_numbers(self.columns[index], self.separator)
-        return self._numbers[index]
-
-    def keep(self, rows: np.ndarray) -> CsvColumns:
-        """The same file with these rows only."""
-        picked = [c[rows] for c in self.columns]
-        return CsvColumns(self.path, self.names, picked, self.lines[rows], self.header, self.separator)
-
-
-def find_column(path: str, names: list[str], name: str, header: bool) -> int:
-    if name in names:
-        return names.index(name)
-    if not header:
-        number = int(name) if name.lstrip("-").isdecimal() and len(name) < 10 else 0
-        if 1 <= number <= len(names) or -len(names) <= number <= -1:
-            return number - 1 if number > 0 else len(names) + number
-        raise DataError(f"{path}: no column {name!r:.60}; it has no header, need a column number 1..{len(names)}")
-    near = difflib.get_close_matches(name.lower(), [n.lower() for n in names], n=1, cutoff=0.0)
-    nearest = next(n for n in names if n.lower() == near[0]) if near else names[-1]
-    shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
-    raise DataError(f"{path}: no column {name!r:.60}; the nearest is {nearest!r:.60} (columns: {shown})")
-
-
-def read_csv(path: str | os.PathLike[str], expect: tuple[str, ...] = (), header: bool | None = None) -> CsvColumns:
+def read_csv(
+    path: str | os.PathLike[str],
+    expect: Sequence[str] = (),
+    header: bool | None = None,
+    texts: Sequence[str] = (),
+) -> Columns:
     """Read a .csv or .csv.gz file.
 
-    expect: names of which one in the first line makes that line a header; header: True or False when it is known.
+    expect: names of which one in the first line makes that line a header; header: True or False when it is known;
+    texts: names of columns whose cells stay texts, numbers among them. A column is one of numbers where every cell is
+    a number or missing and none is such as 007, which a number would not keep.
     """
-    with _open(path) as watched:
-        text = io.TextIOWrapper(io.BufferedReader(watched, 1 << 16), encoding="utf-8-sig", newline="")
-        try:
-            separator = _separator(text.read(_SAMPLE))
-            text.seek(0)
-            return _read(path, _rows(path, text, separator), watched, separator, expect, header)
-        except UnicodeDecodeError as error:
-            raise FileError(
-                f"{path}: is not UTF-8 text (byte {error.object[error.start]:#04x}); save it as UTF-8"
-            ) from None
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise FileError(f"{path}: is truncated or damaged ({error}); fetch it again") from None
-        except OSError as error:
-            raise FileError(f"{path}: {(error.strerror or str(error)).lower()}") from None
-
-
-class _Watched(io.RawIOBase):
-    """The bytes of a file, which are refused as soon as they cannot be those of a table: NUL, a line that does not end,
-    more than `most` bytes."""
-
-    def __init__(self, path: str | os.PathLike[str], file: BinaryIO, size: int, most: int | None) -> None:
-        self._path, self._file, self._size, self._most = path, file, size, most
-        self.seen = self._line = 0  # bytes so far: of all, of the line that they are in
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self.seen = self._line = self._file.seek(offset, whence)
-        return self.seen
-
-    def readinto(self, buffer: Any) -> int:
-        chunk = self._file.read(len(buffer))
-        nul = chunk.find(b"\0")
-        if nul >= 0:
-            raise FileError(
-                f"{self._path}: byte {self.seen + nul} is NUL, as in UTF-16 or in no text at all; save it as UTF-8 text"
-            )
-        self.seen += len(chunk)
-        if self._most is not None and self.seen > self._most:
-            raise too_much(self._path, self._size, self._most)
-        end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r"))
-        self._line = len(chunk) - end - 1 if end >= 0 else self._line + len(chunk)
-        if self._line > _LONGEST_LINE:
-            raise FileError(f"{self._path}: has a line of more than {_LONGEST_LINE:,} bytes; need shorter ones")
-        buffer[: len(chunk)] = chunk
-        return len(chunk)
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
-def _open(path: str | os.PathLike[str]) -> _Watched:
     try:
-        size = os.stat(path).st_size
-        if size == 0:
-            raise FileError(f"{path}: is empty (0 bytes); need a CSV file")
-        if str(path).lower().endswith(".gz"):
-            return _Watched(path, cast(BinaryIO, gzip.open(path)), size, most_unpacked(size, _MEMORY))
-        return _Watched(path, cast(BinaryIO, open(path, "rb", buffering=0)), size, None)
+        return _Reading(path, texts).read(tuple(expect), header)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise FileError(f"{path}: is truncated or damaged ({error}); fetch it again") from None
     except OSError as error:
-        raise FileError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from None
+        raise FileError(f"{path}: {(error.strerror or str(error)).lower()}") from None
 
 
-def _separator(sample: str) -> str:
+# ---- bytes -----------------------------------------------------------------------------------------------------------
+
+
+def _pieces(path: str | os.PathLike[str], piece: int = _PIECE) -> Iterator[tuple[bytes, bool]]:
+    """(bytes, whether the file ends with them), which are refused as soon as they cannot be those of a table: NUL, no
+    UTF-8, a line that does not end, more than `most` bytes. Without a byte order mark."""
+    size = os.stat(path).st_size
+    if size == 0:
+        raise FileError(f"{path}: is empty (0 bytes); need a CSV file")
+    packed = str(path).lower().endswith(".gz")
+    most = most_unpacked(size, _MEMORY) if packed else None
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    seen = line = 0  # bytes so far: of all, of the line that they are in
+    with cast(BinaryIO, gzip.open(path)) if packed else open(path, "rb", buffering=0) as file:
+        data = _read(file, piece)
+        while True:
+            following = _read(file, piece) if data else b""
+            nul = data.find(b"\0")
+            if nul >= 0:
+                text = "NUL, as in UTF-16 or in no text at all; save it as UTF-8 text"
+                raise FileError(f"{path}: byte {seen + nul} is {text}")
+            if most is not None and seen + len(data) > most:
+                raise too_much(path, size, most)
+            try:
+                decoder.decode(data, final=not following)
+            except UnicodeDecodeError as error:
+                wrong = error.object[error.start]
+                raise FileError(f"{path}: is not UTF-8 text (byte {wrong:#04x}); save it as UTF-8") from None
+            end = max(data.rfind(b"\n"), data.rfind(b"\r"))
+            line = len(data) - end - 1 if end >= 0 else line + len(data)
+            if line > _LONGEST_LINE:
+                raise FileError(f"{path}: has a line of more than {_LONGEST_LINE:,} bytes; need shorter ones")
+            yield (data.removeprefix(codecs.BOM_UTF8) if seen == 0 else data), not following
+            seen += len(data)
+            if not following:
+                return
+            data = following
+
+
+def _read(file: BinaryIO, most: int) -> bytes:
+    """So many bytes, fewer only at the end of the file."""
+    parts = []
+    while most and (part := file.read(min(most, 1 << 20))):
+        parts.append(part)
+        most -= len(part)
+    return b"".join(parts)
+
+
+def _separator(sample: str, cut: bool) -> str:
     """The separator that cuts the first rows into the most cells, all alike where that is possible.
 
-    sample: the first _SAMPLE characters of the file; a row that their end cuts off counts only where it is the first.
+    sample: the beginning of the file; a row that its end cuts off counts only where it is the first.
     """
-    cut = len(sample) == _SAMPLE
 
     def score(separator: str) -> tuple[bool, bool, int]:
         lines = io.StringIO(sample, newline="")
@@ -184,186 +128,210 @@ def _is_blank(row: list[str]) -> bool:
     return not row or (len(row) == 1 and not row[0].strip())
 
 
-def _rows(path: object, text: io.TextIOBase, separator: str) -> Iterator[tuple[int, list[str]]]:
-    """(line, cells) of every row that is not blank."""
-    reader = csv.reader(text, delimiter=separator, skipinitialspace=True, strict=True)
-    first = 1  # line of the row
-    try:
-        for row in reader:
-            first = reader.line_num + 1
-            if not _is_blank(row):
-                yield reader.line_num, [cell.strip() for cell in row]
-    except csv.Error as error:
-        raise DataError(f"{path} line {first}: {_fault(error, first, reader.line_num)}") from None
+# ---- cells -----------------------------------------------------------------------------------------------------------
 
 
-def _fault(error: csv.Error, first: int, last: int) -> str:
-    """What is wrong with the row that begins in line `first`, seen in line `last`."""
-    if "unexpected end" in str(error):
-        return "a quote in this row is not closed; close or remove it"
-    if "field limit" in str(error):
-        most = csv.field_size_limit()
-        return f"a cell of more than {most:,} characters, or a quote that is not closed; need shorter cells"
-    return f"{error}{f' in line {last}' if last > first else ''}; fix or remove that line"
+class _Reading:
+    """A file that is read once, and once more for the columns that turn out to be texts behind its first piece."""
 
+    def __init__(self, path: str | os.PathLike[str], texts: Sequence[str]) -> None:
+        self.path, self.texts = path, set(texts)
+        self.separator = ","
+        self.first: list[bytes] = []
+        self.first_line = 0
+        self.lines: list[np.ndarray] = []
+        self.cells: list[NumberCells | TextCells] = []
 
-def _read(
-    path: str | os.PathLike[str],
-    rows: Iterator[tuple[int, list[str]]],
-    watched: _Watched,
-    separator: str,
-    expect: tuple[str, ...],
-    header: bool | None,
-) -> CsvColumns:
-    first_line, first = next(rows, (0, []))
-    if not first:
-        raise DataError(f"{path}: holds no rows; need at least a row of numbers")
-    width = len(first)
-    if width > MOST_COLUMNS:
-        raise DataError(f"{path} line {first_line}: {width:,} columns; need at most {MOST_COLUMNS:,}")
-    at_most = min(_BLOCK_ROWS, _BLOCK_CELLS // width)
-    parts: list[list[np.ndarray]] = [[] for _ in first]
-    kept: list[dict[bytes, bytes]] = [{} for _ in first]
-    lines = [np.zeros(0, np.int64)]
-    block: list[list[str]] = []
-    ends: list[int] = []
-    begun = watched.seen
+    def read(self, expect: tuple[str, ...], header: bool | None) -> Columns:
+        modes = self._pass([])
+        again = [i for i, mode in enumerate(modes) if mode != _cells.SKIP]
+        if again:
+            self._pass(modes)
+        if header is None:
+            header = self._is_header(expect)
+        names = self._names() if header else [f"column {i + 1}" for i in range(len(self.first))]
+        if not header:
+            self._put_first()
+        lines = np.concatenate(self.lines)
+        if not len(lines):
+            raise DataError(f"{self.path}: holds a header and no rows; need at least 1 row")
+        return Columns(str(self.path), names, self.cells, lines, header, self.separator)
 
-    def encode() -> None:
-        for cells, column, known in zip(zip(*block, strict=True), parts, kept, strict=True):
-            column.append(as_column("\0".join(cells).encode().split(b"\0"), known))  # there is no NUL in the text
-        lines.append(np.array(ends, np.int64))
-        block.clear()
-        ends.clear()
+    def _pass(self, modes: list[int]) -> list[int]:
+        """Reads the columns of these modes, all where there are none; the modes of a further pass, SKIP but for columns
+        that need another one."""
+        first_pass = not modes
+        pieces = _pieces(self.path)
+        begun: list[tuple[bytes, bool]] = []  # until the first row is there
+        splitter = None
+        while splitter is None or splitter.first is None:
+            begun.append(next(pieces))
+            if splitter is None:
+                if first_pass:
+                    sample = begun[0][0][:_SAMPLE].decode("utf-8", "ignore")
+                    self.separator = _separator(sample, len(begun[0][0]) > _SAMPLE)
+                splitter = _cells.Splitter(self.separator)
+            self._feed(splitter, *begun[-1])
+            if begun[-1][1] and splitter.first is None:
+                raise DataError(f"{self.path}: holds no rows; need at least a row of numbers")
+        self.first_line, self.first = splitter.first
+        width = len(self.first)
+        if width > MOST_COLUMNS:
+            raise DataError(f"{self.path} line {self.first_line}: {width:,} columns; need at most {MOST_COLUMNS:,}")
+        if first_pass:
+            as_text = [
+                cell.decode() in self.texts or f"column {i + 1}" in self.texts for i, cell in enumerate(self.first)
+            ]
+            modes = [_cells.TEXTS if text else _cells.NUMBERS for text in as_text]
+        splitter.begin(bytes(modes))
+        again = self._again(splitter.columns, modes)
+        if first_pass and any(again):  # texts among the first rows: from the beginning, while that is held
+            modes = [other or mode for other, mode in zip(again, modes, strict=True)]
+            splitter = _cells.Splitter(self.separator)
+            for piece in begun:
+                splitter.feed(*piece)
+            splitter.begin(bytes(modes))
+        columns = splitter.columns
+        parts = _Parts(modes, columns)
+        lines = []
+        self._check(splitter)
+        while True:
+            parts.take()
+            lines.append(splitter.take_lines())
+            if begun[-1][1]:
+                break
+            begun[-1:] = [next(pieces)]
+            self._feed(splitter, *begun[-1])
+        self._keep(parts.made(), lines, first_pass)
+        return self._again(columns, modes)
 
-    for line, row in rows:
-        if len(row) != width:
-            what = f"{len(row)} cell{'s' * (len(row) != 1)}, needs {width} as in line {first_line}"
-            raise DataError(f"{path} line {line}: {what}; fix or remove that line")
-        block.append(row)
-        ends.append(line)
-        if len(block) == at_most or watched.seen - begun > _BLOCK_BYTES:
-            encode()
-            begun = watched.seen
-    if block:
-        encode()
-    columns = []
-    for column, known in zip(parts, kept, strict=True):
-        columns.append(_join(column, known))
-        column.clear()
-    if header is None:
-        header = _is_header(first, columns, expect)
-    if header:
-        names = [cell or f"column {i + 1}" for i, cell in enumerate(first)]
+    def _keep(self, cells: list[NumberCells | TextCells | None], lines: list[np.ndarray], first_pass: bool) -> None:
+        if first_pass:
+            self.lines = lines
+            self.cells = [one or NumberCells() for one in cells]
+        else:
+            self.cells = [new or old for new, old in zip(cells, self.cells, strict=True)]
+
+    def _again(self, columns: Sequence[_cells.Column], modes: Sequence[int]) -> list[int]:
+        """For each column SKIP, or the mode in which it has to be read again."""
+        made = []
+        for column, mode in zip(columns, modes, strict=True):
+            is_number = mode in (_cells.NUMBERS, _cells.GROUPED_NUMBERS)
+            if is_number and (column.first_text >= 0 or column.first_zero >= 0):
+                made.append(_cells.TEXTS)
+            else:
+                made.append(_cells.GROUPED_NUMBERS if is_number and column.is_mixed else _cells.SKIP)
+        return made
+
+    def _feed(self, splitter: _cells.Splitter, piece: bytes, last: bool) -> None:
+        splitter.feed(piece, last)
+        self._check(splitter)
+
+    def _check(self, splitter: _cells.Splitter) -> None:
+        """DataError for what is wrong with the rows."""
+        if splitter.fault is None:
+            return
+        kind, first, last, cells = splitter.fault
+        fault = _cells.FAULTS[kind]
+        if fault == "width":
+            what = f"{cells} cell{'s' * (cells != 1)}, needs {len(self.first)} as in line {self.first_line}"
+            raise DataError(f"{self.path} line {last}: {what}; fix or remove that line")
+        what = {
+            "open quote": "a quote in this row is not closed; close or remove it",
+            "long cell": f"a cell of more than {_cells.LONGEST_CELL:,} characters, or a quote that is not closed;"
+            " need shorter cells",
+            "after quote": f"'{self.separator}' expected after '\"'{f' in line {last}' if last > first else ''};"
+            " fix or remove that line",
+        }[fault]
+        raise DataError(f"{self.path} line {first}: {what}")
+
+    def _names(self) -> list[str]:
+        names = [cell.decode() or f"column {i + 1}" for i, cell in enumerate(self.first)]
         counts = Counter(names)
         double = next((n for n in names if counts[n] > 1), None)
         if double is not None:
-            raise DataError(f"{path} line {first_line}: two columns are called {double!r:.60}; need different names")
-    else:
-        names = [f"column {i + 1}" for i in range(width)]
-        for i, cell in enumerate(first):
-            columns[i] = _join([as_column([cell.encode()], kept[i]), columns[i]], kept[i])
-        lines[0] = np.array([first_line], np.int64)
-    ended = np.concatenate(lines)
-    if not len(ended):
-        raise DataError(f"{path}: holds a header and no rows; need at least 1 row")
-    return CsvColumns(str(path), names, columns, ended, header, separator)
+            where = f"{self.path} line {self.first_line}"
+            raise DataError(f"{where}: two columns are called {double!r:.60}; need different names")
+        return names
+
+    def _is_header(self, expect: tuple[str, ...]) -> bool:
+        """True when the first line is no row: a name that is expected, texts above columns of numbers, or numbers that
+        name columns."""
+        first, cells = self.first, self.cells
+        if any(cell.decode() in expect for cell in first):
+            return True
+        if cells[0].rows == 0:
+            return False
+        if any(isinstance(_cells.read_cell(cell, self.separator != ","), float) for cell in first):
+            return is_header_of_numbers(first, cells)
+        if any(_has_numbers(column) for column in cells):
+            return True
+        # texts only: names are all different, and none of them occurs again below
+        return len(set(first)) == len(first) and not any(
+            isinstance(column, TextCells) and cell in column.texts for cell, column in zip(first, cells, strict=True)
+        )
+
+    def _put_first(self) -> None:
+        """The first line as a row."""
+        again = [_cells.SKIP] * len(self.first)
+        for i, (cell, column) in enumerate(zip(self.first, self.cells, strict=True)):
+            one = _cells.Column(_cells.NUMBERS, self.separator != ",")
+            one.add([cell])
+            if isinstance(column, NumberCells) and (one.first_text >= 0 or one.first_zero >= 0):
+                again[i] = _cells.TEXTS
+        if any(again):
+            self._pass(again)
+        for cell, column in zip(self.first, self.cells, strict=True):
+            if isinstance(column, TextCells):
+                column.put_first(cell)
+            else:
+                value = _cells.read_cell(cell, self.separator != ",")
+                column.put_first(np.nan if value is None else value, cell.decode() if value is None else "")
+        self.lines.insert(0, np.array([self.first_line], np.int64))
 
 
-def as_column(cells: list[bytes], known: dict[bytes, bytes] | None = None) -> np.ndarray:
-    """Cells as an array of fixed width; of bytes objects where a few long cells would make that far larger than they
-    are. known: objects to use again for equal cells."""
-    widest = max(map(len, cells), default=0)
-    if _fits(widest, len(cells), lambda: sum(map(len, cells))):
-        return np.array(cells, f"S{max(widest, 1)}")
-    return _objects(cells, {} if known is None else known)
+class _Parts:
+    """What the columns of a pass give, piece by piece."""
+
+    def __init__(self, modes: Sequence[int], columns: Sequence[_cells.Column]) -> None:
+        self.modes, self.columns = modes, columns
+        self.numbers = [NumberCells() for _ in columns]
+        self.codes: list[list[np.ndarray]] = [[] for _ in columns]
+
+    def take(self) -> None:
+        for column, numbers, codes in zip(self.columns, self.numbers, self.codes, strict=True):
+            part = column.take()
+            if isinstance(part, tuple):
+                numbers.add(*part)
+            elif part is not None:
+                codes.append(part)
+
+    def made(self) -> list[NumberCells | TextCells | None]:
+        """The cells of each column; None where it was not read."""
+        made: list[NumberCells | TextCells | None] = []
+        for mode, column, numbers, codes in zip(self.modes, self.columns, self.numbers, self.codes, strict=True):
+            if mode == _cells.SKIP:
+                made.append(None)
+            elif mode == _cells.TEXTS:
+                made.append(TextCells(np.concatenate(codes), column))
+                codes.clear()
+            else:
+                made.append(with_facts(numbers, column))
+        return made
 
 
-def _fits(widest: int, count: int, total: Callable[[], int]) -> bool:
-    """Whether cells of one width take little more memory than the cells are long."""
-    return widest <= 4 or widest * count <= 4 * count + 2 * total()
+def with_facts(numbers: NumberCells, column: _cells.Column) -> NumberCells:
+    """The cells, with the marks and units that the core has seen in them."""
+    marks, counts = column.marks
+    numbers.marks = {text.decode(): n for text, n in zip(texts_of(*marks), counts.tolist(), strict=True)}
+    numbers.units = {unit: seen for unit, seen in zip(_cells.UNITS, column.units, strict=True) if seen[0]}
+    numbers.rows = column.rows
+    return numbers
 
 
-def _objects(cells: list[bytes], known: dict[bytes, bytes]) -> np.ndarray:
-    made = np.empty(len(cells), object)
-    for i, cell in enumerate(cells):
-        same = known.get(cell)
-        if same is None:
-            same = cell
-            if len(known) < _KEPT:
-                known[cell] = cell
-        made[i] = same
-    return made
-
-
-def _join(parts: list[np.ndarray], known: dict[bytes, bytes]) -> np.ndarray:
-    """The cells of several arrays as one (see as_column)."""
-    if not parts:
-        return np.zeros(0, "S1")
-    count = sum(map(len, parts))
-    if all(part.dtype.kind == "S" for part in parts):
-        widest = max(part.dtype.itemsize for part in parts)
-        if _fits(widest, count, lambda: sum(int(np.char.str_len(part).sum()) for part in parts)):
-            return np.concatenate(parts)
-    return np.concatenate([part if part.dtype == object else _objects(part.tolist(), known) for part in parts])
-
-
-def _is_header(first: list[str], columns: list[np.ndarray], expect: tuple[str, ...]) -> bool:
-    """True when the first line is no row: a name that is expected, or texts above columns of numbers."""
-    if any(cell in expect for cell in first):
-        return True
-    if any(number(cell.encode()) is not None for cell in first) or len(columns[0]) == 0:
-        return False
-    if any(parse_numbers(column)[0] is not None for column in columns):
-        return True
-    # texts only: names are all different, and none of them occurs again below
-    return len(set(first)) == len(first) and not any(
-        (column == cell.encode()).any() for cell, column in zip(first, columns, strict=True)
-    )
-
-
-def number(cell: bytes) -> float | None:
-    """The number that a cell is; None for a text. Python reads 1_0 as 10: here it is a text, as it is in a table."""
-    try:
-        return None if b"_" in cell else float(cell)
-    except ValueError:
-        return None
-
-
-def is_missing(column: np.ndarray) -> np.ndarray:
-    """Which cells hold no number and no text: empty, NA, nan, null, none, ?"""
-    if column.dtype == object:
-        return np.fromiter((len(cell) <= 4 and cell.lower() in MISSING for cell in column), bool, len(column))
-    return np.isin(np.char.lower(column), np.array(MISSING)) if len(column) else np.zeros(0, bool)
-
-
-def parse_numbers(column: np.ndarray, separator: str = ",") -> tuple[np.ndarray | None, np.ndarray]:
-    """(f64 values with NaN for missing cells, or None when some cell is a text or every cell is missing; bad cells)."""
-    missing = is_missing(column)
-    cells = np.where(missing, b"nan", column)
-    for text in (cells, _with_points(cells)) if separator != "," else (cells,):
-        try:
-            values = text.astype(np.float64)
-        except ValueError:
-            continue
-        if _has_underscore(text):
-            break
-        return (None if missing.all() else values), np.zeros(len(column), bool)
-    bad = np.zeros(len(column), bool)
-    for start in range(0, len(column), _BLOCK_ROWS):
-        part = slice(start, start + _BLOCK_ROWS)
-        bad[part] = [number(cell) is None for cell in cells[part].tolist()]
-    return None, bad
-
-
-def _has_underscore(cells: np.ndarray) -> bool:
-    if cells.dtype == object:
-        return any(b"_" in cell for cell in cells)
-    return bool((np.ascontiguousarray(cells).view(np.uint8) == ord("_")).any()) if cells.size else False
-
-
-def _with_points(cells: np.ndarray) -> np.ndarray:
-    """Decimal commas as points."""
-    if cells.dtype == object:
-        return _objects([cell.replace(b",", b".") for cell in cells], {})
-    return np.char.replace(cells, b",", b".")
+def _has_numbers(cells: NumberCells | TextCells) -> bool:
+    """No cell is a text, and not all are missing."""
+    if isinstance(cells, NumberCells):
+        return bool(np.isfinite(cells.values()).any())
+    kinds = cells.numbers[1]
+    return not (kinds == TEXT).any() and bool((kinds == 0).any())

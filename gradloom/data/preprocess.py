@@ -13,9 +13,12 @@ import numpy as np
 from ..base.described import Described, parse
 from ..base.errors import DataError
 from ..base.memory import memory
-from .csv_file import MOST_COLUMNS, SEPARATORS, CsvColumns, find_column, is_missing
+from .columns import MOST_COLUMNS, Columns, find_column
+from .csv_file import SEPARATORS
+from .kinds import need_numbers, numbers_of, said_of
 
 MOST_CATEGORIES = 100  # of a text column; the most frequent ones are kept
+_LARGE = 1e300
 
 
 @dataclass
@@ -138,15 +141,15 @@ class Preprocess:
 
     # -- features ----------------------------------------------------------------------------------------------------
 
-    def apply(self, data: CsvColumns | np.ndarray, order: np.ndarray | None = None) -> tuple[np.ndarray, list[str]]:
+    def apply(self, data: Columns | np.ndarray, order: np.ndarray | None = None) -> tuple[np.ndarray, list[str]]:
         """(features, notes on what had to be filled in) for rows of a file or of an array; for these rows in this order
         where it is given. DataError for rows that are not like those of the training."""
         if self.kind == "array":
-            if isinstance(data, CsvColumns):
+            if isinstance(data, Columns):
                 raise DataError(f"{data.path}: is a table; the model needs arrays of shape {self.shape}")
             return self._apply_array(data, order), []
-        if isinstance(data, CsvColumns):
-            return self._apply_csv(data, order)
+        if isinstance(data, Columns):
+            return self._apply_columns(data, order)
         return self._apply_matrix(data, order)
 
     def _apply_array(self, data: np.ndarray, order: np.ndarray | None) -> np.ndarray:
@@ -165,7 +168,7 @@ class Preprocess:
                 raise DataError(f"input: row {row} holds {rows[row, bad[0][1]]}; need finite numbers within float32")
         return rows if order is None else rows[order]
 
-    def _apply_csv(self, data: CsvColumns, order: np.ndarray | None) -> tuple[np.ndarray, list[str]]:
+    def _apply_columns(self, data: Columns, order: np.ndarray | None) -> tuple[np.ndarray, list[str]]:
         notes: list[str] = []
         features = self._empty(data.rows, data.path)
         at = 0
@@ -177,8 +180,8 @@ class Preprocess:
                 out[:, 0] = values if order is None else values[order]
                 _check_narrow(out, [column.name])
             elif column.kind == "text":
-                cells = data.columns[index]
-                _one_hot(cells if order is None else cells[order], column, out, notes)
+                codes, texts = data.texts(index)
+                _one_hot(codes if order is None else codes[order], texts, column, out, notes)
         return features, notes
 
     def _empty(self, rows: int, what: str) -> np.ndarray:
@@ -189,7 +192,7 @@ class Preprocess:
             raise DataError(f"{what}: {size}; {there.available:,} are free; leave out rows or columns of many texts")
         return np.zeros((rows, self.inputs), np.float32)
 
-    def _positions(self, data: CsvColumns, notes: list[str]) -> list[int]:
+    def _positions(self, data: Columns, notes: list[str]) -> list[int]:
         """The index of each input column in this file."""
         if self.header:
             if not data.header:
@@ -215,18 +218,10 @@ class Preprocess:
             f"{data.path}: {width} columns; need {len(self.columns)}, or {len(self.columns) + 1} with the target"
         )
 
-    def _numbers(self, data: CsvColumns, index: int, column: Column, notes: list[str]) -> np.ndarray:
-        values, bad = data.numbers(index)
-        if values is None:
-            if bad.any():
-                row = int(np.flatnonzero(bad)[0])
-                cell = data.columns[index][row].decode()
-                raise DataError(
-                    f"{data.path} line {data.lines[row]}: column {column.name!r:.60}: {cell!r:.60} is no number"
-                )
-            values = np.full(data.rows, np.nan)
-        _check_finite(values, f"{data.path}", column.name, data.lines)
-        return _standardise(values, column, notes)
+    def _numbers(self, data: Columns, index: int, column: Column, notes: list[str]) -> np.ndarray:
+        values = need_numbers(data, index, f"column {column.name!r:.60}")
+        _check_finite(values, data, column.name)
+        return _standardise(values, column, notes, data.marks(index))
 
     def _apply_matrix(self, data: np.ndarray, order: np.ndarray | None) -> tuple[np.ndarray, list[str]]:
         data = np.reshape(data, (len(data), -1))
@@ -278,25 +273,25 @@ class Preprocess:
 # -- learning it ----------------------------------------------------------------------------------------------------
 
 
-def fit_csv(data: CsvColumns, train: np.ndarray, target: int, task: str, notes: list[str]) -> Preprocess:
-    """The columns of a CSV file, from its training rows; `notes` takes what a person should know."""
+def fit_columns(data: Columns, train: np.ndarray, target: int, task: str, notes: list[str]) -> Preprocess:
+    """The columns of a table, from its training rows; `notes` takes what a person should know."""
     made = Preprocess(
         "columns", task, data.names[target], header=data.header, separator=data.separator, target_index=target
     )
     for index, name in enumerate(data.names):
         if index == target:
             continue
-        cells = data.columns[index]
-        values, bad = data.numbers(index)
-        if values is None and is_missing(cells).all():
+        if data.missing(index).all():
             raise DataError(
                 f"{data.path}: column {name!r:.60} is empty in all {data.rows} rows; remove it from the file"
             )
+        values = numbers_of(data, index, f"column {name!r:.60}")
         if values is not None:
-            _check_finite(values, data.path, name, data.lines)
+            _check_finite(values, data, name)
             made.columns.append(_number_column(name, values[train]))
+            notes += said_of(data, index, name)
         else:
-            made.columns.append(_text_column(data, name, cells, bad, train))
+            made.columns.append(_text_column(name, *data.texts(index), train))
     return _checked(made, data.path, notes)
 
 
@@ -311,7 +306,7 @@ def fit_matrix(
         values = data[:, index].astype(np.float64)
         if np.isnan(values).all():
             raise DataError(f"{path}: column {name!r:.60} is NaN in all {len(values)} rows; remove it")
-        _check_finite(values, path, name, None)
+        _check_finite(values, path, name)
         made.columns.append(_number_column(name, values[train]))
     return _checked(made, path, notes)
 
@@ -349,31 +344,35 @@ def _number_column(name: str, values: np.ndarray) -> Column:
     known = values[~np.isnan(values)]
     if known.size == 0:
         return Column(name, "unused", reason="empty in the training rows")
+    if known.min() == known.max():
+        return Column(name, "unused", reason="constant")
     median = float(np.median(known))
+    if not np.isfinite(median):  # of two numbers whose sum is beyond f64
+        median = float(np.median(known / 2)) * 2
     filled = np.where(np.isnan(values), median, values)
-    mean, std = float(filled.mean()), float(filled.std())
-    if not np.isfinite(mean) or not np.isfinite(std):
-        return Column(name, "unused", reason="numbers too large")
-    if known.min() == known.max() or std == 0:
-        return Column(name, "unused", reason="constant")
-    return Column(name, "number", median=median, mean=mean, std=std)
+    return Column(name, "number", median, *_mean_and_deviation(filled))
 
 
-def _text_column(data: CsvColumns, name: str, cells: np.ndarray, bad: np.ndarray, train: np.ndarray) -> Column:
-    texts, counts = np.unique(cells[train], return_counts=True)
-    numbers = len(cells) - int(is_missing(cells).sum()) - int(bad.sum())
-    if len(texts) > 20 and numbers >= 9 * bad.sum():
-        row = int(np.flatnonzero(bad)[0])
-        raise DataError(
-            f"{data.path} line {data.lines[row]}: column {name!r:.60}: {cells[row].decode()!r:.60} is no number,"
-            f" as {numbers} of its other cells are; fix the cell or leave it empty"
-        )
-    if len(texts) == 1:
+def _mean_and_deviation(values: np.ndarray) -> tuple[float, float]:
+    """Of numbers that differ, also where their squares are beyond f64."""
+    mean, std = float(values.mean()), float(values.std())
+    if not (np.isfinite(mean) and np.isfinite(std)) or std == 0:
+        scale = float(abs(values).max())
+        scaled = values / scale
+        mean, std = float(scaled.mean()) * scale, float(scaled.std()) * scale
+    return mean, std or float(values.max() - values.min())
+
+
+def _text_column(name: str, codes: np.ndarray, texts: list[bytes], train: np.ndarray) -> Column:
+    counts = np.bincount(codes[train], minlength=len(texts))
+    seen = np.flatnonzero(counts)
+    if len(seen) == 1:
         return Column(name, "unused", reason="constant")
-    if len(texts) > MOST_CATEGORIES and 2 * len(texts) > len(train):
-        return Column(name, "unused", reason=f"{len(texts)} different texts in {len(train)} rows")
-    most = np.sort(np.argsort(-counts, kind="stable")[:MOST_CATEGORIES])
-    return Column(name, "text", categories=[texts[i].decode() for i in most])
+    if len(seen) > MOST_CATEGORIES and 2 * len(seen) > len(train):
+        return Column(name, "unused", reason=f"{len(seen)} different texts in {len(train)} rows")
+    ordered = sorted(seen.tolist(), key=lambda code: texts[code])
+    most = sorted(sorted(ordered, key=lambda code: -counts[code])[:MOST_CATEGORIES], key=lambda code: texts[code])
+    return Column(name, "text", categories=[texts[code].decode() for code in most])
 
 
 def _checked(made: Preprocess, path: str, notes: list[str]) -> Preprocess:
@@ -385,13 +384,19 @@ def _checked(made: Preprocess, path: str, notes: list[str]) -> Preprocess:
     return made
 
 
-def _standardise(values: np.ndarray, column: Column, notes: list[str]) -> np.ndarray:
+def _standardise(values: np.ndarray, column: Column, notes: list[str], marks: dict[str, int]) -> np.ndarray:
+    """(values - mean) / std, with the median for NaN. marks: what stood in the cells that are NaN, and how often."""
     empty = np.isnan(values)
     if empty.any():
         count = int(empty.sum())
         text = "1 empty cell" if count == 1 else f"{count} empty cells"
+        if marks:
+            shown = [f"{n} {mark!r}" for mark, n in sorted(marks.items(), key=lambda item: -item[1])]
+            text += f" ({_list(shown)} among them)" if sum(marks.values()) < count else f" ({_list(shown)})"
         notes.append(f"{column.name}: {text} filled with the training median {column.median:g}")
         values = np.where(empty, column.median, values)
+    if column.std > _LARGE:  # differences might be beyond f64
+        return values / column.std - column.mean / column.std
     return (values - column.mean) / column.std
 
 
@@ -402,30 +407,26 @@ def _check_narrow(values: np.ndarray, names: list[str]) -> None:
         raise DataError(f"column {name!r:.60}: a number is too far from those of the training rows; need it in float32")
 
 
-def _one_hot(cells: np.ndarray, column: Column, out: np.ndarray, notes: list[str]) -> None:
-    widest = None if cells.dtype == object else cells.dtype.itemsize  # a category that is longer is in no cell
-    texts = [c.encode() for c in column.categories]
-    kept = [i for i, text in enumerate(texts) if widest is None or len(text) <= widest]
-    known = np.empty(len(kept), cells.dtype)
-    known[:] = [texts[i] for i in kept]
-    is_known = np.zeros(len(cells), bool)
-    if kept:
-        place = np.clip(np.searchsorted(known, cells), 0, len(known) - 1)
-        is_known = known[place] == cells
-        out[np.flatnonzero(is_known), np.array(kept)[place[is_known]]] = 1
-    if not is_known.all():
-        new = [cell.decode() for cell in np.unique(cells[~is_known])]
-        rows = int((~is_known).sum())
-        notes.append(f"{column.name}: {rows} row{'s' * (rows != 1)} with a text unknown from training: {_list(new)}")
+def _one_hot(codes: np.ndarray, texts: list[bytes], column: Column, out: np.ndarray, notes: list[str]) -> None:
+    """Writes a 1 into out, f32 [rows, categories], for each row with a category. codes [rows]: of its text."""
+    places = {category.encode(): place for place, category in enumerate(column.categories)}
+    of_text = np.array([places.get(text, -1) for text in texts], np.int64)
+    place = of_text[codes]
+    known = np.flatnonzero(place >= 0)
+    out[known, place[known]] = 1
+    rows = len(codes) - len(known)
+    if rows:
+        new = sorted({texts[code] for code in np.unique(codes[place < 0])})
+        shown = _list([text.decode("utf-8", "replace") for text in new])
+        notes.append(f"{column.name}: {rows} row{'s' * (rows != 1)} with a text unknown from training: {shown}")
 
 
-def _check_finite(values: np.ndarray, path: str, name: str, lines: np.ndarray | None) -> None:
+def _check_finite(values: np.ndarray, data: Columns | str, name: str) -> None:
+    """DataError for an infinite number in a column of a table, or of the array of the file that is named."""
     bad = np.flatnonzero(np.isinf(values))
     if bad.size:
-        where = f"row {bad[0]}" if lines is None else f"line {lines[bad[0]]}"
-        raise DataError(
-            f"{path} {where}: column {name!r:.60} is {values[bad[0]]}; need a finite number or an empty cell"
-        )
+        where = f"{data} row {bad[0]}" if isinstance(data, str) else data.where(int(bad[0]))
+        raise DataError(f"{where}: column {name!r:.60} is {values[bad[0]]}; need a finite number or an empty cell")
 
 
 def _list(texts: list[str], most: int = 6) -> str:

@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from ..base.errors import DataError, FileError
-from .csv_file import MOST_COLUMNS, CsvColumns, read_csv
+from .columns import MOST_COLUMNS, Columns, number_text
+from .csv_file import read_csv
 from .idx import find_idx, read_idx, read_idx_folder
+from .kinds import numbers_of
 from .npz import keys_of, load_npz
 
 _TRAIN_KEYS: tuple[tuple[str, str], ...] = (
@@ -35,14 +37,15 @@ class RawTable:
     """A file before any statistics are taken: rows for training, and rows for the test where the file has them."""
 
     path: str
-    x: CsvColumns | np.ndarray
-    y: np.ndarray  # texts (bytes or str), whole numbers or floats
+    x: Columns | np.ndarray
+    y: np.ndarray  # texts (bytes or str), whole numbers or floats; of a table whose target holds texts, their codes
     target: str
     test_x: np.ndarray | None = None
     test_y: np.ndarray | None = None
     target_index: int = -1
     names: list[str] | None = None  # of the columns of a 2-D array
     classes: list[str] | None = None
+    texts: list[bytes] | None = None  # of the codes in y
     notes: list[str] = field(default_factory=list)
 
 
@@ -77,7 +80,16 @@ def _read_csv(path: Path, target: str | None) -> RawTable:
         notes.append(
             f"target: the last column, {data.names[index]!r:.60}" + (" (--target names another)" if data.header else "")
         )
-    return RawTable(str(path), data, data.columns[index], data.names[index], target_index=index, notes=notes)
+    return of_columns(data, index, notes)
+
+
+def of_columns(data: Columns, index: int, notes: list[str]) -> RawTable:
+    """A table whose target is the column of this index."""
+    texts = None
+    y = numbers_of(data, index, f"target {data.names[index]!r:.60}")
+    if y is None:
+        y, texts = data.texts(index)
+    return RawTable(data.path, data, y, data.names[index], target_index=index, texts=texts, notes=notes)
 
 
 def _read_npz(path: Path, target: str | None) -> RawTable:
@@ -185,6 +197,4 @@ def class_name(value: object) -> str:
     """How a class is written: 3 for 3.0."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
-    if isinstance(value, (float, np.floating)) and float(value).is_integer():
-        return str(int(value))
-    return str(value)
+    return number_text(float(value)) if isinstance(value, (float, np.floating)) else str(value)

@@ -11,12 +11,13 @@ import numpy as np
 
 from ..base.described import LONGEST
 from ..base.errors import DataError, FileError, SettingError
-from .csv_file import CsvColumns, read_csv
+from .columns import Columns
+from .csv_file import read_csv
 from .dataset import Dataset, split_rows
 from .npz import keys_of, load_npz
-from .preprocess import Preprocess, fit_array, fit_csv, fit_matrix
+from .preprocess import Preprocess, fit_array, fit_columns, fit_matrix
 from .raw_table import X_KEYS, Y_KEYS, RawTable, idx_to_predict, read_raw
-from .targets import check_classes, drop_rows_without_target, hold_out, known_targets, targets_of
+from .targets import check_classes, drop_rows_without_target, hold_out, known_targets, targets_of, targets_of_column
 
 
 @dataclass
@@ -126,6 +127,7 @@ def read_features(
         raise FileError(f"{where}: no such file or folder")
     raw_y: np.ndarray | None = None
     notes: list[str] = []
+    target: int | None = None
     if where.is_dir() or ".idx" in where.name or "-idx" in where.name:
         x, raw_y, note = idx_to_predict(where)
         notes.append(note)
@@ -146,13 +148,16 @@ def read_features(
         features, more = preprocess.apply(np.atleast_1d(arrays[key]))
     else:
         names = tuple(c.name for c in preprocess.columns) if preprocess.header else ()
-        data = read_csv(where, expect=names, header=None if preprocess.header else False)
+        texts = [c.name for c in preprocess.columns if c.kind == "text"]
+        data = read_csv(where, names, None if preprocess.header else False, texts)
         features, more = preprocess.apply(data)
         if preprocess.header and preprocess.target in data.names:
-            raw_y = data.columns[data.names.index(preprocess.target)]
+            target = data.names.index(preprocess.target)
         elif not preprocess.header and len(data.names) == len(preprocess.columns) + 1:
-            assert preprocess.target_index is not None
-            raw_y = data.columns[preprocess.target_index]
+            target = preprocess.target_index
+        if target is not None:
+            targets, problems = targets_of_column(data, target, preprocess)
+            return features, targets, notes + more, problems
     targets, problems = (None, []) if raw_y is None else known_targets(raw_y, preprocess)
     return features, targets, notes + more, problems
 
@@ -161,8 +166,8 @@ def _features(
     raw: RawTable, known: np.ndarray, task: str, order: np.ndarray | None
 ) -> tuple[Preprocess, np.ndarray, np.ndarray | None]:
     """(preprocess learned from the known rows, features of all rows in this order, features of the test rows)."""
-    if isinstance(raw.x, CsvColumns):
-        made = fit_csv(raw.x, known, raw.target_index, task, raw.notes)
+    if isinstance(raw.x, Columns):
+        made = fit_columns(raw.x, known, raw.target_index, task, raw.notes)
         features, notes = made.apply(raw.x, order)
         raw.notes += notes
         return made, features, None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from .._cells import read_cell
 from ..base.errors import DataError
-from .csv_file import CsvColumns, is_missing, number, parse_numbers
+from .columns import Columns
 from .dataset import split_rows
 from .preprocess import Preprocess
 from .raw_table import RawTable, class_name
@@ -17,10 +18,10 @@ _TEST = 3  # the stream of the seed that holds rows out for the test
 def drop_rows_without_target(raw: RawTable) -> RawTable:
     """The table without the rows whose target is empty or NaN; a note counts them."""
     y = raw.y
-    if isinstance(raw.x, CsvColumns):
-        numbers = raw.x.numbers(raw.target_index)[0]
-        missing = is_missing(y)
-        empty = missing if numbers is not None or missing.all() else y == b""
+    if isinstance(raw.x, Columns):
+        empty = raw.x.missing(raw.target_index)
+        if raw.texts is not None and not empty.all():
+            empty = np.array([text == b"" for text in raw.texts])[y]
     elif y.dtype.kind == "f":
         empty = np.isnan(y.reshape(len(y), -1)).any(axis=1)
     else:
@@ -33,22 +34,19 @@ def drop_rows_without_target(raw: RawTable) -> RawTable:
         rows = np.flatnonzero(~empty)
         raw.notes.append(f"{int(empty.sum())} of {len(y)} rows left out: their target {raw.target!r:.60} is empty")
         raw.y = y[rows]
-        raw.x = raw.x.keep(rows) if isinstance(raw.x, CsvColumns) else raw.x[rows]
+        raw.x = raw.x.keep(rows) if isinstance(raw.x, Columns) else raw.x[rows]
     return raw
 
 
 def targets_of(raw: RawTable, task: str | None) -> tuple[str, np.ndarray, np.ndarray | None, list[str]]:
     """(task, targets, test targets, class names); ids i32 when they are classes, else f64."""
     y, test_y = raw.y, raw.test_y
-    if isinstance(raw.x, CsvColumns):
-        values, bad = raw.x.numbers(raw.target_index)
-        if values is None and task == "regression":
-            row = int(np.flatnonzero(bad)[0])
-            where = f"{raw.path} line {raw.x.lines[row]}"
+    if isinstance(raw.x, Columns):
+        if raw.texts is not None and task == "regression":
+            row, cell = raw.x.first_text(raw.target_index)
             raise DataError(
-                f"{where}: target {raw.target!r:.60} is {y[row].decode()!r:.60}; need numbers for a regression"
+                f"{raw.x.where(row)}: target {raw.target!r:.60} is {cell!r:.60}; need numbers for a regression"
             )
-        y = y if values is None else values
     elif y.dtype.kind in "SU" and test_y is not None and test_y.dtype.kind != y.dtype.kind:
         y, test_y = (np.char.decode(a, "utf-8", "replace") if a.dtype.kind == "S" else a for a in (y, test_y))
     if y.ndim == 2 and y.shape[1] == 1:
@@ -63,7 +61,7 @@ def targets_of(raw: RawTable, task: str | None) -> tuple[str, np.ndarray, np.nda
     if y.dtype.kind == "f" and not np.isfinite(y).all():
         raise DataError(f"{raw.path}: target {raw.target!r:.60} is inf in some row; need finite numbers")
     if task is None:
-        task, why = _decide(y)
+        task, why = _decide(y) if raw.texts is None else ("classification", "holds texts")
         raw.notes.insert(0, f"task: {task}, because the target {raw.target!r:.60} {why}")
     if task == "regression":
         if y.dtype.kind not in "fiub":
@@ -88,7 +86,10 @@ def _class_ids(
                 need = f"need 0..{len(raw.classes) - 1}, the {len(raw.classes)} classes that the file names"
                 raise DataError(f"{raw.path}: row {bad[0]}: {what!r:.60} is {values[bad[0]]}; {need}")
         return y.astype(np.int32), None if test_y is None else test_y.astype(np.int32), raw.classes
-    different, ids = np.unique(y, return_inverse=True)
+    if raw.texts is None:
+        different, ids = np.unique(y, return_inverse=True)
+    else:
+        different, ids = _sorted_texts(y, raw.texts)
     if len(different) > max(MOST_INTEGER_CLASSES, len(y) // 2):
         raise DataError(
             f"{raw.path}: target {raw.target!r:.60} has {len(different)} classes in {len(y)} rows; need far fewer"
@@ -103,6 +104,16 @@ def _class_ids(
             raise DataError(f"{raw.path}: row {bad[0]} of the test has class {seen!r:.60}, which no training row has")
         test_ids = place.astype(np.int32)
     return ids.reshape(-1).astype(np.int32), test_ids, names
+
+
+def _sorted_texts(codes: np.ndarray, texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """(the texts that the codes say, in order; the place of each row's text among them)."""
+    used = sorted(np.unique(codes).tolist(), key=lambda code: texts[code])
+    place = np.zeros(len(texts), np.int64)
+    place[used] = np.arange(len(used))
+    different = np.empty(len(used), object)
+    different[:] = [texts[code] for code in used]
+    return different, place[codes]
 
 
 def _is_one_hot(y: np.ndarray) -> bool:
@@ -134,36 +145,45 @@ def check_classes(path: str, ids: np.ndarray, classes: list[str], notes: list[st
         notes.append(f"no training row of class {', '.join(absent[:6])}")
 
 
+def targets_of_column(data: Columns, index: int, preprocess: Preprocess) -> tuple[np.ndarray | None, list[str]]:
+    """known_targets of a column of a table."""
+    if preprocess.task == "classification":
+        codes, texts = data.texts(index)
+        return _known_classes(codes, [_as_class(text) for text in texts], preprocess)
+    values = data.numbers(index) if preprocess.outputs == 1 else None
+    return (None, []) if values is None else (values.reshape(-1, 1), [])
+
+
 def known_targets(y: np.ndarray, preprocess: Preprocess) -> tuple[np.ndarray | None, list[str]]:
-    """Targets of a file to predict on, as the model counts them; None when they are of another kind."""
+    """(targets of an array to predict on, as the model counts them, None when they are of another kind; problems)."""
     if preprocess.task == "classification":
         if y.ndim == 2 and y.shape[1] == len(preprocess.classes) and y.dtype.kind in "fiub":
             return y.argmax(axis=1), []
         if y.ndim != 1:
             return None, []
-        ids = {name: i for i, name in enumerate(preprocess.classes)}
         different, place = np.unique(y, return_inverse=True)
-        texts = [_as_class(v) for v in different]
-        known = np.array([ids.get(t, -100) for t in texts])
-        of_rows = known[place.reshape(-1)]
-        if (of_rows < 0).all() and y.dtype.kind in "iu" and y.min() >= 0 and y.max() < len(ids):
+        of_rows, problems = _known_classes(place.reshape(-1), [_as_class(v) for v in different], preprocess)
+        if (of_rows < 0).all() and y.dtype.kind in "iu" and y.min() >= 0 and y.max() < len(preprocess.classes):
             return y.astype(np.int64), []  # ids into the names that the file gave
-        new = sorted({t for t, i in zip(texts, known, strict=True) if i < 0 and t})
-        return of_rows, [f"classes that the model does not know: {', '.join(new[:6])}"] if new else []
-    if y.dtype.kind in "SO":
-        values = parse_numbers(y, preprocess.separator)[0] if y.ndim == 1 and preprocess.outputs == 1 else None
-        return (None, []) if values is None else (values.reshape(len(y), -1), [])
+        return of_rows, problems
     if y.dtype.kind not in "fiub":
         return None, []
     values = y.astype(np.float64).reshape(len(y), -1)
     return (values, []) if values.shape[1] == preprocess.outputs else (None, [])
 
 
+def _known_classes(codes: np.ndarray, texts: list[str], preprocess: Preprocess) -> tuple[np.ndarray, list[str]]:
+    """(the class id of each row's text, -100 where the model does not know it; a line that names those texts)."""
+    ids = {name: i for i, name in enumerate(preprocess.classes)}
+    known = np.array([ids.get(text, -100) for text in texts], np.int64)
+    new = sorted({texts[code] for code in np.unique(codes) if known[code] < 0 and texts[code]})
+    return known[codes], [f"classes that the model does not know: {', '.join(new[:6])}"] if new else []
+
+
 def _as_class(value: object) -> str:
     if isinstance(value, bytes):
-        as_number = number(value)
-        is_text = as_number is None or not np.isfinite(as_number)
-        return value.decode("utf-8", "replace") if is_text else class_name(as_number)
+        read = read_cell(value, False)
+        return class_name(read) if isinstance(read, float) and np.isfinite(read) else value.decode("utf-8", "replace")
     return class_name(value)
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ..base.arguments import as_bool
 from ..base.errors import SettingError
 from ..base.settings import as_precision, switches
-from ..run.backend import LATE, backend, named
+from ..run.backend import backend, is_device, named
 
 
 class TapeOptions(NamedTuple):
@@ -30,7 +30,7 @@ def checked(precision: str | None, flush: bool | None, device: str | None) -> Ta
     """The options of a new tape; SettingError for what is not usable, BackendError where the device is not there."""
     name = named("grad_tape", device, None)
     if name != "cpu":
-        if name.partition(":")[0] not in LATE:
+        if not is_device(name):
             raise SettingError(f"grad_tape: device={name!r} is not usable; need 'cpu', 'gpu', 'gpu:1'")
         if flush is not None:
             raise SettingError(f"grad_tape: flush={flush!r} is of the CPU; need device='cpu' for it, and has {name!r}")

@@ -6,10 +6,12 @@
     wgsl/          the kernels' sources, one file per family, named as csrc/kernels/*.h
     source.py      puts a kernel's module together: bindings, accessors of its arguments, prelude, family
     stored.py      stored arrays on a device: uploaded when the host has written, downloaded when the host reads
+    kept.py        outputs that stay on a device, to be inputs of other programs
     tape.py        records of arguments and calls as words
     program.py     a proved plan as dispatches: buffers, tape, the encoder
     timing.py      the time of each instruction
     backend.py     the backend "gpu"
+    walk.py        a program run one instruction at a time
     measure.py     what an adapter reaches
 
 How to write a kernel

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import sys
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
-from ..base.errors import BackendError, GuardTripped, IndexOutOfRange, NotFinite, SettingError
+from ..base.errors import BackendError, GradloomError, GuardTripped, IndexOutOfRange, NotFinite, SettingError
 from ..base.interrupts import postponed
 from ..base.settings import Switches
+from ..graph.graph import written
 from ..graph.value import Node
 from ..plan.bytecode import SETTING_BYTES, KernelNeeds
 from ..plan.plan import Plan
@@ -21,10 +23,11 @@ from ..run.backend import Buffer, register_device
 from ..run.cost import cost_table
 from ..run.planned import PlannedExecutable
 from ..transform.program import Program
-from .device import Gpu, device
+from .device import Gpu, alike, device
+from .kept import Kept
 from .kernels.all import KERNELS
 from .program import STATUS_BYTES, Arena, Encoded, Layout, Loader, bind_groups, needs_of
-from .stored import Copies, write
+from .stored import Copies, read, write
 from .timing import Ready, Timer
 
 AHEAD = 64  # steps in one submission, at most
@@ -102,6 +105,9 @@ class GpuExecutable(PlannedExecutable):
         self.arena = place.arena if own is None else own
         self._steps_run, self._stopping = 0, False
         self._timer: Timer | None = None
+        self._least = 0  # bytes of an output that stays here; 0: none does
+        self._there: dict[str, Kept] = {}  # inputs of this run that are here already
+        self._made: dict[int, Kept] = {}  # outputs of this run that stay here
         bytecode = plan.bytecode
         self._inputs = np.zeros(max(bytecode.inputs_bytes, 1), np.uint8)
         self._slots = {
@@ -109,7 +115,7 @@ class GpuExecutable(PlannedExecutable):
             for k, v in self.inputs.items()
             for o in (bytecode.input_offsets[k],)
         }
-        with self.lock:
+        with self.lock, self.device.lock:
             self._load()
         self._debug()
 
@@ -135,10 +141,15 @@ class GpuExecutable(PlannedExecutable):
     def _lay_out_records(self) -> None:
         """Where each output of a step lies in its record, behind the status; how many steps go in one submission."""
         self._recorded: list[tuple[Any, int, int, int]] = []  # buffer's key, its offset, the record's offset, bytes
+        self._kept: list[tuple[int, Any, int]] = []  # the output, buffer's key, its offset
         self.output_starts = []
         at = STATUS_BYTES
         for (segment, offset), size in zip(self.plan.output_places, self.output_bytes, strict=True):
             key, start = self.layout.place(segment, offset)
+            if self._least and size >= self._least and not (start % 4 or size % 4):
+                self._kept.append((len(self.output_starts), key, start))
+                self.output_starts.append(0)
+                continue
             begin = start // 4 * 4
             length = -(-(start + size - begin) // 4) * 4 if size else 0
             if length:
@@ -204,6 +215,35 @@ class GpuExecutable(PlannedExecutable):
         self.check_files()
         return self._run(steps, rows, 0.0)
 
+    def keep_outputs(self, least: int) -> None:
+        """From now on outputs of at least so many bytes stay on the device: `run_values` gives them as Kept."""
+        self._least = least
+        self._lay_out_records()
+
+    def run_values(self, rows: np.ndarray | None, given: Mapping[str, Any]) -> list[Any]:
+        """One step like run_rows, with all inputs: arrays, or Kept, which are not uploaded where they lie here. The
+        outputs: arrays, or Kept. Where it fails, `fed` has the inputs as arrays."""
+        self.check_files()
+        for key, value in given.items():
+            if isinstance(value, Kept) and value.device is self.device:
+                self._there[key] = value
+            else:
+                self._slots[key][...] = value
+        try:
+            _, records = self._run(1, rows, 0.0)
+            made = self._made
+        except GradloomError:
+            for key, value in self._there.items():
+                self._slots[key][...] = value.numpy()
+            raise
+        finally:
+            self._there, self._made = {}, {}
+        starts = zip(self.output_starts, self.outputs, strict=True)
+        return [
+            made[i] if i in made else np.ndarray(spec.shape, spec.dtype.numpy, records, at)
+            for i, (at, spec) in enumerate(starts)
+        ]
+
     def read(self, records: np.ndarray) -> list[np.ndarray]:
         """The outputs out of records: one array of shape [steps, *shape] each."""
         columns = []
@@ -213,7 +253,7 @@ class GpuExecutable(PlannedExecutable):
         return columns
 
     def _run(self, steps: int, rows: np.ndarray | None, deadline: float) -> tuple[int, np.ndarray]:
-        with self.lock, postponed() as interrupted, self.device.errors("a run"):
+        with self.lock, postponed() as interrupted, self._device_held():
             self._prepare()
             self._stopping = False
             begun, submitted, size = time.monotonic(), 0, 1
@@ -255,19 +295,35 @@ class GpuExecutable(PlannedExecutable):
                 write(self.device, self._fixed, 0, np.zeros(STATUS_BYTES, np.uint8))
         records = np.concatenate(found) if found else np.empty((0, self._stride), np.uint8)
         if failed is not None:
-            _, node, index, low, high = (int(v) for v in failed[:5])
-            value = (high << 32 | low) - (1 << 64) * (high >> 31)
-            error = self.failure(len(records), int(failed[0]), node, index, value)
+            error = self._error(len(records), failed)
             if isinstance(error, (GuardTripped, NotFinite, IndexOutOfRange)):
                 error.outputs = self.read(records)
             raise error
         return len(records), records
 
+    def _error(self, done: int, status: np.ndarray) -> Exception:
+        """What has stopped a run after so many steps. status: u32 words."""
+        stop, node, index, low, high = (int(v) for v in status[:5])
+        return self.failure(done, stop, node, index, (high << 32 | low) - (1 << 64) * (high >> 31))
+
+    @contextlib.contextmanager
+    def _device_held(self) -> Iterator[None]:
+        """Programs with an arena of their own have locks of their own; on one device they take turns."""
+        self.copies.fetch(self.reads)
+        with self.device.lock, self.device.errors("a run"):
+            yield
+
     def _prepare(self) -> None:
         """Upload what the host has written; bind groups again where the arena has grown."""
         self.copies.upload(self.reads)
-        if self.inputs:
-            write(self.device, self._fixed, self.layout.inputs, self._inputs[: self.plan.bytecode.inputs_bytes])
+        bytecode = self.plan.bytecode
+        if self._there:
+            for key, slot in self._slots.items():
+                if key not in self._there:
+                    data = slot.reshape(-1).view(np.uint8)
+                    write(self.device, self._fixed, self.layout.inputs + bytecode.input_offsets[key], data)
+        elif self.inputs:
+            write(self.device, self._fixed, self.layout.inputs, self._inputs[: bytecode.inputs_bytes])
         self.arena.ensure(max(self.plan.bytecode.arena_bytes, 64))
         if self._generation != self.arena.generation:
             self.layout.buffers["arena"] = self.arena.buffer
@@ -308,12 +364,43 @@ class GpuExecutable(PlannedExecutable):
         if settings:
             size = self._row_bytes
             encoder.copy_buffer_to_buffer(self._rows[pair], step * size, self._fixed, STATUS_BYTES, size)
+        for key, value in self._there.items():
+            to = self.layout.inputs + self.plan.bytecode.input_offsets[key]
+            encoder.copy_buffer_to_buffer(value.buffer, 0, self._fixed, to, value.nbytes)
 
     def _end(self, encoder: Any, records: Any, step: int) -> None:
         at = step * self._stride
         encoder.copy_buffer_to_buffer(self._fixed, 0, records, at, STATUS_BYTES)
         for key, begin, to, length in self._recorded:
             encoder.copy_buffer_to_buffer(self.layout.buffers[key], begin, records, at + to, length)
+        for i, key, start in self._kept:
+            made = self._made[i] = Kept(self.device, self.copies, self.outputs[i])
+            encoder.copy_buffer_to_buffer(self.layout.buffers[key], start, made.buffer, 0, made.nbytes)
+
+    # ---- one instruction at a time -------------------------------------------------------------------------
+
+    def run_instruction(self, k: int, rows: np.ndarray | None) -> None:
+        """Run instruction k alone, and wait for it; before the first one the device gets inputs, stored arrays and the
+        settings (rows: those of one step). Raises what a whole run would raise."""
+        with self.lock, self._device_held():
+            if k == 0:
+                self._prepare()
+                if rows is not None:
+                    write(self.device, self._fixed, STATUS_BYTES, rows.reshape(-1).view(np.uint8))
+            encoder = self.device.raw.create_command_encoder()
+            encode(encoder, self.ready[k : k + 1])
+            self.device.queue.submit([encoder.finish()])
+            status = read(self.device, self._fixed, 0, STATUS_BYTES).view(np.uint32)
+            self.copies.written(written([self.plan.order.steps[k]]))
+            if status[0]:
+                write(self.device, self._fixed, 0, np.zeros(STATUS_BYTES, np.uint8))
+                raise self._error(0, status)
+
+    def bytes_of(self, segment: int, offset: int, size: int) -> np.ndarray:
+        """What lies at a place of the plan now: u8 [size]."""
+        key, start = self.layout.place(segment, offset)
+        with self._device_held():
+            return read(self.device, self.layout.buffers[key], start, size)
 
     def _submit_timed(self, pair: int, count: int, settings: bool) -> None:
         assert self._timer is not None
@@ -353,4 +440,4 @@ def encode(encoder: Any, steps: Sequence[Ready], **more: Any) -> None:
     running.end()
 
 
-register_device("gpu", GpuBackend)
+register_device("gpu", GpuBackend, alike)

@@ -83,6 +83,12 @@ def adapter(place: int) -> Any:
     return there[place]
 
 
+def alike() -> list[int]:
+    """The numbers of the adapters that are of the same make as the first."""
+    makes = [(name_of(a), a.info["description"]) for a in adapters()]
+    return [i for i, make in enumerate(makes) if make == makes[0]]
+
+
 def name_of(made: Any) -> str:
     info = made.info
     return f"{info['device'] or info['vendor']} ({info['backend_type']})"
@@ -91,13 +97,15 @@ def name_of(made: Any) -> str:
 class Gpu:
     """An adapter in use. All programs on it share its arena (program.py) and the copies of stored arrays (stored.py).
 
-    limits: the numbers that programs keep to. default_limits: ask for no more than WebGPU promises everywhere.
+    limits: the numbers that programs keep to. default_limits: ask for no more than WebGPU promises everywhere. lock: of
+    whoever loads, runs, uploads or downloads; who holds it takes no other lock (base/locks.py).
     timestamps: whether it writes times; period: nanoseconds of a unit of these.
     """
 
     def __init__(self, place: int = 0, default_limits: bool = False) -> None:
         self.place, self.adapter = place, adapter(place)
         self.name = name_of(self.adapter)
+        self.lock = threading.RLock()
         wgpu = _wgpu()
         asked = {} if default_limits else {k: self.adapter.limits[k] for k in LIMITS}
         self.timestamps = TIMESTAMPS in self.adapter.features and not default_limits
@@ -216,7 +224,7 @@ _making = threading.Lock()
 
 def _in_child() -> None:
     for one in _devices.values():
-        one.forked = True
+        one.forked, one.lock = True, threading.RLock()  # a thread that held it is not here
 
 
 if hasattr(os, "register_at_fork"):

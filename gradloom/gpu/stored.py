@@ -43,17 +43,19 @@ class Copy:
 
     def bring(self, array: np.ndarray) -> None:
         flat = array.reshape(-1).view(np.uint8)
-        flat[...] = read(self.device, self.pool.buffer, self.offset, flat.size)
+        with self.device.lock:
+            flat[...] = read(self.device, self.pool.buffer, self.offset, flat.size)
 
 
 class Copies:
-    """All stored arrays on a device. Before a fork they come home, so that the child has them."""
+    """All stored arrays on a device. Before a fork they and values of tapes come home, so that the child has them."""
 
     def __init__(self, device: Gpu) -> None:
         self.device = device
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(before=self.bring_home)
         self._known: weakref.WeakKeyDictionary[Stored, Copy] = weakref.WeakKeyDictionary()
+        self.kept: weakref.WeakSet[Any] = weakref.WeakSet()  # values of tapes (kept.py)
 
     def place(self, several: Iterable[Stored]) -> list[Copy]:
         """Where each lies. Small ones that are new here lie side by side in one buffer; larger ones have one each,
@@ -86,6 +88,14 @@ class Copies:
             for stored in list(self._known):
                 if stored.away is not None:
                     stored.read()
+            for value in list(self.kept):
+                value.numpy()
+
+    def fetch(self, several: Iterable[Stored]) -> None:
+        """Before the lock of the device is taken: what `upload` needs comes home from other devices."""
+        for stored in several:
+            if self._known[stored].version != stored.version:
+                stored.read()
 
     def upload(self, several: Iterable[Stored]) -> None:
         """Before a run: whatever was written elsewhere since it lay here."""

@@ -18,15 +18,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base.arguments import as_bool
-from ..base.errors import GradloomError
+from ..base.errors import GradloomError, SettingError
 from ..base.memory import need_memory, show_bytes
 from ..base.settings import Switches, switches
 from ..graph.graph import view_base, written
 from ..graph.value import Node, describe
 from ..plan.plan import Plan
-from ..run.backend import has_kernel
-from ..run.cpu_backend import CpuBackend
-from ..run.walk import Judged, Walk, distance, first_difference, judge
+from ..run.backend import LATE, backend, has_kernel, plan_for
+from ..run.walk import Judged, Stepped, Walk, distance, first_difference, judge
 from ..step.step import random_settings
 from ..transform.passes import rewrite
 from ..transform.program import Program, gather
@@ -45,8 +44,8 @@ UNHEEDED = (
     "micro_batch_size", "val_split", "reuse", "inplace", "fuse", "poison", "check", "debug", "backend", "parallel",
     "exchange", "timeout", "on_epoch",
 )  # fmt: skip
-# Of the largest number of a gradient: what a whole step may lose in f32; and in bf16, where a number that lies between
-# two of bf16 may be rounded to the other one than in float64.
+# Of the largest number of a gradient, or of another value on a GPU: what a whole step may lose in f32; and in bf16,
+# where a number that lies between two of bf16 may be rounded to the other one than in float64.
 TOTAL_TOLERANCE = {"f32": 1e-3, "bf16": 3e-2}
 
 
@@ -90,19 +89,27 @@ def verify(
     isa: str | None = None,
     precision: str | None = None,
     flush: bool | None = None,
+    device: str = "cpu",
     **settings: Any,
 ) -> Verification:
     """Verify one training step: the first of finetune.Run with these settings and without validation rows.
 
     model, adapter: objects, or the paths of their files. context: tokens per row, 64 by default (of TokenData: what
     they have); batch_size: rows. reference=False leaves float64 out. on_check is called with each Check, on_progress
-    with (nodes, all nodes) held against float64.
+    with (nodes, all nodes) held against float64. device: "cpu", "gpu", "gpu:1": where the step runs.
     Where an adapter's second matrices are all 0, as those of a new one are, they get small numbers for the step: else
     the gradients of the first matrices would be 0 and prove nothing.
-    Raises SettingError when the machine has not the memory for it.
+    Raises SettingError when the machine has not the memory for it, BackendError where there is no such device.
     """
-    model = model_of(model, "verify")
     refuse_settings(settings, "verify", UNHEEDED)
+    chosen = switches(threads=threads, isa=isa, precision=precision, flush=flush)
+    if device != "cpu" and (not isinstance(device, str) or device.partition(":")[0] not in LATE):
+        raise SettingError(f"verify: device={device!r} is not usable; need 'cpu', 'gpu' or 'gpu:1'")
+    for name, given in (("isa", isa), ("flush", flush), ("threads", threads)):
+        if given is not None and device != "cpu":
+            raise SettingError(f"verify: {name}={given!r} is of the CPU; need device='cpu' for it, and has {device!r}")
+    backend(device, chosen)  # for its error, before anything is read
+    model = model_of(model, "verify")
     reference = as_bool("reference", reference)
     if context is None and isinstance(data, (str, os.PathLike)):
         context = min(TOKENS, model.config.context_length)
@@ -115,10 +122,11 @@ def verify(
     source.order.write(run.first_order())
     step = run.trainer.whole_step(source, run.batch_size)
     _check_memory(model, step.run.plan, reference)
-    chosen = switches(threads=threads, isa=isa, precision=precision, flush=flush)
-    made = _Verifier(run, step, chosen, on_check)
+    made = _Verifier(run, step, chosen, device, on_check)
     try:
         made.same_bits()
+        if device != "cpu":
+            made.beside_the_cpu()
         if reference:
             made.against_float64(on_progress)
     finally:
@@ -129,13 +137,15 @@ def verify(
 class _Verifier:
     """Compares other runs of the step with the unshared one, and collects the checks."""
 
-    def __init__(self, run: Run, step: Any, chosen: Switches, on_check: Callable[[Check], None] | None) -> None:
-        self.run, self.step, self.chosen, self.on_check = run, step, chosen, on_check
+    def __init__(
+        self, run: Run, step: Any, chosen: Switches, device: str, on_check: Callable[[Check], None] | None
+    ) -> None:
+        self.run, self.step, self.chosen, self.device, self.on_check = run, step, chosen, device, on_check
         self.program = self.rewritten()
         self.numbers = {"position": 0, **random_settings(run.settings.seed, 1), "keep": 0.0} | run.optimizer.at(0, 0)
-        plan = step.run.plan
+        plan = step.run.plan if device == "cpu" else plan_for(backend(device, chosen), self.program, chosen)
         counted = int((run.data.labels[run.first_order()[: run.batch_size]] >= 0).sum())
-        self.result = Verification(counted, len(plan.order.steps), plan.peak_bytes, plan.unshared_bytes)
+        self.result = Verification(counted, len(plan.order.steps), int(plan.peak_bytes), int(plan.unshared_bytes))
         self.held = {s: s.read().copy() for s in step.run.writes}
         for stored, array in self.held.items():
             if stored.name.endswith(".lora_b") and not array.any():
@@ -150,15 +160,15 @@ class _Verifier:
         self.rewind()
 
     def rewritten(self, fuse: bool = True) -> Program:
-        """The program of the step after all passes, as the CPU runs it."""
-        cpu = CpuBackend(self.chosen)
+        """The program of the step after all passes, as the device runs it."""
+        where = backend(self.device, self.chosen)
         program = gather(self.step.outputs, self.step.updates)
-        return rewrite(program, fuse, runs=lambda node: has_kernel(cpu, node), precision=self.chosen.precision)
+        return rewrite(program, fuse, runs=lambda node: has_kernel(where, node), precision=self.chosen.precision)
 
-    def walk(self, program: Program | None = None, **ways: Any) -> Walk:
-        """A new walk over the program, before its first step."""
+    def walk(self, program: Program | None = None, device: str = "", **ways: Any) -> Stepped:
+        """A new walk over the program, before its first step. device: instead of that which is verified."""
         options = {"isa": self.chosen.isa, "threads": self.chosen.threads, "flush": self.chosen.flush} | ways
-        walk = Walk(program or self.program, Switches(**options))
+        walk = _walk(program or self.program, Switches(**options), device or self.device)
         walk.begin({}, self.numbers)
         return walk
 
@@ -187,11 +197,15 @@ class _Verifier:
 
     def same_bits(self) -> None:
         several = self.chosen.threads
+        shared: tuple[str, dict[str, Any]] = (f"buffers shared, in place, {several} thread{'s' * (several > 1)}", {})
+        last = "1 thread" if several > 1 else "2 threads", {"threads": 1 if several > 1 else 2}
+        if self.device != "cpu":
+            shared, last = ("buffers shared, in place", {}), ("a second run", {"reuse": False, "inplace": False})
         for name, ways in (
-            (f"buffers shared, in place, {several} thread{'s' * (several > 1)}", {}),
+            shared,
             ("without in-place outputs", {"inplace": False}),
             ("dead bytes poisoned", {"poison": True}),
-            ("1 thread" if several > 1 else "2 threads", {"threads": 1 if several > 1 else 2}),
+            last,
         ):
             self.tell(self.side_by_side(name, ways))
         self.tell(self.unfused())
@@ -230,6 +244,27 @@ class _Verifier:
                 return Check(name, False, f"{what} differs by {amount:.3g} of its largest number", what)
         nodes = len(walk.steps)
         return Check(name, True, f"the same bits in the loss and in all that trains ({nodes} nodes)")
+
+    def beside_the_cpu(self) -> None:
+        """Compare each value with the CPU's, which runs the same nodes."""
+        name, allowed = "each node against the CPU", TOTAL_TOLERANCE[self.chosen.precision]
+        walk = self.walk(device="cpu", reuse=False, inplace=False)
+        places = {node: k for k, node in enumerate(self.base.steps)}
+        worst, called = 0.0, "none"
+        try:
+            for k, node in enumerate(walk.steps):
+                walk.run_step(k)
+                for value, array in walk.written(k):
+                    amount = distance(self.values[places[node]][value.index], array)
+                    if not amount <= (allowed if value.dtype.is_float else 0.0):
+                        what = _shown(node, value, amount)
+                        return self.tell(Check(name, False, f"the first node that differs: {what}", _called(node)))
+                    if amount > worst:
+                        worst, called = amount, _called(node)
+        finally:
+            self.rewind()
+        text = f"agree in all {len(walk.steps)} nodes; the largest difference is {worst:.2g} ({called})"
+        return self.tell(Check(name, True, text))
 
     # ---- float64 ---------------------------------------------------------------------------------------------
 
@@ -272,6 +307,15 @@ class _Verifier:
         names = names if len(names) == len(values) - 2 else [v.node.label for v in values[2:]]
         names_of = {view_base(values[0]): "the loss"}
         return names_of | {view_base(v): name for v, name in zip(values[2:], names, strict=True)}
+
+
+def _walk(program: Program, chosen: Switches, device: str) -> Stepped:
+    """A walk on a device."""
+    if device == "cpu":
+        return Walk(program, chosen)
+    from ..gpu.walk import GpuWalk  # not where nothing runs on a GPU
+
+    return GpuWalk(program, chosen, device)
 
 
 def _called(node: Node) -> str:

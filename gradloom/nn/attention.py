@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from numbers import Real
+from typing import Any
 
 import numpy as np
 
@@ -73,6 +74,13 @@ class MultiheadAttention(Module):
         if self.out.bias is not None:
             self.out.draw_with(self.out.bias, filled(0.0))
         self.dropout = Dropout(dropout)
+
+    def arguments(self) -> dict[str, Any]:
+        return {
+            "features": self.features, "heads": self.heads, "kv_heads": self.kv_heads,
+            "bias": self.query.bias is not None, "dropout": self.dropout.rate, "causal": self.causal,
+            "window": self.window, "softcap": self.softcap,
+        }  # fmt: skip
 
     def forward(self, q: Value, k: Value | None = None, v: Value | None = None, mask: object | None = None) -> Value:
         """q [B, T, features], k and v [B, S, features] -> [B, T, features].

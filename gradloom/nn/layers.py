@@ -40,8 +40,22 @@ def _same(x: Value) -> Value:
     return x
 
 
+def _activation_name(function: Callable[[Value], Value]) -> str | None:
+    """The name that makes this activation; one that no name makes is a "function"."""
+    if function is _same:
+        return None
+    return next((name for name, known in ACTIVATIONS.items() if known is function), "function")
+
+
 def _pair(value: int | Sequence[int]) -> tuple[int, int]:
     return (int(value), int(value)) if isinstance(value, (int, np.integer)) else (int(value[0]), int(value[1]))
+
+
+def _short(value: Any) -> Any:
+    """A pair of equal numbers as the one number; anything else as it is."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return value
+    return value[0] if len(set(value)) == 1 else tuple(value)
 
 
 def need_positive(layer: str, **sizes: int) -> None:
@@ -64,6 +78,11 @@ class Linear(Module):
         bound = 1 / math.sqrt(n_in)
         self.weight = self.parameter((n_out, n_in), uniform(bound))
         self.bias = self.parameter((n_out,), uniform(bound)) if as_bool("Linear: bias", bias) else None
+
+    def arguments(self) -> dict[str, Any]:
+        n_out, n_in = self.weight.shape
+        has_bias = self.bias is not None
+        return {"n_in": n_in, "n_out": n_out, "activation": _activation_name(self.act), "bias": has_bias}
 
     def forward(self, x: Value) -> Value:
         y = ops.matmul(x, self.weight, transpose_y=True)
@@ -97,6 +116,14 @@ class Conv2d(Module):
         self.weight = self.parameter((channels_out, channels_in, *self.kernel), uniform(bound))
         self.bias = self.parameter((channels_out,), uniform(bound)) if as_bool("Conv2d: bias", bias) else None
 
+    def arguments(self) -> dict[str, Any]:
+        channels_out, channels_in = self.weight.shape[:2]
+        return {
+            "channels_in": channels_in, "channels_out": channels_out, "kernel": _short(self.weight.shape[2:]),
+            "stride": _short(self.stride), "padding": _short(self.padding), "dilation": _short(self.dilation),
+            "activation": _activation_name(self.act), "bias": self.bias is not None,
+        }  # fmt: skip
+
     def forward(self, x: Value) -> Value:
         return self.act(ops.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation))
 
@@ -109,6 +136,9 @@ class _Pool2d(Module):
     ) -> None:
         super().__init__()
         self.kernel, self.stride, self.padding = kernel, stride, padding
+
+    def arguments(self) -> dict[str, Any]:
+        return {"kernel": _short(self.kernel), "stride": _short(self.stride), "padding": _short(self.padding)}
 
 
 class MaxPool2d(_Pool2d):
@@ -148,6 +178,9 @@ class BatchNorm(Module):
         self.running_mean = self.parameter((channels,), filled(0.0), trainable=False)
         self.running_var = self.parameter((channels,), filled(1.0), trainable=False)
 
+    def arguments(self) -> dict[str, Any]:
+        return {"channels": self.weight.size, "eps": self.eps, "momentum": self.momentum}
+
     def forward(self, x: Value) -> Value:
         if not self.training:
             return ops.batch_norm_eval(x, self.weight, self.bias, self.running_mean, self.running_var, self.eps)
@@ -177,6 +210,9 @@ class LayerNorm(Module):
         self.weight = self.parameter((features,), filled(1.0))
         self.bias = self.parameter((features,), filled(0.0))
 
+    def arguments(self) -> dict[str, Any]:
+        return {"features": self.weight.size, "eps": self.eps}
+
     def forward(self, x: Value) -> Value:
         return ops.layer_norm(x, self.weight, self.bias, self.eps)
 
@@ -189,6 +225,9 @@ class RMSNorm(Module):
         need_positive("RMSNorm", features=features)
         self.eps = eps
         self.weight = self.parameter((features,), filled(1.0))
+
+    def arguments(self) -> dict[str, Any]:
+        return {"features": self.weight.size, "eps": self.eps}
 
     def forward(self, x: Value) -> Value:
         return ops.rms_norm(x, self.weight, self.eps)
@@ -203,6 +242,9 @@ class Dropout(Module):
             raise SettingError(f"Dropout: rate={rate!r} is not usable; need 0 <= rate < 1")
         self.rate = rate
 
+    def arguments(self) -> dict[str, Any]:
+        return {"rate": self.rate}
+
     def forward(self, x: Value) -> Value:
         if not self.training or self.rate == 0:
             return x
@@ -216,6 +258,10 @@ class Embedding(Module):
         super().__init__()
         need_positive("Embedding", count=count, features=features)
         self.weight = self.parameter((count, features), normal())
+
+    def arguments(self) -> dict[str, Any]:
+        count, features = self.weight.shape
+        return {"count": count, "features": features}
 
     def forward(self, ids: Value) -> Value:
         return ops.get_rows(self.weight, ids)
@@ -279,3 +325,22 @@ class Sequential(Module):
         for layer in self.layers:
             x = layer(x)
         return x
+
+
+class HiddenDropout(Sequential):
+    """Modules one after the other, with dropout of `rate` after each Linear but the last module: in training alone.
+    Parameters are called as in Sequential."""
+
+    def __init__(self, *layers: Module, rate: float) -> None:
+        super().__init__(*layers)
+        self.dropout = Dropout(rate)
+
+    def arguments(self) -> dict[str, Any]:
+        return {"rate": self.dropout.rate}
+
+    def forward(self, x: Value) -> Value:
+        *before, last = self.layers
+        for layer in before:
+            x = layer(x)
+            x = self.dropout(x) if isinstance(layer, Linear) else x
+        return last(x)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
 
 from ..base import locks
 from ..base.arguments import as_bool
@@ -17,6 +18,7 @@ from ..base.errors import DTypeError, GraphError, ShapeError
 from ..graph.leaves import Parameter, stored_value
 from ..graph.scope import enter_scope, leave_scope
 from ..graph.stored import Role, Stored, addressable, copies, replace, zeros
+from .shown import Shown
 
 Init = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
@@ -34,6 +36,8 @@ class _Call:
 _call: ContextVar[_Call | None] = ContextVar("gradloom_call", default=None)
 
 Outline = dict[tuple["Module", str], Hashable]
+
+_Path = tuple[str, Parameter, "Init | None"]
 
 # Where a module lies below another, from the upper one down: (attributes, list, tuple or dict; key; what lies there).
 _Links = tuple[tuple[Any, Any, Any], ...]
@@ -87,7 +91,7 @@ def _filled(value: float | np.ndarray, rng: np.random.Generator, shape: tuple[in
     return np.full(shape, value)
 
 
-class Module:
+class Module(Shown):
     """Base of all layers and models.
 
     Call `super().__init__()`, assign modules and parameters (`self.parameter(...)`, `gl.parameter(...)`) to attributes
@@ -171,7 +175,11 @@ class Module:
         """(path, module or parameter, where it lies) of what the attributes hold, in the order of assignment."""
         mine = vars(self)
         for name, value in mine.items():
-            if isinstance(value, _HOLDERS) and name not in _OWN:
+            if type(value) in _NUMBERS or name in _OWN:
+                continue
+            if isinstance(value, (Module, Parameter)):
+                yield name, value, ((mine, name, value),)
+            elif isinstance(value, _HOLDERS):
                 yield from _inside(name, value, ((mine, name, value),))
 
     def children(self) -> Iterator[tuple[str, Module]]:
@@ -194,35 +202,38 @@ class Module:
 
         GraphError for a parameter that was made and not assigned, and for two parameters of one path.
         """
-        paths: dict[Stored, str] = {}
+        seen: set[Stored] = set()
         taken: set[str] = set()
-        for name, parameter, init in self._paths("", (self,)):
-            if parameter.stored not in paths:
+        for name, parameter, init in self._add_paths("", (self,), []):
+            if parameter.stored not in seen:
                 if name in taken:
                     raise GraphError(
                         f"{type(self).__name__}: two parameters are called {name}; need keys of dicts that make "
                         "different paths"
                     )
                 taken.add(name)
-                paths[parameter.stored] = name
+                seen.add(parameter.stored)
                 yield name, parameter, init
 
-    def _paths(self, prefix: str, above: tuple[Module, ...]) -> Iterator[tuple[str, Parameter, Init | None]]:
-        """Own parameters, then those of the children. above: the modules on the way here, this one included."""
+    def _add_paths(self, prefix: str, above: tuple[Module, ...], paths: list[_Path]) -> list[_Path]:
+        """The list, with its own parameters added, then those of the children. above: the modules on the way here, this
+        one included."""
         self._check_made()
-        below = list(self._below())
+        children, first = [], len(paths)
+        for name, held, _ in self._below():
+            if isinstance(held, Parameter):
+                paths.append((prefix + name, held, self._inits.get(held.stored)))
+            elif held not in above:
+                children.append((name, held))
         if self._unassigned:
-            self._unassigned -= {held.stored for _, held, _ in below if isinstance(held, Parameter)}
+            self._unassigned -= {held.stored for _, held, _ in paths[first:]}
         if self._unassigned:
             raise GraphError(
                 f"{type(self).__name__}: a parameter was made, not assigned; need self.name = self.parameter(...)"
             )
-        for name, held, _ in below:
-            if isinstance(held, Parameter):
-                yield prefix + name, held, self._inits.get(held.stored)
-        for name, held, _ in below:
-            if isinstance(held, Module) and held not in above:
-                yield from held._paths(f"{prefix}{name}.", (*above, held))
+        for name, child in children:
+            child._add_paths(f"{prefix}{name}.", (*above, child), paths)
+        return paths
 
     def outline(self) -> Outline:
         """(module, attribute) -> what stands for it: two equal outlines build equal graphs.
@@ -274,7 +285,8 @@ class Module:
             for i, (name, parameter, init) in enumerate(self.named_stored()):
                 parameter.stored.name = parameter.node.name = name
                 if init is not None and wanted(parameter):
-                    rng = np.random.Generator(np.random.Philox(key=[seed % (1 << 64), i]))
+                    key: Any = _Key(seed % (1 << 64), i)
+                    rng = np.random.Generator(np.random.Philox(key))
                     parameter.assign(init(rng, parameter.shape))
         return self
 
@@ -368,7 +380,18 @@ class Module:
         return below
 
 
+class _Key(ISeedSequence):
+    """The key of a Philox generator. Philox(key=...) makes the same one, after it has asked the system for entropy."""
+
+    def __init__(self, *words: int) -> None:
+        self.words = words
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray:
+        return np.array(self.words, dtype)
+
+
 _HOLDERS = (Module, Parameter, list, tuple, dict)  # what may be or hold a part of the tree
+_NUMBERS = frozenset({int, float, bool, str, type(None)})  # what is none: most attributes
 
 
 def _lies_there(links: _Links) -> bool:

@@ -25,7 +25,6 @@ from ..graph.declare import op
 from ..graph.opspec import OpSpec
 from ..graph.value import Value
 from .common import Sample, Spec, bad, draw, need, need_rounded, zeros_like
-from .elementwise import abs as size_of
 from .elementwise import add, cast, div, exp, greater, less, log, minimum, mul, round_bf16, sqr, sub, tanh, where
 from .elementwise import scale as times
 from .layout import permute, reshape
@@ -33,6 +32,7 @@ from .matmul import matmul
 from .reduce import max as largest
 from .reduce import sum as sum_over
 from .rope import POSITIONS
+from .rounding import next_power, next_power_array, rounded_array
 
 
 def _attention_shape(
@@ -89,13 +89,6 @@ def _scores(q: np.ndarray, k: np.ndarray, scale: float, softcap: float | None) -
     return np.tanh(z / cap) * cap
 
 
-FAR = 1e6  # scores beyond have no multiple of log 2 near enough in f32
-
-
-def _rounded(x: np.ndarray) -> np.ndarray:
-    return x.astype(bf16.numpy).astype(x.dtype)
-
-
 def _probabilities(
     q: np.ndarray, k: np.ndarray, positions: np.ndarray, scale: float, cached: bool, window: int | None,
     softcap: float | None, rounded: bool,
@@ -105,11 +98,10 @@ def _probabilities(
     z = np.where(_seen(positions, k.shape[1], cached, window)[:, None, None], z, -np.inf)
     most = z.max(-1, keepdims=True) if z.size else np.zeros((*z.shape[:-1], 1), z.dtype)
     if rounded:
-        power = np.asarray(math.log(2), z.dtype)
-        most = np.where(np.abs(most) < FAR, np.round(most / power) * power, most)
+        most = next_power_array(most)
     e = np.exp(z - most)
     total = e.sum(-1, keepdims=True)
-    return (_rounded(e) if rounded else e) / total, (np.log(total) + most)[..., 0]
+    return (rounded_array(e) if rounded else e) / total, (np.log(total) + most)[..., 0]
 
 
 def _grouped(q: np.ndarray, k: np.ndarray) -> np.ndarray:
@@ -140,7 +132,7 @@ def _attention_back(
     if softcap is not None:
         dz = dz * (1 - np.square(z / np.asarray(softcap, q.dtype)))
     if rounded:
-        p, dz = _rounded(p), _rounded(dz)
+        p, dz = rounded_array(p), rounded_array(dz)
     dq = np.einsum("bngts,bsnd->btngd", dz, k).reshape(q.shape)
     return dq, np.einsum("bngts,btngd->bsnd", dz, _grouped(q, k)), np.einsum("bngts,btngd->bsnd", p, grouped)
 
@@ -186,8 +178,7 @@ def _attention_graph(
     most = largest(seen, -1, keepdims=True)
     rounded = q.dtype is bf16
     if rounded:
-        power = times(cast(cast(times(most, 1 / math.log(2)), "i32"), f32), math.log(2))
-        most = where(less(size_of(most), FAR), power, most)
+        most = next_power(most)
     e = exp(sub(seen, most))
     total = sum_over(e, -1, keepdims=True)
     values = permute(v, (0, 2, 1, 3))

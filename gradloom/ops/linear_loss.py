@@ -17,7 +17,7 @@ from ..graph.leaves import as_value
 from ..graph.opspec import OpSpec
 from ..graph.value import Value
 from .common import Sample, Spec, bad, draw, need
-from .elementwise import cast, equal, mul, neg, round_bf16, where
+from .elementwise import cast, div, equal, exp, mul, neg, round_bf16, sub, where
 from .layout import product, reshape
 from .loss import (
     IGNORED,
@@ -30,7 +30,9 @@ from .loss import (
     weights_of_labels,
 )
 from .matmul import NARROW, matmul, narrow_operand
+from .reduce import max as largest
 from .reduce import sum as sum_over
+from .rounding import next_power, next_power_array, rounded_array
 from .softmax import log_softmax
 
 # ---- the ops ---------------------------------------------------------------------------------------------
@@ -50,7 +52,7 @@ def _vocabulary(w: Any) -> IdRange:
 
 
 def _linear_cross_entropy(
-    x: np.ndarray, w: np.ndarray, labels: np.ndarray, weights: np.ndarray | None
+    x: np.ndarray, w: np.ndarray, labels: np.ndarray, weights: np.ndarray | None, rounded: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """cross_entropy_sum(x @ w.T, labels, weights) of the rows that weigh something; the others are never looked at."""
     kind = x.dtype
@@ -58,10 +60,18 @@ def _linear_cross_entropy(
     _vocabulary(w).check("linear_cross_entropy", labels)
     row_weights = np.ones(len(x), kind) if weights is None else weights.astype(kind)
     used = (labels != IGNORED) & (row_weights != 0)
-    loss, weight, slope = cross_entropy_arrays(x[used] @ w.T, labels[used], row_weights[used])
+    logits, ids = x[used] @ w.T, labels[used]
+    loss, weight, slope = cross_entropy_arrays(logits, ids, row_weights[used])
     dx = np.zeros_like(x)
-    dx[used] = slope @ w
-    return loss, weight, dx, slope.T @ x[used]
+    if not rounded:
+        dx[used] = slope @ w
+        return loss, weight, dx, slope.T @ x[used]
+    e = np.exp(logits - next_power_array(logits.max(1, keepdims=True)))
+    of_x = rounded_array(e) / e.sum(1, keepdims=True) * row_weights[used][:, None]
+    own = np.arange(len(ids)), ids
+    of_x[own] = slope[own]
+    dx[used] = of_x @ w
+    return loss, weight, dx, rounded_array(slope).T @ x[used]
 
 
 def _linear_samples(rng: np.random.Generator) -> list[Sample]:
@@ -101,10 +111,19 @@ def _as_read(x: Value, w: Value) -> tuple[Value, Value]:
 
 def _linear_graph(x: Value, w: Value, labels: Value, weights: Value | None) -> list[Value]:
     """linear_cross_entropy from simpler ops; it holds the logits [N, V]."""
+    rounded = x.dtype is bf16
     x, w = _as_read(x, w)
-    x = where(equal(reshape(rows_that_count(labels), (x.shape[0], 1)), 0.0), 0.0, x)
-    loss, weight, slope = cross_entropy_graph(matmul(x, w, transpose_y=True), labels, weights)
-    return [loss, weight, matmul(slope, w), matmul(slope, x, transpose_x=True)]
+    counted = rows_that_count(labels)
+    x = where(equal(reshape(counted, (x.shape[0], 1)), 0.0), 0.0, x)
+    logits = matmul(x, w, transpose_y=True)
+    loss, weight, slope = cross_entropy_graph(logits, labels, weights)
+    if not rounded:
+        return [loss, weight, matmul(slope, w), matmul(slope, x, transpose_x=True)]
+    e = exp(sub(logits, next_power(largest(logits, 1, keepdims=True))))
+    row_weights = reshape(counted if weights is None else mul(weights, counted), (x.shape[0], 1))
+    others = mul(cast(round_bf16(e), f32), div(row_weights, sum_over(e, 1, keepdims=True)))
+    of_x = where(equal(one_hot(labels, w.shape[0]), 1.0), slope, others)
+    return [loss, weight, matmul(of_x, w), matmul(round_bf16(slope), x, transpose_x=True)]
 
 
 linear_cross_entropy: OpSpec = op(
@@ -112,8 +131,8 @@ linear_cross_entropy: OpSpec = op(
     unit="w", dense="labels weights", rounds="x w",
     doc="cross_entropy_sum(x w^T, labels, weights) and its gradients, block by block of the vocabulary: the logits "
     "[N, V] are never held; rows of label -100 or weight 0 cost nothing, and what they hold does not matter; w of any "
-    "dtype that products take is decoded as it is read, where x is bf16 rounded to bf16; second derivatives and those "
-    "of weights hold the logits",
+    "dtype that products take is decoded as it is read; where x is bf16, w and the slopes of the logits that w and x "
+    "are multiplied by are rounded to bf16; second derivatives and those of weights hold the logits",
     shape=_linear_shape,
     vjp=lambda g_loss, g_weight, g_dx, g_dw, x, w, labels, weights, dx, dw, needed: loss_gradients(
         _linear_graph, {"x": x, "w": w, "labels": labels, "weights": weights}, {"x": dx, "w": dw}, needed,

@@ -13,7 +13,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from ..base.errors import BackendError, SettingError
-from ..base.settings import Switches
+from ..base.settings import Switches, switches
 from ..graph.value import Node
 from ..plan.bytecode import KernelNeeds, signature
 from ..plan.plan import Plan, make_plan
@@ -61,6 +61,7 @@ class Backend(Protocol):
 
 _registered: dict[str, type[Backend]] = {}
 _devices: dict[str, Callable[[Switches, int], Backend]] = {}
+_alike: dict[str, Callable[[], list[int]]] = {}
 LATE = {"gpu": "gradloom.gpu.backend"}  # backends that register themselves when their module is imported, on first use
 
 
@@ -69,9 +70,10 @@ def register(made: type[Backend]) -> None:
     _registered[made.name] = made
 
 
-def register_device(name: str, make: Callable[[Switches, int], Backend]) -> None:
-    """Add a backend of which a machine may have several: "name" is number 0, "name:1" the next one."""
-    _devices[name] = make
+def register_device(name: str, make: Callable[[Switches, int], Backend], alike: Callable[[], list[int]]) -> None:
+    """Add a backend of which a machine may have several: "name" is number 0, "name:1" the next one. alike() gives the
+    numbers of those that are of the same make as number 0."""
+    _devices[name], _alike[name] = make, alike
 
 
 def named(who: str, device: str | None, backend: str | None, default: str = "cpu") -> str:
@@ -87,8 +89,7 @@ def named(who: str, device: str | None, backend: str | None, default: str = "cpu
 def backend(name: str, switches: Switches) -> Backend:
     """The backend of this name; BackendError when there is none, or when it cannot compute here."""
     kind, _, place = name.partition(":")
-    if kind in LATE and kind not in _devices:
-        import_module(LATE[kind])
+    _import(kind)
     if kind in _devices and (place.isdecimal() or kind == name):
         made = _devices[kind](switches, int(place or 0))
     elif name in _registered:
@@ -99,6 +100,32 @@ def backend(name: str, switches: Switches) -> Backend:
     if not there:
         raise BackendError(why)
     return made
+
+
+def _import(kind: str) -> None:
+    if kind in LATE and kind not in _devices:
+        import_module(LATE[kind])
+
+
+def is_device(name: str) -> bool:
+    """Whether the name is that of a device beside the CPU: "gpu", "gpu:1"."""
+    return name.partition(":")[0] in LATE
+
+
+def device_of_rank(name: str, rank: int) -> str:
+    """Where a rank computes that is asked to compute on `name`: "gpu" is one adapter after the other, of those of the
+    same make as the first. BackendError where there is none."""
+    if name not in LATE:
+        return name
+    _import(name)
+    numbers = _alike[name]()
+    number = numbers[rank % len(numbers)]
+    return f"{name}:{number}" if number else name
+
+
+def make_of(name: str) -> str:
+    """What computes under a name: two devices of one make give the same bits. BackendError where it is not there."""
+    return backend(name, switches()).available()[1] if is_device(name) else name
 
 
 def has_kernel(chosen: Backend, node: Node) -> bool:

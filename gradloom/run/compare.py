@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.errors import GradientError
+from ..base.errors import GradientError, SettingError
 from ..graph.grad import gradients
 from ..graph.leaves import Parameter
 from ..graph.stored import held
@@ -15,6 +15,8 @@ from ..graph.value import Value
 from ..transform.program import gather
 from .compile import compile
 from .numpy_backend import evaluate
+
+OF_CPU = ("isa", "flush", "threads")  # options of compile that other backends do not have
 
 
 def check_gradients(
@@ -72,14 +74,21 @@ def compare(
 ) -> tuple[Value, float] | None:
     """The first node, in order, at which two backends differ by more than `tolerance`, and by how much; or None.
 
-    Compares every float value of the graph, unfused: max |a - b| / max(1, max |a|). options go to compile.
+    Compares every float value of the graph, unfused: max |a - b| / max(1, max |a|). backends: each one behind the first
+    is held against the first; "numpy" is float64, so that ("numpy", "cpu", "gpu") finds out which of two is wrong.
+    options go to compile, but not where float64 computes; isa, flush and threads go to the CPU alone.
+    Raises SettingError for fewer than two backends.
     """
+    if len(backends) < 2:
+        raise SettingError(f"compare: backends={tuple(backends)!r} is not usable; need two or more")
     values = [outputs] if isinstance(outputs, Value) else list(outputs)
     every = [v for n in gather(values).nodes if not n.op.updates for v in n.outputs if v.dtype.is_float]
     feeds = dict(feeds or {})
     results = []
     for name in backends:
-        run = compile(every, backend=name, **(options | {"fuse": False} if name == "cpu" else {}))
+        of_cpu = name == "cpu"
+        chosen = {k: v for k, v in options.items() if of_cpu or k not in OF_CPU} | {"fuse": False}
+        run = compile(every, backend=name, **({} if name == "numpy" else chosen))
         state = [n.attrs["stored"] for n in run.program.nodes if n.op.name == "parameter"]
         written = [stored for stored in state if stored.role != "frozen"]
         with held(written, written):
@@ -87,12 +96,10 @@ def compare(
             results.append(run(**feeds))
             for stored, data in zip(written, before, strict=True):  # running statistics stay as they were
                 stored.write(data)
-    first, second = results
-    for value, a, b in zip(every, first, second, strict=True):
-        if a.size == 0:
-            continue
-        with np.errstate(invalid="ignore"):
-            difference = float(np.max(np.abs(a - b))) / max(1.0, float(np.max(np.abs(a))))
-        if not difference <= tolerance and not np.array_equal(a, b, equal_nan=True):
-            return value, difference
+    for value, a, *others in zip(every, *results, strict=True):
+        for b in others if a.size else ():
+            with np.errstate(invalid="ignore"):
+                difference = float(np.max(np.abs(a - b))) / max(1.0, float(np.max(np.abs(a))))
+            if not difference <= tolerance and not np.array_equal(a, b, equal_nan=True):
+                return value, difference
     return None

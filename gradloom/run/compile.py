@@ -13,7 +13,7 @@ from ..graph.graph import check_graph, check_updates
 from ..graph.value import Value, builds_graphs, describe
 from ..transform.passes import rewrite, rounded
 from ..transform.program import Program, gather
-from .backend import LATE, Buffer, has_kernel, named, plan_for
+from .backend import Buffer, has_kernel, is_device, named, plan_for
 from .backend import backend as backend_of
 
 
@@ -84,7 +84,7 @@ def compile(
     )
     place = named("compile", device, backend)
     for name, given in (("isa", isa), ("flush", flush)):
-        if given is not None and place.partition(":")[0] in LATE:
+        if given is not None and is_device(place):
             raise SettingError(f"compile: {name}={given!r} is of the CPU; need device='cpu' for it, and has {place!r}")
     made = backend_of(place, chosen)
     program = gather(values, updates)

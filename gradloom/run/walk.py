@@ -6,6 +6,7 @@ wrong. A walk held against the references names the first kernel that is wrong.
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,23 +25,17 @@ from .cpu_backend import STOP_DONE, CpuBackend, CpuExecutable, _core
 from .executable import called
 from .feeds import SETTING_DEFAULTS
 from .numpy_backend import leaf_data
+from .planned import PlannedExecutable
 
 
-class Walk(CpuExecutable):
-    """A compiled program in an arena of its own. Call it to run it whole, or `begin` and then `run_step` for each step.
+class Stepped(PlannedExecutable):
+    """A compiled program that runs one instruction at a time: `begin`, then `run_step` for each step.
 
     The values of a plan that shares no bytes (reuse=False) are all there when it has run.
     """
 
-    def __init__(self, program: Program, switches: Switches) -> None:
-        cpu = CpuBackend(switches)
-        super().__init__(program, plan_for(cpu, program, switches), switches, cpu.allocate(0))
-        self._bytes, self._memory = self.arena.view(), self.segments()
-        self._rows: np.ndarray | None = None
-        self._settings: dict[str, Any] = {}
-        self._dead: dict[int, list[tuple[int, int, int]]] = {}  # instruction -> what is dead after it
-        for at, segment, offset, size in self.plan.bytecode.dead:
-            self._dead.setdefault(at, []).append((segment, offset, size))
+    rows: np.ndarray | None = None  # the settings of the steps to come, as the bytecode reads them
+    _settings: Mapping[str, Any] = {}
 
     @property
     def steps(self) -> tuple[Node, ...]:
@@ -51,40 +46,23 @@ class Walk(CpuExecutable):
         """Feed inputs and settings for the steps to come."""
         self.feed(feeds)
         self._settings = {k: settings.get(k, SETTING_DEFAULTS.get(k)) for k in self.settings}
-        self._rows = self.settings_rows(1, self._settings) if self.settings else None
+        self.rows = self.settings_rows(1, self._settings) if self.settings else None
 
+    @abc.abstractmethod
     def run_step(self, k: int) -> None:
-        """Run instruction k alone. Raises what a whole run would raise.
+        """Run instruction k alone. Raises what a whole run would raise."""
 
-        Bytes that are dead after an instruction are poisoned when the next one begins: until then `written` reads all
-        that the instruction wrote, outputs that no instruction reads included.
-        """
-        bytecode = self.plan.bytecode
-        one = bytecode.instructions[k : k + 1].copy()
-        args, attrs = (
-            array[int(one[f"{what}_first"][0]) :][: int(one[f"{what}_count"][0])]
-            for what, array in (("arg", bytecode.args), ("attr", bytecode.attrs))
-        )
-        kernel = bytecode.kernels[int(one["kernel"][0])]
-        one["kernel"] = one["arg_first"] = one["attr_first"] = 0
-        dead = [(EACH_STEP, *place) for place in self._dead.get(k - 1 if k else EACH_STEP, ())]
-        native = _core.Program(self.isa, [kernel], one, args, attrs, self._memory, [], dead, ())
-        done, stop, node, index, value = native.run(
-            1, self._rows, None, self.switches.threads, 0.0, self.switches.poison, flush=self.switches.flush
-        )
-        if stop != STOP_DONE:
-            raise self.failure(done, stop, node, index, value)
-
+    @abc.abstractmethod
     def written(self, k: int) -> Iterator[tuple[Value, np.ndarray]]:
         """(value, its bytes) of what step k has just written; what it wrote to stored arrays, as they are now."""
+
+    def places(self, k: int) -> Iterator[tuple[Value, int, int]]:
+        """(value, segment, byte) of what step k writes; nothing of outputs without memory or elements."""
         node, bytecode = self.steps[k], self.plan.bytecode
         first = int(bytecode.instructions[k]["arg_first"]) + len(node.inputs)
         for value, arg in zip(node.outputs, bytecode.args[first : first + len(node.outputs)], strict=True):
-            segment, offset = int(arg["segment"]), int(arg["offset"])
-            if segment == NO_SEGMENT or not value.size:
-                continue
-            place = self._bytes if segment == ARENA else _flat(bytecode.stored[segment - len(SEGMENT_NAMES)].read())
-            yield value, place[offset : offset + value.bytes].view(value.dtype.numpy).reshape(value.shape)
+            if int(arg["segment"]) != NO_SEGMENT and value.size:
+                yield value, int(arg["segment"]), int(arg["offset"])
 
     def run_all(self) -> list[dict[int, np.ndarray]]:
         """Run every step (after `begin`); what each wrote, by output. For a plan that shares no bytes: what lies in the
@@ -97,7 +75,44 @@ class Walk(CpuExecutable):
 
     def leaf(self, value: Value) -> np.ndarray:
         """The numbers of an input, setting, constant or stored array."""
-        return np.asarray(leaf_data(value, self.fed() | self._settings))
+        return np.asarray(leaf_data(value, self.fed() | dict(self._settings)))
+
+
+class Walk(Stepped, CpuExecutable):
+    """A compiled program of the CPU in an arena of its own. Call it to run it whole, or run it step by step."""
+
+    def __init__(self, program: Program, switches: Switches) -> None:
+        cpu = CpuBackend(switches)
+        super().__init__(program, plan_for(cpu, program, switches), switches, cpu.allocate(0))
+        self._bytes, self._memory = self.arena.view(), self.segments()
+        self._dead: dict[int, list[tuple[int, int, int]]] = {}  # instruction -> what is dead after it
+        for at, segment, offset, size in self.plan.bytecode.dead:
+            self._dead.setdefault(at, []).append((segment, offset, size))
+
+    def run_step(self, k: int) -> None:
+        """Bytes that are dead after an instruction are poisoned when the next one begins: until then `written` reads
+        all that the instruction wrote, outputs that no instruction reads included."""
+        bytecode = self.plan.bytecode
+        one = bytecode.instructions[k : k + 1].copy()
+        args, attrs = (
+            array[int(one[f"{what}_first"][0]) :][: int(one[f"{what}_count"][0])]
+            for what, array in (("arg", bytecode.args), ("attr", bytecode.attrs))
+        )
+        kernel = bytecode.kernels[int(one["kernel"][0])]
+        one["kernel"] = one["arg_first"] = one["attr_first"] = 0
+        dead = [(EACH_STEP, *place) for place in self._dead.get(k - 1 if k else EACH_STEP, ())]
+        native = _core.Program(self.isa, [kernel], one, args, attrs, self._memory, [], dead, ())
+        done, stop, node, index, value = native.run(
+            1, self.rows, None, self.switches.threads, 0.0, self.switches.poison, flush=self.switches.flush
+        )
+        if stop != STOP_DONE:
+            raise self.failure(done, stop, node, index, value)
+
+    def written(self, k: int) -> Iterator[tuple[Value, np.ndarray]]:
+        stored = self.plan.bytecode.stored
+        for value, segment, offset in self.places(k):
+            place = self._bytes if segment == ARENA else _flat(stored[segment - len(SEGMENT_NAMES)].read())
+            yield value, place[offset : offset + value.bytes].view(value.dtype.numpy).reshape(value.shape)
 
 
 def _flat(array: np.ndarray) -> np.ndarray:
@@ -119,7 +134,7 @@ class Difference:
         return f"{called(self.node)} ({describe(self.value)}), by {self.amount:.3g} of its largest number"
 
 
-def first_difference(walk: Walk, values: Sequence[Mapping[int, np.ndarray]]) -> Difference | None:
+def first_difference(walk: Stepped, values: Sequence[Mapping[int, np.ndarray]]) -> Difference | None:
     """Run `walk` step by step (after `begin`); the first output whose bits are not those of values[step][output]."""
     for k, node in enumerate(walk.steps):
         walk.run_step(k)
@@ -165,7 +180,7 @@ class Judged:
 OWN_TOLERANCE = 1e-4  # of the largest number of an output
 
 
-def judge(walk: Walk, values: Sequence[Mapping[int, np.ndarray]]) -> Iterator[Judged]:
+def judge(walk: Stepped, values: Sequence[Mapping[int, np.ndarray]]) -> Iterator[Judged]:
     """Every output of a program that ran, held against the references, in the order of the steps.
 
     values[step][output]: what the steps wrote. Stored arrays must be as they were before the run. Float64 numbers are
@@ -198,7 +213,7 @@ def judge(walk: Walk, values: Sequence[Mapping[int, np.ndarray]]) -> Iterator[Ju
 
 
 def _apply(
-    walk: Walk, node: Node, known: Mapping[Value, np.ndarray], real: type, leaves: dict[Value, np.ndarray]
+    walk: Stepped, node: Node, known: Mapping[Value, np.ndarray], real: type, leaves: dict[Value, np.ndarray]
 ) -> list[np.ndarray]:
     """The node's reference on what is known, computed in `real`. leaves: keeps what was read for this node."""
 

@@ -16,6 +16,7 @@ import numpy as np
 from .. import ops
 from ..base.errors import SettingError
 from ..graph.leaves import Parameter
+from ..graph.stored import bring_home
 from ..graph.value import Value
 from ..optim.state import OptimizerState
 from ..parallel.communicator import Communicator, Reduction
@@ -84,8 +85,13 @@ class Exchange:
         absent = [piece for piece, new in pairs if new is None]
         return updates + ops.zero(*absent) if absent else updates
 
+    def _fetch(self) -> None:
+        """What a device has computed lies in the flat array now."""
+        bring_home(self.flat.stored)
+
     def spoil(self) -> None:
         """This micro-batch is not finite: the guard on the sum will find it, on all ranks."""
+        self._fetch()
         self._loss[...] = np.nan
 
     def fold(self, count: int, compute: Callable[[int], object]) -> None:
@@ -96,10 +102,13 @@ class Exchange:
             j = first + ranks.rank
             if j < count:
                 compute(j)
+                self._fetch()
                 reduction.add(self.flat.whole)
             else:
                 reduction.add(None)
         reduction.finish(self.flat.whole)
+        for stored in self.flat.stored:  # for copies on a device
+            stored.version += 1
 
     def ending(
         self,
@@ -137,6 +146,7 @@ class Exchange:
         mine: tuple[int, str] | None = None
         for j in range(ranks.rank, count, ranks.size):
             compute(j)
+            self._fetch()
             if not np.isfinite(self.flat.whole).all():
                 mine = j, diagnose(j)
                 break

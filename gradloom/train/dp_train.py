@@ -39,9 +39,11 @@ from ..parallel.agree import agreed
 from ..parallel.communicator import TIMEOUT, Communicator, launched
 from ..parallel.join import communicator
 from ..parallel.replicas import threads as thread_ranks
+from ..run.backend import is_device, named
 from ..step.exchange import check_exchange
 from .arguments import check_options, check_skip
-from .replica import Replica, ReplicaJob, error_at
+from .replica import Replica, error_at
+from .replica_job import ReplicaJob
 from .saver import Saver, saver_of
 
 
@@ -93,6 +95,8 @@ def dp_train(
     forward_fn: Callable[[Any, Any], Any] | None = None,
     target_fn: Callable[[Any], Any] | None = None,
     replicas: int | None = None,
+    device: str | None = None,
+    devices: Sequence[str] | None = None,
     iterations: int,
     lr: Schedule | None = None,
     optimizer: Optimizer | None = None,
@@ -122,6 +126,11 @@ def dp_train(
     target_fn   (sample) -> target; by default the target of a pair
     loss_fn     (outputs, target) -> a scalar, or a pair (sum, weight); the loss of a step is sums / weights
     replicas    threads of this process, by default one per core; under mpiexec each process is one
+    device      where all replicas compute: "cpu" (when not given), or "gpu": on one adapter after the other where there
+                are several of one make
+    devices     or where each one computes, such as ["cpu", "gpu"]. On devices of one make each replica takes the
+                optimiser's step; where the first one's is another, the weights are copied from the first. They are
+                equal in any case, bit for bit; gradients are exchanged over the memory of the host
     iterations  steps: at step i replica r takes sample (i*R + r) mod n; with `shuffle` each pass over the samples has
                 an order of its own, by `seed`
     optimizer   by default Adam(lr), lr 1e-3; its schedules count a pass over the samples as an epoch. Gradients are
@@ -157,9 +166,12 @@ def dp_train(
             f"optimizer: {type(optimizer).__name__} was made with parameters, but each replica has its own; need one "
             f"without: {type(optimizer).__name__}(lr=...)"
         )
-    chosen = [name for name in ("device", "backend", "arena") if name in options]
-    if chosen:
-        raise SettingError(f"dp_train: {' and '.join(chosen)} cannot be chosen here")
+    if "arena" in options:
+        raise SettingError("dp_train: arena cannot be chosen here")
+    places = _devices(device, options.pop("backend", None), devices)
+    for name in ("isa", "flush"):
+        if options.get(name) is not None and any(map(is_device, [places] if isinstance(places, str) else places)):
+            raise SettingError(f"dp_train: {name}={options[name]!r} is of the CPU; need device='cpu' for all replicas")
     if not hasattr(samples, "__len__") or not hasattr(samples, "__getitem__") or isinstance(samples, Mapping):
         raise DataError(f"samples: got {type(samples).__name__}; need a sequence of pairs or dicts")
     count = len(samples)
@@ -170,9 +182,9 @@ def dp_train(
         optimizer if optimizer is not None else Adam(lr=1e-3 if lr is None else lr), check_max("max_norm", max_norm),
         check_max("max_value", max_value),
         as_bool("shuffle", shuffle), seed, check_exchange(exchange), as_bool("verbose", verbose),
-        check_decay("ema", ema), check_skip(on_nonfinite), options,
+        check_decay("ema", ema), check_skip(on_nonfinite), places, options,
     )  # fmt: skip
-    ranks = _ranks(replicas, timeout)
+    ranks = _ranks(replicas, places, timeout)
     began = time.perf_counter()
     mine = ranks[0] if len(ranks) < ranks[0].size else None  # the others are in other processes
     with contextlib.ExitStack() as stack:
@@ -193,11 +205,32 @@ def dp_train(
     return DPResult(models[0], history, ranks[0].size, time.perf_counter() - began, models, ranks[0].is_root)
 
 
-def _ranks(replicas: int | None, timeout: float) -> list[Communicator]:
+def _devices(device: str | None, backend: str | None, devices: Sequence[str] | None) -> str | tuple[str, ...]:
+    """The device of all replicas, or of each."""
+    if devices is None:
+        made: str | tuple[str, ...] = named("dp_train", device, backend)
+    elif device is not None or backend is not None:
+        raise SettingError(f"dp_train: device={device or backend!r} beside devices={devices!r}; need one of the two")
+    elif isinstance(devices, str) or not devices:
+        raise SettingError(f"dp_train: devices={devices!r} is not usable; need a name for each replica: ['cpu', 'gpu']")
+    else:
+        made = tuple(devices)
+    for name in (made,) if isinstance(made, str) else made:
+        if not isinstance(name, str) or not (name == "cpu" or is_device(name)):
+            raise SettingError(f"dp_train: device={name!r} is not usable; need 'cpu', 'gpu', 'gpu:1'")
+    return made
+
+
+def _ranks(replicas: int | None, devices: str | Sequence[str], timeout: float) -> list[Communicator]:
     """The communicators of this process's replicas."""
     if replicas is not None:
         replicas = as_whole("replicas", replicas, 1)
     started = launched(otherwise=0)
+    if not isinstance(devices, str):
+        count = started if started > 1 else replicas
+        if count not in (None, len(devices)):
+            raise SettingError(f"devices={list(devices)}, but there are {count} replicas; need a name for each")
+        replicas = replicas or len(devices)
     if started > 1:
         if replicas not in (None, started):
             raise SettingError(

@@ -35,6 +35,7 @@ class Forms:
         self._caches.append({})
         return self._caches[-1]
 
+    @paused()
     def look(self, backward: bool) -> None:
         """See what the model is now: what was built for another form of it is not used until it is that again."""
         objective, outline = self._objective, Outline()

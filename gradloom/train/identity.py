@@ -24,7 +24,7 @@ from ..graph.structure import digests
 from ..graph.value import Value
 from ..optim.optimizer import Optimizer
 from ..parallel.communicator import checksum
-from ..run.backend import LATE, backend
+from ..run.backend import is_device, make_of
 from ..run.cpu_backend import choose_isa
 from ..step.state import shown
 from .batches import CompiledBatch
@@ -135,9 +135,7 @@ def environment_of(options: Mapping[str, Any]) -> dict[str, str]:
 
 def _device(name: str) -> dict[str, str]:
     """What a backend of devices runs on: another adapter or driver gives other bits."""
-    if name.partition(":")[0] not in LATE:
-        return {}
-    return {"device": backend(name, switches()).available()[1]}
+    return {"device": make_of(name)} if is_device(name) else {}
 
 
 class Identity:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from .metrics import NOTHING, Measures, MetricLayout
 from .outputs import Outputs, mapped, values_of
 from .session import Graph
 from .source import FeedSource, RowSource
-from .trained import Freeze, check_freeze, made_since, reached_parameters, refuse_untrained
+from .trained import Freeze, check_freeze, reached_parameters, refuse_untrained
 
 Model = Module | Callable[[Value], Outputs] | Graph | tuple[Value, Outputs]
 
@@ -84,9 +84,11 @@ class Objective:
         """The graph of so many rows, with `backward` its gradients; with what is measured beside the loss."""
         mark = next_serial()
         pred, total, weight, extra, layout = self._losses(source, rows, backward, measures)
-        if backward and made_since(mark, total):  # once, to be kept, or at each call
+        reached = reached_parameters(total) if backward else []
+        if _made_since(mark, reached):  # once, to be kept, or at each call
             mark = next_serial()
             pred, total, weight, extra, layout = self._losses(source, rows, backward, measures)
+            reached = reached_parameters(total)
         outputs = [total, weight]
         if self.has_predictions:
             if isinstance(source, RowSource) and (pred.ndim == 2 or source.data.has_ids):
@@ -95,18 +97,18 @@ class Objective:
         outputs += extra
         if not backward:
             return BatchGraph(outputs, None, (), layout)
-        trained = self._trained(total)
-        anew = made_since(mark, total)
+        trained = self._trained(total, reached)
+        anew = _made_since(mark, reached)
         if anew:
             raise GraphError(
                 f"train: a parameter is made anew at each call of the model or the loss: {describe(anew[0])} "
                 f"{anew[0].node.label}; need it made once, outside of them"
             )
         grads = gradients(total, trained)
-        reached = [(p, g) for p, g in zip(trained, grads, strict=True) if g is not None]
-        if not reached:
+        pairs = [(p, g) for p, g in zip(trained, grads, strict=True) if g is not None]
+        if not pairs:
             raise GradientError("train: the loss depends on no trainable parameter; need at least one")
-        return BatchGraph(outputs, [g for _, g in reached], tuple(p for p, _ in reached), layout)
+        return BatchGraph(outputs, [g for _, g in pairs], tuple(p for p, _ in pairs), layout)
 
     @fresh_streams()
     def _losses(
@@ -125,23 +127,32 @@ class Objective:
         model = self.model
         if not isinstance(model, Module):
             return {}
-        named = model.named_parameters() | model.named_buffers()  # which a module may choose itself
-        order = {p.stored: i for i, (_, p, _) in enumerate(model.named_stored())}
+        tree = {name: p for name, p, _ in model.named_stored()}
+        methods = (model.named_parameters, model.named_buffers)  # which a module may write itself
+        if all(getattr(m, "__func__", None) in (Module.named_parameters, Module.named_buffers) for m in methods):
+            return tree
+        named = model.named_parameters() | model.named_buffers()
+        order = {p.stored: i for i, p in enumerate(tree.values())}
         return dict(sorted(named.items(), key=lambda one: order.get(one[1].stored, len(order))))
 
-    def _trained(self, total: Value) -> list[Parameter]:
+    def _trained(self, total: Value, reached: Sequence[Parameter]) -> list[Parameter]:
         """The parameters that this loss is to train; GraphError for one that it reaches and that nobody trains."""
         own = self.named()
         mine = {p.stored for p in own.values()}
-        named = [*own.items(), *((p.name, p) for p in reached_parameters(total) if p.stored not in mine)]
+        named = [*own.items(), *((p.name, p) for p in reached if p.stored not in mine)]
         hits = matched("freeze", self.freeze, [name for name, _ in named])
         frozen = {p.stored for name, p in named if name in hits}
         chosen = self.state.chosen
         if chosen is None and isinstance(self.model, Module):
-            refuse_untrained("train", total, mine | frozen)
+            refuse_untrained("train", total, reached, mine | frozen)
             chosen = frozenset(mine)
         free = [p for _, p in named if p.trainable and p.stored not in frozen]
         return [p for p in free if chosen is None or p.stored in chosen]
+
+
+def _made_since(serial: int, parameters: Sequence[Parameter]) -> list[Parameter]:
+    """Those whose arrays are younger than this serial."""
+    return [p for p in parameters if p.stored.serial > serial]
 
 
 def _usable_model(model: Any) -> Module | Callable[[Value], Outputs] | tuple[Value, Outputs]:

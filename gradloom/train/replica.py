@@ -7,7 +7,6 @@ import math
 import sys
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,19 +30,18 @@ from ..data.dataset import generator
 from ..graph.grad import gradients
 from ..graph.leaves import Parameter, constant
 from ..graph.leaves import input as input_value
+from ..graph.stored import Stored
 from ..graph.streams import fresh_streams
 from ..graph.structure import named, structure
 from ..graph.value import Value, describe, graph_mode
 from ..nn.module import Module
 from ..optim.average import Average
-from ..optim.optimizer import Optimizer
 from ..optim.state import OptimizerState
 from ..parallel.agree import agreed, threads_for
 from ..parallel.communicator import Communicator, checksum
 from ..parallel.flat import take_effects
-from ..run.backend import backend
+from ..run.backend import backend, make_of
 from ..run.compile import compile as compile_program
-from ..run.cpu_backend import choose_isa
 from ..run.diagnose import first_bad, stopped
 from ..step.exchange import Exchange
 from ..step.state import (
@@ -56,65 +54,18 @@ from ..step.state import (
     of_average,
     of_optimizer,
     of_parameters,
-    shown,
 )
 from ..step.step import random_settings
 from .display import rate
-from .identity import Identity, environment_of, optimizer_of
+from .identity import Identity, environment_of
 from .module_state import ModuleState
+from .replica_job import ReplicaJob
 from .samples import Leaves, as_sample, flatten, rebuilt
 from .saver import Saver
-from .trained import refuse_untrained
+from .trained import reached_parameters, refuse_untrained
 
 CHECK_STEPS = 100  # the weights of all replicas are compared by checksum after so many steps
 _ORDER = 3  # the stream of generator(seed, _ORDER, pass)
-
-
-@dataclass(frozen=True)
-class ReplicaJob:
-    """What all replicas know."""
-
-    samples: Sequence[Any]
-    count: int
-    loss_fn: Callable[..., Any]
-    forward_fn: Callable[..., Any] | None
-    target_fn: Callable[..., Any] | None
-    iterations: int
-    optimizer: Optimizer
-    max_norm: float
-    max_value: float
-    shuffle: bool
-    seed: int
-    exchange: str
-    verbose: bool
-    ema: float
-    skips: bool
-    options: dict[str, Any]
-
-    def settings(self) -> str:
-        """What must be the same everywhere, as text."""
-        chosen = switches(**self.options)
-        rates = [(k, v(0, 0) if callable(v) else v) for k, v in sorted(self.optimizer.settings.items())]
-        return repr((
-            self.count, self.iterations, type(self.optimizer).__name__, rates, self.max_norm, self.max_value,
-            self.shuffle, self.seed, self.exchange, choose_isa(chosen.isa), chosen.precision, chosen.flush,
-            self.ema, self.skips,
-        ))  # fmt: skip
-
-    def identity(self) -> dict[str, Any]:
-        """What a resumed run must have in common, but for the models. Its end may be another one."""
-        functions = {"loss_fn": self.loss_fn, "forward_fn": self.forward_fn, "target_fn": self.target_fn}
-        return {name: None if each is None else shown(each) for name, each in functions.items()} | {
-            "samples": self.count, "optimizer": optimizer_of(self.optimizer), "max_norm": self.max_norm,
-            "max_value": self.max_value, "shuffle": self.shuffle, "seed": self.seed, "exchange": self.exchange,
-            "ema": self.ema, "on_nonfinite": "skip" if self.skips else "stop",
-        }  # fmt: skip
-
-    def contents(self) -> list[Any]:
-        """The arrays of all samples, for a digest."""
-        leaves: Leaves = {}
-        layouts = [flatten(as_sample(sample), f"{i}.", leaves) for i, sample in enumerate(self.samples)]
-        return [repr(layouts), *leaves.values()]
 
 
 class _Local(NamedTuple):
@@ -132,10 +83,14 @@ class Replica:
         self, job: ReplicaJob, ranks: Communicator, model: Module, threads: int | None, saver: Saver | None = None
     ) -> None:
         self.job, self.ranks, self.model, self.saver = job, ranks, model, saver
+        device = job.device_of(ranks.rank)
         self.options = job.options | {
             "threads": threads_for(ranks, threads),
-            "arena": backend("cpu", switches()).allocate(0),
+            "device": device,
+            "arena": backend(device, switches()).allocate(0),
         }
+        self.makes = ranks.gather(make_of(device))  # of all replicas
+        self._is_like_first = self.makes[ranks.rank] == self.makes[0]
         with locks.building:
             model.ensure_init(job.seed)
         self.modules = ModuleState(model)
@@ -255,7 +210,7 @@ class Replica:
                     "model": {n: f"{p.dtype.name}{list(p.shape)}" for n, p in self.parameters.items()},
                 }  # fmt: skip
                 contents = {"samples": job.contents} if isinstance(job.samples, (list, tuple)) else {}
-                identity = Identity(settings, environment_of(job.options), contents)
+                identity = Identity(settings, environment_of(job.options) | self._devices(), contents)
                 if saver.entries is not None:
                     saver.compare(identity)
         if saver.entries is not None:
@@ -263,22 +218,54 @@ class Replica:
                 self._train_state().load(saver.entries)
         return identity
 
+    def _devices(self) -> dict[str, str]:
+        """What the bits depend on, where not all replicas compute on the CPU."""
+        return {} if set(self.makes) == {"cpu"} else {"backend": ", ".join(self.makes)}
+
     def _step(self, i: int) -> float:
         ranks, exchange = self.ranks, self.exchange
         base = i * ranks.size
         exchange.fold(ranks.size, lambda rank: self._compute(base + rank))
-        update = self._update_for(exchange.numbers["reached"])
-        try:
-            update.run_many(1, self.state.settings())
-        except (GuardTripped, NotFinite):
+        if not self._update():
             if self.job.skips:  # nothing was written, in any replica
                 return math.nan
             cause = exchange.cause(
                 ranks.size, lambda rank: self._compute(base + rank), lambda rank: self._first_bad(base + rank)
             )
-            raise stopped(i + 1, cause) from None
+            raise stopped(i + 1, cause)
         self.state.advance(self._updated(exchange.numbers["reached"]))
         return exchange.mean_loss
+
+    def _update(self) -> bool:
+        """The optimiser's step on the sum; False where the guard has left it out. Equal work gives equal bits on
+        devices of one make: those of another make than the first replica's copy what it has written."""
+        reached, finite = self.exchange.numbers["reached"], True
+        if self._is_like_first:
+            try:
+                self._update_for(reached).run_many(1, self.state.settings())
+            except (GuardTripped, NotFinite):
+                finite = False
+        if len(set(self.makes)) > 1:
+            finite = self.ranks.gather(finite)[0]
+            if finite:
+                self._take_over(self._updated(reached))
+        return finite
+
+    def _take_over(self, updated: Sequence[Parameter]) -> None:
+        """These parameters, buffers and averages, as they are in the first replica, for those of other makes."""
+        written, average = [*updated, *self.buffers.values()], self.state.average
+        if average is not None:
+            known = [i for i, p in enumerate(self.state.parameters) if p.stored in average.arrays]
+            written += [average.of(self.state.parameters[i]) for i in self.ranks.gather(known)[0]]
+        for p in written:
+            self._broadcast(p.stored, takes=not self._is_like_first)
+
+    def _broadcast(self, stored: Stored, takes: bool) -> None:
+        """The contents in the first replica, for those that take them; all call it together."""
+        array = stored.read().copy()
+        self.ranks.broadcast(array)
+        if takes:
+            stored.write(array)
 
     def _sample(self, j: int) -> int:
         """The number of the j-th sample of the whole training."""
@@ -339,7 +326,7 @@ class Replica:
             out = self.model(sample[0]) if job.forward_fn is None else job.forward_fn(self.model, sample)
             target = sample[1] if job.target_fn is None else job.target_fn(sample)
             total, weight = _loss_pair(job.loss_fn(out, target))
-        refuse_untrained("dp_train", total, {p.stored for p in self.parameters.values()})
+        refuse_untrained("dp_train", total, reached_parameters(total), {p.stored for p in self.parameters.values()})
         grads = gradients(total, list(self.parameters.values()))
         nexts = take_effects([total, weight, *[g for g in grads if g is not None]])
         left = {s.name for s in nexts} - {p.stored.name for p in self.buffers.values()}
@@ -380,9 +367,7 @@ class Replica:
         """Replica 0's weights for all."""
         for p in self._all():
             if p.stored.role != "frozen":
-                array = p.stored.read().copy()
-                self.ranks.broadcast(array)
-                p.stored.write(array)
+                self._broadcast(p.stored, takes=True)
 
     def _compare_graphs(self) -> None:
         """TrainError when processes make different graphs of samples of the same form: they run different scripts.

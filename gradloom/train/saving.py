@@ -1,9 +1,10 @@
-"""save and load: the weights of a module, or the state of an optimiser, as one safetensors or GGUF file."""
+"""save and load: models, networks and the state of an optimiser, as one safetensors or GGUF file."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Any, overload
 
 from ..base.arguments import what_is
 from ..base.errors import SettingError
@@ -12,33 +13,54 @@ from ..nn.module import Module
 from ..optim.optimizer import Optimizer
 from ..optim.state import OptimizerState
 from ..parallel.join import is_writer
+from .model import DESCRIPTION, Model, read_model, write_model
+
+Path = str | os.PathLike[str]
 
 
 def save(
-    what: Module | Optimizer | OptimizerState, path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
+    what: Model | Module | Optimizer | OptimizerState, path: Path, metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write a module's parameters and buffers, or an optimiser's state (trainer.optimizer_state, when a trainer keeps
-    it), to a .safetensors or .gguf file (whole or not at all; FileError).
+    """Write a network (parameters, buffers and architecture), a Model, or an optimiser's state
+    (trainer.optimizer_state, when a trainer keeps it), to a .safetensors or .gguf file (whole or not at all;
+    FileError).
 
+    Architectures are saved of networks that consist of gl.nn's layers: `gl.load(path)` makes these again. Of a network
+    with classes of the user's own the arrays are saved, which `gl.load(network, path)` reads.
     Among ranks of mpiexec that train together, rank 0 alone writes; the others do not wait for it.
     """
-    _check("save", what, path)
-    if is_writer():
+    _check("save", what.net if isinstance(what, Model) else what, path)
+    if not is_writer():
+        return
+    if isinstance(what, (Model, Module)):
+        write_model(what, path, dict(metadata or {}))
+    else:
         save_arrays(path, what.state_dict(), dict(metadata or {}))
 
 
-def load(what: Module | Optimizer | OptimizerState, path: str | os.PathLike[str]) -> dict[str, str]:
-    """Read what `save` wrote into a module of the same structure, or into an optimiser of the same kind and parameters;
-    returns the file's metadata.
+@overload
+def load(what: Path) -> Any: ...
+@overload
+def load(what: Module | Optimizer | OptimizerState, path: Path) -> dict[str, str]: ...
+def load(what: Path | Module | Optimizer | OptimizerState, path: Path | None = None) -> Any:
+    """load(path) gives what `save` wrote: a network, or the Model of `gradloom fit` (its file or its folder).
 
-    Raises FileError for a damaged file or a module's numbers that are not finite, GraphError or ShapeError when the
-    arrays are not this module's or optimiser's (of another kind, of other parameters, in another order).
+    load(what, path) reads the arrays of a file into a module of the same structure, or into an optimiser of the same
+    kind and parameters, and returns the file's metadata.
+
+    Nothing in a file is run as code. Raises FileError for a damaged file, numbers of a module that are not finite, or
+    (load(path)) a network with a class of the user's own, GraphError or ShapeError when the arrays are not this
+    module's or optimiser's (of another kind, of other parameters, in another order).
     """
+    if path is None and isinstance(what, (str, os.PathLike)):
+        return read_model(what)
     _check("load", what, path)
+    assert path is not None and isinstance(what, (Module, Optimizer, OptimizerState))
     arrays, metadata = load_arrays(path)
     if isinstance(what, Module):  # an optimiser's state may hold inf: the best loss before there is one
         need_finite(path, arrays)
     what.load_state_dict(arrays)
+    metadata.pop(DESCRIPTION, None)
     return metadata
 
 

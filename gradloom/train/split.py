@@ -26,6 +26,7 @@ from ..graph.value import Value
 from ..parallel.agree import Agreement, agreed, same_settings, sampled
 from ..parallel.communicator import Communicator, checksum
 from ..parallel.flat import FlatArrays, take_effects
+from ..run.backend import make_of
 from ..run.compile import compile as compile_program
 from ..run.cpu_backend import choose_isa
 from ..run.diagnose import stopped
@@ -124,7 +125,7 @@ class Split:
                 "freeze": objective.freeze,
                 "loss": objective.loss if isinstance(objective.loss, str) else "a function", "exchange": self.exchange,
                 "optimizer": type(optimizer).__name__, **rates, **schedules,
-                "backend": local.options.get("backend", "cpu"),
+                "device": make_of(local.options.get("backend", "cpu")),
                 "isa": choose_isa(chosen.isa),  # others give other bits
                 "precision": chosen.precision, "flush": chosen.flush,
             }  # fmt: skip

@@ -21,14 +21,10 @@ def reached_parameters(total: Value) -> list[Parameter]:
     return list({v.stored: v for v in leaves}.values())
 
 
-def made_since(serial: int, total: Value) -> list[Parameter]:
-    """The trainable parameters of `reached_parameters` whose arrays are younger than this serial."""
-    return [p for p in reached_parameters(total) if p.stored.serial > serial]
-
-
-def refuse_untrained(who: str, total: Value, known: Collection[Stored]) -> None:
-    """GraphError naming a parameter beside `known` for which the loss has a gradient: nobody would train it."""
-    others = [p for p in reached_parameters(total) if p.stored not in known]
+def refuse_untrained(who: str, total: Value, reached: Sequence[Parameter], known: Collection[Stored]) -> None:
+    """GraphError naming a parameter beside `known` for which the loss has a gradient: nobody would train it.
+    reached: the loss's `reached_parameters`."""
+    others = [p for p in reached if p.stored not in known]
     if not others:
         return
     untrained = [p for p, g in zip(others, gradients(total, others), strict=True) if g is not None]

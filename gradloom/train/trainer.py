@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from ..base.arguments import as_bool, as_whole, what_is
+from ..base.collector import paused
 from ..base.errors import GradientError, SettingError, ShapeError
 from ..base.locks import Claim
 from ..data.dataset import Dataset
@@ -23,9 +24,10 @@ from ..optim.average import Average, check_decay
 from ..optim.clip import check_max
 from ..optim.optimizer import AdamW, Optimizer
 from ..optim.state import OptimizerState
+from ..parallel.agree import Agreement
 from ..parallel.communicator import Communicator
 from ..plan.plan import Plan
-from ..run.backend import LATE
+from ..run.backend import device_of_rank
 from ..run.compile import compile as compile_program
 from ..step.exchange import check_exchange
 from ..step.state import TrainState
@@ -99,6 +101,7 @@ class Trainer:
     parameters); a parameter that is neither is a GraphError when the step is built.
     """
 
+    @paused()
     def __init__(
         self,
         model: Model,
@@ -135,9 +138,9 @@ class Trainer:
         if ema != (0.0 if state.average is None else state.average.decay):
             state.average = Average(ema) if ema else None
         check_exchange(exchange)
-        device = options.get("backend", "cpu")
-        if communicator is not None and device.partition(":")[0] in LATE:
-            raise SettingError(f"device={device!r}: ranks compute on the CPU; need device='cpu', or one process")
+        if communicator is not None and "backend" in options:
+            with Agreement(communicator).own():
+                options["backend"] = device_of_rank(options["backend"], communicator.rank)
         if communicator is not None and (dynamic or build == "grad"):
             asked = "dynamic=True" if dynamic else "build='grad'"
             raise SettingError(f"{asked}: ranks exchange whole steps of one graph; need one process for that")
@@ -146,7 +149,8 @@ class Trainer:
             model.ensure_init(seed)
             if self.optimizer_state.chosen is None:
                 self.optimizer_state.register(model.parameters())
-                self.optimizer_state.place(self.objective.named().items())
+                if self.optimizer.placing is not None:
+                    self.optimizer_state.place(self.objective.named().items())
         self.model, self.loss = self.objective.model, loss
         self.forms = Forms(self.objective, seed, self.dynamic)
         self.local = LocalSteps(

@@ -244,8 +244,8 @@ def test_ctrl_c_saves_the_weights_so_far(tmp_path, options):
     assert err.splitlines()[-1].endswith(f"; go on with: gradloom fit --out {tmp_path / 'out'} --resume")
     files = ["checkpoints", "metrics.jsonl", "model.safetensors", "result.json", "run.json", "settings.toml"]
     assert "Traceback" not in err and sorted(os.listdir(tmp_path / "out")) == files
-    net, preprocess = load_model(path)
-    assert preprocess.classes == list("0123456789") and net.parameter_count() == 37510
+    read = load_model(path)
+    assert read.classes == list("0123456789") and read.net.parameter_count() == 37510
 
 
 def test_ctrl_c_before_the_first_step_leaves_what_is_there(capsys, tmp_path, monkeypatch):

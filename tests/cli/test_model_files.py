@@ -10,10 +10,11 @@ import pytest
 import gradloom as gl
 from gradloom.base.errors import FileError
 from gradloom.cli.main import main
-from gradloom.cli.model import build_model, load_model, save_model
+from gradloom.cli.model import Model, load_model
 from gradloom.data import Preprocess
 from gradloom.data.preprocess import Column
 from gradloom.files import load_arrays, save_arrays
+from gradloom.train.perceptron import perceptron
 
 COLUMNS = [
     Column("size", "number", median=2.0, mean=2.5, std=1.5),
@@ -33,9 +34,9 @@ def images():
 
 def saved(path, made, hidden=(3,)):
     """(arrays, description) of a model that is written to `path`."""
-    net = build_model(made, hidden)
+    net = perceptron(made, hidden)
     net.init(0)
-    save_model(path, net, made, hidden, {"seed": 0})
+    gl.save(Model(net, made, {"seed": 0}, {"test_accuracy": 0.5}), path)
     arrays, metadata = load_arrays(path)
     return arrays, json.loads(metadata["gradloom.model"])
 
@@ -77,9 +78,30 @@ def saved_again(path, arrays, description, message):
 def test_what_is_saved_is_loaded(tmp_path, made, hidden):
     path = tmp_path / "m.safetensors"
     arrays, _ = saved(path, made, hidden)
-    net, preprocess = load_model(path)
-    assert preprocess == made
-    assert {k: v.tobytes() for k, v in net.state_dict().items()} == {k: v.tobytes() for k, v in arrays.items()}
+    read = load_model(path)
+    assert (read.preprocess, read.about, read.metrics) == (made, {"seed": 0}, {"test_accuracy": 0.5})
+    assert {k: v.tobytes() for k, v in read.net.state_dict().items()} == {k: v.tobytes() for k, v in arrays.items()}
+
+
+def old(description, hidden=(3,), **more):
+    """The description that files of format 1 have."""
+    kept = {key: description[key] for key in ("preprocess", "about")}
+    return {"format": 1, "architecture": {"kind": "mlp", "hidden": list(hidden), **more}, **kept}
+
+
+@pytest.mark.parametrize("made", [table(), images()])
+@pytest.mark.parametrize("more", [{}, {"dropout": 0.5}])
+def test_files_of_format_1_are_read(tmp_path, made, more):
+    path = tmp_path / "m.safetensors"
+    arrays, description = saved(path, made, (3, 5))
+    now = load_model(path)
+    save_arrays(path, arrays, {"gradloom.model": json.dumps(old(description, (3, 5), **more))})
+    then = load_model(path)
+    x = np.ones((4, made.inputs), np.float32)
+    np.testing.assert_array_equal(gl.predict(then.net, x), gl.predict(now.net, x))
+    assert then.preprocess == made and then.about == {"seed": 0} and then.metrics == {}
+    gl.save(then, path)
+    assert load_model(path).preprocess == made
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -133,22 +155,31 @@ def drop(*path):
 
 
 PRE, FIRST = ("preprocess",), ("preprocess", "columns", 0)
+NET, LAYER = ("network", "net"), ("network", "net", "layers", 0)
 CHANGES = [
-    (put("format", value=2), "format 2; this version reads format 1"),
+    (put("format", value=3), "format 3; this version reads formats 1 and 2"),
     (put("format", value=True), "format is true; need a whole number"),
-    (put("architecture", value=[]), "architecture is a list; need an object"),
-    (put("architecture", "kind", value="cnn"), "kind is \"cnn\"; need 'mlp'"),
-    (put("architecture", "hidden", value=[float("inf")]), "holds Infinity; need finite numbers"),
-    (put("architecture", "hidden", value=[float("nan")]), "holds NaN; need finite numbers"),
-    (put("architecture", "hidden", value=[3.0]), "hidden is 3.0; need a whole number of at least 1"),
-    (put("architecture", "hidden", value=["3"]), 'hidden is "3"; need a whole number'),
-    (put("architecture", "hidden", value=[True]), "hidden is true; need a whole number"),
-    (put("architecture", "hidden", value=[0]), "hidden is 0; need a whole number of at least 1"),
-    (put("architecture", "hidden", value=[10**9]), "0.weight is float32 [3, 4]; need float32 [1000000000, 4]"),
-    (put("architecture", "hidden", value=[10**30]), "hidden is a whole number of 100 bits; need"),
-    (put("architecture", "hidden", value=[1] * 100_000), "100000 hidden layers need 200002 arrays; the file holds 4"),
-    (put("architecture", "hidden", value=3), "hidden is 3; need a list"),
-    (put("architecture", "depth", value=1), "architecture: key 'depth' is not known"),
+    (put("network", value=[]), "network is a list; need an object"),
+    (put(*NET, "layer", value="Lambda"), "layer is \"Lambda\"; need 'Linear'"),
+    (put(*NET, "layers", value=3), "layers is 3; need a list"),
+    (put(*NET, "layers", value=[]), "is of no layer; need the 0 arrays"),
+    (put(*NET, "depth", value=1), "net: key 'depth' is not known"),
+    (put(*LAYER, "n_out", value=float("inf")), "holds Infinity; need finite numbers"),
+    (put(*LAYER, "n_out", value=float("nan")), "holds NaN; need finite numbers"),
+    (put(*LAYER, "n_out", value=3.0), "n_out is 3.0; need a whole number of at least 1"),
+    (put(*LAYER, "n_out", value="3"), 'n_out is "3"; need a whole number'),
+    (put(*LAYER, "n_out", value=True), "n_out is true; need a whole number"),
+    (put(*LAYER, "n_out", value=0), "n_out is 0; need a whole number of at least 1"),
+    (put(*LAYER, "n_out", value=10**9), "0.weight has shape [3, 4]; need [1000000000, 4]"),
+    (put(*LAYER, "n_out", value=10**30), "n_out is a whole number of 100 bits; need"),
+    (put(*LAYER, "activation", value="eval"), "activation is \"eval\"; need 'relu'"),
+    (
+        put(*NET, "layers", value=[{"layer": "Linear", "n_in": 1, "n_out": 1}] * 50_000),
+        "0.weight has shape [3, 4]; need [1, 1]",
+    ),
+    (put(*NET, "layers", value=[{"layer": "ReLU"}] * 50_000), "more than 4,096 layers"),
+    (put("metrics", value={"a": "b"}), "metrics: some value is no number"),
+    (put("about", value=[]), "about is a list; need an object"),
     (put("more", value=1), "key 'more' is not known"),
     (drop("about"), "key 'about' is missing"),
     (drop(*PRE, "columns"), "preprocess: key 'columns' is missing"),
@@ -163,7 +194,7 @@ CHANGES = [
         put(*PRE, "classes", value=["a"]),
         "1 classes, 0 means and 0 deviations of targets are not those of a classification",
     ),
-    (put(*PRE, "classes", value=["a", "b", "c"]), "1.weight is float32 [2, 3]; need float32 [3, 3]"),
+    (put(*PRE, "classes", value=["a", "b", "c"]), "the network makes [1, 2] of a row; need [1, 3]"),
     (put(*PRE, "classes", value=["a", 1]), "classes is 1; need a text"),
     (put(*PRE, "classes", value=["a", "\ud800"]), "need a text that UTF-8 can hold"),
     (put(*PRE, "target_mean", value=[1.0]), "2 classes, 1 means and 0 deviations of targets"),
@@ -174,7 +205,7 @@ CHANGES = [
     (put(*PRE, "separator", value="\n"), "separator is \"\\n\"; need ',' or ';' or '\\t'"),
     (put(*PRE, "target_index", value=-1), "target_index is -1; need a whole number of at least 0"),
     (put(*FIRST, "kind", value="date"), 'kind is "date"; need'),
-    (put(*FIRST, "kind", value="unused"), "0.weight is float32 [3, 4]; need float32 [3, 3]"),
+    (put(*FIRST, "kind", value="unused"), "matmul: inner sizes differ"),
     (put(*FIRST, "kind", value="text"), "0 categories of a column of kind 'text'"),
     (put(*FIRST, "mean", value=None), "mean is null; need a finite number"),
     (put(*FIRST, "mean", value="2"), 'mean is "2"; need a finite number'),
@@ -187,7 +218,7 @@ CHANGES = [
     (put(*FIRST, "weight", value=1), "columns[0]: key 'weight' is not known"),
     (drop(*FIRST, "reason"), "columns[0]: key 'reason' is missing"),
     (put("preprocess", "columns", 1, "categories", value=["red", "green", "blue"]), "its categories are not in order"),
-    (put("preprocess", "columns", 1, "categories", value=["blue", "red"]), "need float32 [3, 3]"),
+    (put("preprocess", "columns", 1, "categories", value=["blue", "red"]), "matmul: inner sizes differ"),
     (put("preprocess", "columns", 1, "categories", value=["blue", "blue", "red"]), "categories names one text twice"),
     (put("preprocess", "columns", 2, value=None), "columns[2] is null; need an object"),
 ]
@@ -202,10 +233,28 @@ def test_descriptions_that_are_changed(tmp_path, change, message):
 
 
 @pytest.mark.parametrize(
+    ("hidden", "message"),
+    [
+        ([1] * 100_000, "100000 hidden layers need 200002 arrays; the file holds 4"),
+        ([10**9], "0.weight has shape [3, 4]; need [1000000000, 4]"),
+        ([0], "hidden is 0; need a whole number of at least 1"),
+        (["3"], 'hidden is "3"; need a whole number'),
+        (3, "hidden is 3; need a list"),
+    ],
+)
+def test_descriptions_of_format_1_that_are_changed(tmp_path, hidden, message):
+    path = tmp_path / "m.safetensors"
+    arrays, description = saved(path, table())
+    description = old(description)
+    description["architecture"]["hidden"] = hidden
+    saved_again(path, arrays, description, message)
+
+
+@pytest.mark.parametrize(
     ("key", "value", "message"),
     [
         ("shape", [16], None),
-        ("shape", [2, 2], "1.weight is float32 [3, 16]; need float32 [3, 4]"),
+        ("shape", [2, 2], "matmul: inner sizes differ"),
         ("shape", [10**9, 10**9], "no feature is made of a row, or too many"),
         ("shape", [2**52] * 50, "no feature is made of a row, or too many"),
         ("shape", [0], "shape is 0; need a whole number of at least 1"),
@@ -260,16 +309,16 @@ def test_metadata_that_is_nested(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda a: {}, "1 hidden layers need 4 arrays; the file holds 0"),
-        (lambda a: a | {"2.weight": a["1.weight"]}, "1 hidden layers need 4 arrays; the file holds 5"),
+        (lambda a: {}, "array '0.weight' is missing among "),
+        (lambda a: a | {"2.weight": a["1.weight"]}, "array '2.weight' is of no layer; need the 4 arrays"),
         (
             lambda a: {k.replace("1.", "2."): v for k, v in a.items()},
             "array '1.weight' is missing among 0.bias, 0.weight, 2.bias, 2.weight",
         ),
-        (lambda a: a | {"0.weight": a["0.weight"].T.copy()}, "0.weight is float32 [4, 3]; need float32 [3, 4]"),
-        (lambda a: a | {"0.weight": a["0.weight"].astype("f8")}, "0.weight is float64 [3, 4]; need float32 [3, 4]"),
-        (lambda a: a | {"0.bias": a["0.bias"] > 0}, "0.bias is bool [3]; need float32 [3]"),
-        (lambda a: a | {"0.bias": a["0.bias"][:, None]}, "0.bias is float32 [3, 1]; need float32 [3]"),
+        (lambda a: a | {"0.weight": a["0.weight"].T.copy()}, "0.weight has shape [4, 3]; need [3, 4]"),
+        (lambda a: a | {"0.weight": a["0.weight"].astype("f8")}, "0.weight is float64 [3, 4]; need float32"),
+        (lambda a: a | {"0.bias": a["0.bias"] > 0}, "0.bias is bool [3]; need float32"),
+        (lambda a: a | {"0.bias": a["0.bias"][:, None]}, "0.bias has shape [3, 1]; need [3]"),
     ],
 )
 def test_arrays_that_are_not_those_of_the_description(tmp_path, change, message):
@@ -288,7 +337,11 @@ def test_predictions_that_are_not_finite(tmp_path, capsys):
     (tmp_path / "t.csv").write_text("size,colour,same\n1,red,1\n2,blue,1\n")
     assert main(["predict", str(path), str(tmp_path / "t.csv"), "--out", str(tmp_path / "p.csv")]) == 2
     out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1 and f"what it says of row 0 of {tmp_path / 't.csv'} is not finite" in err
+    assert (
+        out == ""
+        and err.count("\n") == 1
+        and f"{tmp_path / 't.csv'}: what the model says of row 0 is not finite" in err
+    )
     assert not (tmp_path / "p.csv").exists()
 
 

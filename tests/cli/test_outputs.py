@@ -19,8 +19,9 @@ import pytest
 import gradloom as gl
 from gradloom.cli import common
 from gradloom.cli.main import main
-from gradloom.cli.model import build_model, load_model
+from gradloom.cli.model import load_model
 from gradloom.files import load_arrays, read_together
+from gradloom.train.perceptron import perceptron
 from tests import processes
 from tests.cli.command import run
 from tests.llm.random_models import write
@@ -107,12 +108,12 @@ def test_a_loss_that_is_not_finite_at_the_first_step_leaves_model_and_result(cap
     capsys.readouterr()
 
     def build(*arguments):
-        net = build_model(*arguments)
+        net = perceptron(*arguments)
         net.init(0)
         net.parameters()[0].assign(np.full(net.parameters()[0].shape, np.nan))
         return net
 
-    monkeypatch.setattr("gradloom.cli.model.build_model", build)
+    monkeypatch.setattr("gradloom.train.perceptron.perceptron", build)
     code, out, err = run(capsys, "fit", DIGITS, "--out", tmp_path / "out")
     last = err.splitlines()[-1]
     assert (code, out) == (2, "") and last.startswith("gradloom: training stopped at step 1 "), err

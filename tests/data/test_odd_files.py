@@ -14,7 +14,7 @@ import pytest
 from gradloom.base.errors import DataError, FileError, GradloomError
 from gradloom.base.memory import Memory
 from gradloom.data import read_features, read_table
-from gradloom.data.csv_file import as_column, is_missing, parse_numbers, read_csv
+from gradloom.data.csv_file import read_csv
 
 SLACK = 4 << 20  # bytes that any small table takes
 
@@ -80,19 +80,6 @@ def test_long_cells_everywhere(tmp_path):
     assert read_table(path).preprocess.inputs == 2
 
 
-def test_columns_of_objects_are_those_of_bytes():
-    cells = [b"1.5", b"", b"-2", b"NaN", b"7", b"?"]
-    wide, narrow = as_column([*cells, b"0" * 90]), as_column(cells)
-    assert wide.dtype == object and narrow.dtype == "S3"
-    for one, other in ((is_missing(wide)[:-1], is_missing(narrow)), (wide[:-1] == b"7", narrow == b"7")):
-        assert one.tolist() == other.tolist() and one.dtype == bool
-    np.testing.assert_array_equal(parse_numbers(wide)[0][:-1], parse_numbers(narrow)[0])
-    cells = [b"1,5", b"x", b"2,5"]
-    for columns in ([as_column([*cells, b"1" * 90]), as_column(cells)],):
-        assert [parse_numbers(c, ";")[1][:3].tolist() for c in columns] == [[True] * 3] * 2
-    assert parse_numbers(as_column([b"1,5", b"2,5", b"1" + b"0" * 90]), ";")[0].tolist() == [1.5, 2.5, 1e90]
-
-
 def test_categories_longer_than_the_cells(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("a,y\n" + "".join(f"{'x' * 60_000 if i % 3 else 'b'},{i % 2}\n" for i in range(30)))
@@ -112,7 +99,7 @@ def test_many_columns(tmp_path, columns):
     rows = "".join(",".join([str(i)] * (columns - 1) + [str(i % 2)]) + "\n" for i in range(4))
     path.write_text(",".join(f"c{i}" for i in range(columns)) + "\n" + rows)
     data, peak = peak_of(read_csv, path)
-    assert len(data.columns) == columns and data.rows == 4 and peak < 200e6
+    assert len(data.cells) == columns and data.rows == 4 and peak < 200e6
     with path.open("a") as file:
         file.write("1" + ",1" * columns + "\n")
     with pytest.raises(DataError, match=rf"line 6: {columns + 1} cells, needs {columns} as in line 1"):
@@ -206,7 +193,7 @@ def test_archives_that_shrank_much_and_are_tables(tmp_path):
     path = pack(tmp_path / "t.csv.gz", [b"a,b,y\n", *(b"1,2,0\n3,4,1\n" * 50_000 for _ in range(10))])
     assert path.stat().st_size * 20 < 11_000_000 // 2
     data = read_csv(path)
-    assert data.rows == 1_000_000 and data.columns[2][:4].tolist() == [b"0", b"1", b"0", b"1"]
+    assert data.rows == 1_000_000 and data.numbers(2)[:4].tolist() == [0, 1, 0, 1]
 
 
 def test_archives_in_archives(tmp_path):

@@ -137,8 +137,9 @@ MIXED = [
 def test_separator_of_texts_with_other_separators(tmp_path, separator, rows):
     with open(tmp_path / "t.csv", "w", encoding="utf-8", newline="") as file:
         csv.writer(file, delimiter=separator).writerows(rows)
-    data = read_csv(tmp_path / "t.csv", header=False)
-    read = [[cell.decode() for cell in row] for row in zip(*(c.tolist() for c in data.columns), strict=True)]
+    data = read_csv(tmp_path / "t.csv", header=False, texts=[f"column {i + 1}" for i in range(9)])
+    columns = [[texts[code].decode() for code in codes] for codes, texts in map(data.texts, range(len(data.names)))]
+    read = [list(row) for row in zip(*columns, strict=True)]
     assert data.separator == separator and read == [[cell.strip() for cell in row] for row in rows]
 
 
@@ -161,7 +162,11 @@ def test_decimal_commas_where_the_separator_is_another(tmp_path):
         ("x,,z\n1,2,a\n", True, ["x", "column 2", "z"]),
         ("colour,size\nred,big\nblue,small\n", True, ["colour", "size"]),
         ("red,big\nblue,small\nred,small\n", False, ["column 1", "column 2"]),
-        ("name,2019,2020\na,1,2\n", False, ["column 1", "column 2", "column 3"]),
+        ("name,2019,2020\na,1,2\n", True, ["name", "2019", "2020"]),
+        ("2019,2020,2021\n1.5,2,3\n2,3,4\n", True, ["2019", "2020", "2021"]),
+        ("2019,2020,2021\n2018,2020,2024\n2017,2018,2019\n", False, ["column 1", "column 2", "column 3"]),
+        ("0,1,2\n0.5,1.5,1\n0.25,2,3\n", True, ["0", "1", "2"]),
+        ("0,1,2\n3,4,5\n6,7,8\n", False, ["column 1", "column 2", "column 3"]),
         ("?,1\n2,3\n", False, ["column 1", "column 2"]),
     ],
 )

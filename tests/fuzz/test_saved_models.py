@@ -12,9 +12,10 @@ import struct
 import numpy as np
 
 import gradloom as gl
-from gradloom.cli.model import build_model, load_model, save_model
+from gradloom.cli.model import Model, load_model
 from gradloom.data import Preprocess, read_features
 from gradloom.data.preprocess import Column
+from gradloom.train.perceptron import perceptron
 from tests.fuzz.limits import CASES, Costs, one_input
 
 NUMBERS = [
@@ -72,7 +73,7 @@ def dumps(tree):
 
 
 def models():
-    """(network, preprocessing, hidden widths) for tables and images, classes and numbers."""
+    """(network, preprocessing) for tables and images, classes and numbers."""
     columns = [
         Column("size", "number", median=2.0, mean=2.5, std=1.5),
         Column("colour", "text", categories=["blue", "green", "red"]),
@@ -95,7 +96,7 @@ def models():
             [4],
         ),
     ]
-    return [(build_model(preprocess, hidden), preprocess, hidden) for preprocess, hidden in made]
+    return [(perceptron(preprocess, hidden), preprocess) for preprocess, hidden in made]
 
 
 def parts(path):
@@ -113,9 +114,9 @@ def seeds(folder):
     """Whole files as (header, data)."""
     path = folder / "m.safetensors"
     made = []
-    for net, preprocess, hidden in models():
+    for net, preprocess in models():
         net.init(0)
-        save_model(path, net, preprocess, hidden, {"seed": 0})
+        gl.save(Model(net, preprocess, {"seed": 0}, {"test_loss": 0.5}), path)
         made.append(parts(path))
     return made
 
@@ -256,7 +257,8 @@ def read_all(wholes, folder, numbers, costs):
         path.write_bytes(changed(wholes, number))
         try:
             with one_input(path, costs):
-                net, preprocess = load_model(path)
+                read = load_model(path)
+                net, preprocess = read.net, read.preprocess
                 assert all(np.isfinite(array).all() for array in net.state_dict().values())
                 data = {"array": "x.npz"}.get(preprocess.kind, "t.csv" if preprocess.header else "u.csv")
                 features = read_features(folder / data, preprocess)[0]

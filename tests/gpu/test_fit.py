@@ -146,12 +146,6 @@ def test_convolutions_train_as_on_the_cpu() -> None:
     assert_noise("losses", found[2], found[1], found[0], longest=128)
 
 
-def test_two_backends_are_compared_node_by_node() -> None:
-    x = gl.input("x", (5, 6))
-    y = gl.ops.softmax(gl.ops.tanh(x) * 2.0)
-    assert gl.compare(y, {"x": np.ones((5, 6))}, backends=("cpu", "gpu"), tolerance=1e-6) is None
-
-
 def test_products_of_bf16_are_those_of_the_cpu() -> None:
     """The same rounding: losses in bf16 are nearer to one another than to those of f32."""
     found = {}
@@ -169,11 +163,3 @@ def test_what_a_run_says_of_its_device() -> None:
 
     assert environment_of({"backend": "gpu"})["device"] == place_of(0).device.name
     assert "device" not in environment_of({})
-
-
-@pytest.mark.no_adapter
-def test_ranks_refuse_a_device() -> None:
-    from gradloom.parallel import threads
-
-    with pytest.raises(gl.SettingError, match="device='gpu': ranks compute on the CPU; need device='cpu'"):
-        gl.fit(net(), rows(), epochs=1, progress=False, device="gpu", parallel=threads(1)[0])

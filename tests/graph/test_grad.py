@@ -340,6 +340,11 @@ def test_compare_names_the_first_node_that_differs() -> None:
         assert node is first and difference == pytest.approx(0.01, rel=0.01)
         assert gl.compare(ops.exp(x), {"x": [0.1, 0.2, 0.3, 0.4]}) is None
         assert gl.compare(y, {"x": [0.1, 0.2, 0.3, 0.4]}, tolerance=0.1) is None
+        assert gl.compare(y, {"x": [0.1, 0.2, 0.3, 0.4]}, ("cpu", "cpu")) is None
+        found = gl.compare(y, {"x": [0.1, 0.2, 0.3, 0.4]}, ("cpu", "cpu", "numpy"))
+        assert found is not None and found[0] is first  # the third is held against the first
+        with pytest.raises(gl.SettingError, match=r"compare: backends=\('cpu',\) is not usable; need two or more"):
+            gl.compare(y, {"x": [0.1, 0.2, 0.3, 0.4]}, ("cpu",))
     finally:
         del REGISTRY["tampered"]
 

@@ -458,7 +458,8 @@ def test_bad_arguments() -> None:
         "optimizer: Adam was made with parameters, but each replica has its own; need one without: Adam(lr=...)",
         optimizer=gl.optim.Adam(net().parameters()),
     )
-    refused(gl.SettingError, "dp_train: backend cannot be chosen here", backend="numpy")
+    refused(gl.SettingError, "dp_train: arena cannot be chosen here", arena=None)
+    refused(gl.SettingError, "dp_train: device='numpy' is not usable; need 'cpu', 'gpu', 'gpu:1'", backend="numpy")
     refused(gl.SettingError, "seed=-1 is not usable; need a whole number of at least 0", seed=-1)
     refused(gl.DataError, "samples: there are none; need at least one", [])
     refused(gl.DataError, "samples: got dict; need a sequence of pairs or dicts", {"x": 1})

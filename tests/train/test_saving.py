@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import gradloom as gl
-from gradloom.files import save_arrays
+from gradloom.files import load_arrays, save_arrays
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 SUFFIXES = (".safetensors", ".gguf")
@@ -126,3 +126,63 @@ def test_damaged_files(tmp_path, suffix):
         gl.save(model, tmp_path / "w.bin")
     for name, array in model.state_dict().items():
         np.testing.assert_array_equal(array, before[name])
+
+
+# ---- load(path): the network itself ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_network_comes_back_without_its_code(tmp_path, suffix):
+    model, file = trained(), tmp_path / f"model{suffix}"
+    gl.save(model, file, {"note": "kept"})
+    back = gl.load(file)
+    assert repr(back) == repr(model) and gl.load(net(), file) == {"note": "kept"}
+    x = np.random.default_rng(1).standard_normal((5, 1, 8, 8))
+    np.testing.assert_array_equal(gl.predict(back, x), gl.predict(model, x))
+
+
+def test_what_was_loaded_trains_on_as_the_network_itself(tmp_path):
+    model = trained()
+    gl.save(model, tmp_path / "m.safetensors")
+    back, rng = gl.load(tmp_path / "m.safetensors"), np.random.default_rng(2)
+    data = (rng.standard_normal((30, 1, 8, 8)), rng.integers(0, 3, 30))
+    for one in (model, back):
+        gl.fit(one, data, batch_size=10, progress=False, seed=9)
+    for name, array in model.state_dict().items():
+        assert array.tobytes() == back.state_dict()[name].tobytes(), name
+
+
+class Residual(gl.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = gl.nn.Linear(3, 3)
+
+    def forward(self, x):
+        return x + self.inner(x)
+
+
+def test_a_class_of_the_users_own_is_refused_with_what_to_do(tmp_path):
+    file = tmp_path / "m.safetensors"
+    gl.save(gl.nn.Sequential(gl.nn.Linear(3, 3), Residual()), file)
+    with pytest.raises(gl.FileError) as caught:
+        gl.load(file)
+    said = "1 is a Residual, a class of its own and no layer of gradloom"
+    assert str(caught.value) == f"{file}: {said}; need that class: make the network, then gl.load(network, path)"
+    other = gl.nn.Sequential(gl.nn.Linear(3, 3), Residual())
+    assert gl.load(other, file) == {}
+
+
+def test_files_without_a_network(tmp_path):
+    file = tmp_path / "m.safetensors"
+    save_arrays(file, {"a": np.zeros(3, np.float32)})
+    with pytest.raises(gl.FileError, match=r"no model of gradloom; need a file that gl\.save wrote"):
+        gl.load(file)
+    with pytest.raises(gl.FileError, match="no such file"):
+        gl.load(tmp_path / "nothing")
+    with pytest.raises(gl.SettingError, match=r"metadata key 'gradloom\.model' is that of the model itself"):
+        gl.save(net(), file, {"gradloom.model": "x"})
+    gl.save(gl.nn.Linear(2, 2), file)
+    arrays, metadata = load_arrays(file)
+    save_arrays(file, arrays | {"weight": np.full((2, 2), np.nan, np.float32)}, metadata)
+    with pytest.raises(gl.FileError, match="NaN or infinite"):
+        gl.load(file)

@@ -1,0 +1,219 @@
+"""A table as columns of cells, whichever reader made it: numbers, or texts with a code for each different one."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from .. import _cells
+from ..base.errors import DataError
+
+MOST_COLUMNS = 1 << 16
+MISSING, TEXT = 1, 2  # kinds of a text, as the core tells them; 0: a number
+_MOST_DECIMALS = 9
+
+
+class NumberCells:
+    """A column whose cells are all numbers or missing.
+
+    Numbers of few digits are held as whole numbers of 1, 2 or 4 bytes over a power of ten: the quotient is the very
+    double that the text stands for.
+    """
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.marks: dict[str, int] = {}  # what stood in missing cells, where that is not empty, and how often
+        self.units: dict[str, tuple[int, int]] = {}  # "" or a unit: (numbers with it, the first one's row)
+        self.blocks: list[tuple[np.ndarray, int]] = []  # (numbers or whole numbers, decimals); -1: f64
+
+    def add(self, values: np.ndarray, decimals: int = -1) -> None:
+        """f64 values, NaN where one is missing. decimals: the most digits behind a point, -1 where that is unknown."""
+        self.rows += len(values)
+        if len(values):
+            self.blocks.append(_packed(values, decimals))
+
+    def put_first(self, value: float, mark: str) -> None:
+        """One more row, in front of the others."""
+        self.rows += 1
+        self.blocks.insert(0, (np.array([value]), -1))
+        self.units = {unit: (count, first + 1) for unit, (count, first) in self.units.items()}
+        if mark:
+            self.marks[mark] = self.marks.get(mark, 0) + 1
+
+    def values(self) -> np.ndarray:
+        """f64 [rows], NaN where a cell is missing."""
+        made = np.empty(self.rows)
+        at = 0
+        for block, decimals in self.blocks:
+            part = made[at : at + len(block)]
+            at += len(block)
+            if decimals < 0:
+                part[:] = block
+                continue
+            np.divide(block, 10.0**decimals, out=part)
+            part[block == np.iinfo(block.dtype).min] = np.nan
+        return made
+
+
+def _packed(values: np.ndarray, decimals: int) -> tuple[np.ndarray, int]:
+    """The values as the narrowest whole numbers that tell them all, and decimals; as they are (-1) where none do."""
+    if not 0 <= decimals <= _MOST_DECIMALS:
+        return values, -1
+    scaled = np.rint(values * 10.0**decimals)
+    empty = np.isnan(scaled)
+    has_empty = bool(empty.any())
+    if has_empty:
+        scaled[empty] = 0
+    least, most = scaled.min(), scaled.max()
+    for kind in (np.int8, np.int16, np.int32):
+        info = np.iinfo(kind)
+        if info.min < least and most <= info.max:
+            same = scaled / 10.0**decimals == values
+            if not (same | empty if has_empty else same).all():
+                break
+            whole = scaled.astype(kind)
+            if has_empty:
+                whole[empty] = info.min
+            return whole, decimals
+    return values, -1
+
+
+class TextCells:
+    """A column of texts: i32 codes [rows], and the texts in the order of their first occurrence."""
+
+    def __init__(self, codes: np.ndarray, read: _cells.Column) -> None:
+        self.codes, self._read = codes, read
+        self._more: list[bytes] = []  # a text that is in the first row alone
+
+    @property
+    def rows(self) -> int:
+        return len(self.codes)
+
+    @cached_property
+    def texts(self) -> list[bytes]:
+        """The different texts, in UTF-8, by their codes."""
+        return texts_of(*self._read.texts) + self._more
+
+    @cached_property
+    def numbers(self) -> tuple[np.ndarray, np.ndarray]:
+        """(the number that each text is, f64, NaN for none; MISSING, TEXT or 0 for a number)."""
+        values, kinds = self._read.read_texts()
+        for text in self._more:
+            value = _cells.read_cell(text, False)
+            values = np.append(values, np.nan if value is None or value is False else value)
+            kinds = np.append(kinds, np.uint8(MISSING if value is None else TEXT if value is False else 0))
+        return values, kinds
+
+    def put_first(self, text: bytes) -> None:
+        """One more row, in front of the others."""
+        if text not in self.texts:
+            self._more.append(text)
+            self.__dict__.pop("texts", None)
+            self.__dict__.pop("numbers", None)
+        self.codes = np.concatenate([np.array([self.texts.index(text)], np.int32), self.codes])
+
+
+def texts_of(data: bytes, ends: np.ndarray) -> list[bytes]:
+    """The texts that lie one behind the other."""
+    made, begin = [], 0
+    for end in ends.tolist():
+        made.append(data[begin:end])
+        begin = end
+    return made
+
+
+@dataclass
+class Columns:
+    """A table: the cells of each column, and of a file the line on which each row ends."""
+
+    path: str
+    names: list[str]
+    cells: Sequence[NumberCells | TextCells]
+    lines: np.ndarray | None
+    header: bool = True
+    separator: str = ","
+    picked: np.ndarray | None = field(default=None, repr=False)  # the rows that are left, where not all are
+
+    @property
+    def rows(self) -> int:
+        return self.cells[0].rows if self.picked is None else len(self.picked)
+
+    def find(self, name: str) -> int:
+        """Index of a column by name (or by number, 1 for the first, where there is no header)."""
+        return find_column(self.path, self.names, name, self.header)
+
+    def keep(self, rows: np.ndarray) -> Columns:
+        """The same table with these of its rows only."""
+        return replace(self, picked=rows if self.picked is None else self.picked[rows])
+
+    def where(self, row: int) -> str:
+        """A row as messages name it: by the file and its line."""
+        row = row if self.picked is None else int(self.picked[row])
+        return f"{self.path} row {row}" if self.lines is None else f"{self.path} line {self.lines[row]}"
+
+    def numbers(self, index: int) -> np.ndarray | None:
+        """The column as numbers, f64 [rows], NaN where a cell is missing; None where some cell is a text."""
+        cells = self.cells[index]
+        if isinstance(cells, NumberCells):
+            return self._of(cells.values())
+        values, kinds = cells.numbers
+        codes = self._of(cells.codes)
+        return None if (kinds[codes] == TEXT).any() else values[codes]
+
+    def first_text(self, index: int) -> tuple[int, str]:
+        """(row, cell) of the first text in a column that numbers() says None of."""
+        cells = self.cells[index]
+        assert isinstance(cells, TextCells)
+        codes = self._of(cells.codes)
+        row = int(np.argmax(cells.numbers[1][codes] == TEXT))
+        return row, cells.texts[codes[row]].decode("utf-8", "replace")
+
+    def texts(self, index: int) -> tuple[np.ndarray, list[bytes]]:
+        """(codes [rows], the text of each code) of any column; numbers as messages write them, 3 for 3.0."""
+        cells = self.cells[index]
+        if isinstance(cells, TextCells):
+            return self._of(cells.codes), cells.texts
+        different, codes = np.unique(self._of(cells.values()), return_inverse=True)
+        return codes.reshape(-1), [b"" if np.isnan(v) else number_text(v).encode() for v in different]
+
+    def missing(self, index: int) -> np.ndarray:
+        """Which cells are empty or hold a mark such as NA, bool [rows]."""
+        cells = self.cells[index]
+        if isinstance(cells, NumberCells):
+            return np.isnan(self._of(cells.values()))
+        return cells.numbers[1][self._of(cells.codes)] == MISSING
+
+    def marks(self, index: int) -> dict[str, int]:
+        """What stands in missing cells that are not empty, and how often, of all rows."""
+        cells = self.cells[index]
+        if isinstance(cells, NumberCells):
+            return cells.marks
+        counts = np.bincount(cells.codes, minlength=len(cells.texts))
+        found = np.flatnonzero(cells.numbers[1] == MISSING)
+        return {cells.texts[i].decode(): int(counts[i]) for i in found if cells.texts[i]}
+
+    def _of(self, values: np.ndarray) -> np.ndarray:
+        return values if self.picked is None else values[self.picked]
+
+
+def number_text(value: float) -> str:
+    """How a number is written where it is a class or a category: 3 for 3.0."""
+    return str(int(value)) if float(value).is_integer() else str(float(value))
+
+
+def find_column(path: str, names: list[str], name: str, header: bool) -> int:
+    if name in names:
+        return names.index(name)
+    if not header:
+        number = int(name) if name.lstrip("-").isdecimal() and len(name) < 10 else 0
+        if 1 <= number <= len(names) or -len(names) <= number <= -1:
+            return number - 1 if number > 0 else len(names) + number
+        raise DataError(f"{path}: no column {name!r:.60}; it has no header, need a column number 1..{len(names)}")
+    near = difflib.get_close_matches(name.lower(), [n.lower() for n in names], n=1, cutoff=0.0)
+    nearest = next(n for n in names if n.lower() == near[0]) if near else names[-1]
+    shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+    raise DataError(f"{path}: no column {name!r:.60}; the nearest is {nearest!r:.60} (columns: {shown})")

@@ -1,0 +1,99 @@
+"""Rows that a program holds: a DataFrame of pandas or polars, an array, a list of rows."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..base.arguments import what_is
+from ..base.errors import DataError, GradloomError
+from .preprocess import Preprocess
+from .readers import read_features
+
+Read = tuple[np.ndarray, np.ndarray | None, list[str], list[str]]
+
+
+def is_frame(data: object) -> bool:
+    """Whether it has named columns, as a DataFrame of pandas or polars has them."""
+    return hasattr(data, "columns") and hasattr(data, "to_numpy")
+
+
+def features_of(data: Any, preprocess: Preprocess) -> Read:
+    """(features, targets where the data have them, notes, problems with those targets) for a trained model, as
+    read_features gives them.
+
+    data: the path of a file; a DataFrame, whose columns are found by name; or rows in the order of the columns of the
+    training: an array, or a list of lists. DataError for rows that are not like those of the training.
+    """
+    if isinstance(data, (str, os.PathLike)):
+        return read_features(data, preprocess)
+    if is_frame(data):
+        names = [str(name) for name in data.columns]
+        if len(set(names)) < len(names):
+            raise DataError(f"rows: two columns have one name among {', '.join(names):.200}; need different ones")
+        columns = [np.asarray(data[name].to_numpy()) for name in data.columns]
+        if preprocess.kind == "columns" and preprocess.header:
+            return _as_table(names, columns, preprocess)
+        array = np.stack(columns, axis=1) if columns else np.zeros((len(data), 0))
+    else:
+        array = _as_array(data)
+    if array.ndim < 2 or not len(array):
+        raise DataError(f"rows: an array of shape {list(array.shape)}; need rows along the first axis")
+    is_plain = array.dtype.kind in "fiub" and all(column.kind != "text" for column in preprocess.columns)
+    if preprocess.kind == "array" or is_plain:
+        with np.errstate(all="ignore"):
+            features, notes = preprocess.apply(array)
+        return features, None, notes, []
+    array = array.reshape(len(array), -1)
+    if array.shape[1] != len(preprocess.columns):
+        raise DataError(f"rows: {array.shape[1]} columns; need {len(preprocess.columns)} as in training")
+    return _as_table([c.name for c in preprocess.columns], list(array.T), preprocess)
+
+
+def _as_array(data: Any) -> np.ndarray:
+    """An array of numbers as it is; rows that hold texts as objects, so that a number beside a text stays one."""
+    try:
+        array = np.asarray(data)
+        return np.array(data, dtype=object) if array.dtype.kind in "US" and not isinstance(data, np.ndarray) else array
+    except (ValueError, TypeError):
+        raise DataError(f"rows: {what_is(data)} of rows of different lengths; need rows of one length") from None
+
+
+def _as_table(names: Sequence[str], columns: Sequence[np.ndarray], preprocess: Preprocess) -> Read:
+    """The columns as a table that is read like a file: a cell means here what it means there."""
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter=preprocess.separator, lineterminator="\n")
+    if preprocess.header:
+        writer.writerow(names)
+    writer.writerows(zip(*(_cells(column) for column in columns), strict=True))
+    return read_stream(text.getvalue().encode("utf-8", "surrogatepass"), preprocess, "rows")
+
+
+def _cells(column: np.ndarray) -> list[str]:
+    return ["" if value is None or value != value else _cell(value) for value in column.tolist()]
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value)
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def read_stream(data: bytes, preprocess: Preprocess, name: str) -> Read:
+    """read_features of the text of a CSV file that is no file; errors call it `name`."""
+    with tempfile.TemporaryDirectory(prefix="gradloom-") as folder:
+        path = os.path.join(folder, "rows.csv")
+        with open(path, "wb") as file:
+            file.write(data)
+        try:
+            return read_features(path, preprocess)
+        except GradloomError as error:
+            raise type(error)(str(error).replace(path, name)) from None

@@ -1,0 +1,46 @@
+"""Whether a first line that holds numbers is a header: years, or columns that are counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .columns import NumberCells, TextCells
+
+_YEARS = (1900, 2100)
+
+
+def is_header_of_numbers(first: Sequence[bytes], cells: Sequence[NumberCells | TextCells]) -> bool:
+    """Whether these cells name columns rather than begin the rows, as 2019,2020,2021 and 0,1,2,3 may.
+
+    The numbers are whole, rise or fall as years do, or count all columns from 0 or 1, and most are far from the numbers
+    of their column. Texts beside them are different, and stand above no equal one.
+    """
+    numbers = {i: int(cell) for i, cell in enumerate(first) if cell.isdigit() and len(cell) <= 9}
+    texts = [(cell, cells[i]) for i, cell in enumerate(first) if i not in numbers]
+    if len(set(first)) < len(first) or len(numbers) < 2:
+        return False
+    if any(isinstance(column, TextCells) and cell in column.texts for cell, column in texts):
+        return False
+    values = list(numbers.values())
+    steps = np.diff(values)
+    are_years = all(_YEARS[0] <= v <= _YEARS[1] for v in values) and ((steps > 0).all() or (steps < 0).all())
+    counts = len(numbers) >= 3 and all(value - i == values[0] - min(numbers) for i, value in numbers.items())
+    if not are_years and not (counts and not texts and values[0] in (0, 1)):
+        return False
+    return 2 * sum(_is_far(value, cells[i]) for i, value in numbers.items()) > len(numbers)
+
+
+def _is_far(value: int, cells: NumberCells | TextCells) -> bool:
+    """Whether a whole number is unlike those of its column, which have decimals or lie elsewhere."""
+    if isinstance(cells, TextCells):
+        numbers, kinds = cells.numbers
+        below = numbers[kinds == 0]
+    else:
+        below = cells.values()
+        below = below[np.isfinite(below)]
+    if not len(below) or (below != np.rint(below)).any():
+        return True
+    reach = max(below.max() - below.min(), abs(below).max())
+    return bool(value < below.min() - reach or value > below.max() + reach)

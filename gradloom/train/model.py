@@ -1,0 +1,245 @@
+"""Model: a network with what its inputs and outputs mean; the one file that holds it, and that of a network alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..base.described import Described, parse
+from ..base.errors import DataError, FileError, GradloomError, GraphError, SettingError
+from ..base.html import html_table, html_text
+from ..data.frames import features_of
+from ..data.preprocess import Preprocess
+from ..files import load_arrays, need_finite, save_arrays
+from ..graph.leaves import input as input_value
+from ..graph.value import graph_mode
+from ..nn.description import build, described
+from ..nn.module import Module, mode
+from .fit import predict
+from .perceptron import perceptron
+
+MODEL = "model.safetensors"  # in the folder of a `gradloom fit`
+DESCRIPTION = "gradloom.model"  # the key of a file's metadata
+_FORMAT = 2  # 1 knew the perceptrons of `gradloom fit` alone
+
+
+@dataclass(repr=False)
+class Model:
+    """A trained network, the preprocessing of its rows, and what its outputs mean: what `gradloom fit` saves, and
+    gl.load reads.
+
+    net         the network: features f32 [rows, features] -> logits, or standardised targets
+    preprocess  from the cells of a table to features, and from outputs to targets
+    about       how it was trained: settings, seed, digest of the data
+    metrics     what training, validation and test rows measured, by name: test_accuracy, ...
+    """
+
+    net: Module
+    preprocess: Preprocess
+    about: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def task(self) -> str:
+        """ "classification" or "regression"."""
+        return self.preprocess.task
+
+    @property
+    def target(self) -> str:
+        """The name of what is predicted."""
+        return self.preprocess.target
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes, in the order of predict_proba's columns; none of a regression."""
+        return list(self.preprocess.classes)
+
+    def predict(self, rows: Any, **options: Any) -> np.ndarray:
+        """The class (a text) of each row, [rows]; of a regression numbers in the units of the target, f64 [rows], or
+        [rows, targets] where there are several.
+
+        rows: the path of a file (.csv, .npz, a folder of idx files); a DataFrame of pandas or polars, whose columns are
+        found by name; an array or a list of rows, in the order of the columns of the training. options go to
+        gl.compile (device=, precision=, threads=). DataError for rows that are not like those of the training.
+        """
+        return self.decide(self.outputs(features_of(rows, self.preprocess)[0], **options))
+
+    def predict_proba(self, rows: Any, **options: Any) -> np.ndarray:
+        """The probability of each class, f64 [rows, classes]; SettingError for a regression. rows: as for predict."""
+        if self.task != "classification":
+            raise SettingError("predict_proba: the model is a regression, which has no classes; need predict")
+        return self.probabilities(self.outputs(features_of(rows, self.preprocess)[0], **options))
+
+    def outputs(self, features: np.ndarray, **options: Any) -> np.ndarray:
+        """What the network gives for features, f32 [rows, outputs]; DataError where that is not finite."""
+        outputs = predict(self.net, features, **options)
+        if not np.isfinite(outputs).all():
+            row = int(np.argwhere(~np.isfinite(outputs))[0][0])
+            raise DataError(f"what the model says of row {row} is not finite; train it again, or check that row")
+        return np.asarray(outputs)
+
+    def decide(self, outputs: np.ndarray) -> np.ndarray:
+        """Predictions of outputs, as predict gives them."""
+        if self.task == "classification":
+            return np.array(self.classes)[outputs.argmax(axis=1)]
+        values = self.preprocess.outputs_to_targets(outputs)
+        return values[:, 0] if values.shape[1] == 1 else values
+
+    def probabilities(self, outputs: np.ndarray) -> np.ndarray:
+        """softmax in f64 [rows, classes]."""
+        share = np.exp(outputs.astype(np.float64) - outputs.max(axis=1, keepdims=True))
+        return share / share.sum(axis=1, keepdims=True)
+
+    def facts(self) -> dict[str, str]:
+        """What it is, in words, by name."""
+        made = self.preprocess
+        if made.kind == "array":
+            inputs = f"arrays of shape {made.shape}"
+        else:
+            used = [c for c in made.columns if c.kind != "unused"]
+            names = ", ".join(c.name if c.kind == "number" else f"{c.name} ({c.kind})" for c in used[:20])
+            inputs = f"{len(used)} columns: {names}{', ...' if len(used) > 20 else ''}"
+        facts = {"task": f"{self.task} of {self.target}", "inputs": f"{inputs}; {made.inputs:,} features"}
+        if self.classes:
+            more = ", ..." if len(self.classes) > 20 else ""
+            facts["classes"] = f"{len(self.classes)}: {', '.join(self.classes[:20])}{more}"
+        facts["network"] = f"{self.net.parameter_count():,} parameters"
+        if self.metrics:
+            shown = (f"{name} {value:.6g}" for name, value in self.metrics.items() if not name.endswith("_unc"))
+            facts["metrics"] = ", ".join(shown)
+        if self.about:
+            facts["trained"] = ", ".join(f"{name} {_shown(value)}" for name, value in self.about.items())
+        return facts
+
+    def summary(self) -> str:
+        """What it is, and its network layer by layer, as text."""
+        facts = self.facts()
+        width = max(map(len, facts))
+        return "\n".join([*(f"{name:<{width}}  {text}" for name, text in facts.items()), "", self.net.summary()])
+
+    def __repr__(self) -> str:
+        facts = self.facts()
+        return f"Model({facts['task']}; {facts['inputs']}; {facts['network']})"
+
+    def _repr_html_(self) -> str:
+        return html_table((), self.facts().items()) + html_text(repr(self.net))
+
+
+def _shown(value: Any) -> str:
+    text = f"{value:g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+# ---- the file --------------------------------------------------------------------------------------------------------
+
+
+def write_model(what: Model | Module, path: str | os.PathLike[str], metadata: Mapping[str, str]) -> None:
+    """Write weights, architecture and, of a Model, all else that it holds into one file, whole or not at all.
+
+    A network with classes of the user's own is written without its architecture, and with the reason.
+    """
+    if DESCRIPTION in metadata:
+        raise SettingError(f"save: metadata key {DESCRIPTION!r} is that of the model itself; need another name")
+    net = what.net if isinstance(what, Model) else what
+    said: dict[str, Any] = {"format": _FORMAT}
+    try:
+        said["network"] = described(net)
+    except GraphError as error:
+        if isinstance(what, Model):
+            raise
+        said["undescribed"] = str(error)
+    if isinstance(what, Model):
+        said |= {"preprocess": json.loads(what.preprocess.to_json()), "about": what.about, "metrics": what.metrics}
+    texts = {**metadata, DESCRIPTION: json.dumps(said, ensure_ascii=False, allow_nan=False)}
+    save_arrays(path, net.state_dict(), texts)
+
+
+def read_model(path: str | os.PathLike[str]) -> Model | Module:
+    """The Model or the network of a file that write_model wrote, or of the folder of a `gradloom fit`.
+
+    FileError for any other file. Nothing is built before the arrays are those that the description needs; no code of
+    the file is run.
+    """
+    where = Path(path)
+    if not where.suffix and not where.exists():
+        raise FileError(f"{path}: no such file or folder")
+    if where.is_dir():
+        where = where / MODEL
+    arrays, metadata = load_arrays(where)
+    if DESCRIPTION not in metadata:
+        hint = "gl.llm.load reads language models" if where.suffix.lower() == ".gguf" else "gl.load(net, path) reads"
+        hint += " arrays into a network that is there" * (where.suffix.lower() != ".gguf")
+        raise FileError(f"{where}: holds arrays but no model of gradloom; need a file that gl.save wrote ({hint})")
+    try:
+        read = _described(metadata[DESCRIPTION], arrays)
+    except GradloomError as error:
+        raise FileError(f"{where}: its description is damaged ({error}); train and save it again") from None
+    if isinstance(read, str):
+        raise FileError(f"{where}: {read}; need that class: make the network, then gl.load(network, path)")
+    need_finite(where, arrays)
+    (read.net if isinstance(read, Model) else read).load_state_dict(arrays)
+    if isinstance(read, Model):
+        try:
+            _check_network(read)
+        except GradloomError as error:
+            raise FileError(f"{where}: its description is damaged ({error}); train and save it again") from None
+    return read
+
+
+def _described(text: str, arrays: Mapping[str, np.ndarray]) -> Model | Module | str:
+    """What write_model wrote, with nothing in the arrays yet; a text is the reason why there is no description."""
+    said = parse(text, "the description")
+    version = said.whole("format", 0)
+    if version not in (1, _FORMAT):
+        raise DataError(f"format {version}; this version reads formats 1 and {_FORMAT}")
+    for name, array in arrays.items():
+        if array.dtype != np.float32:
+            raise DataError(f"{name} is {array.dtype} {list(array.shape)}; need float32")
+    if said.has("undescribed"):
+        return said.text("undescribed")
+    shapes = {name: array.shape for name, array in arrays.items()}
+    if version == 1:
+        hidden = _hidden_of_format_1(said.part("architecture"))
+        preprocess = Preprocess.from_described(said.part("preprocess"))
+        count = 2 * (preprocess.kind == "array") + 2 * (len(hidden) + 1)
+        if len(arrays) != count:
+            raise DataError(f"{len(hidden)} hidden layers need {count} arrays; the file holds {len(arrays)}")
+        net = build(Described(described(perceptron(preprocess, hidden)), "architecture"), shapes)
+    else:
+        net = build(said.part("network"), shapes)
+        if not said.has("preprocess"):
+            said.end()
+            return net
+        preprocess = Preprocess.from_described(said.part("preprocess"))
+    about = said.plain("about")
+    metrics = said.plain("metrics") if said.has("metrics") else {}
+    if not all(isinstance(value, (int, float)) for value in metrics.values()):
+        raise DataError("metrics: some value is no number")
+    said.end()
+    return Model(net, preprocess, about, metrics)
+
+
+def _hidden_of_format_1(said: Described) -> list[int]:
+    """The widths of the hidden layers. Dropout, which predictions do not have, is left out: its arrays have the same
+    names."""
+    said.text("kind", ("mlp",))
+    if said.has("dropout"):
+        said.number("dropout")
+    hidden = said.wholes("hidden", 1)
+    said.end()
+    return hidden
+
+
+def _check_network(model: Model) -> None:
+    """DataError unless the network makes of a row's features as many outputs as the preprocessing knows."""
+    made = model.preprocess
+    with graph_mode(), mode(False):
+        outputs: Any = model.net(input_value("x", (1, made.inputs)))
+    if outputs.shape != (1, made.outputs):
+        raise DataError(f"the network makes {list(outputs.shape)} of a row; need {[1, made.outputs]}")

@@ -1,0 +1,35 @@
+"""The networks for tables and images: multilayer perceptrons from features to outputs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from .. import nn
+from ..base.memory import need_memory, show_bytes
+from ..data.preprocess import Preprocess
+
+
+def perceptron(preprocess: Preprocess, hidden: Sequence[int], dropout: float = 0.0) -> nn.Sequential:
+    """A multilayer perceptron from the features of `preprocess` to its outputs: logits, or standardised targets.
+
+    dropout: the share of each hidden layer's outputs that a step of training leaves out.
+    """
+    layers: list[nn.Module] = []
+    if preprocess.kind == "array":
+        layers.append(nn.Standardize(preprocess.mean, preprocess.std))
+    width = preprocess.inputs
+    for size in hidden:
+        layers.append(nn.Linear(width, size, activation="relu"))
+        width = size
+    layers.append(nn.Linear(width, preprocess.outputs))
+    return nn.HiddenDropout(*layers, rate=dropout) if dropout else nn.Sequential(*layers)
+
+
+def need_room(preprocess: Preprocess, hidden: Sequence[int]) -> None:
+    """SettingError when the free memory does not hold the training of perceptron(preprocess, hidden): weights, their
+    gradients and two moments."""
+    widths = [preprocess.inputs, *hidden, preprocess.outputs]
+    count = sum((n_in + 1) * n_out for n_in, n_out in itertools.pairwise(widths)) + 2 * (preprocess.kind == "array")
+    what = f"{count:,} parameters need {show_bytes(16 * count)} of memory to train"
+    need_memory(16 * count, f"hidden layers {','.join(map(str, hidden)):.80}: {what}", "need smaller ones")

@@ -1,0 +1,131 @@
+"""gl.load of what `gradloom fit` saved: the predictions of `gradloom predict`, from files, frames and rows."""
+
+import json
+
+import numpy as np
+import pytest
+
+import gradloom as gl
+from gradloom.cli.main import main
+
+SEPARABLE = 200
+
+
+def mixed(path, task="classification"):
+    """A table with numbers, texts, empty cells and an unused column, as (path, columns)."""
+    rng = np.random.default_rng(0)
+    size, colour = rng.normal(5, 2, SEPARABLE).round(3), rng.choice(["red", "green", "blue"], SEPARABLE)
+    label = np.where(size + 3 * (colour == "red") > 6, "yes", "no")
+    price = (10 * size + 100 * (colour == "red")).round(2)
+    lines = [
+        f"{i},{'' if i % 17 == 3 else s},{c},1,{label[i] if task == 'classification' else price[i]}"
+        for i, (s, c) in enumerate(zip(size, colour, strict=True))
+    ]
+    path.write_text("id,size,colour,same,target\n" + "\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fitted")
+    made = {}
+    for task in ("classification", "regression"):
+        data = mixed(folder / f"{task}.csv", task)
+        assert main(["fit", str(data), "--epochs", "5", "--hidden", "8", "--out", str(folder / task)]) == 0
+        made[task] = data, folder / task
+    return made
+
+
+def predicted(capsys, model, data, *options):
+    """What the command says, as --json."""
+    capsys.readouterr()
+    assert main(["predict", str(model), str(data), "--json", *options]) == 0
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_predictions_are_those_of_the_command(capsys, fitted, task):
+    data, folder = fitted[task]
+    said = predicted(capsys, folder, data)
+    model = gl.load(folder)
+    assert gl.load(str(folder / "model.safetensors")).predict(data).tolist() == said["predictions"]
+    assert (model.task, model.target) == (task, "target")
+    if task == "classification":
+        assert model.classes == ["no", "yes"]
+        np.testing.assert_array_equal(model.predict_proba(data), said["probabilities"])
+    else:
+        assert model.predict(data).dtype == np.float64
+        with pytest.raises(gl.SettingError, match="predict_proba: the model is a regression"):
+            model.predict_proba(data)
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_frames_and_rows_are_read_as_the_file_is(fitted, task):
+    pandas = pytest.importorskip("pandas")
+    data, folder = fitted[task]
+    model, frame = gl.load(folder), pandas.read_csv(data)
+    expected = model.predict(data)
+    np.testing.assert_array_equal(model.predict(frame), expected)
+    np.testing.assert_array_equal(
+        model.predict(frame.drop(columns="target")[["same", "colour", "id", "size"]]), expected
+    )
+    rows = frame.drop(columns="target").to_numpy().tolist()  # texts and numbers, NaN for an empty cell
+    np.testing.assert_array_equal(model.predict(rows), expected)
+    with pytest.raises(gl.DataError, match="no column 'colour'"):
+        model.predict(frame.drop(columns="colour"))
+    with pytest.raises(gl.DataError, match="rows: 3 columns; need 4 as in training"):
+        model.predict([row[:3] for row in rows])
+    with pytest.raises(gl.DataError, match=r"rows: an array of shape \[4\]; need rows along the first axis"):
+        model.predict(rows[0])
+    with pytest.raises(gl.DataError, match="of rows of different lengths"):
+        model.predict([rows[0], rows[1][:2]])
+
+
+def test_numbers_alone(capsys, tmp_path):
+    """An array of the right columns, and the DataFrame with them in another order."""
+    pandas = pytest.importorskip("pandas")
+    rng = np.random.default_rng(1)
+    frame = pandas.DataFrame({"a": rng.normal(size=60), "b": rng.normal(size=60)})
+    frame["y"] = frame.a - frame.b
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    assert main(["fit", str(tmp_path / "t.csv"), "--epochs", "2", "--out", str(tmp_path / "out")]) == 0
+    model = gl.load(tmp_path / "out")
+    expected = model.predict(tmp_path / "t.csv")
+    np.testing.assert_array_equal(model.predict(frame[["a", "b"]].to_numpy()), expected)
+    np.testing.assert_array_equal(model.predict(frame[["b", "a"]]), expected)
+    np.testing.assert_array_equal(model.predict(frame[["a", "b"]].to_numpy().tolist()), expected)
+
+
+def test_what_was_measured_and_how_it_was_trained_is_in_the_file(capsys, fitted):
+    folder = fitted["classification"][1]
+    model = gl.load(folder)
+    result = json.loads((folder / "result.json").read_text())
+    for name in ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "test_accuracy_unc"):
+        assert model.metrics[name] == result[name]
+    assert model.about["epochs"] == 5 and model.about["seed"] == 0 and model.about["optimizer"] == "adamw"
+    said = model.summary()
+    for part in ("classification of target", "size, colour (text)", "2: no, yes", "test_accuracy", "n_out=8", "seed 0"):
+        assert part in said
+    assert repr(model).startswith("Model(classification of target; ") and "0x" not in repr(model)
+    assert "<table>" in model._repr_html_() and "Linear" in model._repr_html_()
+
+
+def test_a_model_is_saved_again(capsys, fitted, tmp_path):
+    data, folder = fitted["classification"]
+    model = gl.load(folder)
+    gl.save(model, tmp_path / "copy.safetensors")
+    assert (tmp_path / "copy.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    model.net.init(5)
+    gl.save(model, tmp_path / "other.gguf")
+    other = gl.load(tmp_path / "other.gguf")
+    np.testing.assert_array_equal(other.predict_proba(data), model.predict_proba(data))
+    assert not np.array_equal(other.predict_proba(data), gl.load(folder).predict_proba(data))
+
+
+def test_a_network_alone_does_not_predict_tables(capsys, tmp_path):
+    gl.save(gl.nn.Sequential(gl.nn.Linear(2, 2)), tmp_path / "net.safetensors")
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n")
+    capsys.readouterr()
+    assert main(["predict", str(tmp_path / "net.safetensors"), str(tmp_path / "t.csv")]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "holds a network without the preprocessing of its rows; need a model of gradloom fit" in err
