@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import numpy as np
 
 from ..graph.declaration import Spec
 from .device import Gpu
-from .stored import Copies, read
+from .memory import Pool, read
+from .stored import Copies
 
 
 class Kept:
@@ -17,8 +17,7 @@ class Kept:
 
     def __init__(self, device: Gpu, copies: Copies, spec: Spec) -> None:
         self.device, self.shape, self.dtype, self.nbytes = device, spec.shape, spec.dtype.numpy, spec.bytes
-        self.buffer = device.buffer(self.nbytes, "a value of the tape")
-        weakref.finalize(self, device.drop, self.buffer)
+        self.memory = Pool(device, self.nbytes, "a value of the tape")
         self._home: np.ndarray | None = None
         copies.kept.add(self)
 
@@ -26,7 +25,7 @@ class Kept:
         """The numbers, downloaded once: not a copy."""
         if self._home is None:
             with self.device.lock:
-                data = read(self.device, self.buffer, 0, self.nbytes)
+                data = read(self.memory, 0, self.nbytes)
             self._home = data.view(self.dtype).reshape(self.shape)
         return self._home
 
