@@ -60,13 +60,13 @@ def read_rows(
     limit = model.config.context_length
     if context is not None and not 2 <= context <= limit:
         raise SettingError(f"context={context} is not usable; need 2 to {limit}, the model's context")
+    if val is not None and not isinstance(data, (str, os.PathLike)):
+        raise SettingError(f"val={os.fspath(val)!r:.60} beside rows of tokens; need val_split, or the path of the data")
     if isinstance(data, Rows):
         return data
     need = 12 * (context or 0)
     what = f"context={context} is not usable: one row needs {show_bytes(need)} of memory"
     need_memory(need, what, "need a smaller one")
-    if val is not None and not isinstance(data, (str, os.PathLike)):
-        raise SettingError(f"val={os.fspath(val)!r:.60} beside rows of tokens; need val_split, or the path of the data")
     if isinstance(data, (str, os.PathLike)):
         from .data import read_samples
         from .packing import pack
