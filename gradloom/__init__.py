@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .base.locks import building
 
 if TYPE_CHECKING:
-    from . import data, llm, nn, ops, optim, parallel, train
+    from . import data, llm, nn, ops, optim, parallel, sklearn, train
     from .base.errors import (
         BackendError,
         DataError,
@@ -96,6 +96,7 @@ __all__ = [
     "seed",
     "set_loss",
     "setting",
+    "sklearn",
     "stats",
     "tensor",
     "train",
@@ -122,7 +123,7 @@ _HOMES = {
     ".train.trainer": "Trainer",
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
-_MODULES = ("data", "llm", "nn", "ops", "optim", "parallel", "train")
+_MODULES = ("data", "llm", "nn", "ops", "optim", "parallel", "sklearn", "train")
 
 
 def __getattr__(name: str) -> Any:

@@ -28,6 +28,7 @@ SEES["eager"] = {*LINE, "optim", "step"}
 SEES["train"] = set(SEES)
 SEES["llm"] = set(SEES)
 SEES["cli"] = set(SEES)
+SEES["sklearn"] = {"base", "data", "train"}
 NEVER = {
     "plan/check.py": {"plan/memory.py", "plan/order.py", "plan/layout.py"}
 }  # the proof shares no code with the planner
@@ -138,7 +139,7 @@ def test_the_reader_of_imports_sees_them_all(tmp_path: Path) -> None:
 
 
 HEAVY = ("torch", "jax", "rich", "typer", "click", "gguf", "safetensors", "tokenizers", "jinja2", "pandas", "scipy")
-HEAVY += ("matplotlib", "hypothesis", "mpi4py", "msgspec")
+HEAVY += ("matplotlib", "hypothesis", "mpi4py", "msgspec", "sklearn")
 
 
 @pytest.mark.parametrize("statement", ["import gradloom", "import gradloom as gl; gl.compile([gl.input('x') * 2])"])

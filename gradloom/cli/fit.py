@@ -19,7 +19,7 @@ from .fit_report import (
     validation_sets,
     write_result,
 )
-from .fit_settings import OPTIMIZERS, FitSettings, Group, prepared, rows_of, settle
+from .fit_settings import FitSettings, Group, prepared, rows_of, settle
 from .saved_settings import SETTINGS, Inputs, beside_run
 from .setting import settings_of
 
@@ -149,24 +149,11 @@ def _train_and_save(job: Job, path: str, report: str) -> int:
 
 def _optimizer(job: Job) -> Any:
     """With a state of its own, which says how many steps were done, however the training ends."""
-    import gradloom as gl
-
-    from ..optim.names import optimizer_named
+    from ..train.perceptron import optimizer_for
 
     use = job.use
     steps = use.epochs * -(-rows_of(use, job.table)[0] // use.batch_size)
-    rate = gl.optim.schedules.Cosine(use.lr, steps=steps)
-    more: dict[str, Any] = {name: value for name, value in OPTIMIZERS[use.optimizer].items() if name != "lr"}
-    parameters = job.net.parameters()
-    groups = [_group(group, steps) for group in use.groups or ()]
-    if use.optimizer == "muon":
-        others: dict[str, Any] = OPTIMIZERS["adamw"] | {
-            "lr": gl.optim.schedules.Cosine(OPTIMIZERS["adamw"]["lr"], steps=steps)
-        }
-        groups.append({"match": "not_2d", "optimizer": gl.optim.AdamW(**others)})
-    if groups:
-        parameters, more["groups"] = job.net.named_parameters(), groups
-    return optimizer_named(use.optimizer)(parameters, lr=rate, **more)
+    return optimizer_for(job.net, use.optimizer, use.lr, steps, [_group(group, steps) for group in use.groups or ()])
 
 
 def _group(group: Group, steps: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from ..base.defaults import OPTIMIZERS, batch_for, epochs_for, hidden_for
 from .run_settings import (
     CheckpointEvery,
     Device,
@@ -162,18 +163,6 @@ class FitSettings:
     )
 
 
-# Of the optimisers' settings the rate, and those that a fit does not leave at their defaults
-OPTIMIZERS: dict[str, dict[str, float]] = {
-    "adamw": {"lr": 0.003, "weight_decay": 0.01},
-    "adam": {"lr": 0.003},
-    "sgd": {"lr": 0.05, "momentum": 0.9},
-    "lion": {"lr": 0.0003, "weight_decay": 0.1},
-    "rmsprop": {"lr": 0.001},
-    "adafactor": {"lr": 0.01},
-    "muon": {"lr": 0.02},  # of matrices; adamw for the biases
-}
-
-
 def prepared(asked: FitSettings) -> FitSettings:
     """With what is decided before the data are read; SettingError for settings that exclude one another."""
     from ..base.errors import SettingError
@@ -204,7 +193,7 @@ def settle(asked: FitSettings, table: Table, ranks: Communicator | None) -> FitS
         raise SettingError(f"--dropout {asked.dropout:g}: is of hidden layers, and --hidden has none; need one")
     rows = rows_of(asked, table)[0]
     images = table.preprocess.kind == "array"
-    wanted = asked.batch_size or (32 if rows < 5000 else 500 if images else 128)
+    wanted = asked.batch_size or batch_for(rows, images)
     batch = min(wanted, rows)
     if asked.micro_batch_size is None:
         micro = share_of(batch, ranks)
@@ -217,8 +206,8 @@ def settle(asked: FitSettings, table: Table, ranks: Communicator | None) -> FitS
         raise SettingError("--loss cross_entropy: the task is a regression; need mse, or --task classification")
     return replace(
         asked,
-        hidden=asked.hidden if asked.hidden is not None else [500] if images else [64, 64],
-        epochs=asked.epochs or (100 if rows < 1000 else 10 if images and rows >= 20000 else 50),
+        hidden=asked.hidden if asked.hidden is not None else hidden_for(images),
+        epochs=asked.epochs or epochs_for(rows, images),
         batch_size=batch,
         micro_batch_size=micro,
         checkpoint_every=asked.checkpoint_every or "5min",

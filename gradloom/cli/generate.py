@@ -60,7 +60,7 @@ def generate(
     given = chat_prompt(loaded, prompt, template) if chat else prompt
     ids = prompt_ids(loaded, given)
     room = max(loaded.config.context_length - len(ids), 1)
-    shown = _Shown("" if chat else prompt)
+    shown = Shown("" if chat else prompt)
     try:
         done = complete(
             loaded,
@@ -101,7 +101,7 @@ def generate(
     return 0
 
 
-class _Shown:
+class Shown:
     """Text on stdout as it comes, behind the prompt; what stdout's encoding does not know becomes a question mark."""
 
     def __init__(self, prompt: str) -> None:

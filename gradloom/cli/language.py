@@ -17,14 +17,16 @@ PromptKey = Annotated[
     str | None,
     typer.Option(
         "--prompt-key",
-        help="Key of the prompt in .jsonl; several, as instruction,input, are joined. [default: prompt]",
+        help="Key of the prompt in .jsonl; several, as a,b, are joined. [default: prompt; or instruction,input]",
     ),
 ]
 CompletionKey = Annotated[
-    str | None, typer.Option("--completion-key", help="Key of the completion in .jsonl. [default: completion]")
+    str | None,
+    typer.Option("--completion-key", help="Key of the completion in .jsonl. [default: completion; or output]"),
 ]
 MessagesKey = Annotated[
-    str | None, typer.Option("--messages-key", help="Key of the messages in .jsonl. [default: messages]")
+    str | None,
+    typer.Option("--messages-key", help="Key of the messages in .jsonl. [default: messages or conversations]"),
 ]
 LOSS_ON = typer.Option(
     "--loss-on",
@@ -133,9 +135,7 @@ def load_adapter(model: Model, path: str | None) -> LoRA | None:
 def chat_prompt(model: Model, question: str, source: str | None = None) -> list[int]:
     """A question as the chat template (source, or the model's own) puts it, up to where the assistant begins."""
     from ..llm.chat import ChatTemplate
+    from ..llm.conversation import chat_ids
 
     template = ChatTemplate.of(model.tokenizer) if source is None else ChatTemplate(source, model.tokenizer)
-    text = template.render([{"role": "user", "content": question}], generation_prompt=True)
-    tokenizer = model.tokenizer
-    begins = tokenizer.bos is not None and text.startswith(tokenizer.pieces[tokenizer.bos])
-    return tokenizer.encode(text, special=True, bos=False if begins else None)
+    return chat_ids(template, [{"role": "user", "content": question}]).tolist()

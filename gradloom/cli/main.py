@@ -13,6 +13,7 @@ import typer
 
 from .. import __version__
 from ..base.errors import GradloomError
+from .chat import chat
 from .common import (
     StdoutError,
     exit_code,
@@ -64,7 +65,7 @@ def _stoppable(command: Callable[..., int]) -> Callable[..., int]:
     return call
 
 
-for one in (fit, predict, finetune, rerun, runs, generate, evaluate, plan, verify, info, merge, doctor):
+for one in (fit, predict, finetune, rerun, runs, generate, chat, evaluate, plan, verify, info, merge, doctor):
     app.command()(_stoppable(one))
 
 

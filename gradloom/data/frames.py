@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ..base.arguments import what_is
 from ..base.errors import DataError, GradloomError
-from .preprocess import Preprocess
-from .readers import read_features
+from .preprocess import Preprocess, fit_matrix
+from .readers import read_features, read_table
 
 Read = tuple[np.ndarray, np.ndarray | None, list[str], list[str]]
 
@@ -22,6 +24,32 @@ Read = tuple[np.ndarray, np.ndarray | None, list[str], list[str]]
 def is_frame(data: object) -> bool:
     """Whether it has named columns, as a DataFrame of pandas or polars has them."""
     return hasattr(data, "columns") and hasattr(data, "to_numpy")
+
+
+def has_texts(data: object) -> bool:
+    """Whether it is a DataFrame with a column that is not of numbers."""
+    frame: Any = data
+    return is_frame(data) and any(np.asarray(frame[name].to_numpy()).dtype.kind not in "fiub" for name in frame.columns)
+
+
+def learned(rows: Any, names: list[str] | None, task: str, **target: Any) -> tuple[Preprocess, np.ndarray]:
+    """(preprocessing learned from these rows, their features f32 [rows, features]).
+
+    rows: an array of numbers [rows, columns], whose columns may have names; or a DataFrame with texts. target: what the
+    preprocessing is told of the target, such as classes=[...].
+    """
+    with np.errstate(all="ignore"):
+        if not is_frame(rows):
+            known = names or [f"column {i + 1}" for i in range(rows.shape[1])]
+            made = fit_matrix("X", rows, known, np.arange(len(rows)), task, "y", [])
+            return replace(made, **target), made.apply(rows)[0]
+    names = [str(name) for name in rows.columns]
+    last = next(name for name in ("y", "y of fit", "".join(names) + "y") if name not in names)
+    columns = [*(np.asarray(rows[name].to_numpy()) for name in rows.columns), np.arange(len(rows))]
+    with _as_file([*names, last], columns, ",", "X") as path:
+        table = read_table(path, last, "regression", test_split=0.0)
+    made = replace(table.preprocess, **{"task": task, "target_mean": [], "target_std": [], **target})
+    return made, np.asarray(table.train.data)
 
 
 def features_of(data: Any, preprocess: Preprocess) -> Read:
@@ -67,12 +95,34 @@ def _as_array(data: Any) -> np.ndarray:
 
 def _as_table(names: Sequence[str], columns: Sequence[np.ndarray], preprocess: Preprocess) -> Read:
     """The columns as a table that is read like a file: a cell means here what it means there."""
+    head = names if preprocess.header else None
+    with _as_file(head, columns, preprocess.separator, "rows") as path:
+        return read_features(path, preprocess)
+
+
+@contextlib.contextmanager
+def _as_file(names: Sequence[str] | None, columns: Sequence[np.ndarray], separator: str, what: str) -> Iterator[str]:
+    """The path of a CSV file of these columns, which goes with the block; errors of the block call it `what`."""
     text = io.StringIO()
-    writer = csv.writer(text, delimiter=preprocess.separator, lineterminator="\n")
-    if preprocess.header:
+    writer = csv.writer(text, delimiter=separator, lineterminator="\n")
+    if names is not None:
         writer.writerow(names)
     writer.writerows(zip(*(_cells(column) for column in columns), strict=True))
-    return read_stream(text.getvalue().encode("utf-8", "surrogatepass"), preprocess, "rows")
+    with as_file(text.getvalue().encode("utf-8", "surrogatepass"), what) as path:
+        yield path
+
+
+@contextlib.contextmanager
+def as_file(data: bytes, what: str) -> Iterator[str]:
+    """The path of a .csv file with these bytes, which goes with the block; errors of the block call it `what`."""
+    with tempfile.TemporaryDirectory(prefix="gradloom-") as folder:
+        path = os.path.join(folder, "rows.csv")
+        with open(path, "wb") as file:
+            file.write(data)
+        try:
+            yield path
+        except GradloomError as error:
+            raise type(error)(str(error).replace(path, what)) from None
 
 
 def _cells(column: np.ndarray) -> list[str]:
@@ -80,20 +130,6 @@ def _cells(column: np.ndarray) -> list[str]:
 
 
 def _cell(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value)
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
-def read_stream(data: bytes, preprocess: Preprocess, name: str) -> Read:
-    """read_features of the text of a CSV file that is no file; errors call it `name`."""
-    with tempfile.TemporaryDirectory(prefix="gradloom-") as folder:
-        path = os.path.join(folder, "rows.csv")
-        with open(path, "wb") as file:
-            file.write(data)
-        try:
-            return read_features(path, preprocess)
-        except GradloomError as error:
-            raise type(error)(str(error).replace(path, name)) from None

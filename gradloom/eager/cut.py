@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from ..graph.value import Node, Value
 from .cache import Cache, slot_number
-from .tensors import Tensor
+from .tensors import Numbers, Tensor
 
 
 def cut_at(
-    computed: Mapping[Value, Tensor], wanted: Sequence[Value], slots: Sequence[np.ndarray], cache: Cache
-) -> tuple[dict[Value, Value], list[np.ndarray]]:
+    computed: Mapping[Value, Tensor], wanted: Sequence[Value], slots: Sequence[Numbers], cache: Cache
+) -> tuple[dict[Value, Value], list[Numbers]]:
     """(value -> its twin in the graph whose inputs are the computed values, the arrays of those inputs).
 
     The twins are interned: a loop that looks in each iteration asks for the same twins each time, so the program of
     its first iteration serves all. slots: the arrays of the inputs of the graph that is cut.
     """
-    known: dict[Value, np.ndarray] = {}
+    known: dict[Value, Numbers] = {}
     needed: set[Node] = set()
     waiting = list(wanted)
     while waiting:
@@ -31,9 +29,9 @@ def cut_at(
             needed.add(value.node)
             waiting.extend(v for v in value.node.inputs if v is not None)
     twins: dict[Value, Value] = {}
-    arrays: list[np.ndarray] = []
+    arrays: list[Numbers] = []
 
-    def feed(value: Value, array: np.ndarray) -> None:
+    def feed(value: Value, array: Numbers) -> None:
         twins[value] = cache.input(len(arrays), array.shape, value.dtype)
         arrays.append(array)
 

@@ -23,7 +23,7 @@ from ..optim.state import OptimizerState
 from ..step.step import guard, update
 from .cache import slot_name
 from .program import EagerProgram, run_alone
-from .tensors import Tensor
+from .tensors import Numbers, Tensor
 from .trace import Trace
 
 Build = Callable[[list[Value], Value], Sequence[Value]]
@@ -240,7 +240,7 @@ class Gradients(Mapping[Value, "Tensor | None"]):
 
     def _of_computed(
         self, key: Hashable, parameters: Sequence[Parameter], build: Build
-    ) -> tuple[EagerProgram, list[Tensor], list[np.ndarray]]:
+    ) -> tuple[EagerProgram, list[Tensor], list[Numbers]]:
         """The program from gradients that were looked at to the updates."""
         trace, slopes = self._trace, self._slopes
 
@@ -253,7 +253,7 @@ class Gradients(Mapping[Value, "Tensor | None"]):
 
         options = trace.options.of_updates
         program = trace.cache.program((key, slopes, "computed", self._is_limited, options), make)
-        return program, [], [t.computed() for t in self._whole]
+        return program, [], [t.wherever() for t in self._whole]
 
     def _places(self, parameters: Sequence[Parameter]) -> list[int]:
         at = self._slopes.at

@@ -16,11 +16,15 @@ from ..graph.graph import reachable
 from ..graph.leaves import Parameter
 from ..graph.stored import before_read, before_write
 from ..graph.value import Value, graph_mode
+from ..run.backend import is_device
 from ..run.compile import compile as compile_program
 from ..run.diagnose import first_bad
 from .cache import Cache, cache_of, counts, slot_number
 from .options import DEFAULTS, TapeOptions
+from .tensors import Numbers
 
+LARGE_RECORD = 4096  # bytes of a run's outputs from which on small ones are copied out of it
+KEPT_BYTES = 4096  # of an output that stays on its device until somebody looks
 _FORMATS = {"f32": "f4x", "i32": "i4x", "i64": "q"}  # settings: words of 8 bytes
 
 
@@ -30,6 +34,7 @@ class EagerProgram:
     __slots__ = (
         "draws",
         "executable",
+        "keeps",
         "names",
         "options",
         "outputs",
@@ -47,6 +52,9 @@ class EagerProgram:
         self.outputs, self.updates = tuple(outputs), tuple(updates)
         self.options: dict[str, Any] = options._asdict()
         self.executable = compile_program(self.outputs, self.updates, **self.options)
+        self.keeps = is_device(options.device)
+        if self.keeps:
+            self.executable.keep_outputs(KEPT_BYTES)
         self.slots = [(slot_number(k), place) for k, place in self.executable.fed().items()]
         kinds: list[tuple[str, DType]] = [
             (k, self.executable.settings[k].dtype) for k in self.executable.settings_words
@@ -60,11 +68,13 @@ class EagerProgram:
         self.writes = frozenset(self.executable.writes)
         counts.compiled += 1
 
-    def run(self, slots: Sequence[np.ndarray], settings: Mapping[str, float]) -> list[np.ndarray]:
-        """The outputs. NonFiniteError, naming the first bad node, when a guard trips: then nothing is written."""
+    def run(self, slots: Sequence[Numbers], settings: Mapping[str, float]) -> list[Any]:
+        """The outputs, large ones of a device as `Away`. NonFiniteError, naming the first bad node, when a guard trips:
+        then nothing is written."""
         counts.native_calls += 1
-        for k, place in self.slots:
-            place[...] = slots[k]
+        if not self.keeps:
+            for k, place in self.slots:
+                place[...] = slots[k]
         if self.row is not None:
             try:
                 self.pack.pack_into(self.row.data, 0, *[settings[k] for k in self.names])
@@ -72,13 +82,19 @@ class EagerProgram:
                 listed = ", ".join(f"{k}={settings[k]!r}" for k in self.names)
                 raise SettingError(f"step: among {listed} is one beyond f32; need numbers that fit") from None
         try:
+            if self.keeps:
+                given = {key: slots[slot_number(key)] for key in self.executable.inputs}
+                values: list[Any] = self.executable.run_values(self.row, given)
+                return values
             _, record = self.executable.run_rows(1, self.row)
         except (GuardTripped, NotFinite):
             cause = first_bad(
                 self.executable, self.outputs, self.updates, settings, _of_input, settled=True, **self.options
             )
             raise NonFiniteError(cause) from None
-        return [np.ndarray(shape, kind, record, at) for at, shape, kind in self.specs]
+        arrays = [np.ndarray(shape, kind, record, at) for at, shape, kind in self.specs]
+        total = self.executable.record_bytes
+        return arrays if total <= LARGE_RECORD else [a.copy() if 2 * a.nbytes < total else a for a in arrays]
 
 
 def _of_input(name: str, array: np.ndarray, at: int) -> str:

@@ -19,6 +19,18 @@ from ..graph.scope import user_location
 from ..graph.value import Node, Recorder, Value, describe, recording
 
 
+class Away(Protocol):
+    """Numbers that a program has left in the memory of a device."""
+
+    shape: tuple[int, ...]
+
+    def numpy(self) -> np.ndarray:
+        """Here: not a copy."""
+
+
+Numbers = np.ndarray | Away
+
+
 class EagerRecorder(Recorder, Protocol):
     """Records what happens to tensors outside of all tapes."""
 
@@ -40,7 +52,7 @@ class Tensor(Value):
 
     trace: Any  # the Trace that recorded it; None: it was given
     symbol: Any  # the Value that stands for it there
-    data: np.ndarray | None  # None: not yet computed
+    data: Numbers | None  # None: not yet computed
     error: GradloomError  # why it cannot be
 
     @property
@@ -56,6 +68,11 @@ class Tensor(Value):
 
     def computed(self) -> np.ndarray:
         """The numbers, computed now if they are not yet: not a copy."""
+        data = self.wherever()
+        return data if isinstance(data, np.ndarray) else data.numpy()
+
+    def wherever(self) -> Numbers:
+        """The numbers where they lie, computed now if they are not yet."""
         if self.data is None:
             if self.dtype.is_quantised:
                 raise DTypeError(f"tensor: {describe(self)} is not read out; need a cast to f32")

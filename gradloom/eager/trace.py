@@ -18,8 +18,6 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from .. import ops
 from ..base import locks
 from ..base.dtypes import DType, f32
@@ -40,11 +38,10 @@ from .draws import draw_settings
 from .live import others, register, unregister
 from .options import DEFAULTS, TapeOptions
 from .program import EagerProgram
-from .tensors import Tensor, new_tensor, numbers
+from .tensors import Numbers, Tensor, new_tensor, numbers
 
 PENDING = 128  # nodes that wait outside of all tapes, at most, when a batch begins
 PENDING_MOST = 1024  # and anywhere
-LARGE_RECORD = 4096  # bytes of a run's outputs from which on small ones are copied out of it
 
 
 class Trace:
@@ -67,7 +64,7 @@ class Trace:
         self.successor: Trace | None = None
         self.changed = ""  # the parameter whose change ended it
         self.count = 0  # nodes
-        self.slots: list[np.ndarray] = []  # what goes in
+        self.slots: list[Numbers] = []  # what goes in
         self.adopted: dict[Tensor, Value] = {}  # tensors from elsewhere, and their inputs here
         self.stale: dict[Value, str] = {}  # inputs that stand for tensors of this tape from before a change
         self.pending: list[weakref.ref[Tensor]] = []
@@ -170,13 +167,13 @@ class Trace:
             return self.follow().adopt(x)
         symbol = self.adopted.get(x)
         if symbol is None:
-            symbol = self.adopted[x] = self.slot(x.computed(), x.dtype)
+            symbol = self.adopted[x] = self.slot(x.wherever(), x.dtype)
             trace = x.trace
             if trace is not None and trace.family is self.family is not None and x.symbol.node.op is not ops.detach:
                 self.stale[symbol] = trace.changed
         return symbol
 
-    def slot(self, array: np.ndarray, kind: DType) -> Value:
+    def slot(self, array: Numbers, kind: DType) -> Value:
         self.slots.append(array)
         return self.cache.input(len(self.slots) - 1, array.shape, kind)
 
@@ -362,7 +359,7 @@ class Trace:
         self,
         program: EagerProgram,
         alive: Iterable[tuple[Tensor, Value]],
-        slots: Sequence[np.ndarray],
+        slots: Sequence[Numbers],
         settings: Mapping[str, float],
     ) -> None:
         """Run the program for these tensors, each with its output; the updates that were due are done then."""
@@ -370,11 +367,9 @@ class Trace:
             self.drawn = self.drawn or draw_settings(*self.asked)
             settings = {**self.drawn, **settings}
         arrays = dict(zip(program.outputs, program.run(slots, settings), strict=True))
-        total = program.executable.record_bytes
         alive = list(alive)
         for t, output in alive:
-            array = arrays[output]
-            t.data = array.copy() if total > LARGE_RECORD and 2 * array.nbytes < total else array
+            t.data = arrays[output]
         if self.effects:
             for stored in self.writes:
                 self.written[stored] = self.written.get(stored, 0) + 1

@@ -5,7 +5,9 @@
     kernels/       a rule per kernel, one file per family: the table (kernels/table.py)
     wgsl/          the kernels' sources, one file per family, named as csrc/kernels/*.h
     source.py      puts a kernel's module together: bindings, accessors of its arguments, prelude, family
+    memory.py      memory in pieces: buffers of at most one binding
     stored.py      stored arrays on a device: uploaded when the host has written, downloaded when the host reads
+    kept.py        outputs that stay on a device, to be inputs of other programs
     tape.py        records of arguments and calls as words
     program.py     a proved plan as dispatches: buffers, tape, the encoder
     timing.py      the time of each instruction
@@ -37,8 +39,8 @@ argument's first one, whatever its dtype:
     at_k(e)                 the element at offset e: f32 for f32 f16 bf16 (f64: rounded to f32); i32 for i32 u8 i8;
                             vec2<u32> (low, high) for i64
     set_k(e, v)             writes f32, i32, i64 (vec2<u32>), one element
-    base_k()                the 32-bit word of the segment at which it begins
-    get_k(w), put_k(w, v)   word base_k() + w of the segment, as u32
+    base_k()                the 32-bit word at which it begins, counted from the first piece that it spans
+    get_k(w), put_k(w, v)   word base_k() + w, as u32; in whichever piece it lies
     byte_k()                how many bytes behind the start of its first word it begins (0 but for dtypes of less than
                             4 bytes and quantised ones)
     put_part_k(w, v, mask)  writes the bits of mask of a word: what 16-bit and 8-bit results need at their ends

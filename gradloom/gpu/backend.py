@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..base.errors import BackendError, GuardTripped, IndexOutOfRange, NotFinite, SettingError
+from ..base.errors import BackendError, GradloomError, GuardTripped, IndexOutOfRange, NotFinite, SettingError
 from ..base.interrupts import postponed
 from ..base.settings import Switches
 from ..graph.graph import written
@@ -24,9 +24,11 @@ from ..run.cost import cost_table
 from ..run.planned import PlannedExecutable
 from ..transform.program import Program
 from .device import Gpu, alike, device
+from .kept import Kept
 from .kernels.all import KERNELS
+from .memory import Pool, copy, parts, read, write
 from .program import STATUS_BYTES, Arena, Encoded, Layout, Loader, bind_groups, needs_of
-from .stored import Copies, read, write
+from .stored import Copies
 from .timing import Ready, Timer
 
 AHEAD = 64  # steps in one submission, at most
@@ -64,9 +66,10 @@ class GpuBackend:
 
     def __init__(self, switches: Switches, number: int = 0, place: Place | None = None) -> None:
         """place: instead of that of the number; for tests of other limits."""
-        self.switches, self._why_not = switches, ""
+        self.switches, self._why_not, self.piece_bytes = switches, "", 0
         try:
             self.place = place_of(number) if place is None else place
+            self.piece_bytes = self.place.device.binding_bytes
         except BackendError as error:
             self._why_not = str(error)
 
@@ -104,6 +107,9 @@ class GpuExecutable(PlannedExecutable):
         self.arena = place.arena if own is None else own
         self._steps_run, self._stopping = 0, False
         self._timer: Timer | None = None
+        self._least = 0  # bytes of an output that stays here; 0: none does
+        self._there: dict[str, Kept] = {}  # inputs of this run that are here already
+        self._made: dict[int, Kept] = {}  # outputs of this run that stay here
         bytecode = plan.bytecode
         self._inputs = np.zeros(max(bytecode.inputs_bytes, 1), np.uint8)
         self._slots = {
@@ -121,30 +127,37 @@ class GpuExecutable(PlannedExecutable):
         self.layout = Layout(bytecode, device, self.copies)
         loader = Loader(bytecode, device, self.layout, self.switches)
         self._encoded: list[list[Encoded]] = loader.run()
+        if self.layout.gathered_bytes:
+            self.layout.memories["gathered"] = Pool(device, self.layout.gathered_bytes, "copies of operands")
         tape, calls = loader.tape.arrays()
         self._tape = device.buffer(tape.nbytes, "the tape")
         device.queue.write_buffer(self._tape, 0, tape)
         usage = device.usage
         self._calls = device.buffer(len(calls), "the calls", usage.UNIFORM | usage.COPY_DST)
         device.queue.write_buffer(self._calls, 0, calls)
-        self._fixed = device.buffer(self.layout.fixed_bytes, "constants and inputs")
-        if bytecode.constants:
-            write(device, self._fixed, self.layout.constants, np.frombuffer(bytecode.constants, np.uint8))
-        self.layout.buffers["fixed"] = self._fixed
+        self._fixed = Pool(device, self.layout.fixed_bytes, "constants and inputs")
+        write(self._fixed, self.layout.constants, np.frombuffer(bytecode.constants, np.uint8))
+        self.layout.memories["fixed"] = self._fixed
+        self.ready: list[Ready] = []
         self._generation = -1  # of the arena that the bind groups are for
         self._lay_out_records()
 
     def _lay_out_records(self) -> None:
         """Where each output of a step lies in its record, behind the status; how many steps go in one submission."""
-        self._recorded: list[tuple[Any, int, int, int]] = []  # buffer's key, its offset, the record's offset, bytes
+        self._recorded: list[tuple[Any, int, int, int, int]] = []  # memory's key, piece, its byte, the record's, bytes
+        self._kept: list[tuple[int, Any, int]] = []  # the output, memory's key, its byte
         self.output_starts = []
         at = STATUS_BYTES
         for (segment, offset), size in zip(self.plan.output_places, self.output_bytes, strict=True):
             key, start = self.layout.place(segment, offset)
+            if self._least and size >= self._least and not (start % 4 or size % 4):
+                self._kept.append((len(self.output_starts), key, start))
+                self.output_starts.append(0)
+                continue
             begin = start // 4 * 4
             length = -(-(start + size - begin) // 4) * 4 if size else 0
-            if length:
-                self._recorded.append((key, begin, at, length))
+            for piece, byte, further, some in parts(begin, length, self.device.binding_bytes):
+                self._recorded.append((key, piece, byte, at + further, some))
             self.output_starts.append(at + start - begin)
             at += -(-length // 8) * 8  # what follows is aligned for any dtype
         self._stride = at
@@ -206,6 +219,35 @@ class GpuExecutable(PlannedExecutable):
         self.check_files()
         return self._run(steps, rows, 0.0)
 
+    def keep_outputs(self, least: int) -> None:
+        """From now on outputs of at least so many bytes stay on the device: `run_values` gives them as Kept."""
+        self._least = least
+        self._lay_out_records()
+
+    def run_values(self, rows: np.ndarray | None, given: Mapping[str, Any]) -> list[Any]:
+        """One step like run_rows, with all inputs: arrays, or Kept, which are not uploaded where they lie here. The
+        outputs: arrays, or Kept. Where it fails, `fed` has the inputs as arrays."""
+        self.check_files()
+        for key, value in given.items():
+            if isinstance(value, Kept) and value.device is self.device:
+                self._there[key] = value
+            else:
+                self._slots[key][...] = value
+        try:
+            _, records = self._run(1, rows, 0.0)
+            made = self._made
+        except GradloomError:
+            for key, value in self._there.items():
+                self._slots[key][...] = value.numpy()
+            raise
+        finally:
+            self._there, self._made = {}, {}
+        starts = zip(self.output_starts, self.outputs, strict=True)
+        return [
+            made[i] if i in made else np.ndarray(spec.shape, spec.dtype.numpy, records, at)
+            for i, (at, spec) in enumerate(starts)
+        ]
+
     def read(self, records: np.ndarray) -> list[np.ndarray]:
         """The outputs out of records: one array of shape [steps, *shape] each."""
         columns = []
@@ -254,7 +296,7 @@ class GpuExecutable(PlannedExecutable):
                 if submitted:
                     self.copies.written(self.writes)
             if failed is not None:
-                write(self.device, self._fixed, 0, np.zeros(STATUS_BYTES, np.uint8))
+                write(self._fixed, 0, np.zeros(STATUS_BYTES, np.uint8))
         records = np.concatenate(found) if found else np.empty((0, self._stride), np.uint8)
         if failed is not None:
             error = self._error(len(records), failed)
@@ -278,14 +320,21 @@ class GpuExecutable(PlannedExecutable):
     def _prepare(self) -> None:
         """Upload what the host has written; bind groups again where the arena has grown."""
         self.copies.upload(self.reads)
-        if self.inputs:
-            write(self.device, self._fixed, self.layout.inputs, self._inputs[: self.plan.bytecode.inputs_bytes])
+        bytecode = self.plan.bytecode
+        if self._there:
+            for key, slot in self._slots.items():
+                if key not in self._there:
+                    data = slot.reshape(-1).view(np.uint8)
+                    write(self._fixed, self.layout.inputs + bytecode.input_offsets[key], data)
+        elif self.inputs:
+            write(self._fixed, self.layout.inputs, self._inputs[: bytecode.inputs_bytes])
         self.arena.ensure(max(self.plan.bytecode.arena_bytes, 64))
         if self._generation != self.arena.generation:
-            self.layout.buffers["arena"] = self.arena.buffer
-            groups = bind_groups(self.device, self._encoded, self.layout.buffers, self._calls, self._tape)
+            assert self.arena.memory is not None
+            self.layout.memories["arena"] = self.arena.memory
+            groups = bind_groups(self.device, self._encoded, self.layout.memories, self._calls, self._tape)
             self.ready = [
-                [(one.pipeline, groups[one.buffers], (one.offset,), one.x, one.y) for one in step]
+                [(one.pipeline, groups[one.pieces], (one.offset,), one.x, one.y) for one in step]
                 for step in self._encoded
             ]
             self._generation = self.arena.generation
@@ -319,13 +368,19 @@ class GpuExecutable(PlannedExecutable):
     def _begin(self, encoder: Any, pair: int, step: int, settings: bool) -> None:
         if settings:
             size = self._row_bytes
-            encoder.copy_buffer_to_buffer(self._rows[pair], step * size, self._fixed, STATUS_BYTES, size)
+            encoder.copy_buffer_to_buffer(self._rows[pair], step * size, self._fixed.pieces[0], STATUS_BYTES, size)
+        for key, value in self._there.items():
+            to = self.layout.inputs + self.plan.bytecode.input_offsets[key]
+            copy(encoder, value.memory, 0, self._fixed, to, value.nbytes)
 
     def _end(self, encoder: Any, records: Any, step: int) -> None:
         at = step * self._stride
-        encoder.copy_buffer_to_buffer(self._fixed, 0, records, at, STATUS_BYTES)
-        for key, begin, to, length in self._recorded:
-            encoder.copy_buffer_to_buffer(self.layout.buffers[key], begin, records, at + to, length)
+        encoder.copy_buffer_to_buffer(self._fixed.pieces[0], 0, records, at, STATUS_BYTES)
+        for key, piece, begin, to, length in self._recorded:
+            encoder.copy_buffer_to_buffer(self.layout.memories[key].pieces[piece], begin, records, at + to, length)
+        for i, key, start in self._kept:
+            made = self._made[i] = Kept(self.device, self.copies, self.outputs[i])
+            copy(encoder, self.layout.memories[key], start, made.memory, 0, made.nbytes)
 
     # ---- one instruction at a time -------------------------------------------------------------------------
 
@@ -336,21 +391,21 @@ class GpuExecutable(PlannedExecutable):
             if k == 0:
                 self._prepare()
                 if rows is not None:
-                    write(self.device, self._fixed, STATUS_BYTES, rows.reshape(-1).view(np.uint8))
+                    write(self._fixed, STATUS_BYTES, rows.reshape(-1).view(np.uint8))
             encoder = self.device.raw.create_command_encoder()
             encode(encoder, self.ready[k : k + 1])
             self.device.queue.submit([encoder.finish()])
-            status = read(self.device, self._fixed, 0, STATUS_BYTES).view(np.uint32)
+            status = read(self._fixed, 0, STATUS_BYTES).view(np.uint32)
             self.copies.written(written([self.plan.order.steps[k]]))
             if status[0]:
-                write(self.device, self._fixed, 0, np.zeros(STATUS_BYTES, np.uint8))
+                write(self._fixed, 0, np.zeros(STATUS_BYTES, np.uint8))
                 raise self._error(0, status)
 
     def bytes_of(self, segment: int, offset: int, size: int) -> np.ndarray:
         """What lies at a place of the plan now: u8 [size]."""
         key, start = self.layout.place(segment, offset)
         with self._device_held():
-            return read(self.device, self.layout.buffers[key], start, size)
+            return read(self.layout.memories[key], start, size)
 
     def _submit_timed(self, pair: int, count: int, settings: bool) -> None:
         assert self._timer is not None
@@ -373,7 +428,7 @@ class GpuExecutable(PlannedExecutable):
         return data.reshape(count, self._stride)
 
     def __del__(self) -> None:
-        mine = [self.__dict__.get(name) for name in ("_tape", "_calls", "_fixed")]
+        mine = [self.__dict__.get(name) for name in ("_tape", "_calls")]
         for buffer in [*mine, *self.__dict__.get("_records", ()), *self.__dict__.get("_rows", ())]:
             if buffer is not None:
                 self.device.drop(buffer)

@@ -20,13 +20,15 @@ _DTYPES: dict[int, DType] = {t.code: t for t in ALL}
 
 @dataclass(frozen=True)
 class Arg:
-    """An argument. segment: of the bytecode, NO_SEGMENT where it is absent; offset: bytes from the segment's start."""
+    """An argument. segment: of the bytecode, NO_SEGMENT where it is absent; offset: bytes from the segment's start to
+    the first element; end: to the end of the memory that the argument may touch, whatever its shape says."""
 
     segment: int
     dtype: DType | None
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int = 0
+    end: int = 0
     write: bool = False
 
     @property
@@ -54,10 +56,9 @@ class Arg:
 
     def seen_with(self, dtype: DType, shape: Sequence[int], offset: int = 0) -> Arg:
         """The same memory as dense numbers of another dtype, `offset` elements further on: a piece of a workspace."""
-        given = tuple(shape)
-        return replace(
-            self, dtype=dtype, shape=given, strides=dense_strides(given), offset=self.offset + dtype.bytes_of(offset)
-        )
+        given, begin = tuple(shape), self.offset + dtype.bytes_of(offset)
+        end = begin + dtype.bytes_of(math.prod(given))
+        return replace(self, dtype=dtype, shape=given, strides=dense_strides(given), offset=begin, end=end)
 
 
 NOTHING = Arg(NO_SEGMENT, None, (), ())  # an absent argument
@@ -92,9 +93,9 @@ class Dispatch:
 
 def arg_of(record: Sequence[Any]) -> Arg:
     """A record of the bytecode, as `ndarray.tolist` gives it."""
-    segment, code, rank, flags, offset, _, shape, strides = record
-    kind = _DTYPES.get(code)
-    return Arg(segment, kind, tuple(shape[:rank]), tuple(strides[:rank]), offset, bool(flags & ARG_WRITE))
+    segment, code, rank, flags, offset, bytes, shape, strides = record
+    kind, write = _DTYPES.get(code), bool(flags & ARG_WRITE)
+    return Arg(segment, kind, tuple(shape[:rank]), tuple(strides[:rank]), offset, offset + bytes, write)
 
 
 def args_of(records: np.ndarray) -> tuple[Arg, ...]:

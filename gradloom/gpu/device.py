@@ -15,15 +15,18 @@ from ..base.dtypes import DType
 from ..base.errors import BackendError
 from ..base.memory import show_bytes
 from .calls import Dispatch
-from .source import CALL_BYTES, module
+from .source import CALL_BYTES, Slots, module
 
-# The limits that a device is asked for, by WebGPU's names; other ones stay at WebGPU's defaults.
-LIMITS = (
-    "max-storage-buffer-binding-size", "max-buffer-size", "max-compute-workgroup-storage-size",
-    "max-compute-invocations-per-workgroup", "max-compute-workgroup-size-x",
-)  # fmt: skip
-# Buffers of data that a dispatch may touch beside `fixed`: WebGPU promises 8 storage buffers, two are ours.
-SEGMENTS = 6
+# The limits that a device is asked for, by WebGPU's names, and what WebGPU promises everywhere.
+LIMITS = {
+    "max-storage-buffer-binding-size": 128 << 20,
+    "max-buffer-size": 256 << 20,
+    "max-storage-buffers-per-shader-stage": 8,
+    "max-compute-workgroup-storage-size": 16 << 10,
+    "max-compute-invocations-per-workgroup": 256,
+    "max-compute-workgroup-size-x": 256,
+}
+OURS = 2  # storage buffers of each dispatch that are not data: `fixed` and the tape
 TIMESTAMPS = "timestamp-query"  # the feature
 INSTALL = "pip install 'gradloom[gpu]'"
 DRIVER = "need a driver for Vulkan (on Debian without a GPU: apt install mesa-vulkan-drivers), Metal or DX12"
@@ -99,15 +102,17 @@ class Gpu:
 
     limits: the numbers that programs keep to. default_limits: ask for no more than WebGPU promises everywhere. lock: of
     whoever loads, runs, uploads or downloads; who holds it takes no other lock (base/locks.py).
+    binding_bytes: of a buffer that kernels see, at most; a test asks for fewer than the adapter allows.
+    segments: buffers that a dispatch may touch beside `fixed` and the tape.
     timestamps: whether it writes times; period: nanoseconds of a unit of these.
     """
 
-    def __init__(self, place: int = 0, default_limits: bool = False) -> None:
+    def __init__(self, place: int = 0, default_limits: bool = False, binding_bytes: int | None = None) -> None:
         self.place, self.adapter = place, adapter(place)
         self.name = name_of(self.adapter)
         self.lock = threading.RLock()
         wgpu = _wgpu()
-        asked = {} if default_limits else {k: self.adapter.limits[k] for k in LIMITS}
+        asked = LIMITS if default_limits else {k: self.adapter.limits[k] for k in LIMITS}
         self.timestamps = TIMESTAMPS in self.adapter.features and not default_limits
         features = [TIMESTAMPS] if self.timestamps else []
         try:
@@ -115,8 +120,10 @@ class Gpu:
         except Exception as error:
             raise BackendError(f"gpu: {self.name} gives no device: {one_line(error)}") from None
         self.limits: dict[str, int] = dict(self.raw.limits)
-        self.binding_bytes = min(self.limits["max-storage-buffer-binding-size"], self.limits["max-buffer-size"])
-        self.binding_bytes -= self.binding_bytes % 256
+        most = min(self.limits["max-storage-buffer-binding-size"], self.limits["max-buffer-size"])
+        self.buffer_bytes = most - most % 256
+        self.binding_bytes = self.buffer_bytes if binding_bytes is None else binding_bytes
+        self.segments = self.limits["max-storage-buffers-per-shader-stage"] - OURS
         self.queue = self.raw.queue
         native = wgpu.backends.wgpu_native.lib
         self.period = float(native.wgpuQueueGetTimestampPeriod(self.queue._internal)) if self.timestamps else 0.0
@@ -135,8 +142,8 @@ class Gpu:
     def buffer(self, bytes: int, what: str, usage: int = 0) -> Any:
         """Memory on the device, of zeros; BackendError where it is more than a binding takes or than there is."""
         size = max(-(-bytes // 256) * 256, 256)
-        if size > self.binding_bytes:
-            most = f"{self.name} takes {show_bytes(self.binding_bytes)} in one piece (max-storage-buffer-binding-size)"
+        if size > self.buffer_bytes:
+            most = f"{self.name} takes {show_bytes(self.buffer_bytes)} in one piece (max-storage-buffer-binding-size)"
             raise BackendError(f"gpu: {what} is {show_bytes(bytes)}; {most}; need a smaller one, or device='cpu'")
         plain = self.usage.STORAGE | self.usage.COPY_SRC | self.usage.COPY_DST
         with self.errors(f"{what} ({show_bytes(bytes)})"):
@@ -198,13 +205,13 @@ class Gpu:
             self._layouts[segments] = group, self.raw.create_pipeline_layout(bind_group_layouts=[group])
         return self._layouts[segments]
 
-    def pipeline(self, dispatch: Dispatch, slots: Sequence[int | None], kinds: Sequence[DType | None]) -> Any:
+    def pipeline(self, dispatch: Dispatch, slots: Sequence[Slots], kinds: Sequence[DType | None]) -> Any:
         """The compiled kernel of a dispatch whose arguments lie in these slots."""
         defines: Mapping[str, str] = dispatch.defines
         key = (dispatch.source, dispatch.entry, tuple(slots), tuple(kinds), tuple(sorted(defines.items())))
         if key not in self._pipelines:
-            text = module(dispatch.source, slots, kinds, defines)
-            segments = max([s for s in slots if s is not None], default=0)
+            text = module(dispatch.source, slots, kinds, defines, self.binding_bytes // 4)
+            segments = max([s for spanned in slots for s in spanned], default=0)
             try:
                 compiled = self.raw.create_shader_module(code=text)
                 self._pipelines[key] = self.raw.create_compute_pipeline(

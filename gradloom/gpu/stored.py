@@ -4,82 +4,62 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from ..graph.stored import Stored
 from .device import Gpu
+from .memory import Pool, read, write
 
 ALIGNMENT = 64
-LARGE = 1 << 20  # bytes of an array that has a buffer of its own
-POOL = 64 << 20  # bytes of a buffer that small ones share
-PIECE = 32 << 20  # bytes of one upload: what the driver holds twice meanwhile
-
-
-class Pool:
-    """A buffer that several arrays lie in; it is given back with the last of them."""
-
-    def __init__(self, device: Gpu, bytes: int, what: str) -> None:
-        self.buffer = device.buffer(bytes, what)
-        weakref.finalize(self, device.drop, self.buffer)
+LARGE = 1 << 20  # bytes of an array that has memory of its own
+POOL = 64 << 20  # bytes of the memory that small ones share
+UPLOAD = 32 << 20  # bytes of one upload: what the driver holds twice meanwhile
 
 
 class Copy:
     """An array on a device. version: of the stored array whose contents lie here."""
 
-    def __init__(self, device: Gpu, pool: Pool, offset: int, bytes: int) -> None:
-        self.device, self.pool, self.offset, self.bytes = device, pool, offset, bytes
+    def __init__(self, pool: Pool, offset: int, bytes: int) -> None:
+        self.pool, self.offset, self.bytes = pool, offset, bytes
         self.version = -1
 
     def upload(self, stored: Stored) -> None:
         """Bring here what the host has written."""
         version = stored.version
         data = np.ascontiguousarray(stored.read()).reshape(-1).view(np.uint8)
-        for start in range(0, data.size, PIECE):
-            write(self.device, self.pool.buffer, self.offset + start, data[start : start + PIECE])
+        for start in range(0, data.size, UPLOAD):
+            write(self.pool, self.offset + start, data[start : start + UPLOAD])
         self.version = version
 
     def bring(self, array: np.ndarray) -> None:
         flat = array.reshape(-1).view(np.uint8)
-        with self.device.lock:
-            flat[...] = read(self.device, self.pool.buffer, self.offset, flat.size)
+        with self.pool.device.lock:
+            flat[...] = read(self.pool, self.offset, flat.size)
 
 
 class Copies:
-    """All stored arrays on a device. Before a fork they come home, so that the child has them."""
+    """All stored arrays on a device. Before a fork they and values of tapes come home, so that the child has them."""
 
     def __init__(self, device: Gpu) -> None:
         self.device = device
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(before=self.bring_home)
         self._known: weakref.WeakKeyDictionary[Stored, Copy] = weakref.WeakKeyDictionary()
+        self.kept: weakref.WeakSet[Any] = weakref.WeakSet()  # values of tapes (kept.py)
 
     def place(self, several: Iterable[Stored]) -> list[Copy]:
-        """Where each lies. Small ones that are new here lie side by side in one buffer; larger ones have one each,
-        which goes when the array does."""
+        """Where each lies. Those that are new here get memory, which goes when they do."""
         several = list(several)
-        group, size = list[Stored](), 0
-        for stored in [s for s in dict.fromkeys(several) if s not in self._known]:
-            if stored.bytes >= LARGE:
-                self._allocate([stored], stored.bytes)
-                continue
-            if size + stored.bytes > POOL:
-                self._allocate(group, size)
-                group, size = [], 0
-            group.append(stored)
-            size += -(-stored.bytes // ALIGNMENT) * ALIGNMENT
-        if group:
-            self._allocate(group, size)
+        for group, size in groups([s for s in several if s not in self._known], self.device.binding_bytes):
+            largest = max(group, key=lambda s: s.bytes)
+            pool, offset = Pool(self.device, size, f"the array {largest.name}"), 0
+            for stored in group:
+                self._known[stored] = Copy(pool, offset, stored.bytes)
+                offset += aligned(stored.bytes)
         return [self._known[s] for s in several]
-
-    def _allocate(self, group: list[Stored], size: int) -> None:
-        largest = max(group, key=lambda s: s.bytes)
-        pool, offset = Pool(self.device, size, f"the array {largest.name}"), 0
-        for stored in group:
-            self._known[stored] = Copy(self.device, pool, offset, stored.bytes)
-            offset += -(-stored.bytes // ALIGNMENT) * ALIGNMENT
 
     def bring_home(self) -> None:
         """Download whatever is newer here."""
@@ -87,6 +67,8 @@ class Copies:
             for stored in list(self._known):
                 if stored.away is not None:
                     stored.read()
+            for value in list(self.kept):
+                value.numpy()
 
     def fetch(self, several: Iterable[Stored]) -> None:
         """Before the lock of the device is taken: what `upload` needs comes home from other devices."""
@@ -109,21 +91,23 @@ class Copies:
             copy.version, stored.away = stored.version, copy
 
 
-def write(device: Gpu, buffer: Any, offset: int, data: np.ndarray) -> None:
-    """Bytes into a buffer; up to three more behind them are overwritten by zeros."""
-    if not data.size:
-        return
-    if data.size % 4:
-        data = np.concatenate([data, np.zeros(-data.size % 4, np.uint8)])
-    with device.errors("an upload"):
-        device.queue.write_buffer(buffer, offset, data)
+def aligned(bytes: int) -> int:
+    return -(-bytes // ALIGNMENT) * ALIGNMENT
 
 
-def read(device: Gpu, buffer: Any, offset: int, bytes: int) -> np.ndarray:
-    """Bytes out of a buffer."""
-    if not bytes:
-        return np.empty(0, np.uint8)
-    start = offset // 4 * 4
-    with device.errors("a download"):
-        found = device.queue.read_buffer(buffer, start, -(-(offset + bytes - start) // 4) * 4)
-    return np.frombuffer(found, np.uint8)[offset - start : offset - start + bytes]
+def groups(several: Iterable[Stored], binding_bytes: int) -> Iterator[tuple[list[Stored], int]]:
+    """(the arrays of a memory, its bytes): small ones lie side by side in one binding, a larger one lies alone."""
+    most = min(POOL, binding_bytes)
+    group, size = list[Stored](), 0
+    for stored in dict.fromkeys(several):
+        bytes = aligned(stored.bytes)
+        if bytes >= min(LARGE, most):
+            yield [stored], stored.bytes
+            continue
+        if size + bytes > most:
+            yield group, size
+            group, size = [], 0
+        group.append(stored)
+        size += bytes
+    if group:
+        yield group, size

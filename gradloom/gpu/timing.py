@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from .device import Gpu
-from .stored import read
 
 QUERIES = 4096  # of a query set: the most that WebGPU allows
 STAMP_BYTES = 8  # of a timestamp: u64, in periods of the queue
@@ -57,7 +56,9 @@ class Timer:
         for k, queries in enumerate(self._sets):
             encoder.resolve_query_set(queries, 0, queries.count, self._stamps, k * QUERIES * STAMP_BYTES)
         self.device.queue.submit([encoder.finish()])
-        stamps = read(self.device, self._stamps, 0, STAMP_BYTES * 2 * len(instructions)).view(np.uint64)
+        with self.device.errors("a download of timestamps"):
+            found = self.device.queue.read_buffer(self._stamps, 0, STAMP_BYTES * 2 * len(instructions))
+        stamps = np.frombuffer(found, np.uint64)
         periods = (stamps[1::2] - stamps[::2]).view(np.int64)
         return [max(int(n * self.device.period), 0) for n in periods.tolist()]
 

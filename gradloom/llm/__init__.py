@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .chat import ChatTemplate
+    from .conversation import Conversation
     from .data import read_samples
     from .evaluate import Perplexity, evaluate
     from .finetune import Run, finetune
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ChatTemplate",
+    "Conversation",
     "LoRA",
     "MemoryPlan",
     "Merged",
@@ -53,6 +55,7 @@ __all__ = [
 # Where each name lives
 _HOMES = {
     ".chat": "ChatTemplate",
+    ".conversation": "Conversation",
     ".data": "read_samples",
     ".evaluate": "Perplexity evaluate",
     ".finetune": "Run finetune",

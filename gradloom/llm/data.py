@@ -1,7 +1,8 @@
 """Text files as rows of tokens that a model trains on.
 
     .txt    one long text, cut into windows of `context` tokens that follow one another
-    .jsonl  a sample per line: {"text"}, or {"prompt", "completion"}, or {"messages"}; the first line says which
+    .jsonl  a sample per line: {"text"}, or {"prompt", "completion"}, or {"messages"}, or the forms of Alpaca and
+            ShareGPT; the first line says which
 
 A sample is a list of tokens of which some count: those whose prediction is learned. Samples are packed into rows of
 `context` tokens; positions begin at 0 with each sample, and a token sees nothing before its own sample. Whatever is cut
@@ -85,7 +86,9 @@ def read_samples(
 ) -> Samples:
     """The samples of a .txt or .jsonl file.
 
-    *_key           names of the keys in a .jsonl file, by default text, prompt, completion, messages; prompt_key may be
+    *_key           names of the keys in a .jsonl file. By default text; prompt and completion, or instruction, input
+                    and output (Alpaca's); messages, or conversations, whose messages may be {"from", "value"}
+                    (ShareGPT's) in place of {"role", "content"}, with a "system" text beside them. prompt_key may be
                     several, "instruction,input" or a list: what is there of them and not empty is joined by line ends.
                     Where lines could be samples of several kinds, a name that is given decides
     separator       stands between prompt and completion where neither has a blank there, by default a line end; it
@@ -130,13 +133,14 @@ def read_samples(
         if kind in _TEXT:
             check_heeded(shown, "is one text", asked, OF_ONE_TEXT)
             return _read_text(shown, tokenizer, special)
-        prompts = "prompt" if prompt_key is None else prompt_key
-        keys = [k.strip() for k in prompts.split(",")] if isinstance(prompts, str) else list(prompts)
+        keys = None if prompt_key is None else list(prompt_key)
+        if isinstance(prompt_key, str):
+            keys = [k.strip() for k in prompt_key.split(",")]
         reader = JsonLines(
             shown, tokenizer, "\n" if separator is None else separator, as_chat, bool(train_on_all), special,
             chat_template, skip_bad_lines, asked,
         )  # fmt: skip
-        return reader.read(text_key or "text", keys, completion_key or "completion", messages_key or "messages")
+        return reader.read(text_key or "text", keys, completion_key, messages_key)
     except OSError as error:
         raise FileError(f"{shown}: cannot be read: {error.strerror or error}") from None
 

@@ -13,12 +13,13 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
 from .. import ops
 from ..base import locks
+from ..base.arguments import what_is
 from ..base.errors import DataError, SettingError
 from ..base.locks import Claim
 from ..base.memory import need_memory, show_bytes
@@ -97,6 +98,11 @@ class Generator:
         with self._claim:
             self.length = 0
 
+    def rewind(self, length: int) -> None:
+        """Go back to the first `length` tokens of the text."""
+        with self._claim:
+            self.length = min(self.length, length)
+
     def feed(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """Append tokens to the text; the logits of the token after them, f32 [vocabulary].
 
@@ -170,9 +176,27 @@ class Generated:
     seconds: float
 
 
+@overload
 def generate(
     model: Model | str | os.PathLike[str],
     prompt: str | Sequence[int] | np.ndarray,
+    adapter: Adapter | str | os.PathLike[str] | None = None,
+    **settings: Any,
+) -> str: ...
+
+
+@overload
+def generate(
+    model: Model | str | os.PathLike[str],
+    prompt: list[str] | tuple[str, ...],
+    adapter: Adapter | str | os.PathLike[str] | None = None,
+    **settings: Any,
+) -> list[str]: ...
+
+
+def generate(
+    model: Model | str | os.PathLike[str],
+    prompt: str | Sequence[int] | np.ndarray | list[str] | tuple[str, ...],
     adapter: Adapter | str | os.PathLike[str] | None = None,
     max_tokens: int = 64,
     temperature: float = 0.8,
@@ -182,8 +206,8 @@ def generate(
     stop: str | Sequence[str] = (),
     stream: Callable[[str], Any] | None = None,
     **options: Any,
-) -> str:
-    """The text that continues a prompt (without the prompt).
+) -> str | list[str]:
+    """The text that continues a prompt (without the prompt); of a list of prompts a list of texts, one after another.
 
     model: a Model, or the path of a GGUF file, which is loaded for this call (load it once for several).
     prompt: text (special tokens in it count as such), or token ids. adapter: a LoRA or TrainedTensors, used as it is,
@@ -196,9 +220,15 @@ def generate(
     """
     how = Sampling(temperature, top_k, top_p, seed)
     model = model_of(model, "generate")
-    return complete(
-        model, prompt, adapter_of(adapter, model, "generate"), max_tokens, how, stop, stream, **options
-    ).text
+    bound = adapter_of(adapter, model, "generate")
+    if not isinstance(prompt, (list, tuple)) or not prompt or not isinstance(prompt[0], str):
+        one: Any = prompt
+        return complete(model, one, bound, max_tokens, how, stop, stream, **options).text
+    for text in prompt:
+        if not isinstance(text, str):
+            raise SettingError(f"generate: among several prompts is {what_is(text)}; need texts")
+        check_length(model, prompt_ids(model, text), max_tokens)
+    return [complete(model, str(text), bound, max_tokens, how, stop, stream, **options).text for text in prompt]
 
 
 def complete(
@@ -241,9 +271,11 @@ def continued(
     stop: str | Sequence[str] = (),
     stream: Callable[[str], Any] | None = None,
 ) -> Generated:
-    """What a generator with an empty cache writes after these tokens; see generate."""
+    """What a generator writes after the text that it holds and these tokens; see generate."""
     tokenizer = generator.model.tokenizer
-    text = _Text(tokenizer.stream(continued=len(ids) > 1), (stop,) if isinstance(stop, str) else stop, stream)
+    text = _Text(
+        tokenizer.stream(continued=generator.length + len(ids) > 1), (stop,) if isinstance(stop, str) else stop, stream
+    )
     ends, tokens, ended = tokenizer.end_ids, [], "length"
     began = time.perf_counter()
     first = None

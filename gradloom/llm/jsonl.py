@@ -11,6 +11,7 @@ import numpy as np
 
 from ..base.errors import DataError
 from .chat import ChatTemplate
+from .chat_forms import ALPACA, MESSAGES, PAIR, SYSTEM, is_sharegpt, messages_of_sharegpt
 from .data_options import OF_CHATS, OF_PAIRS, OF_PAIRS_AS_CHATS, OF_TEXTS, PAIR_OPTIONS, check_heeded
 from .samples import Report, Samples, count_of
 
@@ -65,7 +66,10 @@ class JsonLines:
         self.tokens: list[np.ndarray] = []
         self.counted: list[np.ndarray] = []
 
-    def read(self, text_key: str, prompt_keys: list[str], completion_key: str, messages_key: str) -> Samples:
+    def read(
+        self, text_key: str, prompt_keys: list[str] | None, completion_key: str | None, messages_key: str | None
+    ) -> Samples:
+        """The samples; None: the first line says what the keys are called."""
         take: Callable[[dict[str, Any]], Any] | None = None
         waiting: list[tuple[int, _Line]] = []
         line = 0
@@ -116,11 +120,15 @@ class JsonLines:
         row: dict[str, Any],
         line: int,
         text_key: str,
-        prompt_keys: list[str],
-        completion_key: str,
-        messages_key: str,
+        given_prompts: list[str] | None,
+        given_completion: str | None,
+        given_messages: str | None,
     ) -> Callable[[dict[str, Any]], Any]:
         """Decide from the keys of the first line, and from the options, what the lines are: texts, pairs or chats."""
+        messages_key = given_messages or next((key for key in MESSAGES if key in row), MESSAGES[0])
+        prompt_keys, completion_key = given_prompts or [PAIR[0]], given_completion or PAIR[1]
+        if given_prompts is None and given_completion is None and {ALPACA[0], ALPACA[2]} <= set(row) - set(PAIR):
+            *prompt_keys, completion_key = ALPACA
         report, where = self.report, f"{self.path}:{line}"
         answers = "all tokens" if self.all else "completions"
         possible = {
@@ -132,7 +140,10 @@ class JsonLines:
         kind = next((kind for kind in kinds if possible[kind][1] & self.asked), kinds[0] if kinds else "")
         if kind == "chats":
             check_heeded(where, "is a chat", self.asked, OF_CHATS)
-            report.kind, used = f"chats ({messages_key})", [messages_key, "tools"]
+            report.kind, used = (
+                f"chats ({messages_key})",
+                [messages_key, "tools", *[SYSTEM] * is_sharegpt(row, messages_key)],
+            )
             answers = "all tokens" if self.all else "the assistant's turns"
             self._load_template()
             take = lambda row: self._take_chat(row, messages_key, line)  # noqa: E731
@@ -181,7 +192,12 @@ class JsonLines:
     def _take_chat(self, row: dict[str, Any], key: str, line: int) -> Any:
         if key not in row:
             raise _BadLine(f"the keys are {_keys(row)}; need {key}, as in line {line}")
-        return _ChatLine(row[key], row.get("tools"))
+        if not is_sharegpt(row, key):
+            return _ChatLine(row[key], row.get("tools"))
+        try:
+            return _ChatLine(messages_of_sharegpt(row, key), row.get("tools"))
+        except DataError as error:
+            raise _BadLine(str(error)) from None
 
     def _keep_all(self, waiting: list[tuple[int, _Line]]) -> None:
         """Tokenise the samples of these lines, and report the bad lines, in the order of the file."""

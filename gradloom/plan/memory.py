@@ -52,8 +52,10 @@ def place(
     reuse: bool = True,
     inplace: bool = True,
     guard: int = 0,
+    piece: int = 0,
 ) -> Placement:
-    """Place all buffers. `guard` bytes stay free on both sides of each (for guard patterns).
+    """Place all buffers. `guard` bytes stay free on both sides of each (for guard patterns). piece: bytes of each piece
+    of the arena (0: it is one): a buffer that fits in a piece lies in one, a larger one begins with a piece.
 
     Raises ShapeError when offsets could pass 2^63.
     """
@@ -66,7 +68,7 @@ def place(
     births = [b.birth for b in items] + [w.step for w in workspaces]
     deaths = [b.death for b in items] + [w.step for w in workspaces]
     lower_bound = _most_alive(sizes, births, deaths, order.end)
-    offsets = _pack(sizes, births, deaths, lower_bound) if reuse else _in_a_row(sizes)
+    offsets = _pack(sizes, births, deaths, lower_bound, piece) if reuse else _in_a_row(sizes, piece)
     arena = _height(offsets, sizes)
     by_root = {b.value: offsets[i] + guard for i, b in enumerate(items)}
     return Placement(
@@ -149,7 +151,9 @@ TRIES = 60  # at most so many orders to place in
 WORK = 12_000  # and about so many placements in all, but two orders at least
 
 
-def _pack(sizes: Sequence[int], births: Sequence[int], deaths: Sequence[int], lower_bound: int) -> list[int]:
+def _pack(
+    sizes: Sequence[int], births: Sequence[int], deaths: Sequence[int], lower_bound: int, piece: int
+) -> list[int]:
     """Offsets without overlap, as low as a few tries come; always the same."""
     size, birth, death = (np.asarray(a, np.int64) for a in (sizes, births, deaths))
     starts = (
@@ -162,7 +166,7 @@ def _pack(sizes: Sequence[int], births: Sequence[int], deaths: Sequence[int], lo
     for attempt in range(max(2, min(TRIES, WORK // max(len(sizes), 1)))):
         chain = attempt % len(starts)
         order = starts[chain] if chain == attempt else _topmost_earlier(*best[chain][1:], sizes, rng)
-        offsets = _first_fit(size, birth, death, order)
+        offsets = _first_fit(size, birth, death, order, piece)
         result = (_height(offsets, sizes), order, offsets)
         if chain == attempt:
             best.append(result)
@@ -204,7 +208,13 @@ def _topmost_earlier(
     return np.insert(np.delete(order, at), rng.integers(0, at + 1), order[at])
 
 
-def _first_fit(size: np.ndarray, birth: np.ndarray, death: np.ndarray, order: np.ndarray) -> list[int]:
+def _in_piece(start: int, bytes: int, piece: int) -> int:
+    """The first byte from `start` on where so many lie in one piece, or begin with one where a piece has fewer."""
+    room = piece - start % piece
+    return start if bytes <= room or room == piece else start + room
+
+
+def _first_fit(size: np.ndarray, birth: np.ndarray, death: np.ndarray, order: np.ndarray, piece: int = 0) -> list[int]:
     """In this order each goes to the lowest gap among the placed ones whose lifetimes meet its own.
 
     Two things keep the search short. It begins at the first byte that may be free at every step of the life. And a life
@@ -220,6 +230,8 @@ def _first_fit(size: np.ndarray, birth: np.ndarray, death: np.ndarray, order: np
     for i, bytes_, first, last in zip(order.tolist(), *columns, strict=True):
         life = taken[first : last + 1]
         start = int(life.max()) if bytes_ else 0
+        if piece:
+            start = _in_piece(start, bytes_, piece)
         others = nearby[first // stretch] if last - first <= stretch else placed
         for at in range(bisect_left(others, (start - largest,)), len(others)):
             low, high, born, dies = others[at]
@@ -227,6 +239,8 @@ def _first_fit(size: np.ndarray, birth: np.ndarray, death: np.ndarray, order: np
                 if low - start >= bytes_:
                     break
                 start = max(start, high)
+                if piece:
+                    start = _in_piece(start, bytes_, piece)
         offsets[i] = start
         life[life == start] = start + bytes_
         made = (start, start + bytes_, first, last)
@@ -236,9 +250,10 @@ def _first_fit(size: np.ndarray, birth: np.ndarray, death: np.ndarray, order: np
     return offsets
 
 
-def _in_a_row(sizes: Sequence[int]) -> list[int]:
+def _in_a_row(sizes: Sequence[int], piece: int) -> list[int]:
     offsets, at = [], 0
     for size in sizes:
+        at = _in_piece(at, size, piece) if piece else at
         offsets.append(at)
         at += size
     return offsets

@@ -74,16 +74,17 @@ class Plan:
         return f"{self.summary()}\n{disassemble(self.bytecode)}"
 
 
-def make_plan(program: Program, needs_of: Needs, switches: Switches) -> Plan:
+def make_plan(program: Program, needs_of: Needs, switches: Switches, piece: int = 0) -> Plan:
     """Plan and prove. `needs_of` is the backend's word on parts, scratch and workspace of one instruction; it decides
-    by op, attributes and forms of the arguments, and is asked once for each combination of these."""
+    by op, attributes and forms of the arguments, and is asked once for each combination of these. piece: bytes of each
+    piece of the arena, 0 where it is one."""
     laid = lay_out(program)
     order = linear_order(laid)
     calls = [call_of(laid, node) for node in order.steps]
     needs = _needs(order, calls, needs_of)
     workspaces = [Workspace(i, n.workspace_bytes) for i, n in enumerate(needs) if n.workspace_bytes]
     guard = GUARD_BYTES if switches.check >= 2 else 0
-    placement = place(laid, order, workspaces, reuse=switches.reuse, inplace=switches.inplace, guard=guard)
+    placement = place(laid, order, workspaces, reuse=switches.reuse, inplace=switches.inplace, guard=guard, piece=piece)
     bytecode, places = lower(laid, order, calls, needs, placement, guard)
     check(bytecode, laid.program, places, dict(zip(order.steps, needs, strict=True)))
     return Plan(

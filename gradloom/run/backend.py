@@ -42,6 +42,10 @@ class Backend(Protocol):
 
     def __init__(self, switches: Switches) -> None: ...
 
+    @property
+    def piece_bytes(self) -> int:
+        """Bytes of each piece of an arena: a value lies whole in one, or begins with one; 0: the arena is one piece."""
+
     def available(self) -> tuple[bool, str]:
         """Whether it can compute here; and what it is here, or why it cannot."""
 
@@ -148,7 +152,7 @@ def plan_for(chosen: Backend, program: Program, switches: Switches) -> Plan:
         here = f"{chosen.name} {chosen.available()[1]}"
         raise BackendError(f"{here} has no kernel for: {listed}; backend='numpy' computes everything")
     try:
-        return make_plan(program, chosen.needs, switches)
+        return make_plan(program, chosen.needs, switches, chosen.piece_bytes)
     except MemoryError:
         raise no_memory("compile") from None
 

@@ -82,6 +82,7 @@ class CpuBackend:
 
     name: ClassVar[str] = "cpu"
     planned: ClassVar[bool] = True
+    piece_bytes: ClassVar[int] = 0
 
     def __init__(self, switches: Switches) -> None:
         self.switches, self.isa, self._why_not = switches, "", ""

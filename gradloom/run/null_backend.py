@@ -22,6 +22,7 @@ class NullBackend:
 
     name: ClassVar[str] = "null"
     planned: ClassVar[bool] = True
+    piece_bytes: ClassVar[int] = 0
 
     def __init__(self, switches: Switches) -> None:
         self.cpu = CpuBackend(switches)

@@ -85,6 +85,7 @@ class NumpyBackend:
 
     name: ClassVar[str] = "numpy"
     planned: ClassVar[bool] = False
+    piece_bytes: ClassVar[int] = 0
 
     def __init__(self, switches: Switches) -> None:
         self.switches = switches

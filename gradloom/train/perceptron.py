@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 from .. import nn
+from ..base.defaults import OPTIMIZERS
 from ..base.memory import need_memory, show_bytes
 from ..data.preprocess import Preprocess
+from ..optim import AdamW
+from ..optim.names import optimizer_named
+from ..optim.optimizer import Optimizer
+from ..optim.schedules import Cosine
 
 
 def perceptron(preprocess: Preprocess, hidden: Sequence[int], dropout: float = 0.0) -> nn.Sequential:
@@ -33,3 +39,18 @@ def need_room(preprocess: Preprocess, hidden: Sequence[int]) -> None:
     count = sum((n_in + 1) * n_out for n_in, n_out in itertools.pairwise(widths)) + 2 * (preprocess.kind == "array")
     what = f"{count:,} parameters need {show_bytes(16 * count)} of memory to train"
     need_memory(16 * count, f"hidden layers {','.join(map(str, hidden)):.80}: {what}", "need smaller ones")
+
+
+def optimizer_for(net: nn.Module, name: str, lr: float, steps: int, groups: Sequence[dict[str, Any]] = ()) -> Optimizer:
+    """The optimiser of that name with the settings that tables train with; its rate falls to 0 in so many steps, along
+    a cosine. groups: as gl.optim takes them."""
+    more: dict[str, Any] = {setting: value for setting, value in OPTIMIZERS[name].items() if setting != "lr"}
+    parameters: Any = net.parameters()
+    groups = list(groups)
+    if name == "muon":
+        others: dict[str, Any] = OPTIMIZERS["adamw"] | {"lr": Cosine(OPTIMIZERS["adamw"]["lr"], steps=steps)}
+        groups.append({"match": "not_2d", "optimizer": AdamW(**others)})
+    if groups:
+        parameters, more["groups"] = net.named_parameters(), groups
+    made: Optimizer = optimizer_named(name)(parameters, lr=Cosine(lr, steps=steps), **more)
+    return made

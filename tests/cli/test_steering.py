@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gradloom as gl
-from gradloom.cli.fit_settings import OPTIMIZERS
+from gradloom.base.defaults import OPTIMIZERS
 from gradloom.cli.model import load_model
 from gradloom.cli.settings_file import parse_toml
 from gradloom.data import read_table

@@ -5,8 +5,12 @@ GRADLOOM_NEED_GPU=1 (set by `run_tests.sh --full`) makes that a failure.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import os
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -32,3 +36,35 @@ def need_adapter() -> None:
         pytest.fail(reason)
     if reason:
         pytest.skip(reason)
+
+
+SMALL = 128 << 10  # bytes of a binding: less than most programs of these tests need
+
+
+@functools.cache
+def _small(few: bool) -> Any:
+    from gradloom.gpu.device import Gpu
+
+    return Gpu(0, default_limits=few, binding_bytes=SMALL // 4 if few else SMALL)
+
+
+@contextlib.contextmanager
+def small_bindings(few: bool = False) -> Iterator[Any]:
+    """Inside, "gpu" is a device of small bindings: values, inputs and arrays lie in pieces. few: of yet smaller ones, 8
+    in a kernel as WebGPU promises everywhere. What was compiled before stays on the device that it is on."""
+    from gradloom.gpu import device as devices
+
+    before = devices.device(0)
+    devices._devices[0] = _small(few)
+    try:
+        yield _small(few)
+    finally:
+        devices._devices[0] = before
+
+
+def programs_on(device: Any) -> list[Any]:
+    """The programs that are loaded on a device."""
+    from gradloom.gpu.backend import GpuExecutable
+
+    loaded = [one for one in gc.get_objects() if isinstance(one, GpuExecutable)]
+    return [one for one in loaded if one.device is device]

@@ -17,8 +17,8 @@ from gradloom.gpu.backend import Place, encode, place_of
 from gradloom.gpu.calls import Call, args_of
 from gradloom.gpu.device import Gpu
 from gradloom.gpu.kernels.all import KERNELS
+from gradloom.gpu.memory import Pool, read, write
 from gradloom.gpu.program import STATUS_BYTES, Layout, Loader, bind_groups
-from gradloom.gpu.stored import read, write
 from gradloom.graph.value import Node
 from gradloom.plan.bytecode import ARENA, ARG, INPUTS, INSTRUCTION, NO_SEGMENT, Bytecode, signature
 from tests.core.harness import BLOCKS, NAMES, arg
@@ -151,21 +151,21 @@ def _run(place: Place, code: Bytecode, memories: dict[int, Memory]) -> tuple[dic
     device.queue.write_buffer(tape_buffer, 0, tape)
     call_buffer = raw.create_buffer(size=len(calls), usage=usage.UNIFORM | usage.COPY_DST)
     device.queue.write_buffer(call_buffer, 0, calls)
-    fixed = device.buffer(layout.fixed_bytes, "inputs")
-    arena = device.buffer(code.arena_bytes, "arena")
-    layout.buffers |= {"fixed": fixed, "arena": arena}
-    write(device, fixed, layout.inputs, memories[INPUTS].bytes)
-    write(device, arena, 0, memories[ARENA].bytes)
-    groups = bind_groups(device, steps, layout.buffers, call_buffer, tape_buffer)
+    fixed, arena = Pool(device, layout.fixed_bytes, "inputs"), Pool(device, code.arena_bytes, "arena")
+    layout.memories |= {"fixed": fixed, "arena": arena}
+    if layout.gathered_bytes:
+        layout.memories["gathered"] = Pool(device, layout.gathered_bytes, "copies")
+    write(fixed, layout.inputs, memories[INPUTS].bytes)
+    write(arena, 0, memories[ARENA].bytes)
+    groups = bind_groups(device, steps, layout.memories, call_buffer, tape_buffer)
     encoder = raw.create_command_encoder()
-    encode(encoder, [[(s.pipeline, groups[s.buffers], (s.offset,), s.x, s.y) for s in step] for step in steps])
+    encode(encoder, [[(s.pipeline, groups[s.pieces], (s.offset,), s.x, s.y) for s in step] for step in steps])
     device.queue.submit([encoder.finish()])
     found = {
-        ARENA: read(device, arena, 0, len(memories[ARENA].bytes)),
-        INPUTS: read(device, fixed, layout.inputs, len(memories[INPUTS].bytes)),
+        ARENA: read(arena, 0, len(memories[ARENA].bytes)),
+        INPUTS: read(fixed, layout.inputs, len(memories[INPUTS].bytes)),
     }
-    status = read(device, fixed, 0, STATUS_BYTES).view(np.uint32)
-    for buffer in (tape_buffer, fixed, arena):
-        device.drop(buffer)
+    status = read(fixed, 0, STATUS_BYTES).view(np.uint32)
+    device.drop(tape_buffer)
     call_buffer.destroy()
     return found, status

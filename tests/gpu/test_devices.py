@@ -14,7 +14,6 @@ import pytest
 import gradloom as gl
 from gradloom import ops
 from gradloom.gpu import device as devices
-from gradloom.gpu import stored as on_device
 from gradloom.gpu.backend import GpuBackend, place_of
 from gradloom.run import backend as backends
 from gradloom.train.arguments import with_backend
@@ -103,25 +102,6 @@ def test_without_an_adapter_one_line_says_what_is_needed(monkeypatch: pytest.Mon
     with pytest.raises(gl.BackendError, match="gpu: there is no adapter; need a driver for Vulkan"):
         gl.compile(ops.exp(gl.input("x", (3,))), device="gpu")
     devices.adapters.cache_clear()
-
-
-def test_a_limit_of_the_adapter_names_the_array(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place_of(0).device, "binding_bytes", 1 << 20)
-    table = gl.parameter(np.zeros((600, 500), np.float32), name="table")
-    with pytest.raises(gl.BackendError, match="the array table is 1.14 MiB; .* takes 1.00 MiB in one piece"):
-        gl.compile(ops.sum(table), device="gpu")
-    monkeypatch.undo()
-    assert gl.compile(ops.sum(table), device="gpu")()[0] == 0.0
-
-
-def test_arrays_are_split_over_buffers_that_the_adapter_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place_of(0).device, "binding_bytes", 1 << 17)
-    monkeypatch.setattr(on_device, "POOL", 1 << 17)
-    arrays = [gl.parameter(np.full(20_000, k, np.float32), name=f"a{k}") for k in range(4)]
-    run = gl.compile([ops.sum(a) for a in arrays], ops.assign(arrays[2], arrays[2] + 1.0), device="gpu")
-    assert [float(v) for v in run()] == [0, 20_000, 40_000, 60_000]
-    assert [float(v) for v in run()] == [0, 20_000, 60_000, 60_000]
-    assert [a.numpy()[-1] for a in arrays] == [0.0, 1.0, 4.0, 3.0]
 
 
 def test_what_has_no_kernel_is_named_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:

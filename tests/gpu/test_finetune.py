@@ -16,6 +16,7 @@ from gradloom.gpu.backend import place_of
 from gradloom.llm.generate import complete
 from gradloom.optim import SGD
 from tests.cli.command import run
+from tests.gpu.adapter import programs_on, small_bindings
 from tests.llm.random_models import packed
 from tests.noise import assert_noise
 
@@ -71,6 +72,17 @@ def test_two_runs_give_the_same_bits(tmp_path: Path) -> None:
     (losses, arrays), (again, arrays_again) = (trained(path, "lora", "gpu", 0.3, steps=3) for _ in range(2))
     assert losses.tolist() == again.tolist()
     assert all(arrays[name].tobytes() == arrays_again[name].tobytes() for name in arrays)
+
+
+@pytest.mark.parametrize(("kind", "method", "lr"), [("q8_0", "lora", 0.3), ("f32", "full", 0.05)])
+def test_memory_in_pieces_gives_the_same_bits(tmp_path: Path, kind: str, method: str, lr: float) -> None:
+    path = write_random(tmp_path / "model.gguf", kind=kind, **SIZES)
+    losses, arrays = trained(path, method, "gpu", lr, steps=2)
+    with small_bindings() as device:
+        losses_there, arrays_there = trained(path, method, "gpu", lr, steps=2)
+        assert any(len(run.arena.memory.pieces) > 1 for run in programs_on(device))
+    assert losses_there.tolist() == losses.tolist()
+    assert all(arrays_there[name].tobytes() == arrays[name].tobytes() for name in arrays)
 
 
 def test_a_stopped_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from tests.noise import assert_noise
 
 Data = tuple[np.ndarray, np.ndarray]
 
+pytestmark = pytest.mark.usefixtures("bindings")
+
 
 def net(seed: int = 4, dropout: float = 0.0) -> Module:
     layers = [gl.nn.Linear(6, 16, activation="relu"), gl.nn.Dropout(dropout), gl.nn.Linear(16, 3)]

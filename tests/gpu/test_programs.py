@@ -21,6 +21,8 @@ from gradloom.run.backend import backend
 
 F32 = np.float32
 
+pytestmark = pytest.mark.usefixtures("bindings")
+
 
 def counter(device: str, by: float) -> Callable[[Any], Any]:
     """A program that adds a number to an array and returns what it was."""
@@ -312,9 +314,9 @@ def test_the_memory_of_a_data_set_is_given_back() -> None:
     net = gl.nn.Sequential(gl.nn.Linear(400, 2)).init(0)
     gc.collect()
     before = device.bytes
-    rows = np.zeros((5000, 400), F32)
-    gl.fit(net, (rows, np.zeros(5000, np.int64)), epochs=1, batch_size=1000, progress=False, device="gpu")
+    rows = np.zeros((1000, 400), F32)
+    gl.fit(net, (rows, np.zeros(1000, np.int64)), epochs=1, batch_size=250, progress=False, device="gpu")
     assert device.bytes > before + rows.nbytes
     del rows
     gc.collect()
-    assert device.bytes < before + (4 << 20)
+    assert device.bytes < before + (1 << 20)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 from typing import Any
 
 import numpy as np
@@ -182,6 +184,108 @@ def test_products_of_bf16_are_those_of_the_cpu() -> None:
         for device, precision in (("cpu", "f32"), ("cpu", "bf16"), ("gpu", "bf16"))
     )
     assert np.abs(gpu - rounded).max() < 0.1 * np.abs(cpu - rounded).max()
+
+
+def wide() -> tuple[Module, Any]:
+    model = gl.nn.Sequential(gl.nn.Linear(6, 128), gl.nn.Tanh(), gl.nn.Linear(128, 128), gl.nn.Linear(128, 3)).init(2)
+    return model, gl.optim.SGD(model.parameters(), lr=0.1)
+
+
+def wide_steps(model: Module, optimizer: Any, device: str, looks: bool) -> tuple[list[float], Any, Any]:
+    """(losses, activations, slopes) of three steps with activations and gradients of 4 KiB and more."""
+    losses = []
+    for _ in range(3):
+        with gl.grad_tape(device=device) as tape:
+            hidden = model[1](model[0](gl.tensor(X)))
+            loss = ops.cross_entropy(model[3](model[2](hidden)), gl.tensor(Y))
+            if looks:
+                float(loss)  # what follows begins with what was computed for that
+        grads = tape.backward(loss)
+        slope = grads[model[2].weight]
+        if looks:
+            float(ops.sum(slope))
+        optimizer.step(grads)
+        losses.append(float(loss))
+    return losses, hidden, slope
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_values_stay_on_the_device(looks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between programs of a tape only small ones are downloaded, and what the user gives is uploaded."""
+    from gradloom.gpu import kept
+    from gradloom.gpu.backend import place_of
+
+    cpu, gpu = wide(), wide()
+    wide_steps(*cpu, "cpu", looks)
+    wide_steps(*gpu, "gpu", looks)  # compiles
+    downloads, uploads = [], []
+    read, upload = kept.read, place_of(0).device.queue.write_buffer
+
+    def counted_upload(buffer: Any, offset: int, data: Any, *more: Any) -> None:
+        uploads.append(np.asarray(data).nbytes)
+        upload(buffer, offset, data, *more)
+
+    monkeypatch.setattr(kept, "read", lambda *given: downloads.append(given[-1]) or read(*given))
+    monkeypatch.setattr(place_of(0).device.queue, "write_buffer", counted_upload, raising=False)
+    losses, hidden, slope = wide_steps(*gpu, "gpu", looks)
+    assert not downloads and sum(uploads) < 50_000, uploads  # slopes alone are 64 KiB a step
+    here = [hidden.numpy(), slope.numpy(), hidden.numpy()]
+    assert downloads == [48 * 128 * 4, 128 * 128 * 4]
+    want, *there = wide_steps(*cpu, "cpu", looks)
+    assert np.allclose(losses, want, rtol=1e-5)
+    assert all(np.allclose(a, b.numpy(), rtol=1e-4, atol=1e-6) for a, b in zip(here, there, strict=False))
+
+
+def test_a_value_of_a_device_goes_into_other_programs() -> None:
+    """Into a tape on the CPU, one outside of tapes, a tape on the device, pickle and a forked child."""
+    x = np.linspace(-1, 1, 2048).astype(np.float32)
+    with gl.grad_tape(device="gpu") as tape:
+        y = ops.tanh(gl.tensor(x))
+    other = ops.exp(gl.tensor(np.zeros(2048, np.float32)))
+    tape.watch(y)
+    y.trace.look()
+    assert not isinstance(y.data, np.ndarray)
+    with gl.grad_tape() as here:
+        z = ops.sum(y * 2.0)
+    with gl.grad_tape(device="gpu"):
+        again = ops.sum(y * 2.0)
+    want = 2 * np.tanh(x.astype(np.float64)).sum()
+    assert np.allclose([float(z), float(again), float(ops.sum(y * other) * 2.0)], want, atol=1e-3)
+    assert np.allclose(pickle.loads(pickle.dumps(y)).numpy(), np.tanh(x), atol=1e-6) and here is not None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
+def test_a_forked_child_has_the_values() -> None:
+    with gl.grad_tape(device="gpu"):
+        y = ops.tanh(gl.tensor(np.ones(2048, np.float32)))
+        y.trace.look()
+    child = os.fork()
+    if not child:
+        try:
+            os._exit(0 if np.allclose(y.numpy(), np.tanh(1.0)) else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_step_that_is_not_finite_after_a_look() -> None:
+    """The update begins with slopes that lie on the device, and the search for the cause needs them."""
+    messages = []
+    for device in ("cpu", "gpu"):
+        model = gl.nn.Linear(6, 256).init(0)
+        optimizer = gl.optim.SGD(model.parameters(), lr=0.1)
+        before = model.state_dict()
+        with gl.grad_tape(device=device) as tape:
+            hidden = model(gl.tensor(X))
+            loss = ops.sum(ops.log(hidden - hidden.numpy().min()))  # the slope of one of them is infinite
+        grads = tape.backward(loss)
+        slope = grads[model.weight]
+        float(ops.sum(slope))
+        with pytest.raises(gl.NonFiniteError) as caught:
+            optimizer.step(grads)
+        messages.append(str(caught.value).replace("-0", "0"))
+        assert all(before[name].tobytes() == array.tobytes() for name, array in model.state_dict().items())
+    assert messages[0] == messages[1] and "a tensor that goes in" in messages[0], messages
 
 
 @pytest.mark.no_adapter

@@ -55,6 +55,21 @@ def test_the_cache_gives_what_the_whole_text_gives(tmp_path, arch, changes, with
         assert generator.length == at and np.argmax(got) == np.argmax(want[at - 1])
 
 
+def test_several_prompts(tmp_path):
+    path = write(tmp_path, "llama")
+    model = load(path)
+    prompts = ["once", "upon a time", "there"]
+    want = [generate(model, prompt, max_tokens=7, seed=3) for prompt in prompts]
+    assert generate(path, prompts, max_tokens=7, seed=3) == want and len(set(want)) == 3
+    assert generate(model, tuple(prompts[:1]), max_tokens=7, seed=3) == want[:1]
+    heard = []
+    with pytest.raises(SettingError, match="among several prompts is an int; need texts"):
+        generate(model, ["once", 3], stream=heard.append)
+    with pytest.raises(DataError, match="tokens of prompt and 60 to come"):
+        generate(model, ["once", "word " * 4000], max_tokens=60, stream=heard.append)
+    assert heard == []  # nothing runs before all are known to fit
+
+
 def test_rows_behind_the_last_token_are_never_read(tmp_path):
     model = load(write(tmp_path, "llama"))
     ids = random_ids(model, CHUNK + 5)

@@ -27,6 +27,7 @@ class Counted:
 
     name: ClassVar[str] = "counted"
     planned: ClassVar[bool] = True
+    piece_bytes: ClassVar[int] = 0
     counts: ClassVar[Counts] = {}
     missing: ClassVar[str] = ""  # why it is absent
     lacks: ClassVar[set[tuple[str, str]]] = set()  # kernels that it has not

@@ -1,0 +1,102 @@
+"""Memory of a device: bytes in pieces, buffers of at most one binding each. A kernel that touches a value which spans
+several pieces binds all of these."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ..base.memory import show_bytes
+from .device import Gpu
+
+Part = tuple[int, int, int, int]  # of a range: piece, byte in the piece, byte in the range, bytes
+
+
+class Memory:
+    """So many bytes, of zeros at first. pieces: of `device.binding_bytes` each, the last one of fewer."""
+
+    def __init__(self, device: Gpu, bytes: int, what: str) -> None:
+        """what: for messages. BackendError where there is no more memory."""
+        self.device, self.what = device, what
+        self.pieces: list[Any] = []
+        self.grow(bytes)
+
+    @property
+    def bytes(self) -> int:
+        return sum(int(piece.size) for piece in self.pieces)
+
+    def grow(self, bytes: int) -> None:
+        """At least so many bytes; the contents are lost. BackendError where there is no more memory: then there are
+        fewer."""
+        sizes = piece_sizes(bytes, self.device.binding_bytes)
+        whole = [piece for piece in self.pieces[: len(sizes)] if piece.size == self.device.binding_bytes]
+        for piece in self.pieces[len(whole) :]:
+            self.device.drop(piece)
+        self.pieces[:] = whole
+        what = self.what if len(sizes) == 1 else f"a piece of {self.what}, {show_bytes(bytes)} in all,"
+        for size in sizes[len(whole) :]:
+            self.pieces.append(self.device.buffer(size, what))
+
+    def drop(self) -> None:
+        """Give the memory back."""
+        _drop(self.device, self.pieces)
+
+
+class Pool(Memory):
+    """Memory that is given back when nobody holds it."""
+
+    def __init__(self, device: Gpu, bytes: int, what: str) -> None:
+        super().__init__(device, bytes, what)
+        weakref.finalize(self, _drop, device, self.pieces)
+
+
+def _drop(device: Gpu, pieces: list[Any]) -> None:
+    while pieces:
+        device.drop(pieces.pop())
+
+
+def piece_sizes(bytes: int, most: int) -> list[int]:
+    """The bytes of each piece; most: of one."""
+    return [min(most, bytes - at) for at in range(0, max(bytes, 1), most)]
+
+
+def parts(offset: int, bytes: int, most: int) -> Iterator[Part]:
+    """What lies in each piece of a range; most: the bytes of a piece."""
+    at = offset
+    while at < offset + bytes:
+        piece, begin = divmod(at, most)
+        length = min(most - begin, offset + bytes - at)
+        yield piece, begin, at - offset, length
+        at += length
+
+
+def write(memory: Memory, offset: int, data: np.ndarray) -> None:
+    """Bytes to a multiple of 4; up to three more behind them are overwritten by zeros."""
+    device = memory.device
+    if data.size % 4:
+        data = np.concatenate([data, np.zeros(-data.size % 4, np.uint8)])
+    for piece, begin, at, length in parts(offset, data.size, device.binding_bytes):
+        with device.errors(f"an upload of {memory.what}"):
+            device.queue.write_buffer(memory.pieces[piece], begin, data[at : at + length])
+
+
+def read(memory: Memory, offset: int, bytes: int) -> np.ndarray:
+    """A copy of bytes."""
+    device, start = memory.device, offset // 4 * 4
+    found = np.empty(-(-(offset + bytes - start) // 4) * 4, np.uint8)
+    for piece, begin, at, length in parts(start, found.size if bytes else 0, device.binding_bytes):
+        with device.errors(f"a download of {memory.what}"):
+            data = device.queue.read_buffer(memory.pieces[piece], begin, length)
+        found[at : at + length] = np.frombuffer(data, np.uint8)
+    return found[offset - start : offset - start + bytes]
+
+
+def copy(encoder: Any, source: Memory, offset: int, to: Memory, at: int, bytes: int) -> None:
+    """Encodes a copy of bytes from one memory to another; offsets and bytes are multiples of 4."""
+    most = source.device.binding_bytes
+    for piece, begin, here, length in parts(offset, bytes, most):
+        for other, start, further, some in parts(at + here, length, most):
+            encoder.copy_buffer_to_buffer(source.pieces[piece], begin + further, to.pieces[other], start, some)

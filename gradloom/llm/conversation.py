@@ -1,0 +1,141 @@
+"""Conversation: a chat with a model, turn by turn; what the cache holds of the history is not computed again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..base.arguments import what_is
+from ..base.errors import DataError, SettingError
+from .arguments import adapter_of
+from .chat import ChatTemplate
+from .generate import ROWS, Generated, Generator, continued
+from .model import Adapter, Model, model_of
+from .sampling import Sampling
+
+
+class Conversation:
+    """A chat with a model.
+
+    model, adapter   as of gl.llm.generate
+    system           a text that goes before the first turn
+    chat_template    in place of the model's own
+    max_tokens       of a reply at most
+    temperature, top_k, top_p, seed: see Sampling. options go to gl.compile (threads=, device=, ...)
+
+    `messages` are the turns so far. Where the history and a reply do not fit into the model's context, the oldest turns
+    are left out of what the model sees; `forgotten` counts their messages. One thread at a time uses it.
+    DataError for a model without a chat template; SettingError for settings out of range.
+    """
+
+    def __init__(
+        self,
+        model: Model | str | os.PathLike[str],
+        adapter: Adapter | str | os.PathLike[str] | None = None,
+        *,
+        system: str | None = None,
+        chat_template: str | None = None,
+        max_tokens: int = 256,
+        temperature: float = 0.8,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        self.model = model_of(model, "Conversation")
+        context = self.model.config.context_length
+        if not isinstance(max_tokens, (int, np.integer)) or isinstance(max_tokens, bool) or max_tokens < 1:
+            raise SettingError(f"max_tokens={max_tokens!r} is not usable; need a whole number of at least 1")
+        self.max_tokens, self.how = min(int(max_tokens), context // 2), Sampling(temperature, top_k, top_p, seed)
+        tokenizer = self.model.tokenizer
+        self.template = ChatTemplate.of(tokenizer) if chat_template is None else ChatTemplate(chat_template, tokenizer)
+        self.messages: list[dict[str, str]] = []
+        if system is not None:
+            self.messages.append({"role": "system", "content": _text("system", system)})
+        self.forgotten = 0
+        self._adapter, self._options = adapter_of(adapter, self.model, "Conversation"), options
+        self._generator: Generator | None = None
+        self._cached = np.empty(0, np.int32)  # the tokens that its cache holds
+        self._began = len(self.messages)
+
+    def say(self, text: str, stream: Callable[[str], Any] | None = None) -> Generated:
+        """The model's reply to this turn of the user; both go into `messages`. stream: as of gl.llm.generate.
+
+        prompt_tokens of the result are those that were computed for this turn. A reply that is stopped by an exception
+        (Ctrl-C) goes into `messages` as far as it came. DataError for a turn that does not fit into the context, or
+        that the template refuses; it is not kept then.
+        """
+        turn = {"role": "user", "content": _text("say", text)}
+        ids, left_out = self._prompt([*self.messages, turn])
+        self.messages.append(turn)
+        self.forgotten = left_out
+        heard: list[str] = []
+
+        def hear(piece: str) -> None:
+            heard.append(piece)
+            if stream is not None:
+                stream(piece)
+
+        generator = self._room_for(len(ids) + self.max_tokens)
+        known = min(_alike(self._cached, ids), len(ids) - 1)  # the last one gives the logits
+        generator.rewind(known)
+        self._cached = ids[:known]
+        try:
+            reply = continued(generator, ids[known:], self.max_tokens, self.how, (), hear)
+            self._cached = np.concatenate([ids, reply.tokens]).astype(np.int32)[: generator.length]
+            return reply
+        finally:
+            self.messages.append({"role": "assistant", "content": "".join(heard)})
+
+    def forget(self) -> None:
+        """Begin anew: all turns but the system's are dropped."""
+        del self.messages[self._began :]
+        self.forgotten = 0
+
+    def _room_for(self, tokens: int) -> Generator:
+        """A generator for a text of so many tokens. It grows to twice its size, and its cache is empty then."""
+        rows = ROWS if self._generator is None else self._generator.rows
+        while rows < tokens:
+            rows *= 2
+        if self._generator is None or self._generator.rows < tokens:
+            self._generator = Generator(self.model, self._adapter, rows, **self._options)
+            self._cached = self._cached[:0]
+        return self._generator
+
+    def _prompt(self, messages: Sequence[dict[str, str]]) -> tuple[np.ndarray, int]:
+        """(tokens up to where the assistant begins, the messages that were left out): the longest end of the history
+        that leaves room for a reply, from a turn of the user on."""
+        context = self.model.config.context_length
+        starts = [i for i, message in enumerate(messages) if message["role"] == "user"]
+        for start in starts:
+            ids = chat_ids(self.template, [*messages[: self._began], *messages[start:]])
+            if len(ids) + self.max_tokens <= context:
+                return ids, start - starts[0]
+        raise DataError(
+            f"a turn of {len(ids)} tokens with what goes before it; the context is {context} and {self.max_tokens} are"
+            " for the reply: need a shorter turn"
+        )
+
+
+def chat_ids(template: ChatTemplate, messages: Sequence[dict[str, str]]) -> np.ndarray:
+    """The tokens of a chat up to where the assistant begins to write, i32; DataError as of ChatTemplate.render."""
+    text = template.render(messages, generation_prompt=True)
+    tokenizer = template.tokenizer
+    begins = tokenizer.bos is not None and text.startswith(tokenizer.pieces[tokenizer.bos])
+    return np.asarray(tokenizer.encode(text, special=True, bos=False if begins else None), np.int32)
+
+
+def _alike(a: np.ndarray, b: np.ndarray) -> int:
+    """How many of the first tokens are the same."""
+    size = min(len(a), len(b))
+    differ = np.flatnonzero(a[:size] != b[:size])
+    return int(differ[0]) if len(differ) else size
+
+
+def _text(what: str, text: object) -> str:
+    if not isinstance(text, str):
+        raise SettingError(f"{what}: got {what_is(text)}; need a text")
+    return text

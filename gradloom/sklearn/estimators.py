@@ -1,0 +1,221 @@
+"""Classifier and Regressor: the networks of `gradloom fit` behind scikit-learn's fit and predict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
+
+from ..base.defaults import OPTIMIZERS, batch_for, epochs_for, hidden_for
+from ..base.errors import DataError, SettingError
+from ..data.dataset import Dataset
+from ..data.frames import features_of, has_texts, learned
+from ..data.raw_table import class_name
+from ..train.fit import fit
+from ..train.model import Model
+from ..train.perceptron import need_room, optimizer_for, perceptron
+
+
+class _Perceptron(BaseEstimator):
+    """What both share: settings, rows, and the training."""
+
+    def __init__(
+        self,
+        hidden: Sequence[int] | None = None,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        lr: float | None = None,
+        optimizer: str = "adamw",
+        dropout: float = 0.0,
+        precision: str | None = None,
+        device: str | None = None,
+        threads: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.hidden = hidden
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.optimizer = optimizer
+        self.dropout = dropout
+        self.precision = precision
+        self.device = device
+        self.threads = threads
+        self.seed = seed
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True  # an empty cell is filled with the median of the training
+        return tags
+
+    def _rows(self, X: Any, y: Any = None, *, reset: bool) -> tuple[Any, Any]:
+        """(X, y) as they are used: a DataFrame with texts as it is, else an array of numbers [rows, features]."""
+        if has_texts(X):
+            validate_data(self, X=X, reset=reset, skip_check_array=True)
+            return X, y
+        more: dict[str, Any] = {"ensure_all_finite": "allow-nan", "reset": reset}
+        if not reset:
+            return validate_data(self, X, **more), None
+        return validate_data(self, X, y, multi_output=True, dtype="numeric", y_numeric=False, **more)
+
+    def _fit(self, X: Any, labels: np.ndarray, made: dict[str, Any], sample_weight: Any, **options: Any) -> Any:
+        """Train on rows X and labels i32 [rows], or targets f64 [rows, targets]. made: what the preprocessing knows of
+        the target."""
+        if self.optimizer not in OPTIMIZERS:
+            raise SettingError(f"optimizer={self.optimizer!r} is not known; need one of {', '.join(OPTIMIZERS)}")
+        weights = _weights(sample_weight, len(labels))
+        if weights is not None and not weights.all():  # a row that weighs nothing is no row
+            kept = np.flatnonzero(weights)
+            X = X.iloc[kept] if hasattr(X, "iloc") else X[kept]
+            labels, weights = labels[kept], weights[kept]
+        if len(labels) < 2:
+            least = "need at least 2 whose weight is not zero"
+            raise DataError(f"fit: {len(labels)} samples count (n_samples = {len(labels)}); {least}")
+        names = list(map(str, getattr(self, "feature_names_in_", ()))) or None
+        is_regression = made["task"] == "regression"
+        if is_regression:
+            spread = labels.std(axis=0)
+            made = made | {"target_mean": labels.mean(axis=0).tolist()}
+            made["target_std"] = np.where(spread > 0, spread, 1.0).tolist()
+        preprocess, features = learned(X, names, **made)
+        if is_regression:
+            labels = preprocess.targets_to_outputs(labels)
+        rows = len(labels)
+        hidden = [int(width) for width in self.hidden] if self.hidden is not None else hidden_for(False)
+        epochs, batch_size = (
+            self.epochs or epochs_for(rows, False),
+            min(self.batch_size or batch_for(rows, False), rows),
+        )
+        lr = self.lr or OPTIMIZERS[self.optimizer]["lr"]
+        need_room(preprocess, hidden)
+        net = perceptron(preprocess, hidden, self.dropout)
+        loss = "cross_entropy" if preprocess.task == "classification" else "mse"
+        optimizer = optimizer_for(net, self.optimizer, lr, epochs * -(-rows // batch_size))
+        self.history_ = fit(
+            net, Dataset(features, labels, weights=weights), loss=loss, optimizer=optimizer, epochs=epochs,
+            batch_size=batch_size, seed=self.seed, progress=False, precision=self.precision, device=self.device,
+            threads=self.threads, **options,
+        )  # fmt: skip
+        about = {
+            "seed": self.seed, "hidden": hidden, "epochs": epochs, "batch_size": batch_size, "lr": float(lr),
+            "loss": loss, "optimizer": self.optimizer, "dropout": self.dropout, "rows": rows,
+        }  # fmt: skip
+        numbers = self.history_[-1].numbers()
+        metrics = {f"train_{name}": value for name, value in numbers.items() if np.isfinite(value)}
+        self.model_ = Model(net, preprocess, about, metrics)
+        return self
+
+    def _outputs(self, X: Any) -> np.ndarray:
+        check_is_fitted(self, "model_")
+        rows, _ = self._rows(X, reset=False)
+        features = features_of(rows, self.model_.preprocess)[0]
+        return self.model_.outputs(features, precision=self.precision, device=self.device, threads=self.threads)
+
+
+class Classifier(ClassifierMixin, _Perceptron):
+    """A multilayer perceptron for classes, with the defaults of `gradloom fit`.
+
+    X: an array of numbers [rows, features], or a DataFrame, whose columns may hold texts; empty cells are NaN or None.
+    y: classes, [rows], of any kind.
+
+    hidden        widths of the hidden layers; None: (64, 64)
+    epochs        passes over the rows; None: 100 for less than 1000 rows, else 50
+    batch_size    rows of a step; None: 32 for less than 5000 rows, else 128
+    lr            the first learning rate, which falls to 0 along a cosine; None: by the optimiser
+    optimizer     the name of one: adamw, adam, sgd, lion, rmsprop, adafactor, muon
+    dropout       share of the hidden layers' outputs that a step leaves out
+    class_weight  None, "balanced", or {class: weight}
+    precision, device, threads: as in gl.fit. seed: of weights, order of the rows and dropout
+
+    After fit: classes_, n_features_in_, feature_names_in_ (of a DataFrame), history_ (gl.fit's), and model_, a Model
+    that gl.save writes and `gradloom predict` takes. The same seed and data give the same bits.
+    Errors: those of scikit-learn for arrays that it refuses, DataError and SettingError (ValueErrors) otherwise.
+    """
+
+    def __init__(
+        self,
+        hidden: Sequence[int] | None = None,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        lr: float | None = None,
+        optimizer: str = "adamw",
+        dropout: float = 0.0,
+        class_weight: str | Mapping[Any, float] | None = None,
+        precision: str | None = None,
+        device: str | None = None,
+        threads: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            hidden, epochs, batch_size, lr, optimizer, dropout, precision=precision, device=device, threads=threads,
+            seed=seed,
+        )  # fmt: skip
+        self.class_weight = class_weight
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Classifier:
+        """Train anew. sample_weight: how much each row weighs in the loss, [rows]; a row of 0 is left out."""
+        X, y = self._rows(X, y, reset=True)
+        y = column_or_1d(y, warn=True)
+        check_classification_targets(y)
+        self.classes_, ids = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise DataError(f"fit: y holds one class, {class_name(self.classes_[0])!r:.60}; need at least 2 classes")
+        weight = self.class_weight
+        if isinstance(weight, Mapping):
+            known = {label: i for i, label in enumerate(self.classes_.tolist())}
+            unknown = [label for label in weight if label not in known]
+            if unknown:
+                raise SettingError(f"class_weight: {unknown[0]!r:.60} is no class of y; need classes of y")
+            weight = dict.fromkeys(range(len(known)), 1.0) | {known[label]: w for label, w in weight.items()}
+        made = {"task": "classification", "classes": [class_name(value) for value in self.classes_.tolist()]}
+        return self._fit(X, ids.reshape(-1).astype(np.int32), made, sample_weight, class_weight=weight)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The likeliest class of each row, [rows], of the dtype of y."""
+        outputs = self._outputs(X)
+        return np.asarray(self.classes_[outputs.argmax(axis=1)])
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """The probability of each class, f64 [rows, classes], in the order of classes_."""
+        outputs = self._outputs(X)
+        return self.model_.probabilities(outputs)
+
+
+class Regressor(RegressorMixin, _Perceptron):
+    """A multilayer perceptron for numbers, with the defaults of `gradloom fit`.
+
+    y: numbers, [rows] or [rows, targets]. X, settings, attributes and errors: as for Classifier.
+    """
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Regressor:
+        """Train anew. sample_weight: how much each row weighs in the loss, [rows]; a row of 0 is left out."""
+        X, y = self._rows(X, y, reset=True)
+        y = check_array(y, ensure_2d=False, dtype=np.float64)
+        self._has_one_target = y.ndim == 1
+        return self._fit(X, y.reshape(len(y), -1), {"task": "regression"}, sample_weight)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Numbers in the units of y, f64 [rows] or [rows, targets]."""
+        outputs = self._outputs(X)
+        values = self.model_.preprocess.outputs_to_targets(outputs)
+        return values[:, 0] if self._has_one_target else values
+
+
+def _weights(given: Any, rows: int) -> np.ndarray | None:
+    if given is None:
+        return None
+    weights = np.asarray(given, np.float64)
+    if weights.shape != (rows,):
+        raise DataError(f"sample_weight: shape {list(weights.shape)}; need [{rows}], a weight for each row")
+    if not (np.isfinite(weights).all() and (weights >= 0).all()):
+        raise DataError("sample_weight: some weight is negative or not finite; need weights of at least 0")
+    return weights
