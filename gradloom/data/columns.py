@@ -83,7 +83,7 @@ def _packed(values: np.ndarray, decimals: int) -> tuple[np.ndarray, int]:
 
 
 class ArrayCells(NumberCells):
-    """A column of an array, which stays as it is; masked elements are missing."""
+    """A column of an array, which stays as it is."""
 
     def __init__(self, array: np.ndarray) -> None:
         super().__init__()
@@ -91,8 +91,7 @@ class ArrayCells(NumberCells):
 
     def values(self) -> np.ndarray:
         """f64 [rows], NaN where an element is missing."""
-        values = self._array.astype(np.float64)
-        return np.ma.filled(values, np.nan) if isinstance(values, np.ma.MaskedArray) else values
+        return self._array.astype(np.float64)
 
 
 class TextCells:

@@ -17,6 +17,7 @@ from .times import NUMBER, missing_time, parts_of, times_of
 
 MOST_CATEGORIES = 100  # that are one-hot; where there are more, they are encoded by their targets
 MOST_ENCODED = 20_000  # categories with codes; the most frequent ones
+_LEAST_MISSING = 5  # training rows whose cell is missing, for a feature of it: fewer would be learned by heart
 _SKEWED = 2.0  # the skewness from which on a column of numbers is
 _WEIGHT = "the weights of the rows"
 
@@ -88,7 +89,7 @@ def _number_column(name: str, values: np.ndarray) -> Column:
     median = float(np.median(known))
     if not np.isfinite(median):  # of two numbers whose sum is beyond f64
         median = float(np.median(known / 2)) * 2
-    made = Column(name, "number", median, has_missing=bool(empty.any()))
+    made = Column(name, "number", median, has_missing=int(empty.sum()) >= _LEAST_MISSING)
     filled = np.where(empty, median, values)
     made.mean, made.std = mean_and_deviation(filled)
     if abs(_skewness(filled, made)) > _SKEWED and len(np.unique(known[:1000])) > 2:

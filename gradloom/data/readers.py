@@ -230,7 +230,6 @@ def read_features(
         raise FileError(f"{where}: no such file or folder")
     raw_y: np.ndarray | None = None
     notes: list[str] = []
-    target: int | None = None
     if where.is_dir() or ".idx" in where.name or "-idx" in where.name:
         x, raw_y, note = idx_to_predict(where)
         notes.append(note)
@@ -253,16 +252,24 @@ def read_features(
         names = tuple(c.name for c in preprocess.columns) if preprocess.header else ()
         texts = [c.name for c in preprocess.columns if c.kind in ("text", "encoded")]
         data = read_csv(where, names, None if preprocess.header else False, texts)
-        features, more = preprocess.apply(data)
-        if preprocess.header and preprocess.target in data.names:
-            target = data.names.index(preprocess.target)
-        elif not preprocess.header and len(data.names) == len(preprocess.columns) + 1:
-            target = preprocess.target_index
-        if target is not None:
-            targets, problems = targets_of_column(data, target, preprocess)
-            return features, targets, notes + more, problems
+        return features_of_columns(data, preprocess)
     targets, problems = (None, []) if raw_y is None else known_targets(raw_y, preprocess)
     return features, targets, notes + more, problems
+
+
+@np.errstate(all="ignore")
+def features_of_columns(
+    data: Columns, preprocess: Preprocess
+) -> tuple[np.ndarray, np.ndarray | None, list[str], list[str]]:
+    """read_features of a table."""
+    features, notes = preprocess.apply(data)
+    target: int | None = None
+    if preprocess.header and preprocess.target in data.names:
+        target = data.names.index(preprocess.target)
+    elif not preprocess.header and len(data.names) == len(preprocess.columns) + 1:
+        target = preprocess.target_index
+    targets, problems = (None, []) if target is None else targets_of_column(data, target, preprocess)
+    return features, targets, notes, problems
 
 
 def _features(

@@ -7,6 +7,7 @@ import pytest
 
 from gradloom.base.errors import DataError, SettingError
 from gradloom.data import Preprocess, read_features, read_table
+from gradloom.data.frames import features_of, learned
 
 
 def write(path, names, *columns):
@@ -262,3 +263,51 @@ def test_damaged_columns_are_refused(tmp_path):
         damaged["columns"][0][key] = value
         with pytest.raises(DataError):
             Preprocess.from_json(json.dumps(damaged))
+
+
+# ---- rows that are no file -------------------------------------------------------------------------------------------
+
+
+class Frame(dict):
+    """As a DataFrame has them: columns, each of which to_numpy() gives."""
+
+    class Column(list):
+        def to_numpy(self):
+            return np.array(self, dtype=object)
+
+    columns = property(lambda self: list(self))
+
+    def __getitem__(self, name):
+        return Frame.Column(super().__getitem__(name))
+
+    def to_numpy(self):
+        raise AssertionError
+
+
+def test_frames_are_read_as_files_are(tmp_path):
+    columns = {"zip": ["02134", "98101", "00501"] * 20, "p": ["$1.5", "-", "3"] * 20, "t": ["a", "b", None] * 20}
+    files = [["" if cell is None else cell for cell in column] for column in columns.values()]
+    path = write(tmp_path / "t.csv", [*columns, "y"], *files, [0, 1, 2] * 20)
+    made = read_table(path, test_split=0).preprocess
+    features, targets, notes, _ = features_of(Frame(columns, y=["0", "1", "2"] * 20), made)
+    again, of_file, said, _ = read_features(path, made)
+    assert np.array_equal(features, again) and np.array_equal(targets, of_file) and notes == said
+    with pytest.raises(DataError, match="rows row 1: column 'p': 'x' is no number"):
+        features_of(Frame(columns, p=["1", "x", "3"] * 20), made)
+
+
+def test_many_categories_of_a_frame_are_encoded_by_the_labels():
+    rng = np.random.default_rng(0)
+    place = rng.integers(0, 300, 3000)
+    effect = rng.normal(size=300)
+    frame = Frame(c=[f"t{p}" for p in place])
+    made, features = learned(frame, None, effect[place][:, None], "regression", target_mean=[0.0], target_std=[1.0])
+    assert made.columns[0].kind == "encoded" and np.corrcoef(features[:, 0], effect[place])[0, 1] > 0.9
+
+
+def test_masked_elements_are_missing(tmp_path):
+    path = write(tmp_path / "t.csv", ["a", "b", "y"], ["", *range(1, 40)], range(40), np.arange(40) % 2)
+    made = read_table(path, test_split=0).preprocess
+    rows = np.ma.masked_array([[5.0, 1.0], [7.0, 2.0]], mask=[[True, False], [False, False]])
+    features, _, notes, _ = features_of(rows, made)
+    assert features[:, 1].tolist() == [1, 0] and notes == ["a: 1 empty cell filled with the training median 20"]
