@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from ..base.arguments import what_is
 from ..base.errors import DataError, GradloomError
 from .columns import ArrayCells, Columns, NumberCells, TextCells, array_columns
-from .csv_file import read_cells
+from .csv_file import read_cells, read_csv
 from .encoding import Encoding
 from .fitting import fit_columns
 from .preprocess import Preprocess
@@ -117,12 +118,12 @@ def _as_array(data: Any) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def as_file(data: bytes, what: str) -> Iterator[str]:
+def as_file(data: BinaryIO, what: str) -> Iterator[str]:
     """The path of a .csv file with these bytes, which goes with the block; errors of the block call it `what`."""
     with tempfile.TemporaryDirectory(prefix="gradloom-") as folder:
         path = os.path.join(folder, "rows.csv")
         with open(path, "wb") as file:
-            file.write(data)
+            shutil.copyfileobj(data, file)
         try:
             yield path
         except GradloomError as error:
@@ -137,3 +138,20 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def kept_columns(path: str, names: Sequence[str], preprocess: Preprocess) -> dict[str, list[str]]:
+    """name -> the cells of that column of a CSV file, as they stand there, for each of its rows.
+
+    DataError for a file without such columns, or without column names.
+    """
+    where = os.path.basename(path).lower()
+    if preprocess.kind != "columns" or not preprocess.header or where.endswith(".npz") or "idx" in where:
+        raise DataError(f"{path}: has no columns with names to keep; need a .csv file with a header")
+    data = read_csv(path, [c.name for c in preprocess.columns], texts=names)
+    made = {}
+    for name in names:
+        codes, texts = data.texts(data.find(name))
+        decoded = np.array([text.decode("utf-8", "replace") for text in texts], object)
+        made[name] = decoded[codes].tolist()
+    return made
