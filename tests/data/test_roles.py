@@ -188,6 +188,8 @@ def test_missing_values_have_an_indicator(tmp_path):
     assert table.train.data[:, 1].tolist() == [float(i % 4 == 0) for i in range(80)]
     path.write_text("a,b\n,1\n5,\n")
     assert read_features(path, table.preprocess)[0][:, 1].tolist() == [1, 0]
+    few = write(path, ["a", "b", "y"], ["", *range(79)], range(80), np.arange(80) % 2)
+    assert read_table(few, test_split=0).preprocess.inputs == 2  # a row alone would be learned by heart
 
 
 def test_skewed_numbers_are_transformed_by_the_training_rows(tmp_path):
@@ -306,8 +308,8 @@ def test_many_categories_of_a_frame_are_encoded_by_the_labels():
 
 
 def test_masked_elements_are_missing(tmp_path):
-    path = write(tmp_path / "t.csv", ["a", "b", "y"], ["", *range(1, 40)], range(40), np.arange(40) % 2)
+    path = write(tmp_path / "t.csv", ["a", "b", "y"], [*[""] * 6, *range(6, 41)], range(41), np.arange(41) % 2)
     made = read_table(path, test_split=0).preprocess
     rows = np.ma.masked_array([[5.0, 1.0], [7.0, 2.0]], mask=[[True, False], [False, False]])
     features, _, notes, _ = features_of(rows, made)
-    assert features[:, 1].tolist() == [1, 0] and notes == ["a: 1 empty cell filled with the training median 20"]
+    assert features[:, 1].tolist() == [1, 0] and notes == ["a: 1 empty cell filled with the training median 23"]
