@@ -85,7 +85,7 @@ ODD: dict[str, list[Any]] = {
     "log": ["csv", ["nothing"], 3],
     "class_weight": [{"a": 1}],
 }
-WITHOUT_VALIDATION = {"fit": {"eval_rows": [3], "eval_every": ["1steps"]}}
+OF_ONE_COMMAND = {"fit": {"eval_rows": [3], "eval_every": ["1steps"]}, "finetune": {"val": ["nowhere.txt"]}}
 NOT_AS_OPTION = {  # what an option cannot say, or says rightly
     "drop": ["nothing", [3], [""]], "categorical": ["nothing", [3]], "numeric": ["nothing", [3]], "time": [3],
     "weight_column": [3], "target": [3], "monitor": [3],
@@ -102,7 +102,8 @@ def wrong(command: str, setting: Any) -> list[Any]:
     kind, name = setting.kind, setting.name
     some = WRONG.get(kind, [])
     first = [s for c, _, s in SETTINGS if c == command].index(name) % len(some) if some else 0
-    found = [*ODD.get(name, []), *WITHOUT_VALIDATION.get(command, {}).get(name, []), *[*some, *some][first : first + 4]]
+    odd = [] if (command, name) == ("finetune", "val") else ODD.get(name, [])  # of fit, it is a table of files
+    found = [*odd, *OF_ONE_COMMAND.get(command, {}).get(name, []), *[*some, *some][first : first + 4]]
     plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     if get_origin(plain) is Literal:
         found += ["nothing", 3]
