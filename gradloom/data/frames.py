@@ -75,7 +75,7 @@ def features_of(data: Any, preprocess: Preprocess) -> Read:
         array = _as_array(data)
     if array.ndim < 2 or not len(array):
         raise DataError(f"rows: an array of shape {list(array.shape)}; need rows along the first axis")
-    is_plain = array.dtype.kind in "fiub" and all(column.kind != "text" for column in preprocess.columns)
+    is_plain = array.dtype.kind in "fiub" and all(c.kind in ("number", "unused") for c in preprocess.columns)
     if preprocess.kind == "array" or is_plain:
         with np.errstate(all="ignore"):
             features, notes = preprocess.apply(array)
@@ -128,7 +128,14 @@ def as_file(data: BinaryIO, what: str) -> Iterator[str]:
 
 
 def _cells(column: np.ndarray) -> list[str]:
-    return ["" if value is None or value != value else _cell(value) for value in column.tolist()]
+    if column.dtype.kind == "M":  # 2020-01-31, with a time of day where there is one
+        return ["" if text == "NaT" else text for text in np.datetime_as_string(column, unit="auto").tolist()]
+    return ["" if _is_missing(value) else _cell(value) for value in column.tolist()]
+
+
+def _is_missing(value: Any) -> bool:
+    """None, NaN, and what pandas has for them."""
+    return value is None or type(value).__name__ in ("NAType", "NaTType") or bool(value != value)
 
 
 def _cell(value: Any) -> str:
