@@ -10,22 +10,18 @@ import typer
 
 from ..base.memory import resident_peak
 from ..base.settings import PRECISIONS
-from .common import columns, exit_code, json_text, need_one_of, need_whole, say
+from .common import Device, Json, Precision, Threads, columns, exit_code, json_text, need_one_of, need_whole, say
 from .language import (
     DATA_HELP,
     AsChat,
     CompletionKey,
-    Device,
-    Json,
     Lora,
     LossOn,
     MessagesKey,
-    Precision,
     PromptKey,
     SkipBadLines,
     Template,
     TextKey,
-    Threads,
     data_options,
     load_adapter,
 )

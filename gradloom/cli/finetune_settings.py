@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from .common import Json
 from .config import Asked
 from .language import (
     DATA_HELP,
     LOSS_ON,
-    THREADS,
     AsChat,
     CompletionKey,
-    Json,
     MessagesKey,
     PromptKey,
     SkipBadLines,
@@ -38,7 +37,10 @@ from .run_settings import (
     Parallel,
     Precision,
     StopAfter,
+    Threads,
     check_device,
+    overwrite_option,
+    resume_option,
 )
 from .saved_settings import beside_run
 from .setting import UNSAVED, Count, Decay, Name, Often, Place, Rate, Share, Text, Whole, commas, decided
@@ -121,7 +123,7 @@ class FinetuneSettings:
     seed: Annotated[Count, typer.Option(help="Of the adapter, the split, the order of the rows and dropout.")] = 0
     precision: Precision = decided
     device: Device = None
-    threads: Annotated[Whole | None, UNSAVED, THREADS] = None
+    threads: Threads = None
     train_dtype: Annotated[
         Literal["f32"] | None, typer.Option(help="f32: quantised and half tensors train as copies.")
     ] = None
@@ -139,14 +141,8 @@ class FinetuneSettings:
     keep: Keep = None
     stop_after: StopAfter = None
     log: LogKinds = None
-    resume: Annotated[
-        bool,
-        UNSAVED,
-        typer.Option("--resume", help="Go on from the newest checkpoint in --run, with the settings of that run."),
-    ] = False
-    overwrite: Annotated[
-        bool, UNSAVED, typer.Option("--overwrite", help="Replace a run in --run that has not finished.")
-    ] = False
+    resume: Annotated[bool, UNSAVED, resume_option("--run")] = False
+    overwrite: Annotated[bool, UNSAVED, overwrite_option("--run")] = False
     out: Annotated[
         Place,
         UNSAVED,
