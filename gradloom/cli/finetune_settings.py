@@ -109,6 +109,7 @@ class FinetuneSettings:
     val_split: Annotated[
         Share | None, typer.Option(help="Share of the rows to validate on. [default: 0.05, at most 100 rows]")
     ] = None
+    val: Annotated[Place | None, typer.Option(help="A file to validate on, in place of --val-split.")] = None
     eval_every: EvalEvery = None
     eval_rows: EvalRows = None
     patience: Annotated[
@@ -195,7 +196,9 @@ def resumed(asked: Asked[FinetuneSettings]) -> Asked[FinetuneSettings]:
 
 def inputs_of(use: FinetuneSettings) -> list[str]:
     """The files that are read, first the model, then the data."""
-    return [use.model, use.data] if use.chat_template is None else [use.model, use.data, use.chat_template]
+    from ..llm.data_files import data_files
+
+    return [path for path in (use.model, *data_files(use.data).paths, use.val, use.chat_template) if path is not None]
 
 
 def reading(use: FinetuneSettings) -> dict[str, Any]:
@@ -212,6 +215,7 @@ def training(use: FinetuneSettings, ranks: Communicator | None) -> dict[str, Any
         "context", "batch_size", "micro_batch_size", "epochs", "steps", "lr", "schedule", "warmup", "weight_decay",
         "val_split", "seed", "precision", "device", "threads", "optimizer", "on_nonfinite", "sample_every", "ema",
         "run", "resume", "overwrite", "checkpoint_every", "keep", "stop_after", "eval_rows", "patience", "keep_best",
+        "val",
     )  # fmt: skip
     made = {name: getattr(use, name) for name in names}
     made |= {"max_norm": use.max_norm or math.inf, "freeze": use.freeze or (), "sample_prompt": use.sample_prompt}

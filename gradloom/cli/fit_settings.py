@@ -68,6 +68,22 @@ class FitSettings:
         Literal["classification", "regression"] | None,
         typer.Option(help="classification or regression. [default: from the target]"),
     ] = None
+    drop: Annotated[
+        list[Name] | None, Text(commas), typer.Option(help="Columns that are not used, such as a,b. [default: none]")
+    ] = None
+    categorical: Annotated[
+        list[Name] | None, Text(commas), typer.Option(help="Columns that are categories, whatever they hold.")
+    ] = None
+    numeric: Annotated[
+        list[Name] | None, Text(commas), typer.Option(help="Columns that are numbers, whatever they look like.")
+    ] = None
+    time: Annotated[
+        Name | None, typer.Option(help="A column of dates or times: the latest rows are those of the test.")
+    ] = None
+    weight_column: Annotated[
+        Name | None, typer.Option(help="A column that says how much each row weighs in training.")
+    ] = None
+    test: Annotated[Place | None, typer.Option(help="A file of test rows. [default: a fifth of the rows]")] = None
     hidden: Annotated[
         Widths, Text(_widths),
         typer.Option(help="Widths of the hidden layers, such as 64,64. [default: 64,64; images 500]"),
@@ -199,5 +215,7 @@ def settle(asked: FitSettings, table: Table, ranks: Communicator | None) -> FitS
 
 def rows_of(use: FitSettings, table: Table) -> tuple[int, int]:
     """(training rows, validation rows)."""
+    if table.val is not None:
+        return table.train.n, table.val.n
     val = len(table.train.split(use.val_split, use.seed)[1]) if use.val_split else 0
     return table.train.n - val, val
