@@ -82,7 +82,7 @@ def test_frames_and_rows_are_read_as_the_file_is(fitted, task):
 
 
 def test_kinds_of_columns_that_pandas_has(fitted):
-    """Nullable numbers, texts, categories and missing values of each; dates as texts."""
+    """Nullable numbers, texts, categories and missing values of each."""
     pandas = pytest.importorskip("pandas")
     data, folder = fitted["classification"]
     model, frame = gl.load(folder), pandas.read_csv(data)
@@ -91,12 +91,6 @@ def test_kinds_of_columns_that_pandas_has(fitted):
     for kinds in ({"size": "Float64", "id": "Int64", "colour": "string"}, {"colour": "category", "id": "float32"}):
         np.testing.assert_array_equal(model.predict_proba(frame.astype(kinds)), expected)
     assert not np.array_equal(model.predict_proba(frame.assign(size=1.0)), expected)
-    from gradloom.data.frames import learned
-
-    frame["day"] = pandas.to_datetime(["2020-01-31", None] * (len(frame) // 2))
-    made, _ = learned(frame, None, "classification", classes=["a", "b"])
-    day = next(column for column in made.columns if column.name == "day")
-    assert day.kind == "text" and "2020-01-31" in day.categories
 
 
 def test_numbers_alone(capsys, tmp_path):
