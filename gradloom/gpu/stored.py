@@ -11,7 +11,7 @@ import numpy as np
 
 from ..graph.stored import Stored
 from .device import Gpu
-from .memory import Pool, read, write
+from .memory import Memory, read, write
 
 ALIGNMENT = 64
 LARGE = 1 << 20  # bytes of an array that has memory of its own
@@ -22,7 +22,7 @@ UPLOAD = 32 << 20  # bytes of one upload: what the driver holds twice meanwhile
 class Copy:
     """An array on a device. version: of the stored array whose contents lie here."""
 
-    def __init__(self, pool: Pool, offset: int, bytes: int) -> None:
+    def __init__(self, pool: Memory, offset: int, bytes: int) -> None:
         self.pool, self.offset, self.bytes = pool, offset, bytes
         self.version = -1
 
@@ -55,7 +55,7 @@ class Copies:
         several = list(several)
         for group, size in groups([s for s in several if s not in self._known], self.device.binding_bytes):
             largest = max(group, key=lambda s: s.bytes)
-            pool, offset = Pool(self.device, size, f"the array {largest.name}"), 0
+            pool, offset = Memory(self.device, size, f"the array {largest.name}"), 0
             for stored in group:
                 self._known[stored] = Copy(pool, offset, stored.bytes)
                 offset += aligned(stored.bytes)
