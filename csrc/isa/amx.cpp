@@ -8,5 +8,5 @@
 #include "pairs.inc"
 
 namespace gradloom {
-constinit const KernelTable kTable_amx{"amx", amx::kPairRows.rows, amx::kPairRows.count, &kTable_avx512bf16, true};
+constinit const KernelTable kTable_amx{"amx", amx::kPairKernels.rows, amx::kPairKernels.count, &kTable_avx512bf16, true};
 }

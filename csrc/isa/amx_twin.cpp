@@ -6,6 +6,6 @@
 #include "pairs.inc"
 
 namespace gradloom {
-constinit const KernelTable kTable_amx_twin{"amx-twin", amx_twin::kPairRows.rows, amx_twin::kPairRows.count,
+constinit const KernelTable kTable_amx_twin{"amx-twin", amx_twin::kPairKernels.rows, amx_twin::kPairKernels.count,
                                             &kTable_avx512bf16_twin, false};
 }

@@ -6,6 +6,6 @@
 #include "pairs.inc"
 
 namespace gradloom {
-constinit const KernelTable kTable_avx512bf16{"avx512bf16", avx512bf16::kPairRows.rows, avx512bf16::kPairRows.count,
+constinit const KernelTable kTable_avx512bf16{"avx512bf16", avx512bf16::kPairKernels.rows, avx512bf16::kPairKernels.count,
                                               &kTable_avx512, true};
 }

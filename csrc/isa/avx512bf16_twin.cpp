@@ -5,6 +5,6 @@
 #include "pairs.inc"
 
 namespace gradloom {
-constinit const KernelTable kTable_avx512bf16_twin{"avx512bf16-twin", avx512bf16_twin::kPairRows.rows,
-                                                   avx512bf16_twin::kPairRows.count, &kTable_avx512, false};
+constinit const KernelTable kTable_avx512bf16_twin{"avx512bf16-twin", avx512bf16_twin::kPairKernels.rows,
+                                                   avx512bf16_twin::kPairKernels.count, &kTable_avx512, false};
 }

@@ -42,19 +42,15 @@ struct Backward {
   // The workspace: the keys [begin, end) of each job, then its dk and dv [tokens][d] each.
   size_t head_floats() const { return static_cast<size_t>(round_up(jobs * 4, 16)); }
   size_t slot() const { return static_cast<size_t>(2 * x.tokens * x.d); }
-  // Scratch: work per block of queries; q^T, g^T, dq^T; weights, dz; where they are widened g, q, y, k, v
+  // Scratch: work per block of queries; what the products of a block need
   size_t weight_floats() const { return static_cast<size_t>(round_up(blocks * 2, 16)); }
-  size_t scratch_floats() const {
-    const int64_t wide = rounded ? (3 * kQueries + 2 * kKeys) * x.d : 0;
-    return weight_floats() + static_cast<size_t>(kQueries * (3 * x.d + 2 * kKeys) + wide);
-  }
 };
 
 // (g, q, k, v, y, lse, positions, g_lse?; scale, window?, softcap?) -> dq, dk, dv
-inline void plan_backward(const Call& call, KernelPlan& plan) {
+template <class Unit> inline void plan_backward(const Call& call, KernelPlan& plan) {
   const Backward w(call);
   plan.phases = 2;
-  plan.scratch_bytes = w.scratch_floats() * sizeof(float);
+  plan.scratch_bytes = (w.weight_floats() + Unit::block_floats(w)) * sizeof(float);
   plan.workspace_bytes = (w.head_floats() + static_cast<size_t>(w.jobs) * w.slot()) * sizeof(float);
   if (w.jobs == 0) {
     plan.phases = 1;
@@ -107,103 +103,135 @@ inline void slopes(const Strip& strip, int64_t k0, int64_t rows, int64_t ld, con
   }
 }
 
-// One block of queries of head h: writes its dq, adds to dk and dv [tokens][d].
-inline void back_block(const Call& call, const Backward& w, const Grads& a, int64_t b, int64_t h, int64_t block,
-                       float* room, float* dk, float* dv) {
-  const Shape& x = w.x;
-  const int64_t d = x.d, n = h / x.share, t0 = block * kQueries;
-  const int64_t queries = x.tokens - t0 < kQueries ? x.tokens - t0 : kQueries;
-  const int count = static_cast<int>(ceil_div(queries, kStrip));
-  float *const qt = room, *const gt = qt + kQueries * d, *const dqt = gt + kQueries * d;
-  float *const weights = dqt + kQueries * d, *const dz = weights + kKeys * kQueries;
-  float *const g_room = dz + kKeys * kQueries, *const q_room = g_room + kQueries * d;
-  float *const y_room = q_room + kQueries * d, *const k_room = y_room + kQueries * d;
-  float* const v_room = k_room + kKeys * d;
-  float lse[kQueries] = {}, delta[kQueries] = {};
-  int64_t g_row = x.q_row, q_row = x.q_row, y_row = x.q_row;
-  const int64_t first_query = x.q_at(b, t0, h);
-  const float* const g = a.g.from(first_query).rows(queries, d, g_row, g_room);
-  const float* const q = a.q.from(first_query).rows(queries, d, q_row, q_room);
-  const float* const y = a.y.from(first_query).rows(queries, d, y_row, y_room);
+// lse and delta of `queries` queries from t0 on; g, y: their rows.
+inline void find_delta(const Shape& x, const Grads& a, int64_t b, int64_t h, int64_t t0, int64_t queries, const float* g,
+                       int64_t g_row, const float* y, int64_t y_row, float* lse, float* delta) {
   for (int64_t i = 0; i < queries; i++) {
     F sum = F::zero();
-    for (int64_t j = 0; j < d; j += F::N) {
-      const int lanes = d - j < F::N ? static_cast<int>(d - j) : F::N;
+    for (int64_t j = 0; j < x.d; j += F::N) {
+      const int lanes = x.d - j < F::N ? static_cast<int>(x.d - j) : F::N;
       sum = mul_add(F::load_n(g + i * g_row + j, lanes), F::load_n(y + i * y_row + j, lanes), sum);
     }
     const int64_t at = (b * x.tokens + t0 + i) * x.heads + h;
     lse[i] = a.lse[at];
     delta[i] = (reduce_add(sum) - (a.g_lse ? a.g_lse[at] : 0.0f)) * a.scale;
   }
-  Strip strips[kStrips];
-  int64_t begin = INT64_MAX, end = 0;
-  for (int i = 0; i < count; i++) {
-    strips[i] = Strip(call, x, a.positions, b, h, block * kStrips + i, false);
-    const Strip& s = strips[i];
-    pack(q + i * kStrip * q_row, q_row, s, d, a.scale, qt + i * kStrip * d);
-    pack(g + i * kStrip * g_row, g_row, s, d, a.scale, gt + i * kStrip * d);
-    if (s.begin < begin) begin = s.begin;
-    if (s.end > end) end = s.end;
-  }
-  bool started[kStrips] = {};
-  for (int64_t k0 = begin; k0 < end; k0 += kKeys) {
-    const int64_t k1 = k0 + kKeys < end ? k0 + kKeys : end;
-    int64_t k_row = x.k_row, v_row = x.k_row;
-    const float* const keys = a.k.from(x.k_at(b, k0, n)).rows(k1 - k0, d, k_row, k_room);
-    const float* const values = a.v.from(x.k_at(b, k0, n)).rows(k1 - k0, d, v_row, v_room);
-    int64_t from[kStrips], to[kStrips];  // the rows of the block that each strip sees
-    for (int i = 0; i < count; i++) {
-      const Strip& s = strips[i];
-      const int64_t r0 = (s.begin > k0 ? s.begin < k1 ? s.begin : k1 : k0) - k0;
-      const int64_t r1 = (s.end < k1 ? s.end > k0 ? s.end : k0 : k1) - k0;
-      from[i] = r0;
-      to[i] = r1 > r0 ? r1 : r0;
-      float *const p = weights + i * kStrip, *const z = dz + i * kStrip;
-      const size_t width = static_cast<size_t>(s.ld) * sizeof(float);
-      for (int64_t r = 0; r < k1 - k0; r++) {
-        if (r == r0) r = to[i];
-        if (r >= k1 - k0) break;
-        std::memset(p + r * kQueries, 0, width);
-        std::memset(z + r * kQueries, 0, width);
-      }
-      if (r1 <= r0) continue;
-      const int64_t at = k0 + r0, rows = r1 - r0;
-      const float *const k = keys + r0 * k_row, *const v = values + r0 * v_row;
-      float *const p0 = p + r0 * kQueries, *const z0 = z + r0 * kQueries;
-      product<Side::rows>(k, k_row, rows, qt + i * kStrip * d, s.ld, d, s.ld, p0, kQueries, false);
-      product<Side::rows>(v, v_row, rows, gt + i * kStrip * d, s.ld, d, s.ld, z0, kQueries, false);
-      if (x.cap != 0.0f) cap_scores(p0, rows, kQueries, s.ld, x.cap);
-      const auto weights_and_slopes = w.rounded ? (x.cap != 0.0f ? slopes<true, true> : slopes<false, true>)
-                                                : (x.cap != 0.0f ? slopes<true, false> : slopes<false, false>);
-      weights_and_slopes(s, at, rows, kQueries, lse + i * kStrip, delta + i * kStrip, x.cap, p0, z0);
-      product<Side::columns>(k, k_row, d, z0, kQueries, rows, s.ld, dqt + i * kStrip * d, s.ld, started[i]);
-      started[i] = true;
-    }
-    for (int64_t r = 0; r < k1 - k0; r += kTileRows) {
-      const int64_t rows = k1 - k0 - r < kTileRows ? k1 - k0 - r : kTileRows;
-      int low = count, high = 0;  // the strips that see some of these keys
-      for (int i = 0; i < count; i++) {
-        if (from[i] >= r + rows || to[i] <= r) continue;
-        if (i < low) low = i;
-        high = i + 1;
-      }
-      if (low >= high) continue;
-      const int64_t first = low * kStrip, last = high * kStrip < queries ? high * kStrip : queries;
-      for (int64_t c = 0; c < d; c += kStrip) {
-        const int columns = static_cast<int>(d - c < kStrip ? d - c : kStrip);
-        const int64_t at = (k0 + r) * d + c;
-        product<Side::rows>(dz + r * kQueries + first, kQueries, rows, q + first * q_row + c, q_row, last - first,
-                            columns, dk + at, d, true);
-        product<Side::rows>(weights + r * kQueries + first, kQueries, rows, g + first * g_row + c, g_row, last - first,
-                            columns, dv + at, d, true);
-      }
-    }
-  }
-  for (int i = 0; i < count; i++) {
-    const Strip& s = strips[i];
-    transpose(dqt + i * kStrip * d, s.ld, d, s.n, a.dq + s.q, s.q_step);
+}
+
+// Which rows of a block of keys [k0, k1) a strip sees.
+inline void seen_rows(const Strip& s, int64_t k0, int64_t k1, int64_t& from, int64_t& to) {
+  const int64_t r0 = (s.begin > k0 ? s.begin < k1 ? s.begin : k1 : k0) - k0;
+  const int64_t r1 = (s.end < k1 ? s.end > k0 ? s.end : k0 : k1) - k0;
+  from = r0;
+  to = r1 > r0 ? r1 : r0;
+}
+// The other rows of its weights and slopes become 0.
+inline void clear_rows(const Strip& s, int64_t rows, int64_t from, int64_t to, float* weights, float* dz) {
+  const size_t width = static_cast<size_t>(s.ld) * sizeof(float);
+  for (int64_t r = 0; r < rows; r++) {
+    if (r == from) r = to;
+    if (r >= rows) break;
+    std::memset(weights + r * kQueries, 0, width);
+    std::memset(dz + r * kQueries, 0, width);
   }
 }
+// The strips [low, high) that see some of `rows` keys from row r on.
+struct StripRange {
+  int low, high;
+};
+inline StripRange strips_of(int count, const int64_t* from, const int64_t* to, int64_t r, int64_t rows) {
+  StripRange found{count, 0};
+  for (int i = 0; i < count; i++) {
+    if (from[i] >= r + rows || to[i] <= r) continue;
+    if (i < found.low) found.low = i;
+    found.high = i + 1;
+  }
+  return found;
+}
+
+// Products in f32, of rows that are widened where they are bf16. attention_pairs.h has another unit.
+struct BackNumbers {
+  // q^T, g^T, dq^T; weights, dz; where they are widened g, q, y, k, v
+  static size_t block_floats(const Backward& w) {
+    const int64_t wide = w.rounded ? (3 * kQueries + 2 * kKeys) * w.x.d : 0;
+    return static_cast<size_t>(kQueries * (3 * w.x.d + 2 * kKeys) + wide);
+  }
+
+  // One block of queries of head h: writes its dq, adds to dk and dv [tokens][d].
+  void back_block(const Call& call, const Backward& w, const Grads& a, int64_t b, int64_t h, int64_t block,
+                  float* room, float* dk, float* dv) {
+    const Shape& x = w.x;
+    const int64_t d = x.d, n = h / x.share, t0 = block * kQueries;
+    const int64_t queries = x.tokens - t0 < kQueries ? x.tokens - t0 : kQueries;
+    const int count = static_cast<int>(ceil_div(queries, kStrip));
+    float *const qt = room, *const gt = qt + kQueries * d, *const dqt = gt + kQueries * d;
+    float *const weights = dqt + kQueries * d, *const dz = weights + kKeys * kQueries;
+    float *const g_room = dz + kKeys * kQueries, *const q_room = g_room + kQueries * d;
+    float *const y_room = q_room + kQueries * d, *const k_room = y_room + kQueries * d;
+    float* const v_room = k_room + kKeys * d;
+    float lse[kQueries] = {}, delta[kQueries] = {};
+    int64_t g_row = x.q_row, q_row = x.q_row, y_row = x.q_row;
+    const int64_t first_query = x.q_at(b, t0, h);
+    const float* const g = a.g.from(first_query).rows(queries, d, g_row, g_room);
+    const float* const q = a.q.from(first_query).rows(queries, d, q_row, q_room);
+    const float* const y = a.y.from(first_query).rows(queries, d, y_row, y_room);
+    find_delta(x, a, b, h, t0, queries, g, g_row, y, y_row, lse, delta);
+    Strip strips[kStrips];
+    int64_t begin = INT64_MAX, end = 0;
+    for (int i = 0; i < count; i++) {
+      strips[i] = Strip(call, x, a.positions, b, h, block * kStrips + i, false);
+      const Strip& s = strips[i];
+      pack(q + i * kStrip * q_row, q_row, s, d, a.scale, qt + i * kStrip * d);
+      pack(g + i * kStrip * g_row, g_row, s, d, a.scale, gt + i * kStrip * d);
+      if (s.begin < begin) begin = s.begin;
+      if (s.end > end) end = s.end;
+    }
+    bool started[kStrips] = {};
+    for (int64_t k0 = begin; k0 < end; k0 += kKeys) {
+      const int64_t k1 = k0 + kKeys < end ? k0 + kKeys : end;
+      int64_t k_row = x.k_row, v_row = x.k_row;
+      const float* const keys = a.k.from(x.k_at(b, k0, n)).rows(k1 - k0, d, k_row, k_room);
+      const float* const values = a.v.from(x.k_at(b, k0, n)).rows(k1 - k0, d, v_row, v_room);
+      int64_t from[kStrips], to[kStrips];  // the rows of the block that each strip sees
+      for (int i = 0; i < count; i++) {
+        const Strip& s = strips[i];
+        seen_rows(s, k0, k1, from[i], to[i]);
+        float *const p = weights + i * kStrip, *const z = dz + i * kStrip;
+        clear_rows(s, k1 - k0, from[i], to[i], p, z);
+        const int64_t r0 = from[i], at = k0 + r0, rows = to[i] - r0;
+        if (rows == 0) continue;
+        const float *const k = keys + r0 * k_row, *const v = values + r0 * v_row;
+        float *const p0 = p + r0 * kQueries, *const z0 = z + r0 * kQueries;
+        product<Side::rows>(k, k_row, rows, qt + i * kStrip * d, s.ld, d, s.ld, p0, kQueries, false);
+        product<Side::rows>(v, v_row, rows, gt + i * kStrip * d, s.ld, d, s.ld, z0, kQueries, false);
+        if (x.cap != 0.0f) cap_scores(p0, rows, kQueries, s.ld, x.cap);
+        const auto weights_and_slopes = w.rounded ? (x.cap != 0.0f ? slopes<true, true> : slopes<false, true>)
+                                                  : (x.cap != 0.0f ? slopes<true, false> : slopes<false, false>);
+        weights_and_slopes(s, at, rows, kQueries, lse + i * kStrip, delta + i * kStrip, x.cap, p0, z0);
+        product<Side::columns>(k, k_row, d, z0, kQueries, rows, s.ld, dqt + i * kStrip * d, s.ld, started[i]);
+        started[i] = true;
+      }
+      for (int64_t r = 0; r < k1 - k0; r += kTileRows) {
+        const int64_t rows = k1 - k0 - r < kTileRows ? k1 - k0 - r : kTileRows;
+        const auto [low, high] = strips_of(count, from, to, r, rows);
+        if (low >= high) continue;
+        const int64_t first = low * kStrip, last = high * kStrip < queries ? high * kStrip : queries;
+        for (int64_t c = 0; c < d; c += kStrip) {
+          const int columns = static_cast<int>(d - c < kStrip ? d - c : kStrip);
+          const int64_t at = (k0 + r) * d + c;
+          product<Side::rows>(dz + r * kQueries + first, kQueries, rows, q + first * q_row + c, q_row, last - first,
+                              columns, dk + at, d, true);
+          product<Side::rows>(weights + r * kQueries + first, kQueries, rows, g + first * g_row + c, g_row, last - first,
+                              columns, dv + at, d, true);
+        }
+      }
+    }
+    for (int i = 0; i < count; i++) {
+      const Strip& s = strips[i];
+      transpose(dqt + i * kStrip * d, s.ld, d, s.n, a.dq + s.q, s.q_step);
+    }
+  }
+};
 
 // The work of a block of queries: its keys, taken once per query.
 inline int64_t work(const Call& call, const Backward& w, const int32_t* positions, int64_t b, int64_t block) {
@@ -217,7 +245,8 @@ inline int64_t work(const Call& call, const Backward& w, const int32_t* position
 }
 
 // One job: its units are those whose middle lies in its share of the work.
-inline void back_job(const Call& call, const Backward& w, const Grads& a, int64_t job, float* scratch) {
+template <class Unit>
+inline void back_job(Unit& products, const Call& call, const Backward& w, const Grads& a, int64_t job, float* scratch) {
   const Shape& x = w.x;
   const int64_t b = job / w.chunks / x.groups, n = job / w.chunks % x.groups, chunk = job % w.chunks;
   int64_t* const weight = reinterpret_cast<int64_t*>(scratch);
@@ -235,7 +264,7 @@ inline void back_job(const Call& call, const Backward& w, const Grads& a, int64_
       before += weight[i];
       if (middle * w.chunks / (2 * total) != chunk) continue;
       if (pass == 1) {
-        back_block(call, w, a, b, n * x.share + u / w.blocks, i, room, dk, dv);
+        products.back_block(call, w, a, b, n * x.share + u / w.blocks, i, room, dk, dv);
         continue;
       }
       const int64_t t0 = i * kQueries, t1 = t0 + kQueries < x.tokens ? t0 + kQueries : x.tokens;
@@ -278,14 +307,15 @@ inline void add_jobs(const Call& call, const Backward& w, const Grads& a, Range 
   }
 }
 
-inline void run_backward(const Call& call, int phase, int part, int parts, void* scratch) {
+template <class Unit> inline void run_backward(const Call& call, int phase, int part, int parts, void* scratch) {
   const Backward w(call);
   if (w.jobs == 0) return;
   const Grads a(call);
   if (phase == 1) return add_jobs(call, w, a, part_range(w.x.batch * w.x.tokens, part, parts));
   const Range range = part_range(w.jobs, part, parts);
+  Unit products;
   for (int64_t job = range.begin; job < range.end; job++)
-    back_job(call, w, a, job, static_cast<float*>(scratch));
+    back_job(products, call, w, a, job, static_cast<float*>(scratch));
 }
 
 }  // namespace gradloom::GL_ISA::attn

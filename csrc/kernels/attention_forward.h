@@ -65,37 +65,47 @@ inline bool weigh(const Strip& strip, int64_t k0, int64_t rows, float* scores, S
   return changed;
 }
 
-inline size_t forward_floats(const Shape& x, bool rounded) {
-  return static_cast<size_t>(kStrip * (2 * x.d + kKeys) + (rounded ? kKeys * x.d : 0));
-}
-
-// The strip over the keys [begin, end) that its queries see: y^T [d][ld], not yet divided, and its sums. room: of rows
-// that are widened, [kKeys][d].
-inline void attend(const Shape& x, const Strip& strip, const float* packed, const Operand& k, const Operand& v,
-                   int64_t begin, int64_t end, float* scores, float* y, Sums& sums, float* room) {
-  const auto weights = k.rounded ? weigh<true> : weigh<false>;
-  float factor[kStrip];
+inline void clear(Sums& sums) {
   for (int j = 0; j < kStrip; j++) {
     sums.most[j] = kNothing;
     sums.total[j] = 0.0f;
   }
-  for (int64_t k0 = begin; k0 < end; k0 += kKeys) {
-    const int64_t rows = end - k0 < kKeys ? end - k0 : kKeys;
-    int64_t step = x.k_row;
-    const float* const keys = k.from(k0 * x.k_row).rows(rows, x.d, step, room);
-    product<Side::rows>(keys, step, rows, packed, strip.ld, x.d, strip.ld, scores, strip.ld, false);
-    if (x.cap != 0.0f) cap_scores(scores, rows, strip.ld, strip.ld, x.cap);
-    if (weights(strip, k0, rows, scores, sums, factor) && k0 != begin) {
-      for (int j = 0; j < strip.ld; j += F::N) {
-        const F by = F::load(factor + j);
-        for (int64_t i = 0; i < x.d; i++) (F::load(y + i * strip.ld + j) * by).store(y + i * strip.ld + j);
-      }
-    }
-    step = x.k_row;
-    const float* const values = v.from(k0 * x.k_row).rows(rows, x.d, step, room);
-    product<Side::columns>(values, step, x.d, scores, strip.ld, rows, strip.ld, y, strip.ld, k0 != begin);
+}
+inline void rescale(const Shape& x, const Strip& strip, const float* factor, float* y) {
+  for (int j = 0; j < strip.ld; j += F::N) {
+    const F by = F::load(factor + j);
+    for (int64_t i = 0; i < x.d; i++) (F::load(y + i * strip.ld + j) * by).store(y + i * strip.ld + j);
   }
 }
+
+// Products in f32, of rows that are widened where they are bf16. attention_pairs.h has another unit.
+struct ForwardNumbers {
+  // Scratch: of a strip of queries, packed; of rows of k and v.
+  static size_t packed_floats(const Shape& x) { return static_cast<size_t>(kStrip * x.d); }
+  static size_t row_floats(const Shape& x, bool rounded) { return static_cast<size_t>(rounded ? kKeys * x.d : 0); }
+
+  // The strip over the keys [begin, end) that its queries see: y^T [d][ld], not yet divided, and its sums.
+  void attend(const Shape& x, const Strip& strip, const Operand& q, const Operand& k, const Operand& v, int64_t begin,
+              int64_t end, float scale, float* packed, float* scores, float* y, Sums& sums, float* room) {
+    int64_t q_step = strip.q_step;
+    const float* const from = q.rows(strip.n, x.d, q_step, room);
+    pack(from, q_step, strip, x.d, scale, packed);
+    const auto weights = k.rounded ? weigh<true> : weigh<false>;
+    float factor[kStrip];
+    clear(sums);
+    for (int64_t k0 = begin; k0 < end; k0 += kKeys) {
+      const int64_t rows = end - k0 < kKeys ? end - k0 : kKeys;
+      int64_t step = x.k_row;
+      const float* const keys = k.from(k0 * x.k_row).rows(rows, x.d, step, room);
+      product<Side::rows>(keys, step, rows, packed, strip.ld, x.d, strip.ld, scores, strip.ld, false);
+      if (x.cap != 0.0f) cap_scores(scores, rows, strip.ld, strip.ld, x.cap);
+      if (weights(strip, k0, rows, scores, sums, factor) && k0 != begin) rescale(x, strip, factor, y);
+      step = x.k_row;
+      const float* const values = v.from(k0 * x.k_row).rows(rows, x.d, step, room);
+      product<Side::columns>(values, step, x.d, scores, strip.ld, rows, strip.ld, y, strip.ld, k0 != begin);
+    }
+  }
+};
 
 // y^T / total to where it belongs, and lse = most + log(total).
 inline void finish(const Shape& x, const Strip& strip, float* y, const Sums& sums, float* out, float* lse) {
@@ -135,9 +145,11 @@ struct Forward {
 };
 
 // (q, k, v, positions; scale, cached, window?, softcap?) -> y, lse?
-inline void plan_forward(const Call& call, KernelPlan& plan) {
+template <class Unit> inline void plan_forward(const Call& call, KernelPlan& plan) {
   const Forward f(call);
-  plan.scratch_bytes = forward_floats(f.x, call[0].dtype == DType::bf16) * sizeof(float);
+  const size_t rows = Unit::row_floats(f.x, call[0].dtype == DType::bf16);
+  plan.scratch_bytes =
+      (Unit::packed_floats(f.x) + static_cast<size_t>(kStrip * (f.x.d + kKeys)) + rows) * sizeof(float);
   plan.parts[0] = parts_for(f.cost(), kPartCost, at_most(f.units * f.splits));
   if (f.splits > 1) {
     plan.phases = 2;
@@ -168,7 +180,7 @@ inline void combine(const Forward& f, const Strip& strip, float* slots, float* o
   finish(f.x, strip, y, sums, out, lse);
 }
 
-inline void run_forward(const Call& call, int phase, int part, int parts, void* scratch) {
+template <class Unit> inline void run_forward(const Call& call, int phase, int part, int parts, void* scratch) {
   const Forward f(call);
   const Shape& x = f.x;
   const float scale = static_cast<float>(call.attr_float(0));
@@ -178,10 +190,11 @@ inline void run_forward(const Call& call, int phase, int part, int parts, void* 
   float *const out = call[4].as<float>(), *const lse = call[5].as<float>();
   float* const room = f.splits > 1 ? call.workspace().as<float>() : nullptr;
   float* const packed = static_cast<float*>(scratch);
-  float *const y = packed + kStrip * x.d, *const scores = y + kStrip * x.d, *const wide = scores + kStrip * kKeys;
+  float *const y = packed + Unit::packed_floats(x), *const scores = y + kStrip * x.d, *const wide = scores + kStrip * kKeys;
   const int64_t strips = x.strips(), pieces = phase == 0 ? f.splits : 1;
   const bool few = x.single() && x.share <= kFewHeads;
   const Range range = part_range(f.units * pieces, part, parts);
+  Unit products;
   for (int64_t job = range.begin; job < range.end; job++) {
     // The last strips of a head cost most: they come first. A piece of the keys is read by one head after the other.
     const int64_t piece = job / f.units, unit = job % f.units, at = strips - 1 - unit % strips;
@@ -196,7 +209,6 @@ inline void run_forward(const Call& call, int phase, int part, int parts, void* 
     const int64_t end = f.splits > 1 && begin + f.split < strip.end ? begin + f.split : strip.end;
     if (begin >= end) continue;
     const Operand k = k0.from(x.k_at(b, 0, n)), v = v0.from(x.k_at(b, 0, n)), queries = q.from(strip.q);
-    int64_t q_step = strip.q_step;
     float* const slot = slots + static_cast<size_t>(piece) * f.slot();
     Sums own;
     Sums& sums = f.splits > 1 ? *reinterpret_cast<Sums*>(slot) : own;
@@ -204,9 +216,7 @@ inline void run_forward(const Call& call, int phase, int part, int parts, void* 
     if (few) {
       attend_one_token(x, strip, queries, k, v, begin, end, scale, scores, packed, to, sums, wide);
     } else {
-      const float* const from = queries.rows(strip.n, x.d, q_step, wide);
-      pack(from, q_step, strip, x.d, scale, packed);
-      attend(x, strip, packed, k, v, begin, end, scores, to, sums, wide);
+      products.attend(x, strip, queries, k, v, begin, end, scale, packed, scores, to, sums, wide);
     }
     if (f.splits == 1) finish(x, strip, to, sums, out, lse);
   }

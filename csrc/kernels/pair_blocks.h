@@ -3,6 +3,7 @@
 //   PairTiles tiles;                                             while such products are computed
 //   const PairRows a = prepare_rows(source, m, p0, depth, room);  once for all columns; in place where it can be
 //   multiply_pairs(tiles, a, m, b, j0, n, p0, depth, c, ldc, add, strips, next);
+//   multiply_strip(tiles, a, m, strip, n, depth, c, ldc, add);    B is one strip that is packed already
 //
 // k counts words (gemm_pairs.h): a block has at most kPairDepth of them. C is summed over a block as matmul sums it.
 #pragma once
@@ -15,10 +16,14 @@ namespace gradloom::GL_ISA::gemm {
 using PairTiles = TileRegisters;
 constexpr bool kPairsPacked = true;  // rows of A always are
 constexpr int64_t kPairDepth = kTileDepth, kPairGrain = kTileSide, kPairColumns = kRectangle;
+constexpr int64_t kPairRows = kRectangle;   // rows of A that a product takes at a time
+constexpr int kPairLanes = kRectangle;      // what the columns of a strip are rounded up to
 #else
 struct PairTiles {};
 constexpr bool kPairsPacked = false;
 constexpr int64_t kPairDepth = kDepth, kPairGrain = 1, kPairColumns = kGroup;
+constexpr int64_t kPairRows = kTileRows;
+constexpr int kPairLanes = Lanes::N;
 #endif
 
 // Numbers of bf16 in memory as an operand: X(i, k) = data[i * along + k * deep].
@@ -58,6 +63,27 @@ inline PairRows prepare_rows(const PairSource& a, int64_t m, int64_t p0, int64_t
   a.strips(0, m, p0, depth, kTileRows, 1, room);
 #endif
   return {room, 0, true};
+}
+
+// c [m][n], ldc numbers from row to row, (+)= a strip; n columns, at most those of a strip, rounded up to kPairLanes in
+// memory. depth: as it was prepared and packed, a multiple of kPairGrain.
+inline void multiply_strip([[maybe_unused]] PairTiles& tiles, const PairRows& a, int64_t m, const float* strip, int64_t n,
+                           int64_t depth, float* c, int64_t ldc, bool add) {
+  const Finish keep{};
+#if defined(GL_AMX_TILES)
+  for (int64_t i = 0; i < m; i += kRectangle) {
+    const int64_t rows = m - i < kRectangle ? m - i : kRectangle;
+    tile_rectangle(tiles, a.words + i * depth, strip, depth, rows, n, c + i * ldc, ldc, add, keep);
+  }
+#else
+  const int64_t vectors = ceil_div(n, Lanes::N);
+  const auto& fn = kTilesOf<Pairs>.fn[!a.packed][n % Lanes::N != 0][vectors - 1];
+  for (int64_t i = 0; i < m; i += kTileRows) {
+    const int64_t rows = m - i < kTileRows ? m - i : kTileRows;
+    fn[rows - 1](a.words + i * (a.packed ? depth : a.row_words), a.packed ? rows : a.row_words, strip, vectors * Lanes::N,
+                 depth, static_cast<int>(n), c + i * ldc, ldc, add, keep);
+  }
+#endif
 }
 
 // c [m][n], ldc numbers from row to row, (+)= a b[j0 .. j0 + n, p0 .. p0 + depth]^T; `next` is fetched at the end.

@@ -1,4 +1,4 @@
-"""gradloom info: what a GGUF file says about itself, be it a model, a vocabulary or an adapter."""
+"""gradloom info: what a GGUF file (a model, a vocabulary, an adapter) or a model that gradloom saved says of itself."""
 
 from __future__ import annotations
 
@@ -32,24 +32,35 @@ VOCABULARY |= {"eos": "ggml.eos_token_id", "pad": "ggml.padding_token_id"}
 
 
 def info(
-    file: Annotated[str, typer.Argument(help="A GGUF file: a model, a vocabulary or an adapter.")],
+    file: Annotated[
+        str,
+        typer.Argument(
+            help="A GGUF file (a model, a vocabulary or an adapter), or what gradloom fit or gl.save saved."
+        ),
+    ],
     tensors: Annotated[bool, typer.Option("--tensors", help="List each tensor, not each kind of layer.")] = False,
     keys: Annotated[bool, typer.Option("--keys", help="List all metadata.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")] = False,
 ) -> int:
     """Say what a GGUF file holds: architecture, sizes, types, context, vocabulary, tensors; of an adapter, its pairs.
+    Of a model that gradloom saved: task, inputs, classes, metrics, how it was trained, layers.
 
     The whole head of the file is checked: a damaged file is refused, with the place of the damage.
     """
     from ..files import open_gguf
+    from .info_model import describe_model, is_saved_model
 
-    opened = open_gguf(file)
-    facts = describe(opened)
-    columns(_lines(facts))
+    if is_saved_model(file):
+        facts, lines, layers = describe_model(file)
+        columns([(name, _short(text, 600)) for name, text in lines])
+        print(f"\n{layers}")
+    else:
+        facts = describe(open_gguf(file))
+        columns(_lines(facts))
     if keys:
         print()
         columns([(_short(key, 80), _short(value, 100)) for key, value in facts["metadata"].items()])
-    if facts["tensors"]:
+    if facts["tensors"] and (tensors or not is_saved_model(file)):
         print()
         _table(_each(facts["tensors"]) if tensors else _grouped(facts["tensors"]))
     if json:
@@ -195,7 +206,10 @@ def _short(value: Any, most: int) -> str:
 
 
 def _each(tensors: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    return [(t["name"], t["type"], str(t["shape"]), f"{t['bytes']:,}", f"at {t['offset']:,}") for t in tensors]
+    return [
+        (t["name"], t["type"], str(t["shape"]), f"{t['bytes']:,}", f"at {t['offset']:,}" if "offset" in t else "")
+        for t in tensors
+    ]
 
 
 def _grouped(tensors: list[dict[str, Any]]) -> list[tuple[str, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,12 +22,18 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ..data import Preprocess
+    from ..train.model import Model
 
 
 def predict(
     model: Annotated[str, typer.Argument(help="A file that gradloom fit saved, or its folder.")],
-    data: Annotated[str, typer.Argument(help="A .csv or .csv.gz file, an .npz file, or a folder of idx files.")],
+    data: Annotated[
+        str, typer.Argument(help="A .csv or .csv.gz file, an .npz file, a folder of idx files, or - for CSV on stdin.")
+    ],
     out: Annotated[str | None, typer.Option(help="CSV file to write. [default: stdout]")] = None,
+    keep: Annotated[
+        str | None, typer.Option(help="Columns of DATA to write in front of the predictions, such as id,name.")
+    ] = None,
     precision: Precision = None,
     device: Device = None,
     json: Annotated[
@@ -40,17 +47,23 @@ def predict(
     """
     need_one_of("precision", precision, PRECISIONS)
     check_device(device)
+    names = _names(keep)
     from ..base.errors import DataError
-    from ..data import read_features
+    from ..data.frames import as_file, features_of, kept_columns
     from ..files import atomic_write, check_target, refuse_input
     from .model import files_of_model, load_model
 
     if out is not None:
-        refuse_input(out, *files_of_model(model), data)
+        refuse_input(out, *files_of_model(model), *([] if data == "-" else [data]))
         check_target(out, streams=True)
     opened = load_model(model)
     preprocess = opened.preprocess
-    features, targets, notes, problems = read_features(data, preprocess)
+    if data == "-" and sys.stdin is None:
+        raise DataError("stdin: is closed; need the rows of a CSV file there, or the name of a file")
+    opened_data = as_file(sys.stdin.buffer, "stdin") if data == "-" else contextlib.nullcontext(data)
+    with opened_data as path:
+        features, targets, notes, problems = features_of(path, preprocess)
+        kept = kept_columns(path, names, preprocess) if names else {}
     for note in notes + problems:
         print(note, file=sys.stderr)
     try:
@@ -59,10 +72,10 @@ def predict(
         raise DataError(f"{model}, {data}: {error}") from None
     if out is not None:
         with atomic_write(out) as file:
-            file.writelines(text.encode() for text in _csv(outputs, preprocess))
+            file.writelines(text.encode() for text in _csv(opened, outputs, kept))
         print(f"{len(outputs):,} predictions in {out}", file=sys.stderr)
     elif not json:
-        sys.stdout.writelines(_csv(outputs, preprocess))
+        sys.stdout.writelines(_csv(opened, outputs, kept))
     agreement = {} if targets is None else _agreement(outputs, targets, preprocess)
     if targets is not None:
         print(_shown(agreement, preprocess), file=sys.stderr)
@@ -74,47 +87,51 @@ def predict(
         if preprocess.task == "classification":
             answer["classes"] = preprocess.classes
         if out is None:
-            predictions, probabilities = _predictions(outputs, preprocess)
-            answer["predictions"] = predictions
-            answer |= {} if probabilities is None else {"probabilities": probabilities}
+            answer |= {"kept": kept} if names else {}
+            answer["predictions"] = opened.decide(outputs).tolist()
+            if preprocess.task == "classification":
+                answer["probabilities"] = opened.probabilities(outputs).tolist()
         print(json_text(answer))
     return 0
 
 
-def _predictions(outputs: np.ndarray, preprocess: Preprocess) -> tuple[list[Any], list[list[float]] | None]:
-    """(the prediction of each row, for classes the probability of each): a class, a number, or a list of numbers where
-    there are several targets."""
-    import numpy as np
+def _names(keep: str | None) -> list[str]:
+    """The names of --keep; SettingError for an empty one, and for one that is there twice."""
+    import csv
 
-    if preprocess.task == "regression":
-        values = preprocess.outputs_to_targets(outputs)
-        return (values[:, 0] if values.shape[1] == 1 else values).tolist(), None
-    shifted = outputs.astype(np.float64) - outputs.max(axis=1, keepdims=True)
-    share = np.exp(shifted)
-    share /= share.sum(axis=1, keepdims=True)
-    return [preprocess.classes[i] for i in outputs.argmax(axis=1)], share.tolist()
+    from ..base.errors import SettingError
+
+    names = [] if keep is None else [name.strip() for name in next(csv.reader([keep]), []) or [""]]
+    if keep is not None and ("" in names or len(set(names)) < len(names)):
+        raise SettingError(f"--keep {keep!r:.60}: need different names of columns, such as id,name")
+    return names
 
 
-def _csv(outputs: np.ndarray, preprocess: Preprocess) -> Iterator[str]:
+def _csv(model: Model, outputs: np.ndarray, kept: dict[str, list[str]]) -> Iterator[str]:
     """A header, and a line for each row, some rows at a time."""
     import csv
     import io
 
+    made = model.preprocess
+    target = f"predicted {made.target}" if made.target in kept else made.target
+    is_classes = made.task == "classification"
+    head = [target] if made.outputs == 1 or is_classes else [f"{target} {i}" for i in range(made.outputs)]
+    head += [f"p({name})" for name in made.classes]
     for start in range(0, len(outputs), _ROWS):
-        predictions, probabilities = _predictions(outputs[start : start + _ROWS], preprocess)
+        part = outputs[start : start + _ROWS]
+        if is_classes:
+            shares = model.probabilities(part)
+            rows = [[name, *(f"{p:.6f}" for p in row)] for name, row in zip(model.decide(part), shares, strict=True)]
+        else:
+            rows = [[f"{v:.9g}" for v in row] for row in model.decide(part).reshape(len(part), -1)]
+        beside: Any = [()] * len(part)
+        if kept:
+            beside = zip(*(cells[start : start + _ROWS] for cells in kept.values()), strict=True)
         buffer = io.StringIO()
         writer = csv.writer(buffer, lineterminator="\n")
-        if probabilities is not None:
-            if start == 0:
-                writer.writerow([preprocess.target, *(f"p({name})" for name in preprocess.classes)])
-            for name, row in zip(predictions, probabilities, strict=True):
-                writer.writerow([name, *(f"{p:.6f}" for p in row)])
-        else:
-            rows = [v if isinstance(v, list) else [v] for v in predictions]
-            several = [f"{preprocess.target} {i}" for i in range(len(rows[0]))]
-            if start == 0:
-                writer.writerow([preprocess.target] if len(several) == 1 else several)
-            writer.writerows([f"{v:.9g}" for v in row] for row in rows)
+        if start == 0:
+            writer.writerow([*kept, *head])
+        writer.writerows([*cells, *row] for cells, row in zip(beside, rows, strict=True))
         yield buffer.getvalue()
 
 

@@ -6,15 +6,17 @@ import contextlib
 import csv
 import io
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from ..base.arguments import what_is
 from ..base.errors import DataError, GradloomError
+from .csv_file import read_csv
 from .preprocess import Preprocess, fit_matrix
 from .readers import read_features, read_table
 
@@ -108,17 +110,17 @@ def _as_file(names: Sequence[str] | None, columns: Sequence[np.ndarray], separat
     if names is not None:
         writer.writerow(names)
     writer.writerows(zip(*(_cells(column) for column in columns), strict=True))
-    with as_file(text.getvalue().encode("utf-8", "surrogatepass"), what) as path:
+    with as_file(io.BytesIO(text.getvalue().encode("utf-8", "surrogatepass")), what) as path:
         yield path
 
 
 @contextlib.contextmanager
-def as_file(data: bytes, what: str) -> Iterator[str]:
+def as_file(data: BinaryIO, what: str) -> Iterator[str]:
     """The path of a .csv file with these bytes, which goes with the block; errors of the block call it `what`."""
     with tempfile.TemporaryDirectory(prefix="gradloom-") as folder:
         path = os.path.join(folder, "rows.csv")
         with open(path, "wb") as file:
-            file.write(data)
+            shutil.copyfileobj(data, file)
         try:
             yield path
         except GradloomError as error:
@@ -133,3 +135,20 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def kept_columns(path: str, names: Sequence[str], preprocess: Preprocess) -> dict[str, list[str]]:
+    """name -> the cells of that column of a CSV file, as they stand there, for each of its rows.
+
+    DataError for a file without such columns, or without column names.
+    """
+    where = os.path.basename(path).lower()
+    if preprocess.kind != "columns" or not preprocess.header or where.endswith(".npz") or "idx" in where:
+        raise DataError(f"{path}: has no columns with names to keep; need a .csv file with a header")
+    data = read_csv(path, [c.name for c in preprocess.columns], texts=names)
+    made = {}
+    for name in names:
+        codes, texts = data.texts(data.find(name))
+        decoded = np.array([text.decode("utf-8", "replace") for text in texts], object)
+        made[name] = decoded[codes].tolist()
+    return made

@@ -6,9 +6,9 @@ or its op declares why it gets none (`no_gradient_to`), or a GradientError names
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Container, Sequence
 from functools import reduce
+from typing import TypeVar
 
 from ..base.collector import paused
 from ..base.dtypes import f32, f64
@@ -16,8 +16,10 @@ from ..base.errors import GradientError, GraphError, ShapeError
 from .graph import reachable
 from .numbers import constant_array
 from .opspec import REGISTRY
-from .scope import scope
+from .scope import enter_scope, leave_scope, located
 from .value import Node, Value, builds_graphs, describe
+
+R = TypeVar("R")
 
 
 @paused()
@@ -63,23 +65,24 @@ def gradients(
             incoming.setdefault(loss, []).append(seed)
 
     done: dict[Value, Value] = {}
-    for node in reversed(nodes):
-        received = [_total(incoming.pop(value, ()), node) for value in node.outputs]
-        arrived = [(value, g) for value, g in zip(node.outputs, received, strict=True) if g is not None]
-        done.update(arrived)
-        if not arrived or depends.isdisjoint(node.inputs):
-            continue
-        if through is not None and node not in through:
-            continue
-        for position, (read, g) in enumerate(zip(node.inputs, _vjp(node, received, depends), strict=True)):
-            if read is None or read not in depends:
+    with located():
+        for node in reversed(nodes):
+            received = [_total(incoming.pop(value, ()), node) for value in node.outputs]
+            arrived = [(value, g) for value, g in zip(node.outputs, received, strict=True) if g is not None]
+            done.update(arrived)
+            if not arrived or depends.isdisjoint(node.inputs):
                 continue
-            if g is None:
-                _declared(node, position, depends)
-            elif not read.dtype.is_float or g.dtype is not f32 or g.shape != read.shape:
-                raise AssertionError(f"vjp of {node.op.name}: gradient {describe(g)} for an input {describe(read)}")
-            else:
-                incoming.setdefault(read, []).append(g)
+            if through is not None and node not in through:
+                continue
+            for position, (read, g) in enumerate(zip(node.inputs, _vjp(node, received, depends), strict=True)):
+                if read is None or read not in depends:
+                    continue
+                if g is None:
+                    _declared(node, position, depends)
+                elif not read.dtype.is_float or g.dtype is not f32 or g.shape != read.shape:
+                    raise AssertionError(f"vjp of {node.op.name}: gradient {describe(g)} for an input {describe(read)}")
+                else:
+                    incoming.setdefault(read, []).append(g)
     return [done.get(value) for value in wrt]
 
 
@@ -106,8 +109,7 @@ def _vjp(node: Node, received: Sequence[Value | None], depends: Collection[Value
     asked |= {**node.attrs, **op.bind_inputs(node.inputs), **op.bind_outputs(node.outputs)}
     if "needed" in op.wants["vjp"]:
         asked["needed"] = {op.slot(op.inputs, i).name for i, v in enumerate(node.inputs) if v in depends}
-    with _named_after(node):
-        return op.flatten(op.inputs, op.call("vjp", asked))
+    return op.flatten(op.inputs, _named_after(node, lambda: op.call("vjp", asked)))
 
 
 def _declared(node: Node, position: int, depends: Collection[Value]) -> None:
@@ -133,17 +135,22 @@ def _no_gradient(node: Node, why: str | None) -> GradientError:
     )
 
 
-def _named_after(node: Node) -> AbstractContextManager[None]:
-    """What a node's gradient consists of is called after the node."""
-    return scope(f"{node.name}.grad") if node.name else nullcontext()
+def _named_after(node: Node, make: Callable[[], R]) -> R:
+    """What a node's gradient consists of, as `make` makes it, is called after the node."""
+    if not node.name:
+        return make()
+    outer = enter_scope(f"{node.name}.grad")
+    try:
+        return make()
+    finally:
+        leave_scope(outer)
 
 
 def _total(terms: Sequence[Value], node: Node) -> Value | None:
     """The gradients of an output of a node, added in the order in which they arrived."""
     if len(terms) < 2:
         return terms[0] if terms else None
-    with _named_after(node):
-        return reduce(REGISTRY["add"], terms)
+    return _named_after(node, lambda: reduce(REGISTRY["add"], terms))
 
 
 def _ones(value: Value) -> Value:

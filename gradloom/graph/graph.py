@@ -64,7 +64,7 @@ def _check_targets(node: Node) -> None:
         target = update_target(value)
         if target is None:
             continue
-        leaf = storage_leaf(value)
+        leaf = storage_leaf(target)
         if leaf.node.op.name != "parameter":
             raise GraphError(
                 f"{node.op.name}: it would write to {describe(target)} of {target.node.op.name} {target.node.label}; "
@@ -143,14 +143,15 @@ def mapped_checks(nodes: Iterable[Node]) -> list[Callable[[], object]]:
 
 def written(nodes: Iterable[Node]) -> list[Stored]:
     """The stored arrays that the nodes update, each once."""
-    targets = [v for n in nodes if n.op.updates for v in n.outputs if update_target(v) is not None]
-    return list(dict.fromkeys(storage_leaf(v).node.attrs["stored"] for v in targets))
+    targets = [update_target(v) for n in nodes if n.op.updates for v in n.outputs]
+    return list(dict.fromkeys(storage_leaf(v).node.attrs["stored"] for v in targets if v is not None))
 
 
 def storage_leaf(value: Value) -> Value:
     """The parameter leaf that an update's output finally lives in (updates may follow one another)."""
-    target = update_target(value)
-    return value if target is None else storage_leaf(target)
+    while (target := update_target(value)) is not None:
+        value = target
+    return value
 
 
 def view_base(value: Value) -> Value:

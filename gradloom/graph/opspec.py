@@ -53,16 +53,17 @@ class OpSpec(Declaration):
     def node(self, inputs: Sequence[Any], attrs: Mapping[str, Any], name: str = "", where: str | None = None) -> Node:
         """Make a node: inputs become values, attributes canonical, shapes are inferred. Errors name the user's line."""
         values = [x if x is None or isinstance(x, Value) else _constant(x) for x in inputs]
-        values += [None] * (self.fixed_inputs - len(values))
+        if len(values) < self.fixed_inputs:
+            values += [None] * (self.fixed_inputs - len(values))
         try:
             known = self.canonical_attrs(attrs)
             specs = self.infer(values, known)
         except Reject as reject:
             raise self._error(reject, values, name, where) from None
-        return Node(self, values, known, [(s.shape, s.dtype) for s in specs], name, where)
+        return Node(self, values, known, specs, name, where)
 
     def canonical_attrs(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
-        known = {}
+        known: dict[str, Any] = {}
         for attr in self.attrs:
             value = attrs.get(attr.name, attr.default)
             if attr.name == self.stream and (value is None or value is inspect.Parameter.empty):

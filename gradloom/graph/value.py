@@ -79,8 +79,8 @@ class Node:
         self,
         op: Declaration,
         inputs: Sequence[Value | None],
-        attrs: Mapping[str, Any],
-        specs: Sequence[tuple[Shape, DType]],
+        attrs: dict[str, Any],
+        specs: Sequence[Shaped],
         name: str = "",
         where: str | None = None,
         after: Sequence[Node] = (),
@@ -88,8 +88,8 @@ class Node:
         self.id = next(_ids)
         self.op = op
         self.inputs = tuple(inputs)
-        self.attrs = dict(attrs)
-        self.outputs = tuple([Value(self, i, shape, dtype) for i, (shape, dtype) in enumerate(specs)])
+        self.attrs = attrs
+        self.outputs = tuple([Value(self, i, spec.shape, spec.dtype) for i, spec in enumerate(specs)])
         self.name = name or current_scope()
         self.where = user_location() if where is None else where
         self.effects: tuple[Value, ...] = ()

@@ -160,8 +160,10 @@ def record(form: Form) -> tuple:
 
 
 def records(forms: Iterable[Form]) -> np.ndarray:
-    """The argument array of arguments without places."""
-    return np.array([record(form) for form in forms], ARG)
+    """The argument array of arguments without places. Most have the form of another one."""
+    distinct: dict[Form, int] = {}
+    rows = [distinct.setdefault(form, len(distinct)) for form in forms]
+    return np.array([record(form) for form in distinct], ARG)[rows]
 
 
 Place = tuple[int, int]  # segment, byte offset

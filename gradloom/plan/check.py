@@ -68,6 +68,9 @@ class _Intervals:
             return
         starts, ranges = self.starts[segment], self.ranges[segment]
         first = max(bisect_right(starts, start) - 1, 0)
+        if first < len(ranges) and ranges[first][:2] == (start, end):
+            ranges[first] = (start, end, owner)
+            return
         if first < len(ranges) and ranges[first][1] <= start:
             first += 1
         last = bisect_left(starts, end)
@@ -227,7 +230,6 @@ def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-@lru_cache(maxsize=4096)
 def _is_row_major(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return _same_steps(shape, strides, _row_major(shape))
 
@@ -237,7 +239,6 @@ def _same_steps(shape: Sequence[int], strides: Sequence[int], others: Sequence[i
     return all(n == 1 or s == other for n, s, other in zip(shape, strides, others, strict=True))
 
 
-@lru_cache(maxsize=4096)
 def _reached(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     """How many elements lie from the first one to the last one; -1 for negative extents or strides."""
     if 0 in shape:
@@ -272,6 +273,8 @@ class _Arg(NamedTuple):
     bytes: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    reached: int  # elements, from the first one to the last one
+    row_major: bool
 
 
 class _Read(NamedTuple):
@@ -285,17 +288,18 @@ class _Read(NamedTuple):
 
 
 def _decode(args: np.ndarray) -> list[_Arg]:
-    """The rows of the argument array. Rows of one rank, shape and strides share the tuples."""
+    """The rows of the argument array. What follows from rank, shape and strides is made once for rows of equal ones."""
     columns = [args[name].tolist() for name in ("segment", "dtype", "flags", "offset", "bytes", "rank")]
     shapes, strides, raw, size = args["shape"], args["strides"], args.tobytes(), args.dtype.itemsize
     start = size - shapes.itemsize * shapes.shape[1] - strides.itemsize * strides.shape[1]  # they are the end of a row
-    forms: dict[tuple[int, bytes], tuple[tuple[int, ...], tuple[int, ...]]] = {}
+    forms: dict[tuple[int, bytes], tuple[tuple[int, ...], tuple[int, ...], int, bool]] = {}
     decoded = []
     for i, (segment, kind, flags, offset, length, rank) in enumerate(zip(*columns, strict=True)):
         key = (rank, raw[i * size + start : (i + 1) * size])
         form = forms.get(key)
         if form is None:
-            form = forms[key] = (tuple(shapes[i].tolist()[:rank]), tuple(strides[i].tolist()[:rank]))
+            shape, steps = tuple(shapes[i].tolist()[:rank]), tuple(strides[i].tolist()[:rank])
+            form = forms[key] = (shape, steps, _reached(shape, steps), _is_row_major(shape, steps))
         decoded.append(_Arg(segment, kind, flags & ARG_WRITE != 0, offset, length, *form))
     return decoded
 
@@ -550,7 +554,7 @@ class _Checker:
         segment, offset = arg.segment, arg.offset
         if segment >= len(self.segment_bytes):
             raise PlanError(f"proof: {who()} lies in segment {segment}; there are {len(self.segment_bytes)}")
-        elements = _reached(arg.shape, arg.strides)
+        elements = arg.reached
         if elements < 0:
             raise PlanError(f"proof: {who()} has negative strides {list(arg.strides)} or extents")
         touched = 0
@@ -585,8 +589,7 @@ class _Checker:
             raise PlanError(
                 f"proof: {reads()} with strides {list(arg.strides)}; need {list(strides)} inside {_say(base)}"
             )
-        row_major = _is_row_major(arg.shape, arg.strides)
-        if not row_major and name in node.op.dense:
+        if not arg.row_major and name in node.op.dense:
             raise PlanError(f"proof: {reads()} with gaps (strides {list(arg.strides)}); its kernel takes none")
         if name in node.op.unit and not _is_unit(arg.shape[-2:], arg.strides[-2:]):
             raise PlanError(
@@ -599,7 +602,7 @@ class _Checker:
             )
         segment, start, end = self.extent(arg, reads)
         self.expect(base, segment, start - offset // block * size, reads)
-        return _Read(start, end, name, value, row_major)
+        return _Read(start, end, name, value, arg.row_major)
 
     def expect(self, base: Value, segment: int, start: int, who: Callable[[], str]) -> None:
         """The bytes from start on must hold exactly `base`."""
@@ -633,7 +636,7 @@ class _Checker:
         if 0 in value.shape:
             return
         segment, start, end = self.extent(arg, who)
-        if not _is_row_major(arg.shape, arg.strides):
+        if not arg.row_major:
             raise PlanError(f"proof: {who()} with gaps (strides {list(arg.strides)})")
         if start % CACHE_LINE:
             raise PlanError(

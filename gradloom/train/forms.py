@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 from ..base.collector import paused
+from ..graph.scope import located
 from ..nn.module import Module, Outline, set_by_forward
 from .objective import Objective
 
@@ -75,7 +76,7 @@ class Forms:
         known = cache.get((self.number[backward], key))
         if known is None:
             before = self._outline[backward]
-            with paused():
+            with paused(), located():
                 known = make()
             self.look(backward)
             own = set_by_forward(before, self._outline[backward]) - self._set_by_forward

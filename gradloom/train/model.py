@@ -23,6 +23,7 @@ from ..nn.description import build, described
 from ..nn.module import Module, mode
 from .fit import predict
 from .perceptron import perceptron
+from .scores import class_probabilities
 
 MODEL = "model.safetensors"  # in the folder of a `gradloom fit`
 DESCRIPTION = "gradloom.model"  # the key of a file's metadata
@@ -92,9 +93,8 @@ class Model:
         return values[:, 0] if values.shape[1] == 1 else values
 
     def probabilities(self, outputs: np.ndarray) -> np.ndarray:
-        """softmax in f64 [rows, classes]."""
-        share = np.exp(outputs.astype(np.float64) - outputs.max(axis=1, keepdims=True))
-        return share / share.sum(axis=1, keepdims=True)
+        """f64 [rows, classes]: the softmax of logits; of a network trained with mse as class_probabilities says."""
+        return class_probabilities(outputs, str(self.about.get("loss", "cross_entropy")))
 
     def facts(self) -> dict[str, str]:
         """What it is, in words, by name."""

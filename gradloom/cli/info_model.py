@@ -1,0 +1,52 @@
+"""What `gradloom info` says of a model or network that gradloom saved."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..train.model import Model
+
+
+def is_saved_model(file: str) -> bool:
+    """A folder of `gradloom fit`, or a .safetensors file."""
+    return os.path.isdir(file) or file.lower().endswith(".safetensors")
+
+
+def describe_model(file: str) -> tuple[dict[str, Any], list[tuple[str, str]], str]:
+    """(all that info knows, as --json prints it; what a person reads; the network layer by layer).
+
+    FileError for a file that gl.load does not open."""
+    from ..files import load_arrays
+    from ..nn.description import described
+    from ..train.model import MODEL, Model, read_model
+
+    read = read_model(file)
+    path = os.path.join(file, MODEL) if os.path.isdir(file) else file
+    net = read.net if isinstance(read, Model) else read
+    kind = "model" if isinstance(read, Model) else "network"
+    facts: dict[str, Any] = {"file": path, "bytes": os.path.getsize(path), "kind": kind}
+    facts["parameters"] = net.parameter_count()
+    if isinstance(read, Model):
+        facts |= _of_model(read)
+    facts["network"] = described(net)
+    facts["metadata"] = {key: text for key, text in load_arrays(path)[1].items() if key != "gradloom.model"}
+    facts["tensors"] = [
+        {"name": name, "type": p.dtype.name, "shape": list(p.shape), "bytes": p.stored.bytes, "trained": p.trainable}
+        for name, p, _ in net.named_stored()
+    ]
+    lines = [("file", f"{path}: a {kind} of gradloom, {facts['bytes']:,} bytes")]
+    more = read.facts() if isinstance(read, Model) else {"network": f"{facts['parameters']:,} parameters"}
+    return facts, [*lines, *more.items()], repr(net)
+
+
+def _of_model(model: Model) -> dict[str, Any]:
+    made = model.preprocess
+    columns = [
+        {"name": c.name, "kind": c.kind} | ({"reason": c.reason} if c.kind == "unused" else {}) for c in made.columns
+    ]
+    return {
+        "task": model.task, "target": model.target, "features": made.inputs, "columns": columns, "shape": made.shape,
+        "classes": model.classes, "metrics": model.metrics, "about": model.about,
+    }  # fmt: skip

@@ -1,0 +1,162 @@
+"""gradloom predict: rows from stdin, columns that are kept, probabilities."""
+
+import csv
+import io
+import json
+import sys
+
+import numpy as np
+import pytest
+
+import gradloom as gl
+from gradloom.cli.main import main
+from tests.cli.command import run
+
+
+def rows(kind, count=40):
+    """A header and rows: an id with zeros in front, a name with a comma, two inputs, the target."""
+    rng = np.random.default_rng(0)
+    lines = ["id,name,size,colour,target"]
+    for i in range(count):
+        size, colour = rng.normal(5, 2), rng.choice(["red", "blue"])
+        target = {"classes": "yes" if size > 5 else "no", "numbers": f"{3 * size:.2f}"}[kind]
+        lines.append(f'{i:03d},"Doe, {i}",{size:.3f},{colour},{target}')
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fitted")
+    made = {}
+    for kind in ("classes", "numbers"):
+        data = folder / f"{kind}.csv"
+        data.write_text("".join(",".join(line.rsplit(",", 3)[1:]) + "\n" for line in rows(kind).splitlines()))
+        assert main(["fit", str(data), "--epochs", "3", "--hidden", "4", "--out", str(folder / kind)]) == 0
+        (folder / f"all-{kind}.csv").write_text(rows(kind))
+        made[kind] = folder / kind, folder / f"all-{kind}.csv"
+    return made
+
+
+def piped(monkeypatch, text):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+
+
+@pytest.mark.parametrize("kind", ["classes", "numbers"])
+def test_rows_from_stdin(capsys, monkeypatch, fitted, kind):
+    model, data = fitted[kind]
+    capsys.readouterr()
+    of_file = run(capsys, "predict", model, data)
+    piped(monkeypatch, data.read_text())
+    of_stdin = run(capsys, "predict", model, "-")
+    assert of_file == of_stdin and of_file[0] == 0 and of_file[1].count("\n") == 41
+    piped(monkeypatch, data.read_text())
+    code, out, _ = run(capsys, "predict", model, "-", "--json")
+    answer = json.loads(out.splitlines()[-1])
+    assert code == 0 and answer["data"] == "-" and len(answer["predictions"]) == 40
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "gradloom: stdin: is empty (0 bytes)"),
+        ("size,target\n1,2\n", "gradloom: stdin: no column 'colour'"),
+        ("size,colour\n1,red\nx,red\n", "gradloom: stdin line 3: "),
+    ],
+)
+def test_stdin_that_is_no_table(capsys, monkeypatch, fitted, text, message):
+    piped(monkeypatch, text)
+    capsys.readouterr()
+    code, out, err = run(capsys, "predict", fitted["classes"][0], "-")
+    assert (code, out) == (2, "") and err.startswith(message) and err.count("\n") == 1
+
+
+def test_a_stdin_that_is_closed(capsys, monkeypatch, fitted):
+    monkeypatch.setattr(sys, "stdin", None)
+    capsys.readouterr()
+    code, _, err = run(capsys, "predict", fitted["classes"][0], "-")
+    assert code == 2 and err.startswith("gradloom: stdin: is closed; need")
+
+
+@pytest.mark.parametrize("kind", ["classes", "numbers"])
+def test_columns_that_are_kept(capsys, monkeypatch, tmp_path, fitted, kind):
+    """Their cells as they are in the file, in the order asked for, beside the same predictions, some rows at a time."""
+    monkeypatch.setattr("gradloom.cli.predict._ROWS", 7)
+    model, data = fitted[kind]
+    capsys.readouterr()
+    plain = list(csv.reader(io.StringIO(run(capsys, "predict", model, data)[1])))
+    kept = list(csv.reader(io.StringIO(run(capsys, "predict", model, data, "--keep", "name,id")[1])))
+    assert kept[0] == ["name", "id", *plain[0]] and kept[1][:2] == ["Doe, 0", "000"]
+    assert [row[2:] for row in kept] == plain and [row[1] for row in kept[1:]] == [f"{i:03d}" for i in range(40)]
+    beside = list(csv.reader(io.StringIO(run(capsys, "predict", model, data, "--keep", "target")[1])))
+    assert beside[0][:2] == ["target", "predicted target"]
+    assert [row[0] for row in beside[1:]] == [line.rsplit(",", 1)[1] for line in data.read_text().splitlines()[1:]]
+    code, _, _ = run(capsys, "predict", model, data, "--keep", "id", "--out", tmp_path / "p.csv")
+    assert code == 0 and (tmp_path / "p.csv").read_text().startswith("id,target")
+    answer = json.loads(run(capsys, "predict", model, data, "--keep", "id", "--json")[1].splitlines()[-1])
+    assert answer["kept"] == {"id": [f"{i:03d}" for i in range(40)]}
+
+
+@pytest.mark.parametrize(
+    ("keep", "message"),
+    [
+        ("ID", "no column 'ID'; the nearest is 'id'"),
+        ("id,", "--keep 'id,': need different names of columns, such as id,name"),
+        ("id,id", "--keep 'id,id': need different names"),
+        ("", "--keep '': need different names"),
+    ],
+)
+def test_columns_that_cannot_be_kept(capsys, fitted, keep, message):
+    capsys.readouterr()
+    code, out, err = run(capsys, "predict", *fitted["classes"], "--keep", keep)
+    assert (code, out) == (2, "") and message in err and err.count("\n") == 1
+
+
+def test_arrays_have_no_columns_to_keep(capsys, tmp_path):
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "t.npz", x=rng.normal(size=(20, 3)), y=np.arange(20) % 2)
+    assert main(["fit", str(tmp_path / "t.npz"), "--epochs", "1", "--out", str(tmp_path / "o")]) == 0
+    capsys.readouterr()
+    code, out, err = run(capsys, "predict", tmp_path / "o", tmp_path / "t.npz", "--keep", "id")
+    assert (code, out) == (2, "") and "t.npz: has no columns with names to keep; need a .csv file" in err
+
+
+def test_probabilities_are_those_of_the_model(capsys, fitted):
+    model, data = fitted["classes"]
+    capsys.readouterr()
+    table = list(csv.reader(io.StringIO(run(capsys, "predict", model, data)[1])))
+    assert table[0] == ["target", "p(no)", "p(yes)"]
+    shares = gl.load(model).predict_proba(data)
+    assert [[float(p) for p in row[1:]] for row in table[1:]] == np.round(shares, 6).tolist()
+
+
+# ---- gradloom info of what was saved ---------------------------------------------------------------------------------
+
+
+def test_info_of_a_model(capsys, fitted):
+    model, _ = fitted["classes"]
+    capsys.readouterr()
+    code, out, err = run(capsys, "info", model)
+    assert (code, err) == (0, "") and out == run(capsys, "info", model / "model.safetensors")[1]
+    for part in (
+        "a model of gradloom", "classification of target", "size, colour (text)", "2: no, yes", "test_accuracy",
+        "epochs 3", "(0): Linear(n_in=3, n_out=4, activation='relu')",
+    ):  # fmt: skip
+        assert part in out, part
+    code, out, _ = run(capsys, "info", model, "--tensors", "--json")
+    facts, said = json.loads(out.splitlines()[-1]), json.loads((model / "result.json").read_text())
+    assert "0.weight" in out and facts["kind"] == "model" and facts["classes"] == ["no", "yes"]
+    assert facts["metrics"]["test_accuracy"] == said["test_accuracy"] and facts["about"]["epochs"] == 3
+    assert [c["name"] for c in facts["columns"]] == ["size", "colour"]
+    assert facts["parameters"] == said["parameters"] and facts["tensors"][0]["shape"] == [4, 3]
+    assert facts["network"]["net"]["layers"][0]["n_out"] == 4
+
+
+def test_info_of_a_network_and_of_other_files(capsys, tmp_path):
+    gl.save(gl.nn.Sequential(gl.nn.Linear(2, 3)), tmp_path / "net.safetensors", {"note": "kept"})
+    code, out, _ = run(capsys, "info", tmp_path / "net.safetensors", "--keys")
+    assert code == 0 and "a network of gradloom" in out and "9 parameters" in out and "note  kept" in out
+    from gradloom.files import save_arrays
+
+    save_arrays(tmp_path / "arrays.safetensors", {"a": np.zeros(3, np.float32)})
+    code, out, err = run(capsys, "info", tmp_path / "arrays.safetensors")
+    assert (code, out) == (2, "") and "holds arrays but no model of gradloom" in err
