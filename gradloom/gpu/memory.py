@@ -20,7 +20,7 @@ class Memory:
     last one of fewer."""
 
     def __init__(self, device: Gpu, bytes: int, what: str) -> None:
-        """what: for messages. BackendError where there is no more memory."""
+        """what: for messages. DeviceMemoryError where there is no more memory."""
         self.device, self.what = device, what
         self.pieces: list[Any] = []
         weakref.finalize(self, _drop, device, self.pieces)
@@ -31,8 +31,8 @@ class Memory:
         return sum(int(piece.size) for piece in self.pieces)
 
     def grow(self, bytes: int) -> None:
-        """At least so many bytes; the contents are lost. BackendError where there is no more memory: then there are
-        fewer."""
+        """At least so many bytes; the contents are lost. DeviceMemoryError where there is no more memory: then there
+        are fewer."""
         sizes = piece_sizes(bytes, self.device.binding_bytes)
         whole = [piece for piece in self.pieces[: len(sizes)] if piece.size == self.device.binding_bytes]
         for piece in self.pieces[len(whole) :]:
