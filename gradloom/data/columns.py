@@ -82,6 +82,18 @@ def _packed(values: np.ndarray, decimals: int) -> tuple[np.ndarray, int]:
     return values, -1
 
 
+class ArrayCells(NumberCells):
+    """A column of an array, which stays as it is."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        super().__init__()
+        self.rows, self._array = len(array), array
+
+    def values(self) -> np.ndarray:
+        """f64 [rows], NaN where an element is missing."""
+        return self._array.astype(np.float64)
+
+
 class TextCells:
     """A column of texts: i32 codes [rows], and the texts in the order of their first occurrence."""
 
@@ -136,6 +148,7 @@ class Columns:
     lines: np.ndarray | None
     header: bool = True
     separator: str = ","
+    is_named: bool = True  # its columns are found by their names, not by their order
     picked: np.ndarray | None = field(default=None, repr=False)  # the rows that are left, where not all are
 
     @property
@@ -198,6 +211,16 @@ class Columns:
 
     def _of(self, values: np.ndarray) -> np.ndarray:
         return values if self.picked is None else values[self.picked]
+
+
+def array_columns(path: str, array: np.ndarray, names: list[str] | None = None) -> Columns:
+    """The columns of an array of numbers, [rows, ...]; DataError for others."""
+    if array.dtype.kind not in "fiub":
+        raise DataError(f"{path}: dtype {array.dtype!s:.60}; need numbers")
+    flat = array.reshape(len(array), -1)
+    if names is None:
+        names = [f"column {i + 1}" for i in range(flat.shape[1])]
+    return Columns(path, names, [ArrayCells(flat[:, i]) for i in range(flat.shape[1])], None, is_named=False)
 
 
 def number_text(value: float) -> str:
