@@ -18,6 +18,9 @@ _LEAST_TIMES = 4  # that each code of equal length is there, on average
 
 def code_of(data: Columns, index: int, values: np.ndarray) -> str | None:
     """Why the numbers of a column are codes; None where they are numbers."""
+    first = values[:1000]
+    if (first != np.rint(first))[~np.isnan(first)].any():  # most columns with decimals
+        return None
     known = values[~np.isnan(values)]
     if not len(known) or (known != np.rint(known)).any():
         return None

@@ -44,6 +44,13 @@ class NumberCells:
         if mark:
             self.marks[mark] = self.marks.get(mark, 0) + 1
 
+    def has_number(self) -> bool:
+        """Whether a number is among the first cells."""
+        if not self.blocks:
+            return False
+        block, decimals = self.blocks[0]
+        return not np.isnan(block).all() if decimals < 0 else bool((block != np.iinfo(block.dtype).min).any())
+
     def values(self) -> np.ndarray:
         """f64 [rows], NaN where a cell is missing."""
         made = np.empty(self.rows)
@@ -199,6 +206,13 @@ class Columns:
         if isinstance(cells, NumberCells):
             return np.isnan(self._of(cells.values()))
         return cells.numbers[1][self._of(cells.codes)] == MISSING
+
+    def is_empty(self, index: int) -> bool:
+        """Whether all cells are missing."""
+        cells = self.cells[index]
+        if isinstance(cells, NumberCells) and self.picked is None and cells.has_number():
+            return False
+        return bool(self.missing(index).all())
 
     def marks(self, index: int) -> dict[str, int]:
         """What stands in missing cells that are not empty, and how often, of all rows."""

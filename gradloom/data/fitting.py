@@ -41,7 +41,7 @@ def fit_columns(
         if role in ("drop", "weight"):
             made.columns.append(Column(name, "unused", reason="dropped" if role == "drop" else _WEIGHT))
             continue
-        if data.missing(index).all():
+        if data.is_empty(index):
             seen = "empty" if data.lines is not None else "NaN"
             where = " from the file" if data.lines is not None else ""
             raise DataError(f"{data.path}: column {name!r:.60} is {seen} in all {data.rows} rows; remove it{where}")
@@ -100,7 +100,8 @@ def _number_column(name: str, values: np.ndarray) -> Column:
 
 def _skewness(values: np.ndarray, column: Column) -> float:
     """E[((x - mean) / std)^3]."""
-    return float((((values / column.std) - column.mean / column.std) ** 3).mean())
+    z = values / column.std - column.mean / column.std
+    return float((z * z * z).mean())
 
 
 def _spread(values: np.ndarray, std: float) -> float:
