@@ -157,6 +157,7 @@ struct KernelRow {
   const char* signature;  // dtypes of the present inputs and the outputs in order, equal neighbours merged: "f32", "f32_i32_f32"
   PlanFn plan;            // nullptr: one phase, one part, no scratch, no workspace
   RunFn run;
+  bool joins = false;     // n neighbouring parts may be run as one: run(part / n, parts / n). Nothing but time depends on it
 };
 
 struct KernelTable {

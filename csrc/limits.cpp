@@ -19,7 +19,7 @@ struct Work {
   int64_t rounds;
   std::vector<Status> status;
 
-  static void on_thread(void* context, int part, int) {
+  static void on_thread(void* context, int part, int, int) {
     Work& w = *static_cast<Work*>(context);
     const size_t t = static_cast<size_t>(part);
     const Call call{&w.tensors[t * static_cast<size_t>(w.per_thread)], w.per_thread, &w.rounds, 1, &w.status[t]};

@@ -1,6 +1,7 @@
 // How a job reaches the helpers. A job has parts; thread t owns the t-th stretch of them. Each stretch is one word
 // (phase, begin, end) in a cache line of its own: its owner takes parts from the front, and who has finished his own
-// takes from the back of the others'. The caller writes the job and the stretches, then bumps the counter (phase) that
+// takes from the back of the others'. Where neighbours may come in one call, he takes up to half of what is left of his own:
+// large calls first, small ones to share at the end. The caller writes the job and the stretches, then bumps the counter (phase) that
 // the helpers watch. It goes on when all parts have ended, not when all helpers have come: one that sleeps or has lost
 // its core is not waited for, its parts are done by others. When it comes late, the phase in the words has changed,
 // and it finds nothing to take.
@@ -90,15 +91,20 @@ struct Stretch {
   static uint64_t pack(uint32_t phase, int begin, int end) {
     return uint64_t{phase} << 32 | static_cast<uint64_t>(begin) << 16 | static_cast<uint64_t>(end);
   }
-  // A part of this phase, or -1 when none is left.
-  int take(uint32_t phase, bool front) {
+  struct Parts { int begin, count; };  // count 0: none is left
+  // A part of this phase, from the back; from the front as many as may come in one call. `joint`: parts of the job where
+  // several may, else 0. Whoever takes something has read the present job's: the next begins when all parts have ended.
+  Parts take(uint32_t phase, bool front, const std::atomic<int>& joint) {
     uint64_t seen = word.load(std::memory_order_acquire);
     for (;;) {
       const int begin = static_cast<int>(seen >> 16 & 0xffff), end = static_cast<int>(seen & 0xffff);
-      if (static_cast<uint32_t>(seen >> 32) != phase || begin >= end) return -1;
-      const uint64_t next = front ? pack(phase, begin + 1, end) : pack(phase, begin, end - 1);
+      if (static_cast<uint32_t>(seen >> 32) != phase || begin >= end) return {0, 0};
+      const int all = front ? joint.load(std::memory_order_relaxed) : 0;
+      int count = 1;
+      while (4 * count <= end - begin && all && all % (2 * count) == 0 && begin % (2 * count) == 0) count *= 2;
+      const uint64_t next = front ? pack(phase, begin + count, end) : pack(phase, begin, end - 1);
       if (word.compare_exchange_weak(seen, next, std::memory_order_acq_rel, std::memory_order_acquire))
-        return front ? begin : end - 1;
+        return {front ? begin : end - 1, count};
     }
   }
 };
@@ -108,6 +114,7 @@ struct Board {
   alignas(64) Job job = nullptr;  // these are read by who has taken a part, or when leaving
   void* context = nullptr;
   int threads = 1;
+  std::atomic<int> joint{0};  // see Stretch::take
   std::atomic<bool> leave{false};
   alignas(64) std::atomic<int> ended{0};  // parts
 };
@@ -135,12 +142,14 @@ struct Pool {
   Stretch& stretch(int thread) { return thread == 0 ? own : helpers[thread - 1]->stretch; }
 
   void take_parts(uint32_t phase, int thread, int threads) {
-    int ended = 0, part;
+    int ended = 0;
     for (int k = 0; k < threads; k++) {
       const int victim = thread + k < threads ? thread + k : thread + k - threads;
-      while ((part = stretch(victim).take(phase, k == 0)) >= 0) {
-        board.job(board.context, part, thread);
-        ended++;
+      for (;;) {
+        const Stretch::Parts parts = stretch(victim).take(phase, k == 0, board.joint);
+        if (parts.count == 0) break;
+        board.job(board.context, parts.begin, parts.count, thread);
+        ended += parts.count;
       }
     }
     if (ended) board.ended.fetch_add(ended, std::memory_order_release);
@@ -169,10 +178,11 @@ struct Pool {
     }
   }
 
-  void run(Job job, void* context, int parts) {
+  void run(Job job, void* context, int parts, bool joins) {
     const uint32_t phase = board.phase.word.load(std::memory_order_relaxed) + 1;
     board.job = job;
     board.context = context;
+    board.joint.store(joins ? parts : 0, std::memory_order_relaxed);
     board.ended.store(0, std::memory_order_relaxed);
     for (int64_t t = 0; t < engaged; t++)
       stretch(static_cast<int>(t))
@@ -335,9 +345,10 @@ Team::~Team() {
   if (pool_) give_back(pool_);
 }
 
-void Team::run(Job job, void* context, int parts) {
-  if (pool_) return pool_->run(job, context, parts);
-  for (int part = 0; part < parts; part++) job(context, part, 0);
+void Team::run(Job job, void* context, int parts, bool joins) {
+  if (pool_) return pool_->run(job, context, parts, joins);
+  if (joins) return job(context, 0, parts, 0);
+  for (int part = 0; part < parts; part++) job(context, part, 1, 0);
 }
 
 }  // namespace gradloom

@@ -7,7 +7,7 @@ int cores();              // CPUs that this process may use, or what set_cores s
 void set_cores(int n);    // 0: ask the system again. More than there are is for tests: nothing spins well then.
 int pool_threads();       // threads that the pools have started so far, the callers not counted
 
-using Job = void (*)(void* context, int part, int thread);
+using Job = void (*)(void* context, int begin, int count, int thread);  // parts begin .. begin + count - 1
 constexpr int kMaxParts = 65535;
 
 struct Pool;
@@ -21,7 +21,9 @@ class Team {
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
   int threads() const { return threads_; }
-  void run(Job job, void* context, int parts);  // job(context, part, thread) for every part; returns when all have ended
+  // Calls the job for every part and returns when all have ended. A call has one part; with `joins` it may have several
+  // neighbours, whose count divides the first one's number and that of all parts.
+  void run(Job job, void* context, int parts, bool joins = false);
 
  private:
   int threads_;

@@ -67,12 +67,12 @@ struct Program::Phase {
   std::atomic<bool>* met_denormal;  // while profiling: set by a part that had a denormal operand
 };
 
-void Program::run_part(void* context, int part, int thread) {
+void Program::run_parts(void* context, int begin, int count, int thread) {
   const Phase& p = *static_cast<const Phase*>(context);
   uint8_t* scratch = p.scratch ? p.scratch + p.stride * static_cast<size_t>(thread) : nullptr;
   if (p.poison) fill_nan(scratch, p.poison);
   const FloatMode mode(p.word);
-  p.op->run(p.op->call, p.phase, part, static_cast<int>(p.op->parts[p.phase]), scratch);
+  p.op->run(p.op->call, p.phase, begin / count, static_cast<int>(p.op->parts[p.phase]) / count, scratch);
   if (p.met_denormal && met_denormal()) p.met_denormal->store(true, std::memory_order_relaxed);
 }
 
@@ -104,9 +104,10 @@ bool Program::step_plain(Team* team, const RunOptions& options) {
       const int parts = static_cast<int>(op.parts[phase]);
       if (several && parts > 1) {
         Phase job{&op, static_cast<int>(phase), scratch, scratch_stride_, 0, word_, nullptr};
-        team->run(run_part, &job, parts);
+        team->run(run_parts, &job, parts, op.joins);
       } else {
-        for (int part = 0; part < parts; part++) op.run(op.call, static_cast<int>(phase), part, parts, scratch);
+        const int calls = op.joins ? 1 : parts;
+        for (int part = 0; part < calls; part++) op.run(op.call, static_cast<int>(phase), part, calls, scratch);
       }
     }
     if (__builtin_expect(status_.stop != 0, 0)) {
@@ -148,8 +149,8 @@ bool Program::step_debug(Team& team, const RunOptions& options) {
     for (uint32_t phase = 0; phase < op.phases; phase++) {
       Phase job{&op, static_cast<int>(phase), scratch_ ? scratch_->data() : nullptr, scratch_stride_,
                 options.poison && scratch_ ? scratch_bytes_ : 0, word_, profiling_ ? &denormal : nullptr};
-      if (op.parts[phase] > 1) team.run(run_part, &job, static_cast<int>(op.parts[phase]));
-      else run_part(&job, 0, 0);
+      if (op.parts[phase] > 1) team.run(run_parts, &job, static_cast<int>(op.parts[phase]), op.joins);
+      else run_parts(&job, 0, 1, 0);
     }
     if (profiling_) {
       const int64_t ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();

@@ -127,6 +127,7 @@ class Program {
     uint32_t phases;
     uint32_t node;
     bool several;  // some phase has several parts
+    bool joins;    // neighbouring parts may be run as one
   };
   struct Place {  // a segment, resolved
     Segment said;
@@ -149,7 +150,7 @@ class Program {
   bool given_up(size_t i, const RunOptions& options);
   template <bool several> bool step_plain(class Team* team, const RunOptions& options);
   bool step_debug(class Team& team, const RunOptions& options);
-  static void run_part(void* context, int part, int thread);
+  static void run_parts(void* context, int begin, int count, int thread);
 
   std::vector<Op> ops_;
   std::vector<Tensor> tensors_;

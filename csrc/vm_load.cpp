@@ -224,6 +224,7 @@ void Program::read_instructions(const KernelTable& table, const Bytecode& byteco
 
     Op op{};
     op.run = row.run;
+    op.joins = row.joins;
     op.call = call;
     op.phases = in.phases;
     op.node = in.node;

@@ -25,6 +25,8 @@ constexpr int64_t kGroup = 96;                                 // columns of B t
                                                                // the processor's row (tuning.h) says no other number
 constexpr int64_t kRows = 48 / kTileRows * kTileRows;          // rows of A that stay there with them
 constexpr int64_t kRowsPacked = 504;                           // rows of A packed at a time into scratch
+constexpr int64_t kJoined = 1 << 18;                           // numbers of C that stay there from one block of k to
+                                                               // the next, where parts are run as one
 constexpr double kShareMost = 1 << 23;                         // numbers of one operand in the workspace
 constexpr double kPartCost = 1 << 17;                          // multiply-adds: about a microsecond
 #if defined(GL_ISA_AVX512)

@@ -3,7 +3,8 @@
 //   run_product      for each (matrix of the batch, rectangle of C) of the part:
 //   run_rectangle      for each stretch of rows whose packed A fits the scratch:
 //                        for each block of k:                            pack A, unless in place or shared
-//                          for each group of columns:                    pack B, unless in place or shared
+//                          for each group of columns:                    pack B, unless in place, shared, or packed
+//                                                                        by the first tiles that read it
 //   run_block                for each kRows rows:
 //                              for each strip of kTileColumns columns:
 //                                for each tile of kTileRows rows:        C tile (+)= A tile B strip   (gemm_tile.h)
@@ -40,6 +41,7 @@ struct Block {
   const float *a, *b;
   bool a_strips, b_strips;
   Ahead* ahead;  // or nullptr
+  float* room = nullptr;  // where the first tile of each strip packs B, or nullptr: then B is as b_strips says
 };
 // The kRows rows of A from row i on, at most to row m1: what the tiles read after those of the rows before.
 template <class P>
@@ -71,7 +73,15 @@ void run_block(const P& p, const Block& x, int64_t m0, int64_t m1, int64_t n0, i
         const int64_t a_stride = x.a_strips ? rows : a_rows ? p.a.row_words() : p.a.deep;
         finish.ahead = rows_ahead.left ? &rows_ahead : x.ahead;
         if (ends && p.gate) finish.gate = p.gate + i * p.n + j;
-        tiles[rows - 1](a, a_stride, b, ldb, x.depth, columns, p.c + i * p.n + j, p.n, x.k0 != 0, finish);
+        float* const c = p.c + i * p.n + j;
+        if constexpr (P::Right::kNumbers)
+          if (x.room && i == m0) {
+            finish.strip = x.room + (j - n0) * x.depth;
+            kPackingTiles<typename P::Unit>[a_rows][columns % L != 0][vectors - 1](
+                a, a_stride, p.b.at(j, x.k0), p.b.deep, x.depth, columns, c, p.n, x.k0 != 0, finish);
+            continue;
+          }
+        tiles[rows - 1](a, a_stride, b, ldb, x.depth, columns, c, p.n, x.k0 != 0, finish);
       }
     }
   }
@@ -102,6 +112,7 @@ void run_rectangle(const P& p, int64_t m0, int64_t m1, int64_t n0, int64_t n1, f
     x.ahead = pack_b ? &ahead : nullptr;
     x.a_strips = p.pack_a;
     x.b_strips = p.pack_b;
+    if (pack_b && P::Right::kNumbers && p.b.along == 1 && r1 - r0 >= kTileRows) x.room = b_room;
     do {  // at least once: where k is 0, C is what the epilogue makes of 0
       x.depth = p.k - x.k0 < p.depth ? p.k - x.k0 : p.depth;
       x.a = p.shared_a ? p.a_shared + p.m * x.k0 + r0 * x.depth : p.a.at(r0, x.k0);
@@ -113,7 +124,7 @@ void run_rectangle(const P& p, int64_t m0, int64_t m1, int64_t n0, int64_t n1, f
         const int64_t j1 = j0 + columns_once < n1 ? j0 + columns_once : n1;
         x.b = p.shared_b ? p.b_shared + round_up(p.n, Lanes::N) * x.k0 + j0 * x.depth : p.b.at(j0, x.k0);
         if (pack_b) {
-          p.b.strips(j0, j1, x.k0, x.depth, kTileColumns, Lanes::N, b_room);
+          if (x.room == nullptr) p.b.strips(j0, j1, x.k0, x.depth, kTileColumns, Lanes::N, b_room);
           x.b = b_room;
           ahead = ahead_of_group(p, x, j0, n0, n1);
         }
@@ -227,18 +238,27 @@ void run_product(const Call& call, const Tensor& z, P& p, int phase, int part, i
   const int grid = p.parts_m * p.parts_n;
   const Range jobs = part_range(p.batches * grid, part, parts);
   const P first = p;
-  for (int64_t job = jobs.begin; job < jobs.end; job++) {
+  for (int64_t job = jobs.begin, next; job < jobs.end; job = next) {
     if (p.batches > 1) select_matrix(p, first, job / grid);
     const int at = static_cast<int>(job % grid);
+    next = job + 1;
     if (p.narrow) {
       const Range rows = part_range(p.m, at, grid, kTileColumns);
       run_narrow(p, rows.begin, rows.end, room);
       continue;
     }
+    // Neighbours in the same rows are one rectangle: its groups of columns are wider, and A is read less often.
     const Range rows = part_range(p.m, at / p.parts_n, p.parts_m, kTileRows);
+    const int first_n = at % p.parts_n;
+    int64_t count = jobs.end - job < p.parts_n - first_n ? jobs.end - job : p.parts_n - first_n;
+    const int64_t near = kJoined * p.parts_n / ((rows.end - rows.begin) * p.n + 1);
+    if (p.depth < p.k && near < count) count = near > 0 ? near : 1;
+    next = job + count;
     // A part's columns start at a strip where strips are shared.
-    const Range columns = part_range(p.n, at % p.parts_n, p.parts_n, p.shared_b ? kTileColumns : kColumnGrain);
-    run_rectangle(p, rows.begin, rows.end, columns.begin, columns.end, room);
+    const int64_t grain = p.shared_b ? kTileColumns : kColumnGrain;
+    const int64_t begin = part_range(p.n, first_n, p.parts_n, grain).begin;
+    const int64_t end = part_range(p.n, first_n + static_cast<int>(count) - 1, p.parts_n, grain).end;
+    run_rectangle(p, rows.begin, rows.end, begin, end, room);
   }
 }
 

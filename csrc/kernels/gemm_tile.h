@@ -78,6 +78,7 @@ inline Ahead ahead_of(const void* from, int64_t rows, int64_t bytes, int64_t str
   const int64_t lines = (bytes + 63) / 64;
   return {static_cast<const char*>(from), lines, lines, stride - 64 * lines, rows - 1};
 }
+constexpr int64_t kPackAhead = 16;  // rows of B that a tile that packs fetches before it reads them
 constexpr int64_t kAheadSteps = 4;  // steps of k per line: 96 rows of tiles fetch all that they need
 
 // What happens to a finished sum on its way to C, in this order: + bias, relu, zero where not gate > 0.
@@ -87,6 +88,7 @@ struct Finish {
   int64_t gate_rows;  // stride
   bool relu;
   Ahead* ahead;       // what to fetch meanwhile, or nullptr
+  float* strip = nullptr;  // where a tile that packs lays what it reads of B
 };
 
 // What the words of operands are: numbers. gemm_pairs.h has another unit.
@@ -104,7 +106,8 @@ enum class Side {
 // c[i][j] (row stride ldc; n columns) = sum over k of a(i, k) * b[k * ldb + j], plus c with `add`, then finish. k counts
 // words.
 // `partial`: the last vector holds fewer than L columns, and no more are touched.
-template <class Unit, int MR, int NV, Side side, bool partial>
+// `packs`: B is read in place, and laid out as a strip while the sums are taken.
+template <class Unit, int MR, int NV, Side side, bool partial, bool packs = false>
 __attribute__((noinline)) void tile(const float* a, int64_t a_stride, const float* b, int64_t ldb, int64_t k, int n,
                                     float* c, int64_t ldc, bool add, const Finish& finish) {
   constexpr int L = Lanes::N;
@@ -123,6 +126,7 @@ __attribute__((noinline)) void tile(const float* a, int64_t a_stride, const floa
       for (int j = 0; j < NV; j++) __builtin_prefetch(c + i * ldc + j * L, 1);
   }
 
+  [[maybe_unused]] float* strip = finish.strip;
   // Rows in place: one pointer per three rows, the others by adding one or two strides.
   const float* row[(MR + 2) / 3];
   if constexpr (side == Side::rows)
@@ -138,6 +142,14 @@ __attribute__((noinline)) void tile(const float* a, int64_t a_stride, const floa
 #pragma GCC unroll 4
     for (int j = 0; j < NV; j++)
       y[j] = !partial || j < NV - 1 ? Lanes::load(b + j * L) : Lanes::load_n(b + j * L, last);
+    if constexpr (packs) {
+#pragma GCC unroll 4
+      for (int j = 0; j < NV; j++) {
+        y[j].store(strip + j * L);
+        __builtin_prefetch(b + kPackAhead * ldb + j * L);
+      }
+      strip += NV * L;
+    }
 #pragma GCC unroll 12
     for (int i = 0; i < MR; i++) {
       const Lanes x = Unit::broadcast(side == Side::rows ? row[i / 3] + i % 3 * a_stride : a + i);
@@ -218,5 +230,13 @@ constexpr Tiles<Unit> all_tiles() {
 }
 template <class Unit>
 inline constexpr Tiles<Unit> kTilesOf = all_tiles<Unit>();
+
+// Those that pack, all kTileRows high: [side][partial][NV - 1].
+template <class Unit>
+inline constexpr TileFn kPackingTiles[2][2][kTileVectors] = {
+    {{tile<Unit, kTileRows, 1, Side::columns, false, true>, tile<Unit, kTileRows, 2, Side::columns, false, true>},
+     {tile<Unit, kTileRows, 1, Side::columns, true, true>, tile<Unit, kTileRows, 2, Side::columns, true, true>}},
+    {{tile<Unit, kTileRows, 1, Side::rows, false, true>, tile<Unit, kTileRows, 2, Side::rows, false, true>},
+     {tile<Unit, kTileRows, 1, Side::rows, true, true>, tile<Unit, kTileRows, 2, Side::rows, true, true>}}};
 
 }  // namespace gradloom::GL_ISA::gemm

@@ -45,9 +45,9 @@ void run_matmul_relu_back(const Call& call, int phase, int part, int parts, void
 }
 
 #define GL_PRODUCTS(signature, P)                           \
-  {"matmul", signature, plan_matmul<P>, run_matmul<P>},     \
-  {"matmul_act", signature, plan_matmul_act<P>, run_matmul_act<P>}, \
-  {"matmul_relu_back", signature, plan_matmul_act<P>, run_matmul_relu_back<P>}
+  {"matmul", signature, plan_matmul<P>, run_matmul<P>, true},     \
+  {"matmul_act", signature, plan_matmul_act<P>, run_matmul_act<P>, true}, \
+  {"matmul_relu_back", signature, plan_matmul_act<P>, run_matmul_relu_back<P>, true}
 #define GL_FROZEN(type) GL_PRODUCTS("f32_" type "_f32", FrozenProduct)
 inline constexpr KernelRow kMatmulRows[] = {
     GL_PRODUCTS("f32", Product),

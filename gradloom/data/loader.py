@@ -80,6 +80,10 @@ class DataLoader:
             self._epoch, self._skip, self._latest = epoch + 1, 0, weakref.ref(made)
         return made
 
+    def __repr__(self) -> str:
+        order = f"shuffled by seed {self.seed}" if self.shuffle else "in order"
+        return f"DataLoader({self.dataset!r}, batches of {self.batch_size}, {order})"
+
     def state(self) -> dict[str, Any]:
         """Where it is: the epoch, and how many of its batches were given, as long as somebody iterates over them; and
         what decides the batches."""

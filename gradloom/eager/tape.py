@@ -53,6 +53,10 @@ class GradTape:
         self._watched: dict[Value, None] = {}
         self.nodes: set[Node] | None = None  # of a tape inside of another one: what was recorded since it was opened
 
+    def __repr__(self) -> str:
+        seed, step = self._random
+        return f"GradTape(seed={seed}, step={step})"
+
     def __enter__(self) -> GradTape:
         if self._trace is not None:
             raise GraphError("grad_tape: it was opened before; need a new tape for each `with`")

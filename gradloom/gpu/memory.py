@@ -4,7 +4,7 @@ several pieces binds all of these."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -92,6 +92,30 @@ def read(memory: Memory, offset: int, bytes: int) -> np.ndarray:
             data = device.queue.read_buffer(memory.pieces[piece], begin, length)
         found[at : at + length] = np.frombuffer(data, np.uint8)
     return found[offset - start : offset - start + bytes]
+
+
+def read_several(device: Gpu, several: Sequence[tuple[Memory, int, int]]) -> list[np.ndarray]:
+    """Copies of several ranges (memory, offset, bytes), offsets multiples of 4: in one transfer, or one by one what is
+    more than a binding."""
+    sizes = [-(-bytes // 4) * 4 for _, _, bytes in several]
+    if len(several) < 2 or sum(sizes) > device.binding_bytes:
+        return [read(*one) for one in several]
+    staging = device.buffer(sum(sizes), "a download", device.usage.MAP_READ | device.usage.COPY_DST)
+    try:
+        with device.errors("a download"):
+            encoder, to = device.raw.create_command_encoder(), 0
+            for (memory, offset, _), size in zip(several, sizes, strict=True):
+                for piece, begin, at, length in parts(offset, size, device.binding_bytes):
+                    encoder.copy_buffer_to_buffer(memory.pieces[piece], begin, staging, to + at, length)
+                to += size
+            device.queue.submit([encoder.finish()])
+            staging.map_sync("READ")
+            data = np.frombuffer(staging.read_mapped(0, to), np.uint8)
+            staging.unmap()
+    finally:
+        device.drop(staging)
+    ends = np.cumsum(sizes).tolist()
+    return [data[end - size : end - size + one[2]] for one, size, end in zip(several, sizes, ends, strict=True)]
 
 
 def copy(encoder: Any, source: Memory, offset: int, to: Memory, at: int, bytes: int) -> None:

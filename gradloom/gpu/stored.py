@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..graph.stored import Stored
+from ..graph.stored import Stored, bring_home
 from .device import Gpu
-from .memory import Pool, read, write
+from .memory import Pool, read_several, write
 
 ALIGNMENT = 64
 LARGE = 1 << 20  # bytes of an array that has memory of its own
 POOL = 64 << 20  # bytes of the memory that small ones share
 UPLOAD = 32 << 20  # bytes of one upload: what the driver holds twice meanwhile
+DOWNLOAD = 32 << 20  # bytes of arrays that come in one transfer
 
 
 class Copy:
@@ -34,10 +35,23 @@ class Copy:
             write(self.pool, self.offset + start, data[start : start + UPLOAD])
         self.version = version
 
-    def bring(self, array: np.ndarray) -> None:
-        flat = array.reshape(-1).view(np.uint8)
-        with self.pool.device.lock:
-            flat[...] = read(self.pool, self.offset, flat.size)
+    @property
+    def home(self) -> Gpu:
+        return self.pool.device
+
+    def bring(self, several: Sequence[tuple[Copy, np.ndarray]]) -> None:
+        """Arrays of at most `DOWNLOAD` bytes come together, larger ones alone."""
+        device = self.pool.device
+        most = min(DOWNLOAD, device.binding_bytes)
+        group, size = list[tuple[Copy, np.ndarray]](), 0
+        with device.lock:
+            for copy, array in several:
+                if group and size + aligned(copy.bytes) > most:
+                    _bring(device, group)
+                    group, size = [], 0
+                group.append((copy, array))
+                size += aligned(copy.bytes)
+            _bring(device, group)
 
 
 class Copies:
@@ -64,9 +78,7 @@ class Copies:
     def bring_home(self) -> None:
         """Download whatever is newer here."""
         if not (self.device.lost or self.device.forked):
-            for stored in list(self._known):
-                if stored.away is not None:
-                    stored.read()
+            bring_home(list(self._known))
             for value in list(self.kept):
                 value.numpy()
 
@@ -89,6 +101,13 @@ class Copies:
             copy = self._known[stored]
             stored.version += 1
             copy.version, stored.away = stored.version, copy
+
+
+def _bring(device: Gpu, several: Sequence[tuple[Copy, np.ndarray]]) -> None:
+    """Copy arrays from the device into memory here, in one transfer."""
+    found = read_several(device, [(copy.pool, copy.offset, copy.bytes) for copy, _ in several])
+    for (_, array), data in zip(several, found, strict=True):
+        array.reshape(-1).view(np.uint8)[...] = data
 
 
 def aligned(bytes: int) -> int:

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -107,15 +107,39 @@ def before_write(stored: Sequence[Stored]) -> None:
 class Away(Protocol):
     """Newer contents of a stored array in the memory of a device."""
 
-    def bring(self, array: np.ndarray) -> None:
-        """Copy them into the array's memory here."""
+    @property
+    def home(self) -> object:
+        """The device: the same object for all arrays on it."""
+
+    def bring(self, several: Sequence[tuple[Any, np.ndarray]]) -> None:
+        """Copy what lies on this device into the memory of arrays here, in one transfer: pairs (Away, array without
+        gaps)."""
 
 
-def bring_home(stored: Iterable[Stored]) -> None:
-    """To be called, with the lock of the memory, before a program reads or writes arrays by their addresses."""
+def bring_home(stored: Sequence[Stored]) -> None:
+    """To be called before a program reads or writes arrays by their addresses, or before several are read: what lies on
+    one device comes in one transfer."""
     for one in stored:
         if one.away is not None:
-            one.read()
+            break
+    else:
+        return
+    with locks.memory:
+        groups: dict[object, list[Stored]] = {}
+        for one in dict.fromkeys(stored):
+            if one.away is not None:
+                groups.setdefault(one.away.home, []).append(one)
+        for group in groups.values():
+            _bring(group)
+
+
+def _bring(group: Sequence[Stored]) -> None:
+    """Bring home arrays from one device, with the lock of the memory held."""
+    pairs = [(one.away, one._memory) for one in group]
+    assert group[0].away is not None
+    group[0].away.bring(pairs)
+    for one in group:
+        one.away = None
 
 
 _serials = itertools.count()
@@ -166,6 +190,7 @@ def copies(several: Iterable[Stored]) -> list[np.ndarray]:
     listed = list(several)
     copied: dict[Stored, np.ndarray] = {}
     with held(listed):
+        bring_home(listed)
         copied.update((s, s.read().copy()) for s in listed if s.role != "frozen")
     for s in listed:  # nobody writes a frozen array: no lock is needed
         if s not in copied:
@@ -243,8 +268,8 @@ class Stored(Shaped):
         return stored
 
     @property
-    def _contents(self) -> np.ndarray:
-        """The memory itself; what is deferred is made now, what is away comes home."""
+    def _memory(self) -> np.ndarray:
+        """The memory itself, whose contents may be older than those on a device; what is deferred is made now."""
         if self._array is None:
             with locks.memory:
                 if self._make is not None:
@@ -252,12 +277,17 @@ class Stored(Shaped):
                     fits = data.dtype == self.dtype.numpy and data.flags.carray and not _address(data) % ALIGNMENT
                     self._array, self._make = data if fits else self._own(data), None
         assert self._array is not None
+        return self._array
+
+    @property
+    def _contents(self) -> np.ndarray:
+        """The memory itself, with the newest contents."""
+        array = self._memory
         if self.away is not None:
             with locks.memory:
                 if self.away is not None:
-                    self.away.bring(self._array)
-                    self.away = None
-        return self._array
+                    _bring((self,))
+        return array
 
     @classmethod
     def wrap(cls, name: str, array: np.ndarray, role: Role) -> Stored:

@@ -58,6 +58,9 @@ class OptimizerState:
             for stored in self.chosen:
                 stored.has_optimizer = True
 
+    def __repr__(self) -> str:
+        return f"OptimizerState({type(self.optimizer).__name__}, {len(self.parameters)} parameters, {self.steps} steps)"
+
     def register(self, parameters: Iterable[Parameter]) -> None:
         """Parameters that may be trained: their order is that of the state's files."""
         for p in parameters:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..base.html import html_text
 from ..base.memory import show_bytes
 from ..base.settings import Switches
 from ..graph.value import Node
@@ -30,7 +31,7 @@ from .order import Order, linear_order
 Needs = Callable[[Node, np.ndarray], KernelNeeds]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """A proved plan. `print(plan)` shows its steps, offsets and bytes."""
 
@@ -69,6 +70,12 @@ class Plan:
             f"{show_bytes(self.lower_bound_bytes)} (x{ratio:.3f}), unshared {show_bytes(self.unshared_bytes)}; "
             f"{len(self.placement.inplace)} in place; parameters and state {show_bytes(self.stored_bytes)}"
         )
+
+    def __repr__(self) -> str:
+        return f"Plan({self.summary()})"
+
+    def _repr_html_(self) -> str:
+        return html_text(str(self))
 
     def __str__(self) -> str:
         return f"{self.summary()}\n{disassemble(self.bytecode)}"

@@ -14,7 +14,7 @@ from ..base import locks
 from ..base.settings import Switches
 from ..graph.graph import mapped_checks, written
 from ..graph.stored import before_read, before_write, held
-from ..graph.value import Node
+from ..graph.value import Node, describe
 from ..plan.plan import Plan
 from ..transform.program import Program
 from .feeds import SETTING_DEFAULTS, as_array, check_names, leaves
@@ -45,6 +45,13 @@ class Executable(abc.ABC):
         self.writes = written(program.nodes)
         self.record_bytes = sum(v.bytes for v in program.outputs)
         self._file_checks = mapped_checks(program.nodes)
+
+    def __repr__(self) -> str:
+        """Its inputs and outputs with types and shapes, and its plan in a line."""
+        inputs = ", ".join(f"{name}: {describe(value)}" for name, value in self.inputs.items())
+        outputs = ", ".join(describe(value) for value in self.program.outputs)
+        plan = "" if self.plan is None else f"; {self.plan.summary()}"
+        return f"{type(self).__name__}(({inputs}) -> [{outputs}]{plan})"
 
     # ---- what a backend implements ---------------------------------------------------------------------
 

@@ -46,6 +46,10 @@ class AveragedWeights:
     def decay(self) -> float:
         return self._average.decay
 
+    def __repr__(self) -> str:
+        shown = ", shown" if self._average.is_shown else ""
+        return f"AveragedWeights({len(self.parameters)} parameters, decay {self.decay:g}{shown})"
+
     def update(self) -> None:
         """An optimiser step is done: the means follow. TrainError while the means are shown."""
         if self._average.is_shown:

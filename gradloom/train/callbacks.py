@@ -83,6 +83,9 @@ class Callback:
     needs_outputs = False
     every_steps: int | None = None
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
     def begin(self, loop: Any) -> None:
         """The training begins."""
 

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import BackendError, SettingError
+from ..base.html import html_table
 from .metrics import UNCERTAINTY
 from .result import MAIN, EpochResult
 
@@ -27,6 +28,13 @@ class History(list[EpochResult]):
         rows = [row_of(epoch) for epoch in self]
         names = dict.fromkeys(name for row in rows for name in row)
         return {name: [finite_or_none(row.get(name)) for row in rows] for name in names}
+
+    def _repr_html_(self) -> str:
+        columns = {n: v for n, v in self.to_dict().items() if not n.endswith(UNCERTAINTY) and n != "grad_norm_mean"}
+        shown = [
+            [f"{v:.6g}" if isinstance(v, float) else v for v in row] for row in zip(*columns.values(), strict=True)
+        ]
+        return html_table(list(columns), shown)
 
     def plot(self) -> Figure:
         """Loss, accuracy and metrics over the passes, of training and each validation set, with bands of uncertainty.

@@ -211,6 +211,9 @@ class Loop:
 
     # ---- running ---------------------------------------------------------------------------------------------
 
+    def __repr__(self) -> str:
+        return f"Loop({self.trainer!r}, {self.steps} of {self.steps_total} steps)"
+
     def run(self, display: Display | StepDisplay | None = None) -> None:
         """All passes that are left. After a state was loaded, it goes on where that was taken; after an interruption,
         called again, with a new pass."""

@@ -159,6 +159,9 @@ class Checkpoint:
 
     # ---- saving and loading --------------------------------------------------------------------------------
 
+    def __repr__(self) -> str:
+        return f"Checkpoint({os.fspath(self._path)!r})"
+
     def load(self) -> int | None:
         """Go on from the newest checkpoint that is complete: its step, or None where there is none, which is said, too.
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..base.errors import TrainError
+from ..base.html import html_table
 from ..data.dataset import IGNORED
 from .metrics import NOTHING, UNCERTAINTY, Measured, Measures, standard_error
 
@@ -226,6 +227,9 @@ class Result:
         self.settle()
         self._predictions = None if self._predictions else self._predictions
 
+    def _repr_html_(self) -> str:
+        return numbers_html(self.numbers())
+
     def __repr__(self) -> str:
         text = f"loss {self.loss:.6g} +- {self.loss_unc:.2g}"
         if self.counted:
@@ -237,6 +241,16 @@ class Result:
         if self.skipped:
             text += f", {self.skipped} skipped"
         return f"Result({self.ndata} rows, {text})"
+
+
+def numbers_html(numbers: Mapping[str, float]) -> str:
+    """Numbers by name, each with its uncertainty where there is one."""
+    rows = []
+    for name, number in numbers.items():
+        if not name.endswith(UNCERTAINTY):
+            spread = numbers.get(name + UNCERTAINTY)
+            rows.append((name, f"{number:.6g}", "" if spread is None else f"+- {spread:.2g}"))
+    return html_table((), rows)
 
 
 @dataclass(frozen=True)
@@ -263,6 +277,9 @@ class Evaluation:
             if name != MAIN:
                 found |= {f"{name}.{what}": number for what, number in result.numbers().items()}
         return found
+
+    def _repr_html_(self) -> str:
+        return numbers_html(self.numbers())
 
     def drop_predictions(self) -> None:
         """Free the predictions."""
@@ -313,6 +330,9 @@ class EpochResult:
             return self.train.numbers() | ended.numbers()
         val = {} if self.val is None else self.val.numbers()
         return self.train.numbers() | {f"val_{name}": number for name, number in val.items()}
+
+    def _repr_html_(self) -> str:
+        return numbers_html(self.numbers())
 
     @property
     def ended(self) -> Evaluation | None:

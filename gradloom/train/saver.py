@@ -279,6 +279,9 @@ class Saver:
         """How far a loop has come."""
         return loop.steps, len(loop.history), loop.is_between_passes, loop.stopped
 
+    def __repr__(self) -> str:
+        return f"Saver({self.path!r}, resume={self.resume})"
+
     def __enter__(self) -> Saver:
         return self
 

@@ -42,6 +42,10 @@ class Graph:
         self.kept: dict[Value, Value | None] = {}
         self.has_backward = False
 
+    def __repr__(self) -> str:
+        done = ", with gradients" if self.has_backward else ""
+        return f"Graph({len(reachable(self.outputs))} nodes, {len(self.outputs)} outputs{done})"
+
     def backward(self, keep: Sequence[Value] = ()) -> None:
         """Add gradient nodes and an accumulator for every trainable parameter. keep: further values whose gradients
         can be read after a run."""
@@ -96,6 +100,9 @@ class CompiledGraph:
     @property
     def plan(self) -> Any:
         return self._run.plan
+
+    def __repr__(self) -> str:
+        return f"CompiledGraph({self.graph!r}, {self._run!r})"
 
     def reset(self) -> None:
         """Zero the accumulators; the next call's losses have gradient 1 as every call's."""

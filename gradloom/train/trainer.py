@@ -166,6 +166,11 @@ class Trainer:
         self._predicting: dict[Hashable, tuple[Outputs, Any]] = self.forms.cache()
         self._sources: dict[int, RowSource] = {}
 
+    def __repr__(self) -> str:
+        model, state = type(self.model).__name__, self.optimizer_state
+        loss = self.loss if isinstance(self.loss, str) else getattr(self.loss, "__name__", type(self.loss).__name__)
+        return f"Trainer({model}, loss {loss}, {self.optimizer!r}, {state.steps} steps done)"
+
     @property
     def claim(self) -> Claim:
         """`with trainer.claim:` no other thread uses this trainer meanwhile; it gets TrainError."""

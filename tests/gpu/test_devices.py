@@ -14,7 +14,9 @@ import pytest
 import gradloom as gl
 from gradloom import ops
 from gradloom.gpu import device as devices
+from gradloom.gpu import stored as on_device
 from gradloom.gpu.backend import GpuBackend, place_of
+from gradloom.graph.stored import bring_home, copies
 from gradloom.run import backend as backends
 from gradloom.train.arguments import with_backend
 
@@ -102,6 +104,32 @@ def test_without_an_adapter_one_line_says_what_is_needed(monkeypatch: pytest.Mon
     with pytest.raises(gl.BackendError, match="gpu: there is no adapter; need a driver for Vulkan"):
         gl.compile(ops.exp(gl.input("x", (3,))), device="gpu")
     devices.adapters.cache_clear()
+
+
+def test_arrays_come_home_in_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to a limit of bytes; beyond that of a binding one by one."""
+    shapes = [(30_000,), (5,), (), (7, 3)]
+    arrays = [gl.parameter(np.full(shape, k, np.float32), name=f"a{k}") for k, shape in enumerate(shapes)]
+    run = gl.compile([], ops.assign(*(v for a in arrays for v in (a, a + 1.0))), device="gpu")
+    groups: list[int] = []
+    transfer = on_device.read_several
+
+    def counted(device: Any, several: Any) -> list[np.ndarray]:
+        groups.append(len(several))
+        return transfer(device, several)
+
+    monkeypatch.setattr(on_device, "read_several", counted)
+    for limit, want in ((32 << 20, [4]), (256, [1, 3])):
+        monkeypatch.setattr(on_device, "DOWNLOAD", limit)
+        before = [a.numpy() for a in arrays]
+        groups.clear()
+        run()
+        bring_home([a.stored for a in arrays])
+        assert groups == want
+        assert all((a.numpy() == b + 1).all() for a, b in zip(arrays, before, strict=True))
+    run()
+    groups.clear()
+    assert len(copies([a.stored for a in arrays])) == 4 and groups == [1, 3]
 
 
 def test_what_has_no_kernel_is_named_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:

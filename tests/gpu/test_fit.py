@@ -148,6 +148,34 @@ def test_convolutions_train_as_on_the_cpu() -> None:
     assert_noise("losses", found[2], found[1], found[0], longest=128)
 
 
+class Depth(Module):
+    """A graph of another depth in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.again, self.last = gl.nn.Linear(6, 16), gl.nn.Linear(16, 16), gl.nn.Linear(16, 3)
+        self.calls = 0
+
+    def forward(self, x: Any) -> Any:
+        self.calls += 1
+        h = self.first(x)
+        for _ in range(1 + self.calls % 3):
+            h = gl.ops.tanh(self.again(h))
+        return self.last(h)
+
+
+def test_a_dynamic_fit_is_that_of_the_cpu() -> None:
+    found = []
+    for device in ("numpy", "cpu", "gpu"):
+        history = gl.fit(
+            Depth(), rows(), epochs=2, batch_size=20, progress=False, seed=2, dynamic=True, device=device,
+            optimizer=gl.optim.SGD(lr=0.2),
+        )  # fmt: skip
+        found.append([e.train.loss for e in history])
+    assert_noise("losses", found[2], found[1], found[0], longest=360)
+    assert found[1] != found[2]
+
+
 def test_products_of_bf16_are_those_of_the_cpu() -> None:
     """The same rounding: losses in bf16 are nearer to one another than to those of f32."""
     found = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from gradloom import ops
 from gradloom.nn.module import Module
 from tests.noise import assert_noise
 
+DIGITS = Path(__file__).parents[2] / "examples" / "data" / "digits.npz"
 RNG = np.random.default_rng(8)
 X = RNG.standard_normal((48, 6)).astype(np.float32)
 Y = np.argmax(X[:, :3] + 0.3 * X[:, 3:], 1)
@@ -59,6 +61,31 @@ def test_twenty_losses_and_the_weights_are_those_of_the_cpu() -> None:
     weights = cpu_model.state_dict(), gpu_model.state_dict()
     for name, exact in double[1].items():
         assert_noise(name, weights[1][name], weights[0][name], exact, longest=36)
+
+
+def test_a_loop_on_digits() -> None:
+    """20 losses of plain SGD, a network with convolutions, batches from a loader: the CPU's to the noise of f32."""
+    with np.load(DIGITS) as file:
+        x, y = file["x"][:320].reshape(-1, 1, 8, 8).astype(np.float32) / 16, file["y"][:320].astype(np.int64)
+    found: dict[str, list[float]] = {}
+    for device in ("numpy", "cpu", "gpu"):
+        model = gl.nn.Sequential(
+            gl.nn.Conv2d(1, 4, 3, padding=1), gl.nn.ReLU(), gl.nn.MaxPool2d(2), gl.nn.Flatten(), gl.nn.Linear(64, 10)
+        ).init(1)  # fmt: skip
+        sgd = gl.optim.SGD(model.parameters(), lr=0.5)
+        trainer = gl.train.Trainer(model, "cross_entropy", sgd, device="numpy")
+        losses = found[device] = []
+        for _ in range(2):
+            for xb, yb in gl.data.DataLoader(x, y, batch_size=32, shuffle=True, seed=3):
+                if device == "numpy":
+                    losses.append(trainer.step(xb, yb).loss)
+                    continue
+                with gl.grad_tape(device=device) as tape:
+                    loss = ops.cross_entropy(model(gl.tensor(xb)), gl.tensor(yb))
+                sgd.step(tape.backward(loss))
+                losses.append(float(loss))
+    assert_noise("losses", found["gpu"], found["cpu"], found["numpy"], longest=2048)
+    assert len(found["gpu"]) == 20 and found["gpu"][-1] < 0.7 * found["gpu"][0]
 
 
 OPTIMIZERS = {

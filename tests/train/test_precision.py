@@ -197,6 +197,32 @@ def test_another_precision_goes_on_and_says_so(
     assert len(history) == 3
 
 
+class Weighted(gl.nn.Module):
+    """x * w, from zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = gl.parameter(np.zeros(5, np.float32))
+
+    def forward(self, x: Any) -> Any:
+        return x * self.w
+
+
+@pytest.mark.parametrize(("x", "rate"), [(1e-39, 1.0), (1.0, 1e-39)])
+def test_replicas_flush_in_both_programs(x: float, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Denormal numbers are in the sample, whose gradient is 0 then, or in the program that ends the step."""
+    monkeypatch.delenv("GRADLOOM_FLUSH", raising=False)
+    samples = [(np.full(5, x, np.float32), np.zeros(5, np.float32))] * 4
+    found = {}
+    for flush in (None, False, True):
+        result = gl.dp_train(
+            Weighted, samples, loss_fn=lambda y, _: gl.ops.sum(y), replicas=2, iterations=2, flush=flush,
+            optimizer=gl.optim.SGD(lr=rate),
+        )  # fmt: skip
+        found[flush] = bool(result.params["w"].any())
+    assert found == {None: True, False: True, True: False}
+
+
 def test_another_flush_goes_on_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
