@@ -68,7 +68,7 @@ case $mode in
       tests/fuzz/test_saved_models.py tests/fuzz/test_tables.py tests/fuzz/test_gguf.py
     section "fuzzed templates" env FUZZ_CASES=100000 $py -m pytest -q -s tests/fuzz/test_templates.py
     section "fuzzed contents" $py -m tests.fuzz.contents --count 100000
-    section "kernels of GPUs" env GRADLOOM_GPU_ALL=1 $py -m pytest -q tests/gpu/test_kernels.py
+    section "kernels of GPUs" env GRADLOOM_GPU_ALL=1 $py -m pytest -q tests/gpu/test_kernels.py tests/gpu/test_deep.py
     section "random gradients" $py -m tests.graph.random_gradients --count 10000 --first 1000
     section "threads and forks" env STRESS_SECONDS=1200 $py -m pytest -q tests/run/test_threads.py
     section "faults of the system" bash tests/faults.sh

@@ -18,7 +18,7 @@ def describe_model(file: str) -> tuple[dict[str, Any], list[tuple[str, str]], st
     """(all that info knows, as --json prints it; what a person reads; the network layer by layer).
 
     FileError for a file that gl.load does not open."""
-    from ..files import load_arrays
+    from ..files import load_metadata
     from ..nn.description import described
     from ..train.model import MODEL, Model, read_model
 
@@ -31,7 +31,7 @@ def describe_model(file: str) -> tuple[dict[str, Any], list[tuple[str, str]], st
     if isinstance(read, Model):
         facts |= _of_model(read)
     facts["network"] = described(net)
-    facts["metadata"] = {key: text for key, text in load_arrays(path)[1].items() if key != "gradloom.model"}
+    facts["metadata"] = {key: text for key, text in load_metadata(path).items() if key != "gradloom.model"}
     facts["tensors"] = [
         {"name": name, "type": p.dtype.name, "shape": list(p.shape), "bytes": p.stored.bytes, "trained": p.trainable}
         for name, p, _ in net.named_stored()

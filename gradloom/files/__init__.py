@@ -1,6 +1,6 @@
 """Files: whole or not at all when written, checked when read."""
 
-from .arrays import load_arrays, need_finite, save_arrays
+from .arrays import load_arrays, load_metadata, need_finite, save_arrays
 from .atomic import atomic_path, atomic_write, claim, read_together, together
 from .gguf import GGUF, open_gguf
 from .gguf_writer import write_gguf
@@ -13,6 +13,7 @@ __all__ = [
     "check_target",
     "claim",
     "load_arrays",
+    "load_metadata",
     "need_finite",
     "open_gguf",
     "read_together",

@@ -70,6 +70,21 @@ def load_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], di
     return read_together(where.parent, [where.name], load)
 
 
+def load_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
+    """The metadata of a .safetensors or .gguf file, without its arrays."""
+    kind = _kind(path)
+
+    def load(place: Path) -> dict[str, str]:
+        _check_file(place)
+        if kind == ".safetensors":
+            return _load_safetensors(place, only_metadata=True)[1]
+        file = open_gguf(place)
+        return {key: file.metadata[key] for key, f in file.fields.items() if f.kind == "string"}
+
+    where = Path(path)
+    return read_together(where.parent, [where.name], load)
+
+
 def need_finite(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> None:
     """FileError that names the first array which holds NaN or infinite numbers: such a file is no good model."""
     seen = not_finite(arrays)
@@ -126,7 +141,9 @@ def _save_safetensors(path: str | os.PathLike[str], arrays: dict[str, np.ndarray
             file.write(arrays[name].reshape(-1).view(np.uint8).data)
 
 
-def _load_safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def _load_safetensors(
+    path: str | os.PathLike[str], only_metadata: bool = False
+) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     from safetensors import SafetensorError, safe_open
 
     arrays: dict[str, np.ndarray] = {}
@@ -134,7 +151,7 @@ def _load_safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarra
         with safe_open(os.fspath(path), framework="np", backend="pread") as file:
             metadata = file.metadata() or {}
             late = []
-            for name in file.keys():  # noqa: SIM118 - not a dict
+            for name in [] if only_metadata else file.keys():
                 kind = file.get_slice(name).get_dtype()
                 if kind not in _READ:
                     raise FileError(f"{path}: array {name!r:.60} is {kind}; need one of {' '.join(_READ)}")

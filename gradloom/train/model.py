@@ -16,7 +16,7 @@ from ..base.errors import DataError, FileError, GradloomError, GraphError, Setti
 from ..base.html import html_table, html_text
 from ..data.frames import features_of
 from ..data.preprocess import Preprocess
-from ..files import load_arrays, need_finite, save_arrays
+from ..files import load_arrays, load_metadata, need_finite, save_arrays
 from ..graph.leaves import input as input_value
 from ..graph.value import graph_mode
 from ..nn.description import build, described
@@ -171,13 +171,13 @@ def read_model(path: str | os.PathLike[str]) -> Model | Module:
         raise FileError(f"{path}: no such file or folder")
     if where.is_dir():
         where = where / MODEL
-    arrays, metadata = load_arrays(where)
-    if DESCRIPTION not in metadata:
+    if DESCRIPTION not in load_metadata(where):  # before the arrays, which may be those of a large language model
         hint = "gl.llm.load reads language models" if where.suffix.lower() == ".gguf" else "gl.load(net, path) reads"
         hint += " arrays into a network that is there" * (where.suffix.lower() != ".gguf")
         raise FileError(f"{where}: holds arrays but no model of gradloom; need a file that gl.save wrote ({hint})")
+    arrays, metadata = load_arrays(where)
     try:
-        read = _described(metadata[DESCRIPTION], arrays)
+        read = _described(metadata.get(DESCRIPTION, ""), arrays)  # "": somebody replaced the file meanwhile
     except GradloomError as error:
         raise FileError(f"{where}: its description is damaged ({error}); train and save it again") from None
     if isinstance(read, str):

@@ -274,3 +274,46 @@ def test_saved_models_that_are_changed(tmp_path):
     read_all(seeds(tmp_path), tmp_path, range(CASES), costs)
     print(f"\nsaved models: {CASES} inputs: {costs}")
     assert 0 < costs.read < costs.refused
+
+
+def networks():
+    """Networks of every layer, with shared and tied parts, and rows that they take."""
+    nn = gl.nn
+    relu, one = nn.ReLU(), nn.Linear(4, 4)
+    shared = nn.Sequential(one, relu, nn.Sequential(one, relu), nn.LayerNorm(4), nn.RMSNorm(4), nn.Linear(4, 4))
+    shared[5].weight, shared[3].eps = one.weight, 0.25
+    shared[4].weight.trainable = False
+    images = nn.Sequential(
+        nn.Standardize(np.zeros((2, 1, 1)), np.ones((2, 1, 1))), nn.Conv2d(2, 3, (3, 2), stride=2, padding="same"),
+        nn.BatchNorm(3), nn.GELU(), nn.MaxPool2d(2, 1), nn.AvgPool2d(2, padding=1), nn.Flatten(), nn.Dropout(0.2),
+    )  # fmt: skip
+    images[2].eval()
+    tokens = nn.Sequential(nn.Embedding(5, 8), nn.MultiheadAttention(8, 4, 2, window=3, causal=True), nn.Tanh())
+    hidden = nn.HiddenDropout(nn.Linear(4, 3, activation="silu"), nn.Linear(3, 2), nn.Softmax(), rate=0.5)
+    rows = np.ones((2, 4), np.float32)
+    return [
+        (shared, rows), (images, np.ones((2, 2, 6, 6), np.float32)), (tokens, np.ones((2, 3), np.int32)),
+        (hidden, rows),
+    ]  # fmt: skip
+
+
+def test_saved_networks_that_are_changed(tmp_path):
+    """Those that are read predict, or say in one line why not."""
+    path, costs, wholes = tmp_path / "n.safetensors", Costs(), []
+    made = networks()
+    for net, _ in made:
+        gl.save(net.init(0), path)
+        wholes.append(parts(path))
+    for number in range(CASES):
+        path.write_bytes(changed(wholes, number))
+        try:
+            with one_input(path, costs):
+                net = gl.load(path)
+                assert all(np.isfinite(array).all() for array in net.state_dict().values())
+                if number % 20 == 0:
+                    kind = next((i for i, (known, _) in enumerate(made) if type(known[0]) is type(net[0])), 0)
+                    gl.predict(net, made[kind][1])
+        except BaseException as error:
+            raise AssertionError(f"case {number}: {error!r}") from error
+    print(f"\nsaved networks: {CASES} inputs: {costs}")
+    assert 0 < costs.read < costs.refused

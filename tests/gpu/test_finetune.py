@@ -19,6 +19,7 @@ from tests.cli.command import run
 from tests.gpu.adapter import programs_on, small_bindings
 from tests.llm.random_models import packed
 from tests.noise import assert_noise
+from tests.real_data import need
 
 SIZES = {"layers": 1, "width": 64, "heads": 4, "kv_heads": 2, "ffn": 96, "vocab": 300, "std": 0.1}
 WIDE = SIZES | {"width": 256, "ffn": 256}  # blocks of 256 neighbours
@@ -65,6 +66,25 @@ def test_twenty_losses_are_those_of_the_cpu(tmp_path: Path, kind: str, method: s
     assert_noise(f"losses of {method} on {kind}", there, here, here, longest=sizes["width"])
     for name, array in arrays.items():
         assert_noise(name, arrays_there[name], array, array, longest=20 * sizes["width"])
+
+
+@pytest.mark.parametrize(("method", "lr"), [("lora", 0.05), ("full", 0.02)])
+def test_twenty_losses_of_a_model_that_tells_stories(tmp_path: Path, method: str, lr: float) -> None:
+    """stories260K on some lines of Shakespeare."""
+    stories, text = need("gguf/stories260K.gguf"), tmp_path / "text.txt"
+    text.write_text(need("text/tinyshakespeare.txt").read_text()[:1000])
+    losses = []
+    for device in ("cpu", "gpu"):
+        heard = Losses()
+        adapter = gl.llm.LoRA(rank=4, seed=1) if method == "lora" else None
+        gl.llm.finetune(
+            str(stories), str(text), adapter, method=method, steps=20, device=device, context=24, batch_size=1,
+            val_split=0, optimizer=SGD(lr=lr), callbacks=[heard], progress=False,
+        )  # fmt: skip
+        losses.append(heard.all)
+    here, there = losses
+    assert len(there) == 20 and here != there
+    assert_noise(f"losses of {method}", there, here, here, longest=172)
 
 
 def test_two_runs_give_the_same_bits(tmp_path: Path) -> None:

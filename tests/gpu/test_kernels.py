@@ -9,10 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+import gradloom as gl
 from gradloom.gpu.backend import place_of
+from gradloom.gpu.calls import Call, Dispatch
 from gradloom.gpu.kernels.all import KERNELS
-from gradloom.graph.opspec import REGISTRY
+from gradloom.gpu.kernels.layout import filled
+from gradloom.gpu.kernels.table import Kernel
+from gradloom.graph.opspec import REGISTRY, OpSpec
 from gradloom.plan.bytecode import signature
+from gradloom.run.planned import STOP_GUARD
 from tests.gpu.harness import default_place, run_node
 from tests.ops.cases import (
     LAYOUTS,
@@ -22,12 +27,15 @@ from tests.ops.cases import (
     check,
     kernel_ops,
     node_of,
+    reference,
     samples_of,
     update_aliases,
+    without_rows,
 )
 
 EVERY = os.environ.get("GRADLOOM_GPU_ALL") == "1"  # set by `run_tests.sh --long`
-MOST = 70_000  # elements of the inputs: software adapters are slow
+MOST = 10_000_000 if EVERY else 70_000  # elements of the inputs: software adapters are slow
+SMALL = 100_000 if EVERY else 4_000  # of those that also run strided, over their inputs, without optional outputs
 OVER = 100 if EVERY else 3  # samples of an op that run over their inputs
 # A kernel takes 50 ms to compile there. That of a product is the same code for each of its ops, so matmul stands for
 # the formats of the others.
@@ -56,7 +64,6 @@ CASES = [
     if _has((spec.name, i))
 ]
 NAMES = sorted({name for name, _ in CASES})
-SMALL = 4_000
 
 
 def of(name: str) -> list[tuple[str, int]]:
@@ -111,6 +118,66 @@ def test_kernel_without_its_optional_outputs(name: str) -> None:
         for without in {tuple(unwanted), *((k,) for k in unwanted)}:
             for a, b in zip(every, run_node(node, sample.inputs, unwanted=without), strict=True):
                 assert b is None or a.tobytes() == b.tobytes(), f"{case} without {without}"
+
+
+WITH_KERNELS = [s for s in kernel_ops() if any(s.name == op for op, _ in KERNELS)]
+
+
+@pytest.mark.parametrize("spec", WITH_KERNELS, ids=lambda s: s.name)
+def test_kernel_on_no_rows(spec: OpSpec) -> None:
+    """Every input without its rows, where the op takes that: nothing is touched, sums are 0."""
+    sample = samples_of(spec.name)[-1]
+    inputs = [x if x is None or x.ndim == 0 else without_rows(x) for x in sample.inputs]
+    try:
+        node = node_of(spec, inputs, sample.attrs)
+    except gl.GradloomError:
+        return
+    if (spec.name, signature(node)) not in KERNELS:
+        return
+    shared, unwanted = update_aliases(node, inputs)
+    got = run_node(node, inputs, alias=shared, unwanted=unwanted)
+    for k, want in enumerate(reference(node, inputs)):
+        assert k in unwanted or np.allclose(got[k], want, 1e-5)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_the_guard_stops_for_what_is_not_finite(wrong: float) -> None:
+    """In the loss, or anywhere in a gradient: first, last, on both sides of a border of workgroups."""
+    for which, place in [(0, 0), (2, 0), (2, 4), *[(3, at) for at in (0, 255, 256, 65_535, 65_536, 99_999)], (3, None)]:
+        inputs = [np.array(n, np.float32) for n in (2.0, 1.0)] + [np.ones(n, np.float32) for n in (5, 100_000)]
+        if place is not None:
+            inputs[which].flat[place] = wrong
+        node = node_of(REGISTRY["guard"], inputs, {})
+        _, status = run_node(node, inputs, full=True)
+        assert status[0] == (0 if place is None else STOP_GUARD), (which, place)
+
+
+def test_what_a_kernel_must_not_write_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One number behind the output, one before it, and an input: each is found."""
+
+    def rule(at: int, number: int) -> Kernel:
+        def wild(call: Call) -> list[Dispatch]:
+            arg = call[number]
+            return [filled(arg.seen_as((1,), offset=at), 2.0)]
+
+        return Kernel(wild, lambda call: 0)
+
+    x = np.arange(16, dtype=np.float32)
+    node = node_of(REGISTRY["sqr"], (x,), {})
+    for at, number, what in ((16, 1, "guard byte"), (-1, 1, "guard byte"), (3, 0, "input 0 was changed")):
+        monkeypatch.setitem(KERNELS, ("sqr", "f32"), rule(at, number))
+        with pytest.raises(AssertionError, match=what):
+            run_node(node, (x,))
+
+
+@pytest.mark.no_adapter
+def test_every_kernel_has_an_op() -> None:
+    """And every kernel of an op runs in these tests, or, of what products read, the same code for another op."""
+    ran = {(n, signature(node_of(REGISTRY[n], s.inputs, s.attrs))) for n, i in CASES for s in [samples_of(n)[i]]}
+    assert {name for name, _ in KERNELS} <= REGISTRY.keys()
+    idle = KERNELS.keys() - ran
+    assert all(op in PRODUCTS and set(kinds.split("_f32")[0].split("_")) - FORMATS for op, kinds in idle), idle
+    assert not (EVERY and idle)
 
 
 def reading_ids(name: str) -> list[int]:

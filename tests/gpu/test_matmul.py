@@ -9,6 +9,7 @@ import pytest
 
 from gradloom.base.dtypes import dtype
 from gradloom.gpu.calls import Call, args_of
+from gradloom.gpu.kernels import matmul
 from gradloom.gpu.kernels.all import KERNELS
 from gradloom.graph.opspec import REGISTRY
 from gradloom.graph.value import Node
@@ -54,3 +55,33 @@ def test_k_is_shared_out(kind: str) -> None:
 def test_k_is_not_shared_out_where_there_are_tiles_enough() -> None:
     wide = node_of(REGISTRY["matmul"], (np.ones((600, 600), np.float32), np.ones((600, 600), np.float32)), {})
     assert workspace(wide) == 0
+
+
+def test_a_long_k_is_cut_into_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where there are tiles enough, or few rows; bias and relu come after the sum."""
+    monkeypatch.setattr(matmul, "LONGEST", 64)
+    rng = np.random.default_rng(1)
+    for shape in ((600, 150, 520), (3, 150, 70)):
+        m, k, n = shape
+        x, y, bias = (rng.normal(size=size).astype(np.float32) for size in ((m, k), (k, n), n))
+        node, inputs = node_of(REGISTRY["matmul_act"], (x, y, bias), {"act": "relu"}), (x, y, bias)
+        assert workspace(node) == 4 * 3 * m * n
+        (found,) = run_node(node, inputs)
+        assert_noise(f"{shape}", found, *reference(node, inputs, np.float32), *reference(node, inputs), longest=k)
+
+
+def test_no_adapter_ends_the_loops_of_a_long_sum() -> None:
+    """Mesa's software adapter does so, without a word, after 65535 rounds of a kernel's loops."""
+    rng = np.random.default_rng(2)
+    for m, k, n in ((4, 150_000, 8), (40, 100_000, 8)):
+        x, y = rng.normal(size=(m, k)).astype(np.float32), rng.normal(size=(k, n)).astype(np.float32)
+        node = node_of(REGISTRY["matmul"], (x, y), {})
+        (found,) = run_node(node, (x, y))
+        assert_noise(f"{m, k, n}", found, *reference(node, (x, y), np.float32), *reference(node, (x, y)), longest=k)
+    classes, rows, features = 60_000, 16, 8
+    x, w = (rng.normal(size=(n, features)).astype(np.float32) for n in (rows, classes))
+    given = (x, w, rng.integers(0, classes, rows).astype(np.int32), None)
+    node = node_of(REGISTRY["linear_cross_entropy"], given, {})
+    found = run_node(node, given)
+    for k, (single, double) in enumerate(zip(reference(node, given, np.float32), reference(node, given), strict=True)):
+        assert_noise(f"output {k}", found[k], single, double, longest=classes)

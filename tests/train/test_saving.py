@@ -1,5 +1,7 @@
 """save and load: what comes back is what was there, or nothing changes."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -179,6 +181,12 @@ def test_files_without_a_network(tmp_path):
         gl.load(file)
     with pytest.raises(gl.FileError, match="no such file"):
         gl.load(tmp_path / "nothing")
+    save_arrays(tmp_path / "large.gguf", {"a": np.zeros(5_000_000, np.float32)})
+    tracemalloc.start()
+    with pytest.raises(gl.FileError, match=r"gl\.llm\.load reads language models"):
+        gl.load(tmp_path / "large.gguf")
+    assert tracemalloc.get_traced_memory()[1] < 1_000_000  # its arrays are not read
+    tracemalloc.stop()
     with pytest.raises(gl.SettingError, match=r"metadata key 'gradloom\.model' is that of the model itself"):
         gl.save(net(), file, {"gradloom.model": "x"})
     gl.save(gl.nn.Linear(2, 2), file)

@@ -13,7 +13,7 @@ from ...plan.bytecode import NO_SEGMENT
 from ..calls import Arg, Call, Dispatch, groups_for
 from .layout import filled
 from .loss import check_labels, sum_pairs
-from .product import NARROW, element, sources, tile
+from .product import LONGEST, NARROW, element, sources, tile
 from .table import kernel
 
 LOGITS = 8 << 20  # numbers that a chunk's logits may be
@@ -21,7 +21,7 @@ LOGITS = 8 << 20  # numbers that a chunk's logits may be
 
 def _chunk(rows: int, classes: int) -> int:
     """Rows of a chunk: as many whole tiles as there is room for."""
-    most = max(LOGITS // classes, 16)
+    most = min(max(LOGITS // classes, 16), LONGEST)  # the sum of dw is over them
     return min(rows, most // 64 * 64 if most >= 64 else most)
 
 
@@ -53,9 +53,10 @@ def _workspace(call: Call) -> int:
 
 def _product(
     a: Arg, b: Arg, c: Arg, rows: Arg, shape: tuple[int, int, int], strides: tuple[int, int, int, int],
-    chunk: tuple[int, int], rounded: bool, needed: str, count: str, store: str,
+    chunk: tuple[int, int], rounded: bool, needed: str, count: str, place: str, adds: bool = False,
 ) -> list[Dispatch]:  # fmt: skip
-    """C[m, n] = A B for a chunk (its first row, its size). shape: m, n, k; strides: as in wgsl/product.wgsl."""
+    """C[m, n] = A B for a chunk (its first row, its size), or C += A B; a long K in parts, each added to those before.
+    shape: m, n, k; strides: as in wgsl/product.wgsl. place: the element of C(i, j)."""
     m, n, k = shape
     height, width = tile(m, n)
     across, down = -(-n // (16 * width)), -(-m // (16 * height))
@@ -63,11 +64,14 @@ def _product(
         return []
     defines = {
         "HEIGHT": str(height), "WIDTH": str(width), "LEFT": element(a, 0), "RIGHT": element(b, 1, rounded), "K": "1",
-        "NEEDED": needed, "COUNT": count, "STORE": store,
+        "NEEDED": needed, "COUNT": count, "PLACE": place,
     }  # fmt: skip
-    words = (m, n, k, across, down, *strides, *chunk, int(chunk[0] == 0))
-    files = sources(b, "product", "linear_product")
-    return [Dispatch(files, "linear_product", (a, b, c, rows), across * down, words, defines)]
+    files, made = sources(b, "product", "linear_product"), []
+    for first in range(0, max(k, 1), LONGEST):
+        part = min(LONGEST, k - first)
+        words = (m, n, part, across, down, *strides, *chunk, int(adds or first > 0), first)
+        made.append(Dispatch(files, "linear_product", (a, b, c, rows), across * down, words, defines))
+    return made
 
 
 SOME_ROWS = "i0 < rows"
@@ -103,7 +107,7 @@ def _rule(call: Call) -> list[Dispatch]:
             made.append(Dispatch(("linear_gather",), "gather_rows", (x, listed, some), groups_for(some.size), words))
             made += _product(
                 taken, w, logits, listed, (size, classes, features), (features, 1, along, deep), chunk, rounded,
-                SOME_ROWS, "word(2u)", "if (i < rows) { set_2(i * word(1u) + j, v); }",
+                SOME_ROWS, "word(2u)", "select(ABSENT, i * word(1u) + j, i < rows)",
             )  # fmt: skip
             wanted = int(dx.present or dw.present)
             args = (logits, labels, weights, listed, sums, losses)
@@ -112,14 +116,12 @@ def _rule(call: Call) -> list[Dispatch]:
                 made += _product(
                     logits, w, dx, listed, (size, features, classes), (classes, 1, deep, along), chunk, rounded,
                     SOME_ROWS, "word(2u)",
-                    "if (i < rows) { set_2(u32(at_3(1u + word(9u) + i)) * word(1u) + j, v); }",
+                    "select(ABSENT, u32(at_3(1u + word(9u) + min(i, rows - 1u))) * word(1u) + j, i < rows)",
                 )  # fmt: skip
         if dw.present:
             made += _product(
                 logits, taken, dw, listed, (classes, features, size), (1, classes, 1, features), chunk, False,
-                "rows > 0u || word(11u) == 1u", "rows",
-                "if (i < word(0u)) { let at = i * word(1u) + j; "
-                "if (word(11u) == 1u) { set_2(at, v); } else { set_2(at, at_2(at) + v); } }",
+                "rows > 0u || word(11u) == 0u", "rows", "select(ABSENT, i * word(1u) + j, i < word(0u))", first > 0,
             )  # fmt: skip
     if call.node.op.name == "linear_cross_entropy":
         made.append(sum_pairs(sums, loss, weight))

@@ -6,7 +6,7 @@ import math
 
 from ...base.dtypes import bf16, f32
 from ..calls import THREADS, Call, Dispatch, groups_for, spread
-from .product import NARROW, element, sources, tile
+from .product import LONGEST, NARROW, element, sources, tile
 from .table import kernel
 
 FEW = 4  # rows
@@ -15,11 +15,13 @@ LEAST = 256  # of K in a share
 
 
 def _share(m: int, n: int, k: int, matrices: int) -> int:
-    """How much of K a workgroup sums: less than all where there are few tiles, as in the gradients of an adapter. From
-    the shapes alone: the same on every device."""
+    """How much of K a workgroup sums: less than all where there are few tiles, as in the gradients of an adapter, and
+    where K is too long for one. From the shapes alone: the same on every device."""
     height, width = tile(m, n)
     groups = -(-n // (16 * width)) * -(-m // (16 * height)) * matrices
-    shares = 1 if m <= FEW or groups >= ENOUGH else max(min(k // LEAST, 2 * ENOUGH // max(groups, 1)), 1)
+    shares = -(-k // LONGEST)
+    if m > FEW and groups < ENOUGH:
+        shares = max(min(k // LEAST, 2 * ENOUGH // max(groups, 1)), shares)
     return -(-k // (shares * 16)) * 16 if shares > 1 else k
 
 
@@ -49,7 +51,7 @@ def _product(call: Call) -> list[Dispatch]:
     finish = _finish(call)
     defines = {"LEFT": element(x, 0), "RIGHT": element(y, 1, rounded=x.dtype is bf16), "K": "1", "FINISH": finish}
     args = (x, y, z, *more)
-    if m <= FEW:
+    if m <= FEW and k <= LONGEST:
         deep = 32 if b[-2] == 1 else 4  # threads that share a column's K
         across = THREADS // deep
         column, part = (f"(lane / {deep}u)", f"(lane % {deep}u)")

@@ -6,6 +6,9 @@ from ...base.dtypes import bf16
 from ..calls import Arg
 
 NARROW = ("f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
+# Of K that one dispatch sums. Mesa's software adapter ends the loops of a kernel, without a word, when they have made
+# 65535 rounds together (LP_MAX_TGSI_LOOP_ITERATIONS); 16 of K take some 28 rounds here. A multiple of every block.
+LONGEST = 16384
 
 
 def element(arg: Arg, k: int, rounded: bool = False) -> str:
