@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from ..base.settings import PRECISIONS
-from .common import need_one_of, need_whole, say
+from .common import Device, Precision, Threads, need_one_of, need_whole, say
 from .generate import Shown
-from .language import Device, Lora, Precision, Template, Threads, load_adapter, read_template
+from .language import Lora, Template, load_adapter, read_template
 from .run_settings import check_device
 
 _HELP = "/forget begins anew, /quit or Ctrl-D ends, Ctrl-C stops a reply"

@@ -27,6 +27,14 @@ PARALLEL = typer.Option(help="mpi: split each batch over the processes that mpie
 Parallel = Annotated[str | None, PARALLEL]
 EXCHANGE = typer.Option(help="ordered: the same bits for any number of processes; or fast. [default: ordered]")
 Exchange = Annotated[str | None, EXCHANGE]
+# Options of many commands
+THREADS = typer.Option("--threads", help="[default: the machine's cores]")
+Threads = Annotated[int | None, THREADS]
+PRECISION = typer.Option("--precision", help="f32, or bf16: what products read is rounded to bf16. [default: f32]")
+Precision = Annotated[str | None, PRECISION]
+DEVICE = typer.Option("--device", help="cpu, gpu, or gpu:1 for the second adapter. [default: cpu]")
+Device = Annotated[str | None, DEVICE]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
 _quiet = False  # this process is one that says nothing
 _words: list[str] = []  # the command, without the program's name
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import columns, json_text, need_whole
+from .common import Json, columns, json_text, need_whole
 
 # Every package that gradloom needs (as in pyproject.toml), and what for.
 PACKAGES = {
@@ -30,7 +30,7 @@ if sys.version_info < (3, 11):
 def doctor(
     threads: Annotated[int | None, typer.Option(help="Measure with so many. [default: the machine's cores]")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Measure nothing; only look.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")] = False,
+    json: Json = False,
 ) -> int:
     """Say what this machine and this installation are, measure them, and check the kernels.
 

@@ -10,22 +10,18 @@ import typer
 
 from ..base.memory import resident_peak
 from ..base.settings import PRECISIONS
-from .common import columns, exit_code, json_text, need_one_of, need_whole, say
+from .common import Device, Json, Precision, Threads, columns, exit_code, json_text, need_one_of, need_whole, say
 from .language import (
     DATA_HELP,
     AsChat,
     CompletionKey,
-    Device,
-    Json,
     Lora,
     LossOn,
     MessagesKey,
-    Precision,
     PromptKey,
     SkipBadLines,
     Template,
     TextKey,
-    Threads,
     data_options,
     load_adapter,
 )
@@ -62,6 +58,7 @@ def evaluate(
     options = data_options(
         text_key, prompt_key, completion_key, messages_key, as_chat, chat_template, loss_on, skip_bad_lines
     )
+    from ..llm.data_files import test_file
     from ..llm.evaluate import evaluate as measure
     from ..llm.model import load
     from ..llm.rows import read_rows
@@ -69,7 +66,7 @@ def evaluate(
 
     loaded = load(model)
     adapter = load_adapter(loaded, lora)
-    rows = read_rows(loaded, data, context, 0.0, **options)
+    rows = read_rows(loaded, test_file(data), context, 0.0, **options)
     say(f"{model}: {loaded.config}")
     for report in rows.reports:
         say(str(report))

@@ -44,7 +44,7 @@ def run(asked: Asked[FinetuneSettings]) -> int:
     asked = resumed(asked)
     with asked.naming_places(), contextlib.ExitStack() as claimed:
         use = settle(asked)
-        inputs = Inputs(model=use.model, data=use.data, lora=use.lora, chat_template=use.chat_template)
+        inputs = Inputs(model=use.model, data=use.data, val=use.val, lora=use.lora, chat_template=use.chat_template)
         job, planned = _prepare(use, asked.ranks, inputs, claimed)
         heed_signals()
         return _train(job, planned, use)
@@ -142,6 +142,9 @@ def _settings(run: Run, use: FinetuneSettings, inputs: Inputs) -> bytes:
 
 def _train(run: Run, planned: MemoryPlan, use: FinetuneSettings) -> int:
     from ..base.errors import GradloomError, TrainError
+    from ..llm.data_files import data_files
+    from ..llm.evaluate import evaluate
+    from ..parallel.agree import is_root
     from ..run.machine import bf16_units
     from ..train.display import duration, rate
 
@@ -182,9 +185,26 @@ def _train(run: Run, planned: MemoryPlan, use: FinetuneSettings) -> int:
             places += ["--run", os.path.abspath(str(use.run))]
         say(f"after step {run.steps:,}; go on with: {going_on('finetune', places, run.ranks, use.exchange)}")
     report = run.report | {"data_file": use.data, "out": place}
+    if not is_cut and (test := data_files(use.data).test) is not None and is_root(run.ranks):
+        measured = evaluate(
+            run.model,
+            test,
+            run.adapter,
+            context=run.context,
+            data_options=reading(use),
+            precision=run.precision,
+            device=use.device,
+            threads=use.threads,
+        )
+        report |= {"test_loss": measured.nll, "test_loss_unc": measured.nll_unc}
     report |= {"resident_before_bytes": before, "planned_total_bytes": planned.total}
     lines = []
-    for name, key in (("before", "val_loss_before"), ("training", "train_loss"), ("validation", "val_loss")):
+    for name, key in (
+        ("before", "val_loss_before"),
+        ("training", "train_loss"),
+        ("validation", "val_loss"),
+        ("test", "test_loss"),
+    ):
         if key in report:
             spread = report[f"{key}_unc"]
             lines.append((name, f"loss {report[key]:.4f}" + ("" if math.isnan(spread) else f" +- {spread:.4f}")))

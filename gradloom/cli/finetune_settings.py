@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from .common import Json
 from .config import Asked
 from .language import (
     DATA_HELP,
     LOSS_ON,
-    THREADS,
     AsChat,
     CompletionKey,
-    Json,
     MessagesKey,
     PromptKey,
     SkipBadLines,
@@ -38,7 +37,10 @@ from .run_settings import (
     Parallel,
     Precision,
     StopAfter,
+    Threads,
     check_device,
+    overwrite_option,
+    resume_option,
 )
 from .saved_settings import beside_run
 from .setting import UNSAVED, Count, Decay, Name, Often, Place, Rate, Share, Text, Whole, commas, decided
@@ -107,6 +109,7 @@ class FinetuneSettings:
     val_split: Annotated[
         Share | None, typer.Option(help="Share of the rows to validate on. [default: 0.05, at most 100 rows]")
     ] = None
+    val: Annotated[Place | None, typer.Option(help="A file to validate on, in place of --val-split.")] = None
     eval_every: EvalEvery = None
     eval_rows: EvalRows = None
     patience: Annotated[
@@ -121,7 +124,7 @@ class FinetuneSettings:
     seed: Annotated[Count, typer.Option(help="Of the adapter, the split, the order of the rows and dropout.")] = 0
     precision: Precision = decided
     device: Device = None
-    threads: Annotated[Whole | None, UNSAVED, THREADS] = None
+    threads: Threads = None
     train_dtype: Annotated[
         Literal["f32"] | None, typer.Option(help="f32: quantised and half tensors train as copies.")
     ] = None
@@ -139,14 +142,8 @@ class FinetuneSettings:
     keep: Keep = None
     stop_after: StopAfter = None
     log: LogKinds = None
-    resume: Annotated[
-        bool,
-        UNSAVED,
-        typer.Option("--resume", help="Go on from the newest checkpoint in --run, with the settings of that run."),
-    ] = False
-    overwrite: Annotated[
-        bool, UNSAVED, typer.Option("--overwrite", help="Replace a run in --run that has not finished.")
-    ] = False
+    resume: Annotated[bool, UNSAVED, resume_option("--run")] = False
+    overwrite: Annotated[bool, UNSAVED, overwrite_option("--run")] = False
     out: Annotated[
         Place,
         UNSAVED,
@@ -199,7 +196,9 @@ def resumed(asked: Asked[FinetuneSettings]) -> Asked[FinetuneSettings]:
 
 def inputs_of(use: FinetuneSettings) -> list[str]:
     """The files that are read, first the model, then the data."""
-    return [use.model, use.data] if use.chat_template is None else [use.model, use.data, use.chat_template]
+    from ..llm.data_files import data_files
+
+    return [path for path in (use.model, *data_files(use.data).paths, use.val, use.chat_template) if path is not None]
 
 
 def reading(use: FinetuneSettings) -> dict[str, Any]:
@@ -216,6 +215,7 @@ def training(use: FinetuneSettings, ranks: Communicator | None) -> dict[str, Any
         "context", "batch_size", "micro_batch_size", "epochs", "steps", "lr", "schedule", "warmup", "weight_decay",
         "val_split", "seed", "precision", "device", "threads", "optimizer", "on_nonfinite", "sample_every", "ema",
         "run", "resume", "overwrite", "checkpoint_every", "keep", "stop_after", "eval_rows", "patience", "keep_best",
+        "val",
     )  # fmt: skip
     made = {name: getattr(use, name) for name in names}
     made |= {"max_norm": use.max_norm or math.inf, "freeze": use.freeze or (), "sample_prompt": use.sample_prompt}

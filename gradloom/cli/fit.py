@@ -50,15 +50,19 @@ def _fit(use: FitSettings, ranks: Communicator | None) -> int:
     from ..train.perceptron import need_room, perceptron
     from .model import MODEL, RESULT
 
-    inputs = Inputs(data=use.data, **{f"val.{name}": file for name, file in (use.val or {}).items()})
+    inputs = Inputs(data=use.data, test=use.test, **{f"val.{name}": file for name, file in (use.val or {}).items()})
     path, report = (os.path.join(use.out, name) for name in (MODEL, RESULT))
     with contextlib.ExitStack() as claimed:
         with agreed(ranks):
             if is_root(ranks):
                 for name in (MODEL, RESULT, SETTINGS):
-                    refuse_input(os.path.join(use.out, name), use.data, *(use.val or {}).values())
+                    refuse_input(os.path.join(use.out, name), *inputs.paths.values())
                 claimed.enter_context(claim(use.out, is_folder=True, names=(MODEL, RESULT)))
-            table = read_table(use.data, use.target, use.task, val_split=use.val_split, seed=use.seed)
+            table = read_table(
+                use.data, use.target, use.task, val_split=use.val_split, seed=use.seed, drop=use.drop or (),
+                categorical=use.categorical or (), numeric=use.numeric or (), time=use.time,
+                weight=use.weight_column, test=use.test,
+            )  # fmt: skip
             use = settle(use, table, ranks)
             need_room(table.preprocess, use.hidden)
             net = perceptron(table.preprocess, use.hidden, use.dropout)
@@ -172,7 +176,7 @@ def _train(job: Job, optimizer: Any) -> list[EpochResult]:
         epochs=use.epochs,
         batch_size=use.batch_size,
         micro_batch_size=use.micro_batch_size,
-        val_split=use.val_split,
+        val_split=use.val_split if job.table.val is None else 0.0,
         seed=use.seed,
         parallel=job.ranks,
         exchange=use.exchange or "ordered",

@@ -124,35 +124,18 @@ def _for_loss(data: Dataset, job: Job) -> Dataset:
 
     if job.use.loss != "mse" or job.table.task != "classification":
         return data
-    return Dataset(data.data, np.eye(job.table.preprocess.outputs, dtype=np.float32)[data.labels])
+    labels = np.eye(job.table.preprocess.outputs, dtype=np.float32)[data.labels]
+    return Dataset(data.data, labels, weights=data.weights)
 
 
 def validation_sets(use: FitSettings, table: Table) -> dict[str, Dataset]:
     """The files of --val, by name, as the model takes them; rows without a target that it knows are left out, and said.
 
     DataError for a file without targets."""
-    import numpy as np
+    from ..data.readers import labelled
 
-    from ..base.errors import DataError
-    from ..data import Dataset, read_features
-
-    sets = {}
-    for name, path in (use.val or {}).items():
-        features, targets, notes, problems = read_features(path, table.preprocess)
-        if targets is None:
-            raise DataError(
-                f"{path}: has no {table.preprocess.target!r:.60} to validate on; need rows with their targets"
-            )
-        is_class = table.task == "classification"
-        known = targets >= 0 if is_class else np.isfinite(targets).all(axis=1)
-        if not known.any():
-            raise DataError(f"{path}: no row has a {table.preprocess.target!r:.60} that the training rows have")
-        left_out = int((~known).sum())
-        for note in [*notes, *problems, *([f"{left_out:,} rows without a usable target left out"] * bool(left_out))]:
-            table.notes.append(f"{path}: {note}")
-        labels = targets.astype(np.int32) if is_class else table.preprocess.targets_to_outputs(targets[known])
-        sets[name] = Dataset(features[known], labels[known] if is_class else labels)
-    return sets
+    sets = {} if table.val is None else {"val": table.val}
+    return sets | {name: labelled(path, table)[0] for name, path in (use.val or {}).items()}
 
 
 # ---- what came of it -------------------------------------------------------------------------------------------------
@@ -278,12 +261,14 @@ def announce(job: Job) -> None:
 
     use, table, made = job.use, job.table, job.table.preprocess
     what = f"{table.train.n:,} rows"
-    if use.val_split:
+    if use.val_split and table.val is None:
         what += f" ({use.val_split:g} of them for validation)"
     for name, rows in job.val.items():
-        what += f", {rows.n:,} validation rows from {(use.val or {})[name]}"
+        source = f"from {(use.val or {})[name]}" if name in (use.val or {}) else "of later times"
+        what += f", {rows.n:,} validation rows {source}"
     if table.test is not None:
-        what += f", {table.test.n:,} test rows " + ("from the file" if table.test_from == "file" else "held out")
+        sources = {"file": "from the file", "held out": "held out", "the latest": "held out, the latest"}
+        what += f", {table.test.n:,} test rows {sources.get(table.test_from, f'from {use.test}')}"
     say(f"{use.data}: {what}, {plural(made.inputs, 'feature')}")
     for note in table.notes:
         say(f"  {note}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from ..base.defaults import OPTIMIZERS, batch_for, epochs_for, hidden_for
+from .common import Json
 from .run_settings import (
     CheckpointEvery,
     Device,
@@ -23,7 +24,10 @@ from .run_settings import (
     Parallel,
     Precision,
     StopAfter,
+    Threads,
     check_device,
+    overwrite_option,
+    resume_option,
 )
 from .setting import UNSAVED, Count, Decay, Limit, Name, Place, Rate, Share, Text, Whole, commas, decided
 
@@ -64,6 +68,22 @@ class FitSettings:
         Literal["classification", "regression"] | None,
         typer.Option(help="classification or regression. [default: from the target]"),
     ] = None
+    drop: Annotated[
+        list[Name] | None, Text(commas), typer.Option(help="Columns that are not used, such as a,b. [default: none]")
+    ] = None
+    categorical: Annotated[
+        list[Name] | None, Text(commas), typer.Option(help="Columns that are categories, whatever they hold.")
+    ] = None
+    numeric: Annotated[
+        list[Name] | None, Text(commas), typer.Option(help="Columns that are numbers, whatever they look like.")
+    ] = None
+    time: Annotated[
+        Name | None, typer.Option(help="A column of dates or times: the latest rows are those of the test.")
+    ] = None
+    weight_column: Annotated[
+        Name | None, typer.Option(help="A column that says how much each row weighs in training.")
+    ] = None
+    test: Annotated[Place | None, typer.Option(help="A file of test rows. [default: a fifth of the rows]")] = None
     hidden: Annotated[
         Widths, Text(_widths),
         typer.Option(help="Widths of the hidden layers, such as 64,64. [default: 64,64; images 500]"),
@@ -126,25 +146,17 @@ class FitSettings:
     seed: Annotated[Count, typer.Option(help="Of the weights, the split and the order of the rows.")] = 0
     precision: Precision = decided
     device: Device = None
-    threads: Annotated[Whole | None, UNSAVED, typer.Option(help="[default: the machine's cores]")] = None
+    threads: Threads = None
     parallel: Parallel = None
     exchange: Exchange = None
     checkpoint_every: CheckpointEvery = None
     keep: Keep = None
     stop_after: StopAfter = None
     log: LogKinds = None
-    resume: Annotated[
-        bool,
-        UNSAVED,
-        typer.Option("--resume", help="Go on from the newest checkpoint in --out, with the settings of that run."),
-    ] = False
-    overwrite: Annotated[
-        bool, UNSAVED, typer.Option("--overwrite", help="Replace a run in --out that has not finished.")
-    ] = False
+    resume: Annotated[bool, UNSAVED, resume_option("--out")] = False
+    overwrite: Annotated[bool, UNSAVED, overwrite_option("--out")] = False
     out: Annotated[Place, UNSAVED, typer.Option(help="Folder for model.safetensors and result.json.")] = "gradloom-out"
-    json: Annotated[bool, UNSAVED, typer.Option("--json", help="Print one JSON object as the last line of stdout.")] = (
-        False
-    )
+    json: Annotated[Json, UNSAVED] = False
 
 
 def prepared(asked: FitSettings) -> FitSettings:
@@ -203,5 +215,7 @@ def settle(asked: FitSettings, table: Table, ranks: Communicator | None) -> FitS
 
 def rows_of(use: FitSettings, table: Table) -> tuple[int, int]:
     """(training rows, validation rows)."""
+    if table.val is not None:
+        return table.train.n, table.val.n
     val = len(table.train.split(use.val_split, use.seed)[1]) if use.val_split else 0
     return table.train.n - val, val

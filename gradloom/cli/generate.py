@@ -9,8 +9,8 @@ import typer
 
 from ..base.memory import resident_peak, show_bytes
 from ..base.settings import PRECISIONS
-from .common import exit_code, json_text, need_one_of, need_whole, say
-from .language import Device, Precision, Template, chat_prompt, load_adapter, read_template
+from .common import Device, Json, Precision, Threads, exit_code, json_text, need_one_of, need_whole, say
+from .language import Template, chat_prompt, load_adapter, read_template
 from .run_settings import check_device
 
 TOKENS = 64  # to generate when not said, or fewer where the context ends
@@ -38,8 +38,8 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given more than once.")] = None,
     precision: Precision = None,
     device: Device = None,
-    threads: Annotated[int | None, typer.Option(help="[default: the machine's cores]")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")] = False,
+    threads: Threads = None,
+    json: Json = False,
 ) -> int:
     """Continue a prompt. The text goes to stdout as it comes, what it took to stderr."""
     need_whole("max-tokens", max_tokens)

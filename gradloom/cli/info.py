@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import columns, json_text
+from .common import Json, columns, json_text
 
 if TYPE_CHECKING:
     from ..files.gguf import GGUF
@@ -40,7 +40,7 @@ def info(
     ],
     tensors: Annotated[bool, typer.Option("--tensors", help="List each tensor, not each kind of layer.")] = False,
     keys: Annotated[bool, typer.Option("--keys", help="List all metadata.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")] = False,
+    json: Json = False,
 ) -> int:
     """Say what a GGUF file holds: architecture, sizes, types, context, vocabulary, tensors; of an adapter, its pairs.
     Of a model that gradloom saved: task, inputs, classes, metrics, how it was trained, layers.

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ..llm.lora import LoRA, TrainedTensors
     from ..llm.model import Model
 
-DATA_HELP = "A .txt, or a .jsonl of text, prompt and completion, or messages."
+DATA_HELP = "A .txt, a .jsonl of text, prompt and completion, or messages, or a folder with train, valid, test.jsonl."
 # Options of the data, as parameters of a command
 TextKey = Annotated[str | None, typer.Option("--text-key", help="Key of a text in .jsonl. [default: text]")]
 PromptKey = Annotated[
@@ -41,13 +41,6 @@ Template = Annotated[
 ]
 SkipBadLines = Annotated[bool, typer.Option("--skip-bad-lines", help="Skip and count lines that are no sample.")]
 Lora = Annotated[str | None, typer.Option("--lora", help="An adapter to put on the model: .gguf, or a PEFT folder.")]
-THREADS = typer.Option("--threads", help="[default: the machine's cores]")
-Threads = Annotated[int | None, THREADS]
-PRECISION = typer.Option("--precision", help="f32, or bf16: what products read is rounded to bf16. [default: f32]")
-Precision = Annotated[str | None, PRECISION]
-DEVICE = typer.Option("--device", help="cpu, gpu, or gpu:1 for the second adapter. [default: cpu]")
-Device = Annotated[str | None, DEVICE]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
 
 _TEMPLATE_BYTES = 1 << 20
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import columns, json_text, say
+from .common import Json, columns, json_text, say
 
 
 def merge(
@@ -19,7 +19,7 @@ def merge(
         str | None,
         typer.Option(help="f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0. [default: each tensor keeps its own]"),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")] = False,
+    json: Json = False,
 ) -> int:
     """Add an adapter to the weights of its model, and write the sum as a model of its own.
 

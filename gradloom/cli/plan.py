@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from ..base.settings import PRECISIONS
-from .common import columns, json_text, need_one_of, need_whole
-from .language import Precision
+from .common import Json, Precision, Threads, columns, json_text, need_one_of, need_whole
 
 
 def plan(
@@ -26,8 +25,8 @@ def plan(
     optimizer: Annotated[str, typer.Option(help="adamw or sgd.")] = "adamw",
     train_dtype: Annotated[str | None, typer.Option(help="f32: quantised and half tensors train as copies.")] = None,
     precision: Precision = None,
-    threads: Annotated[int | None, typer.Option(help="[default: the machine's cores]")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")] = False,
+    threads: Threads = None,
+    json: Json = False,
 ) -> int:
     """Say how many bytes weights, adapter, optimiser and activations need, and whether this machine has them.
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..base.settings import PRECISIONS
-from .common import json_text, need_one_of
-from .language import Device, Precision
+from .common import Device, Precision, json_text, need_one_of
 from .run_settings import check_device
 
 _ROWS = 4096  # written at a time

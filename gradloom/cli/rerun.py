@@ -8,13 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import Exchange, Parallel, join, need_place, need_whole, say, to_paste
+from .common import Exchange, Json, Parallel, Threads, join, need_place, need_whole, say, to_paste
 from .config import Asked
 from .finetune import run as run_finetune
 from .finetune_settings import FinetuneSettings, run_beside
 from .fit import run as run_fit
 from .fit_settings import FitSettings
-from .language import Json, Threads
 from .saved_settings import SETTINGS, digest
 from .setting import Place, checked
 from .settings_file import parse_toml, read

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from .common import EXCHANGE, PARALLEL
+from .common import DEVICE, EXCHANGE, PARALLEL, PRECISION, THREADS
 from .setting import UNSAVED, Duration, Interval, Name, Often, Rate, Text, Whole, commas
 
 Optimizer = Literal["adamw", "adam", "sgd", "lion", "rmsprop", "adafactor", "muon"]
@@ -16,10 +16,9 @@ EvalEvery = Annotated[
 MaxNorm = Annotated[Rate | None, typer.Option(help="Hold the gradients' global norm down to this. [default: no limit]")]
 OnNonfinite = Annotated[Literal["stop", "skip"], typer.Option(help="stop at a batch that is not finite, or skip it.")]
 EvalRows = Annotated[Whole | None, typer.Option(help="Validate on so many rows, the same each time. [default: on all]")]
-Precision = Annotated[
-    Literal["f32", "bf16"], typer.Option(help="f32, or bf16: what products read is rounded to bf16. [default: f32]")
-]
-Device = Annotated[Name | None, typer.Option(help="cpu, gpu, or gpu:1 for the second adapter. [default: cpu]")]
+Precision = Annotated[Literal["f32", "bf16"], PRECISION]
+Device = Annotated[Name | None, DEVICE]
+Threads = Annotated[Whole | None, UNSAVED, THREADS]
 CheckpointEvery = Annotated[
     Interval | None, typer.Option(help="A checkpoint every 5min, 100steps or 1epoch. [default: 5min]")
 ]
@@ -34,6 +33,18 @@ LogKinds = Annotated[
 ]
 Parallel = Annotated[Literal["mpi"] | None, UNSAVED, PARALLEL]
 Exchange = Annotated[Literal["ordered", "fast"] | None, UNSAVED, EXCHANGE]
+
+
+def resume_option(folder: str) -> Any:
+    """--resume of a run whose folder this option names."""
+    return typer.Option(
+        "--resume", help=f"Go on from the newest checkpoint in {folder}, with the settings of that run."
+    )
+
+
+def overwrite_option(folder: str) -> Any:
+    """--overwrite likewise."""
+    return typer.Option("--overwrite", help=f"Replace a run in {folder} that has not finished.")
 
 
 def check_device(name: str | None) -> None:

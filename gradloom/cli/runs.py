@@ -12,8 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import json_text, need_place, printable
-from .language import Json
+from .common import Json, json_text, need_place, printable
 from .saved_settings import SETTINGS
 
 _RESULT_BYTES = 1 << 26  # of result.json, with the history of a long run

@@ -21,7 +21,7 @@ _PIECE = 1 << 20  # bytes read at a time
 
 
 def digest(path: str | os.PathLike[str]) -> str:
-    """ "sha256:..." of a file's bytes; of a folder (idx files, an adapter as PEFT saves it) that of the names and
+    """ "sha256:..." of a file's bytes; of a folder (idx files, an adapter of PEFT, text data) that of the names and
     digests of the files that are read of it. OSError or FileError where it cannot be read."""
     from ..files.regular import open_regular
 
@@ -40,8 +40,11 @@ def _read_of(folder: str | os.PathLike[str]) -> list[Path]:
     """The files of a folder that a run reads."""
     from ..data.idx import find_idx
     from ..llm.adapter_peft import PEFT_CONFIG, PEFT_WEIGHTS
+    from ..llm.data_files import data_files
 
-    return sorted(find_idx(folder).values()) or [Path(folder, name) for name in sorted((PEFT_CONFIG, PEFT_WEIGHTS))]
+    if (idx := sorted(find_idx(folder).values())) or Path(folder, PEFT_CONFIG).exists():
+        return idx or [Path(folder, name) for name in sorted((PEFT_CONFIG, PEFT_WEIGHTS))]
+    return [Path(path) for path in data_files(folder).paths]
 
 
 class Inputs:

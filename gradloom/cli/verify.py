@@ -9,22 +9,18 @@ from typing import Annotated, Any
 import typer
 
 from ..base.settings import PRECISIONS
-from .common import json_text, need_one_of, need_whole, say
+from .common import Device, Json, Precision, Threads, json_text, need_one_of, need_whole, say
 from .language import (
     DATA_HELP,
     AsChat,
     CompletionKey,
-    Device,
-    Json,
     Lora,
     LossOn,
     MessagesKey,
-    Precision,
     PromptKey,
     SkipBadLines,
     Template,
     TextKey,
-    Threads,
     adapter_for,
     data_options,
 )

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from .preprocess import Column
+from .column import Column
 from .readers import Table
 
 _MOST_ROWS = 20_000  # looked at: the first ones, which are drawn at random
@@ -34,9 +34,11 @@ def column_warnings(table: Table) -> list[str]:
         at += column.width
         if column.kind == "unused":
             found += [f"column {column.name!r:.60} is constant and left out"] * (column.reason == "constant")
-        elif column.kind == "number" and _numbers_rows(block[:, 0], column, table):
+        elif column.kind == "number" and not column.scale and _numbers_rows(block[:, 0], column, table):
             found.append(f"column {column.name!r:.60} looks like a row number: each row has another whole number")
-        elif (share := _told(block, labels[:_MOST_ROWS], table.task)) is not None:
+        elif (
+            share := _told(block if column.kind == "text" else block[:, :1], labels[:_MOST_ROWS], table.task)
+        ) is not None:
             found.append(
                 f"column {column.name!r:.60} alone tells {share} of the training rows: does it hold what is known only"
                 " after the target?"

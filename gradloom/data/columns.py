@@ -44,6 +44,13 @@ class NumberCells:
         if mark:
             self.marks[mark] = self.marks.get(mark, 0) + 1
 
+    def has_number(self) -> bool:
+        """Whether a number is among the first cells."""
+        if not self.blocks:
+            return False
+        block, decimals = self.blocks[0]
+        return not np.isnan(block).all() if decimals < 0 else bool((block != np.iinfo(block.dtype).min).any())
+
     def values(self) -> np.ndarray:
         """f64 [rows], NaN where a cell is missing."""
         made = np.empty(self.rows)
@@ -80,6 +87,18 @@ def _packed(values: np.ndarray, decimals: int) -> tuple[np.ndarray, int]:
                 whole[empty] = info.min
             return whole, decimals
     return values, -1
+
+
+class ArrayCells(NumberCells):
+    """A column of an array, which stays as it is."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        super().__init__()
+        self.rows, self._array = len(array), array
+
+    def values(self) -> np.ndarray:
+        """f64 [rows], NaN where an element is missing."""
+        return self._array.astype(np.float64)
 
 
 class TextCells:
@@ -136,6 +155,7 @@ class Columns:
     lines: np.ndarray | None
     header: bool = True
     separator: str = ","
+    is_named: bool = True  # its columns are found by their names, not by their order
     picked: np.ndarray | None = field(default=None, repr=False)  # the rows that are left, where not all are
 
     @property
@@ -187,6 +207,13 @@ class Columns:
             return np.isnan(self._of(cells.values()))
         return cells.numbers[1][self._of(cells.codes)] == MISSING
 
+    def is_empty(self, index: int) -> bool:
+        """Whether all cells are missing."""
+        cells = self.cells[index]
+        if isinstance(cells, NumberCells) and self.picked is None and cells.has_number():
+            return False
+        return bool(self.missing(index).all())
+
     def marks(self, index: int) -> dict[str, int]:
         """What stands in missing cells that are not empty, and how often, of all rows."""
         cells = self.cells[index]
@@ -198,6 +225,16 @@ class Columns:
 
     def _of(self, values: np.ndarray) -> np.ndarray:
         return values if self.picked is None else values[self.picked]
+
+
+def array_columns(path: str, array: np.ndarray, names: list[str] | None = None) -> Columns:
+    """The columns of an array of numbers, [rows, ...]; DataError for others."""
+    if array.dtype.kind not in "fiub":
+        raise DataError(f"{path}: dtype {array.dtype!s:.60}; need numbers")
+    flat = array.reshape(len(array), -1)
+    if names is None:
+        names = [f"column {i + 1}" for i in range(flat.shape[1])]
+    return Columns(path, names, [ArrayCells(flat[:, i]) for i in range(flat.shape[1])], None, is_named=False)
 
 
 def number_text(value: float) -> str:

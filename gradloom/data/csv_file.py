@@ -320,6 +320,22 @@ class _Parts:
         return made
 
 
+def read_cells(cells: list[str]) -> NumberCells | TextCells:
+    """Cells that are no file's, read as those of a file are."""
+    column = _cells.Column(_cells.NUMBERS)
+    column.add(cells)
+    part = column.take()
+    if isinstance(part, tuple) and column.first_zero < 0:
+        numbers = NumberCells()
+        numbers.add(*part)
+        return with_facts(numbers, column)
+    column = _cells.Column(_cells.TEXTS)
+    column.add(cells)
+    codes = column.take()
+    assert isinstance(codes, np.ndarray)
+    return TextCells(codes, column)
+
+
 def with_facts(numbers: NumberCells, column: _cells.Column) -> NumberCells:
     """The cells, with the marks and units that the core has seen in them."""
     marks, counts = column.marks

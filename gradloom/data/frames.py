@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import os
 import shutil
 import tempfile
@@ -16,9 +14,12 @@ import numpy as np
 
 from ..base.arguments import what_is
 from ..base.errors import DataError, GradloomError
-from .csv_file import read_csv
-from .preprocess import Preprocess, fit_matrix
-from .readers import read_features, read_table
+from .columns import ArrayCells, Columns, NumberCells, TextCells, array_columns
+from .csv_file import read_cells, read_csv
+from .encoding import Encoding
+from .fitting import fit_columns
+from .preprocess import Preprocess
+from .readers import features_of_columns, read_features
 
 Read = tuple[np.ndarray, np.ndarray | None, list[str], list[str]]
 
@@ -34,24 +35,42 @@ def has_texts(data: object) -> bool:
     return is_frame(data) and any(np.asarray(frame[name].to_numpy()).dtype.kind not in "fiub" for name in frame.columns)
 
 
-def learned(rows: Any, names: list[str] | None, task: str, **target: Any) -> tuple[Preprocess, np.ndarray]:
+def learned(
+    rows: Any, names: list[str] | None, labels: np.ndarray, task: str, **target: Any
+) -> tuple[Preprocess, np.ndarray]:
     """(preprocessing learned from these rows, their features f32 [rows, features]).
 
-    rows: an array of numbers [rows, columns], whose columns may have names; or a DataFrame with texts. target: what the
-    preprocessing is told of the target, such as classes=[...].
+    rows: an array of numbers [rows, columns], whose columns may have names; or a DataFrame with texts. labels: class
+    ids i32 [rows], or targets f64 [rows, targets]. target: what the preprocessing is told of it, such as classes=[...].
     """
     with np.errstate(all="ignore"):
-        if not is_frame(rows):
-            known = names or [f"column {i + 1}" for i in range(rows.shape[1])]
-            made = fit_matrix("X", rows, known, np.arange(len(rows)), task, "y", [])
-            return replace(made, **target), made.apply(rows)[0]
-    names = [str(name) for name in rows.columns]
-    last = next(name for name in ("y", "y of fit", "".join(names) + "y") if name not in names)
-    columns = [*(np.asarray(rows[name].to_numpy()) for name in rows.columns), np.arange(len(rows))]
-    with _as_file([*names, last], columns, ",", "X") as path:
-        table = read_table(path, last, "regression", test_split=0.0)
-    made = replace(table.preprocess, **{"task": task, "target_mean": [], "target_std": [], **target})
-    return made, np.asarray(table.train.data)
+        if is_frame(rows):
+            data = frame_columns(rows, "X")
+        else:
+            data = array_columns("X", rows, names or [f"column {i + 1}" for i in range(rows.shape[1])])
+        everything = np.arange(data.rows)
+        made = replace(fit_columns(data, everything, -1, task, [], {}), target="y", **target)
+        encoding = Encoding(made, data, everything, labels, 0)
+        features = made.apply(data)[0]
+        encoding.cross_fit(features, everything)
+    return made, features
+
+
+def frame_columns(frame: Any, what: str) -> Columns:
+    """The columns of a DataFrame; DataError where two have one name. Errors call it `what`."""
+    names = [str(name) for name in frame.columns]
+    if len(set(names)) < len(names):
+        raise DataError(f"{what}: two columns have one name among {', '.join(names):.200}; need different ones")
+    return _columns(what, names, [np.asarray(frame[name].to_numpy()) for name in frame.columns])
+
+
+def _columns(what: str, names: list[str], arrays: Sequence[np.ndarray], header: bool = True) -> Columns:
+    """The arrays, of numbers, texts or objects, as columns whose cells are read as those of a file are."""
+    return Columns(what, names, [_read(array) for array in arrays], None, header)
+
+
+def _read(array: np.ndarray) -> NumberCells | TextCells:
+    return ArrayCells(array) if array.dtype.kind in "fiu" else read_cells(_cells(array))
 
 
 def features_of(data: Any, preprocess: Preprocess) -> Read:
@@ -64,18 +83,17 @@ def features_of(data: Any, preprocess: Preprocess) -> Read:
     if isinstance(data, (str, os.PathLike)):
         return read_features(data, preprocess)
     if is_frame(data):
-        names = [str(name) for name in data.columns]
-        if len(set(names)) < len(names):
-            raise DataError(f"rows: two columns have one name among {', '.join(names):.200}; need different ones")
-        columns = [np.asarray(data[name].to_numpy()) for name in data.columns]
         if preprocess.kind == "columns" and preprocess.header:
-            return _as_table(names, columns, preprocess)
+            return features_of_columns(frame_columns(data, "rows"), preprocess)
+        columns = [np.asarray(data[name].to_numpy()) for name in data.columns]
         array = np.stack(columns, axis=1) if columns else np.zeros((len(data), 0))
     else:
         array = _as_array(data)
     if array.ndim < 2 or not len(array):
         raise DataError(f"rows: an array of shape {list(array.shape)}; need rows along the first axis")
-    is_plain = array.dtype.kind in "fiub" and all(column.kind != "text" for column in preprocess.columns)
+    is_plain = array.dtype.kind in "fiub" and all(
+        column.kind not in ("text", "encoded") for column in preprocess.columns
+    )
     if preprocess.kind == "array" or is_plain:
         with np.errstate(all="ignore"):
             features, notes = preprocess.apply(array)
@@ -83,35 +101,20 @@ def features_of(data: Any, preprocess: Preprocess) -> Read:
     array = array.reshape(len(array), -1)
     if array.shape[1] != len(preprocess.columns):
         raise DataError(f"rows: {array.shape[1]} columns; need {len(preprocess.columns)} as in training")
-    return _as_table([c.name for c in preprocess.columns], list(array.T), preprocess)
+    names = [c.name for c in preprocess.columns]
+    return features_of_columns(_columns("rows", names, list(array.T), preprocess.header), preprocess)
 
 
 def _as_array(data: Any) -> np.ndarray:
-    """An array of numbers as it is; rows that hold texts as objects, so that a number beside a text stays one."""
+    """An array of numbers as it is, NaN where elements are masked; rows that hold texts as objects, so that a number
+    beside a text stays one."""
+    if isinstance(data, np.ma.MaskedArray) and data.dtype.kind in "fiub":
+        return np.asarray(np.ma.filled(data.astype(np.float64), np.nan))
     try:
         array = np.asarray(data)
         return np.array(data, dtype=object) if array.dtype.kind in "US" and not isinstance(data, np.ndarray) else array
     except (ValueError, TypeError):
         raise DataError(f"rows: {what_is(data)} of rows of different lengths; need rows of one length") from None
-
-
-def _as_table(names: Sequence[str], columns: Sequence[np.ndarray], preprocess: Preprocess) -> Read:
-    """The columns as a table that is read like a file: a cell means here what it means there."""
-    head = names if preprocess.header else None
-    with _as_file(head, columns, preprocess.separator, "rows") as path:
-        return read_features(path, preprocess)
-
-
-@contextlib.contextmanager
-def _as_file(names: Sequence[str] | None, columns: Sequence[np.ndarray], separator: str, what: str) -> Iterator[str]:
-    """The path of a CSV file of these columns, which goes with the block; errors of the block call it `what`."""
-    text = io.StringIO()
-    writer = csv.writer(text, delimiter=separator, lineterminator="\n")
-    if names is not None:
-        writer.writerow(names)
-    writer.writerows(zip(*(_cells(column) for column in columns), strict=True))
-    with as_file(io.BytesIO(text.getvalue().encode("utf-8", "surrogatepass")), what) as path:
-        yield path
 
 
 @contextlib.contextmanager

@@ -6,59 +6,17 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
 from ..base.described import Described, parse
 from ..base.errors import DataError
 from ..base.memory import memory
-from .columns import MOST_COLUMNS, Columns, find_column
+from .column import Column
+from .columns import Columns, array_columns, find_column
 from .csv_file import SEPARATORS
-from .kinds import need_numbers, numbers_of, said_of
-
-MOST_CATEGORIES = 100  # of a text column; the most frequent ones are kept
-_LARGE = 1e300
-
-
-@dataclass
-class Column:
-    """One input column: a number (imputed, standardised), a text (one-hot), or unused (with the reason)."""
-
-    name: str
-    kind: str  # number | text | unused
-    median: float = 0.0
-    mean: float = 0.0
-    std: float = 1.0
-    categories: list[str] = field(default_factory=list)
-    reason: str = ""
-
-    @classmethod
-    def from_described(cls, said: Described) -> Column:
-        """What asdict made; DataError otherwise."""
-        made = cls(
-            name=said.text("name"),
-            kind=said.text("kind", ("number", "text", "unused")),
-            median=said.number("median"),
-            mean=said.number("mean"),
-            std=said.number("std", positive=True),
-            categories=said.texts("categories"),
-            reason=said.text("reason"),
-        )
-        said.end()
-        if bool(made.categories) != (made.kind == "text"):
-            raise DataError(
-                f"column {made.name!r:.60}: {len(made.categories)} categories of a column of kind {made.kind!r:.60}"
-            )
-        known = [category.encode() for category in made.categories]
-        if known != sorted(known):
-            raise DataError(f"column {made.name!r:.60}: its categories are not in order")
-        return made
-
-    @property
-    def width(self) -> int:
-        """How many features it makes."""
-        return {"number": 1, "text": len(self.categories), "unused": 0}[self.kind]
+from .features import check_narrow, grouped, is_usable, listed, write_features
 
 
 @dataclass
@@ -94,7 +52,9 @@ class Preprocess:
         return len(self.classes) if self.task == "classification" else len(self.target_mean)
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), ensure_ascii=False, allow_nan=False)
+        said = {item.name: getattr(self, item.name) for item in fields(self)}
+        said["columns"] = [column.described() for column in self.columns]
+        return json.dumps(said, ensure_ascii=False, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Preprocess:
@@ -135,7 +95,7 @@ class Preprocess:
             )
         if not 0 < made.inputs < 1 << 53:
             raise DataError("preprocess: no feature is made of a row, or too many; need 1 or more")
-        if made.kind == "array" and not _usable(made.mean, made.std):
+        if made.kind == "array" and not is_usable(made.mean, made.std):
             raise DataError(f"preprocess: mean {made.mean:g} and std {made.std:g} are beyond float32")
         return made
 
@@ -148,9 +108,16 @@ class Preprocess:
             if isinstance(data, Columns):
                 raise DataError(f"{data.path}: is a table; the model needs arrays of shape {self.shape}")
             return self._apply_array(data, order), []
-        if isinstance(data, Columns):
-            return self._apply_columns(data, order)
-        return self._apply_matrix(data, order)
+        if not isinstance(data, Columns):
+            data = array_columns("input", data)
+        notes: list[str] = []
+        features = self._empty(data.rows, data.path)
+        at = 0
+        for index, column in zip(self._positions(data, notes), self.columns, strict=True):
+            if column.width:
+                write_features(data, index, column, order, features[:, at : at + column.width], notes)
+                at += column.width
+        return features, grouped(notes)
 
     def _apply_array(self, data: np.ndarray, order: np.ndarray | None) -> np.ndarray:
         if data.dtype.kind not in "fiub":
@@ -168,22 +135,6 @@ class Preprocess:
                 raise DataError(f"input: row {row} holds {rows[row, bad[0][1]]}; need finite numbers within float32")
         return rows if order is None else rows[order]
 
-    def _apply_columns(self, data: Columns, order: np.ndarray | None) -> tuple[np.ndarray, list[str]]:
-        notes: list[str] = []
-        features = self._empty(data.rows, data.path)
-        at = 0
-        for index, column in zip(self._positions(data, notes), self.columns, strict=True):
-            out = features[:, at : at + column.width]
-            at += column.width
-            if column.kind == "number":
-                values = self._numbers(data, index, column, notes)
-                out[:, 0] = values if order is None else values[order]
-                _check_narrow(out, [column.name])
-            elif column.kind == "text":
-                codes, texts = data.texts(index)
-                _one_hot(codes if order is None else codes[order], texts, column, out, notes)
-        return features, notes
-
     def _empty(self, rows: int, what: str) -> np.ndarray:
         """Features of 0, f32 [rows, inputs]; DataError when the memory that is free does not hold them."""
         need, there = 4 * rows * self.inputs, memory()
@@ -194,10 +145,14 @@ class Preprocess:
 
     def _positions(self, data: Columns, notes: list[str]) -> list[int]:
         """The index of each input column in this file."""
+        if not data.is_named:
+            if len(data.names) != len(self.columns):
+                raise DataError(f"{data.path}: {len(data.names)} columns; need {len(self.columns)} as in training")
+            return list(range(len(data.names)))
         if self.header:
             if not data.header:
                 raise DataError(
-                    f"{data.path}: its first line holds no column names; need {_list([c.name for c in self.columns])}"
+                    f"{data.path}: its first line holds no column names; need {listed([c.name for c in self.columns])}"
                 )
             used = [c.name for c in self.columns if c.kind != "unused"]
             lost = [name for name in used if name not in data.names]
@@ -206,7 +161,7 @@ class Preprocess:
             known = {c.name for c in self.columns} | {self.target}
             extra = [name for name in data.names if name not in known]
             if extra:
-                notes.append(f"not used, because the model does not know them: {_list(extra)}")
+                notes.append(f"not used, because the model does not know them: {listed(extra)}")
             return [data.names.index(c.name) if c.name in data.names else -1 for c in self.columns]
         width = len(data.names)
         assert self.target_index is not None
@@ -218,49 +173,13 @@ class Preprocess:
             f"{data.path}: {width} columns; need {len(self.columns)}, or {len(self.columns) + 1} with the target"
         )
 
-    def _numbers(self, data: Columns, index: int, column: Column, notes: list[str]) -> np.ndarray:
-        values = need_numbers(data, index, f"column {column.name!r:.60}")
-        _check_finite(values, data, column.name)
-        return _standardise(values, column, notes, data.marks(index))
-
-    def _apply_matrix(self, data: np.ndarray, order: np.ndarray | None) -> tuple[np.ndarray, list[str]]:
-        data = np.reshape(data, (len(data), -1))
-        if data.dtype.kind not in "fiub":
-            raise DataError(f"input: dtype {data.dtype!s:.60}; need numbers")
-        if data.shape[1] != len(self.columns):
-            raise DataError(f"input: {data.shape[1]} columns; need {len(self.columns)} as in training")
-        features = self._empty(len(data), "input")
-        used = np.array([c.kind == "number" for c in self.columns])
-        kept = [c for c in self.columns if c.kind == "number"]
-        median, mean, std = (np.array([getattr(c, name) for c in kept]) for name in ("median", "mean", "std"))
-        counts = np.zeros(len(kept), np.int64)
-        at_once = max((1 << 18) // data.shape[1], 1)
-        for start in range(0, len(data), at_once):
-            part = slice(start, start + at_once)
-            values = (data[part] if order is None else data[order[part]])[:, used].astype(np.float64)
-            bad = np.argwhere(np.isinf(values))
-            if len(bad):
-                row = start + int(bad[0][0])
-                name = kept[bad[0][1]].name
-                where = row if order is None else order[row]
-                raise DataError(f"input: row {where}: column {name!r:.60} is inf; need finite numbers")
-            empty = np.isnan(values)
-            counts += empty.sum(axis=0)
-            features[part] = (np.where(empty, median, values) - mean) / std
-            _check_narrow(features[part], [c.name for c in kept])
-        notes = []
-        if counts.any():
-            texts = [f"{c.name} ({n})" for c, n in zip(kept, counts, strict=True) if n]
-            notes.append(f"empty cells filled with the training median: {_list(texts)}")
-        return features, notes
-
     # -- targets -----------------------------------------------------------------------------------------------------
 
     def targets_to_outputs(self, targets: np.ndarray) -> np.ndarray:
         """Regression targets in the units of the model."""
         mean, std = np.array(self.target_mean), np.array(self.target_std)
         outputs = ((targets.reshape(len(targets), -1) - mean) / std).astype(np.float32)
-        _check_narrow(outputs, [self.target] * outputs.shape[1])
+        check_narrow(outputs, self.target)
         return outputs
 
     def outputs_to_targets(self, outputs: np.ndarray) -> np.ndarray:
@@ -268,166 +187,3 @@ class Preprocess:
         return outputs.astype(np.float64).reshape(len(outputs), -1) * np.array(self.target_std) + np.array(
             self.target_mean
         )
-
-
-# -- learning it ----------------------------------------------------------------------------------------------------
-
-
-def fit_columns(data: Columns, train: np.ndarray, target: int, task: str, notes: list[str]) -> Preprocess:
-    """The columns of a table, from its training rows; `notes` takes what a person should know."""
-    made = Preprocess(
-        "columns", task, data.names[target], header=data.header, separator=data.separator, target_index=target
-    )
-    for index, name in enumerate(data.names):
-        if index == target:
-            continue
-        if data.missing(index).all():
-            raise DataError(
-                f"{data.path}: column {name!r:.60} is empty in all {data.rows} rows; remove it from the file"
-            )
-        values = numbers_of(data, index, f"column {name!r:.60}")
-        if values is not None:
-            _check_finite(values, data, name)
-            made.columns.append(_number_column(name, values[train]))
-            notes += said_of(data, index, name)
-        else:
-            made.columns.append(_text_column(name, *data.texts(index), train))
-    return _checked(made, data.path, notes)
-
-
-def fit_matrix(
-    path: str, data: np.ndarray, names: list[str], train: np.ndarray, task: str, target: str, notes: list[str]
-) -> Preprocess:
-    """The columns of a 2-D array, from its training rows."""
-    made = Preprocess("columns", task, target)
-    if len(names) > MOST_COLUMNS:
-        raise DataError(f"{path}: {len(names):,} columns; need at most {MOST_COLUMNS:,}")
-    for index, name in enumerate(names):
-        values = data[:, index].astype(np.float64)
-        if np.isnan(values).all():
-            raise DataError(f"{path}: column {name!r:.60} is NaN in all {len(values)} rows; remove it")
-        _check_finite(values, path, name)
-        made.columns.append(_number_column(name, values[train]))
-    return _checked(made, path, notes)
-
-
-def _usable(mean: float, std: float) -> bool:
-    """Whether float32 holds the mean, the deviation and its inverse: the model subtracts and multiplies in float32."""
-    with np.errstate(over="ignore", under="ignore", divide="ignore"):
-        narrow = np.float32(std)
-        return bool(np.isfinite([np.float32(mean), narrow, 1 / narrow]).all())
-
-
-def fit_array(path: str, data: np.ndarray, train: np.ndarray, task: str, target: str) -> Preprocess:
-    """One mean and one standard deviation for images and the like, from the training rows, in pieces."""
-    total = squares = 0.0
-    count = 0
-    for start in range(0, len(train), 1024):
-        part = data[train[start : start + 1024]].astype(np.float64)
-        total += part.sum()
-        squares += np.square(part).sum()
-        count += part.size
-    if not np.isfinite(total + squares):
-        raise DataError(f"{path}: some element is NaN or inf; need finite numbers")
-    mean = total / count
-    std = float(np.sqrt(max(squares / count - mean * mean, 0.0)))
-    if std == 0:
-        raise DataError(f"{path}: every element of every training row is {mean:g}; need data that differ")
-    if not _usable(mean, std):
-        raise DataError(
-            f"{path}: mean {mean:g} and deviation {std:g} of the elements are beyond float32; scale the data"
-        )
-    return Preprocess("array", task, target, shape=[int(s) for s in data.shape[1:]], mean=float(mean), std=std)
-
-
-def _number_column(name: str, values: np.ndarray) -> Column:
-    known = values[~np.isnan(values)]
-    if known.size == 0:
-        return Column(name, "unused", reason="empty in the training rows")
-    if known.min() == known.max():
-        return Column(name, "unused", reason="constant")
-    median = float(np.median(known))
-    if not np.isfinite(median):  # of two numbers whose sum is beyond f64
-        median = float(np.median(known / 2)) * 2
-    filled = np.where(np.isnan(values), median, values)
-    return Column(name, "number", median, *_mean_and_deviation(filled))
-
-
-def _mean_and_deviation(values: np.ndarray) -> tuple[float, float]:
-    """Of numbers that differ, also where their squares are beyond f64."""
-    mean, std = float(values.mean()), float(values.std())
-    if not (np.isfinite(mean) and np.isfinite(std)) or std == 0:
-        scale = float(abs(values).max())
-        scaled = values / scale
-        mean, std = float(scaled.mean()) * scale, float(scaled.std()) * scale
-    return mean, std or float(values.max() - values.min())
-
-
-def _text_column(name: str, codes: np.ndarray, texts: list[bytes], train: np.ndarray) -> Column:
-    counts = np.bincount(codes[train], minlength=len(texts))
-    seen = np.flatnonzero(counts)
-    if len(seen) == 1:
-        return Column(name, "unused", reason="constant")
-    if len(seen) > MOST_CATEGORIES and 2 * len(seen) > len(train):
-        return Column(name, "unused", reason=f"{len(seen)} different texts in {len(train)} rows")
-    ordered = sorted(seen.tolist(), key=lambda code: texts[code])
-    most = sorted(sorted(ordered, key=lambda code: -counts[code])[:MOST_CATEGORIES], key=lambda code: texts[code])
-    return Column(name, "text", categories=[texts[code].decode() for code in most])
-
-
-def _checked(made: Preprocess, path: str, notes: list[str]) -> Preprocess:
-    unused = [f"{c.name} ({c.reason})" for c in made.columns if c.kind == "unused"]
-    if made.inputs == 0:
-        raise DataError(f"{path}: no column is left to learn from: {_list(unused) or 'the target is the only one'}")
-    if unused:
-        notes.append(f"columns left out: {_list(unused)}")
-    return made
-
-
-def _standardise(values: np.ndarray, column: Column, notes: list[str], marks: dict[str, int]) -> np.ndarray:
-    """(values - mean) / std, with the median for NaN. marks: what stood in the cells that are NaN, and how often."""
-    empty = np.isnan(values)
-    if empty.any():
-        count = int(empty.sum())
-        text = "1 empty cell" if count == 1 else f"{count} empty cells"
-        if marks:
-            shown = [f"{n} {mark!r}" for mark, n in sorted(marks.items(), key=lambda item: -item[1])]
-            text += f" ({_list(shown)} among them)" if sum(marks.values()) < count else f" ({_list(shown)})"
-        notes.append(f"{column.name}: {text} filled with the training median {column.median:g}")
-        values = np.where(empty, column.median, values)
-    if column.std > _LARGE:  # differences might be beyond f64
-        return values / column.std - column.mean / column.std
-    return (values - column.mean) / column.std
-
-
-def _check_narrow(values: np.ndarray, names: list[str]) -> None:
-    """DataError where standardised numbers [rows, names] went beyond float32."""
-    if not np.isfinite(values).all():
-        name = names[int(np.argwhere(~np.isfinite(values))[0][1])]
-        raise DataError(f"column {name!r:.60}: a number is too far from those of the training rows; need it in float32")
-
-
-def _one_hot(codes: np.ndarray, texts: list[bytes], column: Column, out: np.ndarray, notes: list[str]) -> None:
-    """Writes a 1 into out, f32 [rows, categories], for each row with a category. codes [rows]: of its text."""
-    places = {category.encode(): place for place, category in enumerate(column.categories)}
-    of_text = np.array([places.get(text, -1) for text in texts], np.int64)
-    place = of_text[codes]
-    known = np.flatnonzero(place >= 0)
-    out[known, place[known]] = 1
-    rows = len(codes) - len(known)
-    if rows:
-        new = sorted({texts[code] for code in np.unique(codes[place < 0])})
-        shown = _list([text.decode("utf-8", "replace") for text in new])
-        notes.append(f"{column.name}: {rows} row{'s' * (rows != 1)} with a text unknown from training: {shown}")
-
-
-def _check_finite(values: np.ndarray, data: Columns | str, name: str) -> None:
-    """DataError for an infinite number in a column of a table, or of the array of the file that is named."""
-    bad = np.flatnonzero(np.isinf(values))
-    if bad.size:
-        where = f"{data} row {bad[0]}" if isinstance(data, str) else data.where(int(bad[0]))
-        raise DataError(f"{where}: column {name!r:.60} is {values[bad[0]]}; need a finite number or an empty cell")
-
-
-def _list(texts: list[str], most: int = 6) -> str:
-    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ..base.errors import DataError, FileError
-from .columns import MOST_COLUMNS, Columns, number_text
+from .columns import MOST_COLUMNS, Columns, array_columns, number_text
 from .csv_file import read_csv
 from .idx import find_idx, read_idx, read_idx_folder
 from .kinds import numbers_of
@@ -48,9 +48,24 @@ class RawTable:
     texts: list[bytes] | None = None  # of the codes in y
     notes: list[str] = field(default_factory=list)
 
+    def names_of(self) -> list[str]:
+        """The names of the columns."""
+        return self.x.names if isinstance(self.x, Columns) else self.names or []
+
 
 def read_raw(path: Path, target: str | None) -> RawTable:
-    """The file or folder as it is, by its suffix; `target` as for read_table."""
+    """The file or folder as it is, by its suffix, numbers in two axes as columns; `target` as for read_table."""
+    raw = _read_raw(path, target)
+    if isinstance(raw.x, np.ndarray):
+        if raw.x.dtype.kind == "b" or raw.x.dtype.name in ("int16", "uint16", "uint32", "uint64"):
+            kind = np.uint8 if raw.x.dtype.kind == "b" else np.float32
+            raw.x, raw.test_x = raw.x.astype(kind), None if raw.test_x is None else raw.test_x.astype(kind)
+        if raw.x.ndim <= 2 and raw.x.dtype != np.uint8:
+            raw.x = array_columns(raw.path, raw.x, raw.names)
+    return raw
+
+
+def _read_raw(path: Path, target: str | None) -> RawTable:
     if not path.exists():
         raise FileError(f"{path}: no such file or folder")
     name = path.name.lower()

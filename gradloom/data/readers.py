@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,10 +15,15 @@ from ..base.errors import DataError, FileError, SettingError
 from .columns import Columns
 from .csv_file import read_csv
 from .dataset import Dataset, split_rows
+from .encoding import Encoding
+from .fitting import fit_array, fit_columns
+from .kinds import need_numbers
 from .npz import keys_of, load_npz
-from .preprocess import Preprocess, fit_array, fit_columns, fit_matrix
+from .preprocess import Preprocess
 from .raw_table import X_KEYS, Y_KEYS, RawTable, idx_to_predict, read_raw
+from .roles import Roles
 from .targets import check_classes, drop_rows_without_target, hold_out, known_targets, targets_of, targets_of_column
+from .times import NUMBER, missing_time, times_of
 
 
 @dataclass
@@ -26,9 +32,11 @@ class Table:
 
     train, test  Dataset; features f32 (n, d), or as in the file (n, d) for images; labels i32 ids (classification) or
                  standardised f32 (n, targets) (regression); the rows of train are in the order of the seed
-    test_from    "file" when the file brought its test rows, "held out" when they were taken from the others, "" if none
+    test_from    "file" when the file brought its test rows, "--test" when they are of another one, "held out" when they
+                 were taken from the others, "the latest" when these are the latest rows, "" if none
     test_targets in the units of the file (regression)
     notes        what a person should know: decisions, columns left out, cells filled in
+    val          the latest rows before the test, to validate on, where the rows are split by time
     """
 
     path: str
@@ -39,6 +47,7 @@ class Table:
     preprocess: Preprocess
     test_targets: np.ndarray | None = None
     notes: list[str] = field(default_factory=list)
+    val: Dataset | None = None
 
 
 @np.errstate(all="ignore")  # what overflows is looked for and refused
@@ -49,6 +58,13 @@ def read_table(
     test_split: float = 0.2,
     val_split: float = 0.0,
     seed: int = 0,
+    *,
+    drop: Sequence[str] = (),
+    categorical: Sequence[str] = (),
+    numeric: Sequence[str] = (),
+    time: str | None = None,
+    weight: str | None = None,
+    test: str | os.PathLike[str] | None = None,
 ) -> Table:
     """Read a .csv, .csv.gz or .npz file, or a folder of idx files, for training.
 
@@ -56,51 +72,138 @@ def read_table(
     task        "classification" or "regression"; None: decided from the target
     test_split  share of the rows (of each class) held out for the test when the file brings no test rows; 0: none
     val_split   the validation share that fit will take from the training rows: they are kept out of the statistics
+    drop        columns that are not used; categorical, numeric: columns that are texts, or numbers, whatever they hold
+    time        a column of dates or times, or of numbers that stand for times: it becomes features, the test rows are
+                the latest, and `val` of the table the latest of the others
+    weight      a column of how much each row weighs in training: numbers of at least 0
+    test        a file of test rows, with their targets; none are held out
+
+    DataError for a column that is not there, SettingError for one that is named for two things.
     """
     if task not in (None, "classification", "regression"):
         raise SettingError(f"task={task!r:.60} is not known; need classification or regression")
-    raw = read_raw(Path(path), target)
-    raw = drop_rows_without_target(raw)
+    raw = drop_rows_without_target(read_raw(Path(path), target))
+    roles = Roles(drop, categorical, numeric, time, weight)
+    if roles and not isinstance(raw.x, Columns):
+        raise SettingError(f"{raw.path}: holds arrays without columns; leave {roles.named()} out")
+    if test is not None and raw.test_x is not None:
+        raise SettingError(f"{raw.path}: has test rows of its own; leave test (--test) out")
+    found = roles.of(raw.x, raw.target_index) if isinstance(raw.x, Columns) else {}
+    weights = _weights(raw, found)
     task, y, test_y, classes = targets_of(raw, task)
     n = len(y)
-    if raw.test_x is None and test_split:
+    rows, val_rows, held = np.arange(n, dtype=np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
+    by_time = next((index for index, role in found.items() if role == "time"), None)
+    if by_time is not None:
+        rows = _in_time(raw, by_time)
+    if raw.test_x is None and test is None and test_split:
         if n < 2:
             raise DataError(f"{raw.path}: {n} row; need at least 2, one of them for the test")
-        rows, held = hold_out(y if task == "classification" else np.zeros(n, np.int32), test_split, seed)
-    else:
-        rows, held = np.arange(n, dtype=np.int64), np.zeros(0, np.int64)
-    known = rows[split_rows(len(rows), val_split, seed)[0]] if val_split else rows
-    order = np.concatenate([rows, held]) if len(held) else None
-    made, features, test_features = _features(raw, np.sort(known), task, order)
-    labels = y if order is None else y[order]
-    test_targets = test_y
+        if by_time is not None:
+            rows, held = _latest(rows, test_split)
+        else:
+            rows, held = hold_out(y if task == "classification" else np.zeros(n, np.int32), test_split, seed)
+    if by_time is not None and val_split and len(rows) > 1:
+        rows, val_rows = _latest(rows, val_split)
+    in_fit = val_split and by_time is None
+    known = rows[split_rows(len(rows), val_split, seed)[0]] if in_fit else rows
+    order = np.concatenate([rows, val_rows, held])
+    made, features, test_features = _features(raw, np.sort(known), task, order, y, found, seed)
+    labels = y[order]
     if task == "classification":
         made.classes = classes
         check_classes(raw.path, y[rows], classes, raw.notes)
     else:
-        values = np.reshape(y, (n, -1)).astype(np.float64)
-        made.target_mean = values[known].mean(axis=0).tolist()
-        made.target_std = values[known].std(axis=0).tolist()
-        if not np.isfinite(made.target_std).all():
-            raise DataError(
-                f"{raw.path}: target {raw.target!r:.60} has numbers as large as {abs(values).max():g}; scale it"
-            )
-        if min(made.target_std) == 0:
-            raise DataError(
-                f"{raw.path}: target {raw.target!r:.60} is {values[known][0][0]:g} in every training row; need values"
-            )
-        labels = made.targets_to_outputs(labels)
+        labels = _standardise_targets(raw, y, known, made)[order]
     _check_described(raw.path, made)
-    if raw.test_x is None:
-        test = Dataset(features[len(rows) :], labels[len(rows) :]) if len(held) else None
-        test_targets = y[held]
-        test_from = "held out" if len(held) else ""
-        train = Dataset(features[: len(rows)], labels[: len(rows)])
-    else:
-        assert test_features is not None and test_y is not None
-        test = Dataset(test_features, test_y if task == "classification" else made.targets_to_outputs(test_y))
-        train, test_from = Dataset(features, labels), "file"
-    return Table(raw.path, task, train, test, test_from, made, None if test is None else test_targets, raw.notes)
+
+    def part(start: int, stop: int, weigh: bool = False) -> Dataset:
+        weighed = weights[order[start:stop]] if weigh and weights is not None else None
+        return Dataset(features[start:stop], labels[start:stop], weights=weighed)
+
+    end = len(rows) + len(val_rows)
+    table = Table(raw.path, task, part(0, len(rows), True), None, "", made, None, raw.notes)
+    table.val = part(len(rows), end) if len(val_rows) else None
+    if test is not None:
+        table.test, table.test_targets = labelled(test, table, "test on")
+        table.test_from = "--test"
+    elif test_features is not None:
+        assert test_y is not None
+        test_labels = test_y if task == "classification" else made.targets_to_outputs(test_y)
+        table.test, table.test_from, table.test_targets = Dataset(test_features, test_labels), "file", test_y
+    elif len(held):
+        table.test, table.test_targets = part(end, n), y[held]
+        table.test_from = "held out" if by_time is None else "the latest"
+    return table
+
+
+def labelled(path: str | os.PathLike[str], table: Table, use: str = "validate on") -> tuple[Dataset, np.ndarray]:
+    """(the rows of another file as the model takes them, their targets in the units of the file). Rows without a target
+    that the model knows are left out, which a note of the table says; DataError where none is left."""
+    made = table.preprocess
+    features, targets, notes, problems = read_features(path, made)
+    if targets is None:
+        raise DataError(f"{path}: has no {made.target!r:.60} to {use}; need rows with their targets")
+    is_class = made.task == "classification"
+    known = targets >= 0 if is_class else np.isfinite(targets).all(axis=1)
+    if not known.any():
+        raise DataError(f"{path}: no row has a {made.target!r:.60} that the training rows have")
+    left_out = int((~known).sum())
+    lost = [f"{left_out:,} rows without a usable target left out"] * bool(left_out)
+    table.notes += [f"{path}: {note}" for note in [*notes, *problems, *lost]]
+    targets = targets[known].astype(np.int32) if is_class else targets[known]
+    return Dataset(features[known], targets if is_class else made.targets_to_outputs(targets)), targets
+
+
+def _latest(rows: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
+    """(the others, this share of the rows at their end), at least one row each."""
+    count = min(max(round(len(rows) * share), 1), len(rows) - 1)
+    return rows[:-count], rows[-count:]
+
+
+def _in_time(raw: RawTable, index: int) -> np.ndarray:
+    """The rows in the order of their times; rows of one time in that of the file."""
+    assert isinstance(raw.x, Columns)
+    seconds, form = times_of(raw.x, index)
+    error = missing_time(raw.x, index, seconds)
+    if error is not None:
+        raise error
+    kind = "numbers" if form == NUMBER else "dates of the form 2024-01-31" if form == "iso" else f"dates, {form}"
+    raw.notes.append(f"time: {raw.names_of()[index]!r:.60} holds {kind}; the rows are split by it, the latest last")
+    return np.argsort(seconds, kind="stable")
+
+
+def _weights(raw: RawTable, roles: Mapping[int, str]) -> np.ndarray | None:
+    """How much each row weighs; None where no column says it."""
+    index = next((index for index, role in roles.items() if role == "weight"), None)
+    if index is None:
+        return None
+    assert isinstance(raw.x, Columns)
+    name = raw.x.names[index]
+    values = need_numbers(raw.x, index, f"weight column {name!r:.60}")
+    bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
+    if len(bad):
+        seen = "empty" if np.isnan(values[bad[0]]) else f"{values[bad[0]]:g}"
+        raise DataError(
+            f"{raw.x.where(int(bad[0]))}: weight column {name!r:.60} is {seen}; need a number of at least 0"
+        )
+    raw.notes.append(f"rows weigh what {name!r:.60} says in training")
+    return values
+
+
+def _standardise_targets(raw: RawTable, y: np.ndarray, known: np.ndarray, made: Preprocess) -> np.ndarray:
+    """The targets in the units of the model, whose mean and deviation are those of the known rows."""
+    values = np.reshape(y, (len(y), -1)).astype(np.float64)
+    made.target_mean = values[known].mean(axis=0).tolist()
+    made.target_std = values[known].std(axis=0).tolist()
+    if not np.isfinite(made.target_std).all():
+        raise DataError(
+            f"{raw.path}: target {raw.target!r:.60} has numbers as large as {abs(values).max():g}; scale it"
+        )
+    if min(made.target_std) == 0:
+        same = f"{values[known][0][0]:g} in every training row"
+        raise DataError(f"{raw.path}: target {raw.target!r:.60} is {same}; need values")
+    return made.targets_to_outputs(y)
 
 
 def _check_described(path: str, made: Preprocess) -> None:
@@ -127,7 +230,6 @@ def read_features(
         raise FileError(f"{where}: no such file or folder")
     raw_y: np.ndarray | None = None
     notes: list[str] = []
-    target: int | None = None
     if where.is_dir() or ".idx" in where.name or "-idx" in where.name:
         x, raw_y, note = idx_to_predict(where)
         notes.append(note)
@@ -148,40 +250,50 @@ def read_features(
         features, more = preprocess.apply(np.atleast_1d(arrays[key]))
     else:
         names = tuple(c.name for c in preprocess.columns) if preprocess.header else ()
-        texts = [c.name for c in preprocess.columns if c.kind == "text"]
+        texts = [c.name for c in preprocess.columns if c.kind in ("text", "encoded")]
         data = read_csv(where, names, None if preprocess.header else False, texts)
-        features, more = preprocess.apply(data)
-        if preprocess.header and preprocess.target in data.names:
-            target = data.names.index(preprocess.target)
-        elif not preprocess.header and len(data.names) == len(preprocess.columns) + 1:
-            target = preprocess.target_index
-        if target is not None:
-            targets, problems = targets_of_column(data, target, preprocess)
-            return features, targets, notes + more, problems
+        return features_of_columns(data, preprocess)
     targets, problems = (None, []) if raw_y is None else known_targets(raw_y, preprocess)
     return features, targets, notes + more, problems
 
 
+@np.errstate(all="ignore")
+def features_of_columns(
+    data: Columns, preprocess: Preprocess
+) -> tuple[np.ndarray, np.ndarray | None, list[str], list[str]]:
+    """read_features of a table."""
+    features, notes = preprocess.apply(data)
+    target: int | None = None
+    if preprocess.header and preprocess.target in data.names:
+        target = data.names.index(preprocess.target)
+    elif not preprocess.header and len(data.names) == len(preprocess.columns) + 1:
+        target = preprocess.target_index
+    targets, problems = (None, []) if target is None else targets_of_column(data, target, preprocess)
+    return features, targets, notes, problems
+
+
 def _features(
-    raw: RawTable, known: np.ndarray, task: str, order: np.ndarray | None
+    raw: RawTable,
+    known: np.ndarray,
+    task: str,
+    order: np.ndarray,
+    y: np.ndarray,
+    roles: Mapping[int, str],
+    seed: int,
 ) -> tuple[Preprocess, np.ndarray, np.ndarray | None]:
-    """(preprocess learned from the known rows, features of all rows in this order, features of the test rows)."""
+    """(preprocess learned from the known rows, features of all rows in this order, features of the test rows).
+
+    y: the targets, class ids or numbers, of all rows."""
+    order_or_none = None if np.array_equal(order, np.arange(len(y))) else order
     if isinstance(raw.x, Columns):
-        made = fit_columns(raw.x, known, raw.target_index, task, raw.notes)
-        features, notes = made.apply(raw.x, order)
-        raw.notes += notes
-        return made, features, None
-    x = raw.x
-    if x.dtype.kind == "b" or x.dtype.name in ("int16", "uint16", "uint32", "uint64"):
-        x = x.astype(np.uint8 if x.dtype.kind == "b" else np.float32)
-        raw.test_x = None if raw.test_x is None else raw.test_x.astype(x.dtype)
-    if x.ndim > 2 or x.dtype == np.uint8:
-        made = fit_array(raw.path, x, known, task, raw.target)
+        made = fit_columns(raw.x, known, raw.target_index, task, raw.notes, roles)
+        made.target = raw.target
+        encoding = Encoding(made, raw.x, known, y, seed)
+        features, notes = made.apply(raw.x, order_or_none)
+        encoding.cross_fit(features, order)
     else:
-        x = x.reshape(len(x), -1)
-        names = raw.names or [f"column {i + 1}" for i in range(x.shape[1])]
-        made = fit_matrix(raw.path, x, names, known, task, raw.target, raw.notes)
-    features, notes = made.apply(x, order)
+        made = fit_array(raw.path, raw.x, known, task, raw.target)
+        features, notes = made.apply(raw.x, order_or_none)
     test_features = None
     if raw.test_x is not None:
         test_features, more = made.apply(raw.test_x)

@@ -18,7 +18,7 @@ _TEST = 3  # the stream of the seed that holds rows out for the test
 def drop_rows_without_target(raw: RawTable) -> RawTable:
     """The table without the rows whose target is empty or NaN; a note counts them."""
     y = raw.y
-    if isinstance(raw.x, Columns):
+    if isinstance(raw.x, Columns) and raw.target_index >= 0:
         empty = raw.x.missing(raw.target_index)
         if raw.texts is not None and not empty.all():
             empty = np.array([text == b"" for text in raw.texts])[y]
@@ -41,7 +41,7 @@ def drop_rows_without_target(raw: RawTable) -> RawTable:
 def targets_of(raw: RawTable, task: str | None) -> tuple[str, np.ndarray, np.ndarray | None, list[str]]:
     """(task, targets, test targets, class names); ids i32 when they are classes, else f64."""
     y, test_y = raw.y, raw.test_y
-    if isinstance(raw.x, Columns):
+    if isinstance(raw.x, Columns) and raw.target_index >= 0:
         if raw.texts is not None and task == "regression":
             row, cell = raw.x.first_text(raw.target_index)
             raise DataError(

@@ -28,6 +28,8 @@ dispatches of the instruction, in order; each ends before the next begins:
       groups    how many workgroups; more than 65535 become two axes
       words     up to 48 numbers for the kernel: `word(i)` gives a u32, `param(i)` an f32 (Python floats become f32)
       defines   NAME -> text that replaces $NAME in the source (a formula, a constant)
+      rounds    how many rounds the loops of a thread make at most, all together, where these may be tens of thousands:
+                an adapter that ends them early refuses the program
 
 For argument k of the dispatch (from 0) the module has what the source uses of these; element offsets count from the
 argument's first one, whatever its dtype:

@@ -89,6 +89,7 @@ class Dispatch:
     groups: int
     words: tuple[int | float, ...] = ()
     defines: Mapping[str, str] = field(default_factory=dict)
+    rounds: int = 0
 
 
 def arg_of(record: Sequence[Any]) -> Arg:

@@ -28,6 +28,7 @@ LIMITS = {
 }
 OURS = 2  # storage buffers of each dispatch that are not data: `fixed` and the tape
 TIMESTAMPS = "timestamp-query"  # the feature
+MESA_ROUNDS = 65535  # after these Mesa's software adapter ends a kernel's loops without a word
 INSTALL = "pip install 'gradloom[gpu]'"
 DRIVER = "need a driver for Vulkan (on Debian without a GPU: apt install mesa-vulkan-drivers), Metal or DX12"
 
@@ -104,6 +105,7 @@ class Gpu:
     whoever loads, runs, uploads or downloads; who holds it takes no other lock (base/locks.py).
     binding_bytes: of a buffer that kernels see, at most; a test asks for fewer than the adapter allows.
     segments: buffers that a dispatch may touch beside `fixed` and the tape.
+    rounds: of a thread's loops, all together, that it makes; None: as many as there are.
     timestamps: whether it writes times; period: nanoseconds of a unit of these.
     """
 
@@ -128,6 +130,7 @@ class Gpu:
         native = wgpu.backends.wgpu_native.lib
         self.period = float(native.wgpuQueueGetTimestampPeriod(self.queue._internal)) if self.timestamps else 0.0
         self.usage, self.stage = wgpu.BufferUsage, wgpu.ShaderStage
+        self.rounds = MESA_ROUNDS if "llvmpipe" in self.name else None
         self.forked = (
             False  # this process is a child of the one that uses it: the threads that wait for it are not here
         )

@@ -140,6 +140,12 @@ class Loader:
         if len(pieces) - 1 > self.device.segments:
             copies, dispatch = self.gathered(dispatch, node)
             return [one for copy in (*copies, dispatch) for one in self.encoded(copy, node)]
+        if self.device.rounds is not None and dispatch.rounds > self.device.rounds:
+            called, most = self.bytecode.nodes[node].label, f"{self.device.rounds:,}"
+            raise BackendError(
+                f"gpu: {called}: the loops of its kernel make up to {dispatch.rounds:,} rounds, and {self.device.name} "
+                f"ends them after {most}, without a word; need fewer tokens, or device='cpu'"
+            )
         kinds = [arg.dtype if spanned else None for arg, spanned in zip(dispatch.args, slots, strict=True)]
         stateful = any(a.write and FIRST_STORED <= a.segment < GATHERED for a in dispatch.args)
         if stateful and not any("stopped()" in file(name) for name in dispatch.source):

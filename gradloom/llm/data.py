@@ -23,6 +23,7 @@ import numpy as np
 from ..base.arguments import as_bool, need_path
 from ..base.errors import DataError, FileError, SettingError
 from ..data.dataset import IGNORED, split_rows
+from .data_files import JSONL, TEXT
 from .data_options import OF_ONE_TEXT, check_heeded
 from .jsonl import JsonLines
 from .packing import TokenData, pack
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from .tokenizer import Tokenizer
 
 _READ = 1 << 20  # bytes of a text that are read at once
-_TEXT = (".txt", ".text", ".md")
-_JSONL = (".jsonl", ".ndjson")
 
 
 def token_data(
@@ -122,15 +121,15 @@ def read_samples(
     asked = {name for name, value in given.items() if value is not None}
     shown = os.fspath(path)
     kind = Path(shown).suffix.lower()
-    if kind not in _TEXT + _JSONL:
-        raise DataError(f"{shown}: the name ends in {kind or 'nothing'}; need one of {' '.join(_TEXT + _JSONL)}")
+    if kind not in TEXT + JSONL:
+        raise DataError(f"{shown}: the name ends in {kind or 'nothing'}; need one of {' '.join(TEXT + JSONL)}")
     try:
         size = os.stat(shown).st_size
         if Path(shown).is_dir():
             raise IsADirectoryError(21, "is a directory")
         if size == 0:
             raise DataError(f"{shown}: the file is empty; need a text, or a sample per line")
-        if kind in _TEXT:
+        if kind in TEXT:
             check_heeded(shown, "is one text", asked, OF_ONE_TEXT)
             return _read_text(shown, tokenizer, special)
         keys = None if prompt_key is None else list(prompt_key)

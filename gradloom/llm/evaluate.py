@@ -22,6 +22,7 @@ from ..graph.leaves import input as input_value
 from ..graph.value import Value
 from ..run.compile import compile as compile_program
 from .arguments import adapter_of
+from .data_files import test_file
 from .model import model_of
 
 if TYPE_CHECKING:
@@ -64,9 +65,9 @@ def evaluate(
 
     model, adapter: objects, or the paths of their files. Without an adapter the model is as its file has it, whatever
     was trained: trained weights, of method="full" too, are in the adapter of finetune's run. data: a path (.txt,
-    .jsonl), TokenData, or what read_rows gave (these two are rows already: context and data_options are settings of a
-    path). batch_size: rows at once, about 512 tokens of them. on_progress: called with (rows done, rows, what was
-    measured so far). options go to gl.compile (threads=, ...).
+    .jsonl, or a folder with test.jsonl), TokenData, or what read_rows gave (these two are rows already: context and
+    data_options are settings of a path). batch_size: rows at once, about 512 tokens of them. on_progress: called with
+    (rows done, rows, what was measured so far). options go to gl.compile (threads=, ...).
     Raises DataError for data without a token that counts.
     """
     from ..train.arguments import check_batch
@@ -78,6 +79,7 @@ def evaluate(
         check_rows(data, context, data_options or {})
         data_rows = data
     else:
+        data = test_file(data) if isinstance(data, (str, os.PathLike)) else data
         data_rows = read_rows(model, data, context, 0.0, **(data_options or {}))
     rows, length = data_rows.tokens.shape
     size = max(1, TOKENS // length) if batch_size is None else batch_size

@@ -38,6 +38,7 @@ from ..train.result import Result
 from ..train.saver import saver_of
 from ..train.stopping import EarlyStopping
 from .arguments import adapter_of
+from .data_files import data_files
 from .earlier_run import EarlierRun, about_adapter
 from .lora import LoRA, files_of_adapter
 from .model import Adapter, Model, model_of
@@ -79,7 +80,9 @@ class Run(Tuning):
     """One fine-tuning: everything that was decided is known before `train` begins.
 
     model        a Model, or the path of a GGUF file
-    data         a path (.txt, .jsonl) or TokenData; data_options go to its reader
+    data         a path (.txt, .jsonl, or a folder with train.jsonl, valid.jsonl, test.jsonl) or TokenData; data_options
+                 go to its reader
+    val          a file to validate on, in place of a share of the data (val_split)
     adapter      what is trained: a LoRA or TrainedTensors, or the path of an adapter, which is trained on from its
                  weights; by default one made for the method
     callbacks    see gl.train.Callback: told of optimiser steps, passes, sampled texts and the end
@@ -108,6 +111,7 @@ class Run(Tuning):
         adapter: Adapter | str | os.PathLike[str] | None = None,
         *,
         data_options: Mapping[str, Any] | None = None,
+        val: str | os.PathLike[str] | None = None,
         on_progress: Listener | None = None,
         callbacks: Sequence[Callback] | None = None,
         on_epoch: Listeners = None,
@@ -149,8 +153,11 @@ class Run(Tuning):
                 trained = asked.adapter(given)
                 check_trained(loaded, trained)
                 self._memory = memory.memory()  # before this run takes any
-                self._read = [data] if isinstance(data, (str, os.PathLike)) else []
-                rows = read_rows(loaded, data, asked.context, asked.val_split, asked.seed, **(data_options or {}))
+                self._read = [*data_files(data).paths] if isinstance(data, (str, os.PathLike)) else []
+                self._read += [] if val is None else [os.fspath(val)]
+                rows = read_rows(
+                    loaded, data, asked.context, asked.val_split, asked.seed, val, **(data_options or {})
+                )  # fmt: skip
                 memory.trim()
                 self.train_rows, self.val_rows = rows.train, rows.val
                 sizes = len(rows.train), len(rows.val), int(rows.tokens.shape[1])

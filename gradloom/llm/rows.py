@@ -12,6 +12,7 @@ import numpy as np
 from ..base.errors import DataError, SettingError
 from ..base.memory import need_memory, show_bytes
 from ..data.dataset import IGNORED, split_rows
+from .data_files import data_files
 from .model import Model
 
 if TYPE_CHECKING:
@@ -44,9 +45,13 @@ def read_rows(
     context: int | None = None,
     val_split: float | None = None,
     seed: int = 0,
+    val: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Rows:
     """The rows of a file, or TokenData as they are, checked against the model's vocabulary and context.
+
+    val: a file whose rows validate, in place of a share of the others; of a folder of data its valid.jsonl (see
+    data_files).
 
     Samples of a .jsonl are split before they are packed, so that no row holds samples of both sides; windows of a text
     and rows of TokenData are split as they are. TokenData are rows already: SettingError for another context, and for
@@ -55,6 +60,8 @@ def read_rows(
     limit = model.config.context_length
     if context is not None and not 2 <= context <= limit:
         raise SettingError(f"context={context} is not usable; need 2 to {limit}, the model's context")
+    if val is not None and not isinstance(data, (str, os.PathLike)):
+        raise SettingError(f"val={os.fspath(val)!r:.60} beside rows of tokens; need val_split, or the path of the data")
     if isinstance(data, Rows):
         return data
     need = 12 * (context or 0)
@@ -64,8 +71,15 @@ def read_rows(
         from .data import read_samples
         from .packing import pack
 
-        samples = read_samples(data, model.tokenizer, **options)
+        files = data_files(data)
+        val = files.valid if val is None else val
+        if val is not None and val_split is not None:
+            raise SettingError(f"val_split={val_split} (--val-split) beside {os.fspath(val)}; need one of them")
+        samples = read_samples(files.train, model.tokenizer, **options)
         length = context or min(CONTEXT, limit)
+        if val is not None:
+            held_out = read_samples(val, model.tokenizer, **options)
+            return _checked(model, _joined(pack(samples, length), pack(held_out, length)))
         share = _val_share(len(samples), val_split)
         if not samples.stream and share:
             parts = [pack(part, length) for part in samples.split(share, seed)]
@@ -73,9 +87,9 @@ def read_rows(
         data = pack(samples, length)
     else:
         check_rows(data, context, options)
-    train, val = split_rows(len(data.tokens), _val_share(len(data.tokens), val_split), seed)
+    training, validation = split_rows(len(data.tokens), _val_share(len(data.tokens), val_split), seed)
     reports = (data.report,) if hasattr(data, "report") else ()
-    return _checked(model, Rows(data.tokens, data.positions, data.labels, train, val, reports))
+    return _checked(model, Rows(data.tokens, data.positions, data.labels, training, validation, reports))
 
 
 def check_rows(data: Any, context: int | None, options: Mapping[str, Any]) -> None:

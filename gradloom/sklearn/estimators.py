@@ -81,7 +81,7 @@ class _Perceptron(BaseEstimator):
             spread = labels.std(axis=0)
             made = made | {"target_mean": labels.mean(axis=0).tolist()}
             made["target_std"] = np.where(spread > 0, spread, 1.0).tolist()
-        preprocess, features = learned(X, names, **made)
+        preprocess, features = learned(X, names, labels, **made)
         if is_regression:
             labels = preprocess.targets_to_outputs(labels)
         rows = len(labels)

@@ -9,7 +9,7 @@ from typing import Any
 from ..base.errors import TrainError
 from ..graph.value import Value
 from ..nn.module import Module
-from ..step.state import named
+from ..step.state import check_names, named
 from .attributes import (
     Filling,
     Leaf,
@@ -25,6 +25,7 @@ from .attributes import (
 )  # fmt: skip
 
 MODE = "training"  # stands for a module's mode among its attributes
+PART = ("attributes", "holders", "layers", "unsaved", "gone", "shared", "parted", "generators")  # of a state
 
 
 class ModuleState:
@@ -109,8 +110,7 @@ class ModuleState:
 
     def load(self, values: Mapping[str, Any]) -> Callable[[], None]:
         """Load for `part`. TrainError naming a layer, a function or a generator that is another one here."""
-        if not values:  # of a checkpoint that was written before there was this part
-            return lambda: None
+        check_names("modules", values, PART)
         given, modules = self._now(), self._modules()
         for name, text in values["layers"].items():
             mine = (described(given[name]) or f"an object of {type(given[name]).__name__}") if name in given else None
@@ -119,7 +119,7 @@ class ModuleState:
                 raise TrainError(
                     f"load: model: {name} was {text}, changed after the run began, and is {mine or 'missing'}: {need}"
                 )
-        codes, held = _saved(values)
+        codes, held = values["attributes"], values["holders"]
         generators = Snapshot(given, self._begun).generators
         unknown = [name for name in codes if _place(name)[0] not in modules]
         unknown += values["generators"].keys() - generators.keys()
@@ -132,7 +132,7 @@ class ModuleState:
         if unknown:
             raise TrainError(f"load: model: {named(unknown)} is in the state alone; need the state of the same model")
         takes = [load_generator(name, state, generators[name]) for name, state in values["generators"].items()]
-        theirs = values.get("shared", self._begun.shared)
+        theirs = values["shared"]
         parted = {p for p in theirs.keys() | self._begun.shared if theirs.get(p) != self._begun.shared.get(p)}
         left = {*values["layers"], *values["unsaved"], *values["gone"]}  # as they are
 
@@ -154,7 +154,7 @@ class ModuleState:
             for take in takes:
                 take()
             self.unsaved = list(values["unsaved"])
-            self.parted = sorted(parted.union(values.get("parted", ())))
+            self.parted = sorted(parted.union(values["parted"]))
 
         return load
 
@@ -188,13 +188,3 @@ def _place(name: str) -> tuple[str, str]:
     """The path of a module, with its dot, and the attribute."""
     path, dot, attribute = name.rpartition(".")
     return path + dot, unescaped(attribute)
-
-
-def _saved(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[str, Any]]]:
-    """The codes of attributes, and the contents of holders. A checkpoint of an earlier version has the values of
-    attributes, which are new objects."""
-    earlier = values.get("values")
-    if earlier is None:
-        return values["attributes"], values["holders"]
-    taken = Snapshot(earlier, Snapshot({}))
-    return taken.codes, {key: (type(one.value).__name__, one.content) for key, one in taken.holders.items()}

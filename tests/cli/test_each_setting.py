@@ -57,6 +57,12 @@ ODD: dict[str, list[Any]] = {
     "lora": ["nowhere.gguf"],
     "chat_template": ["nowhere.jinja"],
     "target": [3, "nothing", ""],
+    "drop": ["nothing", [3], [""], ["nothing"], ["y"]],
+    "categorical": ["nothing", [3], ["nothing"]],
+    "numeric": ["nothing", [3], ["nothing"]],
+    "time": [3, "", "nothing"],
+    "weight_column": [3, "", "nothing"],
+    "test": ["nowhere.csv"],
     "monitor": [3, "val_loss"],
     "device": [3, "", "nothing", "gpu:99"],
     "hidden": ["64", [0], [1 << 31], ["x"], 3],
@@ -79,9 +85,11 @@ ODD: dict[str, list[Any]] = {
     "log": ["csv", ["nothing"], 3],
     "class_weight": [{"a": 1}],
 }
-WITHOUT_VALIDATION = {"fit": {"eval_rows": [3], "eval_every": ["1steps"]}}
+OF_ONE_COMMAND = {"fit": {"eval_rows": [3], "eval_every": ["1steps"]}, "finetune": {"val": ["nowhere.txt"]}}
 NOT_AS_OPTION = {  # what an option cannot say, or says rightly
-    "target": [3], "monitor": [3], "text_key": [3], "prompt_key": [3], "completion_key": [3], "messages_key": [3],
+    "drop": ["nothing", [3], [""]], "categorical": ["nothing", [3]], "numeric": ["nothing", [3]], "time": [3],
+    "weight_column": [3], "target": [3], "monitor": [3],
+    "text_key": [3], "prompt_key": [3], "completion_key": [3], "messages_key": [3],
     "sample_prompt": ["once", [3], []], "freeze": ["*.bias", [3]], "targets": ["attn_q", [3]], "log": ["csv", 3],
     "out": ["t.csv/out"], "hidden": ["64", 3], "val": [{"a": 3}, {"": "t.csv"}, {"a.b": "t.csv"}, {"a": ""}],
 }  # fmt: skip
@@ -94,7 +102,8 @@ def wrong(command: str, setting: Any) -> list[Any]:
     kind, name = setting.kind, setting.name
     some = WRONG.get(kind, [])
     first = [s for c, _, s in SETTINGS if c == command].index(name) % len(some) if some else 0
-    found = [*ODD.get(name, []), *WITHOUT_VALIDATION.get(command, {}).get(name, []), *[*some, *some][first : first + 4]]
+    odd = [] if (command, name) == ("finetune", "val") else ODD.get(name, [])  # of fit, it is a table of files
+    found = [*odd, *OF_ONE_COMMAND.get(command, {}).get(name, []), *[*some, *some][first : first + 4]]
     plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     if get_origin(plain) is Literal:
         found += ["nothing", 3]

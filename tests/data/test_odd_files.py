@@ -73,11 +73,11 @@ def test_long_cells_everywhere(tmp_path):
     path.write_text("n,m,y\n" + "\n".join(rows) + "\n")
     table, peak = peak_of(read_table, path)
     assert peak < 20 * path.stat().st_size + SLACK
-    assert table.preprocess.classes == ["a", long] and table.preprocess.inputs == 2
+    assert table.preprocess.classes == ["a", long] and table.preprocess.inputs == 3
     assert "m: 600 empty cells filled with the training median" in " ".join(table.notes)
     assert table.train.labels.sum() + table.test.labels.sum() == 180
     path.write_text(path.read_text().replace(",", ";"))
-    assert read_table(path).preprocess.inputs == 2
+    assert read_table(path).preprocess.inputs == 3
 
 
 def test_categories_longer_than_the_cells(tmp_path):

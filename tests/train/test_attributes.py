@@ -183,11 +183,3 @@ def test_a_name_with_a_dot(tmp_path):
     other = ModuleState(again)
     other.load(saved(state, tmp_path))()
     assert (getattr(again, "a.value"), getattr(again, "a%2Evalue"), again.a.value) == (3.0, 4.0, 2)
-
-
-def test_a_checkpoint_of_an_earlier_version(tmp_path):
-    again = Holder({"a": [1]})
-    state = ModuleState(again)
-    part = {"values": {"value": {"a": [2, (3, None)]}}, "layers": {}, "unsaved": [], "gone": [], "generators": {}}
-    state.load(part)()
-    assert again.value == {"a": [2, (3, None)]} and state.warning() is None

@@ -32,6 +32,13 @@ def _dims(d: int) -> dict[str, str]:
     return {"DIMS": str(-(-min(d, PIECE) // 16))}
 
 
+def _rounds(tokens: int, d: int, heads: int = 1, weights: int = 0) -> int:
+    """Of the loops of a thread that walks over blocks of tokens, at most: the scores of a block, what it makes of them
+    (`weights` rounds) and the products with them, for some heads."""
+    scores = 10 + 21 * -(-d // 16)
+    return -(-tokens // BLOCK) * (34 + heads * (scores + weights + 37 * -(-min(d, PIECE) // 16)))
+
+
 def _pieces(d: int) -> int:
     return -(-d // PIECE)
 
@@ -46,13 +53,16 @@ def _forward(call: Call) -> list[Dispatch]:
     if t == 1 and b and pieces == 1:
         wide = {"WIDE": str(1 << (int(d) - 1).bit_length())}
         words = _words(call, q, k, cached)
-        made.append(Dispatch((*common, "attention_token"), "attention_token", call.args, b * heads, words, wide))
+        rounds = -(-k.shape[1] // 256) * (3 * d + 50)
+        files = (*common, "attention_token")
+        made.append(Dispatch(files, "attention_token", call.args, b * heads, words, wide, rounds))
     elif b * blocks:
         words = (*_words(call, q, k, cached), blocks, pieces)
         y_made = workspace[0].seen_with(f32, q.shape) if workspace else y
         args = (q, k, v, positions, y_made, lse)
         files = (*common, "attention", "attention_forward")
-        made.append(Dispatch(files, "attention", args, b * heads * blocks * pieces, words, _dims(d)))
+        rounds = _rounds(k.shape[1], d, weights=76)
+        made.append(Dispatch(files, "attention", args, b * heads * blocks * pieces, words, _dims(d), rounds))
         if workspace:
             made.append(_copy(y_made, y))
     return made
@@ -96,11 +106,11 @@ def _backward(call: Call) -> list[Dispatch]:
         Dispatch(("attention_delta",), "attention_delta", (g, y, g_lse, delta), groups_for(delta.size), (d,)),
         Dispatch(
             (*files, "attention_keys"), "attention_keys", (*read, dk_made, dv_made),
-            b * heads_of_keys * blocks * pieces, words, _dims(d),
+            b * heads_of_keys * blocks * pieces, words, _dims(d), _rounds(t, d, heads // heads_of_keys),
         ),
         Dispatch(
             (*files, "attention_queries"), "attention_queries", (*read, dq_made), b * heads * blocks * pieces, words,
-            _dims(d),
+            _dims(d), _rounds(t, d),
         ),
     ]  # fmt: skip
     made += [_copy(one, to) for one, to in ((dk_made, dk), (dv_made, dv)) if to.present]

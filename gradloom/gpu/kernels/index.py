@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..calls import Arg, Call, Dispatch, groups_for
+from ..calls import THREADS, Arg, Call, Dispatch, groups_for
 from .layout import filled
 from .table import Rule, kernel
 
@@ -33,7 +33,8 @@ def _scatter_rows(call: Call) -> list[Dispatch]:
     made = [check_ids(ids, y.shape[0]), filled(y, 0.0)]
     if g.size:
         words = (width_of(y), y.shape[0], ids.size)
-        made.append(Dispatch(("tree", "scatter"), "scatter", (y, g, ids), ids.size, words))
+        rounds = -(-ids.size // THREADS) + -(-words[0] // THREADS) * (ids.size + 1)
+        made.append(Dispatch(("tree", "scatter"), "scatter", (y, g, ids), ids.size, words, rounds=rounds))
     return made
 
 

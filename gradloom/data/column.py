@@ -1,0 +1,90 @@
+"""How one input column becomes features: learned from the training rows, and saved with the model."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..base.described import Described
+from ..base.errors import DataError
+from .times import FORMS, NUMBER, PARTS
+
+_ALWAYS = ("name", "kind", "median", "mean", "std", "categories", "reason")
+
+
+@dataclass
+class Column:
+    """One input column and the features that it makes:
+
+    number   the median where it is missing, asinh((x - center) / scale) of a skewed column, standardised; has_missing:
+             one feature more, 1 where the cell is missing
+    text     one-hot over its categories
+    encoded  of many categories: what the training targets of each are, in `codes`, [categories, features] row by row
+    time     seconds, or a number, standardised, and a sine and a cosine for each of `parts` (see times.py)
+    unused   none, for this reason
+    """
+
+    name: str
+    kind: str
+    median: float = 0.0
+    mean: float = 0.0
+    std: float = 1.0
+    categories: list[str] = field(default_factory=list)
+    reason: str = ""
+    has_missing: bool = False
+    center: float = 0.0
+    scale: float = 0.0  # 0: the column is not skewed
+    codes: list[float] = field(default_factory=list)
+    form: str = ""
+    parts: list[str] = field(default_factory=list)
+
+    def described(self) -> dict[str, Any]:
+        """As a JSON object; what few columns have is left out of the others."""
+        said = asdict(self)
+        return {name: value for name, value in said.items() if name in _ALWAYS or value}
+
+    @classmethod
+    def from_described(cls, said: Described) -> Column:
+        """What described made; DataError otherwise."""
+        made = cls(
+            name=said.text("name"),
+            kind=said.text("kind", ("number", "text", "encoded", "time", "unused")),
+            median=said.number("median"),
+            mean=said.number("mean"),
+            std=said.number("std", positive=True),
+            categories=said.texts("categories"),
+            reason=said.text("reason"),
+            has_missing=said.flag("has_missing") if said.has("has_missing") else False,
+            center=said.number("center") if said.has("center") else 0.0,
+            scale=said.number("scale", positive=True) if said.has("scale") else 0.0,
+            codes=said.numbers("codes") if said.has("codes") else [],
+            form=said.text("form", (NUMBER, *FORMS)) if said.has("form") else "",
+            parts=said.texts("parts") if said.has("parts") else [],
+        )
+        said.end()
+        has_categories = made.kind in ("text", "encoded")
+        if bool(made.categories) != has_categories:
+            raise DataError(
+                f"column {made.name!r:.60}: {len(made.categories)} categories of a column of kind {made.kind!r:.60}"
+            )
+        known = [category.encode() for category in made.categories]
+        if known != sorted(known):
+            raise DataError(f"column {made.name!r:.60}: its categories are not in order")
+        of_codes = len(made.codes) % len(known) == 0 and bool(made.codes) if made.kind == "encoded" else not made.codes
+        of_time = all(part in PARTS for part in made.parts) and (made.form != NUMBER or not made.parts)
+        if (
+            not of_codes
+            or (made.kind != "number" and (made.has_missing or made.center or made.scale))
+            or (not (of_time and made.form) if made.kind == "time" else made.form or made.parts)
+        ):
+            raise DataError(f"column {made.name!r:.60}: its settings are not those of kind {made.kind!r:.60}")
+        return made
+
+    @property
+    def width(self) -> int:
+        """How many features it makes."""
+        if self.kind == "encoded":
+            return len(self.codes) // len(self.categories)
+        return {
+            "number": 1 + self.has_missing, "text": len(self.categories), "time": 1 + 2 * len(self.parts), "unused": 0
+        }[self.kind]  # fmt: skip

@@ -1,0 +1,127 @@
+"""The features of one column, written where the model reads them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..base.errors import DataError
+from .column import Column
+from .columns import Columns
+from .kinds import need_numbers
+from .times import NUMBER, phases, times_of
+
+_LARGE = 1e300
+_MOST_NOTES = 12  # of filled cells, a line each; more are one line
+_FILLED = "filled with the training median"
+
+
+def write_features(
+    data: Columns, index: int, column: Column, order: np.ndarray | None, out: np.ndarray, notes: list[str]
+) -> None:
+    """Writes the features of the column of this index into out, f32 [rows, column.width], for the rows in this order;
+    `notes` takes what was filled in. DataError for cells that are not like those of the training."""
+    if column.kind in ("text", "encoded"):
+        codes, texts = data.texts(index)
+        codes = codes if order is None else codes[order]
+        if column.kind == "text":
+            _one_hot(codes, texts, column, out, notes)
+        else:
+            table = np.array(column.codes, np.float32).reshape(len(column.categories), -1)
+            place = _places(codes, texts, column, notes)
+            out[:] = np.where(place[:, None] >= 0, table[place], np.float32(0))
+        return
+    if column.kind == "time":
+        values, _ = times_of(data, index, column.form)
+        marks: dict[str, int] = {}
+    else:
+        values = need_numbers(data, index, f"column {column.name!r:.60}")
+        marks = data.marks(index)
+    check_finite(values, data, column.name)
+    values = values if order is None else values[order]
+    empty = np.isnan(values)
+    if empty.any():
+        notes.append(_filled(int(empty.sum()), column, marks))
+        values = np.where(empty, column.median, values)
+    out[:, 0] = standardised(shaped(values, column), column)
+    check_narrow(out[:, 0], column.name)
+    if column.kind == "time" and column.form != NUMBER:
+        for i, phase in enumerate(phases(values, column.parts)):
+            out[:, 1 + i] = phase
+    elif column.has_missing:
+        out[:, 1] = empty
+
+
+def shaped(values: np.ndarray, column: Column) -> np.ndarray:
+    """asinh((x - center) / scale) of a skewed column, which is linear near the center and a logarithm far from it."""
+    return np.arcsinh(values / column.scale - column.center / column.scale) if column.scale else values
+
+
+def standardised(values: np.ndarray, column: Column) -> np.ndarray:
+    """(values - mean) / std."""
+    if column.std > _LARGE:  # differences might be beyond f64
+        return values / column.std - column.mean / column.std
+    return (values - column.mean) / column.std
+
+
+def _filled(count: int, column: Column, marks: dict[str, int]) -> str:
+    """The note on empty cells. marks: what stood in them, and how often."""
+    text = "1 empty cell" if count == 1 else f"{count} empty cells"
+    if marks:
+        shown = [f"{n} {mark!r}" for mark, n in sorted(marks.items(), key=lambda item: -item[1])]
+        text += f" ({listed(shown)} among them)" if sum(marks.values()) < count else f" ({listed(shown)})"
+    return f"{column.name}: {text} {_FILLED} {column.median:g}"
+
+
+def grouped(notes: list[str]) -> list[str]:
+    """The notes, with one line for empty cells where many columns have some."""
+    filled = [note for note in notes if _FILLED in note]
+    if len(filled) <= _MOST_NOTES:
+        return notes
+    said = [note.partition(f" {_FILLED}")[0] for note in filled]
+    return [note for note in notes if _FILLED not in note] + [f"filled with the training medians: {listed(said)}"]
+
+
+def _places(codes: np.ndarray, texts: list[bytes], column: Column, notes: list[str]) -> np.ndarray:
+    """The place of each row's text among the categories, -1 where it is none of them."""
+    places = {category.encode(): place for place, category in enumerate(column.categories)}
+    of_text = np.array([places.get(text, -1) for text in texts], np.int64)
+    place = of_text[codes]
+    unknown = place < 0
+    rows = int(unknown.sum())
+    if rows:
+        new = sorted({texts[code] for code in np.unique(codes[unknown])})
+        shown = listed([text.decode("utf-8", "replace") for text in new])
+        notes.append(f"{column.name}: {rows} row{'s' * (rows != 1)} with a text unknown from training: {shown}")
+    return place
+
+
+def _one_hot(codes: np.ndarray, texts: list[bytes], column: Column, out: np.ndarray, notes: list[str]) -> None:
+    """Writes a 1 into out, f32 [rows, categories], for each row with a category. codes [rows]: of its text."""
+    place = _places(codes, texts, column, notes)
+    known = np.flatnonzero(place >= 0)
+    out[known, place[known]] = 1
+
+
+def check_finite(values: np.ndarray, data: Columns, name: str) -> None:
+    """DataError for an infinite number in a column."""
+    bad = np.flatnonzero(np.isinf(values))
+    if bad.size:
+        where = data.where(int(bad[0]))
+        raise DataError(f"{where}: column {name!r:.60} is {values[bad[0]]}; need a finite number or an empty cell")
+
+
+def check_narrow(values: np.ndarray, name: str) -> None:
+    """DataError where standardised numbers went beyond float32."""
+    if not np.isfinite(values).all():
+        raise DataError(f"column {name!r:.60}: a number is too far from those of the training rows; need it in float32")
+
+
+def is_usable(mean: float, std: float) -> bool:
+    """Whether float32 holds the mean, the deviation and its inverse: the model subtracts and multiplies in float32."""
+    with np.errstate(over="ignore", under="ignore", divide="ignore"):
+        narrow = np.float32(std)
+        return bool(np.isfinite([np.float32(mean), narrow, 1 / narrow]).all())
+
+
+def listed(texts: list[str], most: int = 6) -> str:
+    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")

@@ -1,0 +1,57 @@
+"""A folder of text data: a file to train on, and files to validate and to test on where it has them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..base.errors import DataError
+
+TEXT = (".txt", ".text", ".md")
+JSONL = (".jsonl", ".ndjson")
+_NAMES = {"train": ("train",), "valid": ("valid", "validation", "val", "dev"), "test": ("test",)}
+
+
+@dataclass(frozen=True)
+class DataFiles:
+    """The files of a folder, or one file."""
+
+    train: str
+    valid: str | None = None
+    test: str | None = None
+
+    @property
+    def paths(self) -> list[str]:
+        """All of them."""
+        return [path for path in (self.train, self.valid, self.test) if path is not None]
+
+
+def data_files(path: str | os.PathLike[str]) -> DataFiles:
+    """train.jsonl, valid.jsonl (or validation, val, dev) and test.jsonl of a folder; a file as it is.
+
+    DataError for a folder without a file to train on, and for two files of which one is meant.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        return DataFiles(os.fspath(path))
+    found: dict[str, str | None] = {}
+    for part, names in _NAMES.items():
+        files = [folder / (name + suffix) for name in names for suffix in JSONL + TEXT]
+        files = [file for file in files if file.is_file()]
+        if len(files) > 1:
+            raise DataError(f"{path}: holds {files[0].name} and {files[1].name}; need one of them")
+        found[part] = str(files[0]) if files else None
+    if found["train"] is None:
+        raise DataError(f"{path}: the folder holds no train.jsonl or train.txt; need one, and valid and test beside it")
+    return DataFiles(found["train"], found["valid"], found["test"])
+
+
+def test_file(path: str | os.PathLike[str]) -> str:
+    """The file of a folder to test on; a file as it is. DataError where the folder has none."""
+    files = data_files(path)
+    if not Path(path).is_dir():
+        return files.train
+    if files.test is None:
+        raise DataError(f"{path}: the folder holds no test.jsonl or test.txt; need the file to measure on")
+    return files.test
