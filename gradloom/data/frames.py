@@ -131,7 +131,14 @@ def as_file(data: BinaryIO, what: str) -> Iterator[str]:
 
 
 def _cells(column: np.ndarray) -> list[str]:
-    return ["" if value is None or value != value else _cell(value) for value in column.tolist()]
+    if column.dtype.kind == "M":  # 2020-01-31, with a time of day where there is one
+        return ["" if text == "NaT" else text for text in np.datetime_as_string(column, unit="auto").tolist()]
+    return ["" if _is_missing(value) else _cell(value) for value in column.tolist()]
+
+
+def _is_missing(value: Any) -> bool:
+    """None, NaN, and what pandas has for them."""
+    return value is None or type(value).__name__ in ("NAType", "NaTType") or bool(value != value)
 
 
 def _cell(value: Any) -> str:

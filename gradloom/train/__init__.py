@@ -11,6 +11,7 @@ from .log import Log
 from .log_files import read_metrics
 from .loop import Loop
 from .metrics import Metric
+from .model import Model
 from .own_loop import Checkpoint
 from .rate_finder import RateCurve, find_rate
 from .result import EpochResult, Evaluation, Result
@@ -31,6 +32,7 @@ __all__ = [
     "Log",
     "Loop",
     "Metric",
+    "Model",
     "Progress",
     "RateCurve",
     "Result",

@@ -81,6 +81,18 @@ def test_frames_and_rows_are_read_as_the_file_is(fitted, task):
         model.predict([rows[0], rows[1][:2]])
 
 
+def test_kinds_of_columns_that_pandas_has(fitted):
+    """Nullable numbers, texts, categories and missing values of each."""
+    pandas = pytest.importorskip("pandas")
+    data, folder = fitted["classification"]
+    model, frame = gl.load(folder), pandas.read_csv(data)
+    frame.loc[5, "colour"] = None
+    expected = model.predict_proba(frame)
+    for kinds in ({"size": "Float64", "id": "Int64", "colour": "string"}, {"colour": "category", "id": "float32"}):
+        np.testing.assert_array_equal(model.predict_proba(frame.astype(kinds)), expected)
+    assert not np.array_equal(model.predict_proba(frame.assign(size=1.0)), expected)
+
+
 def test_numbers_alone(capsys, tmp_path):
     """An array of the right columns, and the DataFrame with them in another order."""
     pandas = pytest.importorskip("pandas")
