@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from .base.errors import (
         BackendError,
         DataError,
+        DeviceLost,
+        DeviceMemoryError,
         DTypeError,
         FileError,
         GradientError,
@@ -50,6 +52,8 @@ __all__ = [
     "DTypeError",
     "DataError",
     "Device",
+    "DeviceLost",
+    "DeviceMemoryError",
     "EpochResult",
     "FileError",
     "GradientError",
@@ -104,8 +108,8 @@ __all__ = [
 
 # Where each name lives. A name is loaded when it is first used, so that the command line starts quickly.
 _HOMES = {
-    ".base.errors": "BackendError DataError DTypeError FileError GradientError GradloomError GraphError NonFiniteError "
-    "PlanError SettingError ShapeError TrainError",
+    ".base.errors": "BackendError DataError DeviceLost DeviceMemoryError DTypeError FileError GradientError "
+    "GradloomError GraphError NonFiniteError PlanError SettingError ShapeError TrainError",
     ".gpu.devices": "Device devices",
     ".eager": "Gradients Tensor grad_tape no_grad seed stats tensor",
     ".graph.grad": "gradients",

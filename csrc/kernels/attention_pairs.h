@@ -72,7 +72,7 @@ struct ForwardPairs {
       if (x.cap != 0.0f) cap_scores(scores, rows, ld, ld, x.cap);
       if (weigh<true>(strip, k0, rows, scores, sums, factor) && k0 != begin) rescale(x, strip, factor, y);
       weave(scores, ld, rows, ld, words, scores);
-      const PairRows values = prepare_rows(source_of(v.from(at), 1, x.k_row, rows), x.d, 0, words, room);
+      const PairRows values = prepare_columns(source_of(v.from(at), 1, x.k_row, rows), x.d, 0, words, room);
       multiply_strip(tiles, values, x.d, scores, ld, words, y, ld, k0 != begin);
     }
   }
@@ -159,7 +159,7 @@ struct BackPairs {
         const auto weights_and_slopes = x.cap != 0.0f ? slopes<true, true> : slopes<false, true>;
         weights_and_slopes(s, at, rows, kQueries, lse + i * kStrip, delta + i * kStrip, x.cap, p0, z0);
         weave(z0, kQueries, rows, ld, words, room.woven);
-        const PairRows columns = prepare_rows(source_of(k, 1, x.k_row, rows), d, 0, words, room.keys);
+        const PairRows columns = prepare_columns(source_of(k, 1, x.k_row, rows), d, 0, words, room.keys);
         multiply_strip(tiles, columns, d, room.woven, ld, words, room.dqt + i * kStrip * d, ld, started[i]);
         started[i] = true;
       }

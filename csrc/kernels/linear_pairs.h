@@ -62,8 +62,8 @@ template <> struct HeadProducts<gemm::PairSource> {
   void make_logits(int64_t rows, int64_t v0, int64_t columns, int64_t next) {
     for (int64_t k0 = 0; k0 < words; k0 += deep) {
       const int64_t depth = words - k0 < deep ? words - k0 : deep, k1 = k0 + depth;
-      const gemm::PairRows a = gemm::kPairsPacked ? gemm::PairRows{packed(rows, k0), 0, true}
-                                                  : gemm::PairRows{x + k0, row, false};
+      const gemm::PairRows a = gemm::kPairsPacked ? gemm::PairRows{packed(rows, k0), 0, gemm::kTileRows}
+                                                  : gemm::PairRows{x + k0, row, 0};
       gemm::multiply_pairs(tiles, a, rows, h.w, v0, columns, k0, depth, logits, columns, k0 != 0, strips,
                            k1 < words ? ahead(v0, columns, k1) : ahead(next, kHeadColumns, 0));
     }

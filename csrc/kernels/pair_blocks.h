@@ -3,7 +3,8 @@
 //   PairTiles tiles;                                             while such products are computed
 //   const PairRows a = prepare_rows(source, m, p0, depth, room);  once for all columns; in place where it can be
 //   multiply_pairs(tiles, a, m, b, j0, n, p0, depth, c, ldc, add, strips, next);
-//   multiply_strip(tiles, a, m, strip, n, depth, c, ldc, add);    B is one strip that is packed already
+//   multiply_strip(tiles, a, m, strip, n, depth, c, ldc, add);    B is one strip that is packed already;
+//                                                                a from prepare_rows or prepare_columns
 //
 // k counts words (gemm_pairs.h): a block has at most kPairDepth of them. C is summed over a block as matmul sums it.
 #pragma once
@@ -42,7 +43,7 @@ inline PairSource bf16_source(const void* data, int64_t along, int64_t deep, int
 struct PairRows {
   const float* words;
   int64_t row_words;  // from a row to the next where they lie
-  bool packed;
+  int strip;          // rows of a strip where they are packed, or 0
 };
 
 // Blocks of k: how many words of `words` each has but the last.
@@ -59,10 +60,19 @@ inline PairRows prepare_rows(const PairSource& a, int64_t m, int64_t p0, int64_t
 #if defined(GL_AMX_TILES)
   pack_rows(a, 0, m, p0, round_up(depth, kTileSide), room);
 #else
-  if (a.in_place()) return {a.at(0, p0), a.row_words(), false};
+  if (a.in_place()) return {a.at(0, p0), a.row_words(), 0};
   a.strips(0, m, p0, depth, kTileRows, 1, room);
 #endif
-  return {room, 0, true};
+  return {room, 0, kTileRows};
+}
+// The same for multiply_strip alone, of rows that lie side by side: whole vectors of them are woven into strips.
+inline PairRows prepare_columns(const PairSource& a, int64_t m, int64_t p0, int64_t depth, float* room) {
+#if defined(GL_AMX_TILES)
+  return prepare_rows(a, m, p0, depth, room);
+#else
+  a.strips(0, m, p0, depth, kTileColumns, Lanes::N, room);
+  return {room, 0, kTileColumns};
+#endif
 }
 
 // c [m][n], ldc numbers from row to row, (+)= a strip; n columns, at most those of a strip, rounded up to kPairLanes in
@@ -77,11 +87,16 @@ inline void multiply_strip([[maybe_unused]] PairTiles& tiles, const PairRows& a,
   }
 #else
   const int64_t vectors = ceil_div(n, Lanes::N);
-  const auto& fn = kTilesOf<Pairs>.fn[!a.packed][n % Lanes::N != 0][vectors - 1];
-  for (int64_t i = 0; i < m; i += kTileRows) {
-    const int64_t rows = m - i < kTileRows ? m - i : kTileRows;
-    fn[rows - 1](a.words + i * (a.packed ? depth : a.row_words), a.packed ? rows : a.row_words, strip, vectors * Lanes::N,
-                 depth, static_cast<int>(n), c + i * ldc, ldc, add, keep);
+  const auto& fn = kTilesOf<Pairs>.fn[a.strip == 0][n % Lanes::N != 0][vectors - 1];
+  const int64_t once = a.strip ? a.strip : m, round = a.strip == kTileColumns ? Lanes::N : 1;
+  for (int64_t i0 = 0; i0 < m; i0 += once) {
+    const int64_t rows = m - i0 < once ? m - i0 : once, count = ceil_div(rows, kTileRows);
+    const int64_t stride = a.strip ? round_up(rows, round) : a.row_words;
+    for (int64_t t = 0; t < count; t++) {  // of nearly equal heights
+      const int64_t i = rows * t / count, height = rows * (t + 1) / count - i;
+      const float* const at = a.words + (a.strip ? i0 * depth + i : i * stride);
+      fn[height - 1](at, stride, strip, vectors * Lanes::N, depth, static_cast<int>(n), c + (i0 + i) * ldc, ldc, add, keep);
+    }
   }
 #endif
 }
@@ -110,7 +125,7 @@ inline void multiply_pairs([[maybe_unused]] PairTiles& tiles, const PairRows& a,
     const int64_t end = j + kGroup < n ? j + kGroup : n, stop = end + kGroup < n ? end + kGroup : n;
     b.strips(j0 + j, j0 + end, p0, depth, kTileColumns, Lanes::N, strips);
     Ahead ahead = end < n ? b.ahead(j0 + end, j0 + stop, p0, depth) : next;
-    run_block(p, Block{add ? 1 : 0, depth, a.words, strips, a.packed, true, &ahead}, 0, m, j, end);
+    run_block(p, Block{add ? 1 : 0, depth, a.words, strips, a.strip != 0, true, &ahead}, 0, m, j, end);
   }
 #endif
 }

@@ -33,6 +33,14 @@ class BackendError(GradloomError):
     """A backend, ISA or kernel that this machine does not have."""
 
 
+class DeviceLost(BackendError):
+    """The driver took a device away, and with it what only the device held."""
+
+
+class DeviceMemoryError(BackendError):
+    """A device has no more memory; names what it was for, and its bytes."""
+
+
 class SettingError(GradloomError, ValueError):
     """A switch, environment variable or hyperparameter out of its range."""
 

@@ -22,6 +22,7 @@ from ..optim.clip import clip_values, held_between, is_one
 from ..optim.state import OptimizerState
 from ..step.step import guard, update
 from .cache import slot_name
+from .options import DEFAULTS
 from .program import EagerProgram, run_alone
 from .tensors import Numbers, Tensor
 from .trace import Trace
@@ -350,7 +351,9 @@ class Gradients(Mapping[Value, "Tensor | None"]):
                 return [norm], update(state, parameters, sums, weight, max_norm, norm, max_value)
 
             how = state, "apply", bool(norm_bound), bool(value_bound), state.behind(parameters)
-            run_alone((*how, *key), build, state.settings() | norm_bound | value_bound, state.window.options)
+            run_alone(
+                (*how, *key), build, state.settings() | norm_bound | value_bound, state.window.options or DEFAULTS
+            )
             state.window.clear()
             state.advance(parameters)
 

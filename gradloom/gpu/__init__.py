@@ -9,7 +9,8 @@
     stored.py      stored arrays on a device: uploaded when the host has written, downloaded when the host reads
     kept.py        outputs that stay on a device, to be inputs of other programs
     tape.py        records of arguments and calls as words
-    program.py     a proved plan as dispatches: buffers, tape, the encoder
+    program.py     a proved plan as dispatches: buffers, tape
+    encoder.py     the loop over the dispatches of a step
     timing.py      the time of each instruction
     backend.py     the backend "gpu"
     walk.py        a program run one instruction at a time

@@ -7,7 +7,7 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,12 +24,13 @@ from ..run.cost import cost_table
 from ..run.planned import PlannedExecutable
 from ..transform.program import Program
 from .device import Gpu, alike, device
+from .encoder import Ready, encode, ready
 from .kept import Kept
 from .kernels.all import KERNELS
-from .memory import Pool, copy, parts, read, write
+from .memory import Memory, copy, parts, read, write
 from .program import STATUS_BYTES, Arena, Encoded, Layout, Loader, bind_groups, needs_of
 from .stored import Copies
-from .timing import Ready, Timer
+from .timing import Timer
 
 AHEAD = 64  # steps in one submission, at most
 RECORD_BYTES = 16 << 20  # of one submission, unless one step has more
@@ -94,8 +95,7 @@ class GpuBackend:
 
 
 class GpuExecutable(PlannedExecutable):
-    """A proved plan on a device. ready: what the encoder walks: of each instruction its dispatches as (pipeline, bind
-    group, offset of the call, workgroups along x and y); made by the first run."""
+    """A proved plan on a device. ready: what the encoder walks (encoder.py); made by the first run."""
 
     def __init__(
         self, program: Program, plan: Plan, switches: Switches, place: Place, own: Buffer | None = None
@@ -128,14 +128,14 @@ class GpuExecutable(PlannedExecutable):
         loader = Loader(bytecode, device, self.layout, self.switches)
         self._encoded: list[list[Encoded]] = loader.run()
         if self.layout.gathered_bytes:
-            self.layout.memories["gathered"] = Pool(device, self.layout.gathered_bytes, "copies of operands")
+            self.layout.memories["gathered"] = Memory(device, self.layout.gathered_bytes, "copies of operands")
         tape, calls = loader.tape.arrays()
         self._tape = device.buffer(tape.nbytes, "the tape")
         device.queue.write_buffer(self._tape, 0, tape)
         usage = device.usage
         self._calls = device.buffer(len(calls), "the calls", usage.UNIFORM | usage.COPY_DST)
         device.queue.write_buffer(self._calls, 0, calls)
-        self._fixed = Pool(device, self.layout.fixed_bytes, "constants and inputs")
+        self._fixed = Memory(device, self.layout.fixed_bytes, "constants and inputs")
         write(self._fixed, self.layout.constants, np.frombuffer(bytecode.constants, np.uint8))
         self.layout.memories["fixed"] = self._fixed
         self.ready: list[Ready] = []
@@ -333,10 +333,8 @@ class GpuExecutable(PlannedExecutable):
             assert self.arena.memory is not None
             self.layout.memories["arena"] = self.arena.memory
             groups = bind_groups(self.device, self._encoded, self.layout.memories, self._calls, self._tape)
-            self.ready = [
-                [(one.pipeline, groups[one.pieces], (one.offset,), one.x, one.y) for one in step]
-                for step in self._encoded
-            ]
+            self._groups = groups  # the native handles in `ready` are theirs
+            self.ready = [ready(step, groups) for step in self._encoded]
             self._generation = self.arena.generation
 
     def _submit(self, pair: int, count: int, rows: np.ndarray | None) -> Any:
@@ -414,7 +412,7 @@ class GpuExecutable(PlannedExecutable):
             encoder = device.raw.create_command_encoder()
             self._begin(encoder, pair, step, settings)
             device.queue.submit([encoder.finish()])
-            self._timer.run(self.ready, encode)
+            self._timer.run(self.ready)
             encoder = device.raw.create_command_encoder()
             self._end(encoder, self._records[pair], step)
             device.queue.submit([encoder.finish()])
@@ -432,17 +430,6 @@ class GpuExecutable(PlannedExecutable):
         for buffer in [*mine, *self.__dict__.get("_records", ()), *self.__dict__.get("_rows", ())]:
             if buffer is not None:
                 self.device.drop(buffer)
-
-
-def encode(encoder: Any, steps: Sequence[Ready], **more: Any) -> None:
-    """A loop without decisions. more: what begin_compute_pass is told."""
-    running = encoder.begin_compute_pass(**more)
-    for step in steps:
-        for pipeline, group, offset, x, y in step:
-            running.set_pipeline(pipeline)
-            running.set_bind_group(0, group, offset)
-            running.dispatch_workgroups(x, y)
-    running.end()
 
 
 register_device("gpu", GpuBackend, alike)

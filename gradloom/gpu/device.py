@@ -12,7 +12,7 @@ from typing import Any
 
 from ..base.arguments import one_line
 from ..base.dtypes import DType
-from ..base.errors import BackendError
+from ..base.errors import BackendError, DeviceLost, DeviceMemoryError
 from ..base.memory import show_bytes
 from .calls import Dispatch
 from .source import CALL_BYTES, Slots, module
@@ -143,7 +143,8 @@ class Gpu:
     # ---- buffers ---------------------------------------------------------------------------------------
 
     def buffer(self, bytes: int, what: str, usage: int = 0) -> Any:
-        """Memory on the device, of zeros; BackendError where it is more than a binding takes or than there is."""
+        """Memory on the device, of zeros; BackendError where it is more than a binding takes, DeviceMemoryError where
+        there is no more."""
         size = max(-(-bytes // 256) * 256, 256)
         if size > self.buffer_bytes:
             most = f"{self.name} takes {show_bytes(self.buffer_bytes)} in one piece (max-storage-buffer-binding-size)"
@@ -176,14 +177,18 @@ class Gpu:
         try:
             yield
         except wgpu.GPUOutOfMemoryError:
-            raise BackendError(f"gpu: {self.name} has no more memory for {what}; need smaller batches") from None
+            held = f"{show_bytes(self.bytes)} are in use"
+            raise DeviceMemoryError(
+                f"gpu: {self.name} has no more memory for {what}; {held}; need smaller batches, a shorter context or a "
+                "smaller model, or device='cpu'"
+            ) from None
         except (wgpu.GPUError, RuntimeError) as error:
             text = " ".join(str(error).split())
             if "lost" in text.lower():
                 self.lost = True
-                raise BackendError(
+                raise DeviceLost(
                     f"gpu: {self.name} was lost during {what}: the driver took it away; what only it held is gone; "
-                    "need a checkpoint to go on from, or device='cpu'"
+                    "need a checkpoint to go on from, which device='cpu' may do, too"
                 ) from None
             raise BackendError(f"gpu: {self.name}, {what}: {text}") from None
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..graph.declaration import Spec
 from .device import Gpu
-from .memory import Pool, read
+from .memory import Memory, read
 from .stored import Copies
 
 
@@ -17,7 +17,7 @@ class Kept:
 
     def __init__(self, device: Gpu, copies: Copies, spec: Spec) -> None:
         self.device, self.shape, self.dtype, self.nbytes = device, spec.shape, spec.dtype.numpy, spec.bytes
-        self.memory = Pool(device, self.nbytes, "a value of the tape")
+        self.memory = Memory(device, self.nbytes, "a value of the tape")
         self._home: np.ndarray | None = None
         copies.kept.add(self)
 

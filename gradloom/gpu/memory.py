@@ -16,12 +16,14 @@ Part = tuple[int, int, int, int]  # of a range: piece, byte in the piece, byte i
 
 
 class Memory:
-    """So many bytes, of zeros at first. pieces: of `device.binding_bytes` each, the last one of fewer."""
+    """So many bytes, of zeros at first; given back when nobody holds them. pieces: of `device.binding_bytes` each, the
+    last one of fewer."""
 
     def __init__(self, device: Gpu, bytes: int, what: str) -> None:
-        """what: for messages. BackendError where there is no more memory."""
+        """what: for messages. DeviceMemoryError where there is no more memory."""
         self.device, self.what = device, what
         self.pieces: list[Any] = []
+        weakref.finalize(self, _drop, device, self.pieces)
         self.grow(bytes)
 
     @property
@@ -29,8 +31,8 @@ class Memory:
         return sum(int(piece.size) for piece in self.pieces)
 
     def grow(self, bytes: int) -> None:
-        """At least so many bytes; the contents are lost. BackendError where there is no more memory: then there are
-        fewer."""
+        """At least so many bytes; the contents are lost. DeviceMemoryError where there is no more memory: then there
+        are fewer."""
         sizes = piece_sizes(bytes, self.device.binding_bytes)
         whole = [piece for piece in self.pieces[: len(sizes)] if piece.size == self.device.binding_bytes]
         for piece in self.pieces[len(whole) :]:
@@ -39,18 +41,6 @@ class Memory:
         what = self.what if len(sizes) == 1 else f"a piece of {self.what}, {show_bytes(bytes)} in all,"
         for size in sizes[len(whole) :]:
             self.pieces.append(self.device.buffer(size, what))
-
-    def drop(self) -> None:
-        """Give the memory back."""
-        _drop(self.device, self.pieces)
-
-
-class Pool(Memory):
-    """Memory that is given back when nobody holds it."""
-
-    def __init__(self, device: Gpu, bytes: int, what: str) -> None:
-        super().__init__(device, bytes, what)
-        weakref.finalize(self, _drop, device, self.pieces)
 
 
 def _drop(device: Gpu, pieces: list[Any]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..graph.stored import Stored, bring_home
 from .device import Gpu
-from .memory import Pool, read_several, write
+from .memory import Memory, read_several, write
 
 ALIGNMENT = 64
 LARGE = 1 << 20  # bytes of an array that has memory of its own
@@ -23,7 +23,7 @@ DOWNLOAD = 32 << 20  # bytes of arrays that come in one transfer
 class Copy:
     """An array on a device. version: of the stored array whose contents lie here."""
 
-    def __init__(self, pool: Pool, offset: int, bytes: int) -> None:
+    def __init__(self, pool: Memory, offset: int, bytes: int) -> None:
         self.pool, self.offset, self.bytes = pool, offset, bytes
         self.version = -1
 
@@ -69,7 +69,7 @@ class Copies:
         several = list(several)
         for group, size in groups([s for s in several if s not in self._known], self.device.binding_bytes):
             largest = max(group, key=lambda s: s.bytes)
-            pool, offset = Pool(self.device, size, f"the array {largest.name}"), 0
+            pool, offset = Memory(self.device, size, f"the array {largest.name}"), 0
             for stored in group:
                 self._known[stored] = Copy(pool, offset, stored.bytes)
                 offset += aligned(stored.bytes)

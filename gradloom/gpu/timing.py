@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from .device import Gpu
+from .encoder import Ready, encode
 
 QUERIES = 4096  # of a query set: the most that WebGPU allows
 STAMP_BYTES = 8  # of a timestamp: u64, in periods of the queue
-
-Ready = Sequence[tuple[Any, Any, tuple[int], int, int]]  # the dispatches of an instruction, as the encoder walks them
-Encode = Callable[..., None]  # (encoder, instructions, what begin_compute_pass is told)
 
 
 class Timer:
@@ -37,13 +34,13 @@ class Timer:
         self._stamps = device.buffer(STAMP_BYTES * 2 * count, "timestamps", usage.QUERY_RESOLVE | usage.COPY_SRC)
         weakref.finalize(self, device.drop, self._stamps)
 
-    def run(self, instructions: Sequence[Ready], encode: Encode) -> None:
-        """Run the instructions of one step. encode: of the backend, a pass of instructions."""
+    def run(self, instructions: Sequence[Ready]) -> None:
+        """Run the instructions of one step."""
         found = self._by_timestamps if self.device.timestamps else self._by_waiting
-        for times, took in zip(self.nanoseconds, found(instructions, encode), strict=True):
+        for times, took in zip(self.nanoseconds, found(instructions), strict=True):
             times.append(took)
 
-    def _by_timestamps(self, instructions: Sequence[Ready], encode: Encode) -> list[int]:
+    def _by_timestamps(self, instructions: Sequence[Ready]) -> list[int]:
         encoder = self.device.raw.create_command_encoder()
         for i, one in enumerate(instructions):
             begin = 2 * i % QUERIES
@@ -62,7 +59,7 @@ class Timer:
         periods = (stamps[1::2] - stamps[::2]).view(np.int64)
         return [max(int(n * self.device.period), 0) for n in periods.tolist()]
 
-    def _by_waiting(self, instructions: Sequence[Ready], encode: Encode) -> list[int]:
+    def _by_waiting(self, instructions: Sequence[Ready]) -> list[int]:
         took = []
         self.device.wait()
         for one in instructions:

@@ -13,11 +13,12 @@ import numpy as np
 
 from gradloom.base.dtypes import dtype as as_dtype
 from gradloom.base.settings import Switches
-from gradloom.gpu.backend import Place, encode, place_of
+from gradloom.gpu.backend import Place, place_of
 from gradloom.gpu.calls import Call, args_of
 from gradloom.gpu.device import Gpu
+from gradloom.gpu.encoder import encode, ready
 from gradloom.gpu.kernels.all import KERNELS
-from gradloom.gpu.memory import Pool, read, write
+from gradloom.gpu.memory import Memory, read, write
 from gradloom.gpu.program import STATUS_BYTES, Layout, Loader, bind_groups
 from gradloom.graph.value import Node
 from gradloom.plan.bytecode import ARENA, ARG, INPUTS, INSTRUCTION, NO_SEGMENT, Bytecode, signature
@@ -33,7 +34,7 @@ def default_place() -> Place:
     return Place(Gpu(0, default_limits=True))
 
 
-class Memory:
+class Bytes:
     """One segment, as bytes that grow; what lies between the buffers keeps its pattern."""
 
     def __init__(self) -> None:
@@ -63,7 +64,7 @@ def run_node(
     """
     place = place or place_of(0)
     alias = alias or {}
-    memories = {ARENA: Memory(), INPUTS: Memory()}
+    memories = {ARENA: Bytes(), INPUTS: Bytes()}
     records, where = [], []  # where: (segment, offset) of each input
     aliased = set(alias.values())
     for i, x in enumerate(inputs):
@@ -139,7 +140,7 @@ def run_node(
     return results
 
 
-def _run(place: Place, code: Bytecode, memories: dict[int, Memory]) -> tuple[dict[int, np.ndarray], np.ndarray]:
+def _run(place: Place, code: Bytecode, memories: dict[int, Bytes]) -> tuple[dict[int, np.ndarray], np.ndarray]:
     device = place.device
     layout = Layout(code, device, place.copies)
     loader = Loader(code, device, layout, Switches())
@@ -151,15 +152,15 @@ def _run(place: Place, code: Bytecode, memories: dict[int, Memory]) -> tuple[dic
     device.queue.write_buffer(tape_buffer, 0, tape)
     call_buffer = raw.create_buffer(size=len(calls), usage=usage.UNIFORM | usage.COPY_DST)
     device.queue.write_buffer(call_buffer, 0, calls)
-    fixed, arena = Pool(device, layout.fixed_bytes, "inputs"), Pool(device, code.arena_bytes, "arena")
+    fixed, arena = Memory(device, layout.fixed_bytes, "inputs"), Memory(device, code.arena_bytes, "arena")
     layout.memories |= {"fixed": fixed, "arena": arena}
     if layout.gathered_bytes:
-        layout.memories["gathered"] = Pool(device, layout.gathered_bytes, "copies")
+        layout.memories["gathered"] = Memory(device, layout.gathered_bytes, "copies")
     write(fixed, layout.inputs, memories[INPUTS].bytes)
     write(arena, 0, memories[ARENA].bytes)
     groups = bind_groups(device, steps, layout.memories, call_buffer, tape_buffer)
     encoder = raw.create_command_encoder()
-    encode(encoder, [[(s.pipeline, groups[s.pieces], (s.offset,), s.x, s.y) for s in step] for step in steps])
+    encode(encoder, [ready(step, groups) for step in steps])
     device.queue.submit([encoder.finish()])
     found = {
         ARENA: read(arena, 0, len(memories[ARENA].bytes)),

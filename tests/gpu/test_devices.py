@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import subprocess
@@ -161,9 +162,9 @@ def test_a_lost_device_says_so_and_the_next_program_gets_another() -> None:
     run = gl.compile([ops.sum(w)], ops.assign(w, w + 1.0), device="gpu")
     assert run()[0] == 4.0
     place_of(0).device.raw.destroy()
-    with pytest.raises(gl.BackendError, match="was lost during a run: .* need a checkpoint to go on from"):
+    with pytest.raises(gl.DeviceLost, match="was lost during a run: .* need a checkpoint to go on from"):
         run()
-    with pytest.raises(gl.BackendError, match="was lost during a download"):
+    with pytest.raises(gl.DeviceLost, match="was lost during a download of the array w"):
         w.numpy()
     again = gl.compile([ops.sum(kept)], ops.assign(kept, kept + 1.0), device="gpu")
     assert again()[0] == 4.0 and kept.numpy().tolist() == [2.0] * 4
@@ -187,3 +188,39 @@ def test_a_forked_child_has_the_arrays_and_refuses_the_device() -> None:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert run()[0] == 8.0
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_no_memory_names_what_it_was_for_and_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, pieces: int
+) -> None:
+    """The adapter gives some pieces of an array and no more: these are given back, and what ran before runs on."""
+    import wgpu
+
+    device = place_of(0).device
+    w = gl.parameter(np.ones(4, np.float32), name="w")
+    run = gl.compile([ops.sum(w)], ops.assign(w, w + 1.0), device="gpu")
+    run()
+    table = gl.parameter(np.ones((3, 1 << 18), np.float32), name="table")  # 3 MiB
+    monkeypatch.setattr(device, "binding_bytes", (3 << 20) // pieces)
+    gc.collect()
+    create, before, given = device.raw.create_buffer, device.bytes, []
+
+    def out_of_memory(size: int, usage: int) -> Any:
+        if size == device.binding_bytes and len(given) == pieces - 1:
+            raise wgpu.GPUOutOfMemoryError("none")
+        given.append(size)
+        return create(size=size, usage=usage)
+
+    monkeypatch.setattr(device.raw, "create_buffer", out_of_memory)
+    with pytest.raises(gl.DeviceMemoryError) as caught:
+        place_of(0).copies.place([table.stored])
+    assert "no more memory for" in str(caught.value) and "the array table" in str(caught.value)
+    assert ("3.00 MiB in all" if pieces > 1 else "(3.00 MiB)") in str(caught.value)
+    assert "need smaller batches, a shorter context or a smaller model, or device='cpu'" in str(caught.value)
+    del caught
+    gc.collect()
+    assert device.bytes == before and len(given) == pieces - 1
+    monkeypatch.undo()
+    assert run()[0] == 8.0 and w.numpy().tolist() == [3.0] * 4
+    assert gl.compile(ops.sum(table), device="gpu")()[0] == 3 << 18

@@ -128,6 +128,29 @@ def test_a_stopped_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     }
 
 
+def test_a_run_whose_device_is_lost_goes_on_from_its_checkpoint_on_the_cpu(tmp_path: Path) -> None:
+    """The driver takes the device away after the second of four steps, which a checkpoint has."""
+
+    class Lose(gl.train.Callback):
+        stateless = True
+
+        def on_batch(self, batch: Any) -> None:
+            if batch.step == 3 and not lost:
+                lost.append(place_of(0).device)
+                lost[0].raw.destroy()
+
+    lost: list[Any] = []
+    path, folder = write_random(tmp_path / "model.gguf", kind="q8_0", **SIZES), tmp_path / "run"
+    with pytest.raises(gl.DeviceLost, match="was lost during .*; need a checkpoint to go on from"):
+        run_of(path, "lora", "gpu", 0.3, 4, [Lose()], run=folder, checkpoint_every="1steps")
+    assert list((folder / "checkpoints").glob("*.json")), "no checkpoint to go on from"
+    last = run_of(path, "lora", "cpu", 0.3, 4, [Lose()], run=folder, resume=True, checkpoint_every="1steps")
+    here, arrays = trained(path, "lora", "cpu", 0.3, steps=4)
+    assert last.steps == 4 and len(here) == 4 and lost[0].lost
+    for name, array in arrays.items():
+        assert_noise(name, last.adapter.parameters()[name].numpy(), array, array, longest=20 * SIZES["width"])
+
+
 def test_evaluation_and_generation_are_those_of_the_cpu(tmp_path: Path) -> None:
     """Losses of rows, and the likeliest tokens after a prompt, one token at a time at the cache."""
     path = write_random(tmp_path / "model.gguf", kind="q4_0", **SIZES)

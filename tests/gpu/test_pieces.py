@@ -11,7 +11,7 @@ import gradloom as gl
 from gradloom import ops
 from gradloom.gpu.backend import GpuBackend, Place, place_of
 from gradloom.gpu.device import LIMITS, Gpu
-from gradloom.gpu.memory import Pool, copy, read, write
+from gradloom.gpu.memory import Memory, copy, read, write
 from gradloom.gpu.stored import groups
 from gradloom.graph.opspec import REGISTRY
 from gradloom.graph.stored import Stored
@@ -57,7 +57,7 @@ def test_kernels_read_and_write_across_pieces(name: str) -> None:
 
 
 def test_bytes_are_written_and_read_across_pieces() -> None:
-    memory = Pool(tiny().device, 3 * TINY + 100, "bytes")
+    memory = Memory(tiny().device, 3 * TINY + 100, "bytes")
     assert [piece.size for piece in memory.pieces] == [TINY] * 4
     data = np.random.default_rng(0).integers(0, 256, 2 * TINY + 41, np.uint8)
     write(memory, 132, data)
@@ -68,7 +68,7 @@ def test_bytes_are_written_and_read_across_pieces() -> None:
 
 def test_bytes_are_copied_across_pieces() -> None:
     device = tiny().device
-    source, to = Pool(device, 4 * TINY, "bytes"), Pool(device, 4 * TINY, "bytes")
+    source, to = Memory(device, 4 * TINY, "bytes"), Memory(device, 4 * TINY, "bytes")
     data = np.random.default_rng(0).integers(0, 256, 4 * TINY, np.uint8)
     write(source, 0, data)
     encoder = device.raw.create_command_encoder()
@@ -81,7 +81,7 @@ def test_bytes_are_copied_across_pieces() -> None:
 def test_memory_that_grows_keeps_its_whole_pieces() -> None:
     device = tiny().device
     before = device.bytes
-    memory = Pool(device, TINY + 1, "bytes")
+    memory = Memory(device, TINY + 1, "bytes")
     first = memory.pieces[0]
     memory.grow(3 * TINY)
     assert memory.pieces[0] is first and memory.bytes == 3 * TINY == device.bytes - before
