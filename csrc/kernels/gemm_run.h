@@ -229,7 +229,7 @@ void run_product(const Call& call, const Tensor& z, P& p, int phase, int part, i
     return run_few(p, columns.begin, columns.end);
   }
   float* const room = static_cast<float*>(scratch);
-  if (p.batches == 1 && parts == 1) {
+  if (p.batches == 1 && p.parts == 1) {
     if (p.narrow) return run_narrow(p, 0, p.m, room);
     if (!p.pack_a && !p.pack_b && p.k <= p.depth)
       return run_block(p, Block{0, p.k, p.a.at(0, 0), p.b.at(0, 0), false, false, nullptr}, 0, p.m, 0, p.n);
