@@ -26,10 +26,10 @@ set_up() {
   [ -d .venv ] || "${PYTHON:-python3}" -m venv .venv
   .venv/bin/pip install --quiet --upgrade pip
   local extras=test,dev
-  [ "$mode" = --full ] && extras+=,mpi,plot,tensorboard,gpu
+  [ "$mode" = --full ] && extras+=,mpi,plot,tensorboard,gpu,sklearn
   [ "$mode" = --client ] && extras+=,client
   .venv/bin/pip install --quiet -e ".[$extras]"
-  case $mode in --full | --long) .venv/bin/pip install --quiet torch==2.13.0 ;; esac
+  case $mode in --full | --long) .venv/bin/pip install --quiet torch==2.13.0 pandas polars ;; esac
 }
 
 software_gpu() {  # an adapter in software, where it may be installed: from then on the tests of the GPU fail without one
