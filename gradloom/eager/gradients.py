@@ -22,7 +22,7 @@ from ..optim.clip import clip_values, held_between, is_one
 from ..optim.state import OptimizerState
 from ..step.step import guard, update
 from .cache import slot_name
-from .options import DEFAULTS
+from .options import TapeOptions
 from .program import EagerProgram, run_alone
 from .tensors import Numbers, Tensor
 from .trace import Trace
@@ -330,9 +330,10 @@ class Gradients(Mapping[Value, "Tensor | None"]):
         with locks.building, state.claim:
             weight, _, sums, key = _window(state)
             most, bound = _bound("max_value", state.window.max_value)
+            options = TapeOptions(*state.window.options)
             (norm,) = run_alone(
                 (state, "norm", bool(bound), *key),
-                lambda: ([ops.grad_norm(weight, *clip_values(sums, weight, most))], ()), bound, state.window.options,
+                lambda: ([ops.grad_norm(weight, *clip_values(sums, weight, most))], ()), bound, options,
             )  # fmt: skip
             state.window.max_norm = max_norm
             return float(norm)
@@ -352,7 +353,7 @@ class Gradients(Mapping[Value, "Tensor | None"]):
 
             how = state, "apply", bool(norm_bound), bool(value_bound), state.behind(parameters)
             run_alone(
-                (*how, *key), build, state.settings() | norm_bound | value_bound, state.window.options or DEFAULTS
+                (*how, *key), build, state.settings() | norm_bound | value_bound, TapeOptions(*state.window.options)
             )
             state.window.clear()
             state.advance(parameters)

@@ -48,7 +48,7 @@ class Window:
         self.weighted: bool | None = None  # the sums have a weight; None: nothing was accumulated
         self.max_norm = self.max_value = math.inf  # of its step
         self.gradients: type[GradientSource] | None = None  # who runs its step in a loop of the user's own
-        self.options: Any = None  # and how its programs are compiled
+        self.options: tuple[Any, ...] = ()  # of the tape: how its programs are compiled (see eager.options)
 
     def add(self, parameters: Iterable[Parameter]) -> None:
         self.parameters.update((p.stored, p) for p in parameters)

@@ -229,14 +229,14 @@ def load_window(values: Values, state: OptimizerState) -> Callable[[], None]:
     """Load for `of_window`."""
     numbers = sorted(int(name.removeprefix("sum.")) for name in values if name.startswith("sum."))
     open_names = [f"sum.{i}" for i in numbers] + ["weight"] * bool(numbers)
-    check_names("window", values, ["weighted", "max_norm", "max_value", *open_names])
+    check_names("window", values, ["weighted", "max_norm", "max_value", "options", *open_names])
     if numbers and numbers[-1] >= len(state.parameters):
         raise TrainError(f"load: window: sum.{numbers[-1]} of {len(state.parameters)} parameters; need the same model")
     parameters = [state.parameters[i] for i in numbers]
     sums = state.sums_of(parameters)
     arrays = {f"sum.{i}": one.stored for i, one in zip(numbers, sums, strict=True)}
     arrays |= {"weight": state.weight.stored} if numbers else {}
-    plain = {name: values[name] for name in ("weighted", "max_norm", "max_value")}
+    plain = {name: values[name] for name in ("weighted", "max_norm", "max_value", "options")}
     taken = matching("window", {name: values[name] for name in open_names}, arrays)
 
     def load() -> None:
@@ -245,6 +245,7 @@ def load_window(values: Values, state: OptimizerState) -> Callable[[], None]:
         state.window.add(parameters)
         state.window.weighted = plain["weighted"]
         state.window.max_norm, state.window.max_value = plain["max_norm"], plain["max_value"]
+        state.window.options = tuple(plain["options"])
 
     return load
 
@@ -295,10 +296,12 @@ def load_average(values: Values, state: OptimizerState) -> Callable[[], None]:
 
 
 def of_window(state: OptimizerState) -> dict[str, Any]:
-    """The part of an open accumulation window: the sums of its parameters, their weight, the bounds of their step."""
+    """The part of an open accumulation window: the sums of its parameters, their weight, the bounds of their step, and
+    how its programs are compiled."""
     window = state.window
     numbers = [i for i, p in enumerate(state.parameters) if p.stored in window.parameters]
     kept: dict[str, Any] = {"weighted": window.weighted, "max_norm": window.max_norm, "max_value": window.max_value}
+    kept["options"] = list(window.options)
     kept |= {f"sum.{i}": state.sums[state.parameters[i].stored].stored for i in numbers}
     return kept | ({"weight": state.weight.stored} if window.parameters else {})
 

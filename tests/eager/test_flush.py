@@ -9,6 +9,7 @@ import pytest
 
 import gradloom as gl
 from gradloom import ops
+from gradloom.step.state import load_window, of_window
 
 SMALL = np.full(5, 1e-39, np.float32)  # denormal
 
@@ -73,7 +74,28 @@ def accumulated(flush: bool | None) -> np.ndarray:
     return w.numpy()
 
 
-@pytest.mark.parametrize("compute", [forward, gradient, step, step_after_a_look, accumulated])
+def resumed(flush: bool | None) -> np.ndarray:
+    """The step of a window that a checkpoint brought is computed as its tapes were; so is the norm before it."""
+    made = []
+    for _ in range(2):
+        w = weights()
+        made.append((w, gl.optim.SGD([w], lr=1e-39)))
+    (w, optimizer), (other, after) = made
+    with gl.grad_tape(flush=flush) as tape:
+        loss = ops.sum(w * 2.0)
+    optimizer.accumulate(tape.backward(loss))
+    load_window(values_of(of_window(optimizer.state)), after.state)()
+    after.state.window.gradients = optimizer.state.window.gradients
+    assert after.clip(100.0) == pytest.approx(2 * 5**0.5)
+    after.step()
+    return other.numpy()
+
+
+def values_of(part: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.read().copy() if hasattr(value, "read") else value for name, value in part.items()}
+
+
+@pytest.mark.parametrize("compute", [resumed, forward, gradient, step, step_after_a_look, accumulated])
 def test_denormal_numbers_are_0_in_each_program_of_a_tape(compute: Any) -> None:
     assert compute(None).all() and compute(False).all()
     assert not compute(True).any()
