@@ -213,7 +213,7 @@ def class_scores(job: Job, outputs: np.ndarray) -> dict[str, Any]:
 
 
 def number_scores(job: Job, outputs: np.ndarray) -> dict[str, Any]:
-    """Scores of the test rows, and of the mean of the training rows for every row."""
+    """Scores of the test rows, and of one number for every row: the mean of the training rows, or in time the last."""
     import numpy as np
 
     from ..train import scores
@@ -222,17 +222,21 @@ def number_scores(job: Job, outputs: np.ndarray) -> dict[str, Any]:
     assert table.test is not None and table.test_targets is not None
     predicted, weights = made.outputs_to_targets(outputs), table.test.weights
     true = np.reshape(table.test_targets, predicted.shape).astype(np.float64)
-    mean = np.array(made.target_mean)
+    number, words = np.array(made.target_mean), "the mean of the training rows"
+    if job.use.time is not None:
+        before = table.val or table.train  # both in the order of time
+        assert before.labels is not None
+        number, words = made.outputs_to_targets(before.labels[-1:])[0], "the last value before the test rows"
     found = scores.prefixed(scores.regression_scores(predicted, true, weights), "test_")
-    baseline = scores.constant(mean, true, weights)
-    of_model, of_mean = (np.square((each - true) / made.target_std).mean(axis=1) for each in (predicted, mean))
-    better, error = scores.gain(of_model, of_mean, weights)
+    baseline = scores.constant(number, true, weights)
+    of_model, of_number = (np.square((each - true) / made.target_std).mean(axis=1) for each in (predicted, number))
+    better, error = scores.gain(of_model, of_number, weights)
     if not better > error:
         job.warn(
-            f"rmse {found['test_rmse']:.6g} is not better than that of always the mean of the training rows,"
+            f"rmse {found['test_rmse']:.6g} is not better than that of always {words},"
             f" {baseline['rmse']:.6g}: the features may not tell the target, or fewer epochs are needed"
         )
-    return found | scores.prefixed(baseline, "baseline_") | {"baseline": "always the mean of the training rows"}
+    return found | scores.prefixed(baseline, "baseline_") | {"baseline": f"always {words}"}
 
 
 def _of(result: Any, name: str) -> dict[str, Any]:

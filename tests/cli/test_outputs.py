@@ -392,7 +392,7 @@ def test_sigterm_during_the_saving(capsys, tmp_path, monkeypatch):
         os.kill(os.getpid(), signal.SIGTERM)
         honest(*arguments)
 
-    monkeypatch.setattr("gradloom.cli.model.save_arrays", save)
+    monkeypatch.setattr("gradloom.train.model.save_arrays", save)
     code, out, _ = run(capsys, "fit", DIGITS, "--epochs", 1, "--out", tmp_path / "out")
     assert code == 143 and belong_together(tmp_path / "out")["ending"] == "done" and "saved" in out
 

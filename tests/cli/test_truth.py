@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import gradloom as gl
-from gradloom.cli.model import load_model
 from gradloom.data import read_table
 from gradloom.train.scores import class_probabilities
 from tests.cli.command import run
@@ -36,8 +35,9 @@ def test_scores_of_classes_are_those_of_the_test_rows(capsys, tmp_path, loss):
     assert found["warnings"] == [] and "warning" not in err
     table = read_table(path)
     assert found["rows_test"] == table.test.n == 120
-    net, _ = load_model(tmp_path / "o")
-    p, true = class_probabilities(gl.predict(net, table.test.data), loss), table.test.labels
+    model = gl.load(tmp_path / "o")
+    p, true = class_probabilities(gl.predict(model.net, table.test.data), loss), table.test.labels
+    assert (model.probabilities(gl.predict(model.net, table.test.data)) == p).all()
     assert found["test_roc_auc"] == pytest.approx(metrics.roc_auc_score(true, p[:, 1]))
     assert found["test_log_loss"] == pytest.approx(metrics.log_loss(true, p))
     assert found["test_brier"] == pytest.approx(metrics.brier_score_loss(true, p[:, 1]))
@@ -68,8 +68,9 @@ def test_a_regression(capsys, tmp_path):
     found, err, path = fitted(capsys, tmp_path, y)
     assert found["warnings"] == [] and found["test_r2"] > 0.5
     table = read_table(path)
-    net, preprocess = load_model(tmp_path / "o")
-    guess = preprocess.outputs_to_targets(gl.predict(net, table.test.data))[:, 0]
+    model = gl.load(tmp_path / "o")
+    preprocess = model.preprocess
+    guess = preprocess.outputs_to_targets(gl.predict(model.net, table.test.data))[:, 0]
     assert found["test_mae"] == pytest.approx(metrics.mean_absolute_error(table.test_targets, guess))
     assert found["test_rmse"] == pytest.approx(metrics.root_mean_squared_error(table.test_targets, guess))
     mean = np.full(120, preprocess.target_mean[0])
@@ -87,3 +88,18 @@ def test_a_person_reads_them(capsys, tmp_path):
     test, baseline = (next(line for line in out.splitlines() if line.startswith(name)) for name in ("test", "baseline"))
     assert all(word in test for word in ("accuracy 0.", "balanced 0.", "F1 0.", "ROC AUC ", " +- "))
     assert "accuracy 0." in baseline and "(always 'no')" in baseline
+
+
+@pytest.mark.parametrize("options", [[], ["--val-split", 0.2]])
+def test_the_baseline_of_data_in_time_is_the_last_value(capsys, tmp_path, options):
+    days = np.arange(600)
+    y = np.cumsum(RNG.standard_normal(600)) + days / 10
+    shuffled = RNG.permutation(600)
+    rows = [f"{np.datetime64('2020-01-01') + int(d)},{X[d, 0]},{y[d]}" for d in shuffled]
+    (tmp_path / "t.csv").write_text("day,a,y\n" + "\n".join(rows) + "\n")
+    settings = ["--out", tmp_path / "o", "--epochs", 3, "--json", "--time", "day", *options]
+    code, out, err = run(capsys, "fit", tmp_path / "t.csv", *settings)
+    assert code == 0, err
+    found = json.loads(out.splitlines()[-1])
+    assert found["baseline"] == "always the last value before the test rows" and found["rows_test"] == 120
+    assert found["baseline_rmse"] == pytest.approx(np.sqrt(np.mean((y[480:] - y[479]) ** 2)), rel=1e-4)
