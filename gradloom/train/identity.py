@@ -28,7 +28,7 @@ from ..run.backend import is_device, make_of
 from ..run.cpu_backend import choose_isa
 from ..step.state import shown
 from .batches import CompiledBatch
-from .callbacks import Callbacks
+from .callbacks import Callback, Callbacks
 from .evaluation import Evaluator
 from .history import History
 from .metrics import Measures
@@ -244,7 +244,8 @@ def identity_of(loop: Resumable) -> Identity:
     unknown = [] if graphs else ["the model's graph (dynamic=True: it is another one from call to call)"]
     unknown += [f"the metric {name} (whole=True)" for name, metric in loop.evaluator.measures.metrics if metric.whole]
     own = [each for each in loop.callbacks if each.steers and not type(each).__module__.startswith("gradloom.")]
-    unknown += [f"the callback {type(each).__name__}" for each in own if shown(each) == type(each).__name__]
+    told_by_name = (object.__repr__, Callback.__repr__)  # whose text is not of what it does
+    unknown += [f"the callback {type(each).__name__}" for each in own if type(each).__repr__ in told_by_name]
     return Identity(settings, environment_of(trainer.options), contents, unknown)
 
 

@@ -79,9 +79,11 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
 # (test_config.py); a device (tests/gpu/test_finetune.py); --json is in every line
 ELSEWHERE = {
     "evaluate": {"--threads", "--batch-size", "--skip-bad-lines", "--device"},
+    "verify": {"--device"},  # tests/gpu/test_verify.py
     "generate": {"--threads", "--stop", "--precision", "--device"},
     "finetune": {
         "--device",
+        "--val",  # tests/llm/test_data_files.py
         "--config",
         "--run",
         "--sample-prompt",  # test_rerun.py; test_sample_texts.py

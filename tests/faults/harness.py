@@ -17,6 +17,7 @@ import re
 import shutil
 import signal
 import stat
+import struct
 import subprocess
 import sys
 from collections import Counter
@@ -37,7 +38,7 @@ MODES = ("once", "short", "full", "dead", "kill")  # the numbers of faults.cpp
 MATTERS = {"short": "write", "full": "open|mkdir|write|copy|ftruncate|fallocate|link|symlink"}  # calls; else all
 LIMIT = 60  # seconds in which a command must have ended
 # of result.json: what changes from run to run, and the scores of the test rows, which are added when they are measured
-CHANGING = re.compile("seconds|rows_per_second|peak_bytes|planned_bytes|test_|history")
+CHANGING = re.compile("seconds|rows_per_second|peak_bytes|planned_bytes|test_|baseline|warnings|history")
 
 TUNE = ["finetune", "m.gguf", "t.txt", "--context", 16, "--batch-size", 2, "--steps", 2, "--threads", 2]
 LORA = [*TUNE, "--rank", 2]
@@ -70,11 +71,24 @@ def files(folder: Path) -> Files:
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not OF_A_RUN.search(str(path.relative_to(folder))):
             data = path.read_bytes()
-            if path.name.endswith("result.json"):  # under a temporary name, too
-                with contextlib.suppress(ValueError):  # half of one
+            with contextlib.suppress(ValueError, KeyError, struct.error):  # half of one; under a temporary name, too
+                if path.name.endswith("result.json"):
                     data = json.dumps({k: v for k, v in json.loads(data).items() if not CHANGING.match(k)}).encode()
+                elif path.name.endswith("model.safetensors"):
+                    data = _without_scores(data)
             found[str(path.relative_to(folder))] = stat.S_IMODE(path.stat().st_mode), data
     return found
+
+
+def _without_scores(data: bytes) -> bytes:
+    """A model's file without the scores in its description."""
+    (size,) = struct.unpack("<Q", data[:8])
+    head = json.loads(data[8 : 8 + size])
+    texts = json.loads(head["__metadata__"]["gradloom"])
+    told = json.loads(texts["gradloom.model"])
+    told["metrics"] = {name: v for name, v in told["metrics"].items() if not CHANGING.match(name)}
+    head["__metadata__"]["gradloom"] = json.dumps(texts | {"gradloom.model": json.dumps(told)})
+    return json.dumps(head).encode() + data[8 + size :]
 
 
 @dataclass

@@ -180,7 +180,7 @@ def test_a_view_of_a_value_keeps_it_from_being_overwritten() -> None:
 def packed(sizes: list[int], births: list[int], deaths: list[int]) -> tuple[int, int]:
     """(bytes taken, lower bound), having checked that nothing overlaps."""
     bound = _most_alive(sizes, births, deaths, max(deaths, default=0))
-    offsets = _pack(sizes, births, deaths, bound)
+    offsets = _pack(sizes, births, deaths, bound, 0)
     for i in range(len(sizes)):
         for j in range(i):
             if births[i] <= deaths[j] and births[j] <= deaths[i]:
