@@ -320,15 +320,16 @@ class _Parts:
         return made
 
 
-def read_cells(cells: list[str]) -> NumberCells | TextCells:
-    """Cells that are no file's, read as those of a file are."""
-    column = _cells.Column(_cells.NUMBERS)
-    column.add(cells)
-    part = column.take()
-    if isinstance(part, tuple) and column.first_zero < 0:
-        numbers = NumberCells()
-        numbers.add(*part)
-        return with_facts(numbers, column)
+def read_cells(cells: list[str], is_text: bool = False) -> NumberCells | TextCells:
+    """Cells that are no file's, read as those of a file are; is_text: they stay texts, numbers among them."""
+    if not is_text:
+        column = _cells.Column(_cells.NUMBERS)
+        column.add(cells)
+        part = column.take()
+        if isinstance(part, tuple) and column.first_zero < 0:
+            numbers = NumberCells()
+            numbers.add(*part)
+            return with_facts(numbers, column)
     column = _cells.Column(_cells.TEXTS)
     column.add(cells)
     codes = column.take()

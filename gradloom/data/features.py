@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from .._cells import read_cell
 from ..base.errors import DataError
 from .column import Column
-from .columns import Columns
+from .columns import Columns, number_text
 from .kinds import need_numbers
 from .times import NUMBER, phases, times_of
 
@@ -84,6 +85,8 @@ def grouped(notes: list[str]) -> list[str]:
 def _places(codes: np.ndarray, texts: list[bytes], column: Column, notes: list[str]) -> np.ndarray:
     """The place of each row's text among the categories, -1 where it is none of them."""
     places = {category.encode(): place for place, category in enumerate(column.categories)}
+    if all(_as_number(text) == text for text in places):  # the training has read numbers: 1.0 is the category 1
+        texts = [text if text in places else _as_number(text) for text in texts]
     of_text = np.array([places.get(text, -1) for text in texts], np.int64)
     place = of_text[codes]
     unknown = place < 0
@@ -93,6 +96,12 @@ def _places(codes: np.ndarray, texts: list[bytes], column: Column, notes: list[s
         shown = listed([text.decode("utf-8", "replace") for text in new])
         notes.append(f"{column.name}: {rows} row{'s' * (rows != 1)} with a text unknown from training: {shown}")
     return place
+
+
+def _as_number(text: bytes) -> bytes:
+    """The text as Columns.texts writes it for a column of numbers: 3 for 3.0, nothing for NA; other texts stay."""
+    value = read_cell(text, False)
+    return b"" if value is None else number_text(value).encode() if isinstance(value, float) else text
 
 
 def _one_hot(codes: np.ndarray, texts: list[bytes], column: Column, out: np.ndarray, notes: list[str]) -> None:

@@ -51,6 +51,11 @@ class Preprocess:
         """Outputs per row: a logit per class, or a number per target."""
         return len(self.classes) if self.task == "classification" else len(self.target_mean)
 
+    @property
+    def texts(self) -> list[str]:
+        """The names of the columns whose cells are read as texts, numbers among them."""
+        return [c.name for c in self.columns if c.kind in ("text", "encoded")]
+
     def to_json(self) -> str:
         said = {item.name: getattr(self, item.name) for item in fields(self)}
         said["columns"] = [column.described() for column in self.columns]

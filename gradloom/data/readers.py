@@ -250,8 +250,7 @@ def read_features(
         features, more = preprocess.apply(np.atleast_1d(arrays[key]))
     else:
         names = tuple(c.name for c in preprocess.columns) if preprocess.header else ()
-        texts = [c.name for c in preprocess.columns if c.kind in ("text", "encoded")]
-        data = read_csv(where, names, None if preprocess.header else False, texts)
+        data = read_csv(where, names, None if preprocess.header else False, preprocess.texts)
         return features_of_columns(data, preprocess)
     targets, problems = (None, []) if raw_y is None else known_targets(raw_y, preprocess)
     return features, targets, notes + more, problems
