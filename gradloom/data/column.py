@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from .._cells import UNITS
 from ..base.described import Described
 from ..base.errors import DataError
 from .times import FORMS, NUMBER, PARTS
@@ -37,6 +38,8 @@ class Column:
     codes: list[float] = field(default_factory=list)
     form: str = ""
     parts: list[str] = field(default_factory=list)
+    grouped: bool = False  # commas cut thousands, in a file where commas may be decimal
+    unit: str = ""  # of its numbers, such as $
 
     def described(self) -> dict[str, Any]:
         """As a JSON object; what few columns have is left out of the others."""
@@ -60,6 +63,8 @@ class Column:
             codes=said.numbers("codes") if said.has("codes") else [],
             form=said.text("form", (NUMBER, *FORMS)) if said.has("form") else "",
             parts=said.texts("parts") if said.has("parts") else [],
+            grouped=said.flag("grouped") if said.has("grouped") else False,
+            unit=said.text("unit", UNITS) if said.has("unit") else "",
         )
         said.end()
         has_categories = made.kind in ("text", "encoded")
@@ -74,7 +79,8 @@ class Column:
         of_time = all(part in PARTS for part in made.parts) and (made.form != NUMBER or not made.parts)
         if (
             not of_codes
-            or (made.kind != "number" and (made.has_missing or made.center or made.scale))
+            or (made.kind != "number" and (made.has_missing or made.center or made.scale or made.unit))
+            or (made.kind not in ("number", "time") and made.grouped)
             or (not (of_time and made.form) if made.kind == "time" else made.form or made.parts)
         ):
             raise DataError(f"column {made.name!r:.60}: its settings are not those of kind {made.kind!r:.60}")

@@ -26,6 +26,8 @@ class NumberCells:
 
     def __init__(self) -> None:
         self.rows = 0
+        self.grouped = False  # commas cut thousands, in a file where commas may be decimal
+        self.commas = ""  # what a person should know of how commas were read
         self.marks: dict[str, int] = {}  # what stood in missing cells, where that is not empty, and how often
         self.units: dict[str, tuple[int, int]] = {}  # "" or a unit: (numbers with it, the first one's row)
         self.blocks: list[tuple[np.ndarray, int]] = []  # (numbers or whole numbers, decimals); -1: f64

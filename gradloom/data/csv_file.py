@@ -9,8 +9,8 @@ import io
 import os
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import BinaryIO, cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
@@ -32,15 +32,17 @@ def read_csv(
     expect: Sequence[str] = (),
     header: bool | None = None,
     texts: Sequence[str] = (),
+    commas: Mapping[str, bool] | None = None,
 ) -> Columns:
     """Read a .csv or .csv.gz file.
 
     expect: names of which one in the first line makes that line a header; header: True or False when it is known;
-    texts: names of columns whose cells stay texts, numbers among them. A column is one of numbers where every cell is
-    a number or missing and none is such as 007, which a number would not keep.
+    texts: names of columns whose cells stay texts, numbers among them; commas: for names
+    of columns, whether commas in their cells are decimal; the separator and the cells say it of others. A column is one
+    of numbers where every cell is a number or missing and none is such as 007, which a number would not keep.
     """
     try:
-        return _Reading(path, texts).read(tuple(expect), header)
+        return _Reading(path, texts, commas or {}).read(tuple(expect), header)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise FileError(f"{path}: is truncated or damaged ({error}); fetch it again") from None
     except OSError as error:
@@ -134,8 +136,10 @@ def _is_blank(row: list[str]) -> bool:
 class _Reading:
     """A file that is read once, and once more for the columns that turn out to be texts behind its first piece."""
 
-    def __init__(self, path: str | os.PathLike[str], texts: Sequence[str]) -> None:
-        self.path, self.texts = path, set(texts)
+    def __init__(self, path: str | os.PathLike[str], texts: Sequence[str], commas: Mapping[str, bool]) -> None:
+        self.path, self.texts, self.commas = path, set(texts), commas
+        self.other: dict[int, bool] = {}  # columns with other commas than the separator tells: whether they are decimal
+        self.has_comma = False
         self.separator = ","
         self.first: list[bytes] = []
         self.first_line = 0
@@ -144,14 +148,18 @@ class _Reading:
 
     def read(self, expect: tuple[str, ...], header: bool | None) -> Columns:
         modes = self._pass([])
-        again = [i for i, mode in enumerate(modes) if mode != _cells.SKIP]
-        if again:
-            self._pass(modes)
+        while any(mode != _cells.SKIP for mode in modes):
+            modes = self._pass(modes)
+        if self.separator != "," and self.has_comma:
+            self._decide_commas()
         if header is None:
             header = self._is_header(expect)
         names = self._names() if header else [f"column {i + 1}" for i in range(len(self.first))]
         if not header:
             self._put_first()
+        for i, decimal in self.other.items():
+            cells = cast(TextCells, self.cells[i])
+            self.cells[i] = read_cells([cells.texts[code] for code in cells.codes], comma=decimal)
         lines = np.concatenate(self.lines)
         if not len(lines):
             raise DataError(f"{self.path}: holds a header and no rows; need at least 1 row")
@@ -182,6 +190,8 @@ class _Reading:
             as_text = [
                 cell.decode() in self.texts or f"column {i + 1}" in self.texts for i, cell in enumerate(self.first)
             ]
+            self.other = self._other_commas()
+            as_text = [text or i in self.other for i, text in enumerate(as_text)]
             modes = [_cells.TEXTS if text else _cells.NUMBERS for text in as_text]
         splitter.begin(bytes(modes))
         again = self._again(splitter.columns, modes)
@@ -205,6 +215,49 @@ class _Reading:
         self._keep(parts.made(), lines, first_pass)
         return self._again(columns, modes)
 
+    def _other_commas(self) -> dict[int, bool]:
+        """The columns whose commas the separator tells otherwise than `commas` does, where commas may be in cells."""
+        decimal = self.separator != ","
+        found = [i for i in range(len(self.first)) if self._known(i) is (not decimal)]
+        sign = b"," if decimal else b'"'
+        there = bool(found) and any(sign in piece for piece, _ in _pieces(self.path))
+        return dict.fromkeys(found, not decimal) if there else {}
+
+    def _known(self, index: int) -> bool | None:
+        """Whether commas of this column are decimal; None where that is to be decided."""
+        return self.commas.get(self.first[index].decode(), self.commas.get(f"column {index + 1}"))
+
+    def _decide_commas(self) -> None:
+        """What commas are in columns of numbers, in a file whose separator is another: 1,5 is decimal. 1,234 may be
+        both; where all commas are such, they are decimal, but cut thousands beside a currency sign."""
+        before = list(self.cells)
+        asked = [
+            isinstance(cells, NumberCells) and not cells.grouped and self._known(i) is None
+            for i, cells in enumerate(before)
+        ]
+        if not any(asked):
+            return
+        modes = self._pass([_cells.GROUPED_NUMBERS if ask else _cells.SKIP for ask in asked])
+        for i, old in enumerate(before):
+            new = self.cells[i]
+            if not (asked[i] and isinstance(old, NumberCells) and isinstance(new, NumberCells)):
+                continue
+            self.cells[i] = old
+            if modes[i] != _cells.SKIP:
+                old.commas = "commas are decimal"
+                continue
+            was, now = old.values(), new.values()
+            differ = (was != now) & ~np.isnan(was)
+            if not differ.any():
+                continue
+            row = int(np.argmax(differ))
+            if set(old.units) - {"", "%"} and (abs(was[differ]) >= 1).all():
+                self.cells[i] = new
+                new.commas = f"commas cut thousands, because of the currency sign: {now[row]:.15g}, not {was[row]:.3f}"
+            else:
+                seen = f"{was[row]:.3f}, not {now[row]:.15g}"
+                old.commas = f"3 digits follow each comma, which is taken as decimal: {seen}"
+
     def _keep(self, cells: list[NumberCells | TextCells | None], lines: list[np.ndarray], first_pass: bool) -> None:
         if first_pass:
             self.lines = lines
@@ -215,15 +268,17 @@ class _Reading:
     def _again(self, columns: Sequence[_cells.Column], modes: Sequence[int]) -> list[int]:
         """For each column SKIP, or the mode in which it has to be read again."""
         made = []
-        for column, mode in zip(columns, modes, strict=True):
+        for i, (column, mode) in enumerate(zip(columns, modes, strict=True)):
             is_number = mode in (_cells.NUMBERS, _cells.GROUPED_NUMBERS)
             if is_number and (column.first_text >= 0 or column.first_zero >= 0):
                 made.append(_cells.TEXTS)
             else:
-                made.append(_cells.GROUPED_NUMBERS if is_number and column.is_mixed else _cells.SKIP)
+                is_mixed = is_number and column.is_mixed and self._known(i) is None
+                made.append(_cells.GROUPED_NUMBERS if is_mixed else _cells.SKIP)
         return made
 
     def _feed(self, splitter: _cells.Splitter, piece: bytes, last: bool) -> None:
+        self.has_comma = self.has_comma or b"," in piece
         splitter.feed(piece, last)
         self._check(splitter)
 
@@ -271,11 +326,14 @@ class _Reading:
             isinstance(column, TextCells) and cell in column.texts for cell, column in zip(first, cells, strict=True)
         )
 
+    def _has_decimal_commas(self, column: NumberCells | TextCells) -> bool:
+        return self.separator != "," and not (isinstance(column, NumberCells) and column.grouped)
+
     def _put_first(self) -> None:
         """The first line as a row."""
         again = [_cells.SKIP] * len(self.first)
         for i, (cell, column) in enumerate(zip(self.first, self.cells, strict=True)):
-            one = _cells.Column(_cells.NUMBERS, self.separator != ",")
+            one = _cells.Column(_cells.NUMBERS, self._has_decimal_commas(column))
             one.add([cell])
             if isinstance(column, NumberCells) and (one.first_text >= 0 or one.first_zero >= 0):
                 again[i] = _cells.TEXTS
@@ -285,7 +343,7 @@ class _Reading:
             if isinstance(column, TextCells):
                 column.put_first(cell)
             else:
-                value = _cells.read_cell(cell, self.separator != ",")
+                value = _cells.read_cell(cell, self._has_decimal_commas(column))
                 column.put_first(np.nan if value is None else value, cell.decode() if value is None else "")
         self.lines.insert(0, np.array([self.first_line], np.int64))
 
@@ -316,21 +374,24 @@ class _Parts:
                 made.append(TextCells(np.concatenate(codes), column))
                 codes.clear()
             else:
+                numbers.grouped = mode == _cells.GROUPED_NUMBERS
+                numbers.commas = "commas cut thousands, as in 1,234,567" if numbers.grouped else ""
                 made.append(with_facts(numbers, column))
         return made
 
 
-def read_cells(cells: list[str], is_text: bool = False) -> NumberCells | TextCells:
-    """Cells that are no file's, read as those of a file are; is_text: they stay texts, numbers among them."""
+def read_cells(cells: list[Any], is_text: bool = False, comma: bool = False) -> NumberCells | TextCells:
+    """Cells (str or UTF-8) that are no file's, read as those of a file are; is_text: they stay texts, numbers among
+    them; comma: commas are decimal."""
     if not is_text:
-        column = _cells.Column(_cells.NUMBERS)
+        column = _cells.Column(_cells.NUMBERS, comma)
         column.add(cells)
         part = column.take()
         if isinstance(part, tuple) and column.first_zero < 0:
             numbers = NumberCells()
             numbers.add(*part)
             return with_facts(numbers, column)
-    column = _cells.Column(_cells.TEXTS)
+    column = _cells.Column(_cells.TEXTS, comma)
     column.add(cells)
     codes = column.take()
     assert isinstance(codes, np.ndarray)

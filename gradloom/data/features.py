@@ -8,7 +8,7 @@ from .._cells import read_cell
 from ..base.errors import DataError
 from .column import Column
 from .columns import Columns, number_text
-from .kinds import need_numbers
+from .kinds import check_unit, need_numbers
 from .times import NUMBER, phases, times_of
 
 _LARGE = 1e300
@@ -35,7 +35,10 @@ def write_features(
         values, _ = times_of(data, index, column.form)
         marks: dict[str, int] = {}
     else:
-        values = need_numbers(data, index, f"column {column.name!r:.60}")
+        what = f"column {column.name!r:.60}"
+        values = need_numbers(data, index, what)
+        if column.unit:
+            check_unit(data, index, column.unit, what)
         marks = data.marks(index)
     check_finite(values, data, column.name)
     values = values if order is None else values[order]

@@ -9,9 +9,9 @@ import numpy as np
 from ..base.errors import DataError
 from .codes import code_of
 from .column import Column
-from .columns import MOST_COLUMNS, Columns
+from .columns import MOST_COLUMNS, Columns, NumberCells
 from .features import check_finite, is_usable, listed, shaped
-from .kinds import need_numbers, numbers_of, said_of
+from .kinds import need_numbers, numbers_of, said_of, unit_of
 from .preprocess import Preprocess
 from .times import NUMBER, missing_time, parts_of, times_of
 
@@ -45,7 +45,12 @@ def fit_columns(
             seen = "empty" if data.lines is not None else "NaN"
             where = " from the file" if data.lines is not None else ""
             raise DataError(f"{data.path}: column {name!r:.60} is {seen} in all {data.rows} rows; remove it{where}")
-        made.columns.append(_column(data, index, train, role, notes))
+        column = _column(data, index, train, role, notes)
+        if column.kind in ("number", "time"):
+            cells = data.cells[index]
+            column.grouped = isinstance(cells, NumberCells) and cells.grouped
+            column.unit = unit_of(data, index) if column.kind == "number" else ""
+        made.columns.append(column)
     unused = [f"{c.name} ({c.reason})" for c in made.columns if c.kind == "unused" and c.reason != _WEIGHT]
     if all(c.kind == "unused" for c in made.columns):
         raise DataError(

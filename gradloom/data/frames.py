@@ -56,22 +56,26 @@ def learned(
     return made, features
 
 
-def frame_columns(frame: Any, what: str, texts: Sequence[str] = ()) -> Columns:
-    """The columns of a DataFrame; DataError where two have one name. Errors call it `what`. texts: as for read_csv."""
+def frame_columns(frame: Any, what: str, made: Preprocess | None = None) -> Columns:
+    """The columns of a DataFrame, read as the preprocessing says that was made in training; DataError where two have
+    one name. Errors call it `what`."""
     names = [str(name) for name in frame.columns]
     if len(set(names)) < len(names):
         raise DataError(f"{what}: two columns have one name among {', '.join(names):.200}; need different ones")
-    return _columns(what, names, [np.asarray(frame[name].to_numpy()) for name in frame.columns], True, texts)
+    return _columns(what, names, [np.asarray(frame[name].to_numpy()) for name in frame.columns], True, made)
 
 
-def _columns(what: str, names: list[str], arrays: Sequence[np.ndarray], header: bool, texts: Sequence[str]) -> Columns:
+def _columns(
+    what: str, names: list[str], arrays: Sequence[np.ndarray], header: bool, made: Preprocess | None
+) -> Columns:
     """The arrays, of numbers, texts or objects, as columns whose cells are read as those of a file are."""
-    cells = [_read(array, name in texts) for name, array in zip(names, arrays, strict=True)]
+    texts, commas = ([], {}) if made is None else (made.texts, made.commas)
+    cells = [_read(array, name in texts, commas.get(name, False)) for name, array in zip(names, arrays, strict=True)]
     return Columns(what, names, cells, None, header)
 
 
-def _read(array: np.ndarray, is_text: bool) -> NumberCells | TextCells:
-    return ArrayCells(array) if array.dtype.kind in "fiu" else read_cells(_cells(array), is_text)
+def _read(array: np.ndarray, is_text: bool, comma: bool) -> NumberCells | TextCells:
+    return ArrayCells(array) if array.dtype.kind in "fiu" else read_cells(_cells(array), is_text, comma)
 
 
 def features_of(data: Any, preprocess: Preprocess) -> Read:
@@ -85,7 +89,7 @@ def features_of(data: Any, preprocess: Preprocess) -> Read:
         return read_features(data, preprocess)
     if is_frame(data):
         if preprocess.kind == "columns" and preprocess.header:
-            return features_of_columns(frame_columns(data, "rows", preprocess.texts), preprocess)
+            return features_of_columns(frame_columns(data, "rows", preprocess), preprocess)
         columns = [np.asarray(data[name].to_numpy()) for name in data.columns]
         array = np.stack(columns, axis=1) if columns else np.zeros((len(data), 0))
     else:
@@ -103,7 +107,7 @@ def features_of(data: Any, preprocess: Preprocess) -> Read:
     if array.shape[1] != len(preprocess.columns):
         raise DataError(f"rows: {array.shape[1]} columns; need {len(preprocess.columns)} as in training")
     names = [c.name for c in preprocess.columns]
-    return features_of_columns(_columns("rows", names, list(array.T), preprocess.header, preprocess.texts), preprocess)
+    return features_of_columns(_columns("rows", names, list(array.T), preprocess.header, preprocess), preprocess)
 
 
 def _as_array(data: Any) -> np.ndarray:

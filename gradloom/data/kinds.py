@@ -85,7 +85,23 @@ def said_of(data: Columns, index: int, name: str) -> list[str]:
     if not isinstance(cells, NumberCells):
         return []
     units = [f"{unit!r} of {count} cells" for unit, (count, _) in cells.units.items() if unit]
-    return [f"{name}: {' and '.join(units)} is no part of the number" for _ in units[:1]]
+    said = [f"{name}: {' and '.join(units)} is no part of the number" for _ in units[:1]]
+    return said + [f"{name}: {cells.commas}"] * bool(cells.commas)
+
+
+def unit_of(data: Columns, index: int) -> str:
+    """The unit of the numbers of a column, such as $; empty where there is none."""
+    cells = data.cells[index]
+    return next((unit for unit in cells.units if unit), "") if isinstance(cells, NumberCells) else ""
+
+
+def check_unit(data: Columns, index: int, unit: str, what: str) -> None:
+    """DataError, with the line, where a number has another unit than this one."""
+    cells = data.cells[index]
+    for other, (_, row) in cells.units.items() if isinstance(cells, NumberCells) else ():
+        if other not in ("", unit):
+            where = f"{data.path} row {row}" if data.lines is None else f"{data.path} line {data.lines[row]}"
+            raise DataError(f"{where}: {what}: a number has {other!r}, those of the training {unit!r}; need one unit")
 
 
 def is_missing_text(data: Columns, index: int) -> np.ndarray:

@@ -56,6 +56,12 @@ class Preprocess:
         """The names of the columns whose cells are read as texts, numbers among them."""
         return [c.name for c in self.columns if c.kind in ("text", "encoded")]
 
+    @property
+    def commas(self) -> dict[str, bool]:
+        """For the name of each column of numbers, whether commas in its cells are decimal, as in training."""
+        numbers = [c for c in self.columns if c.kind in ("number", "time")]
+        return {c.name: self.separator != "," and not c.grouped for c in numbers}
+
     def to_json(self) -> str:
         said = {item.name: getattr(self, item.name) for item in fields(self)}
         said["columns"] = [column.described() for column in self.columns]

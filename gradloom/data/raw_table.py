@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ..base.errors import DataError, FileError
-from .columns import MOST_COLUMNS, Columns, array_columns, number_text
+from .columns import MOST_COLUMNS, Columns, NumberCells, array_columns, number_text
 from .csv_file import read_csv
 from .idx import find_idx, read_idx, read_idx_folder
 from .kinds import numbers_of
@@ -102,6 +102,9 @@ def of_columns(data: Columns, index: int, notes: list[str]) -> RawTable:
     """A table whose target is the column of this index."""
     texts = None
     y = numbers_of(data, index, f"target {data.names[index]!r:.60}")
+    cells = data.cells[index]
+    if isinstance(cells, NumberCells) and cells.commas:
+        notes.append(f"target {data.names[index]!r:.60}: {cells.commas}")
     if y is None:
         y, texts = data.texts(index)
     return RawTable(data.path, data, y, data.names[index], target_index=index, texts=texts, notes=notes)

@@ -250,7 +250,7 @@ def read_features(
         features, more = preprocess.apply(np.atleast_1d(arrays[key]))
     else:
         names = tuple(c.name for c in preprocess.columns) if preprocess.header else ()
-        data = read_csv(where, names, None if preprocess.header else False, preprocess.texts)
+        data = read_csv(where, names, None if preprocess.header else False, preprocess.texts, preprocess.commas)
         return features_of_columns(data, preprocess)
     targets, problems = (None, []) if raw_y is None else known_targets(raw_y, preprocess)
     return features, targets, notes + more, problems
