@@ -82,7 +82,12 @@ def chat(
                 f"the context is full: the oldest {conversation.forgotten} messages are left out of what the model sees"
             )
         if reply.ended == "length":
-            say(f"the reply was cut after {len(reply.tokens)} tokens; --max-tokens allows more")
+            more = (
+                "--max-tokens allows more"
+                if conversation.max_tokens == max_tokens
+                else "half of the context is the most"
+            )
+            say(f"the reply was cut after {len(reply.tokens)} tokens; {more}")
     return 0
 
 

@@ -52,8 +52,10 @@ def check_device(name: str | None) -> None:
     if name is not None:
         from ..base.errors import BackendError, SettingError
         from ..base.settings import switches
-        from ..run.backend import backend
+        from ..run.backend import backend, is_device
 
+        if name != "cpu" and not is_device(name):
+            raise SettingError(f"--device {name}: is not known; need cpu, gpu, or gpu:1 for the second adapter")
         try:
             backend(name, switches())
         except BackendError as error:

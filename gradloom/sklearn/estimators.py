@@ -54,6 +54,10 @@ class _Perceptron(BaseEstimator):
 
     def _rows(self, X: Any, y: Any = None, *, reset: bool) -> tuple[Any, Any]:
         """(X, y) as they are used: a DataFrame with texts as it is, else an array of numbers [rows, features]."""
+        if isinstance(X, np.ma.MaskedArray):  # masked cells are empty
+            X = np.ma.filled(X.astype(np.float64), np.nan)
+        if np.ma.is_masked(y):
+            raise DataError("fit: y has masked elements; need a target for each row")
         if has_texts(X):
             validate_data(self, X=X, reset=reset, skip_check_array=True)
             return X, y
@@ -85,6 +89,8 @@ class _Perceptron(BaseEstimator):
         if is_regression:
             labels = preprocess.targets_to_outputs(labels)
         rows = len(labels)
+        if self.hidden is not None and not isinstance(self.hidden, (Sequence, np.ndarray)):
+            raise SettingError(f"hidden={self.hidden!r} is not usable; need widths, such as (64, 64)")
         hidden = [int(width) for width in self.hidden] if self.hidden is not None else hidden_for(False)
         epochs, batch_size = (
             self.epochs or epochs_for(rows, False),

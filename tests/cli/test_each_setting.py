@@ -64,7 +64,7 @@ ODD: dict[str, list[Any]] = {
     "weight_column": [3, "", "nothing"],
     "test": ["nowhere.csv"],
     "monitor": [3, "val_loss"],
-    "device": [3, "", "nothing", "gpu:99"],
+    "device": [3, "", "nothing", "gpu:99", "numpy", "GPU"],
     "hidden": ["64", [0], [1 << 31], ["x"], 3],
     "groups": [3, [3], [{}], [{"match": "*"}], [{"match": "*.nothing", "lr": 0.1}], [{"match": "*", "lr": 1e308}]],
     "val": ["v.csv", {"": "t.csv"}, {"a.b": "t.csv"}, {"a": 3}, {"a": "nowhere.csv"}, {"a": ""}],

@@ -168,3 +168,23 @@ def test_without_scikit_learn_one_line_says_what_to_install(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "gl.sklearn: scikit-learn is missing; pip install 'gradloom[sklearn]'\n"
+
+
+@pytest.mark.parametrize("kind", [gl.sklearn.Classifier, gl.sklearn.Regressor])
+def test_masked_cells_are_empty(kind):
+    rng = np.random.default_rng(0)
+    X, y = rng.standard_normal((120, 3)), rng.integers(0, 2, 120)
+    mask = rng.random(X.shape) < 0.1
+    masked = np.ma.masked_array(np.where(mask, 1e9, X), mask)
+    empty = np.where(mask, np.nan, X)
+    a, b = (kind(epochs=3).fit(one, y) for one in (masked, empty))
+    np.testing.assert_array_equal(a.predict(masked), b.predict(empty))
+    np.testing.assert_array_equal(b.predict(masked), b.predict(empty))
+    with pytest.raises(gl.DataError, match="y has masked elements"):
+        kind(epochs=3).fit(X, np.ma.masked_array(y, y == 1))
+
+
+def test_hidden_is_a_list_of_widths():
+    X = np.random.default_rng(0).standard_normal((40, 2))
+    with pytest.raises(gl.SettingError, match=r"hidden=64 is not usable; need widths, such as \(64, 64\)"):
+        gl.sklearn.Classifier(hidden=64).fit(X, X[:, 0] > 0)
