@@ -84,7 +84,7 @@ def chat(
         if reply.ended == "length":
             more = (
                 "--max-tokens allows more"
-                if conversation.max_tokens == max_tokens
+                if conversation.max_tokens < loaded.config.context_length // 2
                 else "half of the context is the most"
             )
             say(f"the reply was cut after {len(reply.tokens)} tokens; {more}")
