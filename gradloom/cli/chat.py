@@ -11,7 +11,7 @@ import typer
 from ..base.settings import PRECISIONS
 from .common import Device, Precision, Threads, need_one_of, need_whole, say
 from .generate import Shown
-from .language import Lora, Template, load_adapter, read_template
+from .language import Lora, Temperature, Template, TopK, TopP, load_adapter, read_template
 from .run_settings import check_device
 
 _HELP = "/forget begins anew, /quit or Ctrl-D ends, Ctrl-C stops a reply"
@@ -22,13 +22,9 @@ def chat(
     lora: Lora = None,
     system: Annotated[str | None, typer.Option(help="A text that tells the model how to behave.")] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Tokens of a reply at most.")] = 256,
-    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.8,
-    top_k: Annotated[
-        int | None, typer.Option(help="Draw from the likeliest so many tokens; 0: all. [default: 40]")
-    ] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Draw from the likeliest that hold this share; 1: all. [default: 0.95]")
-    ] = None,
+    temperature: Temperature = 0.8,
+    top_k: TopK = None,
+    top_p: TopP = None,
     seed: Annotated[int, typer.Option(help="Of the draws: the same seed gives the same replies.")] = 0,
     chat_template: Template = None,
     precision: Precision = None,

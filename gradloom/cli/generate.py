@@ -10,7 +10,7 @@ import typer
 from ..base.memory import resident_peak, show_bytes
 from ..base.settings import PRECISIONS
 from .common import Device, Json, Precision, Threads, exit_code, json_text, need_one_of, need_whole, say
-from .language import Template, chat_prompt, load_adapter, read_template
+from .language import Temperature, Template, TopK, TopP, chat_prompt, load_adapter, read_template
 from .run_settings import check_device
 
 TOKENS = 64  # to generate when not said, or fewer where the context ends
@@ -23,13 +23,9 @@ def generate(
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", "-n", help="Tokens to generate at most. [default: 64]")
     ] = None,
-    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.8,
-    top_k: Annotated[
-        int | None, typer.Option(help="Draw from the likeliest so many tokens; 0: all. [default: 40]")
-    ] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Draw from the likeliest that hold this share; 1: all. [default: 0.95]")
-    ] = None,
+    temperature: Temperature = 0.8,
+    top_k: TopK = None,
+    top_p: TopP = None,
     seed: Annotated[int, typer.Option(help="Of the draws: the same seed gives the same text.")] = 0,
     chat: Annotated[
         bool, typer.Option("--chat", help="The prompt is a question, put by the model's template.")

@@ -40,6 +40,12 @@ Template = Annotated[
     str | None, typer.Option("--chat-template", help="A jinja2 file, in place of the model's own chat template.")
 ]
 SkipBadLines = Annotated[bool, typer.Option("--skip-bad-lines", help="Skip and count lines that are no sample.")]
+# Of drawing tokens (see llm.sampling.Sampling)
+Temperature = Annotated[float, typer.Option(help="0 always takes the likeliest token.")]
+TopK = Annotated[int | None, typer.Option(help="Draw from the likeliest so many tokens; 0: all. [default: 40]")]
+TopP = Annotated[
+    float | None, typer.Option(help="Draw from the likeliest that hold this share; 1: all. [default: 0.95]")
+]
 Lora = Annotated[str | None, typer.Option("--lora", help="An adapter to put on the model: .gguf, or a PEFT folder.")]
 
 _TEMPLATE_BYTES = 1 << 20
