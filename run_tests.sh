@@ -26,7 +26,7 @@ set_up() {
   [ -d .venv ] || "${PYTHON:-python3}" -m venv .venv
   .venv/bin/pip install --quiet --upgrade pip
   local extras=test,dev
-  [ "$mode" = --full ] && extras+=,mpi,plot,tensorboard,gpu,sklearn
+  [ "$mode" = --full ] && extras+=,mpi,plot,tensorboard,gpu,sklearn,parquet
   [ "$mode" = --client ] && extras+=,client
   .venv/bin/pip install --quiet -e ".[$extras]"
   case $mode in --full | --long) .venv/bin/pip install --quiet torch==2.13.0 pandas polars ;; esac
@@ -69,6 +69,8 @@ case $mode in
     section "fuzzed templates" env FUZZ_CASES=100000 $py -m pytest -q -s tests/fuzz/test_templates.py
     section "fuzzed contents" $py -m tests.fuzz.contents --count 100000
     section "kernels of GPUs" env GRADLOOM_GPU_ALL=1 $py -m pytest -q tests/gpu/test_kernels.py tests/gpu/test_deep.py
+    section "placements on devices" env GRADLOOM_GPU_ALL=1 $py -m pytest -q tests/plan/test_placements.py \
+      tests/gpu/test_scheduled.py
     section "random gradients" $py -m tests.graph.random_gradients --count 10000 --first 1000
     section "threads and forks" env STRESS_SECONDS=1200 $py -m pytest -q tests/run/test_threads.py
     section "faults of the system" bash tests/faults.sh

@@ -11,7 +11,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import numpy as np
 
 HERE = Path(__file__).resolve().parent
 SHARED = HERE.parent.parent / "shared" / "data"  # real data beside the checkout, when there
@@ -58,6 +61,21 @@ def fma_peak(threads: int, precision: str = "f32") -> float:
     from gradloom import _core
 
     return (_core.fma_peak if precision == "f32" else _core.bf16_peak)(_core.isas()[0], threads)
+
+
+def read_rate(threads: int) -> float:
+    """GB/s read out of every cache, all threads at once: each sums the squares of 256 MiB of its own, best of five.
+
+    One thread of BLAS each: OPENBLAS_NUM_THREADS=1 before NumPy is imported.
+    """
+    arrays = [np.ones(1 << 26, np.float32) for _ in range(threads)]
+    took = []
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(6):
+            began = time.perf_counter()
+            list(pool.map(lambda x: x @ x, arrays))
+            took.append(time.perf_counter() - began)
+    return sum(x.nbytes for x in arrays) / min(took[1:]) * 1e-9
 
 
 def in_precision(name: str, precision: str) -> str:

@@ -4,13 +4,15 @@
 
 A model of SmolLM2-135M's shape with random weights, or a file. Each round takes a prompt of 16 tokens and then as many
 as were asked for, ours and llama.cpp's in turn; medians of rounds, and the fastest token of ours. GB/s: bytes of the
-weights read per second at the median. llama.cpp rounds activations to 8 bits (f16 for f16), ours stay f32.
+weights read per second at the median, and the share of the rate at which as many threads read memory in this run.
+llama.cpp rounds activations to 8 bits (f16 for f16), ours stay f32.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import statistics
 import sys
 import tempfile
@@ -18,8 +20,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the rate of reading is measured with one thread of NumPy each
+
 import numpy as np
-from common import fma_peak, table
+from common import fma_peak, read_rate, table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -79,6 +83,7 @@ def main() -> None:
     parser.add_argument("--file", type=Path)
     args = parser.parse_args()
     lines = []
+    reads = {threads: read_rate(threads) for threads in map(int, args.threads.split(","))}
     with tempfile.TemporaryDirectory() as folder:
         for kind in [args.file.stem] if args.file else args.types.split(","):
             path = args.file or write_random(Path(folder) / "m.gguf", "llama", kind, **SHAPES["smollm2-135m"])
@@ -95,8 +100,12 @@ def main() -> None:
                 each = {name: statistics.median(times) for name, times in took.items()}
                 rate = path.stat().st_size / each["ours"] * 1e-9
                 peer = f"{1 / each['llama.cpp']:.1f}" if "llama.cpp" in each else "-"
-                lines.append((kind, threads, f"{1 / each['ours']:.1f}", f"{1 / fastest:.1f}", f"{rate:.1f}", peer))
-    table(lines, ("tokens/s", "threads", "gradloom", "its fastest", "GB/s", "llama.cpp"))
+                share = f"{rate / reads[threads]:.2f}"
+                lines.append(
+                    (kind, threads, f"{1 / each['ours']:.1f}", f"{1 / fastest:.1f}", f"{rate:.1f}", share, peer)
+                )
+    table(lines, ("tokens/s", "threads", "gradloom", "its fastest", "GB/s", "of reading", "llama.cpp"))
+    print("memory is read at " + ", ".join(f"{r:.1f} GB/s by {n} thread(s)" for n, r in reads.items()) + " in this run")
     print(f"FMA peak of one thread in this run: {fma_peak(1):.0f} GFLOP/s")
 
 

@@ -1,10 +1,12 @@
 """Trainings on a device beside the CPU: twenty losses of plain SGD, gradients, an accuracy; equal to f32 noise.
 
-    python bench/gpu_agrees.py DATA [--only stories q4_k deep cnn] [--shape smollm2-135m|deep] [--steps N] [--device D]
+    python bench/gpu_agrees.py DATA [--only stories q4_k layers deep cnn] [--shape smollm2-135m|deep] [--steps N]
+                                     [--device D]
 
 DATA has gguf/stories260K.gguf, text/tinyshakespeare.txt and mnist/. stories260K: LoRA on f32 and on q8_0 (rows that are
 no whole blocks become f16), and all tensors; q4_k, whose blocks are longer than its rows: a model of random weights.
 deep: thirty layers of random weights, every LoRA gradient of the first step with B = 0 and with another B, then losses.
+layers: 1, 3 and 5 of the five blocks of stories260K on the device, and as many as fit into 64 MiB, the rest on the CPU.
 cnn: two convolutions on 6000 images of MNIST. Allowed are 8 units of f32 rounding times the square root of the longest
 sum. Ends with status 1 where more than that differs.
 """
@@ -45,13 +47,17 @@ def relative(there: Any, here: Any) -> float:
     return float(np.abs(a - b).max(initial=0.0)) / (float(np.abs(b).max(initial=0.0)) or 1.0)
 
 
-def tuned(path: Path, text: Path, method: str, lr: float, device: str, steps: int) -> tuple[list[float], float]:
-    """(losses, seconds) of a run of plain SGD on two rows of 64 tokens."""
+def tuned(
+    path: Path, text: Path, method: str, lr: float, device: str | None, steps: int, context: int = 64, **where: Any
+) -> tuple[list[float], float]:
+    """(losses, seconds) of a run of plain SGD on two rows of so many tokens."""
     heard, begun = Losses(), time.perf_counter()
-    adapter = gl.llm.LoRA(rank=8, targets="all", seed=1) if method == "lora" else None
+    adapter = (
+        gl.llm.LoRA(rank=8, targets="all", seed=1) if method == "lora" else gl.llm.TrainedTensors(train_dtype="f32")
+    )
     gl.llm.finetune(
-        str(path), str(text), adapter, method=method, device=device, context=64, batch_size=2, steps=steps,
-        val_split=0, optimizer=gl.optim.SGD(lr=lr), callbacks=[heard], progress=False,
+        str(path), str(text), adapter, method=method, device=device, context=context, batch_size=2, steps=steps,
+        val_split=0, optimizer=gl.optim.SGD(lr=lr), callbacks=[heard], progress=False, **where,
     )  # fmt: skip
     return heard.all, time.perf_counter() - begun
 
@@ -62,13 +68,18 @@ def tuned_beside(what: str, path: Path, text: Path, method: str, lr: float, aske
     return apart("losses", there, here, longest=256)
 
 
-def stories(folder: Path, asked: argparse.Namespace) -> bool:
-    model, text = asked.data / "gguf" / "stories260K.gguf", asked.data / "text" / "tinyshakespeare.txt"
-    narrow, adapter = folder / "stories-q8_0.gguf", folder / "nothing.gguf"
-    lora = gl.llm.LoRA(rank=1)
+def narrowed(model: Path, path: Path, kind: str) -> None:
+    """Write the model in another format."""
+    lora, adapter = gl.llm.LoRA(rank=1), path.with_suffix(".lora.gguf")
     lora.bind(gl.llm.load(str(model)))
     lora.save(adapter)
-    gl.llm.merge(model, adapter, narrow, "q8_0")
+    gl.llm.merge(model, adapter, path, kind)
+
+
+def stories(folder: Path, asked: argparse.Namespace) -> bool:
+    model, text = asked.data / "gguf" / "stories260K.gguf", asked.data / "text" / "tinyshakespeare.txt"
+    narrow = folder / "stories-q8_0.gguf"
+    narrowed(model, narrow, "q8_0")
     bad = tuned_beside("stories260K, LoRA, f32", model, text, "lora", 0.1, asked)
     bad |= tuned_beside("stories260K, LoRA, q8_0", narrow, text, "lora", 0.1, asked)
     return bad | tuned_beside("stories260K, full, f32", model, text, "full", 0.05, asked)
@@ -77,6 +88,20 @@ def stories(folder: Path, asked: argparse.Namespace) -> bool:
 def q4_k(folder: Path, asked: argparse.Namespace) -> bool:
     path = write_random(folder / "q4_k.gguf", kind="q4_k", std=0.1, **SHAPES["small"])
     return tuned_beside("random, LoRA, q4_k", path, asked.data / "text" / "tinyshakespeare.txt", "lora", 0.03, asked)
+
+
+def layers(folder: Path, asked: argparse.Namespace) -> bool:
+    model, text = asked.data / "gguf" / "stories260K.gguf", asked.data / "text" / "tinyshakespeare.txt"
+    narrow, bad = folder / "stories-q4_0.gguf", False
+    narrowed(model, narrow, "q4_0")
+    for path, method in ((model, "lora"), (model, "full"), (narrow, "lora"), (narrow, "full")):
+        run = path, text, method, 0.1 if method == "lora" else 0.05
+        here = tuned(*run, "cpu", asked.steps, context=24)[0]
+        for count in (0, 1, 3, 5, "auto"):
+            memory = {"gpu_memory": "64MiB"} if count == "auto" else {}
+            there = tuned(*run, None, asked.steps, context=24, gpu_layers=count, **memory)[0]
+            bad |= apart(f"{path.stem}, {method}, {count} blocks there: {len(there)} losses", there, here, longest=256)
+    return bad
 
 
 def deep(folder: Path, asked: argparse.Namespace) -> bool:
@@ -112,7 +137,7 @@ def convolutions(folder: Path, asked: argparse.Namespace) -> bool:
     return not abs(found[0].accuracy - found[1].accuracy) <= found[0].accuracy_unc
 
 
-CLAIMS = {"stories": stories, "q4_k": q4_k, "deep": deep, "cnn": convolutions}
+CLAIMS = {"stories": stories, "q4_k": q4_k, "layers": layers, "deep": deep, "cnn": convolutions}
 
 
 def main() -> int:

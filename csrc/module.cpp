@@ -171,12 +171,19 @@ void make_program(PyProgram* self, const std::string& isa, nb::handle kernels, n
 }
 
 thread_local bool handling = false;  // a signal handler runs in the middle of a run of this thread
+thread_local PyObject* asked = nullptr;  // tells whether a signal is waiting whose handler will raise after the run
 
-// Handles the signals that have arrived (Ctrl-C); true when a handler raised. Only the main thread ever sees one.
+// Handles the signals that have arrived (Ctrl-C); true when a handler raised, or one waits for the end of the run. Only
+// the main thread ever sees one.
 bool signalled() {
   take_gil();
   handling = true;
-  const bool raised = PyErr_CheckSignals() != 0;
+  bool raised = PyErr_CheckSignals() != 0;
+  if (!raised && asked) {
+    PyObject* const answer = PyObject_CallNoArgs(asked);
+    raised = !answer || PyObject_IsTrue(answer) == 1;
+    Py_XDECREF(answer);
+  }
   handling = false;
   suspended = PyEval_SaveThread();
   return raised;
@@ -189,7 +196,8 @@ void refuse_in_handler() {
 }
 
 nb::tuple run_program(PyProgram& self, int64_t steps, nb::handle settings, nb::handle records, int threads,
-                      double deadline, bool poison, bool check, bool flush) {
+                      double deadline, bool poison, bool check, bool flush, int64_t first, int64_t last,
+                      nb::handle interrupted) {
   refuse_in_handler();
   Program& program = *self.program;
   RunOptions options;
@@ -199,7 +207,12 @@ nb::tuple run_program(PyProgram& self, int64_t steps, nb::handle settings, nb::h
   options.poison = poison;
   options.check = check;
   options.flush = flush;
-  options.poll = signalled;
+  if (interrupted.ptr() != Py_False) options.poll = signalled;
+  if (first < 0 || last < -1)
+    throw std::invalid_argument("run: instructions " + std::to_string(first) + " to " + std::to_string(last) +
+                                "; need whole numbers of 0 or more, or -1 for the end");
+  options.first = static_cast<size_t>(first);
+  if (last >= 0) options.last = static_cast<size_t>(last);
   if (steps < 0) throw std::invalid_argument("run: " + std::to_string(steps) + " steps; need 0 or more");
   if (threads < 1) throw std::invalid_argument("run: " + std::to_string(threads) + " threads; need 1 or more");
   // Too cheap to be worth an optional<>: a buffer is held only where one was given.
@@ -219,6 +232,11 @@ nb::tuple run_program(PyProgram& self, int64_t steps, nb::handle settings, nb::h
     options.records = out.b->data();
   }
   RunResult r;
+  struct Asked {
+    PyObject* const outer = asked;
+    ~Asked() { asked = outer; }
+  } restored;
+  asked = PyCallable_Check(interrupted.ptr()) ? interrupted.ptr() : nullptr;
   without_gil([&] { r = program.run(options); });
   if (PyErr_Occurred()) throw nb::python_error();  // what a signal's handler raised
   return nb::make_tuple(r.steps, r.stop, r.node, r.index, r.value);
@@ -315,7 +333,7 @@ NB_MODULE(_core, m) {
            nb::arg("guards") = nb::tuple())
       .def("run", &run_program, nb::arg("steps") = 1, nb::arg("settings") = nb::none(), nb::arg("records") = nb::none(),
            nb::arg("threads") = 1, nb::arg("deadline") = 0.0, nb::arg("poison") = false, nb::arg("check") = false,
-           nb::arg("flush") = false)
+           nb::arg("flush") = false, nb::arg("first") = 0, nb::arg("last") = -1, nb::arg("interrupted") = nb::none())
       .def("bind", [](PyProgram& p, uint32_t segment, uint64_t address, uint64_t bytes) {
         p.program->bind(segment, address, bytes);
       }, nb::arg("segment"), nb::arg("address"), nb::arg("bytes"))

@@ -95,9 +95,9 @@ bool Program::given_up(size_t i, const RunOptions& options) {
 }
 
 template <bool several>
-bool Program::step_plain(Team* team, const RunOptions& options) {
+bool Program::step_plain(Team* team, const RunOptions& options, size_t last) {
   uint8_t* const scratch = scratch_ ? scratch_->data() : nullptr;
-  for (size_t i = 0; i < ops_.size(); i++) {
+  for (size_t i = options.first; i < last; i++) {
     const Op& op = ops_[i];
     if (op.several && given_up(i, options)) return false;
     for (uint32_t phase = 0; phase < op.phases; phase++) {
@@ -119,7 +119,7 @@ bool Program::step_plain(Team* team, const RunOptions& options) {
 }
 
 // The same step with everything that helps to find a fault.
-bool Program::step_debug(Team& team, const RunOptions& options) {
+bool Program::step_debug(Team& team, const RunOptions& options, size_t last) {
   auto dead = [&](size_t slot) {
     for (size_t i = dead_first_[slot]; i < dead_first_[slot + 1]; i++) {
 #ifdef GL_ASAN
@@ -132,8 +132,8 @@ bool Program::step_debug(Team& team, const RunOptions& options) {
     }
   };
   using Clock = std::chrono::steady_clock;
-  if (options.poison) dead(0);
-  for (size_t i = 0; i < ops_.size(); i++) {
+  if (options.poison && !options.first) dead(0);
+  for (size_t i = options.first; i < last; i++) {
     const Op& op = ops_[i];
     if (op.several && given_up(i, options)) return false;
 #ifdef GL_ASAN
@@ -182,7 +182,7 @@ bool Program::step_debug(Team& team, const RunOptions& options) {
     }
     if (options.poison) dead(i + 1);
   }
-  if (profiling_) profile_steps_++;
+  if (profiling_ && last == ops_.size()) profile_steps_++;
   return true;
 }
 
@@ -209,7 +209,12 @@ RunResult Program::run(const RunOptions& options) {
     scratch_ = std::make_unique<Block>(scratch_stride_ * static_cast<size_t>(team.threads()));
     scratch_threads_ = team.threads();
   }
-  if (options.check)
+  const size_t last = std::min(options.last, ops_.size());
+  const bool ends = last == ops_.size();
+  if (options.first > last || (options.steps != 1 && (options.first || !ends)))
+    throw std::invalid_argument("run: instructions " + std::to_string(options.first) + " to " + std::to_string(last) +
+                                " of " + std::to_string(ops_.size()) + "; need a range of one step");
+  if (options.check && !options.first)
     for (const ByteRange& g : guards_) std::memset(at(g), kGuardByte, g.bytes);
 
   using Clock = std::chrono::steady_clock;
@@ -224,14 +229,18 @@ RunResult Program::run(const RunOptions& options) {
   steps_done_ = 0;
   while (result.steps < options.steps) {
     if (options.settings) std::memcpy(settings_.data(), options.settings + row * static_cast<size_t>(result.steps), row);
-    const bool done = debug                ? step_debug(team, options)
-                      : team.threads() > 1 ? step_plain<true>(&team, options)
-                                           : step_plain<false>(nullptr, options);
+    const bool done = debug                ? step_debug(team, options, last)
+                      : team.threads() > 1 ? step_plain<true>(&team, options, last)
+                                           : step_plain<false>(nullptr, options, last);
     if (!done) {
       result.stop = status_.stop;
       result.node = status_.node;
       result.index = status_.index;
       result.value = status_.value;
+      break;
+    }
+    if (!ends) {
+      result.steps = 1;
       break;
     }
     if (options.records) {

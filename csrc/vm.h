@@ -62,6 +62,8 @@ constexpr double kPollSeconds = 0.1;
 
 struct RunOptions {
   int64_t steps = 1;
+  size_t first = 0;        // of one step: the instructions from here on; a step begins with 0
+  size_t last = SIZE_MAX;  // to here, exclusively; at most all. A step ends, and is counted, with the last one of all
   const uint8_t* settings = nullptr;  // steps rows of the settings segment's bytes
   uint8_t* records = nullptr;         // steps rows of record_bytes()
   int threads = 1;
@@ -148,8 +150,8 @@ class Program {
   void refresh_arenas();
   uint8_t* at(const ByteRange& r) const { return places_[r.segment].base + r.offset; }
   bool given_up(size_t i, const RunOptions& options);
-  template <bool several> bool step_plain(class Team* team, const RunOptions& options);
-  bool step_debug(class Team& team, const RunOptions& options);
+  template <bool several> bool step_plain(class Team* team, const RunOptions& options, size_t last);
+  bool step_debug(class Team& team, const RunOptions& options, size_t last);
   static void run_parts(void* context, int begin, int count, int thread);
 
   std::vector<Op> ops_;

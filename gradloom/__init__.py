@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .gpu.devices import Device, devices
     from .graph.grad import gradients
     from .graph.leaves import Parameter, constant, input, named, parameter, setting
-    from .graph.scope import scope
+    from .graph.scope import device, scope
     from .graph.value import Node, Value
     from .run.compare import check_gradients, compare
     from .run.compile import compile
@@ -77,6 +77,7 @@ __all__ = [
     "compile",
     "constant",
     "data",
+    "device",
     "devices",
     "dp_train",
     "epoch",
@@ -114,7 +115,7 @@ _HOMES = {
     ".eager": "Gradients Tensor grad_tape no_grad seed stats tensor",
     ".graph.grad": "gradients",
     ".graph.leaves": "Parameter constant input named parameter setting",
-    ".graph.scope": "scope",
+    ".graph.scope": "device scope",
     ".graph.value": "Node Value",
     ".run.compare": "check_gradients compare",
     ".run.compile": "compile",

@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,6 +65,9 @@ class Program:
         poison: bool = False,
         check: bool = False,
         flush: bool = False,
+        first: int = 0,
+        last: int = -1,
+        interrupted: Callable[[], bool] | bool | None = None,
     ) -> tuple[int, int, int, int, int]: ...
     def bind(self, segment: int, address: int, bytes: int) -> None: ...
     def stop(self) -> None: ...

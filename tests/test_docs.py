@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import os
 import re
@@ -114,3 +115,35 @@ def test_the_page_of_precision_runs() -> None:
     for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "precision.md").read_text(), re.S):
         exec(block, names)
     assert names["grads"][names["net"][0].weight] is not None and names["outputs"].shape == (200, 3)
+
+
+def test_the_page_of_tables_shows_what_the_command_says(tmp_path: Path) -> None:
+    page, text = ROOT / "docs" / "tables.md", ""
+    for name, fresh in _load(ROOT / "docs" / "tables.py").page(tmp_path).items():
+        text = page.read_text()
+        block = re.search(rf"<!-- {name} -->(.*?)<!-- /{name} -->", text, re.S)
+        assert block, name
+        if UPDATE:
+            text = text.replace(block[0], f"<!-- {name} -->\n\n{fresh}\n<!-- /{name} -->")
+            page.write_text(text)
+        else:
+            _same_but_for_rounding(block[1].strip("\n").splitlines(), fresh.splitlines())
+    assert text.count("$ gradloom fit") == 6
+    with open(tmp_path / "demand.csv", newline="") as table:
+        latest = list(csv.DictReader(table))[-180:]
+    errors = [float(row["yesterday"]) - float(row["demand"]) for row in latest]
+    assert f"is {(sum(e * e for e in errors) / len(errors)) ** 0.5:.2f}:" in text
+
+
+def _same_but_for_rounding(lines: list[str], fresh: list[str]) -> None:
+    """The same lines; the model's scores may differ a little, as the sums of another processor do."""
+    scores, number = r" +(training|test|warning: accuracy|warning: rmse) ", r"\d+(?:\.\d+)?(?:e[+-]\d+)?"
+    update = "run GRADLOOM_UPDATE_GOLDEN=1 pytest tests/test_docs.py"
+    assert len(lines) == len(fresh), update
+    for line, new in zip(lines, fresh, strict=True):
+        if not re.match(scores, new):
+            assert line == new, update
+            continue
+        assert re.sub(number, "#", line) == re.sub(number, "#", new), update
+        seen, wanted = ([float(n) for n in re.findall(number, each)] for each in (line, new))
+        assert seen == pytest.approx(wanted, rel=0.1, abs=0.02), (line, new, update)

@@ -21,6 +21,7 @@ struct ConvWeight {
   int64_t g_floats;        // of that copy for one output channel of one band
   int64_t groups, slices;  // of images, of output channels
   int64_t block;           // bands in scratch at once, so that a tile works long enough before its lanes are added up
+  int64_t step;            // floats from the planes of one to those of the next, whole lines
   int64_t size() const { return s.o * s.taps(); }
   // Floats of a row of x or g that is widened.
   int64_t lines() const { return s.rounded ? conv_ceil(conv_max(s.w, s.ow), 16) * 16 : 0; }
@@ -36,6 +37,7 @@ inline ConvWeight conv_weight(const Tensor& g, const Tensor& x, const Tensor& dw
   const int64_t vectors = k.flat ? flat_vectors : k.b.band * k.b.row_vectors;
   k.g_floats = k.flat ? flat_vectors * N + N : 0;
   k.block = conv_max(1, conv_min(conv_min(8, 64 / vectors), kBandFloats / (k.b.floats + kOutTile * k.g_floats)));
+  k.step = conv_ceil(k.b.floats, 16) * 16;
   const int64_t parts = parts_for(k.s.flops(), kConvGrain, 32);
   const int64_t most = conv_max(1, (1 << 22) / conv_max(1, k.size()));  // 16 MiB of partial sums
   k.groups = conv_max(1, conv_min(parts, conv_min(conv_ceil(k.b.items(), k.block), most)));
@@ -45,7 +47,7 @@ inline ConvWeight conv_weight(const Tensor& g, const Tensor& x, const Tensor& dw
 inline void conv_weight_plan(const ConvWeight& k, KernelPlan& plan) {
   plan.parts[0] = static_cast<uint32_t>(k.groups * k.slices);
   plan.scratch_bytes = conv_aligned(static_cast<size_t>(k.s.taps()) * 4);
-  plan.scratch_bytes += static_cast<size_t>(k.block * (k.b.floats + kOutTile * k.g_floats) + k.lines()) * 4;
+  plan.scratch_bytes += static_cast<size_t>(k.block * (k.step + kOutTile * k.g_floats) + k.lines()) * 4;
   if (k.groups > 1) {
     plan.phases = 2;
     plan.parts[1] = parts_for(static_cast<double>(k.groups * k.size()), 1e5);
@@ -68,6 +70,43 @@ inline __attribute__((always_inline)) void conv_weight_step(F (&acc)[OT][KT], co
   }
 }
 
+#if defined(GL_ISA_AVX512)
+// From vectors a, b, c, d: lane i of each + its lane i + 8, then i + 4, in quarter 0, 1, 2, 3.
+inline __attribute__((always_inline)) __m512 conv_quarter_sums(__m512 a, __m512 b, __m512 c, __m512 d) {
+  const __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+  const __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+  return _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+}
+#endif
+// sums[o * KT + t] = reduce_add(acc[o][t]), the same bits: 16 vectors are added up at once, in the same pairs of lanes.
+template <int OT, int KT>
+inline __attribute__((always_inline)) void conv_lane_sums(const F (&acc)[OT][KT], float* sums) {
+#if defined(GL_ISA_AVX512)
+  const auto at = [&](int i) __attribute__((always_inline)) {
+    return i < OT * KT ? acc[i / KT][i % KT].v : _mm512_setzero_ps();
+  };
+#pragma GCC unroll 8
+  for (int i = 0; i < OT * KT; i += 16) {
+    __m512 q[4];  // of vectors i + j, i + j + 4, ...: so that the sums end in order
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) q[j] = conv_quarter_sums(at(i + j), at(i + j + 4), at(i + j + 8), at(i + j + 12));
+    __m512d l[2], h[2];
+#pragma GCC unroll 2
+    for (int j = 0; j < 2; j++) {
+      const __m512d a = _mm512_castps_pd(q[2 * j]), b = _mm512_castps_pd(q[2 * j + 1]);
+      l[j] = _mm512_unpacklo_pd(a, b), h[j] = _mm512_unpackhi_pd(a, b);
+    }
+    const __m512 a = _mm512_add_ps(_mm512_castpd_ps(l[0]), _mm512_castpd_ps(h[0]));
+    const __m512 b = _mm512_add_ps(_mm512_castpd_ps(l[1]), _mm512_castpd_ps(h[1]));
+    F{_mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd))}.store(sums + i);
+  }
+#else
+  for (int o = 0; o < OT; o++) {
+    for (int t = 0; t < KT; t++) sums[o * KT + t] = reduce_add(acc[o][t]);
+  }
+#endif
+}
+
 // OT output channels x KT taps over `count` bands. g: output channel 0 of the tile in image 0, or the flat copy.
 template <int OT, int KT>
 void conv_weight_tile(const ConvWeight& k, const float* g, const float* planes, const int32_t* offsets, int64_t item0,
@@ -83,7 +122,7 @@ void conv_weight_tile(const ConvWeight& k, const float* g, const float* planes, 
   }
   if (k.flat) {
     const int64_t length = k.g_floats - N;
-    for (int64_t q = 0; q < count; q++, planes += b.floats, g += kOutTile * k.g_floats) {
+    for (int64_t q = 0; q < count; q++, planes += k.step, g += kOutTile * k.g_floats) {
 #pragma GCC unroll 8
       for (int t = 0; t < KT; t++) x[t] = planes + offsets[t];
       for (int64_t j = 0; j < length; j += N) conv_weight_step<OT, KT, true>(acc, g, k.g_floats, x, j, 0);
@@ -91,7 +130,7 @@ void conv_weight_tile(const ConvWeight& k, const float* g, const float* planes, 
   } else {
     const int64_t ow = k.s.ow, size = k.s.oh * ow, full = ow / N * N;
     const int tail = static_cast<int>(ow - full);
-    for (int64_t item = item0; item < item0 + count; item++, planes += b.floats) {
+    for (int64_t item = item0; item < item0 + count; item++, planes += k.step) {
       const float* row = g + item / b.bands * k.s.o * size + item % b.bands * b.band * ow;
       const int64_t rows = b.rows_of(item);
 #pragma GCC unroll 8
@@ -104,12 +143,14 @@ void conv_weight_tile(const ConvWeight& k, const float* g, const float* planes, 
       }
     }
   }
+  alignas(64) float sums[(OT * KT + 15) / 16 * 16];
+  conv_lane_sums(acc, sums);
   const int64_t taps = k.s.taps();
 #pragma GCC unroll 8
   for (int o = 0; o < OT; o++) {
 #pragma GCC unroll 8
     for (int t = 0; t < KT; t++) {
-      const float v = reduce_add(acc[o][t]);
+      const float v = sums[o * KT + t];
       dw[o * taps + t] = add ? dw[o * taps + t] + v : v;
     }
   }
@@ -164,7 +205,10 @@ inline void conv_weight_copy(const ConvWeight& k, const Operand& g, int64_t firs
   for (int o = 0; o < ot; o++, to += k.g_floats) {
     int64_t from = (item / b.bands * k.s.o + first + o) * size + item % b.bands * b.band * ow;
     float* row = to;  // whole vectors: what they put beyond their row is written again by the next
-    for (int64_t r = 0; r < rows; r++, row += b.pitch, from += ow) conv_row(g.row(from, ow, line), 0, ow, b.pitch, row);
+    if (!g.rounded) row = conv_rows(g.row(from, ow, line), ow, rows, 0, ow, b.pitch, row);
+    else
+      for (int64_t r = 0; r < rows; r++, row += b.pitch, from += ow)
+        conv_row(g.row(from, ow, line), 0, ow, b.pitch, row);
     for (; row < to + k.g_floats - N; row += N) zero.store(row);
   }
 }
@@ -211,7 +255,7 @@ void conv_weight_run(const ConvWeight& k, const Grad& grad, const Operand& x, fl
   }
   int32_t* offsets = static_cast<int32_t*>(scratch);
   float* planes = reinterpret_cast<float*>(static_cast<char*>(scratch) + conv_aligned(static_cast<size_t>(taps) * 4));
-  float* copies = planes + k.block * k.b.floats;
+  float* copies = planes + k.block * k.step;
   float* line = copies + k.block * kOutTile * k.g_floats;
   float* room = line + k.lines();
   conv_offsets_forward(k.s, k.b, offsets);
@@ -228,7 +272,7 @@ void conv_weight_run(const ConvWeight& k, const Grad& grad, const Operand& x, fl
   }
   for (int64_t item = items.begin; item < items.end; item += k.block) {
     const int64_t count = conv_min(k.block, items.end - item);
-    for (int64_t q = 0; q < count; q++) conv_fill(k.b, x, item + q, planes + q * k.b.floats, line);
+    for (int64_t q = 0; q < count; q++) conv_fill(k.b, x, item + q, planes + q * k.step, line);
     // The next block is fetched meanwhile.
     ConvAhead ahead[2] = {};
     if (k.b.bands == 1 && k.slices == 1) {

@@ -90,6 +90,28 @@ inline void pool_merge(float* p, int n, F even, F odd) {
   even.store_n(p, n), odd.store_n(p + 1, n);
 #endif
 }
+// Of two rows of windows, n <= N / 2 in each, p and q: the even and odd elements of p, then those of q.
+#if defined(GL_ISA_AVX512)
+constexpr bool kPoolTwoRows = true;
+inline void pool_split_two(const float* p, const float* q, int n, F& even, F& odd) {
+  const __m512i lane = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  const __mmask16 second = static_cast<__mmask16>(~lanes_on(n));
+  const __m512i e = _mm512_mask_add_epi32(lane, second, lane, _mm512_set1_epi32(16 - 2 * n));
+  const F a = F::load_n(p, 2 * n), b = F::load_n(q, 2 * n);
+  even = {_mm512_permutex2var_ps(a.v, e, b.v)};
+  odd = {_mm512_permutex2var_ps(a.v, _mm512_add_epi32(e, _mm512_set1_epi32(1)), b.v)};
+}
+// The reverse.
+inline void pool_merge_two(float* p, float* q, int n, F even, F odd) {
+  const __m512i e = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  F{_mm512_permutex2var_ps(even.v, e, odd.v)}.store_n(p, 2 * n);
+  F{_mm512_permutex2var_ps(even.v, _mm512_add_epi32(e, _mm512_set1_epi32(n)), odd.v)}.store_n(q, 2 * n);
+}
+#else
+constexpr bool kPoolTwoRows = false;
+inline void pool_split_two(const float*, const float*, int, F&, F&) {}
+inline void pool_merge_two(float*, float*, int, F, F) {}
+#endif
 // The first n lanes as bytes. `room` bytes may be written: what is beyond n is written again later.
 inline void pool_store_u8(uint8_t* p, I v, int n, int64_t room) {
 #if defined(GL_ISA_AVX512)
@@ -128,24 +150,38 @@ template <bool relu = false>
 void pool_pairs(const float* x, int64_t pitch, int64_t rows, int64_t columns, float* y, uint8_t* index) {
   constexpr int64_t N = F::N;
   const I one = I::set1(1), two = I::set1(2), three = I::set1(3);
+  // Windows a b / c d, n of them: output r * columns + i and the next.
+  const auto put = [&](F a, F b, F c, F d, int64_t r, int64_t i, int n) __attribute__((always_inline)) {
+    I at = I::zero(), below = two;
+    pool_max(b, one, a, at);
+    pool_max(d, three, c, below);
+    pool_max(c, below, a, at);
+    if constexpr (relu) {
+      const auto off = le(a, F::zero());
+      a = select(off, F::zero(), a);
+      at = select(off, I::zero(), at);
+    }
+    a.store_n(y + r * columns + i, n);
+    if (index) pool_store_u8(index + r * columns + i, at, n, columns <= N ? (rows - r) * columns : n);
+  };
+  F a, b, c, d;
+  int64_t done = 0;
+  if (kPoolTwoRows && 2 * columns <= N) {
+    const int n = static_cast<int>(columns);
+    for (; done + 2 <= rows; done += 2) {
+      const float *from = x + 2 * done * pitch, *next = from + 2 * pitch;
+      pool_split_two(from, next, n, a, b);
+      pool_split_two(from + pitch, next + pitch, n, c, d);
+      put(a, b, c, d, done, 0, 2 * n);
+    }
+  }
   for (int64_t i = 0; i < columns; i += N) {
     const int n = static_cast<int>(columns - i < N ? columns - i : N);
-    const float* from = x + 2 * i;
-    for (int64_t r = 0; r < rows; r++, from += 2 * pitch) {
-      F a, b, c, d;
-      I at = I::zero(), below = two;
+    for (int64_t r = done; r < rows; r++) {
+      const float* from = x + 2 * i + 2 * r * pitch;
       pool_split(from, n, a, b);
       pool_split(from + pitch, n, c, d);
-      pool_max(b, one, a, at);
-      pool_max(d, three, c, below);
-      pool_max(c, below, a, at);
-      if constexpr (relu) {
-        const auto off = le(a, F::zero());
-        a = select(off, F::zero(), a);
-        at = select(off, I::zero(), at);
-      }
-      a.store_n(y + r * columns + i, n);
-      if (index) pool_store_u8(index + r * columns + i, at, n, columns <= N ? (rows - r) * columns : n);
+      put(a, b, c, d, r, i, n);
     }
   }
 }
@@ -157,9 +193,21 @@ inline void pool_corners(F v, F at, F& a, F& b, F& c, F& d) {
   c = select(eq(at, F::set1(2)), v, zero), d = select(eq(at, F::set1(3)), v, zero);
 }
 
-// Writes dx of such windows: each(output, n, a, b, c, d) gives the four corners of n windows; the rest is 0.
+// Writes dx of such windows: each(output, n, a, b, c, d) gives the four corners of n windows, of one row or of two;
+// the rest is 0.
 template <class Each> inline void pool_spread_pairs(const PoolShape& s, float* dx, Each&& each) {
-  for (int64_t oy = 0; oy < s.oh; oy++) {
+  int64_t oy = 0;
+  if (kPoolTwoRows && 2 * s.ow <= F::N) {
+    const int n = static_cast<int>(s.ow);
+    for (; oy + 2 <= s.oh; oy += 2) {
+      float *row = dx + 2 * oy * s.w, *next = row + 2 * s.w;
+      F a, b, c, d;
+      each(oy * s.ow, 2 * n, a, b, c, d);
+      pool_merge_two(row, next, n, a, b);
+      pool_merge_two(row + s.w, next + s.w, n, c, d);
+    }
+  }
+  for (; oy < s.oh; oy++) {
     float* row = dx + 2 * oy * s.w;
     for (int64_t i = 0; i < s.ow; i += F::N) {
       const int n = static_cast<int>(s.ow - i < F::N ? s.ow - i : F::N);

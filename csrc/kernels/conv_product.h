@@ -110,30 +110,61 @@ struct ConvBand {
   int64_t rows_of(int64_t item) const { return conv_min(band, gh - item % bands * band); }
 };
 
-// Lanes [lo, hi) of p, zeros in the others; nothing outside them is touched. 0 <= lo <= hi <= N.
-inline F conv_load_span(const float* p, int lo, int hi) {
+// Lanes [lo, hi) of a vector, 0 <= lo <= hi <= N: loads give zeros in the others and touch nothing outside.
+struct ConvSpan {
 #if defined(GL_ISA_AVX512)
-  return {_mm512_maskz_loadu_ps(static_cast<__mmask16>(lanes_on(hi) & ~lanes_on(lo)), p)};
+  __mmask16 on;
+  ConvSpan(int lo, int hi) : on(static_cast<__mmask16>(lanes_on(hi) & ~lanes_on(lo))) {}
+  F load(const float* p) const { return {_mm512_maskz_loadu_ps(on, p)}; }
 #elif defined(GL_ISA_AVX2)
-  return {_mm256_maskload_ps(p, _mm256_andnot_si256(lanes_on(lo), lanes_on(hi)))};
+  __m256i on;
+  ConvSpan(int lo, int hi) : on(_mm256_andnot_si256(lanes_on(lo), lanes_on(hi))) {}
+  F load(const float* p) const { return {_mm256_maskload_ps(p, on)}; }
 #else
-  return lo < hi ? F::load(p) : F::zero();
+  bool on;
+  ConvSpan(int lo, int hi) : on(lo < hi) {}
+  F load(const float* p) const { return on ? F::load(p) : F::zero(); }
 #endif
-}
+  // Of columns [lo, hi) of a row, those of the vector from column j on.
+  static ConvSpan of(int64_t lo, int64_t hi, int64_t j) {
+    constexpr int64_t N = F::N;
+    const int64_t a = conv_min(N, conv_max(0, lo - j)), z = conv_max(a, conv_min(N, hi - j));
+    return {static_cast<int>(a), static_cast<int>(z)};
+  }
+};
 // to[j] = from[j] for lo <= j < hi, else 0, for 0 <= j < pitch; whole vectors are stored.
 inline __attribute__((always_inline)) void conv_row(const float* from, int64_t lo, int64_t hi, int64_t pitch,
                                                     float* to) {
   constexpr int64_t N = F::N;
-  if (pitch <= N) {
-    conv_load_span(from, static_cast<int>(lo), static_cast<int>(hi)).store(to);
-    return;
-  }
   for (int64_t j = 0; j < pitch; j += N) {
-    const int64_t a = conv_max(0, lo - j), z = conv_min(N, hi - j);
-    if (z <= a) F::zero().store(to + j);
-    else if (a == 0 && z == N) F::load(from + j).store(to + j);
-    else conv_load_span(from + j, static_cast<int>(a), static_cast<int>(z)).store(to + j);
+    if (lo <= j && j + N <= hi) F::load(from + j).store(to + j);
+    else ConvSpan::of(lo, hi, j).load(from + j).store(to + j);
   }
+}
+// The same for `rows` rows of f32, `step` apart in `from`, one after the other in `to`: short ones without a loop, what
+// to load found once.
+inline float* conv_rows(const float* from, int64_t step, int64_t rows, int64_t lo, int64_t hi, int64_t pitch,
+                        float* to) {
+  constexpr int64_t N = F::N;
+  const ConvSpan left = ConvSpan::of(lo, hi, 0), right = ConvSpan::of(lo, hi, N);
+  if (pitch <= N) {
+    for (int64_t r = 0; r < rows; r++, from += step, to += pitch) left.load(from).store(to);
+  } else if (pitch <= 2 * N) {
+    for (int64_t r = 0; r < rows; r++, from += step, to += pitch) {
+      left.load(from).store(to);
+      right.load(from + N).store(to + N);
+    }
+  } else {
+    for (int64_t r = 0; r < rows; r++, from += step, to += pitch) conv_row(from, lo, hi, pitch, to);
+  }
+  return to;
+}
+inline float* conv_zero_rows(int64_t rows, int64_t pitch, float* to) {
+  const F zero = F::zero();
+  for (; rows > 0; rows--, to += pitch) {
+    for (int64_t j = 0; j < pitch; j += F::N) zero.store(to + j);
+  }
+  return to;
 }
 
 // n floats, nothing beyond them; the last vector may repeat some of the one before.
@@ -159,6 +190,16 @@ inline void conv_fill(const ConvBand& b, const Operand& source, int64_t item, fl
         const int64_t first = rx + b.x0;
         const int64_t lo = conv_min(b.pitch, conv_first(first, b.sx));
         const int64_t hi = conv_max(lo, conv_min(b.pitch, conv_last(first, b.sx, b.w)));
+        if (b.sx == 1 && lo < hi && !source.rounded) {
+          const int64_t y = i0 * b.sy + ry + b.y0, height = b.band + b.reach_y;
+          const int64_t top = conv_min(height, conv_first(y, b.sy));
+          const int64_t end = conv_max(top, conv_min(height, conv_last(y, b.sy, b.h)));
+          const float* row = source.row(from + (y + top * b.sy) * b.w, b.w, line) + first;
+          planes = conv_zero_rows(top, b.pitch, planes);
+          planes = conv_rows(row, b.sy * b.w, end - top, lo, hi, b.pitch, planes);
+          planes = conv_zero_rows(height - end, b.pitch, planes);
+          continue;
+        }
         for (int64_t i = 0; i < b.band + b.reach_y; i++, planes += b.pitch) {
           const int64_t y = (i0 + i) * b.sy + ry + b.y0;
           if (y < 0 || y >= b.h || lo == hi) {

@@ -272,6 +272,12 @@ template <> inline void convert<float, int32_t>(const float* x, int32_t* y, int6
     to_i32(F::load_n(x + i, r)).store_n(y + i, r);
   }
 }
+template <> inline void convert<int64_t, int32_t>(const int64_t* x, int32_t* y, int64_t n) {  // saturates
+  for (int64_t i = 0; i < n; i++) {
+    const int64_t above = x[i] < INT32_MIN ? INT32_MIN : x[i];
+    y[i] = static_cast<int32_t>(above > INT32_MAX ? INT32_MAX : above);
+  }
+}
 inline const uint16_t* raw(const Half* x) { return &x->bits; }
 inline const uint16_t* raw(const Bfloat* x) { return &x->bits; }
 inline uint16_t* raw(Half* x) { return &x->bits; }

@@ -51,7 +51,7 @@ template <class Fn> OfFourBits(Fn) -> OfFourBits<Fn>;
 template <bool offset> struct Q4 {  // q4_0: d (q - 8); q4_1: d q + m
   static constexpr int64_t kElements = 32, kBytes = offset ? 20 : 18;
   template <class As = Exact, class Put> static void chunk(const uint8_t* block, int, Put put) {
-    const F d = F::set1(half_at(block)), m = F::set1(offset ? half_at(block + 2) : 0.0f);
+    const F d = set1_f16(block), m = offset ? set1_f16(block + 2) : F::zero();
     const uint8_t* const q = block + (offset ? 4 : 2);
     const OfFourBits number{[&](I x) { return As::of(offset ? d * to_f32(x) + m : d * to_f32(x - I::set1(8))); }};
 #pragma GCC unroll 2
@@ -67,7 +67,7 @@ template <bool offset> struct Q4 {  // q4_0: d (q - 8); q4_1: d q + m
 template <bool offset> struct Q5 {  // q5_0: d (q - 16); q5_1: d q + m
   static constexpr int64_t kElements = 32, kBytes = offset ? 24 : 22;
   template <class As = Exact, class Put> static void chunk(const uint8_t* block, int, Put put) {
-    const F d = F::set1(half_at(block)), m = F::set1(offset ? half_at(block + 2) : 0.0f);
+    const F d = set1_f16(block), m = offset ? set1_f16(block + 2) : F::zero();
     const uint8_t* const q = block + (offset ? 8 : 6);
     int32_t word;
     std::memcpy(&word, q - 4, 4);
@@ -90,7 +90,7 @@ template <bool offset> struct Q5 {  // q5_0: d (q - 16); q5_1: d q + m
 struct Q8 {  // q8_0: d q
   static constexpr int64_t kElements = 32, kBytes = 34;
   template <class As = Exact, class Put> static void chunk(const uint8_t* block, int, Put put) {
-    const F d = F::set1(half_at(block));
+    const F d = set1_f16(block);
 #pragma GCC unroll 4
     for (int i = 0; i < 32; i += F::N) put(i, As::of(d * load_i8(reinterpret_cast<const int8_t*>(block + 2 + i))));
   }

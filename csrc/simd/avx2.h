@@ -196,6 +196,12 @@ inline Vec<float> load_f16(const uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
 inline float half_to_float(uint16_t h) { return _cvtsh_ss(h); }
+// From memory, as in avx512.h.
+inline Vec<float> set1_f16(const uint8_t* p) {
+  __m128 x;
+  asm("vcvtph2ps %1, %0" : "=x"(x) : "m"(*reinterpret_cast<const uint64_t __attribute__((may_alias, aligned(1)))*>(p)));
+  return {_mm256_broadcastss_ps(x)};
+}
 inline void store_f16(uint16_t* p, Vec<float> a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
 }

@@ -182,6 +182,13 @@ inline Vec<float> load_f16(const uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
 inline float half_to_float(uint16_t h) { return _cvtsh_ss(h); }
+// Converted straight from memory: from a register the instruction needs a shuffle, and so does the way there;
+// blocks are decoded at the rate of shuffles. GCC 12 does not fold the load of the intrinsic.
+inline Vec<float> set1_f16(const uint8_t* p) {
+  __m128 x;
+  asm("vcvtph2ps %1, %0" : "=v"(x) : "m"(*reinterpret_cast<const uint64_t __attribute__((may_alias, aligned(1)))*>(p)));
+  return {_mm512_broadcastss_ps(x)};
+}
 inline void store_f16(uint16_t* p, Vec<float> a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
 }

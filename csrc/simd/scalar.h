@@ -153,6 +153,11 @@ inline Vec<float> load_f16(const uint16_t* p) {
   return {__builtin_bit_cast(float, sign | ((exponent + 112u) << 23) | (fraction << 13))};
 }
 inline float half_to_float(uint16_t h) { return load_f16(&h).v; }
+inline Vec<float> set1_f16(const uint8_t* p) {
+  uint16_t bits;
+  std::memcpy(&bits, p, 2);
+  return load_f16(&bits);
+}
 inline void store_f16(uint16_t* p, Vec<float> a) {
   const uint32_t u = __builtin_bit_cast(uint32_t, a.v), sign = (u >> 16) & 0x8000u, m = u & 0x7fffffffu;
   uint32_t h;

@@ -12,7 +12,7 @@
 //   int32: + - * & | ^ ~ << >> (keeps the sign)  shift_right_logical  mul_hi_u32  min max abs
 //   to_int_bits from_int_bits  to_f32 (int -> float)  to_i32 (toward zero)  round_to_i32 (to nearest even)
 //   load_u8 load_i8 load_f16 load_bf16 (+ _n) -> Vec<float>;  store_f16 store_bf16 (+ _n), to nearest even
-//   load_bytes (u8) -> Vec<int32_t>;  half_to_float (one f16)
+//   load_bytes (u8) -> Vec<int32_t>;  half_to_float (one f16);  set1_f16 (one f16 at any address; may read 8 bytes)
 //
 // The _n forms touch the first n lanes only (0 <= n <= N); the other lanes read as 0.
 #pragma once

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 # Of the optimisers' settings the rate, and those that a fit does not leave at their defaults
 OPTIMIZERS: dict[str, dict[str, float]] = {
     "adamw": {"lr": 0.003, "weight_decay": 0.01},
@@ -14,16 +16,37 @@ OPTIMIZERS: dict[str, dict[str, float]] = {
 }
 
 
+TABLE: dict[str, float] = {"lr": 0.002, "weight_decay": 0.05}  # of adamw that learns a table
+# Of a table's numbers: see nn.Periodic
+EMBEDDING: dict[str, Any] = {"frequencies": 16, "width": 4, "scale": 0.2}
+MEMBERS = 8  # networks of the ensemble that learns a table
+VALIDATED = 0.15  # share of a table's training rows that say when its training ends
+LEAST_VALIDATED = 100  # training rows of which a share can say that
+PATIENCE = 15  # evaluations without improvement
+
+
 def hidden_for(images: bool) -> list[int]:
     """Widths of the hidden layers."""
-    return [500] if images else [64, 64]
+    return [500] if images else [128, 128]
+
+
+def dropout_for(images: bool) -> float:
+    """Share of the hidden layers' outputs that a step leaves out."""
+    return 0.0 if images else 0.1
 
 
 def epochs_for(rows: int, images: bool) -> int:
     """Passes over so many training rows."""
-    return 100 if rows < 1000 else 10 if images and rows >= 20000 else 50
+    if images:
+        return 100 if rows < 1000 else 10 if rows >= 20000 else 50
+    return 100 if rows < 1000 else 50 if rows < 5000 else 30 if rows < 20000 else 12 if rows < 100000 else 4
 
 
 def batch_for(rows: int, images: bool) -> int:
     """Rows of a step, more than there are where they are few."""
     return 32 if rows < 5000 else 500 if images else 128
+
+
+def rate_for(optimizer: str, images: bool) -> float:
+    """The learning rate at the start."""
+    return TABLE["lr"] if optimizer == "adamw" and not images else OPTIMIZERS[optimizer]["lr"]

@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import GradloomError, SettingError
+
+_BYTES = re.compile(r"(\d+(?:\.\d+)?) ?([KMG]i?B)", re.IGNORECASE)
+_UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,16 @@ def show_bytes(n: int) -> str:
             return f"{n} B" if unit == "B" else f"{size:.2f} {unit}"
         size /= 1024
     return f"{size:.2f} GiB"
+
+
+def as_bytes(what: str, given: int | str) -> int:
+    """The bytes of a setting: a whole number above 0, or a text such as "4GiB", "512 MiB" or "1.5GB". what: the
+    setting, for messages. SettingError for anything else."""
+    if isinstance(given, str) and given.isascii() and (found := _BYTES.fullmatch(given)):
+        return int(float(found[1]) * _UNITS[found[2].lower()])
+    if isinstance(given, int) and not isinstance(given, bool) and given > 0:
+        return given
+    raise SettingError(f"{what}={given!r} is not usable; need bytes, or a text such as '4GiB'")
 
 
 def resident() -> int:

@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from ..base.settings import PRECISIONS
-from .common import Device, Precision, Threads, need_one_of, need_whole, say
+from .common import Device, GpuLayers, GpuMemory, Precision, Threads, need_one_of, need_whole, say
 from .generate import Shown
 from .language import Lora, Temperature, Template, TopK, TopP, load_adapter, read_template
-from .run_settings import check_device
+from .run_settings import check_device, gpu_layers_of, shown_layers
 
 _HELP = "/forget begins anew, /quit or Ctrl-D ends, Ctrl-C stops a reply"
 
@@ -29,6 +29,8 @@ def chat(
     chat_template: Template = None,
     precision: Precision = None,
     device: Device = None,
+    gpu_layers: GpuLayers = None,
+    gpu_memory: GpuMemory = None,
     threads: Threads = None,
 ) -> int:
     """Talk with a model: each line of stdin is a turn, the replies go to stdout.
@@ -40,6 +42,7 @@ def chat(
     need_whole("threads", threads)
     need_one_of("precision", precision, PRECISIONS)
     check_device(device)
+    layers = gpu_layers_of(gpu_layers)
     template = read_template(chat_template)
     from ..base.errors import DataError
     from ..llm.conversation import Conversation
@@ -49,9 +52,10 @@ def chat(
     conversation = Conversation(
         loaded, load_adapter(loaded, lora), system=system, chat_template=template, max_tokens=max_tokens,
         temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, precision=precision, device=device,
-        threads=threads,
+        gpu_layers=layers, gpu_memory=gpu_memory, threads=threads,
     )  # fmt: skip
     say(f"{model}: {loaded.config}; {_HELP}")
+    told = False  # what runs where
     for text in _turns():
         if text == "/quit":
             break
@@ -73,6 +77,9 @@ def chat(
             shown.add("\n")
             continue
         shown.add("\n")
+        if layers is not None and not told:
+            told = True
+            say(shown_layers(reply.layers))
         if conversation.forgotten > before:
             say(
                 f"the context is full: the oldest {conversation.forgotten} messages are left out of what the model sees"

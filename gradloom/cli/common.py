@@ -34,6 +34,14 @@ PRECISION = typer.Option("--precision", help="f32, or bf16: what products read i
 Precision = Annotated[str | None, PRECISION]
 DEVICE = typer.Option("--device", help="cpu, gpu, or gpu:1 for the second adapter. [default: cpu]")
 Device = Annotated[str | None, DEVICE]
+GPU_LAYERS = typer.Option(
+    "--gpu-layers",
+    metavar="N|auto",
+    help="So many of the last blocks run on the GPU, the others on the CPU; auto: as many as fit into --gpu-memory.",
+)
+GpuLayers = Annotated[str | None, GPU_LAYERS]
+GPU_MEMORY = typer.Option("--gpu-memory", help="What --gpu-layers may take of the GPU's memory, such as 4GiB.")
+GpuMemory = Annotated[str | None, GPU_MEMORY]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
 _quiet = False  # this process is one that says nothing
 _words: list[str] = []  # the command, without the program's name
@@ -50,7 +58,9 @@ def command_line() -> list[str]:
 
 
 def join(parallel: str | None, exchange: str | None) -> Communicator | None:
-    """This process among those of mpiexec, where that is asked for: then rank 0 alone says and writes anything."""
+    """This process among those of mpiexec, where that is asked for: then rank 0 alone says and writes anything.
+
+    Where mpiexec started several and it is not asked for, the first one says that each works alone."""
     from ..base.errors import SettingError
 
     global _quiet
@@ -59,6 +69,7 @@ def join(parallel: str | None, exchange: str | None) -> Communicator | None:
     if parallel is None:
         if exchange is not None:
             raise SettingError(f"--exchange {exchange}: is how processes exchange gradients; need --parallel mpi")
+        _hint_at_parallel()
         return None
     from ..parallel.join import communicator
 
@@ -66,6 +77,14 @@ def join(parallel: str | None, exchange: str | None) -> Communicator | None:
     atexit.register(ignore_signals)  # before the wait for the other ranks, which a second signal shall not end
     _quiet = not ranks.is_root
     return ranks
+
+
+def _hint_at_parallel() -> None:
+    from ..parallel.communicator import launched, launched_first
+
+    if launched() > 1 and launched_first():
+        each = "each does the whole work and writes to the same place"
+        say(f"mpiexec started {launched()} processes, and {each}; --parallel mpi splits each batch over them")
 
 
 def is_quiet() -> bool:
@@ -162,6 +181,17 @@ def columns(lines: list[tuple[str, str]], file: Any = None) -> None:
     width = max((len(name) for name, _ in lines), default=0)
     for name, text in lines:
         print(printable(f"{name:<{width}}  {text}".rstrip()), file=file or sys.stdout, flush=True)
+
+
+@contextlib.contextmanager
+def told_when_stopped(as_json: bool, **known: Any) -> Iterator[None]:
+    """What comes before a training: where a signal stops it, `known` is the JSON object, with no steps."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if as_json and not _quiet:
+            print(json_text({**known, "steps": 0, "interrupted": True}))
+        raise
 
 
 # ---- signals, and streams that cannot be written ---------------------------------------------------------------------

@@ -10,7 +10,20 @@ import typer
 
 from ..base.memory import resident_peak
 from ..base.settings import PRECISIONS
-from .common import Device, Json, Precision, Threads, columns, exit_code, json_text, need_one_of, need_whole, say
+from .common import (
+    Device,
+    GpuLayers,
+    GpuMemory,
+    Json,
+    Precision,
+    Threads,
+    columns,
+    exit_code,
+    json_text,
+    need_one_of,
+    need_whole,
+    say,
+)
 from .language import (
     DATA_HELP,
     AsChat,
@@ -25,7 +38,7 @@ from .language import (
     data_options,
     load_adapter,
 )
-from .run_settings import check_device
+from .run_settings import check_device, gpu_layers_of, layers_told, shown_layers
 
 if TYPE_CHECKING:
     from ..llm.evaluate import Perplexity
@@ -39,6 +52,8 @@ def evaluate(
     batch_size: Annotated[int | None, typer.Option(help="Windows at a time. [default: about 512 tokens]")] = None,
     precision: Precision = None,
     device: Device = None,
+    gpu_layers: GpuLayers = None,
+    gpu_memory: GpuMemory = None,
     threads: Threads = None,
     text_key: TextKey = None,
     prompt_key: PromptKey = None,
@@ -55,6 +70,7 @@ def evaluate(
         need_whole(name, value)
     need_one_of("precision", precision, PRECISIONS)
     check_device(device)
+    layers = gpu_layers_of(gpu_layers)
     options = data_options(
         text_key, prompt_key, completion_key, messages_key, as_chat, chat_template, loss_on, skip_bad_lines
     )
@@ -81,6 +97,8 @@ def evaluate(
             on_progress=shown.heard,
             precision=precision,
             device=device,
+            gpu_layers=layers,
+            gpu_memory=gpu_memory,
             threads=threads,
         )
     except KeyboardInterrupt as stopped:
@@ -97,6 +115,9 @@ def evaluate(
         "seconds": round(measured.seconds, 3), "tokens_per_second": round(speed, 1), "peak_bytes": resident_peak(),
         "interrupted": code != 0,
     }  # fmt: skip
+    if layers is not None:
+        say(shown_layers(measured.layers))
+    result |= layers_told(layers, measured.layers)
     columns(
         [
             ("perplexity", f"{measured.perplexity:.4f} +- {measured.perplexity_unc:.4f}"),

@@ -21,12 +21,14 @@ from .common import (
     json_text,
     say,
     to_paste,
+    told_when_stopped,
     uninterrupted,
     with_more,
 )
 from .config import Asked, command
 from .finetune_settings import FinetuneSettings, inputs_of, reading, resumed, run_beside, settle, training
 from .language import adapter_for
+from .run_settings import shown_layers
 from .saved_settings import SETTINGS, Inputs, saved
 
 if TYPE_CHECKING:
@@ -44,9 +46,10 @@ def run(asked: Asked[FinetuneSettings]) -> int:
     asked = resumed(asked)
     with asked.naming_places(), contextlib.ExitStack() as claimed:
         use = settle(asked)
-        inputs = Inputs(model=use.model, data=use.data, val=use.val, lora=use.lora, chat_template=use.chat_template)
-        job, planned = _prepare(use, asked.ranks, inputs, claimed)
-        heed_signals()
+        with told_when_stopped(use.json, model=use.model, data_file=use.data, out=None):
+            inputs = Inputs(model=use.model, data=use.data, val=use.val, lora=use.lora, chat_template=use.chat_template)
+            job, planned = _prepare(use, asked.ranks, inputs, claimed)
+            heed_signals()
         return _train(job, planned, use)
 
 
@@ -84,6 +87,8 @@ def _prepare(
     for report in run.data.reports:
         say(str(report))
     _announce(run, use.device)
+    if use.gpu_layers is not None:
+        say(shown_layers(run.layers))
     if use.lora is not None and not use.resume:
         say(f"a new run from the weights of {use.lora}: optimiser, schedule and order of rows begin anew")
     run.prepare()
@@ -144,6 +149,7 @@ def _train(run: Run, planned: MemoryPlan, use: FinetuneSettings) -> int:
     from ..base.errors import GradloomError, TrainError
     from ..llm.data_files import data_files
     from ..llm.evaluate import evaluate
+    from ..llm.plan import told_of
     from ..parallel.agree import is_root
     from ..run.machine import bf16_units
     from ..train.display import duration, rate
@@ -158,6 +164,7 @@ def _train(run: Run, planned: MemoryPlan, use: FinetuneSettings) -> int:
             interruption = run.interruption
         except KeyboardInterrupt as stop:  # before the training began, or after its end
             if not run.steps:
+                _tell_nothing(run, use, True)
                 raise
             interruption = stop
         except Exception as error:  # a loss that is not finite, a model file that changed: what was trained is not lost
@@ -175,6 +182,7 @@ def _train(run: Run, planned: MemoryPlan, use: FinetuneSettings) -> int:
         is_cut = run.interrupted or (run.saver is not None and run.saver.time_is_up)
         if is_cut and not run.steps:
             say("there is nothing to save yet")
+            _tell_nothing(run, use, interruption is not None)
             return 0 if interruption is None else exit_code(interruption)
         run.save(use.out)
     if run.interrupted:
@@ -194,10 +202,12 @@ def _train(run: Run, planned: MemoryPlan, use: FinetuneSettings) -> int:
             data_options=reading(use),
             precision=run.precision,
             device=use.device,
+            gpu_layers=None if use.gpu_layers is None else run.layers.count if run.layers else 0,
             threads=use.threads,
         )
         report |= {"test_loss": measured.nll, "test_loss_unc": measured.nll_unc}
     report |= {"resident_before_bytes": before, "planned_total_bytes": planned.total}
+    report |= told_of(planned)
     lines = []
     for name, key in (
         ("before", "val_loss_before"),
@@ -212,14 +222,25 @@ def _train(run: Run, planned: MemoryPlan, use: FinetuneSettings) -> int:
     lines.append(("time", f"{duration(run.seconds)}, {rate(speed)} tokens/s"))
     memory = f"{show_bytes(report['peak_bytes'])} at most; {show_bytes(planned.total)} of them planned"
     lines.append(("memory", f"{memory}, {show_bytes(before)} held before the first step"))
+    if planned.on_device is not None:
+        lines.append((f"on {planned.device}", f"{show_bytes(planned.on_device.total)} of its memory"))
     if run.precision == "f32" and (units := bf16_units()):
         lines.append(("bf16", f"this processor has units for it ({units}): --precision bf16 uses them"))
     lines.append(("saved", place))
+    if use.chat_template is not None:
+        own = "" if run.model.tokenizer.chat_template is None else ", in place of the model's own"
+        lines.append(("template", f"{use.chat_template}, saved with it{own}"))
     lines.append(("use it", _use(run, place)))
     columns(lines, sys.stderr if use.json else None)
     if use.json and not is_quiet():
         print(json_text(report))
     return 0 if interruption is None else exit_code(interruption)
+
+
+def _tell_nothing(run: Run, use: FinetuneSettings, interrupted: bool) -> None:
+    """The JSON object of a run that ended before its first step: nothing is saved."""
+    if use.json and not is_quiet():
+        print(json_text(run.report | {"data_file": use.data, "out": None, "interrupted": interrupted}))
 
 
 def _use(run: Run, place: str) -> str:

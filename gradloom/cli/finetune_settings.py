@@ -29,6 +29,8 @@ from .run_settings import (
     EvalEvery,
     EvalRows,
     Exchange,
+    GpuLayers,
+    GpuMemory,
     Keep,
     LogKinds,
     MaxNorm,
@@ -39,6 +41,7 @@ from .run_settings import (
     StopAfter,
     Threads,
     check_device,
+    gpu_layers_of,
     overwrite_option,
     resume_option,
 )
@@ -124,6 +127,8 @@ class FinetuneSettings:
     seed: Annotated[Count, typer.Option(help="Of the adapter, the split, the order of the rows and dropout.")] = 0
     precision: Precision = decided
     device: Device = None
+    gpu_layers: GpuLayers = None
+    gpu_memory: GpuMemory = None
     threads: Threads = None
     train_dtype: Annotated[
         Literal["f32"] | None, typer.Option(help="f32: quantised and half tensors train as copies.")
@@ -164,6 +169,7 @@ def settle(asked: Asked[FinetuneSettings]) -> FinetuneSettings:
 
     use = asked.settings()
     check_device(use.device)
+    gpu_layers_of(use.gpu_layers)
     if use.epochs is not None and use.steps is not None:
         raise SettingError(f"{asked.told('epochs')} and {asked.told('steps')}: need one of them")
     out = use.out or _out_of(use.method)
@@ -218,6 +224,7 @@ def training(use: FinetuneSettings, ranks: Communicator | None) -> dict[str, Any
         "val",
     )  # fmt: skip
     made = {name: getattr(use, name) for name in names}
+    made |= {"gpu_layers": gpu_layers_of(use.gpu_layers), "gpu_memory": use.gpu_memory}
     made |= {"max_norm": use.max_norm or math.inf, "freeze": use.freeze or (), "sample_prompt": use.sample_prompt}
     made |= {"eval_every": use.eval_every or "1epoch", "log": use.log or ()}
     return made | {"parallel": ranks, "exchange": use.exchange or "ordered"}

@@ -9,7 +9,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from .common import exit_code, going_on, heed_signals, json_text, say, uninterrupted, with_more
+from .common import exit_code, going_on, heed_signals, json_text, say, told_when_stopped, uninterrupted, with_more
 from .config import Asked, command
 from .fit_report import (
     Job,
@@ -47,13 +47,13 @@ def _fit(use: FitSettings, ranks: Communicator | None) -> int:
     from ..data import read_table
     from ..files import claim, refuse_input
     from ..parallel.agree import agreed, is_root
-    from ..train.perceptron import need_room, perceptron
+    from ..train.perceptron import need_room, network
     from .model import MODEL, RESULT
 
     inputs = Inputs(data=use.data, test=use.test, **{f"val.{name}": file for name, file in (use.val or {}).items()})
     path, report = (os.path.join(use.out, name) for name in (MODEL, RESULT))
     with contextlib.ExitStack() as claimed:
-        with agreed(ranks):
+        with told_when_stopped(use.json, data=use.data, model=None), agreed(ranks):
             if is_root(ranks):
                 for name in (MODEL, RESULT, SETTINGS):
                     refuse_input(os.path.join(use.out, name), *inputs.paths.values())
@@ -64,13 +64,13 @@ def _fit(use: FitSettings, ranks: Communicator | None) -> int:
                 weight=use.weight_column, test=use.test,
             )  # fmt: skip
             use = settle(use, table, ranks)
-            need_room(table.preprocess, use.hidden)
-            net = perceptron(table.preprocess, use.hidden, use.dropout)
+            need_room(table.preprocess, use.hidden, use.ensemble)
+            net = network(table.preprocess, use.hidden, use.dropout, use.ensemble, use.loss)
             matched("freeze", use.freeze or (), [*net.named_parameters(), *net.named_buffers()])
             job = Job(use, table, net, ranks, inputs, validation_sets(use, table))
             job.look_at_columns()
             inputs.digests()
-        heed_signals()
+            heed_signals()
         return _train_and_save(job, path, report)
 
 
@@ -91,6 +91,8 @@ def _train_and_save(job: Job, path: str, report: str) -> int:
             with interruptible():
                 history = _train(job, optimizer)
             more["planned_bytes"] = history[-1].planned_bytes
+            if (there := job.on_device()) is not None:
+                more["device_bytes"] = there.total
         except (Exception, KeyboardInterrupt) as error:  # whatever it was, the weights so far are not lost
             stop = error
         seconds = time.perf_counter() - start
@@ -99,6 +101,9 @@ def _train_and_save(job: Job, path: str, report: str) -> int:
         if stop is not None and not steps:
             if interrupted:
                 say("interrupted before the first step; nothing is saved")
+                if job.use.json and is_root(job.ranks):
+                    nothing = {"steps": 0, "ending": "interrupted", "interrupted": True, "model": None}
+                    print(json_text(measure(job, seconds) | nothing))
                 return exit_code(stop)
             if isinstance(stop, TrainError) and not job.use.resume:
                 raise type(stop)(f"{stop}; this was before the first step was done, and nothing is saved") from None
@@ -153,7 +158,9 @@ def _optimizer(job: Job) -> Any:
 
     use = job.use
     steps = use.epochs * -(-rows_of(use, job.table)[0] // use.batch_size)
-    return optimizer_for(job.net, use.optimizer, use.lr, steps, [_group(group, steps) for group in use.groups or ()])
+    groups = [_group(group, steps) for group in use.groups or ()]
+    images = job.table.preprocess.kind == "array"
+    return optimizer_for(job.net, use.optimizer, use.lr, steps, groups, images)
 
 
 def _group(group: Group, steps: int) -> dict[str, Any]:
@@ -183,6 +190,7 @@ def _train(job: Job, optimizer: Any) -> list[EpochResult]:
         val=job.val or None,
         eval_every=use.eval_every or "1epoch",
         eval_rows=use.eval_rows,
+        metrics=job.ending[1],
         max_norm=use.max_norm or math.inf,
         ema=use.ema,
         freeze=use.freeze or (),

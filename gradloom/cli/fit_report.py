@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from ..data import Dataset, Table
     from ..parallel.communicator import Communicator
+    from ..run.backend import DeviceBytes
     from ..train.model import Model
     from .fit_watch import Watch
 
@@ -47,6 +48,11 @@ class Job:
         rows."""
         test = self.table.test
         return [] if test is None else [test.data, test.labels, self.table.test_targets]
+
+    def on_device(self) -> DeviceBytes | None:
+        """What the training holds on its device, where it computes on one."""
+        there: DeviceBytes | None = self.watch.loop.trainer.on_device if self.watch.loop else None
+        return there
 
     def settings(self) -> bytes:
         """The text of settings.toml: every setting as it was decided."""
@@ -77,13 +83,16 @@ class Job:
         return _for_loss(self.table.train, self)
 
     @cached_property
-    def stopping(self) -> list[Any]:
-        """What ends the training early, where that is asked for."""
-        import gradloom as gl
+    def ending(self) -> tuple[list[Any], dict[str, Any] | None]:
+        """(what ends the training early, where that is asked for; what it measures for that beside the loss)."""
+        from ..train.stopping import stopping_at
 
-        if self.use.patience is None:
-            return []
-        return [gl.train.EarlyStopping(self.use.patience, restore_best=True, monitor=self.use.monitor)]
+        use, units = self.use, self.table.preprocess.outputs_to_targets
+        return stopping_at(use.metric, use.patience, use.loss, units, use.monitor)
+
+    @property
+    def stopping(self) -> list[Any]:
+        return self.ending[0]
 
     @property
     def time_is_up(self) -> bool:
@@ -95,7 +104,8 @@ class Job:
         """What a model's file tells of its training; the data by their content, so that it names no place."""
         data = self.inputs.digests().get("data")
         told = {"data": data, "seed": self.use.seed, "ending": ending, **_sizes(self.use)}
-        return told | {"optimizer": self.use.optimizer, "dropout": self.use.dropout, "rows": self.table.train.n}
+        more = {"dropout": self.use.dropout, "ensemble": self.use.ensemble, "rows": self.table.train.n}
+        return told | {"optimizer": self.use.optimizer, **more}
 
     def model(self, ending: str, result: dict[str, Any]) -> Model:
         """What is saved, with the numbers of this result that do not depend on the machine."""
@@ -173,11 +183,12 @@ def measure(job: Job, seconds: float) -> dict[str, Any]:
 
 
 def measure_test(job: Job) -> dict[str, Any]:
-    """What the test rows measure, where there are some, beside a baseline; a warning where the model is no better."""
+    """What the test rows measure in f32, where there are some, beside a baseline; a warning where the model is no
+    better."""
     import gradloom as gl
 
     table = job.table
-    where: dict[str, Any] = {"threads": job.use.threads, "device": job.use.device}
+    where: dict[str, Any] = {"threads": job.use.threads, "device": job.use.device, "precision": "f32"}
     if table.test is None:
         return {}
     rows = _for_loss(table.test, job)
@@ -282,9 +293,10 @@ def announce(job: Job) -> None:
     for text in job.warnings:
         say(f"  warning: {text}")
     sizes = "-".join(str(s) for s in (made.inputs, *use.hidden, made.outputs))
+    members = f"{use.ensemble} networks " if use.ensemble > 1 else ""
     dropout = f"dropout {use.dropout:g}, " if use.dropout else ""
     say(
-        f"model: {sizes}, {dropout}{job.net.parameter_count():,} parameters; {use.loss}, {use.optimizer},"
+        f"model: {members}{sizes}, {dropout}{job.net.parameter_count():,} parameters; {use.loss}, {use.optimizer},"
         f" rate {use.lr:g} falling, {plural(use.epochs, 'epoch')}, batches of {use.batch_size}, seed {use.seed}"
         f"{'' if use.precision == 'f32' else f', products in {use.precision}'}"
     )
@@ -331,6 +343,8 @@ def summarise(job: Job, result: dict[str, Any]) -> None:
         lines.append(("baseline", f"{name} {result[f'baseline_{name}']:.4g}  ({result['baseline']})"))
     lines.append(("time", f"{duration(result['seconds'])}, {rate(result['rows_per_second'])} rows/s"))
     lines.append(("memory", f"{rate(result['peak_bytes'])}B, {rate(result['planned_bytes'])}B of them planned"))
+    if "device_bytes" in result:
+        lines.append((f"on {job.use.device}", f"{rate(result['device_bytes'])}B of its memory"))
     lines.append(("saved", result["model"]))
     lines.append(("use it", to_paste(["gradloom", "predict", result["model"], job.use.data])))
     columns(lines, sys.stderr if job.use.json else None)

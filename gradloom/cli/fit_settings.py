@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ..base.defaults import OPTIMIZERS, batch_for, epochs_for, hidden_for
+from ..base.defaults import MEMBERS, PATIENCE, batch_for, dropout_for, epochs_for, hidden_for, rate_for
 from .common import Json
 from .run_settings import (
     CheckpointEvery,
@@ -62,7 +62,7 @@ def _widths(text: str) -> list[int | str]:
 class FitSettings:
     """What a fit does. None: the data decide (see settle)."""
 
-    data: Annotated[Place, typer.Argument(help="A .csv or .csv.gz file, an .npz file, or a folder of idx files.")]
+    data: Annotated[Place, typer.Argument(help="A .csv, .csv.gz, .parquet or .npz file, or a folder of idx files.")]
     target: Annotated[str | None, typer.Option(help="Column or array to predict. [default: the last column]")] = None
     task: Annotated[
         Literal["classification", "regression"] | None,
@@ -86,11 +86,18 @@ class FitSettings:
     test: Annotated[Place | None, typer.Option(help="A file of test rows. [default: a fifth of the rows]")] = None
     hidden: Annotated[
         Widths, Text(_widths),
-        typer.Option(help="Widths of the hidden layers, such as 64,64. [default: 64,64; images 500]"),
+        typer.Option(help="Widths of the hidden layers, such as 64,64. [default: 128,128; images 500]"),
     ] = decided  # fmt: skip
     dropout: Annotated[
-        Share, typer.Option(help="Share of each hidden layer's outputs that a training step leaves out; 0: none.")
-    ] = 0.0
+        Share,
+        typer.Option(
+            help="Share of each hidden layer's outputs that a training step leaves out; 0: none. "
+            "[default: 0.1; images 0]"
+        ),
+    ] = decided
+    ensemble: Annotated[
+        Whole, typer.Option(help="Networks that learn a table side by side and are averaged. [default: 8]")
+    ] = decided
     epochs: Annotated[Whole, typer.Option(help="Passes over the training rows. [default: by their number]")] = decided
     batch_size: Annotated[Whole, typer.Option(help="Rows per step. [default: by their number]")] = decided
     micro_batch_size: Annotated[
@@ -100,12 +107,17 @@ class FitSettings:
         ),
     ] = decided
     lr: Annotated[
-        Rate, typer.Option(help="Learning rate at the start; it falls to 0 by a cosine. [default: 0.003; sgd 0.05]")
+        Rate,
+        typer.Option(
+            help="Learning rate at the start; it falls to 0 by a cosine. [default: 0.002; images 0.003; sgd 0.05]"
+        ),
     ] = decided
     optimizer: Annotated[
         Optimizer,
         Text(str.lower),
-        typer.Option(help="adamw (weight decay 0.01), sgd (momentum 0.9), adam, lion, rmsprop, adafactor, muon."),
+        typer.Option(
+            help="adamw (weight decay 0.05, images 0.01), sgd (momentum 0.9), adam, lion, rmsprop, adafactor, muon."
+        ),
     ] = "adamw"
     groups: list[Group] | None = None
     loss: Annotated[
@@ -113,7 +125,7 @@ class FitSettings:
         typer.Option(help="cross_entropy or mse. [default: cross_entropy for classes, else mse]"),
     ] = decided
     val_split: Annotated[
-        Share, typer.Option(help="Share of the training rows to validate on. [default: 0.05 for idx, else 0]")
+        Share, typer.Option(help="Share of the training rows to validate on. [default: 0.15 of a table, 0.05 of idx]")
     ] = decided
     val: Annotated[
         dict[str, Place] | None,
@@ -125,12 +137,21 @@ class FitSettings:
     eval_every: EvalEvery = None
     eval_rows: EvalRows = None
     patience: Annotated[
-        Whole | None,
-        typer.Option(help="End after so many evaluations without improvement, with the best weights. [default: never]"),
-    ] = None
+        Count,
+        typer.Option(
+            help="End after so many evaluations without improvement, with the best weights; 0: never. "
+            "[default: 15 for a table that is validated]"
+        ),
+    ] = decided
     monitor: Annotated[
         str | None, typer.Option(help="What is to improve: val_loss, val_accuracy, NAME.loss. [default: the loss]")
     ] = None
+    metric: Annotated[
+        Literal[
+            "accuracy", "balanced_accuracy", "f1_macro", "roc_auc", "log_loss", "brier", "rmse", "mae", "r2"
+        ] | None,
+        typer.Option(help="The score of the validation rows that --patience waits for. [default: the loss]"),
+    ] = None  # fmt: skip
     max_norm: MaxNorm = None
     ema: Annotated[
         Share, typer.Option(help="Decay of a moving average of the weights, which is validated and saved; 0: none.")
@@ -164,20 +185,38 @@ def prepared(asked: FitSettings) -> FitSettings:
     from ..base.errors import SettingError
     from ..base.settings import as_precision
 
-    if asked.monitor is not None and asked.patience is None:
-        raise SettingError(f"--monitor {asked.monitor}: is what --patience waits for; need both")
-    validates = asked.val is not None or asked.val_split or (asked.val_split is None and os.path.isdir(asked.data))
-    for name in ("eval_every", "eval_rows"):
-        value = getattr(asked, name)
+    if asked.metric is not None and asked.monitor is not None:
+        raise SettingError(f"--metric {asked.metric} beside --monitor {asked.monitor}: need one of them")
+    if asked.metric is not None and asked.patience == 0:
+        raise SettingError(f"--metric {asked.metric}: is what --patience waits for, and that is 0; need more")
+    if asked.monitor is not None and asked.patience == 0:
+        raise SettingError(f"--monitor {asked.monitor}: is what --patience waits for, and that is 0; need more")
+    asked = replace(asked, precision=as_precision(asked.precision))
+    check_device(asked.device)
+    if asked.val_split is None and os.path.isdir(asked.data):
+        return replace(asked, val_split=0.05 if "val" not in (asked.val or {}) else 0.0)
+    if asked.val_split is None and asked.val:
+        return replace(asked, val_split=0.0)
+    return asked
+
+
+def _check_validated(use: FitSettings, table: Table) -> bool:
+    """Whether there are rows to validate on; SettingError for a setting that needs them, where there are none."""
+    from ..base.errors import SettingError
+    from ..train.scores import SCORES
+
+    validates = bool(use.val or table.val is not None or use.val_split)
+    for name in ("eval_every", "eval_rows", "metric"):
+        value = getattr(use, name)
         if value is not None and not validates:
             flag = name.replace("_", "-")
             raise SettingError(f"--{flag} {value}: there are no rows to validate on; need --val or --val-split")
-    asked = replace(asked, precision=as_precision(asked.precision))
-    check_device(asked.device)
-    if asked.val_split is not None:
-        return asked
-    split = 0.05 if os.path.isdir(asked.data) and "val" not in (asked.val or {}) else 0.0
-    return replace(asked, val_split=split)
+    if use.metric is not None and use.metric not in SCORES[table.task]:
+        need = ", ".join(SCORES[table.task])
+        raise SettingError(f"--metric {use.metric}: the task is a {table.task}; need one of {need}")
+    if use.monitor is not None and use.patience is None and not validates:
+        raise SettingError(f"--monitor {use.monitor}: is what --patience waits for; need both")
+    return validates
 
 
 def settle(asked: FitSettings, table: Table, ranks: Communicator | None) -> FitSettings:
@@ -185,10 +224,18 @@ def settle(asked: FitSettings, table: Table, ranks: Communicator | None) -> FitS
     from ..base.errors import SettingError
     from ..parallel.agree import share_of
 
+    asked = replace(asked, val_split=table.val_split)
+    validates = _check_validated(asked, table)
     if asked.dropout and asked.hidden == []:
         raise SettingError(f"--dropout {asked.dropout:g}: is of hidden layers, and --hidden has none; need one")
-    rows = rows_of(asked, table)[0]
     images = table.preprocess.kind == "array"
+    one = images or asked.hidden == []
+    if one and (asked.ensemble or 1) > 1:
+        what = "--hidden has no layer" if asked.hidden == [] else "images are learned by one network"
+        raise SettingError(f"--ensemble {asked.ensemble}: {what}; need 1")
+    members = 1 if one else asked.ensemble or MEMBERS
+    hidden = asked.hidden if asked.hidden is not None else hidden_for(images)
+    rows = rows_of(asked, table)[0]
     wanted = asked.batch_size or batch_for(rows, images)
     batch = min(wanted, rows)
     if asked.micro_batch_size is None:
@@ -200,15 +247,19 @@ def settle(asked: FitSettings, table: Table, ranks: Communicator | None) -> FitS
     loss = asked.loss or ("cross_entropy" if table.task == "classification" else "mse")
     if loss == "cross_entropy" and table.task == "regression":
         raise SettingError("--loss cross_entropy: the task is a regression; need mse, or --task classification")
+    stops = validates and (not images or asked.metric is not None)
     return replace(
         asked,
-        hidden=asked.hidden if asked.hidden is not None else hidden_for(images),
+        hidden=hidden,
+        dropout=asked.dropout if asked.dropout is not None else dropout_for(images) if hidden else 0.0,
+        ensemble=members,
         epochs=asked.epochs or epochs_for(rows, images),
         batch_size=batch,
         micro_batch_size=micro,
+        patience=asked.patience if asked.patience is not None else PATIENCE if stops else 0,
         checkpoint_every=asked.checkpoint_every or "5min",
         keep=asked.keep or 3,
-        lr=asked.lr or OPTIMIZERS[asked.optimizer]["lr"],
+        lr=asked.lr or rate_for(asked.optimizer, images),
         loss=loss,
     )
 

@@ -9,9 +9,21 @@ import typer
 
 from ..base.memory import resident_peak, show_bytes
 from ..base.settings import PRECISIONS
-from .common import Device, Json, Precision, Threads, exit_code, json_text, need_one_of, need_whole, say
+from .common import (
+    Device,
+    GpuLayers,
+    GpuMemory,
+    Json,
+    Precision,
+    Threads,
+    exit_code,
+    json_text,
+    need_one_of,
+    need_whole,
+    say,
+)
 from .language import Temperature, Template, TopK, TopP, chat_prompt, load_adapter, read_template
-from .run_settings import check_device
+from .run_settings import check_device, gpu_layers_of, layers_told, shown_layers
 
 TOKENS = 64  # to generate when not said, or fewer where the context ends
 
@@ -34,6 +46,8 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given more than once.")] = None,
     precision: Precision = None,
     device: Device = None,
+    gpu_layers: GpuLayers = None,
+    gpu_memory: GpuMemory = None,
     threads: Threads = None,
     json: Json = False,
 ) -> int:
@@ -42,6 +56,7 @@ def generate(
     need_whole("threads", threads)
     need_one_of("precision", precision, PRECISIONS)
     check_device(device)
+    layers = gpu_layers_of(gpu_layers)
     template = read_template(chat_template)
     from ..base.errors import SettingError
     from ..llm.generate import complete, prompt_ids
@@ -53,7 +68,7 @@ def generate(
     how = Sampling(temperature, top_k, top_p, seed)
     loaded = load(model)
     adapter = None if lora is None else load_adapter(loaded, lora)
-    given = chat_prompt(loaded, prompt, template) if chat else prompt
+    given = chat_prompt(loaded, prompt, template, adapter) if chat else prompt
     ids = prompt_ids(loaded, given)
     room = max(loaded.config.context_length - len(ids), 1)
     shown = Shown("" if chat else prompt)
@@ -68,6 +83,8 @@ def generate(
             shown.hear,
             precision=precision,
             device=device,
+            gpu_layers=layers,
+            gpu_memory=gpu_memory,
             threads=threads,
         )
     except KeyboardInterrupt as stopped:
@@ -86,13 +103,15 @@ def generate(
         speed += f", then {(count - 1) / max(done.seconds, 1e-9):.0f} tokens/s"
     why = {"end": "the model ended it", "stop": "a stop text came", "length": "the limit was reached"}[done.ended]
     say(f"{count} tokens, {why}; {speed}; memory {show_bytes(resident_peak())}")
+    if layers is not None:
+        say(shown_layers(done.layers))
     if json:
         answer = {
             "model": model, "lora": lora, "prompt": prompt, "text": done.text, "tokens": list(done.tokens),
             "ended": done.ended, "prompt_tokens": done.prompt_tokens, "seconds": round(seconds, 3),
             "tokens_per_second": round((count - 1) / done.seconds, 1) if count > 1 else None, "seed": seed,
             "peak_bytes": resident_peak(), "interrupted": False,
-        }  # fmt: skip
+        } | layers_told(layers, done.layers)  # fmt: skip
         print(json_text(answer))
     return 0
 

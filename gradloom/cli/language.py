@@ -131,10 +131,10 @@ def load_adapter(model: Model, path: str | None) -> LoRA | None:
     return None if path is None else LoRA.load(path, model)
 
 
-def chat_prompt(model: Model, question: str, source: str | None = None) -> list[int]:
-    """A question as the chat template (source, or the model's own) puts it, up to where the assistant begins."""
+def chat_prompt(model: Model, question: str, source: str | None, adapter: LoRA | None) -> list[int]:
+    """A question as the chat template (source, the adapter's or the model's own) puts it, until the reply begins."""
     from ..llm.chat import ChatTemplate
     from ..llm.conversation import chat_ids
 
-    template = ChatTemplate.of(model.tokenizer) if source is None else ChatTemplate(source, model.tokenizer)
+    template = ChatTemplate.of(model.tokenizer, source, adapter)
     return chat_ids(template, [{"role": "user", "content": question}]).tolist()

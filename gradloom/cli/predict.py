@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 def predict(
     model: Annotated[str, typer.Argument(help="A file that gradloom fit saved, or its folder.")],
     data: Annotated[
-        str, typer.Argument(help="A .csv or .csv.gz file, an .npz file, a folder of idx files, or - for CSV on stdin.")
+        str,
+        typer.Argument(help="A .csv, .csv.gz, .parquet or .npz file, a folder of idx files, or - for CSV on stdin."),
     ],
     out: Annotated[str | None, typer.Option(help="CSV file to write. [default: stdout]")] = None,
     keep: Annotated[
@@ -47,11 +48,13 @@ def predict(
     need_one_of("precision", precision, PRECISIONS)
     check_device(device)
     names = _names(keep)
-    from ..base.errors import DataError
+    from ..base.errors import DataError, SettingError
     from ..data.frames import as_file, features_of, kept_columns
     from ..files import atomic_write, check_target, refuse_input
     from .model import files_of_model, load_model
 
+    if out is not None and out.lower().endswith((".parquet", ".gz", ".npz")):
+        raise SettingError(f"--out {out}: predictions are written as CSV; need a name such as predicted.csv")
     if out is not None:
         refuse_input(out, *files_of_model(model), *([] if data == "-" else [data]))
         check_target(out, streams=True)

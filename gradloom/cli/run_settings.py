@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .common import DEVICE, EXCHANGE, PARALLEL, PRECISION, THREADS
+from .common import DEVICE, EXCHANGE, GPU_LAYERS, GPU_MEMORY, PARALLEL, PRECISION, THREADS
 from .setting import UNSAVED, Duration, Interval, Name, Often, Rate, Text, Whole, commas
+
+if TYPE_CHECKING:
+    from ..llm.gpu_layers import GpuLayers as Layers
 
 Optimizer = Literal["adamw", "adam", "sgd", "lion", "rmsprop", "adafactor", "muon"]
 EvalEvery = Annotated[
@@ -18,6 +21,8 @@ OnNonfinite = Annotated[Literal["stop", "skip"], typer.Option(help="stop at a ba
 EvalRows = Annotated[Whole | None, typer.Option(help="Validate on so many rows, the same each time. [default: on all]")]
 Precision = Annotated[Literal["f32", "bf16"], PRECISION]
 Device = Annotated[Name | None, DEVICE]
+GpuLayers = Annotated[Name | None, GPU_LAYERS]
+GpuMemory = Annotated[Name | None, GPU_MEMORY]
 Threads = Annotated[Whole | None, UNSAVED, THREADS]
 CheckpointEvery = Annotated[
     Interval | None, typer.Option(help="A checkpoint every 5min, 100steps or 1epoch. [default: 5min]")
@@ -45,6 +50,29 @@ def resume_option(folder: str) -> Any:
 def overwrite_option(folder: str) -> Any:
     """--overwrite likewise."""
     return typer.Option("--overwrite", help=f"Replace a run in {folder} that has not finished.")
+
+
+def gpu_layers_of(given: str | None) -> int | str | None:
+    """The number, or "auto", of --gpu-layers; SettingError for anything else."""
+    if given is None or given == "auto":
+        return given
+    if not (given.isascii() and given.isdigit()):
+        from ..base.errors import SettingError
+
+        raise SettingError(f"--gpu-layers {given}: is not usable; need a number of blocks, or auto")
+    return int(given)
+
+
+def shown_layers(layers: Layers | None) -> str:
+    """What runs where, of a command with --gpu-layers."""
+    return "all blocks on the CPU" if layers is None else str(layers)
+
+
+def layers_told(asked: int | str | None, layers: Layers | None) -> dict[str, Any]:
+    """The same for --json; nothing where --gpu-layers was not given."""
+    if asked is None:
+        return {}
+    return {"gpu_layers": 0 if layers is None else layers.count, "gpu_head": layers is not None and layers.head}
 
 
 def check_device(name: str | None) -> None:

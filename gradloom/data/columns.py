@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,6 +16,14 @@ from ..base.errors import DataError
 MOST_COLUMNS = 1 << 16
 MISSING, TEXT = 1, 2  # kinds of a text, as the core tells them; 0: a number
 _MOST_DECIMALS = 9
+
+
+def need_different(where: str, names: Sequence[str]) -> None:
+    """DataError where two columns have one name."""
+    counts = Counter(names)
+    double = next((name for name in names if counts[name] > 1), None)
+    if double is not None:
+        raise DataError(f"{where}: two columns are called {double!r:.60}; need different names")
 
 
 class NumberCells:

@@ -8,7 +8,6 @@ import gzip
 import io
 import os
 import zlib
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, cast
 
@@ -16,7 +15,7 @@ import numpy as np
 
 from .. import _cells
 from ..base.errors import DataError, FileError
-from .columns import MOST_COLUMNS, TEXT, Columns, NumberCells, TextCells, texts_of
+from .columns import MOST_COLUMNS, TEXT, Columns, NumberCells, TextCells, need_different, texts_of
 from .header import is_header_of_numbers
 from .unpacked import most_unpacked, too_much
 
@@ -302,11 +301,7 @@ class _Reading:
 
     def _names(self) -> list[str]:
         names = [cell.decode() or f"column {i + 1}" for i, cell in enumerate(self.first)]
-        counts = Counter(names)
-        double = next((n for n in names if counts[n] > 1), None)
-        if double is not None:
-            where = f"{self.path} line {self.first_line}"
-            raise DataError(f"{where}: two columns are called {double!r:.60}; need different names")
+        need_different(f"{self.path} line {self.first_line}", names)
         return names
 
     def _is_header(self, expect: tuple[str, ...]) -> bool:

@@ -34,6 +34,9 @@ def fit_columns(
         raise DataError(f"{data.path}: {len(data.names):,} columns; need at most {MOST_COLUMNS:,}")
     made = Preprocess("columns", task, "" if target < 0 else data.names[target], header=data.header)
     made.separator, made.target_index = data.separator, None if target < 0 else target
+    if target >= 0 and task == "regression":
+        answers = data.cells[target]
+        made.target_grouped = isinstance(answers, NumberCells) and answers.grouped
     for index, name in enumerate(data.names):
         if index == target:
             continue

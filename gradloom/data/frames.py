@@ -14,12 +14,13 @@ import numpy as np
 
 from ..base.arguments import what_is
 from ..base.errors import DataError, GradloomError
-from .columns import ArrayCells, Columns, NumberCells, TextCells, array_columns
-from .csv_file import read_cells, read_csv
+from .array_cells import cells_of
+from .columns import Columns, array_columns
 from .encoding import Encoding
 from .fitting import fit_columns
+from .parquet import arrow_columns, is_arrow
 from .preprocess import Preprocess
-from .readers import features_of_columns, read_features
+from .readers import features_of_columns, read_columns, read_features
 
 Read = tuple[np.ndarray, np.ndarray | None, list[str], list[str]]
 
@@ -59,10 +60,17 @@ def learned(
 def frame_columns(frame: Any, what: str, made: Preprocess | None = None) -> Columns:
     """The columns of a DataFrame, read as the preprocessing says that was made in training; DataError where two have
     one name. Errors call it `what`."""
-    names = [str(name) for name in frame.columns]
+    names = [str(name).strip() for name in frame.columns]  # as the names of a file are
     if len(set(names)) < len(names):
         raise DataError(f"{what}: two columns have one name among {', '.join(names):.200}; need different ones")
-    return _columns(what, names, [np.asarray(frame[name].to_numpy()) for name in frame.columns], True, made)
+    return _columns(what, names, [_array_of(frame[name]) for name in frame.columns], True, made)
+
+
+def _array_of(series: Any) -> np.ndarray:
+    """The elements of a column; times with a zone, which polars would give in UTC without it, as objects."""
+    if getattr(getattr(series, "dtype", None), "time_zone", None) is not None:
+        return np.array(series.to_list(), object)
+    return np.asarray(series.to_numpy())
 
 
 def _columns(
@@ -70,27 +78,33 @@ def _columns(
 ) -> Columns:
     """The arrays, of numbers, texts or objects, as columns whose cells are read as those of a file are."""
     texts, commas = ([], {}) if made is None else (made.texts, made.commas)
-    cells = [_read(array, name in texts, commas.get(name, False)) for name, array in zip(names, arrays, strict=True)]
+    cells = [
+        cells_of(array, f"{what}: column {name!r:.60}", name in texts, commas.get(name, False))
+        for name, array in zip(names, arrays, strict=True)
+    ]
     return Columns(what, names, cells, None, header)
-
-
-def _read(array: np.ndarray, is_text: bool, comma: bool) -> NumberCells | TextCells:
-    return ArrayCells(array) if array.dtype.kind in "fiu" else read_cells(_cells(array), is_text, comma)
 
 
 def features_of(data: Any, preprocess: Preprocess) -> Read:
     """(features, targets where the data have them, notes, problems with those targets) for a trained model, as
     read_features gives them.
 
-    data: the path of a file; a DataFrame, whose columns are found by name; or rows in the order of the columns of the
-    training: an array, or a list of lists. DataError for rows that are not like those of the training.
+    data: the path of a file; a DataFrame or a table of pyarrow, whose columns are found by name; or rows in the order
+    of the columns of the training: an array, or a list of lists. DataError for rows that are not like those of the
+    training.
     """
     if isinstance(data, (str, os.PathLike)):
         return read_features(data, preprocess)
+    if is_arrow(data):
+        if preprocess.kind != "columns":
+            raise DataError("rows: a table of pyarrow; the model needs arrays, as it was trained on")
+        return features_of_columns(
+            arrow_columns(data, "rows", preprocess.texts, preprocess.commas, preprocess.header), preprocess
+        )
     if is_frame(data):
         if preprocess.kind == "columns" and preprocess.header:
             return features_of_columns(frame_columns(data, "rows", preprocess), preprocess)
-        columns = [np.asarray(data[name].to_numpy()) for name in data.columns]
+        columns = [_array_of(data[name]) for name in data.columns]
         array = np.stack(columns, axis=1) if columns else np.zeros((len(data), 0))
     else:
         array = _as_array(data)
@@ -135,32 +149,17 @@ def as_file(data: BinaryIO, what: str) -> Iterator[str]:
             raise type(error)(str(error).replace(path, what)) from None
 
 
-def _cells(column: np.ndarray) -> list[str]:
-    if column.dtype.kind == "M":  # 2020-01-31, with a time of day where there is one
-        return ["" if text == "NaT" else text for text in np.datetime_as_string(column, unit="auto").tolist()]
-    return ["" if _is_missing(value) else _cell(value) for value in column.tolist()]
-
-
-def _is_missing(value: Any) -> bool:
-    """None, NaN, and what pandas has for them."""
-    return value is None or type(value).__name__ in ("NAType", "NaTType") or bool(value != value)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
 def kept_columns(path: str, names: Sequence[str], preprocess: Preprocess) -> dict[str, list[str]]:
-    """name -> the cells of that column of a CSV file, as they stand there, for each of its rows.
+    """name -> the cells of that column of a file with column names, as they stand there, for each of its rows.
 
     DataError for a file without such columns, or without column names.
     """
     where = os.path.basename(path).lower()
     if preprocess.kind != "columns" or not preprocess.header or where.endswith(".npz") or "idx" in where:
-        raise DataError(f"{path}: has no columns with names to keep; need a .csv file with a header")
-    data = read_csv(path, [c.name for c in preprocess.columns], texts=names)
+        raise DataError(
+            f"{path}: has no columns with names to keep; need a .csv file with a header, or a .parquet file"
+        )
+    data = read_columns(path, [c.name for c in preprocess.columns], texts=names)
     made = {}
     for name in names:
         codes, texts = data.texts(data.find(name))

@@ -40,6 +40,7 @@ class Preprocess:
     header: bool = True
     separator: str = ","
     target_index: int | None = None
+    target_grouped: bool = False  # as Column.grouped, of a target of numbers
 
     @property
     def inputs(self) -> int:
@@ -58,9 +59,12 @@ class Preprocess:
 
     @property
     def commas(self) -> dict[str, bool]:
-        """For the name of each column of numbers, whether commas in its cells are decimal, as in training."""
-        numbers = [c for c in self.columns if c.kind in ("number", "time")]
-        return {c.name: self.separator != "," and not c.grouped for c in numbers}
+        """For the name of each column of numbers, the target among them, whether commas in its cells are decimal, as in
+        training."""
+        numbers = {c.name: c.grouped for c in self.columns if c.kind in ("number", "time")}
+        if self.task == "regression" and self.kind == "columns":
+            numbers[self.target] = self.target_grouped
+        return {name: self.separator != "," and not is_grouped for name, is_grouped in numbers.items()}
 
     def to_json(self) -> str:
         said = {item.name: getattr(self, item.name) for item in fields(self)}
@@ -89,6 +93,7 @@ class Preprocess:
             header=said.flag("header"),
             separator=said.text("separator", tuple(SEPARATORS)),
             target_index=said.whole_or_none("target_index", 0),
+            target_grouped=said.flag("target_grouped") if said.has("target_grouped") else False,
         )
         said.end()
         if bool(made.columns) != (made.kind == "columns") or bool(made.shape) != (made.kind == "array"):
@@ -100,6 +105,8 @@ class Preprocess:
         if wrong or targets != len(made.target_std):
             counts = f"{classes} classes, {targets} means and {len(made.target_std)} deviations of targets"
             raise DataError(f"preprocess: {counts} are not those of a {made.task}")
+        if made.target_grouped and (made.task != "regression" or made.separator == "," or made.kind != "columns"):
+            raise DataError("preprocess: target_grouped is of a number in a file whose separator is no comma")
         if not made.header and (made.target_index is None or made.target_index > len(made.columns)):
             raise DataError(
                 f"preprocess: target_index is {made.target_index}; need a place among {len(made.columns)} columns"

@@ -1,4 +1,4 @@
-"""RawTable: what a CSV, an .npz or a folder of idx files holds, before any statistics are taken."""
+"""RawTable: what a CSV or Parquet file, an .npz or a folder of idx files holds, before any statistics are taken."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from .csv_file import read_csv
 from .idx import find_idx, read_idx, read_idx_folder
 from .kinds import numbers_of
 from .npz import keys_of, load_npz
+from .parquet import is_parquet, read_parquet
 
 _TRAIN_KEYS: tuple[tuple[str, str], ...] = (
     ("x_train", "y_train"),
@@ -74,18 +75,22 @@ def _read_raw(path: Path, target: str | None) -> RawTable:
     if name.endswith(".npz"):
         return _read_npz(path, target)
     if name.endswith((".csv", ".csv.gz", ".tsv", ".tsv.gz", ".txt", ".data")):
-        return _read_csv(path, target)
+        return _of_file(read_csv(path, expect=() if target is None else (target,)), target)
+    if is_parquet(path):
+        return _of_file(read_parquet(path), target)
     if "idx" in name or name.endswith("ubyte"):
         raise DataError(f"{path}: is one idx file; need the folder that holds images and labels: {path.parent}")
     raise DataError(
-        f"{path}: suffix {path.suffix or '(none)'} is not known; need .csv, .csv.gz, .npz or a folder of idx files"
+        f"{path}: suffix {path.suffix or '(none)'} is not known;"
+        " need .csv, .csv.gz, .parquet, .npz or a folder of idx files"
     )
 
 
-def _read_csv(path: Path, target: str | None) -> RawTable:
-    data = read_csv(path, expect=() if target is None else (target,))
+def _of_file(data: Columns, target: str | None) -> RawTable:
+    """The table of a file, whose target is the column of this name, or the last one."""
     if len(data.names) < 2:
-        raise DataError(f"{path}: 1 column; need at least 2, separated by a comma, a semicolon or a tab")
+        how = "" if is_parquet(data.path) else ", separated by a comma, a semicolon or a tab"
+        raise DataError(f"{data.path}: 1 column; need at least 2{how}")
     try:
         index = len(data.names) - 1 if target is None else data.find(target)
     except DataError as error:

@@ -1,4 +1,4 @@
-"""Files as training data: a CSV, an .npz, or a folder of idx files becomes one Table."""
+"""Files as training data: a CSV, a .parquet, an .npz, or a folder of idx files becomes one Table."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..base.defaults import LEAST_VALIDATED, VALIDATED
 from ..base.described import LONGEST
 from ..base.errors import DataError, FileError, SettingError
 from .columns import Columns
@@ -19,6 +20,7 @@ from .encoding import Encoding
 from .fitting import fit_array, fit_columns
 from .kinds import need_numbers
 from .npz import keys_of, load_npz
+from .parquet import is_parquet, read_parquet
 from .preprocess import Preprocess
 from .raw_table import X_KEYS, Y_KEYS, RawTable, idx_to_predict, read_raw
 from .roles import Roles
@@ -37,6 +39,7 @@ class Table:
     test_targets in the units of the file (regression)
     notes        what a person should know: decisions, columns left out, cells filled in
     val          the latest rows before the test, to validate on, where the rows are split by time
+    val_split    the share of the training rows that fit is to validate on (of those before `val` was taken)
     """
 
     path: str
@@ -48,6 +51,7 @@ class Table:
     test_targets: np.ndarray | None = None
     notes: list[str] = field(default_factory=list)
     val: Dataset | None = None
+    val_split: float = 0.0
 
 
 @np.errstate(all="ignore")  # what overflows is looked for and refused
@@ -56,7 +60,7 @@ def read_table(
     target: str | None = None,
     task: str | None = None,
     test_split: float = 0.2,
-    val_split: float = 0.0,
+    val_split: float | None = 0.0,
     seed: int = 0,
     *,
     drop: Sequence[str] = (),
@@ -66,12 +70,13 @@ def read_table(
     weight: str | None = None,
     test: str | os.PathLike[str] | None = None,
 ) -> Table:
-    """Read a .csv, .csv.gz or .npz file, or a folder of idx files, for training.
+    """Read a .csv, .csv.gz, .parquet or .npz file, or a folder of idx files, for training.
 
-    target      the column (CSV) or array (.npz) to predict; None: the last column, or the conventional name
+    target      the column (CSV, Parquet) or array (.npz) to predict; None: the last column, or the conventional name
     task        "classification" or "regression"; None: decided from the target
     test_split  share of the rows (of each class) held out for the test when the file brings no test rows; 0: none
-    val_split   the validation share that fit will take from the training rows: they are kept out of the statistics
+    val_split   the validation share that fit will take from the training rows: they are kept out of the statistics.
+                None: 0.15 of a table of at least 100 training rows, else none (Table.val_split)
     drop        columns that are not used; categorical, numeric: columns that are texts, or numbers, whatever they hold
     time        a column of dates or times, or of numbers that stand for times: it becomes features, the test rows are
                 the latest, and `val` of the table the latest of the others
@@ -103,6 +108,8 @@ def read_table(
             rows, held = _latest(rows, test_split)
         else:
             rows, held = hold_out(y if task == "classification" else np.zeros(n, np.int32), test_split, seed)
+    if val_split is None:
+        val_split = VALIDATED if isinstance(raw.x, Columns) and len(rows) >= LEAST_VALIDATED else 0.0
     if by_time is not None and val_split and len(rows) > 1:
         rows, val_rows = _latest(rows, val_split)
     in_fit = val_split and by_time is None
@@ -124,6 +131,7 @@ def read_table(
     end = len(rows) + len(val_rows)
     table = Table(raw.path, task, part(0, len(rows), True), None, "", made, None, raw.notes)
     table.val = part(len(rows), end) if len(val_rows) else None
+    table.val_split = val_split
     if test is not None:
         table.test, table.test_targets = labelled(test, table, "test on")
         table.test_from = "--test"
@@ -250,10 +258,24 @@ def read_features(
         features, more = preprocess.apply(np.atleast_1d(arrays[key]))
     else:
         names = tuple(c.name for c in preprocess.columns) if preprocess.header else ()
-        data = read_csv(where, names, None if preprocess.header else False, preprocess.texts, preprocess.commas)
+        header = None if preprocess.header else False
+        data = read_columns(where, names, header, preprocess.texts, preprocess.commas)
         return features_of_columns(data, preprocess)
     targets, problems = (None, []) if raw_y is None else known_targets(raw_y, preprocess)
     return features, targets, notes + more, problems
+
+
+def read_columns(
+    path: str | os.PathLike[str],
+    expect: Sequence[str] = (),
+    header: bool | None = None,
+    texts: Sequence[str] = (),
+    commas: Mapping[str, bool] | None = None,
+) -> Columns:
+    """The columns of a .parquet file or, by any other name, of a CSV file; arguments as for read_csv."""
+    if is_parquet(path):
+        return read_parquet(Path(path), texts, commas, header is not False)
+    return read_csv(path, expect, header, texts, commas)
 
 
 @np.errstate(all="ignore")

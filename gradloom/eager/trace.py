@@ -21,13 +21,13 @@ from typing import Any
 from .. import ops
 from ..base import locks
 from ..base.dtypes import DType, f32
-from ..base.errors import GradloomError, GraphError, NonFiniteError
+from ..base.errors import GradloomError, GraphError, NonFiniteError, SettingError
 from ..graph.declaration import Declaration
 from ..graph.graph import reachable, storage_leaf, update_target
 from ..graph.leaves import Parameter, stored_value
 from ..graph.leaves import constant as graph_constant
 from ..graph.numbers import in_expression
-from ..graph.scope import user_location
+from ..graph.scope import asked_device, user_location
 from ..graph.stored import Stored, before_read, keep_promise, promise_write
 from ..graph.streams import counted_stream
 from ..graph.value import Node, Value, graph_mode, recording
@@ -118,6 +118,11 @@ class Trace:
         return made
 
     def _node(self, op: Declaration, values: Sequence[Value | None], attrs: Mapping[str, Any]) -> Node:
+        if asked_device() is not None:
+            raise SettingError(
+                f"{op.name}: gl.device({asked_device()!r}) is for nodes of a graph, and this is computed eagerly; need "
+                "gl.grad_tape(device=...), or a model that gl.compile, gl.fit or a Trainer builds"
+            )
         if op.stream is not None:  # the same place of a model, used twice, draws twice
             attrs = {**attrs, op.stream: self._stream(attrs.get(op.stream))}
         node = self.cache.node(op, values, attrs)

@@ -10,6 +10,8 @@
     kept.py        outputs that stay on a device, to be inputs of other programs
     tape.py        records of arguments and calls as words
     program.py     a proved plan as dispatches: buffers, tape
+    records.py     where the outputs of a step lie in what comes back of it
+    held.py        the bytes of all buffers that programs hold, before any is made
     encoder.py     the loop over the dispatches of a step
     timing.py      the time of each instruction
     backend.py     the backend "gpu"

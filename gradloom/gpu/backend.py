@@ -7,7 +7,7 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,24 +17,25 @@ from ..base.interrupts import postponed
 from ..base.settings import Switches
 from ..graph.graph import written
 from ..graph.value import Node
-from ..plan.bytecode import SETTING_BYTES, KernelNeeds
+from ..plan.bytecode import KernelNeeds
 from ..plan.plan import Plan
-from ..run.backend import Buffer, register_device
+from ..run.backend import Buffer, DeviceBytes, PlanThere, register_device
 from ..run.cost import cost_table
 from ..run.planned import PlannedExecutable
 from ..transform.program import Program
 from .device import Gpu, alike, device
 from .encoder import Ready, encode, ready
+from .held import held
 from .kept import Kept
 from .kernels.all import KERNELS
-from .memory import Memory, copy, parts, read, write
-from .program import STATUS_BYTES, Arena, Encoded, Layout, Loader, bind_groups, needs_of
+from .memory import Memory, copy, read, write
+from .program import LEAST_ARENA, STATUS_BYTES, Arena, Encoded, Layout, Loader, bind_groups, needs_of
+from .queue import GpuQueue, failure_of
+from .records import PAIRS, Records
 from .stored import Copies
 from .timing import Timer
 
-AHEAD = 64  # steps in one submission, at most
-RECORD_BYTES = 16 << 20  # of one submission, unless one step has more
-SUBMISSION_SECONDS = 0.025  # what one submission should take; two are on their way
+SUBMISSION_SECONDS = 0.025  # what one submission should take; PAIRS are on their way
 
 
 class Place:
@@ -89,6 +90,9 @@ class GpuBackend:
         made.ensure(bytes)
         return made
 
+    def held(self, plans: Sequence[PlanThere]) -> DeviceBytes:
+        return held(plans, self.place.device, self.switches)
+
     def load(self, program: Program, plan: Plan | None, arena: Buffer | None = None) -> GpuExecutable:
         assert plan is not None
         return GpuExecutable(program, plan, self.switches, self.place, arena)
@@ -106,7 +110,7 @@ class GpuExecutable(PlannedExecutable):
         self.device, self.copies = place.device, place.copies
         self.arena = place.arena if own is None else own
         self._steps_run, self._stopping = 0, False
-        self._timer: Timer | None = None
+        self.timer: Timer | None = None
         self._least = 0  # bytes of an output that stays here; 0: none does
         self._there: dict[str, Kept] = {}  # inputs of this run that are here already
         self._made: dict[int, Kept] = {}  # outputs of this run that stay here
@@ -123,8 +127,10 @@ class GpuExecutable(PlannedExecutable):
 
     def _load(self) -> None:
         bytecode, device = self.plan.bytecode, self.device
-        self.arena.ensure(max(bytecode.arena_bytes, 64))
-        self.layout = Layout(bytecode, device, self.copies)
+        self.arena.ensure(max(bytecode.arena_bytes, LEAST_ARENA))
+        copies = self.copies.place(bytecode.stored)
+        self.layout = Layout(bytecode, [(id(copy.pool), copy.offset) for copy in copies])
+        self.layout.memories |= {id(copy.pool): copy.pool for copy in copies}
         loader = Loader(bytecode, device, self.layout, self.switches)
         self._encoded: list[list[Encoded]] = loader.run()
         if self.layout.gathered_bytes:
@@ -135,36 +141,31 @@ class GpuExecutable(PlannedExecutable):
         usage = device.usage
         self._calls = device.buffer(len(calls), "the calls", usage.UNIFORM | usage.COPY_DST)
         device.queue.write_buffer(self._calls, 0, calls)
-        self._fixed = Memory(device, self.layout.fixed_bytes, "constants and inputs")
-        write(self._fixed, self.layout.constants, np.frombuffer(bytecode.constants, np.uint8))
-        self.layout.memories["fixed"] = self._fixed
+        self.fixed = Memory(device, self.layout.fixed_bytes, "constants and inputs")
+        write(self.fixed, self.layout.constants, np.frombuffer(bytecode.constants, np.uint8))
+        self.layout.memories["fixed"] = self.fixed
         self.ready: list[Ready] = []
         self._generation = -1  # of the arena that the bind groups are for
         self._lay_out_records()
 
     def _lay_out_records(self) -> None:
-        """Where each output of a step lies in its record, behind the status; how many steps go in one submission."""
-        self._recorded: list[tuple[Any, int, int, int, int]] = []  # memory's key, piece, its byte, the record's, bytes
-        self._kept: list[tuple[int, Any, int]] = []  # the output, memory's key, its byte
-        self.output_starts = []
-        at = STATUS_BYTES
-        for (segment, offset), size in zip(self.plan.output_places, self.output_bytes, strict=True):
-            key, start = self.layout.place(segment, offset)
-            if self._least and size >= self._least and not (start % 4 or size % 4):
-                self._kept.append((len(self.output_starts), key, start))
-                self.output_starts.append(0)
-                continue
-            begin = start // 4 * 4
-            length = -(-(start + size - begin) // 4) * 4 if size else 0
-            for piece, byte, further, some in parts(begin, length, self.device.binding_bytes):
-                self._recorded.append((key, piece, byte, at + further, some))
-            self.output_starts.append(at + start - begin)
-            at += -(-length // 8) * 8  # what follows is aligned for any dtype
-        self._stride = at
-        self._ahead = max(1, min(AHEAD, RECORD_BYTES // at))
-        self._row_bytes = SETTING_BYTES * len(self.settings_words)
-        self._records: list[Any] = [None, None]
-        self._rows: list[Any] = [None, None]
+        """Where each output of a step lies in its record; how many steps go in one submission."""
+        made = Records(self.plan, self.layout, self.device.binding_bytes, self._least)
+        self._recorded, self._kept, self.output_starts = made.recorded, made.kept, made.starts
+        self._stride, self._row_bytes = made.stride, made.row_bytes
+        self._ahead, self._pairs = (1, 1) if self._least else (made.ahead, PAIRS)
+        self._records: list[Any] = [None] * PAIRS
+        self._rows: list[Any] = [None] * PAIRS
+
+    def _make_records(self) -> None:
+        """Buffers for the records, and the settings, of as many steps as a submission takes: they never grow."""
+        usage = self.device.usage
+        for pair in range(self._pairs):
+            if self._records[pair] is None:
+                size = self._ahead * self._stride
+                self._records[pair] = self.device.buffer(size, "the outputs of steps", usage.MAP_READ | usage.COPY_DST)
+            if self._row_bytes and self._rows[pair] is None:
+                self._rows[pair] = self.device.buffer(self._ahead * self._row_bytes, "settings")
 
     def _debug(self) -> None:
         if self.switches.debug >= 2:
@@ -195,16 +196,16 @@ class GpuExecutable(PlannedExecutable):
         """Collect nanoseconds per instruction from the next run on: by timestamps where the adapter has them. Elsewhere
         each instruction is submitted and waited for by itself: its wall time, with the cost of that."""
         with self.lock:
-            self._timer = Timer(self.device, len(self._encoded)) if on else None
+            self.timer = Timer(self.device, len(self._encoded)) if on else None
 
     def timings(self) -> list[tuple[str, int, int]]:
-        times = [] if self._timer is None else self._timer.nanoseconds
+        times = [] if self.timer is None else self.timer.nanoseconds
         pairs = zip(self.plan.order.steps, times, strict=False)
         return [(f"{n.op.name} {n.label}", min(t, default=0), sum(t)) for n, t in pairs]
 
     def report(self) -> str:
         """The timings as a table: microseconds, GB/s and GFLOP/s of each instruction at its fastest."""
-        how = "" if self._timer is None else f", {self._timer.how}"
+        how = "" if self.timer is None else f", {self.timer.how}"
         timed = zip(self.plan.order.steps, self.timings(), strict=False)
         return cost_table(f"{self.device.name}{how}", [(node, least, what) for node, (what, least, _) in timed])
 
@@ -257,8 +258,9 @@ class GpuExecutable(PlannedExecutable):
         return columns
 
     def _run(self, steps: int, rows: np.ndarray | None, deadline: float) -> tuple[int, np.ndarray]:
-        with self.lock, postponed() as interrupted, self._device_held():
-            self._prepare()
+        with self.lock, postponed() as interrupted, self.device_held():
+            self.prepare()
+            self._make_records()
             self._stopping = False
             begun, submitted, size = time.monotonic(), 0, 1
             waiting: list[tuple[int, int, Any, float]] = []  # which pair of buffers, steps, promise, when
@@ -268,7 +270,7 @@ class GpuExecutable(PlannedExecutable):
                 while submitted < steps or waiting:
                     late = deadline and submitted and time.monotonic() - begun >= deadline
                     more = submitted < steps and failed is None and not (late or self._stopping or interrupted())
-                    if more and len(waiting) < 2:
+                    if more and len(waiting) < PAIRS:
                         count = min(size, steps - submitted, self._ahead)
                         pair = (waiting[-1][0] ^ 1) if waiting else 0
                         part = None if rows is None else rows[submitted : submitted + count]
@@ -292,11 +294,11 @@ class GpuExecutable(PlannedExecutable):
                     promise.sync_wait()
                     self._steps_run += count
                 if waiting:  # they are still mapped
-                    self._records = [None, None]
+                    self._drop_records()
                 if submitted:
                     self.copies.written(self.writes)
             if failed is not None:
-                write(self._fixed, 0, np.zeros(STATUS_BYTES, np.uint8))
+                write(self.fixed, 0, np.zeros(STATUS_BYTES, np.uint8))
         records = np.concatenate(found) if found else np.empty((0, self._stride), np.uint8)
         if failed is not None:
             error = self._error(len(records), failed)
@@ -307,28 +309,31 @@ class GpuExecutable(PlannedExecutable):
 
     def _error(self, done: int, status: np.ndarray) -> Exception:
         """What has stopped a run after so many steps. status: u32 words."""
-        stop, node, index, low, high = (int(v) for v in status[:5])
-        return self.failure(done, stop, node, index, (high << 32 | low) - (1 << 64) * (high >> 31))
+        return self.failure(done, *failure_of(status))
+
+    def queue(self) -> GpuQueue:
+        return GpuQueue(self)
 
     @contextlib.contextmanager
-    def _device_held(self) -> Iterator[None]:
+    def device_held(self) -> Iterator[None]:
         """Programs with an arena of their own have locks of their own; on one device they take turns."""
         self.copies.fetch(self.reads)
         with self.device.lock, self.device.errors("a run"):
             yield
 
-    def _prepare(self) -> None:
-        """Upload what the host has written; bind groups again where the arena has grown."""
+    def prepare(self, elsewhere: Collection[str] | None = None) -> None:
+        """Upload what the host has written, but inputs that come from elsewhere; bind groups again where the arena has
+        grown. The caller holds the device."""
         self.copies.upload(self.reads)
-        bytecode = self.plan.bytecode
-        if self._there:
+        bytecode, there = self.plan.bytecode, self._there if elsewhere is None else elsewhere
+        if there:
             for key, slot in self._slots.items():
-                if key not in self._there:
+                if key not in there:
                     data = slot.reshape(-1).view(np.uint8)
-                    write(self._fixed, self.layout.inputs + bytecode.input_offsets[key], data)
+                    write(self.fixed, self.layout.inputs + bytecode.input_offsets[key], data)
         elif self.inputs:
-            write(self._fixed, self.layout.inputs, self._inputs[: bytecode.inputs_bytes])
-        self.arena.ensure(max(self.plan.bytecode.arena_bytes, 64))
+            write(self.fixed, self.layout.inputs, self._inputs[: bytecode.inputs_bytes])
+        self.arena.ensure(max(self.plan.bytecode.arena_bytes, LEAST_ARENA))
         if self._generation != self.arena.generation:
             assert self.arena.memory is not None
             self.layout.memories["arena"] = self.arena.memory
@@ -339,20 +344,10 @@ class GpuExecutable(PlannedExecutable):
 
     def _submit(self, pair: int, count: int, rows: np.ndarray | None) -> Any:
         """Encode so many steps and hand them over; the promise is kept when their records can be read."""
-        device = self.device
-        if self._records[pair] is None or self._records[pair].size < count * self._stride:
-            usage = device.usage
-            if self._records[pair] is not None:
-                device.drop(self._records[pair])
-            self._records[pair] = device.buffer(
-                count * self._stride, "the outputs of a step", usage.MAP_READ | usage.COPY_DST
-            )
-        records = self._records[pair]
+        device, records = self.device, self._records[pair]
         if rows is not None:
-            if self._rows[pair] is None or self._rows[pair].size < count * self._row_bytes:
-                self._rows[pair] = device.buffer(count * self._row_bytes, "settings")
             device.queue.write_buffer(self._rows[pair], 0, np.ascontiguousarray(rows))
-        if self._timer is not None:
+        if self.timer is not None:
             self._submit_timed(pair, count, rows is not None)
             return records.map_async("READ")
         encoder = device.raw.create_command_encoder()
@@ -366,14 +361,14 @@ class GpuExecutable(PlannedExecutable):
     def _begin(self, encoder: Any, pair: int, step: int, settings: bool) -> None:
         if settings:
             size = self._row_bytes
-            encoder.copy_buffer_to_buffer(self._rows[pair], step * size, self._fixed.pieces[0], STATUS_BYTES, size)
+            encoder.copy_buffer_to_buffer(self._rows[pair], step * size, self.fixed.pieces[0], STATUS_BYTES, size)
         for key, value in self._there.items():
             to = self.layout.inputs + self.plan.bytecode.input_offsets[key]
-            copy(encoder, value.memory, 0, self._fixed, to, value.nbytes)
+            copy(encoder, value.memory, 0, self.fixed, to, value.nbytes)
 
     def _end(self, encoder: Any, records: Any, step: int) -> None:
         at = step * self._stride
-        encoder.copy_buffer_to_buffer(self._fixed.pieces[0], 0, records, at, STATUS_BYTES)
+        encoder.copy_buffer_to_buffer(self.fixed.pieces[0], 0, records, at, STATUS_BYTES)
         for key, piece, begin, to, length in self._recorded:
             encoder.copy_buffer_to_buffer(self.layout.memories[key].pieces[piece], begin, records, at + to, length)
         for i, key, start in self._kept:
@@ -385,34 +380,34 @@ class GpuExecutable(PlannedExecutable):
     def run_instruction(self, k: int, rows: np.ndarray | None) -> None:
         """Run instruction k alone, and wait for it; before the first one the device gets inputs, stored arrays and the
         settings (rows: those of one step). Raises what a whole run would raise."""
-        with self.lock, self._device_held():
+        with self.lock, self.device_held():
             if k == 0:
-                self._prepare()
+                self.prepare()
                 if rows is not None:
-                    write(self._fixed, STATUS_BYTES, rows.reshape(-1).view(np.uint8))
+                    write(self.fixed, STATUS_BYTES, rows.reshape(-1).view(np.uint8))
             encoder = self.device.raw.create_command_encoder()
             encode(encoder, self.ready[k : k + 1])
             self.device.queue.submit([encoder.finish()])
-            status = read(self._fixed, 0, STATUS_BYTES).view(np.uint32)
+            status = read(self.fixed, 0, STATUS_BYTES).view(np.uint32)
             self.copies.written(written([self.plan.order.steps[k]]))
             if status[0]:
-                write(self._fixed, 0, np.zeros(STATUS_BYTES, np.uint8))
+                write(self.fixed, 0, np.zeros(STATUS_BYTES, np.uint8))
                 raise self._error(0, status)
 
     def bytes_of(self, segment: int, offset: int, size: int) -> np.ndarray:
         """What lies at a place of the plan now: u8 [size]."""
         key, start = self.layout.place(segment, offset)
-        with self._device_held():
+        with self.device_held():
             return read(self.layout.memories[key], start, size)
 
     def _submit_timed(self, pair: int, count: int, settings: bool) -> None:
-        assert self._timer is not None
+        assert self.timer is not None
         device = self.device
         for step in range(count):
             encoder = device.raw.create_command_encoder()
             self._begin(encoder, pair, step, settings)
             device.queue.submit([encoder.finish()])
-            self._timer.run(self.ready)
+            self.timer.run(self.ready)
             encoder = device.raw.create_command_encoder()
             self._end(encoder, self._records[pair], step)
             device.queue.submit([encoder.finish()])
@@ -425,9 +420,17 @@ class GpuExecutable(PlannedExecutable):
         records.unmap()
         return data.reshape(count, self._stride)
 
+    def _drop_records(self) -> None:
+        records = self.__dict__.get("_records", [])  # __init__ may have failed before it
+        for pair, buffer in enumerate(records):
+            if buffer is not None:
+                self.device.drop(buffer)
+                records[pair] = None
+
     def __del__(self) -> None:
+        self._drop_records()
         mine = [self.__dict__.get(name) for name in ("_tape", "_calls")]
-        for buffer in [*mine, *self.__dict__.get("_records", ()), *self.__dict__.get("_rows", ())]:
+        for buffer in [*mine, *self.__dict__.get("_rows", ())]:
             if buffer is not None:
                 self.device.drop(buffer)
 

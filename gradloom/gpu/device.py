@@ -98,6 +98,11 @@ def name_of(made: Any) -> str:
     return f"{info['device'] or info['vendor']} ({info['backend_type']})"
 
 
+def buffer_size(bytes: int) -> int:
+    """What a buffer of so many bytes takes."""
+    return max(-(-bytes // 256) * 256, 256)
+
+
 class Gpu:
     """An adapter in use. All programs on it share its arena (program.py) and the copies of stored arrays (stored.py).
 
@@ -135,7 +140,7 @@ class Gpu:
             False  # this process is a child of the one that uses it: the threads that wait for it are not here
         )
         self.lost = False  # the driver took it away: whoever asks next gets another one
-        self.bytes = 0  # of the buffers that are there now
+        self.bytes = self.peak_bytes = 0  # of the buffers that are there now, and the most that were at once
         self._little: Any = None  # a buffer to wait with
         self._layouts: dict[int, tuple[Any, Any]] = {}
         self._pipelines: dict[tuple[Any, ...], Any] = {}
@@ -145,7 +150,7 @@ class Gpu:
     def buffer(self, bytes: int, what: str, usage: int = 0) -> Any:
         """Memory on the device, of zeros; BackendError where it is more than a binding takes, DeviceMemoryError where
         there is no more."""
-        size = max(-(-bytes // 256) * 256, 256)
+        size = buffer_size(bytes)
         if size > self.buffer_bytes:
             most = f"{self.name} takes {show_bytes(self.buffer_bytes)} in one piece (max-storage-buffer-binding-size)"
             raise BackendError(f"gpu: {what} is {show_bytes(bytes)}; {most}; need a smaller one, or device='cpu'")
@@ -153,6 +158,7 @@ class Gpu:
         with self.errors(f"{what} ({show_bytes(bytes)})"):
             made = self.raw.create_buffer(size=size, usage=usage or plain)
         self.bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.bytes)
         return made
 
     def drop(self, buffer: Any) -> None:

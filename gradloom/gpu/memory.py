@@ -12,6 +12,8 @@ import numpy as np
 from ..base.memory import show_bytes
 from .device import Gpu
 
+DOWNLOAD = 32 << 20  # bytes of one transfer to the host
+
 Part = tuple[int, int, int, int]  # of a range: piece, byte in the piece, byte in the range, bytes
 
 
@@ -74,25 +76,32 @@ def write(memory: Memory, offset: int, data: np.ndarray) -> None:
 
 
 def read(memory: Memory, offset: int, bytes: int) -> np.ndarray:
-    """A copy of bytes."""
-    device, start = memory.device, offset // 4 * 4
-    found = np.empty(-(-(offset + bytes - start) // 4) * 4, np.uint8)
-    for piece, begin, at, length in parts(start, found.size if bytes else 0, device.binding_bytes):
-        with device.errors(f"a download of {memory.what}"):
-            data = device.queue.read_buffer(memory.pieces[piece], begin, length)
-        found[at : at + length] = np.frombuffer(data, np.uint8)
+    """A copy of bytes, in transfers of at most `DOWNLOAD`."""
+    start = offset // 4 * 4
+    found = np.empty(-(-(offset + bytes - start) // 4) * 4 if bytes else 0, np.uint8)
+    most = min(DOWNLOAD, memory.device.binding_bytes)
+    for at in range(0, found.size, most):
+        length = min(most, found.size - at)
+        (found[at : at + length],) = _transferred(memory.device, [(memory, start + at, length)], [length])
     return found[offset - start : offset - start + bytes]
 
 
 def read_several(device: Gpu, several: Sequence[tuple[Memory, int, int]]) -> list[np.ndarray]:
     """Copies of several ranges (memory, offset, bytes), offsets multiples of 4: in one transfer, or one by one what is
-    more than a binding."""
+    more than one takes."""
     sizes = [-(-bytes // 4) * 4 for _, _, bytes in several]
-    if len(several) < 2 or sum(sizes) > device.binding_bytes:
+    if len(several) < 2 or sum(sizes) > min(DOWNLOAD, device.binding_bytes):
         return [read(*one) for one in several]
-    staging = device.buffer(sum(sizes), "a download", device.usage.MAP_READ | device.usage.COPY_DST)
+    found = _transferred(device, several, sizes)
+    return [data[: one[2]] for one, data in zip(several, found, strict=True)]
+
+
+def _transferred(device: Gpu, several: Sequence[tuple[Memory, int, int]], sizes: Sequence[int]) -> list[np.ndarray]:
+    """Ranges of so many bytes each, multiples of 4, through one buffer."""
+    what = f"a download of {several[0][0].what}"
+    staging = device.buffer(sum(sizes), what, device.usage.MAP_READ | device.usage.COPY_DST)
     try:
-        with device.errors("a download"):
+        with device.errors(what):
             encoder, to = device.raw.create_command_encoder(), 0
             for (memory, offset, _), size in zip(several, sizes, strict=True):
                 for piece, begin, at, length in parts(offset, size, device.binding_bytes):
@@ -105,7 +114,7 @@ def read_several(device: Gpu, several: Sequence[tuple[Memory, int, int]]) -> lis
     finally:
         device.drop(staging)
     ends = np.cumsum(sizes).tolist()
-    return [data[end - size : end - size + one[2]] for one, size, end in zip(several, sizes, ends, strict=True)]
+    return [data[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
 
 def copy(encoder: Any, source: Memory, offset: int, to: Memory, at: int, bytes: int) -> None:

@@ -39,10 +39,11 @@ from .device import OURS, Gpu
 from .kernels.all import KERNELS
 from .memory import Memory, parts
 from .source import CALL_BYTES, Slots, file
-from .stored import Copies, aligned
+from .stored import aligned
 from .tape import Tape
 
 STATUS_BYTES = 64  # at the start of `fixed`
+LEAST_ARENA = 64  # bytes: of a program that needs none
 POISON, GUARD = 0xFFFFFFFF, 0xA5A5A5A5
 MOST_GROUPS = 65535  # along one axis
 FIRST_STORED = len(SEGMENT_NAMES)
@@ -83,9 +84,10 @@ class Encoded:
 
 
 class Layout:
-    """Where the segments of a program lie on a device."""
+    """Where the segments of a program lie on a device. stored: the places of its stored arrays, in their order;
+    memories: filled by who makes them."""
 
-    def __init__(self, bytecode: Bytecode, device: Gpu, copies: Copies) -> None:
+    def __init__(self, bytecode: Bytecode, stored: Sequence[Place]) -> None:
         self.constants = _aligned(STATUS_BYTES + SETTING_BYTES * len(bytecode.settings))
         self.inputs = _aligned(self.constants + len(bytecode.constants))
         self.fixed_bytes = self.inputs + bytecode.inputs_bytes
@@ -95,9 +97,7 @@ class Layout:
             ARENA: ("arena", 0), GATHERED: ("gathered", 0),
         }  # fmt: skip
         self.gathered_bytes = 0  # known when all instructions are encoded
-        for i, copy in enumerate(copies.place(bytecode.stored)):
-            self._at[FIRST_STORED + i] = id(copy.pool), copy.offset
-            self.memories[id(copy.pool)] = copy.pool
+        self._at |= {FIRST_STORED + i: place for i, place in enumerate(stored)}
 
     def place(self, segment: int, offset: int) -> Place:
         """(key of the memory, bytes from its start) of bytes of a segment."""
@@ -106,10 +106,14 @@ class Layout:
 
 
 class Loader:
-    """Makes the list of dispatches of a program."""
+    """Makes the list of dispatches of a program. compiles: their pipelines, too; else only the tape and the bytes that
+    are gathered are of use."""
 
-    def __init__(self, bytecode: Bytecode, device: Gpu, layout: Layout, switches: Switches) -> None:
+    def __init__(
+        self, bytecode: Bytecode, device: Gpu, layout: Layout, switches: Switches, compiles: bool = True
+    ) -> None:
         self.bytecode, self.device, self.layout, self.switches = bytecode, device, layout, switches
+        self.compiles = compiles
         self.tape = Tape()
         self.steps: list[list[Encoded]] = []  # of each instruction
 
@@ -150,7 +154,7 @@ class Loader:
         stateful = any(a.write and FIRST_STORED <= a.segment < GATHERED for a in dispatch.args)
         if stateful and not any("stopped()" in file(name) for name in dispatch.source):
             raise AssertionError(f"{dispatch.source}: {dispatch.entry} writes a stored array after the run has stopped")
-        pipeline = self.device.pipeline(dispatch, slots, kinds)
+        pipeline = self.device.pipeline(dispatch, slots, kinds) if self.compiles else None
         args = self.tape.arguments(dispatch.args, places)
         offset = self.tape.call(args, node, dispatch.groups, dispatch.words)
         y = -(-dispatch.groups // MOST_GROUPS)
@@ -246,7 +250,7 @@ def needs_of(node: Node, args: np.ndarray) -> tuple[int, int]:
 
     kernel = KERNELS[node.op.name, signature(node)]
     call = Call(node, args_of(args))
-    workspace = kernel.workspace(call)
+    workspace = int(kernel.workspace(call))
     if workspace:
         call = Call(node, (*call.args, Arg(ARENA, i32, (workspace // 4,), (1,), 0, workspace, True)))
     return sum(d.groups for d in kernel.rule(call)), workspace

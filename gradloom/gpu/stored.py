@@ -11,13 +11,12 @@ import numpy as np
 
 from ..graph.stored import Stored, bring_home
 from .device import Gpu
-from .memory import Memory, read_several, write
+from .memory import DOWNLOAD, Memory, read_several, write
 
 ALIGNMENT = 64
 LARGE = 1 << 20  # bytes of an array that has memory of its own
 POOL = 64 << 20  # bytes of the memory that small ones share
 UPLOAD = 32 << 20  # bytes of one upload: what the driver holds twice meanwhile
-DOWNLOAD = 32 << 20  # bytes of arrays that come in one transfer
 
 
 class Copy:
@@ -32,6 +31,8 @@ class Copy:
         version = stored.version
         data = np.ascontiguousarray(stored.read()).reshape(-1).view(np.uint8)
         for start in range(0, data.size, UPLOAD):
+            if start:
+                _hand_over(self.home)
             write(self.pool, self.offset + start, data[start : start + UPLOAD])
         self.version = version
 
@@ -90,10 +91,15 @@ class Copies:
 
     def upload(self, several: Iterable[Stored]) -> None:
         """Before a run: whatever was written elsewhere since it lay here."""
+        held = 0
         for stored in several:
             copy = self._known[stored]
             if copy.version != stored.version:
                 copy.upload(stored)
+                held += copy.bytes
+                if held >= UPLOAD:
+                    _hand_over(self.device)
+                    held = 0
 
     def written(self, several: Iterable[Stored]) -> None:
         """After a run: the newest contents of these lie here."""
@@ -101,6 +107,12 @@ class Copies:
             copy = self._known[stored]
             stored.version += 1
             copy.version, stored.away = stored.version, copy
+
+
+def _hand_over(device: Gpu) -> None:
+    """wgpu keeps what is written in memory of the host until something is submitted."""
+    device.queue.submit([])
+    device.wait()
 
 
 def _bring(device: Gpu, several: Sequence[tuple[Copy, np.ndarray]]) -> None:

@@ -34,10 +34,11 @@ class Timer:
         self._stamps = device.buffer(STAMP_BYTES * 2 * count, "timestamps", usage.QUERY_RESOLVE | usage.COPY_SRC)
         weakref.finalize(self, device.drop, self._stamps)
 
-    def run(self, instructions: Sequence[Ready]) -> None:
-        """Run the instructions of one step."""
+    def run(self, instructions: Sequence[Ready], first: int = 0) -> None:
+        """Run the instructions of one step, or some of them from the first one on."""
         found = self._by_timestamps if self.device.timestamps else self._by_waiting
-        for times, took in zip(self.nanoseconds, found(instructions), strict=True):
+        timed = self.nanoseconds[first : first + len(instructions)]
+        for times, took in zip(timed, found(instructions), strict=True):
             times.append(took)
 
     def _by_timestamps(self, instructions: Sequence[Ready]) -> list[int]:

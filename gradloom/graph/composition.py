@@ -110,8 +110,9 @@ class Composition:
         return [s.name for s in self.inputs] + [a.name for a in self.attrs]
 
 
-def composed(node: Node, inputs: Sequence[Value | None]) -> tuple[Value, ...]:
-    """The outputs of a node from these inputs by its op's composition; the new nodes carry its name and its line."""
+def composed(node: Node, inputs: Sequence[Value | None], device: str | None = None) -> tuple[Value, ...]:
+    """The outputs of a node from these inputs by its op's composition; the new nodes carry its name and its line, and
+    are said to run on `device`, or where the node is said to run."""
     with scope(node.name) if node.name else nullcontext():
         results = as_results(node.op.call("composition", node.attrs | node.op.bind_inputs(inputs)))
     given = {v.node for v in inputs if v is not None}
@@ -120,7 +121,7 @@ def composed(node: Node, inputs: Sequence[Value | None]) -> tuple[Value, ...]:
         made = todo.pop()
         if made not in given:
             given.add(made)
-            made.where = node.where
+            made.where, made.device = node.where, device or node.device
             todo.extend(v.node for v in made.inputs if v is not None)
     return results
 

@@ -16,7 +16,7 @@ from ..base.errors import GradientError, GraphError, ShapeError
 from .graph import reachable
 from .numbers import constant_array
 from .opspec import REGISTRY
-from .scope import enter_scope, leave_scope, located
+from .scope import current_device, enter_scope, leave_scope, located, on_device
 from .value import Node, Value, builds_graphs, describe
 
 R = TypeVar("R")
@@ -135,8 +135,13 @@ def _no_gradient(node: Node, why: str | None) -> GradientError:
     )
 
 
-def _named_after(node: Node, make: Callable[[], R]) -> R:
-    """What a node's gradient consists of, as `make` makes it, is called after the node."""
+def _named_after(node: Node, make: Callable[[], R], device: str | None = None) -> R:
+    """What a node's gradient consists of, as `make` makes it, is called after the node and said to run on `device`, or
+    where the node is."""
+    device = device or node.device
+    if device is not None and device != current_device():
+        with on_device(device):
+            return _named_after(node, make, device)
     if not node.name:
         return make()
     outer = enter_scope(f"{node.name}.grad")
@@ -147,10 +152,12 @@ def _named_after(node: Node, make: Callable[[], R]) -> R:
 
 
 def _total(terms: Sequence[Value], node: Node) -> Value | None:
-    """The gradients of an output of a node, added in the order in which they arrived."""
+    """The gradients of an output of a node, added in the order in which they arrived: where all of them are, if they
+    are on one device."""
     if len(terms) < 2:
         return terms[0] if terms else None
-    return _named_after(node, lambda: reduce(REGISTRY["add"], terms))
+    said = {term.node.device for term in terms}
+    return _named_after(node, lambda: reduce(REGISTRY["add"], terms), said.pop() if len(said) == 1 else None)
 
 
 def _ones(value: Value) -> Value:

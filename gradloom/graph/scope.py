@@ -1,4 +1,4 @@
-"""Where a node is made: the scope that is open, and the user's line."""
+"""Where a node is made: the scope that is open, the user's line, and the device that nodes are said to run on."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from types import FrameType
 
+from ..base.errors import SettingError
+
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _scope: ContextVar[str] = ContextVar("gradloom_scope", default="")
+_device: ContextVar[str | None] = ContextVar("gradloom_device", default=None)
+_asked: ContextVar[str | None] = ContextVar("gradloom_asked_device", default=None)
 _shown: dict[str, str] = {}  # file of a frame -> its name in messages, "" in the package and other installed ones
 _lines: dict[tuple[str, int], str] = {}  # file and line of a frame -> how messages call them
 _located: ContextVar[tuple[FrameType | None, str]] = ContextVar("gradloom_located", default=(None, ""))
@@ -73,3 +77,46 @@ def leave_scope(outer: Token[str]) -> None:
 
 def current_scope() -> str:
     return _scope.get()
+
+
+@contextmanager
+def device(name: str | None) -> Iterator[None]:
+    """Nodes made inside are said to run on a device, and arrays made inside to lie there, in programs of several
+    devices (gl.compile(devices=), docs/devices.md): "cpu", "gpu", "gpu:1". None: nothing is said of them. The innermost
+    counts.
+
+    Gradients run where their forward nodes do, wherever gl.gradients is called. What is computed eagerly has one
+    device, that of its tape: SettingError here, as for what is no name.
+    """
+    outer = _asked.set(None if name is None else device_name("device", name))
+    try:
+        with on_device(_asked.get()):
+            yield
+    finally:
+        _asked.reset(outer)
+
+
+def device_name(who: str, name: object) -> str:
+    """The name of a device as programs have it: "gpu:0" is "gpu". SettingError for what is no name."""
+    if not isinstance(name, str) or not name:
+        raise SettingError(f"{who}: device={name!r} is not usable; need a name, such as 'cpu' or 'gpu'")
+    return name.removesuffix(":0")
+
+
+@contextmanager
+def on_device(name: str | None) -> Iterator[None]:
+    """`device` of a name that is known to be one."""
+    outer = _device.set(name)
+    try:
+        yield
+    finally:
+        _device.reset(outer)
+
+
+def current_device() -> str | None:
+    return _device.get()
+
+
+def asked_device() -> str | None:
+    """The device of the innermost `device` that is open, whatever modules say."""
+    return _asked.get()

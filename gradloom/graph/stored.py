@@ -19,6 +19,7 @@ from ..base import locks
 from ..base.arrays import as_array
 from ..base.dtypes import DType, Shaped, dtype
 from ..base.errors import DTypeError, GraphError, ShapeError
+from .scope import current_device
 
 ALIGNMENT = 64
 
@@ -213,7 +214,8 @@ class Stored(Shaped):
     role: what may be done with it (see Role). version: counts the writes: `write`, assignments, runs that updated it.
     check: called before each run that reads the array, where there is one. has_optimizer: an optimiser was made with
     this among its parameters. serial: counts the arrays in the order in which they were made. Its memory is
-    reached by `read` and `write`; of a quantised dtype it holds the bytes of the blocks. away: who holds the newest
+    reached by `read` and `write`; of a quantised dtype it holds the bytes of the blocks. device: where the caller said
+    that programs on several devices keep it, None where nothing was said. away: who holds the newest
     contents, when a program on another device has written them; whoever reads or writes the array here gets them first.
 
     Contents that follow from a rule take no memory before somebody reads or writes them: those of `deferred`, and one
@@ -221,8 +223,8 @@ class Stored(Shaped):
     """
 
     __slots__ = (
-        "__weakref__", "_array", "_make", "away", "check", "dtype", "has_optimizer", "name", "role", "serial", "shape",
-        "version",
+        "__weakref__", "_array", "_make", "away", "check", "device", "dtype", "has_optimizer", "name", "role", "serial",
+        "shape", "version",
     )  # fmt: skip
 
     def __init__(self, name: str, data: object, kind: str | DType = "f32", role: Role = "state") -> None:
@@ -235,6 +237,7 @@ class Stored(Shaped):
         self.has_optimizer = False
         self.version = 0
         self.away: Away | None = None
+        self.device: str | None = current_device()
         self.check: Callable[[], object] | None = None
         self._make: Callable[[], np.ndarray] | None = None
         self._array: np.ndarray | None = None
@@ -264,7 +267,7 @@ class Stored(Shaped):
         stored.serial = next_serial()
         stored.name, stored.dtype, stored.role, stored.version = name, dtype(kind), role, 0
         stored.shape, stored.check, stored.has_optimizer = tuple(shape), None, False
-        stored._array, stored._make, stored.away = None, make, None
+        stored._array, stored._make, stored.away, stored.device = None, make, None, None
         return stored
 
     @property
@@ -298,7 +301,7 @@ class Stored(Shaped):
         stored.serial = next_serial()
         stored.name, stored.dtype, stored.role, stored.version = name, dtype(array.dtype), role, 0
         stored._array, stored.shape, stored.check, stored.has_optimizer = array, array.shape, None, False
-        stored._make = stored.away = None
+        stored._make = stored.away = stored.device = None
         return stored
 
     @classmethod
@@ -391,6 +394,7 @@ class Stored(Shaped):
         with held((self,)):
             made = memo[id(self)] = Stored(self.name, self._contents, self.dtype, self.role)
             made.version, made.check, made.has_optimizer = self.version, self.check, self.has_optimizer
+            made.device = self.device
         return made
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -400,15 +404,17 @@ class Stored(Shaped):
             )
         with held((self,)):
             state = self.name, self._contents.copy(), self.dtype, self.role, self.version, self.has_optimizer
-            return _unpickled, state
+            return _unpickled, (*state, self.device)
 
     def __repr__(self) -> str:
         return f"Stored({self.name}, {self.dtype.name}{list(self.shape)})"
 
 
-def _unpickled(name: str, array: np.ndarray, kind: DType, role: Role, version: int, has_optimizer: bool) -> Stored:
+def _unpickled(
+    name: str, array: np.ndarray, kind: DType, role: Role, version: int, has_optimizer: bool, device: str | None
+) -> Stored:
     stored = Stored(name, array, kind, role)
-    stored.version, stored.has_optimizer = version, has_optimizer
+    stored.version, stored.has_optimizer, stored.device = version, has_optimizer, device
     return stored
 
 

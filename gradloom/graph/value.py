@@ -18,7 +18,7 @@ import numpy as np
 
 from ..base.dtypes import DType, Shaped
 from .declaration import Declaration
-from .scope import current_scope, user_location
+from .scope import current_device, current_scope, user_location
 
 Shape = tuple[int, ...]
 P = ParamSpec("P")
@@ -70,10 +70,14 @@ class Node:
 
     inputs holds one entry per declared input: a Value, None for an absent optional one; the groups of a
     variadic op follow flat. `effects` are update values that belong to whoever computes this node (running
-    statistics); `after` are nodes that must have run before; `losses` are the outputs that gl.set_loss marked.
+    statistics); `after` are nodes that must have run before; `losses` are the outputs that gl.set_loss marked; `device`
+    is where the caller said that this node is computed (gl.device), None where nothing was said.
     """
 
-    __slots__ = ("__weakref__", "after", "attrs", "effects", "id", "inputs", "losses", "name", "op", "outputs", "where")
+    __slots__ = (
+        "__weakref__", "after", "attrs", "device", "effects", "id", "inputs", "losses", "name", "op", "outputs",
+        "where",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -92,6 +96,7 @@ class Node:
         self.outputs = tuple([Value(self, i, spec.shape, spec.dtype) for i, spec in enumerate(specs)])
         self.name = name or current_scope()
         self.where = user_location() if where is None else where
+        self.device = current_device()
         self.effects: tuple[Value, ...] = ()
         self.losses: tuple[int, ...] = ()
         self.after = tuple(after)
@@ -101,6 +106,7 @@ class Node:
         copy = Node.__new__(Node)
         copy.id = next(_ids)
         copy.op, copy.attrs, copy.name, copy.where = self.op, self.attrs, self.name, self.where
+        copy.device = self.device
         copy.inputs, copy.after = tuple(inputs), tuple(after)
         copy.outputs = tuple([Value(copy, v.index, v.shape, v.dtype) for v in self.outputs])
         copy.effects, copy.losses = (), ()

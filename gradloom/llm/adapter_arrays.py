@@ -13,6 +13,7 @@ from ..base.errors import FileError
 from ..files.gguf import GGUF
 
 EMBEDDING = "token_embd.weight"
+CHAT_TEMPLATE = "tokenizer.chat_template"  # key of models, and of adapters trained through another template
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -24,7 +25,8 @@ class AdapterArrays:
     alpha         numerator of the scale: s = alpha / r for each pair, 1 where alpha is 0
     pairs         base tensor -> (lora_a, lora_b), f32, shaped as in the GGUF file (see above)
     rslora        alpha is the user's alpha * sqrt(r): what PEFT's use_rslora makes of it
-    texts         further keys of the GGUF file that are texts: general.name and the like
+    texts         further keys of the GGUF file that are texts: general.name and the like; in PEFT's folder those of
+                  the .safetensors file
     """
 
     architecture: str
@@ -32,6 +34,11 @@ class AdapterArrays:
     pairs: dict[str, tuple[np.ndarray, np.ndarray]]
     rslora: bool = False
     texts: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template that the chats were trained through, where it is not the base's own."""
+        return self.texts.get(CHAT_TEMPLATE) or None
 
     def rank(self, name: str) -> int:
         return int(self.pairs[name][1].shape[1])

@@ -20,7 +20,7 @@ from ..base.arguments import one_line
 from ..base.errors import FileError
 from ..files import atomic_write, load_arrays, read_together, save_arrays, together
 from ..files.gguf import GGUF
-from .adapter_arrays import EMBEDDING, LARGEST, AdapterArrays, check_fits, finite, pairs_of, text_of
+from .adapter_arrays import CHAT_TEMPLATE, EMBEDDING, LARGEST, AdapterArrays, check_fits, finite, pairs_of, text_of
 
 PEFT_WEIGHTS, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _PREFIX = "base_model.model."
@@ -86,8 +86,9 @@ def write_peft(folder: str | os.PathLike[str], adapter: AdapterArrays, base: GGU
         "layers_to_transform": None,
         "layers_pattern": None,
     }
+    template = {key: text for key, text in adapter.texts.items() if key == CHAT_TEMPLATE}
     with together(folder):
-        save_arrays(Path(folder) / PEFT_WEIGHTS, arrays)
+        save_arrays(Path(folder) / PEFT_WEIGHTS, arrays, template)
         with atomic_write(Path(folder) / PEFT_CONFIG) as file:
             file.write((json.dumps(config, indent=2) + "\n").encode())
 
@@ -100,8 +101,8 @@ def read_peft(folder: str | os.PathLike[str], base: GGUF) -> AdapterArrays:
     folder = Path(folder)
     folder = folder.parent if folder.suffix == ".safetensors" else folder
     path = folder / PEFT_WEIGHTS
-    config, stored = read_together(
-        folder, (PEFT_CONFIG, PEFT_WEIGHTS), lambda config, weights: (_config(config), load_arrays(weights)[0])
+    config, (stored, texts) = read_together(
+        folder, (PEFT_CONFIG, PEFT_WEIGHTS), lambda config, weights: (_config(config), load_arrays(weights))
     )
     architecture = text_of(base, "general.architecture")
     halves_by_tensor: dict[str, dict[str, np.ndarray]] = {}
@@ -132,7 +133,7 @@ def read_peft(folder: str | os.PathLike[str], base: GGUF) -> AdapterArrays:
     }
     first = next(iter(pairs))
     alpha = scales[first] * pairs[first][1].shape[1]
-    adapter = AdapterArrays(architecture, alpha, pairs, bool(config.get("use_rslora")))
+    adapter = AdapterArrays(architecture, alpha, pairs, bool(config.get("use_rslora")), texts)
     for name, (a, b) in pairs.items():
         factor = scales[name] / adapter.scale(name)
         if not math.isclose(factor, 1):

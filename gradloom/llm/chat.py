@@ -55,8 +55,12 @@ class ChatTemplate:
             raise self._error(fault)
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> ChatTemplate:
-        """The template of the model file that the tokenizer comes from; DataError where it has none."""
+    def of(cls, tokenizer: Tokenizer, given: str | None = None, adapter: object = None) -> ChatTemplate:
+        """The template that was given, else the one that the adapter was trained through (LoRA.chat_template), else
+        that of the model file that the tokenizer comes from; DataError where there is none."""
+        given = given if given is not None else getattr(adapter, "chat_template", None)
+        if given is not None:
+            return cls(given, tokenizer)
         if tokenizer.chat_template is None:
             raise DataError(
                 f"{tokenizer.name or 'the model'} has no chat template (tokenizer.chat_template), which messages need;"

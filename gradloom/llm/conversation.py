@@ -22,7 +22,7 @@ class Conversation:
 
     model, adapter   as of gl.llm.generate
     system           a text that goes before the first turn
-    chat_template    in place of the model's own
+    chat_template    in place of the adapter's (where it was trained through one of its own) or the model's
     max_tokens       of a reply at most
     temperature, top_k, top_p, seed: see Sampling. options go to gl.compile (threads=, device=, ...)
 
@@ -51,12 +51,12 @@ class Conversation:
             raise SettingError(f"max_tokens={max_tokens!r} is not usable; need a whole number of at least 1")
         self.max_tokens, self.how = min(int(max_tokens), context // 2), Sampling(temperature, top_k, top_p, seed)
         tokenizer = self.model.tokenizer
-        self.template = ChatTemplate.of(tokenizer) if chat_template is None else ChatTemplate(chat_template, tokenizer)
+        self._adapter, self._options = adapter_of(adapter, self.model, "Conversation"), options
+        self.template = ChatTemplate.of(tokenizer, chat_template, self._adapter)
         self.messages: list[dict[str, str]] = []
         if system is not None:
             self.messages.append({"role": "system", "content": _text("system", system)})
         self.forgotten = 0
-        self._adapter, self._options = adapter_of(adapter, self.model, "Conversation"), options
         self._generator: Generator | None = None
         self._cached = np.empty(0, np.int32)  # the tokens that its cache holds
         self._began = len(self.messages)

@@ -34,18 +34,24 @@ class EarlierRun:
     def __init__(self, folder: str | os.PathLike[str], optimizer: bool) -> None:
         self.folder, self.optimizer = Path(folder), optimizer
         saved = Checkpoints(self.folder / "checkpoints").latest()
-        about = {} if saved is None else saved.about.get("settings", {}).get("adapter", {})
+        settings = {} if saved is None else saved.about.get("settings", {})
+        about = settings.get("adapter", {})
         if saved is None or about.get("kind") not in ("lora", "full"):
             seen = "there is no checkpoint in it" if saved is None else "its checkpoint is of no fine-tuning"
             raise FileError(f"{self.folder}: {seen}; need the folder of a run of finetune (run=, --run)")
         self.step, self._entries, self._about = saved.step, saved.entries, about
+        self._chat_template = settings.get("data_options", {}).get("chat_template")
 
     def adapter(self) -> Adapter:
         """One like that of the run, with weights of its own."""
         about = self._about
+        made: LoRA | TrainedTensors
         if about["kind"] == "full":
-            return TrainedTensors(about["tensors"], "f32")
-        return LoRA(about["rank"], about["alpha"], about["targets"], about["dropout"], about["rslora"])
+            made = TrainedTensors(about["tensors"], "f32")
+        else:
+            made = LoRA(about["rank"], about["alpha"], about["targets"], about["dropout"], about["rslora"])
+        made.chat_template = self._chat_template
+        return made
 
     def __str__(self) -> str:
         how = "the optimiser's moments go on;" if self.optimizer else "the optimiser,"

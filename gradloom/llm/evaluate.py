@@ -23,6 +23,7 @@ from ..graph.value import Value
 from ..run.compile import compile as compile_program
 from .arguments import adapter_of
 from .data_files import test_file
+from .gpu_layers import GpuLayers, at, layers_for, placed_options
 from .model import model_of
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ LOGITS = 64  # rows of logits that are held at once
 
 @dataclass(frozen=True)
 class Perplexity:
-    """What evaluate measured; tokens: those that count."""
+    """What evaluate measured; tokens: those that count; layers: what was on a GPU, by gpu_layers."""
 
     perplexity: float
     perplexity_unc: float
@@ -45,6 +46,7 @@ class Perplexity:
     tokens: int
     rows: int
     seconds: float
+    layers: GpuLayers | None = None
 
     def __str__(self) -> str:
         return f"perplexity {self.perplexity:.4f} +- {self.perplexity_unc:.4f}"
@@ -59,6 +61,8 @@ def evaluate(
     batch_size: int | None = None,
     data_options: Mapping[str, Any] | None = None,
     on_progress: Callable[[int, int, Perplexity], None] | None = None,
+    gpu_layers: int | str | None = None,
+    gpu_memory: int | str | None = None,
     **options: Any,
 ) -> Perplexity:
     """The perplexity of the tokens that count: of a text all but the first of each window of `context` tokens.
@@ -67,7 +71,8 @@ def evaluate(
     was trained: trained weights, of method="full" too, are in the adapter of finetune's run. data: a path (.txt,
     .jsonl, or a folder with test.jsonl), TokenData, or what read_rows gave (these two are rows already: context and
     data_options are settings of a path). batch_size: rows at once, about 512 tokens of them. on_progress: called with
-    (rows done, rows, what was measured so far). options go to gl.compile (threads=, ...).
+    (rows done, rows, what was measured so far). gpu_layers, gpu_memory: as generate's. options go to gl.compile
+    (threads=, ...).
     Raises DataError for data without a token that counts.
     """
     from ..train.arguments import check_batch
@@ -87,10 +92,17 @@ def evaluate(
     size = min(size, rows)
     if bound is not None:
         bound.bind(model)
-    run = compile_program(_nll(model, bound, size, length), **options)
+
+    def compiled(layers: GpuLayers | None, options: Mapping[str, Any]) -> Any:
+        return compile_program(_nll(model, bound, size, length, layers), **placed_options(options, layers))
+
+    layers, options = layers_for(
+        "evaluate", model.config.layers, gpu_layers, gpu_memory, options, lambda some: [compiled(some, options).plan]
+    )
+    run = compiled(layers, options)
     began = time.perf_counter()
     count, total, squares = 0, 0.0, 0.0
-    measured = _perplexity(0, 0.0, 0.0, 0, 0.0)
+    measured = _perplexity(0, 0.0, 0.0, 0, 0.0, layers)
     for start in range(0, rows, size):
         part = slice(start, min(start + size, rows))
         n = part.stop - start
@@ -102,24 +114,25 @@ def evaluate(
         count += len(counted)
         total += float(counted.sum())
         squares += float(np.square(counted).sum())
-        measured = _perplexity(count, total, squares, start + n, time.perf_counter() - began)
+        measured = _perplexity(count, total, squares, start + n, time.perf_counter() - began, layers)
         if on_progress is not None:
             on_progress(start + n, rows, measured)
     return measured
 
 
-def _nll(model: Model, adapter: Adapter | None, rows: int, length: int) -> Value:
+def _nll(model: Model, adapter: Adapter | None, rows: int, length: int, layers: GpuLayers | None) -> Value:
     """-log p of each label, f32 [rows * length]; never more than LOGITS rows of logits at a time."""
     tokens, positions = (input_value(name, (rows, length), "i32") for name in ("tokens", "positions"))
     n = rows * length
     picks = input_value("picks", (n,), "i32")
-    hidden = model.hidden(tokens, positions, adapter)
+    hidden = model.hidden(tokens, positions, adapter, layers=layers)
     parts = []
-    for start in range(0, n, LOGITS):
-        stop = min(start + LOGITS, n)
-        log_p = ops.log_softmax(model.project(hidden[start:stop], adapter))  # [rows, V]
-        parts.append(ops.get_rows(log_p.reshape(-1, 1), picks[start:stop]).reshape(-1))
-    return -ops.concat(parts)
+    with at(layers and layers.end):
+        for start in range(0, n, LOGITS):
+            stop = min(start + LOGITS, n)
+            log_p = ops.log_softmax(model.project(hidden[start:stop], adapter, layers))  # [rows, V]
+            parts.append(ops.get_rows(log_p.reshape(-1, 1), picks[start:stop]).reshape(-1))
+        return -ops.concat(parts)
 
 
 def _picks(labels: np.ndarray, vocabulary: int) -> np.ndarray:
@@ -133,11 +146,13 @@ def _padded(array: np.ndarray, rows: int, fill: int = 0) -> np.ndarray:
     return np.pad(array, ((0, missing), (0, 0)), constant_values=fill) if missing else np.ascontiguousarray(array)
 
 
-def _perplexity(count: int, total: float, squares: float, rows: int, seconds: float) -> Perplexity:
+def _perplexity(
+    count: int, total: float, squares: float, rows: int, seconds: float, layers: GpuLayers | None
+) -> Perplexity:
     nll = total / count if count else math.nan
     unc = math.sqrt(max(squares / count - nll * nll, 0.0) / (count - 1)) if count > 1 else math.nan
     try:
         perplexity = math.exp(nll)
     except OverflowError:
         perplexity = math.inf
-    return Perplexity(perplexity, perplexity * unc, nll, unc, count, rows, seconds)
+    return Perplexity(perplexity, perplexity * unc, nll, unc, count, rows, seconds, layers)

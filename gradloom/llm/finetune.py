@@ -40,9 +40,9 @@ from ..train.stopping import EarlyStopping
 from .arguments import adapter_of
 from .data_files import data_files
 from .earlier_run import EarlierRun, about_adapter
-from .lora import LoRA, files_of_adapter
+from .lora import LoRA, TrainedTensors, files_of_adapter
 from .model import Adapter, Model, model_of
-from .plan import MemoryPlan, check_trained, memory_of
+from .plan import MemoryPlan, check_trained, layers_of, memory_of
 from .rows import Rows, read_rows
 from .sample_texts import SampledText
 from .table import training_table
@@ -101,6 +101,9 @@ class Run(Tuning):
     parallel     "mpi", under mpiexec: each batch is split over the ranks, as in gl.fit; then exchange: "ordered" (the
                  same bits for any number of ranks) or "fast", and timeout: seconds without a sign of life. Rank 0 alone
                  shows progress, calls the listeners and saves
+    gpu_layers   so many of the model's last blocks run on the GPU (device= says which one), the others on the CPU, and
+                 the head where it fits; "auto": as many as fit into gpu_memory, bytes or a text such as "4GiB".
+                 run.layers says what was chosen
     settings     method, context, batch_size, epochs, lr, ...: see Settings; what is left goes to gl.compile (threads=)
     """
 
@@ -129,6 +132,8 @@ class Run(Tuning):
         keep_optimizer: bool = False,
         log: str | Sequence[str] = (),
         log_every: str | None = None,
+        gpu_layers: int | str | None = None,
+        gpu_memory: int | str | None = None,
         **settings: Any,
     ) -> None:
         asked, ranks, exchange, options = split_arguments(settings, Run)
@@ -152,6 +157,9 @@ class Run(Tuning):
                     given = self.earlier.adapter()
                 trained = asked.adapter(given)
                 check_trained(loaded, trained)
+                template = (data_options or {}).get("chat_template")
+                if template is not None and isinstance(trained, (LoRA, TrainedTensors)):
+                    trained.chat_template = template
                 self._memory = memory.memory()  # before this run takes any
                 self._read = [*data_files(data).paths] if isinstance(data, (str, os.PathLike)) else []
                 self._read += [] if val is None else [os.fspath(val)]
@@ -161,7 +169,11 @@ class Run(Tuning):
                 memory.trim()
                 self.train_rows, self.val_rows = rows.train, rows.val
                 sizes = len(rows.train), len(rows.val), int(rows.tokens.shape[1])
-                super().__init__(loaded, trained, asked, *sizes, ranks, exchange, saver=self.saver, **options)
+                layers, options = layers_of(
+                    "finetune", loaded, trained, asked, sizes[:2], sizes[2], ranks, exchange, self.saver, gpu_layers,
+                    gpu_memory, options,
+                )  # fmt: skip
+                super().__init__(loaded, trained, asked, *sizes, ranks, exchange, self.saver, layers, **options)
                 if self.earlier is not None:
                     self.earlier.load(self.trainer)
                 both = np.stack([rows.tokens, rows.positions], 1)  # [rows, 2, context]: what the Trainer reads

@@ -27,8 +27,11 @@ from ..graph.leaves import input as input_value
 from ..graph.leaves import setting, stored_value
 from ..graph.stored import Stored
 from ..graph.value import Value
+from ..plan.plan import Plan
+from ..plan.schedule import Schedule
 from ..run.compile import compile as compile_program
 from .arguments import adapter_of
+from .gpu_layers import GpuLayers, at, layers_for, placed_options
 from .model import Adapter, Model, model_of
 from .sampling import Sampling, sample
 
@@ -65,15 +68,36 @@ def _zeros(name: str, shape: tuple[int, ...]) -> Stored:
 class Generator:
     """A model with a cache for one text of at most `rows` tokens (by default the model's context).
 
-    `feed` takes tokens and gives the logits of the next one; `tokens` samples. options go to gl.compile. One thread at
+    `feed` takes tokens and gives the logits of the next one; `tokens` samples. gpu_layers, gpu_memory: see generate.
+    options go to gl.compile. One thread at
     a time feeds it; another one gets TrainError meanwhile.
     """
 
-    def __init__(self, model: Model, adapter: Adapter | None = None, rows: int | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        model: Model,
+        adapter: Adapter | None = None,
+        rows: int | None = None,
+        layers: GpuLayers | None = None,
+        *,
+        gpu_layers: int | str | None = None,
+        gpu_memory: int | str | None = None,
+        **options: Any,
+    ) -> None:
+        """layers: those that run on a GPU, where they are known already."""
         config = model.config
         if adapter is not None:
             adapter.bind(model)
-        self.model, self.adapter, self.options = model, adapter, options
+
+        def plans(some: GpuLayers) -> list[Plan | Schedule]:
+            planned = Generator(model, adapter, rows, some, **placed_options(options, some))
+            planned.prepare(CHUNK)
+            return planned.plans
+
+        if layers is None:
+            layers, options = layers_for("generate", config.layers, gpu_layers, gpu_memory, options, plans)
+        self.layers, self.options = layers, placed_options(options, layers)
+        self.model, self.adapter = model, adapter
         self.rows = config.context_length if rows is None else min(rows, config.context_length)
         need = 8 * config.layers * (self.rows + CHUNK) * config.kv_heads * config.head_dim
         what = f"generate: a cache of {self.rows} tokens needs {show_bytes(need)} of memory"
@@ -82,6 +106,11 @@ class Generator:
         self.length = 0  # tokens in the cache
         self.programs: dict[int, Any] = {}  # tokens that one takes -> the program
         self._claim = Claim("this generator", "a generator for each thread, or llm.generate")
+
+    @property
+    def plans(self) -> list[Plan | Schedule]:
+        """Of the programs so far."""
+        return [program.plan for program in self.programs.values()]
 
     @property
     def planned_bytes(self) -> int:
@@ -132,10 +161,11 @@ class Generator:
         """The program that takes n tokens and gives the logits after the last of them that is no padding."""
         if n not in self.programs:
             tokens, positions = (input_value(name, (1, n), "i32") for name in ("tokens", "positions"))
-            hidden = self.model.hidden(tokens, positions, self.adapter, self.cache)  # [n, d]
+            hidden = self.model.hidden(tokens, positions, self.adapter, self.cache, layers=self.layers)  # [n, d]
             if n > 1:
-                hidden = ops.get_rows(hidden, input_value("last", (1,), "i32"))
-            logits = self.model.project(hidden, self.adapter).reshape(-1)
+                with at(self.layers and self.layers.end):
+                    hidden = ops.get_rows(hidden, input_value("last", (1,), "i32"))
+            logits = self.model.project(hidden, self.adapter, self.layers).reshape(-1)
             self.programs[n] = compile_program(logits, **self.options)
         return self.programs[n]
 
@@ -166,7 +196,8 @@ class Generator:
 
 @dataclass(frozen=True)
 class Generated:
-    """What was generated, and how fast. ended: "end" (the model ended it), "stop" (a stop text) or "length"."""
+    """What was generated, and how fast. ended: "end" (the model ended it), "stop" (a stop text) or "length". layers:
+    what was on a GPU, None where gpu_layers was not asked for or nothing fitted."""
 
     text: str
     tokens: tuple[int, ...]
@@ -174,6 +205,7 @@ class Generated:
     prompt_tokens: int
     prompt_seconds: float
     seconds: float
+    layers: GpuLayers | None = None
 
 
 @overload
@@ -214,7 +246,9 @@ def generate(
     also while it is being trained; or the path of an adapter. temperature 0 always takes the likeliest token; top_k,
     top_p, seed: see Sampling.
     Ends after max_tokens, at a token that ends a text, or before one of the `stop` texts. stream: called with each new
-    piece of the text, whole characters only. options go to gl.compile (threads=, ...).
+    piece of the text, whole characters only. gpu_layers: so many of the last blocks run on the GPU (device= says
+    which), the others on the CPU; "auto": as many as fit into gpu_memory, bytes or a text such as "4GiB". options go
+    to gl.compile (threads=, ...).
     Raises DataError when the prompt is empty, or when it and max_tokens are longer than the model's context;
     SettingError for a setting out of its range.
     """
@@ -290,7 +324,7 @@ def continued(
     text.finish()
     now = time.perf_counter()
     first = first or now
-    return Generated(text.text, tuple(tokens), ended, len(ids), first - began, now - first)
+    return Generated(text.text, tuple(tokens), ended, len(ids), first - began, now - first, generator.layers)
 
 
 def prompt_ids(model: Model, prompt: str | Sequence[int] | np.ndarray) -> np.ndarray:

@@ -84,7 +84,8 @@ class LoRA:
              target changes no other); B is 0, so that training starts at the model itself. For token_embd A is 0 and
              B normal, as in PEFT.
 
-    The arrays are made for one model, when it is first trained or used with it.
+    The arrays are made for one model, when it is first trained or used with it. chat_template: what finetune was given
+    in place of the model's own template, or None; it is saved with the adapter, and merge and Conversation use it.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class LoRA:
         self.rslora = as_bool("LoRA: rslora", rslora)
         self.targets = targets
         self.architecture = ""
+        self.chat_template: str | None = None
         self.a: dict[str, Parameter] = {}  # tensor -> [r, n_in]; for token_embd [vocabulary, r]
         self.b: dict[str, Parameter] = {}  # tensor -> [n_out, r]
         self._model: Model | None = None
@@ -128,6 +130,7 @@ class LoRA:
         ranks = {b.shape[1] for _, b in loaded.pairs.values()}
         adapter = cls(max(ranks), targets=tuple(loaded.pairs), rslora=loaded.rslora)
         adapter.alpha = loaded.alpha / math.sqrt(adapter.rank) if loaded.rslora else loaded.alpha
+        adapter.chat_template = loaded.chat_template
         for name, (a, b) in loaded.pairs.items():
             arrays = ((f"{name}.lora_a", a), (f"{name}.lora_b", b))
             adapter._set(name, *(Stored(at, array, "f32", "trained") for at, array in arrays))
@@ -140,7 +143,7 @@ class LoRA:
         model: the one that it is bound to, when not given. FileError when it cannot be written or is the model's own
         file, SettingError for a path that says no format.
         """
-        from .adapter_arrays import AdapterArrays
+        from .adapter_arrays import CHAT_TEMPLATE, AdapterArrays
         from .adapter_gguf import write_adapter_gguf
         from .adapter_peft import write_peft
 
@@ -151,6 +154,8 @@ class LoRA:
         arrays = copies(p.stored for pair in zip(self.a.values(), self.b.values(), strict=True) for p in pair)
         pairs = dict(zip(self.a, zip(arrays[::2], arrays[1::2], strict=True), strict=True))
         texts = {"general.name": f"LoRA for {model.config.name or os.path.basename(model.path)}"}
+        if self.chat_template is not None:
+            texts[CHAT_TEMPLATE] = self.chat_template
         made = AdapterArrays(model.config.architecture, self.file_alpha, pairs, self.rslora, texts)
         files = files_of_adapter(path)
         for one in files:
@@ -281,12 +286,15 @@ class TrainedTensors:
 
     tensors      names, short names or patterns; "all" for the whole model
     train_dtype  "f32" allows this for quantised and half-precision tensors, whose copies are then f32
+
+    chat_template: what finetune was given in place of the model's own template, or None; `save` writes it.
     """
 
     def __init__(self, tensors: str | Sequence[str] = "all", train_dtype: str | None = None) -> None:
         if train_dtype not in (None, "f32"):
             raise SettingError(f"train_dtype={train_dtype!r} is not usable; need f32")
         self.tensors, self.train_dtype = tensors, train_dtype
+        self.chat_template: str | None = None
         self.arrays: dict[str, Parameter] = {}
         self._model: Model | None = None
 
@@ -320,12 +328,15 @@ class TrainedTensors:
             self._model = model
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the whole model as a .gguf file: what was trained as f32, everything else byte for byte as it was.
+        """Write the whole model as a .gguf file: what was trained as f32, everything else byte for byte as it was, but
+        for the chat template where the model was trained through another one.
 
         FileError when it cannot be written or is the file that the model was read from, and when a number that was
         trained is not finite.
         """
         from ..files import need_finite, write_gguf
+        from ..files.gguf_fields import field
+        from .adapter_arrays import CHAT_TEMPLATE
 
         if self._model is None:
             raise SettingError("TrainedTensors.save: nothing has been trained; need a model to be bound to")
@@ -335,9 +346,10 @@ class TrainedTensors:
         file.check()
         refuse_input(path, self._model.path)
         need_finite(path, {name: parameter.stored.read() for name, parameter in self.arrays.items()})
+        template = {} if self.chat_template is None else {CHAT_TEMPLATE: field("string", self.chat_template)}
         write_gguf(
             path,
-            file.fields,
+            file.fields | template,
             {
                 name: self.arrays[name].stored.read()
                 if name in self.arrays

@@ -22,7 +22,7 @@ from ..files.gguf_fields import field as gguf_field
 from ..files.gguf_head import TensorInfo
 from ..files.gguf_types import KINDS, NO_WEIGHTS, kind_bytes
 from ..run import dequantize
-from .adapter_arrays import AdapterArrays
+from .adapter_arrays import CHAT_TEMPLATE, AdapterArrays
 from .adapter_files import files_given, read_adapter
 
 # types that can be written, and what general.file_type says of a model that is mostly of them (llama.cpp's llama_ftype)
@@ -57,10 +57,11 @@ def merge(
 
     Weights are decoded with the bits of the gguf package; sums are taken in f64 and rounded once to f32, then to the
     type by that package. A tensor that stays as it is (same type, no change) is copied byte for byte; metadata too, but
-    for general.file_type. The adapter is a .gguf file or PEFT's folder. `progress` is told of each tensor that is
-    converted: its name, and the share that is done before it. FileError: files that are no such, an adapter for another
-    base, numbers beyond the type's range, an out_path that is one of the files that are read. SettingError for what is
-    no path: weights are read from files.
+    for general.file_type and the chat template, which is the adapter's where it was trained through one of its own (the
+    notes say where that takes the place of another). The adapter is a .gguf file or PEFT's folder. `progress` is told
+    of each tensor that is converted: its name, and the share that is done before it. FileError: files that are no such,
+    an adapter for another base, numbers beyond the type's range, an out_path that is one of the files that are read.
+    SettingError for what is no path: weights are read from files.
     """
     need_path(model_path, "merge", "model_path", "a path: the GGUF file of the model (Model.path)")
     need_path(adapter_path, "merge", "adapter_path", "a path: that of a saved adapter (LoRA.save)")
@@ -90,9 +91,14 @@ def merge(
             tensors[tensor.name] = (new, tensor.shape, _Pieces(base, tensor, new, adapter, told))
         before += math.prod(tensor.shape)
     notes = [f"{len(names)} tensors as {what} ({_some(names)})" for what, names in fallen.items()]
+    fields = _metadata(base, kind, tensors)
+    if adapter.chat_template is not None:
+        if base.metadata.get(CHAT_TEMPLATE) not in (None, "", adapter.chat_template):
+            notes.append("the chat template of the adapter takes the place of the model's own")
+        fields[CHAT_TEMPLATE] = gguf_field("string", adapter.chat_template)
     base.check()
     refuse_input(out_path, *read)
-    size = write_gguf(out_path, _metadata(base, kind, tensors), tensors)
+    size = write_gguf(out_path, fields, tensors)
     kinds = Counter(new for new, _, _ in tensors.values())
     return Merged(size, dict(kinds.most_common()), list(adapter.pairs), notes)
 

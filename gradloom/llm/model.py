@@ -17,11 +17,13 @@ from ..base.errors import FileError, SettingError, ShapeError
 from ..base.memory import need_memory, show_bytes
 from ..base.settings import Switches
 from ..graph.leaves import Parameter, stored_value
+from ..graph.scope import on_device
 from ..graph.stored import Stored, aligned_empty
 from ..graph.value import Shape, Value
 from ..run import dequantize
 from ..run.backend import backend
 from .config import Config, read_config
+from .gpu_layers import GpuLayers, at
 from .llama import Llama
 from .net import Caches, ForwardAdapter, Net
 from .qwen2 import Qwen2
@@ -183,7 +185,8 @@ class Model:
     def leaf(self, name: str) -> Parameter:
         """The graph's leaf for a tensor: one and the same in every graph."""
         if name not in self._leaves:
-            self._leaves[name] = stored_value(self.weights[name])
+            with on_device(None):  # other graphs have it elsewhere
+                self._leaves[name] = stored_value(self.weights[name])
         return self._leaves[name]
 
     @property
@@ -207,8 +210,9 @@ class Model:
         adapter: Adapter | None = None,
         caches: Caches | None = None,
         training: bool = False,
+        layers: GpuLayers | None = None,
     ) -> Value:
-        """tokens, positions i32 [B, T] -> [B*T, d] after the final norm.
+        """tokens, positions i32 [B, T] -> [B*T, d] after the final norm. layers: those that run on a GPU.
 
         A position counts from the start of its own sample: query t sees the tokens t - positions[b, t] .. t.
         training: dropout drops. Raises ShapeError for tokens of another shape.
@@ -216,11 +220,12 @@ class Model:
         if tokens.ndim != 2 or tokens.shape != positions.shape:
             seen = f"{list(tokens.shape)} and {list(positions.shape)}"
             raise ShapeError(f"hidden: tokens and positions have shapes {seen}; need one shape [B, T]")
-        return self.family.hidden(Net(self, tokens.shape, adapter, caches, training), tokens, positions)
+        return self.family.hidden(Net(self, tokens.shape, adapter, caches, training, layers), tokens, positions)
 
-    def project(self, x: Value, adapter: Adapter | None = None) -> Value:
+    def project(self, x: Value, adapter: Adapter | None = None, layers: GpuLayers | None = None) -> Value:
         """Logits [N, vocabulary] of rows of `hidden`, [N, d]."""
-        return Net(self, (1, x.shape[0]), adapter, None, False).linear(self.head_name.removesuffix(".weight"), x)
+        net = Net(self, (1, x.shape[0]), adapter, None, False, layers)
+        return net.linear(self.head_name.removesuffix(".weight"), x)
 
     def logits(
         self, tokens: Value, positions: Value, adapter: Adapter | None = None, caches: Caches | None = None
@@ -228,17 +233,20 @@ class Model:
         """[B*T, vocabulary]."""
         return self.project(self.hidden(tokens, positions, adapter, caches), adapter)
 
-    def loss_pair(self, x: Value, labels: Value, adapter: Adapter | None = None) -> tuple[Value, Value]:
+    def loss_pair(
+        self, x: Value, labels: Value, adapter: Adapter | None = None, layers: GpuLayers | None = None
+    ) -> tuple[Value, Value]:
         """(sum, number of tokens that count) of the cross entropy of rows of `hidden` with ids i32 [N]; -100: ignored.
 
         Logits are never held whole, unless an adapter changes them.
         """
-        labels = labels.reshape(x.shape[0])
-        net = Net(self, (1, x.shape[0]), adapter, None, False)
-        head = net.weight(self.head_name)
-        if adapter is not None and not self.tied and adapter.linear(self.head_name, x, 1, False) is not None:
-            return ops.cross_entropy_pair(self.project(x, adapter), labels)
-        return ops.linear_cross_entropy_pair(x, head, labels)
+        with at(layers and layers.end):
+            labels = labels.reshape(x.shape[0])
+            net = Net(self, (1, x.shape[0]), adapter, None, False, layers)
+            head = net.weight(self.head_name)
+            if adapter is not None and not self.tied and adapter.linear(self.head_name, x, 1, False) is not None:
+                return ops.cross_entropy_pair(self.project(x, adapter, layers), labels)
+            return ops.linear_cross_entropy_pair(x, head, labels)
 
     def _frequencies(self) -> np.ndarray:
         """Angle per position of each pair, f32 [rope_dims / 2]; rope_freqs are llama3's scaling. FileError where they

@@ -13,6 +13,7 @@ from ..graph.scope import scope
 from ..graph.stored import Stored
 from ..graph.value import Value
 from .config import Config
+from .gpu_layers import GpuLayers, at
 
 Pairing = Literal["interleaved", "half"]  # the elements of a head that a rotation turns together
 
@@ -58,7 +59,10 @@ class Net:
         adapter: ForwardAdapter | None,
         caches: Caches | None,
         training: bool,
+        layers: GpuLayers | None = None,
     ) -> None:
+        """layers: which blocks run on a GPU; None: nothing is said of where they run."""
+        self.placing = layers
         self.model, self.config, self.adapter, self.caches, self.training = (
             model, model.config, adapter, caches, training
         )  # fmt: skip
@@ -71,19 +75,19 @@ class Net:
 
     def embed(self, tokens: Value) -> Value:
         """[B, T] -> [B*T, d]."""
-        with scope("token_embd"):
+        with scope("token_embd"), at(self.placing and self.placing.cpu):
             ids = tokens.reshape(self.batch * self.length)
             x = ops.get_rows(self.weight("token_embd.weight"), ids)
             more = None if self.adapter is None else self.adapter.embed("token_embd.weight", ids)
             return x if more is None else x + more
 
     def norm(self, name: str, x: Value) -> Value:
-        with scope(name.rpartition(".")[2]):
+        with scope(name.rpartition(".")[2]), at(self.device_of(name)):
             return ops.rms_norm(x, self.weight(f"{name}.weight"), eps=self.config.rms_eps)
 
     def linear(self, name: str, x: Value) -> Value:
         """x [N, n_in] -> [N, n_out]."""
-        with scope(name.rpartition(".")[2]):
+        with scope(name.rpartition(".")[2]), at(self.device_of(name)):
             y = ops.matmul(x, self.weight(f"{name}.weight"), transpose_y=True)
             more = None
             if self.adapter is not None:
@@ -92,9 +96,13 @@ class Net:
                 y = y + more
             return y + self.weight(f"{name}.bias") if f"{name}.bias" in self.model.weights else y
 
+    def device_of(self, name: str) -> str | None:
+        """Where what uses a tensor runs: None inside a block, which has said it already."""
+        return None if self.placing is None or name.startswith("blk.") else self.placing.end
+
     def layers(self, positions: Value) -> Iterator[Layer]:
         for i in range(self.config.layers):
-            with scope(f"blk.{i}"):
+            with scope(f"blk.{i}"), at(self.placing and self.placing.block(i)):
                 yield Layer(self, i, positions)
 
 

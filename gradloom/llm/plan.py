@@ -6,8 +6,9 @@ allocated, and no weight is read.
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,20 +17,32 @@ import numpy as np
 from ..base import memory
 from ..base.errors import SettingError
 from ..base.memory import Memory, need_memory, show_bytes
+from ..base.settings import switches
 from ..graph.stored import Stored, addressable
+from ..parallel.communicator import Communicator
 from ..plan.plan import Plan
+from ..plan.schedule import Schedule
+from ..run.backend import DeviceBytes, computing, device_bytes, is_device
+from ..train.saver import Saver
 from ..train.source import PlannedSource
 from .arguments import adapter_of, refuse_settings
+from .gpu_layers import GpuLayers, layers_for, placed_options
 from .lora import LoRA, TrainedTensors
 from .model import Adapter, Model, model_of
 from .rows import CONTEXT
-from .tuning import Tuning, split_arguments
+from .tuning import Settings, Tuning, split_arguments
 
 HUGE = 2 << 20  # bytes of a huge page: arenas and scratch take whole ones
 STEP_BYTES = 5 << 10  # of memory for each instruction of a compiled step: its node, its plan, its bytecode; measured
 TOKENIZER_BYTES = 12 << 20  # of a tokenizer with the words that it remembers; measured
 TOKEN_BYTES = 480  # more of them, for each of its tokens; measured
 
+APART = ("on_device", "layers", "transfers", "transferred")  # what told_of tells
+PLAIN = ("threads", "steps", "device")  # what is no number of bytes
+ON_DEVICE = {
+    "arrays": "arrays", "activations": "arena", "inputs and constants": "fixed", "kernels' arguments": "code",
+    "outputs": "records", "copies": "gathered", "transfers": "staging",
+}  # fmt: skip
 FEWER_TRAINED = "need fewer trained tensors: --method lora, a smaller --rank, fewer --targets"
 
 
@@ -51,8 +64,11 @@ class MemoryPlan:
                    largest, the rest of huge pages, the tokenizer
     lower_bound    the most bytes of the arena that are alive at once
     unshared       the arena if no two buffers shared bytes
-    available      of this machine (or of the limit that the process lives under), or None where it is not known or the
-                   steps run in the memory of a GPU
+    available      of this machine (or of the limit that the process lives under), or None where it is not known
+    device         where the steps run; on_device: the bytes of all buffers that they hold there, with the arena; None
+                   where they compute in this process's memory
+    layers         which blocks are there, the others on the CPU; transfers, transferred: values, and bytes, that cross
+                   between the two in the step that moves most
     """
 
     weights: int
@@ -69,12 +85,22 @@ class MemoryPlan:
     unshared: int
     steps: int
     available: int | None
+    device: str = "cpu"
+    on_device: DeviceBytes | None = None
+    layers: GpuLayers | None = None
+    transfers: int = 0
+    transferred: int = 0
+
+    @property
+    def is_split(self) -> bool:
+        """The steps run on a GPU and in this process."""
+        return self.transfers > 0
 
     @property
     def own(self) -> int:
-        """What has to be in memory, the mapped weights aside."""
-        parts = (self.copies, self.trained, self.state, self.gradients, self.inputs, self.arena)
-        return sum(parts) + self.scratch * self.threads + self.process
+        """What has to be in memory here, the mapped weights aside."""
+        parts = (self.copies, self.trained, self.state, self.gradients, self.inputs)
+        return sum(parts) + (self.planned if self.on_device is None or self.is_split else 0) + self.process
 
     @property
     def planned(self) -> int:
@@ -83,7 +109,7 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        """The peak: all of it."""
+        """The peak of this process: all of it, but for what lies on a device."""
         return self.weights + self.own
 
     @property
@@ -103,7 +129,7 @@ class MemoryPlan:
             return FEWER_TRAINED
         if self.inputs > max(self.arena, self.weights):
             return "need a smaller --batch-size or --context"
-        if self.arena > self.weights:
+        if self.arena > self.weights and self.on_device is None:
             return "need a smaller --context or --micro-batch-size"
         return "need a smaller model, or one of a smaller type, such as q8_0 or q4_0"
 
@@ -119,29 +145,65 @@ class MemoryPlan:
         rows += [
             ("inputs", show_bytes(self.inputs)),
             ("activations", show_bytes(self.arena) + shared),
-            ("scratch", f"{show_bytes(self.scratch)} for each of {self.threads} threads"),
+        ]
+        if self.on_device is None or self.is_split:
+            rows.append(("scratch", f"{show_bytes(self.scratch)} for each of {self.threads} threads"))
+        if self.layers is not None:
+            rows.append(("layers", str(self.layers)))
+        if self.is_split:
+            moved = f"{self.transfers} values, {show_bytes(self.transferred)} a step"
+            rows.append(("copied", f"{moved} between the CPU and {self.device}"))
+        if self.on_device is not None:
+            there = ", ".join(
+                f"{name} {show_bytes(getattr(self.on_device, field))}"
+                for name, field in ON_DEVICE.items()
+                if getattr(self.on_device, field)
+            )
+            rows.append((f"on {self.device}", f"{show_bytes(self.on_device.total)}: {there}"))
+        rows += [
             ("process", f"{show_bytes(self.process)}: graphs, bytecode, tokenizer, huge pages"),
-            ("peak", show_bytes(self.total)),
+            ("peak" if self.on_device is None else "peak here", show_bytes(self.total)),
         ]
         if self.available is not None:
             rows.append(("available", f"{show_bytes(self.available)}: {'it fits' if self.fits else 'it does not fit'}"))
         return rows
 
     def report(self) -> dict[str, Any]:
-        """For --json: each number under <name>_bytes."""
-        numbers = {f"{k}_bytes" if k not in ("threads", "steps") else k: v for k, v in asdict(self).items()}
-        return numbers | {"peak_bytes": self.total, "planned_bytes": self.planned, "fits": self.fits}
+        """For --json: each number under <name>_bytes; where the steps run on a GPU, what they hold there, too."""
+        numbers = {f"{k}_bytes" if k not in PLAIN else k: v for k, v in asdict(self).items() if k not in APART}
+        numbers |= {"peak_bytes": self.total, "planned_bytes": self.planned, "fits": self.fits}
+        return numbers | told_of(self)
+
+
+def told_of(plan: MemoryPlan) -> dict[str, Any]:
+    """What --json has of a GPU's memory and layers: nothing where there are none."""
+    there, layers = plan.on_device, plan.layers
+    if there is None:
+        return {}
+    told = {"device_bytes": there.total, "on_device": {f"{k}_bytes": v for k, v in asdict(there).items()}}
+    if plan.is_split:
+        told |= {"transfers": plan.transfers, "transferred_bytes": plan.transferred}
+    return told if layers is None else told | {"gpu_layers": layers.count, "gpu_head": layers.head}
 
 
 def plan(
-    model: Model | str | os.PathLike[str], adapter: Adapter | str | os.PathLike[str] | None = None, **settings: Any
+    model: Model | str | os.PathLike[str],
+    adapter: Adapter | str | os.PathLike[str] | None = None,
+    *,
+    device: str | None = None,
+    gpu_layers: int | str | None = None,
+    gpu_memory: int | str | None = None,
+    **settings: Any,
 ) -> MemoryPlan:
     """The memory that `finetune` needs with these settings (see Settings), one batch of data and one row to validate.
 
     finetune holds all rows of its data: about 12 bytes a token more.
-    model, adapter: objects, or the paths of their files.
-    Raises SettingError for settings that finetune refuses.
+    model, adapter: objects, or the paths of their files. device: "cpu", "gpu", "gpu:1": where the steps would run; for
+    a GPU the bytes of all buffers there, none of which is made. gpu_layers, gpu_memory: as finetune's.
+    Raises SettingError for settings that finetune refuses, BackendError where there is no such device.
     """
+    if device is not None and (not isinstance(device, str) or (device != "cpu" and not is_device(device))):
+        raise SettingError(f"plan: device={device!r} is not usable; need 'cpu', 'gpu' or 'gpu:1'")
     model = model_of(model, "plan")
     refuse_settings(settings, "plan", ("on_epoch", "on_progress", "val_split", "data_options", "backend"))
     context = settings.pop("context", None)
@@ -154,9 +216,63 @@ def plan(
     if not addressable((rows, 2, length), 4):
         raise SettingError(f"batch_size={rows} is not usable with {length} tokens per row; need fewer than 2^63 bytes")
     trained = asked.adapter(adapter_of(adapter, model, "finetune"))
-    tuning = Tuning(model, trained, asked, rows, 1, length, ranks, exchange, backend="null", **options)
-    tuning.compile(PlannedSource(rows + 1, (2, length), (length,)))
+    layers, options = layers_of(
+        "plan", model, trained, asked, (rows, 1), length, ranks, exchange, None, gpu_layers, gpu_memory,
+        options | {"device": device},
+    )  # fmt: skip
+    place = options.pop("device", None) or "cpu"
+    if layers is None:
+        options["backend"] = "null" if place == "cpu" else f"null:{place}"
+    tuning = planned_tuning(
+        model, trained, asked, (rows, 1), length, ranks, exchange, None, layers and layers.planned(), options
+    )
     return memory_of(tuning, has_text=True)
+
+
+def planned_tuning(
+    model: Model,
+    adapter: Adapter,
+    asked: Settings,
+    rows: tuple[int, int],
+    context: int,
+    ranks: Communicator | None,
+    exchange: str,
+    saver: Saver | None,
+    layers: GpuLayers | None,
+    options: Mapping[str, Any],
+) -> Tuning:
+    """Steps on so many rows to train and to validate, compiled for devices that are only planned for."""
+    made = copy.copy(asked)  # the optimiser that is given begins with the run
+    object.__setattr__(made, "optimizer", copy.copy(asked.optimizer))
+    tuning = Tuning(model, adapter, made, *rows, context, ranks, exchange, saver, layers, **options)
+    tuning.compile(PlannedSource(sum(rows), (2, context), (context,)))
+    return tuning
+
+
+def layers_of(
+    who: str,
+    model: Model,
+    adapter: Adapter,
+    asked: Settings,
+    rows: tuple[int, int],
+    context: int,
+    ranks: Communicator | None,
+    exchange: str,
+    saver: Saver | None,
+    gpu_layers: int | str | None,
+    gpu_memory: int | str | None,
+    options: Mapping[str, Any],
+) -> tuple[GpuLayers | None, dict[str, Any]]:
+    """The layers of a fine-tuning that are on a GPU, and the options of gl.compile; see layers_for. The head is not
+    among them where it is the embedding, too, and trains: it has one home."""
+    trains_head = model.tied and isinstance(adapter, TrainedTensors)
+    return layers_for(
+        who, model.config.layers, gpu_layers, gpu_memory, options,
+        lambda some: planned_tuning(
+            model, adapter, asked, rows, context, ranks, exchange, saver, some, placed_options(options, some)
+        ).plans,
+        head=not trains_head,
+    )  # fmt: skip
 
 
 def check_trained(model: Model, adapter: Adapter) -> None:
@@ -170,41 +286,64 @@ def check_trained(model: Model, adapter: Adapter) -> None:
 def memory_of(tuning: Tuning, has_text: bool, there: Memory | None = None) -> MemoryPlan:
     """The memory of steps that are compiled; has_text: a tokenizer reads the data; there: the memory before them."""
     trainer, model = tuning.trainer, tuning.model
-    plans = tuning.plans
+    every, layers = tuning.plans, tuning.layers
+    split = [p for p in every if isinstance(p, Schedule)]
+    plans = [_here(p) for p in every]
     largest = max(plans, key=lambda p: p.peak_bytes)
     trained = {p.stored for p in tuning.adapter.parameters().values()}
     state = {p.stored for arrays in trainer.state.values() for p in arrays.values()}
-    split = trainer.split
-    exchanged = [] if split is None else [s for flat in split.flats for s in flat.stored]
+    ranks = trainer.split
+    exchanged = [] if ranks is None else [s for flat in ranks.flats for s in flat.stored]
     sums = {*trainer.accumulators, *exchanged}
-    touched = {s for p in plans for s in p.bytecode.stored}
+    programs = [*plans, *(part.plan for p in split for part in p.parts.values())]
+    touched = {s for p in programs for s in p.bytecode.stored}
     weights = {s for s in touched if s.check is not None and model.weights.get(s.name) is s}
     inputs = touched - weights - trained - state - sums - set(model.weights.values())
     there = memory.memory() if there is None else there
+    held = device_bytes(tuning.device, every, switches())
+    moved = max(split, key=lambda p: p.transfer_bytes, default=None)
+    device = "cpu" if tuning.device == "null" else computing(tuning.device)
     return MemoryPlan(
         weights=_bytes(weights),
         copies=model.copied_bytes,
         trained=_bytes(trained),
         state=_bytes(state),
-        gradients=_bytes(sums) + (0 if split is None else split.reduction_bytes),
+        gradients=_bytes(sums) + (0 if ranks is None else ranks.reduction_bytes),
         inputs=_bytes(inputs) + max(p.bytecode.inputs_bytes + len(p.bytecode.constants) for p in plans),
         arena=max(p.bytecode.arena_bytes for p in plans),
         scratch=max(p.bytecode.scratch_bytes for p in plans),
         threads=largest.threads,
-        process=_process_bytes(plans, largest) + _tokenizer_bytes(model, has_text),
+        process=_process_bytes(plans, largest, held is not None and moved is None) + _tokenizer_bytes(model, has_text),
         lower_bound=largest.placement.lower_bound_bytes,
         unshared=largest.placement.unshared_bytes,
         steps=len(largest.order.steps),
-        available=there.available if there is not None and tuning.device in ("cpu", "null") else None,
+        available=None if there is None else there.available,
+        device=device,
+        on_device=held,
+        layers=layers,
+        transfers=0 if moved is None else len(moved.transfers),
+        transferred=0 if moved is None else moved.transfer_bytes,
     )
 
 
-def _process_bytes(plans: Sequence[Plan], largest: Plan) -> int:
+def _here(plan: Plan | Schedule) -> Plan:
+    """The plan of what this process's memory is planned for: the part of the CPU, of a schedule."""
+    if isinstance(plan, Plan):
+        return plan
+    return next((part.plan for name, part in plan.parts.items() if not is_device(computing(name))), plan.first)
+
+
+def _process_bytes(plans: Sequence[Plan], largest: Plan, on_device: bool) -> int:
     """What compiled steps take beside the arena and the scratch of the largest one."""
     arena = max(p.bytecode.arena_bytes for p in plans)
     steps = sum(len(p.order.steps) for p in plans)
     scratch = sum(-(-p.bytecode.scratch_bytes * p.threads // HUGE) * HUGE for p in plans)
-    return STEP_BYTES * steps + -arena % HUGE + scratch - largest.bytecode.scratch_bytes * largest.threads
+    return (
+        STEP_BYTES * steps
+        + (0 if on_device else -arena % HUGE)
+        + scratch
+        - largest.bytecode.scratch_bytes * largest.threads
+    )
 
 
 def _tokenizer_bytes(model: Model, has_text: bool) -> int:

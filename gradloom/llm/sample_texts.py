@@ -8,7 +8,9 @@ from typing import Any
 
 from ..base.errors import DataError, SettingError
 from ..plan.plan import Plan
+from ..plan.schedule import Schedule
 from .generate import Generator, check_length, continued, prompt_ids
+from .gpu_layers import GpuLayers
 from .model import Adapter, Model
 from .sampling import Sampling
 
@@ -48,7 +50,7 @@ class TextSampler:
 
     def __init__(
         self, model: Model, adapter: Adapter, prompts: Sequence[str], tokens: int, temperature: float, seed: int,
-        **options: Any,
+        layers: GpuLayers | None = None, **options: Any,
     ) -> None:  # fmt: skip
         self.prompts, self.tokens, self.how = tuple(prompts), tokens, Sampling(temperature, seed=seed)
         self._ids = [prompt_ids(model, prompt) for prompt in self.prompts]
@@ -57,16 +59,16 @@ class TextSampler:
                 check_length(model, ids, tokens)
         except DataError as error:
             raise DataError(f"sample_prompt: {error}") from None
-        self.generator = Generator(model, adapter, max(map(len, self._ids)) + tokens, **options)
+        self.generator = Generator(model, adapter, max(map(len, self._ids)) + tokens, layers, **options)
 
     def prepare(self) -> None:
         """Compile the programs; nothing runs."""
         self.generator.prepare(max(map(len, self._ids)))
 
     @property
-    def plans(self) -> list[Plan]:
+    def plans(self) -> list[Plan | Schedule]:
         """The plans of the programs that were compiled."""
-        return [program.plan for program in self.generator.programs.values()]
+        return self.generator.plans
 
     def texts(self, step: int) -> list[SampledText]:
         """A text for each prompt, after so many optimiser steps."""

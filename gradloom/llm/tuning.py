@@ -24,11 +24,14 @@ from ..parallel.agree import agreed, share_of, threads_for
 from ..parallel.communicator import TIMEOUT, Communicator
 from ..parallel.join import ranks_of
 from ..plan.plan import Plan
+from ..plan.schedule import Schedule
+from ..run.backend import computing, is_device
 from ..train.arguments import check_batch, check_options, with_backend
 from ..train.saver import Saver
 from ..train.source import RowSource
 from ..train.trained import Freeze
 from ..train.trainer import Trainer
+from .gpu_layers import GpuLayers, placed_options
 from .lora import LoRA, TrainedTensors
 from .model import Adapter, Model
 from .sample_texts import EVERY, TOKENS, TextSampler, prompts_of
@@ -189,7 +192,7 @@ class Tuning:
     array is made before a step is compiled for a device that runs it.
 
     rows, val_rows: how many train and validate; context: tokens of each. saver: of a run that may be resumed, which
-    then has the micro-batches that it had. options go to gl.compile.
+    then has the micro-batches that it had. layers: those that run on a GPU. options go to gl.compile.
     """
 
     def __init__(
@@ -203,12 +206,17 @@ class Tuning:
         ranks: Communicator | None = None,
         exchange: str = "ordered",
         saver: Saver | None = None,
+        layers: GpuLayers | None = None,
         **options: Any,
     ) -> None:
+        options = placed_options(options, layers)
+        self.layers = layers
         self.model, self.adapter, self.settings, self.context, self.ranks = model, adapter, settings, context, ranks
-        self.rows_of = (rows, val_rows)
+        self.rows_of, self.saver = (rows, val_rows), saver
         self.precision = as_precision(options.get("precision"))
-        self.device = with_backend("finetune", options).get("backend", "cpu")
+        chosen = with_backend("finetune", options)
+        several = (name for name in chosen.get("devices", ()) if is_device(computing(name)))
+        self.device = chosen.get("backend") or next(several, "cpu")
         self.batch_size = min(int(settings.batch_size), rows)
         micro, asked = max(1, MICRO_TOKENS // context), settings.micro_batch_size
         if asked is None and saver is not None:
@@ -224,11 +232,11 @@ class Tuning:
         adapter.bind(model)
         if not self.trained():
             raise SettingError(f"finetune: freeze={settings.freeze!r} leaves nothing to train; need fewer patterns")
-        self.sampler = settings.sampler(model, adapter, **options)
+        self.sampler = settings.sampler(model, adapter, layers=layers, **options)
         every = as_interval("finetune: sample_every", settings.sample_every, "steps", "epochs")
         self.sample_every = every.steps or int(every.number) * per_epoch  # optimiser steps
         self.trainer = Trainer(
-            _Tuned(model, adapter), self._loss, self.optimizer,
+            _Tuned(model, adapter, layers), self._loss, self.optimizer,
             accumulate=-(-self.batch_size // self.micro_batch_size), seed=settings.seed, max_norm=settings.max_norm,
             max_value=settings.max_value, ema=settings.ema, freeze=settings.freeze, on_nonfinite=settings.on_nonfinite,
             communicator=ranks, exchange=exchange, **options,
@@ -252,12 +260,14 @@ class Tuning:
         return made
 
     def _loss(self, hidden: Value, labels: Value) -> tuple[Value, Value]:
-        return self.model.loss_pair(hidden, labels, self.adapter)
+        return self.model.loss_pair(hidden, labels, self.adapter, self.layers)
 
     def compile(self, source: RowSource) -> None:
         """Plan, prove and load all steps on these rows, those of validation and sampling too: nothing runs yet."""
         rows, val_rows = self.rows_of
         trained, micro = min(rows, self.steps_total * self.batch_size), self.micro_batch_size
+        if self.saver is not None:  # a run that can be resumed is known by the steps of a whole pass
+            trained = rows
         self.trainer.prepare(source, 0, trained, batch_size=self.batch_size, micro_batch_size=micro)
         if val_rows:
             self.trainer.prepare(source, rows, rows + val_rows, batch_size=micro, backward=False)
@@ -265,7 +275,7 @@ class Tuning:
             self.sampler.prepare()
 
     @property
-    def plans(self) -> list[Plan]:
+    def plans(self) -> list[Plan | Schedule]:
         """The plans of all programs that were compiled so far."""
         return [*self.trainer.plans, *([] if self.sampler is None else self.sampler.plans)]
 
@@ -286,15 +296,16 @@ class _Rate:
 class _Tuned(Module):
     """The model as the Trainer calls it: i32 [rows, 2, T] (tokens, positions) -> [rows*T, d]."""
 
-    def __init__(self, model: Model, adapter: Adapter) -> None:
+    def __init__(self, model: Model, adapter: Adapter, layers: GpuLayers | None) -> None:
         super().__init__()
-        self._model, self._adapter = model, adapter
+        self._model, self._adapter, self._layers = model, adapter, layers
 
     def named_parameters(self) -> dict[str, Parameter]:
         return self._adapter.parameters()
 
     def forward(self, x: Value) -> Value:
-        return self._model.hidden(x[:, 0], x[:, 1], self._adapter, training=self.training)
+        tokens, positions = x[:, 0], x[:, 1]
+        return self._model.hidden(tokens, positions, self._adapter, training=self.training, layers=self._layers)
 
 
 def _check_one_of(name: str, value: Any, known: tuple[str, ...]) -> None:

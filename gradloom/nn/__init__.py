@@ -1,6 +1,7 @@
 """Modules: parameters with dotted names and the graph that they build."""
 
 from .attention import MultiheadAttention
+from .ensemble import Ensemble, MemberLinear, Periodic
 from .layers import (
     GELU,
     AvgPool2d,
@@ -31,13 +32,16 @@ __all__ = [
     "Conv2d",
     "Dropout",
     "Embedding",
+    "Ensemble",
     "Flatten",
     "HiddenDropout",
     "LayerNorm",
     "Linear",
     "MaxPool2d",
+    "MemberLinear",
     "Module",
     "MultiheadAttention",
+    "Periodic",
     "RMSNorm",
     "ReLU",
     "Sequential",

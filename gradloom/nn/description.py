@@ -23,6 +23,7 @@ from ..base.errors import DataError, GradloomError, GraphError
 from ..graph.leaves import Parameter
 from ..graph.value import describe
 from .attention import MultiheadAttention
+from .ensemble import AVERAGES, Ensemble, MemberLinear, Periodic
 from .layers import (
     ACTIVATIONS,
     GELU,
@@ -89,6 +90,13 @@ _LAYERS: dict[type[Module], dict[str, Callable[[Described, str], Any]]] = {
     Dropout: {"rate": _number},
     HiddenDropout: {"rate": _number},
     Embedding: {"count": _size, "features": _size},
+    MemberLinear: {
+        "members": _size, "n_in": _size, "n_out": _size, "activation": lambda s, k: s.text(k, tuple(ACTIVATIONS)),
+    },
+    Periodic: {
+        "n_in": _size, "columns": lambda s, k: s.wholes(k, 0), "frequencies": _size, "width": _size, "scale": _number,
+    },
+    Ensemble: {"average": lambda s, k: s.text(k, AVERAGES), "dropout": _number},
     MultiheadAttention: {
         "features": _size, "heads": _size, "kv_heads": _size, "bias": _flag, "dropout": _number, "causal": _flag,
         "window": _size, "softcap": _number,
@@ -155,6 +163,8 @@ def _arguments(module: Module, what: str) -> dict[str, Any]:
             if not all(isinstance(n, Integral) and not isinstance(n, bool) for n in numbers):
                 raise GraphError(f"{what}: {name} is {one_line(value)}; need whole numbers")
             made[name] = [int(n) for n in numbers]
+        elif name == "columns":
+            made[name] = list(value)
         elif isinstance(value, (bool, np.bool_)):
             made[name] = bool(value)
         elif isinstance(value, (str, Integral)):

@@ -28,7 +28,8 @@ ACTIVATIONS: dict[str, Callable[[Value], Value]] = {
 }
 
 
-def _activation(name: str | None) -> Callable[[Value], Value]:
+def activation_function(name: str | None) -> Callable[[Value], Value]:
+    """The activation of this name; None: none. SettingError for one that is not known."""
     if name is None:
         return _same
     if name not in ACTIVATIONS:
@@ -40,7 +41,7 @@ def _same(x: Value) -> Value:
     return x
 
 
-def _activation_name(function: Callable[[Value], Value]) -> str | None:
+def activation_name(function: Callable[[Value], Value]) -> str | None:
     """The name that makes this activation; one that no name makes is a "function"."""
     if function is _same:
         return None
@@ -74,7 +75,7 @@ class Linear(Module):
         super().__init__()
         need_positive("Linear", n_in=n_in, n_out=n_out)
         self.n_in, self.n_out, self.activation = n_in, n_out, activation
-        self.act = _activation(activation)
+        self.act = activation_function(activation)
         bound = 1 / math.sqrt(n_in)
         self.weight = self.parameter((n_out, n_in), uniform(bound))
         self.bias = self.parameter((n_out,), uniform(bound)) if as_bool("Linear: bias", bias) else None
@@ -82,7 +83,7 @@ class Linear(Module):
     def arguments(self) -> dict[str, Any]:
         n_out, n_in = self.weight.shape
         has_bias = self.bias is not None
-        return {"n_in": n_in, "n_out": n_out, "activation": _activation_name(self.act), "bias": has_bias}
+        return {"n_in": n_in, "n_out": n_out, "activation": activation_name(self.act), "bias": has_bias}
 
     def forward(self, x: Value) -> Value:
         y = ops.matmul(x, self.weight, transpose_y=True)
@@ -111,7 +112,7 @@ class Conv2d(Module):
         super().__init__()
         need_positive("Conv2d", channels_in=channels_in, channels_out=channels_out)
         self.kernel, self.stride, self.padding, self.dilation = _pair(kernel), stride, padding, dilation
-        self.act = _activation(activation)
+        self.act = activation_function(activation)
         bound = 1 / math.sqrt(channels_in * math.prod(self.kernel))
         self.weight = self.parameter((channels_out, channels_in, *self.kernel), uniform(bound))
         self.bias = self.parameter((channels_out,), uniform(bound)) if as_bool("Conv2d: bias", bias) else None
@@ -121,7 +122,7 @@ class Conv2d(Module):
         return {
             "channels_in": channels_in, "channels_out": channels_out, "kernel": _short(self.weight.shape[2:]),
             "stride": _short(self.stride), "padding": _short(self.padding), "dilation": _short(self.dilation),
-            "activation": _activation_name(self.act), "bias": self.bias is not None,
+            "activation": activation_name(self.act), "bias": self.bias is not None,
         }  # fmt: skip
 
     def forward(self, x: Value) -> Value:

@@ -18,6 +18,7 @@ from ..base.errors import DTypeError, GraphError, ShapeError
 from ..graph.leaves import Parameter, stored_value
 from ..graph.scope import enter_scope, leave_scope
 from ..graph.stored import Role, Stored, addressable, copies, replace, zeros
+from .devices import OnDevice
 from .shown import Shown
 
 Init = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
@@ -91,7 +92,7 @@ def _filled(value: float | np.ndarray, rng: np.random.Generator, shape: tuple[in
     return np.full(shape, value)
 
 
-class Module(Shown):
+class Module(OnDevice, Shown):
     """Base of all layers and models.
 
     Call `super().__init__()`, assign modules and parameters (`self.parameter(...)`, `gl.parameter(...)`) to attributes
@@ -332,7 +333,7 @@ class Module(Shown):
                 self.ensure_init()
             token = _call.set(_Call(self))
             try:
-                return self.forward(*args, **kwargs)
+                return self.forward_there(*args, **kwargs)
             finally:
                 _call.reset(token)
         modules = call.modules
@@ -344,7 +345,7 @@ class Module(Shown):
         outer = enter_scope(name)
         modules.append(self)
         try:
-            return self.forward(*args, **kwargs)
+            return self.forward_there(*args, **kwargs)
         finally:
             modules.pop()
             leave_scope(outer)

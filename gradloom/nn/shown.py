@@ -61,16 +61,21 @@ def tree(module: Any) -> str:
 
 def _tree(module: Any, places: dict[Any, str], path: str) -> Iterator[str]:
     places[module] = path or "the whole"
-    inside = [f"({name}): {describe(p)}{'' if p.trainable else ', buffer'}" for name, p in own_parameters(module)]
+    tells_all = bool(arguments_of(module)) and type(module).__module__.startswith("gradloom.")
+    inside = []
+    if not tells_all:
+        own = own_parameters(module)
+        inside = [f"({name}): {describe(p)}{'' if p.trainable else ', buffer'}" for name, p in own]
     for name, child in module.children():
+        if tells_all and not name.isdecimal():  # of the layer's own making, as its arrays are
+            continue
         if child in places:
             inside.append(f"({name}): the same as ({places[child]})")
         else:
             first, *rest = _tree(child, places, f"{path}.{name}".lstrip("."))
             inside += [f"({name}): {first}", *rest]
     title = heading(module)
-    tells_all = arguments_of(module) and type(module).__module__.startswith("gradloom.")
-    if not inside or tells_all:
+    if not inside:
         yield title
     else:
         yield title.removesuffix(")")

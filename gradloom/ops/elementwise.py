@@ -438,6 +438,9 @@ CASTS = (
 )  # fmt: skip
 
 
+_I32 = np.iinfo(np.int32)
+
+
 def _cast_shape(x: Spec, dtype: DType) -> Spec:
     if (x.dtype, dtype) not in CASTS:
         known = ", ".join(b.name for a, b in CASTS if a is x.dtype) or "another source"
@@ -448,6 +451,8 @@ def _cast_shape(x: Spec, dtype: DType) -> Spec:
 def _cast_reference(x: np.ndarray, dtype: DType) -> np.ndarray:
     if dtype.is_float and x.dtype == np.float64:
         return x  # float64 stays: this is how gradients are checked
+    if x.dtype == np.int64 and dtype is i32:
+        return np.clip(x, _I32.min, _I32.max).astype(np.int32)
     return x.astype(dtype.numpy)
 
 
@@ -463,13 +468,14 @@ def _cast_samples(rng: np.random.Generator) -> list[Sample]:
             low, high = (0, 200) if source is u8 else (-100, 100)
             x = rng.uniform(low, high, shape) if source.is_float else rng.integers(low, high, shape)
             samples.append(Sample((np.asarray(x).astype(source.numpy),), {"dtype": target}))
-    return samples
+    beyond = np.array([2**31 - 1, 2**31, 2**33, 2**62, -(2**31), -(2**31) - 1, -(2**33), -1])
+    return [*samples, Sample((beyond,), {"dtype": i32})]
 
 
 _cast: OpSpec = op(
     "cast", inputs="x", attrs="dtype:dtype",
     doc="y = x in another dtype; to integers it cuts towards 0, to halves it rounds to nearest even, with slope 1; "
-    "quantised to f32",
+    "quantised to f32; i64 to the nearest i32",
     dtypes="any", shape=_cast_shape, vjp=lambda g, x: [g if x.dtype.is_float else None], reference=_cast_reference,
     exact=True, elementwise=True, samples=_cast_samples,
     bad_samples=[bad("cast: f32 is not converted to i64: x f32[2]; need one of: f16, bf16, i32", (2,), dtype="i64")],

@@ -135,6 +135,12 @@ def launched(otherwise: int = 1) -> int:
     return otherwise
 
 
+def launched_first() -> bool:
+    """Whether a launcher numbered this process 0, or none started it."""
+    names = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
+    return next((os.environ[name] for name in names if name in os.environ), "0") == "0"
+
+
 def checksum(*parts: Any) -> str:
     """16 hex digits of arrays (dtype, shape, bytes), bytes and texts; anything else counts as its repr."""
     digest = hashlib.blake2b(digest_size=8)

@@ -7,7 +7,7 @@ update overwrites storage, so it runs after the guard and after everything that 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ class Order:
 
 def linear_order(laid: Laid) -> Order:
     """Order the kernel nodes and derive the lifetime of each buffer."""
-    steps = _sort(laid)
+    steps = tuple(kernel_order(laid.program.nodes, lambda value: laid.layouts[value].base)[0])
     at = {node: i for i, node in enumerate(steps)}
     end = len(steps)
     birth: dict[Value, int] = {}
@@ -66,9 +66,11 @@ def is_absent(value: Value, laid: Laid) -> bool:
     return slot.optional and value not in laid.read
 
 
-def _sort(laid: Laid) -> tuple[Node, ...]:
-    kernels = [n for n in laid.program.nodes if not n.op.leaf and not n.op.view]
-    waits: dict[Node, set[Node]] = {n: set(_producers(n, laid)) for n in kernels}
+def kernel_order(nodes: Sequence[Node], base: Callable[[Value], Value]) -> tuple[list[Node], set[Node]]:
+    """(the nodes that have kernels, in the order in which they run; those of them that come late: updates and what
+    depends on these). base: the value whose buffer a value lies in. GraphError where there is no order."""
+    kernels = [n for n in nodes if not n.op.leaf and not n.op.view]
+    waits: dict[Node, set[Node]] = {n: set(_producers(n, base)) for n in kernels}
     updates = [n for n in kernels if n.op.updates]
     guards = [n for n in kernels if n.op.guard]
     late = _late(kernels, updates, waits)
@@ -82,7 +84,7 @@ def _sort(laid: Laid) -> tuple[Node, ...]:
     for node in kernels:
         for value in node.inputs:
             if value is not None:
-                readers.setdefault(laid.layouts[value].base, []).append(node)
+                readers.setdefault(base(value), []).append(node)
     for update in updates:
         waits[update].update(guards)
         for value in update.outputs:
@@ -114,17 +116,17 @@ def _sort(laid: Laid) -> tuple[Node, ...]:
             f"order: {stuck.label} ({stuck.op.name}) needs a parameter's value both before and after its update; "
             "copy the old value first"
         )
-    return tuple(steps)
+    return steps, late
 
 
-def _producers(node: Node, laid: Laid) -> Iterator[Node]:
+def _producers(node: Node, base: Callable[[Value], Value]) -> Iterator[Node]:
     for value in node.inputs:
         if value is not None:
-            base = laid.layouts[value].base
-            if not base.node.op.leaf:
-                yield base.node
+            made = base(value).node
+            if not made.op.leaf:
+                yield made
     for before in node.after:
-        made = laid.layouts[before.outputs[0]].base.node
+        made = base(before.outputs[0]).node
         if not made.op.leaf:
             yield made
 

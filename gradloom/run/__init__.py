@@ -1,6 +1,6 @@
 """Backends and executables: who computes."""
 
-from .backend import register
+from .backend import register, register_planning
 from .cpu_backend import CpuBackend
 from .dequantise import dequantize
 from .null_backend import NullBackend
@@ -8,5 +8,6 @@ from .numpy_backend import NumpyBackend
 
 for one in (CpuBackend, NumpyBackend, NullBackend):
     register(one)
+register_planning(NullBackend.name, NullBackend)
 
 __all__ = ["dequantize"]

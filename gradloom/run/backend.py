@@ -6,7 +6,8 @@ A new backend implements Backend and Executable (run/executable.py) and is regis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from typing import ClassVar, Protocol
 
@@ -17,6 +18,7 @@ from ..base.settings import Switches, switches
 from ..graph.value import Node
 from ..plan.bytecode import KernelNeeds, signature
 from ..plan.plan import Plan, make_plan
+from ..plan.schedule import Schedule
 from ..transform.program import Program
 from .executable import Executable
 from .feeds import leaves
@@ -63,9 +65,58 @@ class Backend(Protocol):
         `allocate` gave, instead of the memory that all programs of the backend share."""
 
 
+@dataclass(frozen=True)
+class DeviceBytes:
+    """Bytes of the buffers that programs hold together on a device, by what they hold.
+
+    arrays    the stored arrays: weights, the optimiser's moments, rows of data
+    arena     activations, gradients and workspace of the largest program
+    fixed     inputs, constants and settings of each program
+    code      what the kernels of all programs read of their arguments
+    records   outputs of the steps that are on their way, and their settings
+    gathered  copies of operands that lie in too many pieces
+    staging   the largest transfer to the host, while it lasts
+    """
+
+    arrays: int
+    arena: int
+    fixed: int
+    code: int
+    records: int
+    gathered: int
+    staging: int
+
+    @property
+    def lasting(self) -> int:
+        """What is there between two transfers."""
+        return self.total - self.staging
+
+    @property
+    def total(self) -> int:
+        """The peak: all of it."""
+        return self.arrays + self.arena + self.fixed + self.code + self.records + self.gathered + self.staging
+
+
+@dataclass(frozen=True)
+class PlanThere:
+    """A plan of a program on a device. fetched: where other devices compute the rest of the program, the outputs of
+    each fetch from it; None: it is a whole program."""
+
+    plan: Plan
+    fetched: tuple[tuple[int, ...], ...] | None = None
+
+
+class DeviceBackend(Backend, Protocol):
+    """A backend whose programs compute in memory of its own."""
+
+    def held(self, plans: Sequence[PlanThere]) -> DeviceBytes:
+        """What programs of these plans, loaded in this order where nothing is loaded yet, hold together."""
+
+
 _registered: dict[str, type[Backend]] = {}
-_devices: dict[str, Callable[[Switches, int], Backend]] = {}
+_devices: dict[str, Callable[[Switches, int], DeviceBackend]] = {}
 _alike: dict[str, Callable[[], list[int]]] = {}
+_planning: dict[str, Callable[[Switches, Backend], Backend]] = {}
 LATE = {"gpu": "gradloom.gpu.backend"}  # backends that register themselves when their module is imported, on first use
 
 
@@ -74,10 +125,15 @@ def register(made: type[Backend]) -> None:
     _registered[made.name] = made
 
 
-def register_device(name: str, make: Callable[[Switches, int], Backend], alike: Callable[[], list[int]]) -> None:
+def register_device(name: str, make: Callable[[Switches, int], DeviceBackend], alike: Callable[[], list[int]]) -> None:
     """Add a backend of which a machine may have several: "name" is number 0, "name:1" the next one. alike() gives the
     numbers of those that are of the same make as number 0."""
     _devices[name], _alike[name] = make, alike
+
+
+def register_planning(name: str, make: Callable[[Switches, Backend], Backend]) -> None:
+    """Add a backend that only plans: "name:gpu" makes the plans of "gpu"."""
+    _planning[name] = make
 
 
 def named(who: str, device: str | None, backend: str | None, default: str = "cpu") -> str:
@@ -94,7 +150,9 @@ def backend(name: str, switches: Switches) -> Backend:
     """The backend of this name; BackendError when there is none, or when it cannot compute here."""
     kind, _, place = name.partition(":")
     _import(kind)
-    if kind in _devices and (place.isdecimal() or kind == name):
+    if kind in _planning and place:
+        made = _planning[kind](switches, backend(place, switches))
+    elif kind in _devices and (place.isdecimal() or kind == name):
         made = _devices[kind](switches, int(place or 0))
     elif name in _registered:
         made = _registered[name](switches)
@@ -109,6 +167,28 @@ def backend(name: str, switches: Switches) -> Backend:
 def _import(kind: str) -> None:
     if kind in LATE and kind not in _devices:
         import_module(LATE[kind])
+
+
+def device_bytes(name: str, plans: Sequence[Plan | Schedule], switches: Switches) -> DeviceBytes | None:
+    """What programs of these plans, or their parts there, hold on the device of this name, or on the one that
+    "null:NAME" plans for; None: they compute in the memory of this process."""
+    kind, _, place = computing(name).partition(":")
+    if kind not in LATE:
+        return None
+    _import(kind)
+    parts = []
+    for plan in plans:
+        if isinstance(plan, Plan):
+            parts.append(PlanThere(plan))
+        elif name in plan.parts:
+            parts.append(PlanThere(plan.parts[name].plan, plan.fetched(name)))
+    return _devices[kind](switches, int(place or 0)).held(parts)
+
+
+def computing(name: str) -> str:
+    """The device itself, of the name of one that is only planned for: "gpu" of "null:gpu"."""
+    kind, _, place = name.partition(":")
+    return place if kind in _planning and place else name
 
 
 def is_device(name: str) -> bool:

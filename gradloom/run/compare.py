@@ -79,6 +79,10 @@ def compare(
     options go to compile, but not where float64 computes; isa, flush and threads go to the CPU alone.
     Raises SettingError for fewer than two backends.
     """
+    if isinstance(backends, str):
+        raise SettingError(
+            f"compare: backends={backends!r} is one name; need two or more, such as ('numpy', {backends!r})"
+        )
     if len(backends) < 2:
         raise SettingError(f"compare: backends={tuple(backends)!r} is not usable; need two or more")
     values = [outputs] if isinstance(outputs, Value) else list(outputs)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..base.collector import paused
 from ..base.errors import BackendError, DTypeError, GraphError, SettingError
-from ..base.settings import switches
+from ..base.settings import Switches, switches
 from ..graph.graph import check_graph, check_updates
+from ..graph.scope import device_name
 from ..graph.value import Value, builds_graphs, describe
+from ..transform.choose import said_devices, unsaid
 from ..transform.passes import rewrite, rounded
+from ..transform.place import place
 from ..transform.program import Program, gather
-from .backend import Buffer, has_kernel, is_device, named, plan_for
+from .backend import Backend, Buffer, has_kernel, is_device, named, plan_for
 from .backend import backend as backend_of
+from .executable import Executable
+from .scheduled import scheduled
 
 
 @paused()
@@ -25,6 +30,7 @@ def compile(
     *,
     device: str | None = None,
     backend: str | None = None,
+    devices: Sequence[str] | None = None,
     threads: int | None = None,
     isa: str | None = None,
     reuse: bool | None = None,
@@ -42,10 +48,13 @@ def compile(
     outputs: one or several values to read after each call. updates: outputs of update ops to carry out (updates that
     belong to nodes on the way, such as running statistics, are carried out anyway). device: "cpu" (when not given),
     "gpu", "gpu:1" (docs/devices.md), "numpy" (float64 references, the definition), "null" (plans only), or what was
-    registered (run/backend.py); backend is another name of the same argument. arena: memory of its own
-    (Backend.allocate), so that the program does not wait for all others; it must share no array that is written. The
-    rest are the switches of gradloom.base.settings.
-    Returns a callable: run(name=array, ...) -> list of arrays; run.plan is the proved plan.
+    registered (run/backend.py); backend is another name of the same argument: the one device of all nodes, whatever was
+    said of them. devices: several, the preferred one first, which run one program together (docs/devices.md says which
+    node runs where). With none of these, the CPU and the devices that gl.device and Module.to have named. arena: memory
+    of its own (Backend.allocate), so that the program does not wait for all others; it must share no array that is
+    written. The rest are the switches of gradloom.base.settings.
+    Returns a callable: run(name=array, ...) -> list of arrays; run.plan is the proved plan, with devices= the proved
+    schedule: what runs where, the bytes of each device, what is copied between them.
     Raises GraphError, ShapeError for what cannot be built, BackendError for what cannot run here.
     """
     values = [outputs] if isinstance(outputs, Value) else list(outputs)
@@ -82,31 +91,86 @@ def compile(
         debug=debug,
         check=check,
     )
-    place = named("compile", device, backend)
-    for name, given in (("isa", isa), ("flush", flush)):
-        if given is not None and is_device(place):
-            raise SettingError(f"compile: {name}={given!r} is of the CPU; need device='cpu' for it, and has {place!r}")
-    made = backend_of(place, chosen)
     program = gather(values, updates)
+    places = device_names("compile", device, backend, devices)
+    if not places:
+        places = list(dict.fromkeys(["cpu", *said_devices(program.nodes)]))
+    for name, given in (("isa", isa), ("flush", flush)):
+        if given is not None and all(map(is_device, places)):
+            raise SettingError(
+                f"compile: {name}={given!r} is of the CPU; need device='cpu' for it, and has "
+                f"{', '.join(map(repr, places))}"
+            )
+    made = {name: backend_of(name, chosen) for name in places}
     check_updates(program.nodes)
-    if not made.planned:
-        return made.load(rounded(program, chosen.precision), None)
-    last, effects = program, None
+    if len(made) > 1:
+        if arena is not None:
+            raise SettingError("compile: arena= is memory of one device; need device=, or devices= without it")
+        return _compile_on(made, program, chosen)
+    (one,), program = made.values(), unsaid(program)
+    if not one.planned:
+        return one.load(rounded(program, chosen.precision), None)
+    told = _Told(program, chosen)
+    program = rewrite(program, chosen.fuse, told, lambda node: has_kernel(one, node), chosen.precision)
+    check_graph(program.nodes)
+    loaded = one.load(program, plan_for(one, program, chosen), arena)
+    loaded.effects = program.effects if told.effects is None else told.effects
+    return loaded
 
-    def after(name: str, program: Program) -> None:
-        nonlocal last, effects
-        if name == "round_products":
-            effects = last.effects
-        last = program
-        if chosen.check >= 2:
+
+def device_names(who: str, device: str | None, backend: str | None, devices: str | Sequence[str] | None) -> list[str]:
+    """The names that a function was given under these words, each once; none where it was given none. SettingError
+    for two of the words at once, and for what is no name."""
+    if devices is None:
+        return [] if device is None and backend is None else [named(who, device, backend)]
+    if device is not None or backend is not None:
+        word = "device" if device is not None else "backend"
+        raise SettingError(f"{who}: {word}= and devices= both say where to compute; need one of them")
+    names = [devices] if isinstance(devices, str) else list(devices)
+    if not names:
+        raise SettingError(f"{who}: devices is empty; need names, such as ('gpu', 'cpu')")
+    names = [device_name(who, name) for name in names]
+    if again := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise SettingError(f"{who}: devices= names {again[0]!r} twice; need each once")
+    return names
+
+
+class _Told:
+    """Is told of the program after each pass: checks and prints it where the switches ask for that."""
+
+    def __init__(self, program: Program, chosen: Switches) -> None:
+        self.last, self.chosen = program, chosen
+        self.effects: tuple[Value, ...] | None = None  # of the program before what depends on precision and device
+
+    def __call__(self, name: str, program: Program) -> None:
+        if name in ("round_products", "expand") and self.effects is None:
+            self.effects = self.last.effects
+        self.last = program
+        if self.chosen.check >= 2:
             check_graph(program.nodes)
-        if chosen.debug >= 3:
+        if self.chosen.debug >= 3:
             print(f"after {name}:\n{program}", file=sys.stderr)
 
-    program = rewrite(program, chosen.fuse, after, lambda node: has_kernel(made, node), chosen.precision)
-    check_graph(program.nodes)
-    loaded = made.load(program, plan_for(made, program, chosen), arena)
-    loaded.effects = program.effects if effects is None else effects
+
+def _compile_on(made: Mapping[str, Backend], program: Program, chosen: Switches) -> Any:
+    """Place a program on several devices, schedule, prove and load it; on one of them where it uses no other."""
+    told = _Told(program, chosen)
+    effects = rewrite(unsaid(program), chosen.fuse).effects  # as on one device
+    program = rewrite(program, chosen.fuse, told)
+    if chosen.precision != "f32":
+        program = rounded(program, chosen.precision, lambda node: all(has_kernel(one, node) for one in made.values()))
+        told("round_products", program)
+    placed = place(program, list(made), lambda name, node: has_kernel(made[name], node))
+    told("place", placed.program)
+    check_graph(placed.program.nodes)
+    used = list(dict.fromkeys(placed.device.values()))
+    loaded: Executable
+    if len(used) < 2:
+        one = made[used[0] if used else next(iter(made))]
+        loaded = one.load(placed.program, plan_for(one, placed.program, chosen))
+    else:
+        loaded = scheduled(placed, made, chosen)
+    loaded.effects = effects
     return loaded
 
 

@@ -21,9 +21,14 @@ def node_cost(node: Node) -> tuple[float, float]:
 
 
 def cost_table(title: str, timed: Iterable[tuple[Node, int, str]]) -> str:
-    """Microseconds, GB/s and GFLOP/s of each instruction. timed: (node, nanoseconds, what is said of it)."""
-    lines = [f"{'us':>10} {'GB/s':>8} {'GFLOP/s':>8}  {title}"]
+    """Microseconds, GB/s and GFLOP/s of each instruction. timed: (node, nanoseconds, what is said of it).
+
+    An instruction of 0 nanoseconds has no rates; where all have 0, one line says that no time was measured."""
+    lines, timed = [f"{'us':>10} {'GB/s':>8} {'GFLOP/s':>8}  {title}"], list(timed)
+    if not any(took for _, took, _ in timed):
+        return "\n".join([*lines, "no time was measured; need profile(), and then a run"])
     for node, took, what in timed:
         flops, moved = node_cost(node)
-        lines.append(f"{took / 1e3:10.2f} {moved / max(took, 1):8.1f} {flops / max(took, 1):8.1f}  {what}")
+        rates = (f"{moved / took:.1f}", f"{flops / took:.1f}") if took else ("-", "-")
+        lines.append(f"{took / 1e3:10.2f} {rates[0]:>8} {rates[1]:>8}  {what}")
     return "\n".join(lines)

@@ -8,10 +8,11 @@ runs beside the others: it must share no array that is written with them.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -35,12 +36,13 @@ from ..base.memory import need_memory, show_bytes
 from ..base.settings import Switches
 from ..graph.stored import aligned_empty, bring_home
 from ..graph.value import Node
-from ..plan.bytecode import SETTING_BYTES, KernelNeeds, encode_attrs, signature
+from ..plan.bytecode import SEGMENT_NAMES, SETTING_BYTES, SETTINGS, KernelNeeds, encode_attrs, signature
 from ..plan.plan import Plan
 from ..transform.program import Program
 from .backend import Buffer, no_memory
 from .cost import cost_table
 from .planned import STOP_DEADLINE, STOP_DONE, STOP_REQUESTED, PlannedExecutable
+from .queue import Failure, Fetched, Interrupted, Queue, StepFailed
 
 Arena = _core.Arena  # memory in huge pages: .bytes, .huge_bytes
 
@@ -238,6 +240,37 @@ class CpuExecutable(PlannedExecutable):
             columns.append(column.view(spec.dtype.numpy).reshape((len(records), *spec.shape)))
         return columns
 
+    def run_range(
+        self, first: int, last: int, row: np.ndarray | None, interrupted: Interrupted | None
+    ) -> tuple[int, int, int, int]:
+        """Run the instructions first .. last - 1 of one step, which begins with 0 and ends with the last one of all:
+        (why it has stopped, node, index, value). row: the settings of the step. interrupted: where it tells
+        of a signal, the step is given up.         The caller holds the lock, and has brought the stored arrays home."""
+        switches = self.switches
+        try:
+            return self._native.run(
+                1, row, None, switches.threads, 0.0, switches.poison, switches.check >= 2, switches.flush,
+                first, last, interrupted or False,
+            )[1:]  # fmt: skip
+        except RuntimeError as error:
+            raise BackendError(f"run: {error}") from None
+        except MemoryError:
+            raise no_memory("run") from None
+
+    def bytes_of(self, segment: int, offset: int, size: int, row: np.ndarray | None) -> np.ndarray:
+        """What lies at a place of the plan now: u8 [size], not a copy. row: the settings of the step."""
+        if segment == SETTINGS:
+            assert row is not None
+            whole = row.reshape(-1).view(np.uint8)
+        elif segment < len(SEGMENT_NAMES):
+            whole = (self.arena.view(), self._constants, self._inputs)[segment]
+        else:
+            whole = self.plan.bytecode.stored[segment - len(SEGMENT_NAMES)].read().reshape(-1).view(np.uint8)
+        return whole[offset : offset + size]
+
+    def queue(self) -> Queue:
+        return CpuQueue(self)
+
     def stop(self) -> None:
         """End the run in progress after its current step (from another thread or a callback)."""
         self._native.stop()
@@ -248,10 +281,10 @@ class CpuExecutable(PlannedExecutable):
             self._native.profile(on)
 
     def timings(self) -> list[tuple[str, int, int]]:
-        """(op and node, least ns, total ns) per instruction since `profile`."""
+        """(op and node, least ns, total ns) per instruction since `profile`; without it none."""
         with self.lock:
             _, least, total = self._native.timings()
-        nodes = self.plan.order.steps
+        nodes = self.plan.order.steps if least else []
         return [(f"{n.op.name} {n.label}", lo, t) for n, lo, t in zip(nodes, least, total, strict=True)]
 
     def denormals(self) -> list[str]:
@@ -269,10 +302,50 @@ class CpuExecutable(PlannedExecutable):
     def report(self) -> str:
         """The timings as a table: microseconds, GB/s and GFLOP/s of each instruction at its fastest, and a mark on each
         that ran on denormal numbers."""
-        timed = zip(self.plan.order.steps, self.timings(), self._met_denormals(), strict=True)
+        timings = self.timings()
+        timed = zip(self.plan.order.steps[: len(timings)], timings, self._met_denormals(), strict=True)
         mark = "  on denormal numbers (flush=True takes them as 0)"
         rows = [(node, least, what + mark * bool(met)) for node, (what, least, _), met in timed]
         return cost_table(f"{self.isa}, {self.switches.threads} threads", rows)
+
+
+class CpuQueue(Queue):
+    """The CPU beside other devices: it has done what it was told when it returns."""
+
+    def __init__(self, executable: CpuExecutable) -> None:
+        self.executable = executable
+        self.places = executable.plan.output_places
+        self.slots = executable.fed()
+        self.row: np.ndarray | None = None
+
+    def bring(self) -> None:
+        bring_home(self.executable.reads)
+
+    def held(self, fed: Collection[str]) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()  # the lock of the memory is held already
+
+    def begin(self, row: np.ndarray | None) -> None:
+        self.row = row
+
+    def run(self, first: int, last: int, interrupted: Interrupted | None) -> None:
+        failure = Failure(*self.executable.run_range(first, last, self.row, interrupted))
+        if failure.stop != STOP_DONE:
+            raise StepFailed(failure)
+
+    def fetch(self, what: Hashable, outputs: Sequence[int]) -> Fetched:
+        sizes = self.executable.output_bytes
+        found = [self.executable.bytes_of(*self.places[i], sizes[i], self.row) for i in outputs]
+        return lambda: found
+
+    def receive(self, key: str, data: np.ndarray) -> None:
+        self.slots[key].reshape(-1).view(np.uint8)[...] = data
+
+    def settle(self) -> Failure | None:
+        return None
+
+    def count_writes(self) -> None:
+        for stored in self.executable.writes:
+            stored.version += 1
 
 
 def print_debug(executable: CpuExecutable) -> None:

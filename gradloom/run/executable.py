@@ -16,6 +16,7 @@ from ..graph.graph import mapped_checks, written
 from ..graph.stored import before_read, before_write, held
 from ..graph.value import Node, describe
 from ..plan.plan import Plan
+from ..plan.schedule import Schedule
 from ..transform.program import Program
 from .feeds import SETTING_DEFAULTS, as_array, check_names, leaves
 
@@ -30,11 +31,13 @@ class Executable(abc.ABC):
 
     Several threads may call it: each gets the outputs of its own inputs.
     inputs, settings: name -> value of the graph. reads, writes: the stored arrays that a run reads and writes. plan:
-    None where the backend does not plan. effects: the updates of the program before operands were rounded to bf16.
-    record_bytes: of the outputs of one step.
+    None where the backend does not plan. effects: the updates of the program before what depends on precision and
+    device. record_bytes: of the outputs of one step.
     """
 
-    def __init__(self, program: Program, plan: Plan | None, switches: Switches, own_lock: bool = False) -> None:
+    def __init__(
+        self, program: Program, plan: Plan | Schedule | None, switches: Switches, own_lock: bool = False
+    ) -> None:
         """own_lock: it runs beside others; it must share no array that is written with them."""
         self.lock = threading.RLock() if own_lock else locks.memory
         self._shares_lock = not own_lock

@@ -1,7 +1,9 @@
-"""Plans programs of any size without computing, exactly as the CPU would run them; nothing is allocated."""
+"""Plans programs of any size without computing, exactly as the CPU, or another backend, would run them; nothing is
+allocated."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,28 +14,35 @@ from ..graph.value import Node
 from ..plan.bytecode import KernelNeeds, signature
 from ..plan.plan import Plan
 from ..transform.program import Program
-from .backend import Buffer
+from .backend import Backend, Buffer
 from .cpu_backend import CpuBackend
 from .executable import Executable
 
 
 class NullBackend:
-    """The plans of the CPU. What the CPU has no kernel for needs one part and no scratch."""
+    """The plans of the CPU, or of the backend that is given. What the CPU has no kernel for needs one part and no
+    scratch."""
 
     name: ClassVar[str] = "null"
     planned: ClassVar[bool] = True
-    piece_bytes: ClassVar[int] = 0
 
-    def __init__(self, switches: Switches) -> None:
+    def __init__(self, switches: Switches, other: Backend | None = None) -> None:
+        self.switches, self.other = switches, other
         self.cpu = CpuBackend(switches)
 
-    def available(self) -> tuple[bool, str]:
-        return self.cpu.available()
+    @property
+    def piece_bytes(self) -> int:
+        return 0 if self.other is None else self.other.piece_bytes
 
-    def signatures(self) -> None:
-        return None
+    def available(self) -> tuple[bool, str]:
+        return self.cpu.available() if self.other is None else self.other.available()
+
+    def signatures(self) -> Collection[tuple[str, str]] | None:
+        return None if self.other is None else self.other.signatures()
 
     def needs(self, node: Node, args: np.ndarray) -> KernelNeeds:
+        if self.other is not None:
+            return self.other.needs(node, args)
         known = (node.op.name, signature(node)) in self.cpu.signatures()
         return self.cpu.needs(node, args) if known else KernelNeeds()
 

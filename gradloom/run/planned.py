@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from ..base.arguments import one_line
-from ..base.errors import GraphError, GuardTripped, IndexOutOfRange, NotFinite, SettingError, TrainError
+from ..base.errors import BackendError, GraphError, GuardTripped, IndexOutOfRange, NotFinite, SettingError, TrainError
 from ..base.settings import Switches
 from ..graph.declaration import Spec
 from ..plan.bytecode import SETTING_BYTES
 from ..plan.plan import Plan
 from ..transform.program import Program
 from .executable import Executable, called
+from .queue import Queue
 
 # Why a run has ended, as in csrc/bytecode.h; a device reports the same numbers.
 STOP_DONE, STOP_GUARD, STOP_INDEX, STOP_NONFINITE, STOP_BOUNDS, STOP_REQUESTED, STOP_DEADLINE = range(7)
@@ -58,6 +60,14 @@ class PlannedExecutable(Executable):
             seen = f"{key}={one_line(values[key])} is not finite in {self.settings[key].dtype.name}"
             raise SettingError(f"run: {seen}; need a number that is nearer to 0") from None
         return rows.view(np.int64).reshape(steps, len(self.settings_words))
+
+    def queue(self) -> Queue:
+        """Its device as one of several that run a program. BackendError for one that runs whole programs only."""
+        raise BackendError(f"{type(self).__name__}: it runs whole programs; need devices such as 'gpu' and 'cpu'")
+
+    @abc.abstractmethod
+    def report(self) -> str:
+        """The timings as a table: microseconds, GB/s and GFLOP/s of each instruction at its fastest."""
 
     def failure(self, done: int, stop: int, node_id: int, index: int, value: int) -> Exception:
         """The error for what the run has stopped at."""

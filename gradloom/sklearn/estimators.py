@@ -10,14 +10,28 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
 
-from ..base.defaults import OPTIMIZERS, batch_for, epochs_for, hidden_for
+from ..base.arguments import as_whole
+from ..base.defaults import (
+    LEAST_VALIDATED,
+    MEMBERS,
+    OPTIMIZERS,
+    PATIENCE,
+    VALIDATED,
+    batch_for,
+    dropout_for,
+    epochs_for,
+    hidden_for,
+    rate_for,
+)
 from ..base.errors import DataError, SettingError
 from ..data.dataset import Dataset
 from ..data.frames import features_of, has_texts, learned
 from ..data.raw_table import class_name
 from ..train.fit import fit
 from ..train.model import Model
-from ..train.perceptron import need_room, optimizer_for, perceptron
+from ..train.perceptron import need_room, network, optimizer_for
+from ..train.scores import SCORES
+from ..train.stopping import stopping_at
 
 
 class _Perceptron(BaseEstimator):
@@ -30,7 +44,11 @@ class _Perceptron(BaseEstimator):
         batch_size: int | None = None,
         lr: float | None = None,
         optimizer: str = "adamw",
-        dropout: float = 0.0,
+        dropout: float | None = None,
+        ensemble: int | None = None,
+        val_split: float | None = None,
+        patience: int | None = None,
+        metric: str | None = None,
         precision: str | None = None,
         device: str | None = None,
         threads: int | None = None,
@@ -42,6 +60,10 @@ class _Perceptron(BaseEstimator):
         self.lr = lr
         self.optimizer = optimizer
         self.dropout = dropout
+        self.ensemble = ensemble
+        self.val_split = val_split
+        self.patience = patience
+        self.metric = metric
         self.precision = precision
         self.device = device
         self.threads = threads
@@ -89,31 +111,52 @@ class _Perceptron(BaseEstimator):
         if is_regression:
             labels = preprocess.targets_to_outputs(labels)
         rows = len(labels)
-        if self.hidden is not None and not isinstance(self.hidden, (Sequence, np.ndarray)):
+        if self.hidden is not None and (
+            isinstance(self.hidden, (str, bytes)) or not isinstance(self.hidden, (Sequence, np.ndarray))
+        ):
             raise SettingError(f"hidden={self.hidden!r} is not usable; need widths, such as (64, 64)")
         hidden = [int(width) for width in self.hidden] if self.hidden is not None else hidden_for(False)
-        epochs, batch_size = (
-            self.epochs or epochs_for(rows, False),
-            min(self.batch_size or batch_for(rows, False), rows),
-        )
-        lr = self.lr or OPTIMIZERS[self.optimizer]["lr"]
-        need_room(preprocess, hidden)
-        net = perceptron(preprocess, hidden, self.dropout)
+        members = MEMBERS if self.ensemble is None else as_whole("ensemble", self.ensemble, 1)
+        members = members if hidden else 1
+        dropout = (dropout_for(False) if hidden else 0.0) if self.dropout is None else self.dropout
+        split = self.val_split
+        if split is None:
+            split = VALIDATED if rows >= LEAST_VALIDATED else 0.0
+        trained = rows - int(rows * split)
+        epochs = self.epochs or epochs_for(trained, False)
+        batch_size = min(self.batch_size or batch_for(trained, False), trained)
+        lr = self.lr or rate_for(self.optimizer, False)
         loss = "cross_entropy" if preprocess.task == "classification" else "mse"
-        optimizer = optimizer_for(net, self.optimizer, lr, epochs * -(-rows // batch_size))
+        need_room(preprocess, hidden, members)
+        net = network(preprocess, hidden, dropout, members, loss)
+        optimizer = optimizer_for(net, self.optimizer, lr, epochs * -(-trained // batch_size))
+        patience = PATIENCE if self.patience is None else self.patience
+        self._check_metric(split, patience, preprocess.task)
+        waited = patience if split else 0
+        stops, measured = stopping_at(self.metric, waited, loss, preprocess.outputs_to_targets)
         self.history_ = fit(
             net, Dataset(features, labels, weights=weights), loss=loss, optimizer=optimizer, epochs=epochs,
-            batch_size=batch_size, seed=self.seed, progress=False, precision=self.precision, device=self.device,
-            threads=self.threads, **options,
+            batch_size=batch_size, val_split=split, callbacks=stops, metrics=measured, seed=self.seed, progress=False,
+            precision=self.precision, device=self.device, threads=self.threads, **options,
         )  # fmt: skip
         about = {
-            "seed": self.seed, "hidden": hidden, "epochs": epochs, "batch_size": batch_size, "lr": float(lr),
-            "loss": loss, "optimizer": self.optimizer, "dropout": self.dropout, "rows": rows,
+            "seed": self.seed, "hidden": hidden, "epochs": len(self.history_), "batch_size": batch_size,
+            "lr": float(lr), "loss": loss, "optimizer": self.optimizer, "dropout": dropout, "ensemble": members,
+            "rows": rows,
         }  # fmt: skip
         numbers = self.history_[-1].numbers()
         metrics = {f"train_{name}": value for name, value in numbers.items() if np.isfinite(value)}
         self.model_ = Model(net, preprocess, about, metrics)
         return self
+
+    def _check_metric(self, split: float, patience: int, task: str) -> None:
+        metric, known = self.metric, SCORES[task]
+        if metric is not None and metric not in known:
+            raise SettingError(f"metric={metric!r}: need one of {', '.join(known)} for a {task}")
+        if metric is not None and not (split and patience):
+            raise SettingError(
+                f"metric={metric!r}: no validation rows to wait for; need val_split and patience above 0"
+            )
 
     def _outputs(self, X: Any) -> np.ndarray:
         check_is_fitted(self, "model_")
@@ -128,12 +171,16 @@ class Classifier(ClassifierMixin, _Perceptron):
     X: an array of numbers [rows, features], or a DataFrame, whose columns may hold texts; empty cells are NaN or None.
     y: classes, [rows], of any kind.
 
-    hidden        widths of the hidden layers; None: (64, 64)
-    epochs        passes over the rows; None: 100 for less than 1000 rows, else 50
-    batch_size    rows of a step; None: 32 for less than 5000 rows, else 128
+    hidden        widths of the hidden layers; None: (128, 128)
+    epochs        passes over the rows at most; None: by their number
+    batch_size    rows of a step; None: by the number of rows
     lr            the first learning rate, which falls to 0 along a cosine; None: by the optimiser
     optimizer     the name of one: adamw, adam, sgd, lion, rmsprop, adafactor, muon
-    dropout       share of the hidden layers' outputs that a step leaves out
+    dropout       share of the hidden layers' outputs that a step leaves out; None: 0.1
+    ensemble      networks that learn side by side and are averaged, nn.Ensemble; None: 8
+    val_split     share of the rows that ends the training and is not trained on; None: 0.15 of 100 rows and more
+    patience      evaluations of these without improvement after which training ends; None: 15; 0: never
+    metric        the score that is to improve, as of the command's --metric; None: the loss
     class_weight  None, "balanced", or {class: weight}
     precision, device, threads: as in gl.fit. seed: of weights, order of the rows and dropout
 
@@ -149,7 +196,11 @@ class Classifier(ClassifierMixin, _Perceptron):
         batch_size: int | None = None,
         lr: float | None = None,
         optimizer: str = "adamw",
-        dropout: float = 0.0,
+        dropout: float | None = None,
+        ensemble: int | None = None,
+        val_split: float | None = None,
+        patience: int | None = None,
+        metric: str | None = None,
         class_weight: str | Mapping[Any, float] | None = None,
         precision: str | None = None,
         device: str | None = None,
@@ -157,8 +208,8 @@ class Classifier(ClassifierMixin, _Perceptron):
         seed: int = 0,
     ) -> None:
         super().__init__(
-            hidden, epochs, batch_size, lr, optimizer, dropout, precision=precision, device=device, threads=threads,
-            seed=seed,
+            hidden, epochs, batch_size, lr, optimizer, dropout, ensemble, val_split, patience, metric,
+            precision=precision, device=device, threads=threads, seed=seed,
         )  # fmt: skip
         self.class_weight = class_weight
 

@@ -10,9 +10,10 @@ import numpy as np
 
 from ..base.arguments import nearest
 from ..base.errors import SettingError
-from ..base.settings import switches
-from ..run.backend import named
+from ..base.settings import Switches, switches
+from ..run.backend import backend
 from ..run.compile import compile as compile_program
+from ..run.compile import device_names
 
 
 def check_options(who: str, options: Mapping[str, Any], function: Callable[..., Any], *more: str) -> None:
@@ -26,16 +27,32 @@ def check_options(who: str, options: Mapping[str, Any], function: Callable[..., 
         if name not in known:
             hint = nearest(name, known, f"need one of {', '.join(sorted(known))}")
             raise SettingError(f"{who}: {name} is not an argument{hint}")
-    switches(**{name: options[name] for name in inspect.signature(switches).parameters if name in options})
+    _switches(options)
 
 
 def with_backend(who: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with the device, where one is given, under the name of backend."""
+    """The options with the device, where one is given, under the name of backend; with several, as a tuple of names
+    under devices."""
     made = dict(options)
-    device, backend = made.pop("device", None), made.pop("backend", None)
-    if device is not None or backend is not None:
-        made["backend"] = named(who, device, backend)
+    given = [made.pop(word, None) for word in ("device", "backend", "devices")]
+    names = device_names(who, *given)
+    if given[2] is not None:
+        made["devices"] = tuple(names)
+    elif names:
+        (made["backend"],) = names
     return made
+
+
+def need_devices(options: Mapping[str, Any]) -> None:
+    """BackendError where a device that these options of `with_backend` name is not there, or cannot compute."""
+    one = options.get("backend")
+    for name in options.get("devices", () if one is None else (one,)):
+        backend(name, _switches(options))
+
+
+def _switches(options: Mapping[str, Any]) -> Switches:
+    """The switches among options; SettingError for a value that is not usable."""
+    return switches(**{name: options[name] for name in inspect.signature(switches).parameters if name in options})
 
 
 def check_batch(batch_size: int, rows: int | None = None, what: str = "batch_size") -> None:

@@ -24,6 +24,7 @@ from ..graph.structure import digests
 from ..graph.value import Value
 from ..optim.optimizer import Optimizer
 from ..parallel.communicator import checksum
+from ..plan.schedule import Schedule
 from ..run.backend import is_device, make_of
 from ..run.cpu_backend import choose_isa
 from ..step.state import shown
@@ -116,26 +117,37 @@ def settings_of(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def environment_of(options: Mapping[str, Any]) -> dict[str, str]:
+def environment_of(options: Mapping[str, Any], runs: Sequence[Any] = ()) -> dict[str, str]:
     """What the bits depend on besides: version, instruction set, precision, flush, backend, machine. options: of
-    compile."""
+    compile; runs: what was compiled with them, for programs on several devices."""
     from .. import __version__
 
     chosen = switches(**{name: options.get(name) for name in ("isa", "precision", "flush")})
+    schedules = [run.plan for run in runs if isinstance(run.plan, Schedule)]
+    said = dict.fromkeys(device for schedule in schedules for device in schedule.parts)
+    names = [*options.get("devices", ())] or sorted(said) or [str(options.get("backend", "cpu"))]
     return {
         "gradloom": __version__,
-        "backend": str(options.get("backend", "cpu")),
+        "backend": ", ".join(names),
         "isa": choose_isa(chosen.isa),
-        **_device(str(options.get("backend", "cpu"))),
+        **_device(names),
+        **({"placement": _placement(schedules)} if len(names) > 1 else {}),
         "precision": chosen.precision,
         "flush": str(chosen.flush),
         "machine": platform.machine(),
     }
 
 
-def _device(name: str) -> dict[str, str]:
-    """What a backend of devices runs on: another adapter or driver gives other bits."""
-    return {"device": make_of(name)} if is_device(name) else {}
+def _device(names: Sequence[str]) -> dict[str, str]:
+    """What backends of devices run on: another adapter or driver gives other bits."""
+    makes = [make_of(name) for name in names if is_device(name)]
+    return {"device": ", ".join(makes)} if makes else {}
+
+
+def _placement(schedules: Sequence[Schedule]) -> str:
+    """Which node runs where, as a checksum."""
+    where = [schedule.device.get(node, "") for schedule in schedules for node in schedule.program.nodes]
+    return checksum(*where) if where else "one device"
 
 
 class Identity:
@@ -246,7 +258,8 @@ def identity_of(loop: Resumable) -> Identity:
     own = [each for each in loop.callbacks if each.steers and not type(each).__module__.startswith("gradloom.")]
     told_by_name = (object.__repr__, Callback.__repr__)  # whose text is not of what it does
     unknown += [f"the callback {type(each).__name__}" for each in own if type(each).__repr__ in told_by_name]
-    return Identity(settings, environment_of(trainer.options), contents, unknown)
+    environment = environment_of(trainer.options, [step.run for step in steps])
+    return Identity(settings, environment, contents, unknown)
 
 
 def _built(loop: Resumable) -> tuple[list[CompiledBatch], dict[str, str]]:

@@ -282,10 +282,12 @@ class LocalSteps:
         if self.dynamic:
             graph = self.objective.graph(source, rows, backward, measures)
             others, resting = self._others(graph.parameters, update)
-            carried = [v for node in reachable(graph.outputs) for v in node.effects]  # running statistics
+            nodes = reachable(graph.outputs)
+            carried = [v for node in nodes for v in node.effects]  # running statistics
             wires = structure([*graph.outputs, *(graph.grads or []), *carried])
             behind = self._behind(graph.parameters, others, update)
-            key = (*key, wires, tuple(p.stored for p in others), resting, behind)
+            said = tuple(node.device for node in nodes)  # their gradients run where they do
+            key = (*key, wires, said, tuple(p.stored for p in others), resting, behind)
             if key not in self.compiled:
                 self.compiled[key] = self._compile(graph, update, others)
             return self.compiled[key]

@@ -50,6 +50,21 @@ def loss_pair(loss: str | Callable[..., Any]) -> LossPair:
     return lambda pred, labels, weights: _own(loss, pred, labels, weights)
 
 
+def loss_of_members(pair: LossPair, pred: Value, labels: Value, weights: Value | None) -> tuple[Value, Value]:
+    """(sum, weight) of outputs [rows, members, ...], those of several networks: the mean over the members, each of
+    which is held against the labels [rows, ...] by itself."""
+    rows, members = pred.shape[:2]
+
+    def to_each(x: Value) -> Value:
+        """[rows, ...] as [rows * members, ...]."""
+        wide = ops.broadcast_to(ops.reshape(x, (rows, 1, *x.shape[1:])), (rows, members, *x.shape[1:]))
+        return ops.reshape(wide, (rows * members, *x.shape[1:]))
+
+    flat = ops.reshape(pred, (rows * members, pred.shape[2]))
+    total, weight = pair(flat, to_each(labels), None if weights is None else to_each(weights))
+    return total * (1 / members), weight * (1 / members)
+
+
 def _own(loss: Callable[..., Any], pred: Outputs, labels: Value | None, weights: Value | None) -> tuple[Value, Value]:
     given = (pred,) if labels is None else (pred, labels)
     takes_weights, named = _weights_for(loss, given, weights)

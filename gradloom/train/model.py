@@ -65,9 +65,10 @@ class Model:
         """The class (a text) of each row, [rows]; of a regression numbers in the units of the target, f64 [rows], or
         [rows, targets] where there are several.
 
-        rows: the path of a file (.csv, .npz, a folder of idx files); a DataFrame of pandas or polars, whose columns are
-        found by name; an array or a list of rows, in the order of the columns of the training. options go to
-        gl.compile (device=, precision=, threads=). DataError for rows that are not like those of the training.
+        rows: the path of a file (.csv, .parquet, .npz, a folder of idx files); a DataFrame of pandas or polars or a
+        table of pyarrow, whose columns are found by name; an array or a list of rows, in the order of the columns of
+        the training. options go to gl.compile (device=, precision=, threads=). DataError for rows that are not like
+        those of the training.
         """
         return self.decide(self.outputs(features_of(rows, self.preprocess)[0], **options))
 

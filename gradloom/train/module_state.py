@@ -8,6 +8,7 @@ from typing import Any
 
 from ..base.errors import TrainError
 from ..graph.value import Value
+from ..nn.devices import SAID
 from ..nn.module import Module
 from ..step.state import check_names, named
 from .attributes import (
@@ -74,6 +75,8 @@ class ModuleState:
         paths = {module: path for path, module in self._modules().items()}
         found = {}
         for module, name in dict.fromkeys(at for root in self._roots.values() for at in root.outline()):
+            if name == SAID:
+                continue
             value = module.training if name == MODE else vars(module)[name]
             if module in paths and not isinstance(value, Value):
                 found[f"{paths[module]}{escaped(name)}"] = value

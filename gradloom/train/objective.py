@@ -17,11 +17,12 @@ from ..graph.leaves import Parameter
 from ..graph.stored import next_serial
 from ..graph.streams import fresh_streams
 from ..graph.value import Value, describe
+from ..nn.ensemble import Ensemble
 from ..nn.module import Module, mode
 from ..optim.state import OptimizerState
 from ..transform.substitute import with_batch
 from .class_weight import class_weighted
-from .losses import loss_pair
+from .losses import loss_of_members, loss_pair
 from .metrics import NOTHING, Measures, MetricLayout
 from .outputs import Outputs, mapped, values_of
 from .session import Graph
@@ -116,11 +117,21 @@ class Objective:
     ) -> tuple[Value, Value, Value, list[Value], MetricLayout]:
         """(outputs, loss sum, weight, what is measured beside, its layout) of a batch."""
         x, labels, weights = source.leaves(rows)
-        pred = self.outputs(x, backward)
+        given = self.outputs(x, backward)
+        pred = ops.mean(given, axes=1) if self._has_members(given, labels) else given
         extra, layout = measures.nodes(rows, pred, labels, weights)
         if backward and self.class_weights is not None and labels is not None:
             weights = class_weighted(self.class_weights, labels, weights)
+        if pred is not given and labels is not None:
+            return pred, *loss_of_members(self.loss_pair, given, labels, weights), extra, layout
         return pred, *self.loss_pair(pred, labels, weights), extra, layout
+
+    def _has_members(self, outputs: Outputs, labels: Value | None) -> bool:
+        """Whether the outputs are those of an ensemble in training, [rows, members, ...]."""
+        if not isinstance(self.model, Module) or not isinstance(outputs, Value) or labels is None:
+            return False
+        of_each = outputs.ndim == labels.ndim + (2 if self.loss == "cross_entropy" and not labels.dtype.is_float else 1)
+        return of_each and any(isinstance(one, Ensemble) and one.training for one in self.model.modules())
 
     def named(self) -> dict[str, Parameter]:
         """The parameters and buffers of a Module in the order of its tree, trainable or not; a function has none."""

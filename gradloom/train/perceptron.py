@@ -7,13 +7,34 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import nn
-from ..base.defaults import OPTIMIZERS
+from ..base.defaults import EMBEDDING, OPTIMIZERS, TABLE
 from ..base.memory import need_memory, show_bytes
 from ..data.preprocess import Preprocess
 from ..optim import AdamW
 from ..optim.names import optimizer_named
 from ..optim.optimizer import Optimizer
 from ..optim.schedules import Cosine
+
+
+def network(
+    preprocess: Preprocess, hidden: Sequence[int], dropout: float = 0.0, members: int = 1, loss: str = "cross_entropy"
+) -> nn.Sequential:
+    """What learns the features of `preprocess`: of a table, an ensemble of so many members behind an embedding of the
+    numbers; of arrays, and without hidden layers, a perceptron. loss: what the outputs are trained for, which says how
+    those of members are averaged; dropout: as of `perceptron`."""
+    if preprocess.kind == "array" or not hidden:
+        return perceptron(preprocess, hidden, dropout)
+    layers: list[nn.Module] = []
+    width, numbers = preprocess.inputs, numbers_of(preprocess)
+    if numbers:
+        layers.append(nn.Periodic(width, numbers, **EMBEDDING))
+        width += len(numbers) * EMBEDDING["width"]
+    for size in hidden:
+        layers.append(nn.MemberLinear(members, width, size, activation="relu"))
+        width = size
+    layers.append(nn.MemberLinear(members, width, preprocess.outputs))
+    average = "probabilities" if loss == "cross_entropy" else "outputs"
+    return nn.Ensemble(*layers, average=average, dropout=dropout)
 
 
 def perceptron(preprocess: Preprocess, hidden: Sequence[int], dropout: float = 0.0) -> nn.Sequential:
@@ -32,19 +53,35 @@ def perceptron(preprocess: Preprocess, hidden: Sequence[int], dropout: float = 0
     return nn.HiddenDropout(*layers, rate=dropout) if dropout else nn.Sequential(*layers)
 
 
-def need_room(preprocess: Preprocess, hidden: Sequence[int]) -> None:
-    """SettingError when the free memory does not hold the training of perceptron(preprocess, hidden): weights, their
+def numbers_of(preprocess: Preprocess) -> list[int]:
+    """Which features are numbers, not categories or marks of missing values."""
+    found, at = [], 0
+    for column in preprocess.columns:
+        if column.kind == "number":
+            found.append(at)
+        at += column.width
+    return found
+
+
+def need_room(preprocess: Preprocess, hidden: Sequence[int], members: int = 1) -> None:
+    """SettingError when the free memory does not hold the training of network(preprocess, hidden): weights, their
     gradients and two moments."""
-    widths = [preprocess.inputs, *hidden, preprocess.outputs]
-    count = sum((n_in + 1) * n_out for n_in, n_out in itertools.pairwise(widths)) + 2 * (preprocess.kind == "array")
+    images = preprocess.kind == "array"
+    inputs = preprocess.inputs + (0 if images or not hidden else len(numbers_of(preprocess)) * EMBEDDING["width"])
+    widths = [inputs, *hidden, preprocess.outputs]
+    count = sum((n_in + 1) * n_out for n_in, n_out in itertools.pairwise(widths)) + 2 * images
+    count *= members if hidden and not images else 1
     what = f"{count:,} parameters need {show_bytes(16 * count)} of memory to train"
     need_memory(16 * count, f"hidden layers {','.join(map(str, hidden)):.80}: {what}", "need smaller ones")
 
 
-def optimizer_for(net: nn.Module, name: str, lr: float, steps: int, groups: Sequence[dict[str, Any]] = ()) -> Optimizer:
-    """The optimiser of that name with the settings that tables train with; its rate falls to 0 in so many steps, along
-    a cosine. groups: as gl.optim takes them."""
-    more: dict[str, Any] = {setting: value for setting, value in OPTIMIZERS[name].items() if setting != "lr"}
+def optimizer_for(
+    net: nn.Module, name: str, lr: float, steps: int, groups: Sequence[dict[str, Any]] = (), images: bool = False
+) -> Optimizer:
+    """The optimiser of that name with the settings that tables, or images, train with; its rate falls to 0 in so many
+    steps, along a cosine. groups: as gl.optim takes them."""
+    settings = OPTIMIZERS[name] | (TABLE if name == "adamw" and not images else {})
+    more: dict[str, Any] = {setting: value for setting, value in settings.items() if setting != "lr"}
     parameters: Any = net.parameters()
     groups = list(groups)
     if name == "muon":

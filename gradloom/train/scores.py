@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import ShapeError
-from .metrics import UNCERTAINTY, standard_error
+from .metrics import UNCERTAINTY, Metric, standard_error
 
 _RESAMPLINGS = 200
 _MOST_NUMBERS = 100_000_000  # that all resamplings of one score look at; large data need fewer of them
@@ -24,8 +24,10 @@ _MOST_SHOWN = 50  # classes of a confusion matrix
 Scores = dict[str, float]
 
 
-def classification_scores(probabilities: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None) -> Scores:
-    """accuracy, balanced_accuracy, f1_macro, roc_auc, log_loss, brier; each followed by NAME_unc.
+def classification_scores(
+    probabilities: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None, uncertainties: bool = True
+) -> Scores:
+    """accuracy, balanced_accuracy, f1_macro, roc_auc, log_loss, brier; each followed by NAME_unc where asked for.
 
     probabilities: f64 [rows, classes], each row adds up to 1. labels: ids i [rows]. weights: of the rows, f64 [rows].
     The predicted class is the one with the largest probability. balanced_accuracy averages the recall of the classes
@@ -56,7 +58,7 @@ def classification_scores(probabilities: np.ndarray, labels: np.ndarray, weights
             "brier": float((weight * squares).sum() / total / (2 if classes == 2 else 1)),
         }
 
-    return _with_uncertainties(scores, rows, rows * (len(curves) + 4), weights)
+    return _with_uncertainties(scores, rows, rows * (len(curves) + 4) if uncertainties else 0, weights)
 
 
 def class_probabilities(outputs: np.ndarray, loss: str) -> np.ndarray:
@@ -71,9 +73,11 @@ def class_probabilities(outputs: np.ndarray, loss: str) -> np.ndarray:
     return shares / shares.sum(axis=1, keepdims=True)
 
 
-def regression_scores(predicted: np.ndarray, true: np.ndarray, weights: np.ndarray | None = None) -> Scores:
+def regression_scores(
+    predicted: np.ndarray, true: np.ndarray, weights: np.ndarray | None = None, uncertainties: bool = True
+) -> Scores:
     """r2 (share of the variance explained, 1 is perfect), rmse and mae in the units of the target; each followed by
-    NAME_unc.
+    NAME_unc where asked for.
 
     predicted, true: f64 [rows, targets]; each score is the mean of those of the targets. r2 is nan where a target is
     constant. ShapeError where the arrays do not fit together.
@@ -95,7 +99,7 @@ def regression_scores(predicted: np.ndarray, true: np.ndarray, weights: np.ndarr
             "mae": float((share @ error).mean()),
         }
 
-    return _with_uncertainties(scores, len(true), 4 * true.size, weights)
+    return _with_uncertainties(scores, len(true), 4 * true.size if uncertainties else 0, weights)
 
 
 def of_each_class(predicted: np.ndarray, labels: np.ndarray, names: list[str]) -> dict[str, dict[str, float]]:
@@ -123,6 +127,30 @@ def confusion(predicted: np.ndarray, labels: np.ndarray, classes: int) -> list[l
     if classes > _MOST_SHOWN:
         return None
     return np.bincount(labels * classes + predicted, minlength=classes**2).reshape(classes, classes).tolist()
+
+
+# ---- while training ---
+
+
+SCORES = {
+    "classification": ("accuracy", "balanced_accuracy", "f1_macro", "roc_auc", "log_loss", "brier"),
+    "regression": ("rmse", "mae", "r2"),
+}
+HIGHER = ("accuracy", "balanced_accuracy", "f1_macro", "roc_auc", "r2")  # those that are to be large
+
+
+def score_metric(name: str, loss: str, units: Callable[[np.ndarray], np.ndarray]) -> Metric:
+    """A score by its name as a metric of gl.fit, of classes or of numbers. loss: what the outputs are trained for.
+    units: of outputs f32 [rows, targets], or of their labels, in the units of the target, f64."""
+
+    def of_classes(outputs: np.ndarray, labels: np.ndarray, weights: np.ndarray | None) -> float:
+        ids = labels.argmax(axis=1) if labels.ndim == 2 else labels  # mse over classes has rows of 0 and 1
+        return classification_scores(class_probabilities(outputs, loss), ids, weights, uncertainties=False)[name]
+
+    def of_numbers(outputs: np.ndarray, labels: np.ndarray, weights: np.ndarray | None) -> float:
+        return regression_scores(units(outputs), units(labels), weights, uncertainties=False)[name]
+
+    return Metric(of_numbers if name in SCORES["regression"] else of_classes, whole=True)
 
 
 # ---- the baseline ----------------------------------------------------------------------------------------------------
@@ -185,9 +213,12 @@ class _Ranking:
 def _with_uncertainties(
     scores: Callable[[np.ndarray], Scores], rows: int, numbers: int, weights: np.ndarray | None
 ) -> Scores:
-    """The scores, each followed by its standard deviation over resamplings; `numbers`: that one of them looks at."""
+    """The scores, each followed by its standard deviation over resamplings; `numbers`: that one of them looks at, 0:
+    the scores alone."""
     weight = np.ones(rows) if weights is None else weights.astype(np.float64)
     found = scores(weight)
+    if not numbers:
+        return found
     rng = np.random.default_rng(_SEED)
     drawn = []
     for _ in range(min(_RESAMPLINGS, max(_MOST_NUMBERS // max(numbers, 1), 20)) if rows > 1 else 0):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,8 @@ from ..base.errors import SettingError, TrainError
 from ..base.interrupts import StopTraining
 from ..graph.stored import copies, replace
 from .callbacks import Callback
+from .metrics import Metric
+from .scores import HIGHER, score_metric
 
 if TYPE_CHECKING:
     from .result import EpochResult, Evaluation
@@ -159,6 +161,21 @@ class EarlyStopping(Callback):
         kept = ", restore_best=True" if self.restore_best else ""
         watched = "" if self.monitor is None else f", monitor={self.monitor!r}, mode={self.mode!r}"
         return f"EarlyStopping(patience={self.patience}, min_delta={self.min_delta:g}{kept}{watched})"
+
+
+def stopping_at(
+    score: str | None, patience: int, loss: str, units: Callable[[np.ndarray], np.ndarray], monitor: str | None = None
+) -> tuple[list[EarlyStopping], dict[str, Metric] | None]:
+    """(callbacks, metrics) for gl.fit: a training that keeps its best weights, and ends after so many evaluations
+    without a better score of the validation rows; patience 0: it does not. score: one of scores.SCORES; None: what
+    monitor names. loss, units: as of score_metric."""
+    if not patience:
+        return [], None
+    if score is None:
+        return [EarlyStopping(patience, restore_best=True, monitor=monitor)], None
+    mode = "max" if score in HIGHER else "min"
+    stops = [EarlyStopping(patience, restore_best=True, monitor=f"val_{score}", mode=mode)]
+    return stops, None if score == "accuracy" else {score: score_metric(score, loss, units)}
 
 
 def monitored(result: EpochResult) -> float:

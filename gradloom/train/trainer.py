@@ -14,6 +14,7 @@ from ..base.arguments import as_bool, as_whole, what_is
 from ..base.collector import paused
 from ..base.errors import GradientError, SettingError, ShapeError
 from ..base.locks import Claim
+from ..base.settings import switches
 from ..data.dataset import Dataset
 from ..graph.graph import storage_leaf
 from ..graph.leaves import Parameter
@@ -27,11 +28,12 @@ from ..optim.state import OptimizerState
 from ..parallel.agree import Agreement
 from ..parallel.communicator import Communicator
 from ..plan.plan import Plan
-from ..run.backend import device_of_rank
+from ..plan.schedule import Schedule
+from ..run.backend import DeviceBytes, device_bytes, device_of_rank
 from ..run.compile import compile as compile_program
 from ..step.exchange import check_exchange
 from ..step.state import TrainState
-from .arguments import check_options, check_skip, with_backend
+from .arguments import check_options, check_skip, need_devices, with_backend
 from .batches import CompiledBatch, RowRange
 from .forms import Forms
 from .local import LocalSteps
@@ -84,7 +86,7 @@ class Trainer:
                NonFiniteError, or "skip" it: its rows and its random numbers are consumed, the optimiser's step count,
                moments and schedule stay, Result.skipped counts it. `step` always stops
     class_weights  f32 [classes]: in training a label weighs so much, times the weight of its row; evaluation has none
-    The other arguments are those of gl.compile.
+    The other arguments are those of gl.compile; BackendError for a device that is not there.
 
     One thread at a time uses a trainer (or several trainers of one optimiser with parameters): while it is in a call of
     one, another thread gets TrainError.
@@ -141,6 +143,13 @@ class Trainer:
         if communicator is not None and "backend" in options:
             with Agreement(communicator).own():
                 options["backend"] = device_of_rank(options["backend"], communicator.rank)
+                need_devices(options)
+        else:
+            need_devices(options)
+        said = isinstance(model, Module) and any(p.stored.device for _, p, _ in model.named_stored())
+        if communicator is not None and ("devices" in options or (said and "backend" not in options)):
+            asked = "devices=" if "devices" in options else "Module.to"
+            raise SettingError(f"{asked}: a rank computes on one device; need device=, or one process")
         if communicator is not None and (dynamic or build == "grad"):
             asked = "dynamic=True" if dynamic else "build='grad'"
             raise SettingError(f"{asked}: ranks exchange whole steps of one graph; need one process for that")
@@ -315,8 +324,8 @@ class Trainer:
         return list(self.local.compiled.values())
 
     @property
-    def plans(self) -> list[Plan]:
-        """The plans of the steps that were compiled so far."""
+    def plans(self) -> list[Plan | Schedule]:
+        """The plans, on several devices the schedules, of the steps that were compiled so far."""
         plans = [s.run.plan for s in self.compiled if s.run.plan is not None]
         return plans if self.split is None else [*plans, *self.split.plans]
 
@@ -324,6 +333,11 @@ class Trainer:
     def planned_bytes(self) -> int:
         """The largest arena, with the scratch of all threads, that a compiled step of this trainer plans for."""
         return max((p.peak_bytes for p in self.plans), default=0)
+
+    @property
+    def on_device(self) -> DeviceBytes | None:
+        """What these steps hold on their device, None where they compute in this process's memory."""
+        return device_bytes(self.options.get("backend", "cpu"), self.plans, switches())
 
     @property
     def state(self) -> dict[Stored, dict[str, Parameter]]:

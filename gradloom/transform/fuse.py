@@ -60,7 +60,7 @@ class _Fuser:
                 old, inner = node.inputs[i], inputs[i]
                 if old is None or inner is None or inner.index or inner.node.op.name != pattern.inner:
                     continue
-                if self.uses[old] != 1 or inner.node.effects:
+                if self.uses[old] != 1 or inner.node.effects or inner.node.device != node.device:
                     continue
                 fused = pattern.build(inner.node, node, [*inputs[:i], *inputs[i + 1 :]])
                 if fused is not None:

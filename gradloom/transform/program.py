@@ -109,5 +109,7 @@ def copy_node(node: Node, inputs: Sequence[Value | None], new: Mapping[Value, Va
 
 
 def make(name: str, inputs: Sequence[Value | None], attrs: Mapping[str, Any], like: Node) -> Node:
-    """A node of the op of this name, called after another one."""
-    return REGISTRY[name].node(inputs, attrs, like.name, like.where)
+    """A node of the op of this name, called after another one and said to run where that one is."""
+    made = REGISTRY[name].node(inputs, attrs, like.name, like.where)
+    made.device = like.device
+    return made

@@ -44,7 +44,7 @@ class _Simplifier:
             folded = _fold(node, inputs)
             if folded is not None:
                 return folded
-        key = (op.name, *map(id, inputs), *_attribute_keys(node))
+        key = (op.name, node.device, *map(id, inputs), *_attribute_keys(node))
         known = self.known.get(key)
         if known is None:
             known = self.known[key] = copy_node(node, inputs, {})

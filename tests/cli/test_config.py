@@ -204,7 +204,6 @@ def test_what_is_saved_is_read_again(tmp_path):
     saved = parse_toml(write(tmp_path / "f.toml", save(FitSettings("x.csv", out="o", threads=3), {}).decode()))
     assert saved == {
         "data": os.path.abspath("x.csv"),
-        "dropout": 0.0,
         "ema": 0.0,
         "on_nonfinite": "stop",
         "optimizer": "adamw",

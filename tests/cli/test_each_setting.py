@@ -65,6 +65,8 @@ ODD: dict[str, list[Any]] = {
     "test": ["nowhere.csv"],
     "monitor": [3, "val_loss"],
     "device": [3, "", "nothing", "gpu:99", "numpy", "GPU"],
+    "gpu_layers": [3, "", "all", "-1", "1.5"],
+    "gpu_memory": [3, "", "much"],
     "hidden": ["64", [0], [1 << 31], ["x"], 3],
     "groups": [3, [3], [{}], [{"match": "*"}], [{"match": "*.nothing", "lr": 0.1}], [{"match": "*", "lr": 1e308}]],
     "val": ["v.csv", {"": "t.csv"}, {"a.b": "t.csv"}, {"a": 3}, {"a": "nowhere.csv"}, {"a": ""}],

@@ -153,7 +153,7 @@ def test_micro_batches_give_the_same_training(capsys, tmp_path):
     options = ("--optimizer", "sgd", "--epochs", 3, "--batch-size", 30)
     whole = fitted(capsys, tmp_path, path, *options)
     parts = fitted(capsys, tmp_path, path, *options, "--micro-batch-size", 7)
-    assert whole["steps"] == parts["steps"] == 24
+    assert whole["steps"] == parts["steps"] == 21
     np.testing.assert_allclose(whole["test_loss"], parts["test_loss"], rtol=1e-4)
 
 
@@ -256,7 +256,15 @@ def test_ctrl_c_before_the_first_step_leaves_what_is_there(capsys, tmp_path, mon
     (tmp_path / "out" / "model.safetensors").write_bytes(b"old")
     monkeypatch.setattr(gradloom, "fit", stop)
     code, out, err = run(capsys, "fit", DIGITS, "--out", tmp_path / "out", "--json")
-    assert (code, out) == (130, "") and err.splitlines()[-1] == "interrupted before the first step; nothing is saved"
+    assert code == 130 and err.splitlines()[-1] == "interrupted before the first step; nothing is saved"
+    found = json.loads(out)
+    assert found["interrupted"] is True and (found["steps"], found["epochs"], found["model"]) == (0, 0, None)
+    assert found["ending"] == "interrupted" and found["rows_train"] > 0 and "test_loss" not in found
+    monkeypatch.setattr("gradloom.data.read_table", stop)  # before there is anything to tell
+    code, out, err = run(capsys, "fit", DIGITS, "--out", tmp_path / "out", "--json")
+    assert code == 130 and err.splitlines()[-1] == "gradloom: interrupted"
+    assert json.loads(out) == {"data": os.path.abspath(DIGITS), "model": None, "steps": 0, "interrupted": True}
+    assert run(capsys, "fit", DIGITS, "--out", tmp_path / "out")[:2] == (130, "")
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == b"old" and len(os.listdir(tmp_path / "out")) == 1
 
 

@@ -94,3 +94,19 @@ def test_a_shell_reads_what_was_written(word):
     line = to_paste(["printf", "%s", word])
     done = subprocess.run(["bash", "-c", line], capture_output=True, check=True)
     assert done.stdout == os.fsencode(word) and line.isprintable()
+
+
+@needs_mpi
+def test_processes_that_nobody_asked_to_work_together(tmp_path):
+    """One line, of the first of them; nothing where mpiexec started one process, or where they do work together."""
+    data = flowers(tmp_path / "t.csv")
+    code = "import sys, gradloom.cli.common as c; c.join(sys.argv[1] if sys.argv[1:] else None, None)"
+    hint = (
+        "mpiexec started 2 processes, and each does the whole work and writes to the same place; --parallel mpi splits "
+        "each batch over them\n"
+    )
+    for ranks, words, said in ((2, (), hint), (2, ("mpi",), ""), (1, (), "")):
+        ended = finish(start_ranks(ranks, "-c", code, *words))
+        assert (ended.code, ended.err) == (0, said)
+    ended = finish(start_ranks(1, "-m", "gradloom", "fit", data, *FIT, "--out", tmp_path / "o"))
+    assert ended.code == 0 and "mpiexec" not in ended.err

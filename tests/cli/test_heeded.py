@@ -77,12 +77,14 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
 # Options that change neither numbers nor bytes, and what tests them: the same bits for any number of threads or rows at
 # a time; a stop text (test_generate.py); a precision, by its logits (tests/llm/test_precision.py); a settings file
 # (test_config.py); a device (tests/gpu/test_finetune.py); --json is in every line
+GPU = {"--device", "--gpu-layers", "--gpu-memory"}  # tests/gpu/test_gpu_layers.py
 ELSEWHERE = {
-    "evaluate": {"--threads", "--batch-size", "--skip-bad-lines", "--device"},
+    "evaluate": {"--threads", "--batch-size", "--skip-bad-lines", *GPU},
     "verify": {"--device"},  # tests/gpu/test_verify.py
-    "generate": {"--threads", "--stop", "--precision", "--device"},
+    "plan": GPU,  # tests/gpu/test_held.py
+    "generate": {"--threads", "--stop", "--precision", *GPU},
     "finetune": {
-        "--device",
+        *GPU,
         "--val",  # tests/llm/test_data_files.py
         "--config",
         "--run",

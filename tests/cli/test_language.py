@@ -406,8 +406,15 @@ def test_ctrl_c_before_the_first_step(capsys, tmp_path, path, text, monkeypatch)
     monkeypatch.setattr(importlib.import_module("gradloom.train.loop"), "run_part", stop)
     code, out, err = run(capsys, "finetune", path, text, "--context", 32, "--out", tmp_path / "a.gguf")
     assert (code, out) == (130, "") and "nothing to save yet" in err and not (tmp_path / "a.gguf").exists()
+    told = ("finetune", path, text, "--context", 32, "--out", tmp_path / "a.gguf", "--json")
+    found = json.loads(run(capsys, *told)[1])
+    assert (found["interrupted"], found["steps"], found["out"]) == (True, 0, None) and found["rows_train"] > 0
     monkeypatch.setattr(training, "read_rows", stop)
     assert run(capsys, "finetune", path, text)[::2] == (130, "gradloom: interrupted\n")
+    code, out, _ = run(capsys, *told)
+    assert code == 130 and json.loads(out) == {
+        "model": str(path), "data_file": str(text), "out": None, "steps": 0, "interrupted": True
+    }  # fmt: skip
     monkeypatch.setattr(importlib.import_module("gradloom.llm.generate").Generator, "_feed", stop)
     assert run(capsys, "generate", path, "--prompt", "once")[0] == 130
 

@@ -54,6 +54,12 @@ def test_the_environment_decides_what_is_not_said(
     assert fitted(capsys, "t.csv", "--epochs", 1, "--out", "a")["precision"] == "bf16"
     assert parse_toml(tmp_path / "a" / "settings.toml")["precision"] == "bf16"
     assert fitted(capsys, "t.csv", "--epochs", 1, "--out", "b", "--precision", "f32")["precision"] == "f32"
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in "ab"]
+    monkeypatch.delenv("GRADLOOM_PRECISION")
+    for name, model in zip("ab", models, strict=True):  # what the test rows measure is saved with it
+        code, _, err = run(capsys, "rerun", name)
+        assert code == 0 and "not promised" not in err, err
+        assert (tmp_path / f"{name}-again" / "model.safetensors").read_bytes() == model
 
 
 def test_a_finetune_goes_on_in_its_precision_or_says_so(

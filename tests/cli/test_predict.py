@@ -139,7 +139,7 @@ def test_info_of_a_model(capsys, fitted):
     assert (code, err) == (0, "") and out == run(capsys, "info", model / "model.safetensors")[1]
     for part in (
         "a model of gradloom", "classification of target", "size, colour (text)", "2: no, yes", "test_accuracy",
-        "epochs 3", "(0): Linear(n_in=3, n_out=4, activation='relu')",
+        "epochs 3", "MemberLinear(members=8, n_in=7, n_out=4, activation='relu')",
     ):  # fmt: skip
         assert part in out, part
     code, out, _ = run(capsys, "info", model, "--tensors", "--json")
@@ -147,8 +147,8 @@ def test_info_of_a_model(capsys, fitted):
     assert "0.weight" in out and facts["kind"] == "model" and facts["classes"] == ["no", "yes"]
     assert facts["metrics"]["test_accuracy"] == said["test_accuracy"] and facts["about"]["epochs"] == 3
     assert [c["name"] for c in facts["columns"]] == ["size", "colour"]
-    assert facts["parameters"] == said["parameters"] and facts["tensors"][0]["shape"] == [4, 3]
-    assert facts["network"]["net"]["layers"][0]["n_out"] == 4
+    assert facts["parameters"] == said["parameters"] and facts["tensors"][0]["shape"] == [1, 1, 16]
+    assert facts["network"]["net"]["layers"][1]["n_out"] == 4
 
 
 def test_info_of_a_network_and_of_other_files(capsys, tmp_path):
@@ -160,3 +160,51 @@ def test_info_of_a_network_and_of_other_files(capsys, tmp_path):
     save_arrays(tmp_path / "arrays.safetensors", {"a": np.zeros(3, np.float32)})
     code, out, err = run(capsys, "info", tmp_path / "arrays.safetensors")
     assert (code, out) == (2, "") and "holds arrays but no model of gradloom" in err
+
+
+def test_predictions_are_csv(capsys, fitted):
+    model, data = fitted["classes"]
+    capsys.readouterr()
+    code, _, err = run(capsys, "predict", model, data, "--out", "predicted.parquet")
+    assert code == 2 and err == (
+        "gradloom: --out predicted.parquet: predictions are written as CSV; need a name such as predicted.csv\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["p.parquet", "p.csv"])
+def test_a_parquet_file_trains_and_is_predicted(capsys, tmp_path, name):
+    """As the CSV of the same rows: the same model, test rows and predictions."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pytest.importorskip("pyarrow").table
+    rng = np.random.default_rng(0)
+    kinds, x = rng.choice(list("abc"), 150).tolist(), rng.normal(size=150).round(4).tolist()
+    columns = {"kind": kinds, "x": x, "y": [round(v + (k == "a"), 4) for v, k in zip(x, kinds, strict=True)]}
+    parquet.write_table(table(columns), tmp_path / "p.parquet")
+    lines = ["kind,x,y", *(f"{k},{v},{y}" for k, v, y in zip(*columns.values(), strict=True))]
+    (tmp_path / "p.csv").write_text("\n".join(lines) + "\n")
+    made = {}
+    for file in ("p.csv", name):
+        out = tmp_path / f"o-{file}"
+        options = ("--epochs", 2, "--out", out, "--test", tmp_path / file, "--val", tmp_path / file)
+        assert run(capsys, "fit", tmp_path / file, *options)[0] == 0
+        code, text, _ = run(capsys, "predict", out, tmp_path / file, "--keep", "kind")
+        assert code == 0
+        made[file] = text
+    assert made["p.csv"] == made[name] and made[name].count("\n") == 151
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_commas_of_a_target_mean_what_they_meant_in_training(capsys, tmp_path, grouped):
+    """Decimal commas beside semicolons, or thousands after a currency sign: also in a file with other separators."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=60).round(3)
+    prices = [f"${1000 + 100 * v:,.0f}" if grouped else f"{10 + v:.3f}".replace(".", ",") for v in x]
+    (tmp_path / "a.csv").write_text("x;y\n" + "".join(f"{v:.3f};{p}\n" for v, p in zip(x, prices, strict=True)))
+    (tmp_path / "b.csv").write_text("x,y\n" + "".join(f'{v:.3f},"{p}"\n' for v, p in zip(x, prices, strict=True)))
+    assert run(capsys, "fit", tmp_path / "a.csv", "--epochs", 30, "--out", tmp_path / "o")[0] == 0
+    found = {}
+    for name in "ab":
+        code, out, _ = run(capsys, "predict", tmp_path / "o", tmp_path / f"{name}.csv", "--json")
+        assert code == 0
+        found[name] = json.loads(out.splitlines()[-1])
+    assert found["a"]["rmse"] == pytest.approx(found["b"]["rmse"])

@@ -15,7 +15,7 @@ from gradloom.cli.settings_file import parse_toml
 from gradloom.data import read_table
 from gradloom.files import load_arrays
 from gradloom.optim.names import optimizer_names
-from gradloom.train.perceptron import perceptron
+from gradloom.train.perceptron import network as network_of
 from tests.cli.command import run
 from tests.cli.test_fit import flowers, houses, one_thread  # noqa: F401
 from tests.cli.test_outputs import table
@@ -68,15 +68,16 @@ def test_dropout(capsys, tmp_path):
     """Of hidden layers, in training alone: saved with the model, whose outputs are those without it."""
     data, options = uneven(tmp_path / "t.csv"), (*BASE, "--hidden", "8,6", "--dropout", 0.5)
     code, _, err = run(capsys, "fit", data, *options, "--out", tmp_path / "a")
-    assert code == 0 and "model: 2-8-6-3, dropout 0.5, " in err, err
+    assert code == 0 and "model: 8 networks 2-8-6-3, dropout 0.5, " in err, err
     arrays, described = load_arrays(tmp_path / "a" / "model.safetensors")
     network = json.loads(described["gradloom.model"])["network"]["net"]
-    assert (network["layer"], network["rate"]) == ("HiddenDropout", 0.5)
-    assert sorted(arrays) == [f"{i}.{name}" for i in range(3) for name in ("bias", "weight")]
+    assert (network["layer"], network["dropout"]) == ("Ensemble", 0.5)
+    of_numbers = [f"0.{name}" for name in ("bias", "coefficients", "phases", "weight")]
+    assert sorted(arrays) == of_numbers + [f"{i}.{name}" for i in (1, 2, 3) for name in ("bias", "weight")]
     read = load_model(tmp_path / "a")
     net, preprocess = read.net, read.preprocess
     x = np.random.default_rng(0).normal(size=(50, 2)).astype(np.float32)
-    plain = perceptron(preprocess, [8, 6])
+    plain = network_of(preprocess, [8, 6], members=8)
     plain.load_state_dict(net.state_dict())
     assert net.dropout.rate == 0.5 and np.array_equal(gl.predict(net, x), gl.predict(plain, x))
     gl.fit(net, (x, np.zeros(50, np.int32)), epochs=1, batch_size=50, seed=0, progress=False)
@@ -128,8 +129,8 @@ def test_early_stopping_keeps_the_best_weights(capsys, tmp_path):
     assert gl.evaluate(load_model(tmp_path / "a").net, held).loss == pytest.approx(min(losses), rel=1e-5)
     _, other = fitted(capsys, tmp_path / "b", *options, "--patience", 3, "--monitor", "loss")
     assert other["epochs"] != found["epochs"]
-    code, _, err = run(capsys, "fit", *options, "--monitor", "loss", "--out", tmp_path / "c")
-    assert code == 2 and err == "gradloom: --monitor loss: is what --patience waits for; need both\n"
+    code, _, err = run(capsys, "fit", *options, "--monitor", "loss", "--patience", 0, "--out", tmp_path / "c")
+    assert code == 2 and err == "gradloom: --monitor loss: is what --patience waits for, and that is 0; need more\n"
     code, _, err = run(capsys, "fit", *options, "--patience", 2, "--monitor", "val_lss", "--out", tmp_path / "c")
     assert code == 2 and "val_lss" in err.splitlines()[-1] and "val_loss" in err.splitlines()[-1]
 

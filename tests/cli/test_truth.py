@@ -7,7 +7,7 @@ import pytest
 
 import gradloom as gl
 from gradloom.data import read_table
-from gradloom.train.scores import class_probabilities
+from gradloom.train.scores import class_probabilities, classification_scores, regression_scores
 from tests.cli.command import run
 
 RNG = np.random.default_rng(1)
@@ -33,7 +33,7 @@ def test_scores_of_classes_are_those_of_the_test_rows(capsys, tmp_path, loss):
     y = np.where(X[:, 0] + RNG.standard_normal(600) > 0.6, "yes", "no")
     found, err, path = fitted(capsys, tmp_path, y, "--loss", loss)
     assert found["warnings"] == [] and "warning" not in err
-    table = read_table(path)
+    table = read_table(path, val_split=None)
     assert found["rows_test"] == table.test.n == 120
     model = gl.load(tmp_path / "o")
     p, true = class_probabilities(gl.predict(model.net, table.test.data), loss), table.test.labels
@@ -67,7 +67,7 @@ def test_a_regression(capsys, tmp_path):
     y = 10 * X[:, 0] + 3 * RNG.standard_normal(600)
     found, err, path = fitted(capsys, tmp_path, y)
     assert found["warnings"] == [] and found["test_r2"] > 0.5
-    table = read_table(path)
+    table = read_table(path, val_split=None)
     model = gl.load(tmp_path / "o")
     preprocess = model.preprocess
     guess = preprocess.outputs_to_targets(gl.predict(model.net, table.test.data))[:, 0]
@@ -103,3 +103,43 @@ def test_the_baseline_of_data_in_time_is_the_last_value(capsys, tmp_path, option
     found = json.loads(out.splitlines()[-1])
     assert found["baseline"] == "always the last value before the test rows" and found["rows_test"] == 120
     assert found["baseline_rmse"] == pytest.approx(np.sqrt(np.mean((y[480:] - y[479]) ** 2)), rel=1e-4)
+
+
+CLASSES = {"accuracy": max, "balanced_accuracy": max, "f1_macro": max, "roc_auc": max, "log_loss": min, "brier": min}
+NUMBERS = {"rmse": min, "mae": min, "r2": max}
+
+
+@pytest.mark.parametrize("name", [*CLASSES, *NUMBERS])
+def test_the_metric_says_when_to_end(capsys, tmp_path, name):
+    """The weights that are kept are those of the best validation by that score."""
+    y = X[:, 0] + RNG.standard_normal(600)
+    y = np.where(y > 0.6, "yes", "no") if name in CLASSES else y
+    found, _, path = fitted(capsys, tmp_path, y, "--metric", name, "--patience", 3, "--epochs", 40, "--lr", 0.02)
+    values = [one[f"val_{name}"] for one in found["history"]]
+    assert len(values) < 40
+    table = read_table(path, val_split=None)
+    rows = table.train.split(table.val_split, 0)[1]
+    model = gl.load(tmp_path / "o")
+    outputs, labels = gl.predict(model.net, table.train.data[rows]), table.train.labels[rows]
+    if name in CLASSES:
+        kept = classification_scores(model.probabilities(outputs), labels)[name]
+    else:
+        units = table.preprocess.outputs_to_targets
+        kept = regression_scores(units(outputs), units(labels))[name]
+    assert kept == pytest.approx((CLASSES | NUMBERS)[name](values), rel=1e-5)
+    other = "rmse" if name in CLASSES else "accuracy"
+    code, _, err = run(capsys, "fit", path, "--metric", other, "--out", tmp_path / "b")
+    assert code == 2 and f"--metric {other}: the task is a" in err
+
+
+def test_an_ensemble_of_so_many(capsys, tmp_path):
+    y = np.where(X[:, 0] > 0.6, "yes", "no")
+    sizes = {}
+    for members in (1, 3):
+        found, err, _ = fitted(capsys, tmp_path, y, "--ensemble", members, "--hidden", 4)
+        sizes[members] = found["parameters"]
+        assert gl.load(tmp_path / "o").net.members == members and ("3 networks 3-4-2" in err) == (members == 3)
+    shared = 3 * (16 + 16 + 16 * 4 + 4)  # of the embedding
+    assert sizes[3] - shared == 3 * (sizes[1] - shared)
+    code, _, err = run(capsys, "fit", tmp_path / "t.csv", "--ensemble", 2, "--hidden", "", "--out", tmp_path / "b")
+    assert code == 2 and err == "gradloom: --ensemble 2: --hidden has no layer; need 1\n"

@@ -444,9 +444,9 @@ def test_missing_files(tmp_path, name):
 
 def test_other_files(tmp_path):
     with pytest.raises(
-        DataError, match=r"t.parquet: suffix .parquet is not known; need .csv, .csv.gz, .npz or a folder"
+        DataError, match=r"t.xlsx: suffix .xlsx is not known; need .csv, .csv.gz, .parquet, .npz or a folder"
     ):
-        read_table(write(tmp_path / "t.parquet", "x"))
+        read_table(write(tmp_path / "t.xlsx", "x"))
     with pytest.raises(DataError, match="is one idx file; need the folder that holds images and labels"):
         read_table(write(tmp_path / "train-images-idx3-ubyte", "x"))
     with pytest.raises(FileError, match=r"t.csv: is not UTF-8 text \(byte 0xff\); save it as UTF-8"):

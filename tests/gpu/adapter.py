@@ -68,3 +68,16 @@ def programs_on(device: Any) -> list[Any]:
 
     loaded = [one for one in gc.get_objects() if isinstance(one, GpuExecutable)]
     return [one for one in loaded if one.device is device]
+
+
+@contextlib.contextmanager
+def own_device(binding_bytes: int | None = None) -> Iterator[Any]:
+    """Inside, "gpu" is a device on which nothing lies yet. What was compiled before stays where it is."""
+    from gradloom.gpu import device as devices
+
+    before, made = devices.device(0), devices.Gpu(0, binding_bytes=binding_bytes)
+    devices._devices[0] = made
+    try:
+        yield made
+    finally:
+        devices._devices[0] = before

@@ -142,7 +142,8 @@ def run_node(
 
 def _run(place: Place, code: Bytecode, memories: dict[int, Bytes]) -> tuple[dict[int, np.ndarray], np.ndarray]:
     device = place.device
-    layout = Layout(code, device, place.copies)
+    assert not code.stored
+    layout = Layout(code, [])
     loader = Loader(code, device, layout, Switches())
     steps = loader.run()
     tape, calls = loader.tape.arrays()

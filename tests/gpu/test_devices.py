@@ -47,6 +47,14 @@ def test_an_adapter_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measure.peak("gpu").gflops == 2 * 128**3 / 20_000_000  # of the product that keeps the adapter busy
 
 
+def test_a_trainer_of_an_adapter_that_is_not_there() -> None:
+    net = gl.nn.Linear(2, 3)
+    for given in ({"device": "gpu:99"}, {"devices": ("cpu", "gpu:99")}):
+        with pytest.raises(gl.BackendError, match="gpu:99: there is no such adapter"):
+            gl.Trainer(net, **given)
+    gl.Trainer(net, device="gpu")
+
+
 @pytest.mark.no_adapter
 def test_device_and_backend_are_one_setting() -> None:
     y = ops.exp(gl.input("x", (3,)))

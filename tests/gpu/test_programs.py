@@ -257,6 +257,7 @@ def test_each_instruction_is_timed_while_a_run_is_profiled(stamped: bool, monkey
     run = gl.compile(y, device="gpu", fuse=False)
     (want,) = run(x=np.ones((3, 4)))
     run.profile()
+    assert run.report().splitlines()[1:] == ["no time was measured; need profile(), and then a run"]
     waits, wait = [], device.wait
     monkeypatch.setattr(device, "wait", lambda: (waits.append(1), wait()))
     begun = time.perf_counter_ns()
@@ -320,3 +321,20 @@ def test_the_memory_of_a_data_set_is_given_back() -> None:
     del rows
     gc.collect()
     assert device.bytes < before + (1 << 20)
+
+
+def test_a_large_upload_is_handed_over_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """wgpu keeps a copy of what is written until something is submitted: never of a whole model."""
+    from gradloom.gpu.backend import place_of
+
+    monkeypatch.setattr("gradloom.gpu.stored.UPLOAD", 1024)
+    device, waits = place_of(0).device, []
+    wait = device.wait
+    monkeypatch.setattr(device, "wait", lambda: (waits.append(1), wait()))
+    large = np.arange(1000, dtype=np.float32)
+    w, small = gl.parameter(large, "w"), [gl.parameter(large[:100], f"v{i}") for i in range(6)]
+    run = gl.compile([w * 2.0, *(v * 3.0 for v in small)], device="gpu")
+    for _ in range(2):  # the second time all of it lies there
+        found = run()
+        assert np.array_equal(found[0], large * 2) and all(np.array_equal(one, large[:100] * 3) for one in found[1:])
+        assert len(waits) == 6

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import gradloom as gl
+from gradloom.gpu.backend import GpuBackend
 from gradloom.parallel import threads
 from gradloom.run import backend as backends
 from tests.parallel.mpi import needs_mpi, run
@@ -44,6 +45,7 @@ def test_ranks_on_unlike_devices_are_refused() -> None:
 def test_each_rank_takes_the_next_adapter_of_the_same_make(monkeypatch: pytest.MonkeyPatch) -> None:
     backends.make_of("gpu")
     monkeypatch.setitem(backends._alike, "gpu", lambda: [0, 2])
+    monkeypatch.setitem(backends._devices, "gpu", lambda chosen, number: GpuBackend(chosen))  # each is there
     net = gl.nn.Linear(4, 3)
     made = [gl.train.Trainer(net, device="gpu", communicator=rank) for rank in threads(3)]
     assert [trainer.options["backend"] for trainer in made] == ["gpu", "gpu:2", "gpu"]

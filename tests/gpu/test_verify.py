@@ -32,6 +32,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return gl.llm.load(write(tmp_path_factory.mktemp("verify"), "llama"))
 
 
+def test_all_is_right_in_bf16(model: Any) -> None:
+    made = gl.llm.LoRA(rank=3)
+    made.bind(model)
+    found = verify(model, rows_of(1, 12), made, device="gpu", precision="bf16")
+    assert found.agrees and [c.name for c in found.checks] == NAMES, [c for c in found.checks if not c.holds]
+
+
 @pytest.mark.parametrize("full", [False, True])
 def test_all_is_right(model: Any, full: bool) -> None:
     made = gl.llm.TrainedTensors("attn_q") if full else gl.llm.LoRA(rank=3, dropout=0.2)

@@ -15,6 +15,7 @@ from gradloom.graph.stored import Stored
 from gradloom.ops.common import draw_blocks
 from gradloom.plan import check as proof
 from gradloom.plan.bytecode import KernelNeeds, call_of, lower
+from gradloom.run.machine import isas
 from gradloom.run.null_backend import NullExecutable
 
 KINDS = [k.name for k in QUANTISED]
@@ -45,6 +46,31 @@ def test_a_mapped_leaf_is_its_dequantised_array(kind: str) -> None:
     got = gl.compile(ops.cast(w, "f32"), backend="numpy")()[0]
     assert got.dtype == np.float64 and np.array_equal(got, want)
     assert f"{kind}[6,512] = parameter()  # w" in listing([ops.cast(w, "f32")])
+
+
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("kind", ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"])
+def test_scales_of_any_half(kind: str, isa: str) -> None:
+    # Subnormal, infinite and not a number among them; the last block ends where the bytes do.
+    halves = np.arange(0, 1 << 16, 7, dtype=np.uint16)
+    w, data = leaf(kind, (len(halves), 32))
+    blocks = data.reshape(len(halves), -1)
+    blocks[:, :2] = halves.view(np.uint8).reshape(-1, 2)
+    if kind in ("q4_1", "q5_1"):
+        blocks[:, 2:4] = halves[::-1].copy().view(np.uint8).reshape(-1, 2)
+    with np.errstate(all="ignore"):
+        want = quants.dequantize(blocks, GGMLQuantizationType[kind.upper()])
+    got = gl.compile(ops.cast(w, "f32"), isa=isa)()[0]
+    assert np.array_equal(got, want, equal_nan=True) and np.array_equal(
+        np.signbit(got[want == 0]), np.signbit(want[want == 0])
+    )
+    x = np.ones((1, 32), np.float32)  # a token's product decodes into registers
+    sums = gl.compile(ops.matmul(gl.constant(x), ops.transpose(w)), isa=isa)()[0]
+    with np.errstate(all="ignore"):
+        finite = np.abs(want.astype(np.float64)).sum(1) < 1e38
+        assert np.allclose(
+            sums[0, finite], want[finite].astype(np.float64).sum(1), rtol=1e-4, atol=1e-4 * np.abs(want[finite]).max(1)
+        )
 
 
 def test_mapped_arrays_of_plain_types() -> None:

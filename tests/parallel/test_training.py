@@ -152,8 +152,8 @@ def test_exchange_needs_ranks():
 
 def test_ctrl_c_of_the_command_saves_once(tmp_path):
     table = need("tabular/winequality-red.csv")
-    command = ("fit", table, "--parallel", "mpi", "--epochs", 100000, "--out", tmp_path, "--json")
-    job = start(2, "-m", "gradloom", *command)
+    endless = ("--epochs", 100000, "--patience", 0)
+    job = start(2, "-m", "gradloom", "fit", table, "--parallel", "mpi", *endless, "--out", tmp_path, "--json")
     time.sleep(6)
     os.kill(job.pid, signal.SIGINT)
     ended = finish(job)

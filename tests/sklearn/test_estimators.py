@@ -22,6 +22,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 import gradloom as gl
+from gradloom.base.errors import SettingError
 from gradloom.cli.main import main
 
 Classifier, Regressor = gl.sklearn.Classifier, gl.sklearn.Regressor
@@ -188,3 +189,25 @@ def test_hidden_is_a_list_of_widths():
     X = np.random.default_rng(0).standard_normal((40, 2))
     with pytest.raises(gl.SettingError, match=r"hidden=64 is not usable; need widths, such as \(64, 64\)"):
         gl.sklearn.Classifier(hidden=64).fit(X, X[:, 0] > 0)
+
+
+def test_widths_are_no_text():
+    X, y = np.arange(8.0).reshape(4, 2), [0, 1, 0, 1]
+    with pytest.raises(ValueError, match="hidden='64' is not usable"):
+        gl.sklearn.Classifier(hidden="64").fit(X, y)
+
+
+def test_what_ends_a_training():
+    x, y = flowers()
+    whole = Classifier(hidden=(8,), epochs=6, val_split=0.0).fit(x, y)
+    assert len(whole.history_) == 6 and whole.history_[-1].val is None
+    by_loss = Classifier(hidden=(8,), epochs=200, lr=0.05, patience=2, ensemble=2).fit(x, y)
+    assert by_loss.model_.net.members == 2 and by_loss.history_[-1].val is not None and len(by_loss.history_) < 200
+    never = Classifier(hidden=(8,), epochs=30, lr=0.05, patience=0).fit(x, y)
+    assert len(never.history_) == 30
+    by_score = Classifier(hidden=(8,), epochs=200, lr=0.05, patience=2, metric="roc_auc").fit(x, y)
+    values = [one.val.metrics["roc_auc"] for one in by_score.history_]
+    assert len(values) - 1 - int(np.argmax(values)) == 2
+    for wrong in ({"metric": "rmse"}, {"metric": "roc_auc", "val_split": 0.0}, {"metric": "roc_auc", "patience": 0}):
+        with pytest.raises(SettingError, match="metric="):
+            Classifier(**wrong).fit(x, y)

@@ -93,6 +93,22 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     assert {name.split(".")[0] for name in os.listdir(tmp_path)} == {"step-000003", "step-000005"}
 
 
+def test_a_truncated_one_pushes_none_out(tmp_path):
+    """Whether its arrays or its manifest were cut: the newest whole ones are kept."""
+    with Checkpoints(tmp_path, keep=2) as made:
+        for step in (1, 2, 3):
+            made.save(step, {"x.a": np.arange(step)}, {})
+            made.wait()
+            if step > 1:
+                os.truncate(tmp_path / f"step-{step:06d}.{'json' if step == 3 else 'safetensors'}", 20)
+        made.save(4, {"x.a": np.arange(4)}, {})
+    steps = {name[:11] for name in os.listdir(tmp_path)}
+    assert {"step-000001", "step-000004"} <= steps
+    os.remove(tmp_path / "step-000004.json")
+    left = Checkpoints(tmp_path, tell=lambda _: None).latest()
+    assert left is not None and left.step == 1
+
+
 def test_a_step_may_be_saved_again(tmp_path):
     with Checkpoints(tmp_path, keep=1) as made:
         for n in range(4):

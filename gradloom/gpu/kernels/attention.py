@@ -6,8 +6,9 @@ in the workspace and copied at the end; dq comes after dk and dv.
 
 from __future__ import annotations
 
-from ...base.dtypes import f32
+from ...base.dtypes import bf16, f32
 from ..calls import Arg, Call, Dispatch, groups_for
+from .product import element
 from .table import kernel
 
 BLOCK = 32  # queries and keys of a tile
@@ -32,6 +33,14 @@ def _dims(d: int) -> dict[str, str]:
     return {"DIMS": str(-(-min(d, PIECE) // 16))}
 
 
+def _operands(q: Arg, k: Arg, v: Arg) -> dict[str, str]:
+    """How keys and values are read, and whether weights are rounded: where q is bf16."""
+    rounded = q.dtype is bf16
+    return {
+        "ROUNDED": "true" if rounded else "false", "KEY": element(k, 1, rounded), "VALUE": element(v, 2, rounded),
+    }  # fmt: skip
+
+
 def _rounds(tokens: int, d: int, heads: int = 1, weights: int = 0) -> int:
     """Of the loops of a thread that walks over blocks of tokens, at most: the scores of a block, what it makes of them
     (`weights` rounds) and the products with them, for some heads."""
@@ -49,9 +58,9 @@ def _forward(call: Call) -> list[Dispatch]:
     cached = bool(call.attrs["cached"])
     made = [_check(positions, k.shape[1] if cached else 0)]
     blocks, pieces = -(-t // BLOCK), _pieces(d)
-    common: tuple[str, ...] = ("math", "tree", "attention_seen")
+    common: tuple[str, ...] = ("math", "tree", "powers", "attention_seen")
     if t == 1 and b and pieces == 1:
-        wide = {"WIDE": str(1 << (int(d) - 1).bit_length())}
+        wide = _operands(q, k, v) | {"WIDE": str(1 << (int(d) - 1).bit_length())}
         words = _words(call, q, k, cached)
         rounds = -(-k.shape[1] // 256) * (3 * d + 50)
         files = (*common, "attention_token")
@@ -61,8 +70,9 @@ def _forward(call: Call) -> list[Dispatch]:
         y_made = workspace[0].seen_with(f32, q.shape) if workspace else y
         args = (q, k, v, positions, y_made, lse)
         files = (*common, "attention", "attention_forward")
+        defines = _operands(q, k, v) | _dims(d)
         rounds = _rounds(k.shape[1], d, weights=76)
-        made.append(Dispatch(files, "attention", args, b * heads * blocks * pieces, words, _dims(d), rounds))
+        made.append(Dispatch(files, "attention", args, b * heads * blocks * pieces, words, defines, rounds))
         if workspace:
             made.append(_copy(y_made, y))
     return made
@@ -99,23 +109,24 @@ def _backward(call: Call) -> list[Dispatch]:
     dk_made, dv_made = (workspace.seen_with(f32, k.shape, at + i * _padded(k.size)) for i in range(2))
     dq_made = dq if pieces == 1 else workspace.seen_with(f32, q.shape, at + 2 * _padded(k.size))
     words = (*_words(call, q, k, False), blocks, pieces)
-    files = ("math", "attention_seen", "attention", "attention_back")
+    defines = _operands(q, k, v) | _dims(d)
+    files = ("math", "powers", "attention_seen", "attention", "attention_back")
     read = (q, k, v, positions, g, lse, delta)
     heads_of_keys = k.shape[2]
     made += [
         Dispatch(("attention_delta",), "attention_delta", (g, y, g_lse, delta), groups_for(delta.size), (d,)),
         Dispatch(
             (*files, "attention_keys"), "attention_keys", (*read, dk_made, dv_made),
-            b * heads_of_keys * blocks * pieces, words, _dims(d), _rounds(t, d, heads // heads_of_keys),
+            b * heads_of_keys * blocks * pieces, words, defines, _rounds(t, d, heads // heads_of_keys),
         ),
         Dispatch(
             (*files, "attention_queries"), "attention_queries", (*read, dq_made), b * heads * blocks * pieces, words,
-            _dims(d), _rounds(t, d),
+            defines, _rounds(t, d),
         ),
     ]  # fmt: skip
     made += [_copy(one, to) for one, to in ((dk_made, dk), (dv_made, dv)) if to.present]
     return made if dq_made is dq else [*made, _copy(dq_made, dq)]
 
 
-kernel("attention", "f32_i32_f32", _forward, workspace=_forward_workspace)
-kernel("attention_back", "f32_i32_f32", _backward, workspace=_workspace)
+kernel("attention", "f32_i32_f32 bf16_i32_f32 bf16_f32_i32_f32", _forward, workspace=_forward_workspace)
+kernel("attention_back", "f32_i32_f32 bf16_f32_i32_f32", _backward, workspace=_workspace)

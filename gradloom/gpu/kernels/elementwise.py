@@ -53,7 +53,7 @@ BINARY = {
 COMPARE = {"equal": "x == y", "less": "x < y", "greater": "x > y"}
 CAST = {
     "u8_f32": "f32(x)", "i8_f32": "f32(x)", "i32_f32": "whole(x)", "i64_f32": "from_i64(x)", "f64_f32": "x",
-    "f16_f32": "x", "bf16_f32": "x", "f32_i32": "to_i32(x)", "i64_i32": "bitcast<i32>(x.x)", "u8_i32": "x",
+    "f16_f32": "x", "bf16_f32": "x", "f32_i32": "to_i32(x)", "i64_i32": "saturated(x)", "u8_i32": "x",
 }  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 list        the rows that count
 each chunk  X = its rows of x;  Z = X w^T;  Z = weight * (softmax(Z) - label), and the losses
-            dx of the rows = Z w;  dw += Z^T X
+            dw += Z^T X;  dx of the rows = Z w; where x is bf16, Z is rounded for each of the two
 sums        of losses and weights
 """
 
@@ -26,17 +26,17 @@ def _chunk(rows: int, classes: int) -> int:
 
 
 class _Pieces:
-    """The workspace: list of rows, sums, the chunk's rows of x, its logits."""
+    """The workspace: list of rows, sums, the chunk's rows of x, its logits, what makes them slopes."""
 
     def __init__(self, rows: int, features: int, classes: int) -> None:
         self.chunk = _chunk(rows, classes)
-        self.sizes = [rows + 1, 2 * rows, self.chunk * features, self.chunk * classes]
-        self.shapes = [(rows + 1,), (rows, 2), (self.chunk, features), (self.chunk, classes)]
-        self.starts = [sum(-(-size // 16) * 16 for size in self.sizes[:i]) for i in range(5)]
+        self.sizes = [rows + 1, 2 * rows, self.chunk * features, self.chunk * classes, self.chunk]
+        self.shapes = [(rows + 1,), (rows, 2), (self.chunk, features), (self.chunk, classes), (self.chunk,)]
+        self.starts = [sum(-(-size // 16) * 16 for size in self.sizes[:i]) for i in range(6)]
 
     @property
     def bytes(self) -> int:
-        return 4 * self.starts[4]
+        return 4 * self.starts[5]
 
     def cut(self, workspace: Arg) -> list[Arg]:
         return [
@@ -54,6 +54,7 @@ def _workspace(call: Call) -> int:
 def _product(
     a: Arg, b: Arg, c: Arg, rows: Arg, shape: tuple[int, int, int], strides: tuple[int, int, int, int],
     chunk: tuple[int, int], rounded: bool, needed: str, count: str, place: str, adds: bool = False,
+    rounds_a: bool = False,
 ) -> list[Dispatch]:  # fmt: skip
     """C[m, n] = A B for a chunk (its first row, its size), or C += A B; a long K in parts, each added to those before.
     shape: m, n, k; strides: as in wgsl/product.wgsl. place: the element of C(i, j)."""
@@ -63,8 +64,8 @@ def _product(
     if not across * down:
         return []
     defines = {
-        "HEIGHT": str(height), "WIDTH": str(width), "LEFT": element(a, 0), "RIGHT": element(b, 1, rounded), "K": "1",
-        "NEEDED": needed, "COUNT": count, "PLACE": place,
+        "HEIGHT": str(height), "WIDTH": str(width), "LEFT": element(a, 0, rounds_a),
+        "RIGHT": element(b, 1, rounded), "K": "1", "NEEDED": needed, "COUNT": count, "PLACE": place,
     }  # fmt: skip
     files, made = sources(b, "product", "linear_product"), []
     for first in range(0, max(k, 1), LONGEST):
@@ -83,7 +84,7 @@ def _rule(call: Call) -> list[Dispatch]:
     rows, features = x.shape
     classes = w.shape[0]
     pieces = _Pieces(rows, features, classes)
-    listed, sums, taken, logits = pieces.cut(workspace)
+    listed, sums, taken, logits, shares = pieces.cut(workspace)
     none = Arg(NO_SEGMENT, None, (), ())
     if call.node.op.name == "linear_cross_entropy":
         weights, loss, weight, dx, dw = call.args[3:8]
@@ -110,18 +111,24 @@ def _rule(call: Call) -> list[Dispatch]:
                 SOME_ROWS, "word(2u)", "select(ABSENT, i * word(1u) + j, i < rows)",
             )  # fmt: skip
             wanted = int(dx.present or dw.present)
-            args = (logits, labels, weights, listed, sums, losses)
-            made.append(Dispatch(("math", "tree", "linear_rows"), "linear_rows", args, size, (classes, first, wanted)))
-            if dx.present:
-                made += _product(
-                    logits, w, dx, listed, (size, features, classes), (classes, 1, deep, along), chunk, rounded,
-                    SOME_ROWS, "word(2u)",
-                    "select(ABSENT, u32(at_3(1u + word(9u) + min(i, rows - 1u))) * word(1u) + j, i < rows)",
-                )  # fmt: skip
+            args = (logits, labels, weights, listed, sums, losses, shares)
+            files = ("math", "tree", "powers", "linear_rows")
+            defines = {"ROUNDED": "true" if rounded else "false"}
+            made.append(Dispatch(files, "linear_rows", args, size, (classes, first, wanted), defines))
         if dw.present:
             made += _product(
                 logits, taken, dw, listed, (classes, features, size), (1, classes, 1, features), chunk, False,
                 "rows > 0u || word(11u) == 0u", "rows", "select(ABSENT, i * word(1u) + j, i < word(0u))", first > 0,
+                rounded,
+            )  # fmt: skip
+        if size and dx.present:
+            if rounded:
+                some_rows = (logits, labels, listed, shares)
+                made.append(Dispatch(("linear_round",), "linear_round", some_rows, size, (classes, first)))
+            made += _product(
+                logits, w, dx, listed, (size, features, classes), (classes, 1, deep, along), chunk, rounded,
+                SOME_ROWS, "word(2u)",
+                "select(ABSENT, u32(at_3(1u + word(9u) + min(i, rows - 1u))) * word(1u) + j, i < rows)",
             )  # fmt: skip
     if call.node.op.name == "linear_cross_entropy":
         made.append(sum_pairs(sums, loss, weight))

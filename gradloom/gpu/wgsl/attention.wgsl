@@ -45,11 +45,11 @@ fn q_at(b: u32, h: u32, t: u32, d: u32) -> f32 {
 }
 fn k_at(b: u32, n: u32, s: u32, d: u32) -> f32 {
   if (s >= word(3u) || d >= word(2u)) { return 0.0; }
-  return at_1(key_place(b, n, s, d));
+  return key_of(key_place(b, n, s, d));
 }
 fn v_at(b: u32, n: u32, s: u32, d: u32) -> f32 {
   if (s >= word(3u) || d >= word(2u)) { return 0.0; }
-  return at_2(key_place(b, n, s, d));
+  return value_of(key_place(b, n, s, d));
 }
 
 // score += A B^T over the 16 dimensions of the tiles

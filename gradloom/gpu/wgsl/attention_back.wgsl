@@ -36,8 +36,8 @@ fn weights_and_slopes(lane: u32, b: u32, h: u32, n: u32, t0: u32, s0: u32) {
         dz *= fma(-share, share, 1.0);
       }
     }
-    weights[i * 32u + key] = p;
-    slopes[i * 32u + key] = dz;
+    weights[i * 32u + key] = select(p, as_operand(p), ROUNDED);
+    slopes[i * 32u + key] = select(dz, as_operand(dz), ROUNDED);
   }
   workgroupBarrier();
 }

@@ -36,6 +36,7 @@ fn attention(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg
     if (lane < 32u) {
       var high = most[lane];
       for (var key = 0u; key < 32u; key++) { high = larger(high, weights[lane * 32u + key]); }
+      high = reference(high);
       fade[lane] = exp_(most[lane] - high);
       most[lane] = high;
     }
@@ -50,6 +51,13 @@ fn attention(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg
       var sum = 0.0;
       for (var key = 0u; key < 32u; key++) { sum += weights[lane * 32u + key]; }
       total[lane] = fma(total[lane], fade[lane], sum);
+    }
+    if (ROUNDED) {
+      workgroupBarrier();
+      for (var j = 0u; j < 4u; j++) {
+        let at = (y + 16u * (j >> 1u)) * 32u + x + 16u * (j & 1u);
+        weights[at] = as_operand(weights[at]);
+      }
     }
     for (var c = 0u; c < $DIMSu; c++) {
       workgroupBarrier();

@@ -1,5 +1,8 @@
 // attention_seen.wgsl: which keys a query sees. Argument 3 and the words are those of attention.wgsl.
 const NOTHING = -3e38;  // the largest of no scores
+fn as_operand(x: f32) -> f32 { return from_bf16(bf16_bits(x)); }
+fn key_of(e: u32) -> f32 { return $KEY; }
+fn value_of(e: u32) -> f32 { return $VALUE; }
 
 struct Seen { first: i32, last: i32 }
 fn seen(b: u32, t: u32) -> Seen {

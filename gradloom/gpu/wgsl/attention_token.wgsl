@@ -28,22 +28,22 @@ fn attention_token(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroup
     var z = NOTHING;
     if (s0 + lane < span_of.y) {
       z = 0.0;
-      for (var i = 0u; i < dims; i++) { z = fma(at_0(group * dims + i), at_1(row + (s0 + lane) * next + i), z); }
+      for (var i = 0u; i < dims; i++) { z = fma(at_0(group * dims + i), key_of(row + (s0 + lane) * next + i), z); }
       z *= param(7u);
       if (param(8u) != 0.0) { z = param(8u) * tanh_(z / param(8u)); }
     }
-    let high = larger(most, max_256(lane, z));
+    let high = reference(larger(most, max_256(lane, z)));
     let fade = exp_(most - high);
     var p = 0.0;
     if (s0 + lane < span_of.y) { p = exp_(z - high); }
     most = high;
     total = fma(total, fade, sum_256(lane, p));
-    shares[lane] = p;
+    shares[lane] = select(p, as_operand(p), ROUNDED);
     workgroupBarrier();
     var sum = 0.0;
     if (d < dims) {
       for (var i = lane / $WIDEu; i < min(256u, span_of.y - s0); i += 256u / $WIDEu) {
-        sum = fma(shares[i], at_2(row + (s0 + i) * next + d), sum);
+        sum = fma(shares[i], value_of(row + (s0 + i) * next + d), sum);
       }
     }
     out = fma(out, fade, sum);

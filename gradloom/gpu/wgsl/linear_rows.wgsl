@@ -1,7 +1,8 @@
 // linear_rows.wgsl: loss of each row of a chunk from its logits, which become weight * (softmax - label). A workgroup per row.
 //
-// Arguments: logits, labels, weights, list, sums [rows][2], losses. Words: classes, the chunk's first row, 1 where the gradient
-// is wanted. The label's class is left out of the sum over the others: what is left of a row that is nearly right does not
+// Arguments: logits, labels, weights, list, sums [rows][2], losses, shares. Words: classes, the chunk's first row, 1 where the
+// gradient is wanted. $ROUNDED: for linear_round.wgsl, exp is taken from a multiple of log 2 on, and the share is kept by which
+// each becomes a slope. The label's class is left out of the sum over the others: what is left of a row that is nearly right does not
 // drown in rounding.
 var<workgroup> own: vec2<u32>;  // the row, its label
 
@@ -23,7 +24,7 @@ fn linear_rows(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) n
   let row = i * classes;
   var most = -infinity();
   for (var c = lane; c < classes; c += 256u) { most = larger(most, at_0(row + c)); }
-  let top = max_256(lane, most);
+  let top = reference(max_256(lane, most));
   let label = at_0(row + found.y);
   var sum = 0.0;
   for (var c = lane; c < classes; c += 256u) {
@@ -42,6 +43,7 @@ fn linear_rows(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) n
   }
   if (word(2u) == 0u) { return; }
   let share = weight / (others + mine);
+  if (ROUNDED && lane == 0u) { set_6(i, share); }
   for (var c = lane; c < classes; c += 256u) {
     set_0(row + c, select(exp_(at_0(row + c) - top), -others, c == found.y) * share);
   }

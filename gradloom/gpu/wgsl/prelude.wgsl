@@ -113,6 +113,14 @@ fn from_f64(v: vec2<u32>) -> f32 {
   return bitcast<f32>(sign | ((u32(power + 126) << 23u) + mantissa));
 }
 
+// A signed whole number of 64 bits as i32: the nearest one where it does not fit.
+fn saturated(v: vec2<u32>) -> i32 {
+  let low = bitcast<i32>(v.x);
+  let negative = (v.y & 0x80000000u) != 0u;
+  let fits = v.y == select(0u, 0xffffffffu, low < 0);
+  return select(bitcast<i32>(select(0x7fffffffu, 0x80000000u, negative)), low, fits);
+}
+
 // A signed whole number of 64 bits as f32, rounded to nearest even.
 fn from_i64(v: vec2<u32>) -> f32 {
   let negative = (v.y & 0x80000000u) != 0u;

@@ -1,0 +1,86 @@
+"""Makes the tables of docs/tables.md and prints what the command says of them (a test keeps the page equal to it).
+
+python docs/tables.py [FOLDER]      writes churn.csv, houses.csv and demand.csv there (default: here) and fits them
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+# name of the case on the page -> the command's words
+CASES = {
+    "churn": "fit churn.csv --out churn",
+    "churn balanced": "fit churn.csv --class-weight balanced --out balanced",
+    "zip": "fit houses.csv --target price --out by-code",
+    "zip numeric": "fit houses.csv --target price --numeric zip --out by-number",
+    "series": "fit demand.csv --target demand --time day --drop yesterday --out far",
+    "series of steps": "fit demand.csv --target demand --time day --out near",
+}
+MOVING = ("epoch ", "time  ", "memory  ")  # lines that tell of the machine
+
+
+def write_tables(folder: Path) -> None:
+    """Write the three tables into `folder`, the same bytes each time (any Python draws these numbers)."""
+    (folder / "churn.csv").write_text("\n".join(["months,calls,charge,plan,churn", *_customers()]) + "\n")
+    (folder / "houses.csv").write_text("\n".join(["area,rooms,zip,price", *_houses()]) + "\n")
+    (folder / "demand.csv").write_text("\n".join(["day,price,yesterday,demand", *_days()]) + "\n")
+
+
+def _customers(count: int = 2000) -> list[str]:
+    draw, rows = random.Random(1).random, []
+    for _ in range(count):
+        months, calls, charge = 1 + int(71 * draw()), int(6 * draw()), 20 + 80 * draw()
+        leaves = draw() < 0.035 + 0.09 * (months < 24) + 0.012 * calls + 0.001 * (charge - 20)
+        plan = ("basic", "family", "business")[int(3 * draw())]
+        rows.append(f"{months},{calls},{charge:.2f},{plan},{'yes' if leaves else 'no'}")
+    return rows
+
+
+def _houses(count: int = 1500) -> list[str]:
+    draw, rows = random.Random(2).random, []
+    codes = [f"{10000 + int(89999 * draw()):05d}" for _ in range(24)]
+    worth = [draw() for _ in codes]  # of a place: nothing that its number tells
+    for _ in range(count):
+        place, area, rooms = int(24 * draw()), 40 + 160 * draw(), 1 + int(6 * draw())
+        price = 30_000 + 900 * area + 260_000 * worth[place] + 40_000 * (draw() + draw() - 1)
+        rows.append(f"{area:.1f},{rooms},{codes[place]},{price:.0f}")
+    return rows
+
+
+def _days(count: int = 900) -> list[str]:
+    draw, rows, level, demand = random.Random(7).random, [], 200.0, 200.0
+    for number in range(count):
+        day = datetime.date(2023, 1, 1) + datetime.timedelta(days=number)
+        level += 8 * (draw() + draw() + draw() - 1.5)  # what one day adds stays in all that follow
+        price, yesterday = 4 + draw(), demand
+        demand = level + 6 * (day.weekday() >= 5) - 10 * (price - 4.5) + 4 * (draw() - 0.5)
+        rows.append(f"{day},{price:.2f},{yesterday:.1f},{demand:.1f}")
+    return rows
+
+
+def shown(words: str, folder: Path) -> str:
+    """What `gradloom WORDS` prints in `folder`, without the lines that tell of the machine."""
+    code = "import sys; from gradloom.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    environment = os.environ | {"PYTHONPATH": os.path.abspath(os.environ.get("PYTHONPATH", "."))}
+    call = [sys.executable, "-c", code, *words.split()]
+    done = subprocess.run(call, cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    lines = (done.stderr + done.stdout).splitlines()
+    kept = [line for line in lines if not line.lstrip().startswith(MOVING)]
+    return "".join(f"    {line}\n" for line in [f"$ gradloom {words}", *kept])
+
+
+def page(folder: Path) -> dict[str, str]:
+    """Case -> its block of the page."""
+    write_tables(folder)
+    return {name: shown(words, folder) for name, words in CASES.items()}
+
+
+if __name__ == "__main__":
+    for name, text in page(Path(sys.argv[1] if len(sys.argv) > 1 else ".")).items():
+        print(f"<!-- {name} -->\n\n{re.sub('^    ', '', text, flags=re.M)}")

@@ -1,0 +1,52 @@
+"""Arrays of numbers, texts, dates or objects as the cells of a column."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..base.errors import DataError
+from .columns import ArrayCells, NumberCells, TextCells
+from .csv_file import read_cells
+
+_WHOLE = 1 << 53  # the whole numbers that f64 holds, either sign
+
+
+def cells_of(array: np.ndarray, what: str, is_text: bool = False, comma: bool = False) -> NumberCells | TextCells:
+    """The elements [rows] as cells: numbers as they are, others read as those of a file are; is_text, comma: as for
+    read_cells. DataError, which calls the column `what`, for elements that hold several values."""
+    kind = array.dtype.kind
+    if kind == "f" or (kind in "iu" and _is_exact(array)):
+        return ArrayCells(array)
+    return read_cells(_texts(array, what), is_text, comma)
+
+
+def _is_exact(array: np.ndarray) -> bool:
+    """Whether f64 holds each of these whole numbers."""
+    if array.dtype.itemsize < 8 or not len(array):
+        return True
+    return int(array.min()) >= -_WHOLE and int(array.max()) <= _WHOLE
+
+
+def _texts(column: np.ndarray, what: str) -> list[str]:
+    if column.dtype.kind == "M":  # 2020-01-31, with a time of day where there is one
+        return ["" if text == "NaT" else text for text in np.datetime_as_string(column, unit="auto").tolist()]
+    cells = column.tolist()
+    nested = next((value for value in cells if isinstance(value, (list, tuple, dict, set, np.ndarray))), None)
+    if nested is not None:
+        raise DataError(
+            f"{what} holds {type(nested).__name__}s of values; need one number, text, date or boolean in each row"
+        )
+    return ["" if _is_missing(value) else _text(value) for value in cells]
+
+
+def _is_missing(value: Any) -> bool:
+    """None, NaN, and what pandas has for them."""
+    return value is None or type(value).__name__ in ("NAType", "NaTType") or bool(value != value)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,133 @@
+"""Networks side by side that are trained as one and averaged, and an embedding of numbers: for tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import ops
+from ..base.errors import SettingError, ShapeError
+from ..graph.leaves import constant
+from ..graph.value import Value, describe
+from .layers import Dropout, Sequential, activation_function, activation_name, need_positive
+from .module import Module, normal, uniform
+
+AVERAGES = ("probabilities", "outputs")
+
+
+class MemberLinear(Module):
+    """A Linear for each member of an Ensemble: x [members, rows, n_in] -> [members, rows, n_out].
+
+    weight [members, n_in, n_out], bias [members, 1, n_out]; initialisation as of Linear.
+    """
+
+    def __init__(self, members: int, n_in: int, n_out: int, activation: str | None = None) -> None:
+        super().__init__()
+        need_positive("MemberLinear", members=members, n_in=n_in, n_out=n_out)
+        self.act = activation_function(activation)
+        bound = 1 / math.sqrt(n_in)
+        self.weight = self.parameter((members, n_in, n_out), uniform(bound))
+        self.bias = self.parameter((members, 1, n_out), uniform(bound))
+
+    def arguments(self) -> dict[str, Any]:
+        members, n_in, n_out = self.weight.shape
+        return {"members": members, "n_in": n_in, "n_out": n_out, "activation": activation_name(self.act)}
+
+    def forward(self, x: Value) -> Value:
+        return self.act(ops.matmul(x, self.weight) + self.bias)
+
+
+class Periodic(Module):
+    """The features of a row, and an embedding of some of them: x [rows, n_in] -> [rows, n_in + len(columns) * width].
+
+    The embedding of a number is relu(cos(2 pi coefficients x + phases) weight + bias), `width` numbers out of
+    `frequencies` waves: what a network cannot easily make of one number, steps and bumps, it reads off these.
+    Gorishniy et al., "On Embeddings for Numerical Features in Tabular Deep Learning" (arXiv 2203.05556), with phases as
+    Holzmueller et al. (RealMLP, arXiv 2407.04491). columns: the positions of the numbers. scale: the standard deviation
+    of the first coefficients.
+    """
+
+    def __init__(
+        self, n_in: int, columns: Sequence[int], frequencies: int = 16, width: int = 4, scale: float = 0.2
+    ) -> None:
+        super().__init__()
+        need_positive("Periodic", n_in=n_in, frequencies=frequencies, width=width)
+        self.n_in, self.columns, self.scale = n_in, tuple(int(c) for c in columns), float(scale)
+        if not self.columns or any(not 0 <= c < n_in for c in self.columns):
+            raise ShapeError(f"Periodic: columns={list(self.columns)!r:.60}; need positions from 0 to {n_in - 1}")
+        if not 0 < self.scale < math.inf:
+            raise SettingError(f"Periodic: scale={scale!r} is not usable; need a number above 0")
+        count, bound = len(self.columns), 1 / math.sqrt(frequencies)
+        self.coefficients = self.parameter((count, 1, frequencies), normal(self.scale))
+        self.phases = self.parameter((count, 1, frequencies), uniform(math.pi))
+        self.weight = self.parameter((count, frequencies, width), uniform(bound))
+        self.bias = self.parameter((count, 1, width), uniform(bound))
+
+    def arguments(self) -> dict[str, Any]:
+        _, frequencies, width = self.weight.shape
+        return {
+            "n_in": self.n_in, "columns": list(self.columns), "frequencies": frequencies, "width": width,
+            "scale": self.scale,
+        }  # fmt: skip
+
+    def forward(self, x: Value) -> Value:
+        if x.ndim != 2 or x.shape[1] != self.n_in:
+            raise ShapeError(f"Periodic: got {describe(x)}; need [rows, {self.n_in}]")
+        rows, count = x.shape[0], len(self.columns)
+        numbers = ops.get_rows(ops.permute(x, (1, 0)), constant(np.array(self.columns, np.int32)))
+        waves = ops.cos(ops.reshape(numbers, (count, rows, 1)) * (self.coefficients * (2 * math.pi)) + self.phases)
+        made = ops.relu(ops.matmul(waves, self.weight) + self.bias)
+        return ops.concat([ops.reshape(ops.permute(made, (1, 0, 2)), (rows, -1)), x], axis=1)
+
+
+class Ensemble(Sequential):
+    """Several networks that are trained side by side, and averaged: x [rows, ...] -> [rows, outputs].
+
+    layers: those before the first MemberLinear are shared by all members. In training it gives what each member makes
+    of each row, [rows, members, outputs], of which gl.fit takes the mean loss: each learns for itself. In evaluation
+    what they give is averaged: the outputs, or, of logits, the probabilities, whose logarithms are the outputs.
+    dropout: the share of the outputs of each MemberLinear but the last that a step of training leaves out.
+    Lakshminarayanan et al., "Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles"
+    (arXiv 1612.01474).
+    """
+
+    def __init__(self, *layers: Module, average: str = "probabilities", dropout: float = 0.0) -> None:
+        super().__init__(*layers)
+        if average not in AVERAGES:
+            raise SettingError(f"Ensemble: average={average!r} is not known; need one of {', '.join(AVERAGES)}")
+        counts = {one.weight.shape[0] for one in layers if isinstance(one, MemberLinear)}
+        if len(counts) != 1 or not isinstance(layers[-1], MemberLinear):
+            raise ShapeError(
+                f"Ensemble: MemberLinear layers for {sorted(counts)} members; need some, for as many members each, "
+                "the last layer among them"
+            )
+        self.average, self.dropout = average, Dropout(dropout)
+
+    @property
+    def members(self) -> int:
+        last = self.layers[-1]
+        assert isinstance(last, MemberLinear)
+        return int(last.weight.shape[0])
+
+    def arguments(self) -> dict[str, Any]:
+        return {"average": self.average, "dropout": self.dropout.rate}
+
+    def forward(self, x: Value) -> Value:
+        first = next(i for i, layer in enumerate(self.layers) if isinstance(layer, MemberLinear))
+        for layer in self.layers[:first]:
+            x = layer(x)
+        x = ops.broadcast_to(ops.reshape(x, (1, *x.shape)), (self.members, *x.shape))
+        for layer in self.layers[first:]:
+            x = layer(x)
+            if isinstance(layer, MemberLinear) and layer is not self.layers[-1] and self.dropout.rate:
+                x = ops.permute(self.dropout(ops.permute(x, (1, 0, 2))), (1, 0, 2))  # its numbers go by rows
+        if self.training:
+            return ops.permute(x, (1, 0, 2))
+        if self.average == "outputs":
+            return ops.mean(x, axes=0)
+        logs = ops.log_softmax(x, -1)
+        most = ops.max(logs, axes=0)
+        return ops.log(ops.mean(ops.exp(logs - most), axes=0)) + most

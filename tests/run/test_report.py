@@ -1,0 +1,50 @@
+"""The table of times of a program: rates of what has run alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import gradloom as gl
+from gradloom.graph.value import Node
+from gradloom.run.cost import cost_table
+from tests.plan.devices import DEVICES, registered
+
+NONE = "no time was measured; need profile(), and then a run"
+
+
+def compiled(**options: Any) -> Any:
+    x = gl.input("x", (3, 4))
+    return gl.compile(gl.ops.sin(x @ gl.ops.transpose(x)), **options)
+
+
+def rows(run: Any) -> list[str]:
+    title, *found = run.report().splitlines()
+    assert title.split()[:3] == ["us", "GB/s", "GFLOP/s"]
+    return list(found)
+
+
+def test_nothing_is_said_of_what_has_not_run() -> None:
+    run = compiled()
+    assert run.timings() == [] and run.denormals() == []
+    assert rows(run) == [NONE]
+    run.profile()
+    assert rows(run) == [NONE]
+    run(x=np.ones((3, 4)))
+    assert [row.split()[3] for row in rows(run)] == ["matmul", "sin"]
+    run.profile()  # begins anew
+    assert rows(run) == [NONE]
+
+
+def test_on_several_devices() -> None:
+    with registered():
+        run = compiled(devices=DEVICES)
+        run.profile()
+        assert run.report().splitlines()[1] == NONE
+
+
+def test_an_instruction_without_a_time_has_no_rates() -> None:
+    node: Node = gl.ops.sin(gl.input("x", (256,))).node
+    _, timed, other = cost_table("here", [(node, 1000, "first"), (node, 0, "second")]).splitlines()
+    assert timed.split() == ["1.00", "2.0", "0.3", "first"] and other.split() == ["0.00", "-", "-", "second"]
