@@ -17,6 +17,7 @@ def as_array(name: str, data: Any) -> np.ndarray:
     """
     if data.__class__ is np.ndarray:
         return data
+    need_collected(name, data)
     parts = data if isinstance(data, (list, tuple)) else (data,)
     masked = sum(int(np.ma.count_masked(part)) for part in parts if isinstance(part, np.ma.MaskedArray))
     if masked:
@@ -25,6 +26,12 @@ def as_array(name: str, data: Any) -> np.ndarray:
             f"{name}: {count} masked; need numbers everywhere: array.filled(...), rows of weight 0, or labels of -100"
         )
     return np.asarray(data)
+
+
+def need_collected(name: str, data: object) -> None:
+    """DTypeError for a LazyFrame of polars, which holds no rows yet."""
+    if type(data).__name__ == "LazyFrame":
+        raise DTypeError(f"{name}: a LazyFrame, which holds no rows yet; need a DataFrame: .collect() makes it")
 
 
 def not_finite(arrays: Mapping[str, np.ndarray]) -> str | None:

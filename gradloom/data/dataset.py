@@ -272,7 +272,8 @@ def _as_array(what: object, name: str) -> np.ndarray:
 def _as_data(what: object, name: str) -> np.ndarray:
     array = _as_array(what, name)
     if array.dtype.name not in _DATA or not array.dtype.isnative:
-        raise DTypeError(f"{name}: dtype {array.dtype}; need one of {' '.join(_DATA)} in native byte order")
+        hint = "; gl.data.read_table makes numbers of a table's texts and dates" * (array.dtype.kind in "OUSM")
+        raise DTypeError(f"{name}: dtype {array.dtype}; need one of {' '.join(_DATA)} in native byte order{hint}")
     return array
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from .._cells import read_cell
@@ -90,6 +92,9 @@ def _places(codes: np.ndarray, texts: list[bytes], column: Column, notes: list[s
     places = {category.encode(): place for place, category in enumerate(column.categories)}
     if all(_as_number(text) == text for text in places):  # the training has read numbers: 1.0 is the category 1
         texts = [text if text in places else _as_number(text) for text in texts]
+    truths = truth_words([text.decode() for text in places])
+    if truths:
+        texts = [truths.get(text.decode("utf-8", "replace").lower(), "").encode() or text for text in texts]
     of_text = np.array([places.get(text, -1) for text in texts], np.int64)
     place = of_text[codes]
     unknown = place < 0
@@ -99,6 +104,13 @@ def _places(codes: np.ndarray, texts: list[bytes], column: Column, notes: list[s
         shown = listed([text.decode("utf-8", "replace") for text in new])
         notes.append(f"{column.name}: {rows} row{'s' * (rows != 1)} with a text unknown from training: {shown}")
     return place
+
+
+def truth_words(known: Sequence[str]) -> dict[str, str]:
+    """{true or false: how it is written among these texts}, where nothing else is among them: one program writes True,
+    another true. Empty where both ways are there."""
+    words = {text.lower(): text for text in known if text}
+    return words if set(words) <= {"true", "false"} and len(words) == sum(map(bool, known)) else {}
 
 
 def _as_number(text: bytes) -> bytes:

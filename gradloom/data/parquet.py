@@ -27,6 +27,22 @@ def is_arrow(data: object) -> bool:
     return hasattr(data, "schema") and hasattr(data, "to_pydict") and type(data).__module__.startswith("pyarrow")
 
 
+def whole_table(data: Any) -> Any:
+    """A batch of pyarrow as a table; anything else as it is."""
+    if not is_arrow(data) or hasattr(data, "to_batches"):
+        return data
+    import pyarrow as arrow
+
+    return arrow.Table.from_batches([data])
+
+
+def has_arrow_texts(table: Any) -> bool:
+    """Whether some column of a table or a batch of pyarrow holds something else than numbers and booleans."""
+    from pyarrow import types
+
+    return not all(types.is_integer(t) or types.is_floating(t) or types.is_boolean(t) for t in table.schema.types)
+
+
 def read_parquet(
     path: Path, texts: Sequence[str] = (), commas: Mapping[str, bool] | None = None, header: bool = True
 ) -> Columns:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from ..base.arguments import what_is
 from ..base.errors import DataError, FileError
 from .columns import MOST_COLUMNS, Columns, NumberCells, array_columns, number_text
 from .csv_file import read_csv
@@ -15,6 +18,7 @@ from .idx import find_idx, read_idx, read_idx_folder
 from .kinds import numbers_of
 from .npz import keys_of, load_npz
 from .parquet import is_parquet, read_parquet
+from .table_columns import is_table, table_columns
 
 _TRAIN_KEYS: tuple[tuple[str, str], ...] = (
     ("x_train", "y_train"),
@@ -54,9 +58,14 @@ class RawTable:
         return self.x.names if isinstance(self.x, Columns) else self.names or []
 
 
-def read_raw(path: Path, target: str | None) -> RawTable:
-    """The file or folder as it is, by its suffix, numbers in two axes as columns; `target` as for read_table."""
-    raw = _read_raw(path, target)
+def read_raw(data: Any, target: str | None) -> RawTable:
+    """The table, or the file or folder by its suffix, as it is, numbers in two axes as columns; arguments as for
+    read_table."""
+    if is_table(data, "data"):
+        return _with_target(table_columns(data, "data"), target)
+    if not isinstance(data, (str, os.PathLike)):
+        raise DataError(f"read_table: got {what_is(data)}; need a path, or a DataFrame; gl.data.Dataset takes arrays")
+    raw = _read_raw(Path(data), target)
     if isinstance(raw.x, np.ndarray):
         if raw.x.dtype.kind == "b" or raw.x.dtype.name in ("int16", "uint16", "uint32", "uint64"):
             kind = np.uint8 if raw.x.dtype.kind == "b" else np.float32
@@ -75,9 +84,9 @@ def _read_raw(path: Path, target: str | None) -> RawTable:
     if name.endswith(".npz"):
         return _read_npz(path, target)
     if name.endswith((".csv", ".csv.gz", ".tsv", ".tsv.gz", ".txt", ".data")):
-        return _of_file(read_csv(path, expect=() if target is None else (target,)), target)
+        return _with_target(read_csv(path, expect=() if target is None else (target,)), target)
     if is_parquet(path):
-        return _of_file(read_parquet(path), target)
+        return _with_target(read_parquet(path), target)
     if "idx" in name or name.endswith("ubyte"):
         raise DataError(f"{path}: is one idx file; need the folder that holds images and labels: {path.parent}")
     raise DataError(
@@ -86,10 +95,10 @@ def _read_raw(path: Path, target: str | None) -> RawTable:
     )
 
 
-def _of_file(data: Columns, target: str | None) -> RawTable:
-    """The table of a file, whose target is the column of this name, or the last one."""
+def _with_target(data: Columns, target: str | None) -> RawTable:
+    """The table whose target is the column of this name, or the last one."""
     if len(data.names) < 2:
-        how = "" if is_parquet(data.path) else ", separated by a comma, a semicolon or a tab"
+        how = "" if data.lines is None else ", separated by a comma, a semicolon or a tab"
         raise DataError(f"{data.path}: 1 column; need at least 2{how}")
     try:
         index = len(data.names) - 1 if target is None else data.find(target)

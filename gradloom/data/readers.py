@@ -1,4 +1,4 @@
-"""Files as training data: a CSV, a .parquet, an .npz, or a folder of idx files becomes one Table."""
+"""Training data: a CSV, a .parquet, an .npz, a folder of idx files, or a DataFrame becomes one Table."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from ..base.arguments import what_is
 from ..base.defaults import LEAST_VALIDATED, VALIDATED
 from ..base.described import LONGEST
 from ..base.errors import DataError, FileError, SettingError
@@ -24,13 +26,22 @@ from .parquet import is_parquet, read_parquet
 from .preprocess import Preprocess
 from .raw_table import X_KEYS, Y_KEYS, RawTable, idx_to_predict, read_raw
 from .roles import Roles
-from .targets import check_classes, drop_rows_without_target, hold_out, known_targets, targets_of, targets_of_column
+from .table_columns import is_table, table_columns
+from .targets import (
+    check_classes,
+    drop_rows_without_target,
+    hold_out,
+    known_targets,
+    target_scales,
+    targets_of,
+    targets_of_column,
+)
 from .times import NUMBER, missing_time, times_of
 
 
 @dataclass
 class Table:
-    """Training data out of a file: features, targets, and how they were made.
+    """Training data: features, targets, and how they were made.
 
     train, test  Dataset; features f32 (n, d), or as in the file (n, d) for images; labels i32 ids (classification) or
                  standardised f32 (n, targets) (regression); the rows of train are in the order of the seed
@@ -56,7 +67,7 @@ class Table:
 
 @np.errstate(all="ignore")  # what overflows is looked for and refused
 def read_table(
-    path: str | os.PathLike[str],
+    data: Any,
     target: str | None = None,
     task: str | None = None,
     test_split: float = 0.2,
@@ -68,10 +79,13 @@ def read_table(
     numeric: Sequence[str] = (),
     time: str | None = None,
     weight: str | None = None,
-    test: str | os.PathLike[str] | None = None,
+    test: Any = None,
 ) -> Table:
-    """Read a .csv, .csv.gz, .parquet or .npz file, or a folder of idx files, for training.
+    """Read a table for training.
 
+    data        the path of a .csv, .csv.gz, .parquet or .npz file, or of a folder of idx files; or a DataFrame of
+                pandas or polars, or a table of pyarrow, which is read as a file with these columns is (the index of a
+                DataFrame is no column)
     target      the column (CSV, Parquet) or array (.npz) to predict; None: the last column, or the conventional name
     task        "classification" or "regression"; None: decided from the target
     test_split  share of the rows (of each class) held out for the test when the file brings no test rows; 0: none
@@ -81,13 +95,13 @@ def read_table(
     time        a column of dates or times, or of numbers that stand for times: it becomes features, the test rows are
                 the latest, and `val` of the table the latest of the others
     weight      a column of how much each row weighs in training: numbers of at least 0
-    test        a file of test rows, with their targets; none are held out
+    test        test rows with their targets, a path or a table, too; none are held out
 
     DataError for a column that is not there, SettingError for one that is named for two things.
     """
     if task not in (None, "classification", "regression"):
         raise SettingError(f"task={task!r:.60} is not known; need classification or regression")
-    raw = drop_rows_without_target(read_raw(Path(path), target))
+    raw = drop_rows_without_target(read_raw(data, target))
     roles = Roles(drop, categorical, numeric, time, weight)
     if roles and not isinstance(raw.x, Columns):
         raise SettingError(f"{raw.path}: holds arrays without columns; leave {roles.named()} out")
@@ -145,11 +159,12 @@ def read_table(
     return table
 
 
-def labelled(path: str | os.PathLike[str], table: Table, use: str = "validate on") -> tuple[Dataset, np.ndarray]:
-    """(the rows of another file as the model takes them, their targets in the units of the file). Rows without a target
-    that the model knows are left out, which a note of the table says; DataError where none is left."""
+def labelled(data: Any, table: Table, use: str = "validate on") -> tuple[Dataset, np.ndarray]:
+    """(the rows of another file, or table, as the model takes them, their targets in the units of the data). Rows
+    without a target that the model knows are left out, which a note of the table says; DataError where none is left."""
     made = table.preprocess
-    features, targets, notes, problems = read_features(path, made)
+    features, targets, notes, problems = read_features(data, made)
+    path = data if isinstance(data, (str, os.PathLike)) else "test"
     if targets is None:
         raise DataError(f"{path}: has no {made.target!r:.60} to {use}; need rows with their targets")
     is_class = made.task == "classification"
@@ -202,12 +217,8 @@ def _weights(raw: RawTable, roles: Mapping[int, str]) -> np.ndarray | None:
 def _standardise_targets(raw: RawTable, y: np.ndarray, known: np.ndarray, made: Preprocess) -> np.ndarray:
     """The targets in the units of the model, whose mean and deviation are those of the known rows."""
     values = np.reshape(y, (len(y), -1)).astype(np.float64)
-    made.target_mean = values[known].mean(axis=0).tolist()
-    made.target_std = values[known].std(axis=0).tolist()
-    if not np.isfinite(made.target_std).all():
-        raise DataError(
-            f"{raw.path}: target {raw.target!r:.60} has numbers as large as {abs(values).max():g}; scale it"
-        )
+    mean, std = target_scales(values[known], f"{raw.path}: target {raw.target!r:.60}")
+    made.target_mean, made.target_std = mean.tolist(), std.tolist()
     if min(made.target_std) == 0:
         same = f"{values[known][0][0]:g} in every training row"
         raise DataError(f"{raw.path}: target {raw.target!r:.60} is {same}; need values")
@@ -226,14 +237,17 @@ def _check_described(path: str, made: Preprocess) -> None:
 
 
 @np.errstate(all="ignore")
-def read_features(
-    path: str | os.PathLike[str], preprocess: Preprocess
-) -> tuple[np.ndarray, np.ndarray | None, list[str], list[str]]:
-    """(features, targets where the file has them, notes, problems with those targets) for a trained model.
+def read_features(data: Any, preprocess: Preprocess) -> tuple[np.ndarray, np.ndarray | None, list[str], list[str]]:
+    """(features, targets where the data have them, notes, problems with those targets) for a trained model.
 
+    data: the path of a file, or a table whose columns are found by name (see is_table).
     The targets are class ids (-100 for a class that the model does not know) or floats in the units of the file.
     """
-    where = Path(path)
+    if not isinstance(data, (str, os.PathLike)):
+        if not is_table(data):
+            raise DataError(f"read_features: got {what_is(data)}; need a path, or a DataFrame")
+        return features_of_columns(table_columns(data, "rows", preprocess), preprocess)
+    where = Path(data)
     if not where.exists():
         raise FileError(f"{where}: no such file or folder")
     raw_y: np.ndarray | None = None
@@ -259,8 +273,8 @@ def read_features(
     else:
         names = tuple(c.name for c in preprocess.columns) if preprocess.header else ()
         header = None if preprocess.header else False
-        data = read_columns(where, names, header, preprocess.texts, preprocess.commas)
-        return features_of_columns(data, preprocess)
+        columns = read_columns(where, names, header, preprocess.texts, preprocess.commas)
+        return features_of_columns(columns, preprocess)
     targets, problems = (None, []) if raw_y is None else known_targets(raw_y, preprocess)
     return features, targets, notes + more, problems
 

@@ -8,6 +8,7 @@ from .._cells import read_cell
 from ..base.errors import DataError
 from .columns import Columns
 from .dataset import split_rows
+from .features import truth_words
 from .preprocess import Preprocess
 from .raw_table import RawTable, class_name
 
@@ -145,6 +146,22 @@ def check_classes(path: str, ids: np.ndarray, classes: list[str], notes: list[st
         notes.append(f"no training row of class {', '.join(absent[:6])}")
 
 
+def target_scales(values: np.ndarray, what: str) -> tuple[np.ndarray, np.ndarray]:
+    """(mean, deviation) of each target, f64 [rows, targets]; the deviation is 0 where all are one number.
+
+    DataError, which calls the targets `what`, where f64 does not hold the squares of their distances.
+    """
+    with np.errstate(all="ignore"):
+        mean, std = values.mean(axis=0), values.std(axis=0)
+    least, most = values.min(axis=0), values.max(axis=0)
+    is_one = least == most
+    if not np.isfinite(std[~is_one]).all():
+        raise DataError(f"{what} has numbers as large as {abs(values).max():g}; scale it")
+    if not std[~is_one].all():
+        raise DataError(f"{what} has numbers that differ by {(most - least)[~is_one].min():g} at most; scale it")
+    return np.where(is_one, least, mean), np.where(is_one, 0.0, std)
+
+
 def targets_of_column(data: Columns, index: int, preprocess: Preprocess) -> tuple[np.ndarray | None, list[str]]:
     """known_targets of a column of a table."""
     if preprocess.task == "classification":
@@ -175,6 +192,8 @@ def known_targets(y: np.ndarray, preprocess: Preprocess) -> tuple[np.ndarray | N
 def _known_classes(codes: np.ndarray, texts: list[str], preprocess: Preprocess) -> tuple[np.ndarray, list[str]]:
     """(the class id of each row's text, -100 where the model does not know it; a line that names those texts)."""
     ids = {name: i for i, name in enumerate(preprocess.classes)}
+    truths = truth_words(preprocess.classes)
+    texts = [truths.get(text.lower(), text) for text in texts]
     known = np.array([ids.get(text, -100) for text in texts], np.int64)
     new = sorted({texts[code] for code in np.unique(codes) if known[code] < 0 and texts[code]})
     return known[codes], [f"classes that the model does not know: {', '.join(new[:6])}"] if new else []

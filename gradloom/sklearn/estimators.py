@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
 from ..base.arguments import as_whole
+from ..base.arrays import need_collected
 from ..base.defaults import (
     LEAST_VALIDATED,
     MEMBERS,
@@ -25,8 +26,11 @@ from ..base.defaults import (
 )
 from ..base.errors import DataError, SettingError
 from ..data.dataset import Dataset
-from ..data.frames import features_of, has_texts, learned
+from ..data.frames import features_of, learned
+from ..data.parquet import whole_table
 from ..data.raw_table import class_name
+from ..data.table_columns import has_texts, is_table, rows_of_table
+from ..data.targets import target_scales
 from ..train.fit import fit
 from ..train.model import Model
 from ..train.perceptron import need_room, network, optimizer_for
@@ -75,13 +79,19 @@ class _Perceptron(BaseEstimator):
         return tags
 
     def _rows(self, X: Any, y: Any = None, *, reset: bool) -> tuple[Any, Any]:
-        """(X, y) as they are used: a DataFrame with texts as it is, else an array of numbers [rows, features]."""
+        """(X, y) as they are used: a table with texts as it is, else an array of numbers [rows, features]."""
+        need_collected("X", X)
+        X = whole_table(X)
         if isinstance(X, np.ma.MaskedArray):  # masked cells are empty
             X = np.ma.filled(X.astype(np.float64), np.nan)
         if np.ma.is_masked(y):
             raise DataError("fit: y has masked elements; need a target for each row")
         if has_texts(X):
-            validate_data(self, X=X, reset=reset, skip_check_array=True)
+            if not reset:
+                return validate_data(self, X, reset=False, skip_check_array=True), None
+            X, y = validate_data(self, X, y, skip_check_array=True)
+            y = check_array(y, input_name="y", ensure_2d=False, dtype=None)
+            check_consistent_length(X, y)
             return X, y
         more: dict[str, Any] = {"ensure_all_finite": "allow-nan", "reset": reset}
         if not reset:
@@ -96,7 +106,7 @@ class _Perceptron(BaseEstimator):
         weights = _weights(sample_weight, len(labels))
         if weights is not None and not weights.all():  # a row that weighs nothing is no row
             kept = np.flatnonzero(weights)
-            X = X.iloc[kept] if hasattr(X, "iloc") else X[kept]
+            X = rows_of_table(X, kept) if is_table(X) else X[kept]
             labels, weights = labels[kept], weights[kept]
         if len(labels) < 2:
             least = "need at least 2 whose weight is not zero"
@@ -104,9 +114,8 @@ class _Perceptron(BaseEstimator):
         names = list(map(str, getattr(self, "feature_names_in_", ()))) or None
         is_regression = made["task"] == "regression"
         if is_regression:
-            spread = labels.std(axis=0)
-            made = made | {"target_mean": labels.mean(axis=0).tolist()}
-            made["target_std"] = np.where(spread > 0, spread, 1.0).tolist()
+            mean, std = target_scales(labels, "y")
+            made = made | {"target_mean": mean.tolist(), "target_std": np.where(std > 0, std, 1.0).tolist()}
         preprocess, features = learned(X, names, labels, **made)
         if is_regression:
             labels = preprocess.targets_to_outputs(labels)

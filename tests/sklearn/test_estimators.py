@@ -211,3 +211,49 @@ def test_what_ends_a_training():
     for wrong in ({"metric": "rmse"}, {"metric": "roc_auc", "val_split": 0.0}, {"metric": "roc_auc", "patience": 0}):
         with pytest.raises(SettingError, match="metric="):
             Classifier(**wrong).fit(x, y)
+
+
+def test_tables_of_pyarrow_and_polars_are_learned_as_those_of_pandas_are():
+    arrow, polars = pytest.importorskip("pyarrow"), pytest.importorskip("polars")
+    frame, price = houses()
+    label = np.where(price > 350, "dear", "cheap")
+    weights = np.tile([1.0, 0.0, 2.0], 100)
+    for columns in (["size", "town", "floor"], ["floor", "size"]):
+        rows = frame[columns]
+        table = arrow.Table.from_pandas(rows)
+        probabilities = Classifier(epochs=2).fit(rows, label, weights).predict_proba(rows)
+        for other in (table, table.to_batches()[0], polars.from_arrow(table)):
+            fitted = Classifier(epochs=2).fit(other, label, weights)
+            assert list(fitted.feature_names_in_) == columns
+            np.testing.assert_array_equal(fitted.predict_proba(other), probabilities)
+            np.testing.assert_array_equal(fitted.predict_proba(rows), probabilities)
+            regressor = Regressor(epochs=2).fit(other, price)
+            np.testing.assert_array_equal(regressor.predict(rows), regressor.predict(other))
+            with pytest.raises(ValueError, match="feature names"):
+                fitted.predict(other.select(columns[::-1]) if hasattr(other, "select") else other)
+    lazy = polars.from_arrow(table).lazy()
+    for ask in (fitted.predict, fitted.predict_proba, lambda rows: Classifier().fit(rows, label)):
+        with pytest.raises(gl.DTypeError, match=r"X: a LazyFrame.*need a DataFrame: .collect\(\)"):
+            ask(lazy)
+
+
+def test_tables_of_texts_are_checked_as_arrays_are():
+    frame, price = houses()
+    fitted = Regressor(epochs=1).fit(frame, price)
+    with pytest.raises(gl.DataError, match="rows: 0 rows; need at least 1"):
+        fitted.predict(frame[:0])
+    for rows, target, said in (
+        (frame[:0], price[:0], "0 sample"),
+        (frame, price[:-1], "inconsistent numbers of samples"),
+        (frame, np.where(price > 300, np.nan, price), "contains NaN"),
+        (frame, None, "requires y"),
+        (frame, price * 1e200, "y has numbers as large as .*; scale it"),
+        (frame, price * 1e-200, "y has numbers that differ by .* at most; scale it"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            Regressor(epochs=1).fit(rows, target)
+    with pytest.raises(ValueError, match="contains NaN"):
+        Classifier(epochs=1).fit(frame, np.where(price > 300, np.nan, 1.0))
+    still = Regressor(epochs=20).fit(frame, np.full(300, 0.1))
+    np.testing.assert_allclose(still.predict(frame), 0.1, atol=0.1)
+    assert still.model_.preprocess.target_mean == [0.1]
