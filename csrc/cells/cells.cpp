@@ -201,32 +201,40 @@ std::string_view stripped(std::string_view cell) {
   return cell.substr(begin, end - begin);
 }
 
+// The number of up to 15 digits and the power of ten are exact, so the quotient is the nearest double.
+bool read_plain(const char*& p, const char* end, Cell& cell) {
+  const char* const text = p;
+  const bool negative = p != end && *p == '-';
+  if (negative || (p != end && *p == '+')) p++;
+  const char* const first = p;
+  uint64_t digits = 0;
+  while (p != end && is_digit(*p) && p - first < 16) digits = digits * 10 + uint64_t(*p++ - '0');
+  int64_t count = p - first, behind = 0;
+  const bool has_point = p != end && *p == '.';
+  if (has_point) {
+    const char* const point = p++;
+    while (p != end && is_digit(*p) && p - first < 17) digits = digits * 10 + uint64_t(*p++ - '0');
+    behind = p - point - 1;
+    count += behind;
+  }
+  if (count == 0 || count > 15) return false;
+  cell.kind = Cell::number;
+  const double value = behind ? static_cast<double>(digits) / kPowers[behind] : static_cast<double>(digits);
+  cell.value = negative ? -value : value;
+  cell.decimals = static_cast<int8_t>(behind);
+  cell.leads_with_zero = first == text && count > 1 && *first == '0' && !has_point;
+  return true;
+}
+
 Cell read_cell(std::string_view text, Commas commas) {
   Cell cell;
   if (text.empty()) {
     cell.kind = Cell::missing;
     return cell;
   }
-  // Up to 15 digits with a point: their number and the power of ten are exact, so the quotient is the nearest double.
-  const char *p = text.data(), *const end = p + text.size();
-  const bool negative = *p == '-';
-  if (*p == '-' || *p == '+') p++;
-  const char* const first = p;
-  uint64_t digits = 0;
-  int count = 0, behind = 0;
-  while (p != end && is_digit(*p) && count < 16) digits = digits * 10 + uint64_t(*p++ - '0'), count++;
-  if (p != end && *p == '.') {
-    p++;
-    while (p != end && is_digit(*p) && count < 16) digits = digits * 10 + uint64_t(*p++ - '0'), count++, behind++;
-  }
-  if (p == end && count > 0 && count < 16) {
-    cell.kind = Cell::number;
-    const double value = static_cast<double>(digits) / kPowers[behind];
-    cell.value = negative ? -value : value;
-    cell.decimals = static_cast<int8_t>(behind);
-    cell.leads_with_zero = first == text.data() && end - first > 1 && *first == '0' && behind == 0 && end[-1] != '.';
-    return cell;
-  }
+  const char* p = text.data();
+  if (read_plain(p, p + text.size(), cell) && p == text.data() + text.size()) return cell;
+  cell = {};
   if (is_mark(text)) {
     cell.kind = Cell::missing;
     return cell;
@@ -316,9 +324,11 @@ void CellColumn::add(std::string_view text) {
   }
 }
 
-void CellColumn::clear() {
+void CellColumn::clear(size_t taken) {
   values.clear();
   codes.clear();
+  if (mode == texts) codes.reserve(taken);
+  else if (mode != skip) values.reserve(taken);
   decimals = 0;
 }
 

@@ -26,6 +26,9 @@ enum class Commas : uint8_t { point, comma };
 // The bytes without white space (Unicode's) at both ends.
 std::string_view stripped(std::string_view cell);
 
+// Reads the number at p, at most 15 digits with a point, and moves p behind it. False: there is none such.
+bool read_plain(const char*& p, const char* end, Cell& cell);
+
 // What a stripped cell is. "", NA, #N/A, -, ? and the like are missing; inf is a number.
 Cell read_cell(std::string_view cell, Commas commas);
 
@@ -51,9 +54,10 @@ class CellColumn {
   enum Mode : uint8_t { skip, numbers, grouped_numbers, texts };
 
   void begin(Mode mode, Commas commas);
+  bool takes_numbers() const { return mode == numbers || mode == grouped_numbers; }
   void add(std::string_view cell);  // stripped
   void add(const Cell& cell);       // to a column of numbers
-  void clear();
+  void clear(size_t taken);  // taken: how many were there; as many may come
 
   Mode mode = skip;
   Commas commas = Commas::point;

@@ -14,6 +14,7 @@ void Splitter::begin(const std::vector<CellColumn::Mode>& modes) {
     columns.push_back(std::make_unique<CellColumn>());
     columns.back()->begin(mode, separator_ == ',' ? Commas::point : Commas::comma);
   }
+  plain_.resize(columns.size());
   read_rows();
 }
 
@@ -34,6 +35,7 @@ void Splitter::read_rows() {
       for (size_t i = 0; i < spans_.size(); i++) {
         CellColumn& column = *columns[i];
         if (column.mode == CellColumn::skip) column.rows++;
+        else if (spans_[i].is_plain) column.add(plain_[i]);
         else column.add(stripped(cell(spans_[i])));
       }
       lines.push_back(line_);
@@ -79,8 +81,19 @@ Splitter::Row Splitter::cut() {
   bool known;
   for (size_t p = position_;;) {
     while (p < size && text[p] == ' ') p++;
-    Span span{p, p, false};
-    if (p < size && text[p] == '"') {
+    Span span{p, p, false, false};
+    const size_t column = spans_.size();
+    if (column < columns.size() && columns[column]->takes_numbers()) {  // most cells are numbers: read where they are cut
+      const char* end = text + p;
+      Cell& cell = plain_[column];
+      cell = {};
+      span.is_plain = read_plain(end, text + size, cell) && end != text + size &&
+                      (*end == separator || *end == '\n' || *end == '\r');
+      if (span.is_plain) p = static_cast<size_t>(end - text);
+    }
+    if (span.is_plain) {
+      span.end = p;
+    } else if (p < size && text[p] == '"') {
       span.begin = ++p;
       for (;; p++) {
         if (p == size) {

@@ -41,6 +41,7 @@ class Splitter {
   struct Span {
     size_t begin, end;
     bool has_pairs;  // "" that stands for "
+    bool is_plain;   // a number, in plain_ at the place of the cell
   };
   enum class Row { whole, incomplete, faulty };
 
@@ -57,6 +58,7 @@ class Splitter {
   size_t position_ = 0;
   int64_t line_ = 0, row_line_ = 0;  // lines before position_; lines before the row's end
   std::vector<Span> spans_;
+  std::vector<Cell> plain_;
   std::string joined_;  // a cell whose "" are "
 };
 

@@ -3,6 +3,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "csv.h"
@@ -36,13 +37,14 @@ nb::tuple texts_of(const Texts& texts) {
 
 nb::object take(CellColumn& column) {
   if (column.mode == CellColumn::skip) {
-    column.clear();
+    column.clear(0);
     return nb::none();
   }
+  const size_t taken = std::max(column.values.size(), column.codes.size());
   nb::object made = column.mode == CellColumn::texts
       ? as_array(std::move(column.codes))
       : nb::object(nb::make_tuple(as_array(std::move(column.values)), column.decimals));
-  column.clear();
+  column.clear(taken);
   return made;
 }
 
@@ -122,8 +124,11 @@ NB_MODULE(_cells, m) {
         new (self) Splitter(separator[0]);
       }, nb::arg("separator"))
       .def("feed", [](Splitter& s, const nb::bytes& piece, bool last) {
-        s.feed({piece.c_str(), piece.size()}, last);
-      }, nb::arg("piece"), nb::arg("last"), "Takes the next bytes. last: the file ends with them.")
+        const std::string_view bytes(piece.c_str(), piece.size());
+        nb::gil_scoped_release released;
+        s.feed(bytes, last);
+      }, nb::arg("piece"), nb::arg("last"),
+         "Takes the next bytes, while other threads of Python run. last: the file ends with them.")
       .def("begin", [](Splitter& s, const nb::bytes& modes) { s.begin(modes_of(modes)); }, nb::arg("modes"),
            "Goes on behind the first row, with a mode (SKIP, NUMBERS, ...) for each column.")
       .def_prop_ro("first", [](const Splitter& s) -> nb::object {

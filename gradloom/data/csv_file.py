@@ -9,6 +9,7 @@ import io
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -51,7 +52,7 @@ def read_csv(
 # ---- bytes -----------------------------------------------------------------------------------------------------------
 
 
-def _pieces(path: str | os.PathLike[str], piece: int = _PIECE) -> Iterator[tuple[bytes, bool]]:
+def _pieces(path: str | os.PathLike[str]) -> Iterator[tuple[bytes, bool]]:
     """(bytes, whether the file ends with them), which are refused as soon as they cannot be those of a table: NUL, no
     UTF-8, a line that does not end, more than `most` bytes. Without a byte order mark."""
     size = os.stat(path).st_size
@@ -62,9 +63,9 @@ def _pieces(path: str | os.PathLike[str], piece: int = _PIECE) -> Iterator[tuple
     decoder = codecs.getincrementaldecoder("utf-8")()
     seen = line = 0  # bytes so far: of all, of the line that they are in
     with cast(BinaryIO, gzip.open(path)) if packed else open(path, "rb", buffering=0) as file:
-        data = _read(file, piece)
+        data = _read(file, _PIECE)
         while True:
-            following = _read(file, piece) if data else b""
+            following = _read(file, _PIECE) if data else b""
             nul = data.find(b"\0")
             if nul >= 0:
                 text = "NUL, as in UTF-16 or in no text at all; save it as UTF-8 text"
@@ -204,13 +205,22 @@ class _Reading:
         parts = _Parts(modes, columns)
         lines = []
         self._check(splitter)
-        while True:
-            parts.take()
-            lines.append(splitter.take_lines())
-            if begun[-1][1]:
-                break
-            begun[-1:] = [next(pieces)]
-            self._feed(splitter, *begun[-1])
+        taken, following = parts.take(), None if begun[-1][1] else next(pieces)
+        with ThreadPoolExecutor(1) as cutter:  # it begins no thread where a piece is the whole file
+            while following is not None:  # one piece is cut while the one before is packed and the next one is read
+                lines.append(splitter.take_lines())
+                data, last = following
+                self.has_comma = self.has_comma or b"," in data
+                cut = cutter.submit(splitter.feed, data, last)
+                try:
+                    parts.pack(taken)
+                    following = None if last else next(pieces)
+                finally:  # what is wrong in these rows is said before what is wrong behind them
+                    cut.result()
+                    self._check(splitter)
+                taken = parts.take()
+        parts.pack(taken)
+        lines.append(splitter.take_lines())
         self._keep(parts.made(), lines, first_pass)
         return self._again(columns, modes)
 
@@ -351,9 +361,12 @@ class _Parts:
         self.numbers = [NumberCells() for _ in columns]
         self.codes: list[list[np.ndarray]] = [[] for _ in columns]
 
-    def take(self) -> None:
-        for column, numbers, codes in zip(self.columns, self.numbers, self.codes, strict=True):
-            part = column.take()
+    def take(self) -> list[Any]:
+        """What the columns have taken since the last time."""
+        return [column.take() for column in self.columns]
+
+    def pack(self, taken: Sequence[Any]) -> None:
+        for part, numbers, codes in zip(taken, self.numbers, self.codes, strict=True):
             if isinstance(part, tuple):
                 numbers.add(*part)
             elif part is not None:

@@ -18,11 +18,10 @@ _MOST_NOTES = 12  # of filled cells, a line each; more are one line
 _FILLED = "filled with the training median"
 
 
-def write_features(
-    data: Columns, index: int, column: Column, order: np.ndarray | None, out: np.ndarray, notes: list[str]
-) -> None:
+def write_features(data: Columns, index: int, column: Column, out: np.ndarray, order: np.ndarray | None) -> list[str]:
     """Writes the features of the column of this index into out, f32 [rows, column.width], for the rows in this order;
-    `notes` takes what was filled in. DataError for cells that are not like those of the training."""
+    notes on what was filled in. DataError for cells that are not like those of the training."""
+    notes: list[str] = []
     if column.kind in ("text", "encoded"):
         codes, texts = data.texts(index)
         codes = codes if order is None else codes[order]
@@ -32,7 +31,7 @@ def write_features(
             table = np.array(column.codes, np.float32).reshape(len(column.categories), -1)
             place = _places(codes, texts, column, notes)
             out[:] = np.where(place[:, None] >= 0, table[place], np.float32(0))
-        return
+        return notes
     if column.kind == "time":
         values, _ = times_of(data, index, column.form)
         marks: dict[str, int] = {}
@@ -43,18 +42,23 @@ def write_features(
             check_unit(data, index, column.unit, what)
         marks = data.marks(index)
     check_finite(values, data, column.name)
-    values = values if order is None else values[order]
+
+    def put(place: int, feature: np.ndarray) -> None:
+        out[:, place] = feature if order is None else feature[order]
+
     empty = np.isnan(values)
     if empty.any():
         notes.append(_filled(int(empty.sum()), column, marks))
         values = np.where(empty, column.median, values)
-    out[:, 0] = standardised(shaped(values, column), column)
-    check_narrow(out[:, 0], column.name)
+    narrow = standardised(shaped(values, column), column).astype(np.float32)
+    check_narrow(narrow, column.name)
+    put(0, narrow)
     if column.kind == "time" and column.form != NUMBER:
         for i, phase in enumerate(phases(values, column.parts)):
-            out[:, 1 + i] = phase
+            put(1 + i, phase.astype(np.float32))
     elif column.has_missing:
-        out[:, 1] = empty
+        put(1, empty)
+    return notes
 
 
 def shaped(values: np.ndarray, column: Column) -> np.ndarray:

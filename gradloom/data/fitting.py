@@ -13,6 +13,7 @@ from .columns import MOST_COLUMNS, Columns, NumberCells
 from .features import check_finite, is_usable, listed, shaped
 from .kinds import need_numbers, numbers_of, said_of, unit_of
 from .preprocess import Preprocess
+from .side_by_side import side_by_side
 from .times import NUMBER, missing_time, parts_of, times_of
 
 MOST_CATEGORIES = 100  # that are one-hot; where there are more, they are encoded by their targets
@@ -37,23 +38,10 @@ def fit_columns(
     if target >= 0 and task == "regression":
         answers = data.cells[target]
         made.target_grouped = isinstance(answers, NumberCells) and answers.grouped
-    for index, name in enumerate(data.names):
-        if index == target:
-            continue
-        role = roles.get(index)
-        if role in ("drop", "weight"):
-            made.columns.append(Column(name, "unused", reason="dropped" if role == "drop" else _WEIGHT))
-            continue
-        if data.is_empty(index):
-            seen = "empty" if data.lines is not None else "NaN"
-            where = " from the file" if data.lines is not None else ""
-            raise DataError(f"{data.path}: column {name!r:.60} is {seen} in all {data.rows} rows; remove it{where}")
-        column = _column(data, index, train, role, notes)
-        if column.kind in ("number", "time"):
-            cells = data.cells[index]
-            column.grouped = isinstance(cells, NumberCells) and cells.grouped
-            column.unit = unit_of(data, index) if column.kind == "number" else ""
+    others = [index for index in range(len(data.names)) if index != target]
+    for column, said in side_by_side(lambda i: _fitted(data, i, train, roles.get(i)), others, data.rows):
         made.columns.append(column)
+        notes += said
     unused = [f"{c.name} ({c.reason})" for c in made.columns if c.kind == "unused" and c.reason != _WEIGHT]
     if all(c.kind == "unused" for c in made.columns):
         raise DataError(
@@ -62,6 +50,23 @@ def fit_columns(
     if unused:
         notes.append(f"columns left out: {listed(unused)}")
     return made
+
+
+def _fitted(data: Columns, index: int, train: np.ndarray, role: str | None) -> tuple[Column, list[str]]:
+    """(the column of this index, what a person should know of it)."""
+    name, notes = data.names[index], list[str]()
+    if role in ("drop", "weight"):
+        return Column(name, "unused", reason="dropped" if role == "drop" else _WEIGHT), notes
+    if data.is_empty(index):
+        seen = "empty" if data.lines is not None else "NaN"
+        where = " from the file" if data.lines is not None else ""
+        raise DataError(f"{data.path}: column {name!r:.60} is {seen} in all {data.rows} rows; remove it{where}")
+    column = _column(data, index, train, role, notes)
+    if column.kind in ("number", "time"):
+        cells = data.cells[index]
+        column.grouped = isinstance(cells, NumberCells) and cells.grouped
+        column.unit = unit_of(data, index) if column.kind == "number" else ""
+    return column, notes
 
 
 def _column(data: Columns, index: int, train: np.ndarray, role: str | None, notes: list[str]) -> Column:
@@ -89,7 +94,8 @@ def _column(data: Columns, index: int, train: np.ndarray, role: str | None, note
 
 def _number_column(name: str, values: np.ndarray) -> Column:
     empty = np.isnan(values)
-    known = values[~empty]
+    count = int(np.count_nonzero(empty))
+    known = values[~empty] if count else values
     if known.size == 0:
         return Column(name, "unused", reason="empty in the training rows")
     if known.min() == known.max():
@@ -97,8 +103,8 @@ def _number_column(name: str, values: np.ndarray) -> Column:
     median = float(np.median(known))
     if not np.isfinite(median):  # of two numbers whose sum is beyond f64
         median = float(np.median(known / 2)) * 2
-    made = Column(name, "number", median, has_missing=int(empty.sum()) >= _LEAST_MISSING)
-    filled = np.where(empty, median, values)
+    made = Column(name, "number", median, has_missing=count >= _LEAST_MISSING)
+    filled = np.where(empty, median, values) if count else values
     made.mean, made.std = mean_and_deviation(filled)
     if abs(_skewness(filled, made)) > _SKEWED and len(np.unique(known[:1000])) > 2:
         made.center, made.scale = median, _spread(known, made.std)

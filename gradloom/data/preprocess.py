@@ -17,6 +17,7 @@ from .column import Column
 from .columns import Columns, array_columns, find_column
 from .csv_file import SEPARATORS
 from .features import check_narrow, grouped, is_usable, listed, write_features
+from .side_by_side import side_by_side
 
 
 @dataclass
@@ -130,11 +131,13 @@ class Preprocess:
             data = array_columns("input", data)
         notes: list[str] = []
         features = self._empty(data.rows, data.path)
-        at = 0
+        used, at = [], 0
         for index, column in zip(self._positions(data, notes), self.columns, strict=True):
             if column.width:
-                write_features(data, index, column, order, features[:, at : at + column.width], notes)
+                used.append((index, column, features[:, at : at + column.width]))
                 at += column.width
+        for said in side_by_side(lambda one: write_features(data, *one, order), used, data.rows):
+            notes += said
         return features, grouped(notes)
 
     def _apply_array(self, data: np.ndarray, order: np.ndarray | None) -> np.ndarray:
