@@ -38,6 +38,7 @@ from .language import (
     data_options,
     load_adapter,
 )
+from .progress import ProgressLine
 from .run_settings import check_device, gpu_layers_of, layers_told, shown_layers
 
 if TYPE_CHECKING:
@@ -132,24 +133,15 @@ def evaluate(
 
 
 class _ScoreDisplay:
-    """Shows the perplexity so far: on a terminal in one line that changes, elsewhere in a line every ten seconds."""
+    """Shows the perplexity so far."""
 
     def __init__(self) -> None:
-        self.terminal = sys.stderr.isatty()
-        self.began = self.told = time.perf_counter()
+        self.line, self.began = ProgressLine(), time.perf_counter()
         self.so_far: Perplexity | None = None
 
     def heard(self, done: int, rows: int, so_far: Perplexity) -> None:
         from ..train.display import duration
 
         self.so_far = so_far
-        now = time.perf_counter()
-        if now - self.told < (0.2 if self.terminal else 10) and not (done == rows and self.terminal):
-            return
-        self.told = now
-        left = duration((now - self.began) / done * (rows - done))
-        text = f"{done:,} of {rows:,} rows  {so_far}  {left} left"
-        if self.terminal:
-            print(f"\r\x1b[K{'' if done == rows else text}", end="", file=sys.stderr, flush=True)
-        else:
-            say(text)
+        left = duration((time.perf_counter() - self.began) / done * (rows - done))
+        self.line.show(f"{done:,} of {rows:,} rows  {so_far}  {left} left", done == rows)

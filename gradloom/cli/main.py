@@ -13,6 +13,7 @@ import typer
 
 from .. import __version__
 from ..base.errors import GradloomError
+from ..base.uploads import shown_by
 from .chat import chat
 from .common import (
     StdoutError,
@@ -36,6 +37,7 @@ from .info import info
 from .merge import merge
 from .plan import plan
 from .predict import predict
+from .progress import Uploads
 from .rerun import rerun
 from .runs import runs
 from .verify import verify
@@ -92,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     remember(given)
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files are printed as the bytes that they are
         sys.stdout.reconfigure(errors="surrogateescape")
-    with streams(), signals(lasting=arguments is None):
+    with streams(), signals(lasting=arguments is None), shown_by(Uploads().heard):
         code = late_exit_code(_run(given))
         try:
             sys.stdout.flush()

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from .common import Json, columns, json_text, say
+from .progress import change_line
 
 
 def merge(
@@ -38,7 +39,7 @@ def merge(
             done = merge_files(model, adapter, out, type, _show if tty else None)
     finally:
         if tty:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            change_line("")
     for note in done.notes:
         say(note)
     kinds = ", ".join(f"{kind} {count}" for kind, count in done.kinds.items())
@@ -57,4 +58,4 @@ def merge(
 
 
 def _show(name: str, share: float) -> None:
-    print(f"\r{share:4.0%}  {name}\x1b[K", end="", file=sys.stderr, flush=True)
+    change_line(f"{share:4.0%}  {name}")

@@ -24,6 +24,7 @@ from .language import (
     adapter_for,
     data_options,
 )
+from .progress import change_line
 
 
 def verify(
@@ -96,4 +97,4 @@ def verify(
 def _progress(done: int, nodes: int) -> None:
     """One line on a terminal that changes."""
     text = "" if done == nodes else f"float64: {done:,} of {nodes:,} nodes"
-    print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+    change_line(text)

@@ -106,8 +106,9 @@ def buffer_size(bytes: int) -> int:
 class Gpu:
     """An adapter in use. All programs on it share its arena (program.py) and the copies of stored arrays (stored.py).
 
-    limits: the numbers that programs keep to. default_limits: ask for no more than WebGPU promises everywhere. lock: of
-    whoever loads, runs, uploads or downloads; who holds it takes no other lock (base/locks.py).
+    called: the name that `device=` takes. limits: the numbers that programs keep to. default_limits: ask for no more
+    than WebGPU promises everywhere. lock: of whoever loads, runs, uploads or downloads; who holds it takes no other
+    lock (base/locks.py).
     binding_bytes: of a buffer that kernels see, at most; a test asks for fewer than the adapter allows.
     segments: buffers that a dispatch may touch beside `fixed` and the tape.
     rounds: of a thread's loops, all together, that it makes; None: as many as there are.
@@ -117,6 +118,7 @@ class Gpu:
     def __init__(self, place: int = 0, default_limits: bool = False, binding_bytes: int | None = None) -> None:
         self.place, self.adapter = place, adapter(place)
         self.name = name_of(self.adapter)
+        self.called = f"gpu:{place}" if place else "gpu"
         self.lock = threading.RLock()
         wgpu = _wgpu()
         asked = LIMITS if default_limits else {k: self.adapter.limits[k] for k in LIMITS}

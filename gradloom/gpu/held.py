@@ -60,4 +60,5 @@ def held(plans: Sequence[PlanThere], device: Gpu, switches: Switches) -> DeviceB
         records=records,
         gathered=gathered,
         staging=buffer_size(min(DOWNLOAD, device.binding_bytes, home)) if home else 0,
+        uploaded=sum(stored.bytes for stored in places),
     )

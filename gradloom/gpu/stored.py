@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..base.uploads import Upload
 from ..graph.stored import Stored, bring_home
 from .device import Gpu
 from .memory import DOWNLOAD, Memory, read_several, write
@@ -26,14 +27,16 @@ class Copy:
         self.pool, self.offset, self.bytes = pool, offset, bytes
         self.version = -1
 
-    def upload(self, stored: Stored) -> None:
+    def upload(self, stored: Stored, heard: Upload) -> None:
         """Bring here what the host has written."""
         version = stored.version
         data = np.ascontiguousarray(stored.read()).reshape(-1).view(np.uint8)
         for start in range(0, data.size, UPLOAD):
             if start:
                 _hand_over(self.home)
-            write(self.pool, self.offset + start, data[start : start + UPLOAD])
+            part = data[start : start + UPLOAD]
+            write(self.pool, self.offset + start, part)
+            heard.add(part.size)
         self.version = version
 
     @property
@@ -91,15 +94,15 @@ class Copies:
 
     def upload(self, several: Iterable[Stored]) -> None:
         """Before a run: whatever was written elsewhere since it lay here."""
-        held = 0
-        for stored in several:
+        stale = [s for s in dict.fromkeys(several) if self._known[s].version != s.version]
+        heard, held = Upload(self.device.called, sum(s.bytes for s in stale)), 0
+        for stored in stale:
             copy = self._known[stored]
-            if copy.version != stored.version:
-                copy.upload(stored)
-                held += copy.bytes
-                if held >= UPLOAD:
-                    _hand_over(self.device)
-                    held = 0
+            copy.upload(stored, heard)
+            held += copy.bytes
+            if held >= UPLOAD:
+                _hand_over(self.device)
+                held = 0
 
     def written(self, several: Iterable[Stored]) -> None:
         """After a run: the newest contents of these lie here."""

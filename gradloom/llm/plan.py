@@ -160,6 +160,7 @@ class MemoryPlan:
                 if getattr(self.on_device, field)
             )
             rows.append((f"on {self.device}", f"{show_bytes(self.on_device.total)}: {there}"))
+            rows.append(("uploaded", f"{show_bytes(self.on_device.uploaded)} before the first step"))
         rows += [
             ("process", f"{show_bytes(self.process)}: graphs, bytecode, tokenizer, huge pages"),
             ("peak" if self.on_device is None else "peak here", show_bytes(self.total)),
@@ -180,7 +181,8 @@ def told_of(plan: MemoryPlan) -> dict[str, Any]:
     there, layers = plan.on_device, plan.layers
     if there is None:
         return {}
-    told = {"device_bytes": there.total, "on_device": {f"{k}_bytes": v for k, v in asdict(there).items()}}
+    held = {f"{k}_bytes": v for k, v in asdict(there).items() if k != "uploaded"}
+    told = {"device_bytes": there.total, "uploaded_bytes": there.uploaded, "on_device": held}
     if plan.is_split:
         told |= {"transfers": plan.transfers, "transferred_bytes": plan.transferred}
     return told if layers is None else told | {"gpu_layers": layers.count, "gpu_head": layers.head}

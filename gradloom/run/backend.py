@@ -76,6 +76,7 @@ class DeviceBytes:
     records   outputs of the steps that are on their way, and their settings
     gathered  copies of operands that lie in too many pieces
     staging   the largest transfer to the host, while it lasts
+    uploaded  of the arrays: what is brought there before the first step; no more bytes
     """
 
     arrays: int
@@ -85,6 +86,7 @@ class DeviceBytes:
     records: int
     gathered: int
     staging: int
+    uploaded: int
 
     @property
     def lasting(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import time
@@ -12,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from ..base.memory import resident
+from ..base.uploads import shown_by, told
 from .metrics import UNCERTAINTY
 from .result import MAIN, EpochResult, Evaluation
 from .stopping import EarlyStopping
@@ -104,6 +106,7 @@ class _Display(ABC):
     before(result)   what validation measured before the first step
     """
 
+    LINE_SECONDS = 10.0  # between two lines of progress, elsewhere than on a terminal
     EPOCH_SECONDS = 1.0  # at least, between two lines of epochs; the last one is always told
     unit = "rows"
     word = "val "  # before the numbers of the held-out part of the data
@@ -122,9 +125,12 @@ class _Display(ABC):
         self._training: list[str] = []
         self._validation: list[list[str]] = []  # of each set
         self._speed = ""
+        self._upload = ""
+        self._uploads = contextlib.ExitStack()
 
     def __enter__(self) -> Any:
         self._told = time.perf_counter()
+        self._uploads.enter_context(shown_by(self._uploading))
         if self.stream.isatty():
             from rich.console import Console
             from rich.live import Live
@@ -141,6 +147,7 @@ class _Display(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._uploads.close()
         if self._untold:
             self.say(*self._untold)
         if self._live is not None:
@@ -159,6 +166,14 @@ class _Display(ABC):
             self._live.console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
         else:
             print("  ".join(parts), file=self.stream, flush=True)
+
+    def _uploading(self, where: str, done: int, total: int) -> None:
+        """So much of what runs on a device is there."""
+        self._upload = "" if done == total else told(where, done, total)
+        self._refresh(0.1)
+        if self._live is None and self._upload and time.perf_counter() - self._told >= self.LINE_SECONDS:
+            self._told = time.perf_counter()
+            self.say(self._upload)
 
     def before(self, result: Any) -> None:
         spread = "" if math.isnan(result.loss_unc) else f" +- {result.loss_unc:.2g}"
@@ -204,6 +219,7 @@ class _Display(ABC):
         self._shown.groups = [
             [self._head(), BAR, *([] if loop is None else [f"{self._left()} left"])],
             [*([self._speed] if self._speed else []), *self._pace()],
+            [self._upload] if self._upload else [],
             self._training,
             *self._validation,
             [] if loop is None else _best_of(loop),
@@ -266,7 +282,6 @@ class StepDisplay(_Display):
     row_tokens: tokens in a row of data.
     """
 
-    SECONDS = 10.0  # between two lines
     RECENT = 20  # batches that the shown loss is a mean of
     unit = "tokens"
     word = "validation "
@@ -292,7 +307,7 @@ class StepDisplay(_Display):
             line = [f"validation {at.rows}/{at.rows_total} rows"]
             self._validation = [line]
             ended = at.rows >= at.rows_total
-        if self._live is None and time.perf_counter() - self._told >= self.SECONDS and not ended:
+        if self._live is None and time.perf_counter() - self._told >= self.LINE_SECONDS and not ended:
             self._told = time.perf_counter()
             self.say(*line)
 

@@ -112,7 +112,8 @@ def test_the_command_plans_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert code == 0 and device.bytes == 0
     told = json.loads(out.splitlines()[-1])
     assert told["device"] == "gpu" and told["device_bytes"] == sum(told["on_device"].values()) > 0
-    assert "\non gpu  " in out and "\nscratch  " not in out
+    assert "\non gpu  " in out and "\nuploaded  " in out and "\nscratch  " not in out
+    assert 0 < told["uploaded_bytes"] <= told["on_device"]["arrays_bytes"]
     code, out, _ = command(capsys, "plan", path, "--context", 14, "--json")
     assert code == 0 and "on_device" not in json.loads(out.splitlines()[-1])
     code, _, err = command(capsys, "plan", path, "--device", "gpu:99")

@@ -276,3 +276,18 @@ def test_durations(seconds, text):
 def test_numbers():
     assert [rate(x) for x in (3.14159, 1234, 5.6e6, 7e9)] == ["3.14", "1.23 k", "5.6 M", "7 G"]
     assert [plural(1, "row"), plural(2000, "row")] == ["1 row", "2,000 rows"]
+
+
+def test_a_long_upload_is_shown(clock, width):
+    """On a terminal beside the rest until it is done; elsewhere as a line every ten seconds."""
+    width(80)
+    for stream in (Terminal(), io.StringIO()):
+        with Display(3, stream) as display:
+            for done in (1 << 28, 3 << 28, 1 << 30):
+                clock[0] += 6
+                display._uploading("gpu", done, 1 << 30)
+            display.rows(at(True, 10, 100, result(0.5)), 1)
+        text = stream.getvalue()
+        assert text.count("uploading to gpu: 768.00 MiB of 1.00 GiB") == 1
+        assert ("uploading to gpu: 256.00 MiB of 1.00 GiB" in text) is stream.isatty()
+        assert "1.00 GiB of 1.00 GiB" not in text

@@ -1,0 +1,48 @@
+"""How far long work of a command is, on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from ..base.uploads import told
+from .common import is_quiet, say
+
+TERMINAL_SECONDS, LINE_SECONDS = 0.2, 10.0  # between two texts
+
+
+def change_line(text: str) -> None:
+    """Write a line of a terminal anew; an empty text clears it."""
+    if not is_quiet():
+        print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+class ProgressLine:
+    """On a terminal one line that changes and goes in the end, elsewhere a line every ten seconds."""
+
+    def __init__(self) -> None:
+        self.terminal = sys.stderr.isatty()
+        self._told = time.perf_counter()
+
+    def show(self, text: str, ended: bool = False) -> None:
+        """ended: the work is done."""
+        now = time.perf_counter()
+        if self.terminal and ended:
+            change_line("")
+        elif now - self._told >= (TERMINAL_SECONDS if self.terminal else LINE_SECONDS):
+            self._told = now
+            (change_line if self.terminal else say)(text)
+
+
+class Uploads:
+    """Shows long uploads to devices, one after the other."""
+
+    def __init__(self) -> None:
+        self._line: ProgressLine | None = None
+
+    def heard(self, where: str, done: int, total: int) -> None:
+        if self._line is None:
+            self._line = ProgressLine()
+        self._line.show(told(where, done, total), done == total)
+        if done == total:
+            self._line = None
