@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from ..base import interrupts
+from ..base.errors import DataError
 from ..base.settings import PRECISIONS
 from .common import Device, GpuLayers, GpuMemory, Precision, Threads, need_one_of, need_whole, say
 from .generate import Shown
 from .language import Lora, Temperature, Template, TopK, TopP, load_adapter, read_template
 from .run_settings import check_device, gpu_layers_of, shown_layers
 
+_LONGEST = 1 << 24  # bytes of a line
 _HELP = "/forget begins anew, /quit or Ctrl-D ends, Ctrl-C stops a reply"
 
 
@@ -44,7 +48,6 @@ def chat(
     check_device(device)
     layers = gpu_layers_of(gpu_layers)
     template = read_template(chat_template)
-    from ..base.errors import DataError
     from ..llm.conversation import Conversation
     from ..llm.model import load
 
@@ -56,7 +59,11 @@ def chat(
     )  # fmt: skip
     say(f"{model}: {loaded.config}; {_HELP}")
     told = False  # what runs where
+    code = 0
     for text in _turns():
+        if isinstance(text, DataError):
+            code = _left_out(text)
+            continue
         if text == "/quit":
             break
         if text == "/forget":
@@ -66,13 +73,11 @@ def chat(
         try:
             before = conversation.forgotten
             reply = conversation.say(text, shown.hear)
-        except DataError as error:  # of this turn; the conversation goes on
-            if not sys.stdin.isatty():
-                raise
-            say(f"gradloom: {error}")
+        except DataError as error:  # of this turn
+            code = _left_out(error)
             continue
-        except KeyboardInterrupt:
-            if not sys.stdin.isatty():
+        except KeyboardInterrupt as stop:
+            if not _is_of_a_person(stop):
                 raise
             shown.add("\n")
             continue
@@ -91,25 +96,70 @@ def chat(
                 else "half of the context is the most"
             )
             say(f"the reply was cut after {len(reply.tokens)} tokens; {more}")
-    return 0
+    return code
 
 
-def _turns() -> Iterator[str]:
-    """Lines that are not empty; asked for with a prompt where a person types them."""
+def _left_out(error: DataError) -> int:
+    """Say why a turn is left out: the conversation goes on. The exit code, which tells a program that wrote it."""
+    say(f"gradloom: {error}")
+    return 0 if sys.stdin.isatty() else 2
+
+
+def _is_of_a_person(stop: KeyboardInterrupt) -> bool:
+    """Whether it is Ctrl-C at a terminal, which stops a reply; any other signal ends the chat."""
+    return sys.stdin.isatty() and interrupts.number_of(stop) == signal.SIGINT
+
+
+def _turns() -> Iterator[str | DataError]:
+    """Lines that are not empty, asked for with a prompt where a person types them; the error of one that is no text."""
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         import contextlib
 
         with contextlib.suppress(ImportError):  # gives input() a history and keys for editing
             import readline  # noqa: F401
+    number = 0
     while True:
-        if is_terminal:
-            try:
-                line = input("> ")
-            except EOFError:
+        number += 1
+        try:
+            line = _typed() if is_terminal else _line_of_stdin(number)
+        except EOFError:
+            if is_terminal:
                 say("")
-                return
-        elif not (line := sys.stdin.readline()):
             return
+        except KeyboardInterrupt as stop:
+            if not _is_of_a_person(stop):
+                raise
+            say("\n/quit or Ctrl-D ends")
+            continue
+        except DataError as error:
+            yield error
+            continue
+        except UnicodeDecodeError as error:
+            where = "" if is_terminal else f"stdin line {number}: "
+            what = f"byte {error.start} is no {error.encoding.upper()} ({error.reason})"
+            yield DataError(f"{where}{what}; the line is left out; need a text")
+            continue
         if line.strip():
             yield line.strip()
+
+
+def _typed() -> str:
+    """The line that a person types; EOFError at the end, UnicodeDecodeError for one that is no text."""
+    return input("> ").encode("utf-8", "surrogateescape").decode()
+
+
+def _line_of_stdin(number: int) -> str:
+    """The next line; EOFError at the end, UnicodeDecodeError and DataError for one that is no text, which is read
+    past."""
+    stream: Any = getattr(sys.stdin, "buffer", sys.stdin)
+    line = stream.readline(_LONGEST)
+    if not line:
+        raise EOFError
+    end = b"\n" if isinstance(line, bytes) else "\n"
+    if len(line) == _LONGEST and not line.endswith(end):
+        while (more := stream.readline(_LONGEST)) and not more.endswith(end):
+            pass
+        raise DataError(f"stdin line {number}: more than {_LONGEST:,} bytes; the line is left out; need a shorter one")
+    text = str(line, sys.stdin.encoding) if isinstance(line, bytes) else line
+    return text.removeprefix("\ufeff") if number == 1 else text

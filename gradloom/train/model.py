@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..base.arguments import what_is
 from ..base.described import Described, parse
 from ..base.errors import DataError, FileError, GradloomError, GraphError, SettingError
 from ..base.html import html_table, html_text
@@ -143,7 +144,8 @@ def _shown(value: Any) -> str:
 def write_model(what: Model | Module, path: str | os.PathLike[str], metadata: Mapping[str, str]) -> None:
     """Write weights, architecture and, of a Model, all else that it holds into one file, whole or not at all.
 
-    A network with classes of the user's own is written without its architecture, and with the reason.
+    A network with classes of the user's own is written without its architecture, and with the reason. FileError where
+    a number is not finite: read_model would refuse the file.
     """
     if DESCRIPTION in metadata:
         raise SettingError(f"save: metadata key {DESCRIPTION!r} is that of the model itself; need another name")
@@ -157,8 +159,17 @@ def write_model(what: Model | Module, path: str | os.PathLike[str], metadata: Ma
         said["undescribed"] = str(error)
     if isinstance(what, Model):
         said |= {"preprocess": json.loads(what.preprocess.to_json()), "about": what.about, "metrics": what.metrics}
-    texts = {**metadata, DESCRIPTION: json.dumps(said, ensure_ascii=False, allow_nan=False)}
-    save_arrays(path, net.state_dict(), texts)
+    try:
+        text = json.dumps(said, ensure_ascii=False, allow_nan=False)
+        if isinstance(what, Model):
+            Preprocess.from_json(what.preprocess.to_json())
+            _metrics(parse(text, "the description"))
+    except (TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise FileError(f"{path}: what describes the model is not as a file holds it ({reason:.160})") from None
+    arrays = net.state_dict()
+    need_finite(path, arrays)
+    save_arrays(path, arrays, {**metadata, DESCRIPTION: text})
 
 
 def read_model(path: str | os.PathLike[str]) -> Model | Module:
@@ -219,11 +230,18 @@ def _described(text: str, arrays: Mapping[str, np.ndarray]) -> Model | Module | 
             return net
         preprocess = Preprocess.from_described(said.part("preprocess"))
     about = said.plain("about")
-    metrics = said.plain("metrics") if said.has("metrics") else {}
-    if not all(isinstance(value, (int, float)) for value in metrics.values()):
-        raise DataError("metrics: some value is no number")
+    metrics = _metrics(said)
     said.end()
     return Model(net, preprocess, about, metrics)
+
+
+def _metrics(said: Described) -> dict[str, float]:
+    """What was measured, by name; DataError where something is no number."""
+    metrics = said.plain("metrics") if said.has("metrics") else {}
+    odd = next((name for name, value in metrics.items() if not isinstance(value, (int, float))), None)
+    if odd is not None:
+        raise DataError(f"metrics: {odd!r:.60} is {what_is(metrics[odd])}; need a number")
+    return metrics
 
 
 def _hidden_of_format_1(said: Described) -> list[int]:

@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any, overload
 
+import numpy as np
+
 from ..base.arguments import what_is
 from ..base.errors import SettingError
 from ..files import load_arrays, need_finite, save_arrays
@@ -28,6 +30,7 @@ def save(
     Architectures are saved of networks that consist of gl.nn's layers: `gl.load(path)` makes these again. Of a network
     with classes of the user's own the arrays are saved, which `gl.load(network, path)` reads.
     Among ranks of mpiexec that train together, rank 0 alone writes; the others do not wait for it.
+    FileError, and the file stays what it was, where a weight, a moment or a metric is not finite, which `load` refuses.
     """
     _check("save", what.net if isinstance(what, Model) else what, path)
     if not is_writer():
@@ -35,7 +38,9 @@ def save(
     if isinstance(what, (Model, Module)):
         write_model(what, path, dict(metadata or {}))
     else:
-        save_arrays(path, what.state_dict(), dict(metadata or {}))
+        arrays = what.state_dict()
+        _need_finite(what, path, arrays)
+        save_arrays(path, arrays, dict(metadata or {}))
 
 
 @overload
@@ -48,7 +53,7 @@ def load(what: Path | Module | Optimizer | OptimizerState, path: Path | None = N
     load(what, path) reads the arrays of a file into a module of the same structure, or into an optimiser of the same
     kind and parameters, and returns the file's metadata.
 
-    Nothing in a file is run as code. Raises FileError for a damaged file, numbers of a module that are not finite, or
+    Nothing in a file is run as code. Raises FileError for a damaged file, weights or moments that are not finite, or
     (load(path)) a network with a class of the user's own, GraphError or ShapeError when the arrays are not this
     module's or optimiser's (of another kind, of other parameters, in another order).
     """
@@ -57,11 +62,16 @@ def load(what: Path | Module | Optimizer | OptimizerState, path: Path | None = N
     _check("load", what, path)
     assert path is not None and isinstance(what, (Module, Optimizer, OptimizerState))
     arrays, metadata = load_arrays(path)
-    if isinstance(what, Module):  # an optimiser's state may hold inf: the best loss before there is one
-        need_finite(path, arrays)
+    _need_finite(what, path, arrays)
     what.load_state_dict(arrays)
     metadata.pop(DESCRIPTION, None)
     return metadata
+
+
+def _need_finite(what: object, path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """FileError for weights or moments that are not finite. A Plateau may remember inf: the best loss before one."""
+    is_module = isinstance(what, Module)
+    need_finite(path, {name: a for name, a in arrays.items() if is_module or not name.startswith("plateau.")})
 
 
 def _check(who: str, what: object, path: object) -> None:

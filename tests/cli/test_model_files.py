@@ -178,7 +178,7 @@ CHANGES = [
         "0.weight has shape [3, 4]; need [1, 1]",
     ),
     (put(*NET, "layers", value=[{"layer": "ReLU"}] * 50_000), "more than 4,096 layers"),
-    (put("metrics", value={"a": "b"}), "metrics: some value is no number"),
+    (put("metrics", value={"a": "b"}), "metrics: 'a' is a str; need a number"),
     (put("about", value=[]), "about is a list; need an object"),
     (put("more", value=1), "key 'more' is not known"),
     (drop("about"), "key 'about' is missing"),

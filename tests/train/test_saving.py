@@ -194,3 +194,71 @@ def test_files_without_a_network(tmp_path):
     save_arrays(file, arrays | {"weight": np.full((2, 2), np.nan, np.float32)}, metadata)
     with pytest.raises(gl.FileError, match="NaN or infinite"):
         gl.load(file)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".gguf"])
+def test_what_load_would_refuse_is_not_saved(tmp_path, suffix):
+    """NaN or inf in weights, buffers, moments or metrics: one line that names it, and the old file stays."""
+    file = tmp_path / f"n{suffix}"
+
+    def refused(what, message):
+        before = file.read_bytes()
+        with pytest.raises(gl.FileError, match=message) as error:
+            gl.save(what, file)
+        assert file.read_bytes() == before and [file] == list(tmp_path.iterdir()) and "\n" not in str(error.value)
+
+    net = gl.nn.Sequential(gl.nn.Linear(2, 3), gl.nn.BatchNorm(3), gl.nn.Linear(3, 2))
+    good = {name: np.array(array) for name, array in net.state_dict().items()}
+    gl.save(net, file)
+    for name in ("0.weight", next(name for name in good if "mean" in name)):
+        for bad in (np.nan, np.inf):
+            array = good[name].copy()
+            array.flat[0] = bad
+            net.load_state_dict(good | {name: array})
+            refused(net, f"n{suffix}: array '{name}' holds 1 of {array.size} numbers that are NaN or infinite")
+    net.load_state_dict(good)
+    gl.save(net, file)
+
+    opt = gl.optim.AdamW(net.parameters(), lr=gl.optim.schedules.Plateau(0.1))
+    gl.save(opt, file)  # a Plateau without a loss yet remembers inf
+    gl.load(opt, file)
+    with gl.grad_tape() as tape:
+        loss = gl.ops.mean(net(gl.tensor(np.ones((4, 2), np.float32))))
+    opt.step(tape.backward(loss))
+    gl.save(opt, file)
+    arrays, metadata = load_arrays(file)
+    arrays["m.0"].flat[0] = np.nan
+    opt.load_state_dict(arrays)
+    refused(opt, "array 'm.0' holds 1 of 6 numbers that are NaN or infinite")
+    save_arrays(file, arrays, metadata)
+    with pytest.raises(gl.FileError, match=r"array 'm\.0' holds"):
+        gl.load(opt, file)
+
+
+def test_a_model_is_saved_only_as_load_takes_it(tmp_path):
+    x = np.random.default_rng(0).standard_normal((40, 2))
+    table = gl.data.read_table(_csv(tmp_path / "t.csv", x), target="y")
+    model = gl.train.model.Model(gl.nn.Linear(2, 1), table.preprocess)
+    file = tmp_path / "m.safetensors"
+    gl.save(model, file)
+    before = file.read_bytes()
+    for name, value, said in (
+        ("loss", float("nan"), "JSON compliant"),
+        ("loss", "low", "metrics: 'loss' is a str; need a number"),
+        ("loss", np.float32(1), "float32 is not JSON"),
+    ):
+        model.metrics[name] = value
+        with pytest.raises(gl.FileError, match=f"m.safetensors: what describes the model is not .*{said}"):
+            gl.save(model, file)
+    model.metrics.clear()
+    weights = {name: np.array(array) for name, array in model.net.state_dict().items()}
+    weights["weight"][0, 1] = -np.inf
+    model.net.load_state_dict(weights)
+    with pytest.raises(gl.FileError, match="array 'weight' holds 1 of 2 numbers"):
+        gl.save(model, file)
+    assert file.read_bytes() == before and gl.load(file).metrics == {}
+
+
+def _csv(path, x):
+    path.write_text("a,b,y\n" + "".join(f"{a},{b},{a + b}\n" for a, b in x))
+    return path
