@@ -83,7 +83,7 @@ def evaluate(
 
     loaded = load(model)
     adapter = load_adapter(loaded, lora)
-    rows = read_rows(loaded, test_file(data), context, 0.0, **options)
+    rows = read_rows(loaded, test_file(data), context, 0.0, adapter=adapter, **options)
     say(f"{model}: {loaded.config}")
     for report in rows.reports:
         say(str(report))

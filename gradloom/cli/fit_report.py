@@ -213,13 +213,21 @@ def class_scores(job: Job, outputs: np.ndarray) -> dict[str, Any]:
     if (counts := scores.confusion(predicted, labels, len(names))) is not None:
         found["test_confusion"] = counts
     baseline, most = scores.majority(train, labels, len(names), table.train.weights, weights)
+    absent = [name for name, of in found["test_classes"].items() if not of["rows"]]
+    if absent:
+        more = "" if len(absent) < 4 else f" and {len(absent) - 3} more"
+        said = f"no test row is of class {', '.join(map(repr, absent[:3])):.200}{more}: the scores say nothing of it"
+        job.warn(said + "; ROC AUC needs rows of two classes" * math.isnan(found["test_roc_auc"]))
     better, error = scores.gain(predicted != labels, labels != most, weights)
     if not better > error:
-        job.warn(
+        said = (
             f"accuracy {found['test_accuracy']:.4f} is not better than always {names[most]!r:.60},"
-            f" {baseline['accuracy']:.4f} (difference {better:+.4f} +- {error:.4f}); balanced accuracy"
-            f" {found['test_balanced_accuracy']:.4f} and ROC AUC {found['test_roc_auc']:.4f} say what was learned"
+            f" {baseline['accuracy']:.4f} (difference {better:+.4f} +- {error:.4f})"
         )
+        if not math.isnan(found["test_roc_auc"]):
+            area = f"ROC AUC {found['test_roc_auc']:.4f}"
+            said += f"; balanced accuracy {found['test_balanced_accuracy']:.4f} and {area} say what was learned"
+        job.warn(said)
     return found | scores.prefixed(baseline, "baseline_") | {"baseline": f"always {names[most]!r:.60}"}
 
 

@@ -81,6 +81,7 @@ def read_samples(
     train_on_all: bool | None = None,
     special: bool = True,
     chat_template: str | None = None,
+    adapter_template: str | None = None,
     skip_bad_lines: bool = False,
 ) -> Samples:
     """The samples of a .txt or .jsonl file.
@@ -96,7 +97,8 @@ def read_samples(
     train_on_all    True: every token counts; False (the default where there are some): those of completions, or of the
                     assistant's turns. Of a text all tokens always count
     special         whether the names of control tokens in the file become these tokens; in chats they always do
-    chat_template   in place of the model's own, where there are chats
+    chat_template   in place of the adapter's and the model's own, where there are chats
+    adapter_template  that of the adapter (LoRA.chat_template), in place of the model's own
     skip_bad_lines  True: lines that are no sample are skipped and counted; False: the first of them is an error
 
     A text begins with the tokenizer's bos and ends with its eos where its file says so; a completion always ends with
@@ -137,7 +139,7 @@ def read_samples(
             keys = [k.strip() for k in prompt_key.split(",")]
         reader = JsonLines(
             shown, tokenizer, "\n" if separator is None else separator, as_chat, bool(train_on_all), special,
-            chat_template, skip_bad_lines, asked,
+            chat_template, adapter_template, skip_bad_lines, asked,
         )  # fmt: skip
         return reader.read(text_key or "text", keys, completion_key, messages_key)
     except OSError as error:

@@ -15,13 +15,15 @@ from .model import Adapter
 
 def about_adapter(adapter: Adapter) -> dict[str, Any]:
     """What an adapter is, but for its arrays: plain values. It has been bound to a model."""
+    template = getattr(adapter, "chat_template", None)
+    through = {} if template is None else {"chat_template": template}
     if isinstance(adapter, LoRA):
         return {
             "kind": "lora", "rank": adapter.rank, "alpha": adapter.alpha, "dropout": adapter.dropout,
             "rslora": adapter.rslora, "targets": list(adapter.a),
-        }  # fmt: skip
+        } | through  # fmt: skip
     if isinstance(adapter, TrainedTensors):
-        return {"kind": "full", "tensors": list(adapter.parameters())}
+        return {"kind": "full", "tensors": list(adapter.parameters())} | through
     return {"kind": type(adapter).__name__}
 
 
@@ -40,7 +42,7 @@ class EarlierRun:
             seen = "there is no checkpoint in it" if saved is None else "its checkpoint is of no fine-tuning"
             raise FileError(f"{self.folder}: {seen}; need the folder of a run of finetune (run=, --run)")
         self.step, self._entries, self._about = saved.step, saved.entries, about
-        self._chat_template = settings.get("data_options", {}).get("chat_template")
+        self._chat_template = about.get("chat_template")
 
     def adapter(self) -> Adapter:
         """One like that of the run, with weights of its own."""

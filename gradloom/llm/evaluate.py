@@ -85,7 +85,7 @@ def evaluate(
         data_rows = data
     else:
         data = test_file(data) if isinstance(data, (str, os.PathLike)) else data
-        data_rows = read_rows(model, data, context, 0.0, **(data_options or {}))
+        data_rows = read_rows(model, data, context, 0.0, adapter=bound, **(data_options or {}))
     rows, length = data_rows.tokens.shape
     size = max(1, TOKENS // length) if batch_size is None else batch_size
     check_batch(size)

@@ -164,7 +164,7 @@ class Run(Tuning):
                 self._read = [*data_files(data).paths] if isinstance(data, (str, os.PathLike)) else []
                 self._read += [] if val is None else [os.fspath(val)]
                 rows = read_rows(
-                    loaded, data, asked.context, asked.val_split, asked.seed, val, **(data_options or {})
+                    loaded, data, asked.context, asked.val_split, asked.seed, val, trained, **(data_options or {})
                 )  # fmt: skip
                 memory.trim()
                 self.train_rows, self.val_rows = rows.train, rows.val

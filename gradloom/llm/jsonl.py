@@ -54,12 +54,14 @@ class JsonLines:
         train_on_all: bool,
         special: bool,
         chat_template: str | None,
+        adapter_template: str | None,
         skip_bad_lines: bool,
         asked: set[str],
     ) -> None:
         self.path, self.tokenizer = path, tokenizer
         self.separator, self.as_chat, self.all, self.special = separator, as_chat, train_on_all, special
-        self.template = chat_template
+        self.template = adapter_template if chat_template is None else chat_template
+        self.through = ", through the adapter's chat template" * (self.template is not chat_template)
         self.skip_bad, self.asked = skip_bad_lines, asked
         self.report = Report(path)
         self.chat: ChatTemplate | None = None
@@ -172,7 +174,8 @@ class JsonLines:
 
     def _load_template(self) -> None:
         tokenizer = self.tokenizer
-        self.chat = ChatTemplate.of(tokenizer) if self.template is None else ChatTemplate(self.template, tokenizer)
+        self.chat = ChatTemplate.of(tokenizer, self.template)
+        self.report.kind += self.through
 
     def _take_text(self, row: dict[str, Any], key: str, line: int) -> _Parts:
         return [_text(row, key, line)], [True]

@@ -16,6 +16,7 @@ from .data_files import data_files
 from .model import Model
 
 if TYPE_CHECKING:
+    from .model import Adapter
     from .packing import TokenData
 
 VAL_SHARE, VAL_ROWS = 0.05, 100  # validation when not said: a share of all samples (or windows), and at most so many
@@ -46,12 +47,14 @@ def read_rows(
     val_split: float | None = None,
     seed: int = 0,
     val: str | os.PathLike[str] | None = None,
+    adapter: Adapter | None = None,
     **options: Any,
 ) -> Rows:
     """The rows of a file, or TokenData as they are, checked against the model's vocabulary and context.
 
     val: a file whose rows validate, in place of a share of the others; of a folder of data its valid.jsonl (see
-    data_files).
+    data_files). adapter: what the rows are for: chats go through the template that it was trained through, where there
+    is one and the options name none.
 
     Samples of a .jsonl are split before they are packed, so that no row holds samples of both sides; windows of a text
     and rows of TokenData are split as they are. TokenData are rows already: SettingError for another context, and for
@@ -75,6 +78,7 @@ def read_rows(
         val = files.valid if val is None else val
         if val is not None and val_split is not None:
             raise SettingError(f"val_split={val_split} (--val-split) beside {os.fspath(val)}; need one of them")
+        options["adapter_template"] = getattr(adapter, "chat_template", None)
         samples = read_samples(files.train, model.tokenizer, **options)
         length = context or min(CONTEXT, limit)
         if val is not None:

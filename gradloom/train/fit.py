@@ -194,6 +194,7 @@ def evaluate(
 ) -> Result:
     """Loss (and accuracy, for cross_entropy) on all rows, in their order; nothing is trained.
 
+    batch_size: rows at once; the uncertainty of the loss is made of the scatter between batches, and needs two of them.
     metrics: name -> function or gl.train.Metric; Result.metrics holds them.
     parallel, timeout: as in fit; all ranks get the whole result. options go to gl.compile.
     """

@@ -231,16 +231,22 @@ class Result:
         return numbers_html(self.numbers())
 
     def __repr__(self) -> str:
-        text = f"loss {self.loss:.6g} +- {self.loss_unc:.2g}"
+        text = f"loss {self.loss:.6g}{_spread(self.loss_unc)}"
+        if self.batches == 1:
+            text += " (of one batch, which tells no uncertainty)"
         if self.counted:
-            text += f", accuracy {self.accuracy:.4f} +- {self.accuracy_unc:.2g}"
+            text += f", accuracy {self.accuracy:.4f}{_spread(self.accuracy_unc)}"
         numbers = self.metrics
         for name in (name for name in numbers if not name.endswith(UNCERTAINTY)):
-            spread = numbers.get(name + UNCERTAINTY)
-            text += f", {name} {numbers[name]:.6g}" + ("" if spread is None else f" +- {spread:.2g}")
+            text += f", {name} {numbers[name]:.6g}{_spread(numbers.get(name + UNCERTAINTY))}"
         if self.skipped:
             text += f", {self.skipped} skipped"
         return f"Result({self.ndata} rows, {text})"
+
+
+def _spread(uncertainty: float | None) -> str:
+    """An uncertainty behind its number, as far as it is known."""
+    return "" if uncertainty is None or math.isnan(uncertainty) else f" +- {uncertainty:.2g}"
 
 
 def numbers_html(numbers: Mapping[str, float]) -> str:
@@ -249,7 +255,7 @@ def numbers_html(numbers: Mapping[str, float]) -> str:
     for name, number in numbers.items():
         if not name.endswith(UNCERTAINTY):
             spread = numbers.get(name + UNCERTAINTY)
-            rows.append((name, f"{number:.6g}", "" if spread is None else f"+- {spread:.2g}"))
+            rows.append((name, f"{number:.6g}", _spread(spread).strip()))
     return html_table((), rows)
 
 

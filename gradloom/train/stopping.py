@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base.arguments import as_bool, nearest
-from ..base.errors import SettingError, TrainError
+from ..base.errors import DataError, SettingError, TrainError
 from ..base.interrupts import StopTraining
 from ..graph.stored import copies, replace
 from .callbacks import Callback
@@ -163,6 +163,19 @@ class EarlyStopping(Callback):
         return f"EarlyStopping(patience={self.patience}, min_delta={self.min_delta:g}{kept}{watched})"
 
 
+class _ScoreStopping(EarlyStopping):
+    """EarlyStopping at one of scores.SCORES, which is nan only where it is not defined for the rows."""
+
+    def _observe(self, number: float, epoch: int, step: int | None = None) -> None:
+        if math.isnan(number):
+            need = "two classes" if self.monitor == "val_roc_auc" else "targets that differ"
+            raise DataError(
+                f"{self.monitor}: is not defined for the validation rows; need rows of {need} among them, or another"
+                " metric (--metric)"
+            )
+        super()._observe(number, epoch, step)
+
+
 def stopping_at(
     score: str | None, patience: int, loss: str, units: Callable[[np.ndarray], np.ndarray], monitor: str | None = None
 ) -> tuple[list[EarlyStopping], dict[str, Metric] | None]:
@@ -174,8 +187,8 @@ def stopping_at(
     if score is None:
         return [EarlyStopping(patience, restore_best=True, monitor=monitor)], None
     mode = "max" if score in HIGHER else "min"
-    stops = [EarlyStopping(patience, restore_best=True, monitor=f"val_{score}", mode=mode)]
-    return stops, None if score == "accuracy" else {score: score_metric(score, loss, units)}
+    stops = _ScoreStopping(patience, restore_best=True, monitor=f"val_{score}", mode=mode)
+    return [stops], None if score == "accuracy" else {score: score_metric(score, loss, units)}
 
 
 def monitored(result: EpochResult) -> float:

@@ -143,3 +143,36 @@ def test_an_ensemble_of_so_many(capsys, tmp_path):
     assert sizes[3] - shared == 3 * (sizes[1] - shared)
     code, _, err = run(capsys, "fit", tmp_path / "t.csv", "--ensemble", 2, "--hidden", "", "--out", tmp_path / "b")
     assert code == 2 and err == "gradloom: --ensemble 2: --hidden has no layer; need 1\n"
+
+
+def test_a_class_without_test_rows_is_said(capsys, tmp_path):
+    y = np.where(np.arange(600) % 10, "no", "yes")
+    alone = tmp_path / "alone.csv"
+    alone.write_text("a,b,c,y\n" + "".join(f"{a},{b},{c},no\n" for a, b, c in X[:50]))
+    found, err, _ = fitted(capsys, tmp_path, y, "--test", alone)
+    said = "no test row is of class 'yes': the scores say nothing of it; ROC AUC needs rows of two classes"
+    assert said in found["warnings"] and said in err and found["test_roc_auc"] is None and "nan" not in err
+    assert any(text.endswith("(difference +0.0000 +- 0.0000)") for text in found["warnings"])
+
+
+def test_a_score_that_validation_does_not_define_is_refused(capsys, tmp_path):
+    """It would be nan at each evaluation: training would end, and the best weights would be none."""
+    alone = tmp_path / "alone.csv"
+    for kind, metric, cell, need in (
+        (np.where(np.arange(600) % 10, "no", "yes"), "roc_auc", "no", "rows of two classes"),
+        (X[:, 0] * 3, "r2", "1.5", "rows of targets that differ"),
+    ):
+        alone.write_text("a,b,c,y\n" + "".join(f"{a},{b},{c},{cell}\n" for a, b, c in X[:50]))
+        path = write(tmp_path / "t.csv", kind)
+        out = tmp_path / metric
+        code, _, err = run(capsys, "fit", path, "--val", alone, "--metric", metric, "--out", out, "--epochs", 3)
+        assert code == 2 and f"val_{metric}: is not defined for the validation rows; need {need} among them" in err
+
+
+def test_an_uncertainty_that_is_not_known_is_not_shown():
+    net, x, y = gl.nn.Linear(2, 3), np.ones((120, 2), np.float32), np.arange(120) % 3
+    assert "+- nan" not in repr(gl.evaluate(net, (x, y)))
+    assert "(of one batch, which tells no uncertainty), accuracy" in repr(gl.evaluate(net, (x, y)))
+    several = gl.evaluate(net, (x, y), batch_size=50)
+    assert f" +- {several.loss_unc:.2g}, accuracy" in repr(several) and "nan" not in repr(several)
+    assert "nan" not in gl.evaluate(net, (x, y))._repr_html_() and "nan" not in repr(gl.evaluate(net, (x[:1], y[:1])))

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from gradloom.base.errors import DataError
 from gradloom.files import open_gguf
-from gradloom.llm import Conversation, LoRA, finetune, load
+from gradloom.llm import Conversation, LoRA, evaluate, finetune, load, verify
 from gradloom.llm.merge import merge
 from tests.cli.command import run
 from tests.llm.random_models import write
@@ -99,3 +100,59 @@ def test_the_commands_chat_as_it_was_trained(tmp_path, chats, capsys, monkeypatc
     assert said[0] == said[1] == said[2]
     assert "has no chat template" in run(capsys, "generate", STORIES, "--prompt", "x", "--chat")[2]
     assert Path("merged.gguf").exists()
+
+
+OTHER = TEMPLATE.replace("': '", "' says: '")
+
+
+def test_it_is_used_wherever_chats_are_read(tmp_path, chats, without):
+    """A further finetune, evaluate, verify: through the template of the adapter, or of the full model; the option goes
+    before it."""
+    trained(without, chats).save(tmp_path / "a.gguf")
+    trained(without, chats, method="full").save(tmp_path / "full.gguf")
+    model, full = load(without), load(tmp_path / "full.gguf")
+    adapter = LoRA.load(tmp_path / "a.gguf", model)
+    sizes = {"context": 64}
+    given = [{"data_options": {"chat_template": text}} for text in (TEMPLATE, OTHER)]
+    same, other = (evaluate(model, chats, adapter, **sizes, **options) for options in given)
+    assert evaluate(model, chats, adapter, **sizes).nll == same.nll != other.nll
+    assert evaluate(full, chats, **sizes).nll == evaluate(full, chats, **sizes, **given[0]).nll
+    assert verify(model, chats, LoRA.load(tmp_path / "a.gguf", model), reference=False, **sizes).agrees
+    more = finetune(model, str(chats), LoRA.load(tmp_path / "a.gguf", model), **QUICK)
+    wanted = trained(model, chats, adapter=LoRA.load(tmp_path / "a.gguf", model))
+    assert more.history[-1].train.loss == wanted.history[-1].train.loss
+    assert "chats (messages), through the adapter's chat template; 4 samples" in more.data.report
+    assert "adapter's" not in wanted.data.report and more.adapter.chat_template == TEMPLATE
+    over = finetune(model, str(chats), LoRA.load(tmp_path / "a.gguf", model), **QUICK, **given[1])
+    assert over.adapter.chat_template == OTHER and over.history[-1].train.loss != more.history[-1].train.loss
+    with pytest.raises(DataError, match="has no chat template"):
+        evaluate(model, chats, **sizes)
+
+
+def test_it_stays_through_runs_that_continue_one_another(tmp_path, chats, without):
+    trained(without, chats, run=tmp_path / "first", checkpoint_every="1steps")
+    more = QUICK | {"checkpoint_every": "1steps"}
+    finetune(without, str(chats), continue_from=tmp_path / "first", run=tmp_path / "second", **more)
+    third = finetune(without, str(chats), continue_from=tmp_path / "second", **QUICK)
+    assert third.adapter.chat_template == TEMPLATE
+
+
+@pytest.mark.skipif(not STORIES.exists(), reason=f"needs {STORIES}")
+def test_the_commands_read_chats_as_it_was_trained(tmp_path, chats, capsys, monkeypatch):
+    template = tmp_path / "template.jinja"
+    template.write_text(TEMPLATE)
+    monkeypatch.chdir(tmp_path)
+    options = ("--steps", 1, "--context", 64, "--batch-size", 2, "--val-split", 0)
+    assert run(capsys, "finetune", STORIES, chats, "--out", "a.gguf", *options, "--chat-template", template)[0] == 0
+    for command in ("evaluate", "verify"):
+        words = [command, STORIES, chats, "--context", 64]
+        assert "has no chat template" in run(capsys, *words)[2]
+        code, out, err = run(capsys, *words, "--lora", "a.gguf")
+        assert code == 0, err
+        again = run(capsys, *words, "--lora", "a.gguf", "--chat-template", template)[1]
+        assert [line for line in out.splitlines() if "time" not in line] == [
+            line for line in again.splitlines() if "time" not in line
+        ]
+    code, _, err = run(capsys, "finetune", STORIES, chats, "--lora", "a.gguf", "--out", "b.gguf", *options)
+    assert code == 0 and "through the adapter's chat template" in err
+    assert LoRA.load("b.gguf", load(STORIES)).chat_template == TEMPLATE
