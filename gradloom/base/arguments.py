@@ -6,7 +6,7 @@ import math
 import os
 from array import array
 from collections.abc import Iterable
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 from .errors import SettingError
@@ -28,6 +28,15 @@ def as_whole(name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise SettingError(f"{name}={one_line(value)} is not usable; need a whole number of at least {least}")
     return int(value)
+
+
+def as_share(name: str, value: Any) -> float:
+    """The value as a float; SettingError unless it is a number of at least 0, below 1, in float32, too."""
+    is_number = isinstance(value, (int, float, Real)) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < 1 or in_f32(value) == 1:
+        hint = f32_hint(value) if is_number else ""
+        raise SettingError(f"{name}={one_line(value)} is not usable; need 0 <= {name.split()[-1]} < 1{hint}")
+    return float(value)
 
 
 def in_f32(value: Any) -> float:

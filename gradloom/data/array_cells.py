@@ -17,6 +17,8 @@ def cells_of(array: np.ndarray, what: str, is_text: bool = False, comma: bool = 
     """The elements [rows] as cells: numbers as they are, others read as those of a file are; is_text, comma: as for
     read_cells. DataError, which calls the column `what`, for elements that hold several values."""
     kind = array.dtype.kind
+    if kind == "c":
+        raise DataError(f"{what} holds complex numbers; need real ones")
     if kind == "f" or (kind in "iu" and _is_exact(array)):
         return ArrayCells(array)
     return read_cells(_texts(array, what), is_text, comma)

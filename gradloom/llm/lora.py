@@ -18,7 +18,7 @@ import numpy as np
 
 from .. import ops
 from ..base import locks
-from ..base.arguments import as_bool, as_whole, f32_hint, in_f32, need_path, one_line
+from ..base.arguments import as_bool, as_share, as_whole, f32_hint, in_f32, need_path, one_line
 from ..base.errors import DTypeError, FileError, SettingError
 from ..data.dataset import generator
 from ..files import refuse_input
@@ -103,10 +103,9 @@ class LoRA:
         alpha = 2.0 * rank if alpha is None else alpha
         if not isinstance(alpha, (int, float, np.number)) or not 0 < in_f32(alpha) < math.inf:
             raise SettingError(f"LoRA: alpha={one_line(alpha)} is not usable; need a positive number{f32_hint(alpha)}")
-        if not isinstance(dropout, (int, float, np.number)) or not 0 <= dropout < 1:
-            raise SettingError(f"LoRA: dropout={dropout!r} is not usable; need 0 <= dropout < 1")
+        dropout = as_share("LoRA: dropout", dropout)
         generator(seed)  # refuses what is no seed
-        self.rank, self.alpha, self.dropout, self.seed = int(rank), float(alpha), float(dropout), int(seed)
+        self.rank, self.alpha, self.dropout, self.seed = int(rank), float(alpha), dropout, int(seed)
         self.rslora = as_bool("LoRA: rslora", rslora)
         self.targets = targets
         self.architecture = ""

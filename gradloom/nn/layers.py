@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import ops
-from ..base.arguments import as_bool
+from ..base.arguments import as_bool, as_share
 from ..base.arrays import as_array
 from ..base.errors import GraphError, SettingError, ShapeError
 from ..graph.value import Value, describe
@@ -239,8 +239,7 @@ class Dropout(Module):
 
     def __init__(self, rate: float = 0.5) -> None:
         super().__init__()
-        if not 0 <= rate < 1:
-            raise SettingError(f"Dropout: rate={rate!r} is not usable; need 0 <= rate < 1")
+        as_share("Dropout: rate", rate)
         self.rate = rate
 
     def arguments(self) -> dict[str, Any]:

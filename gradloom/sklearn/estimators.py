@@ -10,7 +10,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
-from ..base.arguments import as_whole
+from ..base.arguments import as_share, as_whole, what_is
 from ..base.arrays import need_collected
 from ..base.defaults import (
     LEAST_VALIDATED,
@@ -25,7 +25,7 @@ from ..base.defaults import (
     rate_for,
 )
 from ..base.errors import DataError, SettingError
-from ..data.dataset import Dataset
+from ..data.dataset import Dataset, split_rows
 from ..data.frames import features_of, learned
 from ..data.parquet import whole_table
 from ..data.raw_table import class_name
@@ -120,43 +120,61 @@ class _Perceptron(BaseEstimator):
         if is_regression:
             labels = preprocess.targets_to_outputs(labels)
         rows = len(labels)
-        if self.hidden is not None and (
-            isinstance(self.hidden, (str, bytes)) or not isinstance(self.hidden, (Sequence, np.ndarray))
-        ):
-            raise SettingError(f"hidden={self.hidden!r} is not usable; need widths, such as (64, 64)")
-        hidden = [int(width) for width in self.hidden] if self.hidden is not None else hidden_for(False)
+        hidden = self._widths()
         members = MEMBERS if self.ensemble is None else as_whole("ensemble", self.ensemble, 1)
         members = members if hidden else 1
-        dropout = (dropout_for(False) if hidden else 0.0) if self.dropout is None else self.dropout
-        split = self.val_split
-        if split is None:
+        dropout = (dropout_for(False) if hidden else 0.0) if self.dropout is None else as_share("dropout", self.dropout)
+        seed = as_whole("seed", self.seed, 0)
+        if self.val_split is None:
             split = VALIDATED if rows >= LEAST_VALIDATED else 0.0
-        trained = rows - int(rows * split)
-        epochs = self.epochs or epochs_for(trained, False)
-        batch_size = min(self.batch_size or batch_for(trained, False), trained)
-        lr = self.lr or rate_for(self.optimizer, False)
+        else:
+            split = as_share("val_split", self.val_split)
+        trained = len(split_rows(rows, split, seed)[0])
+        epochs = epochs_for(trained, False) if self.epochs is None else as_whole("epochs", self.epochs, 1)
+        batch_size = (
+            batch_for(trained, False) if self.batch_size is None else as_whole("batch_size", self.batch_size, 1)
+        )
+        batch_size = min(batch_size, trained)
+        lr = self._rate()
         loss = "cross_entropy" if preprocess.task == "classification" else "mse"
         need_room(preprocess, hidden, members)
         net = network(preprocess, hidden, dropout, members, loss)
         optimizer = optimizer_for(net, self.optimizer, lr, epochs * -(-trained // batch_size))
-        patience = PATIENCE if self.patience is None else self.patience
+        patience = PATIENCE if self.patience is None else as_whole("patience", self.patience, 0)
         self._check_metric(split, patience, preprocess.task)
         waited = patience if split else 0
         stops, measured = stopping_at(self.metric, waited, loss, preprocess.outputs_to_targets)
         self.history_ = fit(
             net, Dataset(features, labels, weights=weights), loss=loss, optimizer=optimizer, epochs=epochs,
-            batch_size=batch_size, val_split=split, callbacks=stops, metrics=measured, seed=self.seed, progress=False,
+            batch_size=batch_size, val_split=split, callbacks=stops, metrics=measured, seed=seed, progress=False,
             precision=self.precision, device=self.device, threads=self.threads, **options,
         )  # fmt: skip
         about = {
-            "seed": self.seed, "hidden": hidden, "epochs": len(self.history_), "batch_size": batch_size,
-            "lr": float(lr), "loss": loss, "optimizer": self.optimizer, "dropout": dropout, "ensemble": members,
+            "seed": seed, "hidden": hidden, "epochs": len(self.history_), "batch_size": batch_size,
+            "lr": lr, "loss": loss, "optimizer": self.optimizer, "dropout": dropout, "ensemble": members,
             "rows": rows,
         }  # fmt: skip
         numbers = self.history_[-1].numbers()
         metrics = {f"train_{name}": value for name, value in numbers.items() if np.isfinite(value)}
         self.model_ = Model(net, preprocess, about, metrics)
         return self
+
+    def _widths(self) -> list[int]:
+        """Of the hidden layers."""
+        if self.hidden is None:
+            return hidden_for(False)
+        if isinstance(self.hidden, (str, bytes)) or not isinstance(self.hidden, (Sequence, np.ndarray)):
+            raise SettingError(f"hidden={self.hidden!r} is not usable; need widths, such as (64, 64)")
+        return [as_whole("hidden: a width", width, 1) for width in self.hidden]
+
+    def _rate(self) -> float:
+        """The first learning rate."""
+        lr = self.lr
+        if lr is None:
+            return rate_for(self.optimizer, False)
+        if isinstance(lr, bool) or not isinstance(lr, (int, float, np.number)) or not 0 < lr < np.inf:
+            raise SettingError(f"lr={lr!r:.60} is not usable; need a finite number above 0")
+        return float(lr)
 
     def _check_metric(self, split: float, patience: int, task: str) -> None:
         metric, known = self.metric, SCORES[task]
@@ -279,7 +297,12 @@ class Regressor(RegressorMixin, _Perceptron):
 def _weights(given: Any, rows: int) -> np.ndarray | None:
     if given is None:
         return None
-    weights = np.asarray(given, np.float64)
+    try:
+        weights = np.asarray(given, np.float64)
+    except (ValueError, TypeError):
+        raise DataError(
+            f"sample_weight: is {what_is(given)} of no numbers; need [{rows}], a weight for each row"
+        ) from None
     if weights.shape != (rows,):
         raise DataError(f"sample_weight: shape {list(weights.shape)}; need [{rows}], a weight for each row")
     if not (np.isfinite(weights).all() and (weights >= 0).all()):

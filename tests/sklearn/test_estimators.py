@@ -257,3 +257,51 @@ def test_tables_of_texts_are_checked_as_arrays_are():
     still = Regressor(epochs=20).fit(frame, np.full(300, 0.1))
     np.testing.assert_allclose(still.predict(frame), 0.1, atol=0.1)
     assert still.model_.preprocess.target_mean == [0.1]
+
+
+@pytest.mark.parametrize(
+    ("setting", "need"),
+    [
+        ({"epochs": 0}, "epochs=0 is not usable; need a whole number of at least 1"),
+        ({"epochs": "3"}, "epochs='3' is not usable"), ({"epochs": 2.5}, "epochs=2.5 is not usable"),
+        ({"batch_size": 0}, "batch_size=0 is not usable"), ({"batch_size": -5}, "batch_size=-5 is not usable"),
+        ({"lr": 0}, "lr=0 is not usable; need a finite number above 0"), ({"lr": "x"}, "lr='x' is not usable"),
+        ({"lr": np.nan}, "lr=nan is not usable"), ({"lr": True}, "lr=True is not usable"),
+        ({"dropout": "x"}, "dropout='x' is not usable; need 0 <= dropout < 1"),
+        ({"dropout": 1.0}, "dropout=1.0 is not usable"), ({"patience": -1}, "patience=-1 is not usable"),
+        ({"val_split": 1.0}, "val_split=1.0 is not usable; need 0 <= val_split < 1"),
+        ({"val_split": "x"}, "val_split='x' is not usable"), ({"val_split": True}, "val_split=True is not usable"),
+        ({"hidden": (2.5,)}, "hidden: a width=2.5 is not usable; need a whole number of at least 1"),
+        ({"hidden": ("a",)}, "hidden: a width='a' is not usable"),
+        ({"hidden": (0,)}, "hidden: a width=0 is not usable"),
+        ({"seed": None}, "seed=None is not usable"),
+    ],
+    ids=lambda one: repr(one) if isinstance(one, dict) else "",
+)  # fmt: skip
+@pytest.mark.parametrize("kind", [Classifier, Regressor])
+def test_a_setting_that_cannot_be_is_refused_by_name(kind, setting, need):
+    """0 is no way to say None."""
+    x = np.random.default_rng(0).standard_normal((120, 2))
+    with pytest.raises(gl.SettingError) as error:
+        kind(**({"hidden": (4,)} | setting)).fit(x, (x[:, 0] > 0).astype(float))
+    assert str(error.value).startswith(need)
+
+
+def test_the_rate_falls_over_the_steps_that_are_done():
+    """The schedule counts the rows that are trained on as the split does."""
+    x = np.random.default_rng(0).standard_normal((130, 2))
+    fitted = Classifier(hidden=(4,), epochs=3, batch_size=1, patience=0).fit(x, x[:, 0] > 0)
+    steps = 3 * fitted.history_[-1].train.ndata
+    assert fitted.history_[-1].rates["lr"] == pytest.approx(fitted.model_.about["lr"] * half_cosine(steps - 1, steps))
+
+
+def half_cosine(step, steps):
+    return 0.5 * (1 + np.cos(np.pi * step / steps))
+
+
+def test_weights_and_columns_that_are_no_numbers():
+    x = np.random.default_rng(0).standard_normal((40, 2))
+    with pytest.raises(gl.DataError, match="sample_weight: is a list of no numbers; need .40., a weight for each row"):
+        Regressor().fit(x, x[:, 0], sample_weight=["a"] * 40)
+    with pytest.raises(ValueError, match="column 'a' holds complex numbers; need real ones"):
+        Regressor().fit(pandas.DataFrame({"a": x[:, 0] + 1j, "b": x[:, 1]}), x[:, 0])
