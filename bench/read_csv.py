@@ -1,6 +1,6 @@
 """Reading tables: seconds and memory of a CSV file of 21 columns that is read and trained on for one epoch.
 
-    python bench/read_csv.py [--megabytes 165]
+    python bench/read_csv.py [--megabytes 165]     2000: a file that must train within 1.5 GB (1430 MiB) beside
 
 "beside" is the resident peak less what the process held after its imports and less the data's own arrays, the features
 and labels. The process is one of its own.

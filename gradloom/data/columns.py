@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -12,10 +12,13 @@ import numpy as np
 
 from .. import _cells
 from ..base.errors import DataError
+from .blocks import Blocks
+from .lines import Lines
 
 MOST_COLUMNS = 1 << 16
 MISSING, TEXT = 1, 2  # kinds of a text, as the core tells them; 0: a number
 _MOST_DECIMALS = 9
+_PART = 1 << 16  # elements of an array that are read at a time
 
 
 def need_different(where: str, names: Sequence[str]) -> None:
@@ -39,42 +42,47 @@ class NumberCells:
         self.commas = ""  # what a person should know of how commas were read
         self.marks: dict[str, int] = {}  # what stood in missing cells, where that is not empty, and how often
         self.units: dict[str, tuple[int, int]] = {}  # "" or a unit: (numbers with it, the first one's row)
-        self.blocks: list[tuple[np.ndarray, int]] = []  # (numbers or whole numbers, decimals); -1: f64
+        self.blocks = Blocks()  # of whole numbers with decimals, or of numbers with decimals -1
 
     def add(self, values: np.ndarray, decimals: int = -1) -> None:
         """f64 values, NaN where one is missing. decimals: the most digits behind a point, -1 where that is unknown."""
         self.rows += len(values)
         if len(values):
-            self.blocks.append(_packed(values, decimals))
+            self.blocks.add(*_packed(values, decimals))
 
     def put_first(self, value: float, mark: str) -> None:
         """One more row, in front of the others."""
         self.rows += 1
-        self.blocks.insert(0, (np.array([value]), -1))
+        self.blocks.put_first(np.array([value]), -1)
         self.units = {unit: (count, first + 1) for unit, (count, first) in self.units.items()}
         if mark:
             self.marks[mark] = self.marks.get(mark, 0) + 1
 
     def has_number(self) -> bool:
         """Whether a number is among the first cells."""
-        if not self.blocks:
+        if not self.blocks.parts:
             return False
-        block, decimals = self.blocks[0]
+        block, decimals = self.blocks.parts[0]
         return not np.isnan(block).all() if decimals < 0 else bool((block != np.iinfo(block.dtype).min).any())
 
     def values(self) -> np.ndarray:
         """f64 [rows], NaN where a cell is missing."""
         made = np.empty(self.rows)
         at = 0
-        for block, decimals in self.blocks:
-            part = made[at : at + len(block)]
-            at += len(block)
-            if decimals < 0:
-                part[:] = block
-                continue
-            np.divide(block, 10.0**decimals, out=part)
-            part[block == np.iinfo(block.dtype).min] = np.nan
+        for part in self.parts():
+            made[at : at + len(part)] = part
+            at += len(part)
         return made
+
+    def parts(self) -> Iterator[np.ndarray]:
+        """values(), piece by piece."""
+        for block, decimals in self.blocks.parts:
+            if decimals < 0:
+                yield block
+                continue
+            part = block / 10.0**decimals
+            part[block == np.iinfo(block.dtype).min] = np.nan
+            yield part
 
 
 def _packed(values: np.ndarray, decimals: int) -> tuple[np.ndarray, int]:
@@ -110,6 +118,10 @@ class ArrayCells(NumberCells):
     def values(self) -> np.ndarray:
         """f64 [rows], NaN where an element is missing."""
         return self._array.astype(np.float64)
+
+    def parts(self) -> Iterator[np.ndarray]:
+        for start in range(0, self.rows, _PART):
+            yield self._array[start : start + _PART].astype(np.float64)
 
 
 class TextCells:
@@ -163,7 +175,7 @@ class Columns:
     path: str
     names: list[str]
     cells: Sequence[NumberCells | TextCells]
-    lines: np.ndarray | None
+    lines: Lines | None
     header: bool = True
     separator: str = ","
     is_named: bool = True  # its columns are found by their names, not by their order

@@ -16,8 +16,10 @@ import numpy as np
 
 from .. import _cells
 from ..base.errors import DataError, FileError
+from .blocks import Blocks
 from .columns import MOST_COLUMNS, TEXT, Columns, NumberCells, TextCells, need_different, texts_of
 from .header import is_header_of_numbers
+from .lines import Lines
 from .unpacked import most_unpacked, too_much
 
 SEPARATORS = ",;\t"
@@ -143,7 +145,7 @@ class _Reading:
         self.separator = ","
         self.first: list[bytes] = []
         self.first_line = 0
-        self.lines: list[np.ndarray] = []
+        self.lines = Lines()
         self.cells: list[NumberCells | TextCells] = []
 
     def read(self, expect: tuple[str, ...], header: bool | None) -> Columns:
@@ -160,10 +162,9 @@ class _Reading:
         for i, decimal in self.other.items():
             cells = cast(TextCells, self.cells[i])
             self.cells[i] = read_cells([cells.texts[code] for code in cells.codes], comma=decimal)
-        lines = np.concatenate(self.lines)
-        if not len(lines):
+        if not len(self.lines):
             raise DataError(f"{self.path}: holds a header and no rows; need at least 1 row")
-        return Columns(str(self.path), names, self.cells, lines, header, self.separator)
+        return Columns(str(self.path), names, self.cells, self.lines, header, self.separator)
 
     def _pass(self, modes: list[int]) -> list[int]:
         """Reads the columns of these modes, all where there are none; the modes of a further pass, SKIP but for columns
@@ -203,12 +204,12 @@ class _Reading:
             splitter.begin(bytes(modes))
         columns = splitter.columns
         parts = _Parts(modes, columns)
-        lines = []
+        lines = Lines()
         self._check(splitter)
         taken, following = parts.take(), None if begun[-1][1] else next(pieces)
         with ThreadPoolExecutor(1) as cutter:  # it begins no thread where a piece is the whole file
             while following is not None:  # one piece is cut while the one before is packed and the next one is read
-                lines.append(splitter.take_lines())
+                lines.add(splitter.take_lines())
                 data, last = following
                 self.has_comma = self.has_comma or b"," in data
                 cut = cutter.submit(splitter.feed, data, last)
@@ -220,7 +221,7 @@ class _Reading:
                     self._check(splitter)
                 taken = parts.take()
         parts.pack(taken)
-        lines.append(splitter.take_lines())
+        lines.add(splitter.take_lines())
         self._keep(parts.made(), lines, first_pass)
         return self._again(columns, modes)
 
@@ -267,7 +268,7 @@ class _Reading:
                 seen = f"{was[row]:.3f}, not {now[row]:.15g}"
                 old.commas = f"3 digits follow each comma, which is taken as decimal: {seen}"
 
-    def _keep(self, cells: list[NumberCells | TextCells | None], lines: list[np.ndarray], first_pass: bool) -> None:
+    def _keep(self, cells: list[NumberCells | TextCells | None], lines: Lines, first_pass: bool) -> None:
         if first_pass:
             self.lines = lines
             self.cells = [one or NumberCells() for one in cells]
@@ -350,7 +351,7 @@ class _Reading:
             else:
                 value = _cells.read_cell(cell, self._has_decimal_commas(column))
                 column.put_first(np.nan if value is None else value, cell.decode() if value is None else "")
-        self.lines.insert(0, np.array([self.first_line], np.int64))
+        self.lines.put_first(self.first_line)
 
 
 class _Parts:
@@ -359,7 +360,7 @@ class _Parts:
     def __init__(self, modes: Sequence[int], columns: Sequence[_cells.Column]) -> None:
         self.modes, self.columns = modes, columns
         self.numbers = [NumberCells() for _ in columns]
-        self.codes: list[list[np.ndarray]] = [[] for _ in columns]
+        self.codes = [Blocks() for _ in columns]
 
     def take(self) -> list[Any]:
         """What the columns have taken since the last time."""
@@ -370,7 +371,7 @@ class _Parts:
             if isinstance(part, tuple):
                 numbers.add(*part)
             elif part is not None:
-                codes.append(part)
+                codes.add(part)
 
     def made(self) -> list[NumberCells | TextCells | None]:
         """The cells of each column; None where it was not read."""
@@ -379,8 +380,8 @@ class _Parts:
             if mode == _cells.SKIP:
                 made.append(None)
             elif mode == _cells.TEXTS:
-                made.append(TextCells(np.concatenate(codes), column))
-                codes.clear()
+                made.append(TextCells(codes.joined(np.int32), column))
+                codes.parts.clear()
             else:
                 numbers.grouped = mode == _cells.GROUPED_NUMBERS
                 numbers.commas = "commas cut thousands, as in 1,234,567" if numbers.grouped else ""

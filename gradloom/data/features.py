@@ -10,10 +10,11 @@ from .._cells import read_cell
 from ..base.errors import DataError
 from .column import Column
 from .columns import Columns, number_text
-from .kinds import check_unit, need_numbers
+from .kinds import check_unit, need_parts
 from .times import NUMBER, phases, times_of
 
 _LARGE = 1e300
+_ROWS = 1 << 16  # that are put in order at a time
 _MOST_NOTES = 12  # of filled cells, a line each; more are one line
 _FILLED = "filled with the training median"
 
@@ -33,31 +34,35 @@ def write_features(data: Columns, index: int, column: Column, out: np.ndarray, o
             out[:] = np.where(place[:, None] >= 0, table[place], np.float32(0))
         return notes
     if column.kind == "time":
-        values, _ = times_of(data, index, column.form)
+        parts = iter([times_of(data, index, column.form)[0]])
         marks: dict[str, int] = {}
     else:
         what = f"column {column.name!r:.60}"
-        values = need_numbers(data, index, what)
+        parts = need_parts(data, index, what)
         if column.unit:
             check_unit(data, index, column.unit, what)
         marks = data.marks(index)
-    check_finite(values, data, column.name)
-
-    def put(place: int, feature: np.ndarray) -> None:
-        out[:, place] = feature if order is None else feature[order]
-
-    empty = np.isnan(values)
-    if empty.any():
-        notes.append(_filled(int(empty.sum()), column, marks))
-        values = np.where(empty, column.median, values)
-    narrow = standardised(shaped(values, column), column).astype(np.float32)
-    check_narrow(narrow, column.name)
-    put(0, narrow)
-    if column.kind == "time" and column.form != NUMBER:
-        for i, phase in enumerate(phases(values, column.parts)):
-            put(1 + i, phase.astype(np.float32))
-    elif column.has_missing:
-        put(1, empty)
+    made = np.empty((column.width, data.rows), np.float32)
+    at = filled = 0
+    for values in parts:
+        check_finite(values, data, column.name, at)
+        empty = np.isnan(values)
+        count = int(np.count_nonzero(empty))
+        if count:
+            values = np.where(empty, column.median, values)
+        part = made[:, at : at + len(values)]
+        part[0] = standardised(shaped(values, column), column)
+        if column.kind == "time" and column.form != NUMBER:
+            part[1:] = phases(values, column.parts)
+        elif column.has_missing:
+            part[1] = empty
+        at, filled = at + len(values), filled + count
+    check_narrow(made[0], column.name)
+    if filled:
+        notes.append(_filled(filled, column, marks))
+    for start in range(0, len(out), _ROWS):
+        rows = slice(start, start + _ROWS)
+        out[rows] = made[:, rows if order is None else order[rows]].T
     return notes
 
 
@@ -130,11 +135,11 @@ def _one_hot(codes: np.ndarray, texts: list[bytes], column: Column, out: np.ndar
     out[known, place[known]] = 1
 
 
-def check_finite(values: np.ndarray, data: Columns, name: str) -> None:
-    """DataError for an infinite number in a column."""
+def check_finite(values: np.ndarray, data: Columns, name: str, first: int = 0) -> None:
+    """DataError for an infinite number in a column. first: the row of the first value."""
     bad = np.flatnonzero(np.isinf(values))
     if bad.size:
-        where = data.where(int(bad[0]))
+        where = data.where(first + int(bad[0]))
         raise DataError(f"{where}: column {name!r:.60} is {values[bad[0]]}; need a finite number or an empty cell")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from ..base.errors import DataError
@@ -32,6 +34,15 @@ def need_numbers(data: Columns, index: int, what: str) -> np.ndarray:
     if values is None:
         raise no_number(data, index, what)
     return values
+
+
+def need_parts(data: Columns, index: int, what: str) -> Iterator[np.ndarray]:
+    """need_numbers, piece by piece where the column is held so."""
+    cells = data.cells[index]
+    if isinstance(cells, NumberCells) and data.picked is None:
+        _check_units(data, cells, what)
+        return cells.parts()
+    return iter([need_numbers(data, index, what)])
 
 
 def no_number(data: Columns, index: int, what: str, categorical: str = "") -> DataError:

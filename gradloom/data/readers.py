@@ -127,15 +127,22 @@ def read_table(
     if by_time is not None and val_split and len(rows) > 1:
         rows, val_rows = _latest(rows, val_split)
     in_fit = val_split and by_time is None
-    known = rows[split_rows(len(rows), val_split, seed)[0]] if in_fit else rows
-    order = np.concatenate([rows, val_rows, held])
-    made, features, test_features = _features(raw, np.sort(known), task, order, y, found, seed)
-    labels = y[order]
-    if task == "classification":
+    known: np.ndarray = rows[split_rows(len(rows), val_split, seed)[0]] if in_fit else rows
+    # A large table has no room for wide numbers of rows, and for second copies of them and of the targets
+    number = np.int32 if n < 1 << 31 else np.int64
+    order, known = np.concatenate([rows, val_rows, held], dtype=number), known.astype(number)
+    rows, val_rows, held = np.split(order, [len(rows), len(rows) + len(val_rows)])
+    scales = None if task == "classification" else _scales(raw, y, known)
+    known.sort()
+    raw.y = y
+    made, features, test_features = _features(raw, known, task, order, y, found, seed)
+    if scales is None:
         made.classes = classes
         check_classes(raw.path, y[rows], classes, raw.notes)
+        labels = y[order]
     else:
-        labels = _standardise_targets(raw, y, known, made)[order]
+        made.target_mean, made.target_std = scales
+        labels = made.targets_to_outputs(y)[order]
     _check_described(raw.path, made)
 
     def part(start: int, stop: int, weigh: bool = False) -> Dataset:
@@ -214,15 +221,13 @@ def _weights(raw: RawTable, roles: Mapping[int, str]) -> np.ndarray | None:
     return values
 
 
-def _standardise_targets(raw: RawTable, y: np.ndarray, known: np.ndarray, made: Preprocess) -> np.ndarray:
-    """The targets in the units of the model, whose mean and deviation are those of the known rows."""
-    values = np.reshape(y, (len(y), -1)).astype(np.float64)
-    mean, std = target_scales(values[known], f"{raw.path}: target {raw.target!r:.60}")
-    made.target_mean, made.target_std = mean.tolist(), std.tolist()
-    if min(made.target_std) == 0:
-        same = f"{values[known][0][0]:g} in every training row"
-        raise DataError(f"{raw.path}: target {raw.target!r:.60} is {same}; need values")
-    return made.targets_to_outputs(y)
+def _scales(raw: RawTable, y: np.ndarray, known: np.ndarray) -> tuple[list[float], list[float]]:
+    """(mean, deviation) of each target over the known rows."""
+    values = np.reshape(y, (len(y), -1))[known].astype(np.float64)
+    mean, std = target_scales(values, f"{raw.path}: target {raw.target!r:.60}")
+    if min(std) == 0:
+        raise DataError(f"{raw.path}: target {raw.target!r:.60} is {values[0][0]:g} in every training row; need values")
+    return mean.tolist(), std.tolist()
 
 
 def _check_described(path: str, made: Preprocess) -> None:

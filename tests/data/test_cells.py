@@ -11,6 +11,7 @@ from gradloom import _cells
 from gradloom.base.errors import DataError
 from gradloom.data import read_features, read_table
 from gradloom.data.csv_file import read_csv
+from gradloom.data.lines import Lines
 
 
 def write(path, text):
@@ -188,10 +189,23 @@ def test_rows_over_the_ends_of_pieces(tmp_path, monkeypatch):
             monkeypatch.setattr("gradloom.data.csv_file._PIECE", size)
             data = read_csv(tmp_path / "t.csv")
             codes, texts = data.texts(1)
-            found = (data.names, data.numbers(2).tolist(), [texts[c] for c in codes], data.lines.tolist())
+            found = (data.names, data.numbers(2).tolist(), [texts[c] for c in codes], list(data.lines))
             whole = whole or found
             assert found == whole and found[0] == rows[0] and found[1] == [i + 0.5 for i in range(6)]
             assert [t.decode() for t in found[2]] == [row[1].strip() for row in rows[1:]]
+
+
+def test_lines_are_runs():
+    draw = np.random.default_rng(5)
+    for _ in range(50):
+        lines, held = np.cumsum(draw.choice([1, 1, 1, 2, 5], 200)), Lines()
+        for part in np.split(lines, np.sort(draw.integers(0, 200, 6))):
+            held.add(part)
+        assert len(held) == 200 and list(held) == lines.tolist() and held[-1] == lines[-1]
+        held.put_first(0)
+        assert list(held) == [0, *lines.tolist()]
+        with pytest.raises(IndexError):
+            held[201]
 
 
 def test_random_files_are_cut_as_python_cuts_them(tmp_path):
@@ -222,9 +236,25 @@ def test_random_files_are_cut_as_python_cuts_them(tmp_path):
 
 def test_numbers_are_held_in_few_bytes(tmp_path):
     data = read_csv(column(tmp_path, [f"{i % 250 - 125}.{i % 10}" for i in range(1000)]))
-    blocks = [block.dtype for block, _ in data.cells[0].blocks]
+    blocks = [block.dtype for block, _ in data.cells[0].blocks.parts]
     assert blocks == [np.int16]
     assert data.numbers(0).tolist() == [float(f"{i % 250 - 125}.{i % 10}") for i in range(1000)]
+
+
+def test_pieces_are_joined(tmp_path, monkeypatch):
+    """Pieces of other widths between them; numbers, missing ones and codes stay what they are."""
+    monkeypatch.setattr("gradloom.data.csv_file._PIECE", 512)
+    monkeypatch.setattr("gradloom.data.blocks._JOINED", 700)
+    wide = [i % 50 if i % 400 < 200 else i * 1000 for i in range(3000)]
+    texts = [f"t{i * i % 97}" for i in range(3000)]
+    lines = [f"{'' if i % 11 == 0 else n},{t},{i / 8}" for i, (n, t) in enumerate(zip(wide, texts, strict=True))]
+    data = read_csv(write(tmp_path / "t.csv", "\n".join(["a,b,y", *lines])))
+    parts = data.cells[0].blocks.parts
+    assert len({block.dtype for block, _ in parts}) > 1 and max(block.nbytes for block, _ in parts) >= 700
+    assert np.array_equal(data.numbers(0), [np.nan if i % 11 == 0 else n for i, n in enumerate(wide)], equal_nan=True)
+    codes, seen = data.texts(1)
+    assert [seen[code].decode() for code in codes] == texts
+    assert data.numbers(2).tolist() == [i / 8 for i in range(3000)]
 
 
 def test_categories_of_numbers_are_found_again(tmp_path):

@@ -146,7 +146,7 @@ def test_separator_of_texts_with_other_separators(tmp_path, separator, rows):
 
 def test_blank_lines_before_the_rows(tmp_path):
     data = read_csv(write(tmp_path / "t.csv", "\n" * 30 + "a;y\n1,5;2\n"))
-    assert data.names == ["a", "y"] and data.lines.tolist() == [32]
+    assert data.names == ["a", "y"] and list(data.lines) == [32]
 
 
 def test_decimal_commas_where_the_separator_is_another(tmp_path):
