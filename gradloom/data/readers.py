@@ -127,10 +127,11 @@ def read_table(
     if by_time is not None and val_split and len(rows) > 1:
         rows, val_rows = _latest(rows, val_split)
     in_fit = val_split and by_time is None
-    known: np.ndarray = rows[split_rows(len(rows), val_split, seed)[0]] if in_fit else rows
+    known = rows[split_rows(len(rows), val_split, seed)[0]] if in_fit else rows
     # A large table has no room for wide numbers of rows, and for second copies of them and of the targets
     number = np.int32 if n < 1 << 31 else np.int64
-    order, known = np.concatenate([rows, val_rows, held], dtype=number), known.astype(number)
+    order: np.ndarray = np.concatenate([rows, val_rows, held], dtype=number)
+    known = known.astype(number)
     rows, val_rows, held = np.split(order, [len(rows), len(rows) + len(val_rows)])
     scales = None if task == "classification" else _scales(raw, y, known)
     known.sort()
