@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <limits>
 #include <locale>
@@ -102,6 +103,24 @@ std::string without(std::string_view text, char mark) {
   return made;
 }
 
+// Whether a whole number, written with as many digits as the text, is another one than the text says.
+bool is_rounded(std::string_view digits, double value) {
+  const size_t first = digits.find_first_not_of('0'), last = digits.find_last_not_of('0');
+  if (first == digits.npos || last - first < 15 || std::isinf(value)) return std::isinf(value);
+  digits = digits.substr(first, last - first + 1);
+  std::string written(digits.size() + 32, 0);
+  std::snprintf(written.data(), written.size(), "%.*e", static_cast<int>(digits.size()) - 1, value);
+  return written[0] != digits[0] || std::string_view(written).substr(2, digits.size() - 1) != digits.substr(1);
+}
+
+// Digits alone, and more of them than one: 007 and 9007199254740993 are codes.
+Code code_of(std::string_view text, double value) {
+  const std::string_view digits = text.substr(!text.empty() && (text[0] == '-' || text[0] == '+'));
+  if (digits.size() < 2 || digits.find_first_not_of("0123456789") != digits.npos) return no_code;
+  if (text[0] == '0') return leading_zero;
+  return is_rounded(digits, std::abs(value)) ? many_digits : no_code;
+}
+
 struct UnitText {
   std::string_view text;
   Unit unit;
@@ -120,16 +139,25 @@ bool take_sign(std::string_view& text, bool& negative) {
   return true;
 }
 
-// A cell that is no plain number: with a unit, commas, or a word for infinity.
+// (1234.50) as -1234.50.
+bool take_brackets(std::string_view& text, bool& negative) {
+  if (text.size() < 3 || text.front() != '(' || text.back() != ')') return false;
+  text = stripped(text.substr(1, text.size() - 2));
+  negative = true;
+  return true;
+}
+
+// A cell that is no plain number: with a unit, commas, brackets, or a word for infinity.
 Cell read_other(std::string_view text, Commas commas) {
   Cell cell;
   bool negative = false;
-  const bool has_sign = take_sign(text, negative);
+  cell.in_brackets = take_brackets(text, negative);
+  const bool has_sign = cell.in_brackets || take_sign(text, negative);
   for (const UnitText& one : kUnits) {
     if (text.substr(0, one.text.size()) == one.text) {
       text.remove_prefix(one.text.size());
       trim_left(text);
-      if (!has_sign) take_sign(text, negative);
+      if (!has_sign && !take_sign(text, negative)) cell.in_brackets = take_brackets(text, negative);
       cell.unit = one.unit;
       break;
     }
@@ -168,7 +196,7 @@ Cell read_other(std::string_view text, Commas commas) {
   if (!parse_plain(text, value)) {
     std::string low;
     for (char c : text.substr(0, 9)) low += c >= 'A' && c <= 'Z' ? char(c + 32) : c;
-    if (cell.unit != no_unit || (low != "inf" && low != "infinity")) return cell;
+    if (cell.unit != no_unit || cell.in_brackets || (low != "inf" && low != "infinity")) return cell;
     value = std::numeric_limits<double>::infinity();
   }
   cell.kind = Cell::number;
@@ -222,7 +250,7 @@ bool read_plain(const char*& p, const char* end, Cell& cell) {
   const double value = behind ? static_cast<double>(digits) / kPowers[behind] : static_cast<double>(digits);
   cell.value = negative ? -value : value;
   cell.decimals = static_cast<int8_t>(behind);
-  cell.leads_with_zero = first == text && count > 1 && *first == '0' && !has_point;
+  if (first == text && count > 1 && *first == '0' && !has_point) cell.code = leading_zero;
   return true;
 }
 
@@ -240,8 +268,7 @@ Cell read_cell(std::string_view text, Commas commas) {
     return cell;
   }
   cell = read_other(text, commas);
-  if (cell.kind == Cell::number && text[0] == '0' && text.size() > 1)
-    cell.leads_with_zero = text.find_first_not_of("0123456789") == text.npos;
+  if (cell.kind == Cell::number) cell.code = code_of(text, cell.value);
   return cell;
 }
 
@@ -296,7 +323,8 @@ void CellColumn::add(const Cell& cell) {
     values.push_back(cell.value);
     if (cell.decimals < 0) decimals = -1;
     else if (decimals >= 0 && cell.decimals > decimals) decimals = cell.decimals;
-    if (cell.leads_with_zero && first_zero < 0) first_zero = rows;
+    if (cell.code != no_code && first_code < 0) first_code = rows;
+    in_brackets += cell.in_brackets;
     one_group |= cell.one_group;
     groups |= cell.groups;
     if (!of_unit[cell.unit]++) first_of_unit[cell.unit] = rows;
@@ -305,11 +333,13 @@ void CellColumn::add(const Cell& cell) {
 }
 
 void CellColumn::add(std::string_view text) {
+  if (mode != exact_texts) text = stripped(text);
   switch (mode) {
     case skip:
       rows++;
       return;
     case texts:
+    case exact_texts:
       codes.push_back(seen.code(text));
       rows++;
       return;
@@ -327,7 +357,7 @@ void CellColumn::add(std::string_view text) {
 void CellColumn::clear(size_t taken) {
   values.clear();
   codes.clear();
-  if (mode == texts) codes.reserve(taken);
+  if (takes_texts()) codes.reserve(taken);
   else if (mode != skip) values.reserve(taken);
   decimals = 0;
 }

@@ -10,10 +10,14 @@ namespace gradloom {
 // Units that a number may have before or behind it.
 enum Unit : uint8_t { no_unit, percent, dollar, euro, pound, yen, units };
 
+// Why the digits of a whole number tell more than the number: 007, or more digits than a double keeps.
+enum Code : uint8_t { no_code, leading_zero, many_digits };
+
 struct Cell {
   enum Kind : uint8_t { number, missing, text } kind = text;
   Unit unit = no_unit;
-  bool leads_with_zero = false;  // digits alone, the first of several a 0: 007
+  Code code = no_code;
+  bool in_brackets = false;      // a negative number as accountants write it: (1234.50)
   bool one_group = false;        // one comma before three digits, read as a decimal comma: 1,234
   bool groups = false;           // commas that are groups of three for sure: 1,234,567 or 1,234.5
   int8_t decimals = -1;          // digits behind the point; -1: more than 22, or with an exponent
@@ -51,11 +55,12 @@ class Texts {
 // A column that takes cell after cell. What it has taken since the last `clear` lies in `values` or `codes`.
 class CellColumn {
  public:
-  enum Mode : uint8_t { skip, numbers, grouped_numbers, texts };
+  enum Mode : uint8_t { skip, numbers, grouped_numbers, texts, exact_texts };  // exact: with blanks at their ends
 
   void begin(Mode mode, Commas commas);
   bool takes_numbers() const { return mode == numbers || mode == grouped_numbers; }
-  void add(std::string_view cell);  // stripped
+  bool takes_texts() const { return mode == texts || mode == exact_texts; }
+  void add(std::string_view cell);
   void add(const Cell& cell);       // to a column of numbers
   void clear(size_t taken);  // taken: how many were there; as many may come
 
@@ -66,7 +71,7 @@ class CellColumn {
   Texts seen;
   int decimals = 0;  // of the values since the last clear: the most that one has; -1: some cannot say
   // of all cells so far
-  int64_t rows = 0, first_text = -1, first_zero = -1;
+  int64_t rows = 0, first_text = -1, first_code = -1, in_brackets = 0;
   bool one_group = false, groups = false;
   int64_t of_unit[units] = {}, first_of_unit[units] = {};
   Texts marks;  // cells that are missing, but not empty

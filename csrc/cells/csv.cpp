@@ -29,6 +29,7 @@ void Splitter::read_rows() {
     } else if (!blank) {
       if (spans_.size() != columns.size()) {
         fault.cells = static_cast<int64_t>(spans_.size());
+        fault.ends_empty = stripped(cell(spans_.back())).empty();
         fail(Fault::width, line_);
         break;
       }
@@ -36,7 +37,8 @@ void Splitter::read_rows() {
         CellColumn& column = *columns[i];
         if (column.mode == CellColumn::skip) column.rows++;
         else if (spans_[i].is_plain) column.add(plain_[i]);
-        else column.add(stripped(cell(spans_[i])));
+        else if (column.mode == CellColumn::exact_texts) column.add(exact_cell(spans_[i]));
+        else column.add(cell(spans_[i]));
       }
       lines.push_back(line_);
     }
@@ -80,8 +82,9 @@ Splitter::Row Splitter::cut() {
   int64_t line = line_;
   bool known;
   for (size_t p = position_;;) {
+    const size_t start = p;
     while (p < size && text[p] == ' ') p++;
-    Span span{p, p, false, false};
+    Span span{p, p, p - start, false, false};
     const size_t column = spans_.size();
     if (column < columns.size() && columns[column]->takes_numbers()) {  // most cells are numbers: read where they are cut
       const char* end = text + p;
@@ -95,6 +98,7 @@ Splitter::Row Splitter::cut() {
       span.end = p;
     } else if (p < size && text[p] == '"') {
       span.begin = ++p;
+      span.blanks = 0;
       for (;; p++) {
         if (p == size) {
           if (is_too_long(span.begin, p)) return fail(Fault::long_cell, line + 1);
@@ -132,6 +136,11 @@ Splitter::Row Splitter::cut() {
     line_ = line + 1;
     return Row::whole;
   }
+}
+
+std::string_view Splitter::exact_cell(const Span& span) {
+  if (span.has_pairs) return cell(span);
+  return {buffer_.data() + span.begin - span.blanks, span.end - span.begin + span.blanks};
 }
 
 std::string_view Splitter::cell(const Span& span) {

@@ -17,6 +17,7 @@ struct Fault {
   enum Kind : int { none, width, open_quote, after_quote, long_cell } kind = none;
   int64_t first = 0, last = 0;  // the line in which the row begins; the line in which that was seen
   int64_t cells = 0;            // width: how many cells the row has
+  bool ends_empty = false;      // width: the last of them is empty
 };
 
 // Takes the bytes of a file piece by piece. The first row that is not blank waits for `begin`, which says how the columns
@@ -40,6 +41,7 @@ class Splitter {
  private:
   struct Span {
     size_t begin, end;
+    size_t blanks;   // that were skipped in front of it; none of a quoted cell
     bool has_pairs;  // "" that stands for "
     bool is_plain;   // a number, in plain_ at the place of the cell
   };
@@ -51,6 +53,7 @@ class Splitter {
   bool is_too_long(size_t begin, size_t end) const;
   bool end_line(size_t& p, bool& known);
   std::string_view cell(const Span& span);
+  std::string_view exact_cell(const Span& span);
 
   char separator_;
   bool begun_ = false, last_ = false;

@@ -41,7 +41,7 @@ nb::object take(CellColumn& column) {
     return nb::none();
   }
   const size_t taken = std::max(column.values.size(), column.codes.size());
-  nb::object made = column.mode == CellColumn::texts
+  nb::object made = column.takes_texts()
       ? as_array(std::move(column.codes))
       : nb::object(nb::make_tuple(as_array(std::move(column.values)), column.decimals));
   column.clear(taken);
@@ -52,7 +52,7 @@ std::vector<CellColumn::Mode> modes_of(const nb::bytes& said) {
   std::vector<CellColumn::Mode> modes;
   for (size_t i = 0; i < said.size(); i++) {
     const unsigned char mode = static_cast<unsigned char>(said.c_str()[i]);
-    if (mode > CellColumn::texts) throw std::invalid_argument("modes: need numbers of 0 to 3");
+    if (mode > CellColumn::exact_texts) throw std::invalid_argument("modes: need numbers of 0 to 4");
     modes.push_back(static_cast<CellColumn::Mode>(mode));
   }
   return modes;
@@ -67,6 +67,8 @@ NB_MODULE(_cells, m) {
   m.attr("NUMBERS") = int(CellColumn::numbers);
   m.attr("GROUPED_NUMBERS") = int(CellColumn::grouped_numbers);
   m.attr("TEXTS") = int(CellColumn::texts);
+  m.attr("EXACT_TEXTS") = int(CellColumn::exact_texts);
+  m.attr("CODES") = nb::make_tuple("", "some begin with 0", "some have more digits than float64 keeps");
   m.attr("UNITS") = nb::make_tuple("", "%", "$", "\xE2\x82\xAC", "\xC2\xA3", "\xC2\xA5");
   m.attr("FAULTS") = nb::make_tuple("", "width", "open quote", "after quote", "long cell");
   m.attr("LONGEST_CELL") = kLongestCell;
@@ -81,19 +83,21 @@ NB_MODULE(_cells, m) {
 
   nb::class_<CellColumn>(m, "Column", "Cells that are read as numbers or as texts.")
       .def("__init__", [](CellColumn* self, int mode, bool comma) {
-        if (mode < 0 || mode > CellColumn::texts) throw std::invalid_argument("mode: need a number of 0 to 3");
+        if (mode < 0 || mode > CellColumn::exact_texts) throw std::invalid_argument("mode: need a number of 0 to 4");
         new (self) CellColumn();
         self->begin(static_cast<CellColumn::Mode>(mode), comma ? Commas::comma : Commas::point);
       }, nb::arg("mode"), nb::arg("comma") = false)
       .def("add", [](CellColumn& column, const nb::list& cells) {
-        for (nb::handle cell : cells) column.add(stripped(bytes_of(cell)));
+        for (nb::handle cell : cells) column.add(bytes_of(cell));
       }, nb::arg("cells"), "Takes cells, each a str or bytes.")
       .def("take", &take,
            "What was added since the last take: (f64 values, decimals) of numbers, i32 codes of texts, or None. "
            "decimals: the most that a value has; -1 where that is not known.")
       .def_ro("rows", &CellColumn::rows, "Cells so far.")
       .def_ro("first_text", &CellColumn::first_text, "The row of the first text in a column of numbers, or -1.")
-      .def_ro("first_zero", &CellColumn::first_zero, "The row of the first number such as 007, or -1.")
+      .def_ro("first_code", &CellColumn::first_code,
+              "The row of the first number whose digits tell more than the number (see CODES), or -1.")
+      .def_ro("in_brackets", &CellColumn::in_brackets, "Numbers such as (1234.50), which are negative.")
       .def_prop_ro("is_mixed", [](const CellColumn& c) {
         return c.mode == CellColumn::numbers && c.one_group && c.groups;
       }, "1,234 was read as 1.234, and other cells say that commas are groups of digits: read again as such.")
@@ -118,6 +122,10 @@ NB_MODULE(_cells, m) {
         return nb::make_tuple(as_array(std::move(values)), as_array(std::move(kinds)));
       }, "(f64 values, NaN for what is no number; kinds: 0 a number, 1 missing, 2 a text) of the texts.");
 
+  m.def("code_of", [](nb::handle cell) {
+    return int(read_cell(stripped(bytes_of(cell)), Commas::point).code);
+  }, nb::arg("cell"), "Which of CODES is said of a cell (str or bytes); 0 where it is an ordinary number, or none.");
+
   nb::class_<Splitter>(m, "Splitter", "The rows of a CSV file, which is given in pieces.")
       .def("__init__", [](Splitter* self, const std::string& separator) {
         if (separator.size() != 1) throw std::invalid_argument("separator: need one byte");
@@ -139,8 +147,10 @@ NB_MODULE(_cells, m) {
       }, "(the line on which it ends, cells) of the first row that is not blank, or None.")
       .def_prop_ro("fault", [](const Splitter& s) -> nb::object {
         if (s.fault.kind == Fault::none) return nb::none();
-        return nb::make_tuple(int(s.fault.kind), s.fault.first, s.fault.last, s.fault.cells);
-      }, "None, or why the rest cannot be read: (of FAULTS, first line of the row, line where it was seen, cells).")
+        return nb::make_tuple(int(s.fault.kind), s.fault.first, s.fault.last, s.fault.cells,
+                              s.fault.ends_empty);
+      }, "None, or why the rest cannot be read: (of FAULTS, first line of the row, line where it was seen, cells, whether "
+         "the last one is empty).")
       .def("take_lines", [](Splitter& s) { return as_array(std::move(s.lines)); },
            "The lines on which the rows since the last call end, i64.")
       .def_prop_ro("columns", [](nb::handle self) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from .common import Device, Precision, json_text, need_one_of
 from .run_settings import check_device
 
 _ROWS = 4096  # written at a time
+_QUOTED = re.compile('[",\r\n]')
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,9 +113,6 @@ def _names(keep: str | None) -> list[str]:
 
 def _csv(model: Model, outputs: np.ndarray, kept: dict[str, list[str]]) -> Iterator[str]:
     """A header, and a line for each row, some rows at a time."""
-    import csv
-    import io
-
     made = model.preprocess
     target = f"predicted {made.target}" if made.target in kept else made.target
     is_classes = made.task == "classification"
@@ -129,12 +128,14 @@ def _csv(model: Model, outputs: np.ndarray, kept: dict[str, list[str]]) -> Itera
         beside: Any = [()] * len(part)
         if kept:
             beside = zip(*(cells[start : start + _ROWS] for cells in kept.values()), strict=True)
-        buffer = io.StringIO()
-        writer = csv.writer(buffer, lineterminator="\n")
         if start == 0:
-            writer.writerow([*kept, *head])
-        writer.writerows([*cells, *row] for cells, row in zip(beside, rows, strict=True))
-        yield buffer.getvalue()
+            yield _line([*kept, *head])
+        yield "".join(_line([*cells, *row]) for cells, row in zip(beside, rows, strict=True))
+
+
+def _line(cells: list[str]) -> str:
+    """A line of CSV. Cells with a carriage return are in quotes, too, which Python's csv module forgets."""
+    return ",".join('"' + c.replace('"', '""') + '"' if _QUOTED.search(c) else c for c in cells) + "\n"
 
 
 def _agreement(outputs: np.ndarray, targets: np.ndarray, preprocess: Preprocess) -> dict[str, Any]:

@@ -6,22 +6,34 @@ from typing import Any
 
 import numpy as np
 
+from .._cells import NUMBERS
 from ..base.errors import DataError
-from .columns import ArrayCells, NumberCells, TextCells
+from .columns import ArrayCells, Columns, NumberCells, TextCells
 from .csv_file import read_cells
 
 _WHOLE = 1 << 53  # the whole numbers that f64 holds, either sign
 
 
-def cells_of(array: np.ndarray, what: str, is_text: bool = False, comma: bool = False) -> NumberCells | TextCells:
-    """The elements [rows] as cells: numbers as they are, others read as those of a file are; is_text, comma: as for
+def cells_of(array: np.ndarray, what: str, mode: int = NUMBERS, comma: bool = False) -> NumberCells | TextCells:
+    """The elements [rows] as cells: numbers as they are, others read as those of a file are; mode, comma: as for
     read_cells. DataError, which calls the column `what`, for elements that hold several values."""
     kind = array.dtype.kind
     if kind == "c":
         raise DataError(f"{what} holds complex numbers; need real ones")
     if kind == "f" or (kind in "iu" and _is_exact(array)):
         return ArrayCells(array)
-    return read_cells(_texts(array, what), is_text, comma)
+    return read_cells(_texts(array, what), mode, comma)
+
+
+def array_columns(path: str, array: np.ndarray, names: list[str] | None = None) -> Columns:
+    """The columns of an array of numbers, [rows, ...]; DataError for others."""
+    if array.dtype.kind not in "fiub":
+        raise DataError(f"{path}: dtype {array.dtype!s:.60}; need numbers")
+    flat = array.reshape(len(array), -1)
+    if names is None:
+        names = [f"column {i + 1}" for i in range(flat.shape[1])]
+    made = [ArrayCells(one) if one.dtype.kind == "b" else cells_of(one, path) for one in flat.T]
+    return Columns(path, names, made, None, is_named=False)
 
 
 def _is_exact(array: np.ndarray) -> bool:
@@ -40,7 +52,10 @@ def _texts(column: np.ndarray, what: str) -> list[str]:
         raise DataError(
             f"{what} holds {type(nested).__name__}s of values; need one number, text, date or boolean in each row"
         )
-    return ["" if _is_missing(value) else _text(value) for value in cells]
+    try:
+        return ["" if _is_missing(value) else _text(value) for value in cells]
+    except UnicodeDecodeError as error:
+        raise DataError(f"{what} holds bytes that are no UTF-8 text (byte {error.object[error.start]:#04x})") from None
 
 
 def _is_missing(value: Any) -> bool:
@@ -51,4 +66,4 @@ def _is_missing(value: Any) -> bool:
 def _text(value: Any) -> str:
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    return value.decode() if isinstance(value, bytes) else str(value)

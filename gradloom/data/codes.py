@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from .columns import Columns, TextCells
+from .columns import LEADING_ZERO, ROUNDED, Columns, TextCells
 
 _NAMES = {
     "zip", "zipcode", "postcode", "postalcode", "postal", "plz", "fips", "id", "ids", "code", "codes", "sku", "isbn",
@@ -25,8 +25,10 @@ def code_of(data: Columns, index: int, values: np.ndarray) -> str | None:
     if not len(known) or (known != np.rint(known)).any():
         return None
     cells = data.cells[index]
-    if isinstance(cells, TextCells) and any(len(t) > 1 and t.startswith(b"0") and t.isdigit() for t in cells.texts):
-        return "some begin with 0"
+    if isinstance(cells, TextCells) and cells.codes_with(LEADING_ZERO):
+        return LEADING_ZERO
+    if data.merges(index):
+        return f"{ROUNDED}, which makes different ones the same"
     word = next((word for word in _words(data.names[index]) if word in _NAMES), None)
     if word is not None and data.header:
         return f"the name says {word!r}"

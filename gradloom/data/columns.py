@@ -19,6 +19,7 @@ MOST_COLUMNS = 1 << 16
 MISSING, TEXT = 1, 2  # kinds of a text, as the core tells them; 0: a number
 _MOST_DECIMALS = 9
 _PART = 1 << 16  # elements of an array that are read at a time
+_, LEADING_ZERO, ROUNDED = _cells.CODES
 
 
 def need_different(where: str, names: Sequence[str]) -> None:
@@ -39,6 +40,7 @@ class NumberCells:
     def __init__(self) -> None:
         self.rows = 0
         self.grouped = False  # commas cut thousands, in a file where commas may be decimal
+        self.in_brackets = 0  # numbers such as (1234.50), which are negative
         self.commas = ""  # what a person should know of how commas were read
         self.marks: dict[str, int] = {}  # what stood in missing cells, where that is not empty, and how often
         self.units: dict[str, tuple[int, int]] = {}  # "" or a unit: (numbers with it, the first one's row)
@@ -150,6 +152,10 @@ class TextCells:
             kinds = np.append(kinds, np.uint8(MISSING if value is None else TEXT if value is False else 0))
         return values, kinds
 
+    def codes_with(self, why: str) -> list[int]:
+        """The codes of the numbers whose digits tell more than the number, for this reason of _cells.CODES."""
+        return [code for code, text in enumerate(self.texts) if _cells.CODES[_cells.code_of(text)] == why]
+
     def put_first(self, text: bytes) -> None:
         """One more row, in front of the others."""
         if text not in self.texts:
@@ -237,6 +243,12 @@ class Columns:
             return False
         return bool(self.missing(index).all())
 
+    def merges(self, index: int) -> bool:
+        """Whether different cells of a column are one number, because f64 does not keep all their digits."""
+        cells = self.cells[index]
+        rounded = cells.codes_with(ROUNDED) if isinstance(cells, TextCells) else []
+        return isinstance(cells, TextCells) and len(np.unique(cells.numbers[0][rounded])) < len(rounded)
+
     def marks(self, index: int) -> dict[str, int]:
         """What stands in missing cells that are not empty, and how often, of all rows."""
         cells = self.cells[index]
@@ -250,14 +262,9 @@ class Columns:
         return values if self.picked is None else values[self.picked]
 
 
-def array_columns(path: str, array: np.ndarray, names: list[str] | None = None) -> Columns:
-    """The columns of an array of numbers, [rows, ...]; DataError for others."""
-    if array.dtype.kind not in "fiub":
-        raise DataError(f"{path}: dtype {array.dtype!s:.60}; need numbers")
-    flat = array.reshape(len(array), -1)
-    if names is None:
-        names = [f"column {i + 1}" for i in range(flat.shape[1])]
-    return Columns(path, names, [ArrayCells(flat[:, i]) for i in range(flat.shape[1])], None, is_named=False)
+def read_exactly(text: bytes) -> float | bool | None:
+    """What a cell is, as _cells.read_cell tells it; a number is none where other texts are the same number."""
+    return False if _cells.CODES[_cells.code_of(text)] == ROUNDED else _cells.read_cell(text, False)
 
 
 def number_text(value: float) -> str:

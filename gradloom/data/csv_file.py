@@ -35,16 +35,18 @@ def read_csv(
     header: bool | None = None,
     texts: Sequence[str] = (),
     commas: Mapping[str, bool] | None = None,
+    exact: bool = False,
 ) -> Columns:
     """Read a .csv or .csv.gz file.
 
     expect: names of which one in the first line makes that line a header; header: True or False when it is known;
     texts: names of columns whose cells stay texts, numbers among them; commas: for names
     of columns, whether commas in their cells are decimal; the separator and the cells say it of others. A column is one
-    of numbers where every cell is a number or missing and none is such as 007, which a number would not keep.
+    of numbers where every cell is a number or missing, and none is such as 007 or has more digits than f64 keeps, which
+    a number would not tell. exact: texts keep the blanks at their ends.
     """
     try:
-        return _Reading(path, texts, commas or {}).read(tuple(expect), header)
+        return _Reading(path, texts, commas or {}, exact).read(tuple(expect), header)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise FileError(f"{path}: is truncated or damaged ({error}); fetch it again") from None
     except OSError as error:
@@ -138,8 +140,11 @@ def _is_blank(row: list[str]) -> bool:
 class _Reading:
     """A file that is read once, and once more for the columns that turn out to be texts behind its first piece."""
 
-    def __init__(self, path: str | os.PathLike[str], texts: Sequence[str], commas: Mapping[str, bool]) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], texts: Sequence[str], commas: Mapping[str, bool], exact: bool
+    ) -> None:
         self.path, self.texts, self.commas = path, set(texts), commas
+        self.text_mode = _cells.EXACT_TEXTS if exact else _cells.TEXTS
         self.other: dict[int, bool] = {}  # columns with other commas than the separator tells: whether they are decimal
         self.has_comma = False
         self.separator = ","
@@ -188,12 +193,8 @@ class _Reading:
         if width > MOST_COLUMNS:
             raise DataError(f"{self.path} line {self.first_line}: {width:,} columns; need at most {MOST_COLUMNS:,}")
         if first_pass:
-            as_text = [
-                cell.decode() in self.texts or f"column {i + 1}" in self.texts for i, cell in enumerate(self.first)
-            ]
             self.other = self._other_commas()
-            as_text = [text or i in self.other for i, text in enumerate(as_text)]
-            modes = [_cells.TEXTS if text else _cells.NUMBERS for text in as_text]
+            modes = [self._mode(i) for i in range(width)]
         splitter.begin(bytes(modes))
         again = self._again(splitter.columns, modes)
         if first_pass and any(again):  # texts among the first rows: from the beginning, while that is held
@@ -224,6 +225,12 @@ class _Reading:
         lines.add(splitter.take_lines())
         self._keep(parts.made(), lines, first_pass)
         return self._again(columns, modes)
+
+    def _mode(self, index: int) -> int:
+        """How the cells of a column are read at first."""
+        if {self.first[index].decode(), f"column {index + 1}"} & self.texts:
+            return self.text_mode
+        return _cells.TEXTS if index in self.other else _cells.NUMBERS
 
     def _other_commas(self) -> dict[int, bool]:
         """The columns whose commas the separator tells otherwise than `commas` does, where commas may be in cells."""
@@ -280,7 +287,7 @@ class _Reading:
         made = []
         for i, (column, mode) in enumerate(zip(columns, modes, strict=True)):
             is_number = mode in (_cells.NUMBERS, _cells.GROUPED_NUMBERS)
-            if is_number and (column.first_text >= 0 or column.first_zero >= 0):
+            if is_number and (column.first_text >= 0 or column.first_code >= 0):
                 made.append(_cells.TEXTS)
             else:
                 is_mixed = is_number and column.is_mixed and self._known(i) is None
@@ -296,11 +303,16 @@ class _Reading:
         """DataError for what is wrong with the rows."""
         if splitter.fault is None:
             return
-        kind, first, last, cells = splitter.fault
+        kind, first, last, cells, ends_empty = splitter.fault
         fault = _cells.FAULTS[kind]
         if fault == "width":
             what = f"{cells} cell{'s' * (cells != 1)}, needs {len(self.first)} as in line {self.first_line}"
-            raise DataError(f"{self.path} line {last}: {what}; fix or remove that line")
+            need = "fix or remove that line"
+            if self.first[0].startswith(b"#"):
+                need = f"line {self.first_line} begins with '#': remove it if it is a comment"
+            elif ends_empty and cells == len(self.first) + 1:
+                need = f"that line ends with '{self.separator}', which begins one more cell: remove it there"
+            raise DataError(f"{self.path} line {last}: {what}; {need}")
         what = {
             "open quote": "a quote in this row is not closed; close or remove it",
             "long cell": f"a cell of more than {_cells.LONGEST_CELL:,} characters, or a quote that is not closed;"
@@ -341,7 +353,7 @@ class _Reading:
         for i, (cell, column) in enumerate(zip(self.first, self.cells, strict=True)):
             one = _cells.Column(_cells.NUMBERS, self._has_decimal_commas(column))
             one.add([cell])
-            if isinstance(column, NumberCells) and (one.first_text >= 0 or one.first_zero >= 0):
+            if isinstance(column, NumberCells) and (one.first_text >= 0 or one.first_code >= 0):
                 again[i] = _cells.TEXTS
         if any(again):
             self._pass(again)
@@ -379,7 +391,7 @@ class _Parts:
         for mode, column, numbers, codes in zip(self.modes, self.columns, self.numbers, self.codes, strict=True):
             if mode == _cells.SKIP:
                 made.append(None)
-            elif mode == _cells.TEXTS:
+            elif mode in (_cells.TEXTS, _cells.EXACT_TEXTS):
                 made.append(TextCells(codes.joined(np.int32), column))
                 codes.parts.clear()
             else:
@@ -389,18 +401,18 @@ class _Parts:
         return made
 
 
-def read_cells(cells: list[Any], is_text: bool = False, comma: bool = False) -> NumberCells | TextCells:
-    """Cells (str or UTF-8) that are no file's, read as those of a file are; is_text: they stay texts, numbers among
-    them; comma: commas are decimal."""
-    if not is_text:
+def read_cells(cells: list[Any], mode: int = _cells.NUMBERS, comma: bool = False) -> NumberCells | TextCells:
+    """Cells (str or UTF-8) that are no file's, read as those of a file are. mode: NUMBERS (texts
+    where some are none), TEXTS or EXACT_TEXTS; comma: commas are decimal."""
+    if mode == _cells.NUMBERS:
         column = _cells.Column(_cells.NUMBERS, comma)
         column.add(cells)
         part = column.take()
-        if isinstance(part, tuple) and column.first_zero < 0:
+        if isinstance(part, tuple) and column.first_code < 0:
             numbers = NumberCells()
             numbers.add(*part)
             return with_facts(numbers, column)
-    column = _cells.Column(_cells.TEXTS, comma)
+    column = _cells.Column(max(mode, _cells.TEXTS), comma)
     column.add(cells)
     codes = column.take()
     assert isinstance(codes, np.ndarray)
@@ -412,7 +424,7 @@ def with_facts(numbers: NumberCells, column: _cells.Column) -> NumberCells:
     marks, counts = column.marks
     numbers.marks = {text.decode(): n for text, n in zip(texts_of(*marks), counts.tolist(), strict=True)}
     numbers.units = {unit: seen for unit, seen in zip(_cells.UNITS, column.units, strict=True) if seen[0]}
-    numbers.rows = column.rows
+    numbers.rows, numbers.in_brackets = column.rows, column.in_brackets
     return numbers
 
 

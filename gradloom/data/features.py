@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .._cells import read_cell
 from ..base.errors import DataError
 from .column import Column
-from .columns import Columns, number_text
+from .columns import Columns, number_text, read_exactly
 from .kinds import check_unit, need_parts
 from .times import NUMBER, phases, times_of
 
@@ -124,7 +123,7 @@ def truth_words(known: Sequence[str]) -> dict[str, str]:
 
 def _as_number(text: bytes) -> bytes:
     """The text as Columns.texts writes it for a column of numbers: 3 for 3.0, nothing for NA; other texts stay."""
-    value = read_cell(text, False)
+    value = read_exactly(text)
     return b"" if value is None else number_text(value).encode() if isinstance(value, float) else text
 
 

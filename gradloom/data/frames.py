@@ -14,7 +14,7 @@ import numpy as np
 
 from ..base.arguments import what_is
 from ..base.errors import DataError, GradloomError
-from .columns import array_columns
+from .array_cells import array_columns
 from .encoding import Encoding
 from .fitting import fit_columns
 from .parquet import is_arrow
@@ -112,10 +112,10 @@ def kept_columns(path: str, names: Sequence[str], preprocess: Preprocess) -> dic
         raise DataError(
             f"{path}: has no columns with names to keep; need a .csv file with a header, or a .parquet file"
         )
-    data = read_columns(path, [c.name for c in preprocess.columns], texts=names)
+    data = read_columns(path, [c.name for c in preprocess.columns], texts=names, exact=True)
     made = {}
     for name in names:
         codes, texts = data.texts(data.find(name))
-        decoded = np.array([text.decode("utf-8", "replace") for text in texts], object)
+        decoded = np.array([text.decode() for text in texts], object)
         made[name] = decoded[codes].tolist()
     return made

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..base.errors import DataError
-from .columns import MISSING, TEXT, Columns, NumberCells, TextCells
+from .columns import MISSING, ROUNDED, TEXT, Columns, NumberCells, TextCells
 
 _FEW = 20  # different cells of a column that may be categories though some are numbers
 
@@ -94,9 +94,12 @@ def said_of(data: Columns, index: int, name: str) -> list[str]:
     """What a person should know of how the numbers of a column were read."""
     cells = data.cells[index]
     if not isinstance(cells, NumberCells):
-        return []
+        count = len(cells.codes_with(ROUNDED))
+        return [f"{name}: {ROUNDED}, and are rounded: {count} different ones"] * bool(count)
     units = [f"{unit!r} of {count} cells" for unit, (count, _) in cells.units.items() if unit]
     said = [f"{name}: {' and '.join(units)} is no part of the number" for _ in units[:1]]
+    if cells.in_brackets:
+        said.append(f"{name}: {cells.in_brackets} numbers in brackets are negative, as accountants write them")
     return said + [f"{name}: {cells.commas}"] * bool(cells.commas)
 
 

@@ -13,8 +13,9 @@ import numpy as np
 from ..base.described import Described, parse
 from ..base.errors import DataError
 from ..base.memory import memory
+from .array_cells import array_columns
 from .column import Column
-from .columns import Columns, array_columns, find_column
+from .columns import Columns, find_column
 from .csv_file import SEPARATORS
 from .features import check_narrow, grouped, is_usable, listed, write_features
 from .side_by_side import side_by_side

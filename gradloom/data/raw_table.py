@@ -12,7 +12,8 @@ import numpy as np
 
 from ..base.arguments import what_is
 from ..base.errors import DataError, FileError
-from .columns import MOST_COLUMNS, Columns, NumberCells, array_columns, number_text
+from .array_cells import array_columns
+from .columns import MOST_COLUMNS, Columns, NumberCells, number_text
 from .csv_file import read_csv
 from .idx import find_idx, read_idx, read_idx_folder
 from .kinds import numbers_of
@@ -67,11 +68,11 @@ def read_raw(data: Any, target: str | None) -> RawTable:
         raise DataError(f"read_table: got {what_is(data)}; need a path, or a DataFrame; gl.data.Dataset takes arrays")
     raw = _read_raw(Path(data), target)
     if isinstance(raw.x, np.ndarray):
-        if raw.x.dtype.kind == "b" or raw.x.dtype.name in ("int16", "uint16", "uint32", "uint64"):
+        if raw.x.ndim <= 2 and raw.x.dtype.kind != "b" and raw.x.dtype != np.uint8:
+            raw.x = array_columns(raw.path, raw.x, raw.names)
+        elif raw.x.dtype.kind == "b" or raw.x.dtype.name in ("int16", "uint16", "uint32", "uint64"):
             kind = np.uint8 if raw.x.dtype.kind == "b" else np.float32
             raw.x, raw.test_x = raw.x.astype(kind), None if raw.test_x is None else raw.test_x.astype(kind)
-        if raw.x.ndim <= 2 and raw.x.dtype != np.uint8:
-            raw.x = array_columns(raw.path, raw.x, raw.names)
     return raw
 
 
@@ -119,7 +120,7 @@ def of_columns(data: Columns, index: int, notes: list[str]) -> RawTable:
     cells = data.cells[index]
     if isinstance(cells, NumberCells) and cells.commas:
         notes.append(f"target {data.names[index]!r:.60}: {cells.commas}")
-    if y is None:
+    if y is None or data.merges(index):
         y, texts = data.texts(index)
     return RawTable(data.path, data, y, data.names[index], target_index=index, texts=texts, notes=notes)
 

@@ -291,11 +291,12 @@ def read_columns(
     header: bool | None = None,
     texts: Sequence[str] = (),
     commas: Mapping[str, bool] | None = None,
+    exact: bool = False,
 ) -> Columns:
     """The columns of a .parquet file or, by any other name, of a CSV file; arguments as for read_csv."""
     if is_parquet(path):
-        return read_parquet(Path(path), texts, commas, header is not False)
-    return read_csv(path, expect, header, texts, commas)
+        return read_parquet(Path(path), texts, commas, header is not False, exact)
+    return read_csv(path, expect, header, texts, commas, exact)
 
 
 @np.errstate(all="ignore")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from .._cells import NUMBERS, TEXTS
 from ..base.arrays import need_collected
 from ..base.errors import DataError
 from .array_cells import cells_of
@@ -73,7 +74,7 @@ def columns_of_arrays(
     """The arrays, of numbers, texts or objects, as columns whose cells are read as those of a file are."""
     texts, commas = ([], {}) if made is None else (made.texts, made.commas)
     cells = [
-        cells_of(array, f"{what}: column {name!r:.60}", name in texts, commas.get(name, False))
+        cells_of(array, f"{what}: column {name!r:.60}", TEXTS if name in texts else NUMBERS, commas.get(name, False))
         for name, array in zip(names, arrays, strict=True)
     ]
     return Columns(what, names, cells, None, header)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._cells import read_cell
 from ..base.errors import DataError
-from .columns import Columns
+from .columns import Columns, read_exactly
 from .dataset import split_rows
 from .features import truth_words
 from .preprocess import Preprocess
@@ -201,7 +200,7 @@ def _known_classes(codes: np.ndarray, texts: list[str], preprocess: Preprocess) 
 
 def _as_class(value: object) -> str:
     if isinstance(value, bytes):
-        read = read_cell(value, False)
+        read = read_exactly(value)
         return class_name(read) if isinstance(read, float) and np.isfinite(read) else value.decode("utf-8", "replace")
     return class_name(value)
 

@@ -8,7 +8,7 @@ from datetime import datetime
 import numpy as np
 
 from ..base.errors import DataError
-from .columns import Columns, NumberCells
+from .columns import ROUNDED, Columns, NumberCells
 
 PARTS = ("year", "week", "day")  # whose phase a time has: a sine and a cosine each
 NUMBER = "number"  # a form: the time is a number as it stands, such as a year
@@ -28,8 +28,7 @@ def times_of(data: Columns, index: int, form: str = "") -> tuple[np.ndarray, str
     as they stand. DataError, with the line, for a cell that is no time, and where dates can be read in two ways.
     """
     name = data.names[index]
-    cells = data.cells[index]
-    if form == NUMBER or (not form and isinstance(cells, NumberCells) and not _are_days(data, index)):
+    if form == NUMBER or (not form and _are_numbers(data, index) and not _are_days(data, index)):
         values = data.numbers(index)
         if values is None:
             row, cell = data.first_text(index)
@@ -57,6 +56,12 @@ def times_of(data: Columns, index: int, form: str = "") -> tuple[np.ndarray, str
             " need dates such as 2024-01-31"
         )
     return read[fitting[0]][codes], fitting[0]
+
+
+def _are_numbers(data: Columns, index: int) -> bool:
+    """Whether all cells are numbers, also such as 1700000000123456789."""
+    cells = data.cells[index]
+    return isinstance(cells, NumberCells) or (bool(cells.codes_with(ROUNDED)) and data.numbers(index) is not None)
 
 
 def _are_days(data: Columns, index: int) -> bool:

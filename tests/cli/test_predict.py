@@ -96,6 +96,19 @@ def test_columns_that_are_kept(capsys, monkeypatch, tmp_path, fitted, kind):
     assert answer["kept"] == {"id": [f"{i:03d}" for i in range(40)]}
 
 
+def test_kept_cells_that_need_quotes(capsys, tmp_path, fitted):
+    model, data = fitted["classes"]
+    cells = ["  blank ", "cr\rhere", "line\nbreak", 'a "quote"', "a,b", ""]
+    rows = list(csv.reader(io.StringIO(data.read_text())))[: len(cells) + 1]
+    with open(tmp_path / "odd.csv", "w", newline="") as file:
+        writer = csv.writer(file, quoting=csv.QUOTE_ALL)
+        writer.writerows([rows[0], *([cell, *row[1:]] for cell, row in zip(cells, rows[1:], strict=True))])
+    out = tmp_path / "p.csv"
+    assert run(capsys, "predict", model, tmp_path / "odd.csv", "--keep", "id", "--out", out)[0] == 0
+    with open(out, newline="") as file:
+        assert [row[0] for row in csv.reader(file)] == ["id", *cells]
+
+
 @pytest.mark.parametrize(
     ("keep", "message"),
     [
