@@ -9,12 +9,15 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
+from numbers import Integral
 from pathlib import Path
 
+from .arguments import one_line
 from .errors import GradloomError, SettingError
 
-_BYTES = re.compile(r"(\d+(?:\.\d+)?) ?([KMG]i?B)", re.IGNORECASE)
-_UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+# "4096", "4G", "4 GiB": powers of 1024; "4GB": of 1000
+_BYTES = re.compile(r"(\d{1,30})(\.\d{1,30})? ?(?:B|([KMGT])(i?B)?)?", re.IGNORECASE | re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -68,13 +71,18 @@ def show_bytes(n: int) -> str:
 
 
 def as_bytes(what: str, given: int | str) -> int:
-    """The bytes of a setting: a whole number above 0, or a text such as "4GiB", "512 MiB" or "1.5GB". what: the
-    setting, for messages. SettingError for anything else."""
-    if isinstance(given, str) and given.isascii() and (found := _BYTES.fullmatch(given)):
-        return int(float(found[1]) * _UNITS[found[2].lower()])
-    if isinstance(given, int) and not isinstance(given, bool) and given > 0:
-        return given
-    raise SettingError(f"{what}={given!r} is not usable; need bytes, or a text such as '4GiB'")
+    """The bytes of a setting: a whole number above 0, or a text: "5000000" (bytes), "512M" or "512MiB" (units of 1024),
+    "1.5GB" (units of 1000); K, M, G, T. what: the setting, for messages. SettingError for anything else."""
+    found, bytes = _BYTES.fullmatch(given) if isinstance(given, str) else None, 0
+    if found is not None and (found[3] or not found[2]):  # no part of a byte
+        unit = 1000 if (found[4] or "").upper() == "B" else 1024
+        power = "KMGT".index(found[3].upper()) + 1 if found[3] else 0
+        bytes = int(Fraction(found[1] + (found[2] or "")) * unit**power)
+    elif isinstance(given, Integral) and not isinstance(given, bool):
+        bytes = int(given)
+    if bytes > 0:
+        return bytes
+    raise SettingError(f"{what}={one_line(given)} is not usable; need bytes, or a text such as '4GiB', '4G' or '4.2GB'")
 
 
 def resident() -> int:

@@ -37,10 +37,14 @@ Device = Annotated[str | None, DEVICE]
 GPU_LAYERS = typer.Option(
     "--gpu-layers",
     metavar="N|auto",
-    help="So many of the last blocks run on the GPU, the others on the CPU; auto: as many as fit into --gpu-memory.",
+    help="So many of the last blocks run on the GPU, the others on the CPU; auto: as many as fit into --gpu-memory;"
+    " with --device cpu none.",
 )
 GpuLayers = Annotated[str | None, GPU_LAYERS]
-GPU_MEMORY = typer.Option("--gpu-memory", help="What --gpu-layers may take of the GPU's memory, such as 4GiB.")
+GPU_MEMORY = typer.Option(
+    "--gpu-memory",
+    help="What --gpu-layers may take of the GPU's memory: bytes, or 4G or 4GiB (of 1024), 4GB (of 1000); K, M, G, T.",
+)
 GpuMemory = Annotated[str | None, GPU_MEMORY]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
 _quiet = False  # this process is one that says nothing

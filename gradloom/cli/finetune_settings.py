@@ -197,7 +197,11 @@ def resumed(asked: Asked[FinetuneSettings]) -> Asked[FinetuneSettings]:
     given = asked.values
     folder = given.get("run") or run_beside(given.get("out") or _out_of(given.get("method", "lora")))
     length = ("epochs", "steps")  # one of them is meant
-    return beside_run(asked, folder, *(length if any(name in given for name in length) else ()))
+    found = beside_run(asked, folder, *(length if any(name in given for name in length) else ()))
+    if "device" in found.files and found.values["device"] == "cpu" and "gpu_layers" in given:
+        values = {name: value for name, value in found.values.items() if name != "device"}
+        return replace(found, values=values, files={name: file for name, file in found.files.items() if name in values})
+    return found
 
 
 def inputs_of(use: FinetuneSettings) -> list[str]:

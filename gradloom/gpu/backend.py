@@ -23,7 +23,7 @@ from ..run.backend import Buffer, DeviceBytes, PlanThere, register_device
 from ..run.cost import cost_table
 from ..run.planned import PlannedExecutable
 from ..transform.program import Program
-from .device import Gpu, alike, device
+from .device import Gpu, adapters, alike, device
 from .encoder import Ready, encode, ready
 from .held import held
 from .kept import Kept
@@ -435,4 +435,4 @@ class GpuExecutable(PlannedExecutable):
                 self.device.drop(buffer)
 
 
-register_device("gpu", GpuBackend, alike)
+register_device("gpu", GpuBackend, alike, lambda: len(adapters()))

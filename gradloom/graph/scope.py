@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
+from importlib import import_module
 from types import FrameType
 
 from ..base.errors import SettingError
@@ -86,9 +87,9 @@ def device(name: str | None) -> Iterator[None]:
     counts.
 
     Gradients run where their forward nodes do, wherever gl.gradients is called. What is computed eagerly has one
-    device, that of its tape: SettingError here, as for what is no name.
+    device, that of its tape: SettingError here, as for what is no name, and for a device that is not there.
     """
-    outer = _asked.set(None if name is None else device_name("device", name))
+    outer = _asked.set(None if name is None else device_there("device", name))
     try:
         with on_device(_asked.get()):
             yield
@@ -101,6 +102,14 @@ def device_name(who: str, name: object) -> str:
     if not isinstance(name, str) or not name:
         raise SettingError(f"{who}: device={name!r} is not usable; need a name, such as 'cpu' or 'gpu'")
     return name.removesuffix(":0")
+
+
+def device_there(who: str, name: object) -> str:
+    """The same of a device that can compute here, as one of several. SettingError that names those that are there."""
+    # by name: what runs programs lies above what makes graphs, and is needed once a device is named
+    check: Callable[[str, str], None] = import_module("gradloom.run.backend").need_there
+    check(who, found := device_name(who, name))
+    return found
 
 
 @contextmanager

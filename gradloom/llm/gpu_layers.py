@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any, final
 
+from ..base.arguments import one_line
 from ..base.errors import SettingError
 from ..base.memory import as_bytes, show_bytes
 from ..base.settings import switches
@@ -23,14 +26,19 @@ PLANNED = "null:"  # before the name of a device that is only planned for
 @final
 @dataclass(frozen=True)
 class GpuLayers:
-    """Which blocks of a model run on a GPU: those from `first` on, `count` in all. head: the last norm, the output's
-    matrix and the loss, too. The embedding, and all else, is on the CPU."""
+    """Which blocks of a model run on a GPU: the last `count` of `blocks`. head: the last norm, the output's matrix and
+    the loss, too. The embedding, and all else, is on the CPU."""
 
+    blocks: int
     count: int
-    first: int
     head: bool
     gpu: str = "gpu"
     cpu: str = "cpu"
+
+    @property
+    def first(self) -> int:
+        """The first block that is there."""
+        return self.blocks - self.count
 
     @property
     def devices(self) -> tuple[str, str]:
@@ -50,9 +58,10 @@ class GpuLayers:
         return replace(self, gpu=PLANNED + self.gpu, cpu=PLANNED + self.cpu)
 
     def __str__(self) -> str:
-        last = self.first + self.count - 1
+        last = self.blocks - 1
         blocks = f"block {last}" if self.count == 1 else f"blocks {self.first}-{last}"
-        return f"{blocks}{' and the head' if self.head else ''} on {computing(self.gpu)}, the others on the CPU"
+        blocks = f"all {self.blocks} blocks" if self.count == self.blocks > 1 else blocks
+        return f"{blocks}{' and the head' if self.head else ''} on {computing(self.gpu)}, the rest on the CPU"
 
 
 def at(device: str | None) -> contextlib.AbstractContextManager[None]:
@@ -75,12 +84,14 @@ def layers_for(
     options: Mapping[str, Any],
     plans: Callable[[GpuLayers], Sequence[Plan | Schedule]],
     head: bool = True,
+    tells: bool = True,
 ) -> tuple[GpuLayers | None, dict[str, Any]]:
     """(the layers on a GPU, None where nothing is there; the options of gl.compile).
 
-    who: the function, for messages. blocks: of the model. gpu_layers: how many of the last ones, "auto": as many as fit
-    into gpu_memory (bytes, or a text such as "4GiB"). plans: of the programs with such layers, on devices that are only
-    planned for. head: whether it may be on the GPU; it is where it fits.
+    who: the function, for messages. blocks: of the model. gpu_layers: how many of the last ones, more than there are
+    for all of them, "auto": as many as fit into gpu_memory (see as_bytes). With device="cpu" none is on a GPU. plans:
+    of the programs with such layers, on devices that are only planned for. head: whether it may be on the GPU; it is
+    where it fits. tells: what differs from what was asked for is printed to stderr.
     SettingError for settings out of range, and where the layers do not fit.
     """
     if gpu_layers is None:
@@ -89,43 +100,64 @@ def layers_for(
         return None, dict(options)
     if options.get("devices") is not None:
         raise SettingError(f"{who}: gpu_layers and devices both say where to compute; need one of them")
-    gpu = (device_names(who, options.get("device"), options.get("backend"), None) or ["gpu"])[0]
-    if not is_device(gpu):
-        raise SettingError(f"{who}: gpu_layers={gpu_layers!r} with device={gpu!r}; need device='gpu' or 'gpu:1'")
+    (gpu,) = device_names(who, options.get("device"), options.get("backend"), None) or ["gpu"]
+    gpu = device_name(who, gpu)
+    if gpu != "cpu" and not is_device(gpu):
+        raise SettingError(f"{who}: gpu_layers={gpu_layers!r} with device={gpu!r}; need device='gpu', 'gpu:1' or 'cpu'")
     budget = None if gpu_memory is None else as_bytes(f"{who}: gpu_memory", gpu_memory)
+    if not (gpu_layers == AUTO or _is_count(gpu_layers)):
+        raise SettingError(
+            f"{who}: gpu_layers={one_line(gpu_layers)} is not usable; need a number of blocks, or 'auto'"
+        )
     rest = {k: v for k, v in options.items() if k not in ("device", "backend")}
-    whole = isinstance(gpu_layers, int) and not isinstance(gpu_layers, bool)
-    if gpu_layers != AUTO and not (whole and 0 <= int(gpu_layers) <= blocks):
-        raise SettingError(f"{who}: gpu_layers={gpu_layers!r} is not usable; need 0 to {blocks}, or 'auto'")
-
-    def made(count: int, with_head: bool) -> GpuLayers:
-        return GpuLayers(count, blocks - count, with_head, device_name(who, gpu))
 
     def held(count: int, with_head: bool) -> int:
-        layers = made(count, with_head).planned()
+        layers = GpuLayers(blocks, count, with_head, gpu).planned()
         return bytes_on(layers.gpu, plans(layers)).total
 
-    if gpu_layers == AUTO:
-        if budget is None:
-            raise SettingError(
-                f"{who}: gpu_layers='auto' without gpu_memory; adapters do not tell their memory: need gpu_memory, "
-                "such as '4GiB' (--gpu-memory 4GiB)"
+    told = ""
+    if gpu == "cpu":
+        count, told = 0, f"device='cpu' leaves no block for a GPU, of gpu_layers={gpu_layers!r}" if gpu_layers else ""
+    elif gpu_layers == AUTO:
+        count = _most(who, blocks, budget, held)
+        if not count:
+            assert budget is not None
+            told = (
+                f"no block fits into gpu_memory, {show_bytes(budget)}: the last one needs {show_bytes(held(1, False))}"
             )
-        count, beyond = 0, blocks + 1  # so many fit; so many do not
-        while beyond - count > 1:
-            middle = (count + beyond) // 2
-            count, beyond = (middle, beyond) if held(middle, False) <= budget else (count, middle)
     else:
-        count = int(gpu_layers)
+        count = min(int(gpu_layers), blocks)
         if count and budget is not None and (need := held(count, False)) > budget:
             raise SettingError(
                 f"{who}: {count} of {blocks} blocks need {show_bytes(need)} on {gpu}; gpu_memory allows "
                 f"{show_bytes(budget)}: need fewer gpu_layers, 'auto', or more gpu_memory"
             )
+        if count < int(gpu_layers):
+            told = f"gpu_layers={gpu_layers}: the model has {blocks} blocks, and all of them are on {gpu}"
+    if told and tells:
+        print(f"{who}: {told}", file=sys.stderr, flush=True)
     if not count:
         return None, rest
-    layers = made(count, head and (budget is None or held(count, True) <= budget))
+    layers = GpuLayers(blocks, count, head and (budget is None or held(count, True) <= budget), gpu)
     return layers, placed_options(rest, layers)
+
+
+def _is_count(given: Any) -> bool:
+    return isinstance(given, Integral) and not isinstance(given, bool) and int(given) >= 0
+
+
+def _most(who: str, blocks: int, budget: int | None, held: Callable[[int, bool], int]) -> int:
+    """The most blocks whose programs fit, without the head."""
+    if budget is None:
+        raise SettingError(
+            f"{who}: gpu_layers='auto' without gpu_memory; adapters do not tell their memory: need gpu_memory, "
+            "such as '4GiB' (--gpu-memory 4GiB)"
+        )
+    count, beyond = 0, blocks + 1  # so many fit; so many do not
+    while beyond - count > 1:
+        middle = (count + beyond) // 2
+        count, beyond = (middle, beyond) if held(middle, False) <= budget else (count, middle)
+    return count
 
 
 def bytes_on(device: str, plans: Sequence[Plan | Schedule]) -> DeviceBytes:

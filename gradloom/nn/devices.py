@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from ..graph.scope import device_name, on_device
+from ..graph.scope import device_there, on_device
 
 SAID = "_device"  # the attribute of a module that `to` sets: it decides no numbers, so no checkpoint holds it
 
@@ -22,11 +22,11 @@ class OnDevice:
 
         device: "cpu", "gpu", "gpu:1". Nothing is copied now. The gradients of the module's nodes run there, too, as do
         the updates of its parameters. Of modules inside one another the innermost decides, whichever was said last
-        for it. Takes effect where a graph is built next. SettingError for what is no
-        name; a name that no device has is refused where a program is compiled.
+        for it. Takes effect where a graph is built next. SettingError for what is no name, and for a device that is
+        not there.
         """
         tree: Any = self
-        name = None if device is None else device_name("to", device)
+        name = None if device is None else device_there("to", device)
         for module in tree.modules():
             module._device = name
         for _, parameter, _ in tree.named_stored():

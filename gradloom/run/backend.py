@@ -6,6 +6,7 @@ A new backend implements Backend and Executable (run/executable.py) and is regis
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -118,6 +119,7 @@ class DeviceBackend(Backend, Protocol):
 _registered: dict[str, type[Backend]] = {}
 _devices: dict[str, Callable[[Switches, int], DeviceBackend]] = {}
 _alike: dict[str, Callable[[], list[int]]] = {}
+_count: dict[str, Callable[[], int]] = {}
 _planning: dict[str, Callable[[Switches, Backend], Backend]] = {}
 LATE = {"gpu": "gradloom.gpu.backend"}  # backends that register themselves when their module is imported, on first use
 
@@ -127,10 +129,16 @@ def register(made: type[Backend]) -> None:
     _registered[made.name] = made
 
 
-def register_device(name: str, make: Callable[[Switches, int], DeviceBackend], alike: Callable[[], list[int]]) -> None:
-    """Add a backend of which a machine may have several: "name" is number 0, "name:1" the next one. alike() gives the
-    numbers of those that are of the same make as number 0."""
-    _devices[name], _alike[name] = make, alike
+def register_device(
+    name: str,
+    make: Callable[[Switches, int], DeviceBackend],
+    alike: Callable[[], list[int]],
+    count: Callable[[], int],
+) -> None:
+    """Add a backend of which a machine may have several: "name" is number 0, "name:1" the next one. count() says how
+    many there are, alike() gives the numbers of those that are of the same make as number 0; both raise BackendError
+    where there is none."""
+    _devices[name], _alike[name], _count[name] = make, alike, count
 
 
 def register_planning(name: str, make: Callable[[Switches, Backend], Backend]) -> None:
@@ -164,6 +172,30 @@ def backend(name: str, switches: Switches) -> Backend:
     if not there:
         raise BackendError(why)
     return made
+
+
+def need_there(who: str, name: str) -> None:
+    """SettingError, which names the devices that are there, where this one cannot compute a part of a program here."""
+    try:
+        if backend(name, switches()).planned:
+            return
+        why = f"device={name!r} runs whole programs"
+    except BackendError as error:
+        there = _there()
+        if name in there or (is_device(name) and not any(map(is_device, there))):
+            raise SettingError(f"{who}: {error}") from None
+        why = f"device={name!r} is not there"
+    raise SettingError(f"{who}: {why}; need {' or '.join(map(repr, _there()))}")
+
+
+def _there() -> list[str]:
+    """The names of the devices that compute parts of programs here."""
+    found = [name for name, one in _registered.items() if one.planned and name not in _planning]
+    for kind in LATE:
+        _import(kind)
+        with contextlib.suppress(BackendError):
+            found += [f"{kind}:{number}" if number else kind for number in range(_count[kind]())]
+    return found
 
 
 def _import(kind: str) -> None:

@@ -6,13 +6,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..base.arguments import one_line, what_is
 from ..base.collector import paused
 from ..base.errors import BackendError, DTypeError, GraphError, SettingError
 from ..base.settings import Switches, switches
 from ..graph.graph import check_graph, check_updates
 from ..graph.scope import device_name
 from ..graph.value import Value, builds_graphs, describe
-from ..transform.choose import said_devices, unsaid
+from ..transform.choose import check_said, said_devices, unsaid
 from ..transform.passes import rewrite, rounded
 from ..transform.place import place
 from ..transform.program import Program, gather
@@ -96,11 +97,13 @@ def compile(
     if not places:
         places = list(dict.fromkeys(["cpu", *said_devices(program.nodes)]))
     for name, given in (("isa", isa), ("flush", flush)):
-        if given is not None and all(map(is_device, places)):
+        if given is not None and any(map(is_device, places)):
             raise SettingError(
                 f"compile: {name}={given!r} is of the CPU; need device='cpu' for it, and has "
                 f"{', '.join(map(repr, places))}"
             )
+    if devices is not None:
+        check_said(program.nodes, places)
     made = {name: backend_of(name, chosen) for name in places}
     check_updates(program.nodes)
     if len(made) > 1:
@@ -126,13 +129,20 @@ def device_names(who: str, device: str | None, backend: str | None, devices: str
     if device is not None or backend is not None:
         word = "device" if device is not None else "backend"
         raise SettingError(f"{who}: {word}= and devices= both say where to compute; need one of them")
-    names = [devices] if isinstance(devices, str) else list(devices)
-    if not names:
-        raise SettingError(f"{who}: devices is empty; need names, such as ('gpu', 'cpu')")
-    names = [device_name(who, name) for name in names]
+    names = names_in_order(who, [devices] if isinstance(devices, str) else devices)
     if again := [name for i, name in enumerate(names) if name in names[:i]]:
         raise SettingError(f"{who}: devices= names {again[0]!r} twice; need each once")
     return names
+
+
+def names_in_order(who: str, devices: object) -> list[str]:
+    """The names of a list or tuple, in its order. SettingError for anything else, as a set, which has no order."""
+    if not isinstance(devices, (list, tuple)):
+        seen = f"devices={one_line(devices)} is {what_is(devices)}"
+        raise SettingError(f"{who}: {seen}; need names in their order, such as ('gpu', 'cpu')")
+    if not devices:
+        raise SettingError(f"{who}: devices is empty; need names, such as ('gpu', 'cpu')")
+    return [device_name(who, name) for name in devices]
 
 
 class _Told:

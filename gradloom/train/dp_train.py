@@ -40,6 +40,7 @@ from ..parallel.communicator import TIMEOUT, Communicator, launched
 from ..parallel.join import communicator
 from ..parallel.replicas import threads as thread_ranks
 from ..run.backend import is_device, named
+from ..run.compile import names_in_order
 from ..step.exchange import check_exchange
 from .arguments import check_options, check_skip
 from .replica import Replica, error_at
@@ -211,10 +212,8 @@ def _devices(device: str | None, backend: str | None, devices: Sequence[str] | N
         made: str | tuple[str, ...] = named("dp_train", device, backend)
     elif device is not None or backend is not None:
         raise SettingError(f"dp_train: device={device or backend!r} beside devices={devices!r}; need one of the two")
-    elif isinstance(devices, str) or not devices:
-        raise SettingError(f"dp_train: devices={devices!r} is not usable; need a name for each replica: ['cpu', 'gpu']")
     else:
-        made = tuple(devices)
+        made = tuple(names_in_order("dp_train", devices))
     for name in (made,) if isinstance(made, str) else made:
         if not isinstance(name, str) or not (name == "cpu" or is_device(name)):
             raise SettingError(f"dp_train: device={name!r} is not usable; need 'cpu', 'gpu', 'gpu:1'")

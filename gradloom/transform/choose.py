@@ -24,6 +24,18 @@ def said_devices(nodes: Iterable[Node]) -> list[str]:
     return [name for name in found if name is not None]
 
 
+def check_said(nodes: Iterable[Node], devices: Sequence[str]) -> None:
+    """SettingError where a node is said to run, or a stored array to lie, on a device that is none of these."""
+    for node in nodes:
+        stored = node.attrs["stored"].device if node.op.name == "parameter" else None
+        for said, what in ((node.device, "run"), (stored, "lie")):
+            if said is not None and said not in devices:
+                raise SettingError(
+                    f"devices: {node.op.name} {node.label} is said to {what} on {said!r}; need one of "
+                    f"{', '.join(map(repr, devices))}, or that device among devices="
+                )
+
+
 def unsaid(program: Program) -> Program:
     """The program with nothing said of its nodes."""
     if all(node.device is None for node in program.nodes):
@@ -49,6 +61,7 @@ class Choice:
     """
 
     def __init__(self, program: Program, devices: Sequence[str], runs: Runs) -> None:
+        check_said(program.nodes, devices)
         self.program, self.devices, self.runs = program, devices, runs
         self.node: dict[Node, str] = {}
         self.groups: dict[Node, list[str]] = {}
@@ -64,10 +77,7 @@ class Choice:
         guards = [node.outputs[0] for node in program.nodes if node.op.guard]
         early = {*needed(program.nodes, [*program.outputs, *guards])}
         for node in program.nodes:
-            self._check(node.device, node)
-            if node.op.name == "parameter":
-                self._check(node.attrs["stored"].device, node)
-            elif node.op.updates:
+            if node.op.updates:
                 self._update(node)
             elif not node.op.leaf and node.op.view is None and not self._follows(node):
                 device = self._wanted(node) or (self.devices[0] if node in early else None)
@@ -92,13 +102,6 @@ class Choice:
     def updating(self) -> list[str]:
         """The devices that update stored arrays."""
         return list(dict.fromkeys(self.home.values()))
-
-    def _check(self, said: str | None, node: Node) -> None:
-        if said is not None and said not in self.devices:
-            raise SettingError(
-                f"devices: {node.op.name} {node.label} is said to run on {said!r}; need one of "
-                f"{', '.join(map(repr, self.devices))}, or that device among devices="
-            )
 
     def _follows(self, node: Node) -> bool:
         """Whether a node makes a scalar of scalars, of which each device may have its own."""

@@ -74,6 +74,8 @@ def test_settings_of_the_cpu_are_refused_beside_a_device(given: dict[str, Any]) 
     y = ops.exp(gl.input("x", (3,)))
     with pytest.raises(gl.SettingError, match=f"compile: {next(iter(given))}=.* is of the CPU; need device='cpu'"):
         gl.compile(y, device="gpu:1", **given)
+    with pytest.raises(gl.SettingError, match="is of the CPU; need device='cpu' for it, and has 'cpu', 'gpu'"):
+        gl.compile(y, devices=("cpu", "gpu"), **given)
 
 
 def test_times_are_printed_where_they_are_asked_for() -> None:

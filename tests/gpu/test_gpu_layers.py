@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +73,45 @@ def test_twenty_losses_are_those_of_the_cpu(tmp_path: Path, kind: str, method: s
 
 def test_no_layer_on_the_gpu_has_the_bits_of_the_cpu(tmp_path: Path) -> None:
     path = write_random(tmp_path / "model.gguf", kind="f32", **SIZES)
-    assert tuned(path, "lora", 3, gpu_layers=0)[1] == tuned(path, "lora", 3, device="cpu")[1]
+    alone = tuned(path, "lora", 3, device="cpu")[1]
+    for where in ({"gpu_layers": 0}, {"gpu_layers": 0, "device": "cpu"}, {"gpu_layers": 2, "device": "cpu"}):
+        run, losses = tuned(path, "lora", 3, **where)
+        assert losses == alone and run.layers is None, where
+
+
+Asks = dict[str, Callable[..., Any]]
+
+
+@pytest.fixture
+def asks(tmp_path: Path) -> Asks:
+    """What takes gpu_layers, on a model of 3 blocks: each gives what tells of its layers."""
+    path = str(write_random(tmp_path / "model.gguf", kind="f32", **SIZES))
+    rows = packed(rows=3, length=14, vocab=SIZES["vocab"])
+    how = {"batch_size": 1, "steps": 1, "val_split": 0, "progress": False}
+    return {
+        "plan": lambda **where: plan(path, context=14, batch_size=1, **where),
+        "finetune": lambda **where: gl.llm.finetune(path, rows, **how, **where),
+        "evaluate": lambda **where: gl.llm.evaluate(path, rows, **where),
+        "generate": lambda **where: complete(gl.llm.load(path), "a", max_tokens=1, **where),
+    }
+
+
+def test_what_differs_from_what_was_asked_for_is_said(asks: Asks, capfd: pytest.CaptureFixture[str]) -> None:
+    for who, ask in asks.items():
+        for where, said, count in (
+            ({"gpu_layers": 99}, "gpu_layers=99: the model has 3 blocks, and all of them are on gpu", 3),
+            ({"gpu_layers": 2}, "", 2),
+            ({"gpu_layers": "auto", "gpu_memory": "2k"}, r"no block fits into gpu_memory, 2.00 KiB: the .* KiB", 0),
+            ({"gpu_layers": 2, "device": "cpu"}, "device='cpu' leaves no block for a GPU, of gpu_layers=2", 0),
+            ({"gpu_layers": "auto", "device": "cpu"}, "device='cpu' .* for a GPU, of gpu_layers='auto'", 0),
+            ({"gpu_layers": 0}, "", 0),
+            ({"gpu_layers": 0, "device": "cpu"}, "", 0),
+        ):  # fmt: skip
+            capfd.readouterr()
+            layers = ask(**where).layers
+            heard = capfd.readouterr().err
+            assert (0 if layers is None else layers.count) == count, (who, where)
+            assert re.fullmatch(f"{who}: {said}\n" if said else "", heard), (who, where, heard)
 
 
 def test_auto_keeps_to_its_budget_and_takes_as_many_as_fit(tmp_path: Path) -> None:
@@ -97,11 +137,14 @@ def test_auto_keeps_to_its_budget_and_takes_as_many_as_fit(tmp_path: Path) -> No
     ("where", "message"),
     [
         ({"gpu_layers": "auto"}, "gpu_layers='auto' without gpu_memory"),
-        ({"gpu_layers": 4}, "gpu_layers=4 is not usable; need 0 to 3, or 'auto'"),
-        ({"gpu_layers": -1}, "gpu_layers=-1 is not usable"),
+        ({"gpu_layers": -1}, "gpu_layers=-1 is not usable; need a number of blocks, or 'auto'"),
+        ({"gpu_layers": True}, "gpu_layers=True is not usable"),
+        ({"gpu_layers": "2"}, "gpu_layers='2' is not usable"),
         ({"gpu_layers": 1, "gpu_memory": "much"}, "gpu_memory='much' is not usable; need bytes, or a text such as"),
         ({"gpu_memory": "1GiB"}, "gpu_memory without gpu_layers"),
-        ({"gpu_layers": 1, "device": "cpu"}, "gpu_layers=1 with device='cpu'; need device='gpu'"),
+        ({"gpu_layers": 1, "device": "null"}, "device='null'.*; need .*'gpu:1'"),
+        ({"gpu_layers": 1, "devices": ("gpu", "cpu")}, "gpu_layers and devices both say where to compute"),
+        ({"gpu_layers": 1, "device": "cpu", "gpu_memory": "0"}, "gpu_memory='0' is not usable"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, where: dict[str, Any], message: str) -> None:
@@ -142,7 +185,7 @@ def test_the_commands_take_layers(tmp_path: Path, capsys: pytest.CaptureFixture[
     }.items():
         code, said, err = command(capsys, *words, *where)
         told[name] = json.loads(said.splitlines()[-1])
-        assert code == 0 and "blocks 0-2 and the head on gpu, the others on the CPU" in said + err, name
+        assert code == 0 and "all 3 blocks and the head on gpu, the rest on the CPU" in said + err, name
         assert (told[name]["gpu_layers"], told[name]["gpu_head"]) == (3, True), name
     assert told["plan"]["transfers"] > 0 and told["plan"]["transferred_bytes"] > 0
     assert told["finetune"]["device_bytes"] > 0
@@ -150,6 +193,27 @@ def test_the_commands_take_layers(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert code == 2 and "--gpu-layers some: is not usable; need a number of blocks, or auto" in err
     code, _, err = command(capsys, "plan", path, "--gpu-layers", "auto")
     assert code == 2 and "--gpu-memory 4GiB" in err
+
+
+def test_a_command_goes_on_on_the_cpu_alone_and_on_the_gpu_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--resume takes the settings of the run; what is said of devices now goes before them."""
+    path, text, out = (tmp_path / name for name in ("model.gguf", "text.txt", "adapter.gguf"))
+    write_random(path, kind="f32", **SIZES)
+    text.write_text("the sea and the boat\n" * 40)
+    how = ["--context", 16, "--val-split", 0, "--batch-size", 2, "--steps", 2, "--out", out]
+    for words, said in (
+        (["--gpu-layers", 2, "--device", "gpu", path, text, *how], "blocks 1-2 and the head on gpu"),
+        (["--device", "cpu"], "device='cpu' leaves no block for a GPU, of gpu_layers=2\n"),
+        (["--gpu-layers", 1], "block 2 and the head on gpu, the rest on the CPU"),
+        (["--device", "cpu", "--gpu-layers", 0], "all blocks on the CPU"),
+        (["--gpu-layers", 9], "all 3 blocks and the head on gpu, the rest on the CPU"),
+    ):
+        again = [] if path in words else ["--resume", "--out", out]
+        code, _, err = command(capsys, "finetune", *words, *again)
+        assert code == 0 and said in err, (words, err)
+        assert ("the same bits are not promised" in err) == bool(again), (words, err)
 
 
 def test_a_run_goes_on_with_the_same_bits_and_elsewhere_it_says_so(

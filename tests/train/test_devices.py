@@ -213,8 +213,56 @@ def test_what_does_not_go_with_devices_is_refused() -> None:
     ):
         with pytest.raises(gl.SettingError, match=message):
             gl.Trainer(net, **options)
-    with pytest.raises(gl.SettingError, match="is said to run on 'cpu2'; need one of 'cpu', 'cpu1'"):
+    with pytest.raises(gl.SettingError, match="is said to lie on 'cpu2'; need one of 'cpu', 'cpu1'"):
         gl.Trainer(cut(net, 2), devices=("cpu", "cpu1")).step(*[a[:4] for a in table()])
+
+
+@pytest.mark.parametrize(
+    ("devices", "seen"),
+    [
+        (3, "devices=3 is an int; need names in their order, such as ('gpu', 'cpu')"),
+        (False, "devices=False is a bool; need names in their order"),
+        ({"cpu1": 1, "cpu2": 2}, "devices={'cpu1': 1, 'cpu2': 2} is a dict; need names in their order"),
+        ({"cpu1", "cpu2"}, "is a set; need names in their order"),
+        (np.array(["cpu1", "cpu2"]), "is a ndarray; need names in their order"),
+        (iter(("cpu1", "cpu2")), "is a tuple_iterator; need names in their order"),
+        ((), "devices is empty; need names, such as ('gpu', 'cpu')"),
+        ([], "devices is empty; need names"),
+        ((None, "cpu1"), "device=None is not usable; need a name, such as 'cpu' or 'gpu'"),
+        ((["cpu1"],), "device=['cpu1'] is not usable; need a name"),
+        ("", "device='' is not usable; need a name"),
+    ],
+)
+def test_every_function_refuses_what_names_no_devices(devices: Any, seen: str) -> None:
+    data, x = table(), gl.input("x", (4,))
+    asked: dict[str, Callable[[], Any]] = {
+        "compile": lambda: gl.compile(x * 2.0, devices=devices),
+        "Trainer": lambda: gl.Trainer(mlp(), devices=devices),
+        "fit": lambda: gl.fit(mlp(), data, progress=False, devices=devices),
+        "evaluate": lambda: gl.evaluate(mlp(), data, devices=devices),
+        "predict": lambda: gl.predict(mlp(), data[0], devices=devices),
+    }
+    if not isinstance(devices, str):
+        asked["dp_train"] = lambda: gl.dp_train(mlp, [(data[0], data[1])], devices=devices, loss_fn=None, iterations=1)
+    for name, ask in asked.items():
+        with pytest.raises(gl.SettingError) as caught:
+            ask()
+        assert seen in str(caught.value) and "\n" not in str(caught.value), name
+
+
+def test_one_name_among_devices_does_not_outweigh_what_was_said() -> None:
+    """As several do not; device= does, and that is what it is for."""
+    x, y = table()
+    with pytest.raises(gl.SettingError, match=r"parameter 2\.weight at test_devices\.py:\d+ is said to lie on 'cpu2'"):
+        gl.Trainer(cut(mlp(), 2, "cpu", "cpu2"), devices=("cpu",)).step(x[:4], y[:4])
+    value = gl.input("x", (4,))
+    with gl.device("cpu1"):
+        out = gl.ops.exp(value)
+    message = r"devices: exp \S* ?at test_devices\.py:\d+ is said to run on 'cpu1'; need one of 'cpu', or that device"
+    for one in (("cpu",), ["cpu"], "cpu"):
+        with pytest.raises(gl.SettingError, match=message):
+            gl.compile(out, devices=one)
+    assert gl.compile(out, device="cpu")(x=np.zeros(4))[0].tolist() == [1.0] * 4
 
 
 def test_ranks_and_several_devices_are_refused() -> None:

@@ -223,7 +223,7 @@ def test_a_device_that_is_not_there_is_refused() -> None:
         placed([y])
     w = gl.parameter(np.ones(3), "w")
     w.stored.device = "gpu:1"
-    with pytest.raises(gl.SettingError, match="devices: parameter w .* is said to run on 'gpu:1'"):
+    with pytest.raises(gl.SettingError, match="devices: parameter w .* is said to lie on 'gpu:1'"):
         placed([x * w])
 
 

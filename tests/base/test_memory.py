@@ -1,0 +1,40 @@
+"""Bytes as a user writes them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gradloom.base.errors import SettingError
+from gradloom.base.memory import as_bytes
+
+KI, K = 1024, 1000
+
+
+@pytest.mark.parametrize(
+    ("given", "bytes"),
+    [
+        (1, 1), (np.int64(7), 7), ("5000000", 5_000_000), ("12 B", 12), ("3k", 3 * KI), ("5G", 5 * KI**3),
+        ("2T", 2 * KI**4), ("1.5 MiB", 3 * KI**2 // 2), ("4GiB", 4 * KI**3), ("1TiB", KI**4), ("0.5kb", 500),
+        ("4.2GB", 4_200_000_000), ("2 MB", 2 * K**2), ("3TB", 3 * K**4),
+        ("123456789012345678901234567890G", 123456789012345678901234567890 * KI**3),
+    ],
+)  # fmt: skip
+def test_bytes_with_and_without_units(given: Any, bytes: int) -> None:
+    assert as_bytes("gpu_memory", given) == bytes
+
+
+BAD = [
+    0, -1, True, 1.5, None, b"4G", ["4G"], "", "0", "0G", "1.5", "1.5B", "0.0001K", "-4G", "4iB", "4 X", "4G ", "٤G",
+    "4GiBs", "1e9", "inf", "9" * 400, "4.G", "a\nb",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("given", BAD)
+def test_what_is_no_number_of_bytes(given: Any) -> None:
+    seen = " ".join(repr(given).split())[:60]
+    with pytest.raises(SettingError, match=re.escape(f"gpu_memory={seen}") + ".* need bytes, or a text such as '4GiB'"):
+        as_bytes("gpu_memory", given)
