@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..base.memory import resident_peak, show_bytes
 from .common import (
@@ -26,8 +26,7 @@ from .common import (
     with_more,
 )
 from .config import Asked, command
-from .finetune_settings import FinetuneSettings, inputs_of, reading, resumed, run_beside, settle, training
-from .language import adapter_for
+from .finetune_settings import FinetuneSettings, inputs_of, reading, resumed, run_beside, settle, trained, training
 from .run_settings import shown_layers
 from .saved_settings import SETTINGS, Inputs, saved
 
@@ -75,10 +74,7 @@ def _prepare(
             names = [file.name for file in files_of_adapter(use.out)] if is_folder else []
             claimed.enter_context(claim(use.out, is_folder, names))
         loaded = load(use.model)
-        given: Any = adapter_for(
-            loaded, use.method, None if use.targets is None else ",".join(use.targets), use.train_dtype, use.lora,
-            use.seed, rank=use.rank, alpha=use.alpha, dropout=use.dropout, rslora=use.rslora,
-        )  # fmt: skip
+        given = trained(use, loaded, alpha=use.alpha, rslora=use.rslora)
     run = Run(loaded, use.data, given, data_options=options, **training(use, ranks))
     if run.saver is not None and run.saver.folder is not None:
         claimed.push(run.saver)  # where it does not come to the training

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -21,6 +21,7 @@ from .language import (
     SkipBadLines,
     Template,
     TextKey,
+    adapter_for,
     data_options,
 )
 from .run_settings import (
@@ -49,6 +50,7 @@ from .saved_settings import beside_run
 from .setting import UNSAVED, Count, Decay, Name, Often, Place, Rate, Share, Text, Whole, commas, decided
 
 if TYPE_CHECKING:
+    from ..llm.model import Model
     from ..parallel.communicator import Communicator
 
 
@@ -162,6 +164,29 @@ class FinetuneSettings:
     json: Annotated[Json, UNSAVED] = False
 
 
+# What changes no byte of a run, and where it writes
+_NOT_PLANNED = {
+    "alpha", "rslora", "epochs", "steps", "lr", "schedule", "warmup", "weight_decay", "on_nonfinite", "sample_every",
+    "eval_every", "patience", "keep_best", "loss_on", "parallel", "exchange", "checkpoint_every", "keep", "stop_after",
+    "log", "resume", "overwrite", "out", "run",
+}  # fmt: skip
+
+
+def _planned() -> type:
+    """FinetuneSettings without these, and with data that may be missing."""
+    hints = get_type_hints(FinetuneSettings, include_extras=True)
+    hints["data"] = Annotated[Place | None, typer.Argument(help=f"{DATA_HELP} Without: any data.")]
+    made = [
+        (one.name, hints[one.name], field(default=None if one.name == "data" else one.default))
+        for one in fields(FinetuneSettings)
+        if one.name not in _NOT_PLANNED
+    ]
+    return make_dataclass("PlanSettings", made, frozen=True)
+
+
+PlanSettings: Any = _planned()
+
+
 def settle(asked: Asked[FinetuneSettings]) -> FinetuneSettings:
     """With the defaults that follow from the method; SettingError for settings that exclude one another."""
     from ..base.errors import SettingError
@@ -209,6 +234,31 @@ def inputs_of(use: FinetuneSettings) -> list[str]:
     from ..llm.data_files import data_files
 
     return [path for path in (use.model, *data_files(use.data).paths, use.val, use.chat_template) if path is not None]
+
+
+def trained(use: Any, model: Model, **more: Any) -> Any:
+    """What these settings train: an adapter, or tensors of the model. more: settings of a new LoRA."""
+    return adapter_for(
+        model, use.method, None if use.targets is None else ",".join(use.targets), use.train_dtype, use.lora, use.seed,
+        rank=use.rank, dropout=use.dropout, **more,
+    )  # fmt: skip
+
+
+def planning(use: Any) -> dict[str, Any]:
+    """The arguments of llm.plan.plan, of PlanSettings."""
+    names = (
+        "context", "batch_size", "micro_batch_size", "val_split", "val", "eval_rows", "seed", "precision", "device",
+        "threads", "optimizer", "ema", "sample_prompt", "gpu_memory",
+    )  # fmt: skip
+    made = {name: getattr(use, name) for name in names}
+    made |= {"max_norm": use.max_norm or math.inf, "freeze": use.freeze or ()}
+    read = data_options(
+        use.text_key, use.prompt_key, use.completion_key, use.messages_key, use.as_chat, use.chat_template, None,
+        use.skip_bad_lines,
+    )  # fmt: skip
+    if use.data is None:  # what is asked for of data is refused
+        read = {name: value for name, value in read.items() if value not in (None, False)}
+    return made | {"gpu_layers": gpu_layers_of(use.gpu_layers), "data_options": read}
 
 
 def reading(use: FinetuneSettings) -> dict[str, Any]:

@@ -42,11 +42,11 @@ from .data_files import data_files
 from .earlier_run import EarlierRun, about_adapter
 from .lora import LoRA, TrainedTensors, files_of_adapter
 from .model import Adapter, Model, model_of
-from .plan import MemoryPlan, check_trained, layers_of, memory_of
+from .plan import MemoryPlan, check_trained, memory_of, placed, sizes_of
 from .rows import Rows, read_rows
 from .sample_texts import SampledText
 from .table import training_table
-from .tuning import Tuning, split_arguments
+from .tuning import Job, Tuning, split_arguments
 
 if TYPE_CHECKING:
     from ..train.run_folder import RunFolder
@@ -168,22 +168,16 @@ class Run(Tuning):
                 )  # fmt: skip
                 memory.trim()
                 self.train_rows, self.val_rows = rows.train, rows.val
-                sizes = len(rows.train), len(rows.val), int(rows.tokens.shape[1])
-                layers, options = layers_of(
-                    "finetune", loaded, trained, asked, sizes[:2], sizes[2], ranks, exchange, self.saver, gpu_layers,
-                    gpu_memory, options,
-                )  # fmt: skip
-                super().__init__(loaded, trained, asked, *sizes, ranks, exchange, self.saver, layers, **options)
+                job = Job(loaded, trained, asked, *sizes_of(rows, eval_rows), ranks, exchange, self.saver, options)
+                super().__init__(placed("finetune", job, gpu_layers, gpu_memory))
                 if self.earlier is not None:
                     self.earlier.load(self.trainer)
                 both = np.stack([rows.tokens, rows.positions], 1)  # [rows, 2, context]: what the Trainer reads
                 self.data = replace(rows, tokens=both[:, 0], positions=both[:, 1])  # once in memory
                 self.dataset = Dataset(both, rows.labels)
-                if not len(self.val_rows) and (eval_every != "1epoch" or eval_rows is not None):
-                    seen = f"eval_every={eval_every!r}" if eval_rows is None else f"eval_rows={eval_rows!r}"
-                    raise SettingError(
-                        f"finetune: {seen} without rows for validation; need val_split (--val-split) above 0"
-                    )
+                if not len(self.val_rows) and eval_every != "1epoch":
+                    seen = f"eval_every={eval_every!r} without rows for validation"
+                    raise SettingError(f"finetune: {seen}; need val_split (--val-split) above 0")
                 logs = log_of(self.saver, log, log_every, self.context)
                 for each in logs:
                     stack.callback(each.close)

@@ -55,7 +55,7 @@ class GpuLayers:
 
     def planned(self) -> GpuLayers:
         """The same, on devices that are only planned for."""
-        return replace(self, gpu=PLANNED + self.gpu, cpu=PLANNED + self.cpu)
+        return replace(self, gpu=PLANNED + computing(self.gpu), cpu=PLANNED + computing(self.cpu))
 
     def __str__(self) -> str:
         last = self.blocks - 1

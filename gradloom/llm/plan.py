@@ -9,28 +9,32 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..base import memory
+from ..base.arguments import as_whole, one_line
 from ..base.errors import SettingError
 from ..base.memory import Memory, need_memory, show_bytes
 from ..base.settings import switches
 from ..graph.stored import Stored, addressable
-from ..parallel.communicator import Communicator
+from ..parallel.agree import is_root
 from ..plan.plan import Plan
 from ..plan.schedule import Schedule
 from ..run.backend import DeviceBytes, computing, device_bytes, is_device
-from ..train.saver import Saver
+from ..train.arguments import with_backend
 from ..train.source import PlannedSource
 from .arguments import adapter_of, refuse_settings
-from .gpu_layers import GpuLayers, layers_for, placed_options
+from .gpu_layers import PLANNED, GpuLayers, layers_for
 from .lora import LoRA, TrainedTensors
 from .model import Adapter, Model, model_of
-from .rows import CONTEXT
-from .tuning import Settings, Tuning, split_arguments
+from .rows import CONTEXT, Rows, read_rows
+from .tuning import Job, Settings, Tuning, split_arguments
+
+if TYPE_CHECKING:
+    from .packing import TokenData
 
 HUGE = 2 << 20  # bytes of a huge page: arenas and scratch take whole ones
 STEP_BYTES = 5 << 10  # of memory for each instruction of a compiled step: its node, its plan, its bytecode; measured
@@ -191,90 +195,92 @@ def told_of(plan: MemoryPlan) -> dict[str, Any]:
 def plan(
     model: Model | str | os.PathLike[str],
     adapter: Adapter | str | os.PathLike[str] | None = None,
+    data: TokenData | Rows | str | os.PathLike[str] | None = None,
     *,
-    device: str | None = None,
+    data_options: Mapping[str, Any] | None = None,
+    val: str | os.PathLike[str] | None = None,
+    eval_rows: int | None = None,
     gpu_layers: int | str | None = None,
     gpu_memory: int | str | None = None,
     **settings: Any,
 ) -> MemoryPlan:
-    """The memory that `finetune` needs with these settings (see Settings), one batch of data and one row to validate.
+    """The memory that `finetune` needs with these arguments, which are its own.
 
-    finetune holds all rows of its data: about 12 bytes a token more.
-    model, adapter: objects, or the paths of their files. device: "cpu", "gpu", "gpu:1": where the steps would run; for
-    a GPU the bytes of all buffers there, none of which is made. gpu_layers, gpu_memory: as finetune's.
+    With data it is what the run will hold, by the byte; they are read for it. Without: of a run with validation, unless
+    val_split=0, on rows that do not fill their last batches; finetune holds all rows of its data, about 12 bytes a
+    token more. model, adapter: objects, or the paths of their files. device: where the steps would run, "cpu", "gpu",
+    "gpu:1"; for a GPU the bytes of all buffers there, none of which is made.
     Raises SettingError for settings that finetune refuses, BackendError where there is no such device.
     """
-    if device is not None and (not isinstance(device, str) or (device != "cpu" and not is_device(device))):
-        raise SettingError(f"plan: device={device!r} is not usable; need 'cpu', 'gpu' or 'gpu:1'")
+    there = memory.memory()
     model = model_of(model, "plan")
-    refuse_settings(settings, "plan", ("on_epoch", "on_progress", "val_split", "data_options", "backend"))
-    context = settings.pop("context", None)
-    limit = model.config.context_length
+    refuse_settings(settings, "plan", ("on_epoch", "on_progress", "backend"))
+    asked, ranks, exchange, options = split_arguments(settings, plan)
+    trained = asked.adapter(adapter_of(adapter, model, "finetune"))
+    if data is not None:
+        rows = read_rows(model, data, asked.context, asked.val_split, asked.seed, val, **(data_options or {}))
+        sizes = sizes_of(rows, eval_rows)
+    else:
+        for name, given in {"val": val, "eval_rows": eval_rows, **(data_options or {})}.items():
+            if given is not None:
+                raise SettingError(f"plan: {name}={one_line(given)} without data; need the data of the run")
+        sizes = 2 * asked.batch_size - 1, 0, 0, _context(asked, model)  # a batch, and one that is not full
+        if not addressable((sizes[0], 2, sizes[3]), 4):
+            seen = f"batch_size={asked.batch_size} is not usable with {sizes[3]} tokens per row"
+            raise SettingError(f"{seen}; need fewer than 2^63 bytes")
+    job = Job(model, trained, asked, *sizes, ranks, exchange, None, options)
+    if data is None:
+        validated = 0 if asked.val_split == 0 else 2 * job.micro_batch_size - 1
+        job = replace(job, val_rows=validated, held=job.rows + validated)
+    job = placed("plan", job, gpu_layers, gpu_memory)
+    found = memory_of(planned(job), data is None or "tokenizer" in vars(model), there)
+    return replace(found, layers=job.layers)
+
+
+def _context(asked: Settings, model: Model) -> int:
+    """The tokens of a row."""
+    limit, context = model.config.context_length, asked.context
     length = min(CONTEXT, limit) if context is None else context
     if not isinstance(length, (int, np.integer)) or not 2 <= length <= limit:
         raise SettingError(f"context={context!r} is not usable; need 2 to {limit}, the model's context")
-    asked, ranks, exchange, options = split_arguments(settings, plan)
-    rows, length = asked.batch_size, int(length)
-    if not addressable((rows, 2, length), 4):
-        raise SettingError(f"batch_size={rows} is not usable with {length} tokens per row; need fewer than 2^63 bytes")
-    trained = asked.adapter(adapter_of(adapter, model, "finetune"))
-    layers, options = layers_of(
-        "plan", model, trained, asked, (rows, 1), length, ranks, exchange, None, gpu_layers, gpu_memory,
-        options | {"device": device},
-    )  # fmt: skip
-    place = options.pop("device", None) or "cpu"
-    if layers is None:
-        options["backend"] = "null" if place == "cpu" else f"null:{place}"
-    tuning = planned_tuning(
-        model, trained, asked, (rows, 1), length, ranks, exchange, None, layers and layers.planned(), options
-    )
-    return memory_of(tuning, has_text=True)
+    return int(length)
 
 
-def planned_tuning(
-    model: Model,
-    adapter: Adapter,
-    asked: Settings,
-    rows: tuple[int, int],
-    context: int,
-    ranks: Communicator | None,
-    exchange: str,
-    saver: Saver | None,
-    layers: GpuLayers | None,
-    options: Mapping[str, Any],
-) -> Tuning:
-    """Steps on so many rows to train and to validate, compiled for devices that are only planned for."""
-    made = copy.copy(asked)  # the optimiser that is given begins with the run
-    object.__setattr__(made, "optimizer", copy.copy(asked.optimizer))
-    tuning = Tuning(model, adapter, made, *rows, context, ranks, exchange, saver, layers, **options)
-    tuning.compile(PlannedSource(sum(rows), (2, context), (context,)))
+def sizes_of(rows: Rows, eval_rows: int | None) -> tuple[int, int, int, int]:
+    """rows, val_rows, held and context of a Job on these rows."""
+    most = len(rows.val) if eval_rows is None else as_whole("eval_rows", eval_rows, 1)
+    if eval_rows is not None and not len(rows.val):
+        raise SettingError(
+            f"finetune: eval_rows={eval_rows!r} without rows for validation; need val_split (--val-split) above 0"
+        )
+    return len(rows.train), min(len(rows.val), most), len(rows.train) + len(rows.val), int(rows.tokens.shape[1])
+
+
+def planned(job: Job) -> Tuning:
+    """Its steps, compiled for devices that are only planned for."""
+    settings = copy.copy(job.settings)  # the optimiser that is given begins with the run
+    object.__setattr__(settings, "optimizer", copy.copy(job.settings.optimizer))
+    options = with_backend("plan", job.options)
+    for name in options.get("devices", (options.get("backend", "cpu"),)):
+        if name != "cpu" and not is_device(name):
+            raise SettingError(f"plan: device={name!r} is not usable; need 'cpu', 'gpu' or 'gpu:1'")
+    several = tuple(PLANNED + name for name in options.get("devices", ()))
+    options |= {"devices": several} if several else {"backend": PLANNED + options.get("backend", "cpu")}
+    tuning = Tuning(replace(job, settings=settings, options=options, layers=job.layers and job.layers.planned()))
+    tuning.compile(PlannedSource(job.held, (2, job.context), (job.context,)))
     return tuning
 
 
-def layers_of(
-    who: str,
-    model: Model,
-    adapter: Adapter,
-    asked: Settings,
-    rows: tuple[int, int],
-    context: int,
-    ranks: Communicator | None,
-    exchange: str,
-    saver: Saver | None,
-    gpu_layers: int | str | None,
-    gpu_memory: int | str | None,
-    options: Mapping[str, Any],
-) -> tuple[GpuLayers | None, dict[str, Any]]:
-    """The layers of a fine-tuning that are on a GPU, and the options of gl.compile; see layers_for. The head is not
-    among them where it is the embedding, too, and trains: it has one home."""
-    trains_head = model.tied and isinstance(adapter, TrainedTensors)
-    return layers_for(
-        who, model.config.layers, gpu_layers, gpu_memory, options,
-        lambda some: planned_tuning(
-            model, adapter, asked, rows, context, ranks, exchange, saver, some, placed_options(options, some)
-        ).plans,
-        head=not trains_head,
+def placed(who: str, job: Job, gpu_layers: int | str | None, gpu_memory: int | str | None) -> Job:
+    """The same with the layers that are on a GPU; see layers_for. The head is not among them where it is the embedding,
+    too, and trains: it has one home."""
+    trains_head = job.model.tied and isinstance(job.adapter, TrainedTensors)
+    layers, options = layers_for(
+        who, job.model.config.layers, gpu_layers, gpu_memory, job.options,
+        lambda some: planned(replace(job, layers=some)).plans,
+        head=not trains_head, tells=is_root(job.ranks),
     )  # fmt: skip
+    return replace(job, layers=layers, options=options)
 
 
 def check_trained(model: Model, adapter: Adapter) -> None:
@@ -304,7 +310,6 @@ def memory_of(tuning: Tuning, has_text: bool, there: Memory | None = None) -> Me
     there = memory.memory() if there is None else there
     held = device_bytes(tuning.device, every, switches())
     moved = max(split, key=lambda p: p.transfer_bytes, default=None)
-    device = "cpu" if tuning.device == "null" else computing(tuning.device)
     return MemoryPlan(
         weights=_bytes(weights),
         copies=model.copied_bytes,
@@ -320,7 +325,7 @@ def memory_of(tuning: Tuning, has_text: bool, there: Memory | None = None) -> Me
         unshared=largest.placement.unshared_bytes,
         steps=len(largest.order.steps),
         available=None if there is None else there.available,
-        device=device,
+        device=computing(tuning.device),
         on_device=held,
         layers=layers,
         transfers=0 if moved is None else len(moved.transfers),

@@ -187,43 +187,57 @@ def split_arguments(
     return settings, ranks, exchange, options
 
 
-class Tuning:
-    """The trainer of a fine-tuning and the sizes of its batches, for so many rows. Nothing is trained here, and no
-    array is made before a step is compiled for a device that runs it.
+@dataclass(frozen=True)
+class Job:
+    """All that decides the programs of a fine-tuning, and so their bytes. A run and its plan are each made of one.
 
-    rows, val_rows: how many train and validate; context: tokens of each. saver: of a run that may be resumed, which
-    then has the micro-batches that it had. layers: those that run on a GPU. options go to gl.compile.
+    rows, val_rows: how many train, and how many each evaluation reads; held: how many there are in all; context: tokens
+    of each. saver: of a run that may be resumed, which then has the micro-batches that it had. options: of gl.compile.
+    layers: those that run on a GPU.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        adapter: Adapter,
-        settings: Settings,
-        rows: int,
-        val_rows: int,
-        context: int,
-        ranks: Communicator | None = None,
-        exchange: str = "ordered",
-        saver: Saver | None = None,
-        layers: GpuLayers | None = None,
-        **options: Any,
-    ) -> None:
-        options = placed_options(options, layers)
-        self.layers = layers
-        self.model, self.adapter, self.settings, self.context, self.ranks = model, adapter, settings, context, ranks
-        self.rows_of, self.saver = (rows, val_rows), saver
+    model: Model
+    adapter: Adapter
+    settings: Settings
+    rows: int
+    val_rows: int
+    held: int
+    context: int
+    ranks: Communicator | None
+    exchange: str
+    saver: Saver | None
+    options: Mapping[str, Any]
+    layers: GpuLayers | None = None
+
+    @property
+    def batch_size(self) -> int:
+        return min(int(self.settings.batch_size), self.rows)
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Rows computed at once: as many as were asked for, or as the run had that goes on, else about 512 tokens."""
+        asked = self.settings.micro_batch_size
+        if asked is None and self.saver is not None:
+            asked = self.saver.size("micro_batch_size", self.batch_size)
+        most = share_of(self.batch_size, self.ranks if asked is None else None)
+        return min(max(1, MICRO_TOKENS // self.context) if asked is None else int(asked), most)
+
+
+class Tuning:
+    """The trainer of a fine-tuning and the sizes of its batches. Nothing is trained here, and no array is made before a
+    step is compiled for a device that runs it."""
+
+    def __init__(self, job: Job) -> None:
+        model, adapter, settings, layers = job.model, job.adapter, job.settings, job.layers
+        options = placed_options(job.options, layers)
+        self.job, self.model, self.adapter, self.settings, self.layers = job, model, adapter, settings, layers
+        self.context, self.ranks, self.saver = job.context, job.ranks, job.saver
         self.precision = as_precision(options.get("precision"))
         chosen = with_backend("finetune", options)
         several = (name for name in chosen.get("devices", ()) if is_device(computing(name)))
         self.device = chosen.get("backend") or next(several, "cpu")
-        self.batch_size = min(int(settings.batch_size), rows)
-        micro, asked = max(1, MICRO_TOKENS // context), settings.micro_batch_size
-        if asked is None and saver is not None:
-            asked = saver.size("micro_batch_size", self.batch_size)
-        most = share_of(self.batch_size, ranks if asked is None else None)
-        self.micro_batch_size = min(micro if asked is None else int(asked), most)
-        per_epoch = -(-rows // self.batch_size)
+        self.batch_size, self.micro_batch_size = job.batch_size, job.micro_batch_size
+        per_epoch = -(-job.rows // self.batch_size)
         self.steps_total = per_epoch * int(settings.epochs or 1) if settings.steps is None else int(settings.steps)
         self.epochs_total = -(-self.steps_total // per_epoch)
         self.rate = settings.rate(self.steps_total)
@@ -239,7 +253,7 @@ class Tuning:
             _Tuned(model, adapter, layers), self._loss, self.optimizer,
             accumulate=-(-self.batch_size // self.micro_batch_size), seed=settings.seed, max_norm=settings.max_norm,
             max_value=settings.max_value, ema=settings.ema, freeze=settings.freeze, on_nonfinite=settings.on_nonfinite,
-            communicator=ranks, exchange=exchange, **options,
+            communicator=job.ranks, exchange=job.exchange, **options,
         )  # fmt: skip
 
     def trained(self) -> dict[str, Parameter]:
@@ -264,11 +278,8 @@ class Tuning:
 
     def compile(self, source: RowSource) -> None:
         """Plan, prove and load all steps on these rows, those of validation and sampling too: nothing runs yet."""
-        rows, val_rows = self.rows_of
-        trained, micro = min(rows, self.steps_total * self.batch_size), self.micro_batch_size
-        if self.saver is not None:  # a run that can be resumed is known by the steps of a whole pass
-            trained = rows
-        self.trainer.prepare(source, 0, trained, batch_size=self.batch_size, micro_batch_size=micro)
+        rows, val_rows, micro = self.job.rows, self.job.val_rows, self.micro_batch_size
+        self.trainer.prepare(source, 0, rows, batch_size=self.batch_size, micro_batch_size=micro)
         if val_rows:
             self.trainer.prepare(source, rows, rows + val_rows, batch_size=micro, backward=False)
         if self.sampler is not None:

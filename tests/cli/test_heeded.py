@@ -64,9 +64,16 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
     ),
     "plan m.gguf": (
         ["--rank 4", "--targets attn_q", "--context 64", "--batch-size 2", "--micro-batch-size 1", "--optimizer sgd",
-         "--threads 2", "--method full", "--precision bf16"],
-        ["--train-dtype f32", "--method full --rank 4", "--precision f16"],
+         "--threads 2", "--method full", "--precision bf16", "--dropout 0.1", "--max-norm 1", "--freeze blk.0.*",
+         "--sample-prompt once", "--val-split 0", "--ema 0.9", "--lora base.gguf"],
+        ["--train-dtype f32", "--method full --rank 4", "--precision f16", "--val t.txt", "--eval-rows 2", *READS],
     ),
+    "plan m.gguf p.jsonl --context 64 --val-split 0.4": (
+        ["--prompt-key q", "--completion-key a", "--as-chat", "--as-chat --chat-template tpl.jinja", "--eval-rows 1",
+         "--seed 3"],
+        ["--val t.txt", "--text-key t"],
+    ),
+    "plan m.gguf x.jsonl --context 64": (["--text-key story", "--val t.txt"], ["--messages-key m"]),
     "verify m.gguf t.txt --context 16": (
         ["--lora base.gguf", "--method full", "--rank 2", "--targets attn_q", "--context 32", "--batch-size 2",
          "--optimizer sgd", "--no-reference", "--seed 2", "--threads 2", "--precision bf16"],
@@ -81,7 +88,7 @@ GPU = {"--device", "--gpu-layers", "--gpu-memory"}  # tests/gpu/test_gpu_layers.
 ELSEWHERE = {
     "evaluate": {"--threads", "--batch-size", "--skip-bad-lines", *GPU},
     "verify": {"--device"},  # tests/gpu/test_verify.py
-    "plan": GPU,  # tests/gpu/test_held.py
+    "plan": {"--config", "--skip-bad-lines", *GPU},  # tests/gpu/test_held.py
     "generate": {"--threads", "--stop", "--precision", *GPU},
     "finetune": {
         *GPU,

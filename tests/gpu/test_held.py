@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,21 +74,55 @@ def test_more_steps_hold_no_more(tmp_path: Path) -> None:
     assert held[0] == held[1]
 
 
+PLACES: list[dict[str, Any]] = [
+    {"device": "gpu"},
+    {"gpu_layers": 1},
+    {"gpu_layers": "auto", "gpu_memory": "1500K"},
+    {"devices": ("gpu", "cpu")},
+]
+
+
+@pytest.mark.parametrize("where", PLACES, ids=str)
 @pytest.mark.parametrize("method", ["lora", "full"])
-def test_what_is_planned_before_is_what_the_run_holds(tmp_path: Path, method: str) -> None:
-    """llm.plan makes no buffer, and promises what finetune then makes, but for the rows of its data."""
-    path = write_random(tmp_path / "model.gguf", kind="f32", **SIZES)
+def test_what_is_planned_before_is_what_the_run_holds(tmp_path: Path, method: str, where: dict[str, Any]) -> None:
+    """llm.plan makes no buffer, and promises what finetune then makes: here and there, by the byte."""
+    path = write_random(tmp_path / "model.gguf", kind="f32", **SIZES | {"layers": 2})
+    data = packed(rows=7, length=14, vocab=SIZES["vocab"])
+    more: dict[str, Any] = {"val_split": 0.3, **where, **HOW}
+    if method == "lora":
+        more |= {"sample_prompt": "a", "sample_tokens": 2, "ema": 0.9}
     with own_device() as device:
-        planned = plan(str(path), adapter_of(method) or gl.llm.TrainedTensors("all"), device="gpu", context=14, **HOW)
+        planned = plan(str(path), adapter_of(method), data, method=method, **more)
         assert device.bytes == 0 and planned.on_device is not None and planned.device == "gpu"
-        run = Run(
-            str(path), packed(rows=4, length=14, vocab=SIZES["vocab"]), adapter_of(method), method=method,
-            val_split=0.25, device="gpu", **HOW,
-        )  # fmt: skip
+        some = plan(str(path), adapter_of(method), method=method, context=14, **more)
+        assert some.on_device is not None and (
+            some.layers != planned.layers or some.on_device.total >= planned.on_device.total - 14 * 12 * 7
+        )
+        run = Run(str(path), data, adapter_of(method), method=method, steps=2, **more)
         run.prepare()
-        made = run.memory()
-    assert made.on_device == planned.on_device
-    assert planned.total < planned.weights + 3 * (planned.trained + planned.state) + planned.process + (1 << 10)
+        assert replace(run.memory(), available=planned.available) == planned
+        assert (planned.layers is None) == ("gpu_layers" not in where)
+        run.train(progress=False)
+        assert device.bytes == planned.on_device.lasting and device.peak_bytes <= planned.on_device.total
+
+
+@pytest.mark.parametrize("where", [[], ["--device", "gpu"], ["--gpu-layers", 1]], ids=str)
+def test_the_commands_plan_and_finetune_tell_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], where: list[Any]
+) -> None:
+    path, text = tmp_path / "model.gguf", tmp_path / "text.txt"
+    write_random(path, kind="q4_0", **SIZES)
+    text.write_text("the sea and the boat\n" * 60)
+    words = [path, text, "--context", 16, "--val-split", 0.4, "--batch-size", 3, "--sample-prompt", "the", *where]
+    told = []
+    for command_words in (["plan", *words], ["finetune", *words, "--out", tmp_path / "a.gguf", "--steps", 1]):
+        code, out, err = command(capsys, *command_words, "--json")
+        assert code == 0, err
+        told.append(json.loads(out.splitlines()[-1]))
+    assert told[0]["peak_bytes"] == told[1]["planned_total_bytes"]
+    for name in ("device_bytes", "on_device", "transfers", "transferred_bytes", "gpu_layers", "gpu_head"):
+        assert told[0].get(name) == told[1].get(name), name
+    assert ("device_bytes" in told[0]) == bool(where)
 
 
 def test_fit_holds_what_its_programs_need() -> None:

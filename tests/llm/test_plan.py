@@ -53,6 +53,58 @@ def test_the_plan_is_that_of_the_run(path):
     assert run.planned_bytes == made.arena + 2 * made.scratch
 
 
+OPTIONS = {
+    "plain": {},
+    "no validation": {"val_split": 0, "batch_size": 3},
+    "short batches": {"val_split": 0.3, "batch_size": 5, "micro_batch_size": 3},
+    "some validation": {"val_split": 0.5, "eval_rows": 2, "micro_batch_size": 1},
+    "few steps": {"steps": 1, "batch_size": 4},
+    "a file": {"val": "val.txt", "context": 32},
+    "samples": {"sample_prompt": ["the sea", "a"], "sample_tokens": 3},
+    "full": {"method": "full", "max_norm": 1.0, "ema": 0.9, "on_nonfinite": "skip", "weight_decay": 0.1},
+    "others": {"optimizer": "lion", "freeze": ["blk.0.*"], "precision": "bf16", "threads": 1},
+}
+
+
+@pytest.fixture
+def text(tmp_path, monkeypatch):
+    """The path of a text, beside another one to validate on."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "val.txt").write_text("a boat and a tree\n" * 12)
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 30)
+    return tmp_path / "text.txt"
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_a_plan_with_data_is_that_of_the_run(path, text, options):
+    """Every number, and after the run, too: it has compiled nothing else."""
+    options = {"context": 24} | options
+    planned = plan(str(path), None, text, **options)
+    run = Run(str(path), text, None, **options)
+    run.prepare()
+    assert dataclasses.replace(run.memory(), available=planned.available) == planned
+    run.train(progress=False)
+    assert dataclasses.replace(run.memory(), available=planned.available) == planned
+
+
+def test_a_plan_without_data_is_no_less_than_that_of_a_run(path, text):
+    """But for the rows of the data."""
+    for options in (value for name, value in OPTIONS.items() if not {"val", "eval_rows"} & value.keys()):
+        options = {"context": 24} | options
+        planned, run = plan(str(path), **options), Run(str(path), text, **options)
+        run.prepare()
+        made = run.memory()
+        for one in (field.name for field in dataclasses.fields(planned)):
+            if one not in ("inputs", "available", "device", "on_device", "layers"):
+                assert getattr(planned, one) >= getattr(made, one), (one, options)
+
+
+@pytest.mark.parametrize("given", [{"val": "v.txt"}, {"eval_rows": 3}, {"text_key": "t"}])
+def test_settings_of_data_need_data(path, given):
+    with pytest.raises(SettingError, match=rf"^plan: {next(iter(given))}=.* without data; need the data of the run$"):
+        plan(load(path), **({"data_options": given} if "text_key" in given else given))
+
+
 def test_full_training_and_other_optimisers(path):
     model = load(path)
     count = sum(w.read().size for w in model.weights.values())
@@ -130,7 +182,7 @@ def test_plans_of_any_size_make_no_arrays_of_that_size(path, monkeypatch, settin
 
 def test_a_plan_of_many_rows_is_that_of_few_but_for_the_rows(path):
     few, many = (plan(load(path), LoRA(rank=2), context=16, batch_size=n, micro_batch_size=3) for n in (8, 8000))
-    assert many.inputs - few.inputs == 7992 * (3 * 4 * 16 + 8)  # tokens, positions, labels; the order
+    assert many.inputs - few.inputs == 2 * 7992 * (3 * 4 * 16 + 8)  # tokens, positions, labels; the order
     assert dataclasses.replace(many, inputs=0, available=0) == dataclasses.replace(few, inputs=0, available=0)
 
 
@@ -214,11 +266,14 @@ def test_command_where_it_does_not_fit(capsys, path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--val", "nowhere.txt"], "--val nowhere.txt without data; need the data of the run"),
+        (["--as-chat"], "--as-chat without data; need the data of the run"),
+        (["nowhere.txt"], "nowhere.txt: cannot be read: No such file"),
         (["--rank", "0"], "--rank 0: need a whole number of at least 1"),
         (["--method", "qlora"], "--method qlora: is not known; need lora or full"),
-        (["--optimizer", "lion"], "--optimizer lion: is not known; need adamw or sgd"),
-        (["--context", "5000"], "context=5000 is not usable; need 2 to 2048, the model's context"),
-        (["--targets", "attn_z"], "targets: 'attn_z' matches no tensor that can be trained"),
+        (["--optimizer", "nothing"], "--optimizer nothing: is not known; need adamw or adam"),
+        (["--context", "5000"], "--context 5000 is not usable; need 2 to 2048, the model's context"),
+        (["--targets", "attn_z"], "--targets attn_z: 'attn_z' matches no tensor that can be trained"),
     ],
 )
 def test_bad_options(capsys, path, options, message):
