@@ -71,7 +71,7 @@ class Node:
     inputs holds one entry per declared input: a Value, None for an absent optional one; the groups of a
     variadic op follow flat. `effects` are update values that belong to whoever computes this node (running
     statistics); `after` are nodes that must have run before; `losses` are the outputs that gl.set_loss marked; `device`
-    is where the caller said that this node is computed (gl.device), None where nothing was said.
+    is where the caller said that this node is computed (gl.device), None where nothing was said, and of leaves.
     """
 
     __slots__ = (
@@ -96,7 +96,7 @@ class Node:
         self.outputs = tuple([Value(self, i, spec.shape, spec.dtype) for i, spec in enumerate(specs)])
         self.name = name or current_scope()
         self.where = user_location() if where is None else where
-        self.device = current_device()
+        self.device = None if op.leaf else current_device()  # leaves outlive a scope: modules keep some
         self.effects: tuple[Value, ...] = ()
         self.losses: tuple[int, ...] = ()
         self.after = tuple(after)

@@ -42,6 +42,7 @@ class Plan:
     bytecode: Bytecode
     output_places: tuple[Place, ...]  # of each output
     threads: int
+    device: str = ""  # which one of several devices that were given it runs on as a whole
 
     @property
     def peak_bytes(self) -> int:

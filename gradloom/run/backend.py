@@ -205,7 +205,7 @@ def _import(kind: str) -> None:
 
 def device_bytes(name: str, plans: Sequence[Plan | Schedule], switches: Switches) -> DeviceBytes | None:
     """What programs of these plans, or their parts there, hold on the device of this name, or on the one that
-    "null:NAME" plans for; None: they compute in the memory of this process."""
+    "null:NAME" plans for; None: they compute in the memory of this process alone."""
     kind, _, place = computing(name).partition(":")
     if kind not in LATE:
         return None
@@ -213,10 +213,10 @@ def device_bytes(name: str, plans: Sequence[Plan | Schedule], switches: Switches
     parts = []
     for plan in plans:
         if isinstance(plan, Plan):
-            parts.append(PlanThere(plan))
+            parts += [PlanThere(plan)] if plan.device in ("", name) else []
         elif name in plan.parts:
             parts.append(PlanThere(plan.parts[name].plan, plan.fetched(name)))
-    return _devices[kind](switches, int(place or 0)).held(parts)
+    return None if plans and not parts else _devices[kind](switches, int(place or 0)).held(parts)
 
 
 def computing(name: str) -> str:

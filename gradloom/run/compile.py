@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..base.arguments import one_line, what_is
@@ -176,8 +177,9 @@ def _compile_on(made: Mapping[str, Backend], program: Program, chosen: Switches)
     used = list(dict.fromkeys(placed.device.values()))
     loaded: Executable
     if len(used) < 2:
-        one = made[used[0] if used else next(iter(made))]
-        loaded = one.load(placed.program, plan_for(one, placed.program, chosen))
+        name = used[0] if used else next(iter(made))
+        plan = replace(plan_for(made[name], placed.program, chosen), device=name)
+        loaded = made[name].load(placed.program, plan)
     else:
         loaded = scheduled(placed, made, chosen)
     loaded.effects = effects

@@ -171,6 +171,41 @@ def test_evaluation_and_generation_are_those_of_the_cpu(tmp_path: Path) -> None:
     assert split.tokens == ours.tokens and split.layers is not None and split.layers.head
 
 
+@pytest.mark.parametrize("first", ["gpu", "cpu"])
+def test_finetune_evaluate_and_generate_take_devices(tmp_path: Path, first: str) -> None:
+    """Nothing is said of a model's nodes: the first device computes, with its own bits."""
+    path = write_random(tmp_path / "model.gguf", kind="f32", **SIZES)
+    devices = ("gpu", "cpu") if first == "gpu" else ["cpu", "gpu"]
+    losses, nlls, texts = [], [], []
+    for where in ({"device": first}, {"devices": devices}):
+        run, heard = tuned(path, "lora", 3, **where)
+        losses.append(heard)
+        assert run.memory().device == first and (run.memory().on_device is None) == (first == "cpu")
+        data = packed(rows=3, length=14, vocab=SIZES["vocab"])
+        nlls.append(gl.llm.evaluate(str(path), data, run.adapter, **where).nll)
+        how = {"max_tokens": 8, "temperature": 0.5, "seed": 3}
+        texts.append(gl.llm.generate(str(path), ["the sea", "a boat"], run.adapter, **how, **where))
+    assert losses[0] == losses[1] and nlls[0] == nlls[1] and texts[0] == texts[1]
+
+
+def test_every_function_of_language_models_refuses_what_names_no_devices(asks: Asks) -> None:
+    for who, ask in asks.items():
+        for bad, seen in (({"gpu", "cpu"}, "is a set; need names in their order"), (3, "devices=3 is an int"),
+                          ((), "devices is empty"), ((None,), "device=None is not usable")):  # fmt: skip
+            with pytest.raises(gl.SettingError) as caught:
+                ask(devices=bad)
+            assert seen in str(caught.value) and "\n" not in str(caught.value), who
+
+
+def test_generate_by_name_takes_layers(tmp_path: Path) -> None:
+    path = str(write_random(tmp_path / "model.gguf", kind="f32", **SIZES))
+    how = {"max_tokens": 8, "temperature": 0}
+    for where in ({"gpu_layers": 2}, {"gpu_layers": 2, "device": "gpu"}, {"gpu_layers": 9, "gpu_memory": "1G"}):
+        told: list[str] = []
+        text = gl.llm.generate(path, "the sea", stream=told.append, **how, **where)
+        assert text == gl.llm.generate(path, "the sea", device="cpu", **how) == "".join(told), where
+
+
 def test_the_commands_take_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, text, out = (tmp_path / name for name in ("model.gguf", "text.txt", "adapter.gguf"))
     write_random(path, kind="q4_0", **SIZES)

@@ -84,6 +84,13 @@ def test_device_covers_nodes_and_arrays_and_the_innermost_counts() -> None:
         assert net(x).node.device == "cpu2"
 
 
+def test_a_leaf_that_a_module_keeps_does_not_carry_a_device_to_the_next_model() -> None:
+    x = gl.input("x", (2, 5, 8))
+    for name in ("cpu1", "cpu2"):
+        out = nn.MultiheadAttention(8, 2, causal=True).to(name)(x)
+        assert {node.device for node in reachable([out])} == {name, None}
+
+
 def test_what_is_no_name_is_refused() -> None:
     for bad in (3, "", ["gpu"]):
         with pytest.raises(gl.SettingError, match=r"to: device=.* is not usable; need a name, such as 'cpu' or 'gpu'"):
