@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..base.arguments import as_bool
+from ..base.arguments import as_bool, one_line
 from ..base.errors import GradloomError, SettingError
 from ..base.memory import need_memory, show_bytes
 from ..base.settings import Switches, switches
@@ -102,6 +102,10 @@ def verify(
     Raises SettingError when the machine has not the memory for it, BackendError where there is no such device.
     """
     refuse_settings(settings, "verify", UNHEEDED)
+    for name in ("devices", "gpu_layers", "gpu_memory"):
+        if settings.get(name) is not None:
+            seen = f"{name}={one_line(settings[name])}"
+            raise SettingError(f"verify: {seen}: a step is verified on one device; need device='gpu' or 'cpu'")
     chosen = switches(threads=threads, isa=isa, precision=precision, flush=flush)
     if device != "cpu" and (not isinstance(device, str) or device.partition(":")[0] not in LATE):
         raise SettingError(f"verify: device={device!r} is not usable; need 'cpu', 'gpu' or 'gpu:1'")

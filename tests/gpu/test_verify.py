@@ -123,6 +123,9 @@ def test_what_cannot_be_verified_is_refused(model: Any) -> None:
     for name, value in (("isa", "scalar"), ("flush", True), ("threads", 2)):
         with pytest.raises(gl.SettingError, match=f"verify: {name}=.* is of the CPU; need device='cpu'"):
             verify(model, rows_of(1, 12), device="gpu", **{name: value})  # type: ignore[arg-type]
+    for name, value in (("gpu_layers", 1), ("gpu_layers", 0), ("gpu_memory", "1G"), ("devices", ("gpu", "cpu"))):
+        with pytest.raises(gl.SettingError, match=f"verify: {name}=.*: a step is verified on one device; need device="):
+            verify(model, rows_of(1, 12), **{name: value})
 
 
 def test_the_command_takes_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
