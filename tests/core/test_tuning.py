@@ -59,7 +59,7 @@ def test_the_row_of_a_process_is_chosen_once():
     assert _core.tuning() in _core.tunings()
     with pytest.raises(ValueError, match=f"use_tuning default: this process uses {re.escape(_core.tuning())} already"):
         _core.use_tuning("default")
-    with pytest.raises(ValueError, match="use_tuning none: there are intel-l2-2m, default"):
+    with pytest.raises(ValueError, match="use_tuning none: there are intel-l2-2m, amd-family-26, default"):
         _core.use_tuning("none")
 
 
@@ -67,5 +67,6 @@ def test_the_processor():
     vendor, family, model, l1, l2 = _core.processor()
     if vendor in ("GenuineIntel", "AuthenticAMD"):
         assert family > 5 and model >= 0 and 8 << 10 <= l1 < l2
-    wide = vendor == "GenuineIntel" and family == 6 and l2 >= 2 << 20
-    assert _core.tuning() == ("intel-l2-2m" if wide else "default")
+    rows = {("GenuineIntel", 6): ("intel-l2-2m", 2 << 20), ("AuthenticAMD", 26): ("amd-family-26", 1 << 20)}
+    name, least_l2 = rows.get((vendor, family), ("default", 0))
+    assert _core.tuning() == (name if l2 >= least_l2 else "default")
