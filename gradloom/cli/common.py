@@ -48,6 +48,7 @@ GPU_MEMORY = typer.Option(
 GpuMemory = Annotated[str | None, GPU_MEMORY]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
 _quiet = False  # this process is one that says nothing
+_ranks: Communicator | None = None
 _words: list[str] = []  # the command, without the program's name
 
 
@@ -67,7 +68,7 @@ def join(parallel: str | None, exchange: str | None) -> Communicator | None:
     Where mpiexec started several and it is not asked for, the first one says that each works alone."""
     from ..base.errors import SettingError
 
-    global _quiet
+    global _quiet, _ranks
     need_one_of("parallel", parallel, ("mpi",))
     need_one_of("exchange", exchange, ("ordered", "fast"))
     if parallel is None:
@@ -79,7 +80,7 @@ def join(parallel: str | None, exchange: str | None) -> Communicator | None:
 
     ranks = communicator(parallel)
     atexit.register(ignore_signals)  # before the wait for the other ranks, which a second signal shall not end
-    _quiet = not ranks.is_root
+    _quiet, _ranks = not ranks.is_root, ranks
     return ranks
 
 
@@ -94,6 +95,15 @@ def _hint_at_parallel() -> None:
 def is_quiet() -> bool:
     """This process is not rank 0: what it has to say, rank 0 says."""
     return _quiet
+
+
+def say_last(line: str) -> None:
+    """Why this process ends, on stderr. Of another rank than 0 it is heard where the others wait for it: where all end
+    for one reason, rank 0 says it."""
+    if not _quiet:
+        print(line, file=sys.stderr)
+    elif _ranks is not None:
+        _ranks.last_word = line.removeprefix("gradloom: ")
 
 
 def say(text: str) -> None:

@@ -19,11 +19,11 @@ from .common import (
     StdoutError,
     exit_code,
     give_up_stdout,
-    is_quiet,
     late_exit_code,
     printable,
     remember,
     say,
+    say_last,
     signals,
     streams,
     unheard_exit_code,
@@ -166,11 +166,10 @@ def _has_working_directory() -> bool:
 
 
 def _refuse(message: str, code: int = 2) -> int:
-    if not is_quiet():
-        line = printable(" ".join(message.split()))
-        if len(line) > _LONGEST:
-            line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
-        print(f"gradloom: {line}", file=sys.stderr)
+    line = printable(" ".join(message.split()))
+    if len(line) > _LONGEST:
+        line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
+    say_last(f"gradloom: {line}")
     return code
 
 

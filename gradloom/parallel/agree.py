@@ -57,12 +57,15 @@ def share_of(batch_size: int, ranks: Communicator | None) -> int:
 
 def threads_for(ranks: Communicator | None, asked: int | None) -> int | None:
     """Threads for each rank when not asked for: the cores that it may use, shared with the other ranks on them."""
-    if ranks is None or ranks.size == 1 or asked is not None or os.environ.get("GRADLOOM_THREADS"):
+    if ranks is None or ranks.size == 1:
         return asked
     cores = switches().threads
     allowed = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
     here = (socket.gethostname(), allowed)
-    return max(1, cores // ranks.gather(here).count(here))
+    beside = ranks.gather(here).count(here)  # of all ranks: some may have been told how many, and others not
+    if asked is not None or os.environ.get("GRADLOOM_THREADS"):
+        return asked
+    return max(1, cores // beside)
 
 
 def same_settings(ranks: Communicator | None, **settings: Any) -> None:

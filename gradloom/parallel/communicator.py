@@ -74,6 +74,7 @@ class Communicator(ABC):
         self.size = size
         self.timeout = checked_timeout(timeout)
         self.local_size = size  # how many of the ranks share this machine's cores
+        self.last_word = ""  # why this rank's program ends, for others that wait for it
 
     @property
     def is_root(self) -> bool:

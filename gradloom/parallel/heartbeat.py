@@ -21,6 +21,7 @@ class RankState:
         self.place = Place(0, "")
         self.waits = False
         self.gone = False  # its program has come to its end
+        self.last_word = ""  # and why, where it has said it
         self.alive = self.since = time.monotonic()  # last sign of life; since when it has been where it is
 
 

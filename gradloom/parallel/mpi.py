@@ -176,7 +176,8 @@ class MpiRank(Communicator):
         for rank in self.others:
             state = self._states[rank]
             if state.gone and state.place.calls < self._place.calls:
-                self._note(rank, f"ended while the others wait for it in {call}")
+                why = f": {state.last_word}" * bool(state.last_word)
+                self._note(rank, f"ended while the others wait for it in {call}{why}")
             elif not state.gone and self._silent(state):
                 self._note(rank, f"gave no sign of life for {self.timeout:g} s ({call})")
             stuck = stuck and state.waits and state.place == self._place and now - state.since > self.timeout
@@ -284,6 +285,9 @@ class MpiRank(Communicator):
                 culprit, what = pickle.loads(data)
                 self._note(culprit, what, tell=False)
                 continue
+            if tag == BYE:
+                state.gone, state.last_word = True, data.decode(errors="replace")
+                continue
             signs, calls, waits = struct.unpack_from("<qqq", data)
             if signs != state.signs:
                 state.signs, state.alive = signs, now
@@ -291,7 +295,6 @@ class MpiRank(Communicator):
             if place != state.place or bool(waits) != state.waits:
                 state.since = now
             state.waits, state.place = bool(waits), place
-            state.gone = state.gone or tag == BYE
         self._heard = time.monotonic()
 
     # The end.
@@ -316,7 +319,8 @@ class MpiRank(Communicator):
             sys.stdout.flush()
             sys.stderr.flush()
         self._waiting = True
-        self._tell(BYE, self._beat(0))
+        self._tell(BEAT, self._beat(0))
+        self._tell(BYE, self.last_word.encode())
         try:
             self._wait_for_the_end()
         except KeyboardInterrupt:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -143,6 +144,31 @@ def test_bad_input_is_said_once(arguments):
     ended = commands(2, *arguments)
     assert ended.code == 2
     assert len(ended.err.splitlines()) == 1 and ended.err.startswith("gradloom: nowhere")
+
+
+@pytest.mark.parametrize("first, second", [(("--threads", 1), ()), ((), ("--threads", 2))])
+def test_threads_may_be_said_for_one_rank_alone(tmp_path, first, second):
+    fit = ("-m", "gradloom", "fit", need("tabular/iris.csv"), "--parallel", "mpi", "--epochs", 2, "--overwrite")
+    seen = []
+    for one, other in (((), ()), (first, second)):
+        out = tmp_path / "out"
+        ended = run(1, *fit, "--out", out, *one, ":", "-n", 1, sys.executable, *fit, "--out", out, *other)
+        assert ended.code == 0, ended.err
+        seen.append((out / "model.safetensors").read_bytes())
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize(
+    "environment, options, said",
+    [
+        ((), ("--device", "tpu"), "--device tpu: is not known"),
+        (("GRADLOOM_THREADS=0",), (), "GRADLOOM_THREADS='0' is not usable"),
+    ],
+)
+def test_why_one_rank_alone_ends_is_said(tmp_path, environment, options, said):
+    fit = ("-m", "gradloom", "fit", need("tabular/iris.csv"), "--parallel", "mpi", "--out", tmp_path / "out")
+    ended = run(1, *fit, ":", "-n", 1, "env", *environment, sys.executable, *fit, *options)
+    assert ended.code != 0 and f"gradloom: rank 1 ended while the others wait for it in gather: {said}" in ended.err
 
 
 def test_exchange_needs_ranks():
