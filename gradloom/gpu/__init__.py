@@ -21,7 +21,8 @@
 How to write a kernel
 ---------------------
 A rule stands in kernels/<family>.py and is registered by `kernel(op, signatures, rule, workspace=...)`. It takes a Call
-(node, attributes, arguments with shape, strides and dtype; the workspace is the last argument) and returns the
+(node, attributes, arguments with shape, strides and dtype, the workspace the last of them; the device's limits of a
+workgroup, which change no bit and no bytes of the plan) and returns the
 dispatches of the instruction, in order; each ends before the next begins:
 
     Dispatch(source, entry, args, groups, words=(), defines={})

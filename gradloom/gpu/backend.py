@@ -82,7 +82,7 @@ class GpuBackend:
         return KERNELS.keys()
 
     def needs(self, node: Node, args: np.ndarray) -> KernelNeeds:
-        groups, workspace = needs_of(node, args)
+        groups, workspace = needs_of(node, args, self.place.device.workgroup)
         return KernelNeeds((groups,), 0, workspace)
 
     def allocate(self, bytes: int) -> Arena:

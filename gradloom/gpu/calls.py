@@ -65,11 +65,23 @@ NOTHING = Arg(NO_SEGMENT, None, (), ())  # an absent argument
 
 
 @dataclass(frozen=True)
+class Limits:
+    """Of a workgroup: bytes of its memory, its threads, its threads along the first axis. What WebGPU promises
+    everywhere, unless an adapter has more."""
+
+    storage: int = 16 << 10
+    threads: int = 256
+    across: int = 256
+
+
+@dataclass(frozen=True)
 class Call:
-    """An instruction. args: inputs, then outputs, then the workspace where the kernel wants one."""
+    """An instruction. args: inputs, then outputs, then the workspace where the kernel wants one. limits: of the device
+    that it runs on."""
 
     node: Node
     args: tuple[Arg, ...]
+    limits: Limits = Limits()
 
     @property
     def attrs(self) -> dict[str, Any]:

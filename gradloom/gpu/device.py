@@ -14,7 +14,7 @@ from ..base.arguments import one_line
 from ..base.dtypes import DType
 from ..base.errors import BackendError, DeviceLost, DeviceMemoryError
 from ..base.memory import show_bytes
-from .calls import Dispatch
+from .calls import Dispatch, Limits
 from .source import CALL_BYTES, Slots, module
 
 # The limits that a device is asked for, by WebGPU's names, and what WebGPU promises everywhere.
@@ -110,6 +110,8 @@ class Gpu:
     than WebGPU promises everywhere. lock: of whoever loads, runs, uploads or downloads; who holds it takes no other
     lock (base/locks.py).
     binding_bytes: of a buffer that kernels see, at most; a test asks for fewer than the adapter allows.
+    workgroup: what a workgroup may have.
+    tightest: the limit that a buffer has.
     segments: buffers that a dispatch may touch beside `fixed` and the tape.
     rounds: of a thread's loops, all together, that it makes; None: as many as there are.
     timestamps: whether it writes times; period: nanoseconds of a unit of these.
@@ -121,7 +123,12 @@ class Gpu:
         self.called = f"gpu:{place}" if place else "gpu"
         self.lock = threading.RLock()
         wgpu = _wgpu()
-        asked = LIMITS if default_limits else {k: self.adapter.limits[k] for k in LIMITS}
+        there = {k: int(self.adapter.limits[k]) for k in LIMITS}
+        for limit, least in LIMITS.items():
+            if there[limit] < least:
+                seen = f"{self.name} has {limit} {there[limit]:,}"
+                raise BackendError(f"gpu: {seen}; need {least:,}, as WebGPU promises, or device='cpu'")
+        asked = LIMITS if default_limits else there
         self.timestamps = TIMESTAMPS in self.adapter.features and not default_limits
         features = [TIMESTAMPS] if self.timestamps else []
         try:
@@ -129,9 +136,15 @@ class Gpu:
         except Exception as error:
             raise BackendError(f"gpu: {self.name} gives no device: {one_line(error)}") from None
         self.limits: dict[str, int] = dict(self.raw.limits)
-        most = min(self.limits["max-storage-buffer-binding-size"], self.limits["max-buffer-size"])
+        self.tightest = min(("max-storage-buffer-binding-size", "max-buffer-size"), key=lambda k: self.limits[k])
+        most = self.limits[self.tightest]
         self.buffer_bytes = most - most % 256
         self.binding_bytes = self.buffer_bytes if binding_bytes is None else binding_bytes
+        self.workgroup = Limits(
+            self.limits["max-compute-workgroup-storage-size"],
+            self.limits["max-compute-invocations-per-workgroup"],
+            self.limits["max-compute-workgroup-size-x"],
+        )
         self.segments = self.limits["max-storage-buffers-per-shader-stage"] - OURS
         self.queue = self.raw.queue
         native = wgpu.backends.wgpu_native.lib
@@ -154,7 +167,7 @@ class Gpu:
         there is no more."""
         size = buffer_size(bytes)
         if size > self.buffer_bytes:
-            most = f"{self.name} takes {show_bytes(self.buffer_bytes)} in one piece (max-storage-buffer-binding-size)"
+            most = f"{self.name} takes {show_bytes(self.buffer_bytes)} in one piece ({self.tightest})"
             raise BackendError(f"gpu: {what} is {show_bytes(bytes)}; {most}; need a smaller one, or device='cpu'")
         plain = self.usage.STORAGE | self.usage.COPY_SRC | self.usage.COPY_DST
         with self.errors(f"{what} ({show_bytes(bytes)})"):
@@ -228,16 +241,11 @@ class Gpu:
         if key not in self._pipelines:
             text = module(dispatch.source, slots, kinds, defines, self.binding_bytes // 4)
             segments = max([s for spanned in slots for s in spanned], default=0)
-            try:
+            with self.errors(f"compiling the kernel {'+'.join(dispatch.source)}: {dispatch.entry}"):
                 compiled = self.raw.create_shader_module(code=text)
                 self._pipelines[key] = self.raw.create_compute_pipeline(
                     layout=self.layout(segments)[1], compute={"module": compiled, "entry_point": dispatch.entry}
                 )
-            except _wgpu().GPUError as error:
-                what = f"the kernel {'+'.join(dispatch.source)}: {dispatch.entry}"
-                raise BackendError(
-                    f"gpu: {self.name} does not compile {what}: {' '.join(str(error).split())}"
-                ) from None
         return self._pipelines[key]
 
 

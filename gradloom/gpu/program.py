@@ -34,7 +34,7 @@ from ..plan.bytecode import (
     Bytecode,
 )
 from ..plan.layout import dense_strides
-from .calls import Arg, Call, Dispatch, args_of, groups_for
+from .calls import Arg, Call, Dispatch, Limits, args_of, groups_for
 from .device import OURS, Gpu
 from .kernels.all import KERNELS
 from .memory import Memory, parts
@@ -125,7 +125,7 @@ class Loader:
         for i, row in enumerate(bytecode.instructions):
             node = bytecode.nodes[int(row["node"])]
             begin = int(row["arg_first"])
-            call = Call(node, every[begin : begin + int(row["arg_count"])])
+            call = Call(node, every[begin : begin + int(row["arg_count"])], self.device.workgroup)
             kernel = KERNELS[bytecode.kernels[int(row["kernel"])]]
             made = [one for d in kernel.rule(call) for one in self.encoded(d, int(row["node"]))]
             made += self.checks_after(i, call, int(row["node"]))
@@ -244,15 +244,15 @@ class Loader:
             yield from self.encoded(filled, node)
 
 
-def needs_of(node: Node, args: np.ndarray) -> tuple[int, int]:
-    """(workgroups, bytes of workspace) of an instruction."""
+def needs_of(node: Node, args: np.ndarray, limits: Limits) -> tuple[int, int]:
+    """(workgroups, bytes of workspace) of an instruction on a device of these limits."""
     from ..plan.bytecode import signature  # as bytecode.lower names it
 
     kernel = KERNELS[node.op.name, signature(node)]
-    call = Call(node, args_of(args))
+    call = Call(node, args_of(args), limits)
     workspace = int(kernel.workspace(call))
     if workspace:
-        call = Call(node, (*call.args, Arg(ARENA, i32, (workspace // 4,), (1,), 0, workspace, True)))
+        call = replace(call, args=(*call.args, Arg(ARENA, i32, (workspace // 4,), (1,), 0, workspace, True)))
     return sum(d.groups for d in kernel.rule(call)), workspace
 
 

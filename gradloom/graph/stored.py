@@ -358,7 +358,11 @@ class Stored(Shaped):
         GraphError when the array is frozen."""
         if self.role == "frozen":
             raise GraphError(f"{self.name}: it is frozen and only read; need an array that may be written")
-        self._contents[...] = data
+        shared = isinstance(data, np.ndarray) and np.may_share_memory(data, self._memory)
+        with locks.memory:
+            array = self._contents if shared else self._memory  # what a device has is not wanted: it may be lost
+            array[...] = data
+            self.away = None
         self.version += 1
 
     def numpy(self) -> np.ndarray:

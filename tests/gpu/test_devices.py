@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -234,3 +235,60 @@ def test_no_memory_names_what_it_was_for_and_leaves_nothing_behind(
     monkeypatch.undo()
     assert run()[0] == 8.0 and w.numpy().tolist() == [3.0] * 4
     assert gl.compile(ops.sum(table), device="gpu")()[0] == 3 << 18
+
+
+def test_a_device_that_is_lost_before_a_program_is_compiled() -> None:
+    """It is not the kernel that is at fault."""
+    place_of(0).device.lost = True  # the next one has compiled nothing
+    device = place_of(0).device
+    gl.compile(ops.sum(gl.input("x", (3,))), device="gpu")
+    device.raw.destroy()
+    with pytest.raises(gl.DeviceLost, match="was lost during compiling the kernel .*; need a checkpoint to go on"):
+        gl.compile(ops.exp(gl.input("x", (3,))), device="gpu")
+    assert place_of(0).device is not device, "who asks next gets another"
+
+
+def test_what_a_lost_device_held_is_written_anew() -> None:
+    """As a checkpoint is loaded: nobody asks the lost one for what is overwritten."""
+    w = gl.parameter(np.ones(4, np.float32), name="w")
+    run = gl.compile([ops.sum(w)], ops.assign(w, w + 1.0), device="gpu")
+    run()
+    place_of(0).device.raw.destroy()
+    with pytest.raises(gl.DeviceLost):
+        run()
+    w.assign(np.full(4, 5.0, np.float32))
+    assert gl.compile([ops.sum(w)], ops.assign(w, w + 1.0), device="gpu")()[0] == 20.0
+    assert w.numpy().tolist() == [6.0] * 4
+
+
+def test_an_array_is_assigned_from_a_view_of_itself() -> None:
+    """What the device has written since counts."""
+    w = gl.parameter(np.ones(4, np.float32), name="w")
+    view = w.stored.read()
+    gl.compile([], ops.assign(w, w + 1.0), device="gpu")()
+    w.assign(view)
+    assert w.numpy().tolist() == [2.0] * 4
+
+
+@pytest.mark.parametrize("limit", sorted(devices.LIMITS))
+def test_an_adapter_below_webgpus_limits_is_refused_by_the_name_of_the_limit(
+    limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, least = devices.adapter(0), devices.LIMITS[limit]
+    poor = SimpleNamespace(info=real.info, features=real.features, limits={**real.limits, limit: least - 1})
+    monkeypatch.setattr(devices, "adapter", lambda place: poor)
+    with pytest.raises(gl.BackendError, match=f"has {limit} {least - 1:,}; need {least:,}, as WebGPU promises"):
+        devices.Gpu(0)
+
+
+@pytest.mark.parametrize("limit", ["max-buffer-size", "max-storage-buffer-binding-size"])
+def test_a_buffer_that_is_too_large_names_the_limit(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one of the two that is smaller, and what the buffer is for."""
+    monkeypatch.setitem(devices.LIMITS, limit, 100 << 20)
+    other = "max-storage-buffer-binding-size" if limit == "max-buffer-size" else "max-buffer-size"
+    monkeypatch.setitem(devices.LIMITS, other, 128 << 20)
+    device = devices.Gpu(0, default_limits=True)
+    with pytest.raises(gl.BackendError) as caught:
+        device.buffer(101 << 20, "the array table")
+    assert "the array table is 101.00 MiB" in str(caught.value)
+    assert f"takes 100.00 MiB in one piece ({limit}); need a smaller one, or device='cpu'" in str(caught.value)

@@ -9,7 +9,7 @@ import pytest
 
 from gradloom.base.dtypes import dtype
 from gradloom.gpu.calls import Call, args_of
-from gradloom.gpu.kernels import matmul
+from gradloom.gpu.kernels import matmul, product
 from gradloom.gpu.kernels.all import KERNELS
 from gradloom.graph.opspec import REGISTRY
 from gradloom.graph.value import Node
@@ -59,7 +59,8 @@ def test_k_is_not_shared_out_where_there_are_tiles_enough() -> None:
 
 def test_a_long_k_is_cut_into_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where there are tiles enough, or few rows; bias and relu come after the sum."""
-    monkeypatch.setattr(matmul, "LONGEST", 64)
+    for module in (matmul, product):
+        monkeypatch.setattr(module, "LONGEST", 64)
     rng = np.random.default_rng(1)
     for shape in ((600, 150, 520), (3, 150, 70)):
         m, k, n = shape

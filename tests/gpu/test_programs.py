@@ -60,7 +60,9 @@ def test_an_array_is_uploaded_only_when_the_host_has_written(monkeypatch: pytest
 
     uploads: list[str] = []
     upload = on_device.Copy.upload
-    monkeypatch.setattr(on_device.Copy, "upload", lambda self, s: (uploads.append(s.name), upload(self, s))[1])
+    monkeypatch.setattr(
+        on_device.Copy, "upload", lambda self, s, heard: (uploads.append(s.name), upload(self, s, heard))[1]
+    )
     w, table = gl.parameter(np.ones(5, F32), name="w"), gl.parameter(np.ones(5, F32), name="table", trainable=False)
     run = gl.compile([w * table], ops.assign(w, w + 1.0), device="gpu")
     run.run_many(3, {})

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from ...base.dtypes import bf16, f32, i32
 from ...plan.bytecode import NO_SEGMENT
-from ..calls import Arg, Call, Dispatch, groups_for
+from ..calls import Arg, Call, Dispatch, Limits, groups_for
 from .layout import filled
 from .loss import check_labels, sum_pairs
-from .product import LONGEST, NARROW, element, sources, tile
+from .product import LONGEST, NARROW, element, sources, tile_for
 from .table import kernel
 
 LOGITS = 8 << 20  # numbers that a chunk's logits may be
@@ -52,22 +52,22 @@ def _workspace(call: Call) -> int:
 
 
 def _product(
-    a: Arg, b: Arg, c: Arg, rows: Arg, shape: tuple[int, int, int], strides: tuple[int, int, int, int],
+    limits: Limits, a: Arg, b: Arg, c: Arg, rows: Arg, shape: tuple[int, int, int], strides: tuple[int, int, int, int],
     chunk: tuple[int, int], rounded: bool, needed: str, count: str, place: str, adds: bool = False,
     rounds_a: bool = False,
 ) -> list[Dispatch]:  # fmt: skip
     """C[m, n] = A B for a chunk (its first row, its size), or C += A B; a long K in parts, each added to those before.
     shape: m, n, k; strides: as in wgsl/product.wgsl. place: the element of C(i, j)."""
     m, n, k = shape
-    height, width = tile(m, n)
-    across, down = -(-n // (16 * width)), -(-m // (16 * height))
+    tile = tile_for(m, n, 1, limits)
+    across, down = tile.cut(m, n)
     if not across * down:
         return []
     defines = {
-        "HEIGHT": str(height), "WIDTH": str(width), "LEFT": element(a, 0, rounds_a),
-        "RIGHT": element(b, 1, rounded), "K": "1", "NEEDED": needed, "COUNT": count, "PLACE": place,
-    }  # fmt: skip
-    files, made = sources(b, "product", "linear_product"), []
+        "LEFT": element(a, 0, rounds_a), "RIGHT": element(b, 1, rounded), "K": "1", "NEEDED": needed, "COUNT": count,
+        "PLACE": place,
+    } | tile.defines()  # fmt: skip
+    files, made = sources(b, "strided", "product", "linear_product"), []
     for first in range(0, max(k, 1), LONGEST):
         part = min(LONGEST, k - first)
         words = (m, n, part, across, down, *strides, *chunk, int(adds or first > 0), first)
@@ -107,8 +107,8 @@ def _rule(call: Call) -> list[Dispatch]:
             some = taken.seen_as((size, features))
             made.append(Dispatch(("linear_gather",), "gather_rows", (x, listed, some), groups_for(some.size), words))
             made += _product(
-                taken, w, logits, listed, (size, classes, features), (features, 1, along, deep), chunk, rounded,
-                SOME_ROWS, "word(2u)", "select(ABSENT, i * word(1u) + j, i < rows)",
+                call.limits, taken, w, logits, listed, (size, classes, features), (features, 1, along, deep), chunk,
+                rounded, SOME_ROWS, "word(2u)", "select(ABSENT, i * word(1u) + j, i < rows)",
             )  # fmt: skip
             wanted = int(dx.present or dw.present)
             args = (logits, labels, weights, listed, sums, losses, shares)
@@ -117,17 +117,17 @@ def _rule(call: Call) -> list[Dispatch]:
             made.append(Dispatch(files, "linear_rows", args, size, (classes, first, wanted), defines))
         if dw.present:
             made += _product(
-                logits, taken, dw, listed, (classes, features, size), (1, classes, 1, features), chunk, False,
-                "rows > 0u || word(11u) == 0u", "rows", "select(ABSENT, i * word(1u) + j, i < word(0u))", first > 0,
-                rounded,
+                call.limits, logits, taken, dw, listed, (classes, features, size), (1, classes, 1, features), chunk,
+                False, "rows > 0u || word(11u) == 0u", "rows",
+                "select(ABSENT, i * word(1u) + j, i < word(0u))", first > 0, rounded,
             )  # fmt: skip
         if size and dx.present:
             if rounded:
                 some_rows = (logits, labels, listed, shares)
                 made.append(Dispatch(("linear_round",), "linear_round", some_rows, size, (classes, first)))
             made += _product(
-                logits, w, dx, listed, (size, features, classes), (classes, 1, deep, along), chunk, rounded,
-                SOME_ROWS, "word(2u)",
+                call.limits, logits, w, dx, listed, (size, features, classes), (classes, 1, deep, along), chunk,
+                rounded, SOME_ROWS, "word(2u)",
                 "select(ABSENT, u32(at_3(1u + word(9u) + min(i, rows - 1u))) * word(1u) + j, i < rows)",
             )  # fmt: skip
     if call.node.op.name == "linear_cross_entropy":

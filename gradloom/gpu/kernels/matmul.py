@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import math
 
-from ...base.dtypes import bf16, f32
-from ..calls import THREADS, Call, Dispatch, groups_for, spread
-from .product import LONGEST, NARROW, element, sources, tile
+from ...base.dtypes import bf16
+from ..calls import THREADS, Arg, Call, Dispatch, spread
+from .product import LONGEST, NARROW, element, pad_k, shares_of, sources, summed, sums_bytes, tiled
 from .table import kernel
 
 FEW = 4  # rows
-ENOUGH = 32  # workgroups: with fewer, K is shared out
-LEAST = 256  # of K in a share
 
 
-def _share(m: int, n: int, k: int, matrices: int) -> int:
-    """How much of K a workgroup sums: less than all where there are few tiles, as in the gradients of an adapter, and
-    where K is too long for one. From the shapes alone: the same on every device."""
-    height, width = tile(m, n)
-    groups = -(-n // (16 * width)) * -(-m // (16 * height)) * matrices
-    shares = -(-k // LONGEST)
-    if m > FEW and groups < ENOUGH:
-        shares = max(min(k // LEAST, 2 * ENOUGH // max(groups, 1)), shares)
-    return -(-k // (shares * 16)) * 16 if shares > 1 else k
+def _shares(call: Call, z: Arg) -> int:
+    *batch, m, n = z.shape
+    return 1 if _is_few(call, z) else shares_of(m, n, call[0].shape[-1], math.prod(batch))
+
+
+def _is_few(call: Call, z: Arg) -> bool:
+    """So few rows, as generation has them, that there are no tiles."""
+    return z.shape[-2] <= FEW and call[0].shape[-1] <= LONGEST
 
 
 def _workspace(call: Call) -> int:
-    """The sums over each share of K, where there are several."""
-    z = call.args[len(call.node.inputs)]
-    m, n = z.shape[-2:]
-    k = call[0].shape[-1]
-    share = _share(m, n, k, math.prod(z.shape[:-2]))
-    return 4 * z.size * -(-k // share) if z.size and share < k else 0
+    z = call[len(call.node.inputs)]
+    return sums_bytes(z, _shares(call, z)) if z.size else 0
 
 
 def _product(call: Call) -> list[Dispatch]:
@@ -44,14 +37,13 @@ def _product(call: Call) -> list[Dispatch]:
         return []
     a, b = (spread(v, (*batch, *v.shape[-2:])).strides for v in (x, y))
     matrices = math.prod(batch)
-    share = _share(m, n, k, matrices)
-    strides = [a[-2], a[-1], b[-1], b[-2], share, matrices, len(batch)]
+    shares = _shares(call, z)
+    strides = [a[-2], a[-1], b[-1], b[-2], pad_k(k, shares), matrices, len(batch)]
     for axis in reversed(range(len(batch))):
         strides += [batch[axis], a[axis], b[axis]]
     finish = _finish(call)
     defines = {"LEFT": element(x, 0), "RIGHT": element(y, 1, rounded=x.dtype is bf16), "K": "1", "FINISH": finish}
-    args = (x, y, z, *more)
-    if m <= FEW and k <= LONGEST:
+    if _is_few(call, z):
         deep = 32 if b[-2] == 1 else 4  # threads that share a column's K
         across = THREADS // deep
         column, part = (f"(lane / {deep}u)", f"(lane % {deep}u)")
@@ -59,22 +51,15 @@ def _product(call: Call) -> list[Dispatch]:
             column, part = (f"(lane % {across}u)", f"(lane / {across}u)")
         defines |= {"ACROSS": str(across), "DEEP": str(deep), "COLUMN": column, "PART": part}
         words = (m, n, k, -(-n // across), 1, *strides)
-        return [
-            Dispatch(sources(y, "matmul_batch", "matmul_few"), "matmul_few", args, words[3] * matrices, words, defines)
-        ]
-    height, width = tile(m, n)
-    defines |= {"HEIGHT": str(height), "WIDTH": str(width)}
-    words = (m, n, k, -(-n // (16 * width)), -(-m // (16 * height)), *strides)
-    files, groups = sources(y, "product", "matmul_batch", "matmul"), words[3] * words[4] * matrices
-    if share >= k:
-        return [Dispatch(files, "matmul", args, groups, words, defines)]
-    shares = -(-k // share)
-    sums = call.args[inputs + 1].seen_with(f32, (shares, *z.shape))
-    joined = (sums, sums, z, *more)
-    return [
-        Dispatch(files, "matmul", (x, y, sums), groups * shares, words, defines | {"FINISH": "z"}),
-        Dispatch(("matmul_join",), "matmul_join", joined, groups_for(z.size), (z.size, shares, n), {"FINISH": finish}),
-    ]
+        files, args = sources(y, "matmul_batch", "matmul_few"), (x, y, z, *more)
+        return [Dispatch(files, "matmul_few", args, words[3] * matrices, words, defines)]
+    files = sources(y, "strided", "product", "matmul_batch", "matmul_begin", "matmul")
+
+    def made(z: Arg, more: tuple[Arg, ...], finish: str) -> list[Dispatch]:
+        own = defines | {"FINISH": finish, "BIAS": "j"}
+        return [tiled(call.limits, files, (x, y, z, *more), (m, n, k), matrices * shares, tuple(strides), own)]
+
+    return summed(call, z, tuple(more), shares, (1, n), finish, made)
 
 
 def _finish(call: Call) -> str:
@@ -83,7 +68,7 @@ def _finish(call: Call) -> str:
         return "select(0.0, z, at_3(at) > 0.0)"
     if call.node.op.name == "matmul":
         return "z"
-    value = "z + at_3(j)" if call[2].present else "z"
+    value = "z + at_3(bias)" if call[2].present else "z"
     return f"relu({value})" if call.attrs["act"] == "relu" else value
 
 

@@ -1,26 +1,29 @@
-// conv_back_input.wgsl: dx of a convolution: each number of x gathers from the windows that it lies under. Arguments: g, w, dx.
-// Words as in conv.wgsl.
-@compute @workgroup_size(256)
-fn conv_back_input(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>,
-                   @builtin(local_invocation_index) lane: u32) {
-  let at = group_of(wid, nwg) * 256u + lane;
-  if (at >= size_2()) { return; }
-  let x = at % word(2u) + word(11u);
-  let y = at / word(2u) % word(1u) + word(10u);
-  let i = at / (word(2u) * word(1u)) % word(0u);
-  let n = at / (word(2u) * word(1u) * word(0u));
-  var z = 0.0;
-  for (var ky = 0u; ky < word(6u); ky++) {
-    let down = y - min(y, ky * word(12u));
-    if (ky * word(12u) > y || down % word(8u) != 0u || down / word(8u) >= word(4u)) { continue; }
-    for (var kx = 0u; kx < word(7u); kx++) {
-      let right = x - min(x, kx * word(13u));
-      if (kx * word(13u) > x || right % word(9u) != 0u || right / word(9u) >= word(5u)) { continue; }
-      for (var o = 0u; o < word(3u); o++) {
-        let g = at_0(((n * word(3u) + o) * word(4u) + down / word(8u)) * word(5u) + right / word(9u));
-        z = fma(g, at_1(((o * word(0u) + i) * word(6u) + ky) * word(7u) + kx), z);
-      }
-    }
-  }
-  set_2(at, z);
+// conv_back_input.wgsl: dx of a convolution. The numbers of x whose place, the padding before it, leaves the same rest when it is
+// divided by the stride, lie under the same elements of the window: they are one product. M: I; N: images, rows and columns of x
+// with this rest; K: O, elements of the window.
+// Arguments: w, g, dx. Words behind those of conv.wgsl, each down and across: how many such places, the first one; elements of the
+// window, the first one, from one to the next; the place in g of the first of both, and how much it falls from one element to the next.
+
+fn left_at(i: u32, p: u32) -> f32 {
+  let window = word(31u) * word(32u);
+  let k = (from_k + p) % window;
+  let ky = word(33u) + k / word(32u) * word(35u);
+  let kx = word(34u) + k % word(32u) * word(36u);
+  return at_0((((from_k + p) / window * word(12u) + i) * word(18u) + ky) * word(19u) + kx);
+}
+fn right_at(j: u32, p: u32) -> f32 {
+  let window = word(31u) * word(32u);
+  let places = word(27u) * word(28u);
+  let k = (from_k + p) % window;
+  let oy = word(37u) + j % places / word(28u) - k / word(32u) * word(39u);  // below 0: a large number
+  let ox = word(38u) + j % word(28u) - k % word(32u) * word(40u);
+  if (oy >= word(16u) || ox >= word(17u)) { return 0.0; }
+  return at_1(((j / places * word(15u) + (from_k + p) / window) * word(16u) + oy) * word(17u) + ox);
+}
+fn place_of(slot: u32, i: u32, j: u32) -> u32 {
+  let places = word(27u) * word(28u);
+  let y = word(29u) + j % places / word(28u) * word(20u);
+  let x = word(30u) + j % word(28u) * word(21u);
+  let numbers = word(26u) * word(12u) * word(13u) * word(14u);
+  return slot * numbers + ((j / places * word(12u) + i) * word(13u) + y) * word(14u) + x;
 }

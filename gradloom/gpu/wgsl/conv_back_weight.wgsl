@@ -1,35 +1,18 @@
-// conv_back_weight.wgsl: dw and db of a convolution, a workgroup per number: a sum over images and positions. Arguments: g, x, dw,
-// db. Words as in conv.wgsl, then images.
-@compute @workgroup_size(256)
-fn conv_back_weight(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>,
-                    @builtin(local_invocation_index) lane: u32) {
-  let at = group_of(wid, nwg);
-  if (at >= call.groups) { return; }
-  let kx = at % word(7u);
-  let ky = at / word(7u) % word(6u);
-  let i = at / (word(7u) * word(6u)) % word(0u);
-  let o = at / (word(7u) * word(6u) * word(0u));
-  let pixels = word(4u) * word(5u);
-  var z = 0.0;
-  for (var p = lane; p < word(14u) * pixels; p += 256u) {
-    let n = p / pixels;
-    let found = under(p % pixels / word(5u), p % word(5u), ky, kx);
-    if (found != ABSENT) {
-      z = fma(at_0((n * word(3u) + o) * pixels + p % pixels), at_1((n * word(0u) + i) * word(1u) * word(2u) + found), z);
-    }
-  }
-  z = sum_256(lane, z);
-  if (lane == 0u) { set_2(at, z); }
-}
+// conv_back_weight.wgsl: dw[o, j] of a convolution, j = (i, ky, kx): sum over images and pixels of g * x under it. M: O; N: I KH KW; K:
+// images and pixels. Arguments: g, x, dw. See conv.wgsl.
 
-@compute @workgroup_size(256)
-fn conv_back_bias(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>,
-                  @builtin(local_invocation_index) lane: u32) {
-  let o = group_of(wid, nwg);
-  if (o >= call.groups) { return; }
-  let pixels = word(4u) * word(5u);
-  var z = 0.0;
-  for (var p = lane; p < word(14u) * pixels; p += 256u) { z += at_0((p / pixels * word(3u) + o) * pixels + p % pixels); }
-  z = sum_256(lane, z);
-  if (lane == 0u) { set_3(o, z); }
+fn left_at(o: u32, p: u32) -> f32 {
+  let pixels = word(16u) * word(17u);
+  let at = from_k + p;
+  return at_0((at / pixels * word(15u) + o) * pixels + at % pixels);
 }
+fn right_at(j: u32, p: u32) -> f32 {
+  let pixels = word(16u) * word(17u);
+  let window = word(18u) * word(19u);
+  let at = from_k + p;
+  let k = j % window;
+  let found = under(at % pixels / word(17u), at % word(17u), k / word(19u), k % word(19u));
+  if (found == ABSENT) { return 0.0; }
+  return at_1((at / pixels * word(12u) + j / window) * word(13u) * word(14u) + found);
+}
+fn place_of(slot: u32, o: u32, j: u32) -> u32 { return (slot * word(0u) + o) * word(1u) + j; }

@@ -5,25 +5,27 @@
 // `rows`: of the chunk.
 var<workgroup> present: u32;
 
-@compute @workgroup_size(256)
+@compute @workgroup_size($THREADS)
 fn linear_product(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>,
                   @builtin(local_invocation_index) lane: u32) {
   let group = group_of(wid, nwg);
   if (group >= call.groups) { return; }
   if (lane == 0u) { present = min(max(u32(at_3(0u)), word(9u)) - word(9u), word(10u)); }
   let rows = workgroupUniformLoad(&present);
-  let i0 = group / word(3u) * (16u * $HEIGHTu);
-  let j0 = group % word(3u) * (16u * $WIDTHu);
+  let i0 = group / word(3u) * TALL;
+  let j0 = group % word(3u) * WIDE;
   if (!($NEEDED)) { return; }
-  tile_product(lane, i0, j0, word(12u) * word(6u), word(12u) * word(8u), $COUNT);
+  from_a = word(12u) * word(6u);
+  from_b = word(12u) * word(8u);
+  tile_product(lane, i0, j0, $COUNT);
   for (var r = 0u; r < $HEIGHTu; r++) {
-    let i = i0 + (lane >> 4u) + 16u * r;
+    let i = i0 + row_of(lane, r);
     for (var c = 0u; c < $WIDTHu; c++) {
-      let j = j0 + (lane & 15u) + 16u * c;
+      let j = j0 + column_of(lane, c);
       if (j >= word(1u)) { continue; }
       let at = $PLACE;
       if (at == ABSENT) { continue; }
-      let v = sums[r * $WIDTHu + c];
+      let v = $SUM;
       if (word(11u) == 1u) { set_2(at, at_2(at) + v); } else { set_2(at, v); }
     }
   }

@@ -1,29 +1,28 @@
-// matmul.wgsl: matmul, matmul_act, matmul_relu_back: a workgroup per tile of C, per matrix of the batch, per share of K.
+// matmul.wgsl: matmul, matmul_act, matmul_relu_back, convolutions: a workgroup per tile of C, per matrix of the batch, per share of K.
 //
-// Arguments: x, y, z, then bias or h. $FINISH: what z(i, j), number `at` of the output, becomes in the end. Words behind
+// Arguments: x, y, z, then bias or h. $FINISH: what z(i, j), number `at` of the output, becomes in the end; $BIAS: the place of its bias. Words behind
 // those of product.wgsl: how much of K is a share, matrices, batch axes, then extent, x's stride, y's stride of each axis, the
-// innermost first. Shares lie one behind the other in z.
-@compute @workgroup_size(256)
+// innermost first (of convolutions: see conv.wgsl). Shares lie one behind the other in z.
+// begin(matrix, first): what is summed begins there; place_of(slot, i, j): the element of z(i, j), in the slot of its matrix and share.
+@compute @workgroup_size($THREADS)
 fn matmul(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>,
           @builtin(local_invocation_index) lane: u32) {
   let group = group_of(wid, nwg);
   if (group >= call.groups) { return; }
-  let m = word(0u);
-  let n = word(1u);
   let slot = group / (word(3u) * word(4u));
-  let matrix = slot % word(10u);
   let first = slot / word(10u) * word(9u);
-  let i0 = group / word(3u) % word(4u) * (16u * $HEIGHTu);
-  let j0 = group % word(3u) * (16u * $WIDTHu);
-  let begin = begins(matrix);
-  tile_product(lane, i0, j0, begin.x + first * word(6u), begin.y + first * word(8u), min(word(9u), word(2u) - first));
+  let i0 = group / word(3u) % word(4u) * TALL;
+  let j0 = group % word(3u) * WIDE;
+  begin(slot % word(10u), first);
+  tile_product(lane, i0, j0, min(word(9u), word(2u) - min(first, word(2u))));
   for (var r = 0u; r < $HEIGHTu; r++) {
-    let i = i0 + (lane >> 4u) + 16u * r;
+    let i = i0 + row_of(lane, r);
     for (var c = 0u; c < $WIDTHu; c++) {
-      let j = j0 + (lane & 15u) + 16u * c;
-      if (i < m && j < n) {
-        let at = (slot * m + i) * n + j;
-        let z = sums[r * $WIDTHu + c];
+      let j = j0 + column_of(lane, c);
+      if (i < word(0u) && j < word(1u)) {
+        let at = place_of(slot, i, j);
+        let z = $SUM;
+        let bias = $BIAS;
         set_2(at, $FINISH);
       }
     }

@@ -34,6 +34,7 @@ fn matmul_few(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nw
   if ($PART != 0u || j >= n) { return; }
   for (var i = 0u; i < m; i++) {
     let at = (matrix * m + i) * n + j;
+    let bias = j;
     let z = partial[$COLUMN][i];
     set_2(at, $FINISH);
   }
