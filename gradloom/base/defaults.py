@@ -42,6 +42,11 @@ def epochs_for(rows: int, images: bool) -> int:
     return 100 if rows < 1000 else 50 if rows < 5000 else 30 if rows < 20000 else 12 if rows < 100000 else 4
 
 
+def folds_for(rows: int, members: int) -> int:
+    """Parts of so many training rows of a table, each of which is left out by some of so many members; 0: none."""
+    return members if rows >= LEAST_VALIDATED and members > 1 else 0
+
+
 def batch_for(rows: int, images: bool) -> int:
     """Rows of a step, more than there are where they are few."""
     return 32 if rows < 5000 else 500 if images else 128

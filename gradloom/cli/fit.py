@@ -184,6 +184,7 @@ def _train(job: Job, optimizer: Any) -> list[EpochResult]:
         batch_size=use.batch_size,
         micro_batch_size=use.micro_batch_size,
         val_split=use.val_split if job.table.val is None else 0.0,
+        folds=use.folds,
         seed=use.seed,
         parallel=job.ranks,
         exchange=use.exchange or "ordered",

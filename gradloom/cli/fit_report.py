@@ -104,7 +104,12 @@ class Job:
         """What a model's file tells of its training; the data by their content, so that it names no place."""
         data = self.inputs.digests().get("data")
         told = {"data": data, "seed": self.use.seed, "ending": ending, **_sizes(self.use)}
-        more = {"dropout": self.use.dropout, "ensemble": self.use.ensemble, "rows": self.table.train.n}
+        more = {
+            "dropout": self.use.dropout,
+            "ensemble": self.use.ensemble,
+            "folds": self.use.folds,
+            "rows": self.table.train.n,
+        }
         return told | {"optimizer": self.use.optimizer, **more}
 
     def model(self, ending: str, result: dict[str, Any]) -> Model:
@@ -163,6 +168,7 @@ def measure(job: Job, seconds: float) -> dict[str, Any]:
         "target": table.preprocess.target,
         "rows_train": train_rows,
         "rows_val": val_rows or next((rows.n for rows in job.val.values()), 0),
+        "folds": use.folds,
         "rows_test": 0 if table.test is None else table.test.n,
         **(_of(latest, "train") if latest else {}),
         **(_of(validated[-1].val, "val") if validated else {}),
@@ -286,6 +292,8 @@ def announce(job: Job) -> None:
     what = f"{table.train.n:,} rows"
     if use.val_split and table.val is None:
         what += f" ({use.val_split:g} of them for validation)"
+    if use.folds:
+        what += f" in {use.folds} folds (a network trains without one, which validates it)"
     for name, rows in job.val.items():
         source = f"from {(use.val or {})[name]}" if name in (use.val or {}) else "of later times"
         what += f", {rows.n:,} validation rows {source}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ..base.defaults import MEMBERS, PATIENCE, batch_for, dropout_for, epochs_for, hidden_for, rate_for
+from ..base.defaults import MEMBERS, PATIENCE, batch_for, dropout_for, epochs_for, folds_for, hidden_for, rate_for
 from .common import Json
 from .run_settings import (
     CheckpointEvery,
@@ -125,7 +125,14 @@ class FitSettings:
         typer.Option(help="cross_entropy or mse. [default: cross_entropy for classes, else mse]"),
     ] = decided
     val_split: Annotated[
-        Share, typer.Option(help="Share of the training rows to validate on. [default: 0.15 of a table, 0.05 of idx]")
+        Share, typer.Option(help="Share of the training rows to validate on. [default: none of a table, 0.05 of idx]")
+    ] = decided
+    folds: Annotated[
+        Count,
+        typer.Option(
+            help="Parts of a table's training rows: each network trains without one, and that validates it; 0: none. "
+            "[default: as many as networks]"
+        ),
     ] = decided
     val: Annotated[
         dict[str, Place] | None,
@@ -191,13 +198,21 @@ def prepared(asked: FitSettings) -> FitSettings:
         raise SettingError(f"--metric {asked.metric}: is what --patience waits for, and that is 0; need more")
     if asked.monitor is not None and asked.patience == 0:
         raise SettingError(f"--monitor {asked.monitor}: is what --patience waits for, and that is 0; need more")
+    if asked.folds:
+        for name, value in (("val-split", asked.val_split), ("time", asked.time), ("val", "val" in (asked.val or {}))):
+            if value:
+                said = "" if value is True else f" {value}"
+                raise SettingError(f"--folds {asked.folds} beside --{name}{said}: need one of them")
     asked = replace(asked, precision=as_precision(asked.precision))
     check_device(asked.device)
     if asked.val_split is None and os.path.isdir(asked.data):
         return replace(asked, val_split=0.05 if "val" not in (asked.val or {}) else 0.0)
     if asked.val_split is None and asked.val:
-        return replace(asked, val_split=0.0)
-    return asked
+        asked = replace(asked, val_split=0.0)
+    if asked.val_split is not None or asked.time is not None:
+        return replace(asked, folds=asked.folds or 0)
+    has_members = asked.hidden != [] and asked.ensemble != 1
+    return replace(asked, val_split=0.0) if asked.folds or (asked.folds is None and has_members) else asked
 
 
 def _check_validated(use: FitSettings, table: Table) -> bool:
@@ -205,12 +220,14 @@ def _check_validated(use: FitSettings, table: Table) -> bool:
     from ..base.errors import SettingError
     from ..train.scores import SCORES
 
-    validates = bool(use.val or table.val is not None or use.val_split)
+    validates = bool(use.val or table.val is not None or use.val_split or use.folds)
     for name in ("eval_every", "eval_rows", "metric"):
         value = getattr(use, name)
         if value is not None and not validates:
             flag = name.replace("_", "-")
-            raise SettingError(f"--{flag} {value}: there are no rows to validate on; need --val or --val-split")
+            raise SettingError(
+                f"--{flag} {value}: there are no rows to validate on; need --val, --folds or --val-split"
+            )
     if use.metric is not None and use.metric not in SCORES[table.task]:
         need = ", ".join(SCORES[table.task])
         raise SettingError(f"--metric {use.metric}: the task is a {table.task}; need one of {need}")
@@ -225,7 +242,6 @@ def settle(asked: FitSettings, table: Table, ranks: Communicator | None) -> FitS
     from ..parallel.agree import share_of
 
     asked = replace(asked, val_split=table.val_split)
-    validates = _check_validated(asked, table)
     if asked.dropout and asked.hidden == []:
         raise SettingError(f"--dropout {asked.dropout:g}: is of hidden layers, and --hidden has none; need one")
     images = table.preprocess.kind == "array"
@@ -234,6 +250,8 @@ def settle(asked: FitSettings, table: Table, ranks: Communicator | None) -> FitS
         what = "--hidden has no layer" if asked.hidden == [] else "images are learned by one network"
         raise SettingError(f"--ensemble {asked.ensemble}: {what}; need 1")
     members = 1 if one else asked.ensemble or MEMBERS
+    asked = replace(asked, folds=_folds(asked.folds, members, table))
+    validates = _check_validated(asked, table)
     hidden = asked.hidden if asked.hidden is not None else hidden_for(images)
     rows = rows_of(asked, table)[0]
     wanted = asked.batch_size or batch_for(rows, images)
@@ -264,8 +282,27 @@ def settle(asked: FitSettings, table: Table, ranks: Communicator | None) -> FitS
     )
 
 
+def _folds(asked: int | None, members: int, table: Table) -> int:
+    """In how many folds the training rows are; SettingError for a number that the networks cannot leave out."""
+    from ..base.errors import SettingError
+
+    if asked is None:
+        return folds_for(table.train.n, members)
+    most = min(members, table.train.n)
+    if asked and not 2 <= asked <= most:
+        seen = f"{members} networks and {table.train.n} training rows"
+        raise SettingError(
+            f"--folds {asked}: there are {seen}; need 0, or from 2 to {most}"
+            if most > 1
+            else f"--folds {asked}: there is one network, or one row; need 0"
+        )
+    return asked
+
+
 def rows_of(use: FitSettings, table: Table) -> tuple[int, int]:
-    """(training rows, validation rows)."""
+    """(training rows, validation rows); those of folds are both."""
+    if use.folds:
+        return table.train.n, table.train.n
     if table.val is not None:
         return table.train.n, table.val.n
     val = len(table.train.split(use.val_split, use.seed)[1]) if use.val_split else 0

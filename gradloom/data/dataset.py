@@ -7,6 +7,7 @@ Nothing has to divide anything: the last shard and the last batch are simply sho
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ _DATA = ("uint8", "int8", "int32", "int64", "float32", "float64", "float16")
 IGNORED = -100  # the label id of a row that counts for nothing
 
 # Streams of random numbers drawn from one seed; each use has its own, so that none of them repeats another.
-_SPLIT, _ORDER = 1, 2
+_SPLIT, _ORDER, _FOLDS = 1, 2, 4
 
 
 def generator(seed: int, *stream: int) -> np.random.Generator:
@@ -66,6 +67,7 @@ class Dataset:
         self.weights = None if weights is None else _as_weights(weights, self.n)
         self._idle = self._find_idle()
         self.check_counted()
+        self.folds: np.ndarray | None = None  # see in_folds
         self._order = np.arange(self.shards, dtype=np.int64)
 
     def _find_idle(self) -> np.ndarray | None:
@@ -159,6 +161,17 @@ class Dataset:
         Whole shards go to one side or the other; both sides get at least one.
         """
         return split_rows(self.n, val_split, seed, self.shard_size)
+
+    def in_folds(self, count: int, seed: int) -> Dataset:
+        """The same rows, each of which is in one of so many folds, drawn by the seed and as large as one another:
+        `folds` of the new data set, i32 [n]. Rows of a shard are in one."""
+        if not 2 <= count <= self.shards:
+            raise DataError(f"folds={count}: {self.n} rows in {self.shards} shards; need from 2 to as many as these")
+        of_shard = np.empty(self.shards, np.int32)
+        of_shard[generator(seed, _FOLDS).permutation(self.shards)] = np.arange(self.shards) % count
+        made = copy.copy(self)
+        made.folds = np.repeat(of_shard, self.shard_size)[: self.n]
+        return made
 
     def state(self) -> dict[str, Any]:
         """What `shuffle` has made of the order: "order", i64 [shards]."""

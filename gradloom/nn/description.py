@@ -96,7 +96,7 @@ _LAYERS: dict[type[Module], dict[str, Callable[[Described, str], Any]]] = {
     Periodic: {
         "n_in": _size, "columns": lambda s, k: s.wholes(k, 0), "frequencies": _size, "width": _size, "scale": _number,
     },
-    Ensemble: {"average": lambda s, k: s.text(k, AVERAGES), "dropout": _number},
+    Ensemble: {"average": lambda s, k: s.text(k, AVERAGES), "dropout": _number, "shortcut": _size},
     MultiheadAttention: {
         "features": _size, "heads": _size, "kv_heads": _size, "bias": _flag, "dropout": _number, "causal": _flag,
         "window": _size, "softcap": _number,

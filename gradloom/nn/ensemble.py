@@ -16,6 +16,7 @@ from .layers import Dropout, Sequential, activation_function, activation_name, n
 from .module import Module, normal, uniform
 
 AVERAGES = ("probabilities", "outputs")
+_UNLIKELY = -1e30  # the logarithm of a probability that counts for nothing
 
 
 class MemberLinear(Module):
@@ -90,11 +91,15 @@ class Ensemble(Sequential):
     of each row, [rows, members, outputs], of which gl.fit takes the mean loss: each learns for itself. In evaluation
     what they give is averaged: the outputs, or, of logits, the probabilities, whose logarithms are the outputs.
     dropout: the share of the outputs of each MemberLinear but the last that a step of training leaves out.
+    shortcut: the features of a row, [rows, shortcut], of which each member adds a linear function to its outputs; None:
+    it does not. What is linear in the features is so learned at once, and the layers learn the rest.
     Lakshminarayanan et al., "Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles"
     (arXiv 1612.01474).
     """
 
-    def __init__(self, *layers: Module, average: str = "probabilities", dropout: float = 0.0) -> None:
+    def __init__(
+        self, *layers: Module, average: str = "probabilities", dropout: float = 0.0, shortcut: int | None = None
+    ) -> None:
         super().__init__(*layers)
         if average not in AVERAGES:
             raise SettingError(f"Ensemble: average={average!r} is not known; need one of {', '.join(AVERAGES)}")
@@ -105,6 +110,8 @@ class Ensemble(Sequential):
                 "the last layer among them"
             )
         self.average, self.dropout = average, Dropout(dropout)
+        members, _, outputs = layers[-1].weight.shape
+        self.shortcut = None if shortcut is None else MemberLinear(members, shortcut, outputs)
 
     @property
     def members(self) -> int:
@@ -113,21 +120,47 @@ class Ensemble(Sequential):
         return int(last.weight.shape[0])
 
     def arguments(self) -> dict[str, Any]:
-        return {"average": self.average, "dropout": self.dropout.rate}
+        features = None if self.shortcut is None else self.shortcut.weight.shape[1]
+        return {"average": self.average, "dropout": self.dropout.rate, "shortcut": features}
 
     def forward(self, x: Value) -> Value:
+        each = self.of_each(x)
+        return each if self.training else self.averaged(each)
+
+    def of_each(self, x: Value) -> Value:
+        """What each member makes of each row: [rows, members, outputs]."""
         first = next(i for i, layer in enumerate(self.layers) if isinstance(layer, MemberLinear))
+        given = x
         for layer in self.layers[:first]:
             x = layer(x)
-        x = ops.broadcast_to(ops.reshape(x, (1, *x.shape)), (self.members, *x.shape))
+        x = self._to_each(x)
         for layer in self.layers[first:]:
             x = layer(x)
             if isinstance(layer, MemberLinear) and layer is not self.layers[-1] and self.dropout.rate:
                 x = ops.permute(self.dropout(ops.permute(x, (1, 0, 2))), (1, 0, 2))  # its numbers go by rows
-        if self.training:
-            return ops.permute(x, (1, 0, 2))
+        if self.shortcut is not None:
+            x = x + self.shortcut(self._to_each(given))
+        return ops.permute(x, (1, 0, 2))
+
+    def _to_each(self, x: Value) -> Value:
+        """[rows, ...] as [members, rows, ...]."""
+        return ops.broadcast_to(ops.reshape(x, (1, *x.shape)), (self.members, *x.shape))
+
+    def averaged(self, each: Value, counted: Value | None = None) -> Value:
+        """The average of [rows, members, outputs] over the members: [rows, outputs]. counted: 1 for those that count of
+        a row, one at least, and 0 for the others, [rows, members]; None: all count."""
+        if counted is not None:
+            counted = ops.reshape(counted, (*counted.shape, 1))
         if self.average == "outputs":
-            return ops.mean(x, axes=0)
-        logs = ops.log_softmax(x, -1)
-        most = ops.max(logs, axes=0)
-        return ops.log(ops.mean(ops.exp(logs - most), axes=0)) + most
+            return _mean(each, counted)
+        logs = ops.log_softmax(each, -1)
+        if counted is not None:
+            logs = ops.where(ops.greater(counted, 0.0), logs, _UNLIKELY)
+        most = ops.max(logs, axes=1)
+        shares = ops.exp(logs - ops.reshape(most, (most.shape[0], 1, most.shape[1])))
+        return ops.log(_mean(shares, counted)) + most
+
+
+def _mean(each: Value, counted: Value | None) -> Value:
+    """Over the members, as of Ensemble.averaged; counted [rows, members, 1]."""
+    return ops.mean(each, axes=1) if counted is None else ops.sum(each * counted, axes=1) / ops.sum(counted, axes=1)

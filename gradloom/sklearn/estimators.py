@@ -21,6 +21,7 @@ from ..base.defaults import (
     batch_for,
     dropout_for,
     epochs_for,
+    folds_for,
     hidden_for,
     rate_for,
 )
@@ -51,6 +52,7 @@ class _Perceptron(BaseEstimator):
         dropout: float | None = None,
         ensemble: int | None = None,
         val_split: float | None = None,
+        folds: int | None = None,
         patience: int | None = None,
         metric: str | None = None,
         precision: str | None = None,
@@ -66,6 +68,7 @@ class _Perceptron(BaseEstimator):
         self.dropout = dropout
         self.ensemble = ensemble
         self.val_split = val_split
+        self.folds = folds
         self.patience = patience
         self.metric = metric
         self.precision = precision
@@ -125,10 +128,12 @@ class _Perceptron(BaseEstimator):
         members = members if hidden else 1
         dropout = (dropout_for(False) if hidden else 0.0) if self.dropout is None else as_share("dropout", self.dropout)
         seed = as_whole("seed", self.seed, 0)
-        if self.val_split is None:
-            split = VALIDATED if rows >= LEAST_VALIDATED else 0.0
-        else:
-            split = as_share("val_split", self.val_split)
+        split = None if self.val_split is None else as_share("val_split", self.val_split)
+        folds = None if self.folds is None else as_whole("folds", self.folds, 0)
+        if folds is None:
+            folds = folds_for(rows, members) if split is None else 0
+        if split is None:
+            split = VALIDATED if rows >= LEAST_VALIDATED and not folds else 0.0
         trained = len(split_rows(rows, split, seed)[0])
         epochs = epochs_for(trained, False) if self.epochs is None else as_whole("epochs", self.epochs, 1)
         batch_size = (
@@ -141,18 +146,18 @@ class _Perceptron(BaseEstimator):
         net = network(preprocess, hidden, dropout, members, loss)
         optimizer = optimizer_for(net, self.optimizer, lr, epochs * -(-trained // batch_size))
         patience = PATIENCE if self.patience is None else as_whole("patience", self.patience, 0)
-        self._check_metric(split, patience, preprocess.task)
-        waited = patience if split else 0
+        self._check_metric(split or folds, patience, preprocess.task)
+        waited = patience if split or folds else 0
         stops, measured = stopping_at(self.metric, waited, loss, preprocess.outputs_to_targets)
         self.history_ = fit(
             net, Dataset(features, labels, weights=weights), loss=loss, optimizer=optimizer, epochs=epochs,
-            batch_size=batch_size, val_split=split, callbacks=stops, metrics=measured, seed=seed, progress=False,
-            precision=self.precision, device=self.device, threads=self.threads, **options,
+            batch_size=batch_size, val_split=split, folds=folds, callbacks=stops, metrics=measured, seed=seed,
+            progress=False, precision=self.precision, device=self.device, threads=self.threads, **options,
         )  # fmt: skip
         about = {
             "seed": seed, "hidden": hidden, "epochs": len(self.history_), "batch_size": batch_size,
             "lr": lr, "loss": loss, "optimizer": self.optimizer, "dropout": dropout, "ensemble": members,
-            "rows": rows,
+            "folds": folds, "rows": rows,
         }  # fmt: skip
         numbers = self.history_[-1].numbers()
         metrics = {f"train_{name}": value for name, value in numbers.items() if np.isfinite(value)}
@@ -182,7 +187,7 @@ class _Perceptron(BaseEstimator):
             raise SettingError(f"metric={metric!r}: need one of {', '.join(known)} for a {task}")
         if metric is not None and not (split and patience):
             raise SettingError(
-                f"metric={metric!r}: no validation rows to wait for; need val_split and patience above 0"
+                f"metric={metric!r}: no validation rows to wait for; need folds or val_split, and patience, above 0"
             )
 
     def _outputs(self, X: Any) -> np.ndarray:
@@ -205,7 +210,10 @@ class Classifier(ClassifierMixin, _Perceptron):
     optimizer     the name of one: adamw, adam, sgd, lion, rmsprop, adafactor, muon
     dropout       share of the hidden layers' outputs that a step leaves out; None: 0.1
     ensemble      networks that learn side by side and are averaged, nn.Ensemble; None: 8
-    val_split     share of the rows that ends the training and is not trained on; None: 0.15 of 100 rows and more
+    folds         parts of the rows: each network trains without one, and these rows end the training; None: as many as
+                  networks for 100 rows and more, unless val_split is given; 0: none
+    val_split     share of the rows that ends the training and is not trained on; None: 0.15 of 100 rows and more that
+                  are in no folds
     patience      evaluations of these without improvement after which training ends; None: 15; 0: never
     metric        the score that is to improve, as of the command's --metric; None: the loss
     class_weight  None, "balanced", or {class: weight}
@@ -226,6 +234,7 @@ class Classifier(ClassifierMixin, _Perceptron):
         dropout: float | None = None,
         ensemble: int | None = None,
         val_split: float | None = None,
+        folds: int | None = None,
         patience: int | None = None,
         metric: str | None = None,
         class_weight: str | Mapping[Any, float] | None = None,
@@ -235,8 +244,8 @@ class Classifier(ClassifierMixin, _Perceptron):
         seed: int = 0,
     ) -> None:
         super().__init__(
-            hidden, epochs, batch_size, lr, optimizer, dropout, ensemble, val_split, patience, metric,
-            precision=precision, device=device, threads=threads, seed=seed,
+            hidden, epochs, batch_size, lr, optimizer, dropout, ensemble, val_split, folds, patience,
+            metric, precision=precision, device=device, threads=threads, seed=seed,
         )  # fmt: skip
         self.class_weight = class_weight
 

@@ -14,6 +14,7 @@ from ..base.arguments import as_bool, as_whole
 from ..base.errors import DataError, SettingError
 from ..base.interval import Interval
 from ..data.dataset import Dataset
+from ..nn.ensemble import Ensemble
 from ..optim.optimizer import Optimizer
 from ..parallel.agree import agreed, is_root, same_settings, share_of, threads_for
 from ..parallel.communicator import TIMEOUT, Communicator
@@ -47,6 +48,7 @@ def fit(
     batch_size: int = 32,
     micro_batch_size: int | None = None,
     val_split: float = 0.0,
+    folds: int = 0,
     val: Data | Mapping[str, Data] | None = None,
     eval_every: str | Interval = "1epoch",
     eval_rows: int | None = None,
@@ -83,6 +85,9 @@ def fit(
     order is for validation and is never trained on; the training part is shuffled, by shards, before each epoch.
     batch_size rows make one optimiser step, computed in micro-batches of at most micro_batch_size. seed: of the order,
     of dropout, and of parameters that are not initialised yet.
+    folds: of an nn.Ensemble, which then trains on all rows: each is in one of so many folds, drawn by the seed, and
+    member m trains on no row of fold m (modulo folds). Validation ("val") measures each row by those members that were
+    not trained on it.
     val: a validation set in place of val_split, or several by name, beside it: {"clean": data, "noisy": data}.
     eval_every: "200steps" evaluates after every 200th optimiser step, too, "2epochs" at the end of every second epoch
     alone; eval_rows: at most so many rows of each set, drawn by the seed, the same each time. metrics: name -> function
@@ -150,7 +155,10 @@ def fit(
                 micro_batch_size = saver.size("micro_batch_size", batch_size)
             data.check_counted(train_rows, "training rows")
             data.check_counted(val_rows, "evaluation rows")
-            val_sets = _validation_sets(val, len(val_rows) > 0)
+            folds = _checked_folds(folds, model, val_split)
+            val_sets = _validation_sets(val, len(val_rows) > 0 or folds > 0)
+            if folds:  # two: a set's order is its own
+                data, val_sets = data.in_folds(folds, seed), {MAIN: data.in_folds(folds, seed), **val_sets}
             batch_size, micro_batch_size = int(batch_size), int(micro_batch_size or share_of(batch_size, ranks))
             trainer = Trainer(
                 model,
@@ -168,7 +176,7 @@ def fit(
                 exchange=exchange,
                 **options,
             )
-        same_settings(ranks, epochs=epochs, val_split=val_split, rows=data.n)
+        same_settings(ranks, epochs=epochs, val_split=val_split, folds=folds, rows=data.n)
         display = Display(trainer.epoch + epochs) if progress and is_root(ranks) else None
         loop = Loop(
             trainer, data, train_rows, val_rows,
@@ -177,6 +185,7 @@ def fit(
             callbacks=[*logs, *several(callbacks)], on_epoch=on_epoch, on_progress=on_progress,
             on_train_batch=on_train_batch, on_eval_batch=on_eval_batch, saver=saver,
         )  # fmt: skip
+        loop.about |= {"folds": folds} if folds else {}
         loop.run(display)
     return loop.history
 
@@ -241,9 +250,26 @@ def _validation_sets(val: Data | Mapping[str, Data] | None, is_split: bool) -> d
     for name in sets:
         usable = isinstance(name, str) and name.isprintable() and name and "." not in name and name != "train"
         if not usable or (name == MAIN and is_split):
-            why = "val_split makes one of that name" if name == MAIN else "a word without dots, such as 'clean'"
+            why = (
+                "val_split, or folds, makes one of that name"
+                if name == MAIN
+                else "a word without dots, such as 'clean'"
+            )
             raise SettingError(f"val: the name {name!r} is not usable; need another: {why}")
     return {name: as_dataset(one) for name, one in sets.items()}
+
+
+def _checked_folds(folds: Any, model: Model, val_split: float) -> int:
+    """SettingError for folds that members of the model cannot leave out."""
+    if not (folds := as_whole("folds", folds, 0)):
+        return 0
+    if not isinstance(model, Ensemble):
+        raise SettingError(f"folds={folds}: the model is a {type(model).__name__}; need an nn.Ensemble, or folds=0")
+    if not 2 <= folds <= model.members:
+        raise SettingError(f"folds={folds}: the ensemble has {model.members} members; need from 2 to as many folds")
+    if val_split:
+        raise SettingError(f"folds={folds} beside val_split={val_split}: need one of them")
+    return folds
 
 
 def as_dataset(data: Data) -> Dataset:

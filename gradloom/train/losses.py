@@ -50,9 +50,12 @@ def loss_pair(loss: str | Callable[..., Any]) -> LossPair:
     return lambda pred, labels, weights: _own(loss, pred, labels, weights)
 
 
-def loss_of_members(pair: LossPair, pred: Value, labels: Value, weights: Value | None) -> tuple[Value, Value]:
+def loss_of_members(
+    pair: LossPair, pred: Value, labels: Value, weights: Value | None, counted: Value | None = None
+) -> tuple[Value, Value]:
     """(sum, weight) of outputs [rows, members, ...], those of several networks: the mean over the members, each of
-    which is held against the labels [rows, ...] by itself."""
+    which is held against the labels [rows, ...] by itself. counted: 1 where a row counts for a member, and 0 where it
+    does not, f32 [rows, members]; None: all do."""
     rows, members = pred.shape[:2]
 
     def to_each(x: Value) -> Value:
@@ -61,7 +64,11 @@ def loss_of_members(pair: LossPair, pred: Value, labels: Value, weights: Value |
         return ops.reshape(wide, (rows * members, *x.shape[1:]))
 
     flat = ops.reshape(pred, (rows * members, pred.shape[2]))
-    total, weight = pair(flat, to_each(labels), None if weights is None else to_each(weights))
+    each = None if weights is None else to_each(weights)
+    if counted is not None:
+        shares = ops.reshape(counted, (rows * members,))
+        each = shares if each is None else each * shares
+    total, weight = pair(flat, to_each(labels), each)
     return total * (1 / members), weight * (1 / members)
 
 

@@ -117,14 +117,22 @@ class Objective:
     ) -> tuple[Value, Value, Value, list[Value], MetricLayout]:
         """(outputs, loss sum, weight, what is measured beside, its layout) of a batch."""
         x, labels, weights = source.leaves(rows)
-        given = self.outputs(x, backward)
+        left_out = source.left_out(rows, self.model.members) if isinstance(self.model, Ensemble) else None
+        given = self.outputs(x, backward) if backward or left_out is None else self._by_others(x, left_out)
         pred = ops.mean(given, axes=1) if self._has_members(given, labels) else given
         extra, layout = measures.nodes(rows, pred, labels, weights)
         if backward and self.class_weights is not None and labels is not None:
             weights = class_weighted(self.class_weights, labels, weights)
         if pred is not given and labels is not None:
-            return pred, *loss_of_members(self.loss_pair, given, labels, weights), extra, layout
+            counted = None if left_out is None else 1.0 - left_out
+            return pred, *loss_of_members(self.loss_pair, given, labels, weights, counted), extra, layout
         return pred, *self.loss_pair(pred, labels, weights), extra, layout
+
+    def _by_others(self, x: Value, left_out: Value) -> Value:
+        """What those members give of each row that are not trained on it: [rows, outputs]."""
+        assert isinstance(self.model, Ensemble)
+        with self.mode(False):
+            return self.model.averaged(self.model.of_each(x), left_out)
 
     def _has_members(self, outputs: Outputs, labels: Value | None) -> bool:
         """Whether the outputs are those of an ensemble in training, [rows, members, ...]."""

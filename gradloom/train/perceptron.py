@@ -20,8 +20,8 @@ def network(
     preprocess: Preprocess, hidden: Sequence[int], dropout: float = 0.0, members: int = 1, loss: str = "cross_entropy"
 ) -> nn.Sequential:
     """What learns the features of `preprocess`: of a table, an ensemble of so many members behind an embedding of the
-    numbers; of arrays, and without hidden layers, a perceptron. loss: what the outputs are trained for, which says how
-    those of members are averaged; dropout: as of `perceptron`."""
+    numbers, with a shortcut (see has_shortcut); of arrays, and without hidden layers, a perceptron. loss: what the
+    outputs are trained for, which says how those of members are averaged; dropout: as of `perceptron`."""
     if preprocess.kind == "array" or not hidden:
         return perceptron(preprocess, hidden, dropout)
     layers: list[nn.Module] = []
@@ -34,7 +34,14 @@ def network(
         width = size
     layers.append(nn.MemberLinear(members, width, preprocess.outputs))
     average = "probabilities" if loss == "cross_entropy" else "outputs"
-    return nn.Ensemble(*layers, average=average, dropout=dropout)
+    shortcut = preprocess.inputs if has_shortcut(preprocess) else None
+    return nn.Ensemble(*layers, average=average, dropout=dropout, shortcut=shortcut)
+
+
+def has_shortcut(preprocess: Preprocess) -> bool:
+    """Whether a linear function of the features is added to what the layers give: not in time, where it would extend
+    the trend of the training rows for ever."""
+    return all(column.kind != "time" for column in preprocess.columns)
 
 
 def perceptron(preprocess: Preprocess, hidden: Sequence[int], dropout: float = 0.0) -> nn.Sequential:
@@ -70,6 +77,7 @@ def need_room(preprocess: Preprocess, hidden: Sequence[int], members: int = 1) -
     inputs = preprocess.inputs + (0 if images or not hidden else len(numbers_of(preprocess)) * EMBEDDING["width"])
     widths = [inputs, *hidden, preprocess.outputs]
     count = sum((n_in + 1) * n_out for n_in, n_out in itertools.pairwise(widths)) + 2 * images
+    count += (preprocess.inputs + 1) * preprocess.outputs if hidden and not images and has_shortcut(preprocess) else 0
     count *= members if hidden and not images else 1
     what = f"{count:,} parameters need {show_bytes(16 * count)} of memory to train"
     need_memory(16 * count, f"hidden layers {','.join(map(str, hidden)):.80}: {what}", "need smaller ones")

@@ -12,8 +12,8 @@ from ..base.arrays import as_array
 from ..base.dtypes import dtype
 from ..base.errors import DataError, DTypeError, ShapeError
 from ..data.dataset import Dataset
+from ..graph.leaves import constant, setting, stored_value
 from ..graph.leaves import input as input_value
-from ..graph.leaves import setting, stored_value
 from ..graph.stored import Stored, trainable_changes
 from ..graph.value import Value
 
@@ -31,6 +31,7 @@ class RowSource:
         self._data = _wrapped("data", data.data)
         self._labels = None if data.labels is None else _wrapped("labels", data.labels)
         self._weights = None if data.weights is None else _wrapped("weights", data.weights)
+        self._folds = None if data.folds is None else _wrapped("folds", data.folds)
 
     def _begin(self, n: int, has_ids: bool) -> None:
         self.n, self._has_ids = n, has_ids  # labels are class ids
@@ -40,12 +41,13 @@ class RowSource:
     @property
     def arrays(self) -> list[np.ndarray]:
         """The arrays of the data set."""
-        return [a for a in (self.data.data, self.data.labels, self.data.weights) if a is not None]
+        data = self.data
+        return [a for a in (data.data, data.labels, data.weights, data.folds) if a is not None]
 
     @property
     def stored(self) -> list[Stored]:
         """The arrays of the data set as programs read them."""
-        return [v.node.attrs["stored"] for v in (self._data, self._labels, self._weights) if v is not None]
+        return [v.node.attrs["stored"] for v in (self._data, self._labels, self._weights, self._folds) if v is not None]
 
     @property
     def key(self) -> Hashable:
@@ -53,15 +55,23 @@ class RowSource:
 
     def leaves(self, rows: int) -> Leaves:
         """(data, labels, weights) of a batch of so many rows."""
-        position = setting("position", "i64")
-
-        def gather(leaf: Value, ids: bool) -> Value:
-            return ops.take_batch(leaf, self._order, position, rows=rows, kind="i32" if ids else "f32")
-
-        x = gather(self._data, ids=self._data.dtype.name in ("i32", "i64"))
-        labels = None if self._labels is None else gather(self._labels, ids=self._has_ids)
-        weights = None if self._weights is None else gather(self._weights, ids=False)
+        x = self._gather(self._data, rows, ids=self._data.dtype.name in ("i32", "i64"))
+        labels = None if self._labels is None else self._gather(self._labels, rows, ids=self._has_ids)
+        weights = None if self._weights is None else self._gather(self._weights, rows, ids=False)
         return x, labels, weights
+
+    def left_out(self, rows: int, members: int) -> Value | None:
+        """1 where a member of an ensemble is not trained on a row of such a batch, and 0 elsewhere, f32 [rows,
+        members]: member m leaves out fold m, modulo their number. None where the data set has no folds."""
+        if self._folds is None or self.data.folds is None:
+            return None
+        own = constant(np.arange(members, dtype=np.int32) % (int(self.data.folds.max()) + 1), "i32")
+        folds = ops.reshape(self._gather(self._folds, rows, ids=True), (rows, 1))
+        return ops.where(ops.equal(folds, own), 1.0, 0.0)
+
+    def _gather(self, leaf: Value, rows: int, ids: bool) -> Value:
+        position = setting("position", "i64")
+        return ops.take_batch(leaf, self._order, position, rows=rows, kind="i32" if ids else "f32")
 
     def truth(self, start: int, stop: int) -> tuple[np.ndarray | None, np.ndarray | None]:
         """Labels and weights of these rows."""
@@ -77,7 +87,7 @@ class PlannedSource(RowSource):
         self._begin(n, has_ids=True)
         self._data = stored_value(Stored("data", np.broadcast_to(np.int32(0), (n, *row)), "i32"))
         self._labels = stored_value(Stored("labels", np.broadcast_to(np.int32(0), (n, *labels)), "i32"))
-        self._weights = None
+        self._weights = self._folds = None
 
     @property
     def arrays(self) -> list[np.ndarray]:
@@ -127,6 +137,9 @@ class FeedSource:
         )
         assert x is not None
         return x, labels, weights
+
+    def left_out(self, rows: int, members: int) -> None:
+        """None: rows that are handed over are in no fold."""
 
     @property
     def rows(self) -> int:

@@ -93,7 +93,7 @@ def test_test_rows_of_another_file(capsys, tmp_path, shop):
     (tmp_path / "test.csv").write_text("\n".join([lines[0], *lines[200:]]) + "\n")
     test = ("--test", tmp_path / "test.csv", "--drop", "day", "--epochs", 2, "--json")
     found, err = fitted(capsys, tmp_path / "train.csv", tmp_path / "a", *test)
-    assert (found["rows_train"] + found["rows_val"], found["rows_test"]) == (199, 41) and "41 test rows from" in err
+    assert (found["rows_train"], found["rows_val"], found["rows_test"]) == (199, 199, 41) and "41 test rows from" in err
     assert "test_rmse" in found
     settings = parse_toml(tmp_path / "a" / "settings.toml")
     assert "test" in settings["run"]["digests"]

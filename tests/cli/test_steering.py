@@ -73,7 +73,8 @@ def test_dropout(capsys, tmp_path):
     network = json.loads(described["gradloom.model"])["network"]["net"]
     assert (network["layer"], network["dropout"]) == ("Ensemble", 0.5)
     of_numbers = [f"0.{name}" for name in ("bias", "coefficients", "phases", "weight")]
-    assert sorted(arrays) == of_numbers + [f"{i}.{name}" for i in (1, 2, 3) for name in ("bias", "weight")]
+    of_layers = [f"{i}.{name}" for i in (1, 2, 3, "shortcut") for name in ("bias", "weight")]
+    assert sorted(arrays) == of_numbers + of_layers
     read = load_model(tmp_path / "a")
     net, preprocess = read.net, read.preprocess
     x = np.random.default_rng(0).normal(size=(50, 2)).astype(np.float32)
@@ -172,7 +173,9 @@ def test_evaluations_inside_of_epochs(capsys, tmp_path):
     after, _ = fitted(capsys, tmp_path / "b", data, *BASE, "--eval-every", "1steps", "--eval-rows", 5)
     assert weights(before) == weights(after) != b""
     code, _, err = run(capsys, "fit", data, "--eval-every", "1steps", "--out", tmp_path / "c")
-    assert code == 2 and "--eval-every 1steps: there are no rows to validate on; need --val or --val-split" in err
+    assert (
+        code == 2 and "--eval-every 1steps: there are no rows to validate on; need --val, --folds or --val-split" in err
+    )
     _, stopped = fitted(
         capsys, tmp_path / "d", data, *BASE, "--lr", 9.0, "--epochs", 50, "--eval-every", "1steps", "--patience", 2
     )

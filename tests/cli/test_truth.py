@@ -33,7 +33,7 @@ def test_scores_of_classes_are_those_of_the_test_rows(capsys, tmp_path, loss):
     y = np.where(X[:, 0] + RNG.standard_normal(600) > 0.6, "yes", "no")
     found, err, path = fitted(capsys, tmp_path, y, "--loss", loss)
     assert found["warnings"] == [] and "warning" not in err
-    table = read_table(path, val_split=None)
+    table = read_table(path)
     assert found["rows_test"] == table.test.n == 120
     model = gl.load(tmp_path / "o")
     p, true = class_probabilities(gl.predict(model.net, table.test.data), loss), table.test.labels
@@ -67,7 +67,7 @@ def test_a_regression(capsys, tmp_path):
     y = 10 * X[:, 0] + 3 * RNG.standard_normal(600)
     found, err, path = fitted(capsys, tmp_path, y)
     assert found["warnings"] == [] and found["test_r2"] > 0.5
-    table = read_table(path, val_split=None)
+    table = read_table(path)
     model = gl.load(tmp_path / "o")
     preprocess = model.preprocess
     guess = preprocess.outputs_to_targets(gl.predict(model.net, table.test.data))[:, 0]
@@ -77,7 +77,8 @@ def test_a_regression(capsys, tmp_path):
     assert found["baseline_rmse"] == pytest.approx(metrics.root_mean_squared_error(table.test_targets, mean))
     assert found["baseline_mae"] == pytest.approx(metrics.mean_absolute_error(table.test_targets, mean))
 
-    found, err, _ = fitted(capsys, tmp_path, RNG.standard_normal(600), "--epochs", 60)
+    noise = np.random.default_rng(1).standard_normal(600)  # of which one draw in six looks like something
+    found, err, _ = fitted(capsys, tmp_path, noise, "--epochs", 60)
     assert "not better than that of always the mean" in found["warnings"][0] and "warning: rmse" in err
 
 
@@ -114,11 +115,12 @@ def test_the_metric_says_when_to_end(capsys, tmp_path, name):
     """The weights that are kept are those of the best validation by that score."""
     y = X[:, 0] + RNG.standard_normal(600)
     y = np.where(y > 0.6, "yes", "no") if name in CLASSES else y
-    found, _, path = fitted(capsys, tmp_path, y, "--metric", name, "--patience", 3, "--epochs", 40, "--lr", 0.02)
+    options = ("--val-split", 0.15, "--patience", 3, "--epochs", 40, "--lr", 0.02)
+    found, _, path = fitted(capsys, tmp_path, y, "--metric", name, *options)
     values = [one[f"val_{name}"] for one in found["history"]]
     assert len(values) < 40
-    table = read_table(path, val_split=None)
-    rows = table.train.split(table.val_split, 0)[1]
+    table = read_table(path, val_split=0.15)
+    rows = table.train.split(0.15, 0)[1]
     model = gl.load(tmp_path / "o")
     outputs, labels = gl.predict(model.net, table.train.data[rows]), table.train.labels[rows]
     if name in CLASSES:
@@ -130,6 +132,45 @@ def test_the_metric_says_when_to_end(capsys, tmp_path, name):
     other = "rmse" if name in CLASSES else "accuracy"
     code, _, err = run(capsys, "fit", path, "--metric", other, "--out", tmp_path / "b")
     assert code == 2 and f"--metric {other}: the task is a" in err
+
+
+def test_the_rows_that_a_network_left_out_validate_it(capsys, tmp_path):
+    """What is said of validation is what those networks make of each row that were not trained on it."""
+    y = np.where(X[:, 0] + RNG.standard_normal(600) > 0.6, "yes", "no")
+    options = ("--patience", 3, "--epochs", 40, "--lr", 0.02, "--seed", 2)
+    found, err, path = fitted(capsys, tmp_path, y, "--ensemble", 4, *options)
+    assert "480 rows in 4 folds (a network trains without one, which validates it), 120 test rows" in err
+    assert found["rows_train"] == found["rows_val"] == 480 and found["folds"] == 4 and len(found["history"]) < 40
+    table, net = read_table(path, seed=2), gl.load(tmp_path / "o").net
+    folds = table.train.in_folds(4, 2).folds
+    net.eval()
+    each = gl.predict(lambda x: gl.ops.log_softmax(net.of_each(x), -1), table.train.data)
+    outside = each[np.arange(480), folds, table.train.labels]
+    assert -outside.mean() == pytest.approx(min(one["val_loss"] for one in found["history"]), rel=1e-5)
+    lines = {
+        ("--folds", 4, "--val-split", 0.2): "--folds 4 beside --val-split 0.2: need one of them",
+        ("--folds", 4, "--time", "a"): "--folds 4 beside --time a: need one of them",
+        ("--folds", 4, "--val", path): "--folds 4 beside --val: need one of them",
+        ("--folds", 9): "--folds 9: there are 8 networks and 480 training rows; need 0, or from 2 to 8",
+        ("--folds", 2, "--ensemble", 1): "--folds 2: there is one network, or one row; need 0",
+        ("--folds", 0, "--val-split", 0, "--metric", "f1_macro"): "there are no rows to validate on",
+    }
+    for words, seen in lines.items():
+        code, _, err = run(capsys, "fit", path, *words, "--out", tmp_path / "b")
+        assert code == 2 and seen in err and err.count("\n") == 1, err
+
+
+@pytest.mark.parametrize(
+    ("words", "folds", "share"),
+    [((), 8, 0), (("--folds", 3), 3, 0), (("--folds", 0), 0, 0.15), (("--val-split", 0.3), 0, 0.3),
+     (("--val-split", 0), 0, 0), (("--time", "a"), 0, 0.15), (("--ensemble", 1), 0, 0.15), (("--hidden", ""), 0, 0.15)],
+)  # fmt: skip
+def test_which_rows_validate(capsys, tmp_path, words, folds, share):
+    found, _, _ = fitted(capsys, tmp_path, X[:, 0], *words, "--epochs", 1)
+    assert found["folds"] == folds
+    assert found["rows_val"] == (480 if folds else round(480 * share)) and found["rows_train"] + found["rows_val"] == (
+        960 if folds else 480
+    )
 
 
 def test_an_ensemble_of_so_many(capsys, tmp_path):

@@ -276,7 +276,10 @@ def test_ranks_evaluate_the_same():
         ({"eval_every": "5min"}, "eval_every='5min' is not usable; need a text such as 100steps, 1epoch"),
         ({"eval_rows": 0}, "eval_rows=0 is not usable; need a whole number of at least 1"),
         ({"val": {"a.b": CLEAN}}, "val: the name 'a.b' is not usable"),
-        ({"val": CLEAN, "val_split": 0.2}, "val: the name 'val' is not usable; need another: val_split makes one"),
+        (
+            {"val": CLEAN, "val_split": 0.2},
+            "val: the name 'val' is not usable; need another: val_split, or folds, makes one",
+        ),
         ({"val": 3}, "data: got int; need a Dataset"),
     ],
 )
