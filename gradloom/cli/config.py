@@ -82,7 +82,7 @@ class Asked(Generic[S]):
     def _with_place(self, text: str, is_of_file: bool) -> str:
         """The message with the place of its setting, where it begins with a flag ("--lr 3: ..."), the name of an
         argument ("lr=3 ...", "Adam: lr: ...") or an input that cannot be read."""
-        whole, text = text, re.sub(r"[\w=]+ \((--([a-z-]+)( [^),]+)?)\)", self._flag_or_key, text)
+        whole, text = text, re.sub(r"(\S+) \((--([a-z-]+)( [^),]+)?)\)", self._flag_or_key, text)
         is_named = text != whole
         if (found := re.match(r"--([a-z][a-z-]*)(?![\w-])", text)) and found[1].replace("-", "_") in self.files:
             name = found[1].replace("-", "_")
@@ -110,9 +110,12 @@ class Asked(Generic[S]):
         return text
 
     def _flag_or_key(self, found: re.Match[str]) -> str:
-        """Of "as_chat (--as-chat)": the flag, or the key of the settings file that has it."""
-        name = found[2].replace("-", "_")
-        return f"{name} of {self.files[name]}" if name in self.files else found[1]
+        """Of "as_chat (--as-chat)": the flag, or the key of the settings file that has it; of "lr=3 (--lr)": the
+        setting as it was asked for."""
+        name = found[3].replace("-", "_")
+        if "=" in found[1] and not found[4] and name in self.values:
+            return self.told(name)
+        return f"{name} of {self.files[name]}" if name in self.files else found[2]
 
 
 def _forms(value: Any) -> list[str]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base.errors import DataError
+from .chat_forms import messages_to_render
 from .template_process import Chat, Source, TemplateFailure, chat_of, renderer
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class ChatTemplate:
 
         Raises DataError when the template refuses the chat, fails, or passes its limits.
         """
+        messages = messages_to_render(messages)[0] if messages else messages
         (rendering,) = self._rendered([self._asked(messages, tools, generation_prompt)])
         if isinstance(rendering, DataError):
             raise rendering
@@ -154,7 +156,7 @@ class ChatTemplate:
     def _turns_asked(self, messages: Sequence[Message], tools: Any, need_assistant: bool) -> Chat | DataError:
         """A chat in which the assistant's turns are to be found, as the process gets it."""
         try:
-            turns = _turns(messages)
+            messages, turns = messages_to_render(messages)
         except DataError as error:
             return error
         if need_assistant and not turns:
@@ -207,20 +209,3 @@ class ChatTemplate:
 
     def _error(self, fault: TemplateFailure) -> DataError:
         return DataError(self._where + " ".join(fault.text.split())[:1000])
-
-
-def _turns(messages: Any) -> int:
-    """The assistant's turns among messages; DataError for what are none."""
-    if not isinstance(messages, (list, tuple)) or not messages:
-        seen = "an empty list" if isinstance(messages, (list, tuple)) else type(messages).__name__
-        raise DataError(f"messages is {seen}; need a list of messages such as {{'role': 'user', 'content': '...'}}")
-    turns = 0
-    for i, message in enumerate(messages):
-        role = message.get("role") if type(message) is dict or isinstance(message, Mapping) else None
-        if not isinstance(role, str):
-            raise DataError(f"message {i + 1} of {len(messages)} has no role; need a text such as user or assistant")
-        if role == "assistant":
-            turns += 1
-            if message.get("content") is None and not message.get("tool_calls"):
-                raise DataError(f"message {i + 1} of {len(messages)}, of the assistant, has no content; need a text")
-    return turns

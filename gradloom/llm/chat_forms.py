@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..base.errors import DataError
@@ -16,6 +16,8 @@ _ROLES = {
     "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant",
     "bot": "assistant", "model": "assistant", "system": "system", "tool": "tool", "observation": "tool",
 }  # fmt: skip
+
+_INSTEAD = ("tool_calls", "tool_responses")  # what a message may hold in place of a content
 
 
 def is_sharegpt(row: Mapping[str, Any], key: str) -> bool:
@@ -33,7 +35,9 @@ def messages_of_sharegpt(row: Mapping[str, Any], key: str) -> list[dict[str, str
     """
     made = []
     system = row.get(SYSTEM)
-    if isinstance(system, str) and system:
+    if not isinstance(system, str | None):
+        raise DataError(f"{SYSTEM} is {system!r:.60}; need a text")
+    if system:
         made.append({"role": "system", "content": system})
     for i, message in enumerate(row[key]):
         where = f"message {i + 1} of {len(row[key])}"
@@ -44,3 +48,41 @@ def messages_of_sharegpt(row: Mapping[str, Any], key: str) -> list[dict[str, str
             raise DataError(f"{where} has no value; need a text")
         made.append({"role": _ROLES[source], "content": message["value"]})
     return made
+
+
+def messages_to_render(messages: Any) -> tuple[Sequence[Mapping[str, Any]], int]:
+    """(messages as a template takes them, the assistant's turns among them).
+
+    A content that is a list of texts, {"type": "text", "text": ...}, becomes these texts, one after the other.
+    DataError for what are no messages, and for a content that a template would write as Python does: None, 5, an image.
+    """
+    if not isinstance(messages, (list, tuple)) or not messages:
+        seen = "an empty list" if isinstance(messages, (list, tuple)) else type(messages).__name__
+        raise DataError(f"messages is {seen}; need a list of messages such as {{'role': 'user', 'content': '...'}}")
+    turns, made = 0, list(messages)
+    for i, message in enumerate(messages):
+        where = f"message {i + 1} of {len(messages)}"
+        role = message.get("role") if type(message) is dict or isinstance(message, Mapping) else None
+        if not isinstance(role, str) or not role:
+            raise DataError(f"{where} has no role; need a text such as user or assistant")
+        if role == "assistant":
+            turns += 1
+            where += ", of the assistant,"
+        content = message.get("content")
+        if type(content) is str:
+            continue
+        if isinstance(content, (list, tuple)):
+            made[i] = {**message, "content": "".join(_text_of(part, where) for part in content)}
+        elif content is None and not any(message.get(key) for key in _INSTEAD):
+            raise DataError(f"{where} has no content; need a text")
+        elif isinstance(content, (bool, int, float)):
+            raise DataError(f"{where} has a content that is {content!r:.60}; need a text")
+    return made, turns
+
+
+def _text_of(part: Any, where: str) -> str:
+    text = part.get("text") if isinstance(part, Mapping) and part.get("type", "text") == "text" else part
+    if not isinstance(text, str):
+        seen = f"of type {part['type']!r:.60}" if isinstance(part, Mapping) and "type" in part else f"{part!r:.60}"
+        raise DataError(f"{where} has a part {seen} in its content; need texts")
+    return text

@@ -24,7 +24,7 @@ from ..base.arguments import as_bool, need_path
 from ..base.errors import DataError, FileError, SettingError
 from ..data.dataset import IGNORED, split_rows
 from .data_files import JSONL, TEXT
-from .data_options import OF_ONE_TEXT, check_heeded
+from .data_options import OF_ONE_TEXT, check_heeded, prompt_keys
 from .jsonl import JsonLines
 from .packing import TokenData, pack
 from .samples import Report, Samples
@@ -134,9 +134,10 @@ def read_samples(
         if kind in TEXT:
             check_heeded(shown, "is one text", asked, OF_ONE_TEXT)
             return _read_text(shown, tokenizer, special)
-        keys = None if prompt_key is None else list(prompt_key)
-        if isinstance(prompt_key, str):
-            keys = [k.strip() for k in prompt_key.split(",")]
+        keys = prompt_keys(prompt_key)
+        for name in ("text_key", "completion_key", "messages_key", "separator"):
+            if not isinstance(given[name], str | None):
+                raise SettingError(f"{name}={given[name]!r:.60} is not usable; need a text")
         reader = JsonLines(
             shown, tokenizer, "\n" if separator is None else separator, as_chat, bool(train_on_all), special,
             chat_template, adapter_template, skip_bad_lines, asked,

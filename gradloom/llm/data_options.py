@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ..base.errors import DataError
+from typing import Any
+
+from ..base.errors import DataError, SettingError
 
 # What each kind of data heeds of the options that were given
 _OF_LINES = {"skip_bad_lines"}
@@ -28,6 +30,18 @@ _NEEDS = {
     "special": ("special=False", "texts, or prompts and completions: chats are made of special tokens"),
     "skip_bad_lines": ("skip_bad_lines (--skip-bad-lines)", "a .jsonl"),
 }
+
+
+def prompt_keys(given: object) -> list[str] | None:
+    """The keys of a prompt, of "a,b" or a list; SettingError for what names none."""
+    if given is None:
+        return None
+    names: Any = [name.strip() for name in given.split(",")] if isinstance(given, str) else given
+    usable = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
+    keys = [name for name in names if name] if usable else []
+    if not keys:
+        raise SettingError(f"prompt_key={given!r:.60} (--prompt-key) is not usable; need a key, or several, as a,b")
+    return keys
 
 
 def check_heeded(where: str, what: str, asked: set[str], heeded: set[str]) -> None:

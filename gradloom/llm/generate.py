@@ -19,7 +19,7 @@ import numpy as np
 
 from .. import ops
 from ..base import locks
-from ..base.arguments import what_is
+from ..base.arguments import one_line, what_is
 from ..base.errors import DataError, SettingError
 from ..base.locks import Claim
 from ..base.memory import need_memory, show_bytes
@@ -255,6 +255,8 @@ def generate(
     how = Sampling(temperature, top_k, top_p, seed)
     model = model_of(model, "generate")
     bound = adapter_of(adapter, model, "generate")
+    if isinstance(prompt, np.ndarray) and prompt.dtype.kind in "UO":
+        prompt = prompt.tolist()
     if not isinstance(prompt, (list, tuple)) or not prompt or not isinstance(prompt[0], str):
         one: Any = prompt
         return complete(model, one, bound, max_tokens, how, stop, stream, **options).text
@@ -338,11 +340,10 @@ def prompt_ids(model: Model, prompt: str | Sequence[int] | np.ndarray) -> np.nda
 
 
 def _checked_ids(ids: Sequence[int] | np.ndarray, vocabulary: int) -> np.ndarray:
-    tokens = np.asarray(ids)
+    usable = isinstance(ids, (list, tuple, np.ndarray)) and not any(isinstance(one, (list, tuple)) for one in ids)
+    tokens = np.asarray(ids if usable else ())
     if tokens.ndim != 1 or not tokens.size or tokens.dtype.kind not in "iu":
-        raise DataError(
-            f"generate: {tokens.dtype}{list(tokens.shape)} is no list of tokens; need at least one token id"
-        )
+        raise DataError(f"generate: the prompt is {one_line(ids)}; need a text, or at least one token id")
     if tokens.min() < 0 or tokens.max() >= vocabulary:
         bad = int(np.argmax((tokens < 0) | (tokens >= vocabulary)))
         raise DataError(f"generate: token id {tokens[bad]} at place {bad}; need 0..{vocabulary - 1}, the vocabulary")

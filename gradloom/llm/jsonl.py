@@ -297,13 +297,15 @@ def _object(data: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise _BadLine(f"byte {error.start} of the line is not UTF-8") from None
     except json.JSONDecodeError as error:
+        if data.startswith(b"["):
+            raise _BadLine("begins a JSON list; need a line for each sample, an object with keys") from None
         raise _BadLine(f"not JSON: {error.msg} at character {error.pos}") from None
     except ValueError:  # more digits than Python makes a number of
         raise _BadLine("holds a whole number of thousands of digits; need a shorter one, or a text") from None
     except RecursionError:
         raise _BadLine("holds lists or objects in more layers than can be read; need fewer") from None
     if not isinstance(row, dict):
-        raise _BadLine(f"a JSON {_JSON_NAMES[type(row)]}; need an object with keys")
+        raise _BadLine(f"a JSON {_JSON_NAMES[type(row)]}; need a line for each sample, an object with keys")
     return row
 
 

@@ -167,6 +167,7 @@ def test_every_kind_of_data(capsys, tmp_path, path, rows, options):
         (["--train-dtype", "f32"], "--train-dtype f32 belongs to --method full: LoRA leaves the tensors as they are"),
         (["--lora", "a.gguf", "--targets", "attn_q"], "--targets attn_q with --lora: the adapter of that file has its"),
         (["--batch-size", "2", "--micro-batch-size", "3"], "--micro-batch-size 3 is larger than batch_size=2"),
+        (["--val-split", "0.2", "--val", "b.jsonl"], "gradloom: --val-split 0.2 beside b.jsonl; need one of them"),
     ],
 )
 def test_bad_options(capsys, tmp_path, monkeypatch, path, text, options, message):
@@ -180,7 +181,7 @@ def test_bad_options(capsys, tmp_path, monkeypatch, path, text, options, message
     [
         ([], [], "d.jsonl: the file is empty"),
         (['{"text": "a b c"}', '{"text": '], [], "d.jsonl:2: not JSON"),
-        (['{"text": "a b c"}', "[1]"], [], "d.jsonl:2: a JSON list; need an object"),
+        (['{"text": "a b c"}', "[1]"], [], "d.jsonl:2: a JSON list; need a line for each sample"),
         ([{"text": "a b c"}, {"txt": "a"}], [], "d.jsonl:2: the keys are txt; need text, as in line 1"),
         ([{"question": "a", "answer": "b"}], [], "text_key= (--messages-key, ...)"),
         (["nothing"] * 3, ["--skip-bad-lines"], "no sample to train on"),
@@ -491,3 +492,14 @@ def test_gsm8k_lowers_the_loss(capsys, tmp_path):
     )  # fmt: skip
     found = json.loads(out.splitlines()[-1])
     assert code == 0 and found["val_loss"] < found["val_loss_before"] - 0.2, err
+
+
+def test_a_setting_is_named_as_it_was_asked_for(capsys, tmp_path, path):
+    """Also one of a settings file, and one that is no number."""
+    data = tmp_path / "d.jsonl"
+    data.write_text('{"prompt": "a", "completion": "b"}\n' * 4)
+    words = ("finetune", path, data, "--context", 32)
+    refused(capsys, "gradloom: --prompt-key is not usable; need a key", *words, "--prompt-key", "")
+    settings = tmp_path / "s.toml"
+    settings.write_text("val_split = 0.25")
+    refused(capsys, f"{settings}: val_split = 0.25 beside {data}; need", *words, "--val", data, "--config", settings)

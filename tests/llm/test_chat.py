@@ -153,7 +153,14 @@ def test_bad_templates(template, message):
         ([{"content": "x"}], "message 1 of 1 has no role"),
         ([CHAT[0], "x"], "message 2 of 2 has no role"),
         ([CHAT[0], {"role": "assistant"}], "message 2 of 2, of the assistant, has no content"),
-        ([CHAT[0], {"role": "assistant", "content": 3}], "chat template fails: TypeError"),
+        ([CHAT[0], {"role": "assistant", "content": 3}], "message 2 of 2, of the assistant, has a content that is 3"),
+        ([{"role": "user"}, CHAT[1]], "message 1 of 2 has no content; need a text"),
+        ([{"role": "user", "content": None}, CHAT[1]], "message 1 of 2 has no content"),
+        ([{"role": "user", "content": True}, CHAT[1]], "message 1 of 2 has a content that is True; need a text"),
+        ([{"role": "user", "content": [5]}, CHAT[1]], "message 1 of 2 has a part 5 in its content; need texts"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}, CHAT[1]], "has a part of type 'image_url' in its"),
+        ([{"role": "", "content": "x"}, CHAT[1]], "message 1 of 2 has no role"),
+        ([CHAT[0], {"role": "assistant", "content": {}}], "chat template fails: TypeError"),
     ],
 )
 def test_bad_chats(messages, message):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from gradloom.base.errors import DataError
+from gradloom.base.errors import DataError, SettingError
+from gradloom.llm.chat import ChatTemplate
 from gradloom.llm.data import read_samples
 from tests.llm.chats import CHAT, CHATML, SYSTEM
 from tests.llm.test_data import jsonl, tokenizer
@@ -66,3 +67,34 @@ def test_bad_conversations(tmp_path, message, why):
     with pytest.raises(DataError, match=f"d.jsonl:2: {why}"):
         read_samples(path, tok)
     assert read_samples(path, tok, skip_bad_lines=True).report.bad_lines == 1
+    path = jsonl(tmp_path, [{"conversations": SHARED}, {"conversations": SHARED, "system": 5}])
+    with pytest.raises(DataError, match="d.jsonl:2: system is 5; need a text"):
+        read_samples(path, tok)
+
+
+def test_contents_in_parts_are_their_texts(tmp_path):
+    """OpenAI's form of a content: what a template would write as a list of Python is not trained on."""
+    tok = tokenizer(chat_template=CHATML)
+    parts = [{**m, "content": [{"type": "text", "text": m["content"][:3]}, m["content"][3:]]} for m in CHAT]
+    want = read_samples(jsonl(tmp_path, [{"messages": CHAT}], "p.jsonl"), tok)
+    same(read_samples(jsonl(tmp_path, [{"messages": parts}]), tok), want)
+    template = ChatTemplate(CHATML, tok)
+    assert template.render(parts, generation_prompt=True) == template.render(CHAT, generation_prompt=True)
+
+
+@pytest.mark.parametrize("option", ["text_key", "prompt_key", "completion_key", "messages_key", "separator"])
+def test_a_key_is_a_text(tmp_path, option):
+    path = jsonl(tmp_path, [{"prompt": "a", "completion": "b"}])
+    with pytest.raises(SettingError, match=f"{option}=5"):
+        read_samples(path, tokenizer(), **{option: 5})
+    if option == "prompt_key":
+        for none in ("", " , ", [], [""], ["a", 5]):
+            with pytest.raises(SettingError, match="prompt_key=.*is not usable; need a key, or several, as a,b"):
+                read_samples(path, tokenizer(), prompt_key=none)
+
+
+def test_a_list_in_place_of_lines_is_said(tmp_path):
+    for text in ('[{"text": "a b"}]', '[{"text": "a b"},\n {"text": "c"}]'):
+        (tmp_path / "d.jsonl").write_text(text)
+        with pytest.raises(DataError, match="JSON list; need a line for each sample, an object with keys"):
+            read_samples(tmp_path / "d.jsonl", tokenizer())

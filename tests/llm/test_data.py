@@ -183,7 +183,7 @@ def test_chats(tmp_path):
 
 BAD = [
     ('{"text": "a"', "not JSON: Expecting ',' delimiter at character 12"),
-    ("[1]", "a JSON list; need an object with keys"),
+    ("[1]", "a JSON list; need a line for each sample, an object with keys"),
     ("null", "a JSON null"),
     ('{"txt": "a"}', "the keys are txt; need text, as in line 1"),
     ('{"text": 3}', "text is a number; need a text"),
@@ -224,7 +224,8 @@ def test_bad_bytes_and_a_bad_first_line(tmp_path):
         ("x", "messages is str; need a list"),
         ([{"role": 3}], "message 1 of 1 has no role"),
         ([CHAT[0], {"role": "assistant", "content": "\ud800"}], "half of a pair"),
-        ([{"role": "user", "content": None}, CHAT[1]], "chat template fails: TypeError"),
+        ([{"role": "user", "content": None}, CHAT[1]], "message 1 of 2 has no content; need a text"),
+        ([{"role": "user", "content": {}}, CHAT[1]], "chat template fails: TypeError"),
     ],
 )
 def test_bad_chats(tmp_path, messages, message):

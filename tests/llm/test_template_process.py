@@ -239,8 +239,8 @@ def test_values_that_json_has_not(value, message):
     made = ChatTemplate("{{ messages[0].content }}", chatml())
     with pytest.raises(DataError, match=message):
         made.render([{"role": "user", "content": value}])
-    deep = []
-    deep.append(deep)
+    deep = {}
+    deep["a"] = deep
     with pytest.raises(DataError, match="need texts, numbers, lists and dicts"):
         made.render([{"role": "user", "content": deep}])
     assert made.render([{"role": "user", "content": np.float32(0.5)}]) == "0.5"
