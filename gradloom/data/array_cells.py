@@ -8,7 +8,7 @@ import numpy as np
 
 from .._cells import NUMBERS
 from ..base.errors import DataError
-from .columns import ArrayCells, Columns, NumberCells, TextCells
+from .columns import ArrayCells, Columns, NumberCells, RefusedCells, TextCells
 from .csv_file import read_cells
 
 _WHOLE = 1 << 53  # the whole numbers that f64 holds, either sign
@@ -16,13 +16,18 @@ _WHOLE = 1 << 53  # the whole numbers that f64 holds, either sign
 
 def cells_of(array: np.ndarray, what: str, mode: int = NUMBERS, comma: bool = False) -> NumberCells | TextCells:
     """The elements [rows] as cells: numbers as they are, others read as those of a file are; mode, comma: as for
-    read_cells. DataError, which calls the column `what`, for elements that hold several values."""
+    read_cells. Elements that hold several values are refused where they are used, by a DataError that
+    calls the column `what`."""
     kind = array.dtype.kind
     if kind == "c":
         raise DataError(f"{what} holds complex numbers; need real ones")
     if kind == "f" or (kind in "iu" and _is_exact(array)):
         return ArrayCells(array)
-    return read_cells(_texts(array, what), mode, comma)
+    try:
+        texts = _texts(array, what)
+    except DataError as error:
+        return RefusedCells(len(array), str(error))
+    return read_cells(texts, mode, comma)
 
 
 def array_columns(path: str, array: np.ndarray, names: list[str] | None = None) -> Columns:
@@ -50,7 +55,8 @@ def _texts(column: np.ndarray, what: str) -> list[str]:
     nested = next((value for value in cells if isinstance(value, (list, tuple, dict, set, np.ndarray))), None)
     if nested is not None:
         raise DataError(
-            f"{what} holds {type(nested).__name__}s of values; need one number, text, date or boolean in each row"
+            f"{what} holds {type(nested).__name__}s of values; need one number, text, date or boolean in each row;"
+            " leave it out (--drop)"
         )
     try:
         return ["" if _is_missing(value) else _text(value) for value in cells]

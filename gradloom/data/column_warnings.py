@@ -36,6 +36,11 @@ def column_warnings(table: Table) -> list[str]:
             found += [f"column {column.name!r:.60} is constant and left out"] * (column.reason == "constant")
         elif column.kind == "number" and not column.scale and _numbers_rows(block[:, 0], column, table):
             found.append(f"column {column.name!r:.60} looks like a row number: each row has another whole number")
+        elif column.kind == "text" and _are_identifiers(block, column):
+            found.append(
+                f"column {column.name!r:.60} has another text in each row, as identifiers have: it tells nothing of"
+                " other rows; leave it out (--drop)"
+            )
         elif (
             share := _told(block if column.kind == "text" else block[:, :1], labels[:_MOST_ROWS], table.task)
         ) is not None:
@@ -77,6 +82,12 @@ def _numbers_rows(values: np.ndarray, column: Column, table: Table) -> bool:
         and high - low < 1.5 * rows
         and 0.8 * deviation < column.std < 1.5 * deviation
     )
+
+
+def _are_identifiers(block: np.ndarray, column: Column) -> bool:
+    """Whether no row shares its text, empty ones aside, with another one. block: f32 [rows, categories]."""
+    rows = block.sum(axis=0)[[bool(text) for text in column.categories]]
+    return len(rows) > 2 and bool(rows.max() <= 1)
 
 
 def _told(block: np.ndarray, labels: np.ndarray, task: str) -> str | None:

@@ -126,6 +126,23 @@ class ArrayCells(NumberCells):
             yield self._array[start : start + _PART].astype(np.float64)
 
 
+class RefusedCells(NumberCells):
+    """A column that nothing can be learned from: DataError, which says why, where its cells are used."""
+
+    def __init__(self, rows: int, why: str) -> None:
+        super().__init__()
+        self.rows, self._why = rows, why
+
+    def has_number(self) -> bool:
+        raise DataError(self._why)
+
+    def values(self) -> np.ndarray:
+        raise DataError(self._why)
+
+    def parts(self) -> Iterator[np.ndarray]:
+        raise DataError(self._why)
+
+
 class TextCells:
     """A column of texts: i32 codes [rows], and the texts in the order of their first occurrence."""
 

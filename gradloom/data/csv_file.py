@@ -161,6 +161,9 @@ class _Reading:
             self._decide_commas()
         if header is None:
             header = self._is_header(expect)
+        while header and len(self.first) > 1 and self._is_nothing():  # lines that end with a separator
+            self.first.pop()
+            self.cells.pop()
         names = self._names() if header else [f"column {i + 1}" for i in range(len(self.first))]
         if not header:
             self._put_first()
@@ -322,6 +325,15 @@ class _Reading:
         }[fault]
         raise DataError(f"{self.path} line {first}: {what}")
 
+    def _is_nothing(self) -> bool:
+        """Whether the last column has neither a name nor a cell."""
+        cells = self.cells[-1]
+        if self.first[-1]:
+            return False
+        if isinstance(cells, TextCells):
+            return cells.texts == [b""]
+        return not cells.marks and bool(np.isnan(cells.values()).all())
+
     def _names(self) -> list[str]:
         names = [cell.decode() or f"column {i + 1}" for i, cell in enumerate(self.first)]
         need_different(f"{self.path} line {self.first_line}", names)
@@ -334,7 +346,7 @@ class _Reading:
         if any(cell.decode() in expect for cell in first):
             return True
         if cells[0].rows == 0:
-            return False
+            return len(set(first)) == len(first) and not any(_is_row(cell) for cell in first)
         if any(isinstance(_cells.read_cell(cell, self.separator != ","), float) for cell in first):
             return is_header_of_numbers(first, cells)
         if any(_has_numbers(column) for column in cells):
@@ -426,6 +438,11 @@ def with_facts(numbers: NumberCells, column: _cells.Column) -> NumberCells:
     numbers.units = {unit: seen for unit, seen in zip(_cells.UNITS, column.units, strict=True) if seen[0]}
     numbers.rows, numbers.in_brackets = column.rows, column.in_brackets
     return numbers
+
+
+def _is_row(cell: bytes) -> bool:
+    """Whether it is no name of a column: a number, or nothing."""
+    return not isinstance(_cells.read_cell(cell, True), bool)
 
 
 def _has_numbers(cells: NumberCells | TextCells) -> bool:

@@ -29,7 +29,7 @@ def write_features(data: Columns, index: int, column: Column, out: np.ndarray, o
             _one_hot(codes, texts, column, out, notes)
         else:
             table = np.array(column.codes, np.float32).reshape(len(column.categories), -1)
-            place = _places(codes, texts, column, notes)
+            place = places_of(codes, texts, column, notes)
             out[:] = np.where(place[:, None] >= 0, table[place], np.float32(0))
         return notes
     if column.kind == "time":
@@ -95,7 +95,7 @@ def grouped(notes: list[str]) -> list[str]:
     return [note for note in notes if _FILLED not in note] + [f"filled with the training medians: {listed(said)}"]
 
 
-def _places(codes: np.ndarray, texts: list[bytes], column: Column, notes: list[str]) -> np.ndarray:
+def places_of(codes: np.ndarray, texts: list[bytes], column: Column, notes: list[str]) -> np.ndarray:
     """The place of each row's text among the categories, -1 where it is none of them."""
     places = {category.encode(): place for place, category in enumerate(column.categories)}
     if all(_as_number(text) == text for text in places):  # the training has read numbers: 1.0 is the category 1
@@ -129,7 +129,7 @@ def _as_number(text: bytes) -> bytes:
 
 def _one_hot(codes: np.ndarray, texts: list[bytes], column: Column, out: np.ndarray, notes: list[str]) -> None:
     """Writes a 1 into out, f32 [rows, categories], for each row with a category. codes [rows]: of its text."""
-    place = _places(codes, texts, column, notes)
+    place = places_of(codes, texts, column, notes)
     known = np.flatnonzero(place >= 0)
     out[known, place[known]] = 1
 

@@ -11,6 +11,7 @@ from .codes import code_of
 from .column import Column
 from .columns import MOST_COLUMNS, Columns, NumberCells
 from .features import check_finite, is_usable, listed, shaped
+from .hints import hints
 from .kinds import need_numbers, numbers_of, said_of, unit_of
 from .preprocess import Preprocess
 from .side_by_side import side_by_side
@@ -78,6 +79,7 @@ def _column(data: Columns, index: int, train: np.ndarray, role: str | None, note
         return _text_column(name, *data.texts(index), train)
     values = need_numbers(data, index, what) if role == "numeric" else numbers_of(data, index, what)
     if values is None:
+        notes += hints(data, index)
         return _text_column(name, *data.texts(index), train)
     check_finite(values, data, name)
     why = None if role == "numeric" else code_of(data, index, values)

@@ -12,7 +12,7 @@ import numpy as np
 from .._cells import EXACT_TEXTS, NUMBERS, TEXTS
 from ..base.errors import BackendError, DataError, FileError
 from .array_cells import cells_of
-from .columns import MOST_COLUMNS, ArrayCells, Columns, NumberCells, TextCells, need_different
+from .columns import MOST_COLUMNS, ArrayCells, Columns, NumberCells, RefusedCells, TextCells, need_different
 from .unpacked import most_unpacked, too_much
 
 _MEMORY = 8  # bytes of memory that a byte of the columns, unpacked, may take
@@ -55,7 +55,8 @@ def read_parquet(
     are those of the columns of a model.
 
     An index that pandas wrote comes first, as in a CSV file; one without a name is left out. BackendError where pyarrow
-    is missing; DataError for nested columns and for no rows; FileError for a file that is damaged, or too large.
+    is missing; DataError for no rows, and for nested columns where they are used; FileError for a file that is damaged,
+    or too large.
     """
     try:
         import pyarrow as arrow
@@ -74,7 +75,9 @@ def read_parquet(
                 raise too_much(path, size, most)
             fields = _checked(str(path), schema, facts.num_rows)
             modes = dict.fromkeys(texts, EXACT_TEXTS if exact else TEXTS)
-            return _columns(str(path), fields, lambda name: file.read([name]).column(0), modes, commas or {}, header)
+            return _columns(
+                str(path), facts.num_rows, fields, lambda name: file.read([name]).column(0), modes, commas or {}, header
+            )
     except arrow.ArrowException as error:
         what = " ".join(str(error).split())
         raise FileError(f"{path}: is damaged or no Parquet file ({what:.160}); write it again") from None
@@ -88,18 +91,31 @@ def arrow_columns(
 ) -> Columns:
     """The columns of a table or a batch of pyarrow, as read_parquet reads them. Errors call it `what`."""
     fields = _checked(what, table.schema, table.num_rows)
-    return _columns(what, fields, table.column, dict.fromkeys(texts, TEXTS), commas or {}, header)
+    return _columns(what, table.num_rows, fields, table.column, dict.fromkeys(texts, TEXTS), commas or {}, header)
 
 
 def _columns(
-    what: str, fields: list[Any], column_of: Any, modes: Mapping[str, int], commas: Mapping[str, bool], header: bool
+    what: str,
+    rows: int,
+    fields: list[Any],
+    column_of: Any,
+    modes: Mapping[str, int],
+    commas: Mapping[str, bool],
+    header: bool,
 ) -> Columns:
     names = [field.name.strip() for field in fields]
     cells = [
         _cells(column_of(field.name), what, name, modes.get(name, NUMBERS), commas.get(name, False))
+        if _is_plain(field.type)
+        else _refused(what, name, field.type, rows)
         for field, name in zip(fields, names, strict=True)
     ]
     return Columns(what, names, cells, None, header)
+
+
+def _refused(what: str, name: str, kind: Any, rows: int) -> RefusedCells:
+    need = "need numbers, texts, dates or booleans; leave it out (--drop)"
+    return RefusedCells(rows, f"{what}: column {name!r:.60} holds {kind!s:.60}; {need}")
 
 
 def _checked(what: str, schema: Any, rows: int) -> list[Any]:
@@ -113,12 +129,6 @@ def _checked(what: str, schema: Any, rows: int) -> list[Any]:
     if len(names) > MOST_COLUMNS:
         raise DataError(f"{what}: {len(names):,} columns; need at most {MOST_COLUMNS:,}")
     need_different(what, names)
-    for field in fields:
-        if not _is_plain(field.type):
-            raise DataError(
-                f"{what}: column {field.name!r:.60} holds {field.type!s:.60}; need numbers, texts, dates or booleans;"
-                " write the table without it"
-            )
     return fields
 
 

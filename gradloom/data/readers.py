@@ -21,6 +21,7 @@ from .dataset import Dataset, split_rows
 from .encoding import Encoding
 from .fitting import fit_array, fit_columns
 from .kinds import need_numbers
+from .layout import check_layout
 from .npz import keys_of, load_npz
 from .parquet import is_parquet, read_parquet
 from .preprocess import Preprocess
@@ -128,6 +129,9 @@ def read_table(
         rows, val_rows = _latest(rows, val_split)
     in_fit = val_split and by_time is None
     known = rows[split_rows(len(rows), val_split, seed)[0]] if in_fit else rows
+    if len(known) < 2:
+        need = f"{len(known)} is left to learn from beside those of test and validation; need at least 2"
+        raise DataError(f"{raw.path}: {n} row{'s' * (n != 1)}, of which {need}")
     # A large table has no room for wide numbers of rows, and for second copies of them and of the targets
     number = np.int32 if n < 1 << 31 else np.int64
     order: np.ndarray = np.concatenate([rows, val_rows, held], dtype=number)
@@ -200,6 +204,8 @@ def _in_time(raw: RawTable, index: int) -> np.ndarray:
     if error is not None:
         raise error
     kind = "numbers" if form == NUMBER else "dates of the form 2024-01-31" if form == "iso" else f"dates, {form}"
+    if form != NUMBER and form != "iso" and "%y" not in form.lower():
+        kind = f"times of day without a date, {form}"
     raw.notes.append(f"time: {raw.names_of()[index]!r:.60} holds {kind}; the rows are split by it, the latest last")
     return np.argsort(seconds, kind="stable")
 
@@ -304,7 +310,9 @@ def features_of_columns(
     data: Columns, preprocess: Preprocess
 ) -> tuple[np.ndarray, np.ndarray | None, list[str], list[str]]:
     """read_features of a table."""
+    said = check_layout(data, preprocess)
     features, notes = preprocess.apply(data)
+    notes = said + notes
     target: int | None = None
     if preprocess.header and preprocess.target in data.names:
         target = data.names.index(preprocess.target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import datetime
 
 import numpy as np
@@ -13,11 +14,15 @@ from .columns import ROUNDED, Columns, NumberCells
 PARTS = ("year", "week", "day")  # whose phase a time has: a sine and a cosine each
 NUMBER = "number"  # a form: the time is a number as it stands, such as a year
 _DAY = 86400.0
+_FEW = 200  # different texts that show how times are written
 _ISO = re.compile(r"(\d{4}-\d\d(?:-\d\d)?)(?:[T ](\d\d:\d\d(?::\d\d(?:[.,]\d{1,9})?)?))?(Z|[+-]\d\d:?\d\d)?\Z")
 FORMS = (
     "iso", "%Y/%m/%d", "%d.%m.%Y", "%d.%m.%y", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y%m%d", "%d %b %Y",
     "%d %B %Y", "%b %d, %Y", "%B %d, %Y", "%b %Y", "%Y/%m/%d %H:%M:%S", "%Y/%m/%d %H:%M", "%d.%m.%Y %H:%M:%S",
-    "%d.%m.%Y %H:%M", "%m/%d/%Y %H:%M:%S", "%m/%d/%Y %H:%M", "%d/%m/%Y %H:%M:%S", "%d/%m/%Y %H:%M",
+    "%d.%m.%Y %H:%M", "%m/%d/%Y %H:%M:%S", "%m/%d/%Y %H:%M", "%d/%m/%Y %H:%M:%S", "%d/%m/%Y %H:%M", "%d-%b-%Y",
+    "%d-%b-%y", "%d-%B-%Y", "%d-%b-%Y %H:%M:%S", "%d-%b-%Y %H:%M", "%d %b %Y %H:%M:%S", "%d %b %Y %H:%M", "%Y.%m.%d",
+    "%m/%d/%y", "%d/%m/%y", "%d-%m-%Y %H:%M:%S", "%d-%m-%Y %H:%M", "%m/%d/%Y %I:%M:%S %p", "%m/%d/%Y %I:%M %p",
+    "%H:%M", "%H:%M:%S", "%I:%M %p", "%I:%M:%S %p",
 )  # fmt: skip
 
 
@@ -40,12 +45,11 @@ def times_of(data: Columns, index: int, form: str = "") -> tuple[np.ndarray, str
     is_missing = np.ones(len(said), bool)
     is_missing[codes[~missing]] = False
     known = [None if gone else text for text, gone in zip(said, is_missing.tolist(), strict=True)]
-    forms = [form] if form else list(FORMS)
+    forms = [form] if form else _likely_forms([text for text in known if text is not None][:_FEW])
     read = {one: _read(known, one) for one in forms}
     fitting = [one for one in forms if not np.isnan(read[one][~is_missing]).any()]
     if not fitting:
-        best = min(forms, key=lambda one: int(np.isnan(read[one][~is_missing]).sum()))
-        row = int(np.flatnonzero(np.isnan(read[best][codes]) & ~missing)[0])
+        row = max(int(np.flatnonzero(np.isnan(read[one][codes]) & ~missing)[0]) for one in forms)
         need = "need dates such as 2024-01-31 or 2024-01-31 12:00"
         raise DataError(f"{data.where(row)}: time column {name!r:.60}: {said[codes[row]]!r:.60} is no time; {need}")
     different = [one for one in fitting if not np.array_equal(read[one], read[fitting[0]], equal_nan=True)]
@@ -56,6 +60,18 @@ def times_of(data: Columns, index: int, form: str = "") -> tuple[np.ndarray, str
             " need dates such as 2024-01-31"
         )
     return read[fitting[0]][codes], fitting[0]
+
+
+def _likely_forms(texts: Sequence[str]) -> list[str]:
+    """How all of these texts may be written, or most of them where no form fits all."""
+    unread = {form: int(np.isnan(_read(texts, form)).sum()) for form in FORMS}
+    least = min(unread.values())
+    return [form for form, count in unread.items() if count == least]
+
+
+def are_times(texts: Sequence[str]) -> bool:
+    """Whether one form fits all of these texts."""
+    return any(not any(np.isnan(_seconds(text, form)) for text in texts) for form in FORMS)
 
 
 def _are_numbers(data: Columns, index: int) -> bool:
@@ -72,7 +88,7 @@ def _are_days(data: Columns, index: int) -> bool:
     return len(known) > 0 and bool(((known > 18000101) & (known < 22000101) & (known == np.rint(known))).all())
 
 
-def _read(texts: list[str | None], form: str) -> np.ndarray:
+def _read(texts: Sequence[str | None], form: str) -> np.ndarray:
     """Seconds since 1970 of each text in this form, NaN for others."""
     return np.array([np.nan if text is None else _seconds(text, form) for text in texts])
 

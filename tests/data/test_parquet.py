@@ -64,7 +64,7 @@ def test_nested_columns_are_refused_by_name(tmp_path):
     arrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    parquet.write_table(arrow.table({"tags": [[1], [2]], "y": [1, 2]}), tmp_path / "n.parquet")
+    parquet.write_table(arrow.table({"tags": [[1], [2], [3]], "y": [1, 2, 1]}), tmp_path / "n.parquet")
     with pytest.raises(DataError, match=r"n.parquet: column 'tags' holds list<.*need numbers, texts, dates"):
         read_table(tmp_path / "n.parquet")
 

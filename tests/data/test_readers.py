@@ -346,7 +346,7 @@ def test_features_of_arrays(tmp_path):
 BAD_CSV = [
     ("", FileError, "t.csv: is empty (0 bytes); need a CSV file"),
     ("\n \n", DataError, "t.csv: holds no rows; need at least a row of numbers"),
-    ("a,y\n", DataError, "t.csv: 1 row; need at least 2, one of them for the test"),
+    ("a,y\n", DataError, "t.csv: holds a header and no rows; need at least 1 row"),
     ("a,b,y\n1,2,0\n3,4\n5,6,1\n", DataError, "t.csv line 3: 2 cells, needs 3 as in line 1; fix or remove that line"),
     ("a,a,y\n1,2,0\n", DataError, "t.csv line 1: two columns are called 'a'; need different names"),
     ("a\n1\n2\n", DataError, "t.csv: 1 column; need at least 2, separated by a comma, a semicolon or a tab"),

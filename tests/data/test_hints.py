@@ -1,0 +1,130 @@
+"""Columns that are not what they were taken as, or that nothing can be learned from; tables of few rows."""
+
+from datetime import datetime, timedelta
+
+import numpy as np
+import pytest
+
+from gradloom.base.errors import DataError
+from gradloom.data import read_features, read_table
+from gradloom.data.column_warnings import column_warnings
+
+ROWS = 60
+X = np.random.default_rng(0).standard_normal(ROWS).round(3)
+SIGN = np.where(X > 0, "up", "down")
+
+
+def table(tmp_path, cells, **roles):
+    rows = ["a,x,y", *(f'"{cell}",{x},{sign}' for cell, x, sign in zip(cells, X, SIGN, strict=True))]
+    (tmp_path / "t.csv").write_text("\n".join(rows) + "\n")
+    return read_table(tmp_path / "t.csv", **roles)
+
+
+UNIT = "look like numbers with a unit, and are taken as categories; write the numbers without"
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ([f"{i % 9}.5 kg" for i in range(ROWS)], f"a: texts such as '0.5 kg' {UNIT} 'kg'"),
+        ([f"{i % 9}cm" if i else "" for i in range(ROWS)], f"a: texts such as '1cm' {UNIT} 'cm'"),
+        ([f"{i % 9}{'ab'[i % 2]}" for i in range(ROWS)], None),
+        ([f"km {i % 9}" for i in range(ROWS)], None),
+        (["1 kg", "2 kg"] * (ROWS // 2), None),
+        ([f"{i % 9 + 1:02d}-Jan-2023" for i in range(ROWS)], "look like times, and are taken as categories (--time a)"),
+        ([f"2023-01-{i % 9 + 1:02d}" if i % 5 else "NA" for i in range(ROWS)], "look like times"),
+        ([f"{i % 24:02d}:00" for i in range(ROWS)], "a: texts such as '00:00' look like times"),
+        (["red", "green", "blue"] * (ROWS // 3), None),
+    ],
+)
+def test_texts_that_may_be_numbers_or_times(tmp_path, cells, said):
+    found = [note for note in table(tmp_path, cells).notes if "look like" in note]
+    assert found == [] if said is None else len(found) == 1 and said in found[0]
+    assert not any("look like" in note for note in table(tmp_path, cells, categorical=["a"]).notes)
+
+
+MOMENTS = [datetime(2023, 1, 25, 9, 30) + timedelta(days=13 * i, minutes=7 * i) for i in range(ROWS)]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "%d-%b-%Y", "%d-%b-%y", "%d-%B-%Y", "%d-%b-%Y %H:%M", "%d %b %Y %H:%M:%S", "%Y.%m.%d", "%m/%d/%y",
+        "%d-%m-%Y %H:%M", "%m/%d/%Y %I:%M %p",
+    ],
+)  # fmt: skip
+def test_dates_as_programs_write_them(tmp_path, form):
+    texts = [moment.strftime(form) for moment in MOMENTS]
+    made = table(tmp_path, texts, time="a")
+    column = made.preprocess.columns[0]
+    seconds = [(datetime.strptime(text, form) - datetime(1970, 1, 1)).total_seconds() for text in texts]
+    assert column.kind == "time" and column.form.lower() == form.lower()
+    read = read_features(tmp_path / "t.csv", made.preprocess)[0][:, 0] * column.std + column.mean
+    assert np.allclose(read, seconds, atol=200)
+
+
+@pytest.mark.parametrize("form", ["%H:%M", "%H:%M:%S", "%I:%M %p"])
+def test_times_of_day(tmp_path, form):
+    made = table(tmp_path, [moment.strftime(form) for moment in MOMENTS], time="a")
+    assert made.preprocess.columns[0].parts == ["day"]
+    assert any(f"'a' holds times of day without a date, {form}" in note for note in made.notes)
+
+
+def test_a_text_behind_many_times(tmp_path):
+    cells = [moment.strftime("%d-%b-%Y") for moment in MOMENTS]
+    cells[50] = "soon"
+    with pytest.raises(DataError, match="line 52: time column 'a': 'soon' is no time"):
+        table(tmp_path, cells, time="a")
+
+
+@pytest.mark.parametrize(
+    ("cells", "odd"),
+    [
+        ([f"name {i}" for i in range(ROWS)], True),
+        ([f"name {i}" if i % 3 else "" for i in range(ROWS)], True),
+        ([f"name {i // 2}" for i in range(ROWS)], False),
+    ],
+)
+def test_identifiers_of_few_rows(tmp_path, cells, odd):
+    found = [text for text in column_warnings(table(tmp_path, cells)) if "as identifiers have" in text]
+    assert (found != []) == odd
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "frame"])
+def test_nested_columns_may_be_dropped(tmp_path, kind):
+    pandas, arrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    frame = pandas.DataFrame({"x": X, "tags": [[1, 2]] * ROWS, "raw": [b"\xff"] * ROWS, "y": SIGN})
+    data = frame if kind == "frame" else arrow.Table.from_pandas(frame)
+    if kind == "parquet":
+        frame.to_parquet(tmp_path / "t.parquet")
+        data = tmp_path / "t.parquet"
+    with pytest.raises(DataError, match=r"column 'tags' holds .*leave it out \(--drop\)"):
+        read_table(data, drop=["raw"])
+    with pytest.raises(DataError, match="column 'raw' holds bytes that are no UTF-8 text"):
+        read_table(data, drop=["tags"])
+    made = read_table(data, drop=["tags", "raw"]).preprocess
+    assert [column.kind for column in made.columns] == ["number", "unused", "unused"]
+    features, targets, _, _ = read_features(data, made)
+    assert features.shape == (ROWS, 1) and len(targets) == ROWS
+
+
+@pytest.mark.parametrize("more", [",", ",,"])
+def test_lines_that_end_with_a_separator(tmp_path, more):
+    rows = ["a,x,y", *(f"{i},{x},{sign}" for i, x, sign in zip(range(ROWS), X, SIGN, strict=True))]
+    (tmp_path / "t.csv").write_text("\n".join(row + more for row in rows) + "\n")
+    made = read_table(tmp_path / "t.csv").preprocess
+    assert made.target == "y" and [column.name for column in made.columns] == ["a", "x"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,x,y\n", "holds a header and no rows; need at least 1 row"),
+        ("1,2,3\n", "1 row; need at least 2, one of them for the test"),
+        ("a,x,y\n1,2,3\n4,5,6\n", "2 rows, of which 1 is left to learn from beside those of test and validation; need"),
+    ],
+)
+def test_tables_of_few_rows(tmp_path, text, message):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(DataError, match=message):
+        read_table(tmp_path / "t.csv")
