@@ -48,7 +48,8 @@ def rerun(
     _need_another_place(to, file, kind, about)
     _need_finished(to, kind)
     _need_same_inputs(file, about, values)
-    _say_what_differs({"flush": False} | about, values.get("precision"))  # a run of before there was a choice: False
+    about = {"flush": False} | about  # a run of before there was a choice: False
+    _say_what_differs(about, values.get("precision"), file.parent)
     here = {"out": to, "threads": threads, "exchange": exchange, "json": json}
     given = {name: value for name, value in here.items() if value is not None}
     return int(command(Asked(kind, given, ranks).beside(values, str(file))))
@@ -119,18 +120,20 @@ def _need_same_inputs(file: Path, about: dict[str, Any], values: dict[str, Any])
             raise FileError(f"{path}: has changed: {now}, at the run {then}; need the {name} of the run")
 
 
-def _say_what_differs(about: dict[str, Any], precision: str | None) -> None:
-    """Where the same bits are not promised."""
+def _say_what_differs(about: dict[str, Any], precision: str | None, folder: Path) -> None:
+    """Where the same bits are not promised. folder: of the run, with its run.json."""
     import gradloom as gl
 
     from ..base.settings import switches
     from ..run import machine
+    from ..train.run_folder import read_run
 
     chosen = switches(precision=precision)
     now = {"gradloom": gl.__version__, "isa": machine.choose_isa(chosen.isa), "flush": chosen.flush}
     other = [f"{name} {about.get(name)} then, {value} now" for name, value in now.items() if about.get(name) != value]
     if about.get("exchange") == "fast":
         other.append("gradients were exchanged with --exchange fast")
+    other += [f"the run went on {text}" for text in (read_run(folder) or {}).get("went_on", ())]
     if other:
         say(f"the same bits are not promised: {'; '.join(other)}")
 

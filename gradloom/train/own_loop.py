@@ -183,6 +183,7 @@ class Checkpoint:
             theirs = EARLIER | saved.about.get("environment", {})
             other = [f"{k} is {v} and was {theirs.get(k)}" for k, v in _environment().items() if theirs.get(k) != v]
             if other:
+                run.note_other(other)
                 say(f"{self._path}: {'; '.join(other)}: the run goes on, the same bits are not promised")
             for warning in filter(None, (each.warning() for each in self._attributes)):
                 say(f"{self._path}: {warning}")

@@ -88,7 +88,7 @@ class RunFolder:
         self._lock = threading.RLock()  # of the files' places
         self._marked = self._ended = False
         self._about: dict[str, Any] = {"kind": kind, "state": "running", "begun": _now(), "ended": None}
-        self._about |= {"step": 0, "epoch": 0, "latest": {}, "best": {}, "versions": _versions()}
+        self._about |= {"step": 0, "epoch": 0, "latest": {}, "best": {}, "versions": _versions(), "went_on": []}
         self._claim = contextlib.ExitStack()
         if self.folder in _open:
             raise FileError(f"{path}: another run of this process is writing there; need another place")
@@ -124,8 +124,8 @@ class RunFolder:
                     self._tell(f"{self.shown}: {what}; that of step {self.resumed.step} is used")
                 if old is not None and old["kind"] != self.kind:
                     raise FileError(f"{self.shown}: holds a run of {old['kind']}; need one of {self.kind} to resume")
-                kept = ("begun", "epoch", "latest", "best")
-                self._about |= {key: old[key] for key in kept} if old is not None else {}
+                kept = ("begun", "epoch", "latest", "best", "went_on")
+                self._about |= {key: old[key] for key in kept if key in old} if old is not None else {}
                 self._about["step"] = self.resumed.step
                 return
             if steps:
@@ -189,6 +189,12 @@ class RunFolder:
         new = plain({key: value for key, value in given.items() if value is not None})
         with self._lock:
             self._about.update(new)
+
+    def note_other(self, environment: Sequence[str]) -> None:
+        """The run goes on from its checkpoint in another environment, such as "precision is bf16 and was f32": its bits
+        are those of no run that is all of one. For run.json."""
+        with self._lock:
+            self._about["went_on"] = [*self._about["went_on"], f"from step {self._about['step']}: {'; '.join(environment)}"]
 
     def _mark(self) -> None:
         """The run has something to write: run.json is there from now on."""
@@ -300,8 +306,8 @@ def _versions() -> dict[str, str]:
 
 
 def read_run(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """What run.json tells: kind, state, begun, ended (ISO 8601, UTC), pid, host, step, epoch, latest, best, versions.
-    None where there is none that can be read. A run whose process was killed still tells "running"."""
+    """What run.json tells: kind, state, begun, ended (ISO 8601, UTC), pid, host, step, epoch, latest, best, versions,
+    went_on (where it was resumed in another environment). None where there is none that can be read. A run whose process was killed still tells "running"."""
     return _read(Path(folder) / "run.json")
 
 
@@ -315,6 +321,8 @@ def _read(path: Path) -> dict[str, Any] | None:
         said.part("latest"), said.part("best"), said.part("versions")
         if about.get("ended") is not None:
             said.text("ended")
+        if "went_on" in about:
+            said.texts("went_on")
     except (OSError, UnicodeDecodeError, FileError, DataError):
         return None
     return about

@@ -157,6 +157,8 @@ class Saver:
         if other:
             text = f"{self.path}: {'; '.join(other)}: the run goes on, the same bits are not promised"
             print(text, file=sys.stderr, flush=True)
+            if self.folder is not None:
+                self.folder.note_other(other)
 
     # ---- during the run --------------------------------------------------------------------------------------
 

@@ -284,3 +284,15 @@ def test_a_fine_tuning_is_repeated(capsys, tmp_path, language, out):  # noqa: F8
         }
     else:
         assert again.read_bytes() == (tmp_path / out).read_bytes()
+
+
+def test_a_run_that_went_on_with_another_precision(capsys, tmp_path):
+    out = tmp_path / "a"
+    words = ("--epochs", 40, "--patience", 0, "--out", out)
+    assert run(capsys, "fit", flowers(tmp_path / "t.csv"), *words, "--stop-after", "0.01s")[0] == 0
+    code, _, err = run(capsys, "fit", "--out", out, "--resume", "--precision", "bf16")
+    assert code == 0 and "precision is bf16 and was f32" in err
+    told = json.loads((out / "run.json").read_text())["went_on"]
+    assert len(told) == 1 and re.fullmatch("from step [0-9]+: precision is bf16 and was f32(; .*)?", told[0])
+    code, _, err = run(capsys, "rerun", out)
+    assert code == 0 and f"the same bits are not promised: the run went on {told[0]}" in err
