@@ -183,6 +183,8 @@ def split_arguments(
     ranks = ranks_of("finetune", parallel, timeout, exchange)
     options["threads"] = threads_for(ranks, options.get("threads"))
     with agreed(ranks):
+        if options.get("device") in ("numpy", "null"):  # they compute without a plan, or not at all
+            raise SettingError(f"finetune: device={options['device']!r} is not usable; need 'cpu', 'gpu' or 'gpu:1'")
         settings = Settings(**{name: value for name, value in given.items() if name in names})
     return settings, ranks, exchange, options
 

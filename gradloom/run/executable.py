@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..base import locks
+from ..base.errors import BackendError
 from ..base.settings import Switches
 from ..graph.graph import mapped_checks, written
 from ..graph.stored import before_read, before_write, held
@@ -86,6 +87,14 @@ class Executable(abc.ABC):
     @abc.abstractmethod
     def timings(self) -> list[tuple[str, int, int]]:
         """(op and node, least ns, total ns) per instruction since `profile`."""
+
+    @abc.abstractmethod
+    def report(self) -> str:
+        """The timings as a table: microseconds, GB/s and GFLOP/s of each instruction at its fastest."""
+
+    def denormals(self) -> list[str]:
+        """The instructions that have had denormal operands since `profile`; BackendError where none are seen."""
+        raise BackendError("denormals: are seen where a program runs on the CPU alone; need device='cpu' for them")
 
     def checked_inputs(self, feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The inputs as arrays of their shapes and dtypes; GraphError, ShapeError, DTypeError for others."""

@@ -65,4 +65,4 @@ class NullExecutable(Executable):
     def _refuse(self, *_: Any, **__: Any) -> Any:
         raise _does_not_run()
 
-    __call__ = feed = fed = copy_in = run_many = run_steps = stop = profile = timings = _refuse
+    __call__ = feed = fed = copy_in = run_many = run_steps = stop = profile = timings = report = denormals = _refuse

@@ -19,7 +19,7 @@ import re
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
@@ -194,7 +194,10 @@ class RunFolder:
         """The run goes on from its checkpoint in another environment, such as "precision is bf16 and was f32": its bits
         are those of no run that is all of one. For run.json."""
         with self._lock:
-            self._about["went_on"] = [*self._about["went_on"], f"from step {self._about['step']}: {'; '.join(environment)}"]
+            self._about["went_on"] = [
+                *self._about["went_on"],
+                f"from step {self._about['step']}: {'; '.join(environment)}",
+            ]
 
     def _mark(self) -> None:
         """The run has something to write: run.json is there from now on."""
@@ -307,7 +310,8 @@ def _versions() -> dict[str, str]:
 
 def read_run(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
     """What run.json tells: kind, state, begun, ended (ISO 8601, UTC), pid, host, step, epoch, latest, best, versions,
-    went_on (where it was resumed in another environment). None where there is none that can be read. A run whose process was killed still tells "running"."""
+    went_on (where it was resumed in another environment). None where there is none that can be read. A run whose
+    process was killed still tells "running"."""
     return _read(Path(folder) / "run.json")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 import gradloom as gl
 from gradloom.graph.value import Node
@@ -42,6 +43,16 @@ def test_on_several_devices() -> None:
         run = compiled(devices=DEVICES)
         run.profile()
         assert run.report().splitlines()[1] == NONE
+
+
+def test_of_the_definition() -> None:
+    run = compiled(backend="numpy")
+    run.profile()
+    run(x=np.ones((3, 4)))
+    found = rows(run)
+    assert [row.split()[3] for row in found if "matmul" in row or "sin" in row] == ["matmul", "sin"]
+    with pytest.raises(gl.BackendError, match="need device='cpu'"):
+        run.denormals()
 
 
 def test_an_instruction_without_a_time_has_no_rates() -> None:
