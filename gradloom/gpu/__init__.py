@@ -69,7 +69,8 @@ nwg: vec3<u32>, @builtin(local_invocation_index) lane: u32)`; `group_of(wid, nwg
     larger(a, b), smaller(a, b), relu(x)     NaN where one is NaN;  divided(a, b): the quotient, rounded once;
     mul_high(a, b)
     f16_bits(x), bf16_bits(x), from_f16(h), from_bf16(h)     by integer operations; rounded to nearest even
-    tree: sum_256(lane, x)  a fixed tree over the workgroup of 256; all threads call it and all get the result
+    tree: sum_256(lane, x)  a fixed tree over the workgroup of 256; all threads call it and all get the result; its last
+                            rounds go by subgroups where the adapter has them, with the same bits
     max_256(lane, x)        the same; NaN where any is NaN
     first_256(lane, x: u32) the smallest u32
     math: exp_, expm1_, log_, log1p_, sin_, cos_, tanh_, sigmoid_, softplus_, erf_, normal_cdf_, normal_density_, pow_

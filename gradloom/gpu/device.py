@@ -27,7 +27,8 @@ LIMITS = {
     "max-compute-workgroup-size-x": 256,
 }
 OURS = 2  # storage buffers of each dispatch that are not data: `fixed` and the tape
-TIMESTAMPS = "timestamp-query"  # the feature
+TIMESTAMPS, SUBGROUPS = "timestamp-query", "subgroup"  # features
+MOST_SUBGROUP = 32  # threads of a subgroup that trees use
 MESA_ROUNDS = 65535  # after these Mesa's software adapter ends a kernel's loops without a word
 INSTALL = "pip install 'gradloom[gpu]'"
 DRIVER = "need a driver for Vulkan (on Debian without a GPU: apt install mesa-vulkan-drivers), Metal or DX12"
@@ -98,6 +99,13 @@ def name_of(made: Any) -> str:
     return f"{info['device'] or info['vendor']} ({info['backend_type']})"
 
 
+def subgroup_of(made: Any) -> int:
+    """Threads of a subgroup at least, as far as trees use them; 0 where the adapter has none."""
+    keys = ("subgroup_min_size", "stackgroup_min_size")  # wgpu 0.32 has the second
+    least = next((int(made.info[key]) for key in keys if made.info.get(key)), 0) if SUBGROUPS in made.features else 0
+    return min(least, MOST_SUBGROUP) if least > 1 and least & (least - 1) == 0 else 0
+
+
 def buffer_size(bytes: int) -> int:
     """What a buffer of so many bytes takes."""
     return max(-(-bytes // 256) * 256, 256)
@@ -111,6 +119,7 @@ class Gpu:
     lock (base/locks.py).
     binding_bytes: of a buffer that kernels see, at most; a test asks for fewer than the adapter allows.
     workgroup: what a workgroup may have.
+    subgroup: threads of a subgroup at least, whose numbers go from thread to thread; 0: it has none.
     tightest: the limit that a buffer has.
     segments: buffers that a dispatch may touch beside `fixed` and the tape.
     rounds: of a thread's loops, all together, that it makes; None: as many as there are.
@@ -130,7 +139,8 @@ class Gpu:
                 raise BackendError(f"gpu: {seen}; need {least:,}, as WebGPU promises, or device='cpu'")
         asked = LIMITS if default_limits else there
         self.timestamps = TIMESTAMPS in self.adapter.features and not default_limits
-        features = [TIMESTAMPS] if self.timestamps else []
+        self.subgroup = 0 if default_limits else subgroup_of(self.adapter)
+        features = [TIMESTAMPS] * self.timestamps + [SUBGROUPS] * bool(self.subgroup)
         try:
             self.raw = self.adapter.request_device_sync(required_limits=asked, required_features=features)
         except Exception as error:
@@ -239,7 +249,7 @@ class Gpu:
         defines: Mapping[str, str] = dispatch.defines
         key = (dispatch.source, dispatch.entry, tuple(slots), tuple(kinds), tuple(sorted(defines.items())))
         if key not in self._pipelines:
-            text = module(dispatch.source, slots, kinds, defines, self.binding_bytes // 4)
+            text = module(dispatch.source, slots, kinds, defines, self.binding_bytes // 4, self.subgroup)
             segments = max([s for spanned in slots for s in spanned], default=0)
             with self.errors(f"compiling the kernel {'+'.join(dispatch.source)}: {dispatch.entry}"):
                 compiled = self.raw.create_shader_module(code=text)

@@ -13,6 +13,8 @@ FOLDER = Path(__file__).parent / "wgsl"
 RECORD_WORDS = 24  # of an argument on the tape
 CALL_BYTES = 256  # of a dispatch in the buffer of calls: the least alignment of a dynamic offset
 CALL_WORDS = 48  # of it for the kernel
+ENTRY = "@builtin(local_invocation_index) lane: u32) {"  # how each one ends
+IN_SUBGROUP = ENTRY[:-3] + ", @builtin(subgroup_invocation_id) near: u32) {\n  subgroup_lane = near;"
 FIXED = 0  # slot of the buffer with status, settings, constants and inputs
 
 _HEAD = """\
@@ -105,9 +107,14 @@ def module(
     kinds: Sequence[DType | None],
     defines: Mapping[str, str],
     words: int,
+    subgroup: int = 0,
 ) -> str:
-    """The WGSL of a kernel. slots, kinds: of each argument. words: of a buffer that others of its memory follow."""
+    """The WGSL of a kernel. slots, kinds: of each argument. words: of a buffer that others of its memory follow.
+    subgroup: threads of one at least; 0: there are none."""
     text = "\n".join(file(name) for name in sources)
+    if "tree" in sources:
+        text = file("tree_subgroups" if subgroup else "tree_plain").replace("$SUBGROUP", str(subgroup)) + text
+        text = text.replace(ENTRY, IN_SUBGROUP) if subgroup else text
     for name, value in sorted(defines.items(), key=lambda item: -len(item[0])):
         text = text.replace("$" + name, value)
     used = set(re.findall(r"\b[A-Za-z0-9_]+_\d+\b", text))

@@ -3,11 +3,17 @@
 fn merge_256(lane: u32, x: f32) -> f32 {
   tree_f[lane] = x;
   workgroupBarrier();
-  for (var half = 128u; half > 0u; half = half >> 1u) {
+  for (var half = 128u; half > APART; half = half >> 1u) {
     if (lane < half) { tree_f[lane] = $MERGE(tree_f[lane], tree_f[lane + half]); }
     workgroupBarrier();
   }
-  return tree_f[0];
+  var v = tree_f[spot()];
+  for (var half = APART; half > 0u; half = half >> 1u) {
+    let pair = pair_f(v, half);
+    v = $MERGE(pair.x, pair.y);
+  }
+  workgroupBarrier();
+  return v;
 }
 
 @compute @workgroup_size(256)
