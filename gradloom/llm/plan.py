@@ -23,8 +23,7 @@ from ..graph.stored import Stored, addressable
 from ..parallel.agree import is_root
 from ..plan.plan import Plan
 from ..plan.schedule import Schedule
-from ..run.backend import DeviceBytes, computing, device_bytes, is_device
-from ..train.arguments import with_backend
+from ..run.backend import DeviceBytes, computing, device_bytes, device_of, is_device
 from ..train.source import PlannedSource
 from .arguments import adapter_of, refuse_settings
 from .gpu_layers import PLANNED, GpuLayers, layers_for
@@ -260,7 +259,7 @@ def planned(job: Job) -> Tuning:
     """Its steps, compiled for devices that are only planned for."""
     settings = copy.copy(job.settings)  # the optimiser that is given begins with the run
     object.__setattr__(settings, "optimizer", copy.copy(job.settings.optimizer))
-    options = with_backend("plan", job.options)
+    options = dict(job.options)
     for name in options.get("devices", (options.get("backend", "cpu"),)):
         if name != "cpu" and not is_device(name):
             raise SettingError(f"plan: device={name!r} is not usable; need 'cpu', 'gpu' or 'gpu:1'")
@@ -309,7 +308,8 @@ def memory_of(tuning: Tuning, has_text: bool, there: Memory | None = None) -> Me
     weights = {s for s in touched if s.check is not None and model.weights.get(s.name) is s}
     inputs = touched - weights - trained - state - sums - set(model.weights.values())
     there = memory.memory() if there is None else there
-    held = device_bytes(tuning.device, every, switches())
+    device = device_of(every, trainer.options.get("backend", "cpu"))
+    held = device_bytes(device, every, switches())
     moved = max(split, key=lambda p: p.transfer_bytes, default=None)
     return MemoryPlan(
         weights=_bytes(weights),
@@ -326,7 +326,7 @@ def memory_of(tuning: Tuning, has_text: bool, there: Memory | None = None) -> Me
         unshared=largest.placement.unshared_bytes,
         steps=len(largest.order.steps),
         available=None if there is None else there.available,
-        device="cpu" if held is None else computing(tuning.device),
+        device=computing(device),
         on_device=held,
         layers=layers,
         transfers=0 if moved is None else len(moved.transfers),

@@ -25,7 +25,6 @@ from ..parallel.communicator import TIMEOUT, Communicator
 from ..parallel.join import ranks_of
 from ..plan.plan import Plan
 from ..plan.schedule import Schedule
-from ..run.backend import computing, is_device
 from ..train.arguments import check_batch, check_options, with_backend
 from ..train.saver import Saver
 from ..train.source import RowSource
@@ -179,6 +178,7 @@ def split_arguments(
     ranked = {"parallel": None, "exchange": "ordered", "timeout": TIMEOUT}
     options = {name: value for name, value in given.items() if name not in names and name not in ranked}
     check_options("finetune", options, function, *names, *ranked)
+    options = with_backend("finetune", options)
     parallel, exchange, timeout = (given.get(name, default) for name, default in ranked.items())
     ranks = ranks_of("finetune", parallel, timeout, exchange)
     options["threads"] = threads_for(ranks, options.get("threads"))
@@ -235,9 +235,6 @@ class Tuning:
         self.job, self.model, self.adapter, self.settings, self.layers = job, model, adapter, settings, layers
         self.context, self.ranks, self.saver = job.context, job.ranks, job.saver
         self.precision = as_precision(options.get("precision"))
-        chosen = with_backend("finetune", options)
-        several = (name for name in chosen.get("devices", ()) if is_device(computing(name)))
-        self.device = chosen.get("backend") or next(several, "cpu")
         self.batch_size, self.micro_batch_size = job.batch_size, job.micro_batch_size
         per_epoch = -(-job.rows // self.batch_size)
         self.steps_total = per_epoch * int(settings.epochs or 1) if settings.steps is None else int(settings.steps)

@@ -219,6 +219,13 @@ def device_bytes(name: str, plans: Sequence[Plan | Schedule], switches: Switches
     return None if plans and not parts else _devices[kind](switches, int(place or 0)).held(parts)
 
 
+def device_of(plans: Sequence[Plan | Schedule], default: str) -> str:
+    """The device beside the CPU that these programs run on, the first where there are several; the default is that of
+    plans for one device, and of no plans."""
+    names = [name for p in plans for name in ([p.device or default] if isinstance(p, Plan) else p.parts)]
+    return next((name for name in names or [default] if is_device(computing(name))), "cpu")
+
+
 def computing(name: str) -> str:
     """The device itself, of the name of one that is only planned for: "gpu" of "null:gpu"."""
     kind, _, place = name.partition(":")

@@ -29,7 +29,7 @@ from ..parallel.agree import Agreement
 from ..parallel.communicator import Communicator
 from ..plan.plan import Plan
 from ..plan.schedule import Schedule
-from ..run.backend import DeviceBytes, device_bytes, device_of_rank
+from ..run.backend import DeviceBytes, device_bytes, device_of, device_of_rank
 from ..run.compile import compile as compile_program
 from ..step.exchange import check_exchange
 from ..step.state import TrainState
@@ -336,8 +336,9 @@ class Trainer:
 
     @property
     def on_device(self) -> DeviceBytes | None:
-        """What these steps hold on their device, None where they compute in this process's memory."""
-        return device_bytes(self.options.get("backend", "cpu"), self.plans, switches())
+        """What these steps hold on their device, of several on the first GPU; None where they compute in this process's
+        memory."""
+        return device_bytes(device_of(self.plans, self.options.get("backend", "cpu")), self.plans, switches())
 
     @property
     def state(self) -> dict[Stored, dict[str, Parameter]]:

@@ -81,6 +81,8 @@ def test_what_is_said_is_heeded_without_devices_and_moving_a_layer_builds_anew()
     trainer.step(x[:4], y[:4])
     (plan,) = trainer.plans
     assert isinstance(plan, Schedule) and set(plan.parts) == {"gpu", "cpu"}
+    there = trainer.on_device
+    assert there is not None and there.total > there.arena >= plan.parts["gpu"].plan.bytecode.arena_bytes > 0
     net.to(None)
     trainer.step(x[:4], y[:4])
     assert not isinstance(trainer.plans[-1], Schedule)
