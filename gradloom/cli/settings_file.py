@@ -90,7 +90,8 @@ def read(kind: type, path: str | os.PathLike[str]) -> dict[str, Any]:
     for key in found:
         if key not in known:
             others = [name for name, other in _kinds.items() if key in settings_of(other)]
-            why = f"; {' and '.join(others)} has it" if others else nearest_key(key, known)
+            have = f"; {' and '.join(others)} {'has' if len(others) == 1 else 'have'} it"
+            why = have if others else nearest_key(key, known)
             raise SettingError(f"{path}: key {key} is not known{_to(kind) if others else ''}{why}")
     return {key: checked(value, known[key].kind, f"{path}: {key} = {shown(value)}") for key, value in found.items()}
 

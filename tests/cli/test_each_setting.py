@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import pytest
 
 from gradloom.base.errors import SettingError
-from gradloom.cli.finetune_settings import FinetuneSettings
+from gradloom.cli.finetune_settings import FinetuneSettings, PlanSettings
 from gradloom.cli.fit_settings import FitSettings, Group
 from gradloom.cli.run_settings import Optimizer
 from gradloom.cli.setting import (
@@ -153,7 +153,8 @@ def refused(capsys: Any, place: Path, names: tuple[str, ...], *words: str) -> No
     assert (code, out) == (2, "") and err.startswith("gradloom: ") and err.count("\n") == 1, (words, code, err)
     assert any(name in err for name in names), (words, err)
     assert any(
-        word in err for word in ("need", "did you mean", "see ", "No such", "no such", "leave", " has it", "choose")
+        word in err
+        for word in ("need", "did you mean", "see ", "No such", "no such", "leave", " has it", " have it", "choose")
     ), err
     assert sorted(place.iterdir()) == before, (words, err)
 
@@ -216,7 +217,8 @@ def test_a_wrong_name(capsys, place, command, kind, name):
     other, its = ("finetune", FinetuneSettings) if command == "fit" else ("fit", FitSettings)
     if name not in settings_of(its):
         (place / FILE).write_text(f"{name} = 3\n")
-        says = f"{FILE}: key {name} is not known to {other}; {command} has it"
+        have = "and plan have" if command == "finetune" and name in settings_of(PlanSettings) else "has"
+        says = f"{FILE}: key {name} is not known to {other}; {command} {have} it"
         refused(capsys, place, (says,), other, "--config", FILE)
 
 

@@ -88,7 +88,7 @@ GPU = {"--device", "--gpu-layers", "--gpu-memory"}  # tests/gpu/test_gpu_layers.
 ELSEWHERE = {
     "evaluate": {"--threads", "--batch-size", "--skip-bad-lines", *GPU},
     "verify": {"--device"},  # tests/gpu/test_verify.py
-    "plan": {"--config", "--skip-bad-lines", *GPU},  # tests/gpu/test_held.py
+    "plan": {"--config", "--skip-bad-lines", *GPU},  # tests/llm/test_plan.py, tests/gpu/test_held.py
     "generate": {"--threads", "--stop", "--precision", *GPU},
     "finetune": {
         *GPU,

@@ -289,3 +289,17 @@ def test_tensors_that_need_copies_to_train(capsys, tmp_path):
     assert code == 0 and "it fits" in out
     with pytest.raises(DTypeError):
         plan(load(half), TrainedTensors("all"))
+
+
+def test_a_settings_file_and_lines_to_skip(capsys, path, tmp_path):
+    data, file = tmp_path / "rows.jsonl", tmp_path / "plan.toml"
+    data.write_text('{"text": "the sea and the boat"}\n{"text":\n' * 6)
+    file.write_text(f'context = 16\nmodel = "{path}"\ndata = "{data}"\n')
+    code, _, err = command(capsys, "--config", file)
+    assert code == 2 and "rows.jsonl" in err and "--skip-bad-lines" in err
+    found = []
+    for words in (["--config", file, "--skip-bad-lines"], [path, data, "--context", 16, "--skip-bad-lines"]):
+        code, out, err = command(capsys, *words, "--json")
+        assert code == 0, err
+        found.append(json.loads(out.splitlines()[-1]) | {"available_bytes": 0})
+    assert found[0] == found[1]
