@@ -250,7 +250,7 @@ bool read_plain(const char*& p, const char* end, Cell& cell) {
   const double value = behind ? static_cast<double>(digits) / kPowers[behind] : static_cast<double>(digits);
   cell.value = negative ? -value : value;
   cell.decimals = static_cast<int8_t>(behind);
-  if (first == text && count > 1 && *first == '0' && !has_point) cell.code = leading_zero;
+  cell.code = first == text && count > 1 && *first == '0' && !has_point ? leading_zero : no_code;
   return true;
 }
 
@@ -324,7 +324,7 @@ void CellColumn::add(const Cell& cell) {
     if (cell.decimals < 0) decimals = -1;
     else if (decimals >= 0 && cell.decimals > decimals) decimals = cell.decimals;
     if (cell.code != no_code && first_code < 0) first_code = rows;
-    in_brackets += cell.in_brackets;
+    if (cell.in_brackets) [[unlikely]] in_brackets++;
     one_group |= cell.one_group;
     groups |= cell.groups;
     if (!of_unit[cell.unit]++) first_of_unit[cell.unit] = rows;

@@ -82,9 +82,8 @@ Splitter::Row Splitter::cut() {
   int64_t line = line_;
   bool known;
   for (size_t p = position_;;) {
-    const size_t start = p;
     while (p < size && text[p] == ' ') p++;
-    Span span{p, p, p - start, false, false};
+    Span span{p, p, false, false};
     const size_t column = spans_.size();
     if (column < columns.size() && columns[column]->takes_numbers()) {  // most cells are numbers: read where they are cut
       const char* end = text + p;
@@ -98,7 +97,6 @@ Splitter::Row Splitter::cut() {
       span.end = p;
     } else if (p < size && text[p] == '"') {
       span.begin = ++p;
-      span.blanks = 0;
       for (;; p++) {
         if (p == size) {
           if (is_too_long(span.begin, p)) return fail(Fault::long_cell, line + 1);
@@ -140,7 +138,9 @@ Splitter::Row Splitter::cut() {
 
 std::string_view Splitter::exact_cell(const Span& span) {
   if (span.has_pairs) return cell(span);
-  return {buffer_.data() + span.begin - span.blanks, span.end - span.begin + span.blanks};
+  size_t begin = span.begin;  // behind a quote, a separator or a line
+  while (begin > 0 && buffer_[begin - 1] == ' ') begin--;
+  return {buffer_.data() + begin, span.end - begin};
 }
 
 std::string_view Splitter::cell(const Span& span) {

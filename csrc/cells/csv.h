@@ -41,7 +41,6 @@ class Splitter {
  private:
   struct Span {
     size_t begin, end;
-    size_t blanks;   // that were skipped in front of it; none of a quoted cell
     bool has_pairs;  // "" that stands for "
     bool is_plain;   // a number, in plain_ at the place of the cell
   };
@@ -53,7 +52,7 @@ class Splitter {
   bool is_too_long(size_t begin, size_t end) const;
   bool end_line(size_t& p, bool& known);
   std::string_view cell(const Span& span);
-  std::string_view exact_cell(const Span& span);
+  std::string_view exact_cell(const Span& span);  // with the blanks in front of it
 
   char separator_;
   bool begun_ = false, last_ = false;
