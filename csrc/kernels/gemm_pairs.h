@@ -112,7 +112,9 @@ struct PairSource : FrozenSource {
       const int64_t k = 2 * (p0 + p), from = first + i0 * along + k * deep;
       const bool one = k < numbers, both = k + 1 < numbers;
       const uint16_t *lower = room[0], *upper = room[1];
-      if (brain && both && rows == width && width % Lanes::N == 0 && along == 1) {
+      // Where a row follows both, whole vectors may be read: what is beyond the strip lies before that row.
+      const bool whole = width % Lanes::N == 0 ? both : k + 2 < numbers && deep >= Lanes::N;
+      if (brain && whole && rows == width && along == 1) {
         lower = reinterpret_cast<const uint16_t*>(data) + from;
         upper = lower + deep;
       } else {
