@@ -359,6 +359,18 @@ def test_compare_leaves_running_statistics_alone() -> None:
     assert all(np.array_equal(v, before[k]) for k, v in net.state_dict().items())
 
 
+def test_compare_rounds_for_float64_what_it_rounds_for_others() -> None:
+    """To bf16, where a product reads it; what is wrong by less than that is found."""
+    rng = np.random.default_rng(0)
+    x, w = gl.input("x", (9, 40)), gl.parameter(rng.standard_normal((40, 7)).astype(np.float32))
+    feeds = {"x": rng.standard_normal((9, 40)).astype(np.float32)}
+    for backends in (("numpy", "cpu"), ("cpu", "numpy")):
+        assert gl.compare(x @ w, feeds, backends, tolerance=1e-5, precision="bf16", threads=1) is None
+    found = gl.compare(x @ w, feeds, ("cpu", "cpu", "numpy"), tolerance=1e-5, precision="f32")
+    exact, rounded = (gl.compile(x @ w, backend="numpy", precision=p)(**feeds)[0] for p in ("f32", "bf16"))
+    assert found is None and np.max(np.abs(exact - rounded)) > 1e-3
+
+
 def test_compare_counts_nan_against_numbers_as_a_difference() -> None:
     x = gl.input("x", (2,))
     assert gl.compare(ops.log(x), {"x": [-1.0, 1.0]}) is None  # both are NaN
