@@ -23,6 +23,7 @@ from .declaration import Attr, Rule, Slot, Spec, called_with, wanted
 from .grad import gradients
 from .graph import reachable
 from .opspec import REGISTRY
+from .rounding import to_bf16
 from .scope import scope
 from .value import Node, Value, builds_graphs
 
@@ -181,7 +182,7 @@ def as_read(node: Node, arrays: Sequence[np.ndarray | None]) -> list[np.ndarray 
         for at, slot in enumerate(node.op.inputs):
             array = given[at]
             if slot.name in operands and kinds[slot.name] is not bf16 and array is not None:
-                given[at] = array.astype(bf16.numpy).astype(array.dtype)
+                given[at] = to_bf16(array, operand=True)
     return given
 
 

@@ -23,6 +23,7 @@ from ..base.errors import GradientError, GraphError
 from ..graph.declaration import IdRange, Reject
 from ..graph.declare import op
 from ..graph.opspec import OpSpec
+from ..graph.rounding import to_bf16
 from ..graph.value import Value
 from .common import Sample, Spec, bad, draw, need, need_rounded, zeros_like
 from .elementwise import add, cast, div, exp, greater, less, log, minimum, mul, round_bf16, sqr, sub, tanh, where
@@ -32,7 +33,7 @@ from .matmul import matmul
 from .reduce import max as largest
 from .reduce import sum as sum_over
 from .rope import POSITIONS
-from .rounding import next_power, next_power_array, rounded_array
+from .rounding import next_power, next_power_array
 
 
 def _attention_shape(
@@ -101,7 +102,7 @@ def _probabilities(
         most = next_power_array(most)
     e = np.exp(z - most)
     total = e.sum(-1, keepdims=True)
-    return (rounded_array(e) if rounded else e) / total, (np.log(total) + most)[..., 0]
+    return (to_bf16(e) if rounded else e) / total, (np.log(total) + most)[..., 0]
 
 
 def _grouped(q: np.ndarray, k: np.ndarray) -> np.ndarray:
@@ -132,7 +133,7 @@ def _attention_back(
     if softcap is not None:
         dz = dz * (1 - np.square(z / np.asarray(softcap, q.dtype)))
     if rounded:
-        p, dz = rounded_array(p), rounded_array(dz)
+        p, dz = to_bf16(p), to_bf16(dz)
     dq = np.einsum("bngts,bsnd->btngd", dz, k).reshape(q.shape)
     return dq, np.einsum("bngts,btngd->bsnd", dz, _grouped(q, k)), np.einsum("bngts,btngd->bsnd", p, grouped)
 

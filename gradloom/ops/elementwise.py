@@ -16,6 +16,7 @@ from ..base.errors import DTypeError
 from ..graph.declare import op
 from ..graph.leaves import as_value
 from ..graph.opspec import REGISTRY, OpSpec
+from ..graph.rounding import to_bf16
 from ..graph.value import Value
 from .common import (
     LARGE,
@@ -490,7 +491,7 @@ round_bf16: OpSpec = op(
     "round_bf16", inputs="x",
     doc='y = x rounded to bf16, to nearest even: what precision="bf16" puts in front of products; its reference rounds '
     "in float64 as well, which that of a cast does not",
-    dtypes="f32", shape=_round_bf16_shape, reference=lambda x: x.astype(bf16.numpy).astype(x.dtype),
+    dtypes="f32", shape=_round_bf16_shape, reference=lambda x: to_bf16(x),
     no_gradient="it is made behind the gradients; a cast to bf16 has slope 1", exact=True, elementwise=True,
     samples=lambda rng: [Sample((rng.uniform(-100, 100, shape).astype(np.float32),)) for shape in ((), (5, 33), LARGE)],
 )  # fmt: skip

@@ -15,6 +15,7 @@ from ..graph.declaration import IdRange
 from ..graph.declare import op
 from ..graph.leaves import as_value
 from ..graph.opspec import OpSpec
+from ..graph.rounding import to_bf16
 from ..graph.value import Value
 from .common import Sample, Spec, bad, draw, need
 from .elementwise import cast, div, equal, exp, mul, neg, round_bf16, sub, where
@@ -32,7 +33,7 @@ from .loss import (
 from .matmul import NARROW, matmul, narrow_operand
 from .reduce import max as largest
 from .reduce import sum as sum_over
-from .rounding import next_power, next_power_array, rounded_array
+from .rounding import next_power, next_power_array
 from .softmax import log_softmax
 
 # ---- the ops ---------------------------------------------------------------------------------------------
@@ -67,11 +68,11 @@ def _linear_cross_entropy(
         dx[used] = slope @ w
         return loss, weight, dx, slope.T @ x[used]
     e = np.exp(logits - next_power_array(logits.max(1, keepdims=True)))
-    of_x = rounded_array(e) / e.sum(1, keepdims=True) * row_weights[used][:, None]
+    of_x = to_bf16(e) / e.sum(1, keepdims=True) * row_weights[used][:, None]
     own = np.arange(len(ids)), ids
     of_x[own] = slope[own]
     dx[used] = of_x @ w
-    return loss, weight, dx, rounded_array(slope).T @ x[used]
+    return loss, weight, dx, to_bf16(slope).T @ x[used]
 
 
 def _linear_samples(rng: np.random.Generator) -> list[Sample]:

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from ..base.dtypes import bf16, f32
+from ..base.dtypes import f32
 from ..graph.value import Value
 from .elementwise import abs as size_of
 from .elementwise import cast, less, scale, where
@@ -24,8 +24,3 @@ def next_power(most: Value) -> Value:
     """next_power_array as a graph."""
     power = scale(cast(cast(scale(most, factor=1 / math.log(2)), "i32"), f32), factor=math.log(2))
     return where(less(size_of(most), FAR), power, most)
-
-
-def rounded_array(x: np.ndarray) -> np.ndarray:
-    """The numbers rounded to bf16, in the dtype that they have."""
-    return x.astype(bf16.numpy).astype(x.dtype)

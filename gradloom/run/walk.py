@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..base.settings import Switches
-from ..graph.composition import as_real, by_reference
+from ..graph.composition import as_real, by_reference, is_rounded
 from ..graph.graph import update_target, view_base
+from ..graph.rounding import unrounded
 from ..graph.value import Node, Value, describe
 from ..plan.bytecode import ARENA, EACH_STEP, NO_SEGMENT, SEGMENT_NAMES
 from ..transform.program import Program
@@ -147,6 +148,15 @@ def first_difference(walk: Stepped, values: Sequence[Mapping[int, np.ndarray]]) 
 
 def distance(array: np.ndarray, wanted: np.ndarray) -> float:
     """max |array - wanted| / max |wanted|; inf where one is finite and the other is not."""
+    return _relative(array, wanted, lambda x: float(np.max(np.abs(x), initial=0.0)))
+
+
+def away(array: np.ndarray, wanted: np.ndarray) -> float:
+    """|array - wanted| / |wanted|, Euclidean norms; inf where one is finite and the other is not."""
+    return _relative(array, wanted, lambda x: float(np.sqrt(np.sum(np.square(x)))))
+
+
+def _relative(array: np.ndarray, wanted: np.ndarray, size: Callable[[np.ndarray], float]) -> float:
     have, want = np.asarray(array, np.float64), np.asarray(wanted, np.float64)
     finite = np.isfinite(want)
     if not want.size:
@@ -155,8 +165,7 @@ def distance(array: np.ndarray, wanted: np.ndarray) -> float:
         have[~finite], want[~finite], equal_nan=True
     ):
         return math.inf
-    scale = float(np.max(np.abs(want[finite]), initial=0.0)) or 1.0
-    return float(np.max(np.abs(have[finite] - want[finite]), initial=0.0)) / scale
+    return size(have[finite] - want[finite]) / (size(want[finite]) or 1.0)
 
 
 # ---- a program against its definition --------------------------------------------------------------------------------
@@ -166,8 +175,11 @@ def distance(array: np.ndarray, wanted: np.ndarray) -> float:
 class Judged:
     """An output held against the float64 references.
 
-    own: the error that its kernel made on the inputs that it saw. total: its distance from the whole program in
-    float64. excess: own error in units of what f32 arithmetic may cost there.
+    own: the error that its kernel made on the inputs that it saw, of the largest number. excess: it in units of what
+    f32 arithmetic, and roundings to bf16 inside of the kernel, may cost there. total: its distance from the whole
+    program in float64, of Euclidean norms. spread: how far that lies from the program in float64 without roundings to
+    bf16. A number that lies between two of bf16 goes to either, and what is computed from it does so in turn: `total`
+    is as large as `spread` where all is right.
     """
 
     node: Node
@@ -175,6 +187,7 @@ class Judged:
     own: float
     total: float
     excess: float
+    spread: float
 
 
 OWN_TOLERANCE = 1e-4  # of the largest number of an output
@@ -185,18 +198,21 @@ def judge(walk: Stepped, values: Sequence[Mapping[int, np.ndarray]]) -> Iterator
 
     values[step][output]: what the steps wrote. Stored arrays must be as they were before the run. Float64 numbers are
     dropped after their last use, and weights are converted where they are used: what is held at a time is about twice
-    what the plan holds, and the largest weight.
+    what the plan holds (of a program that rounds, four times), and the largest weight.
     """
     last: dict[Value, int] = {}
     for k, node in enumerate(walk.steps):
         last.update((view_base(v), k) for v in node.inputs if v is not None)
     seen: dict[Value, np.ndarray] = {}  # what the CPU computed
     exact: dict[Value, np.ndarray] = {}  # what float64 makes of the same leaves
+    whole: dict[Value, np.ndarray] = {}  # and without roundings to bf16
+    rounds = any(is_rounded(node) or node.op.name == "round_bf16" for node in walk.steps)
     for k, node in enumerate(walk.steps):
         leaves: dict[Value, np.ndarray] = {}
         own = _apply(walk, node, seen, np.float64, leaves)
         total = _apply(walk, node, exact, np.float64, leaves)
-        for value, own_result, total_result in zip(node.outputs, own, total, strict=True):
+        free = _unrounded(walk, node, whole, leaves, True) if rounds else total
+        for value, own_result, total_result, free_result in zip(node.outputs, own, total, free, strict=True):
             got = values[k].get(value.index)
             if got is None:
                 continue
@@ -205,11 +221,32 @@ def judge(walk: Stepped, values: Sequence[Mapping[int, np.ndarray]]) -> Iterator
             if excess > 1:  # terms may cancel: four times what f32 costs the reference itself is allowed
                 noise = distance(_apply(walk, node, seen, np.float32, leaves)[value.index], own_result)
                 excess = min(excess, error / (4 * noise)) if noise else excess
-            yield Judged(node, value, error, distance(got, total_result), excess)
+            if excess > 1 and rounds:
+                bare = _unrounded(walk, node, seen, leaves, False)[value.index]
+                excess = min(excess, _beyond_rounding(got, own_result, bare))
+            spread = away(free_result, total_result) if rounds else 0.0
+            yield Judged(node, value, error, away(got, total_result), excess, spread)
             if k < last.get(value, -1):
-                seen[value], exact[value] = got, total_result
+                seen[value], exact[value], whole[value] = got, total_result, free_result
         for value in [v for v in seen if last[v] == k]:
-            del seen[value], exact[value]
+            del seen[value], exact[value], whole[value]
+
+
+def _beyond_rounding(got: np.ndarray, definition: np.ndarray, bare: np.ndarray) -> float:
+    """The error in units of what a kernel may lose that rounds numbers of its own to the other side. bare: the
+    definition without rounding what it computes, half a unit of bf16 away at most. What goes to the other side lies a
+    whole one from where it should, twice as far; a single number beside terms that cancel, by more of the largest."""
+    largest, norm = 4 * distance(bare, definition), 2 * away(bare, definition)
+    return max(distance(got, definition) / largest, away(got, definition) / norm) if largest and norm else math.inf
+
+
+def _unrounded(
+    walk: Stepped, node: Node, known: Mapping[Value, np.ndarray], leaves: dict[Value, np.ndarray], operands: bool
+) -> list[np.ndarray]:
+    """The node's reference in float64 on what is known, without roundings to bf16 of what it computes, and,
+    where `operands`, of what it reads."""
+    with unrounded(operands):
+        return _apply(walk, node, known, np.float64, leaves)
 
 
 def _apply(

@@ -51,7 +51,10 @@ def test_all_is_right(model: Any, full: bool) -> None:
     assert all(p.numpy().tobytes() == before[name].tobytes() for name, p in made.parameters().items())
 
 
-def test_a_kernel_that_computes_something_else_is_named(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_a_kernel_that_computes_something_else_is_named(
+    model: Any, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
     """It is a hundredth too large: beside the CPU and beside float64."""
     honest = KERNELS["rms_norm", "f32"]
 
@@ -61,7 +64,7 @@ def test_a_kernel_that_computes_something_else_is_named(model: Any, monkeypatch:
         return [*honest.rule(call), *larger]
 
     monkeypatch.setitem(KERNELS, ("rms_norm", "f32"), replace(honest, rule=moved))
-    found = verify(model, rows_of(1, 12), gl.llm.LoRA(rank=2), device="gpu")
+    found = verify(model, rows_of(1, 12), gl.llm.LoRA(rank=2), device="gpu", precision=precision)
     assert [c.holds for c in found.checks[:7]] == [True] * 5 + [False] * 2 and not found.agrees
     assert all(c.node.startswith("rms_norm ") and "by 0.01" in c.found for c in found.checks[5:7]), found.checks
 

@@ -119,6 +119,50 @@ def test_a_kernel_that_computes_something_else_is_caught_and_named(model, monkey
     assert near in nodes.node and (op == "adamw") == whole.holds
 
 
+def first_of(made):
+    """The results with the first a hundredth too large."""
+    first, *others = made
+    return (first * 1.01, *others)
+
+
+def flipped(y):
+    return np.swapaxes(y, -1, -2) if y.shape[-1] == y.shape[-2] else y
+
+
+FAULTS = {  # by op and fault: what computes something else
+    ("matmul", "scale"): lambda honest, x, y: honest(x=x, y=y) * 1.01,
+    ("matmul", "small scale"): lambda honest, x, y: honest(x=x, y=y) * 1.001,
+    ("matmul", "dropped term"): lambda honest, x, y: honest(x=x[..., 1:], y=y[..., 1:, :]),
+    ("matmul", "transposed operand"): lambda honest, x, y: honest(x=x, y=flipped(y)),
+    ("attention", "scale"): lambda honest, **given: first_of(honest(**given)),
+    ("attention", "wrong mask"): lambda honest, **given: honest(**given | {"window": 7}),
+    ("attention", "transposed operand"): lambda honest, **given: honest(**given | {"k": given["v"], "v": given["k"]}),
+    ("attention_back", "scale"): lambda honest, **given: first_of(honest(**given)),
+    ("attention_back", "dropped term"): lambda honest, **given: honest(**given | {"y": 0 * given["y"]}),
+    ("attention_back", "wrong mask"): lambda honest, **given: honest(**given | {"window": 7}),
+    ("attention_back", "transposed operand"): lambda honest, q, k, v, **given: honest(q=q, k=v, v=k, **given),
+    ("swiglu_back", "scale"): lambda honest, **given: first_of(honest(**given)),
+    ("adamw", "scale"): lambda honest, *arrays, **given: [a * 1.01 for a in honest(*arrays, **given)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "fault"), FAULTS)
+def test_in_bf16_what_is_wrong_is_still_told_from_rounding(model, monkeypatch, op, fault):
+    honest = REGISTRY[op].reference
+    monkeypatch.setattr(REGISTRY[op], "reference", lambda *a, **given: FAULTS[op, fault](honest, *a, **given))
+    found = verify(model, rows_of(1, 24), TrainedTensors("all"), precision="bf16", threads=1)
+    nodes = found.checks[-2]
+    assert not nodes.holds and nodes.node.split()[0].split("#")[0] == op, found.checks
+
+
+def test_in_bf16_roundings_that_go_to_the_other_side_are_no_fault(model):
+    """They add up from node to node: by more than f32 ever loses, and by no more than float64 itself differs."""
+    for seed in range(2):
+        for adapter in (LoRA(rank=2, seed=seed), TrainedTensors("all")):
+            found = verify(model, rows_of(2, 24, seed=seed), adapter, batch_size=2, precision="bf16", threads=1)
+            assert found.agrees and "; roundings may cost " in found.checks[-1].found, found.checks
+
+
 def test_a_plan_that_reads_dead_bytes_is_caught_by_poison(model, monkeypatch):
     """What a plan calls dead one step too early changes nothing until it is poisoned."""
     monkeypatch.setattr(planning, "check", lambda *a: None)

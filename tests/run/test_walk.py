@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -171,6 +173,26 @@ def test_a_kernel_that_is_wrong_is_named(monkeypatch):
     monkeypatch.setattr(REGISTRY["silu"], "reference", lambda x: honest(x) * 1.01)
     found = [j for j in judge(base, values) if j.excess > 1]
     assert [j.node.op.name for j in found] == ["silu"] and found[0].own == pytest.approx(0.01, rel=0.05)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.01])
+def test_a_number_that_is_rounded_to_the_other_side_is_no_fault(monkeypatch, factor):
+    """Attention rounds its weights. As if all of them had gone to the other side; and with a result that is 1 % off."""
+    rng = np.random.default_rng(0)
+    q, k, v = (gl.parameter(rng.standard_normal((1, 9, 2, 8)), name) for name in "qkv")
+    y, _ = gl.ops.attention(q, k, v, gl.input("positions", (1, 9), "i32"), scale=0.3)
+    program = rewrite(gather([y], []), precision="bf16")
+    base, values, _ = unshared(program, {"positions": np.arange(9, dtype=np.int32)[None]}, {})
+    at = next(i for i, n in enumerate(base.steps) if n.op.name == "attention")
+    rounded = next(j for j in judge(base, values) if j.node is base.steps[at])
+    assert rounded.excess < 1 and rounded.spread > 1e-4
+    attention_ops = sys.modules["gradloom.ops.attention"]  # the package has the op by this name
+    honest = attention_ops.to_bf16
+    other = lambda x: np.where(honest(x) == x, x, 2 * x - honest(x))  # noqa: E731 - as far from x on the other side
+    monkeypatch.setattr(attention_ops, "to_bf16", lambda x: other(x) if x.dtype == np.float64 else honest(x))
+    values[at][0] = values[at][0] * np.float32(factor)
+    found = next(j for j in judge(base, values) if j.node is base.steps[at])
+    assert found.own > 1e-4 and (found.excess > 1) == (factor != 1)
 
 
 def test_distance():
