@@ -7,6 +7,7 @@ import csv
 import gzip
 import io
 import os
+import stat
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -61,11 +62,13 @@ def _pieces(path: str | os.PathLike[str]) -> Iterator[tuple[bytes, bool]]:
     UTF-8, a line that does not end, more than `most` bytes. Without a byte order mark."""
     size = os.stat(path).st_size
     if size == 0:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise FileError(f"{path}: is a pipe or a device; need a file, which can be read twice")
         raise FileError(f"{path}: is empty (0 bytes); need a CSV file")
     packed = str(path).lower().endswith(".gz")
     most = most_unpacked(size, _MEMORY) if packed else None
     decoder = codecs.getincrementaldecoder("utf-8")()
-    seen = line = 0  # bytes so far: of all, of the line that they are in
+    seen = lines = line = 0  # so far: bytes, lines, bytes of the line that they end in
     with cast(BinaryIO, gzip.open(path)) if packed else open(path, "rb", buffering=0) as file:
         data = _read(file, _PIECE)
         while True:
@@ -80,7 +83,9 @@ def _pieces(path: str | os.PathLike[str]) -> Iterator[tuple[bytes, bool]]:
                 decoder.decode(data, final=not following)
             except UnicodeDecodeError as error:
                 wrong = error.object[error.start]
-                raise FileError(f"{path}: is not UTF-8 text (byte {wrong:#04x}); save it as UTF-8") from None
+                at = lines + error.object[: error.start].count(b"\n") + 1
+                raise FileError(f"{path} line {at}: is not UTF-8 text (byte {wrong:#04x}); save it as UTF-8") from None
+            lines += data.count(b"\n")
             end = max(data.rfind(b"\n"), data.rfind(b"\r"))
             line = len(data) - end - 1 if end >= 0 else line + len(data)
             if line > _LONGEST_LINE:

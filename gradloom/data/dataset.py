@@ -245,18 +245,19 @@ class Dataset:
 
 
 def split_rows(
-    n: int, share: float, seed: int, shard_size: int = 1, stream: int = _SPLIT
+    n: int, share: float, seed: int, shard_size: int = 1, stream: int = _SPLIT, called: str = "val_split"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(first rows, last share of the rows) of one permutation of n rows by the seed; both sides i64 and not empty."""
+    """(first rows, last share of the rows) of one permutation of n rows by the seed; both sides i64 and not empty.
+    Errors call the share as it is `called`."""
     if not isinstance(share, (int, float, np.floating)) or not 0 <= share < 1:
-        raise SettingError(f"val_split={share!r} is not usable; need a number in [0, 1)")
+        raise SettingError(f"{called}={share!r} is not usable; need a number in [0, 1)")
     shards = -(-n // shard_size)
     order = generator(seed, stream).permutation(shards).astype(np.int64)
     last = round(shards * float(share))
     if share > 0:
         if shards < 2:
             raise DataError(
-                f"val_split={share}: {n} rows in {shards} shard cannot be split; need at least 2 shards, or 0"
+                f"{called}={share}: {n} rows in {shards} shard cannot be split; need at least 2 shards, or 0"
             )
         last = min(max(last, 1), shards - 1)
     first, held = order[: shards - last], order[shards - last :]

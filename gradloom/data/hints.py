@@ -1,4 +1,4 @@
-"""What texts look like that were taken as categories: times, or numbers with a unit."""
+"""What texts look like that were read as texts: times, numbers with a unit, numbers in another notation."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ import re
 
 import numpy as np
 
+from .._cells import read_cell
 from .columns import Columns
 from .kinds import is_missing_text
 from .times import are_times
 
 _LOOKED_AT = 100  # different texts of a column
 _LEAST = 3
+_MOST_ARE = 0.9
+# Digits, cut by points, commas, apostrophes, underscores or blanks; with a sign, a currency, brackets, or k, M or x
+_LIKE_NUMBER = re.compile(
+    r"[(+\-−]*\s*([A-Z]{3}\s|[$€£¥])?\s*[+\-−]?[.,]?\d[\d.,'’_\s]*([kKMx%$€£¥]|[A-Z]{3})?[)\-−]?\Z"
+)
 _NUMBER_AND_UNIT = re.compile(r"[-+]?\d[\d.,]*\s*([^\W\d_]{1,12}[.²³]?)\Z")
 
 
@@ -28,4 +34,8 @@ def hints(data: Columns, index: int) -> list[str]:
     units = {one.group(1).lower() for one in found if one}
     if all(found) and len(units) == 1:
         return [f"{such} numbers with a unit, and are taken as categories; write the numbers without {units.pop()!r}"]
+    odd = [text for text in known if not isinstance(read_cell(text, False), float)]
+    if odd and sum(_LIKE_NUMBER.match(text) is not None for text in known) >= _MOST_ARE * len(known):
+        seen = f"{name}: texts such as {odd[0]!r:.60} look like numbers"
+        return [f"{seen}, and are read as texts; write them such as -1234.5 (--categorical {name} if they are names)"]
     return []

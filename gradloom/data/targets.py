@@ -207,7 +207,7 @@ def _as_class(value: object) -> str:
 
 def hold_out(ids: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """(training rows, test rows): one permutation by the seed, of which each class gives its last share to the test."""
-    order = np.concatenate(split_rows(len(ids), share, seed, stream=_TEST))
+    order = np.concatenate(split_rows(len(ids), share, seed, stream=_TEST, called="test_split"))
     total = min(max(round(len(ids) * share), 1), len(ids) - 1)
     want = np.bincount(ids) * share
     take = np.floor(want).astype(np.int64)

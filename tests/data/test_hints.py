@@ -24,6 +24,27 @@ UNIT = "look like numbers with a unit, and are taken as categories; write the nu
 
 
 @pytest.mark.parametrize(
+    "odd", ["{:.3f}x", "−{:.3f}", "{:.3f}-", "USD {:.2f}", "1'{:07.3f}", "1\u202f{:07.3f}", "1_{:07.3f}"]
+)
+@pytest.mark.parametrize("share", [1, 2])
+def test_numbers_in_another_notation_are_hinted_at(tmp_path, odd, share):
+    cells = [odd.format(abs(x)) if i % share == 0 else str(x) for i, x in enumerate(X)]
+    made = table(tmp_path, cells)
+    assert made.preprocess.columns[0].kind == "text"
+    notes = [note for note in made.notes if "look like numbers" in note]
+    assert len(notes) == 1 and notes[0].startswith("a: texts such as "), made.notes
+    said = table(tmp_path, cells, categorical=["a"]).notes
+    assert not any("look like" in note for note in said)
+
+
+@pytest.mark.parametrize("name", ["A/5 {}", "AB{}", "{}-{}", "{}th street", "x{}"])
+def test_names_with_digits_are_no_numbers(tmp_path, name):
+    made = table(tmp_path, [name.format(i % 20, i % 7) for i in range(ROWS)])
+    assert not any("look like numbers in" in note or "another notation" in note for note in made.notes), made.notes
+    assert name == "{}-{}" or not any("look like numbers, " in note for note in made.notes), made.notes
+
+
+@pytest.mark.parametrize(
     ("cells", "said"),
     [
         ([f"{i % 9}.5 kg" for i in range(ROWS)], f"a: texts such as '0.5 kg' {UNIT} 'kg'"),

@@ -1,6 +1,7 @@
 import csv
 import gzip
 import json
+import os
 import struct
 from pathlib import Path
 
@@ -442,6 +443,17 @@ def test_missing_files(tmp_path, name):
         read_table(tmp_path / name)
 
 
+def test_a_pipe_is_no_empty_file(tmp_path):
+    os.mkfifo(tmp_path / "t.csv")
+    with pytest.raises(FileError, match="t.csv: is a pipe or a device; need a file, which can be read twice"):
+        read_table(tmp_path / "t.csv")
+
+
+def test_the_share_of_the_test_is_called_by_its_name(tmp_path):
+    with pytest.raises(SettingError, match="test_split=1.0 is not usable"):
+        read_table(write(tmp_path / "t.csv", "a,y\n1,2\n2,3\n3,5\n"), test_split=1.0)
+
+
 def test_other_files(tmp_path):
     with pytest.raises(
         DataError, match=r"t.xlsx: suffix .xlsx is not known; need .csv, .csv.gz, .parquet, .npz or a folder"
@@ -449,7 +461,7 @@ def test_other_files(tmp_path):
         read_table(write(tmp_path / "t.xlsx", "x"))
     with pytest.raises(DataError, match="is one idx file; need the folder that holds images and labels"):
         read_table(write(tmp_path / "train-images-idx3-ubyte", "x"))
-    with pytest.raises(FileError, match=r"t.csv: is not UTF-8 text \(byte 0xff\); save it as UTF-8"):
+    with pytest.raises(FileError, match=r"t.csv line \d+: is not UTF-8 text \(byte 0xff\); save it as UTF-8"):
         (tmp_path / "t.csv").write_bytes(b"a,b\n\xff,1\n")
         read_table(tmp_path / "t.csv")
 
