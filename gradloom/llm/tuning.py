@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.arguments import as_whole, f32_hint, in_f32
+from ..base.arguments import as_share, as_whole, f32_hint, in_f32
 from ..base.errors import SettingError
 from ..base.interval import as_interval
 from ..base.patterns import as_patterns, matched
@@ -115,6 +115,8 @@ class Settings:
         _check_one_of("schedule", self.schedule, SCHEDULES)
         _check_number("lr", self.lr, 0.0, math.inf)
         _check_number("warmup", self.warmup, 0.0, 1.0)
+        if self.val_split is not None:
+            as_share("val_split", self.val_split)
         check_batch(self.batch_size)
         if self.micro_batch_size is not None:
             check_batch(self.micro_batch_size, self.batch_size, "micro_batch_size")
@@ -183,8 +185,6 @@ def split_arguments(
     ranks = ranks_of("finetune", parallel, timeout, exchange)
     options["threads"] = threads_for(ranks, options.get("threads"))
     with agreed(ranks):
-        if options.get("device") in ("numpy", "null"):  # they compute without a plan, or not at all
-            raise SettingError(f"finetune: device={options['device']!r} is not usable; need 'cpu', 'gpu' or 'gpu:1'")
         settings = Settings(**{name: value for name, value in given.items() if name in names})
     return settings, ranks, exchange, options
 

@@ -198,9 +198,14 @@ def test_the_seed_chooses_the_rows(model):
 def test_settings_that_change_nothing_are_refused(model, name):
     with pytest.raises(SettingError, match=f"^verify: {name} is a setting of finetune that changes nothing here"):
         verify(model, rows_of(2, 16), LoRA(rank=2), **{name: 1})
-    if name in ("val_split", "on_epoch", "backend"):
+    if name in ("on_epoch", "backend"):
         with pytest.raises(SettingError, match=f"^plan: {name} is a setting of finetune that changes nothing here"):
             plan(model, LoRA(rank=2), **{name: 1})
+
+
+def test_a_share_that_is_none_is_refused_by_plan(model):
+    with pytest.raises(SettingError, match="val_split=1 is not usable; need 0 <= val_split < 1"):
+        plan(model, LoRA(rank=2), val_split=1)
 
 
 def test_more_memory_than_there_is(model, monkeypatch):
