@@ -218,12 +218,13 @@ def _weights(raw: RawTable, roles: Mapping[int, str]) -> np.ndarray | None:
     assert isinstance(raw.x, Columns)
     name = raw.x.names[index]
     values = need_numbers(raw.x, index, f"weight column {name!r:.60}")
-    bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
+    narrow = values.astype(np.float32)  # as training takes them
+    bad = np.flatnonzero(~(np.isfinite(narrow) & (values >= 0)) | ((narrow == 0) & (values > 0)))
     if len(bad):
-        seen = "empty" if np.isnan(values[bad[0]]) else f"{values[bad[0]]:g}"
-        raise DataError(
-            f"{raw.x.where(int(bad[0]))}: weight column {name!r:.60} is {seen}; need a number of at least 0"
-        )
+        value = values[bad[0]]
+        seen = "empty" if np.isnan(value) else f"{value:g}"
+        need = "a number of at least 0" if not value > 0 or np.isinf(value) else "one that float32 holds"
+        raise DataError(f"{raw.x.where(int(bad[0]))}: weight column {name!r:.60} is {seen}; need {need}")
     raw.notes.append(f"rows weigh what {name!r:.60} says in training")
     return values
 

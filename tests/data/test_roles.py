@@ -313,3 +313,20 @@ def test_masked_elements_are_missing(tmp_path):
     rows = np.ma.masked_array([[5.0, 1.0], [7.0, 2.0]], mask=[[True, False], [False, False]])
     features, _, notes, _ = features_of(rows, made)
     assert features[:, 1].tolist() == [1, 0] and notes == ["a: 1 empty cell filled with the training median 23"]
+
+
+@pytest.mark.parametrize(
+    "cell, said",
+    [
+        ("1e300", "is 1e\\+300; need one that float32 holds"),
+        ("1e-50", "is 1e-50; need one that float32 holds"),
+        ("inf", "is inf; need a number of at least 0"),
+        ("-1", "is -1; need a number of at least 0"),
+        ("", "is empty; need a number of at least 0"),
+    ],
+)
+def test_a_weight_that_training_cannot_take_is_named(tmp_path, cell, said):
+    rows = ["x,w,y", *(f"{i},{cell if i == 5 else 2},{i % 2}" for i in range(12))]
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    with pytest.raises(DataError, match=f"t.csv line 7: weight column 'w' {said}"):
+        read_table(tmp_path / "t.csv", weight="w")
