@@ -139,9 +139,8 @@ class Run(Tuning):
         asked, ranks, exchange, options = split_arguments(settings, Run)
         with contextlib.ExitStack() as stack:
             with agreed(ranks):
-                if options.get("backend") in ("numpy", "null"):  # they compute without a plan, or not at all
-                    seen = f"device={options['backend']!r}"
-                    raise SettingError(f"finetune: {seen} is not usable; need 'cpu', 'gpu' or 'gpu:1'")
+                if options.get("backend") == "numpy":  # computes without a plan
+                    raise SettingError("finetune: device='numpy' is not usable; need 'cpu', 'gpu' or 'gpu:1'")
                 self.saver = saver_of(
                     run, "finetune", ranks, resume=resume, overwrite=overwrite, checkpoint_every=checkpoint_every,
                     keep=keep, stop_after=stop_after,

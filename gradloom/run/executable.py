@@ -88,10 +88,6 @@ class Executable(abc.ABC):
     def timings(self) -> list[tuple[str, int, int]]:
         """(op and node, least ns, total ns) per instruction since `profile`."""
 
-    @abc.abstractmethod
-    def report(self) -> str:
-        """The timings as a table: microseconds, GB/s and GFLOP/s of each instruction at its fastest."""
-
     def denormals(self) -> list[str]:
         """The instructions that have had denormal operands since `profile`; BackendError where none are seen."""
         raise BackendError("denormals: are seen where a program runs on the CPU alone; need device='cpu' for them")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Mapping
 from typing import Any
 
@@ -63,6 +64,10 @@ class PlannedExecutable(Executable):
     def queue(self) -> Queue:
         """Its device as one of several that run a program. BackendError for one that runs whole programs only."""
         raise BackendError(f"{type(self).__name__}: it runs whole programs; need devices such as 'gpu' and 'cpu'")
+
+    @abc.abstractmethod
+    def report(self) -> str:
+        """The timings as a table: microseconds, GB/s and GFLOP/s of each instruction at its fastest."""
 
     def failure(self, done: int, stop: int, node_id: int, index: int, value: int) -> Exception:
         """The error for what the run has stopped at."""
