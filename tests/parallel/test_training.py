@@ -180,7 +180,9 @@ def test_ctrl_c_of_the_command_saves_once(tmp_path):
     table = need("tabular/winequality-red.csv")
     endless = ("--epochs", 100000, "--patience", 0)
     job = start(2, "-m", "gradloom", "fit", table, "--parallel", "mpi", *endless, "--out", tmp_path, "--json")
-    time.sleep(6)
+    metrics, until = tmp_path / "metrics.jsonl", time.monotonic() + 100
+    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < until:  # an epoch is done
+        time.sleep(0.1)
     os.kill(job.pid, signal.SIGINT)
     ended = finish(job)
     assert ended.code == 130, (ended.code, ended.err)
