@@ -25,7 +25,7 @@ from ..graph.graph import storage_leaf, update_target, view_base, written
 from ..graph.value import Node, describe
 from ..plan.plan import Plan
 from ..run.backend import LATE, backend, has_kernel, plan_for
-from ..run.walk import Judged, Stepped, Walk, away, distance, first_difference, judge
+from ..run.walk import Definition, Judged, Stepped, Walk, distance, first_difference, judge
 from ..step.step import random_settings
 from ..transform.passes import rewrite
 from ..transform.program import Program, gather
@@ -47,9 +47,6 @@ UNHEEDED = (
 TOTAL_TOLERANCE = 1e-3  # of the norm of a gradient: what a whole step may lose in f32
 SPREADS = 3  # in bf16 it may lose so many times the distance between float64 with and without roundings to bf16 as well
 LEAST_SPREAD = 2**-9  # of a loss: one number, which two computations may agree on by chance; half a unit of bf16
-# What the CPU and a GPU may differ by in a node, from the same inputs: of the largest number, and of the norm. In bf16
-# a number that a kernel computes and rounds may go to the other side.
-BESIDE = {"f32": (1e-4, 1e-4), "bf16": (1e-2, 3e-3)}
 
 
 @dataclass(frozen=True)
@@ -128,7 +125,7 @@ def verify(
     source = run.trainer.source(run.dataset)
     source.order.write(run.first_order())
     step = run.trainer.whole_step(source, run.batch_size)
-    _check_memory(model, step.run.plan, reference, chosen.precision == "bf16")
+    _check_memory(model, step.run.plan, reference, chosen.precision == "bf16", device != "cpu")
     made = _Verifier(run, step, chosen, device, on_check)
     try:
         made.same_bits()
@@ -257,17 +254,18 @@ class _Verifier:
         neither roundings to bf16 add up from node to node, nor does an optimiser's first step, a sign of the gradient,
         see other signs where a gradient is noise."""
         name = "each node against the CPU"
-        of_largest, of_norm = BESIDE[self.chosen.precision]
         walk = self.walk(device="cpu", reuse=False, inplace=False)
         places = {node: k for k, node in enumerate(self.base.steps)}
+        seen = {node.outputs[i]: array for node, k in places.items() for i, array in self.values[k].items()}
         worst, called = 0.0, "none"
         try:
             for k, node in enumerate(walk.steps):
                 walk.run_step(k)
+                definition = Definition(node, self.leaf, seen)
                 for value, array in walk.written(k):
                     there = self.values[places[node]][value.index]
-                    amount, real = distance(there, array), value.dtype.is_float
-                    if not (amount <= real * of_largest and away(there, array) <= real * of_norm):
+                    amount = distance(there, array)
+                    if definition.excess(value, there, array) > 1:
                         what = _shown(node, value, amount)
                         return self.tell(Check(name, False, f"the first node that differs: {what}", _called(node)))
                     if amount > worst:
@@ -280,6 +278,11 @@ class _Verifier:
             self.rewind()
         text = f"agree in all {len(walk.steps)} nodes; the largest difference is {worst:.2g} ({called})"
         return self.tell(Check(name, True, text))
+
+    def leaf(self, value: Value) -> np.ndarray:
+        """The numbers of a leaf before the step."""
+        before = self.start.get(value.node.attrs.get("stored"))
+        return self.base.leaf(value) if before is None else before
 
     # ---- float64 ---------------------------------------------------------------------------------------------
 
@@ -350,11 +353,13 @@ def _shown(node: Node, value: Value, amount: float) -> str:
     return f"{_called(node)} ({describe(value)}), by {amount:.3g} of its largest number"
 
 
-def _check_memory(model: Model, plan: Plan, reference: bool, rounded: bool) -> None:
+def _check_memory(model: Model, plan: Plan, reference: bool, rounded: bool, beside: bool) -> None:
     """SettingError when the runs that are held against each other do not fit into memory together."""
     largest = max((int(np.prod(w.shape)) for w in model.weights.values()), default=0)
     need = plan.placement.unshared_bytes + plan.peak_bytes + sum(s.bytes for s in written(plan.order.steps)) * 3
-    if reference:  # float64 of what is alive, twice, and of bf16 four times; a weight and its product at a time
-        need += (4 + 4 * rounded) * plan.placement.lower_bound_bytes + 16 * largest
+    if reference:  # float64 of what is alive, twice, and of bf16 four times
+        need += (4 + 4 * rounded) * plan.placement.lower_bound_bytes
+    if reference or beside:  # a weight and its product at a time
+        need += 16 * largest
     hint = "need a smaller --context, a smaller --batch-size" + (" or --no-reference" if reference else "")
     need_memory(need, f"verify: {show_bytes(need)} of memory are needed", hint)

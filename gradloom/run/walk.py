@@ -7,6 +7,7 @@ wrong. A walk held against the references names the first kernel that is wrong.
 from __future__ import annotations
 
 import abc
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -175,8 +176,8 @@ def _relative(array: np.ndarray, wanted: np.ndarray, size: Callable[[np.ndarray]
 class Judged:
     """An output held against the float64 references.
 
-    own: the error that its kernel made on the inputs that it saw, of the largest number. excess: it in units of what
-    f32 arithmetic, and roundings to bf16 inside of the kernel, may cost there. total: its distance from the whole
+    own: the error that its kernel made on the inputs that it saw, of the largest number. excess: in units of what it
+    may be, see `Definition.excess`. total: its distance from the whole
     program in float64, of Euclidean norms. spread: how far that lies from the program in float64 without roundings to
     bf16. A number that lies between two of bf16 goes to either, and what is computed from it does so in turn: `total`
     is as large as `spread` where all is right.
@@ -190,9 +191,6 @@ class Judged:
     spread: float
 
 
-OWN_TOLERANCE = 1e-4  # of the largest number of an output
-
-
 def judge(walk: Stepped, values: Sequence[Mapping[int, np.ndarray]]) -> Iterator[Judged]:
     """Every output of a program that ran, held against the references, in the order of the steps.
 
@@ -203,27 +201,21 @@ def judge(walk: Stepped, values: Sequence[Mapping[int, np.ndarray]]) -> Iterator
     last: dict[Value, int] = {}
     for k, node in enumerate(walk.steps):
         last.update((view_base(v), k) for v in node.inputs if v is not None)
-    seen: dict[Value, np.ndarray] = {}  # what the CPU computed
+    seen: dict[Value, np.ndarray] = {}  # what the device computed
     exact: dict[Value, np.ndarray] = {}  # what float64 makes of the same leaves
     whole: dict[Value, np.ndarray] = {}  # and without roundings to bf16
     rounds = any(is_rounded(node) or node.op.name == "round_bf16" for node in walk.steps)
     for k, node in enumerate(walk.steps):
-        leaves: dict[Value, np.ndarray] = {}
-        own = _apply(walk, node, seen, np.float64, leaves)
-        total = _apply(walk, node, exact, np.float64, leaves)
-        free = _unrounded(walk, node, whole, leaves, True) if rounds else total
-        for value, own_result, total_result, free_result in zip(node.outputs, own, total, free, strict=True):
+        definition = Definition(node, walk.leaf, seen)
+        total = free = definition.of(exact)
+        if rounds:
+            with unrounded(operands=True):
+                free = definition.of(whole)
+        for value, own, total_result, free_result in zip(node.outputs, definition.own, total, free, strict=True):
             got = values[k].get(value.index)
             if got is None:
                 continue
-            error = distance(got, own_result)
-            excess = error / OWN_TOLERANCE
-            if excess > 1:  # terms may cancel: four times what f32 costs the reference itself is allowed
-                noise = distance(_apply(walk, node, seen, np.float32, leaves)[value.index], own_result)
-                excess = min(excess, error / (4 * noise)) if noise else excess
-            if excess > 1 and rounds:
-                bare = _unrounded(walk, node, seen, leaves, False)[value.index]
-                excess = min(excess, _beyond_rounding(got, own_result, bare))
+            error, excess = distance(got, own), definition.excess(value, got, own)
             spread = away(free_result, total_result) if rounds else 0.0
             yield Judged(node, value, error, away(got, total_result), excess, spread)
             if k < last.get(value, -1):
@@ -232,39 +224,63 @@ def judge(walk: Stepped, values: Sequence[Mapping[int, np.ndarray]]) -> Iterator
             del seen[value], exact[value], whole[value]
 
 
-def _beyond_rounding(got: np.ndarray, definition: np.ndarray, bare: np.ndarray) -> float:
-    """The error in units of what a kernel may lose that rounds numbers of its own to the other side. bare: the
-    definition without rounding what it computes, half a unit of bf16 away at most. What goes to the other side lies a
-    whole one from where it should, twice as far; a single number beside terms that cancel, by more of the largest."""
-    largest, norm = 4 * distance(bare, definition), 2 * away(bare, definition)
-    return max(distance(got, definition) / largest, away(got, definition) / norm) if largest and norm else math.inf
+TOLERANCE = 1e-4  # of the largest number of an output, and of its norm
 
 
-def _unrounded(
-    walk: Stepped, node: Node, known: Mapping[Value, np.ndarray], leaves: dict[Value, np.ndarray], operands: bool
-) -> list[np.ndarray]:
-    """The node's reference in float64 on what is known, without roundings to bf16 of what it computes, and,
-    where `operands`, of what it reads."""
-    with unrounded(operands):
-        return _apply(walk, node, known, np.float64, leaves)
+class Definition:
+    """What the references make of a node's inputs, and how much two results of it may differ by.
 
+    leaf: the numbers of an input, setting, constant or stored array, as the kernel saw them. seen: what was computed
+    before the node."""
 
-def _apply(
-    walk: Stepped, node: Node, known: Mapping[Value, np.ndarray], real: type, leaves: dict[Value, np.ndarray]
-) -> list[np.ndarray]:
-    """The node's reference on what is known, computed in `real`. leaves: keeps what was read for this node."""
+    def __init__(self, node: Node, leaf: Callable[[Value], np.ndarray], seen: Mapping[Value, np.ndarray]) -> None:
+        self.node, self._leaf, self._seen = node, leaf, seen
+        self._leaves: dict[Value, np.ndarray] = {}  # that were read
 
-    def number(value: Value | None) -> np.ndarray | None:
-        if value is None:
-            return None
-        if value in known:
-            array = known[value]
-        elif value.node.op.leaf:
-            if value not in leaves:
-                leaves[value] = as_real(walk.leaf(value), value.dtype, np.dtype(np.float64))
-            array = leaves[value]
-        else:
-            array = _apply(walk, value.node, known, real, leaves)[value.index]
-        return as_real(array, value.dtype, np.dtype(real))
+    @functools.cached_property
+    def own(self) -> list[np.ndarray]:
+        """The outputs in float64, of what the kernel saw."""
+        return self.of(self._seen)
 
-    return by_reference(node, [number(v) for v in node.inputs])
+    def of(self, known: Mapping[Value, np.ndarray], real: type = np.float64) -> list[np.ndarray]:
+        """The outputs, computed in `real` of what is known."""
+        return self._apply(self.node, known, real)
+
+    def excess(self, value: Value, got: np.ndarray, wanted: np.ndarray) -> float:
+        """How far a result is from another (a kernel's, or `own`), in units of what f32 arithmetic, and roundings to
+        bf16 inside of a kernel, may cost there; above 1: one of them is wrong. The greater of what the largest number
+        and the norm say."""
+        found = distance(got, wanted), away(got, wanted)
+        if not value.dtype.is_float:
+            return math.inf if max(found) else 0.0
+        allowed = TOLERANCE, TOLERANCE
+        if max(found) > TOLERANCE:
+            allowed = self._allowed(value.index)
+        return max(one / most if math.isfinite(one) else math.inf for one, most in zip(found, allowed, strict=True))
+
+    def _allowed(self, index: int) -> tuple[float, float]:
+        """Terms may cancel: four times what f32 costs the reference itself. A number that lies between two of bf16 is
+        rounded to either, one unit from the other; without that rounding it is half a unit from both. So the norm may
+        differ by twice what the rounding costs, and a single number beside terms that cancel by more of the largest."""
+        own = self.own[index]
+        with unrounded(operands=False):
+            bare, in_f32 = self.of(self._seen)[index], self.of(self._seen, np.float32)[index]
+        noise = (4 * size(in_f32, bare) for size in (distance, away))
+        of_largest, of_norm = (max(TOLERANCE, one) if math.isfinite(one) else TOLERANCE for one in noise)
+        return of_largest + 4 * distance(bare, own), of_norm + 2 * away(bare, own)
+
+    def _apply(self, node: Node, known: Mapping[Value, np.ndarray], real: type) -> list[np.ndarray]:
+        def number(value: Value | None) -> np.ndarray | None:
+            if value is None:
+                return None
+            if value in known:
+                array = known[value]
+            elif value.node.op.leaf:
+                if value not in self._leaves:
+                    self._leaves[value] = as_real(self._leaf(value), value.dtype, np.dtype(np.float64))
+                array = self._leaves[value]
+            else:
+                array = self._apply(value.node, known, real)[value.index]
+            return as_real(array, value.dtype, np.dtype(real))
+
+        return by_reference(node, [number(v) for v in node.inputs])

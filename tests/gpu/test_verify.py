@@ -12,6 +12,7 @@ import pytest
 import gradloom as gl
 from gradloom import ops
 from gradloom.base.settings import Switches
+from gradloom.gpu import source
 from gradloom.gpu.calls import Call, Dispatch, groups_for, joined
 from gradloom.gpu.kernels.all import KERNELS
 from gradloom.gpu.walk import GpuWalk
@@ -19,6 +20,7 @@ from gradloom.llm.verify import verify
 from gradloom.plan import plan as planning
 from gradloom.transform.program import gather
 from tests.cli.command import run
+from tests.gpu.adapter import own_device
 from tests.llm.random_models import rows_of, write
 
 NAMES = [
@@ -67,6 +69,39 @@ def test_a_kernel_that_computes_something_else_is_named(
     found = verify(model, rows_of(1, 12), gl.llm.LoRA(rank=2), device="gpu", precision=precision)
     assert [c.holds for c in found.checks[:7]] == [True] * 5 + [False] * 2 and not found.agrees
     assert all(c.node.startswith("rms_norm ") and "by 0.01" in c.found for c in found.checks[5:7]), found.checks
+
+
+def test_in_bf16_a_node_that_rounds_nothing_has_the_limits_of_f32(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product is a thousandth too large: less than what a rounding costs."""
+    honest = KERNELS["matmul", "bf16_f32"]
+
+    def moved(call: Call) -> list[Dispatch]:
+        y = call[len(call.node.inputs)]
+        return [*honest.rule(call), *elementwise("fma(x, 1.001, 0.0)")(replace(call, args=(y, y)))]
+
+    monkeypatch.setitem(KERNELS, ("matmul", "bf16_f32"), replace(honest, rule=moved))
+    made = gl.llm.TrainedTensors("attn_q")
+    found = verify(model, rows_of(1, 12), made, device="gpu", precision="bf16", reference=False)
+    assert [c.holds for c in found.checks] == [True] * 5 + [False]
+    assert found.checks[5].node.startswith("matmul ") and "by 0.001" in found.checks[5].found, found.checks[5]
+
+
+def test_numbers_that_round_to_the_other_side_on_the_device_are_no_fault(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attention rounds its weights and their slopes. Here each that lies near the middle of two of bf16 goes to the
+    other one on the GPU: float64 allows it, so must the CPU."""
+    rounded = "return from_bf16(bf16_bits(x));"
+    other = """
+      let low = bitcast<u32>(x) & 0xffffu;
+      if (low < 0x7000u || low >= 0x9000u) { return from_bf16(bf16_bits(x)); }
+      return from_bf16((bitcast<u32>(x) >> 16u) + u32(low < 0x8000u));"""
+    honest = source.file
+    assert rounded in honest("attention_seen")
+    monkeypatch.setattr(source, "file", lambda name: honest(name).replace(rounded, other))
+    with own_device():  # which has compiled no kernel yet
+        found = verify(model, rows_of(1, 12), gl.llm.LoRA(rank=3), device="gpu", precision="bf16")
+    assert found.agrees and "attention" in found.checks[5].found, [c for c in found.checks if not c.holds]
 
 
 def elementwise(formula: str) -> Any:
