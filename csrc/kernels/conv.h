@@ -23,6 +23,7 @@ inline constexpr KernelRow kConvRows[] = {
     {"conv2d_back_input", "bf16_f32", conv2d_back_input_plan, conv2d_back_input_run},
     {"conv2d_back_weight", "f32", conv2d_back_weight_plan, conv2d_back_weight_run},
     {"conv2d_back_weight", "bf16_f32", conv2d_back_weight_plan, conv2d_back_weight_run},
+    {"conv2d_pool_back_input", "f32_u8_f32", conv2d_pool_back_input_plan, conv2d_pool_back_input_run},
     {"conv2d_pool_back_weight", "f32_u8_f32", conv2d_pool_back_weight_plan, conv2d_pool_back_weight_run},
     {"max_pool2d", "f32_u8", max_pool2d_plan, max_pool2d_run},
     {"max_pool2d", "f32", max_pool2d_plan, max_pool2d_run},

@@ -17,8 +17,8 @@ struct ConvBack {
   ConvShape s;
   int64_t i0, j0;  // input row 0 and column 0 lie at grid row i0, column j0 of their phases
 };
-inline ConvBack conv_back(const Call& call) {
-  ConvBack k{conv_shape(call[2], call[1], call[0], call, 2), 0, 0};
+inline ConvBack conv_back(const Tensor& g, const Tensor& w, const Tensor& dx, const Call& call) {
+  ConvBack k{conv_shape(dx, w, g, call, 2), 0, 0};
   k.i0 = k.s.ph / k.s.sh, k.j0 = k.s.pw / k.s.sw;
   return k;
 }
@@ -36,8 +36,7 @@ inline ConvBand conv_band_back(const ConvBack& k) {
   return b;
 }
 
-inline void conv2d_back_input_plan(const Call& call, KernelPlan& plan) {
-  const ConvBack k = conv_back(call);
+inline void conv_back_plan(const ConvBack& k, KernelPlan& plan) {
   conv_plan(conv_band_back(k), k.s.c, k.s.o * k.s.kh * k.s.kw, plan);
 }
 
@@ -57,8 +56,8 @@ template <class Each> inline void conv_back_phases(const ConvShape& s, const Eac
 }
 
 template <bool rounded>
-inline void conv_pack_back_taps(const ConvShape& s, const ConvBand& b, const Call& call, int part, int parts) {
-  const Operand w(call[1], rounded);
+inline void conv_pack_back_taps(const ConvShape& s, const ConvBand& b, const Operand& w, const Call& call, int part,
+                                int parts) {
   int32_t* offsets = conv_offsets(call);
   float* packed = conv_packed(call, s.o * s.kh * s.kw);
   const Range tiles = part_range(s.c, part, parts, kOutTile);
@@ -84,28 +83,42 @@ inline void conv_pack_back_taps(const ConvShape& s, const ConvBand& b, const Cal
   });
 }
 
-inline void conv_pack_back(const ConvShape& s, const ConvBand& b, const Call& call, int part, int parts) {
-  (s.rounded ? conv_pack_back_taps<true> : conv_pack_back_taps<false>)(s, b, call, part, parts);
+inline void conv_pack_back(const ConvShape& s, const ConvBand& b, const Operand& w, const Call& call, int part,
+                           int parts) {
+  (s.rounded ? conv_pack_back_taps<true> : conv_pack_back_taps<false>)(s, b, w, call, part, parts);
 }
 
+// g where it lies. Another source makes the planes of a band in its own way, with `room` behind the band's scratch.
+struct ConvBackGrad {
+  Operand g;
+  void fill(const ConvBand& b, int64_t item, float* planes, float* line, float*) const {
+    conv_fill(b, g, item, planes, line);
+  }
+  // What `fill` will read for the item after this one.
+  ConvAhead ahead(const ConvBand& b, int64_t item, int64_t end, int64_t outs) const {
+    return conv_ahead(b, g, b.channels * b.h * b.w, item, end, outs);
+  }
+};
+
 // Loops of its own: through conv_items and chunks it took 4 % longer.
-inline void conv2d_back_input_run(const Call& call, int phase, int part, int parts, void* scratch) {
-  const ConvBack k = conv_back(call);
+template <class Grad>
+void conv_back_run(const ConvBack& k, const Grad& grad, const Operand& taps, float* out, const Call& call, int phase,
+                   int part, int parts, void* scratch) {
   const ConvShape& s = k.s;
   const ConvBand b = conv_band_back(k);
-  if (phase == 0) return conv_pack_back(s, b, call, part, parts);
+  if (phase == 0) return conv_pack_back(s, b, taps, call, part, parts);
   const int64_t size = s.h * s.w;
   const int32_t* offsets = conv_offsets(call);
   const float* packed = conv_packed(call, s.o * s.kh * s.kw);
-  const Operand g(call[0], s.rounded);
   float* planes = static_cast<float*>(scratch);
   float* buffer = b.buffer(planes);
+  float* room = planes + b.scratch_bytes() / 4;
   const auto [items, outs] = conv_part(b, s.c, part);
   for (int64_t item = items.begin; item < items.end; item++) {
-    conv_fill(b, g, item, planes, b.line_room(planes));
-    ConvAhead ahead = conv_ahead(b, g, item, items.end, outs.end - outs.begin);
+    grad.fill(b, item, planes, b.line_room(planes), room);
+    ConvAhead ahead = grad.ahead(b, item, items.end, outs.end - outs.begin);
     const int64_t rows = b.rows_of(item), row0 = item % b.bands * b.band;
-    float* dx = call[2].as<float>() + item / b.bands * s.c * size;
+    float* dx = out + item / b.bands * s.c * size;
     conv_back_phases(s, [&, outs = outs](int64_t ry, int64_t rx, int64_t first, int64_t count) {
       const int64_t y0 = (k.i0 + row0) * s.sh + ry - s.ph;  // input row of grid row 0 of this band
       const int64_t x0 = k.j0 * s.sw + rx - s.pw;
@@ -137,6 +150,15 @@ inline void conv2d_back_input_run(const Call& call, int phase, int part, int par
       }
     });
   }
+}
+
+inline void conv2d_back_input_plan(const Call& call, KernelPlan& plan) {
+  conv_back_plan(conv_back(call[0], call[1], call[2], call), plan);
+}
+inline void conv2d_back_input_run(const Call& call, int phase, int part, int parts, void* scratch) {
+  const ConvBack k = conv_back(call[0], call[1], call[2], call);
+  const ConvBackGrad grad{Operand(call[0], k.s.rounded)};
+  conv_back_run(k, grad, Operand(call[1], k.s.rounded), call[2].as<float>(), call, phase, part, parts, scratch);
 }
 
 }  // namespace gradloom::GL_ISA

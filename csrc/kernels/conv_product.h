@@ -422,10 +422,10 @@ inline ConvAhead conv_fetch(const Operand& from, int64_t first, int64_t count, i
   const int64_t bytes = count * from.bytes(), lines = conv_ceil(bytes, 64 * tiles);
   return {at, lines > 32 ? at : at + bytes, lines};
 }
-// Fetches the source of the item after this one while `outs` channels of this one are computed.
-inline ConvAhead conv_ahead(const ConvBand& b, const Operand& source, int64_t item, int64_t end, int64_t outs) {
+// Fetches the source of the item after this one, `floats` for each, while `outs` channels of this one are computed.
+inline ConvAhead conv_ahead(const ConvBand& b, const Operand& source, int64_t floats, int64_t item, int64_t end,
+                            int64_t outs) {
   if (b.bands > 1 || item + 1 >= end) return {nullptr, nullptr, 0};
-  const int64_t floats = b.channels * b.h * b.w;
   const int64_t vectors = b.by_rows ? b.band * b.row_vectors : conv_ceil(b.band * b.pitch, F::N);
   const int64_t tiles = conv_max(1, outs * vectors / (kOutTile * kVectors<kOutTile>));
   return conv_fetch(source, (item + 1) * floats, floats, tiles);
@@ -459,7 +459,7 @@ inline void conv_items(const ConvBand& b, const Operand& x, const ConvPart& mine
   for (int64_t i = mine.items.begin; i < mine.items.end; i++) {
     conv_fill(b, x, i, planes, b.line_room(planes));
     ConvItem item{b, planes, b.buffer(planes), i / b.bands, i % b.bands * b.band, b.rows_of(i),
-                  conv_ahead(b, x, i, mine.items.end, mine.outs.end - mine.outs.begin)};
+                  conv_ahead(b, x, b.channels * b.h * b.w, i, mine.items.end, mine.outs.end - mine.outs.begin)};
     each(item);
   }
 }

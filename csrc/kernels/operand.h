@@ -45,7 +45,7 @@ struct Operand {
   }
   template <bool rounded> float number(int64_t at) const {
     if constexpr (!rounded) return reinterpret_cast<const float*>(data)[at];
-    float x;
+    float x = 0.0f;
     row(at, 1, &x);
     return x;
   }

@@ -2,7 +2,7 @@
 
 from .attention import attention, attention_back
 from .conv import conv2d, conv2d_back_input, conv2d_back_weight
-from .conv_pool import conv2d_max_pool, conv2d_pool_back_weight
+from .conv_pool import conv2d_max_pool, conv2d_pool_back_input, conv2d_pool_back_weight
 from .elementwise import (
     abs,
     add,
@@ -127,6 +127,7 @@ __all__ = [
     "conv2d_back_input",
     "conv2d_back_weight",
     "conv2d_max_pool",
+    "conv2d_pool_back_input",
     "conv2d_pool_back_weight",
     "copy",
     "correct",

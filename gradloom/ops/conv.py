@@ -67,7 +67,7 @@ def conv_shape(x: Spec, w: Spec, bias: Spec | None, stride: Shape, padding: Shap
     return Spec((x.shape[0], w.shape[0], *out_extents(x, w.shape[2:], stride, padding, dilation)))
 
 
-def _back_input_shape(
+def conv_back_input_shape(
     g: Spec, w: Spec, height: int, width: int, stride: Shape, padding: Shape, dilation: Shape
 ) -> Spec:
     need_images(g, "g")
@@ -188,7 +188,7 @@ conv2d_op: OpSpec = op(
 conv2d_back_input: OpSpec = op(
     "conv2d_back_input", inputs="g w", outputs="dx", attrs=f"height:int width:int {WINDOW}", dense="g w",
     rounds="g w",
-    doc="dx of conv2d for an input of height x width", dtypes="f32 g:f32|bf16 w:f32|bf16", shape=_back_input_shape,
+    doc="dx of conv2d for an input of height x width", dtypes="f32 g:f32|bf16 w:f32|bf16", shape=conv_back_input_shape,
     vjp=lambda g_dx, g, w, stride, padding, dilation: [
         conv2d_op(g_dx, cast(w, f32), stride=stride, padding=padding, dilation=dilation),
         conv2d_back_weight(

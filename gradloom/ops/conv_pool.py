@@ -14,8 +14,10 @@ from .conv import (
     BAD_G,
     CONVS,
     WINDOW,
+    conv2d_back_input,
     conv2d_back_weight,
     conv2d_op,
+    conv_back_input_shape,
     conv_back_weight_shape,
     conv_extents,
     conv_samples,
@@ -25,7 +27,7 @@ from .conv import (
 from .elementwise import SIGN, relu_back
 from .layout import product
 from .pool import max_pool2d_back, max_pool2d_op, max_pool_back_shape, max_pool_shape
-from .windows import Pair, out_extents
+from .windows import Pair, need_images, out_extents
 
 HALVES: dict[str, Any] = {"kernel": (2, 2), "stride": (2, 2), "padding": (0, 0)}
 
@@ -117,6 +119,55 @@ conv2d_pool_back_weight: OpSpec = op(
             "conv2d_pool_back_weight: y does not fit: g f32[1,2,2,2], index u8[1,2,2,2], x f32[1,3,6,6], "
             "y f32[1,2,4,4]; need y of shape [1, 2, 2, 2]",
             (1, 2, 2, 2), ("u8", (1, 2, 2, 2)), (1, 3, 6, 6), (1, 2, 4, 4), kernel=(3, 3), height=4, width=4,
+        ),
+    ],
+)  # fmt: skip
+
+
+def _pool_back_input_shape(
+    g: Spec, index: Spec, w: Spec, height: int, width: int, stride: Shape, padding: Shape, dilation: Shape
+) -> Spec:
+    need_images(g, "g")
+    need(w.ndim == 4, "w is no set of kernels", "w of shape [O, I, KH, KW]")
+    x = Spec((g.shape[0], w.shape[1], height, width))
+    image = max_pool_back_shape(g, index, *out_extents(x, w.shape[2:], stride, padding, dilation), **HALVES)
+    return conv_back_input_shape(image, w, height, width, stride, padding, dilation)
+
+
+def _pool_back_input(
+    g: Value, index: Value, w: Value, height: int, width: int, stride: Pair, padding: Pair, dilation: Pair
+) -> Value:
+    x = Spec((g.shape[0], w.shape[1], height, width))
+    rows, columns = out_extents(x, w.shape[2:], stride, padding, dilation)
+    image = max_pool2d_back(g, index, height=rows, width=columns, **HALVES)
+    return conv2d_back_input(image, w, height=height, width=width, stride=stride, padding=padding, dilation=dilation)
+
+
+def _pool_back_input_samples(rng: np.random.Generator) -> list[Sample]:
+    samples = []
+    for x, w, how in CONVS:
+        n, o, rows, columns = conv_extents(x, w, how)
+        if min(rows, columns) > 1:
+            g = draw(rng, (n, o, rows // 2, columns // 2))
+            index = rng.integers(0, 4, g.shape).astype(np.uint8)
+            samples.append(Sample((g, index, draw(rng, w)), {"height": x[2], "width": x[3]} | how))
+    return samples
+
+
+conv2d_pool_back_input: OpSpec = op(
+    "conv2d_pool_back_input", inputs="g index w", outputs="dx", attrs=f"height:int width:int {WINDOW}",
+    dense="g index w", rounds="g w",
+    doc="dx of conv2d_max_pool for an input of height x width: the same bits as "
+    "conv2d_back_input(max_pool2d_back(g, index), w)",
+    dtypes="f32 index:u8", shape=_pool_back_input_shape, composition=_pool_back_input,
+    no_gradient_to={"index": "a position has no slope"},
+    cost=lambda g, w, dx: (8.0 * g.size * product(w.shape[1:]), 4.0 * (g.size + w.size + dx.size)),
+    samples=_pool_back_input_samples,
+    bad_samples=[
+        bad(
+            "conv2d_pool_back_input: w is no set of kernels: g f32[1,2,2,2], index u8[1,2,2,2], w f32[2,3]; "
+            "need w of shape [O, I, KH, KW]",
+            (1, 2, 2, 2), ("u8", (1, 2, 2, 2)), (2, 3), height=6, width=6,
         ),
     ],
 )  # fmt: skip

@@ -38,10 +38,11 @@ class Pattern:
     inner: str
     position: int | None  # of the inner value among the outer's inputs; None: any
     build: Callable[[Node, Node, list[Value | None]], Node | None]
+    repeats: bool = False  # also where several read the inner value, if all are such outers: each makes it again
 
 
 class _Fuser:
-    """Applies the patterns of a stage wherever the inner node is used by nobody else."""
+    """Applies the patterns of a stage wherever the inner node is used by nobody who still needs its value."""
 
     def __init__(self, program: Program, patterns: Sequence[Pattern]) -> None:
         self.patterns: dict[str, list[Pattern]] = {}
@@ -50,6 +51,13 @@ class _Fuser:
         # How many inputs of nodes each value is.
         self.uses: Counter[Value | None] = Counter(chain.from_iterable([node.inputs for node in program.nodes]))
         self.uses.update(dict.fromkeys((*program.outputs, *program.effects), 2))  # the caller reads them
+        # How many of these are such that the value may be made again.
+        self.repeats: Counter[Value | None] = Counter(
+            node.inputs[pattern.position]
+            for node in program.nodes
+            for pattern in self.patterns.get(node.op.name, ())
+            if pattern.repeats and pattern.position is not None
+        )
 
     def __call__(self, node: Node, inputs: Sequence[Value | None]) -> Sequence[Value] | None:
         patterns = self.patterns.get(node.op.name)
@@ -60,7 +68,9 @@ class _Fuser:
                 old, inner = node.inputs[i], inputs[i]
                 if old is None or inner is None or inner.index or inner.node.op.name != pattern.inner:
                     continue
-                if self.uses[old] != 1 or inner.node.effects or inner.node.device != node.device:
+                if self.uses[old] != (self.repeats[old] if pattern.repeats else 1):
+                    continue
+                if inner.node.effects or inner.node.device != node.device:
                     continue
                 fused = pattern.build(inner.node, node, [*inputs[:i], *inputs[i + 1 :]])
                 if fused is not None:
@@ -119,14 +129,27 @@ def _conv_pool(inner: Node, outer: Node, others: list[Value | None]) -> Node | N
 
 
 def _pool_back_weight(inner: Node, outer: Node, others: list[Value | None]) -> Node | None:
-    """conv2d_back_weight(max_pool2d_back(g, index), x) over halves: the image between is never stored"""
-    if any(inner.attrs[k] != v for k, v in {"kernel": (2, 2), "stride": (2, 2), "padding": (0, 0)}.items()):
-        return None
-    image = inner.outputs[0]
-    if image.size > image.shape[0] * IMAGE_MOST:  # that of one row of the batch leaves the caches anyway
+    """conv2d_back_weight(max_pool2d_back(g, index), x)"""
+    if not _small_halves(inner):
         return None
     size = {"height": inner.attrs["height"], "width": inner.attrs["width"]}
     return make("conv2d_pool_back_weight", [*inner.inputs, others[0], None], outer.attrs | size, outer)
+
+
+def _pool_back_input(inner: Node, outer: Node, others: list[Value | None]) -> Node | None:
+    """conv2d_back_input(max_pool2d_back(g, index), w)"""
+    return (
+        make("conv2d_pool_back_input", [*inner.inputs, others[0]], outer.attrs, outer) if _small_halves(inner) else None
+    )
+
+
+def _small_halves(pool: Node) -> bool:
+    """Whether max_pool2d_back is over halves, and the image of one row of the batch stays in the caches: then the image
+    is never stored."""
+    if any(pool.attrs[k] != v for k, v in {"kernel": (2, 2), "stride": (2, 2), "padding": (0, 0)}.items()):
+        return False
+    image = pool.outputs[0]
+    return image.size <= image.shape[0] * IMAGE_MOST
 
 
 def _relu_before_pool_back(inner: Node, outer: Node, others: list[Value | None]) -> Node | None:
@@ -168,7 +191,8 @@ FUSIONS: tuple[tuple[Pattern, ...], ...] = (
     ),
     (
         Pattern("max_pool2d", "conv2d", 0, _conv_pool),
-        Pattern("conv2d_back_weight", "max_pool2d_back", 0, _pool_back_weight),
+        Pattern("conv2d_back_weight", "max_pool2d_back", 0, _pool_back_weight, repeats=True),
+        Pattern("conv2d_back_input", "max_pool2d_back", 0, _pool_back_input, repeats=True),
     ),
     (Pattern("conv2d_pool_back_weight", "relu_back", 0, _relu_before_pool_back),),
 )

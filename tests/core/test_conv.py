@@ -281,6 +281,24 @@ def test_conv2d_pool_back_weight_is_the_separate_steps(case, isa):
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("case", [*CASES[:14], *CASES[17:]], ids=str)
+def test_conv2d_pool_back_input_is_the_separate_steps(case, isa):
+    c = Case(*case)
+    n, o, h, w = c.y.shape
+    rng = np.random.default_rng(4)
+    g = rng.standard_normal((n, o, h // 2, w // 2)).astype(np.float32)
+    g.flat[::17] = np.nan
+    index = rng.integers(0, 4, g.shape).astype(np.uint8)
+    outputs, how = [("f32", c.x.shape)], [*c.x.shape[2:], list(c.s), list(c.p), list(c.d)]
+    halves = [[2, 2], [2, 2], [0, 0]]
+    (image,) = run("max_pool2d_back", [g, index], [("f32", c.y.shape)], [h, w, *halves], isa=isa)
+    want = run("conv2d_back_input", [image, c.w], outputs, how, isa=isa)
+    for threads in (1, 2):
+        got = run("conv2d_pool_back_input", [g, index, c.w], outputs, how, isa=isa, threads=threads)
+        assert got[0].tobytes() == want[0].tobytes()
+
+
+@pytest.mark.parametrize("isa", ISAS)
 def test_relu_back_may_move_before_max_pool_back(isa):
     """relu_back(max_pool2d_back(g, index), h) = max_pool2d_back(relu_back(g, y), index), the same bits."""
     rng = np.random.default_rng(7)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -301,26 +302,49 @@ def test_convolution_relu_pool() -> None:
     same_with_and_without([loss, *[g for g in gl.gradients(loss, [x, w, b]) if g is not None]])
 
 
-def test_the_gradient_of_a_pool_goes_into_that_of_the_kernel() -> None:
+POOLED = ("conv2d_pool_back_input", "conv2d_pool_back_weight")
+
+
+def test_the_gradient_of_a_pool_goes_into_those_of_the_convolution() -> None:
     """Where nothing else reads it, its image is small, and the windows are halves."""
     x, w, b = gl.input("x", (2, 1, 8, 9)), gl.input("w", (3, 1, 3, 3)), gl.input("b", (3,))
     image = ops.conv2d(x, w, b, padding=1)
-    for y in (ops.relu(image), image, ops.tanh(image)):
+    relu = ops.relu(image)
+    for y, to_x, to_w in itertools.product((relu, image, ops.tanh(image)), (False, True), (False, True)):
         loss = ops.sum(ops.sin(ops.max_pool2d(y, 2)))
-        values = [loss, *[g for g in gl.gradients(loss, [w, b]) if g is not None]]
+        values = [loss, *[g for g in gl.gradients(loss, [x] * to_x + [w, b] * to_w) if g is not None]]
         made = names(rewritten(*values))
-        fused = y is image or y.node.op.name == "relu"
-        assert made.count("conv2d_pool_back_weight") == fused and made.count("max_pool2d_back") == (not fused)
-        assert "relu_back" not in made
+        fused = y is image or y is relu
+        assert [made.count(name) for name in POOLED] == [fused and to_x, fused and to_w]
+        assert made.count("max_pool2d_back") == (not fused and (to_x or to_w))
+        assert made.count("relu_back") == (y is relu and to_x)
         same_with_and_without(values)
-    for pooled, inputs in ((ops.max_pool2d(ops.relu(image), 2), [x, w]), (ops.max_pool2d(image, 2, stride=1), [w])):
-        loss = ops.sum(ops.sin(pooled))
-        values = [loss, *[g for g in gl.gradients(loss, inputs) if g is not None]]
-        assert "conv2d_pool_back_weight" not in names(rewritten(*values))
+
+
+def test_the_gradient_of_a_pool_that_is_read_elsewhere_stays() -> None:
+    x, w = gl.input("x", (2, 1, 8, 8)), gl.input("w", (3, 1, 3, 3))
+    image = ops.conv2d(x, w, padding=1)
+    loss = ops.sum(ops.sin(ops.max_pool2d(image, 2)))
+    to_image, to_x, to_w = (g for g in gl.gradients(loss, [image, x, w]) if g is not None)
+    for values in (
+        [to_image, to_x, to_w],
+        [to_x, to_w, ops.sum(to_image)],
+        [ops.conv2d_back_weight(to_image, to_image, kernel=(3, 3), padding=(1, 1))[0], to_w],
+    ):
+        made = names(rewritten(*values))
+        assert made.count("max_pool2d_back") == 1 and not {*POOLED} & {*made}
         same_with_and_without(values)
+
+
+def test_the_gradient_of_other_pools_and_of_large_images_stays() -> None:
+    x, w = gl.input("x", (2, 1, 8, 9)), gl.input("w", (3, 1, 3, 3))
+    loss = ops.sum(ops.sin(ops.max_pool2d(ops.conv2d(x, w, padding=1), 2, stride=1)))
+    values = [loss, *[g for g in gl.gradients(loss, [x, w]) if g is not None]]
+    assert not {*POOLED} & {*names(rewritten(*values))}
+    same_with_and_without(values)
     x, w = gl.input("x", (1, 1, 258, 258)), gl.input("w", (1, 1, 3, 3))
     loss = ops.sum(ops.max_pool2d(ops.conv2d(x, w, padding=1), 2))
-    assert "conv2d_pool_back_weight" not in names(rewritten(loss, *gl.gradients(loss, [w])))
+    assert not {*POOLED} & {*names(rewritten(loss, *[g for g in gl.gradients(loss, [x, w]) if g is not None]))}
 
 
 def test_rewriting_twice_changes_nothing() -> None:

@@ -17,7 +17,8 @@ from gradloom.transform.program import Program, gather
 
 PRODUCTS = {
     "matmul": "x y", "matmul_act": "x y", "matmul_relu_back": "x y h", "conv2d": "x w", "conv2d_max_pool": "x w",
-    "conv2d_back_input": "g w", "conv2d_back_weight": "g x", "conv2d_pool_back_weight": "g x y",
+    "conv2d_back_input": "g w", "conv2d_back_weight": "g x",
+    "conv2d_pool_back_input": "g w", "conv2d_pool_back_weight": "g x y",
     "attention": "q k v", "attention_back": "g q k v y",
     "linear_cross_entropy": "x w", "linear_cross_entropy_rows": "x w",
 }  # fmt: skip
