@@ -1,8 +1,10 @@
 """Tokens per second of generation, one token at a time, beside llama.cpp where llama-cpp-python is installed.
 
-    python bench/generate.py [--types q8_0,q4_0,f16,f32] [--threads 1,2] [--tokens 48] [--rounds 5] [--file MODEL.gguf]
+    python bench/generate.py [--types q8_0,q4_0,f16,f32] [--threads 1,2] [--tokens 48] [--rounds 5]
+                             [--shape smollm2-135m | --file MODEL.gguf]
 
-A model of SmolLM2-135M's shape with random weights, or a file. Each round takes a prompt of 16 tokens and then as many
+A model of SmolLM2-135M's shape with random weights, one of another shape (q4_k needs widths that 256 divides, such as
+qwen3-0.6b's), or a file. Each round takes a prompt of 16 tokens and then as many
 as were asked for, ours and llama.cpp's in turn; medians of rounds, and the fastest token of ours. GB/s: bytes of the
 weights read per second at the median, and the share of the rate at which as many threads read memory in this run.
 llama.cpp rounds activations to 8 bits (f16 for f16), ours stay f32.
@@ -80,13 +82,14 @@ def main() -> None:
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--shape", choices=SHAPES, default="smollm2-135m")
     parser.add_argument("--file", type=Path)
     args = parser.parse_args()
     lines = []
     reads = {threads: read_rate(threads) for threads in map(int, args.threads.split(","))}
     with tempfile.TemporaryDirectory() as folder:
         for kind in [args.file.stem] if args.file else args.types.split(","):
-            path = args.file or write_random(Path(folder) / "m.gguf", "llama", kind, **SHAPES["smollm2-135m"])
+            path = args.file or write_random(Path(folder) / "m.gguf", kind=kind, **SHAPES[args.shape])
             for threads in map(int, args.threads.split(",")):
                 made = {"ours": ours(path, threads, args.tokens), "llama.cpp": llama(path, threads, args.tokens)}
                 ways = {name: run for name, run in made.items() if run is not None}

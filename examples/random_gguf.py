@@ -26,6 +26,10 @@ SHAPES: dict[str, dict[str, Any]] = {
         "layers": 30, "width": 576, "heads": 9, "kv_heads": 3, "ffn": 1536, "vocab": 49152, "rope_base": 1e5,
         "context": 8192,
     },
+    "qwen3-0.6b": {
+        "arch": "qwen3", "layers": 28, "width": 1024, "heads": 16, "kv_heads": 8, "head_dim": 128, "ffn": 3072,
+        "vocab": 151936, "rope_base": 1e6, "context": 40960,
+    },
 }  # fmt: skip
 ARCHS = ("llama", "qwen2", "qwen3")
 BY_ROUNDING = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
@@ -234,7 +238,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--shape", choices=SHAPES, default="tiny", help="the sizes below, where they are not given")
-    parser.add_argument("--arch", choices=ARCHS, default="llama")
+    parser.add_argument("--arch", choices=ARCHS)
     parser.add_argument("--type", choices=TYPES, default="f32", dest="kind")
     for name in ("layers", "width", "heads", "kv-heads", "ffn", "vocab", "head-dim", "context"):
         parser.add_argument(f"--{name}", type=int)

@@ -6,67 +6,104 @@
 // frozen weight as for its f32 copy. Where the M rows are bf16, the numbers of W are rounded to it as they are decoded;
 // products and sums are f32 on all instruction sets: memory is what takes the time.
 #pragma once
+#include <array>
+#include <utility>
+
 #include "quant.h"
 
 namespace gradloom::GL_ISA::gemm {
 
 constexpr int64_t kFewRows = 4;
 constexpr int64_t kRowColumns = 64;   // sums that wait for their bias or gate
-constexpr int64_t kRowsAhead = 4096;  // bytes of W that are fetched ahead: twice as fast as what a core foresees
+constexpr int64_t kRowsAhead = 8192;  // bytes of W that are fetched ahead: twice as fast as what a core foresees
 
 struct Floats {
   static constexpr int64_t kElements = 32, kBytes = 128;
+  using Head = quant::Nothing;
   template <class As> static F load(const uint8_t* p) { return As::of(F::load(reinterpret_cast<const float*>(p))); }
   template <class As> static F load_n(const uint8_t* p, int n) {
     return As::of(F::load_n(reinterpret_cast<const float*>(p), n));
   }
-  template <class As, class Put> static void chunk(const uint8_t* block, int, Put put) {
+  template <class As, class Put> static void chunk(const uint8_t* block, const Head&, int, Put put) {
 #pragma GCC unroll 4
     for (int i = 0; i < 32; i += F::N) put(i, load<As>(block + 4 * i));
   }
 };
 
-// sums[i][j] (row stride kRowColumns) = x[i] . w[j]; x and w: rows ldx numbers and w_step bytes apart.
-template <class Q, class As, int M>
-__attribute__((noinline)) void dot_rows(const float* x, int64_t ldx, const uint8_t* w, int64_t w_step, int64_t k,
-                                        int64_t columns, float* sums) {
-  constexpr int V = quant::kChunk / F::N, kChunks = Q::kElements / quant::kChunk, kChunkBytes = Q::kBytes / kChunks;
-  for (int64_t j = 0; j < columns; j++, w += w_step) {
-    F sum[M][V];
+// Rows of W that are multiplied side by side: a sum alone waits for each of its additions, several do not wait for each
+// other. As many as registers hold sums for.
+template <int M> constexpr int kSideBySide = F::N < 16 || M > 2 ? 1 : 4 / M;
+
+template <class Q, size_t... r>
+inline std::array<typename Q::Head, sizeof...(r)> heads_of(const uint8_t* w, int64_t w_step, std::index_sequence<r...>) {
+  return {typename Q::Head(w + static_cast<int64_t>(r) * w_step)...};
+}
+
+// sums[i][j] (row stride kRowColumns) = x[i] . w[j], j in 0 .. R; x and w: rows ldx numbers and w_step bytes apart.
+template <class Q, class As, int M, int R>
+inline void dot_side_by_side(const float* x, int64_t ldx, const uint8_t* w, int64_t w_step, int64_t k, float* sums) {
+  constexpr int V = quant::kChunk / F::N, kChunks = Q::kElements / quant::kChunk;
+  constexpr int kTogether = kChunks == 1 ? 1 : 2;  // chunks that may share bytes
+  F sum[R][M][V];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
     for (int i = 0; i < M; i++)
 #pragma GCC unroll 32
-      for (int v = 0; v < V; v++) sum[i][v] = F::zero();
-    const uint8_t* block = w;
-    int64_t at = 0;
-    for (; at + Q::kElements <= k; at += Q::kElements, block += Q::kBytes)
+      for (int v = 0; v < V; v++) sum[r][i][v] = F::zero();
+  const uint8_t* ahead = w + kRowsAhead;  // the rows lie one behind the other: what comes is fetched in its order
+  int64_t at = 0;
+  for (; at + Q::kElements <= k; at += Q::kElements, w += Q::kBytes) {
+    const std::array<typename Q::Head, R> heads = heads_of<Q>(w, w_step, std::make_index_sequence<R>());
+#pragma GCC unroll 16
+    for (int b = 0; b < R * Q::kBytes; b += 64) __builtin_prefetch(ahead + b);
+    ahead += R * Q::kBytes;
 #pragma GCC unroll 8
-      for (int c = 0; c < kChunks; c++) {
-        for (int b = 0; b < kChunkBytes; b += 64) __builtin_prefetch(block + kRowsAhead + c * kChunkBytes + b);
-        Q::template chunk<As>(block, c, [&](int p, F y) {
+    for (int c0 = 0; c0 < kChunks; c0 += kTogether)
 #pragma GCC unroll 4
-          for (int i = 0; i < M; i++)
-            sum[i][p / F::N] = mul_add(F::load(x + i * ldx + at + c * quant::kChunk + p), y, sum[i][p / F::N]);
-        });
-      }
-    if constexpr (requires { &Q::template load_n<As>; }) {  // plain numbers: k may end anywhere
-      constexpr int64_t kSize = Q::kBytes / Q::kElements;
-      for (int v = 0; at < k; v++, at += F::N, block += kSize * F::N) {
-        const int n = static_cast<int>(k - at < F::N ? k - at : F::N);
-        const F y = Q::template load_n<As>(block, n);
+      for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+        for (int c = c0; c < c0 + kTogether; c++) {
+          const uint8_t* const block = w + r * w_step;
+          F y[V];
+          Q::template chunk<As>(block, heads[r], c, [&](int p, F numbers) { y[p / F::N] = numbers; });
+#pragma GCC unroll 32
+          for (int v = 0; v < V; v++)
 #pragma GCC unroll 4
-        for (int i = 0; i < M; i++) sum[i][v] = mul_add(F::load_n(x + i * ldx + at, n), y, sum[i][v]);
+            for (int i = 0; i < M; i++)
+              sum[r][i][v] = mul_add(F::load(x + i * ldx + at + c * quant::kChunk + v * F::N), y[v], sum[r][i][v]);
+        }
+  }
+  if constexpr (requires { &Q::template load_n<As>; }) {  // plain numbers: k may end anywhere
+    constexpr int64_t kSize = Q::kBytes / Q::kElements;
+    for (int v = 0; at < k; v++, at += F::N, w += kSize * F::N) {
+      const int n = static_cast<int>(k - at < F::N ? k - at : F::N);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; r++) {
+        const F y = Q::template load_n<As>(w + r * w_step, n);
+#pragma GCC unroll 4
+        for (int i = 0; i < M; i++) sum[r][i][v] = mul_add(F::load_n(x + i * ldx + at, n), y, sum[r][i][v]);
       }
     }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
     for (int i = 0; i < M; i++) {
 #pragma GCC unroll 5
       for (int half = V / 2; half > 0; half /= 2)
 #pragma GCC unroll 16
-        for (int v = 0; v < half; v++) sum[i][v] = sum[i][v] + sum[i][v + half];
-      sums[i * kRowColumns + j] = reduce_add(sum[i][0]);
+        for (int v = 0; v < half; v++) sum[r][i][v] = sum[r][i][v] + sum[r][i][v + half];
+      sums[i * kRowColumns + r] = reduce_add(sum[r][i][0]);
     }
-  }
+}
+template <class Q, class As, int M>
+__attribute__((noinline)) void dot_rows(const float* x, int64_t ldx, const uint8_t* w, int64_t w_step, int64_t k,
+                                        int64_t columns, float* sums) {
+  constexpr int R = kSideBySide<M>;
+  int64_t j = 0;
+  for (; j + R <= columns; j += R) dot_side_by_side<Q, As, M, R>(x, ldx, w + j * w_step, w_step, k, sums + j);
+  for (; j < columns; j++) dot_side_by_side<Q, As, M, 1>(x, ldx, w + j * w_step, w_step, k, sums + j);
 }
 
 using DotFn = void (*)(const float*, int64_t, const uint8_t*, int64_t, int64_t, int64_t, float*);

@@ -3,8 +3,8 @@
 // A block holds `kElements` neighbours: scales (f16, little-endian, unaligned) and packed integers. All formats and the
 // order of their arithmetic are those of the gguf package, bit for bit: products are rounded before anything is added.
 // The unit of work is a chunk of 32 neighbours: a whole small block, or an eighth of a block of 256. A decoder names
-// the chunk's numbers by position and hands vectors to `put(position, vector)`. As: Exact, or ToBf16, which rounds each
-// number; where numbers are looked up, what is looked up is rounded.
+// the chunk's numbers by position and hands vectors to `put(position, vector)`; its `Head` is read once a block. As:
+// Exact, or ToBf16, which rounds each number; where numbers are looked up, what is looked up is rounded.
 #pragma once
 #include "index.h"
 
@@ -24,6 +24,12 @@ inline float half_at(const uint8_t* p) {
   uint16_t bits;
   std::memcpy(&bits, p, 2);
   return half_to_float(bits);
+}
+
+inline uint32_t word_at(const uint8_t* p) {
+  uint32_t word;
+  std::memcpy(&word, p, 4);
+  return word;
 }
 
 // Bit `lane` of a word, tested per lane: word & kBits[lane].
@@ -47,10 +53,16 @@ template <class Fn> struct OfFourBits {
 };
 template <class Fn> OfFourBits(Fn) -> OfFourBits<Fn>;
 
+// What the chunks of a block share, made ready once a block. Most formats: nothing.
+struct Nothing {
+  explicit Nothing(const uint8_t*) {}
+};
+
 // Four bits a number: the first half of the block in the low ones.
 template <bool offset> struct Q4 {  // q4_0: d (q - 8); q4_1: d q + m
   static constexpr int64_t kElements = 32, kBytes = offset ? 20 : 18;
-  template <class As = Exact, class Put> static void chunk(const uint8_t* block, int, Put put) {
+  using Head = Nothing;
+  template <class As = Exact, class Put> static void chunk(const uint8_t* block, const Head&, int, Put put) {
     const F d = set1_f16(block), m = offset ? set1_f16(block + 2) : F::zero();
     const uint8_t* const q = block + (offset ? 4 : 2);
     const OfFourBits number{[&](I x) { return As::of(offset ? d * to_f32(x) + m : d * to_f32(x - I::set1(8))); }};
@@ -66,12 +78,11 @@ template <bool offset> struct Q4 {  // q4_0: d (q - 8); q4_1: d q + m
 // The fifth bit of number i is bit i of a word.
 template <bool offset> struct Q5 {  // q5_0: d (q - 16); q5_1: d q + m
   static constexpr int64_t kElements = 32, kBytes = offset ? 24 : 22;
-  template <class As = Exact, class Put> static void chunk(const uint8_t* block, int, Put put) {
+  using Head = Nothing;
+  template <class As = Exact, class Put> static void chunk(const uint8_t* block, const Head&, int, Put put) {
     const F d = set1_f16(block), m = offset ? set1_f16(block + 2) : F::zero();
     const uint8_t* const q = block + (offset ? 8 : 6);
-    int32_t word;
-    std::memcpy(&word, q - 4, 4);
-    const I high = I::set1(word);
+    const I high = I::set1(static_cast<int32_t>(word_at(q - 4)));
     const OfFourBits less{[&](I x) { return As::of(offset ? d * to_f32(x) + m : d * to_f32(x - I::set1(16))); }};
     const OfFourBits more{[&](I x) { return As::of(offset ? d * to_f32(x | I::set1(16)) + m : d * to_f32(x)); }};
     auto number = [&](I x, int at) {
@@ -89,7 +100,8 @@ template <bool offset> struct Q5 {  // q5_0: d (q - 16); q5_1: d q + m
 
 struct Q8 {  // q8_0: d q
   static constexpr int64_t kElements = 32, kBytes = 34;
-  template <class As = Exact, class Put> static void chunk(const uint8_t* block, int, Put put) {
+  using Head = Nothing;
+  template <class As = Exact, class Put> static void chunk(const uint8_t* block, const Head&, int, Put put) {
     const F d = set1_f16(block);
 #pragma GCC unroll 4
     for (int i = 0; i < 32; i += F::N) put(i, As::of(d * load_i8(reinterpret_cast<const int8_t*>(block + 2 + i))));
@@ -99,7 +111,8 @@ struct Q8 {  // q8_0: d q
 // Blocks of 256. Chunk c of q2_k and q3_k: bits 2 (c % 4) and up of 32 bytes; a scale for 16 numbers.
 struct Q2K {  // d (s & 15) q - dmin (s >> 4)
   static constexpr int64_t kElements = 256, kBytes = 84;
-  template <class As = Exact, class Put> static void chunk(const uint8_t* block, int c, Put put) {
+  using Head = Nothing;
+  template <class As = Exact, class Put> static void chunk(const uint8_t* block, const Head&, int c, Put put) {
     const float d = half_at(block + 80), least = half_at(block + 82);
     const uint8_t* const q = block + 16 + 32 * (c / 4);
     const int shift = 2 * (c % 4);
@@ -116,7 +129,8 @@ struct Q2K {  // d (s & 15) q - dmin (s >> 4)
 
 struct Q3K {  // d (s - 32) (q - 4 where bit c of the mask is 0)
   static constexpr int64_t kElements = 256, kBytes = 110;
-  template <class As = Exact, class Put> static void chunk(const uint8_t* block, int c, Put put) {
+  using Head = Nothing;
+  template <class As = Exact, class Put> static void chunk(const uint8_t* block, const Head&, int c, Put put) {
     const float d = half_at(block + 108);
     const uint8_t* const q = block + 32 + 32 * (c / 4);
     const uint8_t* const scales = block + 96;
@@ -137,20 +151,30 @@ struct Q3K {  // d (s - 32) (q - 4 where bit c of the mask is 0)
   }
 };
 
-// The six-bit scale and minimum of chunk c of q4_k and q5_k, out of 12 bytes.
-struct ScaleMin { float scale, min; };
-inline ScaleMin scale_min(const uint8_t* block, int c) {
-  const uint8_t* const s = block + 4;
-  const int scale = c < 4 ? s[c] & 63 : (s[c + 4] & 15) | (s[c - 4] >> 2 & 0x30);
-  const int min = c < 4 ? s[c + 4] & 63 : s[c + 4] >> 4 | (s[c] >> 2 & 0x30);
-  return {half_at(block) * static_cast<float>(scale), half_at(block + 2) * static_cast<float>(min)};
-}
+// The scales and minima of a block of q4_k or q5_k: six bits each, in 12 bytes.
+struct SixBitScales {
+  alignas(64) float numbers[16];  // the scales of the chunks, then their minima
+  explicit SixBitScales(const uint8_t* block) {
+    const uint32_t a = word_at(block + 4), b = word_at(block + 8), c = word_at(block + 12);
+    const uint32_t six[4] = {a & 0x3f3f3f3f, (c & 0x0f0f0f0f) | (a >> 2 & 0x30303030), b & 0x3f3f3f3f,
+                             (c >> 4 & 0x0f0f0f0f) | (b >> 2 & 0x30303030)};
+    uint8_t bytes[16];
+    std::memcpy(bytes, six, 16);
+    const F d = set1_f16(block), least = set1_f16(block + 2);
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += F::N) {
+      const F of = F::N > 8 ? select(Mask<float>::first_n(8), d, least) : i < 8 ? d : least;
+      (of * to_f32(load_bytes(bytes + i))).store(numbers + i);
+    }
+    asm("" : "+m"(numbers));  // to memory: from there a number goes to all lanes without a shuffle
+  }
+};
 
 struct Q4K {  // d s q - dmin m; chunks 2 i and 2 i + 1 share 32 bytes
   static constexpr int64_t kElements = 256, kBytes = 144;
-  template <class As = Exact, class Put> static void chunk(const uint8_t* block, int c, Put put) {
-    const ScaleMin s = scale_min(block, c);
-    const F scale = F::set1(s.scale), min = F::set1(s.min);
+  using Head = SixBitScales;
+  template <class As = Exact, class Put> static void chunk(const uint8_t* block, const Head& head, int c, Put put) {
+    const F scale = F::set1(head.numbers[c]), min = F::set1(head.numbers[8 + c]);
     const uint8_t* const q = block + 16 + 32 * (c / 2);
     const int shift = 4 * (c % 2);
     const OfFourBits number{[&](I x) { return As::of(scale * to_f32(x) - min); }};
@@ -161,9 +185,9 @@ struct Q4K {  // d s q - dmin m; chunks 2 i and 2 i + 1 share 32 bytes
 
 struct Q5K {  // as q4_k; the fifth bit of chunk c is bit c of 32 bytes
   static constexpr int64_t kElements = 256, kBytes = 176;
-  template <class As = Exact, class Put> static void chunk(const uint8_t* block, int c, Put put) {
-    const ScaleMin s = scale_min(block, c);
-    const F scale = F::set1(s.scale), min = F::set1(s.min);
+  using Head = SixBitScales;
+  template <class As = Exact, class Put> static void chunk(const uint8_t* block, const Head& head, int c, Put put) {
+    const F scale = F::set1(head.numbers[c]), min = F::set1(head.numbers[8 + c]);
     const uint8_t* const q = block + 48 + 32 * (c / 2);
     const int shift = 4 * (c % 2);
     const I bit = I::set1(1 << c);
@@ -179,7 +203,8 @@ struct Q5K {  // as q4_k; the fifth bit of chunk c is bit c of 32 bytes
 
 struct Q6K {  // d s (q - 32); a signed scale for 16 numbers
   static constexpr int64_t kElements = 256, kBytes = 210;
-  template <class As = Exact, class Put> static void chunk(const uint8_t* block, int c, Put put) {
+  using Head = Nothing;
+  template <class As = Exact, class Put> static void chunk(const uint8_t* block, const Head&, int c, Put put) {
     const float d = half_at(block + 208);
     const uint8_t* const q = block + 64 * (c / 4) + 32 * (c % 2);
     const uint8_t* const top = block + 128 + 32 * (c / 4);
@@ -200,6 +225,7 @@ struct Q6K {  // d s (q - 32); a signed scale for 16 numbers
 // Halves, 32 at a time as well. Those of bf16 are rounded already.
 template <bool brain> struct Halves {
   static constexpr int64_t kElements = 32, kBytes = 64;
+  using Head = Nothing;
   template <class As = Exact> static F load(const uint8_t* p) {
     const uint16_t* const x = reinterpret_cast<const uint16_t*>(p);
     return brain ? load_bf16(x) : As::of(load_f16(x));
@@ -208,7 +234,7 @@ template <bool brain> struct Halves {
     const uint16_t* const x = reinterpret_cast<const uint16_t*>(p);
     return brain ? load_bf16_n(x, n) : As::of(load_f16_n(x, n));
   }
-  template <class As = Exact, class Put> static void chunk(const uint8_t* block, int, Put put) {
+  template <class As = Exact, class Put> static void chunk(const uint8_t* block, const Head&, int, Put put) {
 #pragma GCC unroll 4
     for (int i = 0; i < 32; i += F::N) put(i, load<As>(block + 2 * i));
   }
@@ -223,7 +249,9 @@ template <class Q> void decode(const uint8_t* data, int64_t first, int64_t count
   auto part = [&](int64_t at, int64_t n) {  // less than a chunk, inside one
     alignas(64) float room[kChunk];
     const int64_t start = at % kChunk;
-    Q::chunk(block_of(at), static_cast<int>(at % Q::kElements / kChunk), [&](int i, F x) { x.store(room + i); });
+    const uint8_t* const block = block_of(at);
+    const typename Q::Head head(block);
+    Q::chunk(block, head, static_cast<int>(at % Q::kElements / kChunk), [&](int i, F x) { x.store(room + i); });
     std::memcpy(to, room + start, static_cast<size_t>(n) * sizeof(float));
     to += n;
   };
@@ -234,8 +262,13 @@ template <class Q> void decode(const uint8_t* data, int64_t first, int64_t count
     part(at, n);
     at += n;
   }
-  for (; at + kChunk <= end; at += kChunk, to += kChunk)
-    Q::chunk(block_of(at), static_cast<int>(at % Q::kElements / kChunk), [&](int i, F x) { x.store(to + i); });
+  while (at + kChunk <= end) {
+    const uint8_t* const block = block_of(at);
+    const typename Q::Head head(block);
+    const int64_t block_end = at - at % Q::kElements + Q::kElements, stop = block_end < end ? block_end : end;
+    for (; at + kChunk <= stop; at += kChunk, to += kChunk)
+      Q::chunk(block, head, static_cast<int>(at % Q::kElements / kChunk), [&](int i, F x) { x.store(to + i); });
+  }
   if (at < end) part(at, end - at);
 }
 template <bool brain> void decode_halves(const uint8_t* data, int64_t first, int64_t count, float* to) {
