@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gradloom as gl
-from gradloom import _core, ops
+from gradloom import _core, nn, ops
 from gradloom.base import settings
 from gradloom.base.dtypes import bf16, f32
 from gradloom.graph.composition import as_read, by_reference
@@ -19,7 +19,7 @@ from gradloom.graph.leaves import setting, stored_value
 from gradloom.graph.opspec import REGISTRY
 from gradloom.graph.stored import Stored
 from tests.ops.cases import node_of, samples_of, tolerance_of
-from tests.run.test_bits import WAYS, bits, block, images
+from tests.run.test_bits import WAYS, Built, bits, block, images, trained
 
 ISAS = _core.isas()
 MOST = 40_000  # elements of a sample
@@ -71,8 +71,20 @@ def test_each_op_on_rounded_operands(case: tuple[str, int], isa: str) -> None:
     assert differs or case[0] == "relu_back"
 
 
+def pooled() -> Built:
+    """The gradient of the pool goes into that of the first layer's weight alone."""
+    rng = np.random.default_rng(0)
+    net = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(1024, 10))
+    net.ensure_init(0)
+    state: list[gl.Parameter] = []
+    pred = net(gl.input("x", (64, 1, 16, 16)))
+    outputs, updates = trained(ops.mse(pred, gl.input("y", (64, 10))), list(net.parameters()), state)
+    feeds = {"x": rng.normal(size=(64, 1, 16, 16)), "y": rng.normal(size=(64, 10))}
+    return outputs, updates, feeds, [*net.parameters(), *state]
+
+
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("build", [block, images])
+@pytest.mark.parametrize("build", [block, images, pooled])
 def test_the_same_bits(build: Any, isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """For any threads, plan and fusion; and not those of f32."""
     monkeypatch.setattr(settings, "core_count", lambda: 4)
