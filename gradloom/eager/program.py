@@ -18,7 +18,7 @@ from ..graph.stored import before_read, before_write
 from ..graph.value import Value, graph_mode
 from ..run.backend import is_device
 from ..run.compile import compile as compile_program
-from ..run.diagnose import first_bad
+from ..run.diagnose import Place, first_bad, place_in
 from .cache import Cache, cache_of, counts, slot_number
 from .options import DEFAULTS, TapeOptions
 from .tensors import Numbers
@@ -97,9 +97,8 @@ class EagerProgram:
         return arrays if total <= LARGE_RECORD else [a.copy() if 2 * a.nbytes < total else a for a in arrays]
 
 
-def _of_input(name: str, array: np.ndarray, at: int) -> str:
-    place = [int(i) for i in np.unravel_index(at, array.shape)]
-    return f"a tensor that goes in ({name}, {array.dtype}{list(array.shape)}) is not finite at {place}"
+def _of_input(name: str, array: np.ndarray, at: int) -> Place:
+    return f"a tensor that goes in ({name}, {array.dtype}{list(array.shape)})", place_in(array.shape, at)
 
 
 def run_alone(

@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..base.errors import GuardTripped, NonFiniteError, NotFinite
-from ..graph.value import Value
+from ..graph.graph import view_base
+from ..graph.value import Node, Value
+from ..transform.program import gather
 from .compile import compile_checked
+from .numpy_backend import leaf_data
 
 OVERFLOW = "the squared norm of the gradients overflows f32"
+LARGE = 1e6  # an input above it is named where a step overflows
+
+Place = tuple[str, str]  # the words for an element of an input: of what it is one, and where, " at [2]"
+Namer = Callable[[str, np.ndarray, int], Place]  # of the flat element of an input that was fed by a name
 
 
-def row_of(name: str, array: np.ndarray, at: int) -> str:
-    """What is said of an input [rows, ...] whose flat element `at` is not finite."""
-    return f"row {at * len(array) // array.size} of the {name} is not finite"
+@dataclass(frozen=True)
+class Input:
+    """Real numbers that go into a step, and the words for each of its flat elements."""
+
+    array: np.ndarray
+    place: Callable[[int], Place]
+
+
+def row_of(name: str, array: np.ndarray, at: int) -> Place:
+    """The words for the flat element `at` of an input [rows, ...]."""
+    row, inside = divmod(at, array.size // len(array))
+    return f"row {row} of the {name}", place_in(array.shape[1:], inside)
+
+
+def place_in(shape: Sequence[int], at: int) -> str:
+    """Where the flat element `at` of a shape is: " at [1, 2]"; "" of one number."""
+    return f" at {[int(i) for i in np.unravel_index(at, shape)]}" if shape else ""
 
 
 def first_bad(
@@ -24,14 +47,15 @@ def first_bad(
     outputs: Sequence[Value],
     updates: Sequence[Value],
     settings: Mapping[str, Any],
-    say: Callable[[str, np.ndarray, int], str] = row_of,
+    place: Namer = row_of,
     settled: bool = False,
     **options: Any,
 ) -> str:
-    """What is not finite first when a program runs again: one of its inputs, a node, or the norm of the gradients.
+    """What is not finite first when a program runs again: one of its inputs, a parameter, a node, or the norm of the
+    gradients. Of an overflow it also says which input is large.
 
     run: the executable of outputs and updates, compiled with `options`, that has just failed; its inputs are fed again.
-    settings: of one step. say(name, array, at): the sentence for an input that is not finite at a flat index.
+    settings: of one step. place(name, array, at): the words for an element of an input that was fed.
     settled: the caller has seen to it that nothing outstanding reads or writes what the program touches.
     """
     checked = compile_checked(outputs, updates, **options)
@@ -39,7 +63,7 @@ def first_bad(
     for name, array in fed.items():
         bad = np.flatnonzero(~np.isfinite(array))
         if bad.size:
-            return say(name, array, int(bad[0]))
+            return _bad(*place(name, array, int(bad[0])))
     checked.feed(fed)
     try:
         if settled:
@@ -47,25 +71,85 @@ def first_bad(
         else:
             checked.run_many(1, settings)
     except NotFinite as failure:
-        return _row(failure, settings) or str(failure)
+        cause = _row(failure, settings) or _parameter(failure.node)
+        if cause:
+            return cause
+        cause = str(failure)
     except GuardTripped:
-        return OVERFLOW
-    raise AssertionError("a step that was not finite is finite when it runs again")
+        cause = OVERFLOW
+    else:
+        raise AssertionError("a step that was not finite is finite when it runs again")
+    return cause + _largest(_inputs(gather(outputs, updates).nodes, fed, settings, place))
+
+
+def _bad(what: str, at: str) -> str:
+    return f"{what} is not finite{at}"
 
 
 def _row(failure: NotFinite, settings: Mapping[str, Any]) -> str | None:
-    """The row of the data set that is not finite, when the node is the one that gathers a trainer's batch."""
-    node = failure.node
-    if node is None or node.op.name != "take_batch" or "position" not in settings:
+    """The row of the data set that is not finite in f32, when the node is the one that gathers a trainer's batch."""
+    batch = _gathered(failure.node, settings) if failure.node is not None else None
+    if batch is None:
+        return None
+    (what, at), number = batch.place(failure.index), batch.array.flat[failure.index]
+    return f"{what} holds {number:g}{at}, which f32 does not hold" if np.isfinite(number) else _bad(what, at)
+
+
+def _parameter(node: Node | None) -> str | None:
+    """The parameter that the node reads and that was not finite before the step."""
+    for value in node.inputs if node is not None else ():
+        base = view_base(value) if value is not None else None
+        if base is not None and base.node.op.name == "parameter":
+            array = leaf_data(base, {})
+            bad = np.flatnonzero(~np.isfinite(array))
+            if bad.size:
+                at, name = int(bad[0]), base.node.attrs["stored"].name
+                return f"parameter {name} holds {float(array.flat[at]):g}{place_in(array.shape, at)} already"
+    return None
+
+
+def _largest(inputs: Iterable[Input]) -> str:
+    """What is said of the largest number that goes into a step of finite inputs; "" where none is large."""
+    large, text = LARGE, ""
+    for one in inputs:
+        at = int(np.argmax(np.abs(one.array))) if one.array.size else 0
+        number = float(one.array.flat[at]) if one.array.size else 0.0
+        if abs(number) > large:
+            large, text = abs(number), f"; the largest number that goes in is {number:g}, in {''.join(one.place(at))}"
+    return text
+
+
+def _inputs(
+    nodes: Iterable[Node], fed: Mapping[str, np.ndarray], settings: Mapping[str, Any], name: Namer
+) -> list[Input]:
+    """What goes into the step of real numbers: inputs that are fed, and batches gathered from a data set."""
+    found = [Input(array, partial(name, key, array)) for key, array in fed.items() if array.dtype.kind == "f"]
+    gathered = [_gathered(node, settings) for node in nodes]
+    return found + [one for one in gathered if one is not None]
+
+
+def _gathered(node: Node, settings: Mapping[str, Any]) -> Input | None:
+    """The real numbers that the node gathers as a trainer's batch; None where it is another one."""
+    if node.op.name != "take_batch" or "position" not in settings or not node.outputs[0].dtype.is_float:
         return None
     data, order = (v.node.attrs["stored"] for v in node.inputs[:2] if v is not None)
-    batch = node.outputs[0]
-    row = order.read()[int(settings["position"]) + failure.index * batch.shape[0] // batch.size]
-    return f"row {row} of the {data.name} is not finite"
+    first = int(settings["position"])
+    rows = order.read()[first : first + node.outputs[0].shape[0]]
+    array = data.read()[rows]
+
+    def place(at: int) -> Place:
+        row, inside = divmod(at, array.size // len(rows))
+        return f"row {rows[row]} of the {data.name}", place_in(array.shape[1:], inside)
+
+    return Input(array, place)
 
 
 def stopped(step: int, cause: str, epoch: int | None = None) -> NonFiniteError:
     """The error of a training step whose loss or gradient is not finite; step and epoch count from 1."""
     at = f"step {step}" if epoch is None else f"step {step} (epoch {epoch})"
-    hint = "clean the data" if cause.startswith("row ") else "a smaller learning rate or scaled inputs may help"
+    hint = "a smaller learning rate or scaled inputs may help"
+    if cause.startswith("row "):
+        hint = "clean the data"
+    elif cause.startswith("parameter "):
+        hint = "begin with finite parameters" if step == 1 else "a smaller learning rate may help"
     return NonFiniteError(f"training stopped at {at}: {cause}; the weights before this step are kept; {hint}")

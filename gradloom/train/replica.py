@@ -42,7 +42,7 @@ from ..parallel.communicator import Communicator, checksum
 from ..parallel.flat import take_effects
 from ..run.backend import backend, make_of
 from ..run.compile import compile as compile_program
-from ..run.diagnose import first_bad, stopped
+from ..run.diagnose import Place, first_bad, place_in, stopped
 from ..step.exchange import Exchange
 from ..step.state import (
     TrainState,
@@ -296,10 +296,10 @@ class Replica:
         number = self._sample(j)
         local, _ = self._local(number)
 
-        def say(name: str, array: np.ndarray, at: int) -> str:
-            return f"{name} of the sample is not finite"
+        def place(name: str, array: np.ndarray, at: int) -> Place:
+            return f"{name} of the sample", place_in(array.shape, at)
 
-        cause = first_bad(local.run, [], local.updates, random_settings(self.job.seed, j + 1), say, **self.options)
+        cause = first_bad(local.run, [], local.updates, random_settings(self.job.seed, j + 1), place, **self.options)
         return f"{cause}, in {self.ranks.kind} {self.ranks.rank}, sample {number}"
 
     # ---- building --------------------------------------------------------------------------------------------
