@@ -140,6 +140,13 @@ def test_kernel_on_no_rows(spec: OpSpec) -> None:
         assert k in unwanted or np.allclose(got[k], want, 1e-5)
 
 
+@pytest.mark.parametrize("name", ["sum", "mean", "max", "min"])
+def test_a_long_fold_without_outputs(name: str) -> None:
+    x = np.zeros((70_000, 0), np.float32)
+    (got,) = run_node(node_of(REGISTRY[name], [x], {"axes": (0,)}), [x])
+    assert got.shape == (0,)
+
+
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 def test_the_guard_stops_for_what_is_not_finite(wrong: float) -> None:
     """In the loss, or anywhere in a gradient: first, last, on both sides of a border of workgroups."""

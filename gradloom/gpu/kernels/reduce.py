@@ -33,7 +33,7 @@ def _axes(x: Arg, folded: tuple[int, ...]) -> tuple[Arg, Arg]:
 
 
 def _slices(outputs: int, length: int) -> int:
-    return min(length // 4096, 64) if outputs <= FEW and length >= LONG else 1
+    return min(length // 4096, 64) if 0 < outputs <= FEW and length >= LONG else 1
 
 
 def _counts(call: Call) -> tuple[int, int]:
