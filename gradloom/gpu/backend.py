@@ -19,7 +19,7 @@ from ..graph.graph import written
 from ..graph.value import Node
 from ..plan.bytecode import KernelNeeds
 from ..plan.plan import Plan
-from ..run.backend import Buffer, DeviceBytes, PlanThere, register_device
+from ..run.backend import Buffer, DeviceBytes, PlanThere, no_memory, register_device
 from ..run.cost import cost_table
 from ..run.planned import PlannedExecutable
 from ..transform.program import Program
@@ -95,7 +95,10 @@ class GpuBackend:
 
     def load(self, program: Program, plan: Plan | None, arena: Buffer | None = None) -> GpuExecutable:
         assert plan is not None
-        return GpuExecutable(program, plan, self.switches, self.place, arena)
+        try:
+            return GpuExecutable(program, plan, self.switches, self.place, arena)
+        except MemoryError:  # of this machine: inputs are laid out here first
+            raise no_memory("compile") from None
 
 
 class GpuExecutable(PlannedExecutable):

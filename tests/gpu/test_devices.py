@@ -201,6 +201,20 @@ def test_a_forked_child_has_the_arrays_and_refuses_the_device() -> None:
     assert run()[0] == 8.0
 
 
+def test_no_memory_of_this_machine() -> None:
+    """In a process of its own with few addresses: inputs are laid out in this machine's memory."""
+    text = (
+        "import resource; import gradloom as gl; from gradloom import ops\n"
+        "gl.compile(ops.sum(gl.input('x', (3,))), device='gpu')(x=[1, 2, 3])\n"
+        "held = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (held + (1 << 30),) * 2)\n"
+        "try: gl.compile(ops.sum(ops.sqr(gl.input('x', (20000, 20000)))), device='gpu')\n"
+        "except gl.BackendError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=100)
+    assert done.stdout.startswith("compile: the system gives no more memory; need smaller batches"), done
+
+
 @pytest.mark.parametrize("pieces", [1, 3])
 def test_no_memory_names_what_it_was_for_and_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch, pieces: int
