@@ -4,10 +4,10 @@
                              [--shape smollm2-135m | --file MODEL.gguf]
 
 A model of SmolLM2-135M's shape with random weights, one of another shape (q4_k needs widths that 256 divides, such as
-qwen3-0.6b's), or a file. Each round takes a prompt of 16 tokens and then as many
-as were asked for, ours and llama.cpp's in turn; medians of rounds, and the fastest token of ours. GB/s: bytes of the
-weights read per second at the median, and the share of the rate at which as many threads read memory in this run.
-llama.cpp rounds activations to 8 bits (f16 for f16), ours stay f32.
+qwen3-0.6b's), or a file. Each round takes a prompt of 16 tokens and then as many as were asked for, ours and
+llama.cpp's in turn; medians of rounds, and the fastest token of ours. GB/s: bytes of the weights read per second at the
+median, and the share of the rate at which as many threads read memory in this run. llama.cpp rounds
+activations to 8 bits (f16 for f16), ours stay f32.
 """
 
 from __future__ import annotations
@@ -82,8 +82,9 @@ def main() -> None:
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--shape", choices=SHAPES, default="smollm2-135m")
-    parser.add_argument("--file", type=Path)
+    model = parser.add_mutually_exclusive_group()
+    model.add_argument("--shape", choices=SHAPES, default="smollm2-135m")
+    model.add_argument("--file", type=Path)
     args = parser.parse_args()
     lines = []
     reads = {threads: read_rate(threads) for threads in map(int, args.threads.split(","))}
