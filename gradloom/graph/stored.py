@@ -6,7 +6,6 @@ Its bytes lie in one place, and every program reads and writes them there.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,12 +15,11 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from ..base import locks
+from ..base.aligned import ALIGNMENT, address_of, aligned_empty
 from ..base.arrays import as_array
 from ..base.dtypes import DType, Shaped, dtype
 from ..base.errors import DTypeError, GraphError, ShapeError
 from .scope import current_device
-
-ALIGNMENT = 64
 
 # What programs and callers may do with a stored array:
 #   trained   an optimiser updates it
@@ -40,30 +38,6 @@ def addressable(shape: Sequence[int], item_bytes: int) -> bool:
 def zeros(shape: tuple[int, ...]) -> np.ndarray:
     """Zeros of a shape, for Stored, in the memory of one number."""
     return np.broadcast_to(np.float32(0), shape)
-
-
-def aligned_empty(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
-    """An uninitialised array that starts on a cache line."""
-    return _aligned(np.empty, shape, kind)
-
-
-def aligned_zeros(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
-    """Zeros that start on a cache line; pages that nobody touches take no memory."""
-    return _aligned(np.zeros, shape, kind)
-
-
-def _aligned(make: Callable[..., np.ndarray], shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
-    bytes_needed = math.prod(shape) * kind.itemsize
-    raw = make(bytes_needed + ALIGNMENT, np.uint8)
-    start = -_address(raw) % ALIGNMENT
-    return raw[start : start + bytes_needed].view(kind).reshape(shape)
-
-
-def _address(array: np.ndarray) -> int:
-    """Where a C-contiguous array lies; array.ctypes.data takes three times as long."""
-    if array.flags.writeable and array.size and array.dtype.kind in "fiu":
-        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
-    return array.ctypes.data
 
 
 # Eager computing is lazy: what reads an array may still be outstanding when the array is about to be written, and a
@@ -219,7 +193,8 @@ class Stored(Shaped):
     contents, when a program on another device has written them; whoever reads or writes the array here gets them first.
 
     Contents that follow from a rule take no memory before somebody reads or writes them: those of `deferred`, and one
-    number for all (np.broadcast_to). So a step of any size is built, planned and proved without its arrays.
+    number for all (np.broadcast_to). So a step of any size is built, planned and proved without its arrays. One made by
+    `uninitialised` has no contents at all until all of it is written; a read before is a GraphError.
     """
 
     __slots__ = (
@@ -247,7 +222,7 @@ class Stored(Shaped):
         else:
             self._array = self._own(given)
 
-    def _own(self, data: np.ndarray | np.generic) -> np.ndarray:
+    def _own(self, data: Any) -> np.ndarray:
         """Memory of its own with these contents."""
         array = aligned_empty(self.shape, self.dtype.numpy)
         array[...] = data
@@ -255,10 +230,10 @@ class Stored(Shaped):
 
     @classmethod
     def deferred(
-        cls, name: str, shape: Sequence[int], make: Callable[[], np.ndarray], kind: str | DType = "f32",
+        cls, name: str, shape: Sequence[int], make: Callable[[], np.ndarray] | None, kind: str | DType = "f32",
         role: Role = "state",
     ) -> Stored:  # fmt: skip
-        """An array whose contents `make` gives when somebody first reads or writes it, under the lock of the memory.
+        """An array whose contents `make` gives when somebody first reads it, under the lock of the memory.
 
         What `make` gives is taken as the memory itself where it is of this dtype, aligned, without gaps and writable,
         else copied.
@@ -270,6 +245,18 @@ class Stored(Shaped):
         stored._array, stored._make, stored.away, stored.device = None, make, None, None
         return stored
 
+    @classmethod
+    def uninitialised(cls, name: str, shape: Sequence[int], role: Role) -> Stored:
+        """An f32 array whose first numbers somebody is still to write."""
+        stored = cls.deferred(name, shape, None, role=role)
+        stored.device = current_device()
+        return stored
+
+    @property
+    def initialised(self) -> bool:
+        """Whether it has contents, or a rule that gives them."""
+        return self._array is not None or self._make is not None
+
     @property
     def _memory(self) -> np.ndarray:
         """The memory itself, whose contents may be older than those on a device; what is deferred is made now."""
@@ -277,9 +264,13 @@ class Stored(Shaped):
             with locks.memory:
                 if self._make is not None:
                     data = self._make()
-                    fits = data.dtype == self.dtype.numpy and data.flags.carray and not _address(data) % ALIGNMENT
+                    fits = data.dtype == self.dtype.numpy and data.flags.carray and not address_of(data) % ALIGNMENT
                     self._array, self._make = data if fits else self._own(data), None
-        assert self._array is not None
+        if self._array is None:
+            raise GraphError(
+                f"parameter {self.name}: read before it has numbers; need init(seed) or a call of the whole model, "
+                "or assign"
+            )
         return self._array
 
     @property
@@ -342,7 +333,7 @@ class Stored(Shaped):
     @property
     def address(self) -> int:
         """Where its bytes are now, in the memory of this process."""
-        return _address(self._contents)
+        return address_of(self._contents)
 
     def read(self) -> np.ndarray:
         """The contents where they lie: a read-only view, no copy; of a quantised dtype the bytes of the blocks.
@@ -358,10 +349,13 @@ class Stored(Shaped):
         GraphError when the array is frozen."""
         if self.role == "frozen":
             raise GraphError(f"{self.name}: it is frozen and only read; need an array that may be written")
-        shared = isinstance(data, np.ndarray) and np.may_share_memory(data, self._memory)
         with locks.memory:
-            array = self._contents if shared else self._memory  # what a device has is not wanted: it may be lost
-            array[...] = data
+            if self._array is None:  # what is deferred is not wanted
+                self._array, self._make = self._own(data), None
+            else:
+                shared = isinstance(data, np.ndarray) and np.may_share_memory(data, self._array)
+                array = self._contents if shared else self._array  # what a device has is not wanted: it may be lost
+                array[...] = data
             self.away = None
         self.version += 1
 
@@ -396,7 +390,11 @@ class Stored(Shaped):
         if self.role == "frozen":
             return self
         with held((self,)):
-            made = memo[id(self)] = Stored(self.name, self._contents, self.dtype, self.role)
+            if self.initialised:
+                made = Stored(self.name, self._contents, self.dtype, self.role)
+            else:
+                made = Stored.uninitialised(self.name, self.shape, self.role)
+            memo[id(self)] = made
             made.version, made.check, made.has_optimizer = self.version, self.check, self.has_optimizer
             made.device = self.device
         return made
@@ -407,7 +405,8 @@ class Stored(Shaped):
                 f"parameter {self.name}: it is read from a file and not pickled; need the file where it goes"
             )
         with held((self,)):
-            state = self.name, self._contents.copy(), self.dtype, self.role, self.version, self.has_optimizer
+            contents = self._contents.copy() if self.initialised else self.shape
+            state = self.name, contents, self.dtype, self.role, self.version, self.has_optimizer
             return _unpickled, (*state, self.device)
 
     def __repr__(self) -> str:
@@ -415,9 +414,14 @@ class Stored(Shaped):
 
 
 def _unpickled(
-    name: str, array: np.ndarray, kind: DType, role: Role, version: int, has_optimizer: bool, device: str | None
-) -> Stored:
-    stored = Stored(name, array, kind, role)
+    name: str, contents: np.ndarray | tuple[int, ...], kind: DType, role: Role, version: int, has_optimizer: bool,
+    device: str | None,
+) -> Stored:  # fmt: skip
+    """contents: the shape alone where it has none yet."""
+    if isinstance(contents, tuple):
+        stored = Stored.uninitialised(name, contents, role)
+    else:
+        stored = Stored(name, contents, kind, role)
     stored.version, stored.has_optimizer, stored.device = version, has_optimizer, device
     return stored
 

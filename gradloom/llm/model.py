@@ -12,13 +12,14 @@ import numpy as np
 
 from .. import ops
 from ..base import dtypes
+from ..base.aligned import aligned_empty
 from ..base.arguments import need_path, one_line, what_is
 from ..base.errors import FileError, SettingError, ShapeError
 from ..base.memory import need_memory, show_bytes
 from ..base.settings import Switches
 from ..graph.leaves import Parameter, stored_value
 from ..graph.scope import on_device
-from ..graph.stored import Stored, aligned_empty
+from ..graph.stored import Stored
 from ..graph.value import Shape, Value
 from ..run import dequantize
 from ..run.backend import backend

@@ -17,7 +17,7 @@ from ..base.arrays import as_array
 from ..base.errors import DTypeError, GraphError, ShapeError
 from ..graph.leaves import Parameter, stored_value
 from ..graph.scope import enter_scope, leave_scope
-from ..graph.stored import Role, Stored, addressable, copies, replace, zeros
+from ..graph.stored import Role, Stored, addressable, copies, replace
 from .devices import OnDevice
 from .shown import Shown
 
@@ -100,7 +100,7 @@ class Module(OnDevice, Shown):
     another. Parameters are called by their path: "0.weight", "encoder.fc1.bias", "blocks.0.scale"; one that is reached
     by several paths counts once, under the first. Those of `self.parameter` are initialised from an explicit seed: by
     `init(seed)`, by the first `fit` (its seed), or by seed 0 when the module is called before either; what was assigned
-    or loaded before stays. Those of `gl.parameter` keep the numbers that they were made with.
+    or loaded before stays. Until then, reading one is a GraphError. Those of `gl.parameter` keep their numbers.
     """
 
     _training = True
@@ -132,7 +132,7 @@ class Module(OnDevice, Shown):
         if not addressable(shape, 4):
             raise ShapeError(f"{type(self).__name__}: a parameter of shape {list(shape)}; need fewer than 2^63 bytes")
         role: Role = "trained" if as_bool("parameter: trainable", trainable) else "state"
-        value = stored_value(Stored("", zeros(tuple(shape)), "f32", role))
+        value = stored_value(Stored.uninitialised("", shape, role))
         self._inits[value.stored] = init
         self._unassigned.add(value.stored)
         _changes = object()
@@ -277,7 +277,7 @@ class Module(OnDevice, Shown):
     def ensure_init(self, seed: int = 0) -> None:
         """`init(seed)` for what has never been drawn, assigned or loaded."""
         now = _changes
-        self._draw(seed, lambda parameter: parameter.stored.version == 0)
+        self._draw(seed, lambda parameter: not parameter.stored.initialised)
         for module in self.modules():
             module._drawn_at = now
 

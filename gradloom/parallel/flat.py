@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from ..base.aligned import ALIGNMENT, aligned_zeros
 from ..base.dtypes import f32
 from ..base.errors import GraphError, ShapeError
 from ..graph.graph import reachable, update_target
 from ..graph.leaves import Parameter, stored_value
-from ..graph.stored import ALIGNMENT, Stored, aligned_zeros
+from ..graph.stored import Stored
 from ..graph.value import Value
 
 _GRAIN = ALIGNMENT // 4  # numbers of f32 per cache line

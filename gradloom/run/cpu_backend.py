@@ -24,6 +24,7 @@ except ImportError as error:  # a source tree on the path that was never built h
         f"gradloom: the native core is not in {os.path.dirname(os.path.dirname(__file__))}: this is a source tree; "
         "run from another folder, install it with `pip install -e .`, or build it in place (CONTRIBUTING.md)"
     ) from error
+from ..base.aligned import aligned_empty
 from ..base.arguments import what_is
 from ..base.errors import (
     BackendError,
@@ -34,7 +35,7 @@ from ..base.errors import (
 )
 from ..base.memory import need_memory, show_bytes
 from ..base.settings import Switches
-from ..graph.stored import aligned_empty, bring_home
+from ..graph.stored import bring_home
 from ..graph.value import Node
 from ..plan.bytecode import SEGMENT_NAMES, SETTING_BYTES, SETTINGS, KernelNeeds, encode_attrs, signature
 from ..plan.plan import Plan

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from .. import _core
+from ..base.aligned import aligned_empty
 from ..base.dtypes import DType, bf16, dtype, f16, f32
 from ..base.errors import DTypeError, ShapeError
 from ..base.settings import switches
-from ..graph.stored import aligned_empty
 from ..plan.bytecode import ARG, ARG_WRITE, INSTRUCTION, MAX_PHASES, MAX_RANK
 from ..plan.layout import dense_strides
 from .cpu_backend import choose_isa

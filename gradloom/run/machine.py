@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..base.aligned import aligned_empty
 from ..base.dtypes import bf16
 from ..base.errors import GradloomError
 from ..base.settings import core_count
@@ -19,7 +20,7 @@ from ..graph.composition import by_reference
 from ..graph.declaration import Sample
 from ..graph.leaves import stored_value
 from ..graph.opspec import REGISTRY, OpSpec
-from ..graph.stored import Stored, aligned_empty
+from ..graph.stored import Stored
 from ..graph.value import Node
 from ..plan.bytecode import signature
 from .compile import compile as compile_program

@@ -10,11 +10,12 @@ import pytest
 
 import gradloom as gl
 from gradloom import ops
+from gradloom.base.aligned import ALIGNMENT, aligned_empty
 from gradloom.graph.declaration import Spec
 from gradloom.graph.declare import op
 from gradloom.graph.graph import check_graph, listing, reachable, storage_leaf, update_target
 from gradloom.graph.opspec import REGISTRY, OpSpec
-from gradloom.graph.stored import ALIGNMENT, Stored, aligned_empty
+from gradloom.graph.stored import Stored
 from gradloom.graph.value import Value
 
 

@@ -154,6 +154,49 @@ def test_a_call_draws_what_was_never_drawn():
     np.testing.assert_array_equal(found, gl.predict(Net().init(0), x))
 
 
+X = np.ones((3, 4), np.float32)
+READS = {
+    "numpy": lambda net: net[0].weight.numpy(),
+    "tensor": lambda net: gl.tensor(net[0].weight).numpy(),
+    "tape": lambda net: (gl.tensor(X) @ net[0].weight.T).numpy(),
+    "graph": lambda net: gl.compile(gl.input("x", (3, 4)) @ net[0].weight.T)(x=X),
+    "reference": lambda net: gl.compile(gl.input("x", (3, 4)) @ net[0].weight.T, backend="numpy")(x=X),
+    "forward alone": lambda net: gl.compile(net[0].forward(gl.input("x", (3, 4))))(x=X),
+}
+
+
+@pytest.mark.parametrize("how", ["new", "deepcopy", "pickle"])
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_weights_are_not_read_before_they_are_drawn(read, how):
+    """Streams are numbered over the whole model, so a part cannot be drawn by a read of it."""
+    net = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 1))
+    net = {
+        "new": lambda: net,
+        "deepcopy": lambda: copy.deepcopy(net),
+        "pickle": lambda: pickle.loads(pickle.dumps(net)),
+    }[how]()
+    with pytest.raises(gl.GraphError, match=r"^parameter weight: read before it has numbers; need init\(seed\) "):
+        read(net)
+    net.init(3)
+    drawn = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 1)).init(3)
+    np.testing.assert_array_equal(read(net), read(drawn))
+
+
+def test_what_is_not_drawn_may_be_assigned_and_loaded():
+    net = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 1))
+    net[0].weight.assign(np.arange(8.0).reshape(2, 4))
+    np.testing.assert_array_equal(net[0].weight.numpy(), np.arange(8).reshape(2, 4))
+    with pytest.raises(gl.ShapeError):
+        net[0].bias.assign([1, 2, 3])
+    with pytest.raises(gl.GraphError, match="bias: read before it has numbers"):
+        net[0].bias.numpy()
+    state = net.state_dict()  # draws the others
+    other = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 1))
+    other.load_state_dict(state)
+    np.testing.assert_array_equal(other[1].weight.numpy(), net[1].weight.numpy())
+    assert net[1].weight.numpy().any()
+
+
 def test_a_part_called_on_its_own_keeps_its_name():
     net = Net().init(0)
     trainer = gl.Trainer(net, "cross_entropy", accumulate=2)

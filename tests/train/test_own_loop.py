@@ -374,7 +374,7 @@ def test_what_a_loop_has_frozen_on_its_way_is_frozen_after_a_load(tmp_path: Path
         opt = optim.SGD(net.parameters(), lr=0.1)
         return {"module": {"a": net}, "optimizer": {"a": opt}, "parameters": {"a": net.named_parameters()}}[given]
 
-    net = nn.Linear(2, 2)
+    net = nn.Linear(2, 2).init()
     with gl.train.Checkpoint(tmp_path, **objects(net)) as checkpoint:
         net.bias.trainable = False
         checkpoint.save(1)
