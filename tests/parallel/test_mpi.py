@@ -208,8 +208,15 @@ def test_no_process_is_left_behind(tmp_path: Path) -> None:
     marker = f"gradloom-test-{os.getpid()}"
     for what in ("none", "killed", "stopped"):
         run(3, HERE / "misfortune.py", what, 2, tmp_path, 1, marker)
-        left = subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True, check=True).stdout
-        assert not [line for line in left.splitlines() if marker in line]
+        until = time.monotonic() + 10  # the one that watches ends a moment after them
+        while left := running(marker):
+            assert time.monotonic() < until, left
+            time.sleep(0.05)
+
+
+def running(marker: str) -> list[str]:
+    listed = subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True, check=True).stdout
+    return [line for line in listed.splitlines() if marker in line]
 
 
 def test_without_mpi4py_the_message_says_what_to_install() -> None:
