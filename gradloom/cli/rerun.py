@@ -14,7 +14,7 @@ from .finetune import run as run_finetune
 from .finetune_settings import FinetuneSettings, run_beside
 from .fit import run as run_fit
 from .fit_settings import FitSettings
-from .saved_settings import SETTINGS, digest
+from .saved_settings import SETTINGS, bits_of, digest
 from .setting import Place, checked
 from .settings_file import parse_toml, read
 
@@ -49,7 +49,7 @@ def rerun(
     _need_finished(to, kind)
     _need_same_inputs(file, about, values)
     about = {"flush": False} | about  # a run of before there was a choice: False
-    _say_what_differs(about, values.get("precision"), file.parent)
+    _say_what_differs(about, values, file.parent)
     here = {"out": to, "threads": threads, "exchange": exchange, "json": json}
     given = {name: value for name, value in here.items() if value is not None}
     return int(command(Asked(kind, given, ranks).beside(values, str(file))))
@@ -120,16 +120,11 @@ def _need_same_inputs(file: Path, about: dict[str, Any], values: dict[str, Any])
             raise FileError(f"{path}: has changed: {now}, at the run {then}; need the {name} of the run")
 
 
-def _say_what_differs(about: dict[str, Any], precision: str | None, folder: Path) -> None:
+def _say_what_differs(about: dict[str, Any], values: dict[str, Any], folder: Path) -> None:
     """Where the same bits are not promised. folder: of the run, with its run.json."""
-    import gradloom as gl
-
-    from ..base.settings import switches
-    from ..run import machine
     from ..train.run_folder import read_run
 
-    chosen = switches(precision=precision)
-    now = {"gradloom": gl.__version__, "isa": machine.choose_isa(chosen.isa), "flush": chosen.flush}
+    now = bits_of(values)
     other = [f"{name} {about.get(name)} then, {value} now" for name, value in now.items() if about.get(name) != value]
     if about.get("exchange") == "fast":
         other.append("gradients were exchanged with --exchange fast")

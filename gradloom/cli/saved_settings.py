@@ -6,6 +6,7 @@ import hashlib
 import os
 import shlex
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -123,21 +124,25 @@ def _without_settings(folder: Path, missing: list[str]) -> str:
     return f"{seen}, so there is no run to go on with; need the folder of a run, or {need} to begin one"
 
 
-def saved(settings: Any, command: str, inputs: Inputs, ranks: int, **told: Any) -> bytes:
-    """The text of settings.toml. told: what else [run] has."""
+def bits_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What the bits of a run with these settings depend on here, beside its data."""
     import gradloom as gl
 
     from ..base.settings import switches
-    from ..run import machine
+    from ..run.cpu_backend import isa_of
 
-    chosen = switches(precision=settings.precision)
+    chosen, layers = switches(precision=settings.get("precision")), settings.get("gpu_layers")
+    isa = isa_of([settings.get("device") or "cpu", *([] if layers is None else ["cpu"])], chosen.isa)
+    return {"gradloom": gl.__version__, **({"isa": isa} if isa else {}), "flush": chosen.flush}
+
+
+def saved(settings: Any, command: str, inputs: Inputs, ranks: int, **told: Any) -> bytes:
+    """The text of settings.toml. told: what else [run] has."""
     about = {
         "command": command,
         "line": shlex.join(["gradloom", *command_line()]),
         "folder": os.getcwd(),
-        "gradloom": gl.__version__,
-        "isa": machine.choose_isa(chosen.isa),
-        "flush": chosen.flush,
+        **bits_of(vars(settings)),
         "ranks": ranks,
         "digests": inputs.digests(),
         **told,

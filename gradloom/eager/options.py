@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ..base.arguments import as_bool
 from ..base.errors import SettingError
 from ..base.settings import as_precision, switches
-from ..run.backend import backend, is_device, named
+from ..run.backend import backend, check_heeded, is_device, named
 
 
 class TapeOptions(NamedTuple):
@@ -32,8 +32,7 @@ def checked(precision: str | None, flush: bool | None, device: str | None) -> Ta
     if name != "cpu":
         if not is_device(name):
             raise SettingError(f"grad_tape: device={name!r} is not usable; need 'cpu', 'gpu', 'gpu:1'")
-        if flush is not None:
-            raise SettingError(f"grad_tape: flush={flush!r} is of the CPU; need device='cpu' for it, and has {name!r}")
+        check_heeded("grad_tape", [name], {"flush": flush})
         backend(name, switches())
     return TapeOptions(
         None if precision is None else as_precision(precision), None if flush is None else as_bool("flush", flush), name

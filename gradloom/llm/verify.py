@@ -24,7 +24,7 @@ from ..base.settings import Switches, switches
 from ..graph.graph import storage_leaf, update_target, view_base, written
 from ..graph.value import Node, describe
 from ..plan.plan import Plan
-from ..run.backend import LATE, backend, has_kernel, plan_for
+from ..run.backend import LATE, backend, check_heeded, has_kernel, plan_for
 from ..run.walk import Definition, Judged, Stepped, Walk, distance, first_difference, judge
 from ..step.step import random_settings
 from ..transform.passes import rewrite
@@ -109,9 +109,7 @@ def verify(
     chosen = switches(threads=threads, isa=isa, precision=precision, flush=flush)
     if device != "cpu" and (not isinstance(device, str) or device.partition(":")[0] not in LATE):
         raise SettingError(f"verify: device={device!r} is not usable; need 'cpu', 'gpu' or 'gpu:1'")
-    for name, given in (("isa", isa), ("flush", flush), ("threads", threads)):
-        if given is not None and device != "cpu":
-            raise SettingError(f"verify: {name}={given!r} is of the CPU; need device='cpu' for it, and has {device!r}")
+    check_heeded("verify", [device], {"isa": isa, "flush": flush})
     backend(device, chosen)  # for its error, before anything is read
     model = model_of(model, "verify")
     reference = as_bool("reference", reference)

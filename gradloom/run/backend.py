@@ -7,10 +7,10 @@ A new backend implements Backend and Executable (run/executable.py) and is regis
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -121,6 +121,8 @@ _devices: dict[str, Callable[[Switches, int], DeviceBackend]] = {}
 _alike: dict[str, Callable[[], list[int]]] = {}
 _count: dict[str, Callable[[], int]] = {}
 _planning: dict[str, Callable[[Switches, Backend], Backend]] = {}
+# Settings of compile that a backend does not heed and that would change numbers, by the first part of its name.
+UNHEEDED = {"numpy": ("isa", "flush"), "gpu": ("isa", "flush")}
 LATE = {"gpu": "gradloom.gpu.backend"}  # backends that register themselves when their module is imported, on first use
 
 
@@ -172,6 +174,19 @@ def backend(name: str, switches: Switches) -> Backend:
     if not there:
         raise BackendError(why)
     return made
+
+
+def heeds(name: str, setting: str) -> bool:
+    """Whether the backend of this name heeds a setting of compile."""
+    return setting not in UNHEEDED.get(computing(name).partition(":")[0], ())
+
+
+def check_heeded(who: str, names: Sequence[str], settings: Mapping[str, Any]) -> None:
+    """SettingError for the first setting that is given and that one of these backends does not heed."""
+    for setting, given in settings.items():
+        if given is not None and not all(heeds(name, setting) for name in names):
+            seen = ", ".join(map(repr, names))
+            raise SettingError(f"{who}: {setting}={given!r} is of the CPU; need device='cpu' for it, and has {seen}")
 
 
 def need_there(who: str, name: str) -> None:

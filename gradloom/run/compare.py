@@ -13,10 +13,9 @@ from ..graph.leaves import Parameter
 from ..graph.stored import held
 from ..graph.value import Value
 from ..transform.program import gather
+from .backend import heeds
 from .compile import compile
 from .numpy_backend import evaluate
-
-OF_CPU = ("isa", "flush", "threads")  # options of compile that other backends do not have
 
 
 def check_gradients(
@@ -76,9 +75,9 @@ def compare(
 
     Compares every float value of the graph, unfused: max |a - b| / max(1, max |a|). backends: each one behind the first
     is held against the first; "numpy" is float64, so that ("numpy", "cpu", "gpu") finds out which of two is wrong.
-    options go to compile: to float64 precision alone, which rounds operands of products as the others do; isa, flush
-    and threads go to the CPU alone. In bf16 a number between two of bf16 may be rounded to the other one: behind more
-    than one product that needs a larger tolerance.
+    options go to compile, isa and flush to the CPU alone; precision rounds operands of products in float64, too. In
+    bf16 a number between two of bf16 may be rounded to the other one: behind more than one product that needs a larger
+    tolerance.
     Raises SettingError for fewer than two backends.
     """
     if isinstance(backends, str):
@@ -92,8 +91,8 @@ def compare(
     feeds = dict(feeds or {})
     results = []
     for name in backends:
-        taken = {k: v for k, v in options.items() if (k == "precision" if name == "numpy" else k not in OF_CPU)}
-        run = compile(every, backend=name, **(options if name == "cpu" else taken) | {"fuse": False})
+        taken = {k: v for k, v in options.items() if heeds(name, k)}
+        run = compile(every, backend=name, **taken | {"fuse": False})
         state = [n.attrs["stored"] for n in run.program.nodes if n.op.name == "parameter"]
         written = [stored for stored in state if stored.role != "frozen"]
         with held(written, written):

@@ -18,7 +18,7 @@ from ..transform.choose import check_said, said_devices, unsaid
 from ..transform.passes import rewrite, rounded
 from ..transform.place import place
 from ..transform.program import Program, gather
-from .backend import Backend, Buffer, has_kernel, is_device, named, plan_for
+from .backend import Backend, Buffer, check_heeded, has_kernel, named, plan_for
 from .backend import backend as backend_of
 from .executable import Executable
 from .scheduled import scheduled
@@ -97,12 +97,7 @@ def compile(
     places = device_names("compile", device, backend, devices)
     if not places:
         places = list(dict.fromkeys(["cpu", *said_devices(program.nodes)]))
-    for name, given in (("isa", isa), ("flush", flush)):
-        if given is not None and any(map(is_device, places)):
-            raise SettingError(
-                f"compile: {name}={given!r} is of the CPU; need device='cpu' for it, and has "
-                f"{', '.join(map(repr, places))}"
-            )
+    check_heeded("compile", places, {"isa": isa, "flush": flush})
     if devices is not None:
         check_said(program.nodes, places)
     made = {name: backend_of(name, chosen) for name in places}

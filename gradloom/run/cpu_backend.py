@@ -12,7 +12,7 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -40,7 +40,7 @@ from ..graph.value import Node
 from ..plan.bytecode import SEGMENT_NAMES, SETTING_BYTES, SETTINGS, KernelNeeds, encode_attrs, signature
 from ..plan.plan import Plan
 from ..transform.program import Program
-from .backend import Buffer, no_memory
+from .backend import Buffer, heeds, no_memory
 from .cost import cost_table
 from .planned import STOP_DEADLINE, STOP_DONE, STOP_REQUESTED, PlannedExecutable
 from .queue import Failure, Fetched, Interrupted, Queue, StepFailed
@@ -73,6 +73,11 @@ def choose_isa(wanted: str | None) -> str:
     if wanted not in have:
         raise BackendError(f"isa: {wanted!r} cannot run here; need one of {', '.join(have)}")
     return wanted
+
+
+def isa_of(names: Iterable[str], wanted: str | None) -> str:
+    """The instruction set of programs on these backends; "" where none of them runs on one."""
+    return choose_isa(wanted) if any(heeds(name, "isa") for name in names) else ""
 
 
 @functools.cache

@@ -11,14 +11,15 @@ import numpy as np
 from ..base.arguments import nearest
 from ..base.errors import SettingError
 from ..base.settings import Switches, switches
-from ..run.backend import backend
+from ..run.backend import backend, check_heeded
 from ..run.compile import compile as compile_program
 from ..run.compile import device_names
 
 
 def check_options(who: str, options: Mapping[str, Any], function: Callable[..., Any], *more: str) -> None:
     """SettingError, with the nearest known name, for an option that is neither one of gl.compile nor an argument of the
-    function, nor one of `more`; and for a switch (base/settings.py) whose value is not usable."""
+    function, nor one of `more`; for a switch (base/settings.py) whose value is not usable, or that a device which is
+    given does not heed."""
     known = set(more)
     for callee in (compile_program, function):
         known |= {n for n, p in inspect.signature(callee).parameters.items() if p.kind != p.VAR_KEYWORD}
@@ -28,6 +29,7 @@ def check_options(who: str, options: Mapping[str, Any], function: Callable[..., 
             hint = nearest(name, known, f"need one of {', '.join(sorted(known))}")
             raise SettingError(f"{who}: {name} is not an argument{hint}")
     _switches(options)
+    check_heeded(who, device_names(who, *map(options.get, ("device", "backend", "devices"))), options)
 
 
 def with_backend(who: str, options: Mapping[str, Any]) -> dict[str, Any]:

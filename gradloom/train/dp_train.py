@@ -39,7 +39,7 @@ from ..parallel.agree import agreed
 from ..parallel.communicator import TIMEOUT, Communicator, launched
 from ..parallel.join import communicator
 from ..parallel.replicas import threads as thread_ranks
-from ..run.backend import is_device, named
+from ..run.backend import check_heeded, is_device, named
 from ..run.compile import names_in_order
 from ..step.exchange import check_exchange
 from .arguments import check_options, check_skip
@@ -170,9 +170,7 @@ def dp_train(
     if "arena" in options:
         raise SettingError("dp_train: arena cannot be chosen here")
     places = _devices(device, options.pop("backend", None), devices)
-    for name in ("isa", "flush"):
-        if options.get(name) is not None and any(map(is_device, [places] if isinstance(places, str) else places)):
-            raise SettingError(f"dp_train: {name}={options[name]!r} is of the CPU; need device='cpu' for all replicas")
+    check_heeded("dp_train", [places] if isinstance(places, str) else places, options)
     if not hasattr(samples, "__len__") or not hasattr(samples, "__getitem__") or isinstance(samples, Mapping):
         raise DataError(f"samples: got {type(samples).__name__}; need a sequence of pairs or dicts")
     count = len(samples)

@@ -26,7 +26,7 @@ from ..optim.optimizer import Optimizer
 from ..parallel.communicator import checksum
 from ..plan.schedule import Schedule
 from ..run.backend import is_device, make_of
-from ..run.cpu_backend import choose_isa
+from ..run.cpu_backend import isa_of
 from ..step.state import shown
 from .batches import CompiledBatch
 from .callbacks import Callback, Callbacks
@@ -117,21 +117,23 @@ def settings_of(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def environment_of(options: Mapping[str, Any], runs: Sequence[Any] = ()) -> dict[str, str]:
+def environment_of(options: Mapping[str, Any], runs: Sequence[Any] = (), places: Sequence[str] = ()) -> dict[str, str]:
     """What the bits depend on besides: version, instruction set, precision, flush, backend, machine. options: of
-    compile; runs: what was compiled with them, for programs on several devices."""
+    compile; runs: what was compiled with them, for programs on several devices. places: of replicas, whose
+    options name none."""
     from .. import __version__
 
     chosen = switches(**{name: options.get(name) for name in ("isa", "precision", "flush")})
     schedules = [run.plan for run in runs if isinstance(run.plan, Schedule)]
     said = dict.fromkeys(device for schedule in schedules for device in schedule.parts)
-    names = [*options.get("devices", ())] or sorted(said) or [str(options.get("backend", "cpu"))]
+    names = [*options.get("devices", places)] or sorted(said) or [str(options.get("backend", "cpu"))]
+    isa = isa_of(names, chosen.isa)
     return {
         "gradloom": __version__,
         "backend": ", ".join(names),
-        "isa": choose_isa(chosen.isa),
+        **({"isa": isa} if isa else {}),
         **_device(names),
-        **({"placement": _placement(schedules)} if len(names) > 1 else {}),
+        **({"placement": _placement(schedules)} if schedules and len(names) > 1 else {}),
         "precision": chosen.precision,
         "flush": str(chosen.flush),
         "machine": platform.machine(),
@@ -217,7 +219,7 @@ class Identity:
         return [
             f"{name} is {value} and was {theirs.get(name)}"
             for name, value in self.environment.items()
-            if theirs.get(name, EARLIER.get(name)) != value
+            if theirs.get(name, EARLIER.get(name, value)) != value
         ]
 
 

@@ -20,7 +20,7 @@ from ..graph.stored import replace
 from ..nn.module import Module
 from ..optim.optimizer import Optimizer
 from ..optim.state import OptimizerState
-from ..run.cpu_backend import choose_isa
+from ..run.machine import isas
 from ..step.state import (
     Check,
     Load,
@@ -270,7 +270,7 @@ def _environment() -> dict[str, str]:
 
     chosen = switches()
     return {
-        "gradloom": __version__, "isa": choose_isa(chosen.isa), "precision": chosen.precision,
+        "gradloom": __version__, "isa": chosen.isa or isas()[0], "precision": chosen.precision,
         "flush": str(chosen.flush), "machine": platform.machine(),
     }  # fmt: skip
 

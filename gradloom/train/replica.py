@@ -210,7 +210,7 @@ class Replica:
                     "model": {n: f"{p.dtype.name}{list(p.shape)}" for n, p in self.parameters.items()},
                 }  # fmt: skip
                 contents = {"samples": job.contents} if isinstance(job.samples, (list, tuple)) else {}
-                identity = Identity(settings, environment_of(job.options) | self._devices(), contents)
+                identity = Identity(settings, environment_of(job.options, (), job.places) | self._devices(), contents)
                 if saver.entries is not None:
                     saver.compare(identity)
         if saver.entries is not None:

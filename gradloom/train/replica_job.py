@@ -9,7 +9,7 @@ from typing import Any
 from ..base.settings import switches
 from ..optim.optimizer import Optimizer
 from ..run.backend import device_of_rank
-from ..run.cpu_backend import choose_isa
+from ..run.cpu_backend import isa_of
 from ..step.state import shown
 from .identity import optimizer_of
 from .samples import Leaves, as_sample, flatten
@@ -41,13 +41,18 @@ class ReplicaJob:
         """Where a replica computes."""
         return device_of_rank(self.devices, rank) if isinstance(self.devices, str) else self.devices[rank]
 
+    @property
+    def places(self) -> list[str]:
+        """Where replicas compute, each device once."""
+        return [self.devices] if isinstance(self.devices, str) else list(dict.fromkeys(self.devices))
+
     def settings(self) -> str:
         """What must be the same everywhere, as text."""
         chosen = switches(**self.options)
         rates = [(k, v(0, 0) if callable(v) else v) for k, v in sorted(self.optimizer.settings.items())]
         return repr((
             self.count, self.iterations, type(self.optimizer).__name__, rates, self.max_norm, self.max_value,
-            self.shuffle, self.seed, self.exchange, choose_isa(chosen.isa), chosen.precision, chosen.flush,
+            self.shuffle, self.seed, self.exchange, isa_of(self.places, chosen.isa), chosen.precision, chosen.flush,
             self.ema, self.skips, self.devices,
         ))  # fmt: skip
 

@@ -28,7 +28,7 @@ from ..parallel.communicator import Communicator, checksum
 from ..parallel.flat import FlatArrays, take_effects
 from ..run.backend import make_of
 from ..run.compile import compile as compile_program
-from ..run.cpu_backend import choose_isa
+from ..run.cpu_backend import isa_of
 from ..run.diagnose import stopped
 from ..step.exchange import Exchange, check_exchange
 from ..step.state import TrainState, shown
@@ -126,7 +126,7 @@ class Split:
                 "loss": objective.loss if isinstance(objective.loss, str) else "a function", "exchange": self.exchange,
                 "optimizer": type(optimizer).__name__, **rates, **schedules,
                 "device": make_of(local.options.get("backend", "cpu")),
-                "isa": choose_isa(chosen.isa),  # others give other bits
+                "isa": isa_of([local.options.get("backend", "cpu")], chosen.isa),  # others give other bits
                 "precision": chosen.precision, "flush": chosen.flush,
             }  # fmt: skip
         same_settings(self.ranks, **mine)

@@ -167,8 +167,8 @@ def test_what_is_refused() -> None:
     for message, more in (
         ("devices=['cpu', 'gpu'], but there are 3 replicas; need a name for each", {"replicas": 3}),
         ("dp_train: device='gpu' beside devices=['cpu', 'gpu']; need one of the two", {"device": "gpu"}),
-        ("dp_train: flush=True is of the CPU; need device='cpu' for all replicas", {"flush": True}),
-        ("dp_train: isa='avx2' is of the CPU; need device='cpu' for all replicas", {"isa": "avx2"}),
+        ("dp_train: flush=True is of the CPU; need device='cpu' for it, and has 'cpu', 'gpu'", {"flush": True}),
+        ("dp_train: isa='avx2' is of the CPU; need device='cpu' for it, and has 'cpu', 'gpu'", {"isa": "avx2"}),
     ):  # fmt: skip
         with pytest.raises(gl.SettingError) as caught:
             train(["cpu", "gpu"], **more)

@@ -158,7 +158,7 @@ def test_a_walk_has_the_values_of_a_whole_run() -> None:
 def test_what_cannot_be_verified_is_refused(model: Any) -> None:
     with pytest.raises(gl.SettingError, match="verify: device='numpy' is not usable; need 'cpu', 'gpu' or 'gpu:1'"):
         verify(model, rows_of(1, 12), device="numpy")
-    for name, value in (("isa", "scalar"), ("flush", True), ("threads", 2)):
+    for name, value in (("isa", "scalar"), ("flush", True)):
         with pytest.raises(gl.SettingError, match=f"verify: {name}=.* is of the CPU; need device='cpu'"):
             verify(model, rows_of(1, 12), device="gpu", **{name: value})  # type: ignore[arg-type]
     for name, value in (("gpu_layers", 1), ("gpu_layers", 0), ("gpu_memory", "1G"), ("devices", ("gpu", "cpu"))):
