@@ -13,18 +13,24 @@
 
 namespace gradloom::GL_ISA {
 
+constexpr int64_t kWidened = 128 * 1024;  // floats of a small image
+
 struct ConvWeight {
   ConvShape s;
   ConvBand b;
   bool flat;               // g is copied with the pitch of the planes (zeros between rows), one loop runs over it all;
-                           // where it is bf16, it is copied in any case, and widened
+                           // where it is bf16, so are large images, and small ones are widened as they are
   int64_t g_floats;        // of that copy for one output channel of one band
   int64_t groups, slices;  // of images, of output channels
   int64_t block;           // bands in scratch at once, so that a tile works long enough before its lanes are added up
   int64_t step;            // floats from the planes of one to those of the next, whole lines
   int64_t size() const { return s.o * s.taps(); }
-  // Floats of a row of x or g that is widened.
-  int64_t lines() const { return s.rounded ? conv_ceil(conv_max(s.w, s.ow), 16) * 16 : 0; }
+  // Floats of the rows of a channel of x or g that are widened.
+  int64_t lines() const { return s.rounded ? conv_max(b.line, conv_ceil(b.band * s.ow, 16) * 16) : 0; }
+  // The images of `count` bands from `item` on; the most of them in a block, as floats of g.
+  int64_t images(int64_t item, int64_t count) const { return (item + count - 1) / b.bands - item / b.bands + 1; }
+  int64_t image_floats() const { return s.o * s.oh * s.ow; }
+  int64_t room() const { return ((block + b.bands - 2) / b.bands + 1) * image_floats(); }
 };
 inline ConvWeight conv_weight(const Tensor& g, const Tensor& x, const Tensor& dw, const Call& call) {
   constexpr int64_t N = F::N;
@@ -33,7 +39,8 @@ inline ConvWeight conv_weight(const Tensor& g, const Tensor& x, const Tensor& dw
   k.s.sh = call.attr_int(4), k.s.sw = call.attr_int(5);
   k.b = conv_band_forward(k.s, k.s.oh);
   const int64_t flat_vectors = conv_ceil(k.b.band * k.b.pitch, N);
-  k.flat = k.s.rounded || (k.s.taps() >= 32 && flat_vectors <= k.b.band * k.b.row_vectors);
+  k.flat = (k.s.taps() >= 32 && flat_vectors <= k.b.band * k.b.row_vectors) ||
+           (k.s.rounded && k.image_floats() > kWidened);
   const int64_t vectors = k.flat ? flat_vectors : k.b.band * k.b.row_vectors;
   k.g_floats = k.flat ? flat_vectors * N + N : 0;
   k.block = conv_max(1, conv_min(conv_min(8, 64 / vectors), kBandFloats / (k.b.floats + kOutTile * k.g_floats)));
@@ -44,10 +51,12 @@ inline ConvWeight conv_weight(const Tensor& g, const Tensor& x, const Tensor& dw
   k.slices = conv_max(1, conv_min(parts / k.groups, conv_ceil(k.s.o, kOutTile)));
   return k;
 }
-inline void conv_weight_plan(const ConvWeight& k, KernelPlan& plan) {
+// made: whether a block's images are made in room.
+inline void conv_weight_plan(const ConvWeight& k, bool made, KernelPlan& plan) {
   plan.parts[0] = static_cast<uint32_t>(k.groups * k.slices);
   plan.scratch_bytes = conv_aligned(static_cast<size_t>(k.s.taps()) * 4);
   plan.scratch_bytes += static_cast<size_t>(k.block * (k.step + kOutTile * k.g_floats) + k.lines()) * 4;
+  if (made) plan.scratch_bytes += static_cast<size_t>(k.room()) * 4;
   if (k.groups > 1) {
     plan.phases = 2;
     plan.parts[1] = parts_for(static_cast<double>(k.groups * k.size()), 1e5);
@@ -203,27 +212,29 @@ inline void conv_weight_copy(const ConvWeight& k, const Operand& g, int64_t firs
   const int64_t ow = k.s.ow, size = k.s.oh * ow, rows = b.rows_of(item);
   const F zero = F::zero();
   for (int o = 0; o < ot; o++, to += k.g_floats) {
-    int64_t from = (item / b.bands * k.s.o + first + o) * size + item % b.bands * b.band * ow;
-    float* row = to;  // whole vectors: what they put beyond their row is written again by the next
-    if (!g.rounded) row = conv_rows(g.row(from, ow, line), ow, rows, 0, ow, b.pitch, row);
-    else
-      for (int64_t r = 0; r < rows; r++, row += b.pitch, from += ow)
-        conv_row(g.row(from, ow, line), 0, ow, b.pitch, row);
+    const int64_t from = (item / b.bands * k.s.o + first + o) * size + item % b.bands * b.band * ow;
+    // Whole vectors: what they put beyond their row is written again by the next.
+    float* row = conv_rows(g.row(from, rows * ow, line), ow, rows, 0, ow, b.pitch, to);
     for (; row < to + k.g_floats - N; row += N) zero.store(row);
   }
 }
 
-// g where it lies. Another source makes the images that a block of bands needs in `room`.
+// g where it lies, or widened. Another source makes the images that a block of bands needs in `room`.
 struct ConvGrad {
   Operand g;
   // From channel 0 of the image that band `item` belongs to; of it and of the next images the channels `outs` are read.
-  Operand take(const ConvWeight& k, int64_t item, int64_t, Range, float*) const {
-    return g.from(item / k.b.bands * k.s.o * k.s.oh * k.s.ow);
+  Operand take(const ConvWeight& k, int64_t item, int64_t count, Range outs, float* room) const {
+    const int64_t first = item / k.b.bands, floats = k.image_floats(), size = k.s.oh * k.s.ow;
+    if (!g.rounded || k.flat) return g.from(first * floats);
+    for (int64_t i = 0; i < k.images(item, count); i++) {
+      const int64_t at = outs.begin * size;
+      g.row((first + i) * floats + at, (outs.end - outs.begin) * size, room + i * floats + at);
+    }
+    return Operand(room);
   }
   // What `take` will read for `count` images from this one on.
   ConvAhead ahead(const ConvWeight& k, int64_t image, int64_t count, int64_t tiles) const {
-    const int64_t floats = k.s.o * k.s.oh * k.s.ow;
-    return conv_fetch(g, image * floats, count * floats, tiles);
+    return conv_fetch(g, image * k.image_floats(), count * k.image_floats(), tiles);
   }
 };
 
@@ -312,7 +323,8 @@ void conv_weight_run(const ConvWeight& k, const Grad& grad, const Operand& x, fl
 }
 
 inline void conv2d_back_weight_plan(const Call& call, KernelPlan& plan) {
-  conv_weight_plan(conv_weight(call[0], call[1], call[2], call), plan);
+  const ConvWeight k = conv_weight(call[0], call[1], call[2], call);
+  conv_weight_plan(k, k.s.rounded && !k.flat, plan);
 }
 inline void conv2d_back_weight_run(const Call& call, int phase, int part, int parts, void* scratch) {
   const ConvWeight k = conv_weight(call[0], call[1], call[2], call);

@@ -75,7 +75,7 @@ struct ConvBand {
   int64_t row_vectors;
   bool by_rows;                    // vectors start at row starts (stored at once); else they run over the flat plane
   int64_t chunk, buffer_pitch;     // and their results pass through a buffer of (OT, chunk rows)
-  int64_t line;                    // floats of a row of the source that is widened before it is copied
+  int64_t line;                    // floats of the rows of a channel that are widened before they are copied
 
   int64_t items() const { return images * bands; }
   // Bands and chunks hold whole multiples of `grain` rows; so does gh then.
@@ -101,7 +101,14 @@ struct ConvBand {
     chunk = conv_ceil(conv_ceil(band, conv_ceil(band, chunk)), grain) * grain;
     buffer_pitch = conv_ceil(chunk * pitch, N) * N + N;
   }
-  void widen(bool rounded) { line = rounded ? conv_ceil(w, 16) * 16 : 0; }
+  // Rows of the source that a band reads.
+  Range rows_read(int64_t item) const {
+    const int64_t y = item % bands * band * sy + y0, begin = conv_max(0, conv_min(h, y));
+    return {begin, conv_max(begin, conv_min(h, y + (band + reach_y - 1) * sy + fy))};
+  }
+  void widen(bool rounded) {
+    line = rounded ? conv_ceil(conv_min(h, (band + reach_y - 1) * sy + fy) * w, 16) * 16 : 0;
+  }
   size_t scratch_bytes() const {
     return static_cast<size_t>(conv_ceil(floats, 16) * 16 + (by_rows ? 0 : kOutTile * buffer_pitch) + line) * 4;
   }
@@ -178,48 +185,43 @@ inline void conv_copy(const float* from, int64_t n, float* to) {
 
 // Copy one band with its padding. Rows are written from the first to the last with whole vectors: what a store puts
 // beyond its row is written again by the next row, and after the last row lies the slack counted in `floats`.
-// line: room for a row of the source.
+// line: room for the rows of a channel.
 inline void conv_fill(const ConvBand& b, const Operand& source, int64_t item, float* planes, float* line) {
   constexpr int64_t N = F::N;
-  const int64_t image = item / b.bands, i0 = item % b.bands * b.band;
-  const F zero = F::zero();
+  const int64_t image = item / b.bands, i0 = item % b.bands * b.band, height = b.band + b.reach_y;
+  const Range read = b.rows_read(item);
   for (int64_t c = 0; c < b.channels; c++) {
-    const int64_t from = (image * b.channels + c) * b.h * b.w;
+    const int64_t from = ((image * b.channels + c) * b.h + read.begin) * b.w;
+    const float* const rows = source.row(from, (read.end - read.begin) * b.w, line);
     for (int64_t ry = 0; ry < b.fy; ry++) {
+      const int64_t y = i0 * b.sy + ry + b.y0;
+      const int64_t top = conv_min(height, conv_first(y, b.sy));
+      const int64_t end = conv_max(top, conv_min(height, conv_last(y, b.sy, b.h)));
       for (int64_t rx = 0; rx < b.fx; rx++) {
         const int64_t first = rx + b.x0;
         const int64_t lo = conv_min(b.pitch, conv_first(first, b.sx));
         const int64_t hi = conv_max(lo, conv_min(b.pitch, conv_last(first, b.sx, b.w)));
-        if (b.sx == 1 && lo < hi && !source.rounded) {
-          const int64_t y = i0 * b.sy + ry + b.y0, height = b.band + b.reach_y;
-          const int64_t top = conv_min(height, conv_first(y, b.sy));
-          const int64_t end = conv_max(top, conv_min(height, conv_last(y, b.sy, b.h)));
-          const float* row = source.row(from + (y + top * b.sy) * b.w, b.w, line) + first;
-          planes = conv_zero_rows(top, b.pitch, planes);
-          planes = conv_rows(row, b.sy * b.w, end - top, lo, hi, b.pitch, planes);
-          planes = conv_zero_rows(height - end, b.pitch, planes);
+        if (lo == hi || top == end) {
+          planes = conv_zero_rows(height, b.pitch, planes);
           continue;
         }
-        for (int64_t i = 0; i < b.band + b.reach_y; i++, planes += b.pitch) {
-          const int64_t y = (i0 + i) * b.sy + ry + b.y0;
-          if (y < 0 || y >= b.h || lo == hi) {
-            for (int64_t j = 0; j < b.pitch; j += N) zero.store(planes + j);
-            continue;
-          }
-          const float* row = source.row(from + y * b.w, b.w, line) + first;
-          if (b.sx == 1) {
-            conv_row(row, lo, hi, b.pitch, planes);
-          } else {
+        const float* row = rows + (y + top * b.sy - read.begin) * b.w + first;
+        planes = conv_zero_rows(top, b.pitch, planes);
+        if (b.sx == 1) {
+          planes = conv_rows(row, b.sy * b.w, end - top, lo, hi, b.pitch, planes);
+        } else {
+          for (int64_t i = top; i < end; i++, row += b.sy * b.w, planes += b.pitch) {
             int64_t j = 0;
             for (; j < lo; j++) planes[j] = 0.0f;
             for (; j < hi; j++) planes[j] = row[j * b.sx];
             for (; j < b.pitch; j++) planes[j] = 0.0f;
           }
         }
+        planes = conv_zero_rows(height - end, b.pitch, planes);
       }
     }
   }
-  for (int64_t j = 0; j < b.reach_x + N; j += N) zero.store(planes + j);
+  for (int64_t j = 0; j < b.reach_x + N; j += N) F::zero().store(planes + j);
 }
 
 // Where a tile of the grid goes: to the output row by row, or to a buffer of (OT, flat positions).
@@ -242,6 +244,13 @@ struct ConvAhead {
 #endif
   }
 };
+
+// Fetch these bytes, which may lie beyond the end of an array.
+inline void conv_prefetch(const uint8_t* at, int64_t bytes) {
+#if defined(__GNUC__)
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + i, 0, 2);
+#endif
+}
 
 template <int OT, int VT>
 inline __attribute__((always_inline)) void conv_finish(F (&acc)[OT][VT], const float* bias, bool relu) {

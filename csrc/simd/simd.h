@@ -52,36 +52,56 @@ inline I bf16_bits(F a) {
   return rounded & I::set1(static_cast<int32_t>(0xffff0000));
 }
 
-// Lanes of n narrow values through a small buffer: only the tails take this road.
+// The first n <= N of narrow numbers through a small buffer, 0 behind them: tails take this road.
+template <class T> inline void copy_lanes(const T* p, int n, T (&t)[F::N]) {
+#if defined(GL_ISA_AVX512)
+  if constexpr (sizeof(T) == 2) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(t), _mm256_maskz_loadu_epi16(lanes_on(n), p));
+  } else {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(t), _mm_maskz_loadu_epi8(lanes_on(n), p));
+  }
+#else
+  for (T& x : t) x = 0;
+  std::memcpy(t, p, static_cast<size_t>(n) * sizeof(T));
+#endif
+}
 inline F load_u8_n(const uint8_t* p, int n) {
-  uint8_t t[F::N] = {};
-  std::memcpy(t, p, static_cast<size_t>(n));
+  uint8_t t[F::N];
+  copy_lanes(p, n, t);
   return load_u8(t);
 }
 inline F load_i8_n(const int8_t* p, int n) {
-  int8_t t[F::N] = {};
-  std::memcpy(t, p, static_cast<size_t>(n));
+  int8_t t[F::N];
+  copy_lanes(p, n, t);
   return load_i8(t);
 }
 inline F load_f16_n(const uint16_t* p, int n) {
-  uint16_t t[F::N] = {};
-  std::memcpy(t, p, static_cast<size_t>(n) * 2);
+  uint16_t t[F::N];
+  copy_lanes(p, n, t);
   return load_f16(t);
 }
 inline F load_bf16_n(const uint16_t* p, int n) {
-  uint16_t t[F::N] = {};
-  std::memcpy(t, p, static_cast<size_t>(n) * 2);
+  uint16_t t[F::N];
+  copy_lanes(p, n, t);
   return load_bf16(t);
+}
+// The first n of a buffer's numbers.
+inline void store_lanes(uint16_t* p, const uint16_t (&t)[F::N], int n) {
+#if defined(GL_ISA_AVX512)
+  _mm256_mask_storeu_epi16(p, lanes_on(n), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(t)));
+#else
+  std::memcpy(p, t, static_cast<size_t>(n) * 2);
+#endif
 }
 inline void store_f16_n(uint16_t* p, F v, int n) {
   uint16_t t[F::N];
   store_f16(t, v);
-  std::memcpy(p, t, static_cast<size_t>(n) * 2);
+  store_lanes(p, t, n);
 }
 inline void store_bf16_n(uint16_t* p, F v, int n) {
   uint16_t t[F::N];
   store_bf16(t, v);
-  std::memcpy(p, t, static_cast<size_t>(n) * 2);
+  store_lanes(p, t, n);
 }
 
 }  // namespace gradloom::GL_ISA

@@ -144,12 +144,15 @@ def conv_samples(rng: np.random.Generator) -> list[Sample]:
     return with_bf16(samples)
 
 
-def with_bf16(samples: list[Sample]) -> list[Sample]:
-    """And some of them with operands of bf16: both, or the first beside one of f32."""
+def with_bf16(samples: list[Sample], others: Sequence[int] = (1,)) -> list[Sample]:
+    """And some of them with operands of bf16: the first, and the others at these positions as well or in f32."""
     more = []
     for i, sample in enumerate(samples[1:]):
-        x, w, *rest = sample.inputs
-        more.append(Sample((x.astype(bf16.numpy), w.astype((f32 if i % 3 else bf16).numpy), *rest), sample.attrs))
+        inputs = list(sample.inputs)
+        for j, at in enumerate((0, *others)):
+            if inputs[at] is not None and (at == 0 or (i + j) % 3 == 1):
+                inputs[at] = inputs[at].astype(bf16.numpy)
+        more.append(Sample(tuple(inputs), sample.attrs))
     return samples + more
 
 

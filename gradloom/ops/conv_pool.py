@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from ..base.dtypes import f32
 from ..graph.declare import op
 from ..graph.opspec import OpSpec
 from ..graph.value import Shape, Value
-from .common import Sample, Spec, bad, draw, need
+from .common import Sample, Spec, bad, draw, need, need_rounded
 from .conv import (
     BAD_G,
     CONVS,
@@ -23,8 +24,9 @@ from .conv import (
     conv_samples,
     conv_shape,
     conv_vjp,
+    with_bf16,
 )
-from .elementwise import SIGN, relu_back
+from .elementwise import SIGN, cast, relu_back
 from .layout import product
 from .pool import max_pool2d_back, max_pool2d_op, max_pool_back_shape, max_pool_shape
 from .windows import Pair, need_images, out_extents
@@ -68,12 +70,22 @@ conv2d_max_pool: OpSpec = op(
 )  # fmt: skip
 
 
+def _image(g: Value, index: Value, y: Value | None, height: int, width: int) -> Value:
+    """The gradient of the image between, in the dtype of g."""
+    wide = cast(g, f32)
+    picked = wide if y is None else relu_back(wide, cast(cast(y, g.dtype), f32))
+    return cast(max_pool2d_back(picked, index, height=height, width=width, **HALVES), g.dtype)
+
+
 def _pool_back_weight_shape(
     g: Spec, index: Spec, x: Spec, y: Spec | None,
     kernel: Shape, stride: Shape, padding: Shape, dilation: Shape, height: int, width: int,
 ) -> list[Spec]:  # fmt: skip
     image = max_pool_back_shape(g, index, height, width, **HALVES)
+    if y is not None:
+        need_rounded(g, y)
     need(y is None or y.shape == g.shape, "y does not fit", f"y of shape {list(g.shape)}")
+    image = Spec(image.shape, g.dtype)
     return conv_back_weight_shape(image, x, kernel, stride, padding, dilation)
 
 
@@ -81,8 +93,7 @@ def _pool_back_weight(
     g: Value, index: Value, x: Value, y: Value | None,
     kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, height: int, width: int,
 ) -> tuple[Value, ...]:  # fmt: skip
-    picked = g if y is None else relu_back(g, y)
-    image = max_pool2d_back(picked, index, height=height, width=width, **HALVES)
+    image = _image(g, index, y, height, width)
     return conv2d_back_weight(image, x, kernel=kernel, stride=stride, padding=padding, dilation=dilation)
 
 
@@ -97,7 +108,7 @@ def _pool_back_samples(rng: np.random.Generator) -> list[Sample]:
         y = draw(rng, pooled, avoid=(0,)) if i % 2 else None
         attrs = how | {"kernel": w[2:], "height": height, "width": width}
         samples.append(Sample((draw(rng, pooled), index, draw(rng, x), y), attrs))
-    return samples
+    return with_bf16(samples, (2, 3))
 
 
 conv2d_pool_back_weight: OpSpec = op(
@@ -105,7 +116,8 @@ conv2d_pool_back_weight: OpSpec = op(
     attrs=f"kernel:ints {WINDOW} height:int width:int", dense="g index x y", rounds="g x y",
     doc="dw, db of conv2d_max_pool: the same bits as conv2d_back_weight(max_pool2d_back(g, index), x), of "
     "relu_back(g, y) where y is given; height, width: of the image between",
-    dtypes="f32 index:u8", shape=_pool_back_weight_shape, composition=_pool_back_weight,
+    dtypes="f32 g:f32|bf16 index:u8 x:f32|bf16 y:f32|bf16",
+    shape=_pool_back_weight_shape, composition=_pool_back_weight,
     no_gradient_to={"index": "a position has no slope", "y": SIGN},
     cost=lambda g, x, dw: (8.0 * g.size * product(dw.shape[1:]), 4.0 * (g.size + x.size + dw.size)),
     samples=_pool_back_samples,
@@ -131,6 +143,7 @@ def _pool_back_input_shape(
     need(w.ndim == 4, "w is no set of kernels", "w of shape [O, I, KH, KW]")
     x = Spec((g.shape[0], w.shape[1], height, width))
     image = max_pool_back_shape(g, index, *out_extents(x, w.shape[2:], stride, padding, dilation), **HALVES)
+    image = Spec(image.shape, g.dtype)
     return conv_back_input_shape(image, w, height, width, stride, padding, dilation)
 
 
@@ -139,7 +152,7 @@ def _pool_back_input(
 ) -> Value:
     x = Spec((g.shape[0], w.shape[1], height, width))
     rows, columns = out_extents(x, w.shape[2:], stride, padding, dilation)
-    image = max_pool2d_back(g, index, height=rows, width=columns, **HALVES)
+    image = _image(g, index, None, rows, columns)
     return conv2d_back_input(image, w, height=height, width=width, stride=stride, padding=padding, dilation=dilation)
 
 
@@ -151,7 +164,7 @@ def _pool_back_input_samples(rng: np.random.Generator) -> list[Sample]:
             g = draw(rng, (n, o, rows // 2, columns // 2))
             index = rng.integers(0, 4, g.shape).astype(np.uint8)
             samples.append(Sample((g, index, draw(rng, w)), {"height": x[2], "width": x[3]} | how))
-    return samples
+    return with_bf16(samples, (2,))
 
 
 conv2d_pool_back_input: OpSpec = op(
@@ -159,7 +172,7 @@ conv2d_pool_back_input: OpSpec = op(
     dense="g index w", rounds="g w",
     doc="dx of conv2d_max_pool for an input of height x width: the same bits as "
     "conv2d_back_input(max_pool2d_back(g, index), w)",
-    dtypes="f32 index:u8", shape=_pool_back_input_shape, composition=_pool_back_input,
+    dtypes="f32 g:f32|bf16 index:u8 w:f32|bf16", shape=_pool_back_input_shape, composition=_pool_back_input,
     no_gradient_to={"index": "a position has no slope"},
     cost=lambda g, w, dx: (8.0 * g.size * product(w.shape[1:]), 4.0 * (g.size + w.size + dx.size)),
     samples=_pool_back_input_samples,

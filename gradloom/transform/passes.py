@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ..base.dtypes import bf16
 from ..graph.value import Node
 from .expand import expand
 from .fuse import fuse, transpose_products
@@ -49,9 +48,5 @@ def rewrite(
 
 
 def rounded(program: Program, precision: str, runs: Callable[[Node], bool] | None = None) -> Program:
-    """The program in this precision. runs: as in rewrite. Products that take no bf16 numbers give way to their
-    compositions, whose products do: else the bits would depend on what was fused."""
-    if precision == "f32":
-        return program
-    narrow = expand(program, lambda node: not node.op.rounds or any(bf16 in node.op.dtypes[n] for n in node.op.rounds))
-    return round_products(program if narrow is program else simplify(narrow), runs or (lambda node: True))
+    """The program in this precision. runs: as in rewrite."""
+    return program if precision == "f32" else round_products(program, runs or (lambda node: True))

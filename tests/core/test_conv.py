@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -257,6 +258,10 @@ def test_conv2d_max_pool_is_the_separate_steps(case, isa):
             np.testing.assert_array_equal(got[1], want[1])
 
 
+def as_bf16(x):
+    return x.astype(ml_dtypes.bfloat16)
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("case", [*CASES[:14], *CASES[17:]], ids=str)
 def test_conv2d_pool_back_weight_is_the_separate_steps(case, isa):
@@ -265,17 +270,24 @@ def test_conv2d_pool_back_weight_is_the_separate_steps(case, isa):
     rng = np.random.default_rng(3)
     g, y = (rng.standard_normal((n, o, h // 2, w // 2)).astype(np.float32) for _ in range(2))
     g.flat[::17] = np.nan
+    y.flat[::19] = np.float32(2.0**-134)  # 0 in bf16, unlike the next number
+    y.flat[::23] = np.nextafter(np.float32(2.0**-134), np.float32(1))
     index = rng.integers(0, 4, g.shape).astype(np.uint8)
     outputs = [("f32", c.w.shape), ("f32", (o,))]
-    how = [list(c.s), list(c.p), list(c.d)]
-    for relu in (False, True):
-        picked = np.where(y > 0, g, np.float32(0)) if relu else g
-        halves = [[2, 2], [2, 2], [0, 0]]
+    how, halves = [list(c.s), list(c.p), list(c.d)], [[2, 2], [2, 2], [0, 0]]
+    attrs = [list(c.w.shape[2:]), *how, h, w]
+    for relu, narrow in itertools.product((False, True), ("", "g", "gx", "gy", "gxy")):  # these operands in bf16
+
+        def given(name, array, narrow=narrow):
+            return as_bf16(array) if name in narrow else array
+
+        sign = as_bf16(y).astype(np.float32) if narrow else y
+        picked = np.where(sign > 0, g, np.float32(0)) if relu else g
         (image,) = run("max_pool2d_back", [picked, index], [("f32", c.y.shape)], [h, w, *halves], isa=isa)
-        want = run("conv2d_back_weight", [image, c.x], outputs, [list(c.w.shape[2:]), *how], isa=isa)
-        attrs = [list(c.w.shape[2:]), *how, h, w]
+        inputs = [given("g", image), given("x", c.x)]
+        want = run("conv2d_back_weight", inputs, outputs, [list(c.w.shape[2:]), *how], isa=isa)
         for threads in (1, 2):
-            inputs = [g, index, c.x, y if relu else None]
+            inputs = [given("g", g), index, given("x", c.x), given("y", y) if relu else None]
             got = run("conv2d_pool_back_weight", inputs, outputs, attrs, isa=isa, threads=threads)
             assert all(a.tobytes() == b.tobytes() for a, b in zip(got, want, strict=True))
 
@@ -292,10 +304,15 @@ def test_conv2d_pool_back_input_is_the_separate_steps(case, isa):
     outputs, how = [("f32", c.x.shape)], [*c.x.shape[2:], list(c.s), list(c.p), list(c.d)]
     halves = [[2, 2], [2, 2], [0, 0]]
     (image,) = run("max_pool2d_back", [g, index], [("f32", c.y.shape)], [h, w, *halves], isa=isa)
-    want = run("conv2d_back_input", [image, c.w], outputs, how, isa=isa)
-    for threads in (1, 2):
-        got = run("conv2d_pool_back_input", [g, index, c.w], outputs, how, isa=isa, threads=threads)
-        assert got[0].tobytes() == want[0].tobytes()
+    for small, large, kernel in (
+        (g, image, c.w),
+        (as_bf16(g), as_bf16(image), c.w),
+        (as_bf16(g), as_bf16(image), as_bf16(c.w)),
+    ):
+        want = run("conv2d_back_input", [large, kernel], outputs, how, isa=isa)
+        for threads in (1, 2):
+            got = run("conv2d_pool_back_input", [small, index, kernel], outputs, how, isa=isa, threads=threads)
+            assert got[0].tobytes() == want[0].tobytes()
 
 
 @pytest.mark.parametrize("isa", ISAS)
