@@ -136,6 +136,7 @@ inline constexpr KernelRow kLayoutRows[] = {
     {"copy", "i32", plan_copy, run_copy<int32_t>},
     {"copy", "u8", plan_copy, run_copy<uint8_t>},
     {"copy", "i64", plan_copy, run_copy<int64_t>},
+    {"copy", "f16", plan_copy, run_copy<uint16_t>},
     {"copy", "bf16", plan_copy, run_copy<uint16_t>},
     {"concat", "f32", plan_concat, run_concat<float>},
     {"pad", "f32", plan_pad, run_pad<float>},

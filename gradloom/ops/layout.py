@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.dtypes import bf16
+from ..base.dtypes import bf16, f16
 from ..base.errors import GraphError, ShapeError
 from ..graph.declare import op
 from ..graph.leaves import as_value
@@ -219,14 +219,17 @@ def _copy_samples(rng: np.random.Generator) -> list[Sample]:
     samples.append(Sample((np.array([np.inf, -np.inf, np.nan, 1.0, -0.0], np.float32),)))
     for kind in (np.int32, np.uint8, np.int64):
         samples += [Sample((rng.integers(0, 100, s).astype(kind),)) for s in ((), (5, 33), (2, 3, 4), (65, 67))]
-    samples += [Sample((draw(rng, s).astype(bf16.numpy),)) for s in ((), (7,), (5, 33), (2, 3, 4, 5), (65, 67))]
+    for half in (f16, bf16):
+        samples += [Sample((draw(rng, s).astype(half.numpy),)) for s in ((), (7,), (5, 33), (2, 3, 4, 5), (65, 67))]
     return samples
 
 
 copy: OpSpec = op(
-    "copy", inputs="x", doc="y = x, row-major and in memory of its own", dtypes="f32|i32|u8|i64|bf16",
+    "copy", inputs="x", doc="y = x, row-major and in memory of its own", dtypes="f32|i32|u8|i64|f16|bf16",
     shape=_copy_shape, vjp=lambda g: [g], reference=lambda x: np.array(x, order="C"), exact=True, samples=_copy_samples,
-    bad_samples=[bad("copy: dtype f64 is not taken: x f64[2]; need f32 or i32 or u8 or i64 or bf16", ("f64", (2,)))],
+    bad_samples=[
+        bad("copy: dtype f64 is not taken: x f64[2]; need f32 or i32 or u8 or i64 or f16 or bf16", ("f64", (2,))),
+    ],
 )  # fmt: skip
 
 

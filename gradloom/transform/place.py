@@ -156,7 +156,7 @@ class _Placer:
         first = node.inputs[0] if node.op.view is not None else None
         if first is not None and copies and lies not in (None, device) and value.bytes < first.bytes:
             return self.copied(self.at(value, lies or device), device)  # a part: less to copy than the whole
-        # A view, a scalar, or f16 and f64, which the op copy does not take: what these are made of is copied.
+        # A view, a scalar, or f64, which the op copy does not take: what these are made of is copied.
         made = node.with_inputs([v if v is None else self.at(v, device) for v in node.inputs], ())
         return self.add(made, device).outputs[value.index]
 

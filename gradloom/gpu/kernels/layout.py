@@ -57,6 +57,6 @@ def _pad(call: Call) -> list[Dispatch]:
 
 kernel("copy", "f32 i32", _copy)
 kernel("copy", "i64", _copy_wide)
-kernel("copy", "u8 bf16", _copy_small)
+kernel("copy", "u8 f16 bf16", _copy_small)
 kernel("concat", "f32", _concat)
 kernel("pad", "f32", _pad)
