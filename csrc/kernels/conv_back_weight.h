@@ -30,7 +30,7 @@ struct ConvWeight {
   // The images of `count` bands from `item` on; the most of them in a block, as floats of g.
   int64_t images(int64_t item, int64_t count) const { return (item + count - 1) / b.bands - item / b.bands + 1; }
   int64_t image_floats() const { return s.o * s.oh * s.ow; }
-  int64_t room() const { return ((block + b.bands - 2) / b.bands + 1) * image_floats(); }
+  int64_t room() const { return ((block + b.bands - 2) / b.bands + 1) * image_floats() + 2 * F::N; }
 };
 inline ConvWeight conv_weight(const Tensor& g, const Tensor& x, const Tensor& dw, const Call& call) {
   constexpr int64_t N = F::N;

@@ -194,27 +194,27 @@ inline void pool_corners(F v, F at, F& a, F& b, F& c, F& d) {
 }
 
 // Writes dx of such windows: each(output, n, a, b, c, d) gives the four corners of n windows, of one row or of two;
-// the rest is 0.
-template <class Each> inline void pool_spread_pairs(const PoolShape& s, float* dx, Each&& each) {
-  int64_t oy = 0;
+// the rest is 0. slack: 2 N floats behind dx may be written, too; then short rows are stored as whole vectors, and what
+// lies beyond one is written again by the next.
+template <bool slack, class Each> inline void pool_spread_pairs(const PoolShape& s, float* dx, Each&& each) {
+  int64_t done = 0;
+  F a, b, c, d;
   if (kPoolTwoRows && 2 * s.ow <= F::N) {
     const int n = static_cast<int>(s.ow);
-    for (; oy + 2 <= s.oh; oy += 2) {
-      float *row = dx + 2 * oy * s.w, *next = row + 2 * s.w;
-      F a, b, c, d;
-      each(oy * s.ow, 2 * n, a, b, c, d);
+    for (; done + 2 <= s.oh; done += 2) {
+      float *row = dx + 2 * done * s.w, *next = row + 2 * s.w;
+      each(done * s.ow, 2 * n, a, b, c, d);
       pool_merge_two(row, next, n, a, b);
       pool_merge_two(row + s.w, next + s.w, n, c, d);
     }
   }
-  for (; oy < s.oh; oy++) {
-    float* row = dx + 2 * oy * s.w;
-    for (int64_t i = 0; i < s.ow; i += F::N) {
-      const int n = static_cast<int>(s.ow - i < F::N ? s.ow - i : F::N);
-      F a, b, c, d;
+  for (int64_t i = 0; i < s.ow; i += F::N) {
+    const int n = static_cast<int>(s.ow - i < F::N ? s.ow - i : F::N), stored = slack && s.ow <= F::N ? F::N : n;
+    float* row = dx + 2 * done * s.w + 2 * i;
+    for (int64_t oy = done; oy < s.oh; oy++, row += 2 * s.w) {
       each(oy * s.ow + i, n, a, b, c, d);
-      pool_merge(row + 2 * i, n, a, b);
-      pool_merge(row + s.w + 2 * i, n, c, d);
+      pool_merge(row, stored, a, b);
+      pool_merge(row + s.w, stored, c, d);
     }
   }
   for (int64_t y = 0; y < 2 * s.oh; y++) {
@@ -304,7 +304,7 @@ inline void max_pool2d_back_run(const Call& call, int, int part, int parts, void
   int64_t room = (planes.end - planes.begin) * s.oh * s.ow;
   for (int64_t p = planes.begin; p < planes.end; p++, dx += s.h * s.w) {
     if (s.pairs()) {
-      pool_spread_pairs(s, dx, [&](int64_t i, int n, F& a, F& b, F& c, F& d) {
+      pool_spread_pairs<false>(s, dx, [&](int64_t i, int n, F& a, F& b, F& c, F& d) {
         pool_corners(F::load_n(g + i, n), pool_load_u8(index + i, n, room - i), a, b, c, d);
       });
       g += s.oh * s.ow, index += s.oh * s.ow, room -= s.oh * s.ow;
@@ -388,7 +388,7 @@ inline void avg_pool2d_back_run(const Call& call, int, int part, int parts, void
   const float area = static_cast<float>(s.kh * s.kw);
   for (int64_t p = planes.begin; p < planes.end; p++, dx += s.h * s.w) {
     if (s.pairs()) {
-      pool_spread_pairs(s, dx, [&](int64_t i, int n, F& a, F& b, F& c, F& d) {
+      pool_spread_pairs<false>(s, dx, [&](int64_t i, int n, F& a, F& b, F& c, F& d) {
         a = b = c = d = F::load_n(g + i, n) / F::set1(area);
       });
       g += s.oh * s.ow;

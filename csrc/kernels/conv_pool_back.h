@@ -43,7 +43,7 @@ struct PooledGrad {
       conv_prefetch(g.address((plane + channels) * small), small * g.bytes());  // of the next image
       if (y.data) conv_prefetch(y.address((plane + channels) * small), small * y.bytes());
       conv_prefetch(which + channels * small, small);
-      pool_spread_pairs(s, room + o * s.h * s.w, [&](int64_t i, int n, F& a, F& b, F& c, F& d) {
+      pool_spread_pairs<true>(s, room + o * s.h * s.w, [&](int64_t i, int n, F& a, F& b, F& c, F& d) {
         F v = numbers<rounded>(from, i, n);
         if (y.data) v = select(gt(rounded && y.brain ? numbers<true>(sign, i, n) : numbers<false>(sign, i, n), least), v, zero);
         pool_corners(v, pool_load_u8(which + i, n, left - i), a, b, c, d);
@@ -108,7 +108,7 @@ inline Tensor conv2d_pool_back_input_image(const Call& call) {
 inline void conv2d_pool_back_input_plan(const Call& call, KernelPlan& plan) {
   const ConvBack k = conv_back(conv2d_pool_back_input_image(call), call[2], call[3], call);
   conv_back_plan(k, plan);
-  plan.scratch_bytes += static_cast<size_t>(k.s.o * k.s.oh * k.s.ow) * 4;
+  plan.scratch_bytes += static_cast<size_t>(k.s.o * k.s.oh * k.s.ow + 2 * F::N) * 4;
 }
 inline void conv2d_pool_back_input_run(const Call& call, int phase, int part, int parts, void* scratch) {
   const Tensor image = conv2d_pool_back_input_image(call);
