@@ -15,7 +15,7 @@ from ..base.settings import PRECISIONS
 from .common import Device, GpuLayers, GpuMemory, Precision, Threads, need_one_of, need_whole, say
 from .generate import Shown
 from .language import Lora, Temperature, Template, TopK, TopP, load_adapter, read_template
-from .run_settings import check_device, gpu_layers_of, shown_layers
+from .run_settings import check_places, shown_layers
 
 _LONGEST = 1 << 24  # bytes of a line
 _HELP = "/forget begins anew, /quit or Ctrl-D ends, Ctrl-C stops a reply"
@@ -45,8 +45,7 @@ def chat(
     need_whole("max-tokens", max_tokens)
     need_whole("threads", threads)
     need_one_of("precision", precision, PRECISIONS)
-    check_device(device)
-    layers = gpu_layers_of(gpu_layers)
+    layers = check_places("chat", device, gpu_layers, gpu_memory)
     template = read_template(chat_template)
     from ..llm.conversation import Conversation
     from ..llm.model import load

@@ -131,10 +131,11 @@ def _after(text: str, beginnings: list[str]) -> str:
     return next((text[len(one) :] for one in beginnings if text.startswith(one)), text)
 
 
-def command(kind: type[S], run: Callable[[Asked[S]], int], name: str) -> Callable[..., int]:
-    """A function as typer takes it, whose parameters are the settings and --config; `run` gets what was asked for."""
+def command(kind: type[S], run: Callable[[Asked[S]], int], name: str, runs: type | None = None) -> Callable[..., int]:
+    """A function as typer takes it, whose parameters are the settings and --config; `run` gets what was asked for.
+    runs: the settings of the command whose runs it takes the files of."""
 
-    register(name, kind)
+    register(name, kind, runs)
 
     def call(config: str | None = None, **flags: Any) -> int:
         return run(asked(kind, flags, config))

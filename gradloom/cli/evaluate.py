@@ -39,7 +39,7 @@ from .language import (
     load_adapter,
 )
 from .progress import ProgressLine
-from .run_settings import check_device, gpu_layers_of, layers_told, shown_layers
+from .run_settings import check_places, layers_told, shown_layers
 
 if TYPE_CHECKING:
     from ..llm.evaluate import Perplexity
@@ -70,8 +70,7 @@ def evaluate(
     for name, value in (("context", context), ("batch-size", batch_size), ("threads", threads)):
         need_whole(name, value)
     need_one_of("precision", precision, PRECISIONS)
-    check_device(device)
-    layers = gpu_layers_of(gpu_layers)
+    layers = check_places("evaluate", device, gpu_layers, gpu_memory)
     options = data_options(
         text_key, prompt_key, completion_key, messages_key, as_chat, chat_template, loss_on, skip_bad_lines
     )

@@ -220,7 +220,8 @@ def _train(run: Run, planned: MemoryPlan, use: FinetuneSettings) -> int:
     lines.append(("memory", f"{memory}, {show_bytes(before)} held before the first step"))
     if planned.on_device is not None:
         lines.append((f"on {planned.device}", f"{show_bytes(planned.on_device.total)} of its memory"))
-    if run.precision == "f32" and (units := bf16_units()):
+    on_cpu = planned.on_device is None or run.layers is not None
+    if on_cpu and run.precision == "f32" and (units := bf16_units()):
         lines.append(("bf16", f"this processor has units for it ({units}): --precision bf16 uses them"))
     lines.append(("saved", place))
     if use.chat_template is not None:

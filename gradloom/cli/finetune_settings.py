@@ -41,7 +41,7 @@ from .run_settings import (
     Precision,
     StopAfter,
     Threads,
-    check_device,
+    check_places,
     gpu_layers_of,
     overwrite_option,
     resume_option,
@@ -193,8 +193,7 @@ def settle(asked: Asked[FinetuneSettings]) -> FinetuneSettings:
     from ..base.settings import as_precision
 
     use = asked.settings()
-    check_device(use.device)
-    gpu_layers_of(use.gpu_layers)
+    check_places("finetune", use.device, use.gpu_layers, use.gpu_memory)
     if use.epochs is not None and use.steps is not None:
         raise SettingError(f"{asked.told('epochs')} and {asked.told('steps')}: need one of them")
     out = use.out or _out_of(use.method)

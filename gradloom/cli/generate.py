@@ -23,7 +23,7 @@ from .common import (
     say,
 )
 from .language import Temperature, Template, TopK, TopP, chat_prompt, load_adapter, read_template
-from .run_settings import check_device, gpu_layers_of, layers_told, shown_layers
+from .run_settings import check_places, layers_told, shown_layers
 
 _CONTROL = frozenset(map(chr, (*range(9), *range(11, 32), *range(127, 160))))  # but for tabs and line ends
 TOKENS = 64  # to generate when not said, or fewer where the context ends
@@ -56,8 +56,7 @@ def generate(
     need_whole("max-tokens", max_tokens)
     need_whole("threads", threads)
     need_one_of("precision", precision, PRECISIONS)
-    check_device(device)
-    layers = gpu_layers_of(gpu_layers)
+    layers = check_places("generate", device, gpu_layers, gpu_memory)
     template = read_template(chat_template)
     from ..base.errors import SettingError
     from ..llm.generate import complete, prompt_ids

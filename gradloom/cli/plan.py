@@ -8,8 +8,8 @@ from typing import Any
 from ..base.settings import as_precision
 from .common import columns, json_text, say
 from .config import Asked, command
-from .finetune_settings import PlanSettings, planning, trained
-from .run_settings import check_device, gpu_layers_of
+from .finetune_settings import FinetuneSettings, PlanSettings, planning, trained
+from .run_settings import check_places
 
 
 def run(asked: Asked[Any]) -> int:
@@ -22,8 +22,7 @@ def run(asked: Asked[Any]) -> int:
     """
     with asked.naming_places():
         use = asked.settings()
-        check_device(use.device)
-        layers = gpu_layers_of(use.gpu_layers)
+        layers = check_places("plan", use.device, use.gpu_layers, use.gpu_memory)
         use = replace(use, precision=as_precision(use.precision))
         from ..llm.model import load
         from ..llm.plan import plan as plan_model
@@ -41,4 +40,4 @@ def run(asked: Asked[Any]) -> int:
     return 0
 
 
-plan = command(PlanSettings, run, "plan")
+plan = command(PlanSettings, run, "plan", FinetuneSettings)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from .common import DEVICE, EXCHANGE, GPU_LAYERS, GPU_MEMORY, PARALLEL, PRECISION, THREADS
-from .setting import UNSAVED, Duration, Interval, Name, Often, Rate, Text, Whole, commas
+from .setting import NUMBER, UNSAVED, Duration, Interval, Name, Often, Rate, Text, Whole, commas
 
 if TYPE_CHECKING:
     from ..llm.gpu_layers import GpuLayers as Layers
@@ -21,8 +21,8 @@ OnNonfinite = Annotated[Literal["stop", "skip"], typer.Option(help="stop at a ba
 EvalRows = Annotated[Whole | None, typer.Option(help="Validate on so many rows, the same each time. [default: on all]")]
 Precision = Annotated[Literal["f32", "bf16"], PRECISION]
 Device = Annotated[Name | None, DEVICE]
-GpuLayers = Annotated[Name | None, GPU_LAYERS]
-GpuMemory = Annotated[Name | None, GPU_MEMORY]
+GpuLayers = Annotated[Name | None, NUMBER, GPU_LAYERS]
+GpuMemory = Annotated[Name | None, NUMBER, GPU_MEMORY]
 Threads = Annotated[Whole | None, UNSAVED, THREADS]
 CheckpointEvery = Annotated[
     Interval | None, typer.Option(help="A checkpoint every 5min, 100steps or 1epoch. [default: 5min]")
@@ -50,6 +50,18 @@ def resume_option(folder: str) -> Any:
 def overwrite_option(folder: str) -> Any:
     """--overwrite likewise."""
     return typer.Option("--overwrite", help=f"Replace a run in {folder} that has not finished.")
+
+
+def check_places(who: str, device: str | None, gpu_layers: str | None, gpu_memory: str | None) -> int | str | None:
+    """The blocks that are asked for on a GPU. SettingError for a device, blocks or memory that are not usable: before
+    anything is read."""
+    check_device(device)
+    layers = gpu_layers_of(gpu_layers)
+    if layers is not None or gpu_memory is not None:
+        from ..llm.gpu_layers import check_layers
+
+        check_layers(who, layers, gpu_memory, device=device)
+    return layers
 
 
 def gpu_layers_of(given: str | None) -> int | str | None:

@@ -53,6 +53,14 @@ class Text:
 
 
 @dataclass(frozen=True)
+class Number:
+    """A text that is often a number: a file may say it as a whole number, too."""
+
+
+NUMBER = Number()
+
+
+@dataclass(frozen=True)
 class Unsaved:
     """A setting that another run, which repeats this one, chooses anew: where it writes, how many threads it has."""
 
@@ -78,6 +86,7 @@ class Setting:
     parameter: Any  # typer's Argument or Option; None: a key of the file alone
     parse: Callable[[str], Any] | None
     is_saved: bool
+    is_number: bool
 
     @property
     def flag(self) -> str:
@@ -106,7 +115,7 @@ def _settings_of(kind: Any) -> dict[str, Setting]:
         parse = [e.parse for e in extras if isinstance(e, Text)]
         made[field.name] = Setting(
             field.name, _without_none(inner), _default(field), shown[0] if shown else None,
-            parse[0] if parse else None, UNSAVED not in extras,
+            parse[0] if parse else None, UNSAVED not in extras, NUMBER in extras,
         )  # fmt: skip
     return made
 

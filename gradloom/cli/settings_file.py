@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from ..base.errors import FileError, SettingError
-from .setting import Count, Place, Whole, checked, nearest_key, settings_of, shown
+from .setting import Count, Place, Setting, Whole, checked, nearest_key, settings_of, shown
 
 _LONGEST = 1 << 16  # bytes of a settings file
 _MANY_DOTS = re.compile(  # in a key: the time that tomllib takes is that of their number squared
@@ -22,9 +22,15 @@ _MANY_DOTS = re.compile(  # in a key: the time that tomllib takes is that of the
 _kinds: dict[str, type] = {}  # of the commands that take a settings file: the dataclass of their settings
 
 
-def register(command: str, kind: type) -> None:
-    """These are the settings of this command."""
+_runs: dict[type, type] = {}  # the settings of a command that looks at what another one saves: those of that one
+
+
+def register(command: str, kind: type, runs: type | None = None) -> None:
+    """These are the settings of this command. runs: of another one, some of whose settings these are: the files that
+    its runs have saved are taken, too."""
     _kinds[command] = kind
+    if runs is not None:
+        _runs[kind] = runs
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,8 @@ def parse_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def read(kind: type, path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The settings of a file, checked, by name. A table [run] tells of the run that saved them: no setting.
+    """The settings of a file, checked, by name. A table [run] tells of the run that saved them: no setting; of a run of
+    another command (`register`) those that this one has are taken.
 
     SettingError with file, key, value and what is needed; an unknown key names the command that knows it, or the
     nearest.
@@ -87,13 +94,24 @@ def read(kind: type, path: str | os.PathLike[str]) -> dict[str, Any]:
     found, known = parse_toml(path), settings_of(kind)
     if isinstance(found.get("run"), dict):
         _check_about(found.pop("run"), kind, path)
+        known = settings_of(_runs.get(kind, kind))
     for key in found:
         if key not in known:
             others = [name for name, other in _kinds.items() if key in settings_of(other)]
             have = f"; {' and '.join(others)} {'has' if len(others) == 1 else 'have'} it"
             why = have if others else nearest_key(key, known)
             raise SettingError(f"{path}: key {key} is not known{_to(kind) if others else ''}{why}")
-    return {key: checked(value, known[key].kind, f"{path}: {key} = {shown(value)}") for key, value in found.items()}
+    values = {
+        key: checked(_as_said(value, known[key]), known[key].kind, f"{path}: {key} = {shown(value)}")
+        for key, value in found.items()
+    }
+    return {key: value for key, value in values.items() if key in settings_of(kind)}
+
+
+def _as_said(value: Any, setting: Setting) -> Any:
+    """The value as the command line says it: a whole number of a text that may be one as its digits."""
+    is_number = setting.is_number and type(value) is int and abs(value) < 1 << 63
+    return str(value) if is_number else value
 
 
 def _to(kind: type) -> str:
@@ -111,6 +129,7 @@ def _check_about(about: dict[str, Any], kind: type, path: str | os.PathLike[str]
         checked(value, known[key].kind, f"{path}: run.{key} = {shown(value)}")
     if "command" not in about:
         raise SettingError(f"{path}: key run.command is missing; [run] is the table of a saved run: need it whole")
+    kind = _runs.get(kind, kind)
     if about["command"] in _kinds and kind in _kinds.values() and _kinds[about["command"]] is not kind:
         need = f"need the settings of a{_to(kind).removeprefix(' to')}"
         raise SettingError(f"{path}: run.command = {shown(about['command'])}: {need}")

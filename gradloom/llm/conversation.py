@@ -13,6 +13,7 @@ from ..base.errors import DataError, SettingError
 from .arguments import adapter_of
 from .chat import ChatTemplate
 from .generate import ROWS, Generated, Generator, continued
+from .gpu_layers import check_layers
 from .model import Adapter, Model, model_of
 from .sampling import Sampling
 
@@ -45,6 +46,7 @@ class Conversation:
         seed: int = 0,
         **options: Any,
     ) -> None:
+        check_layers("Conversation", **options)
         self.model = model_of(model, "Conversation")
         context = self.model.config.context_length
         if not isinstance(max_tokens, (int, np.integer)) or isinstance(max_tokens, bool) or max_tokens < 1:

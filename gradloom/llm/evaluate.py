@@ -23,7 +23,7 @@ from ..graph.value import Value
 from ..run.compile import compile as compile_program
 from .arguments import adapter_of
 from .data_files import test_file
-from .gpu_layers import GpuLayers, at, layers_for, placed_options
+from .gpu_layers import GpuLayers, at, check_layers, layers_for, placed_options
 from .model import model_of
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ def evaluate(
     from ..train.arguments import check_batch
     from .rows import Rows, check_rows, read_rows
 
+    check_layers("evaluate", gpu_layers, gpu_memory, **options)
     model = model_of(model, "evaluate")
     bound = adapter_of(adapter, model, "evaluate")
     if isinstance(data, Rows):

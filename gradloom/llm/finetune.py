@@ -40,6 +40,7 @@ from ..train.stopping import EarlyStopping
 from .arguments import adapter_of
 from .data_files import data_files
 from .earlier_run import EarlierRun, about_adapter
+from .gpu_layers import check_layers
 from .lora import LoRA, TrainedTensors, files_of_adapter
 from .model import Adapter, Model, model_of
 from .plan import MemoryPlan, check_trained, memory_of, placed, sizes_of
@@ -141,6 +142,7 @@ class Run(Tuning):
             with agreed(ranks):
                 if options.get("backend") == "numpy":  # computes without a plan
                     raise SettingError("finetune: device='numpy' is not usable; need 'cpu', 'gpu' or 'gpu:1'")
+                check_layers("finetune", gpu_layers, gpu_memory, **options)
                 self.saver = saver_of(
                     run, "finetune", ranks, resume=resume, overwrite=overwrite, checkpoint_every=checkpoint_every,
                     keep=keep, stop_after=stop_after,

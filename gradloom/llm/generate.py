@@ -31,7 +31,7 @@ from ..plan.plan import Plan
 from ..plan.schedule import Schedule
 from ..run.compile import compile as compile_program
 from .arguments import adapter_of
-from .gpu_layers import GpuLayers, at, layers_for, placed_options
+from .gpu_layers import GpuLayers, at, check_layers, layers_for, placed_options
 from .model import Adapter, Model, model_of
 from .sampling import Sampling, sample
 
@@ -253,6 +253,7 @@ def generate(
     SettingError for a setting out of its range.
     """
     how = Sampling(temperature, top_k, top_p, seed)
+    check_layers("generate", **options)
     model = model_of(model, "generate")
     bound = adapter_of(adapter, model, "generate")
     if isinstance(prompt, np.ndarray) and prompt.dtype.kind in "UO":
@@ -343,7 +344,8 @@ def _checked_ids(ids: Sequence[int] | np.ndarray, vocabulary: int) -> np.ndarray
     usable = isinstance(ids, (list, tuple, np.ndarray)) and not any(isinstance(one, (list, tuple)) for one in ids)
     tokens = np.asarray(ids if usable else ())
     if tokens.ndim != 1 or not tokens.size or tokens.dtype.kind not in "iu":
-        raise DataError(f"generate: the prompt is {one_line(ids)}; need a text, or at least one token id")
+        need = "need a text, several texts, or at least one token id"
+        raise DataError(f"generate: the prompt is {one_line(ids)}; {need}")
     if tokens.min() < 0 or tokens.max() >= vocabulary:
         bad = int(np.argmax((tokens < 0) | (tokens >= vocabulary)))
         raise DataError(f"generate: token id {tokens[bad]} at place {bad}; need 0..{vocabulary - 1}, the vocabulary")

@@ -76,6 +76,34 @@ def placed_options(options: Mapping[str, Any], layers: GpuLayers | None) -> dict
     return {k: v for k, v in options.items() if k not in ("device", "backend")} | {"devices": layers.devices}
 
 
+def check_layers(
+    who: str, gpu_layers: int | str | None = None, gpu_memory: int | str | None = None, **options: Any
+) -> tuple[str, int | None]:
+    """(the GPU that blocks are asked for on, the bytes that they may take there); SettingError for what is not usable,
+    before anything is read. options: of gl.compile."""
+    budget = None if gpu_memory is None else as_bytes(f"{who}: gpu_memory", gpu_memory)
+    if gpu_layers is None:
+        if gpu_memory is not None:
+            raise SettingError(f"{who}: gpu_memory without gpu_layers; need both (--gpu-layers), or none of them")
+        return "cpu", None
+    if options.get("devices") is not None:
+        raise SettingError(f"{who}: gpu_layers and devices both say where to compute; need one of them")
+    (gpu,) = device_names(who, options.get("device"), options.get("backend"), None) or ["gpu"]
+    gpu = device_name(who, gpu)
+    if gpu != "cpu" and not is_device(gpu):
+        raise SettingError(f"{who}: gpu_layers={gpu_layers!r} with device={gpu!r}; need device='gpu', 'gpu:1' or 'cpu'")
+    if not (gpu_layers == AUTO or _is_count(gpu_layers)):
+        raise SettingError(
+            f"{who}: gpu_layers={one_line(gpu_layers)} is not usable; need a number of blocks, or 'auto'"
+        )
+    if gpu_layers == AUTO and budget is None and gpu != "cpu":
+        raise SettingError(
+            f"{who}: gpu_layers='auto' without gpu_memory; adapters do not tell their memory: need gpu_memory, "
+            "such as '4GiB' (--gpu-memory 4GiB)"
+        )
+    return gpu, budget
+
+
 def layers_for(
     who: str,
     blocks: int,
@@ -94,21 +122,9 @@ def layers_for(
     where it fits. tells: what differs from what was asked for is printed to stderr.
     SettingError for settings out of range, and where the layers do not fit.
     """
+    gpu, budget = check_layers(who, gpu_layers, gpu_memory, **options)
     if gpu_layers is None:
-        if gpu_memory is not None:
-            raise SettingError(f"{who}: gpu_memory without gpu_layers; need both (--gpu-layers), or none of them")
         return None, dict(options)
-    if options.get("devices") is not None:
-        raise SettingError(f"{who}: gpu_layers and devices both say where to compute; need one of them")
-    (gpu,) = device_names(who, options.get("device"), options.get("backend"), None) or ["gpu"]
-    gpu = device_name(who, gpu)
-    if gpu != "cpu" and not is_device(gpu):
-        raise SettingError(f"{who}: gpu_layers={gpu_layers!r} with device={gpu!r}; need device='gpu', 'gpu:1' or 'cpu'")
-    budget = None if gpu_memory is None else as_bytes(f"{who}: gpu_memory", gpu_memory)
-    if not (gpu_layers == AUTO or _is_count(gpu_layers)):
-        raise SettingError(
-            f"{who}: gpu_layers={one_line(gpu_layers)} is not usable; need a number of blocks, or 'auto'"
-        )
     rest = {k: v for k, v in options.items() if k not in ("device", "backend")}
 
     def held(count: int, with_head: bool) -> int:
@@ -119,9 +135,9 @@ def layers_for(
     if gpu == "cpu":
         count, told = 0, f"device='cpu' leaves no block for a GPU, of gpu_layers={gpu_layers!r}" if gpu_layers else ""
     elif gpu_layers == AUTO:
-        count = _most(who, blocks, budget, held)
+        assert budget is not None
+        count = _most(blocks, budget, held)
         if not count:
-            assert budget is not None
             told = (
                 f"no block fits into gpu_memory, {show_bytes(budget)}: the last one needs {show_bytes(held(1, False))}"
             )
@@ -146,13 +162,8 @@ def _is_count(given: Any) -> bool:
     return isinstance(given, Integral) and not isinstance(given, bool) and int(given) >= 0
 
 
-def _most(who: str, blocks: int, budget: int | None, held: Callable[[int, bool], int]) -> int:
+def _most(blocks: int, budget: int, held: Callable[[int, bool], int]) -> int:
     """The most blocks whose programs fit, without the head."""
-    if budget is None:
-        raise SettingError(
-            f"{who}: gpu_layers='auto' without gpu_memory; adapters do not tell their memory: need gpu_memory, "
-            "such as '4GiB' (--gpu-memory 4GiB)"
-        )
     count, beyond = 0, blocks + 1  # so many fit; so many do not
     while beyond - count > 1:
         middle = (count + beyond) // 2

@@ -26,7 +26,7 @@ from ..plan.schedule import Schedule
 from ..run.backend import DeviceBytes, computing, device_bytes, device_of, is_device
 from ..train.source import PlannedSource
 from .arguments import adapter_of, refuse_settings
-from .gpu_layers import PLANNED, GpuLayers, layers_for
+from .gpu_layers import PLANNED, GpuLayers, check_layers, layers_for
 from .lora import LoRA, TrainedTensors
 from .model import Adapter, Model, model_of
 from .rows import CONTEXT, Rows, read_rows
@@ -212,9 +212,10 @@ def plan(
     Raises SettingError for settings that finetune refuses, BackendError where there is no such device.
     """
     there = memory.memory()
-    model = model_of(model, "plan")
     refuse_settings(settings, "plan", ("on_epoch", "on_progress", "backend"))
     asked, ranks, exchange, options = split_arguments(settings, plan)
+    check_layers("plan", gpu_layers, gpu_memory, **options)
+    model = model_of(model, "plan")
     trained = asked.adapter(adapter_of(adapter, model, "finetune"))
     if data is not None:
         rows = read_rows(model, data, asked.context, asked.val_split, asked.seed, val, **(data_options or {}))

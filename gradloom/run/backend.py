@@ -7,6 +7,7 @@ A new backend implements Backend and Executable (run/executable.py) and is regis
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -123,6 +124,7 @@ _count: dict[str, Callable[[], int]] = {}
 _planning: dict[str, Callable[[Switches, Backend], Backend]] = {}
 # Settings of compile that a backend does not heed and that would change numbers, by the first part of its name.
 UNHEEDED = {"numpy": ("isa", "flush"), "gpu": ("isa", "flush")}
+_NUMBER = re.compile("0|[1-9][0-9]{0,8}")  # of a device
 LATE = {"gpu": "gradloom.gpu.backend"}  # backends that register themselves when their module is imported, on first use
 
 
@@ -164,8 +166,8 @@ def backend(name: str, switches: Switches) -> Backend:
     _import(kind)
     if kind in _planning and place:
         made = _planning[kind](switches, backend(place, switches))
-    elif kind in _devices and (place.isdecimal() or kind == name):
-        made = _devices[kind](switches, int(place or 0))
+    elif kind in _devices:
+        made = _devices[kind](switches, _number(name))
     elif name in _registered:
         made = _registered[name](switches)
     else:
@@ -179,6 +181,14 @@ def backend(name: str, switches: Switches) -> Backend:
 def heeds(name: str, setting: str) -> bool:
     """Whether the backend of this name heeds a setting of compile."""
     return setting not in UNHEEDED.get(computing(name).partition(":")[0], ())
+
+
+def _number(name: str) -> int:
+    """Of "gpu" 0, of "gpu:1" 1; BackendError for what is no number."""
+    kind, colon, place = name.partition(":")
+    if colon and not _NUMBER.fullmatch(place):
+        raise BackendError(f"backend: {name!r} is not usable; need '{kind}', or '{kind}:1' for the second one, ...")
+    return int(place or 0)
 
 
 def check_heeded(who: str, names: Sequence[str], settings: Mapping[str, Any]) -> None:
@@ -197,7 +207,7 @@ def need_there(who: str, name: str) -> None:
         why = f"device={name!r} runs whole programs"
     except BackendError as error:
         there = _there()
-        if name in there or (is_device(name) and not any(map(is_device, there))):
+        if name in there or is_device(name):
             raise SettingError(f"{who}: {error}") from None
         why = f"device={name!r} is not there"
     raise SettingError(f"{who}: {why}; need {' or '.join(map(repr, _there()))}")
@@ -221,7 +231,8 @@ def _import(kind: str) -> None:
 def device_bytes(name: str, plans: Sequence[Plan | Schedule], switches: Switches) -> DeviceBytes | None:
     """What programs of these plans, or their parts there, hold on the device of this name, or on the one that
     "null:NAME" plans for; None: they compute in the memory of this process alone."""
-    kind, _, place = computing(name).partition(":")
+    there = computing(name)
+    kind = there.partition(":")[0]
     if kind not in LATE:
         return None
     _import(kind)
@@ -231,7 +242,7 @@ def device_bytes(name: str, plans: Sequence[Plan | Schedule], switches: Switches
             parts += [PlanThere(plan)] if plan.device in ("", name) else []
         elif name in plan.parts:
             parts.append(PlanThere(plan.parts[name].plan, plan.fetched(name)))
-    return None if plans and not parts else _devices[kind](switches, int(place or 0)).held(parts)
+    return None if plans and not parts else _devices[kind](switches, _number(there)).held(parts)
 
 
 def device_of(plans: Sequence[Plan | Schedule], default: str) -> str:

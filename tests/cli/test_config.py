@@ -33,6 +33,42 @@ def trained(capsys: pytest.CaptureFixture[str], out: Path, *arguments: object) -
     return (out / "model.safetensors").read_bytes()
 
 
+def test_a_plan_takes_the_settings_of_a_run(capsys, tmp_path, language):  # noqa: F811
+    model, text = language
+    out = tmp_path / "adapter.gguf"
+    how = ("--context", 32, "--batch-size", 2, "--rank", 3, "--optimizer", "sgd", "--lr", 0.01, "--patience", 3)
+    code, _, err = run(capsys, "finetune", model, text, *how, "--steps", 2, "--out", out)
+    assert code == 0, err
+    code, as_flags, err = run(capsys, "plan", model, text, *how[:-4], "--json")
+    assert code == 0, err
+    file = tmp_path / "adapter.run" / "settings.toml"
+    code, from_run, err = run(capsys, "plan", "--config", file, "--json")
+    assert code == 0, err
+    first, second = (json.loads(said.splitlines()[-1]) for said in (as_flags, from_run))
+    for told in (first, second):
+        told.pop("available_bytes", None)
+    assert {**first, "model": ""} == {**second, "model": ""}
+    code, _, err = run(capsys, "plan", "--config", file, "--batch-size", 4, "--json")
+    assert code == 0, err
+    wrong = write(tmp_path / "w.toml", file.read_text().replace("lr = 0.01", "lr = -1.0"))
+    code, _, err = run(capsys, "plan", "--config", wrong)
+    assert code == 2 and "w.toml: lr = -1.0: need a finite number above 0" in err
+    wrong = write(tmp_path / "w.toml", "lr = 0.01\n")
+    code, _, err = run(capsys, "plan", "--config", wrong)
+    assert code == 2 and "w.toml: key lr is not known to plan; " in err and " have it" in err
+    trained(capsys, tmp_path / "fitted", flowers(tmp_path / "t.csv"), "--epochs", 1)
+    code, _, err = run(capsys, "plan", "--config", tmp_path / "fitted" / "settings.toml")
+    assert code == 2 and err.rstrip().endswith("need the settings of a finetune"), err
+
+
+def test_whole_numbers_of_blocks_and_bytes_are_those_of_the_command_line(tmp_path):
+    found = read(FinetuneSettings, write(tmp_path / "c.toml", "gpu_layers = 2\ngpu_memory = 4294967296\n"))
+    assert found == {"gpu_layers": "2", "gpu_memory": "4294967296"}
+    for bad in ("1.5", "true", "9223372036854775808", "[2]"):
+        with pytest.raises(SettingError, match=r"gpu_layers = .*: need a text that is not empty"):
+            read(FinetuneSettings, write(tmp_path / "c.toml", f"gpu_layers = {bad}\n"))
+
+
 def test_a_file_trains_as_flags_do_and_flags_go_first(capsys, tmp_path):
     data = flowers(tmp_path / "t.csv")
     options = ("--hidden", "8,4", "--epochs", 3, "--batch-size", 16, "--lr", 0.01, "--seed", 3, "--optimizer", "sgd")

@@ -65,8 +65,8 @@ ODD: dict[str, list[Any]] = {
     "test": ["nowhere.csv"],
     "monitor": [3, "val_loss"],
     "device": [3, "", "nothing", "gpu:99", "numpy", "GPU"],
-    "gpu_layers": [3, "", "all", "-1", "1.5"],
-    "gpu_memory": [3, "", "much"],
+    "gpu_layers": [-1, 1.5, True, "", "all", "-1", "1.5", HUGE],
+    "gpu_memory": [0, 1.5, True, "", "much", HUGE],
     "hidden": ["64", [0], [1 << 31], ["x"], 3],
     "groups": [3, [3], [{}], [{"match": "*"}], [{"match": "*.nothing", "lr": 0.1}], [{"match": "*", "lr": 1e308}]],
     "val": ["v.csv", {"": "t.csv"}, {"a.b": "t.csv"}, {"a": 3}, {"a": "nowhere.csv"}, {"a": ""}],
@@ -90,7 +90,7 @@ ODD: dict[str, list[Any]] = {
 OF_ONE_COMMAND = {"fit": {"eval_rows": [3], "eval_every": ["1steps"]}, "finetune": {"val": ["nowhere.txt"]}}
 NOT_AS_OPTION = {  # what an option cannot say, or says rightly
     "drop": ["nothing", [3], [""]], "categorical": ["nothing", [3]], "numeric": ["nothing", [3]], "time": [3],
-    "weight_column": [3], "target": [3], "monitor": [3], "gpu_layers": [3],
+    "weight_column": [3], "target": [3], "monitor": [3], "gpu_layers": [HUGE],
     "text_key": [3], "prompt_key": [3], "completion_key": [3], "messages_key": [3],
     "sample_prompt": ["once", [3], []], "freeze": ["*.bias", [3]], "targets": ["attn_q", [3]], "log": ["csv", 3],
     "out": ["t.csv/out"], "hidden": ["64", 3], "val": [{"a": 3}, {"": "t.csv"}, {"a.b": "t.csv"}, {"a": ""}],

@@ -21,6 +21,7 @@ from gradloom.gpu.backend import GpuBackend, place_of
 from gradloom.graph.stored import bring_home, copies
 from gradloom.run import backend as backends
 from gradloom.train.arguments import with_backend
+from tests.cli.command import run
 
 
 def test_devices_lists_the_cpu_and_every_adapter() -> None:
@@ -94,6 +95,34 @@ def test_times_are_printed_where_they_are_asked_for() -> None:
 def test_an_adapter_that_is_not_there_is_named() -> None:
     with pytest.raises(gl.BackendError, match="gpu:7: there is no such adapter; need one of gpu:0 "):
         gl.compile(ops.exp(gl.input("x", (3,))), device="gpu:7")
+
+
+@pytest.mark.parametrize(
+    "name", ["gpu:-1", "gpu:00", "gpu:01", "gpu:\u0663", "gpu:x", "gpu:", "gpu: 1", "gpu:" + 5000 * "9"]
+)
+@pytest.mark.no_adapter
+def test_what_is_no_number_of_an_adapter_is_said(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    x = gl.input("x", (3,))
+    need = "is not usable; need 'gpu', or 'gpu:1' for the second one"
+    for ask in (
+        lambda: gl.compile(ops.exp(x), device=name),
+        lambda: gl.compile(ops.exp(x), devices=("cpu", name)),
+        lambda: gl.device(name).__enter__(),
+        lambda: gl.nn.Linear(2, 3).to(name),
+        lambda: gl.Trainer(gl.nn.Linear(2, 3), device=name),
+        lambda: gl.grad_tape(device=name),
+    ):
+        with pytest.raises(gl.GradloomError) as caught:
+            ask()
+        assert need in str(caught.value) and "\n" not in str(caught.value), caught.value
+    code, _, err = run(capsys, "plan", "no.gguf", "--device", name)
+    assert code == 2 and need in err and "null" not in err, err
+
+
+def test_an_adapter_that_is_not_there_is_named_where_devices_are_said() -> None:
+    for ask in (lambda: gl.device("gpu:7").__enter__(), lambda: gl.nn.Linear(2, 3).to("gpu:7")):
+        with pytest.raises(gl.SettingError, match="gpu:7: there is no such adapter; need one of gpu:0 "):
+            ask()
 
 
 @pytest.mark.no_adapter

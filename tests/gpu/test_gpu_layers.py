@@ -6,6 +6,7 @@ import json
 import re
 import signal
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,57 @@ def test_the_commands_take_layers(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert code == 2 and "--gpu-layers some: is not usable; need a number of blocks, or auto" in err
     code, _, err = command(capsys, "plan", path, "--gpu-layers", "auto")
     assert code == 2 and "--gpu-memory 4GiB" in err
+
+
+@pytest.mark.no_adapter
+def test_memory_that_is_not_usable_is_refused_before_anything_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, text, out = (tmp_path / name for name in ("model.gguf", "text.txt", "adapter.gguf"))
+    write_random(path, kind="f32", **SIZES)
+    text.write_text("the sea and the boat\n" * 40)
+    how = ["--context", 16, "--val-split", 0, "--batch-size", 2, "--steps", 2, "--out", out]
+    code, _, err = command(capsys, "finetune", path, text, *how, "--stop-after", "0.001s")
+    assert code == 0, err
+    for module in ("finetune", "plan", "evaluate", "generate", "conversation"):
+        monkeypatch.setattr(
+            import_module(f"gradloom.llm.{module}"), "model_of", lambda *_: pytest.fail("the model is read")
+        )
+    monkeypatch.setattr("gradloom.llm.model.load", lambda *_: pytest.fail("the model is read"))
+    for given in (["--gpu-layers", 1, "--gpu-memory", "much"], ["--gpu-memory", "1G"], ["--gpu-layers", "auto"]):
+        for words in (
+            ["finetune", path, text, *how, "--overwrite"],
+            ["plan", path, text],
+            ["evaluate", path, text],
+            ["generate", path, "--prompt", "the"],
+            ["chat", path],
+        ):
+            code, said, err = command(capsys, *words, *given)
+            assert code == 2 and "gpu" in err and "need" in err and err.count("\n") == 1 and not said, (words, err)
+    asked: list[Callable[..., Any]] = [
+        lambda **more: gl.llm.finetune(str(path), str(text), run=tmp_path / "adapter.run", overwrite=True, **more),
+        lambda **more: plan(str(path), None, str(text), **more),
+        lambda **more: gl.llm.evaluate(str(path), str(text), **more),
+        lambda **more: gl.llm.generate(str(path), "the", **more),
+        lambda **more: gl.llm.Conversation(str(path), **more),
+    ]
+    for ask in asked:
+        with pytest.raises(gl.SettingError, match=r"gpu_memory='much' is not usable; need bytes"):
+            ask(gpu_layers=1, gpu_memory="much")
+    assert "replaced" not in capsys.readouterr().err
+
+
+def test_only_a_run_on_the_cpu_hears_of_its_units_for_bf16(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, text = tmp_path / "model.gguf", tmp_path / "text.txt"
+    write_random(path, kind="f32", **SIZES)
+    text.write_text("the sea and the boat\n" * 40)
+    monkeypatch.setattr("gradloom.run.machine.bf16_units", lambda: "AMX")
+    how = ["--context", 16, "--val-split", 0, "--batch-size", 2, "--steps", 1, "--out", tmp_path / "adapter.gguf"]
+    for where, hears in ((["--device", "gpu"], False), (["--gpu-layers", 1], True), ([], True)):
+        code, out, err = command(capsys, "finetune", path, text, *how, *where)
+        assert code == 0 and ("this processor has units for it" in out + err) == hears, (where, out, err)
 
 
 def test_a_command_goes_on_on_the_cpu_alone_and_on_the_gpu_again(
