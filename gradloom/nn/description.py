@@ -95,6 +95,7 @@ _LAYERS: dict[type[Module], dict[str, Callable[[Described, str], Any]]] = {
     },
     Periodic: {
         "n_in": _size, "columns": lambda s, k: s.wholes(k, 0), "frequencies": _size, "width": _size, "scale": _number,
+        "members": _size,
     },
     Ensemble: {"average": lambda s, k: s.text(k, AVERAGES), "dropout": _number, "shortcut": _size},
     MultiheadAttention: {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -48,20 +49,22 @@ class Periodic(Module):
     `frequencies` waves: what a network cannot easily make of one number, steps and bumps, it reads off these.
     Gorishniy et al., "On Embeddings for Numerical Features in Tabular Deep Learning" (arXiv 2203.05556), with phases as
     Holzmueller et al. (RealMLP, arXiv 2407.04491). columns: the positions of the numbers. scale: the standard deviation
-    of the first coefficients.
+    of the first coefficients. members: one embedding for each member of an Ensemble, [members, rows, ...]; None: one.
     """
 
     def __init__(
-        self, n_in: int, columns: Sequence[int], frequencies: int = 16, width: int = 4, scale: float = 0.2
-    ) -> None:
+        self, n_in: int, columns: Sequence[int], frequencies: int = 16, width: int = 4, scale: float = 0.2,
+        members: int | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
-        need_positive("Periodic", n_in=n_in, frequencies=frequencies, width=width)
+        need_positive("Periodic", n_in=n_in, frequencies=frequencies, width=width, members=members or 1)
         self.n_in, self.columns, self.scale = n_in, tuple(int(c) for c in columns), float(scale)
         if not self.columns or any(not 0 <= c < n_in for c in self.columns):
             raise ShapeError(f"Periodic: columns={list(self.columns)!r:.60}; need positions from 0 to {n_in - 1}")
         if not 0 < self.scale < math.inf:
             raise SettingError(f"Periodic: scale={scale!r} is not usable; need a number above 0")
-        count, bound = len(self.columns), 1 / math.sqrt(frequencies)
+        self.members = members
+        count, bound = len(self.columns) * (members or 1), 1 / math.sqrt(frequencies)
         self.coefficients = self.parameter((count, 1, frequencies), normal(self.scale))
         self.phases = self.parameter((count, 1, frequencies), uniform(math.pi))
         self.weight = self.parameter((count, frequencies, width), uniform(bound))
@@ -71,25 +74,42 @@ class Periodic(Module):
         _, frequencies, width = self.weight.shape
         return {
             "n_in": self.n_in, "columns": list(self.columns), "frequencies": frequencies, "width": width,
-            "scale": self.scale,
+            "scale": self.scale, "members": self.members,
         }  # fmt: skip
 
     def forward(self, x: Value) -> Value:
         if x.ndim != 2 or x.shape[1] != self.n_in:
             raise ShapeError(f"Periodic: got {describe(x)}; need [rows, {self.n_in}]")
-        rows, count = x.shape[0], len(self.columns)
-        numbers = ops.get_rows(ops.permute(x, (1, 0)), constant(np.array(self.columns, np.int32)))
-        waves = ops.cos(ops.reshape(numbers, (count, rows, 1)) * (self.coefficients * (2 * math.pi)) + self.phases)
-        made = ops.relu(ops.matmul(waves, self.weight) + self.bias)
-        return ops.concat([ops.reshape(ops.permute(made, (1, 0, 2)), (rows, -1)), x], axis=1)
+        rows, members, count = x.shape[0], self.members or 1, len(self.columns)
+        places = np.tile(np.array(self.columns, np.int32), members)
+        numbers = ops.reshape(ops.get_rows(ops.permute(x, (1, 0)), constant(places)), (len(places), rows, 1))
+        waves = ops.cos(numbers * (self.coefficients * (2 * math.pi)) + self.phases)
+        made = ops.reshape(ops.relu(ops.matmul(waves, self.weight) + self.bias), (members, count, rows, -1))
+        made = ops.reshape(ops.permute(made, (0, 2, 1, 3)), (members, rows, -1))
+        if self.members is None:
+            return ops.concat([ops.reshape(made, (rows, -1)), x], axis=1)
+        return ops.concat([made, _to_each(x, members)], axis=2)
+
+
+def _to_each(x: Value, members: int) -> Value:
+    """[rows, ...] as [members, rows, ...]."""
+    return ops.broadcast_to(ops.reshape(x, (1, *x.shape)), (members, *x.shape))
+
+
+def _members_of(layer: Module) -> int | None:
+    """Of a layer that is one for each member: how many."""
+    if isinstance(layer, MemberLinear):
+        return int(layer.weight.shape[0])
+    return layer.members if isinstance(layer, Periodic) else None
 
 
 class Ensemble(Sequential):
     """Several networks that are trained side by side, and averaged: x [rows, ...] -> [rows, outputs].
 
-    layers: those before the first MemberLinear are shared by all members. In training it gives what each member makes
-    of each row, [rows, members, outputs], of which gl.fit takes the mean loss: each learns for itself. In evaluation
-    what they give is averaged: the outputs, or, of logits, the probabilities, whose logarithms are the outputs.
+    layers: those before the first one of each member (MemberLinear, Periodic(members=)) are shared by all. In training
+    it gives what each member makes of each row, [rows, members, outputs], of which gl.fit takes the mean loss: each
+    learns for itself. In evaluation what they give is averaged: the outputs, or, of logits, the probabilities, whose
+    logarithms are the outputs (with the loss "mse" average="outputs" is needed).
     dropout: the share of the outputs of each MemberLinear but the last that a step of training leaves out.
     shortcut: the features of a row, [rows, shortcut], of which each member adds a linear function to its outputs; None:
     it does not. What is linear in the features is so learned at once, and the layers learn the rest.
@@ -103,11 +123,11 @@ class Ensemble(Sequential):
         super().__init__(*layers)
         if average not in AVERAGES:
             raise SettingError(f"Ensemble: average={average!r} is not known; need one of {', '.join(AVERAGES)}")
-        counts = {one.weight.shape[0] for one in layers if isinstance(one, MemberLinear)}
+        counts = {count for one in layers if (count := _members_of(one)) is not None}
         if len(counts) != 1 or not isinstance(layers[-1], MemberLinear):
             raise ShapeError(
-                f"Ensemble: MemberLinear layers for {sorted(counts)} members; need some, for as many members each, "
-                "the last layer among them"
+                f"Ensemble: layers for {sorted(counts)} members; need some, for as many members each, and a "
+                "MemberLinear as the last one"
             )
         self.average, self.dropout = average, Dropout(dropout)
         members, _, outputs = layers[-1].weight.shape
@@ -119,6 +139,11 @@ class Ensemble(Sequential):
         assert isinstance(last, MemberLinear)
         return int(last.weight.shape[0])
 
+    @property
+    def shared(self) -> list[Module]:
+        """The layers that all members have in common."""
+        return list(itertools.takewhile(lambda layer: _members_of(layer) is None, self.layers))
+
     def arguments(self) -> dict[str, Any]:
         features = None if self.shortcut is None else self.shortcut.weight.shape[1]
         return {"average": self.average, "dropout": self.dropout.rate, "shortcut": features}
@@ -129,22 +154,18 @@ class Ensemble(Sequential):
 
     def of_each(self, x: Value) -> Value:
         """What each member makes of each row: [rows, members, outputs]."""
-        first = next(i for i, layer in enumerate(self.layers) if isinstance(layer, MemberLinear))
-        given = x
+        first, given = len(self.shared), x
         for layer in self.layers[:first]:
             x = layer(x)
-        x = self._to_each(x)
+        if isinstance(self.layers[first], MemberLinear):
+            x = _to_each(x, self.members)
         for layer in self.layers[first:]:
             x = layer(x)
             if isinstance(layer, MemberLinear) and layer is not self.layers[-1] and self.dropout.rate:
                 x = ops.permute(self.dropout(ops.permute(x, (1, 0, 2))), (1, 0, 2))  # its numbers go by rows
         if self.shortcut is not None:
-            x = x + self.shortcut(self._to_each(given))
+            x = x + self.shortcut(_to_each(given, self.members))
         return ops.permute(x, (1, 0, 2))
-
-    def _to_each(self, x: Value) -> Value:
-        """[rows, ...] as [members, rows, ...]."""
-        return ops.broadcast_to(ops.reshape(x, (1, *x.shape)), (self.members, *x.shape))
 
     def averaged(self, each: Value, counted: Value | None = None) -> Value:
         """The average of [rows, members, outputs] over the members: [rows, outputs]. counted: 1 for those that count of

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from .outputs import mapped
 from .result import MAIN, Result
 from .saver import saver_of
 from .source import numbers
-from .trained import Freeze
+from .trained import Freeze, check_freeze
 from .trainer import Model, Trainer
 
 Data = Dataset | tuple[Any, Any] | np.ndarray
@@ -155,7 +156,7 @@ def fit(
                 micro_batch_size = saver.size("micro_batch_size", batch_size)
             data.check_counted(train_rows, "training rows")
             data.check_counted(val_rows, "evaluation rows")
-            folds = _checked_folds(folds, model, val_split)
+            folds = _checked_folds(folds, model, val_split, check_freeze(freeze))
             val_sets = _validation_sets(val, len(val_rows) > 0 or folds > 0)
             if folds:  # two: a set's order is its own
                 data, val_sets = data.in_folds(folds, seed), {MAIN: data.in_folds(folds, seed), **val_sets}
@@ -259,8 +260,8 @@ def _validation_sets(val: Data | Mapping[str, Data] | None, is_split: bool) -> d
     return {name: as_dataset(one) for name, one in sets.items()}
 
 
-def _checked_folds(folds: Any, model: Model, val_split: float) -> int:
-    """SettingError for folds that members of the model cannot leave out."""
+def _checked_folds(folds: Any, model: Model, val_split: float, freeze: Sequence[str]) -> int:
+    """SettingError for folds that members of the model cannot leave out. freeze: patterns of names."""
     if not (folds := as_whole("folds", folds, 0)):
         return 0
     if not isinstance(model, Ensemble):
@@ -269,6 +270,14 @@ def _checked_folds(folds: Any, model: Model, val_split: float) -> int:
         raise SettingError(f"folds={folds}: the ensemble has {model.members} members; need from 2 to as many folds")
     if val_split:
         raise SettingError(f"folds={folds} beside val_split={val_split}: need one of them")
+    shared = {p.stored for layer in model.shared for p in layer.parameters()}
+    learns = {name for name, p in model.named_parameters().items() if p.stored in shared}
+    learns -= {name for name in learns if any(fnmatchcase(name, pattern) for pattern in freeze)}
+    if learns:
+        raise SettingError(
+            f"folds={folds}: {min(learns)} is shared by all members and would train on the rows of every fold; need "
+            "layers of each member (nn.MemberLinear, nn.Periodic(members=)), freeze=, or val_split="
+        )
     return folds
 
 

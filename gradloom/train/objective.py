@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .. import ops
-from ..base.errors import GradientError, GraphError
+from ..base.errors import GradientError, GraphError, SettingError
 from ..base.patterns import matched
 from ..graph.grad import gradients
 from ..graph.leaves import Parameter
@@ -57,6 +57,7 @@ class Objective:
     ) -> None:
         self.model, self.loss, self.freeze, self.state = _usable_model(model), loss, check_freeze(freeze), state
         self.loss_pair, self.class_weights = loss_pair(loss), class_weights
+        _need_averages(self.model, loss)
         self.is_total = loss == "sum"  # a total is never divided by a weight
         self.has_predictions = loss == "cross_entropy"
 
@@ -172,6 +173,16 @@ class Objective:
 def _made_since(serial: int, parameters: Sequence[Parameter]) -> list[Parameter]:
     """Those whose arrays are younger than this serial."""
     return [p for p in parameters if p.stored.serial > serial]
+
+
+def _need_averages(model: Any, loss: str | Callable[..., Any]) -> None:
+    """SettingError where an ensemble's outputs, averaged as probabilities of classes, are measured as numbers."""
+    ensembles = [one for one in model.modules() if isinstance(one, Ensemble)] if isinstance(model, Module) else []
+    if loss == "mse" and any(one.average == "probabilities" for one in ensembles):
+        raise SettingError(
+            "loss mse: the ensemble averages probabilities of classes; need nn.Ensemble(..., average='outputs'), or "
+            "the loss cross_entropy"
+        )
 
 
 def _usable_model(model: Any) -> Module | Callable[[Value], Outputs] | tuple[Value, Outputs]:

@@ -27,7 +27,7 @@ def network(
     layers: list[nn.Module] = []
     width, numbers = preprocess.inputs, numbers_of(preprocess)
     if numbers:
-        layers.append(nn.Periodic(width, numbers, **EMBEDDING))
+        layers.append(nn.Periodic(width, numbers, **EMBEDDING, members=members))
         width += len(numbers) * EMBEDDING["width"]
     for size in hidden:
         layers.append(nn.MemberLinear(members, width, size, activation="relu"))
@@ -74,9 +74,11 @@ def need_room(preprocess: Preprocess, hidden: Sequence[int], members: int = 1) -
     """SettingError when the free memory does not hold the training of network(preprocess, hidden): weights, their
     gradients and two moments."""
     images = preprocess.kind == "array"
-    inputs = preprocess.inputs + (0 if images or not hidden else len(numbers_of(preprocess)) * EMBEDDING["width"])
-    widths = [inputs, *hidden, preprocess.outputs]
+    waves, width = EMBEDDING["frequencies"], EMBEDDING["width"]
+    numbers = 0 if images or not hidden else len(numbers_of(preprocess))
+    widths = [preprocess.inputs + numbers * width, *hidden, preprocess.outputs]
     count = sum((n_in + 1) * n_out for n_in, n_out in itertools.pairwise(widths)) + 2 * images
+    count += numbers * (2 * waves + (waves + 1) * width)
     count += (preprocess.inputs + 1) * preprocess.outputs if hidden and not images and has_shortcut(preprocess) else 0
     count *= members if hidden and not images else 1
     what = f"{count:,} parameters need {show_bytes(16 * count)} of memory to train"

@@ -114,7 +114,7 @@ def test_digits_and_the_same_bits_for_any_number_of_threads(capsys, tmp_path):
     "options",
     [
         ["--optimizer", "sgd"],
-        ["--optimizer", "sgd", "--lr", "0.02"],
+        ["--optimizer", "sgd", "--lr", "0.03"],
         ["--micro-batch-size", "7"],
         ["--batch-size", "96", "--lr", "0.01"],
         ["--loss", "mse"],

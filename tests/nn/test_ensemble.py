@@ -208,6 +208,58 @@ def test_waves_of_numbers():
     np.testing.assert_allclose(gl.predict(net, ROWS), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_waves_of_each_member():
+    net = gl.nn.Periodic(5, [3, 0], frequencies=4, width=2, scale=0.5, members=3).init(0)
+    made = gl.predict(gl.nn.Sequential(net, Permuted()), ROWS)  # rows first
+    for k in range(3):
+        alone = gl.nn.Periodic(5, [3, 0], frequencies=4, width=2, scale=0.5)
+        alone.load_state_dict({name: array[2 * k : 2 * k + 2] for name, array in net.state_dict().items()})
+        np.testing.assert_array_equal(made[:, k], gl.predict(alone, ROWS))
+
+
+class Permuted(gl.nn.Module):
+    def forward(self, x):
+        return gl.ops.permute(x, (1, 0, 2))
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
+def test_no_weight_of_a_member_learns_from_the_fold_that_it_leaves_out(loss):
+    """What the command trains on tables: labels of fold 0 change nothing in member 0, and something in the others."""
+    members = 4
+    layers = (
+        gl.nn.Periodic(5, [0, 2, 3], members=members), gl.nn.MemberLinear(members, 17, 8, "relu"),
+        gl.nn.MemberLinear(members, 8, 3),
+    )  # fmt: skip
+    net = gl.nn.Ensemble(*layers, average="probabilities" if loss == "cross_entropy" else "outputs", shortcut=5)
+    labels = IDS if loss == "cross_entropy" else np.eye(3, dtype=np.float32)[IDS]
+    folds = gl.data.Dataset(ROWS, labels).in_folds(members, 7).folds
+    states = []
+    for other in (labels, np.where((folds == 0).reshape(-1, *[1] * (labels.ndim - 1)), labels[::-1], labels)):
+        net.init(1)
+        settings = {"epochs": 3, "batch_size": 8, "folds": members, "seed": 7, "progress": False, "loss": loss}
+        gl.fit(net, (ROWS, other), optimizer=gl.optim.AdamW(lr=0.01), **settings)
+        states.append(net.state_dict())
+    for name in net.state_dict():
+        one, two = (x[name].reshape(members, -1) for x in states)
+        assert np.array_equal(one[0], two[0]), name
+        assert (one[1:] != two[1:]).any(1).all(), name
+
+
+def test_layers_that_learn_from_each_fold_are_refused():
+    net = gl.nn.Ensemble(gl.nn.Linear(5, 4), gl.nn.MemberLinear(3, 4, 3))
+    need = "folds=3: 0.bias is shared by all members and would train on the rows of every fold; need layers of each"
+    with pytest.raises(SettingError, match=need):
+        gl.fit(net, (ROWS, IDS), folds=3, progress=False)
+    gl.fit(net, (ROWS, IDS), folds=3, progress=False, epochs=1, freeze="0.*")
+
+
+def test_probabilities_are_no_numbers_to_regress():
+    net = ensemble()
+    for call in (gl.fit, gl.evaluate):
+        with pytest.raises(SettingError, match=r"^loss mse: the ensemble averages probabilities of classes; need "):
+            call(net, (ROWS, np.eye(3, dtype=np.float32)[IDS]), loss="mse")
+
+
 @pytest.mark.parametrize(
     ("make", "kind"),
     [
