@@ -160,7 +160,7 @@ def test_info_of_a_model(capsys, fitted):
     assert "0.weight" in out and facts["kind"] == "model" and facts["classes"] == ["no", "yes"]
     assert facts["metrics"]["test_accuracy"] == said["test_accuracy"] and facts["about"]["epochs"] == 3
     assert [c["name"] for c in facts["columns"]] == ["size", "colour"]
-    assert facts["parameters"] == said["parameters"] and facts["tensors"][0]["shape"] == [1, 1, 16]
+    assert facts["parameters"] == said["parameters"] and facts["tensors"][0]["shape"] == [8, 1, 16]
     assert facts["network"]["net"]["layers"][1]["n_out"] == 4
 
 
