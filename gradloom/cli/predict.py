@@ -112,7 +112,7 @@ def _names(keep: str | None) -> list[str]:
 
 
 def _csv(model: Model, outputs: np.ndarray, kept: dict[str, list[str]]) -> Iterator[str]:
-    """A header, and a line for each row, some rows at a time."""
+    """A header, and a line for each row, some rows at a time. Numbers read back as they are."""
     made = model.preprocess
     target = f"predicted {made.target}" if made.target in kept else made.target
     is_classes = made.task == "classification"
@@ -122,9 +122,9 @@ def _csv(model: Model, outputs: np.ndarray, kept: dict[str, list[str]]) -> Itera
         part = outputs[start : start + _ROWS]
         if is_classes:
             shares = model.probabilities(part)
-            rows = [[name, *(f"{p:.6f}" for p in row)] for name, row in zip(model.decide(part), shares, strict=True)]
+            rows = [[name, *map(repr, row)] for name, row in zip(model.decide(part), shares.tolist(), strict=True)]
         else:
-            rows = [[f"{v:.9g}" for v in row] for row in model.decide(part).reshape(len(part), -1)]
+            rows = [[*map(repr, row)] for row in model.decide(part).reshape(len(part), -1).tolist()]
         beside: Any = [()] * len(part)
         if kept:
             beside = zip(*(cells[start : start + _ROWS] for cells in kept.values()), strict=True)

@@ -19,7 +19,7 @@ from .. import _cells
 from ..base.errors import DataError, FileError
 from .blocks import Blocks
 from .columns import MOST_COLUMNS, TEXT, Columns, NumberCells, TextCells, need_different, texts_of
-from .header import is_header_of_numbers
+from .header import is_header_of_numbers, said_separator
 from .lines import Lines
 from .unpacked import most_unpacked, too_much
 
@@ -189,9 +189,13 @@ class _Reading:
         while splitter is None or splitter.first is None:
             begun.append(next(pieces))
             if splitter is None:
+                separator, data = said_separator(begun[0][0])
+                begun = [(data, begun[0][1])]
+                if separator and separator not in SEPARATORS:
+                    raise DataError(f"{self.path} line 1: sep={separator}: need a comma, a semicolon or a tab")
                 if first_pass:
-                    sample = begun[0][0][:_SAMPLE].decode("utf-8", "ignore")
-                    self.separator = _separator(sample, len(begun[0][0]) > _SAMPLE)
+                    sample = data[:_SAMPLE].decode("utf-8", "ignore")
+                    self.separator = separator or _separator(sample, len(data) > _SAMPLE)
                 splitter = _cells.Splitter(self.separator)
             self._feed(splitter, *begun[-1])
             if begun[-1][1] and splitter.first is None:

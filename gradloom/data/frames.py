@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO
@@ -75,6 +76,14 @@ def features_of(data: Any, preprocess: Preprocess) -> Read:
     return features_of_columns(
         columns_of_arrays("rows", names, list(array.T), preprocess.header, preprocess), preprocess
     )
+
+
+def told_features(data: Any, preprocess: Preprocess) -> np.ndarray:
+    """The features of features_of; its notes are warnings to who has called the function that calls this one."""
+    features, _, notes, _ = features_of(data, preprocess)
+    for note in notes:
+        warnings.warn(note, stacklevel=3)
+    return features
 
 
 def _as_array(data: Any) -> np.ndarray:

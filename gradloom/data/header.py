@@ -1,7 +1,9 @@
-"""Whether a first line that holds numbers is a header: years, or columns that are counted."""
+"""What the first line of a file is: one that names the separator, as Excel writes it, or one of numbers that is a
+header: years, or columns that are counted."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,6 +11,13 @@ import numpy as np
 from .columns import NumberCells, TextCells
 
 _YEARS = (1900, 2100)
+_SEPARATOR = re.compile(rb'("?)sep=([^\r\n])\1(?=[\r\n]|\Z)', re.IGNORECASE)
+
+
+def said_separator(begin: bytes) -> tuple[str, bytes]:
+    """(the separator that a first line such as sep=; names, "" where it names none; the bytes with that line empty)."""
+    found = _SEPARATOR.match(begin)
+    return ("", begin) if found is None else (found[2].decode("latin-1"), begin[found.end() :])
 
 
 def is_header_of_numbers(first: Sequence[bytes], cells: Sequence[NumberCells | TextCells]) -> bool:

@@ -196,16 +196,17 @@ def _read_idx(path: Path, target: str | None) -> RawTable:
     return raw
 
 
-def idx_to_predict(path: Path) -> tuple[np.ndarray, np.ndarray | None, str]:
+def idx_to_predict(path: Path) -> tuple[np.ndarray, np.ndarray | None, list[str]]:
+    """(images, labels where there are such, of a folder a note on which file they are)."""
     if path.is_file():
-        return read_idx(path), None, f"rows: {path.name}"
+        return read_idx(path), None, []
     files = find_idx(path)
     part = "test" if "test images" in files else "training"
     if f"{part} images" not in files:
         raise DataError(f"{path}: no idx file of images; need one such as t10k-images-idx3-ubyte, .gz or not")
     x = read_idx(files[f"{part} images"])
     y = read_idx(files[f"{part} labels"]) if f"{part} labels" in files else None
-    return x, y if y is not None and len(y) == len(x) else None, f"rows: {files[f'{part} images'].name}"
+    return x, y if y is not None and len(y) == len(x) else None, [f"rows: {files[f'{part} images'].name}"]
 
 
 def _check_pair(path: Path, keys: tuple[str, str], x: np.ndarray, y: np.ndarray) -> None:

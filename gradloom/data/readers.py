@@ -266,8 +266,7 @@ def read_features(data: Any, preprocess: Preprocess) -> tuple[np.ndarray, np.nda
     raw_y: np.ndarray | None = None
     notes: list[str] = []
     if where.is_dir() or ".idx" in where.name or "-idx" in where.name:
-        x, raw_y, note = idx_to_predict(where)
-        notes.append(note)
+        x, raw_y, notes = idx_to_predict(where)
         if x.size == 0:
             raise DataError(f"{where}: {list(x.shape)} images; need at least 1")
         features, more = preprocess.apply(x)

@@ -15,7 +15,7 @@ from ..base.arguments import what_is
 from ..base.described import Described, parse
 from ..base.errors import DataError, FileError, GradloomError, GraphError, SettingError
 from ..base.html import html_table, html_text
-from ..data.frames import features_of
+from ..data.frames import told_features
 from ..data.preprocess import Preprocess
 from ..files import load_arrays, load_metadata, need_finite, save_arrays
 from ..graph.leaves import input as input_value
@@ -68,16 +68,17 @@ class Model:
 
         rows: the path of a file (.csv, .parquet, .npz, a folder of idx files); a DataFrame of pandas or polars or a
         table of pyarrow, whose columns are found by name; an array or a list of rows, in the order of the columns of
-        the training. options go to gl.compile (device=, precision=, threads=). DataError for rows that are not like
-        those of the training.
+        the training. options go to gl.compile (device=, precision=, threads=). What is odd about the rows, such as a
+        text that is unknown from training, is a warning (warnings.warn). DataError for rows that are not like those of
+        the training.
         """
-        return self.decide(self.outputs(features_of(rows, self.preprocess)[0], **options))
+        return self.decide(self.outputs(told_features(rows, self.preprocess), **options))
 
     def predict_proba(self, rows: Any, **options: Any) -> np.ndarray:
         """The probability of each class, f64 [rows, classes]; SettingError for a regression. rows: as for predict."""
         if self.task != "classification":
             raise SettingError("predict_proba: the model is a regression, which has no classes; need predict")
-        return self.probabilities(self.outputs(features_of(rows, self.preprocess)[0], **options))
+        return self.probabilities(self.outputs(told_features(rows, self.preprocess), **options))
 
     def outputs(self, features: np.ndarray, **options: Any) -> np.ndarray:
         """What the network gives for features, f32 [rows, outputs]; DataError where that is not finite."""

@@ -185,7 +185,7 @@ def test_predictions_as_json(capsys, tmp_path):
     assert code == 0 and out.count("\n") == 1 and "accuracy" in err
     assert (found["task"], found["target"], found["rows"], found["out"]) == ("classification", "column 3", 120, None)
     assert found["classes"] == ["kind0", "kind1", "kind2"] and header.endswith("p(kind2)")
-    shown = [f"{c}," + ",".join(f"{p:.6f}" for p in row)
+    shown = [f"{c}," + ",".join(f"{p!r}" for p in row)
              for c, row in zip(found["predictions"], found["probabilities"], strict=True)]  # fmt: skip
     assert shown == lines and found["rows_with_target"] == 120
     true = [f"kind{i % 3}" for i in range(120)]

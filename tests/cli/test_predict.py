@@ -139,7 +139,15 @@ def test_probabilities_are_those_of_the_model(capsys, fitted):
     table = list(csv.reader(io.StringIO(run(capsys, "predict", model, data)[1])))
     assert table[0] == ["target", "p(no)", "p(yes)"]
     shares = gl.load(model).predict_proba(data)
-    assert [[float(p) for p in row[1:]] for row in table[1:]] == np.round(shares, 6).tolist()
+    assert [[float(p) for p in row[1:]] for row in table[1:]] == shares.tolist()
+    assert all(sum(map(float, row[1:])) == pytest.approx(1, abs=1e-12) for row in table[1:])
+
+
+def test_numbers_read_back_as_they_are(capsys, fitted):
+    model, data = fitted["numbers"]
+    capsys.readouterr()
+    table = list(csv.reader(io.StringIO(run(capsys, "predict", model, data)[1])))
+    assert [float(row[0]) for row in table[1:]] == gl.load(model).predict(data).tolist()
 
 
 # ---- gradloom info of what was saved ---------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """gl.load of what `gradloom fit` saved: the predictions of `gradloom predict`, from files, frames and rows."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -41,6 +42,26 @@ def predicted(capsys, model, data, *options):
     capsys.readouterr()
     assert main(["predict", str(model), str(data), "--json", *options]) == 0
     return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_what_the_command_says_of_rows_is_a_warning(capsys, fitted):
+    data, folder = fitted["classification"]
+    model = gl.load(folder)
+    rows = [[0, 5.0, "violet", 1], [1, "", "red", 1]]
+
+    path = data.with_name("odd.csv")
+    path.write_text("id,size,colour,same\n" + "\n".join(",".join(map(str, row)) for row in rows) + "\n")
+    notes = predicted(capsys, folder, path)["notes"]
+    assert len(notes) >= 2
+    for ask in (model.predict, model.predict_proba):
+        for given in (path, rows):
+            with pytest.warns(UserWarning) as caught:
+                ask(given)
+            assert [str(each.message) for each in caught] == notes, given
+            assert {each.filename for each in caught} == {__file__}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.predict([[0, 5.0, "red", 1]])
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
