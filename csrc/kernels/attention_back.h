@@ -3,15 +3,14 @@
 // FlashAttention-2 (Dao 2023), algorithm 2, with the loops exchanged and everything transposed:
 //
 //   phase 0   for each job: a share of the queries of all heads that read one key head, cut where the work is equal
-//               dK = dV = 0                                 its own, in the workspace
+//               dK = dV = 0                                 its own, in the workspace; not stored where tiles write first
 //               for each block of kStrips strips of queries:
-//                 Q = scale * q^T, G = scale * g^T, delta = scale * (sum of g y - g_lse), dQ = 0
+//                 Q = scale * q^T, G = scale * g^T, delta = scale * (sum of g y - g_lse), dq = 0
 //                 for each block K, V of up to kKeys keys that some query sees, for each strip:
 //                   S = K Q, dP = V G                       softcap: S = cap * tanh(S / cap)
 //                   P = exp(S - lse), dZ = P (dP - delta)   softcap: dZ = dZ (1 - (S / cap)^2)
 //                                                           both 0 where a query does not see a key
-//                   dQ += K^T dZ;   dK += dZ q;   dV += P g
-//                 dq = dQ^T
+//                   dq += dZ^T K;   dK += dZ q;   dV += P g
 //   phase 1   dk, dv: the sums over the jobs, in their order
 #pragma once
 #include "attention_strip.h"
@@ -21,6 +20,8 @@ namespace gradloom::GL_ISA::attn {
 constexpr int kStrips = 2;       // of a block
 constexpr int64_t kJobs = 32;    // enough for 16 threads
 constexpr int64_t kQueries = kStrips * kStrip;  // of a block
+constexpr int64_t kRowsAhead = 8;               // rows that are fetched before they are read
+constexpr int64_t kSumRows = 64;                // of dk and dv that are summed over the jobs at a time
 
 struct Backward {
   Shape x;
@@ -109,6 +110,8 @@ inline void find_delta(const Shape& x, const Grads& a, int64_t b, int64_t h, int
   for (int64_t i = 0; i < queries; i++) {
     F sum = F::zero();
     for (int64_t j = 0; j < x.d; j += F::N) {
+      __builtin_prefetch(g + (i + kRowsAhead) * g_row + j);
+      __builtin_prefetch(y + (i + kRowsAhead) * y_row + j);
       const int lanes = x.d - j < F::N ? static_cast<int>(x.d - j) : F::N;
       sum = mul_add(F::load_n(g + i * g_row + j, lanes), F::load_n(y + i * y_row + j, lanes), sum);
     }
@@ -149,23 +152,45 @@ inline StripRange strips_of(int count, const int64_t* from, const int64_t* to, i
   return found;
 }
 
+// The sums dk, dv [tokens][d] of a job. Rows before `filled` hold numbers; a tile behind them writes its rows, and rows
+// that no tile writes become 0.
+struct KeySums {
+  float *dk, *dv;
+  int64_t d, filled;
+
+  void fill(int64_t end) {
+    if (end <= filled) return;
+    const size_t bytes = static_cast<size_t>((end - filled) * d) * sizeof(float);
+    std::memset(dk + filled * d, 0, bytes);
+    std::memset(dv + filled * d, 0, bytes);
+    filled = end;
+  }
+  // Whether a tile of rows adds to what they hold; else it must write them.
+  bool adds(int64_t row, int64_t rows) {
+    const bool fresh = row >= filled;
+    fill(fresh ? row : row + rows);
+    if (fresh) filled = row + rows;
+    return !fresh;
+  }
+};
+
 // Products in f32, of rows that are widened where they are bf16. attention_pairs.h has another unit.
 struct BackNumbers {
-  // q^T, g^T, dq^T; weights, dz; where they are widened g, q, y, k, v
+  // q^T, g^T, dq; weights, dz; where they are widened g, q, y, k, v
   static size_t block_floats(const Backward& w) {
     const int64_t wide = w.rounded ? (3 * kQueries + 2 * kKeys) * w.x.d : 0;
     return static_cast<size_t>(kQueries * (3 * w.x.d + 2 * kKeys) + wide);
   }
 
-  // One block of queries of head h: writes its dq, adds to dk and dv [tokens][d].
+  // One block of queries of head h: writes its dq, adds to dk and dv.
   void back_block(const Call& call, const Backward& w, const Grads& a, int64_t b, int64_t h, int64_t block,
-                  float* room, float* dk, float* dv) {
+                  float* room, KeySums& sums) {
     const Shape& x = w.x;
     const int64_t d = x.d, n = h / x.share, t0 = block * kQueries;
     const int64_t queries = x.tokens - t0 < kQueries ? x.tokens - t0 : kQueries;
     const int count = static_cast<int>(ceil_div(queries, kStrip));
-    float *const qt = room, *const gt = qt + kQueries * d, *const dqt = gt + kQueries * d;
-    float *const weights = dqt + kQueries * d, *const dz = weights + kKeys * kQueries;
+    float *const qt = room, *const gt = qt + kQueries * d, *const dq = gt + kQueries * d;
+    float *const weights = dq + kQueries * d, *const dz = weights + kKeys * kQueries;
     float *const g_room = dz + kKeys * kQueries, *const q_room = g_room + kQueries * d;
     float *const y_room = q_room + kQueries * d, *const k_room = y_room + kQueries * d;
     float* const v_room = k_room + kKeys * d;
@@ -208,28 +233,33 @@ struct BackNumbers {
         const auto weights_and_slopes = w.rounded ? (x.cap != 0.0f ? slopes<true, true> : slopes<false, true>)
                                                   : (x.cap != 0.0f ? slopes<true, false> : slopes<false, false>);
         weights_and_slopes(s, at, rows, kQueries, lse + i * kStrip, delta + i * kStrip, x.cap, p0, z0);
-        product<Side::columns>(k, k_row, d, z0, kQueries, rows, s.ld, dqt + i * kStrip * d, s.ld, started[i]);
+        for (int64_t c = 0; c < d; c += kStrip) {
+          const int columns = static_cast<int>(d - c < kStrip ? d - c : kStrip);
+          product<Side::columns>(z0, kQueries, s.n, k + c, k_row, rows, columns, dq + i * kStrip * d + c, d, started[i]);
+        }
         started[i] = true;
       }
       for (int64_t r = 0; r < k1 - k0; r += kTileRows) {
         const int64_t rows = k1 - k0 - r < kTileRows ? k1 - k0 - r : kTileRows;
         const auto [low, high] = strips_of(count, from, to, r, rows);
         if (low >= high) continue;
-        const int64_t first = low * kStrip, last = high * kStrip < queries ? high * kStrip : queries;
-        for (int64_t c = 0; c < d; c += kStrip) {
-          const int columns = static_cast<int>(d - c < kStrip ? d - c : kStrip);
-          const int64_t at = (k0 + r) * d + c;
-          product<Side::rows>(dz + r * kQueries + first, kQueries, rows, q + first * q_row + c, q_row, last - first,
-                              columns, dk + at, d, true);
-          product<Side::rows>(weights + r * kQueries + first, kQueries, rows, g + first * g_row + c, g_row, last - first,
-                              columns, dv + at, d, true);
-        }
+        const bool add = sums.adds(k0 + r, rows);
+        // No query before the first key sees any: the sums would begin with zeros.
+        const int64_t first = k0 + r - t0 > low * kStrip ? k0 + r - t0 : low * kStrip;
+        const int64_t last = high * kStrip < queries ? high * kStrip : queries;
+        const auto sum = [&](const float* left, const float* right, int64_t right_row, float* out) {
+          for (int64_t c = 0; c < d; c += kStrip)
+            product<Side::rows>(left + r * kQueries + first, kQueries, rows, right + first * right_row + c, right_row,
+                                last - first, static_cast<int>(d - c < kStrip ? d - c : kStrip), out + (k0 + r) * d + c,
+                                d, add);
+        };
+        sum(dz, q, q_row, sums.dk);
+        sum(weights, g, g_row, sums.dv);
       }
     }
-    for (int i = 0; i < count; i++) {
-      const Strip& s = strips[i];
-      transpose(dqt + i * kStrip * d, s.ld, d, s.n, a.dq + s.q, s.q_step);
-    }
+    // Only now: dq may lie where q, g or y does.
+    for (int64_t t = 0; t < queries; t++)
+      std::memcpy(a.dq + first_query + t * x.q_row, dq + t * d, static_cast<size_t>(d) * sizeof(float));
   }
 };
 
@@ -253,7 +283,7 @@ inline void back_job(Unit& products, const Call& call, const Backward& w, const 
   float* const room = scratch + w.weight_floats();
   int64_t* const range = call.workspace().as<int64_t>() + 2 * job;
   float* const dk = call.workspace().as<float>() + w.head_floats() + static_cast<size_t>(job) * w.slot();
-  float* const dv = dk + x.tokens * x.d;
+  KeySums sums{dk, dk + x.tokens * x.d, x.d, 0};
   int64_t total = 0;
   for (int64_t i = 0; i < w.blocks; i++) total += weight[i] = work(call, w, a.positions, b, i);
   total *= x.share;
@@ -264,7 +294,7 @@ inline void back_job(Unit& products, const Call& call, const Backward& w, const 
       before += weight[i];
       if (middle * w.chunks / (2 * total) != chunk) continue;
       if (pass == 1) {
-        products.back_block(call, w, a, b, n * x.share + u / w.blocks, i, room, dk, dv);
+        products.back_block(call, w, a, b, n * x.share + u / w.blocks, i, room, sums);
         continue;
       }
       const int64_t t0 = i * kQueries, t1 = t0 + kQueries < x.tokens ? t0 + kQueries : x.tokens;
@@ -274,34 +304,46 @@ inline void back_job(Unit& products, const Call& call, const Backward& w, const 
     }
     if (pass == 1) break;
     if (begin > end) begin = end;
-    range[0] = begin;
+    range[0] = sums.filled = begin;
     range[1] = end;
-    std::memset(dk + begin * x.d, 0, static_cast<size_t>((end - begin) * x.d) * sizeof(float));
-    std::memset(dv + begin * x.d, 0, static_cast<size_t>((end - begin) * x.d) * sizeof(float));
   }
+  sums.fill(range[1]);
 }
 
-// Rows [begin, end) of batch * tokens: dk and dv are the sums over the jobs, in their order.
+// to[r] += from[r], `rows` rows of d floats, to_row floats from row to row of `to`; from's rows are fetched ahead.
+inline void add_rows(const float* from, int64_t rows, int64_t d, float* to, int64_t to_row) {
+  for (int64_t r = 0; r < rows; r++, from += d, to += to_row)
+    row_each(d, [&](int64_t i, auto t) {
+      __builtin_prefetch(from + kRowsAhead * d + i);
+      row_store(to + i, row_load(to + i, t) + row_load(from + i, t), t);
+    });
+}
+
+// Rows [begin, end) of batch * tokens: dk and dv are the sums over the jobs, in their order. A block of rows at a time:
+// it stays near while each job's rows are read as one piece.
 inline void add_jobs(const Call& call, const Backward& w, const Grads& a, Range rows) {
   const Shape& x = w.x;
   const int64_t* const ranges = call.workspace().as<const int64_t>();
   const float* const slots = call.workspace().as<const float>() + w.head_floats();
-  for (int64_t row = rows.begin; row < rows.end; row++) {
-    const int64_t b = row / x.tokens, s = row % x.tokens;
+  for (int64_t row = rows.begin, next; row < rows.end; row = next) {
+    const int64_t b = row / x.tokens, s = row % x.tokens, left = rows.end - row;
+    int64_t count = left < kSumRows ? left : kSumRows;
+    if (count > x.tokens - s) count = x.tokens - s;
+    next = row + count;
     for (int64_t n = 0; n < x.groups; n++) {
-      float* const to[2] = {a.dk + x.k_at(b, s, n), a.dv + x.k_at(b, s, n)};
-      for (int64_t i = 0; i < x.d; i += F::N) {
-        const int lanes = x.d - i < F::N ? static_cast<int>(x.d - i) : F::N;
-        F sum[2] = {F::zero(), F::zero()};
-        for (int64_t c = 0; c < w.chunks; c++) {
-          const int64_t job = (b * x.groups + n) * w.chunks + c;
-          if (s < ranges[2 * job] || s >= ranges[2 * job + 1]) continue;
-          const float* const from = slots + static_cast<size_t>(job) * w.slot() + s * x.d + i;
-          sum[0] += F::load_n(from, lanes);
-          sum[1] += F::load_n(from + x.tokens * x.d, lanes);
-        }
-        sum[0].store_n(to[0] + i, lanes);
-        sum[1].store_n(to[1] + i, lanes);
+      float *const dk = a.dk + x.k_at(b, s, n), *const dv = a.dv + x.k_at(b, s, n);
+      for (int64_t r = 0; r < count; r++) {
+        std::memset(dk + r * x.k_row, 0, static_cast<size_t>(x.d) * sizeof(float));
+        std::memset(dv + r * x.k_row, 0, static_cast<size_t>(x.d) * sizeof(float));
+      }
+      for (int64_t c = 0; c < w.chunks; c++) {
+        const int64_t job = (b * x.groups + n) * w.chunks + c;
+        const int64_t begin = s > ranges[2 * job] ? s : ranges[2 * job];
+        const int64_t end = s + count < ranges[2 * job + 1] ? s + count : ranges[2 * job + 1];
+        const float* const from = slots + static_cast<size_t>(job) * w.slot() + begin * x.d;
+        const int64_t to = (begin - s) * x.k_row;
+        add_rows(from, end - begin, x.d, dk + to, x.k_row);
+        add_rows(from + x.tokens * x.d, end - begin, x.d, dv + to, x.k_row);
       }
     }
   }

@@ -109,7 +109,7 @@ struct BackPairs {
   static size_t block_floats(const Backward& w) { return static_cast<size_t>(Room(w.x, nullptr).floats); }
 
   void back_block(const Call& call, const Backward& w, const Grads& a, int64_t b, int64_t h, int64_t block,
-                  float* scratch, float* dk, float* dv) {
+                  float* scratch, KeySums& sums) {
     const Shape& x = w.x;
     const Room room(x, scratch);
     const int64_t d = x.d, n = h / x.share, t0 = block * kQueries, deep = words_of(d);
@@ -167,9 +167,10 @@ struct BackPairs {
         const int64_t rows = k1 - k0 - r < gemm::kPairRows ? k1 - k0 - r : gemm::kPairRows;
         const auto [low, high] = strips_of(count, from, to, r, rows);
         if (low >= high) continue;
-        const int64_t first = low * kStrip, last = high * kStrip < queries ? high * kStrip : queries;
-        add_keys(room.dz + r * kQueries, rows, first, last, room.q, query_words, d, room.left, dk + (k0 + r) * d);
-        add_keys(room.weights + r * kQueries, rows, first, last, room.g, query_words, d, room.left, dv + (k0 + r) * d);
+        const bool add = sums.adds(k0 + r, rows);
+        const int64_t first = low * kStrip, last = high * kStrip < queries ? high * kStrip : queries, at = (k0 + r) * d;
+        sum_keys(room.dz + r * kQueries, rows, first, last, room.q, query_words, d, room.left, sums.dk + at, add);
+        sum_keys(room.weights + r * kQueries, rows, first, last, room.g, query_words, d, room.left, sums.dv + at, add);
       }
     }
     for (int i = 0; i < count; i++) {
@@ -179,10 +180,10 @@ struct BackPairs {
   }
 
  private:
-  // out [rows][d] += numbers [rows][first .. last] times these queries, woven in strips [query_words][width]. The numbers,
+  // out [rows][d] = (or +=) numbers [rows][first .. last] times these queries, woven in strips [query_words][width]. The numbers,
   // bf16 as f32, become bf16 in place.
-  void add_keys(float* numbers, int64_t rows, int64_t first, int64_t last, const float* woven, int64_t query_words,
-                int64_t d, float* room, float* out) {
+  void sum_keys(float* numbers, int64_t rows, int64_t first, int64_t last, const float* woven, int64_t query_words,
+                int64_t d, float* room, float* out, bool add) {
     for (int64_t r = 0; r < rows; r++) {
       float* const row = numbers + r * kQueries;
       for (int64_t j = first; j < last; j += F::N) store_bf16(reinterpret_cast<uint16_t*>(row) + j, F::load(row + j));
@@ -191,7 +192,7 @@ struct BackPairs {
     const PairRows a = prepare_rows(gemm::bf16_source(numbers, 2 * kQueries, 1, last), rows, p0, depth, room);
     for (int64_t c = 0; c < d; c += kStrip) {
       const int64_t columns = d - c < kStrip ? d - c : kStrip, width = round_up(columns, kPairLanes);
-      multiply_strip(tiles, a, rows, woven + c * query_words + p0 * width, columns, depth, out + c, d, true);
+      multiply_strip(tiles, a, rows, woven + c * query_words + p0 * width, columns, depth, out + c, d, add);
     }
   }
 };

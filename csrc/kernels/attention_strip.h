@@ -38,10 +38,10 @@ template <Side side>
 inline void product(const float* a, int64_t a_stride, int64_t m, const float* b, int64_t ldb, int64_t k, int n,
                     float* c, int64_t ldc, bool add) {
   const auto& tiles = kTilesOf<Numbers>.fn[static_cast<int>(side)][n % Lanes::N != 0][(n + Lanes::N - 1) / Lanes::N - 1];
-  const int64_t count = ceil_div(m, kTileRows);
   const Finish keep{};
-  for (int64_t t = 0; t < count; t++) {  // of nearly equal heights
-    const int64_t i = m * t / count, rows = m * (t + 1) / count - i;
+  for (int64_t i = 0, rows; i < m; i += rows) {  // equal heights are foreseen best; a low tile is slow
+    const int64_t left = m - i;
+    rows = left >= kTileRows * 3 / 2 ? kTileRows : left > kTileRows ? left / 2 : left;
     tiles[rows - 1](a + i * (side == Side::rows ? a_stride : 1), a_stride, b, ldb, k, n, c + i * ldc, ldc, add, keep);
   }
 }
