@@ -188,6 +188,14 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def saved_weights(loop: Any, epochs: int) -> str:
+    """Of which epoch the weights are that a Loop leaves; epochs: how many are whole."""
+    epoch = loop.kept.epoch
+    if epoch > epochs:
+        return f"of epoch {epoch}, as far as it came"
+    return f"of epoch {epoch} of {epochs}" + ", the best" * (loop.restored is not None)
+
+
 def columns(lines: list[tuple[str, str]], file: Any = None) -> None:
     """Names and texts in two columns, on stdout by default."""
     if _quiet:

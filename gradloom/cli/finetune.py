@@ -19,6 +19,7 @@ from .common import (
     heed_signals,
     is_quiet,
     json_text,
+    saved_weights,
     say,
     to_paste,
     told_when_stopped,
@@ -213,6 +214,8 @@ def _train(run: Run, planned: MemoryPlan, use: FinetuneSettings) -> int:
     ):
         if key in report:
             spread = report[f"{key}_unc"]
+            if name == "training" and use.keep_best:
+                lines.append(("weights", saved_weights(run.loop, report["epochs"])))
             lines.append((name, f"loss {report[key]:.4f}" + ("" if math.isnan(spread) else f" +- {spread:.4f}")))
     speed = report["tokens_per_second"] or 0
     lines.append(("time", f"{duration(run.seconds)}, {rate(speed)} tokens/s"))

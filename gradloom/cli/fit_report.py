@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..base.memory import resident_peak
-from .common import columns, json_text, say, to_paste
+from .common import columns, json_text, saved_weights, say, to_paste
 from .fit_settings import FitSettings, rows_of
 from .saved_settings import Inputs, saved
 
@@ -109,6 +109,7 @@ class Job:
             "ensemble": self.use.ensemble,
             "folds": self.use.folds,
             "rows": self.table.train.n,
+            "saved_epoch": self.watch.kept.epoch if self.watch.kept else None,
         }
         return told | {"optimizer": self.use.optimizer, **more}
 
@@ -157,11 +158,11 @@ def validation_sets(use: FitSettings, table: Table) -> dict[str, Dataset]:
 
 
 def measure(job: Job, seconds: float) -> dict[str, Any]:
-    """The numbers of the training: the last pass (when it was interrupted, as far as it came), time and memory."""
+    """The numbers of the training: of the pass whose weights the model has (when it was interrupted, as far as it
+    came), time and memory."""
     use, table, epochs = job.use, job.table, job.watch.epochs
     train_rows, val_rows = rows_of(use, table)
-    loop, latest = job.watch.loop, job.watch.latest
-    validated = [epoch for epoch in epochs if epoch.val is not None]
+    loop, kept = job.watch.loop, job.watch.kept
     return {
         "data": use.data,
         "task": table.task,
@@ -170,9 +171,10 @@ def measure(job: Job, seconds: float) -> dict[str, Any]:
         "rows_val": val_rows or next((rows.n for rows in job.val.values()), 0),
         "folds": use.folds,
         "rows_test": 0 if table.test is None else table.test.n,
-        **(_of(latest, "train") if latest else {}),
-        **(_of(validated[-1].val, "val") if validated else {}),
-        **{name: value for name, value in (validated[-1].numbers() if validated else {}).items() if "." in name},
+        **(_of(kept.train, "train") if kept else {}),
+        **(_of(kept.val, "val") if kept and kept.val else {}),
+        **{name: value for name, value in (kept.numbers() if kept else {}).items() if "." in name},
+        "saved_epoch": kept.epoch if kept else None,
         **_sizes(use),
         "epochs": len(epochs),
         "optimizer": use.optimizer,
@@ -350,7 +352,7 @@ def summarise(job: Job, result: dict[str, Any]) -> None:
                 shown += "" if math.isnan(unc) else f" +- {unc:.2g}"
         return shown
 
-    lines = [("training", line("train"))]
+    lines = [("weights", saved_weights(job.watch.loop, result["epochs"])), ("training", line("train"))]
     if "val_loss" in result:
         lines.append(("validation", line("val")))
     if "test_loss" in result:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..train.callbacks import Callback
 from ..train.history import row_of
-from ..train.result import EpochResult, Result
+from ..train.result import EpochResult
 from .common import heed_signals
 from .saved_settings import SETTINGS
 
@@ -51,9 +51,7 @@ class Watch(Callback):
         return [row_of(epoch) for epoch in self.epochs]
 
     @property
-    def latest(self) -> Result | None:
-        """Of the training rows, in the last pass, as far as it came."""
-        if self.loop is None:
-            return None
-        begun = self.loop.latest if self.loop.latest.ndata else None
-        return begun or (self.loop.history[-1].train if self.loop.history else None)
+    def kept(self) -> EpochResult | None:
+        """What was measured of the weights that the model has now."""
+        kept: EpochResult | None = None if self.loop is None else self.loop.kept
+        return kept

@@ -376,7 +376,8 @@ class Run(Tuning):
 
     @property
     def report(self) -> dict[str, Any]:
-        """The numbers of the run, as --json prints them. Losses are those of the last epoch, in nats per token."""
+        """The numbers of the run, as --json prints them. Losses are in nats per token, of the epoch whose
+        weights the model has (saved_epoch)."""
         loop = self.loop
         numbers: dict[str, Any] = {
             "model": self.model.path,
@@ -399,8 +400,9 @@ class Run(Tuning):
             "ranks": 1 if self.ranks is None else self.ranks.size,
             "interrupted": self.interrupted,
         }
-        last = self.history[-1].val if self.history else None
-        for name, result in (("train_loss", loop.latest), ("val_loss", last), ("val_loss_before", self.before)):
+        train, val = (loop.latest, None) if loop.kept is None else (loop.kept.train, loop.kept.val)
+        numbers |= {} if loop.kept is None else {"saved_epoch": loop.kept.epoch}
+        for name, result in (("train_loss", train), ("val_loss", val), ("val_loss_before", self.before)):
             if result is not None:
                 numbers |= {name: result.loss, f"{name}_unc": result.loss_unc}
         if self.data.reports:

@@ -84,9 +84,7 @@ def check_layers(
     budget = None if gpu_memory is None else as_bytes(f"{who}: gpu_memory", gpu_memory)
     if gpu_layers is None:
         if gpu_memory is not None:
-            raise SettingError(
-                f"{who}: gpu_memory without gpu_layers; need gpu_layers (--gpu-layers), too, or none of them"
-            )
+            raise SettingError(f"{who}: gpu_memory without gpu_layers; need both (--gpu-layers), or none of them")
         return "cpu", None
     if options.get("devices") is not None:
         raise SettingError(f"{who}: gpu_layers and devices both say where to compute; need one of them")

@@ -108,9 +108,9 @@ class _Perceptron(BaseEstimator):
             raise SettingError(f"optimizer={self.optimizer!r} is not known; need one of {', '.join(OPTIMIZERS)}")
         weights = _weights(sample_weight, len(labels))
         if weights is not None and not weights.all():  # a row that weighs nothing is no row
-            kept = np.flatnonzero(weights)
-            X = rows_of_table(X, kept) if is_table(X) else X[kept]
-            labels, weights = labels[kept], weights[kept]
+            used = np.flatnonzero(weights)
+            X = rows_of_table(X, used) if is_table(X) else X[used]
+            labels, weights = labels[used], weights[used]
         if len(labels) < 2:
             least = "need at least 2 whose weight is not zero"
             raise DataError(f"fit: {len(labels)} samples count (n_samples = {len(labels)}); {least}")
@@ -154,13 +154,15 @@ class _Perceptron(BaseEstimator):
             batch_size=batch_size, val_split=split, folds=folds, callbacks=stops, metrics=measured, seed=seed,
             progress=False, precision=self.precision, device=self.device, threads=self.threads, **options,
         )  # fmt: skip
+        kept = self.history_.kept
+        assert kept is not None
         about = {
-            "seed": seed, "hidden": hidden, "epochs": len(self.history_), "batch_size": batch_size,
-            "lr": lr, "loss": loss, "optimizer": self.optimizer, "dropout": dropout, "ensemble": members,
-            "folds": folds, "rows": rows,
+            "seed": seed, "hidden": hidden, "epochs": len(self.history_), "saved_epoch": kept.epoch,
+            "batch_size": batch_size, "lr": lr, "loss": loss, "optimizer": self.optimizer, "dropout": dropout,
+            "ensemble": members, "folds": folds, "rows": rows,
         }  # fmt: skip
-        numbers = self.history_[-1].numbers()
-        metrics = {f"train_{name}": value for name, value in numbers.items() if np.isfinite(value)}
+        numbers = {n if n.startswith("val_") else f"train_{n}": v for n, v in kept.numbers().items()}
+        metrics = {name: value for name, value in numbers.items() if np.isfinite(value)}
         self.model_ = Model(net, preprocess, about, metrics)
         return self
 

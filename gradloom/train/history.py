@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import BackendError, SettingError
@@ -15,7 +16,21 @@ if TYPE_CHECKING:
 
 
 class History(list[EpochResult]):
-    """A list of EpochResult, one for each pass."""
+    """A list of EpochResult, one for each pass.
+
+    kept: the EpochResult of the weights that the model has in the end: of the last pass, or of the best one where
+    EarlyStopping(restore_best=True) gave them back; its val is what these weights measured, None where nothing did.
+    """
+
+    kept: EpochResult | None = None
+
+    def at(self, epoch: int, step: int | None) -> EpochResult:
+        """The result of this epoch; where a step is given, with the evaluation after so many as its last one."""
+        result = next(one for one in self if one.epoch == epoch)
+        made = tuple(one for one in result.evaluations if step is not None and one.step <= step)
+        return (
+            replace(result, val=made[-1].val, evaluations=made) if made and made[-1].val is not result.val else result
+        )
 
     def to_dict(self) -> dict[str, list[Any]]:
         """Column name -> a value for each pass; what JSON holds, and what pandas.DataFrame takes.

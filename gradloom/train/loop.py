@@ -30,7 +30,7 @@ from .records import packed, unpacked
 from .result import EpochResult, Evaluation, Result, under
 from .saver import Saver, TimeIsUp
 from .source import RowSource
-from .stopping import monitored
+from .stopping import monitored, restored
 from .trainer import Trainer
 
 
@@ -57,7 +57,8 @@ class Loop:
 
     `run` makes the passes that are left. What came of them: history (an EpochResult for each pass), before (validation
     before the first step), steps, rows (trained on), passes (begun), latest (the training Result of the last pass),
-    stopped (a listener has ended it), training_seconds. Predictions are kept of the last pass alone.
+    stopped (a listener has ended it), restored (EarlyStopping gave earlier weights back), training_seconds. Predictions
+    are kept of the last pass alone.
 
     A pass is trained in segments that end where `ends` says, with the same bits as in one piece.
     """
@@ -123,6 +124,7 @@ class Loop:
         self.contents: dict[str, Callable[[], Sequence[Any]]] = {}  # likewise, of which digests are compared
         self._first_pass = 0  # not 0 when an optimiser with a state of its own goes on
         self._pass: Pass | None = None  # the one under way
+        self.restored: tuple[int, int | None] | None = None  # epoch and step of earlier weights that are back
         self._held = Held()  # signals that wait for the end of a step
         trainer.train_state.register("loop", self._memory, self._load)
         register_draws(trainer.train_state)
@@ -218,7 +220,7 @@ class Loop:
         """All passes that are left. After a state was loaded, it goes on where that was taken; after an interruption,
         called again, with a new pass."""
         trainer, source = self.trainer, self.trainer.source(self.data)
-        self.stopped = False
+        self.stopped, self.restored = False, None
         if not self.passes:
             self._first_pass = trainer.epoch
         if not self.callbacks.has_begun:
@@ -254,6 +256,20 @@ class Loop:
                 self.saver.finish(self)
                 self._tell("on_checkpoint", self, self.saver.tell_all)
         self._tell("end", self.history)
+        self.restored = restored(self.callbacks, trainer.split)
+        self.history.kept = self.kept
+
+    @property
+    def kept(self) -> EpochResult | None:
+        """What was measured of the weights as they are now: of the pass that trained them, as far as it came, and of
+        validation where that measured them; None before the first step."""
+        if self.restored is not None:
+            return self.history.at(*self.restored)
+        last = self.history[-1] if self.history else None
+        if self.latest.ndata and (last is None or last.train is not self.latest):
+            return EpochResult(self.epoch, self.latest, None, 0.0)
+        is_measured = last is not None and last.evaluations and last.evaluations[-1].step == self.steps
+        return self.history.at(last.epoch, self.steps) if last is not None and is_measured else last
 
     def _stop(self, error: StopTraining) -> None:
         """A listener, or the time, ends the training."""

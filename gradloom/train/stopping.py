@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from .scores import HIGHER, score_metric
 
 if TYPE_CHECKING:
     from .result import EpochResult, Evaluation
+    from .split import Split
     from .trainer import Trainer
 
 _HIGHER = ("accuracy", "acc", "auc", "f1", "precision", "recall", "r2")  # how names end of what is to be large
@@ -74,6 +75,7 @@ class EarlyStopping(Callback):
         self.best_step: int | None = None
         self._waited = 0
         self._weights: dict[str, np.ndarray] = {}  # of the best epoch, by name
+        self.restored: tuple[int, int | None] | None = None  # epoch and step whose weights the model has got back
 
     def begin(self, loop: Any) -> None:
         """A training begins. loop: a Loop, or the Trainer in a loop of your own."""
@@ -155,6 +157,7 @@ class EarlyStopping(Callback):
         if self._trainer is not None and self._weights:
             named = self._trainer.train_state.arrays("model")
             replace({named[name]: array for name, array in self._weights.items()})
+            self.restored = self.best_epoch, self.best_step
         self._weights, self._trainer = {}, None
 
     def __repr__(self) -> str:
@@ -194,3 +197,11 @@ def stopping_at(
 def monitored(result: EpochResult) -> float:
     """The loss that judges an epoch: of validation, else of training."""
     return float((result.train if result.val is None else result.val).loss)
+
+
+def restored(callbacks: Iterable[Callback], split: Split | None) -> tuple[int, int | None] | None:
+    """Epoch and step of the weights that an EarlyStopping of these has given back at the end; None: they are the last
+    ones. split: of a training with ranks, where rank 0 alone tells its callbacks."""
+    given = [each.restored for each in callbacks if isinstance(each, EarlyStopping) and each.restored]
+    found = given[-1] if given else None
+    return found if split is None else split.ranks.gather(found)[0]

@@ -238,7 +238,8 @@ def test_ctrl_c_saves_the_weights_so_far(tmp_path, options):
     per_epoch = -(-found["rows_train"] // 32)
     assert found["interrupted"] is True and 2 <= found["epochs"] < 100000 and found["train_loss"] > 0
     assert found["epochs"] * per_epoch <= found["steps"] <= (found["epochs"] + 1) * per_epoch
-    assert ("val_loss" in found) == ("--val-split" in options) and "test_loss" not in found
+    assert ("val_loss" in found["history"][0]) == ("--val-split" in options) and "test_loss" not in found
+    assert "val_loss" not in found or found["steps"] == found["epochs"] * per_epoch  # nobody validated these weights
     path = tmp_path / "out" / "model.safetensors"
     assert err.splitlines()[-2] == f"interrupted; the weights so far are in {path}"
     assert err.splitlines()[-1].endswith(f"; go on with: gradloom fit --out {tmp_path / 'out'} --resume")

@@ -208,6 +208,8 @@ def test_it_ends_when_nothing_improves(capsys, tmp_path, language):  # noqa: F81
         assert read_run(out.with_suffix(".run"))["state"] == "finished"
     assert found["a"]["steps"] == found["b"]["steps"]
     assert (tmp_path / "a.gguf").read_bytes() != (tmp_path / "b.gguf").read_bytes()
+    assert found["b"]["val_loss"] < found["a"]["val_loss"]  # each is of the weights that it saved
+    assert "weights" in err and ", the best" in err
 
 
 @needs_mpi

@@ -127,7 +127,14 @@ def test_early_stopping_keeps_the_best_weights(capsys, tmp_path):
     train = read_table(data, val_split=0.2).train
     rows = train.split(0.2, 0)[1]
     held = gl.data.Dataset(train.data[rows], train.labels[rows])
-    assert gl.evaluate(load_model(tmp_path / "a").net, held).loss == pytest.approx(min(losses), rel=1e-5)
+    kept, row = load_model(tmp_path / "a"), found["history"][int(np.argmin(losses))]
+    assert gl.evaluate(kept.net, held).loss == pytest.approx(min(losses), rel=1e-5)
+    assert found["saved_epoch"] == row["epoch"] == kept.about["saved_epoch"] < found["epochs"]
+    for part in ("train", "val"):  # what is told and saved is of the weights that are saved
+        number = row["loss" if part == "train" else "val_loss"]
+        assert number == found[f"{part}_loss"] == kept.metrics[f"{part}_loss"]
+    code, said, _ = run(capsys, "fit", *options, "--patience", 3, "--out", tmp_path / "s")
+    assert code == 0 and f"  of epoch {row['epoch']} of {found['epochs']}, the best\n" in said, said
     _, other = fitted(capsys, tmp_path / "b", *options, "--patience", 3, "--monitor", "loss")
     assert other["epochs"] != found["epochs"]
     code, _, err = run(capsys, "fit", *options, "--monitor", "loss", "--patience", 0, "--out", tmp_path / "c")

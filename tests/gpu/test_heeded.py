@@ -99,16 +99,3 @@ def test_an_instruction_set_that_is_not_here_does_not_stop_a_gpu(
     made, loss = lambda: gl.nn.Linear(3, 1).init(0), lambda y, t: ops.sum(ops.sqr(y - t))
     where = tmp_path / "replicas"
     gl.dp_train(made, [(X[0], T[0])], loss_fn=loss, iterations=2, device="gpu", replicas=1, run=where)
-
-
-def test_a_loop_of_the_users_own_on_a_gpu_saves_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRADLOOM_ISA", "sse9")
-    for done in (None, 1):
-        net = gl.nn.Linear(3, 1).init(0)
-        optimizer = gl.optim.SGD(net.parameters(), lr=0.1)
-        with gl.train.Checkpoint(tmp_path / "loop", model=net, optimizer=optimizer) as checkpoint:
-            assert checkpoint.load() == done
-            with gl.grad_tape(device="gpu") as tape:
-                loss = ops.mean((net(X) - T) ** 2)
-            optimizer.step(tape.backward(loss))
-            checkpoint.save(1)

@@ -112,6 +112,10 @@ def test_the_best_weights_are_kept(tmp_path: Path) -> None:
     assert trained(kept) == trained(there) != trained(long)
     stopped = run_on(path, epochs=9, patience=2, **options | {"optimizer": gl.optim.AdamW(lr=0.05)})
     assert stopped.stopped and len(stopped.history) == best + 2
+    assert kept.report["saved_epoch"] == best and long.report["saved_epoch"] == 6
+    for run, at in ((kept, best), (long, 6), (stopped, best + 2)):  # patience alone keeps the last
+        epoch = run.history[at - 1]
+        assert (run.report["train_loss"], run.report["val_loss"]) == (epoch.train.loss, epoch.val.loss)
 
 
 def test_validation_inside_of_passes(tmp_path: Path) -> None:

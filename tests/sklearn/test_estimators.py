@@ -203,6 +203,10 @@ def test_what_ends_a_training():
     assert len(whole.history_) == 6 and whole.history_[-1].val is None
     by_loss = Classifier(hidden=(8,), epochs=200, lr=0.05, patience=2, ensemble=2).fit(x, y)
     assert by_loss.model_.net.members == 2 and by_loss.history_[-1].val is not None and len(by_loss.history_) < 200
+    losses, kept = [one.val.loss for one in by_loss.history_], by_loss.model_
+    best = by_loss.history_[int(np.argmin(losses))]
+    assert kept.metrics["val_loss"] == min(losses) and kept.metrics["train_loss"] == best.train.loss
+    assert kept.about["saved_epoch"] == best.epoch < len(losses)
     never = Classifier(hidden=(8,), epochs=30, lr=0.05, patience=0).fit(x, y)
     assert len(never.history_) == 30
     by_score = Classifier(hidden=(8,), epochs=200, lr=0.05, patience=2, metric="roc_auc").fit(x, y)

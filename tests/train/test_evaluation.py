@@ -170,6 +170,26 @@ def test_early_stopping_counts_evaluations(monitor):
     assert stop.stopped and len(numbers) == best + 4 and (stop.best, stop.best_step) == (numbers[best], best + 1)
     state, kept = model.state_dict(), heard.weights[stop.best_step]
     assert all(np.array_equal(state[k], kept[k]) for k in state)
+    told = history.kept  # what was measured of the weights that the model has
+    assert told.epoch == stop.best_epoch and told.numbers()[monitor or "val_loss"] == numbers[best]
+    assert told.train is history[told.epoch - 1].train
+    assert gl.evaluate(model, CLEAN).loss == pytest.approx(told.numbers()["clean.loss"], rel=1e-5)
+
+
+def test_what_was_measured_of_the_last_weights():
+    """No validation is told of weights that it did not measure."""
+    history = fit(net(), val_split=0.2, epochs=2)
+    assert history.kept is history[-1] and history.kept.val is not None
+
+    seen = []
+
+    def stops(at):
+        seen.append(at.rows)
+        if len(seen) == 7:
+            raise StopTraining
+
+    cut = fit(net(), val_split=0.2, epochs=3, on_train_batch=stops)
+    assert cut.kept is cut[-1] and cut.kept.val is None and "val_loss" not in cut.kept.numbers()
 
 
 def test_the_loss_of_training_is_counted_by_epochs():
