@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from .columns import LEADING_ZERO, ROUNDED, Columns, TextCells
+from .columns import LEADING_ZERO, ROUNDED, Columns
 
 _NAMES = {
     "zip", "zipcode", "postcode", "postalcode", "postal", "plz", "fips", "id", "ids", "code", "codes", "sku", "isbn",
@@ -24,8 +24,7 @@ def code_of(data: Columns, index: int, values: np.ndarray) -> str | None:
     known = values[~np.isnan(values)]
     if not len(known) or (known != np.rint(known)).any():
         return None
-    cells = data.cells[index]
-    if isinstance(cells, TextCells) and cells.codes_with(LEADING_ZERO):
+    if data.has_leading_zeros(index):
         return LEADING_ZERO
     if data.merges(index):
         return f"{ROUNDED}, which makes different ones the same"

@@ -266,6 +266,11 @@ class Columns:
         rounded = cells.codes_with(ROUNDED) if isinstance(cells, TextCells) else []
         return isinstance(cells, TextCells) and len(np.unique(cells.numbers[0][rounded])) < len(rounded)
 
+    def has_leading_zeros(self, index: int) -> bool:
+        """Whether some cells of a column are whole numbers such as 007."""
+        cells = self.cells[index]
+        return isinstance(cells, TextCells) and bool(cells.codes_with(LEADING_ZERO))
+
     def marks(self, index: int) -> dict[str, int]:
         """What stands in missing cells that are not empty, and how often, of all rows."""
         cells = self.cells[index]

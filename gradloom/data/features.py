@@ -10,7 +10,7 @@ from ..base.errors import DataError
 from .column import Column
 from .columns import Columns, number_text, read_exactly
 from .kinds import check_unit, need_parts
-from .times import NUMBER, phases, times_of
+from .times import phases, times_of
 
 _LARGE = 1e300
 _ROWS = 1 << 16  # that are put in order at a time
@@ -51,8 +51,9 @@ def write_features(data: Columns, index: int, column: Column, out: np.ndarray, o
             values = np.where(empty, column.median, values)
         part = made[:, at : at + len(values)]
         part[0] = standardised(shaped(values, column), column)
-        if column.kind == "time" and column.form != NUMBER:
-            part[1:] = phases(values, column.parts)
+        if column.kind == "time":  # a number, and times of a few days, have no waves
+            for wave, row in zip(phases(values, column.parts), part[1:], strict=True):
+                row[...] = wave
         elif column.has_missing:
             part[1] = empty
         at, filled = at + len(values), filled + count

@@ -11,7 +11,7 @@ from .codes import code_of
 from .column import Column
 from .columns import MOST_COLUMNS, Columns, NumberCells
 from .features import check_finite, is_usable, listed, shaped
-from .hints import hints
+from .hints import far_numbers, hints
 from .kinds import need_numbers, numbers_of, said_of, unit_of
 from .preprocess import Preprocess
 from .side_by_side import side_by_side
@@ -90,7 +90,7 @@ def _column(data: Columns, index: int, train: np.ndarray, role: str | None, note
             f"{name}: {count} different whole numbers are taken as categories, because {why} (--numeric {name})"
         )
         return _text_column(name, codes, texts, train)
-    notes += said_of(data, index, name)
+    notes += said_of(data, index, name) + far_numbers(data, values, train, f"column {name!r:.60}")
     return _number_column(name, values[train])
 
 

@@ -11,6 +11,8 @@ from .columns import Columns
 from .kinds import is_missing_text
 from .times import are_times
 
+_LEAST_OTHERS = 8  # numbers that show how far numbers are
+_FAR = 1e6  # as a multiple of the median distance
 _LOOKED_AT = 100  # different texts of a column
 _LEAST = 3
 _MOST_ARE = 0.9
@@ -39,3 +41,25 @@ def hints(data: Columns, index: int) -> list[str]:
         seen = f"{name}: texts such as {odd[0]!r:.60} look like numbers"
         return [f"{seen}, and are read as texts; write them such as -1234.5 (--categorical {name} if they are names)"]
     return []
+
+
+def far_numbers(data: Columns, values: np.ndarray, rows: np.ndarray, what: str) -> list[str]:
+    """A sentence where a few of a column's numbers, f64, in these rows are so far from all others that little is left
+    of these once they are scaled."""
+    known = values[rows]
+    known = known[~np.isnan(known)] / 2  # whose differences f64 holds
+    if not len(known):
+        return []
+    middle = float(np.median(known))
+    distance = np.abs(values[rows] / 2 - middle)
+    others = distance[distance > 0]
+    if len(others) < _LEAST_OTHERS:
+        return []
+    far = np.flatnonzero(distance > _FAR * np.median(others))
+    if not 0 < len(far) <= max(2, len(known) // 1000):
+        return []
+    row = int(rows[far[int(distance[far].argmax())]])
+    count = "a number is" if len(far) == 1 else f"{len(far)} numbers are"
+    return [
+        f"{what}: {count} far from all others: {values[row]:g} in {data.where(row)}; is it a slip, or a missing value?"
+    ]

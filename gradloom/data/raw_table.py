@@ -120,7 +120,7 @@ def of_columns(data: Columns, index: int, notes: list[str]) -> RawTable:
     cells = data.cells[index]
     if isinstance(cells, NumberCells) and cells.commas:
         notes.append(f"target {data.names[index]!r:.60}: {cells.commas}")
-    if y is None or data.merges(index):
+    if y is None or data.merges(index) or data.has_leading_zeros(index):
         y, texts = data.texts(index)
     return RawTable(data.path, data, y, data.names[index], target_index=index, texts=texts, notes=notes)
 

@@ -20,6 +20,7 @@ from .csv_file import read_csv
 from .dataset import Dataset, split_rows
 from .encoding import Encoding
 from .fitting import fit_array, fit_columns
+from .hints import far_numbers
 from .kinds import need_numbers
 from .layout import check_layout
 from .npz import keys_of, load_npz
@@ -110,6 +111,8 @@ def read_table(
         raise SettingError(f"{raw.path}: has test rows of its own; leave test (--test) out")
     found = roles.of(raw.x, raw.target_index) if isinstance(raw.x, Columns) else {}
     weights = _weights(raw, found)
+    if weights is not None and not weights.all():
+        weights = _without_weightless(raw, weights)
     task, y, test_y, classes = targets_of(raw, task)
     n = len(y)
     rows, val_rows, held = np.arange(n, dtype=np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -229,9 +232,23 @@ def _weights(raw: RawTable, roles: Mapping[int, str]) -> np.ndarray | None:
     return values
 
 
+def _without_weightless(raw: RawTable, weights: np.ndarray) -> np.ndarray:
+    """The weights above 0, whose rows alone stay in the table."""
+    rows = np.flatnonzero(weights)
+    assert isinstance(raw.x, Columns)
+    if not len(rows):
+        raise DataError(f"{raw.path}: all {len(weights)} rows weigh 0; need some above 0")
+    count = len(weights) - len(rows)
+    raw.notes.append(f"{count:,} of {len(weights):,} rows left out: they weigh 0")
+    raw.x, raw.y = raw.x.keep(rows), raw.y[rows]
+    return weights[rows]
+
+
 def _scales(raw: RawTable, y: np.ndarray, known: np.ndarray) -> tuple[list[float], list[float]]:
     """(mean, deviation) of each target over the known rows."""
     values = np.reshape(y, (len(y), -1))[known].astype(np.float64)
+    if isinstance(raw.x, Columns) and y.ndim == 1:
+        raw.notes += far_numbers(raw.x, y.astype(np.float64), known, f"target {raw.target!r:.60}")
     mean, std = target_scales(values, f"{raw.path}: target {raw.target!r:.60}")
     if min(std) == 0:
         raise DataError(f"{raw.path}: target {raw.target!r:.60} is {values[0][0]:g} in every training row; need values")

@@ -43,10 +43,13 @@ def targets_of(raw: RawTable, task: str | None) -> tuple[str, np.ndarray, np.nda
     y, test_y = raw.y, raw.test_y
     if isinstance(raw.x, Columns) and raw.target_index >= 0:
         if raw.texts is not None and task == "regression":
-            row, cell = raw.x.first_text(raw.target_index)
-            raise DataError(
-                f"{raw.x.where(row)}: target {raw.target!r:.60} is {cell!r:.60}; need numbers for a regression"
-            )
+            numbers = raw.x.numbers(raw.target_index)
+            if numbers is None:
+                row, cell = raw.x.first_text(raw.target_index)
+                raise DataError(
+                    f"{raw.x.where(row)}: target {raw.target!r:.60} is {cell!r:.60}; need numbers for a regression"
+                )
+            y, raw.texts = numbers, None
     elif y.dtype.kind in "SU" and test_y is not None and test_y.dtype.kind != y.dtype.kind:
         y, test_y = (np.char.decode(a, "utf-8", "replace") if a.dtype.kind == "S" else a for a in (y, test_y))
     if y.ndim == 2 and y.shape[1] == 1:
@@ -61,7 +64,7 @@ def targets_of(raw: RawTable, task: str | None) -> tuple[str, np.ndarray, np.nda
     if y.dtype.kind == "f" and not np.isfinite(y).all():
         raise DataError(f"{raw.path}: target {raw.target!r:.60} is inf in some row; need finite numbers")
     if task is None:
-        task, why = _decide(y) if raw.texts is None else ("classification", "holds texts")
+        task, why = _decide(y) if raw.texts is None else ("classification", _why_texts(raw))
         raw.notes.insert(0, f"task: {task}, because the target {raw.target!r:.60} {why}")
     if task == "regression":
         if y.dtype.kind not in "fiub":
@@ -135,6 +138,13 @@ def _decide(y: np.ndarray) -> tuple[str, str]:
     return "regression", f"has {count} different numbers"
 
 
+def _why_texts(raw: RawTable) -> str:
+    if isinstance(raw.x, Columns) and raw.x.numbers(raw.target_index) is not None:
+        zeros = raw.x.has_leading_zeros(raw.target_index)
+        return "holds codes with leading zeros" if zeros else "holds numbers with more digits than float64 keeps"
+    return "holds texts"
+
+
 def check_classes(path: str, ids: np.ndarray, classes: list[str], notes: list[str]) -> None:
     count = np.bincount(ids, minlength=len(classes))
     if len(classes) < 2 or (count > 0).sum() < 2:
@@ -165,7 +175,10 @@ def targets_of_column(data: Columns, index: int, preprocess: Preprocess) -> tupl
     """known_targets of a column of a table."""
     if preprocess.task == "classification":
         codes, texts = data.texts(index)
-        return _known_classes(codes, [_as_class(text) for text in texts], preprocess)
+        as_written = set(preprocess.classes)
+        named = [text.decode("utf-8", "replace") for text in texts]
+        named = [n if n in as_written else _as_class(text) for n, text in zip(named, texts, strict=True)]
+        return _known_classes(codes, named, preprocess)
     values = data.numbers(index) if preprocess.outputs == 1 else None
     return (None, []) if values is None else (values.reshape(-1, 1), [])
 
@@ -194,8 +207,13 @@ def _known_classes(codes: np.ndarray, texts: list[str], preprocess: Preprocess) 
     truths = truth_words(preprocess.classes)
     texts = [truths.get(text.lower(), text) for text in texts]
     known = np.array([ids.get(text, -100) for text in texts], np.int64)
+    of_rows = known[codes]
     new = sorted({texts[code] for code in np.unique(codes) if known[code] < 0 and texts[code]})
-    return known[codes], [f"classes that the model does not know: {', '.join(new[:6])}"] if new else []
+    if not new:
+        return of_rows, []
+    count = int(np.isin(codes, [code for code, text in enumerate(texts) if text and known[code] < 0]).sum())
+    rows = f"1 row of {len(codes):,}, which counts" if count == 1 else f"{count:,} rows of {len(codes):,}, which count"
+    return of_rows, [f"classes that the model does not know: {', '.join(new[:6])} ({rows} in no score)"]
 
 
 def _as_class(value: object) -> str:

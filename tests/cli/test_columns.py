@@ -20,7 +20,7 @@ def shop(tmp_path):
         price = "" if i % 20 == 0 else f"${np.exp(1.5 * rng.normal()):.2f}"
         day = np.datetime64("2023-01-01") + i
         sales = 3 * (i % 4) + (i % 7 == 6) + 0.1 * rng.normal()
-        rows.append(f"{day},{zips[i % 4]},{price},n{i % 3},{i % 3},{sales:.3f}")
+        rows.append(f"{day},{zips[i % 4]},{price},n{i % 3},{1 + i % 3},{sales:.3f}")
     path = tmp_path / "shop.csv"
     path.write_text("\n".join(rows) + "\n")
     return path

@@ -324,7 +324,8 @@ def test_features_without_header(tmp_path):
     with pytest.raises(DataError, match=r"p.csv: 5 columns; need 2, or 3 with the target"):
         read_features(write(tmp_path / "p.csv", "1,2,3,4,5\n"), made)
     _, targets, _, problems = read_features(write(tmp_path / "p.csv", "1,2,b\n1,2,z\n"), made)
-    assert targets.tolist() == [1, -100] and problems == ["classes that the model does not know: z"]
+    need = "classes that the model does not know: z (1 row of 2, which counts in no score)"
+    assert targets.tolist() == [1, -100] and problems == [need]
 
 
 def test_features_of_arrays(tmp_path):

@@ -26,7 +26,7 @@ def plain(tmp_path):
     rng = np.random.default_rng(0)
     names = ["a", "b", "w", "y"]
     return write(
-        tmp_path / "t.csv", names, rng.normal(size=n).round(3), np.arange(n) % 5, np.arange(n), np.arange(n) % 2
+        tmp_path / "t.csv", names, rng.normal(size=n).round(3), np.arange(n) % 5, 1 + np.arange(n), np.arange(n) % 2
     )
 
 
