@@ -168,7 +168,8 @@ class FitSettings:
         typer.Option(help="Weights that stay as they are: a pattern such as 0.*. May be given more than once."),
     ] = None
     class_weight: Annotated[
-        Literal["balanced"] | None, typer.Option(help="balanced: all classes weigh the same in training.")
+        Literal["balanced"] | None,
+        typer.Option(help="balanced: all classes weigh the same in training and its validation."),
     ] = None
     on_nonfinite: OnNonfinite = "stop"
     seed: Annotated[Count, typer.Option(help="Of the weights, the split and the order of the rows.")] = 0

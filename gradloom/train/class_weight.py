@@ -1,8 +1,8 @@
-"""Class weights: how much the rows of each class weigh in training."""
+"""Class weights: how much the rows of each class weigh in the losses of training and of its validation."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,16 @@ from ..graph.value import Value
 ClassWeight = str | Mapping[int, float] | Sequence[float] | np.ndarray | None
 
 
-def weights_of_classes(class_weight: ClassWeight, data: Dataset, rows: np.ndarray) -> np.ndarray | None:
+def weights_of_classes(
+    class_weight: ClassWeight, data: Dataset, rows: np.ndarray, others: Iterable[Dataset] = ()
+) -> np.ndarray | None:
     """The weight of each class, f32 [classes]; None when there are none.
 
     class_weight: "balanced", n / (k * count) for a class of `count` of the n labels among these rows, of k classes
     (scikit-learn's compute_class_weight); {class: weight}, 1 for those that are not named; or a weight for each class.
-    Labels of -100 count for nothing. DataError without class ids, and for a class that no label names; SettingError for
-    weights that are not finite or below 0.
+    others: data sets that are validated on, whose classes without rows here weigh 1. Labels of -100 count for
+    nothing. DataError without class ids, and for a class that no label names; SettingError for weights that are not
+    finite or below 0.
     """
     if class_weight is None:
         return None
@@ -33,7 +36,8 @@ def weights_of_classes(class_weight: ClassWeight, data: Dataset, rows: np.ndarra
         raise DataError(f"class_weight: the data have {what}; need class ids")
     assert data.labels is not None
     known = data.labels[data.labels != IGNORED]
-    classes = int(known.max()) + 1
+    theirs = [one.labels for one in others if one.has_ids and one.labels is not None]
+    classes = max(int(labels.max(initial=0)) for labels in (known, *theirs)) + 1
     if isinstance(class_weight, str):
         if class_weight != "balanced":
             raise SettingError(f"class_weight={class_weight!r} is not known; need 'balanced', a dict or an array")

@@ -106,8 +106,8 @@ def fit(
     the model holds it; running statistics are the model's own. The weights that were trained are the other set:
     optimizer.show_average(False), of an optimiser that was made with the parameters.
     freeze: patterns of names, such as "embed*", of parameters that stay as they are.
-    class_weight: "balanced" (n / (k * count), as scikit-learn), {class: weight} or a weight for each class: the loss of
-    training weighs a label so, times the weight of its row; accuracies and validation do not. Fewer rows than
+    class_weight: "balanced" (n / (k * count), as scikit-learn), {class: weight} or a weight for each class: the losses
+    of training and validation weigh a label so, times the weight of its row; accuracies do not. Fewer rows than
     batch_size train as one smaller batch. options go to gl.Trainer (dynamic=) and gl.compile (threads=, ...);
     SettingError for a name that is no argument. Predictions are kept of the last epoch alone.
     parallel: "mpi", under mpiexec: each batch is split over the ranks, all of which hold the data and end with the same
@@ -172,7 +172,7 @@ def fit(
                 ema=ema,
                 freeze=freeze,
                 on_nonfinite=on_nonfinite,
-                class_weights=weights_of_classes(class_weight, data, train_rows),
+                class_weights=weights_of_classes(class_weight, data, train_rows, val_sets.values()),
                 communicator=ranks,
                 exchange=exchange,
                 **options,

@@ -45,7 +45,7 @@ class BatchGraph:
 
 class Objective:
     """What a trainer computes of a batch. state: that of the optimiser, which knows what was chosen to train.
-    class_weights: f32 [classes], how much labels weigh in training."""
+    class_weights: f32 [classes], how much labels weigh in the loss."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Objective:
         given = self.outputs(x, backward) if backward or left_out is None else self._by_others(x, left_out)
         pred = ops.mean(given, axes=1) if self._has_members(given, labels) else given
         extra, layout = measures.nodes(rows, pred, labels, weights)
-        if backward and self.class_weights is not None and labels is not None:
+        if self.class_weights is not None and labels is not None:
             weights = class_weighted(self.class_weights, labels, weights)
         if pred is not given and labels is not None:
             counted = None if left_out is None else 1.0 - left_out

@@ -85,7 +85,7 @@ class Trainer:
     on_nonfinite  what run_rows (and so epoch) does with a batch whose loss or gradient is not finite: "stop" with
                NonFiniteError, or "skip" it: its rows and its random numbers are consumed, the optimiser's step count,
                moments and schedule stay, Result.skipped counts it. `step` always stops
-    class_weights  f32 [classes]: in training a label weighs so much, times the weight of its row; evaluation has none
+    class_weights  f32 [classes]: in the loss a label weighs so much, times the weight of its row; accuracies have none
     The other arguments are those of gl.compile; BackendError for a device that is not there.
 
     One thread at a time uses a trainer (or several trainers of one optimiser with parameters): while it is in a call of

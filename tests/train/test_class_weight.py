@@ -1,4 +1,4 @@
-"""Class weights weigh labels in training, times the weights of rows, and nowhere else."""
+"""Class weights weigh labels in the losses of training and validation, times the weights of rows, and nowhere else."""
 
 import numpy as np
 import pytest
@@ -95,14 +95,31 @@ def test_loss_functions_are_weighted_too():
     np.testing.assert_allclose(one.weight.numpy(), other.weight.numpy(), rtol=1e-5)
 
 
-def test_validation_and_accuracy_are_not_weighted():
+def test_validation_is_weighted_as_training_and_accuracy_is_not():
     data, model = gl.data.Dataset(X, Y, weights=W), net()
     history = fit(model, data, class_weight=TABLE, val_split=0.3, epochs=1)
     _, rows = data.split(0.3, 0)
+    own = W[rows] * np.array(TABLE, np.float32)[np.maximum(Y[rows], 0)]
+    weighted = gl.evaluate(model, gl.data.Dataset(X[rows], Y[rows], weights=own))
     plain = gl.evaluate(model, gl.data.Dataset(X[rows], Y[rows], weights=W[rows]))
-    np.testing.assert_allclose(history[0].val.loss, plain.loss, rtol=1e-6)
+    np.testing.assert_allclose(history[0].val.loss, weighted.loss, rtol=1e-6)
+    assert history[0].val.accuracy == plain.accuracy and weighted.loss != plain.loss
     assert history[0].train.accuracy == fit(net(), data, val_split=0.3, epochs=1)[0].train.accuracy
     assert history[0].train.loss != fit(net(), data, val_split=0.3, epochs=1)[0].train.loss
+
+
+@pytest.mark.parametrize("given", ["balanced", {0: 0.5}])
+def test_a_class_that_is_only_validated_weighs_one(given):
+    y, model = np.where(Y == 2, 1, Y), net()
+    table = [*weights_of_classes(given, gl.data.Dataset(X, y), np.arange(40)), 1.0]
+    history = fit(model, (X, y), class_weight=given, val={"other": (X, Y)}, epochs=1)
+    own = np.array(table, np.float32)[np.maximum(Y, 0)]
+    assert len(table) == 3
+    np.testing.assert_allclose(
+        history[0].val.loss, gl.evaluate(model, gl.data.Dataset(X, Y, weights=own)).loss, rtol=1e-6
+    )
+    with pytest.raises(gl.SettingError, match="need a weight for each of the 3 classes"):
+        fit(net(), (X, y), class_weight=[1.0, 2.0], val={"other": (X, Y)})
 
 
 def test_balanced_is_that_of_scikit_learn():
