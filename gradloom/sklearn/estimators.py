@@ -125,8 +125,12 @@ class _Perceptron(BaseEstimator):
         rows = len(labels)
         hidden = self._widths()
         members = MEMBERS if self.ensemble is None else as_whole("ensemble", self.ensemble, 1)
-        members = members if hidden else 1
         dropout = (dropout_for(False) if hidden else 0.0) if self.dropout is None else as_share("dropout", self.dropout)
+        if not hidden and dropout:
+            raise SettingError(f"dropout={dropout:g}: is of hidden layers, and hidden has none; need one")
+        if not hidden and self.ensemble is not None and members > 1:
+            raise SettingError(f"ensemble={members}: hidden has no layer; need 1")
+        members = members if hidden else 1
         seed = as_whole("seed", self.seed, 0)
         split = None if self.val_split is None else as_share("val_split", self.val_split)
         folds = None if self.folds is None else as_whole("folds", self.folds, 0)
