@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.memory import resident_peak
 from .common import columns, json_text, saved_weights, say, to_paste
-from .fit_settings import FitSettings, rows_of
+from .fit_settings import MAY_CHANGE, FitSettings, rows_of
 from .saved_settings import Inputs, saved
+from .setting import settings_of, shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,7 +42,14 @@ class Job:
         """Knows of the training while it runs."""
         from .fit_watch import Watch
 
-        return Watch(self.settings, lambda: announce(self), {"test rows": self.test_arrays})
+        return Watch(self.settings, lambda: announce(self), {"test rows": self.test_arrays}, self.options)
+
+    def options(self) -> dict[str, str]:
+        """What was decided, as text by flag, of all that a run keeps when it goes on."""
+        told = vars(self.use) | {"task": self.table.task, "target": self.table.preprocess.target}
+        known = settings_of(FitSettings).values()
+        kept = [one for one in known if one.is_saved and one.name not in MAY_CHANGE and one.flag.startswith("--")]
+        return {one.flag: "none" if told[one.name] in (None, []) else shown(told[one.name]) for one in kept}
 
     def test_arrays(self) -> list[Any]:
         """What is measured at the end: rows, labels, and the targets in their units; nothing where there are no test

@@ -188,6 +188,13 @@ class FitSettings:
     json: Annotated[Json, UNSAVED] = False
 
 
+# Settings that may be others when a run goes on, or of which it knows more than their text
+MAY_CHANGE = (
+    "out", "val", "test", "epochs", "micro_batch_size", "precision", "device", "checkpoint_every", "keep", "log",
+    "groups",
+)  # fmt: skip
+
+
 def prepared(asked: FitSettings) -> FitSettings:
     """With what is decided before the data are read; SettingError for settings that exclude one another."""
     from ..base.errors import SettingError

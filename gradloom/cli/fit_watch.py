@@ -22,17 +22,20 @@ class Watch(Callback):
         settings: Callable[[], bytes],
         announce: Callable[[], None],
         contents: Mapping[str, Callable[[], Sequence[Any]]],
+        options: Callable[[], Mapping[str, str]],
     ) -> None:
         self.loop: Any = None
         self.announce = announce  # what was decided: said when nothing can be refused any more
         self.settings = settings  # the text of settings.toml
         self.contents = contents  # what a resumed run must find again, beside what it trains and validates on
+        self.options = options  # by flag, what was decided: what differs in a resumed run is told by these
 
     def begin(self, loop: Any) -> None:
         self.loop = loop
         self.announce()
         heed_signals()
         loop.contents.update(self.contents)
+        loop.about.update(self.options())
         if loop.saver is not None and loop.saver.folder is not None:
             loop.saver.folder.files[SETTINGS] = self.settings
 

@@ -44,6 +44,7 @@ GRAPHS = {
     "micro-batch": "the graph of a step differs",
     "evaluation graph": "the graph of an evaluation differs",
 }
+OPTION = "--"  # of a command
 ATTRIBUTES = "attributes."  # of modules: they tell why a graph differs, and alone are no difference
 POINTS = [(step, 0) for step in (0, 1, 2, 5, 10, 20, 50, 100, 1000, 10_000, 100_000)]
 POINTS += [(0, epoch) for epoch in (1, 2, 5, 10, 20, 50, 100)]
@@ -178,12 +179,24 @@ class Identity:
         return {"settings": self.settings, "environment": self.environment}
 
     def differences(self, about: Mapping[str, Any]) -> list[str]:
-        """What differs from the run of a checkpoint, each as "name is ... and was ..."."""
+        """What differs from the run of a checkpoint, each as "name is ... and was ...": the options of a command, where
+        some differ, in place of all that follows from them."""
+        theirs, found = about["settings"], self._differences(about)
+        options = [
+            f"{name} is {value} and was {theirs[name]}"
+            for name, value in self.settings.items()
+            if name.startswith(OPTION) and theirs.get(name, value) != value
+        ]
+        found = options if found and options else found
+        return [*found[:SHOWN], f"{len(found) - SHOWN} more"] if len(found) > SHOWN else found
+
+    def _differences(self, about: Mapping[str, Any]) -> list[str]:
         same_version = about["environment"].get("gradloom") == self.environment["gradloom"]
         mine, theirs = _flat(self.settings), _flat(about["settings"])
         crossed = {mine.get("exchange"), theirs.get("exchange")} == {"none", "ordered"}
         without = {"exchange", "graph"} if crossed else set()  # ranks end a step by another graph, with the same bits
-        names = [name for name in mine | theirs if name not in without and mine.get(name) != theirs.get(name)]
+        every = [name for name in mine | theirs if name not in without and not name.startswith(OPTION)]
+        names = [name for name in every if mine.get(name) != theirs.get(name)]
         built = [name for name in names if name in GRAPHS or name.startswith("metric ")]
         found = [
             "{} is {} and was {}".format(name, *_texts(mine.get(name), theirs.get(name)))
@@ -210,8 +223,9 @@ class Identity:
             f"the {what} differ ({digest}, was {saved[what]})"
             for what, digest in (self.digests() if saved else {}).items()
             if saved.get(what, digest) != digest  # a checkpoint of an older version may not tell of it
+            and not ("folds" in names and what in ("data", "validation sets"))  # which hold the folds of their rows
         ]
-        return [*found[:SHOWN], f"{len(found) - SHOWN} more"] if len(found) > SHOWN else found
+        return found
 
     def other_environment(self, about: Mapping[str, Any]) -> list[str]:
         """What differs and lets the run go on, without the promise of the same bits."""

@@ -144,6 +144,29 @@ def test_settings_that_differ_are_refused(capsys, tmp_path, whole):
     assert len(list((out / "checkpoints").glob("*.json"))) <= 2
 
 
+def test_an_option_that_differs_is_named_and_nothing_that_follows_from_it(capsys, tmp_path):
+    rng = np.random.default_rng(0)
+    rows = [f"{a:.3f},{b:.3f},{w:.3f},{w + 1:.3f},{'xy'[int(a > b)]}" for a, b, w in rng.uniform(0.5, 2, (150, 3))]
+    (tmp_path / "t.csv").write_text("a,b,w,v,y\n" + "\n".join(rows) + "\n")
+    out, words = tmp_path / "out", ("--weight-column", "w", "--hidden", 8, "--epochs", 40, "--stop-after", "0.001s")
+    assert run(capsys, "fit", tmp_path / "t.csv", *words, "--out", out)[0] == 0
+    need = "; need the same, or --overwrite (overwrite=True) to start anew\n"
+    differ = {
+        ("--ensemble", 9): "--ensemble is 9 and was 8",
+        ("--weight-column", "v"): '--weight-column is "v" and was "w"',
+        ("--folds", 4): "--folds is 4 and was 8",
+        ("--drop", "b", "--hidden", 9): '--drop is ["b"] and was none; --hidden is [9] and was [8]',
+    }
+    for options, said in differ.items():
+        code, _, err = run(capsys, "fit", "--out", out, "--resume", *options)
+        assert code == 2 and err.splitlines(True)[-1] == f"gradloom: {out}: cannot be resumed: {said}{need}", err
+    other = shutil.copy(tmp_path / "t.csv", tmp_path / "other.csv")
+    other.write_text(other.read_text().replace("0.5", "0.6"))
+    code, _, err = run(capsys, "fit", other, "--out", out, "--resume")
+    assert code == 2 and "the data differ" in err and "--" not in err.splitlines()[-1].split("; need the same")[0]
+    assert run(capsys, "fit", "--out", out, "--resume", "--target", "y", "--epochs", 40)[0] == 0  # says the same
+
+
 def test_nothing_to_resume_starts_anew_and_says_so(capsys, tmp_path):
     data = flowers(tmp_path / "t.csv")
     code, _, err = run(capsys, "fit", data, "--epochs", 2, "--out", tmp_path / "a", "--resume")

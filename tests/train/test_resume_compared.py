@@ -56,6 +56,17 @@ def test_without_running_statistics_ranks_and_one_process_are_one_run(first, tmp
     assert steps_in(tmp_path)[-1] == 28
 
 
+def test_other_folds_are_no_other_data(tmp_path):
+    def ensemble(folds, **options):
+        net = gl.nn.Ensemble(gl.nn.MemberLinear(4, 6, 3)).init(0)
+        return gl.fit(net, (X, Y), folds=folds, epochs=2, progress=False, run=tmp_path, **options)
+
+    with pytest.raises(KeyboardInterrupt):
+        ensemble(4, on_train_batch=stopping(3))
+    with pytest.raises(gl.TrainError, match="cannot be resumed: folds is 2 and was 4; need the same"):
+        ensemble(2, resume=True)
+
+
 class Drawn(gl.nn.Module):
     """A model that another attribute, or a generator of its own, changes."""
 
