@@ -143,7 +143,7 @@ template <class From> struct TakeRow<From, int32_t> {  // false when a value doe
 };
 
 inline void take_batch_plan(const Call& call, KernelPlan& plan) {
-  plan.parts[0] = parts_for(static_cast<double>(call[3].size()), 64 * 1024);
+  plan.parts[0] = parts_for(static_cast<double>(call[3].size()), 16 * 1024);
 }
 
 template <class From, class To> inline void take_batch_run(const Call& call, int, int part, int parts, void*) {
@@ -152,7 +152,6 @@ template <class From, class To> inline void take_batch_run(const Call& call, int
   const int64_t position = *call[2].as<const int64_t>(), rows = call[0].shape[0], known = call[1].size();
   To* y = call[3].as<To>();
   const int64_t width = row_elements(call[0]);
-  constexpr int64_t kAhead = 4;  // rows whose lines are asked for before they are needed
   const auto row_at = [&](int64_t i) -> int64_t {
     const int64_t at = position + i;
     if (at < 0 || at >= known) return -1;
@@ -160,7 +159,9 @@ template <class From, class To> inline void take_batch_run(const Call& call, int
     return id >= 0 && id < rows ? id : -1;
   };
   const int64_t bytes = width * static_cast<int64_t>(sizeof(From));
-  const auto ask = [&](int64_t i) {
+  const int64_t ahead = bytes < 256 ? 0 : 4;  // rows asked for before they are needed; a core sees short ones by itself
+  // Inlined by force: a call of what has no effect but on time is one that a compiler leaves out.
+  const auto ask = [&](int64_t i) __attribute__((always_inline)) {
     const int64_t id = row_at(i);
     if (id < 0) return;
     const char* p = reinterpret_cast<const char*>(data + id * width);
@@ -168,9 +169,9 @@ template <class From, class To> inline void take_batch_run(const Call& call, int
     if (bytes) __builtin_prefetch(p + (bytes < 4096 ? bytes : 4096) - 1);
   };
   const Range range = part_range(call[3].shape[0], part, parts);
-  for (int64_t i = range.begin; i < range.end && i < range.begin + kAhead; i++) ask(i);
+  for (int64_t i = range.begin; i < range.end && i < range.begin + ahead; i++) ask(i);
   for (int64_t i = range.begin; i < range.end; i++) {
-    if (i + kAhead < range.end) ask(i + kAhead);
+    if (ahead && i + ahead < range.end) ask(i + ahead);
     const int64_t id = row_at(i), at = position + i;
     int64_t seen = 0;
     if (id < 0) call.status->fail(Stop::index, i, at >= 0 && at < known ? order[at] : at);

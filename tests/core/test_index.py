@@ -4,7 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.core.harness import NAMES, isas, run
+from gradloom import _core
+from tests.core.harness import NAMES, arg, isas, run
 
 rng = np.random.default_rng(0)
 INDEX = 2  # Stop::index
@@ -104,6 +105,14 @@ def test_take_batch_takes_every_byte():
         assert np.array_equal(take(data, order, 0, 2, isa=isa)[0], data[order].astype(np.float32))
         signed = data.view(np.int8)
         assert np.array_equal(take(signed, order, 0, 2, isa=isa)[0], signed[order].astype(np.float32))
+
+
+@pytest.mark.parametrize("isa", isas())
+def test_a_batch_is_cut_into_even_parts(isa):
+    """As many for each thread: five parts would leave one of two threads without work for a fifth of the time."""
+    shapes = [("u8", (60_000, 784)), ("i64", (60_000,)), ("i64", ())]
+    records = np.array([*(arg(kind, shape) for kind, shape in shapes), arg("f32", (500, 784), write=True)])
+    assert _core.kernel_plan(isa, "take_batch", "u8_i64_f32", records, np.array([500]))[0] == (16,)
 
 
 @pytest.mark.parametrize("isa", isas())
