@@ -191,9 +191,9 @@ void describe(const Call& call, const Tensor& z, P& p) {
   if (p.narrow) {
     p.pack_a = p.a.along != 1;
     p.pack_b = false;
-    const int most = p.m / kTileColumns < 16 ? static_cast<int>(p.m / kTileColumns) : 16;
+    const int64_t strips = ceil_div(p.m, kTileColumns);
     if (p.batches == 1)
-      p.parts = p.parts_m = static_cast<int>(parts_for(work, kPartCost, most > 1 ? most : 1));
+      p.parts = p.parts_m = static_cast<int>(parts_for(work, kPartCost, strips < 16 ? static_cast<uint32_t>(strips) : 16));
     else
       p.parts = static_cast<int>(parts_for(work * static_cast<double>(p.batches), kPartCost,
                                            p.batches < 16 ? static_cast<uint32_t>(p.batches) : 16));

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gradloom import _core
-from tests.core.harness import isas, run
+from tests.core.harness import arg, isas, run
 
 rng = np.random.default_rng(0)
 NAN = np.float32(np.nan)
@@ -217,6 +217,14 @@ def test_same_bits_for_any_number_of_threads(isa, size):
     finally:
         _core.set_cores(0)
     assert _core.cores() == before
+
+
+@pytest.mark.parametrize("isa", isas())
+def test_few_columns_are_cut_into_even_parts(isa):
+    """500 rows are not a whole number of strips: the last, short one is a part as the others are."""
+    m, n, k = 500, 10, 500
+    records = np.array([arg("f32", (m, k), strides=(1, m)), arg("f32", (k, n)), arg("f32", (m, n), write=True)])
+    assert _core.kernel_plan(isa, "matmul", "f32", records, np.zeros(0, np.int64))[0] == (16,)
 
 
 @pytest.mark.parametrize("isa", isas())
