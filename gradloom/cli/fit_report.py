@@ -176,7 +176,7 @@ def measure(job: Job, seconds: float) -> dict[str, Any]:
         "task": table.task,
         "target": table.preprocess.target,
         "rows_train": train_rows,
-        "rows_val": val_rows or next((rows.n for rows in job.val.values()), 0),
+        "rows_val": min(val_rows or next((rows.n for rows in job.val.values()), 0), use.eval_rows or sys.maxsize),
         "folds": use.folds,
         "rows_test": 0 if table.test is None else table.test.n,
         **(_of(kept.train, "train") if kept else {}),

@@ -110,7 +110,7 @@ def places_of(codes: np.ndarray, texts: list[bytes], column: Column, notes: list
     rows = int(unknown.sum())
     if rows:
         new = sorted({texts[code] for code in np.unique(codes[unknown])})
-        shown = listed([text.decode("utf-8", "replace") for text in new])
+        shown = listed([text.decode("utf-8", "replace") or "''" for text in new])
         notes.append(f"{column.name}: {rows} row{'s' * (rows != 1)} with a text unknown from training: {shown}")
     return place
 

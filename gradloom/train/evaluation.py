@@ -163,4 +163,4 @@ def _refuse_unheeded(every: str | Interval, interval: Interval, rows: int | None
         asked, more = f"metrics: {unmeasured}", "val=, or gl.train.Metric(function, train=True)"
     else:
         return
-    raise SettingError(f"{asked}: there are no rows to validate on; need val_split= above 0, {more}")
+    raise SettingError(f"{asked}: there are no rows to validate on; need val_split= or folds= above 0, {more}")

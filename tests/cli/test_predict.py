@@ -229,3 +229,15 @@ def test_commas_of_a_target_mean_what_they_meant_in_training(capsys, tmp_path, g
         assert code == 0
         found[name] = json.loads(out.splitlines()[-1])
     assert found["a"]["rmse"] == pytest.approx(found["b"]["rmse"])
+
+
+def test_words_of_odd_rows(capsys, tmp_path):
+    """An empty text is shown; one row has a target."""
+    rng = np.random.default_rng(0)
+    rows = [f"{rng.normal():.3f},{'pqr'[i % 3]},{'ab'[i % 2]}" for i in range(90)]
+    (tmp_path / "t.csv").write_text("size,c,y\n" + "\n".join(rows) + "\n")
+    assert run(capsys, "fit", tmp_path / "t.csv", "--epochs", 1, "--hidden", 4, "--out", tmp_path / "o")[0] == 0
+    (tmp_path / "n.csv").write_text("size,c,y\n1,,a\n2,p,\n")
+    code, _, err = run(capsys, "predict", tmp_path / "o", tmp_path / "n.csv")
+    assert code == 0 and "c: 1 row with a text unknown from training: ''\n" in err, err
+    assert " on 1 row that has a 'y'" in err

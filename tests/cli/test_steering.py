@@ -178,6 +178,9 @@ def test_evaluations_inside_of_epochs(capsys, tmp_path):
     data = flowers(tmp_path / "t.csv")
     before, _ = fitted(capsys, tmp_path / "a", data, *BASE)
     after, _ = fitted(capsys, tmp_path / "b", data, *BASE, "--eval-every", "1steps", "--eval-rows", 5)
+    many = flowers(tmp_path / "many.csv", 200)
+    _, few = fitted(capsys, tmp_path / "e", many, "--epochs", 1, "--eval-rows", 50)
+    assert few["folds"] and few["rows_val"] == 50 < few["rows_train"]
     assert weights(before) == weights(after) != b""
     code, _, err = run(capsys, "fit", data, "--eval-every", "1steps", "--out", tmp_path / "c")
     assert (

@@ -311,13 +311,13 @@ def test_it_refuses(options, message):
 UNMEASURED = [
     (
         {"eval_every": "1steps"},
-        r"eval_every='1steps': there are no rows to validate on; need val_split= above 0, or val=",
+        r"eval_every='1steps': there are no rows to validate on; need val_split= or folds= above 0, or val=",
     ),
     ({"eval_every": "2epochs"}, r"eval_every='2epochs': there are no rows to validate on"),
-    ({"eval_rows": 3}, r"eval_rows=3: there are no rows to validate on; need val_split= above 0, or val="),
+    ({"eval_rows": 3}, r"eval_rows=3: there are no rows to validate on; need val_split= or folds= above 0, or val="),
     (
         {"metrics": {"top": lambda outputs, labels: outputs[:, 0]}},
-        r"metrics: top: there are no rows to validate on; need val_split= above 0, val=, or gl.*train=True",
+        r"metrics: top: there are no rows to validate on; need val_split= or folds= above 0, val=, or gl.*train=True",
     ),
     (
         {"metrics": {"a": Metric(lambda o, l: o[:, 0], train=True), "b": Metric(lambda o, l: o[:, 0])}},
