@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..base.errors import BackendError, SettingError
 from ..base.html import html_table
 from .metrics import UNCERTAINTY
-from .result import MAIN, EpochResult
+from .result import MAIN, EpochResult, Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,6 +31,16 @@ class History(list[EpochResult]):
         return (
             replace(result, val=made[-1].val, evaluations=made) if made and made[-1].val is not result.val else result
         )
+
+    def at_step(self, epoch: int, step: int, latest: Result) -> EpochResult | None:
+        """What was measured of the weights after so many steps, in this epoch: of the pass that trained them, `latest`,
+        as far as it came, and of validation where that measured them; None before the first step."""
+        last = self[-1] if self else None
+        if latest.ndata and (last is None or last.train is not latest):
+            return EpochResult(epoch, latest, None, 0.0)
+        if last is None or not last.evaluations or last.evaluations[-1].step != step:
+            return last
+        return self.at(last.epoch, step)
 
     def to_dict(self) -> dict[str, list[Any]]:
         """Column name -> a value for each pass; what JSON holds, and what pandas.DataFrame takes.

@@ -57,8 +57,7 @@ class Loop:
 
     `run` makes the passes that are left. What came of them: history (an EpochResult for each pass), before (validation
     before the first step), steps, rows (trained on), passes (begun), latest (the training Result of the last pass),
-    stopped (a listener has ended it), restored (EarlyStopping gave earlier weights back), training_seconds. Predictions
-    are kept of the last pass alone.
+    stopped (by a listener), restored (EarlyStopping gave weights back), training_seconds. Predictions: of the last pass.
 
     A pass is trained in segments that end where `ends` says, with the same bits as in one piece.
     """
@@ -182,9 +181,8 @@ class Loop:
 
     def _times(self) -> dict[str, Any]:
         """Seconds: of training, of the pass under way, of each epoch. They decide nothing."""
-        now = 0.0 if self._pass is None else self._pass.seconds
         epochs = np.array([epoch.seconds for epoch in self.history], np.float64)
-        return {"training": self.training_seconds, "pass": now, "epochs": epochs}
+        return {"training": self.training_seconds, "pass": self._pass.seconds if self._pass else 0.0, "epochs": epochs}
 
     def _load_times(self, values: Mapping[str, Any]) -> Callable[[], None]:
         check_names("time", values, self._times())
@@ -261,15 +259,9 @@ class Loop:
 
     @property
     def kept(self) -> EpochResult | None:
-        """What was measured of the weights as they are now: of the pass that trained them, as far as it came, and of
-        validation where that measured them; None before the first step."""
-        if self.restored is not None:
-            return self.history.at(*self.restored)
-        last = self.history[-1] if self.history else None
-        if self.latest.ndata and (last is None or last.train is not self.latest):
-            return EpochResult(self.epoch, self.latest, None, 0.0)
-        is_measured = last is not None and last.evaluations and last.evaluations[-1].step == self.steps
-        return self.history.at(last.epoch, self.steps) if last is not None and is_measured else last
+        """What was measured of the weights as they are now; None before the first step."""
+        done = self.history
+        return done.at(*self.restored) if self.restored else done.at_step(self.epoch, self.steps, self.latest)
 
     def _stop(self, error: StopTraining) -> None:
         """A listener, or the time, ends the training."""
@@ -344,8 +336,7 @@ class Loop:
         if self.history:
             self.history[-1].drop_predictions()
         self.passes += 1
-        rows = self._rows_of_pass(self.steps)
-        return Pass(self._first_pass + self.passes, rows, self.steps, train=Result(self.measures))
+        return Pass(self.epoch, self._rows_of_pass(self.steps), self.steps, train=Result(self.measures))
 
     def _rows_of_pass(self, before: int) -> int:
         """The rows that a pass trains on which begins after so many steps."""
