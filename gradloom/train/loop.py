@@ -57,7 +57,7 @@ class Loop:
 
     `run` makes the passes that are left. What came of them: history (an EpochResult for each pass), before (validation
     before the first step), steps, rows (trained on), passes (begun), latest (the training Result of the last pass),
-    stopped (by a listener), restored (EarlyStopping gave weights back), training_seconds. Predictions: of the last pass.
+    stopped (by a listener), restored (EarlyStopping gave weights back), training_seconds. Predictions: of the last.
 
     A pass is trained in segments that end where `ends` says, with the same bits as in one piece.
     """
