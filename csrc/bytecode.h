@@ -1,6 +1,6 @@
 // bytecode.h: everything that the native core knows about a program.
 //
-// Bytecode is three arrays of plain records, made by gradloom/plan/bytecode.py and handed over without copying:
+// Bytecode is three arrays of plain records, made by src/gradloom/plan/bytecode.py and handed over without copying:
 // instructions, arguments, attribute words. A pointer is segment + offset; the segment table gives each
 // segment's base address. The core has no shape rules, makes no decisions and allocates nothing while it runs.
 #pragma once
@@ -20,7 +20,7 @@ constexpr uint32_t kNoSegment = 0xffffffffu;  // an absent optional argument: da
 constexpr int64_t kNoAttr = INT64_MIN;        // the word of an optional attribute without a value
 constexpr size_t kAlign = 64;                 // every buffer starts on a cache line
 
-// Codes shared with gradloom/base/dtypes.py. Quantised types hold blocks of neighbours (kernels/quant.h).
+// Codes shared with src/gradloom/base/dtypes.py. Quantised types hold blocks of neighbours (kernels/quant.h).
 enum class DType : uint8_t {
   none = 0, f32 = 1, f16 = 2, bf16 = 3, f64 = 4, u8 = 5, i8 = 6, i32 = 7, i64 = 8,
   q4_0 = 16, q4_1 = 17, q5_0 = 18, q5_1 = 19, q8_0 = 20, q2_k = 21, q3_k = 22, q4_k = 23, q5_k = 24, q6_k = 25

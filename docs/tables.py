@@ -13,6 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gradloom
+
 # name of the case on the page -> the command's words
 CASES = {
     "churn": "fit churn.csv --out churn",
@@ -67,7 +69,7 @@ def _days(count: int = 900) -> list[str]:
 def shown(words: str, folder: Path) -> str:
     """What `gradloom WORDS` prints in `folder`, without the lines that tell of the machine."""
     code = "import sys; from gradloom.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    environment = os.environ | {"PYTHONPATH": os.path.abspath(os.environ.get("PYTHONPATH", "."))}
+    environment = os.environ | {"PYTHONPATH": str(Path(gradloom.__file__).parents[1])}
     call = [sys.executable, "-c", code, *words.split()]
     done = subprocess.run(call, cwd=folder, env=environment, capture_output=True, text=True, check=True)
     lines = (done.stderr + done.stdout).splitlines()

@@ -13,9 +13,9 @@ build_core() {
   local tree=$1
   shift
   mkdir -p "$tree"
-  rm -rf "$tree/gradloom" "$tree/csrc" "$tree/tests" "$tree/examples"
-  cp -R -p gradloom csrc tests examples pyproject.toml CMakeLists.txt "$tree/"
-  rm -f "$tree"/gradloom/_core*.so "$tree"/gradloom/_cells*.so
+  rm -rf "$tree/src" "$tree/csrc" "$tree/tests" "$tree/examples"
+  cp -R -p src csrc tests examples pyproject.toml CMakeLists.txt "$tree/"
+  rm -f "$tree"/src/gradloom/_core*.so "$tree"/src/gradloom/_cells*.so
   cmake -S "$tree" -B "$tree/build" -G Ninja -DGRADLOOM_INPLACE=ON "-DPython_EXECUTABLE=$PYTHON" "$@" \
         >"$tree/cmake.log" || { cat "$tree/cmake.log"; exit 1; }
   ninja -C "$tree/build" >"$tree/ninja.log" || { cat "$tree/ninja.log"; exit 1; }
@@ -31,7 +31,7 @@ import sys
 from pathlib import Path
 
 sys.meta_path = [f for f in sys.meta_path if "ScikitBuild" not in type(f).__name__]
-sys.path.insert(0, "")
+sys.path[:0] = [str(Path("src").resolve()), ""]
 from gradloom import _core
 
 assert Path(_core.__file__).resolve().is_relative_to(Path.cwd()), f"{_core.__file__} is not the core of this tree"

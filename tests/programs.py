@@ -1,8 +1,8 @@
 """What a corpus of training runs hands to the native core, as digests: a change of the Python floors that should change
 no program is held against the commit before it, with both in one run on one machine.
 
-    PYTHONPATH=../before python tests/programs.py --write before.json
-    PYTHONPATH=. python tests/programs.py --compare before.json
+    PYTHONPATH=../before/src python tests/programs.py --write before.json
+    PYTHONPATH=src python tests/programs.py --compare before.json
 
 A program's digest covers its kernels, instructions, operands, attributes, constants, arena and output places, for the
 instruction set avx2; a run's digest covers the bytes of its weights or what it generated. --compare prints each run

@@ -38,7 +38,7 @@ def test_files_that_the_documents_name_exist(name: str) -> None:
     named = re.findall(
         r"`((?:gradloom|csrc|tests|bench|examples|docs|plan|run|ops|graph|train|data|base|transform)/[\w/]+\.\w+)", text
     )
-    missing = [f for f in named if not (ROOT / f).exists() and not (ROOT / "gradloom" / f).exists()]
+    missing = [f for f in named if not (ROOT / f).exists() and not (ROOT / "src" / "gradloom" / f).exists()]
     assert named and not missing, f"{name} names {missing}"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "gradloom"
+PACKAGE = Path(__file__).parent.parent / "src" / "gradloom"
 LINE = ["base", "graph", "ops", "transform", "plan", "run"]  # each sees those before it
 SEES: dict[str, set[str]] = {part: set(LINE[:i]) for i, part in enumerate(LINE)}
 SEES |= {

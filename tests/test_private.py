@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "gradloom"
+PACKAGE = Path(__file__).parent.parent / "src" / "gradloom"
 NATIVE = ("_core", "_cells")
 
 

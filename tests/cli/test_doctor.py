@@ -122,10 +122,10 @@ def test_how_a_stale_core_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "core_path", lambda: core)
     os.utime(core, (1000, 1000))
     os.utime(source, (999, 999))
-    assert machine.stale_sources(tmp_path / "gradloom") == []
+    assert machine.stale_sources(tmp_path / "src" / "gradloom") == []
     os.utime(source, (1001, 1001))
-    assert machine.stale_sources(tmp_path / "gradloom") == ["csrc/kernels/x.h"]
-    assert machine.stale_sources(tmp_path / "elsewhere" / "gradloom") == []  # installed: no sources beside it
+    assert machine.stale_sources(tmp_path / "src" / "gradloom") == ["csrc/kernels/x.h"]
+    assert machine.stale_sources(tmp_path / "elsewhere" / "src" / "gradloom") == []  # installed: no sources beside it
 
 
 def test_missing_packages(capsys, fresh, monkeypatch):

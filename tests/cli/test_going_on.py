@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import gradloom
 from gradloom.cli.common import to_paste
 from tests import processes
 from tests.cli.test_fit import ENV, flowers
@@ -35,7 +36,7 @@ def pasted(line: str, folder: Path) -> None:
     (shims / "gradloom").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m gradloom "$@"\n')
     (shims / "gradloom").chmod(0o755)
     where = os.pathsep.join([str(shims), os.path.dirname(sys.executable), os.environ["PATH"]])
-    env = {**ENV, "PATH": where, "PYTHONPATH": str(Path(__file__).parents[2])}
+    env = {**ENV, "PATH": where, "PYTHONPATH": str(Path(gradloom.__file__).parents[1])}
     done = subprocess.run(["bash", "-c", line], cwd=shims, env=env, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, (line, done.stderr)
 

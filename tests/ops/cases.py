@@ -2,7 +2,7 @@
 
 A failing kernel case prints the line that repeats it; by hand:
 
-    PYTHONPATH=. python -c 'from tests.ops.cases import check; check("relu", 3, "avx2", layout="gaps", threads=2)'
+    PYTHONPATH=src:. python -c 'from tests.ops.cases import check; check("relu", 3, "avx2", layout="gaps", threads=2)'
 """
 
 from __future__ import annotations

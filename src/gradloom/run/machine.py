@@ -42,7 +42,7 @@ def core_path() -> Path:
 def stale_sources(package: Path = PACKAGE) -> list[str]:
     """Sources beside this package that are newer than what is built of them, if it is a source tree: the core is not
     theirs, or the reader of tables (csrc/cells)."""
-    root, core = package.parent, core_path()
+    root, core = package.parents[1], core_path()  # package: src/gradloom
     built = {name: core.with_name(core.name.replace("_core", name, 1)).stat().st_mtime for name in ("_core", "_cells")}
     sources = [p for p in (root / "csrc").rglob("*") if p.suffix in (".h", ".cpp")]
     module = {p: "_cells" if p.parent.name == "cells" else "_core" for p in sources}

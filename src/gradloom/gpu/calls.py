@@ -93,7 +93,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """One run of a kernel; gradloom/gpu/__init__.py tells what the fields are."""
+    """One run of a kernel; gpu/__init__.py tells what the fields are."""
 
     source: tuple[str, ...]
     entry: str
