@@ -9,9 +9,14 @@ from collections.abc import Iterator
 import pytest
 
 from tests import processes
+from tests.budgets import Budgets
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job: tests send it to their own process
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Budgets(config))
 
 
 @pytest.fixture(autouse=True)
