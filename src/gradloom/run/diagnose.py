@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..base.arrays import place_in
 from ..base.errors import GuardTripped, NonFiniteError, NotFinite
 from ..graph.graph import view_base
 from ..graph.value import Node, Value
@@ -35,11 +36,6 @@ def row_of(name: str, array: np.ndarray, at: int) -> Place:
     """The words for the flat element `at` of an input [rows, ...]."""
     row, inside = divmod(at, array.size // len(array))
     return f"row {row} of the {name}", place_in(array.shape[1:], inside)
-
-
-def place_in(shape: Sequence[int], at: int) -> str:
-    """Where the flat element `at` of a shape is: " at [1, 2]"; "" of one number."""
-    return f" at {[int(i) for i in np.unravel_index(at, shape)]}" if shape else ""
 
 
 def first_bad(
