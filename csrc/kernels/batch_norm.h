@@ -6,6 +6,9 @@
 //   backward  phase 0   each part, its images: sums of g and of g * h per channel
 //             phase 1   each part, its images: dx, elementwise; the first part also dweight and dbias
 //
+// A variance that f32 does not hold makes y and dx NaN, so that the guard refuses the step: it is an output, and with an
+// infinite one y would be the bias alone.
+//
 // Every part adds the sums of all parts itself, in the order of the parts: they are few. Lanes run along the pixels of
 // a channel, or over the channels where a channel has one pixel.
 #pragma once
@@ -17,6 +20,10 @@ namespace gradloom::GL_ISA {
 struct Batch {
   int64_t images, channels, pixels;
 };
+// sqrt(var + eps); NaN where f32 does not hold the variance
+inline double batch_root(double var, double eps) {
+  return static_cast<float>(var) < __builtin_inff() ? __builtin_sqrt(var + eps) : __builtin_nan("");
+}
 inline Batch batch_of(const Tensor& x) {
   int64_t pixels = 1;
   for (int i = 2; i < x.rank; i++) pixels *= x.shape[i];
@@ -139,7 +146,7 @@ inline void batch_norm_run(const Call& call, int phase, int part, int parts, voi
     double var = batch_join(second + C, parts, stride, c) / count - off * off;
     if (var < 0) var = 0;
     table[C + c] = static_cast<float>(off);
-    table[2 * C + c] = static_cast<float>((weight ? weight[c] : 1.0) / __builtin_sqrt(var + eps));
+    table[2 * C + c] = static_cast<float>((weight ? weight[c] : 1.0) / batch_root(var, eps));
     table[3 * C + c] = bias ? bias[c] : 0.0f;
     if (part == 0) {
       if (call[4].data) call[4].as<float>()[c] = static_cast<float>(table[c] + off);
@@ -178,7 +185,7 @@ inline void batch_norm_back_run(const Call& call, int phase, int part, int parts
   const Range range = part_range(d.images, part, parts);
   for (int64_t c = 0; c < C; c++) {
     table[c] = mean[c];
-    table[C + c] = static_cast<float>(1.0 / __builtin_sqrt(static_cast<double>(var[c]) + eps));
+    table[C + c] = static_cast<float>(1.0 / batch_root(var[c], eps));
   }
   if (phase == 0) {
     batch_sums(d, range, partial + part * stride, partial + part * stride + C,

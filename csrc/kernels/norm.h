@@ -7,6 +7,9 @@
 // Every pass that writes is elementwise and reads no other element than its own, so an output may be any of its inputs.
 // Variance takes two passes: sums of x - mean, and of its square. The first of them, 0 but for rounding, corrects mean
 // and variance.
+//
+// Where a row's sums overflow f32 (|x| above about 1e18), the row is computed again in f64: with the square of a finite
+// number taken as infinite, y and dx would be 0.
 #pragma once
 #include "../simd/math.h"
 #include "rows.h"
@@ -42,6 +45,44 @@ struct RowStats {
   }
 };
 
+// Neither 0 nor NaN, as 1 / sqrt(variance + eps) is unless the variance overflowed, or x is not finite.
+inline bool in_range(float inverse) { return inverse > 0; }
+inline bool in_range(float inverse, float a, float b) {
+  return inverse > 0 && __builtin_fabsf(a) < __builtin_inff() && __builtin_fabsf(b) < __builtin_inff();
+}
+
+// One row in f64. y and dx may lie in the storage of an input: each element is read before it is written.
+template <bool centred> struct WideRow {
+  double mean = 0, inverse;
+  WideRow(const float* x, int64_t n, double eps) {
+    if (centred) {
+      for (int64_t i = 0; i < n; i++) mean += x[i];
+      mean /= static_cast<double>(n);
+    }
+    double square = 0;
+    for (int64_t i = 0; i < n; i++) square += (x[i] - mean) * (x[i] - mean);
+    inverse = 1.0 / __builtin_sqrt(square / static_cast<double>(n) + eps);
+  }
+  double at(const float* x, int64_t i) const { return (x[i] - mean) * inverse; }
+};
+template <bool centred>
+inline __attribute__((noinline)) void wide_row(const float* x, float* y, int64_t n, double eps) {
+  const WideRow<centred> row(x, n, eps);
+  for (int64_t i = 0; i < n; i++) y[i] = static_cast<float>(row.at(x, i));
+}
+template <bool centred>
+inline __attribute__((noinline)) void wide_row_back(const float* g, const float* x, float* dx, int64_t n, double eps) {
+  const WideRow<centred> row(x, n, eps);
+  double sum_g = 0, sum_gh = 0;
+  for (int64_t i = 0; i < n; i++) {
+    sum_g += g[i];
+    sum_gh += g[i] * row.at(x, i);
+  }
+  const double share = 1.0 / static_cast<double>(n), mean_g = centred ? sum_g * share : 0, mean_gh = sum_gh * share;
+  for (int64_t i = 0; i < n; i++)
+    dx[i] = static_cast<float>((g[i] - mean_g - row.at(x, i) * mean_gh) * row.inverse);
+}
+
 // y = (x - mean) / sqrt(var + eps)
 inline void layer_norm_run(const Call& call, int, int part, int parts, void*) {
   const double eps = call.attr_float(0);
@@ -53,6 +94,10 @@ inline void layer_norm_run(const Call& call, int, int part, int parts, void*) {
     RowStats s;
     s.find(x, count, n, eps);
     for (int k = 0; k < count; k++, x += n, y += n) {
+      if (!in_range(s.inverse[k])) {
+        wide_row<true>(x, y, n, eps);
+        continue;
+      }
       const F mean = F::set1(s.mean[k]), off = F::set1(s.off[k]), inverse = F::set1(s.inverse[k]);
       row_each(n, [&](int64_t i, auto t) { row_store(y + i, ((row_load(x + i, t) - mean) - off) * inverse, t); });
     }
@@ -83,6 +128,10 @@ inline void layer_norm_back_run(const Call& call, int, int part, int parts, void
       mean_gh[k] = static_cast<float>(sums.b * share * static_cast<double>(s.inverse[k]));
     }
     for (int k = 0; k < count; k++, g += n, x += n, dx += n) {
+      if (!in_range(s.inverse[k], mean_g[k], mean_gh[k])) {
+        wide_row_back<true>(g, x, dx, n, eps);
+        continue;
+      }
       const F mean = F::set1(s.mean[k]), off = F::set1(s.off[k]), inverse = F::set1(s.inverse[k]);
       const F a = F::set1(mean_g[k]), b = F::set1(mean_gh[k]);
       row_each(n, [&](int64_t i, auto t) {
@@ -112,6 +161,10 @@ inline void rms_norm_run(const Call& call, int, int part, int parts, void*) {
       inverse[k] = static_cast<float>(1.0 / __builtin_sqrt(square * share + eps));
     }
     for (int k = 0; k < count; k++, x += n, y += n) {
+      if (!in_range(inverse[k])) {
+        wide_row<false>(x, y, n, eps);
+        continue;
+      }
       const F scale = F::set1(inverse[k]);
       row_each(n, [&](int64_t i, auto t) { row_store(y + i, row_load(x + i, t) * scale, t); });
     }
@@ -140,6 +193,10 @@ inline void rms_norm_back_run(const Call& call, int, int part, int parts, void*)
       pull[k] = static_cast<float>(sums.b * share * inverse * inverse);
     }
     for (int k = 0; k < count; k++, g += n, x += n, dx += n) {
+      if (!in_range(scale[k], pull[k], 0)) {
+        wide_row_back<false>(g, x, dx, n, eps);
+        continue;
+      }
       const F s = F::set1(scale[k]), b = F::set1(pull[k]);
       row_each(n, [&](int64_t i, auto t) {
         row_store(dx + i, fnma(row_load(x + i, t), b, row_load(g + i, t)) * s, t);

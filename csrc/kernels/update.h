@@ -285,7 +285,9 @@ template <int first> inline void finish_norm(const Call& c, double total, int gr
   const double norm = weight == 0.0f ? 0.0 : __builtin_sqrt(total) / static_cast<double>(weight);
   *c[first + groups].as<float>() = static_cast<float>(norm);
   if constexpr (first == 2) {
-    const float loss = scalar(c, 0), sum = static_cast<float>(total);  // what overflows float is no use to any update
+    // what overflows float is no use to any update: the squares of the sums, and of the mean where that is larger
+    const double mean = norm * norm;
+    const float loss = scalar(c, 0), sum = static_cast<float>(mean > total ? mean : total);
     if (!(__builtin_fabsf(loss) < __builtin_inff())) {
       c.status->fail(Stop::guard, 0, __builtin_bit_cast(int32_t, loss));  // 0: the loss
     } else if (!(sum < __builtin_inff())) {

@@ -121,6 +121,59 @@ def test_backward(isa, name, shape):
         assert np.array_equal(both, run(name, [x, x], [("f32", shape)], attrs, isa=isa, alias={0: alias})[0])
 
 
+def wide_rows(width):
+    """Rows of one block: two whose squares f32 does not hold, between ordinary ones."""
+    x = some((5, width), 2.0, 0.5)
+    x[1] *= np.float32(3e18)
+    x[3] *= np.float32(2e37)
+    return x
+
+
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
+@pytest.mark.parametrize("width", [2, 33, 700])
+def test_rows_whose_squares_overflow(isa, name, width):
+    """They are normalised as others are, and change no bit of the rows beside them."""
+    x, g = wide_rows(width), some((5, width))
+    shape = ("f32", x.shape)
+    (y,) = run(name, [x], [shape], [EPS], isa=isa)
+    near(y, UNARY[name][2](x))
+    (dx,) = run(f"{name}_back", [g, x], [shape], [EPS], isa=isa)
+    want = BINARY[f"{name}_back"][1](g, x)
+    spread = np.abs(g).max(-1, keepdims=True) / np.abs(x.astype("f8")).max(-1, keepdims=True)
+    assert np.all(np.abs(dx - want) <= 1e-5 * spread + 1e-6 * np.abs(want) + 1e-44)
+    for options in ({"threads": 2}, {"alias": {0: 0}}):
+        assert np.array_equal(run(name, [x], [shape], [EPS], isa=isa, **options)[0], y)
+        assert np.array_equal(run(f"{name}_back", [g, x], [shape], [EPS], isa=isa, **options)[0], dx)
+    x[[1, 3]] = 1
+    assert np.array_equal(run(name, [x], [shape], [EPS], isa=isa)[0][::2], y[::2])
+    assert np.array_equal(run(f"{name}_back", [g, x], [shape], [EPS], isa=isa)[0][::2], dx[::2])
+
+
+@pytest.mark.parametrize("isa", isas())
+def test_rows_that_are_not_finite_stay_so(isa):
+    for bad in (np.nan, np.inf):
+        x, g = some((3, 20)), some((3, 20))
+        x[1, 4] = bad
+        for name in ("layer_norm", "rms_norm"):
+            assert np.isnan(run(name, [x], [("f32", x.shape)], [EPS], isa=isa)[0][1, 4])
+            dx = run(f"{name}_back", [g, x], [("f32", x.shape)], [EPS], isa=isa)[0]
+            assert np.isnan(dx[1, 4]) and np.isfinite(dx[[0, 2]]).all()
+
+
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("shape", [(6, 3), (2, 3, 40)])
+def test_batch_norm_of_a_variance_that_f32_does_not_hold(isa, shape):
+    """NaN, which the guard refuses; not the bias alone."""
+    x, weight, bias = some(shape), some((3,)), some((3,))
+    x[:, 1] *= np.float32(1e20)
+    outputs = [("f32", shape), ("f32", (3,)), ("f32", (3,))]
+    y, mean, var = run("batch_norm", [x, weight, bias], outputs, [EPS], isa=isa)
+    assert np.isnan(y[:, 1]).all() and np.isinf(var[1]) and np.isfinite(y[:, ::2]).all()
+    back = run("batch_norm_back", [some(shape), x, weight, mean, var], outputs, [EPS], isa=isa)
+    assert np.isnan(back[0][:, 1]).all() and np.isnan(back[1][1]) and np.isfinite(back[0][:, ::2]).all()
+
+
 @pytest.mark.parametrize("isa", isas())
 @pytest.mark.parametrize("width", [64, 576, 5000])
 def test_layer_norm_far_from_zero(isa, width):

@@ -602,3 +602,24 @@ def test_one_tensor_at_a_time_is_in_memory(tmp_path):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2.5 * array.nbytes and (tmp_path / "n.gguf").stat().st_size > 20 * array.nbytes
+
+
+@pytest.mark.parametrize("kind", sorted(set(gguf_types._SCALES) - {"q8_1"}))
+def test_scales_that_are_not_finite_are_where_the_gguf_package_reads_them(tmp_path, kind):
+    block, size = KINDS[kind]
+    number = gguf.GGMLQuantizationType[kind.upper()]
+    for place in gguf_types._SCALES[kind]:
+        data = np.ones((3, 2 * size), np.uint8)
+        assert (
+            np.isfinite(gguf.dequantize(data, number)).all() and gguf_types.first_not_finite(kind, data.ravel()) is None
+        )
+        data[1, size + place : size + place + 2] = np.array([np.inf], "<f2").view(np.uint8)
+        with np.errstate(all="ignore"):
+            values = gguf.dequantize(data, number)
+        assert (~np.isfinite(values)).nonzero()[0].tolist() != [] and np.isfinite(values[0]).all()
+        path = tmp_path / "m.gguf"
+        with pytest.raises(FileError, match=rf"'t' .* inf at \[1, {block}\]"):
+            write_gguf(path, {}, {"t": (kind, (3, 2 * block), data)}, finite=True)
+        assert not path.exists()
+        write_gguf(path, {}, {"t": (kind, (3, 2 * block), data)})
+        path.unlink()

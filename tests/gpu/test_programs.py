@@ -340,3 +340,34 @@ def test_a_large_upload_is_handed_over_part_by_part(monkeypatch: pytest.MonkeyPa
         found = run()
         assert np.array_equal(found[0], large * 2) and all(np.array_equal(one, large[:100] * 3) for one in found[1:])
         assert len(waits) == 6
+
+
+@pytest.mark.parametrize("norm", [ops.layer_norm, ops.rms_norm])
+def test_norms_of_rows_whose_squares_overflow(norm: Any) -> None:
+    rng = np.random.default_rng(0)
+    x, g = rng.normal(0.5, 2, (5, 300)).astype(F32), rng.normal(size=(5, 300)).astype(F32)
+    x[1] *= F32(3e18)
+    x[3] *= F32(2e37)
+    given, slope = gl.input("x", x.shape), gl.input("g", g.shape)
+    y = norm(given)
+    outputs = [y, gl.gradients(ops.sum(y * slope), [given])[0]]
+    feeds = {"x": x, "g": g}
+    on_gpu, on_cpu, wanted = (
+        gl.compile(outputs, **where)(**feeds) for where in ({"device": "gpu"}, {}, {"backend": "numpy"})
+    )
+    scale = np.abs(g).max(-1, keepdims=True) / np.abs(x).max(-1, keepdims=True)
+    for got in (on_gpu, on_cpu):
+        assert np.allclose(got[0], wanted[0], rtol=1e-5, atol=1e-5)
+        assert np.all(np.abs(got[1] - wanted[1]) <= 1e-4 * scale + 1e-37)  # a device may take denormal numbers as 0
+
+
+def test_batch_norm_and_the_guard_refuse_what_overflows() -> None:
+    x = np.random.default_rng(0).normal(size=(6, 3)).astype(F32)
+    x[:, 1] *= F32(1e20)
+    given = gl.input("x", x.shape)
+    y, _, var = gl.compile(list(ops.batch_norm(given)), device="gpu")(x=x)
+    assert np.isnan(y[:, 1]).all() and np.isinf(var[1]) and np.isfinite(y[:, ::2]).all()
+    w = gl.parameter(np.ones(4, F32), name="w")
+    norm = ops.guard(gl.constant(1.0), gl.constant(1e-20), w * 1.0)
+    with pytest.raises(GuardTripped):
+        gl.compile([norm], device="gpu")()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import tracemalloc
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -19,7 +20,9 @@ from gradloom.files.gguf_types import KINDS
 from gradloom.llm.adapter_arrays import AdapterArrays
 from gradloom.llm.adapter_gguf import write_adapter_gguf
 from gradloom.llm.adapter_peft import write_peft
+from gradloom.llm.lora import TrainedTensors
 from gradloom.llm.merge import FILE_TYPES, merge
+from gradloom.llm.model import load
 from tests.real_data import DATA
 
 STORIES = DATA / "gguf" / "stories260K.gguf"
@@ -211,12 +214,10 @@ def test_what_cannot_be_merged(tmp_path):
     refused("q4_k", f"merge: type 'q4_k' is not one that can be written; {types}", error=SettingError)
     refused("f32", "general.type is 'adapter'; need a model", model=path)
     adapter.alpha = 1e9
-    refused(
-        "f16", "m.gguf: tensor 'token_embd.weight' has numbers above 65504, the most that f16 holds; need f32 or bf16"
-    )
+    refused("f16", "beyond the range of f16 (up to 65504); need f32 or bf16")
     adapter.alpha = 3e38
     adapter.pairs = {n: (a * 9e9, b) for n, (a, b) in adapter.pairs.items()}
-    refused("bf16", "m.gguf: tensor 'token_embd.weight' holds numbers that are not finite, with the adapter added")
+    refused("bf16", "with the adapter added; need finite numbers")
     adapter.alpha, adapter.architecture = 1.0, "qwen2"
     refused("f32", "a.gguf: is an adapter for architecture 'qwen2', and")
     adapter.architecture = "llama"
@@ -226,3 +227,66 @@ def test_what_cannot_be_merged(tmp_path):
     refused("f32", "m.gguf: is one of 3 parts of a model; join them (llama-gguf-split --merge) first")
     write_gguf(base.path, base.fields, {})
     refused("f32", "m.gguf: has no tensors (a vocabulary only?); need a model")
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"])
+def test_numbers_beyond_the_range_of_a_type_are_refused_in_every_type(tmp_path, kind):
+    base, path, adapter = prepare(tmp_path, names=["blk.0.attn_q.weight"])
+    _, b = adapter.pairs["blk.0.attn_q.weight"]
+    b[3] = 1e8
+    write_adapter_gguf(path, adapter)
+    with pytest.raises(FileError, match=rf"blk\.0\.attn_q\.weight.* at \[3, .*{kind}"):
+        merge(base.path, path, tmp_path / "out.gguf", kind)
+    assert not (tmp_path / "out.gguf").exists()
+    assert merge(base.path, path, tmp_path / "out.gguf", "bf16").kinds["bf16"]
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "q8_0", "q4_1"])
+def test_bases_that_are_not_finite_are_refused_also_where_a_tensor_is_copied(tmp_path, kind):
+    base, path, _ = prepare(tmp_path, kind, names=["blk.0.attn_q.weight"])
+    data = bytearray(Path(base.path).read_bytes())
+    tensor = base.tensors["blk.1.ffn_up.weight"]
+    at = tensor.offset + tensor.bytes // tensor.shape[0]  # of row 1
+    ones = {"f32": b"\x00\x00\x80\x7f", "f16": b"\x00\x7c", "bf16": b"\xc0\x7f"}.get(kind, b"\x00\x7c")
+    data[at : at + len(ones)] = ones
+    Path(base.path).write_bytes(data)
+    for to in (None, "f32", "q4_0"):
+        with pytest.raises(FileError, match=r"blk\.1\.ffn_up\.weight.*(inf|nan) at \[1, 0\]"):
+            merge(base.path, path, tmp_path / "out.gguf", to)
+        assert not (tmp_path / "out.gguf").exists()
+
+
+def test_notes_report_numbers_that_became_0_and_large_rounding_errors(tmp_path):
+    base, path, _ = prepare(tmp_path, names=["blk.0.attn_q.weight"])
+    assert merge(base.path, path, tmp_path / "0.gguf", "q4_0").notes == []  # ordinary rounding is not reported
+    fields, tensors = base.fields, {n: base.floats(n).reshape(t.shape) for n, t in base.tensors.items()}
+    tensors["blk.0.ffn_up.weight"] *= np.float32(1e-9)
+    tensors["blk.1.ffn_up.weight"][:, ::32] = 100
+    write_gguf(base.path, fields, tensors)
+    notes = merge(base.path, path, tmp_path / "b.gguf", "q4_0").notes
+    assert len(notes) == 2
+    assert "blk.0.ffn_up.weight" in notes[0] and "100%" in notes[0]
+    assert "blk.0.ffn_up.weight" in notes[1] and f"{tensors['blk.0.ffn_up.weight'].size:,} of" in notes[1]
+    assert merge(base.path, path, tmp_path / "c.gguf", "bf16").notes == []
+
+
+def test_an_alpha_beyond_f32_is_refused_by_both_formats(tmp_path):
+    base, _, adapter = prepare(tmp_path)
+    adapter.alpha = 1e39
+    for write in (write_adapter_gguf, lambda path, it: write_peft(path, it, base)):
+        with pytest.raises(FileError, match=r"alpha is 1e\+39"):
+            write(tmp_path / "out.gguf", adapter)
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_full_fine_tuning_writes_no_model_whose_frozen_tensors_are_not_finite(tmp_path):
+    base, _, _ = prepare(tmp_path)
+    data = bytearray(Path(base.path).read_bytes())
+    at = base.tensors["blk.1.ffn_up.weight"].offset
+    data[at : at + 4] = b"\x00\x00\xc0\x7f"
+    Path(base.path).write_bytes(data)
+    trained = TrainedTensors(["attn_norm"], train_dtype="f32")
+    trained.bind(load(base.path))
+    with pytest.raises(FileError, match=r"blk\.1\.ffn_up\.weight.*nan at \[0, 0\]"):
+        trained.save(tmp_path / "out.gguf")
+    assert not (tmp_path / "out.gguf").exists()

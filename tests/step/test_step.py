@@ -11,6 +11,7 @@ import pytest
 
 import gradloom as gl
 from gradloom import ops
+from gradloom.base.errors import GuardTripped
 from gradloom.optim.state import OptimizerState
 from gradloom.step.step import end_step
 
@@ -77,3 +78,23 @@ def test_the_sum_over_a_window_is_the_sum_over_the_batch(max_norm: float) -> Non
     assert np.allclose(whole, parts, atol=1e-6)
     moved = float(np.linalg.norm(whole - np.linspace(-1, 1, 4)))
     assert moved == pytest.approx(0.05, rel=1e-5) if max_norm == 0.5 else moved > 0.05
+
+
+@pytest.mark.parametrize("optimizer", [gl.optim.AdamW, gl.optim.RMSprop])
+@pytest.mark.parametrize("device", ["cpu", "numpy"])
+def test_a_mean_gradient_whose_square_overflows_is_refused(optimizer, device) -> None:
+    """The sum of gradients is small, and so is the weight that it is divided by: its square would make v infinite, and
+    the parameter would never move again."""
+    w = gl.parameter(np.ones(4, np.float32), name="w")
+    state = OptimizerState(optimizer(), [w])
+    loss = ops.sum(w * 1.0)
+    grads = [g for g in gl.gradients(loss, [w]) if g is not None]
+    norms, written = end_step(
+        state, [w], grads, loss, gl.constant(1e-20), accumulates=False, updates=True, max_norm=float("inf")
+    )
+    state.join([w], True)
+    run = gl.compile(norms, written, backend=device)
+    values = {"keep": 0.0, **state.settings()}
+    with pytest.raises(GuardTripped):
+        run(**{k: v for k, v in values.items() if k in run.inputs or k in run.settings})
+    assert (w.numpy() == 1).all()

@@ -394,3 +394,17 @@ def test_a_killed_writer_leaves_a_checkpoint_that_is_complete(tmp_path):
     with Checkpoints(tmp_path, keep=2) as made:  # what was left is removed
         made.save(steps[-1] + 1, {"x.a": 1}, {})
     assert len(os.listdir(tmp_path)) <= 6
+
+
+def test_a_checkpoint_without_memory_has_a_reason(tmp_path: Path) -> None:
+    def fails(*_: object) -> Any:
+        raise MemoryError
+
+    with Checkpoints(tmp_path / "a", on_error="stop") as made:
+        made.save(3, {}, {}, digests=fails)
+        with pytest.raises(gl.TrainError, match="step 3 was not saved.* not enough memory$"):
+            made.wait()
+    with Checkpoints(tmp_path / "b", on_error="stop", on_saved=fails) as made:
+        made.save(3, {}, {})
+        with pytest.raises(gl.TrainError, match="step 3 was saved.* not enough memory$"):
+            made.wait()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,3 +41,8 @@ def not_finite(arrays: Mapping[str, np.ndarray]) -> str | None:
         if bad:
             return f"array {name!r:.60} holds {bad} of {array.size} numbers that are NaN or infinite"
     return None
+
+
+def place_in(shape: Sequence[int], at: int) -> str:
+    """Where the flat element `at` of a shape is: " at [1, 2]"; "" of one number."""
+    return f" at {[int(i) for i in np.unravel_index(at, shape)]}" if shape else ""

@@ -1,4 +1,5 @@
-"""The memory that this process may use: of the machine, or of the control groups that hold it; and what it takes."""
+"""The memory that this process may use: of the machine, of the control groups that hold it, or of its own limits
+(RLIMIT_AS, RLIMIT_DATA); and what it takes."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class Memory:
 
 
 def memory(root: str = "/") -> Memory | None:
-    """What this process may use, or None where the system does not say (root: where proc and sys are, for tests)."""
+    """What this process may use: the least of the machine, its control groups and its own limits; None where the system
+    does not report it (root: where proc and sys are, for tests)."""
     base = Path(root)
     said = {}
     with contextlib.suppress(OSError, ValueError):
@@ -40,7 +42,7 @@ def memory(root: str = "/") -> Memory | None:
         return None
     total = said["MemTotal"]
     available = said.get("MemAvailable", said.get("MemFree", total))
-    for limit, used in _group_limits(base):
+    for limit, used in (*_group_limits(base), *((one.limit, one.used) for one in _process_limits(base))):
         total = min(total, limit)
         available = min(available, max(limit - used, 0))
     return Memory(total, available)
@@ -106,6 +108,60 @@ def trim() -> None:
     moment would otherwise stay beside what a run needs."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+@dataclass(frozen=True)
+class ProcessLimit:
+    """A limit of this process, in bytes; used: of it. name: as getrlimit calls it; shell: how a shell sets it."""
+
+    name: str
+    shell: str
+    limit: int
+    used: int
+
+
+# name, of `ulimit`, in /proc/self/limits, field of /proc/self/statm
+_PROCESS_LIMITS = (("RLIMIT_AS", "ulimit -v", "Max address space", 0), ("RLIMIT_DATA", "ulimit -d", "Max data size", 5))
+START_BYTES = {"RLIMIT_AS": 256 << 20, "RLIMIT_DATA": 192 << 20}  # of a command that loads its libraries; measured
+CORE_BYTES = 12 << 20  # more of them for each core: the stacks of threads
+
+
+def _process_limits(base: Path) -> list[ProcessLimit]:
+    """The limits that are set; none where the system does not report them."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = (base / "proc/self/limits").read_text().splitlines()
+        soft = {line[:26].strip(): line[26:].split()[0] for line in lines[1:]}
+        used = [int(n) * os.sysconf("SC_PAGE_SIZE") for n in (base / "proc/self/statm").read_text().split()]
+        return [
+            ProcessLimit(name, shell, int(soft[key]), used[field])
+            for name, shell, key, field in _PROCESS_LIMITS
+            if soft.get(key, "unlimited") != "unlimited"
+        ]
+    return []
+
+
+def need_start_memory(cores: int) -> None:
+    """SettingError where a limit of this process is too small for a command to load its libraries: they end the process
+    where they get no memory. Under a limit, libraries start no threads of their own. To be called before NumPy is
+    imported."""
+    limits = _process_limits(Path("/"))
+    for one in limits:
+        need = START_BYTES[one.name] + cores * CORE_BYTES
+        if one.limit < need:
+            seen = f"memory: this process is limited to {show_bytes(one.limit)} ({one.name}, {one.shell})"
+            raise SettingError(f"{seen}; need at least {show_bytes(need)}, or no limit")
+    if limits:
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def need_left(need: int, what: str) -> None:
+    """MemoryError where a limit of this process leaves fewer than `need` bytes: for libraries that end the process
+    instead of raising one."""
+    for one in _process_limits(Path("/")):
+        if one.limit - one.used < need:
+            left = show_bytes(max(one.limit - one.used, 0))
+            raise MemoryError(f"{what} needs {show_bytes(need)}, {one.name} ({one.shell}) leaves {left}")
 
 
 def _group_limits(base: Path) -> Iterator[tuple[int, int]]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 import typer
 
 from ..base import interrupts
-from ..base.errors import GradloomError
+from ..base.errors import GradloomError, NonFiniteError
 
 if TYPE_CHECKING:
     from ..parallel.communicator import Communicator
@@ -168,24 +168,35 @@ def need_one_of(option: str, value: str | None, known: tuple[str, ...]) -> None:
         raise SettingError(f"--{option} {value}: is not known; need {' or '.join(known)}")
 
 
-def json_text(result: dict[str, Any]) -> str:
-    """One line of strict JSON: what is not a finite number becomes null; a byte of a file's name that is no UTF-8, and
-    what ends a line elsewhere than in JSON, an escape."""
+_UNDEFINED = ("_unc", "roc_auc", "r2")  # ends of names of numbers that some rows do not define
+
+
+def json_text(result: dict[str, Any], strict: bool = True) -> str:
+    """One line of strict JSON. A byte of a file's name that is no UTF-8, and what ends a line elsewhere than in JSON,
+    become escapes. A number that is not defined (NaN of an uncertainty, of ROC AUC or R2) is left out. Any other number
+    that is not finite is a NonFiniteError that names it; with strict=False it becomes null.
+    """
     import json
     import re
 
-    text = json.dumps(_plain(result), ensure_ascii=False)
+    text = json.dumps(_plain(result, "", strict), ensure_ascii=False)
     return re.sub("[\x7f-\x9f\u2028\u2029\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, name: str, strict: bool) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
+        if strict:
+            raise NonFiniteError(f"{name} is {value}; --json has finite numbers only")
         return None
     if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
+        return {k: _plain(v, str(k), strict) for k, v in value.items() if not _is_undefined(k, v)}
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return [_plain(v, name, strict) for v in value]
     return value
+
+
+def _is_undefined(name: Any, value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value) and str(name).endswith(_UNDEFINED)
 
 
 def saved_weights(loop: Any, epochs: int) -> str:

@@ -26,6 +26,8 @@ PACKAGES = {
 if sys.version_info < (3, 11):
     PACKAGES["tomli"] = "settings files"  # the standard library reads them from then on
 
+_MEASURING_BYTES = 512 << 20  # of checking the kernels, about
+
 
 def doctor(
     threads: Annotated[int | None, typer.Option(help="Measure with so many. [default: the machine's cores]")] = None,
@@ -169,7 +171,12 @@ def _gpus(facts: dict[str, Any], lines: list[tuple[str, str]], wrong: list[str],
 
 
 def _limits(machine: Any, facts: dict[str, Any], lines: list[tuple[str, str]], threads: int | None) -> None:
+    from ..base.memory import need_memory, show_bytes
+
     most = min(threads or facts["threads"], machine.core_count())
+    need = _MEASURING_BYTES + machine.COPY_BYTES * most
+    what = f"doctor: measuring with {most} thread{'s' * (most > 1)} takes {show_bytes(need)} of memory"
+    need_memory(need, what, "--quick measures nothing")
     for key, name, unit, measure in (
         ("fma_gflops", "multiply-add", "GFLOP/s", machine.fma_peak),
         ("copy_gbs", "copy", "GB/s", machine.copy_rate),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..base.errors import NonFiniteError
 from ..base.memory import resident_peak
 from ..base.settings import PRECISIONS
 from .common import (
@@ -107,6 +109,12 @@ def evaluate(
             return exit_code(stopped)
         measured, code = shown.so_far, exit_code(stopped)
         say(f"interrupted after {measured.rows:,} of {len(rows.tokens):,} rows")
+    if math.isinf(measured.perplexity):
+        nothing = math.log(loaded.config.vocab_size)  # the loss of a model that knows nothing
+        raise NonFiniteError(
+            f"perplexity: exp of the loss, {measured.nll:g} nats per token, is beyond f64; need a loss of about "
+            f"{nothing:.3g} or less: check the weights and the adapter"
+        )
     speed = measured.rows * rows.tokens.shape[1] / max(measured.seconds, 1e-9)
     result: dict[str, Any] = {
         "model": model, "data": data, "lora": lora, "perplexity": measured.perplexity,
@@ -120,8 +128,8 @@ def evaluate(
     result |= layers_told(layers, measured.layers)
     columns(
         [
-            ("perplexity", f"{measured.perplexity:.4f} +- {measured.perplexity_unc:.4f}"),
-            ("loss", f"{measured.nll:.5f} +- {measured.nll_unc:.5f} nats per token, {measured.tokens:,} tokens"),
+            ("perplexity", f"{measured.perplexity:.4f}{_spread(measured.perplexity_unc, 4)}"),
+            ("loss", f"{measured.nll:.5f}{_spread(measured.nll_unc, 5)} nats per token, {measured.tokens:,} tokens"),
             ("time", f"{duration(measured.seconds)}, {rate(speed)} tokens/s"),
         ],
         sys.stderr if json else None,
@@ -129,6 +137,11 @@ def evaluate(
     if json:
         print(json_text(result))
     return code
+
+
+def _spread(uncertainty: float, digits: int) -> str:
+    """ " +- 0.1"; "" where it is not defined."""
+    return "" if math.isnan(uncertainty) else f" +- {uncertainty:.{digits}f}"
 
 
 class _ScoreDisplay:

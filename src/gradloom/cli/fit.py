@@ -13,6 +13,7 @@ from .common import exit_code, going_on, heed_signals, json_text, say, told_when
 from .config import Asked, command
 from .fit_report import (
     Job,
+    check_losses,
     measure,
     measure_test,
     summarise,
@@ -144,6 +145,8 @@ def _train_and_save(job: Job, path: str, report: str) -> int:
     if (interrupted or job.time_is_up) and not bad:
         line = going_on("fit", ["--out", os.path.abspath(job.use.out)], job.ranks, job.use.exchange)
         say(f"after step {steps:,}; go on with: {line}")
+    if not interrupted:
+        check_losses(job, result)
     if is_root(job.ranks):
         if not interrupted:
             summarise(job, result)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from ..base.errors import NonFiniteError
 from ..base.memory import resident_peak
 from .common import columns, json_text, saved_weights, say, to_paste
 from .fit_settings import MAY_CHANGE, FitSettings, rows_of
@@ -266,7 +267,7 @@ def number_scores(job: Job, outputs: np.ndarray) -> dict[str, Any]:
     baseline = scores.constant(number, true, weights)
     of_model, of_number = (np.square((each - true) / made.target_std).mean(axis=1) for each in (predicted, number))
     better, error = scores.gain(of_model, of_number, weights)
-    if not better > error:
+    if math.isfinite(found["test_rmse"]) and not better > error:
         job.warn(
             f"rmse {found['test_rmse']:.6g} is not better than that of always {words},"
             f" {baseline['rmse']:.6g}: the features may not tell the target, or fewer epochs are needed"
@@ -282,11 +283,38 @@ def _of(result: Any, name: str) -> dict[str, Any]:
     return found
 
 
+def check_losses(job: Job, result: dict[str, Any]) -> None:
+    """NonFiniteError for a loss that is not finite: it names the set of rows, and the first row whose outputs are not
+    finite with the first node that is not. The model is saved."""
+    import numpy as np
+
+    import gradloom as gl
+
+    from ..train.model import why_not_finite
+
+    for name, value in result.items():
+        if not name.endswith("loss") or not isinstance(value, float) or math.isfinite(value):
+            continue
+        part = name.removesuffix("loss").rstrip("_.")
+        data = {**job.val, "test": job.table.test}.get(part)
+        cause = None
+        if data is not None:
+            where: dict[str, Any] = {"threads": job.use.threads, "device": job.use.device, "precision": "f32"}
+            outputs = gl.predict(job.net, data.data, **where)
+            cause = why_not_finite(job.net, data.data, outputs, **where)
+            if cause is None:
+                row = int(np.abs(outputs).reshape(len(outputs), -1).max(axis=1).argmax())
+                cause = f"the largest output is {np.abs(outputs[row]).max():g}, of row {row}, whose loss is beyond f32"
+        raise NonFiniteError(
+            f"{name} is {value}{f': {cause}' * bool(cause)}; the model is saved in {result['model']}; check these rows"
+        )
+
+
 def write_result(path: str, result: dict[str, Any]) -> None:
     """The numbers of a training as a file."""
     from ..files import atomic_write
 
-    text = json_text(result) + "\n"
+    text = json_text(result, strict=False) + "\n"
     with atomic_write(path, len(text)) as file:
         file.write(text.encode())
 

@@ -13,6 +13,8 @@ import typer
 
 from .. import __version__
 from ..base.errors import GradloomError
+from ..base.memory import need_start_memory
+from ..base.settings import core_count
 from ..base.uploads import shown_by
 from .chat import chat
 from .common import (
@@ -58,6 +60,7 @@ def _stoppable(command: Callable[..., int]) -> Callable[..., int]:
 
     @functools.wraps(command)
     def call(*arguments: Any, **options: Any) -> int:
+        need_start_memory(core_count())
         try:
             return command(*arguments, **options)
         except KeyboardInterrupt as stop:
@@ -123,6 +126,10 @@ def _run(given: list[str]) -> int:
         return _unheard(error)
     except (MemoryError, RecursionError, OverflowError, UnicodeError, OSError) as error:
         return _refuse(_what_failed(error))
+    except RuntimeError as error:
+        if str(error) != "can't start new thread":  # what Python says where the system gives no memory for its stack
+            raise
+        return _refuse(_what_failed(MemoryError(f"{error}")))
     except Exception as error:
         # the parser's own errors (an unknown option, a value of another type) carry a message and a code
         message = getattr(error, "format_message", None)

@@ -60,6 +60,14 @@ PLAIN: dict[str, np.dtype] = {
     "i64": np.dtype("<i8"),
 }
 NO_WEIGHTS = ("f64", "i8", "i16", "i32", "i64")  # kinds that no weight has: llama.cpp computes with none of them
+# bytes of a block at which an f16 lies that scales it or is added to it; kinds whose scales are no f16 are not there
+_SCALES: dict[str, tuple[int, ...]] = {
+    "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "q8_1": (0, 2), "q2_k": (80, 82),
+    "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "iq2_xxs": (0,), "iq2_xs": (0,), "iq3_xxs": (0,),
+    "iq1_s": (0,), "iq4_nl": (0,), "iq3_s": (0,), "iq2_s": (0,), "iq4_xs": (0,), "tq1_0": (52,), "tq2_0": (64,),
+}  # fmt: skip
+_EXPONENTS = {"f32": ("<u4", 0x7F800000), "f16": ("<u2", 0x7C00), "bf16": ("<u2", 0x7F80)}  # all ones: inf and NaN
+_PIECE = 1 << 20  # bytes that are looked at together, about
 ALIGNMENT = 32  # unless general.alignment says otherwise
 NAME_BYTES = 65535  # the longest key or tensor name that is read
 TENSOR_NAME_BYTES = 63  # written: ggml's GGML_MAX_NAME, less its terminator
@@ -72,6 +80,28 @@ def kind_bytes(kind: str, shape: tuple[int, ...]) -> int:
     if block > 1 and (not shape or shape[-1] % block):
         raise FileError(f"{kind}{list(shape)}: rows are stored in blocks of {block}; need a multiple of it")
     return math.prod(shape) // block * size
+
+
+def first_not_finite(kind: str, data: np.ndarray) -> tuple[int, str] | None:
+    """(flat element, text) of the first number of a tensor that is not finite, or of the first block with such a scale.
+
+    data: u8, whole blocks. None where all are finite; kinds whose scales are no f16 are not checked.
+    """
+    block, size = KINDS[kind]
+    step = max(1, _PIECE // size) * size
+    for begin in range(0, data.size, step):
+        part = data[begin : begin + step]
+        if kind in _EXPONENTS:
+            word, ones = _EXPONENTS[kind]
+            bad = np.flatnonzero((part.view(word) & np.asarray(ones, word)) == ones)
+            if bad.size:
+                return begin // size + int(bad[0]), f"{float(part.view(PLAIN[kind])[bad[0]]):g}"
+        for at in _SCALES.get(kind, ()):
+            scales = np.ascontiguousarray(part.reshape(-1, size)[:, at : at + 2]).view("<f2")
+            bad = np.flatnonzero(~np.isfinite(scales))
+            if bad.size:
+                return (begin // size + int(bad[0])) * block, f"a scale of {float(scales[bad[0], 0]):g}"
+    return None
 
 
 NEED_TYPE = f"need one of ggml's {len(TYPES)} types, 0 to {max(TYPES)}"

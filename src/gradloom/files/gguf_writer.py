@@ -11,23 +11,38 @@ from typing import Any
 
 import numpy as np
 
+from ..base.arrays import place_in
 from ..base.errors import FileError
 from .atomic import atomic_path
 from .gguf_fields import VALUE_IDS, Field
-from .gguf_types import ALIGNMENT, AXES, KINDS, NAME_BYTES, PLAIN, TENSOR_NAME_BYTES, TYPE_IDS, kind_bytes, show_name
+from .gguf_types import (
+    ALIGNMENT,
+    AXES,
+    KINDS,
+    NAME_BYTES,
+    PLAIN,
+    TENSOR_NAME_BYTES,
+    TYPE_IDS,
+    first_not_finite,
+    kind_bytes,
+    show_name,
+)
 
 # what a tensor to write may be: an array of a plain type, or (kind, shape, its bytes or a function that gives pieces)
 Source = np.ndarray | tuple[str, tuple[int, ...], Any]
 
 
-def write_gguf(path: str | os.PathLike[str], fields: Mapping[str, Field], tensors: Mapping[str, Source]) -> int:
+def write_gguf(
+    path: str | os.PathLike[str], fields: Mapping[str, Field], tensors: Mapping[str, Source], *, finite: bool = False
+) -> int:
     """Write a GGUF file, version 3; whole or not at all. Returns its bytes.
 
     `fields` are written as they are, in their order; those of an open file give the same bytes again. A tensor is an
     array of a plain type, or (kind, shape in NumPy's order, source): `source` is what the buffer protocol takes (a
     mapped file's bytes), or a function without arguments that gives an iterable of those, called when that tensor is
-    written, so that one piece at a time is in memory. FileError: a name, shape or type that the format does not take;
-    a disk too small.
+    written, so that one piece at a time is in memory. finite: pieces are whole blocks, and a number or scale that is
+    not finite is a FileError that names tensor and place. FileError: a name, shape or type that the format does not
+    take; a disk too small.
     """
     alignment = ALIGNMENT
     if "general.alignment" in fields:
@@ -41,7 +56,7 @@ def write_gguf(path: str | os.PathLike[str], fields: Mapping[str, Field], tensor
         head += struct.pack("<I", VALUE_IDS[value.kind])
         head += value.raw
     offset = 0
-    sources: list[tuple[str, int, Any]] = []
+    sources: list[tuple[str, str, tuple[int, ...], int, Any]] = []
     for name, given in tensors.items():
         kind, shape, source = _source(path, name, given)
         shown = f"{path}: tensor {show_name(name)}"
@@ -55,7 +70,7 @@ def write_gguf(path: str | os.PathLike[str], fields: Mapping[str, Field], tensor
             raise FileError(f"{shown} is {error}") from None
         head += _name_bytes(path, "tensor", name, TENSOR_NAME_BYTES)
         head += struct.pack(f"<I{len(shape)}QIQ", len(shape), *reversed(shape), TYPE_IDS[kind], offset)
-        sources.append((name, size, source))
+        sources.append((name, kind, shape, size, source))
         offset = _padded(offset + size, alignment)
     if sources:
         head += bytes(_padded(len(head), alignment) - len(head))
@@ -65,13 +80,26 @@ def write_gguf(path: str | os.PathLike[str], fields: Mapping[str, Field], tensor
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with open(part, "wb") as file:
             file.write(head)
-            for name, size, source in sources:
+            for name, kind, shape, size, source in sources:
                 written = 0
                 for piece in source() if callable(source) else [source]:
+                    if finite:
+                        _check_finite(path, name, kind, shape, written, piece)
                     written += file.write(memoryview(piece))
                 assert written == size, f"tensor {name!r} has {written} bytes; its kind and shape say {size}"
                 file.write(bytes(_padded(size, alignment) - size))
     return total
+
+
+def _check_finite(
+    path: str | os.PathLike[str], name: str, kind: str, shape: tuple[int, ...], before: int, piece: Any
+) -> None:
+    """FileError where a piece of a tensor, which comes behind `before` bytes of it, holds what is not finite."""
+    bad = first_not_finite(kind, np.frombuffer(piece, np.uint8))
+    if bad is not None:
+        block, size = KINDS[kind]
+        where = place_in(shape, before // size * block + bad[0])
+        raise FileError(f"{path}: tensor {show_name(name)} ({kind}) holds {bad[1]}{where}; need finite numbers")
 
 
 def _padded(size: int, alignment: int) -> int:

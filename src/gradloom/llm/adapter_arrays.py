@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..base.arrays import place_in
 from ..base.errors import FileError
 from ..files.gguf import GGUF
 
@@ -104,9 +105,18 @@ def pairs_of(
 def finite(where: str, array: Any) -> np.ndarray:
     """The array as f32; FileError, which begins with `where`, for numbers that are not finite."""
     values = np.asarray(array, np.float32)
-    if not np.isfinite(values).all():
-        raise FileError(f"{where} holds numbers that are not finite")
+    bad = np.flatnonzero(~np.isfinite(values))
+    if bad.size:
+        raise FileError(
+            f"{where} holds {values.flat[bad[0]]:g}{place_in(values.shape, int(bad[0]))}; need finite numbers"
+        )
     return values
+
+
+def check_alpha(where: str | os.PathLike[str], adapter: AdapterArrays) -> None:
+    """FileError, which begins with `where`, unless alpha is a finite f32."""
+    if not abs(adapter.alpha) <= LARGEST:
+        raise FileError(f"{where}: alpha is {adapter.alpha:g}; need a finite f32")
 
 
 def text_of(file: GGUF, key: str) -> str:

@@ -12,7 +12,6 @@ A scale of alpha / sqrt(r) (rsLoRA, arXiv 2312.03732) has no key of its own: alp
 
 from __future__ import annotations
 
-import math
 import os
 from typing import Any
 
@@ -23,15 +22,14 @@ from ..base.errors import FileError
 from ..files import open_gguf, write_gguf
 from ..files.gguf import GGUF
 from ..files.gguf_fields import field as gguf_field
-from .adapter_arrays import LARGEST, AdapterArrays, check_fits, finite, pairs_of, text_of
+from .adapter_arrays import LARGEST, AdapterArrays, check_alpha, check_fits, finite, pairs_of, text_of
 
 
 def write_adapter_gguf(path: str | os.PathLike[str], adapter: AdapterArrays) -> int:
     """Write an adapter that llama.cpp loads; whole or not at all. Returns its bytes. FileError when it cannot be."""
     if not adapter.pairs:
         raise FileError(f"{path}: the adapter has no tensors; need at least one pair")
-    if not math.isfinite(adapter.alpha):
-        raise FileError(f"{path}: alpha is {adapter.alpha}; need a finite number")
+    check_alpha(path, adapter)
     fields = {
         "general.architecture": gguf_field("string", adapter.architecture),
         "general.type": gguf_field("string", "adapter"),
@@ -43,7 +41,7 @@ def write_adapter_gguf(path: str | os.PathLike[str], adapter: AdapterArrays) -> 
     for name, (a, b) in adapter.pairs.items():
         for ending, array in ((".lora_a", a), (".lora_b", b)):
             tensors[name + ending] = finite(f"{path}: {name}{ending}", array)
-    return write_gguf(path, fields, tensors)
+    return write_gguf(path, fields, tensors, finite=True)
 
 
 def read_adapter_gguf(path: str | os.PathLike[str], base: GGUF | None = None) -> AdapterArrays:

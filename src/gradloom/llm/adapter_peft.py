@@ -20,7 +20,17 @@ from ..base.arguments import one_line
 from ..base.errors import FileError
 from ..files import atomic_write, load_arrays, read_together, save_arrays, together
 from ..files.gguf import GGUF
-from .adapter_arrays import CHAT_TEMPLATE, EMBEDDING, LARGEST, AdapterArrays, check_fits, finite, pairs_of, text_of
+from .adapter_arrays import (
+    CHAT_TEMPLATE,
+    EMBEDDING,
+    LARGEST,
+    AdapterArrays,
+    check_alpha,
+    check_fits,
+    finite,
+    pairs_of,
+    text_of,
+)
 
 PEFT_WEIGHTS, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _PREFIX = "base_model.model."
@@ -48,6 +58,7 @@ def write_peft(folder: str | os.PathLike[str], adapter: AdapterArrays, base: GGU
     FileError: an architecture or tensor that has no name there, ranks whose scales one config cannot say.
     """
     check_fits(adapter, base, folder)
+    check_alpha(folder, adapter)
     arrays: dict[str, np.ndarray] = {}
     modules: list[str] = []
     for name, (a, b) in adapter.pairs.items():

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..base.errors import DataError, FileError
+from ..base.memory import need_left
 from .pretokenizers import ASCII_WORD, CASED, THREES, Pre, kind_of_character
 from .score_merger import ScoreMerger
 from .special_tokens import SpecialTokens
@@ -22,6 +23,8 @@ _SPM_WORDS = re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+")
 _CUT_SPM = re.compile(f"(?<=[^ {SPACE}])(?=[ {SPACE}])")
 _BLOCK = 1 << 16  # characters that are tokenised as one
 GROUP = 8 * _BLOCK  # characters that go to the package at once, which spreads their blocks over the cores
+# memory of the package, measured: of any use, for each token and merge of a vocabulary, for each character of a text
+_MODEL_BYTES, _TOKEN_BYTES, _CHARACTER_BYTES = 16 << 20, 480, 250
 _LINE_ENDS = re.compile(r"[\r\n]*")
 _MOST_MERGES = 1 << 27  # characters of all merges of a vocabulary with scores; Llama 2's have 1 million
 
@@ -108,6 +111,8 @@ class Bpe:
             vocab |= {p: n + k for k, p in enumerate(p for p in extra if _is_text(p))}
             merges = {(a, b): None for a, b in merges if _is_text(a) and _is_text(b)}
         self._parts = {i: p for p, i in vocab.items() if i >= self.vocab_size}
+        need = _MODEL_BYTES + _TOKEN_BYTES * (len(vocab) + len(merges))
+        need_left(need, f"{self.where}a tokenizer of {len(vocab):,} tokens")
         try:
             self._hf = Model(models.BPE(vocab, list(merges), **options))
         except Exception as error:  # the package raises bare Exceptions
@@ -138,7 +143,7 @@ class Bpe:
         return (m.start() for m in pattern.finditer(text, start, stop))
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Ids of each text, i32; about GROUP characters at a time: the package holds 250 bytes for each."""
+        """Ids of each text, i32; about GROUP characters at a time: see _CHARACTER_BYTES."""
         ids: list[np.ndarray] = []
         group: list[str] = []
         size = 0
@@ -160,8 +165,13 @@ class Bpe:
         if self._score_merger is not None:
             words = ([text] if self._pairs is not None else _SPM_WORDS.findall(text) for text in texts)
             return [id_array(i for word in of_text for i in self._score_merger.encode(word)) for of_text in words]
+        self._need_memory(sum(map(len, texts)))
         encoded = self._hf.encode_batch_fast(texts, add_special_tokens=False)
         return [id_array(self._as_bytes(e.ids) if self._parts else e.ids) for e in encoded]
+
+    def _need_memory(self, size: int) -> None:
+        """MemoryError where a limit leaves the package too little for so many characters: it would end the process."""
+        need_left(_MODEL_BYTES + _CHARACTER_BYTES * size, f"{self.where}the tokenizer, for {size:,} characters,")
 
     def encode_in_windows(self, text: str) -> np.ndarray:
         """Ids of a text without a place to cut it (see _cuts), as of the whole, in windows.
@@ -204,6 +214,7 @@ class Bpe:
             of = [k for k, (_, piece) in enumerate(pieces) for _ in self._score_merger.ids_of(piece)]
             starts = ends - [len(piece) for _, piece in pieces]
             return _Tokens(np.array([g[0] for g in given]), starts[of], ends[of], np.array([g[2] for g in given]))
+        self._need_memory(len(text))
         encoded = self._hf.encode(text, add_special_tokens=False)
         offsets = np.array(encoded.offsets, np.int64).reshape(-1, 2)
         return _Tokens(np.array(encoded.ids), offsets[:, 0], offsets[:, 1], np.array(encoded.word_ids, dtype=object))

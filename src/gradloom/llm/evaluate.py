@@ -25,6 +25,7 @@ from .arguments import adapter_of
 from .data_files import test_file
 from .gpu_layers import GpuLayers, at, check_layers, layers_for, placed_options
 from .model import model_of
+from .not_finite import not_finite
 
 if TYPE_CHECKING:
     from .model import Adapter, Model
@@ -73,7 +74,8 @@ def evaluate(
     data_options are settings of a path). batch_size: rows at once, about 512 tokens of them. on_progress: called with
     (rows done, rows, what was measured so far). gpu_layers, gpu_memory: as generate's. options go to gl.compile
     (threads=, ...).
-    Raises DataError for data without a token that counts.
+    Raises DataError for data without a token that counts, NonFiniteError for a loss that is not finite: it names the
+    first tensor or operation that is not.
     """
     from ..train.arguments import check_batch
     from .rows import Rows, check_rows, read_rows
@@ -94,13 +96,14 @@ def evaluate(
     if bound is not None:
         bound.bind(model)
 
-    def compiled(layers: GpuLayers | None, options: Mapping[str, Any]) -> Any:
-        return compile_program(_nll(model, bound, size, length, layers), **placed_options(options, layers))
+    def compiled(layers: GpuLayers | None, options: Mapping[str, Any]) -> tuple[Value, Any]:
+        nll = _nll(model, bound, size, length, layers)
+        return nll, compile_program(nll, **placed_options(options, layers))
 
     layers, options = layers_for(
-        "evaluate", model.config.layers, gpu_layers, gpu_memory, options, lambda some: [compiled(some, options).plan]
+        "evaluate", model.config.layers, gpu_layers, gpu_memory, options, lambda some: [compiled(some, options)[1].plan]
     )
-    run = compiled(layers, options)
+    value, run = compiled(layers, options)
     began = time.perf_counter()
     count, total, squares = 0, 0.0, 0.0
     measured = _perplexity(0, 0.0, 0.0, 0, 0.0, layers)
@@ -112,6 +115,9 @@ def evaluate(
         feeds["picks"] = _picks(labels.ravel(), model.config.vocab_size)
         (nll,) = run(**feeds)
         counted = nll[labels.ravel() >= 0].astype(np.float64)
+        if not np.isfinite(counted).all():
+            what = "evaluate: the loss of " + (f"row {start}" if n == 1 else f"rows {start} to {part.stop - 1}")
+            raise not_finite(what, model, bound, run, [value], {}, **placed_options(options, layers))
         count += len(counted)
         total += float(counted.sum())
         squares += float(np.square(counted).sum())

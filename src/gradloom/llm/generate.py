@@ -33,6 +33,7 @@ from ..run.compile import compile as compile_program
 from .arguments import adapter_of
 from .gpu_layers import GpuLayers, at, check_layers, layers_for, placed_options
 from .model import Adapter, Model, model_of
+from .not_finite import not_finite
 from .sampling import Sampling, sample
 
 CHUNK = 64  # tokens of a prompt that go through at once
@@ -105,6 +106,7 @@ class Generator:
         self.cache = KeysAndValues(config.layers, self.rows + CHUNK, config.kv_heads, config.head_dim)
         self.length = 0  # tokens in the cache
         self.programs: dict[int, Any] = {}  # tokens that one takes -> the program
+        self._logits: dict[int, Value] = {}  # and what it gives
         self._claim = Claim("this generator", "a generator for each thread, or llm.generate")
 
     @property
@@ -122,6 +124,11 @@ class Generator:
         for n in (1, CHUNK) if tokens > 1 else (1,):
             self._program(n)
 
+    @property
+    def _known(self) -> int:
+        """How many of the logits belong to tokens that the tokenizer knows."""
+        return min(self.model.tokenizer.vocab_size, self.model.config.vocab_size)
+
     def reset(self) -> None:
         """Begin a new text."""
         with self._claim:
@@ -135,7 +142,9 @@ class Generator:
     def feed(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """Append tokens to the text; the logits of the token after them, f32 [vocabulary].
 
-        Raises DataError for no tokens, ids beyond the vocabulary, and a text longer than `rows`.
+        Raises DataError for no tokens, ids beyond the vocabulary, and a text longer than `rows`; NonFiniteError where a
+        logit of a token that the tokenizer knows is NaN or the largest one infinite: it names the first tensor or
+        operation that is not finite.
         """
         with self._claim:
             return self._feed(ids)
@@ -154,6 +163,12 @@ class Generator:
             if n > 1:
                 feeds["last"] = np.array([len(part) - 1], np.int32)
             (logits,) = self._program(n)(**feeds)
+            if not np.isfinite(np.max(logits[: self._known])):
+                what = f"generate: the largest logit of position {self.length + len(part)}"
+                at = {"cache.position": self.length}
+                raise not_finite(
+                    what, self.model, self.adapter, self.programs[n], [self._logits[n]], at, **self.options
+                )
             self.length += len(part)
         return logits
 
@@ -166,6 +181,7 @@ class Generator:
                 with at(self.layers and self.layers.end):
                     hidden = ops.get_rows(hidden, input_value("last", (1,), "i32"))
             logits = self.model.project(hidden, self.adapter, self.layers).reshape(-1)
+            self._logits[n] = logits
             self.programs[n] = compile_program(logits, **self.options)
         return self.programs[n]
 
@@ -177,11 +193,10 @@ class Generator:
         Drawn by (seed, place in the text): the same seed gives the same text. Only ids that the tokenizer knows.
         DataError when the generator was fed or reset elsewhere between two of them.
         """
-        known = min(self.model.tokenizer.vocab_size, self.model.config.vocab_size)
         with self._claim:
             logits, length = self._feed(prompt), self.length
         for left in range(max_tokens, 0, -1):
-            token = sample(logits[:known], how, length)
+            token = sample(logits[: self._known], how, length)
             yield token
             if token in end_ids or left == 1:
                 return

@@ -330,8 +330,8 @@ class TrainedTensors:
         """Write the whole model as a .gguf file: what was trained as f32, everything else byte for byte as it was, but
         for the chat template where the model was trained through another one.
 
-        FileError when it cannot be written or is the file that the model was read from, and when a number that was
-        trained is not finite.
+        FileError when it cannot be written or is the file that the model was read from, and when a number is not
+        finite.
         """
         from ..files import need_finite, write_gguf
         from ..files.gguf_fields import field
@@ -355,6 +355,7 @@ class TrainedTensors:
                 else (tensor.kind, tensor.shape, file.bytes(name))
                 for name, tensor in file.tensors.items()
             },
+            finite=True,
         )
 
     def parameters(self) -> dict[str, Parameter]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..base.arguments import need_path
+from ..base.arrays import place_in
 from ..base.dtypes import QUANTISED
 from ..base.errors import FileError, SettingError
 from ..files import check_target, open_gguf, refuse_input, write_gguf
@@ -20,7 +21,7 @@ from ..files.gguf import GGUF
 from ..files.gguf_fields import Field
 from ..files.gguf_fields import field as gguf_field
 from ..files.gguf_head import TensorInfo
-from ..files.gguf_types import KINDS, NO_WEIGHTS, kind_bytes
+from ..files.gguf_types import KINDS, NO_WEIGHTS, first_not_finite, kind_bytes, show_name
 from ..run import dequantize
 from .adapter_arrays import CHAT_TEMPLATE, AdapterArrays
 from .adapter_files import files_given, read_adapter
@@ -30,6 +31,8 @@ FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7, "q5_1": 9, "q5_0": 8, "
 FALLBACK = "f16"  # of rows that are no whole blocks, as in llama.cpp's converter
 _NATIVE = frozenset(t.name for t in QUANTISED)  # decoded by the core's kernels
 _PIECE = 1 << 20  # elements that are converted at a time
+_GONE = 0.001  # share of a tensor's numbers that became 0 which is reported
+_LOSSY = 0.2  # relative rounding error (RMS) of a tensor that is reported; of normal numbers q4_0 has 0.08, q8_0 0.005
 
 
 @dataclass
@@ -59,9 +62,12 @@ def merge(
     type by that package. A tensor that stays as it is (same type, no change) is copied byte for byte; metadata too, but
     for general.file_type and the chat template, which is the adapter's where it was trained through one of its own (the
     notes say where that takes the place of another). The adapter is a .gguf file or PEFT's folder. `progress` is told
-    of each tensor that is converted: its name, and the share that is done before it. FileError: files that are no such,
-    an adapter for another base, numbers beyond the type's range, an out_path that is one of the files that are read.
-    SettingError for what is no path: weights are read from files.
+    of each tensor that is converted: its name, and the share that is done before it.
+
+    The notes also report tensors whose rounding error (RMS) is above 20 % of their numbers, and tensors of which more
+    than 0.1 % of the numbers became 0 because the type has none so small. FileError: files that are no such, an adapter
+    for another base, numbers beyond the type's range or not finite (also in tensors that are copied), an out_path that
+    is one of the files that are read. SettingError for what is no path: weights are read from files.
     """
     need_path(model_path, "merge", "model_path", "a path: the GGUF file of the model (Model.path)")
     need_path(adapter_path, "merge", "adapter_path", "a path: that of a saved adapter (LoRA.save)")
@@ -79,6 +85,7 @@ def merge(
     weights = sum(math.prod(t.shape) for t in base.tensors.values())
     before = 0
     tensors: dict[str, Any] = {}
+    losses: dict[str, _Loss] = {}
     fallen: dict[str, list[str]] = {}
     for tensor in base.tensors.values():
         new, why = _new_kind(tensor, kind, tensor.name in adapter.pairs)
@@ -88,7 +95,8 @@ def merge(
             tensors[tensor.name] = (new, tensor.shape, base.bytes(tensor.name))
         else:
             told = functools.partial(progress, tensor.name, before / weights) if progress else None
-            tensors[tensor.name] = (new, tensor.shape, _Pieces(base, tensor, new, adapter, told))
+            loss = losses[tensor.name] = _Loss()
+            tensors[tensor.name] = (new, tensor.shape, _Pieces(base, tensor, new, adapter, loss, told))
         before += math.prod(tensor.shape)
     notes = [f"{len(names)} tensors as {what} ({_some(names)})" for what, names in fallen.items()]
     fields = _metadata(base, kind, tensors)
@@ -98,7 +106,8 @@ def merge(
         fields[CHAT_TEMPLATE] = gguf_field("string", adapter.chat_template)
     base.check()
     refuse_input(out_path, *read)
-    size = write_gguf(out_path, fields, tensors)
+    size = write_gguf(out_path, fields, tensors, finite=True)
+    notes += _loss_notes(losses)
     kinds = Counter(new for new, _, _ in tensors.values())
     return Merged(size, dict(kinds.most_common()), list(adapter.pairs), notes)
 
@@ -137,13 +146,62 @@ def _whole_blocks(tensor: TensorInfo, kind: str, why: str) -> tuple[str, str]:
     return kind, why
 
 
+@dataclass
+class _Loss:
+    """What the rounding of one tensor to its new type changed. Sums of squares are f64."""
+
+    squares: float = 0.0  # of the numbers
+    errors: float = 0.0  # of what rounding changed them by
+    count: int = 0
+    vanished: int = 0  # numbers other than 0 in blocks that became 0
+
+    def add(self, values: np.ndarray, rounded: np.ndarray, block: int) -> None:
+        """values, rounded: f32 [rows, length]."""
+        self.squares += float(np.square(values, dtype=np.float64).sum())
+        self.errors += float(np.square(values - rounded, dtype=np.float64).sum())
+        self.count += values.size
+        empty = ~rounded.reshape(-1, block).any(axis=1)
+        self.vanished += int(np.count_nonzero(values.reshape(-1, block)[empty]))
+
+    @property
+    def error(self) -> float:
+        """The root mean square of the errors, relative to that of the numbers."""
+        return math.sqrt(self.errors / self.squares) if self.squares else 0.0
+
+
+def _loss_notes(losses: dict[str, _Loss]) -> list[str]:
+    """One line on large rounding errors, one on numbers that became 0."""
+    notes = []
+    large = sorted((name for name, loss in losses.items() if loss.error > _LOSSY), key=lambda n: -losses[n].error)
+    if large:
+        notes.append(
+            f"rounding changes {len(large)} tensors by more than {_LOSSY:.0%} (RMS, relative): {_some(large)}; the "
+            f"largest error is {losses[large[0]].error:.0%}; a type with more bits is closer"
+        )
+    gone = [name for name, loss in losses.items() if loss.vanished > _GONE * loss.count]
+    gone.sort(key=lambda n: -losses[n].vanished)
+    if gone:
+        count, of = (sum(getattr(losses[name], what) for name in gone) for what in ("vanished", "count"))
+        notes.append(
+            f"{count:,} of {of:,} numbers became 0, which are too small for their type: {_some(gone)}; "
+            "bf16 and f32 hold smaller ones"
+        )
+    return notes
+
+
 class _Pieces:
     """The bytes of one tensor of the new file, some rows at a time."""
 
     def __init__(
-        self, base: GGUF, tensor: TensorInfo, kind: str, adapter: AdapterArrays, told: Callable[[], None] | None
+        self,
+        base: GGUF,
+        tensor: TensorInfo,
+        kind: str,
+        adapter: AdapterArrays,
+        loss: _Loss,
+        told: Callable[[], None] | None,
     ) -> None:
-        self.base, self.tensor, self.kind, self.adapter, self.told = base, tensor, kind, adapter, told
+        self.base, self.tensor, self.kind, self.adapter, self.loss, self.told = base, tensor, kind, adapter, loss, told
 
     def __call__(self) -> Iterator[np.ndarray]:
         if self.told is not None:
@@ -153,10 +211,46 @@ class _Pieces:
         step = max(1, _PIECE // length)
         for begin in range(0, rows, step):
             values = _floats(self.base, self.tensor, begin, begin + step)
+            self._check(values, begin, "")
             if name in self.adapter.pairs:
                 with np.errstate(over="ignore"):
                     values = (values + self.adapter.delta(name, begin, begin + step)).astype(np.float32)
-            yield _rounded(f"{self.base.path}: tensor {name!r}", values, self.kind)
+                self._check(values, begin, " with the adapter added")
+            yield self._rounded(values, begin)
+
+    def _check(self, values: np.ndarray, begin: int, why: str) -> None:
+        """FileError where a number of the rows from `begin` on is not finite."""
+        bad = np.flatnonzero(~np.isfinite(values))
+        if bad.size:
+            where = place_in(self.tensor.shape, begin * values.shape[1] + int(bad[0]))
+            seen = f"{self.base.path}: tensor {show_name(self.tensor.name)} holds {values.flat[bad[0]]:g}{where}{why}"
+            raise FileError(f"{seen}; need finite numbers")
+
+    def _rounded(self, values: np.ndarray, begin: int) -> np.ndarray:
+        """f32 [rows, length] -> bytes of the type; FileError where the type does not hold them."""
+        if self.kind == "f32":
+            return values
+        from gguf import GGMLQuantizationType, quantize
+
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            made = np.ascontiguousarray(quantize(values, GGMLQuantizationType[self.kind.upper()]))
+        made = made.view(np.uint8).reshape(-1)
+        assert made.nbytes == kind_bytes(self.kind, values.shape)
+        bad = first_not_finite(self.kind, made)
+        if bad is not None:
+            block = KINDS[self.kind][0]
+            part = values.reshape(-1, block)[bad[0] // block]
+            at = bad[0] + int(np.argmax(np.abs(part)))
+            where = place_in(self.tensor.shape, begin * values.shape[1] + at)
+            seen = f"{self.base.path}: tensor {show_name(self.tensor.name)} has {values.flat[at]:g}{where}"
+            need = "f32" if self.kind == "bf16" else "f32 or bf16"
+            most = _RANGES.get(self.kind, "its scales are f16, up to 65504")
+            raise FileError(f"{seen}, beyond the range of {self.kind} ({most}); need {need}")
+        self.loss.add(values, dequantize(made, self.kind, values.shape), KINDS[self.kind][0])
+        return made
+
+
+_RANGES = {"f16": "up to 65504", "bf16": "up to 3.39e38"}
 
 
 def _floats(base: GGUF, tensor: TensorInfo, begin: int, end: int) -> np.ndarray:
@@ -166,22 +260,6 @@ def _floats(base: GGUF, tensor: TensorInfo, begin: int, end: int) -> np.ndarray:
     rows, length = math.prod(tensor.shape[:-1]), tensor.shape[-1]
     data = base.bytes(tensor.name).reshape(rows, -1)[begin:end]
     return dequantize(data, tensor.kind, (len(data), length))
-
-
-def _rounded(where: str, values: np.ndarray, kind: str) -> np.ndarray:
-    """f32 [rows, length] -> bytes of the type; FileError where that is not finite any more."""
-    from gguf import GGMLQuantizationType, quantize
-
-    if not np.isfinite(values).all():
-        raise FileError(f"{where} holds numbers that are not finite, with the adapter added")
-    if kind == "f32":
-        return values
-    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-        made = quantize(values, GGMLQuantizationType[kind.upper()])
-    if kind == "f16" and not np.isfinite(made).all():
-        raise FileError(f"{where} has numbers above 65504, the most that f16 holds; need f32 or bf16")
-    assert made.nbytes == kind_bytes(kind, values.shape)
-    return np.ascontiguousarray(made).view(np.uint8)
 
 
 def _metadata(base: GGUF, kind: str | None, tensors: dict[str, Any]) -> dict[str, Field]:

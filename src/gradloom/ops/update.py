@@ -184,7 +184,8 @@ grad_norm: OpSpec = op(
 )  # fmt: skip
 guard: OpSpec = op(
     "guard", inputs="loss weight | g", outputs="norm", dense="g", guard=True, foldable=False,
-    doc="norm = sqrt(sum of g^2) / weight; stops the run before any update when the loss or the norm is not finite",
+    doc="norm = sqrt(sum of g^2) / weight; stops the run before any update when the loss, sum of g^2 or norm^2 is not "
+    "finite in f32",
     dtypes="f32", shape=_guard_shape, no_gradient=ENDS, reference=lambda loss, weight, g: _norm(weight, g),
     samples=lambda rng: [
         Sample((*scalars(1.5, i), *(draw(rng, s) for s in shapes))) for i, shapes in enumerate((*GROUPS, GROUPS[3]))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..base.arrays import place_in
 from ..base.errors import GuardTripped, NonFiniteError, NotFinite
 from ..graph.graph import view_base
 from ..graph.value import Node, Value
@@ -35,11 +36,6 @@ def row_of(name: str, array: np.ndarray, at: int) -> Place:
     """The words for the flat element `at` of an input [rows, ...]."""
     row, inside = divmod(at, array.size // len(array))
     return f"row {row} of the {name}", place_in(array.shape[1:], inside)
-
-
-def place_in(shape: Sequence[int], at: int) -> str:
-    """Where the flat element `at` of a shape is: " at [1, 2]"; "" of one number."""
-    return f" at {[int(i) for i in np.unravel_index(at, shape)]}" if shape else ""
 
 
 def first_bad(
@@ -74,7 +70,7 @@ def first_bad(
         cause = _row(failure, settings) or _parameter(failure.node)
         if cause:
             return cause
-        cause = str(failure)
+        cause = str(failure) + _behind(failure.node)
     except GuardTripped:
         cause = OVERFLOW
     else:
@@ -106,6 +102,20 @@ def _parameter(node: Node | None) -> str | None:
                 at, name = int(bad[0]), base.node.attrs["stored"].name
                 return f"parameter {name} holds {float(array.flat[at]):g}{place_in(array.shape, at)} already"
     return None
+
+
+def _behind(node: Node | None) -> str:
+    """The parameter that is nearest in front of a node without a name: where in the model it is."""
+    queue, seen = [node] if node is not None and not node.name else [], set()
+    for one in queue:  # by distance
+        for value in one.inputs:
+            if value is None or value.node in seen:
+                continue
+            seen.add(value.node)
+            if value.node.op.name == "parameter":
+                return f", behind {value.node.attrs['stored'].name}"
+            queue.append(value.node)
+    return ""
 
 
 def _largest(inputs: Iterable[Input]) -> str:

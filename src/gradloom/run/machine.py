@@ -89,6 +89,9 @@ def fma_peak(threads: int, isa: str | None = None) -> float:
     return float(_core.fma_peak(choose_isa(isa), min(threads, core_count())))
 
 
+COPY_BYTES = 256 << 20  # for each thread of copy_rate
+
+
 def copy_rate(threads: int, isa: str | None = None) -> float:
     """GB/s read and written by a copy out of every cache (takes 256 MiB per thread while it runs)."""
     return float(_core.copy_rate(choose_isa(isa), min(threads, core_count())))

@@ -193,8 +193,8 @@ class NumpyExecutable(Executable):
                         raise NotFinite(done, f"{called(node)} produced {what}", node, int(bad[0]))
             if node.op.guard:
                 loss, _, *gradients = (known[v] for v in node.inputs if v is not None)
-                squares = sum(float(np.sum(np.square(g))) for g in gradients)
-                if not _finite(loss) or not _finite(np.asarray(squares)):
+                squares = np.asarray([sum(float(np.sum(np.square(g))) for g in gradients), known[node.outputs[0]] ** 2])
+                if not _finite(loss) or not _finite(squares).all():
                     raise GuardTripped(done, f"guard {node.label}: the loss or a gradient is not finite")
 
 

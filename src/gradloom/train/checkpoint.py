@@ -138,8 +138,10 @@ class Checkpoints:
                 self._write_one(step, entries, about, best, digests)
         except Exception as error:
             last = "there is none before it" if self.last is None else f"the last one is that of step {self.last}"
-            text = str(error) if isinstance(error, GradloomError) else f"{type(error).__name__}: {error}"
-            text = f"the checkpoint of step {step} was not saved, {last}: {' '.join(text.split())}"
+            seen = f"the checkpoint of step {step} was not saved, {last}"
+            if self.last == step:
+                seen = f"the checkpoint of step {step} was saved, what belongs to it was not"
+            text = f"{seen}: {_reason(error)}"
             if self.on_error == "stop":
                 self._error = FileError(text) if isinstance(error, FileError) else TrainError(text)
             else:
@@ -210,3 +212,11 @@ def _read(manifest: Manifest) -> Saved | FileError:
         return read_checkpoint(manifest)
     except FileError as error:
         return error
+
+
+def _reason(error: Exception) -> str:
+    """Why a checkpoint could not be written, in one line."""
+    text = " ".join(str(error).split())
+    if isinstance(error, MemoryError):
+        return "not enough memory" + f" ({text})" * bool(text)
+    return text if isinstance(error, GradloomError) else f"{type(error).__name__}: {text}".removesuffix(": ")

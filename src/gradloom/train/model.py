@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..base.arguments import what_is
+from ..base.arrays import place_in
 from ..base.described import Described, parse
 from ..base.errors import DataError, FileError, GradloomError, GraphError, SettingError
 from ..base.html import html_table, html_text
@@ -22,6 +23,8 @@ from ..graph.leaves import input as input_value
 from ..graph.value import graph_mode
 from ..nn.description import build, described
 from ..nn.module import Module, mode
+from ..run.compile import compile as compile_program
+from ..run.diagnose import Place, first_bad
 from .fit import predict
 from .perceptron import perceptron
 from .scores import class_probabilities
@@ -81,11 +84,12 @@ class Model:
         return self.probabilities(self.outputs(told_features(rows, self.preprocess), **options))
 
     def outputs(self, features: np.ndarray, **options: Any) -> np.ndarray:
-        """What the network gives for features, f32 [rows, outputs]; DataError where that is not finite."""
+        """What the network gives for features, f32 [rows, outputs]; DataError where that is not finite: it names the
+        row and the first node that is not."""
         outputs = predict(self.net, features, **options)
-        if not np.isfinite(outputs).all():
-            row = int(np.argwhere(~np.isfinite(outputs))[0][0])
-            raise DataError(f"what the model says of row {row} is not finite; train it again, or check that row")
+        bad = why_not_finite(self.net, features, outputs, **options)
+        if bad is not None:
+            raise DataError(f"what the model says of {bad}; train it again, or check that row")
         return np.asarray(outputs)
 
     def decide(self, outputs: np.ndarray) -> np.ndarray:
@@ -137,6 +141,26 @@ class Model:
 def _shown(value: Any) -> str:
     text = f"{value:g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def why_not_finite(net: Module, features: np.ndarray, outputs: np.ndarray, **options: Any) -> str | None:
+    """ "row 7 is not finite: ...": the first row of outputs that is not, and the first node that is not for it; None
+    where all are finite. features, outputs: of `predict`, with these options of gl.compile."""
+    bad = np.flatnonzero(~np.isfinite(outputs).reshape(len(outputs), -1).all(axis=1))
+    if not bad.size:
+        return None
+    row = int(bad[0])
+    one = np.ascontiguousarray(features[row : row + 1], np.float32)
+    with graph_mode(), mode(False):
+        value = net(input_value("features", one.shape))
+    run = compile_program([value], **options)
+    if np.isfinite(run(features=one)[0]).all():  # of several rows, products take their sums in another order
+        return f"row {row} is not finite"
+
+    def place(name: str, array: np.ndarray, at: int) -> Place:
+        return f"row {row} of the {name}", place_in(array.shape[1:], at)
+
+    return f"row {row} is not finite: {first_bad(run, [value], (), {}, place, **options)}"
 
 
 # ---- the file --------------------------------------------------------------------------------------------------------

@@ -15,8 +15,10 @@ fn batch_norm(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nw
   var sums = vec2<f32>(0.0, 0.0);
   for (var i = lane; i < n; i += 256u) { sums = about(sums, at_0(place(c, i)), mean); }
   let rest = sum_256(lane, sums.x) / f32(n);
-  let variance = max(sum_256(lane, sums.y) / f32(n) - rest * rest, 0.0);
-  let scale = at_1(c) / sqrt(variance + param(3u));
+  let spread = sum_256(lane, sums.y) / f32(n) - rest * rest;
+  let variance = select(infinity(), max(spread, 0.0), finite(spread));
+  // a variance that f32 does not hold makes y NaN, so that the guard refuses the step
+  let scale = select(nan(), at_1(c) / sqrt(variance + param(3u)), finite(spread));
   let bias = at_2(c);
   for (var i = lane; i < n; i += 256u) {
     let at = place(c, i);

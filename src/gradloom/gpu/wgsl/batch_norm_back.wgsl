@@ -10,7 +10,7 @@ fn batch_norm_back(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroup
   if (c >= call.groups) { return; }
   let n = word(0u);
   let mean = at_3(c);
-  let inverse = 1.0 / sqrt(at_4(c) + param(3u));
+  let inverse = select(nan(), 1.0 / sqrt(at_4(c) + param(3u)), finite(at_4(c)));
   var a = 0.0;
   var b = 0.0;
   for (var i = lane; i < n; i += 256u) {
