@@ -100,7 +100,8 @@ def fit(
     epoch included. on_epoch may change a
     Module (a layer, a mode, a number): the next epoch builds it anew, see Trainer; with ranks, where rank 0 alone calls
     listeners, that is a TrainError. max_norm: an optimiser step divides its gradients, if their global norm is above
-    this, down to it; max_value: before that, it holds each of their elements between -max_value and max_value.
+    this, down to it; of an nn.Ensemble, the gradients of each member have a norm of their own (layers that members
+    share have one, too). max_value: before that, it holds each of their elements between -max_value and max_value.
     ema: the decay of a moving average of the weights, 0 for none: it begins as the weights before the first step, each
     optimiser step moves it by 1 - ema of the difference, validation and on_epoch see the model with it, and in the end
     the model holds it; running statistics are the model's own. The weights that were trained are the other set:
