@@ -164,6 +164,7 @@ def _compile_on(made: Mapping[str, Backend], program: Program, chosen: Switches)
     on_one = unsaid(program)
     for each in passes(chosen.fuse, chosen.precision):
         on_one = each(on_one)
+
     def takes(node: Node) -> bool:
         return all(has_kernel(one, node) for one in made.values())
 

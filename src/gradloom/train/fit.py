@@ -14,6 +14,7 @@ import numpy as np
 from ..base.arguments import as_bool, as_whole
 from ..base.errors import DataError, SettingError
 from ..base.interval import Interval
+from ..base.warned import warn
 from ..data.dataset import Dataset
 from ..nn.ensemble import Ensemble
 from ..optim.optimizer import Optimizer
@@ -148,6 +149,8 @@ def fit(
         with agreed(ranks):
             data = as_dataset(data)
             epochs, progress = as_whole("epochs", epochs, 0), as_bool("progress", progress)
+            if not epochs and is_root(ranks):
+                warn("fit: epochs=0 trains nothing; the model stays as it is")
             seed = as_whole("seed", seed, 0)
             train_rows, val_rows = data.split(val_split, seed)
             check_batch(batch_size)
